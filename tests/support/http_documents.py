@@ -248,7 +248,7 @@ def _score(rng: random.Random, model: str) -> Document:
 
 
 def _tokenize(rng: random.Random, model: str) -> Document:
-    asked = rng.choice(
+    asked: Document = rng.choice(
         [
             {"prompt": "hé"},
             {"content": "hé", "with_pieces": True},

@@ -295,7 +295,9 @@ def _change_framing(rng: random.Random, request: Request) -> None:
     elif action == 1:  # cut off
         request.raw = whole[: rng.randrange(len(whole))]
     elif action == 2:  # pipelined, the second one perhaps broken
-        request.raw = whole + _valid(rng, None, MODEL).encoded() + rng.randbytes(rng.choice((0, 0, 20)))
+        request.raw = (
+            whole + _valid(rng, None, MODEL).encoded() + rng.randbytes(rng.choice((0, 0, 20)))
+        )
     elif action == 3:  # more body than was said
         request.raw = whole + rng.randbytes(rng.randint(1, 40))
     else:
