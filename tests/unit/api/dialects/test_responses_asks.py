@@ -233,3 +233,11 @@ def test_what_is_refused_is_named(fields: dict[str, Any], param: str) -> None:
     with pytest.raises(ApiError) as error:
         asked(**fields)
     assert (error.value.status, error.value.param) == (400, param)
+
+
+def test_labels_of_a_client_may_be_long() -> None:
+    labels = {"x-codex-turn-metadata": json.dumps({"workspace": "x" * 600}), "turn_id": "1"}
+    document = {"model": "m", "input": "hello", "client_metadata": labels}
+    assert parse_response(json.dumps(document).encode()).input == "hello"
+    with pytest.raises(ApiError, match="client_metadata should be an object"):
+        parse_response(json.dumps({**document, "client_metadata": "x"}).encode())
