@@ -12,7 +12,7 @@ import pytest
 from support.api_server import RunningApi, running_api
 from support.rendered import Event, events, lines
 from support.scripted_gateway import ScriptedGateway
-from support.toy_gateway import MODEL
+from support.toy_gateway import CONTEXT_TOKENS, MODEL
 
 from potluck.api import ApiConfig, ApiLimits
 from potluck.errors import EngineError
@@ -411,6 +411,18 @@ def test_responses_with_a_schema(client: httpx2.Client, gateway: ScriptedGateway
     assert told["error"]["param"] == "max_output_tokens"
     cut = asked(client, "/v1/responses", {**RESPONSES, "max_output_tokens": 4})
     assert cut["incomplete_details"] == {"reason": "max_output_tokens"}
+
+
+def test_long_whole_answers(client: httpx2.Client, gateway: ScriptedGateway) -> None:
+    text = "0123456789" * 250
+    gateway.script = text.encode()
+    message = {"messages": [{"role": "user", "content": "hi"}]}
+    found = asked(client, "/v1/messages", {**message, "max_tokens": 3000})
+    assert found["content"] == [{"type": "text", "text": text[:CONTEXT_TOKENS]}]
+    assert asked(client, "/api/chat", {**message, "stream": False})["message"]["content"] == text
+    answer = asked(client, "/v1/responses", {"input": "hi"})
+    assert answer["output"][0]["content"][0]["text"] == text
+    assert client.get(f"/v1/responses/{answer['id']}").json() == answer
 
 
 # OpenAI's chat

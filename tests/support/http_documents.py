@@ -248,13 +248,15 @@ def _score(rng: random.Random, model: str) -> Document:
 
 
 def _tokenize(rng: random.Random, model: str) -> Document:
-    forms: list[Document] = [
-        {"prompt": "hé"},
-        {"content": "hé", "with_pieces": True},
-        {"messages": [{"role": "user", "content": "hi"}], "add_generation_prompt": True},
-    ]
+    asked: Document = rng.choice(
+        [
+            {"prompt": "hé"},
+            {"content": "hé", "with_pieces": True},
+            {"messages": [{"role": "user", "content": "hi"}], "add_generation_prompt": True},
+        ]
+    )
     optional = {"model": model, "return_token_strs": True, "add_special_tokens": True}
-    return _pick(rng, rng.choice(forms), optional)
+    return _pick(rng, asked, optional)
 
 
 DOCUMENTS: Mapping[str, Mapping[str, MakeDocument]] = {
