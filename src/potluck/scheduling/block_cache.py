@@ -1,12 +1,12 @@
-"""Gives sequences their cache blocks, with what was computed for others before.
+"""Allocates cache blocks to sequences, and reuses what was computed for earlier ones.
 
-Full blocks are shared: they are written once, and named by their content from the moment at which a
-step that filled them is complete. The block in which a sequence goes on is its own: where others
-have the beginning of it, that is copied. When a sequence ends or is preempted, its blocks are kept
-until others need the room.
+Full blocks are shared: they are written once, and can be found by their content as soon as the
+step that filled them has completed. Every sequence has the block that it writes to for itself; if
+the beginning of it is cached, it is copied. When a sequence ends or is preempted, its blocks are
+kept until the room is needed.
 
-What a step computes can be shared only when it is complete: it might fail. So a sequence whose
-prompt is for the most part being computed waits for that.
+The result of a step can be shared only after the step has completed, because it might fail. So a
+sequence waits if most of its prompt is being computed for others.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class PrefixCounters:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FullBlock:
-    """A block with 16 tokens: its index, the hash of all tokens to its end and of those before."""
+    """A full block. ``full_hash`` is of all tokens up to its end, ``parent`` of those before it."""
 
     block: int
     full_hash: bytes
@@ -57,9 +57,9 @@ class FullBlock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restoration:
-    """Blocks that are to be filled with what was stored of them, the first ones first.
+    """Blocks that are to be filled from disk, in the order of their positions.
 
-    They follow ``held``, which are kept from being evicted meanwhile.
+    They follow the blocks in ``held``, which cannot be evicted meanwhile.
     """
 
     blocks: tuple[FullBlock, ...]
@@ -103,7 +103,7 @@ class BlockCache:
         return self._pool.num_idle
 
     def find(self, sequence: SequenceState) -> PrefixMatch:
-        """What is known of the sequence's tokens and need not be computed for it."""
+        """Return the longest prefix of the sequence that is cached."""
         if not self._is_shared:
             return PrefixMatch()
         return self._index.match(
@@ -113,10 +113,10 @@ class BlockCache:
         )
 
     def worth_awaiting(self, sequence: SequenceState, match: PrefixMatch) -> bytes | None:
-        """The hash of the last block after ``match`` that others are computing.
+        """Return the hash of the last block after ``match`` that others are computing.
 
-        None if that is less than half of what is not in ``match``: then it takes less time to
-        compute it in the next step.
+        None if they compute less than half of what is missing: then the sequence is better
+        computed at once.
         """
         start = len(match.blocks)
         most = sequence.most_cached_tokens // KV_BLOCK_TOKENS
@@ -138,7 +138,7 @@ class BlockCache:
         return self._computing.get(full_hash, _NOBODY) is None
 
     def may_have_room(self, sequence: SequenceState) -> bool:
-        """Whether ``has_room`` could be true of the sequence, which takes longer to find out."""
+        """Whether ``has_room`` could be true: a quick check, before ``find``."""
         num_lacking = blocks_for(len(sequence.tokens)) - self._pool.num_free
         if num_lacking <= 0:
             return True
@@ -173,7 +173,7 @@ class BlockCache:
         return (BlockCopy(source=match.partial, target=new[0]),)
 
     def stored_candidates(self, sequence: SequenceState, match: PrefixMatch) -> tuple[bytes, ...]:
-        """The hashes of the full blocks after ``match`` that could be used if they were there."""
+        """Return the hashes of the full blocks after ``match`` that could be restored from disk."""
         if not self._is_shared:
             return ()
         chain = self._chain(sequence)
@@ -183,10 +183,10 @@ class BlockCache:
     def reserve(
         self, sequence: SequenceState, match: PrefixMatch, num_blocks: int
     ) -> Restoration | None:
-        """Take blocks for the first ``num_blocks`` candidates; None where there is no room.
+        """Allocate blocks for the first ``num_blocks`` candidates; None if there is no room.
 
-        Sequences that need them wait as for others that compute them (``worth_awaiting``), until
-        ``insert_restored``.
+        Until ``insert_restored``, sequences that need them wait as if others computed them
+        (``worth_awaiting``).
         """
         start = len(match.blocks)
         num_idle = sum(not self._pool.is_held(block) for block in match.blocks)
@@ -203,7 +203,7 @@ class BlockCache:
         return Restoration(blocks=blocks, held=match.blocks)
 
     def insert_restored(self, restoration: Restoration, num_restored: int) -> None:
-        """The first ``num_restored`` blocks hold what they should: keep them, free the others."""
+        """Keep the first ``num_restored`` blocks, which were restored, and free the others."""
         self._counters.num_restored_tokens += num_restored * KV_BLOCK_TOKENS
         for each in restoration.blocks[:num_restored]:
             if self._index.publish(each.block, each.parent, each.tokens, each.full_hash):
@@ -215,7 +215,7 @@ class BlockCache:
         self._pool.give_back(reversed(restoration.held))
 
     def take_filled(self, most: int) -> tuple[FullBlock, ...]:
-        """At most as many full blocks that were computed and still hold it; each is given once."""
+        """Return up to ``most`` full blocks that were computed and not evicted; each only once."""
         blocks = tuple(islice(self._filled, most))
         return tuple(self._filled.pop(block) for block in blocks)
 
@@ -227,7 +227,7 @@ class BlockCache:
         return True
 
     def computed(self, sequence: SequenceState, end: int) -> None:
-        """A step is complete after which the blocks of the sequence hold its tokens to ``end``."""
+        """Note that the sequence's blocks hold its tokens up to ``end``: a step has completed."""
         start, sequence.num_computed = sequence.num_computed, end
         if not self._is_shared:
             return
@@ -239,7 +239,7 @@ class BlockCache:
             self._publish_rest(sequence)  # for others with this prompt
 
     def release(self, sequence: SequenceState) -> None:
-        """Take the sequence's blocks back, and keep what they hold."""
+        """Take the sequence's blocks back, and keep their content for later sequences."""
         if self._is_shared:
             self._publish_rest(sequence)
             self._expect_no_more(sequence)

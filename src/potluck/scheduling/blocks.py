@@ -15,7 +15,7 @@ from potluck.types.step import KV_BLOCK_TOKENS
 
 
 def blocks_for(num_tokens: int) -> int:
-    """How many blocks hold that many positions."""
+    """Return how many blocks hold ``num_tokens`` positions."""
     return -(-num_tokens // KV_BLOCK_TOKENS)
 
 

@@ -1,7 +1,8 @@
-"""Which cache blocks the stages put back from their disks, before they are computed again.
+"""Restores cache blocks from the disks of the stages, where that saves computing them.
 
-Nobody knows what is on the disks of all stages: they are asked to put back the next few blocks of
-a sequence, and say how many they had. One that was missing ends it, and the rest is computed.
+The scheduler does not know what is on the disks. It asks all stages to restore the next few blocks
+of a sequence, and they answer how many of them every stage had. After the first one that is missing
+the rest is computed.
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ from potluck.scheduling.sequence import SequenceState
 from potluck.types.step import HashedBlock, StepId
 
 MAX_MOVED_BLOCKS = 8
-"""That one step restores from the disk of every stage, or saves there beyond what a step computes.
-Steps of others wait meanwhile: 4 MiB for a 1B model, some 5 ms from the page cache."""
+"""The most blocks that a step restores, or saves beyond those that it computes. Other sequences
+wait meanwhile: 8 blocks of a 1B model are 4 MiB, about 5 ms from the page cache."""
 
 LEAST_SOUGHT_BLOCKS = 4
-"""To compute fewer takes hardly longer than the step that asks the stages for them."""
+"""Computing fewer blocks takes hardly longer than the step that would restore them."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Seeking:
-    """Blocks that are being put back for a sequence, of which they are the last until ``end``."""
+    """Blocks that are being restored for a sequence: those before its block ``end``."""
 
     sequence: SequenceState
     restoration: Restoration
@@ -41,13 +42,14 @@ class Restorer:
 
     @property
     def is_due(self) -> bool:
-        """Whether there are blocks for a step to restore."""
+        """Whether the next step should restore blocks."""
         return bool(self._due)
 
     def seeks(self, sequence: SequenceState, match: PrefixMatch) -> bool:
-        """Whether the sequence is to wait for blocks after ``match``, which ``awaited`` then names.
+        """Return whether the sequence is to wait for blocks after ``match`` to be restored.
 
-        Blocks for them are taken.
+        If so, its ``awaited`` is set, and the blocks are allocated unless another sequence has
+        done that.
         """
         if sequence.is_sought:
             return False
@@ -75,13 +77,13 @@ class Restorer:
         return True
 
     def take_due(self, step_id: StepId) -> tuple[HashedBlock, ...]:
-        """The blocks that this step is to restore; ``complete`` takes how many were."""
+        """Return the blocks that the step ``step_id`` is to restore; ``complete`` follows."""
         seeking = self._due.popleft()
         self._in_flight[step_id] = seeking
         return tuple(hashed(each) for each in seeking.restoration.blocks)
 
     def complete(self, step_id: StepId, num_restored: int) -> None:
-        """A step is complete; one that restored nothing is accepted."""
+        """Take the result of a step. Steps that were not to restore anything are accepted."""
         seeking = self._in_flight.pop(step_id, None)
         if seeking is None:
             return
@@ -91,5 +93,5 @@ class Restorer:
 
 
 def hashed(block: FullBlock) -> HashedBlock:
-    """``block`` as stages know it."""
+    """Return ``block`` as stages know it."""
     return HashedBlock(block=block.block, hash=block.full_hash, parent=block.parent)

@@ -17,29 +17,30 @@ from itertools import islice
 from potluck.types.step import KV_BLOCK_TOKENS
 
 _DIGEST_BYTES = 32
-"""Nobody finds two prompts with one hash, so no client can be given what another one's prompt has
-left in the cache."""
+"""Long enough that nobody can construct two prompts with the same hash, so no client can be given
+the cache content of another client's prompt."""
 
 _MAX_SIBLINGS = 64
-"""That are compared for a common beginning, latest first. More than 15 tokens are never lost."""
+"""How many blocks are searched for a common beginning, latest first. At most 15 cached tokens are
+missed because of this limit."""
 
 _pack_tokens = struct.Struct(f"<{KV_BLOCK_TOKENS}I").pack
 
 
 def root_hash(salt: bytes = b"") -> bytes:
-    """The hash of no tokens. Chains of other salts share nothing."""
+    """Return the hash of the empty prefix. Chains with different salts share nothing."""
     return hashlib.blake2b(salt, digest_size=_DIGEST_BYTES, person=b"potluck-prefix").digest()
 
 
 def next_hash(parent: bytes, tokens: Sequence[int]) -> bytes:
-    """The hash of one block's ``tokens`` after what ``parent`` is the hash of."""
+    """Return the hash of the prefix that ends with ``tokens``, after that with hash ``parent``."""
     return hashlib.blake2b(parent + _pack_tokens(*tokens), digest_size=_DIGEST_BYTES).digest()
 
 
 class HashChain:
-    """The hashes of the full blocks of a sequence, computed when they are asked for.
+    """The hashes of a sequence's full blocks, computed on demand.
 
-    ``tokens`` may become longer, and is otherwise not changed.
+    ``tokens`` may only be appended to.
     """
 
     def __init__(self, root: bytes, tokens: Sequence[int]) -> None:
@@ -47,7 +48,7 @@ class HashChain:
         self._tokens = tokens
 
     def after(self, num_blocks: int) -> bytes:
-        """The hash of the first ``num_blocks`` blocks, which are full."""
+        """Return the hash of the first ``num_blocks`` blocks, which must be full."""
         hashes = self._hashes
         for index in range(len(hashes) - 1, num_blocks):
             start = index * KV_BLOCK_TOKENS
@@ -57,11 +58,10 @@ class HashChain:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefixMatch:
-    """The longest part of a sequence that is in the cache.
+    """The longest prefix of a sequence that is in the cache.
 
-    ``blocks`` are full and can be shared. ``partial`` holds ``num_partial_tokens`` that follow
-    them; it goes on with other tokens, or its last one is to be computed again, so it must be
-    copied.
+    ``blocks`` are full and can be shared. The block ``partial`` holds the ``num_partial_tokens``
+    that follow them. It must be copied before use, because the sequence writes to the rest of it.
     """
 
     blocks: tuple[int, ...] = ()
@@ -70,7 +70,7 @@ class PrefixMatch:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that need not be computed."""
+        """The number of tokens that need not be computed."""
         return len(self.blocks) * KV_BLOCK_TOKENS + self.num_partial_tokens
 
 
@@ -82,7 +82,7 @@ class _Entry:
 
 
 class PrefixIndex:
-    """Blocks by their content. Not thread-safe."""
+    """Finds blocks by their content. Not thread-safe."""
 
     def __init__(self) -> None:
         self._entries: dict[int, _Entry] = {}
@@ -90,15 +90,15 @@ class PrefixIndex:
         self._children: dict[bytes, dict[int, None]] = {}  # by the hash before them, oldest first
 
     def __len__(self) -> int:
-        """Blocks whose content is known."""
+        """The number of blocks whose content is known."""
         return len(self._entries)
 
     def block_of(self, full_hash: bytes) -> int | None:
-        """The full block whose chain has that hash, or None if none is known."""
+        """Return the full block with that hash, or None if there is none."""
         return self._full.get(full_hash)
 
     def match(self, chain: HashChain, tokens: Sequence[int], *, most: int) -> PrefixMatch:
-        """The longest known prefix of ``tokens`` that has at most ``most`` tokens."""
+        """Return the longest cached prefix of ``tokens``, of at most ``most`` tokens."""
         blocks: list[int] = []
         while (len(blocks) + 1) * KV_BLOCK_TOKENS <= most:
             block = self._full.get(chain.after(len(blocks) + 1))
@@ -118,10 +118,10 @@ class PrefixIndex:
     def publish(
         self, block: int, parent: bytes, tokens: Sequence[int], full_hash: bytes | None
     ) -> bool:
-        """Note that ``block`` holds ``tokens`` after ``parent``; False if others hold as much.
+        """Record that ``block`` holds ``tokens`` after ``parent``; False if another one does.
 
-        ``full_hash`` is that of a full block, and else None. What was noted of the block before is
-        forgotten.
+        ``full_hash`` is the hash of a full block, and None for a partial one. What was recorded of
+        ``block`` before is replaced.
         """
         self.forget(block)
         held = tuple(tokens)
@@ -138,7 +138,7 @@ class PrefixIndex:
         return True
 
     def forget(self, block: int) -> None:
-        """Forget what ``block`` holds; nothing may be known of it."""
+        """Forget what ``block`` holds. An unknown block is accepted."""
         entry = self._entries.pop(block, None)
         if entry is None:
             return
@@ -150,7 +150,7 @@ class PrefixIndex:
             del self._children[entry.parent]
 
     def superseded(self, block: int) -> list[int]:
-        """Blocks of which ``block`` holds every token, and more."""
+        """Return the blocks whose tokens are a prefix of those in ``block``."""
         entry = self._entries[block]
         found = []
         for other in self._siblings(entry.parent):

@@ -275,8 +275,11 @@ class Dispatcher:
                     num_restored=outcome.num_restored,
                 ):
                     entry = self._ledger.commit(token)
-                    num_cached, entry.num_cached_tokens = entry.num_cached_tokens or 0, 0
-                    update = TimedToken(token=token, at_seconds=now, num_cached_tokens=num_cached)
+                    update = TimedToken(
+                        token=token,
+                        at_seconds=now,
+                        num_cached_tokens=entry.take_cached_tokens(),
+                    )
                     committed.append((entry, update))
                 if outcome.error is not None:
                     for part in outcome.step.slices:
@@ -332,9 +335,10 @@ class Dispatcher:
                     if (entry := self._ledger.get(part.sequence_id)) is not None
                 ]
                 for entry in entries:
-                    if entry.num_cached_tokens is None:
-                        cached = self._scheduler.num_cached_tokens(entry.sequence_id)
-                        entry.num_cached_tokens = cached
+                    if entry.num_cached_tokens is None:  # this is its first step
+                        entry.num_cached_tokens = self._scheduler.num_cached_tokens(
+                            entry.sequence_id
+                        )
                 attachment.in_flight[step.step_id] = tuple(entry.request for entry in entries)
                 attachment.submitted_at[step.step_id] = time.perf_counter()
                 attachment.pipeline.submit(step)

@@ -52,6 +52,11 @@ class LedgerEntry:
     is_alone: bool = False
     num_cached_tokens: int | None = None
 
+    def take_cached_tokens(self) -> int:
+        """Return ``num_cached_tokens``, which are told with that; 0 ever after."""
+        num_cached_tokens, self.num_cached_tokens = self.num_cached_tokens or 0, 0
+        return num_cached_tokens
+
     @property
     def continuation(self) -> Continuation:
         """What was committed so far."""
