@@ -45,8 +45,9 @@ _SILENCE_SECONDS = 120.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """One round of streams. CPU seconds are per 1,000 tokens, of whole processes; ``core`` is the
-    time within the engine by the clock.
+    """One round of streams. All seconds are of CPU time and per 1,000 tokens, of whole processes;
+    ``core`` is that of the worker's thread that computes, within the engine. The engine's other
+    threads run for as long.
     """
 
     model: str
@@ -283,7 +284,7 @@ def _core_seconds(port: int) -> float:
         lines = connection.getresponse().read().decode().splitlines()
     finally:
         connection.close()
-    name = "potluck_stage_compute_seconds_total{"
+    name = "potluck_stage_cpu_seconds_total{"
     return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
 
 

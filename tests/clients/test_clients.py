@@ -24,6 +24,7 @@ HERE = Path(__file__).parent
 CLIENTS = HERE.parents[1] / "build" / "clients"
 PYTHON = CLIENTS / "bin" / "python"
 NODE_MODULES = CLIENTS / "node" / "node_modules"
+LEAST_NODE = 20
 SECONDS = 120
 
 TALKS = ("streamed", "tool", "schema")
@@ -59,13 +60,21 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         assert "Traceback" not in agent.log
 
 
+def node_version(node: str) -> int:
+    """Return Node's major version."""
+    said = subprocess.run([node, "--version"], capture_output=True, text=True, check=True)
+    return int(said.stdout.strip().removeprefix("v").partition(".")[0])
+
+
 @functools.cache
 def found(client: str, url: str) -> dict[str, Any]:
     """What a client's program reports of its cases."""
     if client == "node":
         node = shutil.which("node")
         if node is None or not NODE_MODULES.exists():
-            pytest.skip("Node, or its client in build/clients/node, is not installed")
+            pytest.skip("not shown: Node, or its client in build/clients/node, is not installed")
+        if node_version(node) < LEAST_NODE:
+            pytest.skip(f"not shown: its client needs Node {LEAST_NODE}")
         # A module finds its packages beside itself.
         program = shutil.copy(HERE / "node" / "openai_sdk.mjs", NODE_MODULES.parent)
         command = [node, program, url]

@@ -91,6 +91,24 @@ def test_a_prompt_survives_the_loss_of_a_stage_and_a_restart(
         assert answer(first) == (expected, num_tokens, num_known)
 
 
+def test_a_folder_that_cannot_be_used_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model is served as without the option."""
+    cache = tmp_path / "cache"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    (cache / "potluck").mkdir(parents=True)
+    (cache / "potluck" / "kv").write_text("not a folder", encoding="ascii")
+    with Fleet(tmp_path / "fleet") as fleet:
+        agent = fleet.start(0).await_up()
+        deploy(agent, 2**30)
+        expected, num_tokens, _ = answer(agent)
+        assert answer(agent) == (expected, num_tokens, num_tokens - 1)
+        for _ in range(3):
+            assert agent.metric("potluck_kv_blocks", model="demo", state="used") == 0
+        assert agent.log.count("demo keeps no cache blocks on disk: node") == 1
+
+
 def is_kept(folder: Path, num_blocks: int) -> bool:
     """Whether both stages have as many blocks."""
     stages = list(folder.iterdir())

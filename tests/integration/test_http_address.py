@@ -182,6 +182,7 @@ def test_state_and_metrics(api: RunningApi, client: httpx2.Client) -> None:
     stage = f'{{model="{MODEL}",node="00000000000000aa",stage="0"}}'
     assert after[f"potluck_stage_steps_total{stage}"] == 7
     assert after[f"potluck_stage_compute_seconds_total{stage}"] == 1.5
+    assert after[f"potluck_stage_cpu_seconds_total{stage}"] == 1.25
     assert after[f"potluck_stage_memory_bytes{stage}"] == 4096
     assert after[f"potluck_stage_dropped_frames_total{stage}"] == 2
     assert after[f"potluck_stage_slowdown{stage}"] == 1.25

@@ -1,4 +1,7 @@
-"""Ten thousand requests with something wrong about them: each is answered, and none with 500."""
+"""Requests with something wrong about them, in all dialects: each is answered, none with 500.
+
+``benchmarks/fuzz_http.py`` sends many more of them to an agent with a real model.
+"""
 
 from __future__ import annotations
 
@@ -7,119 +10,104 @@ import logging
 import os
 import secrets
 import socket
-import threading
 import time
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import httpx2
 import pytest
-from support.api_server import RunningApi, running_api
-from support.http_mutations import GET_PATHS, request_of
+from support.api_server import running_api
+from support.chat_templates import CHATML
+from support.http_documents import DOCUMENTS
+from support.http_fuzzing import fuzz
+from support.http_mutations import GET_PATHS, body_of, request_of
+from support.toy_gateway import MODEL, ToyGateway, ToyTokenizer, toy_chat
 
 from potluck.api import ApiConfig, ApiLimits
+from potluck.text.tool_formats import choose_output_format
+from potluck.types.gateway import ServedModel
+from potluck.types.model import EmbeddingConfig, RerankConfig
+from potluck.types.step import Pooling
 
-NUM_REQUESTS = 10_000
-NUM_CLIENTS = 4
-SECONDS_PER_ANSWER = 20.0
+NUM_REQUESTS = 3_000
+NUM_BODIES = 300
+"""For each dialect."""
 MAX_GROWTH_BYTES = 24 * 2**20
 
 
-class Client:
-    """Sends every ``NUM_CLIENTS``-th request, over one connection for as long as it lasts."""
+def toy_pair(query: str, document: str, *, instruction: str | None = None) -> list[int]:
+    return list(f"{instruction or ''}{query}?{document}".encode())
 
-    def __init__(self, port: int, seed: int, first: int) -> None:
-        self._port = port
-        self._seed = seed
-        self._first = first
-        self._connection: socket.socket | None = None
-        self.statuses: dict[int, int] = {}
-        self.failure: str | None = None
 
-    def run(self, start: int, end: int) -> None:
-        for number in range(start + self._first, end, NUM_CLIENTS):
-            try:
-                self._send(number)
-            except Exception as error:  # noqa: BLE001 - told by the test, with the seed
-                self.failure = f"request {number} of seed {self._seed}: {error!r}"
-                break
-        self._close()
-
-    def _send(self, number: int) -> None:
-        request = request_of(self._seed, number)
-        if self._connection is None:
-            self._connection = socket.create_connection(
-                ("127.0.0.1", self._port), timeout=SECONDS_PER_ANSWER
-            )
-        try:
-            self._connection.sendall(request.encoded())
-            if not request.is_framed:
-                self._connection.shutdown(socket.SHUT_WR)
-                self._read_to_end()
-                return
-            response = http.client.HTTPResponse(self._connection, method=request.method.decode())
-            response.begin()
-            response.read()
-        except (ConnectionError, BrokenPipeError):
-            if request.is_framed:
-                raise
-            self._close()
-            return
-        assert response.status != 500, response.status
-        self.statuses[response.status] = self.statuses.get(response.status, 0) + 1
-        if response.will_close:
-            self._close()
-
-    def _read_to_end(self) -> None:
-        assert self._connection is not None
-        received = b""
-        while part := self._connection.recv(65536):
-            received += part
-        assert not received.startswith(b"HTTP/1.1 500")
-        self._close()
-
-    def _close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+def able_model(gateway: ToyGateway) -> ServedModel:
+    """The toy model as one that can do everything: think, call tools, embed and rank."""
+    return ServedModel(
+        model_id=MODEL,
+        tokenizer=ToyTokenizer(),
+        encode_chat=toy_chat,
+        vocab_size=ToyTokenizer.vocab_size,
+        context_tokens=gateway.status.context_tokens or 0,
+        sampling_defaults={},
+        output_format=choose_output_format(CHATML, (), tool_format="hermes"),
+        takes_tools=True,
+        can_think=True,
+        vector_size=4,
+        embedding=EmbeddingConfig(pooling=Pooling.LAST, is_normalized=True),
+        rerank=RerankConfig(pooling=Pooling.LAST),
+        encode_pair=toy_pair,
+    )
 
 
 def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def run_clients(api: RunningApi, seed: int, start: int, end: int) -> dict[int, int]:
-    clients = [Client(api.port, seed, first) for first in range(NUM_CLIENTS)]
-    threads = [threading.Thread(target=client.run, args=(start, end)) for client in clients]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert [client.failure for client in clients] == [None] * NUM_CLIENTS
-    return {
-        status: sum(client.statuses.get(status, 0) for client in clients)
-        for client in clients
-        for status in client.statuses
-    }
-
-
-def test_no_request_breaks_the_server(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.fixture
+def seed() -> int:
     seed = int(os.environ.get("POTLUCK_FUZZ_SEED") or secrets.randbits(32))
     print(f"POTLUCK_FUZZ_SEED={seed}")
+    return seed
+
+
+def test_no_request_breaks_the_server(seed: int, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     limits = ApiLimits(head_seconds=5, body_seconds=5)
     with running_api(ApiConfig(limits=limits)) as api:
-        warm = NUM_REQUESTS // 5
-        run_clients(api, seed, 0, warm)
+        api.gateway.served = able_model(api.gateway)
+        warm = NUM_REQUESTS // 4
+        requests = partial(request_of, seed)
+        first = fuzz(api.port, requests, 0, warm)
         before = resident_bytes()
-        statuses = run_clients(api, seed, warm, NUM_REQUESTS)
+        second = fuzz(api.port, requests, warm, NUM_REQUESTS)
         grown = resident_bytes() - before
+        assert (first.failures, second.failures) == ((), ()), seed
         metrics = httpx2.get(f"{api.url}/metrics").text
         assert httpx2.get(f"{api.url}/health").json() == {"status": "ok"}
         assert 'status="500"' not in metrics
         assert "potluck_http_requests_running 0.0" in metrics
         assert "potluck_http_requests_queued 0.0" in metrics
     assert grown < MAX_GROWTH_BYTES, f"{grown / 2**20:.0f} MiB, seed {seed}"
-    assert {200, 400, 404} <= set(statuses), statuses
+    assert {200, 400, 404} <= set(second.statuses), second.statuses
+    errors = [each.getMessage() for each in caplog.records if each.levelno >= logging.ERROR]
+    assert not errors, (seed, errors[:3])
+
+
+@pytest.mark.parametrize("dialect", sorted(DOCUMENTS))
+def test_no_body_breaks_a_dialect(
+    dialect: str, seed: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    with running_api() as api:  # at whose end no block may be in use
+        api.gateway.served = able_model(api.gateway)
+        if dialect == "vectors":
+            api.gateway.served = replace(api.gateway.served, has_logits=False)
+        requests = partial(body_of, seed, dialect=dialect, model=MODEL)
+        fuzzed = fuzz(api.port, requests, 0, NUM_BODIES)
+        assert fuzzed.failures == (), seed
+        # The mutations leave a good part of the requests valid, or they would test little.
+        assert fuzzed.statuses[200] > NUM_BODIES // 10, fuzzed.statuses
+        assert fuzzed.statuses[400] > NUM_BODIES // 10, fuzzed.statuses
     errors = [each.getMessage() for each in caplog.records if each.levelno >= logging.ERROR]
     assert not errors, (seed, errors[:3])
 

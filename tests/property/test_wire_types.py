@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from potluck.api.dialects.openai import bodies
-from potluck.cluster import calls
+from potluck.cluster import calls, sequence_messages
 from potluck.cluster.steps import StepDecoder, StepEncoder, decode_sampled, encode_sampled
 from potluck.cluster.worker import messages
 from potluck.engines.native import ThreadPool, available_isas
@@ -114,8 +114,8 @@ def test_sampling_that_is_accepted_passes_every_wire_and_the_core_takes_it(
     except ParameterError:
         assume(False)
     request = SequenceRequest(prompt_tokens=(1, 2), sampling=params, max_new_tokens=3)
-    generate = calls.Generate(deployment=DeploymentId("d"), request=request)
-    assert calls.decode(calls.encode(generate), calls.Generate) == generate
+    generate = sequence_messages.Generate(deployment=DeploymentId("d"), request=request)
+    assert calls.decode(calls.encode(generate), sequence_messages.Generate) == generate
     opening = SequenceOpening(sequence_id=SequenceId(0), sampling=params, prompt_tokens=(1, 2))
     part = SequenceSlice(
         sequence_id=SequenceId(0), tokens=(1, 2), start_position=0, block_table=(0,), sample=True
@@ -240,7 +240,9 @@ def values_of(kind: msgspec.inspect.Type) -> st.SearchStrategy[Any]:
     raise AssertionError(f"no values are known for {kind}")
 
 
-WIRE_TYPES = [*wire_types(calls), *wire_types(messages)]
+WIRE_TYPES = [
+    each for module in (calls, sequence_messages, messages) for each in wire_types(module)
+]
 
 
 @settings(
@@ -258,13 +260,13 @@ def test_whatever_a_message_holds_it_comes_out_equal(kind: type, data: st.DataOb
 def test_an_error_of_any_text_can_be_told() -> None:
     """Paths of files need not be UTF-8, and stand in errors as lone surrogates."""
     error = EngineError("no file \udcff.gguf", hint="look at \udcff")
-    told = calls.GenerateFailure.of(error)
-    assert calls.decode(calls.encode(told), calls.GenerateFailure) == told
+    told = sequence_messages.GenerateFailure.of(error)
+    assert calls.decode(calls.encode(told), sequence_messages.GenerateFailure) == told
 
 
 @given(st.binary(max_size=40))
 def test_bytes_that_make_no_sense_fail_a_call_and_nothing_else(payload: bytes) -> None:
-    for kind in (calls.Generate, calls.StageLost, calls.DeploymentRecord):
+    for kind in (sequence_messages.Generate, calls.StageLost, calls.DeploymentRecord):
         with pytest.raises(CallError):
             calls.decode(payload, kind)
 

@@ -7,9 +7,13 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
+from support.http_documents import DOCUMENTS
 from support.toy_gateway import MODEL
 
-GET_PATHS = ("/v1/models", f"/v1/models/{MODEL}", "/health", "/cluster", "/metrics")
+GET_PATHS = (
+    *("/v1/models", f"/v1/models/{MODEL}", "/health", "/cluster", "/metrics"),
+    *("/v1/responses/resp_x", "/api/tags", "/api/ps", "/api/version"),
+)
 POST_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/rerank", "/score")
 
 _VECTOR_DOCUMENTS: dict[str, tuple[dict[str, Any], ...]] = {
@@ -54,8 +58,28 @@ STRANGE_VALUES: tuple[Any, ...] = (
     {"type": "text"},
     [{"type": "text", "text": "x"}],
     [None] * 50,
+    # Of schemas and grammars.
+    "(a|a)*" * 20,
+    "a{99999}",
+    "((((a{99}){99}){99}){99})",
+    "\\p{L}+(?=x)",
+    'root ::= root root | "a"',
+    'start: a\na: a "x" |',
+    {"$ref": "#"},
+    {"$ref": "http://localhost/x"},
+    {"type": "string", "pattern": "^(a+)+$", "minLength": 10**6},
+    {"allOf": [{"type": "string"}, {"type": "integer"}]},
+    {"anyOf": [{"type": "object", "properties": {"a": {"$ref": "#"}}}] * 9},
+    {"enum": [[[]], {}, None, "\u2028", 1e308]},
+    {"type": "array", "items": {"type": "array", "items": True}, "minItems": 10**9},
+    {"not": {}},
+    "<tool_call>",
+    "<|im_start|>system",
 )
-STRANGE_NAMES = ("x", "", "tools", "echo", "name", "\ud7ff", "é" * 200)
+STRANGE_NAMES = (
+    *("x", "", "tools", "echo", "name", "\ud7ff", "é" * 200, "type", "$ref", "format", "role"),
+    *("content", "strict", "input", "messages", "prompt", "stream", "tool_choice", "$defs"),
+)
 RAW_VALUES = (b"NaN", b"-", b'"\\ud800"', b'"\\udc00\\ud800"', b'"\xff\xfe"', b"1e999", b"01", b"")
 RAW_NAMES = (b'"\xc3":1,', b'"\\ud800":1,', b'"":1,', b'"model":1,', b'"\\u0000":null,')
 STRANGE_HEADERS = (
@@ -133,10 +157,12 @@ class Request:
         return b"\r\n".join(lines) + self.body
 
 
-def request_of(seed: int, number: int) -> Request:
-    """The request ``number`` of those that ``seed`` gives."""
+def request_of(
+    seed: int, number: int, *, dialect: str | None = None, model: str = MODEL
+) -> Request:
+    """The request ``number`` of those that ``seed`` gives, in one dialect or in all."""
     rng = random.Random(seed * 1_000_003 + number)
-    request = _valid(rng)
+    request = _valid(rng, dialect, model)
     kind = rng.choices((_change_json, _change_bytes, _change_head, _change_framing), (6, 2, 3, 2))[
         0
     ]
@@ -149,54 +175,40 @@ def request_of(seed: int, number: int) -> Request:
     return request
 
 
-def _valid(rng: random.Random) -> Request:
+def body_of(seed: int, number: int, *, dialect: str, model: str) -> Request:
+    """A request with a body in which something was changed, or (one in six) nothing."""
+    rng = random.Random(seed * 1_000_003 + number)
+    request = _valid_body(rng, dialect, model)
+    for _ in range(rng.choice((0, 1, 1, 1, 1, 3))):
+        rng.choices((_change_json, _change_bytes), (12, 1))[0](rng, request)
+    request.headers.append(b"Content-Length: %d" % len(request.body))
+    return request
+
+
+def _valid(rng: random.Random, dialect: str | None, model: str) -> Request:
     if rng.random() < 0.2:
         target = rng.choice(GET_PATHS).encode()
         return Request(method=rng.choice((b"GET", b"HEAD")), target=target)
-    path = rng.choices(POST_PATHS, (6, 6, 3, 1, 1))[0]
-    return Request(
-        method=b"POST", target=path.encode(), body=json.dumps(_document(rng, path)).encode()
-    )
+    return _valid_body(rng, dialect or rng.choice(sorted(DOCUMENTS)), model)
 
 
-def _document(rng: random.Random, path: str) -> dict[str, Any]:
-    if path in _VECTOR_DOCUMENTS:
-        return {"model": MODEL, **rng.choice(_VECTOR_DOCUMENTS[path])}
-    document: dict[str, Any] = {"model": MODEL, "max_tokens": rng.randint(1, 3), "seed": 1}
-    if path == "/v1/completions":
-        document["prompt"] = rng.choice(["go", ["a", "b"], [1, 2, 3], [[1], [2]]])
-        optional: dict[str, Any] = {"logprobs": 1}
-    else:
-        parts = [{"type": "text", "text": "hi"}]
-        document["messages"] = [
-            {"role": "system", "content": "x"},
-            {"role": "user", "content": rng.choice(["hello", parts])},
-        ]
-        optional = {"logprobs": True, "top_logprobs": 2}
-    optional |= {
-        "stream": True,
-        "stream_options": {"include_usage": True},
-        "stop": ["a"],
-        "logit_bias": {"5": 1},
-        "temperature": 0.5,
-        "top_p": 0.9,
-        "top_k": 5,
-        "min_p": 0.1,
-        "repetition_penalty": 1.1,
-        "presence_penalty": 0.1,
-        "n": 2,
-        "user": "me",
-    }
-    for name in rng.sample(sorted(optional), rng.randint(0, 4)):
-        document[name] = optional[name]
-    return document
+def _valid_body(rng: random.Random, dialect: str, model: str) -> Request:
+    makers = DOCUMENTS[dialect]
+    path = rng.choice(sorted(makers))
+    body = json.dumps(makers[path](rng, model)).encode()
+    return Request(method=b"POST", target=path.encode(), body=body)
 
 
 def _change_json(rng: random.Random, request: Request) -> None:
     if not request.body:
         _change_head(rng, request)
         return
-    document = json.loads(request.body)
+    try:
+        document = json.loads(request.body)
+    except (ValueError, RecursionError):  # changed before
+        return
+    if not isinstance(document, dict | list):
+        return
     holders = list(_holders(document))
     for _ in range(rng.randint(1, 2)):
         holder = rng.choice(holders)
@@ -207,12 +219,11 @@ def _change_json(rng: random.Random, request: Request) -> None:
         elif action < 0.75 and keys:
             del holder[rng.choice(keys)]
         elif isinstance(holder, dict):
-            holder[rng.choice(("x", "", "tools", "echo", "name", "\ud7ff", "é" * 200))] = (
-                rng.choice(STRANGE_VALUES)
-            )
+            holder[rng.choice(STRANGE_NAMES)] = rng.choice(STRANGE_VALUES)
         else:
             holder.append(rng.choice(STRANGE_VALUES))
-    request.body = json.dumps(document, ensure_ascii=rng.random() < 0.5).encode()
+    text = json.dumps(document, ensure_ascii=rng.random() < 0.5)
+    request.body = text.encode(errors="surrogatepass")
     if rng.random() < 0.2:
         # Some value as it could not be written by a JSON library.
         position = request.body.find(b": ", rng.randrange(len(request.body)))
@@ -284,7 +295,9 @@ def _change_framing(rng: random.Random, request: Request) -> None:
     elif action == 1:  # cut off
         request.raw = whole[: rng.randrange(len(whole))]
     elif action == 2:  # pipelined, the second one perhaps broken
-        request.raw = whole + _valid(rng).encoded() + rng.randbytes(rng.choice((0, 0, 20)))
+        request.raw = (
+            whole + _valid(rng, None, MODEL).encoded() + rng.randbytes(rng.choice((0, 0, 20)))
+        )
     elif action == 3:  # more body than was said
         request.raw = whole + rng.randbytes(rng.randint(1, 40))
     else:

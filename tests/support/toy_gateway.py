@@ -245,6 +245,7 @@ class ToyGateway:
                         node_id=node,
                         num_steps=7,
                         compute_seconds=1.5,
+                        cpu_seconds=1.25,
                         memory_bytes=4096,
                         num_dropped_frames=2,
                         slowdown=1.25,

@@ -10,7 +10,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
 
-from potluck.api.admission import Admission
+from potluck.api.admission import Admission, in_thread
 from potluck.api.choice import ChoiceText
 from potluck.api.delta import Delta
 from potluck.api.jobs import Job
@@ -24,6 +24,9 @@ _log = logging.getLogger(__name__)
 _TICKS = 4
 """How often in its longest silence a stream looks at the clock: one comes that much late at most.
 """
+
+_DELTAS_AT_ONCE = 1000
+"""Of a whole answer, that are written in the event loop: about 5 ms."""
 
 Deltas = list[tuple[int, Delta]]
 """What choices gain, each with the index of its choice, in order."""
@@ -96,7 +99,11 @@ class Answer:
                     self._renderer.begin(self._usage())
                 for index, delta in deltas:
                     choices.setdefault(index, []).append(delta)
-        return self._renderer.whole(dict(sorted(choices.items())), self._usage())
+        choices = dict(sorted(choices.items()))
+        usage = self._usage()
+        if sum(map(len, choices.values())) <= _DELTAS_AT_ONCE:
+            return self._renderer.whole(choices, usage)
+        return await in_thread(lambda: self._renderer.whole(choices, usage))
 
     async def pieces(self) -> AsyncGenerator[bytes, None]:
         """The answer as a stream. Closed early, its sequences are cancelled.

@@ -11,13 +11,16 @@ from potluck.api.errors import ApiError
 ALWAYS_DECODED_BYTES = 64 * 1024
 """Whatever such a body holds, decoding it takes milliseconds and at most 2 MiB."""
 
-MAX_VALUES = 150_000
+MAX_OBJECTS = 32_768
+"""Lists and objects. A turn of an agent that calls a tool and reads the result is ten, and a tool
+with its schema ten to fifty: this is a thousand turns with hundreds of tools."""
+
+MAX_STRINGS = 5 * MAX_OBJECTS
+"""Texts and names of fields: a message has four or five."""
+
+MAX_VALUES = MAX_STRINGS + MAX_OBJECTS
 """Numbers and all else: a prompt of 131072 token ids, the longest common context, and some more."""
 
-MAX_OBJECTS = 8192
-"""Lists and objects. A message is one, with contents in parts two and one more per part."""
-
-MAX_STRINGS = 100_000
 MAX_FIELDS = 1024
 """Of one object: the most biases that ``logit_bias`` may have."""
 

@@ -243,6 +243,11 @@ def _stage_families(models: Sequence[ModelMetrics]) -> Iterator[Metric]:
     seconds = CounterMetricFamily(
         "potluck_stage_compute_seconds", "Time spent computing steps", labels=labels
     )
+    cpu_seconds = CounterMetricFamily(
+        "potluck_stage_cpu_seconds",
+        "CPU time that the thread which computes steps spent on them",
+        labels=labels,
+    )
     memory = GaugeMetricFamily(
         "potluck_stage_memory_bytes", "Memory that the stage's process holds", labels=labels
     )
@@ -251,12 +256,14 @@ def _stage_families(models: Sequence[ModelMetrics]) -> Iterator[Metric]:
             values = [model.model_id, str(stage.stage), stage.node_id]
             steps.add_metric(values, stage.num_steps)
             seconds.add_metric(values, stage.compute_seconds)
+            cpu_seconds.add_metric(values, stage.cpu_seconds)
             memory.add_metric(values, stage.memory_bytes)
             dropped.add_metric(values, stage.num_dropped_frames)
             if stage.slowdown is not None:
                 slowdown.add_metric(values, stage.slowdown)
     yield steps
     yield seconds
+    yield cpu_seconds
     yield memory
     yield dropped
     yield slowdown

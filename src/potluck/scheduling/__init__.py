@@ -6,13 +6,13 @@ transports are none of their business.
 
 from potluck.scheduling.blocks import BlockPool
 from potluck.scheduling.chunks import DEFAULT_TARGET_STEP_SECONDS
-from potluck.scheduling.scheduler import (
+from potluck.scheduling.limits import (
     DEFAULT_CONTEXT_TOKENS,
     MAX_STEP_SEQUENCES,
     MAX_STEP_TOKENS,
-    Scheduler,
     SchedulerLimits,
 )
+from potluck.scheduling.scheduler import Scheduler
 from potluck.types.sequence import CommittedToken, FinishReason, SequenceRequest
 
 __all__ = [

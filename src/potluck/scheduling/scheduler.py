@@ -34,12 +34,13 @@ from collections import deque
 from dataclasses import dataclass, field
 from itertools import chain
 
-from potluck.errors import ParameterError, PromptTooLongError
 from potluck.scheduling.block_cache import BlockCache, PrefixCounters
 from potluck.scheduling.blocks import blocks_for
-from potluck.scheduling.chunks import DEFAULT_TARGET_STEP_SECONDS, ChunkController
+from potluck.scheduling.chunks import ChunkController
 from potluck.scheduling.keeping import MAX_MOVED_BLOCKS, Restorer, hashed
+from potluck.scheduling.limits import SchedulerLimits
 from potluck.scheduling.prefix_index import PrefixMatch
+from potluck.scheduling.requests import num_new_tokens
 from potluck.scheduling.sequence import SequenceState
 from potluck.types.prefix_cache import PrefixTotals
 from potluck.types.sequence import (
@@ -60,16 +61,6 @@ from potluck.types.step import (
     StepId,
 )
 
-DEFAULT_CONTEXT_TOKENS = 4096
-"""Used when the model allows it: enough for a long chat, and little cache for a large model."""
-
-MAX_STEP_TOKENS = 512
-"""Tokens per step: prefill is bound by arithmetic well before, and scratch stays small."""
-
-MAX_STEP_SEQUENCES = 64
-"""Sequences per step: beyond that a CPU step is bound by arithmetic, not by reading weights."""
-
-
 _LEAST_CHUNK_TOKENS = 64
 """A share of a prefill has at least as many tokens: the weights are read once for each chunk, which
 takes as long as computing 8 tokens (4 bits) to 40 (BF16 with matrix units)."""
@@ -77,34 +68,6 @@ takes as long as computing 8 tokens (4 bits) to 40 (BF16 with matrix units)."""
 _CHUNKS_PER_STEP_IN_FLIGHT = 4
 """A prefill is cut into as many chunks for each step that may be in flight. At its beginning and
 its end some stages have nothing to do, for as long as one chunk takes."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerLimits:
-    """What the stages can hold and what one step may bring.
-
-    ``context_tokens`` is the longest sequence; ``num_blocks`` must hold at least one such.
-    Sequences share the blocks of equal prefixes if ``has_prefix_cache``; then those that the stages
-    have on disk can be restored. They are known there by hashes with the ``disk_salt``, which is
-    None where the stages do not keep blocks on disk. While somebody decodes, prompts are cut so
-    that the time between tokens is about ``target_step_seconds``.
-    """
-
-    num_blocks: int
-    context_tokens: int
-    max_step_tokens: int
-    max_step_sequences: int
-    max_steps_in_flight: int
-    has_prefix_cache: bool = True
-    disk_salt: bytes | None = None
-    target_step_seconds: float = DEFAULT_TARGET_STEP_SECONDS
-
-    def __post_init__(self) -> None:
-        smallest = min(self.max_step_tokens, self.max_step_sequences, self.max_steps_in_flight)
-        if smallest < 1 or self.context_tokens < 2 or self.target_step_seconds <= 0:
-            raise ValueError(f"limits must be positive: {self}")
-        if self.num_blocks < blocks_for(self.context_tokens):
-            raise ValueError("the cache holds less than one full context")
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,18 +179,7 @@ class Scheduler:
         prompt or its first token does not fit, and ``ParameterError`` for a continuation that the
         request cannot have, or that leaves nothing to compute.
         """
-        num_prompt_tokens = len(request.prompt_tokens)
-        if num_prompt_tokens < 1:
-            raise ValueError("a prompt has at least one token")
-        if num_prompt_tokens + (request.max_new_tokens != 0) > self._limits.context_tokens:
-            raise PromptTooLongError(num_prompt_tokens, self._limits.context_tokens)
-        room = self._limits.context_tokens - num_prompt_tokens
-        num_new = room if request.max_new_tokens is None else min(request.max_new_tokens, room)
-        if num_new < 0 or request.asks_for_nothing:
-            raise ValueError("at least one new token, one score or a vector must be asked for")
-        if request.pooling is not None and (num_new or request.num_scores):
-            raise ValueError("a sequence that is pooled has no new tokens and no scores")
-        _check_continuation(request, continuation, num_new)
+        num_new = num_new_tokens(request, continuation, self._limits.context_tokens)
         if sequence_id is None:
             sequence_id = SequenceId(self._next_sequence)
         elif sequence_id in self._sequences:
@@ -235,7 +187,7 @@ class Scheduler:
         sequence = SequenceState(
             sequence_id=sequence_id,
             request=request,
-            max_tokens=num_prompt_tokens + num_new,
+            max_tokens=len(request.prompt_tokens) + num_new,
             tokens=[*request.prompt_tokens, *continuation.output_tokens],
             num_scored=continuation.num_scored,
             next_score=continuation.num_scored + 1,
@@ -302,7 +254,9 @@ class Scheduler:
             return self._restoring_step()
         forming = _Forming()
         for is_alone in (self._is_turn_of_alone, not self._is_turn_of_alone):
-            if is_alone and self._steps_in_flight and self._has_alone:
+            if is_alone and not self._has_alone:
+                continue
+            if is_alone and self._steps_in_flight:
                 return None  # its turn comes when these are through
             self._fill(forming, is_alone=is_alone)
             if forming.slices:
@@ -586,33 +540,6 @@ class Scheduler:
         del self._sequences[sequence.sequence_id]
         if sequence.is_opened:
             self._closing.append(sequence.sequence_id)
-
-
-def _check_continuation(
-    request: SequenceRequest, continuation: Continuation, num_new_tokens: int
-) -> None:
-    """Raise ``ParameterError`` for a continuation that the request cannot have, or that is its end.
-
-    ``num_new_tokens`` are the most that the request is given.
-    """
-    outputs, num_scored = continuation.output_tokens, continuation.num_scored
-    if not 0 <= num_scored <= request.num_scores:
-        raise _no_continuation(f"it has {num_scored} scores of {request.num_scores}")
-    if outputs and num_scored < request.num_scores:
-        raise _no_continuation("it has generated tokens and lacks scores of the prompt")
-    if len(outputs) > num_new_tokens:
-        raise _no_continuation(f"it has {len(outputs)} generated tokens of {num_new_tokens}")
-    is_complete = len(outputs) == num_new_tokens and num_scored == request.num_scores
-    if any(token in request.stop_tokens for token in outputs) or (
-        is_complete and request.pooling is None
-    ):
-        raise _no_continuation("it has ended")
-
-
-def _no_continuation(reason: str) -> ParameterError:
-    return ParameterError(
-        "continuation", f"the sequence cannot be continued from where it is said to be: {reason}"
-    )
 
 
 def _score_from(sequence: SequenceState, start: int, end: int) -> int | None:

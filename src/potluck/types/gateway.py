@@ -134,6 +134,7 @@ class TokenSpeed:
 class StageMetrics:
     """Totals of one stage since it was deployed, and the memory that its process holds now.
 
+    ``cpu_seconds`` are those of ``compute_seconds`` in which the thread that computes had a core.
     ``num_dropped_frames`` came late or twice. ``slowdown`` is how many times as long as before its
     steps take lately; None while that is not known. ``times`` were measured lately.
     """
@@ -143,6 +144,7 @@ class StageMetrics:
     num_steps: int
     compute_seconds: float
     memory_bytes: int
+    cpu_seconds: float = 0.0
     num_dropped_frames: int = 0
     slowdown: float | None = None
     times: StageTimes = StageTimes()

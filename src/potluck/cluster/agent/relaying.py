@@ -17,13 +17,9 @@ from potluck.cluster.agent.coordination import Coordination
 from potluck.cluster.agent.outlooks import Outlooks
 from potluck.cluster.agent.progress import GapError, Patience, SequenceProgress
 from potluck.cluster.agent.remote_sequences import RemoteSequences
-from potluck.cluster.calls import (
-    DeploymentRecord,
-    DeploymentState,
-    Generate,
-    encode,
-)
+from potluck.cluster.calls import DeploymentRecord, DeploymentState, encode
 from potluck.cluster.membership import MAX_PAYLOAD_BYTES, Membership
+from potluck.cluster.sequence_messages import Generate
 from potluck.errors import (
     CallError,
     EngineError,

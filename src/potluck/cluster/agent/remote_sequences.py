@@ -14,7 +14,9 @@ import secrets
 from collections.abc import Callable
 from contextlib import aclosing, suppress
 
-from potluck.cluster.calls import (
+from potluck.cluster.calls import decode, encode
+from potluck.cluster.membership import Membership
+from potluck.cluster.sequence_messages import (
     Feed,
     Generate,
     GenerateAnswer,
@@ -23,10 +25,7 @@ from potluck.cluster.calls import (
     StartAnswer,
     StartSequence,
     StopSequence,
-    decode,
-    encode,
 )
-from potluck.cluster.membership import Membership
 from potluck.errors import CallError, MovedError
 from potluck.types.cluster import NodeId
 from potluck.types.sequence import Cancel, OnUpdate

@@ -10,7 +10,9 @@ from functools import partial
 
 from potluck.cluster.agent.coordination import Coordination
 from potluck.cluster.agent.token_feed import TokenFeed, in_parts, updates_of
-from potluck.cluster.calls import (
+from potluck.cluster.calls import decode, encode
+from potluck.cluster.membership import Membership, MethodTable
+from potluck.cluster.sequence_messages import (
     Generate,
     GenerateFailure,
     OpenFeed,
@@ -18,10 +20,7 @@ from potluck.cluster.calls import (
     StartSequence,
     StopSequence,
     Tokens,
-    decode,
-    encode,
 )
-from potluck.cluster.membership import Membership, MethodTable
 from potluck.errors import CallError, MovedError, OverloadedError, PotluckError
 from potluck.types.sequence import Cancel, OnUpdate
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator
 
-from potluck.cluster.calls import Fed, Feed, GenerateFailure, Tokens
+from potluck.cluster.sequence_messages import Fed, Feed, GenerateFailure, Tokens
 from potluck.errors import CallError, EngineError, PotluckError
 from potluck.types.sequence import Cancel, CommittedToken, OnUpdate, SequenceUpdate
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from potluck.cluster.calls import DeploymentRecord, ModelFingerprint
+from potluck.cluster.calls import DeploymentRecord, ModelFingerprint, StageRecord
 from potluck.cluster.coordinator.alternatives import Alternative, compared
 from potluck.cluster.coordinator.answering import OnOver, OpenPipeline
 from potluck.cluster.coordinator.claiming import Grant, Refusal, claim
@@ -107,21 +107,24 @@ class Attempt:
         Also on what the stages before a stage compute: its node knows nothing of that.
         """
         record = self.record
-        if not record.cache_disk_bytes or not record.prefix_cache or not record.stages:
-            return None
-        kept = [self._kept_blocks.get(index, "") for index in range(len(record.stages))]
-        if not all(kept):
-            stage = record.stages[kept.index("")]
-            _log.warning(
-                "%s keeps no cache blocks on disk: node %s does not", record.model_id, stage.node_id
-            )
+        if not self._wants_disk or not record.stages or self._stage_without_disk is not None:
             return None
         stages = [
-            (stage.start_layer, stage.end_layer, name)
-            for stage, name in zip(record.stages, kept, strict=True)
+            (stage.start_layer, stage.end_layer, self._kept_blocks[index])
+            for index, stage in enumerate(record.stages)
         ]
         model = (self._fingerprint.digest, self._fingerprint.weights, record.quantization)
         return msgspec.msgpack.encode((model, stages))
+
+    @property
+    def _wants_disk(self) -> bool:
+        return self.record.cache_disk_bytes > 0 and self.record.prefix_cache
+
+    @property
+    def _stage_without_disk(self) -> StageRecord | None:
+        """The first stage that keeps no cache blocks on disk, or is not loaded."""
+        stages = enumerate(self.record.stages)
+        return next((stage for index, stage in stages if not self._kept_blocks.get(index)), None)
 
     @property
     def _steps_in_flight(self) -> int:
@@ -223,6 +226,13 @@ class Attempt:
         self._addresses = await load_stages(
             self._around.membership, self.record, self.size, on_progress, loaded
         )
+        without = self._stage_without_disk
+        if self._wants_disk and without is not None:
+            _log.warning(
+                "%s keeps no cache blocks on disk: node %s does not",
+                self.record.model_id,
+                without.node_id,
+            )
 
     async def connect(self) -> None:
         """Have the stages connected: from here on, no lower epoch computes."""

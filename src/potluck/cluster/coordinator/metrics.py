@@ -87,6 +87,7 @@ async def deployment_metrics(
                 node_id=node,
                 num_steps=stats[index].num_steps,
                 compute_seconds=stats[index].compute_seconds,
+                cpu_seconds=stats[index].cpu_seconds,
                 memory_bytes=stats[index].resident_bytes,
                 num_dropped_frames=stats[index].num_dropped_frames,
                 slowdown=stats[index].slowdown,

@@ -262,6 +262,7 @@ class WayInUse(msgspec.Struct, frozen=True, kw_only=True):
 class Stats(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Totals since the start, the memory that the process holds now, and what goes on.
 
+    ``cpu_seconds`` are those of ``compute_seconds`` in which the thread that computes ran.
     ``busy_seconds`` is how long the present call into the engine has taken; 0 between two.
     ``num_dropped_frames`` came late or twice and were not computed. ``sending_seconds`` is how long
     a result has been on its way out; 0 between two. ``slowdown`` is how many times as long as
@@ -276,6 +277,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     send_seconds: float
     num_sent_bytes: int
     resident_bytes: int
+    cpu_seconds: float = 0.0
     busy_seconds: float = 0.0
     num_dropped_frames: int = 0
     sending_seconds: float = 0.0

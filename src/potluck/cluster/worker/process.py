@@ -220,6 +220,7 @@ def _stats(serving: Serving, resident_bytes: int, busy_seconds: float) -> Stats:
         num_steps=totals.num_steps,
         num_tokens=totals.num_tokens,
         compute_seconds=totals.compute_seconds,
+        cpu_seconds=totals.cpu_seconds,
         send_seconds=totals.send_seconds,
         num_sent_bytes=totals.num_sent_bytes,
         resident_bytes=resident_bytes,

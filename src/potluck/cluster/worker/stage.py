@@ -31,12 +31,15 @@ from potluck.types.step import StepId
 class StageTotals:
     """Counted by the compute thread and read by the one that reports.
 
-    ``computing_since`` and ``sending_since`` are of ``time.perf_counter()``, and 0 between two.
+    ``cpu_seconds`` are those of ``compute_seconds`` in which the thread ran: without those in which
+    it waited for others or for a core. ``computing_since`` and ``sending_since`` are of
+    ``time.perf_counter()``, and 0 between two.
     """
 
     num_steps: int = 0
     num_tokens: int = 0
     compute_seconds: float = 0.0
+    cpu_seconds: float = 0.0
     send_seconds: float = 0.0
     num_sent_bytes: int = 0
     num_dropped_frames: int = 0
@@ -137,7 +140,9 @@ class Stage:
             if step.saves and self._keeper is not None:
                 self._keeper.save(step.saves)
                 started = time.perf_counter()
+            cpu_started = time.thread_time()
             result = self._engine.step(step, hidden, masks)
+            totals.cpu_seconds += time.thread_time() - cpu_started
         except UnitFaultError:
             raise  # no later step would be right
         except PotluckError as error:

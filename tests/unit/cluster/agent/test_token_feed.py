@@ -11,7 +11,8 @@ import pytest
 
 from potluck.cluster.agent import token_feed as module
 from potluck.cluster.agent.token_feed import TokenFeed, in_parts, updates_of
-from potluck.cluster.calls import Feed, GenerateFailure, Tokens, decode, encode
+from potluck.cluster.calls import decode, encode
+from potluck.cluster.sequence_messages import Feed, GenerateFailure, Tokens
 from potluck.errors import CallError, EngineError, OverloadedError
 from potluck.types.sequence import Cancel, CommittedToken, FinishReason, OnUpdate, SequenceUpdate
 from potluck.types.step import SequenceId, TokenLogprob

@@ -60,6 +60,7 @@ def stats(*times: StepTime) -> Stats:
         send_seconds=0.1,
         num_sent_bytes=10,
         resident_bytes=4096,
+        cpu_seconds=1.25,
         step_times=times,
     )
 
@@ -123,6 +124,7 @@ def test_predictions_and_measurements_go_to_whoever_asks() -> None:
     assert shown.speed == SPEED
     assert shown.prediction == prediction(A, B)
     assert [each.times.loaded_seconds for each in shown.stages] == [0.05, None]
+    assert [(each.compute_seconds, each.cpu_seconds) for each in shown.stages] == [(1.5, 1.25)] * 2
     # As the coordinator answers another node's gateway.
     assert msgspec.msgpack.decode(encode(shown), type=ModelMetrics | None) == shown
 

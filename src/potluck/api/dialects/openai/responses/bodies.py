@@ -10,7 +10,15 @@ from pydantic import BaseModel, ConfigDict, Field
 from potluck.api.bodies import FIRST_ERROR, STRICT, parse_object, validated
 from potluck.api.dialects.openai.other_fields import STREAM_OPTIONS
 from potluck.api.errors import invalid
-from potluck.api.other_fields import FLAT, LABEL, LABELS, Harmless, Others, without_others
+from potluck.api.other_fields import (
+    FLAT,
+    LABEL,
+    LABELS,
+    OBJECT,
+    Harmless,
+    Others,
+    without_others,
+)
 
 _LENIENT = ConfigDict(extra="ignore", strict=True, frozen=True)
 """Of items, which clients send back as they received them, with ids, states and annotations."""
@@ -171,7 +179,7 @@ _OTHERS = Others(
         "prompt_cache_retention": LABEL,
         # How many of the server's own tools may be called; it has none.
         "max_tool_calls": Harmless(expected="an integer", holds=lambda value: type(value) is int),
-        "client_metadata": LABELS,
+        "client_metadata": OBJECT,
         "metadata": replace(LABELS, is_kept=True),  # an answer says it again
         "user": replace(LABEL, is_kept=True),  # the agent's log has it
     },

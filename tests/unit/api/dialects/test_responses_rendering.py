@@ -1,0 +1,292 @@
+"""Responses and their events.
+
+https://platform.openai.com/docs/api-reference/responses-streaming
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from support.rendered import (
+    USAGE,
+    Event,
+    called,
+    ended,
+    events,
+    gained,
+    said,
+    scored,
+    stream,
+    thought,
+    whole,
+)
+from support.toy_gateway import ToyTokenizer
+
+from potluck.api.delta import Delta
+from potluck.api.dialects.openai.responses.bodies import parse_response
+from potluck.api.dialects.openai.responses.rendering import ResponseRenderer
+from potluck.api.errors import ApiError
+from potluck.api.rendering import Json
+from potluck.types.sequence import FinishReason
+from potluck.types.step import SamplingParams
+
+FULL = [
+    thought("H"),
+    thought("m"),
+    said("I "),
+    said("look."),
+    called(0, "find", '{"a":'),
+    gained(0, "1}"),
+    called(1, "clock", "{}"),
+    ended(),
+]
+
+
+class Kept:
+    """What the renderer has told of complete responses."""
+
+    def __init__(self) -> None:
+        self.responses: list[tuple[Json, list[Json]]] = []
+
+    def __call__(self, response: Json, output: Sequence[Json]) -> None:
+        self.responses.append((response, list(output)))
+
+
+def renderer(kept: Kept | None = None, **fields: Any) -> ResponseRenderer:
+    body = parse_response(json.dumps({"model": "m", "input": "hi", **fields}).encode())
+    sampling = SamplingParams(temperature=0.5, top_p=0.9)
+    return ResponseRenderer(body, sampling, ToyTokenizer(), kept or Kept())
+
+
+def without_ids(events: list[Event]) -> list[Event]:
+    """Events whose ids are replaced by the type of the item and how many there were before."""
+    text = json.dumps(events)
+    names = [
+        event["item"]["id"] for event in events if event["type"] == "response.output_item.added"
+    ]
+    for number, name in enumerate(names):
+        text = text.replace(name, f"item {number}")
+        text = text.replace(f"call_{name.partition('_')[2]}", f"call {number}")
+    found: list[Event] = json.loads(text)
+    return found
+
+
+def test_a_stream_of_text() -> None:
+    each = renderer()
+    found = events(stream(each, [said("Hel"), said("lo"), ended()]))
+    assert [event.pop("sequence_number") for event in found] == list(range(len(found)))
+    part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+    done = {**part, "text": "Hello"}
+    item = {"id": "item 0", "type": "message", "status": "in_progress", "role": "assistant"}
+    of_part = {"item_id": "item 0", "output_index": 0, "content_index": 0}
+    assert without_ids(found)[2:-1] == [
+        {
+            "type": "response.output_item.added",
+            "output_index": 0,
+            "item": {**item, "content": []},
+        },
+        {"type": "response.content_part.added", **of_part, "part": part},
+        {"type": "response.output_text.delta", **of_part, "delta": "Hel", "logprobs": []},
+        {"type": "response.output_text.delta", **of_part, "delta": "lo", "logprobs": []},
+        {"type": "response.output_text.done", **of_part, "text": "Hello", "logprobs": []},
+        {"type": "response.content_part.done", **of_part, "part": done},
+        {
+            "type": "response.output_item.done",
+            "output_index": 0,
+            "item": {**item, "status": "completed", "content": [done]},
+        },
+    ]
+    assert [event["type"] for event in found[:2]] == ["response.created", "response.in_progress"]
+    begun = found[0]["response"]
+    assert found[1]["response"] == begun
+    assert (begun["status"], begun["output"], begun["usage"]) == ("in_progress", [], None)
+    assert found[-1]["type"] == "response.completed"
+    assert found[-1]["response"]["status"] == "completed"
+    assert found[-1]["response"]["id"] == each.request_id == begun["id"]
+    assert each.request_id.startswith("resp_")
+
+
+def test_a_stream_of_a_thought_a_text_and_two_calls_has_an_item_for_each() -> None:
+    found = events(stream(renderer(), FULL))
+    numbered = [event["sequence_number"] for event in found]
+    assert numbered == list(range(len(found)))
+    assert [
+        (event["type"].removeprefix("response."), event.get("output_index"), event.get("delta"))
+        for event in found[2:-1]
+    ] == [
+        ("output_item.added", 0, None),
+        ("content_part.added", 0, None),
+        ("reasoning_text.delta", 0, "H"),
+        ("reasoning_text.delta", 0, "m"),
+        ("reasoning_text.done", 0, None),
+        ("content_part.done", 0, None),
+        ("output_item.done", 0, None),
+        ("output_item.added", 1, None),
+        ("content_part.added", 1, None),
+        ("output_text.delta", 1, "I "),
+        ("output_text.delta", 1, "look."),
+        ("output_text.done", 1, None),
+        ("content_part.done", 1, None),
+        ("output_item.done", 1, None),
+        ("output_item.added", 2, None),
+        ("function_call_arguments.delta", 2, '{"a":'),
+        ("function_call_arguments.delta", 2, "1}"),
+        ("function_call_arguments.done", 2, None),
+        ("output_item.done", 2, None),
+        ("output_item.added", 3, None),
+        ("function_call_arguments.delta", 3, "{}"),
+        ("function_call_arguments.done", 3, None),
+        ("output_item.done", 3, None),
+    ]
+    added = {event["output_index"]: event["item"]["id"] for event in found if "item" in event}
+    assert all(
+        event["item_id"] == added[event["output_index"]] for event in found if "item_id" in event
+    )
+
+
+def test_a_whole_response_has_what_the_stream_has() -> None:
+    kept = Kept()
+    answer = whole(renderer(kept), FULL)
+    streamed = events(stream(renderer(), FULL))[-1]["response"]
+    for response in (answer, streamed):
+        for item in response["output"]:
+            assert item.pop("id").partition("_")[0] in ("rs", "msg", "fc")
+            item.pop("call_id", None)
+        assert response["output"] == [
+            {
+                "type": "reasoning",
+                "summary": [],
+                "content": [{"type": "reasoning_text", "text": "Hm"}],
+            },
+            {
+                "type": "message",
+                "status": "completed",
+                "role": "assistant",
+                "content": [
+                    {"type": "output_text", "text": "I look.", "annotations": [], "logprobs": []}
+                ],
+            },
+            {
+                "type": "function_call",
+                "status": "completed",
+                "name": "find",
+                "arguments": '{"a":1}',
+            },
+            {"type": "function_call", "status": "completed", "name": "clock", "arguments": "{}"},
+        ]
+        assert response["usage"] == {
+            "input_tokens": 20,
+            "input_tokens_details": {"cached_tokens": 16, "cache_write_tokens": 0},
+            "output_tokens": 7,
+            "output_tokens_details": {"reasoning_tokens": 2},
+            "total_tokens": 27,
+        }
+    ((told, output),) = kept.responses
+    assert told["status"] == "completed"
+    assert [item["type"] for item in output] == [item["type"] for item in answer["output"]]
+
+
+def test_what_was_asked_for_is_said_again() -> None:
+    tool = {"type": "function", "name": "find", "parameters": {"type": "object"}, "strict": False}
+    form = {"type": "json_schema", "name": "x", "schema": {"type": "object"}}
+    answer = whole(
+        renderer(
+            instructions="Be brief",
+            max_output_tokens=9,
+            metadata={"a": "b"},
+            parallel_tool_calls=False,
+            previous_response_id="resp_0",
+            reasoning={"effort": "low"},
+            store=False,
+            text={"format": form},
+            tool_choice={"type": "function", "name": "find"},
+            tools=[tool],
+            user="somebody",
+        ),
+        [ended()],
+    )
+    assert answer.pop("id").startswith("resp_")
+    assert abs(answer.pop("created_at") - time.time()) < 60
+    answer.pop("usage")
+    assert answer == {
+        "object": "response",
+        "status": "completed",
+        "background": False,
+        "error": None,
+        "incomplete_details": None,
+        "instructions": "Be brief",
+        "max_output_tokens": 9,
+        "metadata": {"a": "b"},
+        "model": "m",
+        "output": [],
+        "parallel_tool_calls": False,
+        "previous_response_id": "resp_0",
+        "reasoning": {"effort": "low", "summary": None},
+        "store": False,
+        "temperature": 0.5,
+        "text": {"format": form},
+        "tool_choice": {"type": "function", "name": "find"},
+        "tools": [{**tool, "description": None}],
+        "top_p": 0.9,
+        "truncation": "disabled",
+        "user": "somebody",
+    }
+
+
+@pytest.mark.parametrize("deltas", [[said("Hel")], [called(0, "find", '{"a')]])
+def test_an_answer_that_was_cut_off_is_incomplete(deltas: list[Delta]) -> None:
+    cut = [*deltas, ended(FinishReason.LENGTH)]
+    last = events(stream(renderer(), cut))[-1]
+    assert last["type"] == "response.incomplete"
+    for response in (last["response"], whole(renderer(), cut)):
+        assert response["status"] == "incomplete"
+        assert response["incomplete_details"] == {"reason": "max_output_tokens"}
+        assert response["output"][-1]["status"] == "incomplete"
+
+
+def test_log_probabilities_are_those_of_the_text() -> None:
+    def logprob(token: int) -> Event:
+        return {"token": chr(token), "logprob": -0.5, "bytes": [token], "top_logprobs": []}
+
+    deltas = [thought("Hm"), scored(60), scored(65, "A"), scored(66), scored(67, "BC"), ended()]
+    found = events(stream(renderer(), deltas))
+    texts = [event for event in found if event["type"] == "response.output_text.delta"]
+    assert [event["logprobs"] for event in texts] == [[logprob(65)], [logprob(66), logprob(67)]]
+    (part,) = whole(renderer(), deltas)["output"][1]["content"]
+    assert part["logprobs"] == [logprob(65), logprob(66), logprob(67)]
+    (item,) = whole(renderer(), [scored(60), scored(65, "<A"), ended()])["output"]
+    assert item["content"][0]["logprobs"] == [logprob(60), logprob(65)]
+
+
+@pytest.mark.parametrize(("status", "code"), [(503, "server_error"), (429, "rate_limit_exceeded")])
+def test_a_stream_that_fails(status: int, code: str) -> None:
+    kept = Kept()
+    each = renderer(kept)
+    data = each.begin(USAGE) + each.delta(0, said("Hel"))
+    data += each.failed(ApiError(status, "a machine is gone", code="gone"))
+    error, failed = events(data)[-2:]
+    number = error.pop("sequence_number")
+    assert error == {"type": "error", "code": "gone", "message": "a machine is gone", "param": None}
+    assert (failed["type"], failed["sequence_number"]) == ("response.failed", number + 1)
+    assert failed["response"]["status"] == "failed"
+    assert failed["response"]["error"] == {"code": code, "message": "a machine is gone"}
+    assert kept.responses == []
+
+
+def test_a_stream_that_waits_sends_comments() -> None:
+    assert renderer().waiting.startswith(b":")
+
+
+def test_a_long_answer_takes_time_in_proportion() -> None:
+    def seconds(count: int) -> float:
+        deltas = [*(scored(65, "x" * 20) for _ in range(count)), ended()]
+        began = time.process_time()
+        whole(renderer(), deltas)
+        return time.process_time() - began
+
+    seconds(100)
+    assert seconds(20_000) < 40 * max(seconds(2_000), 1e-3)

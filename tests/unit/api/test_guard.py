@@ -1,0 +1,158 @@
+"""Who may pass, and in whose words errors are told."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import httpx2
+import pytest
+from support.toy_gateway import ToyGateway
+
+from potluck.api.app import DIALECTS, build_app
+from potluck.api.config import ApiConfig
+from potluck.api.errors import ApiError, renamed
+from potluck.api.guard import PathTable
+from potluck.api.keys import ApiKeys, create_api_key
+
+OPENAI_PATHS = (
+    "/v1/chat/completions",
+    "/v1/models",
+    "/v1/responses/resp_1",
+    "/cluster",
+    "/",
+    "//x",
+)
+ANTHROPIC_PATHS = ("/v1/messages", "/v1/messages/count_tokens", "/v1/messages/batches/1")
+OLLAMA_PATHS = ("/api/chat", "/api/pull", "/api/blobs/sha256:0", "/api")
+
+
+def table() -> PathTable:
+    return PathTable({each: tuple(each.endpoints(None)) for each in DIALECTS})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [
+        *(("openai", path) for path in OPENAI_PATHS),
+        *(("anthropic", path) for path in ANTHROPIC_PATHS),
+        *(("ollama", path) for path in OLLAMA_PATHS),
+    ],
+)
+def test_every_address_has_a_dialect(name: str, path: str) -> None:
+    assert table().find(path)[0].name == name
+
+
+@pytest.mark.parametrize(
+    ("path", "label"),
+    [
+        ("/v1/messages", "/v1/messages"),
+        ("/v1/responses/resp_1", "/v1/responses"),
+        ("/v1/models/a/b", "/v1/models"),
+        ("/v1/messages/batches", "other"),
+        ("/api/pull", "other"),
+        ("/" * 100_000, "other"),
+    ],
+)
+def test_labels_are_few(path: str, label: str) -> None:
+    assert table().find(path)[1] == label
+
+
+def answer(
+    method: str, path: str, headers: dict[str, str], *, keys: ApiKeys | None = None
+) -> tuple[int, Any]:
+    """What an application answers."""
+
+    async def ask() -> tuple[int, Any]:
+        gateway = ToyGateway()
+        try:
+            app = build_app(gateway, ApiConfig(keys=keys), asyncio.Event())
+            transport = httpx2.ASGITransport(app=app)
+            url = "http://127.0.0.1"
+            async with httpx2.AsyncClient(transport=transport, base_url=url) as client:
+                response = await client.request(method, path, headers=headers)
+                return response.status_code, response.json()
+        finally:
+            gateway.dispatcher.close()
+
+    return asyncio.run(ask())
+
+
+@pytest.fixture(scope="module")
+def key_file(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ApiKeys]:
+    path = tmp_path_factory.mktemp("keys") / "keys"
+    key = create_api_key(path, "me")
+    return key, ApiKeys.load(path)
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "status"),
+    [
+        ("/v1/models", {"Authorization": "Bearer KEY"}, 200),
+        ("/v1/models", {"x-api-key": "KEY"}, 200),  # where Anthropic's clients list models, too
+        ("/v1/models", {}, 401),
+        ("/v1/models", {"x-api-key": "KEY2"}, 401),
+        ("/v1/messages", {"Authorization": "bearer  KEY"}, 405),
+        ("/v1/messages", {"x-api-key": "KEY"}, 405),
+        ("/v1/messages", {}, 401),
+        ("/api/tags", {"Authorization": "Bearer KEY"}, 200),
+        ("/api/tags", {}, 401),
+        ("/api/tags", {"Authorization": "Basic KEY"}, 401),
+        ("/health", {}, 200),
+    ],
+)
+def test_keys(
+    key_file: tuple[str, ApiKeys], path: str, headers: dict[str, str], status: int
+) -> None:
+    key, keys = key_file
+    shown = {name: value.replace("KEY", key) for name, value in headers.items()}
+    assert answer("GET", path, shown, keys=keys)[0] == status
+
+
+@pytest.mark.parametrize("path", OPENAI_PATHS[:3])
+def test_openai_clients_are_refused_in_their_words(
+    key_file: tuple[str, ApiKeys], path: str
+) -> None:
+    status, told = answer("GET", path, {}, keys=key_file[1])
+    assert status == 401
+    assert set(told) == {"error"}
+    assert set(told["error"]) == {"message", "type", "param", "code"}
+
+
+@pytest.mark.parametrize("path", ANTHROPIC_PATHS)
+def test_anthropic_clients_are_refused_in_their_words(
+    key_file: tuple[str, ApiKeys], path: str
+) -> None:
+    status, told = answer("POST", path, {}, keys=key_file[1])
+    assert (status, told["type"], told["error"]["type"]) == (401, "error", "authentication_error")
+
+
+@pytest.mark.parametrize("path", OLLAMA_PATHS)
+def test_ollama_clients_are_refused_in_their_words(
+    key_file: tuple[str, ApiKeys], path: str
+) -> None:
+    status, told = answer("POST", path, {}, keys=key_file[1])
+    assert status == 401
+    assert isinstance(told["error"], str)
+
+
+def test_an_address_that_is_not_there_is_told_in_the_words_of_its_neighbours() -> None:
+    status, told = answer("POST", "/v1/messages/batches", {})
+    assert (status, told["error"]["type"]) == (404, "not_found_error")
+    status, told = answer("POST", "/api/pull", {})
+    assert (status, list(told)) == (404, ["error"])
+    assert "/api/pull" in told["error"]
+    status, told = answer("POST", "/v1/audio/speech", {})
+    assert (status, told["error"]["code"]) == (404, "unknown_url")
+
+
+def test_fields_have_the_names_of_the_dialect() -> None:
+    error = ApiError(
+        400, "top_k is 0, and my_top_k 1 (give another top_k)", param="top_k", code="c"
+    )
+    told = renamed(error, {"top_k": "options.top_k"})
+    assert told.message == "options.top_k is 0, and my_top_k 1 (give another options.top_k)"
+    assert (told.status, told.param, told.code) == (400, "options.top_k", "c")
+    assert renamed(error, {"top_p": "x"}) is error
+    assert json.loads(DIALECTS[2].error(told)) == {"error": told.message}
