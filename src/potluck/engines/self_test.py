@@ -6,7 +6,7 @@ import numpy as np
 
 from potluck.models.program import build_program
 from potluck.models.rope import rope_table
-from potluck.probe import program_case
+from potluck.probe import draw_case, program_case
 from potluck.probe import self_test as case
 from potluck.types.engine import LoadableEngine, MakeEngine
 from potluck.types.model import ModelConfig, RopeConfig
@@ -21,12 +21,19 @@ from potluck.types.program import (
     Shard,
     WeightSpec,
 )
-from potluck.types.step import KV_BLOCK_TOKENS, SequenceId, SequenceSlice, Step, StepId
+from potluck.types.step import (
+    KV_BLOCK_TOKENS,
+    SequenceId,
+    SequenceOpening,
+    SequenceSlice,
+    Step,
+    StepId,
+)
 from potluck.types.tensor import TensorFormat, TensorInfo
 
 
 def self_test(make_engine: MakeEngine) -> dict[str, list[list[float]]]:
-    """What engines make of the case: products by format, ``softmax`` and ``program``.
+    """What engines make of the case: products by format, ``softmax``, ``program`` and ``draws``.
 
     Only the program's engine is warmed up, as when it serves: what compiles in advance would
     compile for the others more than they use.
@@ -36,6 +43,7 @@ def self_test(make_engine: MakeEngine) -> dict[str, list[list[float]]]:
         **results,
         "softmax": _shares(make_engine),
         "program": program_logits(make_engine),
+        "draws": drawn_tokens(make_engine),
     }
 
 
@@ -181,6 +189,57 @@ def _shares(make_engine: MakeEngine) -> list[list[float]]:
     out = engine.step(Step(step_id=StepId(0), slices=(part,)), hidden).hidden
     engine.close()
     return [] if out is None else out.tolist()
+
+
+def drawn_tokens(make_engine: MakeEngine) -> list[list[float]]:
+    """The tokens of ``potluck.probe.draw_case``; hidden states are unit vectors, as above."""
+    width = KV_BLOCK_TOKENS * 2  # of which the first columns are rows of logits
+    shape = (draw_case.VOCAB_SIZE, width)
+    draws = draw_case.all_draws()
+    program = Program(
+        shard=Shard(start_layer=1, end_layer=1, num_layers=1, has_embedding=False, has_head=True),
+        registers=(Register(name=HIDDEN, width=width),),
+        ops=(Head(x=HIDDEN, weight="weight", vocab_size=draw_case.VOCAB_SIZE),),
+        weights=(WeightSpec(name="weight", shape=shape),),
+        caches=(),
+        rope=None,
+        hidden_size=width,
+        vocab_size=draw_case.VOCAB_SIZE,
+        context_tokens=2,
+    )
+    engine = make_engine(program, num_blocks=0, max_step_tokens=len(draws))
+    weight = np.zeros(shape, dtype="<f4")
+    weight[:, : draw_case.NUM_ROWS] = np.array(draw_case.logits(), dtype=np.float32).T
+    info = TensorInfo(name="weight", shape=shape, format=TensorFormat.F32)
+    _load(engine, info, weight.tobytes())
+    allowed = np.packbits(
+        [draw_case.is_allowed(token) for token in range(-(-draw_case.VOCAB_SIZE // 32) * 32)],
+        bitorder="little",
+    ).view("<u4")
+    step = Step(
+        step_id=StepId(0),
+        slices=tuple(
+            SequenceSlice(
+                sequence_id=SequenceId(number),
+                tokens=(0,),
+                start_position=0,
+                block_table=(),
+                sample=True,
+            )
+            for number in range(len(draws))
+        ),
+        opened=tuple(
+            SequenceOpening(
+                sequence_id=SequenceId(number), sampling=draw.params, prompt_tokens=(number,)
+            )
+            for number, draw in enumerate(draws)
+        ),
+    )
+    hidden = np.eye(width, dtype=np.float32)[[draw.row for draw in draws]]
+    masks = {SequenceId(number): allowed for number, draw in enumerate(draws) if draw.has_mask}
+    sampled = engine.step(step, hidden, masks).sampled
+    engine.close()
+    return [[float(each.token) for each in sampled]]
 
 
 def _load(engine: LoadableEngine, info: TensorInfo, stored: bytes) -> None:

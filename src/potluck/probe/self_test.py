@@ -13,7 +13,8 @@ float32 holds 24. So the product is exact in whatever order it is summed, and mu
 The softmax: causal attention of one head where token t's value is the unit vector t, so that the
 output is the shares themselves. Scores are multiples of 1/8, exact as well.
 
-And a whole program, to a tolerance: ``potluck.probe.program_case``.
+A whole program, to a tolerance: ``potluck.probe.program_case``. And tokens that are drawn:
+``potluck.probe.draw_case``.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import math
 import struct
 from dataclasses import dataclass
 
-from potluck.probe import program_case
+from potluck.probe import draw_case, program_case
 from potluck.probe.self_test_draws import between, draws
 from potluck.types.tensor import TensorFormat
 
@@ -145,7 +146,7 @@ def deviation(results: object) -> str:
 
     ``results`` is what a child printed: an object with ``q8_0`` and ``q4_0``, as
     ``expected_products``, ``softmax``, as ``expected_shares``, and ``program``, the logits of
-    ``program_case``.
+    ``program_case``, and ``draws``, the tokens of ``draw_case``.
     """
     if not isinstance(results, dict):
         return "its results are no object"
@@ -162,7 +163,10 @@ def deviation(results: object) -> str:
         SHARE_TOLERANCE,
         _LEAST_SHARE_TOLERANCE,
     )
-    return problem or _program_deviation(results.get("program"))
+    problem = problem or _program_deviation(results.get("program"))
+    return problem or _first_difference(
+        "the drawn tokens", results.get("draws"), [[*map(float, draw_case.EXPECTED)]], 0.0, 0.0
+    )
 
 
 def _first_difference(

@@ -293,6 +293,8 @@ _SIGNS = (
             close_text="Here is my response:",
         ),
     ),
+    # MiniMax M2, whose templates write results of tools between <response> tags.
+    _Sign(texts=("</think>", "<minimax:tool_call>"), reasoning=_tagged("think")),
     # Granite 3.3 and ERNIE 4.5.
     _Sign(
         texts=("</think>", "</response>"),

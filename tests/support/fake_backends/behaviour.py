@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from potluck.probe import program_case, self_test
+from potluck.probe import draw_case, program_case, self_test
 from potluck.types.hardware import BackendSpec, Device, DeviceKind, DeviceMemory, Interface
 
 CALLS = "FAKE_BACKEND_CALLS"
@@ -65,6 +65,7 @@ def right_results() -> dict[str, list[list[float]]]:
         "q4_0": self_test.expected_products(self_test.FORMATS[1]),
         "softmax": self_test.expected_shares(),
         "program": program_case.expected_logits(),
+        "draws": [[float(token) for token in draw_case.EXPECTED]],
     }
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -28,6 +30,7 @@ from potluck.errors import (
 )
 from potluck.types.gateway import ServedModel
 from potluck.types.step import SamplingParams
+from potluck.types.text import ChatMessage, ChatPrompt
 
 HELLO: list[Any] = [{"role": "user", "content": "hello"}]
 
@@ -521,3 +524,18 @@ def test_errors_have_the_status_that_clients_expect() -> None:
         }
     }
     assert to_api_error(table[4][0]).headers == {"Retry-After": "7"}
+
+
+@pytest.mark.parametrize(("effort", "thinks"), [("none", False), ("low", True), (None, None)])
+def test_thinking_is_left_to_the_template(
+    model: ServedModel, effort: str | None, thinks: bool | None
+) -> None:
+    seen: list[object] = []
+
+    def encode(messages: Sequence[ChatMessage], **options: Any) -> ChatPrompt:
+        seen.append((options["thinks"], options["template_variables"]))
+        return model.encode_chat(messages, **options)
+
+    fields = {} if effort is None else {"reasoning_effort": effort}
+    chat(replace(model, encode_chat=encode), chat_template_kwargs={"a": 1}, **fields)
+    assert seen == [(thinks, {"a": 1})]

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 
-from potluck.api.system_lines import KNOWN_CHANGING_LINES, without_lines
-from potluck.types.text import ChatMessage
+from potluck.api.system_lines import KNOWN_CHANGING_LINES, WithoutLines, without_lines
+from potluck.types.text import ChatEncoder, ChatEnding, ChatMessage, ChatPrompt, Tool
 
 HEADER = "x-anthropic-billing-header: cc_version=2.1; cch=a1b2c;"
 
@@ -43,3 +47,26 @@ def test_a_message_that_is_nothing_else_goes_as_a_whole() -> None:
 def test_the_prefixes_are_those_that_are_given() -> None:
     text = f"{HEADER}\ndate: today\nYou help."
     assert without_lines([system(text)], ("date:", "time:")) == [system(f"{HEADER}\nYou help.")]
+
+
+def test_all_else_is_passed_on() -> None:
+    seen: dict[str, object] = {}
+
+    def encoder(messages: Sequence[ChatMessage], **options: object) -> ChatPrompt:
+        seen.update(options, messages=messages)
+        return ChatPrompt(tokens=[1], turn="")
+
+    options: dict[str, Any] = {
+        "ending": ChatEnding.CLOSED,
+        "reasoning_effort": "low",
+        "thinks": False,
+        "tools": (Tool(name="clock"),),
+        "template_variables": {"a": 1},
+    }
+    without = WithoutLines(encoder=encoder, prefixes=KNOWN_CHANGING_LINES)
+    assert without([system(f"{HEADER}\nYou help.")], **options).tokens == [1]
+    assert seen == {**options, "messages": [system("You help.")]}
+    assert set(options) == set(inspect.signature(ChatEncoder.__call__).parameters) - {
+        "self",
+        "messages",
+    }

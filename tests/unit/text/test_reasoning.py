@@ -175,3 +175,10 @@ def test_marks() -> None:
 
 def test_templates_without_thoughts() -> None:
     assert reasoning_format("{{ messages[0].content }}") is None
+
+
+def test_results_of_tools_are_not_marks_of_answers() -> None:
+    source = "<think></think> <minimax:tool_call> <response>{{ m.content }}</response>"
+    reasoning = reasoning_format(source)
+    assert reasoning is not None
+    assert reasoning.marks == ("<think>", "</think>")
