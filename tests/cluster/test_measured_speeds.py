@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,10 +21,15 @@ SCHEMA = json.loads(
 )
 
 
+NUMBERS = itertools.count()
+
+
 def generate(agent: AgentProcess, num_tokens: int = NUM_TOKENS) -> None:
+    """Have a prompt computed of which no cache has the beginning."""
+    prompt = f"{next(NUMBERS)} old boats. " + "The old boat. " * 20
     with agent.client() as client:
         client.completions.create(
-            model="demo", prompt="The old boat. " * 20, max_tokens=num_tokens, logit_bias=no_end()
+            model="demo", prompt=prompt, max_tokens=num_tokens, logit_bias=no_end()
         )
 
 

@@ -43,6 +43,7 @@ def gateway(running: RunningApi) -> Iterator[ScriptedGateway]:
     yield gateway
     gateway.failure_after = None
     gateway.first_seconds = 0.0
+    gateway.is_cut_off = False
 
 
 @pytest.fixture
@@ -77,6 +78,18 @@ def wait_for_end(gateway: ScriptedGateway) -> None:
     while gateway.num_open:
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def test_an_answer_whose_grammar_cannot_be_followed_is_an_error(
+    client: httpx2.Client, gateway: ScriptedGateway
+) -> None:
+    gateway.is_cut_off = True
+    body: Event = {"messages": [{"role": "user", "content": "hi"}]}
+    constrained = {**body, "response_format": {"type": "json_object"}}
+    error = asked(client, "/v1/chat/completions", constrained, 503)["error"]
+    assert "cannot follow the grammar" in error["message"]
+    assert asked(client, "/v1/chat/completions", {**constrained, "max_tokens": 1})["choices"]
+    assert asked(client, "/v1/chat/completions", body)["choices"]
 
 
 # Anthropic

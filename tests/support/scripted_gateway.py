@@ -28,7 +28,8 @@ class ScriptedGateway(ToyGateway):
     """Answers every request with ``script``, a byte a token, and with an end of text after it.
 
     ``num_cached_tokens`` of every prompt were cached. After ``failure_after`` bytes, if it is
-    given, comes its error; the first token comes after ``first_seconds``.
+    given, comes its error; the first token comes after ``first_seconds``. What ``is_cut_off`` has
+    one token.
     """
 
     def __init__(self, script: bytes = b"Hello.") -> None:
@@ -36,6 +37,7 @@ class ScriptedGateway(ToyGateway):
         self.script = script
         self.num_cached_tokens = 3
         self.first_seconds = 0.0
+        self.is_cut_off = False
 
     async def served_model(self, model_id: str) -> ServedModel:
         model = await super().served_model(model_id)
@@ -76,7 +78,7 @@ class ScriptedGateway(ToyGateway):
 
     def _tokens(self, sequence: LiveSequence) -> Sequence[CommittedToken]:
         request = sequence.request
-        tokens = [*self.script, END_OF_TEXT][: request.max_new_tokens]
+        tokens = [*self.script, END_OF_TEXT][: 1 if self.is_cut_off else request.max_new_tokens]
         return [
             CommittedToken(
                 sequence_id=SequenceId(0),

@@ -16,8 +16,9 @@ from potluck.api.delta import Delta
 from potluck.api.jobs import Job
 from potluck.api.metrics import ApiMetrics, RequestMeter
 from potluck.api.rendering import Renderer, Usage
+from potluck.errors import EngineError
 from potluck.types.gateway import Gateway, LiveSequence
-from potluck.types.sequence import Cancel, FinishReason, SequenceUpdate
+from potluck.types.sequence import Cancel, CommittedToken, FinishReason, SequenceUpdate
 
 _log = logging.getLogger(__name__)
 
@@ -261,6 +262,7 @@ class _Choice:
         self._live = live
         self._meter = meter
         self._num_prompt_tokens = len(live.request.prompt_tokens)
+        self._context_tokens = job.model.context_tokens
         self._text = ChoiceText(
             live.request,
             job.model.tokenizer,
@@ -299,6 +301,7 @@ class _Choice:
             if token.position >= self._num_prompt_tokens:
                 live.committed.append(token)
                 self._meter.token(self.index)
+                self._require_followed(token)
             delta = self._text.push(token)
             if not self.begun.is_empty:  # not earlier: an error before it has a status of its own
                 deltas.append((self.index, self.begun))
@@ -310,6 +313,24 @@ class _Choice:
                 self.close()
                 break
         return deltas
+
+    def _require_followed(self, token: CommittedToken) -> None:
+        """Raise ``EngineError`` if the grammar could not be followed for a single token.
+
+        The last stage then cuts off the answer with its first token.
+        """
+        request = self._live.request
+        if (
+            request.grammar is not None
+            and token.position == self._num_prompt_tokens
+            and token.finish_reason is FinishReason.LENGTH
+            and request.max_new_tokens != 1
+            and self._num_prompt_tokens + 1 < self._context_tokens
+        ):
+            raise EngineError(
+                "the node of the model's last stage cannot follow the grammar: its log says why",
+                hint="it may lack memory for that: see docs/structured-output.md",
+            )
 
     def close(self) -> None:
         """Cancel the sequence, unless it has ended."""

@@ -303,8 +303,11 @@ def _freeze_heap() -> None:
     Otherwise every full collection looks at all modules, and no thread computes the next step
     meanwhile: 33 ms on a server's core, and several times that on a board's.
     """
+    from potluck.allocator import return_free_memory
+
     gc.collect()
     gc.freeze()
+    return_free_memory()  # of the start, which is the most that an agent takes for long
 
 
 def _end(ending: asyncio.Event, number: int) -> None:

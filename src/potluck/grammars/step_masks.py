@@ -27,8 +27,8 @@ class StepMasks:
 
     ``before`` is called before each step, ``marked`` with its tokens, and ``after`` when these have
     been sent on: the masks that follow are computed then, and wait for the next step.
-    ``open_vocabulary`` is called once, when the first grammar comes; without it grammars are
-    refused.
+    ``open_vocabulary`` is called when the first grammar comes, and again with the next one where it
+    raised ``EngineError``; without it grammars are refused.
     """
 
     def __init__(self, open_vocabulary: Callable[[], Vocabulary] | None) -> None:
@@ -41,9 +41,9 @@ class StepMasks:
     def before(self, step: Step) -> TokenMasks:
         """Return which tokens the sequences may choose from that sample in ``step``.
 
-        Those without a grammar are not in it. A sequence whose grammar cannot be compiled after all
-        may only end: it must not disturb the others of its step. Raise ``EngineError`` if grammars
-        cannot be followed here, and as ``open_vocabulary``.
+        Those without a grammar are not in it. A sequence whose grammar cannot be followed after all
+        is cut off with its next token: it must not disturb the others of its step. Raise
+        ``EngineError`` if grammars were not prepared for here.
         """
         for opening in step.opened:
             self._end(opening.sequence_id)
@@ -52,14 +52,19 @@ class StepMasks:
         self._cut_off = frozenset()
         if not self._live:
             return NO_MASKS
-        masks = {
-            part.sequence_id: self._mask(part.sequence_id)
+        sampled = [
+            part.sequence_id
             for part in step.slices
             if part.sample and part.sequence_id in self._live
+        ]
+        masks = {
+            sequence_id: mask
+            for sequence_id in sampled
+            if (mask := self._mask(sequence_id)) is not None
         }
         self._cut_off = frozenset(
             sequence_id
-            for sequence_id in masks
+            for sequence_id in sampled
             if (matcher := self._live[sequence_id]) is None or matcher.is_cut_off
         )
         return masks
@@ -103,27 +108,26 @@ class StepMasks:
             self._end(sequence_id)
 
     def _open(self, sequence_id: SequenceId, grammar: str, output_tokens: Sequence[int]) -> None:
-        if self._matchers is None:
-            if self._open_vocabulary is None:
-                raise EngineError("grammars were not prepared for here")
-            self._matchers = Matchers(self._open_vocabulary())
+        if self._open_vocabulary is None:
+            raise EngineError("grammars were not prepared for here")
+        self._live[sequence_id] = None
         try:
+            if self._matchers is None:
+                self._matchers = Matchers(self._open_vocabulary())
             matcher = self._live[sequence_id] = self._matchers.take(grammar)
-        except ParameterError as error:
-            _log.warning("a grammar that was checked cannot be compiled: %s", error.message)
-            self._live[sequence_id] = None
+        except (EngineError, ParameterError) as error:
+            _log.warning("a grammar that was checked cannot be followed: %s", error)
             return
         if not matcher.accept_all(output_tokens):
             _log.warning("a replayed sequence does not match its grammar: %s", matcher.problem)
 
-    def _mask(self, sequence_id: SequenceId) -> NDArray[np.uint32]:
+    def _mask(self, sequence_id: SequenceId) -> NDArray[np.uint32] | None:
         ahead = self._ahead.get(sequence_id)
         if ahead is not None:
             return ahead
         matcher = self._live[sequence_id]
         if matcher is None:
-            assert self._matchers is not None
-            return self._matchers.end_mask
+            return None if self._matchers is None else self._matchers.end_mask
         return matcher.mask()
 
     def _end(self, sequence_id: SequenceId) -> None:

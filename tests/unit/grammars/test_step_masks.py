@@ -161,6 +161,27 @@ def test_a_grammar_that_cannot_be_compiled_ends_its_own_sequence_only(masks: Ste
     assert masks.before(step(part(A, 2))) == {}
 
 
+def test_where_there_is_no_memory_a_sequence_is_cut_off_alone_until_there_is() -> None:
+    answers: list[EngineError | Vocabulary] = [
+        EngineError("87 MiB are needed"),
+        BYTES,
+    ]
+
+    def open_vocabulary() -> Vocabulary:
+        answer = answers.pop(0)
+        if isinstance(answer, EngineError):
+            raise answer
+        return answer
+
+    masks = StepMasks(open_vocabulary)
+    now = step(part(A, 0), part(B, 0), opened=[opening(A, GRAMMAR), opening(B, None)])
+    assert masks.before(now) == {}
+    told = masks.marked([sampled(A, 1, "x"), sampled(B, 1, "y")])
+    assert [token.is_cut_off for token in told] == [True, False]
+    masks.after(step(closed=[A]), [])
+    assert texts(masks.before(step(part(A, 0), opened=[opening(A, GRAMMAR)]))[A]) == "ab"
+
+
 def test_random_interleavings_are_as_each_sequence_alone() -> None:
     """Sequences are opened, sampled, preempted and closed in any order; each ends valid."""
     rng = np.random.default_rng(7)

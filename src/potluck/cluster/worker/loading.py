@@ -15,6 +15,8 @@ from potluck.cluster.worker.keeping import KeptBlocks, open_keeper
 from potluck.cluster.worker.messages import Load
 from potluck.cluster.worker.plan import plan_worker
 from potluck.engines.opening import open_engine
+from potluck.errors import EngineError
+from potluck.grammars.limits import grammar_bytes
 from potluck.grammars.vocabulary import Vocabulary
 from potluck.loading import PackedCache, Room, StageSize, default_packed_folder
 from potluck.loading.load import LoadedStage
@@ -127,7 +129,7 @@ def load_for(
             _dominant_format(description, prepared.plan.profile, shard, spec.quantization),
             spec.arithmetic,
         ),
-        open_vocabulary=partial(open_vocabulary, description),
+        open_vocabulary=partial(_open_vocabulary, description, prepared.plan.memory.host_bytes),
         kept_blocks=kept_blocks,
     )
 
@@ -159,3 +161,20 @@ def _room(load: Load) -> Room:
         host=MemoryLimit(bytes=free.bytes + held_bytes(), reason=free.reason),
         device=None if own is None else MemoryLimit(bytes=own, reason="what is free there"),
     )
+
+
+def _open_vocabulary(description: ModelDescription, planned_bytes: int) -> Vocabulary:
+    """The vocabulary, if there is memory for it besides the ``planned_bytes`` of this process.
+
+    No plan counts what only grammars need: small boards would hold fewer layers for it. Raises
+    ``EngineError`` where there is too little, and as ``open_vocabulary``.
+    """
+    needed = grammar_bytes(description.config.vocab_size)
+    available = available_memory().bytes - max(0, planned_bytes - held_bytes())
+    if available < needed:
+        raise EngineError(
+            f"following a grammar takes {format_bytes(needed)} here, and"
+            f" {format_bytes(max(0, available))} are free",
+            hint="deploy the model with a smaller --cache, or its last layers on another node",
+        )
+    return open_vocabulary(description)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from potluck.cluster.steps import result_bytes
-from potluck.grammars.limits import grammar_bytes
 from potluck.loading import plan_stage
 from potluck.scheduling import MAX_STEP_SEQUENCES
 from potluck.types.engine import EngineCost
@@ -49,7 +48,6 @@ def plan_worker(
         own_bytes += _RESULT_TIMES * result_bytes(
             size.max_step_tokens, num_sequences, profile.config.hidden_size
         )
-        own_bytes += grammar_bytes(profile.config.vocab_size)
     return plan_stage(
         profile,
         shard,
