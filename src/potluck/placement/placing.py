@@ -16,7 +16,6 @@ from potluck.errors import (
 from potluck.placement.candidates import Candidate, speed_of
 from potluck.placement.counted_offers import CountedOffers, count_offers, sort_of, usable_units
 from potluck.placement.counting import Counting
-from potluck.placement.explain import unused_units
 from potluck.placement.filling import fill_by_speed
 from potluck.placement.keeping import Fill, Holding, is_of_size, keep_and_fill, kept
 from potluck.placement.links import LinkTable, link_table
@@ -202,6 +201,8 @@ class Placement:
         self, plan: Plan, counted: CountedOffers, request: PlaceRequest
     ) -> tuple[Rejection, ...]:
         """Return the units that are not offered, and why those that are have no stage."""
+        from potluck.placement.explain import unused_units  # most agents never plan
+
         rejections = (*self._unable, *counted.offered.rejections)
         told = {(each.node_id, each.unit_id) for each in (*rejections, *plan.rejections)}
         return (

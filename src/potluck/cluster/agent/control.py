@@ -21,7 +21,6 @@ import msgspec
 
 from potluck.cluster.agent.coordination import Coordination
 from potluck.cluster.agent.gateway import AgentGateway
-from potluck.cluster.agent.plan_view import plan_view
 from potluck.cluster.agent.rebalance_view import rebalance_view
 from potluck.cluster.agent.service import Agent
 from potluck.cluster.agent.state import StateDirectory, is_utf8
@@ -182,6 +181,8 @@ class _Control:
         return None
 
     async def _plan(self, params: msgspec.Raw, send: _Send) -> object:
+        from potluck.cluster.agent.plan_view import plan_view  # most agents are never asked
+
         outcome = await self._coordination.plan(_parse(params, Deploy))
         return plan_view(outcome, self._agent.node_id)
 

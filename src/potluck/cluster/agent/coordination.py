@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import aclosing, suppress
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -17,7 +18,6 @@ from potluck.catalog import ModelDescription, describe_model, read_profile
 from potluck.cluster.agent.changes import Changes
 from potluck.cluster.agent.model_files import Fingerprints
 from potluck.cluster.agent.new_deployment import new_record
-from potluck.cluster.agent.plan_view import PlanOutcome
 from potluck.cluster.agent.promises import Promises
 from potluck.cluster.agent.registry import Registry
 from potluck.cluster.agent.stages import StageHost
@@ -53,6 +53,9 @@ from potluck.engines.costs import CostOf
 from potluck.errors import CallError, EngineError, NodeLostError, ParameterError, PotluckError
 from potluck.types.cluster import DeploymentId, Epoch, NodeId
 from potluck.types.profile import ModelProfile
+
+if TYPE_CHECKING:
+    from potluck.cluster.agent.plan_view import PlanOutcome
 
 _log = logging.getLogger(__name__)
 
@@ -138,6 +141,8 @@ class Coordination:
             arithmetic=record.arithmetic,
             preferences=preferences_of(record),
         )
+        from potluck.cluster.agent.plan_view import PlanOutcome  # most agents are never asked
+
         return PlanOutcome(
             record=msgspec.structs.replace(record, **placement_fields(planned)),
             reports=planned.reports,

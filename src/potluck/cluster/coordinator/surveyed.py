@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from potluck.cluster.coordinator.arithmetics import computing_in, plan_in
 from potluck.cluster.coordinator.planning import DeploymentSize
 from potluck.placement.counting import Counting
-from potluck.placement.explain import Explanation, explain
 from potluck.placement.placing import Placement, Surveyed
 from potluck.placement.planned import PlannedModel, planned_model
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.placement import Rejection
+
+if TYPE_CHECKING:
+    from potluck.placement.explain import Explanation
 
 
 def plan_surveyed(
@@ -60,4 +63,6 @@ def explanation_of(planned: PlannedModel) -> Explanation | None:
     """Return why a plan is as it is; None if it was made without regard to speed."""
     if planned.request is None or planned.plan is None or planned.prediction is None:
         return None
+    from potluck.placement.explain import explain  # most agents never plan
+
     return explain(planned.request, planned.plan)
