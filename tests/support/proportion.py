@@ -1,0 +1,31 @@
+"""Whether work takes time in proportion to its amount."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable
+
+
+def assert_in_proportion(prepared: Callable[[int], Callable[[], object]], amount: int) -> None:
+    """Ten times ``amount`` takes about ten times as long, and not a hundred times.
+
+    ``prepared`` makes the work for an amount. The least of several times counts, as others use the
+    machine, and without the garbage collector, which looks at all that other tests have left.
+    """
+
+    def seconds(count: int) -> float:
+        times = []
+        for _ in range(3):
+            work = prepared(count)
+            began = time.process_time()
+            work()
+            times.append(time.process_time() - began)
+        return min(times)
+
+    gc.collect()
+    gc.disable()
+    try:
+        assert seconds(10 * amount) < 40 * max(seconds(amount), 1e-3)
+    finally:
+        gc.enable()
