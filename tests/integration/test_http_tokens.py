@@ -43,9 +43,9 @@ def test_a_prompt_as_vllm_asks(http: httpx2.Client) -> None:
 def test_a_chat_as_vllm_asks(http: httpx2.Client) -> None:
     messages = [{"role": "developer", "content": "be"}, {"role": "user", "content": "hi"}]
     answer = asked(http, "/tokenize", model=MODEL, messages=messages)
-    assert bytes(answer["tokens"]) == b"system:be\nuser:hi\nassistant:"
+    assert bytes(answer["tokens"]) == b"developer:be\nuser:hi\nassistant:"
     closed = asked(http, "/tokenize", messages=messages, add_generation_prompt=False)
-    assert bytes(closed["tokens"]) == b"system:be\nuser:hi\n"
+    assert bytes(closed["tokens"]) == b"developer:be\nuser:hi\n"
     asked(http, "/tokenize", messages=messages, chat_template_kwargs={"a": 1}, tools=[])
 
 
