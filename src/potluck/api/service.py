@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
@@ -67,26 +67,6 @@ class ApiService:
         """What clients may take."""
         return self._limits
 
-    async def prepared(
-        self,
-        body: Body,
-        parse: Callable[[bytearray], _T],
-        model_of: Callable[[_T], str],
-        prepare: Callable[[_T, ServedModel], _R],
-    ) -> _R:
-        """Read a body and work on it, off the event loop where that takes long.
-
-        ``parse`` reads it, ``model_of`` names the model that is asked, and ``prepare`` does the
-        rest on a thread. Raises ``PotluckError``.
-        """
-        async with self._preparation.turn(len(body.data)):
-            if len(body.data) <= _DECODED_AT_ONCE_BYTES:
-                asked = parse(body.data)
-            else:
-                asked = await in_thread(lambda: parse(body.data))
-            model = await self.model(model_of(asked))
-            return await in_thread(lambda: prepare(asked, model))
-
     async def computed(
         self,
         request: Request,
@@ -96,15 +76,16 @@ class ApiService:
         *,
         prompt_param: str,
     ) -> _R:
-        """Answer a request that no sequence is needed for; the arguments are of ``prepared``.
+        """Compute what answers a request that no sequence is needed for.
 
-        Raises ``ApiError``.
+        ``compute`` does it, on a thread; the other arguments are as in ``answer``. Raises
+        ``ApiError``.
         """
         async with self._bodies.read(request) as body:
 
             async def work() -> _R:
                 async with self._admission.slot():
-                    return await self.prepared(body, parse, model_of, compute)
+                    return await self._prepared(body, parse, model_of, compute)
 
             try:
                 return await while_connected(request.receive, self._ending, work())
@@ -149,20 +130,23 @@ class ApiService:
     async def answer(
         self,
         request: Request,
-        prepare: Callable[[Body], Awaitable[Prepared]],
+        parse: Callable[[bytearray], _T],
+        model_of: Callable[[_T], str],
+        prepare: Callable[[_T, ServedModel], Prepared],
         *,
         prompt_param: str,
         names: Mapping[str, str] = MappingProxyType({}),
     ) -> Response:
         """Answer a request for text.
 
-        ``prompt_param`` is what the dialect calls the prompt, and ``names`` what it calls other
-        fields of ``Asked``, where it has a name of its own.
+        ``parse`` reads its body, ``model_of`` names the model that is asked, and ``prepare`` does
+        the rest, on a thread. ``prompt_param`` is what the dialect calls the prompt, and ``names``
+        what it calls other fields of ``Asked``, where it has a name of its own.
         """
         async with self._bodies.read(request) as body:
 
             async def prepare_and_release() -> Prepared:
-                prepared = await prepare(body)
+                prepared = await self._prepared(body, parse, model_of, prepare)
                 body.release()
                 await self._check_grammar(prepared.job)
                 return prepared
@@ -208,18 +192,20 @@ class ApiService:
     async def vectors(
         self,
         request: Request,
-        prepare: Callable[[Body], Awaitable[PreparedVectors]],
+        parse: Callable[[bytearray], _T],
+        model_of: Callable[[_T], str],
+        prepare: Callable[[_T, ServedModel], PreparedVectors],
         *,
         prompt_param: str,
     ) -> Response:
-        """Answer a request for vectors. ``prompt_param`` is what the dialect calls the inputs."""
+        """Answer a request for vectors; the arguments are as in ``answer``."""
         async with self._bodies.read(request) as body:
             model_id: str | None = None
 
             async def work() -> bytes:
                 nonlocal model_id
                 async with self._admission.slot():
-                    prepared = await prepare(body)
+                    prepared = await self._prepared(body, parse, model_of, prepare)
                     body.release()
                     model_id = prepared.job.model.model_id
                     _log.debug(
@@ -233,6 +219,25 @@ class ApiService:
             except PotluckError as error:
                 raise self._told(error, model_id, prompt_param) from error
             return Response(whole, media_type="application/json")
+
+    async def _prepared(
+        self,
+        body: Body,
+        parse: Callable[[bytearray], _T],
+        model_of: Callable[[_T], str],
+        prepare: Callable[[_T, ServedModel], _R],
+    ) -> _R:
+        """Read a body and work on it, off the event loop where that takes long.
+
+        Raises ``PotluckError``.
+        """
+        async with self._preparation.turn(len(body.data)):
+            if len(body.data) <= _DECODED_AT_ONCE_BYTES:
+                asked = parse(body.data)
+            else:
+                asked = await in_thread(lambda: parse(body.data))
+            model = await self.model(model_of(asked))
+            return await in_thread(lambda: prepare(asked, model))
 
     def _told(self, error: PotluckError, model_id: str | None, prompt_param: str) -> ApiError:
         """What the client is told of ``error``, which the gateway raised for its request."""

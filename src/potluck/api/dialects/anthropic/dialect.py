@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from starlette.requests import Request
 from starlette.responses import Response
 
-from potluck.api.admission import Body
 from potluck.api.answer import Prepared
 from potluck.api.dialect import Endpoint, bearer_key
 from potluck.api.dialects.anthropic.asks import PARAMETER_NAMES, messages_asked, prompt_asked
@@ -52,14 +51,13 @@ class _Endpoints:
 
     async def messages(self, request: Request) -> Response:
         """``POST /v1/messages``."""
-
-        async def prepare(body: Body) -> Prepared:
-            return await self._service.prepared(
-                body, parse_messages, lambda asked: asked.model, self._prepare
-            )
-
         return await self._service.answer(
-            request, prepare, prompt_param="messages", names=PARAMETER_NAMES
+            request,
+            parse_messages,
+            lambda asked: asked.model,
+            self._prepare,
+            prompt_param="messages",
+            names=PARAMETER_NAMES,
         )
 
     async def count_tokens(self, request: Request) -> Response:

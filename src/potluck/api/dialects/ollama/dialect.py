@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from starlette.requests import Request
 from starlette.responses import Response
 
-from potluck.api.admission import Body
 from potluck.api.answer import Prepared
 from potluck.api.asked import TextAsked
 from potluck.api.dialect import Endpoint, bearer_key
@@ -74,29 +73,24 @@ class _Endpoints:
 
     async def chat(self, request: Request) -> Response:
         """``POST /api/chat``."""
-
-        async def prepare(body: Body) -> Prepared:
-            return await self._service.prepared(
-                body, parse_chat, lambda asked: self.name_of(asked.model), self._prepare_chat
-            )
-
         return await self._service.answer(
-            request, prepare, prompt_param="messages", names=PARAMETER_NAMES
+            request,
+            parse_chat,
+            lambda asked: self.name_of(asked.model),
+            self._prepare_chat,
+            prompt_param="messages",
+            names=PARAMETER_NAMES,
         )
 
     async def generate(self, request: Request) -> Response:
         """``POST /api/generate``."""
-
-        async def prepare(body: Body) -> Prepared:
-            return await self._service.prepared(
-                body,
-                parse_generate,
-                lambda asked: self.name_of(asked.model),
-                self._prepare_generate,
-            )
-
         return await self._service.answer(
-            request, prepare, prompt_param="prompt", names=PARAMETER_NAMES
+            request,
+            parse_generate,
+            lambda asked: self.name_of(asked.model),
+            self._prepare_generate,
+            prompt_param="prompt",
+            names=PARAMETER_NAMES,
         )
 
     async def tags(self, request: Request) -> Response:

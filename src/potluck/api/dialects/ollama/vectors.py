@@ -11,7 +11,6 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from potluck.api.admission import Body
 from potluck.api.dialect import Endpoint
 from potluck.api.dialects.ollama.asks import check_context
 from potluck.api.dialects.ollama.bodies import (
@@ -42,29 +41,23 @@ class VectorEndpoints:
     async def embed(self, request: Request) -> Response:
         """``POST /api/embed``."""
         began = time.perf_counter()
-
-        async def prepare(body: Body) -> PreparedVectors:
-            return await self._service.prepared(
-                body,
-                parse_embed,
-                lambda asked: self._name_of(asked.model),
-                partial(self._prepare, began=began),
-            )
-
-        return await self._service.vectors(request, prepare, prompt_param="input")
+        return await self._service.vectors(
+            request,
+            parse_embed,
+            lambda asked: self._name_of(asked.model),
+            partial(self._prepare, began=began),
+            prompt_param="input",
+        )
 
     async def old_embed(self, request: Request) -> Response:
         """``POST /api/embeddings``."""
-
-        async def prepare(body: Body) -> PreparedVectors:
-            return await self._service.prepared(
-                body,
-                parse_old_embed,
-                lambda asked: self._name_of(asked.model),
-                self._prepare_old,
-            )
-
-        return await self._service.vectors(request, prepare, prompt_param="prompt")
+        return await self._service.vectors(
+            request,
+            parse_old_embed,
+            lambda asked: self._name_of(asked.model),
+            self._prepare_old,
+            prompt_param="prompt",
+        )
 
     def _prepare(self, body: EmbedBody, model: ServedModel, *, began: float) -> PreparedVectors:
         check_context(body.options, model)

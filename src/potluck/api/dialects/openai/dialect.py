@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from starlette.requests import Request
 from starlette.responses import Response
 
-from potluck.api.admission import Body
 from potluck.api.answer import Prepared
 from potluck.api.dialect import Endpoint, bearer_key
 from potluck.api.dialects.openai.asks import chat_asked, completion_asked
@@ -64,23 +63,23 @@ class _Endpoints:
 
     async def chat(self, request: Request) -> Response:
         """``POST /v1/chat/completions``."""
-
-        async def prepare(body: Body) -> Prepared:
-            return await self._service.prepared(
-                body, parse_chat, lambda asked: asked.model, self._prepare_chat
-            )
-
-        return await self._service.answer(request, prepare, prompt_param="messages")
+        return await self._service.answer(
+            request,
+            parse_chat,
+            lambda asked: asked.model,
+            self._prepare_chat,
+            prompt_param="messages",
+        )
 
     async def complete(self, request: Request) -> Response:
         """``POST /v1/completions``."""
-
-        async def prepare(body: Body) -> Prepared:
-            return await self._service.prepared(
-                body, parse_completion, lambda asked: asked.model, self._prepare_completion
-            )
-
-        return await self._service.answer(request, prepare, prompt_param="prompt")
+        return await self._service.answer(
+            request,
+            parse_completion,
+            lambda asked: asked.model,
+            self._prepare_completion,
+            prompt_param="prompt",
+        )
 
     async def models(self, request: Request) -> Response:
         """``GET /v1/models``."""

@@ -10,7 +10,6 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from potluck.api.admission import Body
 from potluck.api.dialect import Endpoint
 from potluck.api.dialects.openai.asks import texts_or_tokens
 from potluck.api.dialects.openai.rendering import Identity
@@ -57,33 +56,33 @@ class VectorEndpoints:
 
     async def embed(self, request: Request) -> Response:
         """``POST /v1/embeddings``."""
-
-        async def prepare(body: Body) -> PreparedVectors:
-            return await self._service.prepared(
-                body, parse_embedding, lambda asked: asked.model, self._prepare_embedding
-            )
-
-        return await self._service.vectors(request, prepare, prompt_param="input")
+        return await self._service.vectors(
+            request,
+            parse_embedding,
+            lambda asked: asked.model,
+            self._prepare_embedding,
+            prompt_param="input",
+        )
 
     async def rerank(self, request: Request) -> Response:
         """``POST /v1/rerank``."""
-
-        async def prepare(body: Body) -> PreparedVectors:
-            return await self._service.prepared(
-                body, parse_rerank, lambda asked: asked.model, self._prepare_rerank
-            )
-
-        return await self._service.vectors(request, prepare, prompt_param="documents")
+        return await self._service.vectors(
+            request,
+            parse_rerank,
+            lambda asked: asked.model,
+            self._prepare_rerank,
+            prompt_param="documents",
+        )
 
     async def score(self, request: Request) -> Response:
         """``POST /v1/score``."""
-
-        async def prepare(body: Body) -> PreparedVectors:
-            return await self._service.prepared(
-                body, parse_score, lambda asked: asked.model, self._prepare_score
-            )
-
-        return await self._service.vectors(request, prepare, prompt_param="text_2")
+        return await self._service.vectors(
+            request,
+            parse_score,
+            lambda asked: asked.model,
+            self._prepare_score,
+            prompt_param="text_2",
+        )
 
     def _prepare_embedding(self, body: EmbeddingBody, model: ServedModel) -> PreparedVectors:
         asked = EmbedAsked(

@@ -8,7 +8,6 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from potluck.api.admission import Body
 from potluck.api.answer import Prepared
 from potluck.api.dialect import Endpoint
 from potluck.api.dialects.openai.responses.asks import (
@@ -46,14 +45,13 @@ class ResponsesEndpoints:
 
     async def respond(self, request: Request) -> Response:
         """``POST /v1/responses``."""
-
-        async def prepare(body: Body) -> Prepared:
-            return await self._service.prepared(
-                body, parse_response, lambda asked: asked.model, self._prepare
-            )
-
         return await self._service.answer(
-            request, prepare, prompt_param="input", names=PARAMETER_NAMES
+            request,
+            parse_response,
+            lambda asked: asked.model,
+            self._prepare,
+            prompt_param="input",
+            names=PARAMETER_NAMES,
         )
 
     async def stored(self, request: Request) -> Response:
