@@ -131,6 +131,7 @@ class ToyGateway:
     def __init__(self, *, step_seconds: float = 0.0) -> None:
         self.live: list[LiveSequence] = []
         self.num_open = 0
+        self._sequence_ids: dict[int, SequenceId] = {}
         self.status = ModelStatus(
             model_id=MODEL,
             created=CREATED,
@@ -176,7 +177,16 @@ class ToyGateway:
         )
 
     def start(self, sequence: LiveSequence, on_update: OnUpdate) -> Cancel:
-        return start_of(self.generate(sequence), on_update)
+        end = start_of(self.generate(sequence), on_update)
+
+        def cancel() -> None:
+            end()
+            # At once, as an agent does: the task ends in a later turn of the loop.
+            sequence_id = self._sequence_ids.pop(id(sequence), None)
+            if sequence_id is not None:
+                self.dispatcher.cancel(sequence_id)
+
+        return cancel
 
     async def generate(self, sequence: LiveSequence) -> AsyncGenerator[CommittedToken, None]:
         self.live.append(sequence)
@@ -187,6 +197,7 @@ class ToyGateway:
             loop.call_soon_threadsafe(updates.put_nowait, update)
 
         sequence_id = self.dispatcher.add(sequence.request, subscriber)
+        self._sequence_ids[id(sequence)] = sequence_id
         self.num_open += 1
         try:
             count = 0
@@ -205,6 +216,7 @@ class ToyGateway:
                     return
         finally:
             self.num_open -= 1
+            self._sequence_ids.pop(id(sequence), None)
             self.dispatcher.cancel(sequence_id)
 
     async def refresh_cluster(self) -> None:
