@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from potluck.api.delta import Delta
+from potluck.api.delta import Delta, ScoredToken
 from potluck.api.errors import ApiError
+from potluck.types.text import Tokenizer
 
 Json = dict[str, object]
 
@@ -75,6 +77,21 @@ class Renderer(Protocol):
     def whole(self, choices: Mapping[int, Sequence[Delta]], usage: Usage) -> bytes:
         """The whole answer, whose choices have gained these deltas."""
         ...
+
+
+def scored_json(scored: ScoredToken, tokenizer: Tokenizer, *, least: float = -math.inf) -> Json:
+    """Return a token and the likeliest in its place; no log-probability is below ``least``."""
+
+    def one(token: int, logprob: float | None) -> Json:
+        data = tokenizer.token_bytes(token)
+        return {
+            "token": data.decode(errors="replace"),
+            "logprob": None if logprob is None else max(logprob, least),
+            "bytes": list(data),
+        }
+
+    top = [one(other.token, other.logprob) for other in scored.top]
+    return {**one(scored.token, scored.logprob), "top_logprobs": top}
 
 
 def event(data: bytes, name: str | None = None) -> bytes:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
+from pydantic import BaseModel
+
+from potluck.api.bodies import STRICT
 from potluck.api.errors import invalid
 from potluck.types.output import ToolMode, ToolUse
 from potluck.types.text import Tool
@@ -13,6 +17,29 @@ MAX_TOOLS = 512
 """OpenAI takes 128; agents with many servers of tools have sent more."""
 
 _NAME = re.compile(r"[a-zA-Z0-9_.:/-]{1,128}")
+
+
+class FunctionBody(BaseModel):
+    """A function that the model may call, as OpenAI's chats and Ollama's have it.
+
+    ``parameters`` is a JSON schema.
+    """
+
+    model_config = STRICT
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+    def tool(self) -> Tool:
+        """Return the function as a tool."""
+        return Tool(
+            name=self.name,
+            description=self.description or "",
+            parameters=self.parameters or {},
+            is_strict=bool(self.strict),
+        )
 
 
 def tool_use(

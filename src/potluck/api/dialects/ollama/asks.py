@@ -22,7 +22,7 @@ from potluck.api.tools import tool_use
 from potluck.grammars import build
 from potluck.text.chat import chat_ending
 from potluck.types.gateway import ServedModel
-from potluck.types.text import ChatMessage, Tool, ToolCall
+from potluck.types.text import ChatMessage, ToolCall
 
 _ROLES = ("system", "user", "assistant", "tool")
 
@@ -52,15 +52,7 @@ PARAMETER_NAMES = {
 def chat_asked(body: ChatBody, model: ServedModel) -> ChatAsked:
     """What a chat asks for. Raises ``PotluckError``."""
     messages = _messages(body.messages)
-    tools = [
-        Tool(
-            name=tool.function.name,
-            description=tool.function.description or "",
-            parameters=tool.function.parameters or {},
-            is_strict=bool(tool.function.strict),
-        )
-        for tool in body.tools or ()
-    ]
+    tools = [tool.function.tool() for tool in body.tools or ()]
     return ChatAsked(
         **_common(body, model),
         messages=messages,

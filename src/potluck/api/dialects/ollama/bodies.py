@@ -9,6 +9,7 @@ from pydantic import BaseModel
 from potluck.api.bodies import FIRST_ERROR, STRICT, parse_object, validated
 from potluck.api.dialects.ollama.other_fields import CHAT, EMBED, GENERATE, MESSAGE, OPTIONS
 from potluck.api.other_fields import Others, without_others
+from potluck.api.tools import FunctionBody
 
 Think = bool | Literal["low", "medium", "high", "max"]
 
@@ -78,17 +79,6 @@ class Message(BaseModel):
     tool_calls: Annotated[list[ToolCallBody], FIRST_ERROR] | None = None
     tool_name: str | None = None
     tool_call_id: str | None = None
-
-
-class FunctionBody(BaseModel):
-    """A function that the model may call. ``parameters`` is a JSON schema."""
-
-    model_config = STRICT
-
-    name: str
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
 
 
 class ToolBody(BaseModel):

@@ -11,7 +11,7 @@ import msgspec
 
 from potluck.api.delta import Delta, ScoredToken
 from potluck.api.errors import ApiError
-from potluck.api.rendering import Json, Usage
+from potluck.api.rendering import Json, Usage, scored_json
 from potluck.types.output import ReasoningPart, ToolCallArguments, ToolCallStart
 from potluck.types.sequence import FinishReason
 from potluck.types.text import Tokenizer
@@ -152,19 +152,7 @@ class OllamaRenderer:
     def _logprobs(self, tokens: Sequence[ScoredToken]) -> Json:
         if not tokens:
             return {}
-        scored = []
-        for each in tokens:
-            top = [self._scored(other.token, other.logprob) for other in each.top]
-            scored.append({**self._scored(each.token, each.logprob), "top_logprobs": top})
-        return {"logprobs": scored}
-
-    def _scored(self, token: int, logprob: float | None) -> Json:
-        data = self._tokenizer.token_bytes(token)
-        return {
-            "token": data.decode(errors="replace"),
-            "logprob": logprob,
-            "bytes": list(data),
-        }
+        return {"logprobs": [scored_json(each, self._tokenizer) for each in tokens]}
 
 
 class _Call:

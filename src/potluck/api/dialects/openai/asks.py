@@ -16,7 +16,6 @@ from potluck.api.tools import tool_use
 from potluck.text.chat import chat_ending
 from potluck.types.output import ToolMode, ToolUse
 from potluck.types.ranges import require_number
-from potluck.types.text import Tool
 
 DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's ``max_tokens`` of completions. A chat goes on to the end of the context."""
@@ -79,15 +78,7 @@ def completion_asked(body: CompletionBody) -> TextAsked:
 
 
 def _tool_use(body: ChatBody) -> ToolUse:
-    tools = [
-        Tool(
-            name=tool.function.name,
-            description=tool.function.description or "",
-            parameters=tool.function.parameters or {},
-            is_strict=bool(tool.function.strict),
-        )
-        for tool in body.tools or ()
-    ]
+    tools = [tool.function.tool() for tool in body.tools or ()]
     choice = body.tool_choice
     is_parallel = body.parallel_tool_calls is not False
     if isinstance(choice, NamedTool):

@@ -17,6 +17,7 @@ from potluck.api.dialects.openai.other_fields import (
     STREAM_OPTIONS,
 )
 from potluck.api.other_fields import without_others
+from potluck.api.tools import FunctionBody
 
 
 class StreamOptions(BaseModel):
@@ -133,17 +134,6 @@ class Message(BaseModel):
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
-
-
-class FunctionBody(BaseModel):
-    """A function that the model may call. ``parameters`` is a JSON schema."""
-
-    model_config = STRICT
-
-    name: str
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
 
 
 class ToolBody(BaseModel):

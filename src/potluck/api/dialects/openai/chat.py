@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from potluck.api.delta import Delta, ScoredToken
-from potluck.api.dialects.openai.rendering import logprob_number
-from potluck.api.rendering import Json
+from potluck.api.dialects.openai.rendering import MIN_LOGPROB
+from potluck.api.rendering import Json, scored_json
 from potluck.types.output import ReasoningPart, ToolCallArguments, ToolCallStart
 from potluck.types.sequence import FinishReason
 from potluck.types.text import Tokenizer
@@ -89,22 +89,8 @@ class ChatChoices:
     def _logprobs(self, tokens: Sequence[ScoredToken]) -> Json | None:
         if not self._has_logprobs:
             return None
-        content = [
-            {
-                **self._token(each.token, each.logprob),
-                "top_logprobs": [self._token(other.token, other.logprob) for other in each.top],
-            }
-            for each in tokens
-        ]
+        content = [scored_json(each, self._tokenizer, least=MIN_LOGPROB) for each in tokens]
         return {"content": content, "refusal": None}
-
-    def _token(self, token: int, logprob: float | None) -> Json:
-        data = self._tokenizer.token_bytes(token)
-        return {
-            "token": data.decode(errors="replace"),
-            "logprob": logprob_number(logprob),
-            "bytes": list(data),
-        }
 
 
 def _chunk_choice(index: int, delta: Json, logprobs: Json | None) -> Json:

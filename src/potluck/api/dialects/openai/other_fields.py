@@ -16,18 +16,27 @@ from potluck.api.other_fields import (
     Others,
 )
 
-_HARMLESS_COMMON: Mapping[str, Harmless] = {
-    # Labels for servers that store requests, which Potluck does not.
-    "metadata": LABELS,
+SERVICE: Mapping[str, Harmless] = {
     "safety_identifier": LABEL,
-    "store": BOOLEAN,
-    "user": replace(LABEL, is_kept=True),  # the agent's log has it
     # Who pays how much for how soon: every request here has the same service.
     "service_tier": LABEL,
-    # Hints for a cache of prompts, which never changes an answer.
+}
+"""Of every request: who asks, and what for."""
+
+PROMPT_CACHE: Mapping[str, Harmless] = {
     "prompt_cache_key": LABEL,
     "prompt_cache_options": FLAT,
     "prompt_cache_retention": LABEL,
+}
+"""Hints for a cache of prompts, which never changes an answer."""
+
+_HARMLESS_COMMON: Mapping[str, Harmless] = {
+    **SERVICE,
+    **PROMPT_CACHE,
+    # Labels for servers that store requests, which Potluck does not.
+    "metadata": LABELS,
+    "store": BOOLEAN,
+    "user": replace(LABEL, is_kept=True),  # the agent's log has it
 }
 
 CHAT = Others(

@@ -11,13 +11,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel
 
 from potluck.api.bodies import FIRST_ERROR, STRICT, parse_object, validated
-from potluck.api.other_fields import LABEL, LABELS, Harmless, Others, without_others
+from potluck.api.dialects.openai.other_fields import SERVICE
+from potluck.api.other_fields import LABELS, Harmless, Others, without_others
 
-_HARMLESS: Mapping[str, Harmless] = {
-    "metadata": LABELS,
-    "safety_identifier": LABEL,
-    "service_tier": LABEL,
-}
+_HARMLESS: Mapping[str, Harmless] = {**SERVICE, "metadata": LABELS}
 
 EMBEDDING = Others(harmless=_HARMLESS)
 """Fields of embeddings that do nothing here."""

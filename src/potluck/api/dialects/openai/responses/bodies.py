@@ -8,10 +8,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from potluck.api.bodies import FIRST_ERROR, STRICT, parse_object, validated
-from potluck.api.dialects.openai.other_fields import STREAM_OPTIONS
+from potluck.api.dialects.openai.other_fields import PROMPT_CACHE, SERVICE, STREAM_OPTIONS
 from potluck.api.errors import invalid
 from potluck.api.other_fields import (
-    FLAT,
     LABEL,
     LABELS,
     OBJECT,
@@ -172,11 +171,8 @@ class ResponseBody(BaseModel):
 
 _OTHERS = Others(
     harmless={
-        "safety_identifier": LABEL,
-        "service_tier": LABEL,
-        "prompt_cache_key": LABEL,
-        "prompt_cache_options": FLAT,
-        "prompt_cache_retention": LABEL,
+        **SERVICE,
+        **PROMPT_CACHE,
         # How many of the server's own tools may be called; it has none.
         "max_tool_calls": Harmless(expected="an integer", holds=lambda value: type(value) is int),
         "client_metadata": OBJECT,

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from potluck.api.delta import Delta, ScoredToken
-from potluck.api.dialects.openai.rendering import logprob_number
+from potluck.api.delta import Delta
+from potluck.api.dialects.openai.rendering import MIN_LOGPROB
 from potluck.api.dialects.openai.responses.bodies import NamedTool, ResponseBody
 from potluck.api.errors import ApiError
-from potluck.api.rendering import EVENT_STREAM, WAITING_COMMENT, Json, Usage, event
+from potluck.api.rendering import EVENT_STREAM, WAITING_COMMENT, Json, Usage, event, scored_json
 from potluck.types.output import (
     OutputPart,
     ReasoningPart,
@@ -160,7 +160,9 @@ class ResponseRenderer:
         }
 
     def _gains(self, delta: Delta) -> Iterator[Json]:
-        logprobs = [self._logprob(token) for token in delta.tokens]
+        logprobs = [
+            scored_json(token, self._tokenizer, least=MIN_LOGPROB) for token in delta.tokens
+        ]
         if not delta.parts:
             self._held_logprobs += logprobs
         for part in delta.parts:
@@ -252,18 +254,6 @@ class ResponseRenderer:
             self._num_events += 1
             out.append(event(msgspec.json.encode(numbered), str(data["type"])))
         return b"".join(out)
-
-    def _logprob(self, scored: ScoredToken) -> Json:
-        top = [self._scored(other.token, other.logprob) for other in scored.top]
-        return {**self._scored(scored.token, scored.logprob), "top_logprobs": top}
-
-    def _scored(self, token: int, logprob: float | None) -> Json:
-        data = self._tokenizer.token_bytes(token)
-        return {
-            "token": data.decode(errors="replace"),
-            "logprob": logprob_number(logprob),
-            "bytes": list(data),
-        }
 
 
 def _new_item(kind: str, name: str) -> Json:
