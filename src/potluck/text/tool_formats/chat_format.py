@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from potluck.text.marks import Marks
 from potluck.text.reasoning import ReasoningFormat, ReasoningSplitter, ThoughtState
 from potluck.text.tool_formats.lark import SPACE, TEXT, LarkSource, either
+from potluck.text.tool_formats.stepped import SteppedParser
 from potluck.text.tool_formats.stream import CallStream, Steps
 from potluck.text.tool_formats.syntax import ToolSyntax, callable_tools, is_constrained
 from potluck.types.output import (
     OutputParser,
     OutputPart,
-    ReasoningPart,
     TextPart,
-    ToolCallArguments,
     ToolMode,
     ToolUse,
 )
@@ -125,7 +124,7 @@ class ChatFormat:
         return f"({SPACE} {lark.text(self.reasoning.open_text)} {thought})?"
 
 
-class CallParser:
+class CallParser(SteppedParser):
     """Takes text and calls apart. It is for answers, without thoughts.
 
     Where a grammar constrains the calls, only those that begin as it has them are calls: what a
@@ -139,26 +138,7 @@ class CallParser:
         if is_constrained(tool_use):
             self._openings = () if syntax.writes_bare else syntax.openings[:1]
             self._bare_openings = syntax.bare_openings if syntax.writes_bare else ()
-        self._stream = CallStream([tool.name for tool in tool_use.tools])
-        self._steps = self._read()
-        self._is_done = False
-        self._advance()
-
-    def push(self, text: str) -> Sequence[OutputPart]:
-        """Take more text; return what has become certain."""
-        self._stream.add(text)
-        self._advance()
-        return joined(self._stream.take_parts())
-
-    def finish(self) -> Sequence[OutputPart]:
-        """Return what was held back, at the end of the output."""
-        self._stream.end()
-        self._advance()
-        return joined(self._stream.take_parts())
-
-    def _advance(self) -> None:
-        if not self._is_done:
-            self._is_done = next(self._steps, True) is True
+        super().__init__(CallStream([tool.name for tool in tool_use.tools]), self._read())
 
     def _read(self) -> Steps[None]:
         stream, syntax = self._stream, self._syntax
@@ -172,26 +152,6 @@ class CallParser:
             if not (yield from syntax.read(stream, mark, self._tools)):
                 stream.give_up()
         stream.finish()
-
-
-def joined(parts: Sequence[OutputPart]) -> Sequence[OutputPart]:
-    """Return ``parts`` with one part for those in a row that continue each other."""
-    result: list[OutputPart] = []
-    for part in parts:
-        last = result[-1] if result else None
-        if isinstance(part, TextPart) and isinstance(last, TextPart):
-            result[-1] = TextPart(text=last.text + part.text)
-        elif isinstance(part, ReasoningPart) and isinstance(last, ReasoningPart):
-            result[-1] = ReasoningPart(text=last.text + part.text)
-        elif (
-            isinstance(part, ToolCallArguments)
-            and isinstance(last, ToolCallArguments)
-            and part.index == last.index
-        ):
-            result[-1] = ToolCallArguments(index=part.index, text=last.text + part.text)
-        else:
-            result.append(part)
-    return result
 
 
 class _ThinkingParser:

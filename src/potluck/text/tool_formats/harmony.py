@@ -8,15 +8,15 @@ recipient may also stand before the channel. What the commentary says to nobody 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from potluck.text.marks import Marks
-from potluck.text.tool_formats.chat_format import joined
 from potluck.text.tool_formats.lark import TEXT, LarkSource, either
+from potluck.text.tool_formats.stepped import SteppedParser
 from potluck.text.tool_formats.stream import CallStream, Steps
 from potluck.text.tool_formats.syntax import callable_tools, is_constrained
-from potluck.types.output import OutputParser, OutputPart, ToolMode, ToolUse
+from potluck.types.output import OutputParser, ToolMode, ToolUse
 
 NAME = "harmony"
 
@@ -92,27 +92,9 @@ class HarmonyFormat:
         return either((call, said or f"{final} {TEXT}"))
 
 
-class _HarmonyParser:
+class _HarmonyParser(SteppedParser):
     def __init__(self, tool_names: Collection[str], header: str | None) -> None:
-        self._stream = CallStream(tool_names)
-        self._steps = self._read(header)
-        self._thoughts: list[OutputPart] = []
-        self._is_done = False
-        self._advance()
-
-    def push(self, text: str) -> Sequence[OutputPart]:
-        self._stream.add(text)
-        self._advance()
-        return joined(self._stream.take_parts())
-
-    def finish(self) -> Sequence[OutputPart]:
-        self._stream.end()
-        self._advance()
-        return joined(self._stream.take_parts())
-
-    def _advance(self) -> None:
-        if not self._is_done:
-            self._is_done = next(self._steps, True) is True
+        super().__init__(CallStream(tool_names), self._read(header))
 
     def _read(self, header: str | None) -> Steps[None]:
         stream = self._stream
