@@ -22,6 +22,7 @@ from support.chats import (
     WEATHER,
     Message,
     assistant,
+    encode_chat,
     messages_of,
     tools_of,
     user,
@@ -32,7 +33,7 @@ from support.recording_tokenizer import RecordingTokenizer
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from potluck.errors import ChatTemplateError
-from potluck.text.chat import ChatTemplate, encode_chat, prompt_chat
+from potluck.text.chat import ChatTemplate, prompt_chat
 from potluck.text.reasoning import (
     ReasoningSplitter,
     ThoughtState,

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from support.chat_templates import CHATML, LLAMA3, MISTRAL, NAMED, QWEN3
+from support.chats import encode_chat
 from support.text_models import (
     HARD_TEXTS,
     llama2_json,
@@ -17,7 +18,6 @@ from support.text_models import (
 )
 from transformers import PreTrainedTokenizerFast
 
-from potluck.text.chat import encode_chat
 from potluck.text.hugging_face import load_chat_template, load_tokenizer
 from potluck.types.text import ChatEnding, ChatMessage
 

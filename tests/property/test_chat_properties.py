@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 from hypothesis import given
 from hypothesis import strategies as st
+from support.chats import encode_chat
 from support.recording_tokenizer import RecordingTokenizer
 
-from potluck.text.chat import ChatTemplate, encode_chat
+from potluck.text.chat import ChatTemplate
 from potluck.text.reasoning import ReasoningFormat, ReasoningSplitter, ThoughtState
 from potluck.text.reasoning import reasoning_format as format_of
 from potluck.types.output import ReasoningPart, TextPart

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.byte_tokenizer import ByteTokenizer
+from support.chats import encode_chat
 from support.text_models import (
     LLAMA3_SPECIAL,
     QWEN2_SPECIAL,
@@ -22,7 +23,7 @@ from support.text_models import (
     write_model_directory,
 )
 
-from potluck.text.chat import ChatTemplate, encode_chat
+from potluck.text.chat import ChatTemplate
 from potluck.text.detokenize import StreamingDetokenizer
 from potluck.text.gguf import build_tokenizer
 from potluck.text.hugging_face import load_tokenizer

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from potluck.types.text import ChatMessage, Tool, ToolCall
+from potluck.text.chat import ChatTemplate, prompt_chat
+from potluck.types.text import ChatMessage, Tokenizer, Tool, ToolCall
 
 Message = dict[str, Any]
+
+
+def encode_chat(
+    tokenizer: Tokenizer,
+    template: ChatTemplate | None,
+    messages: Sequence[ChatMessage],
+    **options: Any,
+) -> list[int]:
+    """The tokens of ``prompt_chat``'s prompt."""
+    return list(prompt_chat(tokenizer, template, messages, **options).tokens)
+
 
 WEATHER: Message = {
     "type": "function",

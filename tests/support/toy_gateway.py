@@ -181,7 +181,8 @@ class ToyGateway:
 
         def cancel() -> None:
             end()
-            # At once, as an agent does: the task ends in a later turn of the loop.
+            # At once, for tests that look at the blocks when they have the answer: the task ends
+            # in a later turn of the loop.
             sequence_id = self._sequence_ids.pop(id(sequence), None)
             if sequence_id is not None:
                 self.dispatcher.cancel(sequence_id)

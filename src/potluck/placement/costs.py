@@ -45,7 +45,7 @@ def model_cost(counting: Counting, size: StageSize) -> ModelCost:
     # loaded through, the logits. Buffers that are shared are counted twice then, not missed.
     embedding_bytes = first.held - middle.held + max(0, first.scratch - middle.scratch)
     head_bytes = final.held - middle.held + max(0, final.scratch - middle.scratch)
-    # The last stage's process may be larger than that between two others: it follows grammars.
+    # The last stage's process may be larger than that between two others: its results are.
     head_bytes += max(0, final.process - middle.process)
     return ModelCost(
         layer_bytes=tuple(layer.held for layer in layers),

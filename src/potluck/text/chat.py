@@ -130,38 +130,6 @@ def chat_ending(
     return ChatEnding.CLOSED if add_generation_prompt is False else ChatEnding.NEW_TURN
 
 
-def encode_chat(
-    tokenizer: Tokenizer,
-    template: ChatTemplate | None,
-    messages: Sequence[ChatMessage],
-    *,
-    ending: ChatEnding = ChatEnding.NEW_TURN,
-    reasoning_effort: str | None = None,
-    thinks: bool | None = None,
-    tools: Sequence[Tool] = (),
-    template_variables: Mapping[str, object] | None = None,
-    now: datetime | None = None,
-    max_tokens: int | None = None,
-) -> list[int]:
-    """The tokens of a chat, ready for the model to go on as ``ending`` says.
-
-    Raises what ``prompt_chat`` raises.
-    """
-    prompt = prompt_chat(
-        tokenizer,
-        template,
-        messages,
-        ending=ending,
-        reasoning_effort=reasoning_effort,
-        thinks=thinks,
-        tools=tools,
-        template_variables=template_variables,
-        now=now,
-        max_tokens=max_tokens,
-    )
-    return list(prompt.tokens)
-
-
 def prompt_chat(
     tokenizer: Tokenizer,
     template: ChatTemplate | None,

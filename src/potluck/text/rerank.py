@@ -7,7 +7,7 @@ import re
 from dataclasses import replace
 
 from potluck.errors import ChatTemplateError, ModelFileError
-from potluck.text.chat import ChatTemplate, encode_chat
+from potluck.text.chat import ChatTemplate, prompt_chat
 from potluck.types.model import RerankConfig
 from potluck.types.text import ChatMessage, Tokenizer
 
@@ -53,7 +53,7 @@ def encode_pair(
 ) -> list[int]:
     """The tokens of the prompt for ``query`` and ``document``.
 
-    Raises as ``encode_chat``, and ``ChatTemplateError`` if there is no template.
+    Raises as ``prompt_chat``, and ``ChatTemplateError`` if there is no template.
     """
     if template is None:
         raise ChatTemplateError(
@@ -66,7 +66,7 @@ def encode_pair(
     ]
     if instruction is not None:
         messages.insert(0, ChatMessage(role="system", content=instruction))
-    return encode_chat(tokenizer, template, messages, max_tokens=max_tokens)
+    return list(prompt_chat(tokenizer, template, messages, max_tokens=max_tokens).tokens)
 
 
 def _as_jinja(text: str) -> str:

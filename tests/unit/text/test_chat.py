@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from support.chat_templates import CHATML, LLAMA3, MISTRAL, NAMED, QWEN3
+from support.chats import encode_chat
 from support.text_models import (
     LLAMA3_SPECIAL,
     llama3_json,
@@ -19,7 +20,7 @@ from support.text_models import (
 )
 
 from potluck.errors import ChatTemplateError, ParameterError
-from potluck.text.chat import ChatTemplate, chat_ending, encode_chat, prompt_chat
+from potluck.text.chat import ChatTemplate, chat_ending, prompt_chat
 from potluck.text.gguf import build_tokenizer
 from potluck.text.hugging_face import load_tokenizer
 from potluck.types.text import ChatEnding, ChatMessage, Tool, ToolCall
