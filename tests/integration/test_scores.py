@@ -7,21 +7,19 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from queue import SimpleQueue
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.engine_dispatcher import dispatcher, received, start
 from support.held_memory import held_bytes
 from support.native_pipeline import (
-    CONTEXT_TOKENS,
     VOCAB_SIZE,
     Part,
     Pipeline,
@@ -33,14 +31,9 @@ from support.random_weights import load_random_weights
 
 from potluck.engines.native import scratch_bytes
 from potluck.engines.reference import ReferenceEngine
-from potluck.errors import ParameterError, PotluckError, PromptTooLongError
+from potluck.errors import ParameterError, PromptTooLongError
 from potluck.local import Model
-from potluck.local.pipeline import LocalPipeline
-from potluck.scheduling import SchedulerLimits
 from potluck.scheduling.blocks import blocks_for
-from potluck.serving.dispatcher import Dispatcher
-from potluck.serving.ledger import Update
-from potluck.types.engine import Engine
 from potluck.types.sequence import CommittedToken, SequenceRequest
 from potluck.types.step import SamplingParams, SequenceOpening, Step, StepId
 from potluck.types.tensor import TensorFormat
@@ -50,40 +43,6 @@ TEXT = tuple(int(token) for token in np.random.default_rng(7).integers(0, VOCAB_
 GREEDY = SamplingParams(temperature=0.0, logprobs=True, top_logprobs=3)
 
 Scored = tuple[int, float | None, tuple[tuple[int, float], ...]]
-
-
-@contextmanager
-def dispatcher(
-    engines: Sequence[Engine], max_step_tokens: int, num_blocks: int = 100
-) -> Iterator[Dispatcher]:
-    limits = SchedulerLimits(
-        num_blocks=num_blocks,
-        context_tokens=min(CONTEXT_TOKENS, num_blocks * 16),
-        max_step_tokens=max_step_tokens,
-        max_step_sequences=min(8, max_step_tokens),
-        max_steps_in_flight=len(engines),
-    )
-    opened = Dispatcher(limits)
-    opened.attach(lambda on_outcome: LocalPipeline(engines, on_outcome), limits)
-    try:
-        yield opened
-    finally:
-        opened.close()
-
-
-def start(opened: Dispatcher, request: SequenceRequest) -> SimpleQueue[Update]:
-    updates: SimpleQueue[Update] = SimpleQueue()
-    opened.add(request, updates.put)
-    return updates
-
-
-def received(updates: SimpleQueue[Update]) -> list[CommittedToken]:
-    tokens: list[CommittedToken] = []
-    while not tokens or tokens[-1].finish_reason is None:
-        update = updates.get(timeout=60)
-        assert not isinstance(update, PotluckError), update
-        tokens.append(update.token)
-    return tokens
 
 
 def plain(tokens: Sequence[CommittedToken]) -> list[Scored]:

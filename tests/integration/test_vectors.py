@@ -6,8 +6,7 @@ it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from queue import SimpleQueue
@@ -17,8 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from support.engine_dispatcher import dispatcher, received, start
 from support.native_pipeline import (
-    CONTEXT_TOKENS,
     VOCAB_SIZE,
     Pipeline,
     make_program,
@@ -28,16 +27,13 @@ from support.parity import rms
 from support.random_weights import load_random_weights
 
 from potluck.engines.reference import ReferenceEngine
-from potluck.errors import EngineError, PotluckError
-from potluck.local.pipeline import LocalPipeline
-from potluck.scheduling import SchedulerLimits
+from potluck.errors import EngineError
 from potluck.scheduling.blocks import blocks_for
-from potluck.serving.dispatcher import Dispatcher
 from potluck.serving.ledger import Update
 from potluck.types.engine import Engine
 from potluck.types.model import ModelConfig
 from potluck.types.program import Shard
-from potluck.types.sequence import CommittedToken, FinishReason, SequenceRequest
+from potluck.types.sequence import FinishReason, SequenceRequest
 from potluck.types.step import (
     Pooling,
     SamplingParams,
@@ -63,44 +59,10 @@ def with_head(config: ModelConfig) -> ModelConfig:
     return replace(config, tied_head=False)
 
 
-@contextmanager
-def dispatcher(
-    engines: Sequence[Engine], max_step_tokens: int, num_blocks: int = 100
-) -> Iterator[Dispatcher]:
-    limits = SchedulerLimits(
-        num_blocks=num_blocks,
-        context_tokens=min(CONTEXT_TOKENS, num_blocks * 16),
-        max_step_tokens=max_step_tokens,
-        max_step_sequences=min(8, max_step_tokens),
-        max_steps_in_flight=len(engines),
-    )
-    opened = Dispatcher(limits)
-    opened.attach(lambda on_outcome: LocalPipeline(engines, on_outcome), limits)
-    try:
-        yield opened
-    finally:
-        opened.close()
-
-
 def pooled(tokens: Sequence[int], pooling: Pooling) -> SequenceRequest:
     return SequenceRequest(
         prompt_tokens=tuple(tokens), sampling=GREEDY, max_new_tokens=0, pooling=pooling
     )
-
-
-def start(opened: Dispatcher, request: SequenceRequest) -> SimpleQueue[Update]:
-    updates: SimpleQueue[Update] = SimpleQueue()
-    opened.add(request, updates.put)
-    return updates
-
-
-def received(updates: SimpleQueue[Update]) -> list[CommittedToken]:
-    tokens: list[CommittedToken] = []
-    while not tokens or tokens[-1].finish_reason is None:
-        update = updates.get(timeout=60)
-        assert not isinstance(update, PotluckError), update
-        tokens.append(update.token)
-    return tokens
 
 
 def vector(updates: SimpleQueue[Update]) -> Floats:
