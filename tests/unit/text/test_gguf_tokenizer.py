@@ -61,7 +61,8 @@ def test_every_pre_tokenizer_keeps_the_text(name: str) -> None:
     metadata = byte_level_metadata(train_byte_level(GPT2), name, ("<|endoftext|>",))
     tokenizer = build_tokenizer(metadata)
     for text in (*HARD_TEXTS, *SENTENCES):
-        composed = text.replace("e\u0301", "é") if name == "qwen2" else text
+        composes = BYTE_PRE_TOKENIZERS[name].composes
+        composed = text.replace("e\u0301", "é") if composes else text
         assert tokenizer.decode(tokenizer.encode(text)) == composed
 
 
