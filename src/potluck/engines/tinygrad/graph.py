@@ -20,10 +20,14 @@ from potluck.types.program import (
     Embed,
     GatedActivation,
     Head,
+    LayerNorm,
     Linear,
     Moe,
+    Multiply,
     RmsNorm,
     Rope,
+    Scale,
+    SigmoidGate,
 )
 
 if TYPE_CHECKING:
@@ -64,7 +68,7 @@ def run_ops(
             case Embed():
                 registers[op.out] = weights.matrix(op.weight).rows(inputs.tokens).contiguous()
             case RmsNorm():
-                registers[op.out] = rms_norm(registers[op.x], weights.vector(op.weight), op)
+                registers[op.out] = rms_norm(registers[op.x], weights.vector(op.weight or ""), op)
             case Linear():
                 out = weights.matrix(op.weight).linear(registers[op.x])
                 registers[op.out] = out if op.bias is None else out + weights.vector(op.bias)
@@ -75,8 +79,8 @@ def run_ops(
                 cache = append(
                     caches[op.cache_index],
                     program.caches[op.cache_index],
-                    registers[op.k],
-                    registers[op.v],
+                    registers[op.k or ""],
+                    registers[op.v or ""],
                     inputs.slots,
                 )
                 registers[op.out] = attend(
@@ -89,7 +93,7 @@ def run_ops(
                 )
             case GatedActivation(activation=Activation.SILU):
                 registers[op.out] = registers[op.gate].silu() * registers[op.up]
-            case Moe():
+            case Moe() | LayerNorm() | GatedActivation() | SigmoidGate() | Scale() | Multiply():
                 raise EngineError(
                     f"tinygrad does not compute {type(op).__name__}", hint="use --backend native"
                 )  # who plans a stage learns it from the abilities
