@@ -71,7 +71,7 @@ GEMMA3: dict[str, Any] = {
     },
 }
 
-CASES = (
+CASES: tuple[Case, ...] = (
     Case(
         name="gemma-2",
         family="gemma2",
