@@ -59,10 +59,10 @@ def cut(num_layers: int, boundaries: Sequence[int]) -> list[Shard]:
 def load_weights(
     engine: Engine, tensors: Sequence[StoredTensor], source: TensorSource, *, rows_at_once: int = 7
 ) -> None:
-    """Feed an engine a few rows at a time from a source of a file's tensors."""
-    canonical = CanonicalSource(source, tensors)
-    sink = engine.sink()
-    for name in canonical.names():
+    """Feed an engine a few rows at a time."""
+    sink, canonical = engine.sink(), CanonicalSource(source, tensors)
+    for tensor in tensors:
+        name = tensor.canonical_name
         info = canonical.info(name)
         sink.begin(info)
         for start in range(0, info.num_rows, rows_at_once):
