@@ -202,7 +202,7 @@ void check_rope(const Kernels& kernels, Random& random, Report& report) {
   const std::vector<float> before = random.numbers(kHeads * kHeadDim);
   const std::vector<float> cos = random.numbers(kHalf), sin = random.numbers(kHalf);
   std::vector<float> x = before;
-  kernels.rope(x.data(), cos.data(), sin.data(), kHeads, kHeadDim);
+  kernels.rope(x.data(), cos.data(), sin.data(), kHeads, kHeadDim, kHeadDim);
   bool ok = true;
   for (size_t h = 0; h < kHeads; ++h) {
     for (size_t i = 0; i < kHalf; ++i) {
@@ -374,7 +374,8 @@ void check_attention(const Kernels& kernels, Random& random, Report& report) {
   std::vector<float> scratch(at(attention_scratch_floats(kNumRows, kHeadDim)));
   const AttentionArgs args{q.data(),    out.data(),    kTokens,     kPosition, kWindow,
                            keys.data(), values.data(), block_table, kHeads,    kKvHeads,
-                           kHeadDim,    0,             kKvHeads,    0.2f,      scratch.data()};
+                           kHeadDim,    0,             kKvHeads,    0.2f,      0.0f,
+                           nullptr,     scratch.data()};
   kernels.attention(args);
   ok = true;
   for (int64_t row = 0; row < kTokens * kHeads; ++row) {
