@@ -30,7 +30,7 @@ from potluck.cluster.worker.block_store import BlockStore
 from potluck.engines.native import NativeEngine, make_pool
 from potluck.engines.synthetic_weights import load_random
 from potluck.models.program import build_program
-from potluck.models.rope import rope_table
+from potluck.models.rope import rope_tables
 from potluck.scheduling.keeping import MAX_MOVED_BLOCKS
 from potluck.types.model import ModelConfig, RopeConfig
 from potluck.types.program import Shard
@@ -105,7 +105,7 @@ def _engine(num_tokens: int, num_threads: int | None) -> NativeEngine:
         _CONFIG,
         Shard.whole(_CONFIG.num_layers),
         context_tokens=context,
-        rope=rope_table(_CONFIG, context),
+        rope=rope_tables(_CONFIG, context),
     )
     engine = NativeEngine(
         program,

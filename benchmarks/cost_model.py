@@ -28,7 +28,7 @@ from potluck.engines import timing
 from potluck.engines.measure import Subject, measure
 from potluck.engines.native import NativeEngine, ThreadPool, choose_isa, loaded_bytes, make_pool
 from potluck.models.program import build_program, weight_specs
-from potluck.models.rope import rope_table
+from potluck.models.rope import rope_tables
 from potluck.placement.speed import unit_speed
 from potluck.placement.times import PartTimes, UnitTimes
 from potluck.placement.work import model_work
@@ -287,8 +287,8 @@ def loaded_engine(
     config: ModelConfig, shard: Shard, quantization: Quantization, pool: ThreadPool, isa: str
 ) -> NativeEngine:
     """Return an engine with random weights, which repeat in a large matrix."""
-    rope = rope_table(config, CONTEXT_TOKENS)
-    program = build_program(config, shard, context_tokens=CONTEXT_TOKENS, rope=rope)
+    rope = rope_tables(config, CONTEXT_TOKENS)
+    program = build_program(config, shard, context_tokens=CONTEXT_TOKENS, ropes=rope)
     engine = maker(pool, isa)(program, num_blocks=CONTEXT_TOKENS // 16, max_step_tokens=512)
     sink = engine.sink()
     rng = np.random.default_rng(0)

@@ -20,7 +20,7 @@ from random_weights import SEED, random_tensor
 from potluck.engines.opening import open_engine
 from potluck.errors import PotluckError
 from potluck.models.program import build_program
-from potluck.models.rope import rope_table
+from potluck.models.rope import rope_tables
 from potluck.types.engine import LoadableEngine
 from potluck.types.model import ModelConfig, RopeConfig
 from potluck.types.program import Embed, Program, Shard
@@ -115,8 +115,8 @@ def make_program(case: Case, num_layers: int | None = None) -> Program:
         qk_norm=shape.has_head_norms,
         sliding_windows=(None,) * layers,
     )
-    rope = rope_table(config, context_tokens)
-    return build_program(config, Shard.whole(layers), context_tokens=context_tokens, rope=rope)
+    rope = rope_tables(config, context_tokens)
+    return build_program(config, Shard.whole(layers), context_tokens=context_tokens, ropes=rope)
 
 
 def weight_infos(program: Program, fmt: TensorFormat) -> Iterator[TensorInfo]:

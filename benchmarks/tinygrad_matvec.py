@@ -218,7 +218,7 @@ def _program(info: TensorInfo) -> Program:
         ops=(),
         weights=(WeightSpec(name=info.name, shape=info.shape),),
         caches=(),
-        rope=None,
+        ropes=(),
         hidden_size=1,
         vocab_size=1,
         context_tokens=1,

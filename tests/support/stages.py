@@ -13,7 +13,7 @@ from potluck.engines.reference import ReferenceEngine
 from potluck.models.names import FileKind
 from potluck.models.program import build_program
 from potluck.models.registry import stored_tensors
-from potluck.models.rope import rope_table
+from potluck.models.rope import rope_tables
 from potluck.types.engine import NO_MASKS, Engine, StepResult
 from potluck.types.model import ModelConfig
 from potluck.types.program import Program, Shard
@@ -97,9 +97,9 @@ class Stages:
         self._block_order = np.random.default_rng(7).permutation(num_blocks).tolist()
         self._num_steps = 0
         self._engines: list[Engine] = []
-        rope = rope_table(config, context_tokens)
+        rope = rope_tables(config, context_tokens)
         for shard in cut(config.num_layers, boundaries):
-            program = build_program(config, shard, context_tokens=context_tokens, rope=rope)
+            program = build_program(config, shard, context_tokens=context_tokens, ropes=rope)
             engine = engine_factory(program, num_blocks)
             load_weights(engine, stored_tensors(config, program, file_kind), source)
             self._engines.append(engine)

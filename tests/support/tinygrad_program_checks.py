@@ -23,7 +23,7 @@ from potluck.engines.tinygrad.device import open_device
 from potluck.engines.tinygrad.engine import TinygradEngine
 from potluck.errors import EngineError, ParameterError, UnitFaultError
 from potluck.models.program import build_program
-from potluck.models.rope import rope_table
+from potluck.models.rope import rope_tables
 from potluck.types.engine import Engine, StepResult
 from potluck.types.model import ModelConfig
 from potluck.types.program import Program, Shard
@@ -387,8 +387,8 @@ def _new(program: Program, fmt: TensorFormat = TensorFormat.F32) -> TinygradEngi
 
 
 def _program(config: ModelConfig, shard: Shard) -> Program:
-    rope = rope_table(config, CONTEXT)
-    return build_program(config, shard, context_tokens=CONTEXT, rope=rope)
+    rope = rope_tables(config, CONTEXT)
+    return build_program(config, shard, context_tokens=CONTEXT, ropes=rope)
 
 
 _ORDER = np.random.default_rng(7).permutation(NUM_BLOCKS).tolist()

@@ -16,10 +16,14 @@ from potluck.types.program import (
     Embed,
     GatedActivation,
     Head,
+    LayerNorm,
     Linear,
     Moe,
+    Multiply,
     RmsNorm,
     Rope,
+    Scale,
+    SigmoidGate,
 )
 from potluck.types.step import Pooling, SampledToken, SequenceId, TokenLogprob
 
@@ -53,7 +57,7 @@ def core_errors(hint: str = "this is a defect in Potluck; please report it") -> 
 
 def core_program(program: Program) -> runner.Program:
     """``program``, checked. Raises ``EngineError`` if its parts contradict one another."""
-    rope = program.rope
+    rope = program.ropes[0] if program.ropes else None
     with core_errors():
         return runner.Program(
             registers=[
@@ -159,7 +163,7 @@ def _op(op: Op) -> runner.Op:
             return runner.Embed(weight=op.weight, out=op.out)
         case RmsNorm():
             return runner.RmsNorm(
-                x=op.x, weight=op.weight, out=op.out, group=op.group, epsilon=op.epsilon
+                x=op.x, weight=op.weight or "", out=op.out, group=op.group, epsilon=op.epsilon
             )
         case Linear():
             return runner.Linear(x=op.x, weight=op.weight, out=op.out, bias=op.bias)
@@ -168,8 +172,8 @@ def _op(op: Op) -> runner.Op:
         case Attention():
             return runner.Attention(
                 q=op.q,
-                k=op.k,
-                v=op.v,
+                k=op.k or "",
+                v=op.v or "",
                 out=op.out,
                 cache_index=op.cache_index,
                 num_heads=op.num_heads,
@@ -197,5 +201,10 @@ def _op(op: Op) -> runner.Op:
             return runner.Add(x=op.x, y=op.y)
         case Head():
             return runner.Head(x=op.x, weight=op.weight, vocab_size=op.vocab_size)
+        case LayerNorm() | GatedActivation() | Moe() | SigmoidGate() | Scale() | Multiply():
+            raise EngineError(
+                f"the native engine does not compute {type(op).__name__}",
+                hint="choose another model",
+            )
         case _:
             assert_never(op)

@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-import numpy as np
-
 from potluck.engines.costs import check_backend, cost_of
 from potluck.errors import ParameterError
 from potluck.models.program import build_program
-from potluck.models.rope import rope_table_bytes
+from potluck.models.rope import empty_rope_tables, rope_table_bytes
 from potluck.types.engine import EngineCost
 from potluck.types.memory import MemoryPlan
 from potluck.types.model import ModelConfig
 from potluck.types.profile import ModelProfile
-from potluck.types.program import Head, Linear, Moe, Program, RopeTable, Shard
+from potluck.types.program import Head, Linear, Moe, Program, Shard
 from potluck.types.stage import StagePlan, StageSize
 from potluck.types.tensor import TensorInfo
 from potluck.types.unit import NATIVE
@@ -57,7 +55,7 @@ def plan_stage(
         staging += _packing_bytes(loaded)
     else:
         staging += max(map(engine.staging_bytes, loaded), default=0)
-    has_rope = program.rope is not None
+    has_rope = bool(program.ropes)
     memory = MemoryPlan(
         weights=() if size.is_mapped else by_format,
         mapped=by_format if size.is_mapped else (),
@@ -106,7 +104,5 @@ def _packing_bytes(loaded: Sequence[TensorInfo]) -> int:
 
 def program_to_count(config: ModelConfig, shard: Shard, context_tokens: int) -> Program:
     """The program without the numbers of its rope table, whose pages are never touched."""
-    shape = (context_tokens, config.head_dim // 2)
-    nothing = np.zeros(shape, dtype=np.float32)
-    rope = RopeTable(cos=nothing, sin=nothing)
-    return build_program(config, shard, context_tokens=context_tokens, rope=rope)
+    ropes = empty_rope_tables(config, context_tokens)
+    return build_program(config, shard, context_tokens=context_tokens, ropes=ropes)

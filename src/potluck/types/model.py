@@ -84,7 +84,7 @@ class RopeConfig:
 
 
 class NormKind(enum.Enum):
-    """The norm of the residual stream: ``RmsNorm`` or ``LayerNorm`` of ``potluck.types.program``."""
+    """The norm of the residual stream: see the ops ``RmsNorm`` and ``LayerNorm``."""
 
     RMS = "rms"
     LAYER = "layer"
@@ -254,9 +254,8 @@ class ModelConfig:
     def can_cut_before(self, layer: int) -> bool:
         """Whether one stage may end and the next begin there.
 
-        A layer that reads the keys and values of another one must be on the same stage as that one,
-        and a model with ``per_layer_inputs`` is not cut at all. Before the first layer and after the
-        last a cut is always possible, but for the latter.
+        A layer that reads the keys and values of another one must be on the same stage as that
+        one. Of a model with ``per_layer_inputs`` only the head can be a stage of its own.
         """
         if not 0 < layer < self.num_layers:
             return self.per_layer_inputs is None or layer == self.num_layers

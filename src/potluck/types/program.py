@@ -167,8 +167,8 @@ class Moe:
     ``logits`` is the router's register, ``num_experts`` wide, and ``s[e]`` the score that ``score``
     makes of them. Experts are chosen by ``c[e]``, which is ``logits[t][e]``, or where there is a
     ``correction`` ``[num_experts]`` or ``score`` is SIGMOID ``s[e] + correction[e]``: the
-    ``num_experts_per_token`` experts with the largest ``c``, of equal ones those with lower indices.
-    With ``num_groups`` above 1 experts are in groups of neighbours, of which only the
+    ``num_experts_per_token`` experts with the largest ``c``, of equal ones those with lower
+    indices. With ``num_groups`` above 1 experts are in groups of neighbours, of which only the
     ``num_groups_used`` are looked at whose two largest ``c`` have the largest sums (DeepSeek V3).
 
     Expert ``e`` has the share ``p[e] = s[e]``; with ``normalize_shares`` the shares of the chosen

@@ -121,22 +121,53 @@ class TensorSink(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class InterleavedHeads:
+    """Heads whose first ``rotary_dim`` rows are stored with their two halves interleaved.
+
+    The file's row ``h·d + 2j + s`` is canonical row ``h·d + s·r/2 + j``, where ``d`` is
+    ``head_dim`` and ``r`` is ``rotary_dim``; rows beyond ``r`` are in their places. Of a vector (a bias) its
+    elements are meant.
+    """
+
+    num_heads: int
+    head_dim: int
+    rotary_dim: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowRange:
+    """Rows ``start + stride·i`` of a matrix, ``num_rows`` of them; of a vector its elements.
+
+    ``of_vectors``: a tensor of two dimensions is a vector for each expert.
+    """
+
+    start: int
+    num_rows: int
+    stride: int = 1
+    of_vectors: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StoredTensor:
     """Where a file keeps a canonical tensor.
 
     That is under one name, or with ``is_stacked`` each matrix of a stack ``[experts, rows,
     columns]`` under a name of its own, in their order.
 
-    ``interleaved_heads``: the file interleaves the two halves of each of that many heads (GGUF
-    files of the ``llama`` architecture do, for q and k): its row ``h·d + 2j + s`` is canonical row
-    ``h·d + s·d/2 + j``, where ``d`` is the head size; of a vector (a bias) its elements are meant.
-    None when rows are in canonical order.
+    ``interleaved``: rows of q and k in another order, as GGUF files of the ``llama`` architecture
+    have them. ``row_range``: it is only these rows of the file's tensor, of a stack these of each
+    matrix. ``rows``: it consists of these rows of the file's tensor; None is all of them. At most
+    one of the three is given. ``plus_one``: 1 is added to what is stored, which makes it float32.
 
-    ``rows``: it consists of these rows of the file's tensor; None is all of them.
+    ``shape`` is the canonical one; None is whatever the file has. A file's that differs from it in
+    dimensions of 1 only is taken for it.
     """
 
     canonical_name: str
     stored_names: tuple[str, ...]
     is_stacked: bool = False
-    interleaved_heads: int | None = None
+    interleaved: InterleavedHeads | None = None
+    row_range: RowRange | None = None
     rows: tuple[int, ...] | None = None
+    plus_one: bool = False
+    shape: tuple[int, ...] | None = None

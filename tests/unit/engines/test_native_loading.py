@@ -27,7 +27,7 @@ from potluck.engines.native import (
 )
 from potluck.errors import EngineError, ParameterError
 from potluck.models.program import build_program
-from potluck.models.rope import rope_table
+from potluck.models.rope import rope_tables
 from potluck.probe.cores import default_num_threads
 from potluck.types.program import (
     CacheSpec,
@@ -60,7 +60,7 @@ def embedding_program(num_rows: int, num_columns: int) -> Program:
         ops=(Embed(weight="table", out="hidden"),),
         weights=(WeightSpec(name="table", shape=(num_rows, num_columns)),),
         caches=(),
-        rope=None,
+        ropes=(),
         hidden_size=num_columns,
         vocab_size=num_rows,
         context_tokens=100,
@@ -253,8 +253,8 @@ def test_scratch_hardly_grows_with_the_context() -> None:
     config = replace(CONFIG, max_context_tokens=1 << 16)
 
     def scratch(context_tokens: int, num_threads: int) -> int:
-        rope = rope_table(config, context_tokens)
-        program = build_program(config, Shard.whole(2), context_tokens=context_tokens, rope=rope)
+        rope = rope_tables(config, context_tokens)
+        program = build_program(config, Shard.whole(2), context_tokens=context_tokens, ropes=rope)
         return scratch_bytes(program, 64, num_threads=num_threads)
 
     assert scratch(1 << 16, 1) == scratch(1 << 10, 1)

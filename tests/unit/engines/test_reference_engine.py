@@ -19,7 +19,7 @@ from potluck.errors import EngineError, ParameterError
 from potluck.models.names import FileKind, stored_name
 from potluck.models.program import build_program, weight_specs
 from potluck.models.registry import stored_tensors
-from potluck.models.rope import rope_table
+from potluck.models.rope import rope_tables
 from potluck.types.model import ModelConfig
 from potluck.types.program import Shard
 from potluck.types.step import (
@@ -195,8 +195,8 @@ class OneStage:
     """A single engine, driven step by step."""
 
     def __init__(self, shard: Shard | None = None, *, num_blocks: int = 6) -> None:
-        rope = rope_table(CONFIG, 48)
-        self.program = build_program(CONFIG, shard or Shard.whole(3), context_tokens=48, rope=rope)
+        rope = rope_tables(CONFIG, 48)
+        self.program = build_program(CONFIG, shard or Shard.whole(3), context_tokens=48, ropes=rope)
         self.engine = ReferenceEngine(self.program, num_blocks=num_blocks)
 
     def load(self) -> OneStage:

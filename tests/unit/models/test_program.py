@@ -7,7 +7,7 @@ from support.configs import make_config
 
 from potluck.errors import ParameterError
 from potluck.models.program import build_program, weight_specs
-from potluck.models.rope import rope_table
+from potluck.models.rope import rope_tables
 from potluck.types.model import ExpertsConfig, ModelConfig
 from potluck.types.program import (
     Add,
@@ -31,7 +31,7 @@ def program_of(config: ModelConfig, shard: Shard | None = None) -> Program:
         config,
         shard or Shard.whole(config.num_layers),
         context_tokens=16,
-        rope=rope_table(config, 16),
+        ropes=rope_tables(config, 16),
     )
 
 
@@ -187,14 +187,14 @@ def test_the_context_must_be_one_that_the_model_was_made_for(context_tokens: int
             config,
             Shard.whole(2),
             context_tokens=context_tokens,
-            rope=rope_table(config, context_tokens),
+            ropes=rope_tables(config, context_tokens),
         )
 
 
 def test_shard_and_table_must_be_the_models_own() -> None:
     config = make_config()
     with pytest.raises(ValueError, match="rope table"):
-        build_program(config, Shard.whole(2), context_tokens=16, rope=rope_table(config, 8))
+        build_program(config, Shard.whole(2), context_tokens=16, ropes=rope_tables(config, 8))
     for wrong in (Shard.whole(3), shard(1, 2, embedding=True), shard(0, 1, head=True)):
         with pytest.raises(ValueError, match="is no shard of a model of 2 layers"):
             program_of(config, wrong)

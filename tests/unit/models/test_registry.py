@@ -14,7 +14,7 @@ from potluck.models.registry import (
     stored_tensors,
     with_stored_head,
 )
-from potluck.models.rope import rope_table
+from potluck.models.rope import rope_tables
 from potluck.types.model import ModelConfig
 from potluck.types.program import Program, Shard, WeightSpec
 from potluck.types.tensor import StoredTensor
@@ -40,7 +40,7 @@ LAYER_NAMES = {
 
 def whole_program(config: ModelConfig) -> Program:
     return build_program(
-        config, Shard.whole(config.num_layers), context_tokens=8, rope=rope_table(config, 8)
+        config, Shard.whole(config.num_layers), context_tokens=8, ropes=rope_tables(config, 8)
     )
 
 
@@ -117,7 +117,7 @@ def test_gguf_does_not_interleave_the_others(family: str) -> None:
 def test_a_head_that_is_tied_is_the_embedding() -> None:
     config = make_config(tied_head=True)
     shard = Shard(start_layer=2, end_layer=2, num_layers=2, has_embedding=False, has_head=True)
-    program = build_program(config, shard, context_tokens=8, rope=rope_table(config, 8))
+    program = build_program(config, shard, context_tokens=8, ropes=rope_tables(config, 8))
     assert stored_tensors(config, program, FileKind.GGUF) == (
         StoredTensor(canonical_name="norm.weight", stored_names=("output_norm.weight",)),
         StoredTensor(canonical_name="embed.weight", stored_names=("token_embd.weight",)),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from potluck.models.registry import config_from_hugging_face
-from potluck.models.rope import rope_frequencies, rope_table
+from potluck.models.rope import rope_frequencies
 from potluck.types.model import RopeConfig, RopeScaling
 
 LLAMA_3_1 = RopeConfig(
@@ -80,7 +80,7 @@ def test_table_is_rounded_once(context_tokens: int) -> None:
             "max_position_embeddings": 8192,
         }
     )
-    table = rope_table(config, context_tokens)
+    table = rope_tables(config, context_tokens)
     assert table.cos.shape == table.sin.shape == (context_tokens, 4)
     assert table.cos.dtype == table.sin.dtype == np.float32
     position = context_tokens - 1

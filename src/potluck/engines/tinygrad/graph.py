@@ -21,10 +21,14 @@ from potluck.types.program import (
     Embed,
     GatedActivation,
     Head,
+    LayerNorm,
     Linear,
     Moe,
+    Multiply,
     RmsNorm,
     Rope,
+    Scale,
+    SigmoidGate,
 )
 
 if TYPE_CHECKING:
@@ -65,7 +69,7 @@ def run_ops(
             case Embed():
                 registers[op.out] = weights.matrix(op.weight).rows(inputs.tokens).contiguous()
             case RmsNorm():
-                registers[op.out] = rms_norm(registers[op.x], weights.vector(op.weight), op)
+                registers[op.out] = rms_norm(registers[op.x], weights.vector(op.weight or ""), op)
             case Linear():
                 out = weights.matrix(op.weight).linear(registers[op.x])
                 registers[op.out] = out if op.bias is None else out + weights.vector(op.bias)
@@ -76,8 +80,8 @@ def run_ops(
                 cache = append(
                     caches[op.cache_index],
                     program.caches[op.cache_index],
-                    registers[op.k],
-                    registers[op.v],
+                    registers[op.k or ""],
+                    registers[op.v or ""],
                     inputs.slots,
                 )
                 registers[op.out] = attend(
@@ -90,7 +94,7 @@ def run_ops(
                 )
             case GatedActivation(activation=Activation.SILU):
                 registers[op.out] = registers[op.gate].silu() * registers[op.up]
-            case Moe():
+            case Moe() | LayerNorm() | GatedActivation() | SigmoidGate() | Scale() | Multiply():
                 raise EngineError(
                     f"tinygrad does not compute {EXPERTS}", hint="use --backend native"
                 )  # who plans a stage learns it from the cost
