@@ -83,8 +83,10 @@ def _enum(kind: type[enum.Enum]) -> str:
         "",
         "template <>",
         f"inline std::optional<{kind.__name__}> from_value(const std::string& value) {{",
-        *(f'  if (value == "{each.value}") return {kind.__name__}::{name};'
-          for each, name in names.items()),
+        *(
+            f'  if (value == "{each.value}") return {kind.__name__}::{name};'
+            for each, name in names.items()
+        ),
         "  return std::nullopt;",
         "}",
         "",

@@ -77,7 +77,7 @@ struct MoeRunner::Layout {
     take(scratch.shares, rows);
     take(scratch.rows, rows);
     take(scratch.scores, max_tokens * sizes.experts);
-    take(scratch.criteria, max_tokens * sizes.experts);
+    take(scratch.preferences, max_tokens * sizes.experts);
     take(scratch.group_sums, max_tokens * sizes.groups);
     take(scratch.groups, max_tokens * sizes.groups);
     take(scratch.tokens, rows);
@@ -177,15 +177,15 @@ void MoeRunner::choose(const op::Moe<int>& o, const float* logits, int64_t token
   } else {
     total = kernels_.exp_sum(logits, o.num_experts, max, scores);
   }
-  float* criteria = scratch_.criteria + token * o.num_experts;
+  float* preferences = scratch_.preferences + token * o.num_experts;
   if (o.correction || o.score == op::ExpertScore::Sigmoid) {
-    for (int64_t e = 0; e < o.num_experts; ++e) criteria[e] = scores[e] / total;
-    if (o.correction) kernels_.add(criteria, weights_.vector(*o.correction), o.num_experts);
+    for (int64_t e = 0; e < o.num_experts; ++e) preferences[e] = scores[e] / total;
+    if (o.correction) kernels_.add(preferences, weights_.vector(*o.correction), o.num_experts);
   } else {
-    std::copy_n(logits, o.num_experts, criteria);
+    std::copy_n(logits, o.num_experts, preferences);
   }
-  if (o.num_groups > 1) leave_groups_out(o, token, criteria);
-  find_largest(criteria, o.num_experts, o.num_experts_per_token, chosen);
+  if (o.num_groups > 1) leave_groups_out(o, token, preferences);
+  find_largest(preferences, o.num_experts, o.num_experts_per_token, chosen);
 
   float* shares = scratch_.shares + token * o.num_experts_per_token;
   float of_chosen = 0;
@@ -202,12 +202,12 @@ void MoeRunner::choose(const op::Moe<int>& o, const float* logits, int64_t token
 }
 
 // Leaves the experts of all groups but the best out of the choice of one token.
-void MoeRunner::leave_groups_out(const op::Moe<int>& o, int64_t token, float* criteria) const {
+void MoeRunner::leave_groups_out(const op::Moe<int>& o, int64_t token, float* preferences) const {
   constexpr float kNever = -std::numeric_limits<float>::infinity();
   const int64_t group_size = o.num_experts / o.num_groups;
   float* sums = scratch_.group_sums + token * o.num_groups;
   for (int64_t g = 0; g < o.num_groups; ++g) {
-    const float* group = criteria + g * group_size;
+    const float* group = preferences + g * group_size;
     float first = std::max(group[0], group[1]), second = std::min(group[0], group[1]);
     for (int64_t i = 2; i < group_size; ++i) {
       second = std::max(second, std::min(first, group[i]));
@@ -219,7 +219,7 @@ void MoeRunner::leave_groups_out(const op::Moe<int>& o, int64_t token, float* cr
   find_largest(sums, o.num_groups, o.num_groups_used, used);
   for (int64_t g = 0; g < o.num_groups; ++g) {
     if (!std::binary_search(used, used + o.num_groups_used, static_cast<int32_t>(g))) {
-      std::fill_n(criteria + g * group_size, group_size, kNever);
+      std::fill_n(preferences + g * group_size, group_size, kNever);
     }
   }
 }

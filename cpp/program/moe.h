@@ -50,7 +50,7 @@ class MoeRunner {
     int32_t* rows;  // where its copy lies
     // By token and expert.
     float* scores;
-    float* criteria;  // what experts are chosen by
+    float* preferences;  // what experts are chosen by
     // By token and group of experts; by token and place among the groups used.
     float* group_sums;
     int32_t* groups;
@@ -73,7 +73,7 @@ class MoeRunner {
   static constexpr int32_t kNoExpert = -1;
 
   bool takes_bf16(const Matrix& stack) const;
-  void leave_groups_out(const op::Moe<int>& o, int64_t token, float* criteria) const;
+  void leave_groups_out(const op::Moe<int>& o, int64_t token, float* preferences) const;
   int64_t group(const op::Moe<int>& o, int64_t num_tokens);
   void unpack_biases(const op::Moe<int>& o, int64_t expert);
   void gather(const op::Moe<int>& o, const Activations& input, int64_t row);
