@@ -56,8 +56,8 @@ GOOD = Program(
         Linear(x="x", weight="wq", out="q", bias="bq"),
         Linear(x="x", weight="wk", out="k"),
         Linear(x="x", weight="wv", out="v"),
-        Rope(x="q", num_heads=2, head_dim=8),
-        Rope(x="k", num_heads=1, head_dim=8),
+        Rope(x="q", num_heads=2, head_dim=8, rotary_dim=8),
+        Rope(x="k", num_heads=1, head_dim=8, rotary_dim=8),
         Attention(
             q="q",
             k="k",
@@ -103,7 +103,7 @@ GOOD = Program(
         WeightSpec(name="ed", shape=(3, 32, 48)),
     ),
     caches=(CacheSpec(num_kv_heads=1, head_dim=8),),
-    rope=RopeTable(cos=TABLE, sin=TABLE),
+    ropes=(RopeTable(cos=TABLE, sin=TABLE),),
     hidden_size=32,
     vocab_size=100,
     context_tokens=8,
@@ -183,12 +183,15 @@ BAD: dict[str, tuple[Program, str]] = {
         edited(Rope, lambda op: replace(op, num_heads=4, head_dim=4)),
         "must be a multiple of 8",
     ),
-    "no rope table": (replace(GOOD, rope=None), "rope table"),
+    "no rope table": (replace(GOOD, ropes=()), "rope table"),
     "short rope table": (
-        replace(GOOD, rope=RopeTable(cos=TABLE[:5], sin=TABLE[:5])),
+        replace(GOOD, ropes=(RopeTable(cos=TABLE[:5], sin=TABLE[:5]),)),
         "one row per position",
     ),
-    "other sin": (replace(GOOD, rope=RopeTable(cos=TABLE, sin=TABLE[:, :2].copy())), "rope table"),
+    "other sin": (
+        replace(GOOD, ropes=(RopeTable(cos=TABLE, sin=TABLE[:, :2].copy()),)),
+        "rope table",
+    ),
     "no such cache": (edited(Attention, lambda op: replace(op, cache_index=1)), "no cache 1"),
     "cache below": (edited(Attention, lambda op: replace(op, cache_index=-1)), "no cache -1"),
     "other cache": (
@@ -239,7 +242,7 @@ BAD: dict[str, tuple[Program, str]] = {
     "no head": (replace(GOOD, ops=GOOD.ops[:-1]), "ends with 'head'"),
     "no ops": (replace(GOOD, ops=()), "no ops"),
     "context": (
-        replace(GOOD, context_tokens=0, rope=RopeTable(cos=TABLE[:0], sin=TABLE[:0])),
+        replace(GOOD, context_tokens=0, ropes=(RopeTable(cos=TABLE[:0], sin=TABLE[:0]),)),
         "context_tokens",
     ),
 }
