@@ -69,7 +69,7 @@ def _place(offers: Sequence[UnitOffer], cost: ModelCost, *, needs_layer: bool) -
             ends.append((cost.lone_embedding_bytes, "the embedding"))
         if len(cost.layer_bytes) not in cost.no_cuts:
             ends.append((cost.lone_head_bytes, "the head"))
-        smallest, name = min((smallest, name), *ends)
+        smallest, name = min([(smallest, name), *ends])
     rejections = []
     candidates = []
     for offer in sorted(offers, key=lambda offer: (-offer.usable_bytes, offer.node_id)):
