@@ -13,9 +13,9 @@ from model_shapes import MAX_CONTEXT_TOKENS, Shape, Tensor, gguf_tensors
 from random_weights import SEED, random_tensor
 
 from potluck.catalog.locate import DEMO_DIRECTORY
-from potluck.types.tensor import TensorFormat
+from potluck.types.tensor import COMPUTED_FORMATS, TensorFormat
 
-GGUF_TYPES = (*(fmt.name for fmt in TensorFormat), "Q4_K_M")
+GGUF_TYPES = (*(fmt.name for fmt in COMPUTED_FORMATS), "Q4_K_M")
 _ARCHITECTURES = {"llama": "llama", "qwen3": "qwen3", "qwen3_moe": "qwen3moe"}
 
 

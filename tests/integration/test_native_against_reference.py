@@ -16,7 +16,7 @@ from potluck.kernels import available_isas
 from potluck.types.arithmetic import Arithmetic, arithmetics_with
 from potluck.types.model import ModelConfig
 from potluck.types.program import Shard
-from potluck.types.tensor import TensorFormat
+from potluck.types.tensor import COMPUTED_FORMATS, TensorFormat
 
 NUM_LAYERS = 3
 # Ragged steps of three sequences: (sequence, tokens) in each.
@@ -36,7 +36,7 @@ def with_all_experts(config: ModelConfig) -> ModelConfig:
 
 
 FAST = [each for each in arithmetics_with(tuple(available_isas())) if each.isa is not None]
-CASES = [(fmt, Arithmetic.EXACT) for fmt in TensorFormat]
+CASES = [(fmt, Arithmetic.EXACT) for fmt in COMPUTED_FORMATS]
 CASES += [(TensorFormat.BF16, each) for each in FAST]
 
 

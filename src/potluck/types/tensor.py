@@ -16,7 +16,12 @@ from typing import Protocol
 
 
 class TensorFormat(enum.Enum):
-    """A storage format: (name, elements per block, bytes per block)."""
+    """A storage format: (name, elements per block, bytes per block, whether it has kernels).
+
+    This is the one table of formats. The C++ core has those with kernels, in the same order; tests
+    check that every other table agrees with it. A format without kernels can be read, and becomes
+    another one when it is loaded (``loaded_as``).
+    """
 
     F32 = ("f32", 1, 4)
     F16 = ("f16", 1, 2)
@@ -29,16 +34,41 @@ class TensorFormat(enum.Enum):
     Q4_K = ("q4_k", 256, 144)
     Q5_K = ("q5_k", 256, 176)
     Q6_K = ("q6_k", 256, 210)
+    Q2_K = ("q2_k", 256, 84, False)
+    Q3_K = ("q3_k", 256, 110, False)
+    IQ4_NL = ("iq4_nl", 32, 18, False)
+    IQ4_XS = ("iq4_xs", 256, 136, False)
+    MXFP4 = ("mxfp4", 32, 17, False)
+    IQ1_S = ("iq1_s", 256, 50, False)
+    IQ1_M = ("iq1_m", 256, 56, False)
+    IQ2_XXS = ("iq2_xxs", 256, 66, False)
+    IQ2_XS = ("iq2_xs", 256, 74, False)
+    IQ2_S = ("iq2_s", 256, 82, False)
+    IQ3_XXS = ("iq3_xxs", 256, 98, False)
+    IQ3_S = ("iq3_s", 256, 110, False)
+    TQ1_0 = ("tq1_0", 256, 54, False)
+    TQ2_0 = ("tq2_0", 256, 66, False)
 
-    def __init__(self, label: str, block_elements: int, block_bytes: int) -> None:
+    def __init__(
+        self, label: str, block_elements: int, block_bytes: int, has_kernels: bool = True
+    ) -> None:
         self.label = label
         self.block_elements = block_elements
         self.block_bytes = block_bytes
+        self.has_kernels = has_kernels
 
     @property
     def is_quantized(self) -> bool:
         """Whether values share scales, so that products are exact integer sums."""
         return self.block_elements > 1
+
+    @property
+    def loaded_as(self) -> TensorFormat:
+        """The format that weights stored in this one have once they are loaded.
+
+        Q8_0 for a format without kernels: its error is at most 1/254 of the largest of 32 values.
+        """
+        return self if self.has_kernels else TensorFormat.Q8_0
 
     def row_bytes(self, num_columns: int) -> int:
         """Bytes of one stored row. ``num_columns`` must be a multiple of ``block_elements``."""
@@ -46,6 +76,10 @@ class TensorFormat(enum.Enum):
         if rest:
             raise ValueError(f"{num_columns} columns are not whole {self.label} blocks")
         return num_blocks * self.block_bytes
+
+
+COMPUTED_FORMATS = tuple(each for each in TensorFormat if each.has_kernels)
+"""The formats that the native engine computes with, in the order of the C++ core's ``Format``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

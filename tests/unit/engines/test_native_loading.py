@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 
+import gguf
 import numpy as np
 import pytest
 from support.native_pipeline import (
@@ -22,6 +23,7 @@ from potluck.engines.native import (
     available_isas,
     cache_bytes,
     choose_isa,
+    convert_on,
     make_pool,
     scratch_bytes,
 )
@@ -114,6 +116,25 @@ def test_bfloat16_stays_two_bytes(num_columns: int) -> None:
     result = engine.step(embedding_step(*range(num_rows)), None)
     expected = (bits.astype(np.uint32) << 16).view(np.float32)
     np.testing.assert_array_equal(result.hidden, expected)
+
+
+UNCOMPUTED = tuple(each for each in TensorFormat if not each.has_kernels)
+
+
+@pytest.mark.parametrize("rows_at_once", [1, 3, 100])
+@pytest.mark.parametrize("fmt", UNCOMPUTED, ids=lambda fmt: fmt.label)
+def test_a_format_without_kernels_is_decoded_first(
+    fmt: TensorFormat, rows_at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native, "_DECODED_VALUES", rows_at_once * 512)
+    # A scale of f16 in every place where a format has one, and other bits wherever there are any.
+    stored = np.random.default_rng(1).integers(30, 60, (7, fmt.row_bytes(512)), np.uint8)
+    values = gguf.dequantize(stored, gguf.GGMLQuantizationType[fmt.name])
+    out = bytearray(7 * TensorFormat.Q8_0.row_bytes(512))
+    convert = convert_on(make_pool(1))
+    convert(memoryview(stored.tobytes()), fmt, memoryview(out), TensorFormat.Q8_0, 7, 512)
+    expected = gguf.quantize(values, gguf.GGMLQuantizationType.Q8_0)
+    assert bytes(out) == expected.tobytes()
 
 
 @pytest.mark.parametrize("fmt", [TensorFormat.F16, TensorFormat.BF16])
