@@ -7,11 +7,14 @@ from collections.abc import Callable, Iterable, Mapping
 
 from potluck.errors import ModelFileError, UnsupportedModelError
 from potluck.formats.encodings import read_encoding
+from potluck.models.cohere2 import COHERE2
+from potluck.models.ernie4_5 import ERNIE4_5
 from potluck.models.family import Family
 from potluck.models.fields import Fields, one_line, unsupported
 from potluck.models.gemma2 import GEMMA2
 from potluck.models.gemma3 import GEMMA3
 from potluck.models.gemma4 import GEMMA4, GEMMA4_UNIFIED
+from potluck.models.hunyuan_dense import HUNYUAN_DENSE
 from potluck.models.llama import LLAMA
 from potluck.models.mistral import MISTRAL
 from potluck.models.names import (
@@ -27,6 +30,7 @@ from potluck.models.program import weight_specs
 from potluck.models.qwen2 import QWEN2
 from potluck.models.qwen3 import QWEN3
 from potluck.models.qwen3_moe import QWEN3_MOE
+from potluck.models.seed_oss import SEED_OSS
 from potluck.types.model import ModelConfig
 from potluck.types.program import Program, Shard, WeightSpec
 from potluck.types.tensor import StoredTensor, TensorSource
@@ -50,6 +54,10 @@ FAMILIES: tuple[Family, ...] = (
     GEMMA3,
     GEMMA4,
     GEMMA4_UNIFIED,
+    SEED_OSS,
+    HUNYUAN_DENSE,
+    ERNIE4_5,
+    COHERE2,
 )
 
 
