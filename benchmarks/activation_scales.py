@@ -138,8 +138,11 @@ def activations_in_groups(rounded: Callable[[F32], F32]) -> Iterator[None]:
     def rounded_linear(x: F32, weight: F32, bias: F32 | None) -> F32:
         return linear(rounded(x), weight, bias)
 
-    def rounded_head(x: F32, weight: F32, wanted: NDArray[np.int64]) -> F32:
-        return linear(rounded(x), weight, None)
+    def rounded_head(
+        x: F32, weight: F32, wanted: NDArray[np.int64], scale: float, softcap: float | None
+    ) -> F32:
+        logits = np.float32(scale) * linear(rounded(x), weight, None)
+        return reference_ops.cap(logits, softcap)
 
     with (
         mock.patch.object(reference_ops, "linear", rounded_linear),

@@ -41,7 +41,7 @@ CONFIGS = st.builds(
 
 
 @cache
-def table() -> RopeTable:
+def table() -> tuple[RopeTable, ...]:
     return rope_tables(make_config(), 8)
 
 
@@ -131,7 +131,7 @@ def registers_of(op: Op) -> tuple[tuple[str, ...], tuple[str, ...]]:
         case Rope():
             return (op.x,), (op.x,)
         case Attention():
-            return (op.q, op.k, op.v), (op.out,)
+            return tuple(each for each in (op.q, op.k, op.v) if each), (op.out,)
         case GatedActivation():
             return (op.gate, op.up), (op.out,)
         case Add():

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from potluck.models.layers import plain_layers
+from potluck.models.layers import plain_layers, with_attention, with_layers
 from potluck.types.model import (
     AttentionConfig,
     ExpertsConfig,
@@ -63,3 +64,49 @@ def make_config(
         tied_head=False,
     )
     return replace(plain, **others)
+
+
+def with_windows(config: ModelConfig, windows: Sequence[int | None]) -> ModelConfig:
+    """``config`` with one window for each layer."""
+    return with_attention(config, lambda index, each: replace(each, window=windows[index]))
+
+
+def with_experts(config: ModelConfig, experts: ExpertsConfig) -> ModelConfig:
+    """``config`` with other experts in the layers that have some."""
+    return with_layers(
+        config,
+        lambda _, layer: layer if layer.experts is None else replace(layer, experts=experts),
+    )
+
+
+def windows_of(config: ModelConfig) -> tuple[int | None, ...]:
+    """The window of each layer."""
+    return tuple(layer.attention.window for layer in config.layers)
+
+
+class AlikeLayers:
+    """``config``, seen as a model whose layers are alike but for windows and experts."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        self.config = config
+        attention = config.layers[0].attention
+        mlp = next((layer.mlp for layer in config.layers if layer.mlp is not None), None)
+        experts = {layer.experts for layer in config.layers if layer.experts is not None}
+        assert len(experts) <= 1
+        self.family = config.family
+        self.vocab_size = config.vocab_size
+        self.tied_head = config.tied_head
+        self.norm_epsilon = config.norm_epsilon
+        (self.rope,) = config.ropes
+        self.num_heads = attention.num_heads
+        self.num_kv_heads = attention.num_kv_heads
+        self.head_dim = attention.head_dim
+        self.qkv_bias = attention.qkv_bias
+        self.output_bias = attention.output_bias
+        self.qk_norm = attention.head_norm is HeadNorm.HEAD
+        self.intermediate_size = None if mlp is None else mlp.width
+        self.mlp_bias = mlp is not None and mlp.has_bias
+        self.experts = next(iter(experts), None)
+        self.has_experts = tuple(layer.experts is not None for layer in config.layers)
+        self.sliding_windows = windows_of(config)
+        assert len({replace(layer.attention, window=None) for layer in config.layers}) == 1

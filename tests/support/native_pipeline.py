@@ -30,7 +30,9 @@ CONTEXT_TOKENS = 640
 HEAD_DIM = 64
 
 
-def small_config(num_layers: int) -> ModelConfig:
+def small_config(
+    num_layers: int, *, head_dim: int = HEAD_DIM, num_kv_heads: int = 2
+) -> ModelConfig:
     """Grouped queries, biases, per-head norms, a window in every second layer, experts in every
     third, a tied head.
     """
@@ -40,8 +42,8 @@ def small_config(num_layers: int) -> ModelConfig:
         hidden_size=256,
         intermediate_size=512,
         num_heads=4,
-        num_kv_heads=2,
-        head_dim=HEAD_DIM,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
         vocab_size=VOCAB_SIZE,
         max_context_tokens=CONTEXT_TOKENS,
         tied_head=True,

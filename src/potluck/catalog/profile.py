@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 from potluck.catalog.description import ModelDescription, open_headers
 from potluck.errors import ModelFileError, UnsupportedModelError
+from potluck.models.names import layer_tensor
 from potluck.models.program import weight_specs
 from potluck.models.registry import stored_weights
 from potluck.types.profile import BytesByFormat, ModelProfile, UnusableTensor
@@ -61,6 +62,12 @@ def read_profile(
         return tuple(num_bytes.most_common())
 
     last = config.num_layers
+
+    def of_layer(layer: int) -> Iterable[WeightSpec]:
+        # By itself it may be no shard: some layers share keys and values with others.
+        return (spec for spec in all_specs if spec.name.startswith(layer_tensor(layer, "")))
+
+    all_specs = weight_specs(config, Shard.whole(last))
     return ModelProfile(
         config=config,
         path=path,
@@ -68,7 +75,9 @@ def read_profile(
         file_names=MappingProxyType(file_names),
         unusable=MappingProxyType(unusable),
         layer_bytes=tuple(
-            stored_bytes(weight_specs(config, _part(layer, layer + 1, last)))
+            stored_bytes(
+                spec for spec in all_specs if spec.name.startswith(layer_tensor(layer, ""))
+            )
             for layer in range(last)
         ),
         embedding_bytes=stored_bytes(weight_specs(config, _part(0, 0, last, has_embedding=True))),

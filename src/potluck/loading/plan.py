@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from potluck.engines.costs import check_backend, cost_of
 from potluck.errors import ParameterError
@@ -15,7 +15,7 @@ from potluck.types.model import ModelConfig
 from potluck.types.profile import ModelProfile
 from potluck.types.program import Head, Linear, Moe, Program, Shard
 from potluck.types.stage import StagePlan, StageSize
-from potluck.types.tensor import TensorInfo
+from potluck.types.tensor import TensorFormat, TensorInfo
 from potluck.types.unit import NATIVE
 from potluck.weights.load import check_weights, format_remarks, loaded_weights, staging_bytes
 
@@ -35,17 +35,18 @@ def plan_stage(
     tensor and counts once. Raises ``ParameterError`` for a context the model was not made for and
     for weights that cannot be mapped, and as ``check_backend``, ``check_weights`` and ``cost_of``.
     """
-    if size.is_mapped and size.backend != NATIVE:
+    engine = cost or cost_of(size.backend)
+    if size.is_mapped and not engine.abilities.maps_weights:
         raise ParameterError(
             "mmap",
             f"weights cannot be mapped for the backend {size.backend}",
             hint=f"leave out --mmap, or use --backend {NATIVE}",
         )
-    engine = cost or cost_of(size.backend)
     program = program_to_count(profile.config, shard, size.context_tokens)
     check_backend(size.backend, engine, program)
     stored = check_weights(program, profile, path=profile.path)
     loaded = loaded_weights(program, stored, size.quantization)
+    check_backend(size.backend, engine, program, matrix_formats(loaded))
     weights: Counter[str] = Counter()
     for info in loaded:
         weights[info.format.label] += engine.loaded_bytes(info)
@@ -81,6 +82,11 @@ def plan_stage(
             if weight.name in multiplied
         ),
     )
+
+
+def matrix_formats(loaded: Iterable[TensorInfo]) -> frozenset[TensorFormat]:
+    """Return the formats of matrices and stacks of them, as they are loaded."""
+    return frozenset(info.format for info in loaded if len(info.shape) > 1)
 
 
 def _multiplied(program: Program) -> frozenset[str]:

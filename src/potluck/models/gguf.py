@@ -56,6 +56,7 @@ _READ_KEYS = frozenset(
         "rope.dimension_count",
         "rope.freq_base",
         "rope.scale_linear",
+        "rope.scaling.attn_factor",
         "rope.scaling.factor",
         "rope.scaling.type",
         "rope.scaling.yarn_beta_fast",
@@ -83,7 +84,6 @@ _NEUTRAL_VALUES: Mapping[str, tuple[object, ...]] = {
     "expert_weights_scale": (0, 1),
     "logit_scale": (0, 1),
     "residual_scale": (0, 1),
-    "rope.scaling.attn_factor": (0, 1),
 }
 
 
@@ -244,6 +244,10 @@ def read_rope(fields: Fields, source: TensorSource, head_dim: int) -> RopeConfig
     factor_key = (
         "rope.scale_linear" if fields.get("rope.scaling.factor") is None else "rope.scaling.factor"
     )
+    if kind != "yarn" and fields.get("rope.scaling.attn_factor") not in (None, 0, 1):
+        raise unsupported(
+            f"{fields.prefix}rope.scaling.attn_factor={fields.get('rope.scaling.attn_factor')}"
+        )
     if kind == "none" or fields.get(factor_key) in (None, 0):
         return plain
     factor = fields.positive(factor_key)

@@ -59,6 +59,7 @@ _NEUTRAL_VALUES: Mapping[str, tuple[object, ...]] = {
     "add_cross_attention": (False,),
     "cross_attention_layers": ([],),
     "pruned_heads": ({},),
+    "partial_rotary_factor": (1,),
     "rotary_pct": (1,),
     "rope_interleaved": (False,),
     "no_rope_layers": ([],),
@@ -131,7 +132,7 @@ def read_config(
     sliding_windows: tuple[int | None, ...] | None = None,
     experts: tuple[ExpertsConfig | None, ...] | None = None,
     activations: Mapping[str, Activation] = _SILU,
-    default_rotary_share: float = 1.0,
+    default_rotary_share: float | None = None,
 ) -> ModelConfig:
     """The configuration of a ``family`` that reads the keys ``implemented`` itself.
 
@@ -140,9 +141,11 @@ def read_config(
     hidden size, ``sliding_windows`` to full attention in every layer, ``experts``, one for each
     layer, to an MLP in every layer. ``activations`` are those that the family computes, by
     ``hidden_act``. ``default_rotary_share`` is the part of a head that turns, where the file does
-    not say (``partial_rotary_factor``). Layers are alike but for ``sliding_windows`` and
-    ``experts``; a family changes them with ``with_layers``.
+    not say (``partial_rotary_factor``); None: the family turns whole heads. Layers are alike but
+    for ``sliding_windows`` and ``experts``; a family changes them with ``with_layers``.
     """
+    if default_rotary_share is not None:
+        implemented = implemented | {"partial_rotary_factor"}
     refuse_unsupported(fields, implemented, activations)
     num_layers = num_hidden_layers(fields)
     hidden_size = fields.count("hidden_size", MAX_WIDTH)
@@ -298,7 +301,7 @@ def read_rope(
     *,
     head_dim: int,
     max_context_tokens: int,
-    default_rotary_share: float = 1.0,
+    default_rotary_share: float | None = None,
     key: str | None = None,
 ) -> RopeConfig:
     """Rope from ``rope_scaling`` or, in newer files, ``rope_parameters``.
@@ -310,7 +313,7 @@ def read_rope(
     if key is not None:
         rope = None if rope is None else rope.section(key)
     top_level_theta = fields.positive("rope_theta", _DEFAULT_THETA)
-    share = fields.positive("partial_rotary_factor", default_rotary_share)
+    share = fields.positive("partial_rotary_factor", default_rotary_share or 1.0)
     if rope is None:
         return RopeConfig(theta=top_level_theta, rotary_dim=_rotary_dim(fields, head_dim, share))
     kind = rope.text("rope_type", rope.text("type", "default"))
@@ -324,6 +327,8 @@ def read_rope(
     if unknown:
         raise unsupported(*(f"{key} in rope scaling {kind}" for key in unknown))
     share = rope.positive("partial_rotary_factor", share)
+    if default_rotary_share is None and share != 1:
+        raise unsupported(f"partial_rotary_factor={share}")
     rotary_dim = _rotary_dim(rope, head_dim, share)
     theta = rope.positive("rope_theta", top_level_theta)
     if kind == "linear":

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from potluck.types.model import (
     AttentionConfig,
     ExpertsConfig,
+    HeadNorm,
     LayerConfig,
     MlpConfig,
     ModelConfig,
@@ -66,10 +67,17 @@ def plain_config(
     max_context_tokens: int,
     norm_epsilon: float,
     theta: float,
+    tied_head: bool = False,
+    has_head_norms: bool = False,
+    experts: ExpertsConfig | None = None,
 ) -> ModelConfig:
-    """A model built like Llama without biases, all of whose layers are alike."""
+    """A model built like Llama or Qwen 3, without biases, all of whose layers are alike."""
     attention = AttentionConfig(
-        num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, scale=head_dim**-0.5
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        scale=head_dim**-0.5,
+        head_norm=HeadNorm.HEAD if has_head_norms else HeadNorm.NONE,
     )
     return ModelConfig(
         family=family,
@@ -77,7 +85,12 @@ def plain_config(
         vocab_size=vocab_size,
         max_context_tokens=max_context_tokens,
         norm_epsilon=norm_epsilon,
-        layers=plain_layers(num_layers, attention, MlpConfig(width=intermediate_size)),
+        layers=plain_layers(
+            num_layers,
+            attention,
+            MlpConfig(width=intermediate_size),
+            experts=(experts,) * num_layers,
+        ),
         ropes=(RopeConfig(theta=theta, rotary_dim=head_dim),),
-        tied_head=False,
+        tied_head=tied_head,
     )

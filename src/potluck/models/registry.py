@@ -9,6 +9,9 @@ from potluck.errors import ModelFileError, UnsupportedModelError
 from potluck.formats.encodings import read_encoding
 from potluck.models.family import Family
 from potluck.models.fields import Fields, one_line, unsupported
+from potluck.models.gemma2 import GEMMA2
+from potluck.models.gemma3 import GEMMA3
+from potluck.models.gemma4 import GEMMA4, GEMMA4_UNIFIED
 from potluck.models.llama import LLAMA
 from potluck.models.mistral import MISTRAL
 from potluck.models.names import (
@@ -37,7 +40,17 @@ _PREFIXES = (
 """Of the tensors of a Hugging Face model, and of its head: as ``…ForCausalLM`` has them, as the
 inner model alone, and as models that also see have their text part, in newer and older files."""
 
-FAMILIES: tuple[Family, ...] = (LLAMA, MISTRAL, QWEN2, QWEN3, QWEN3_MOE)
+FAMILIES: tuple[Family, ...] = (
+    LLAMA,
+    MISTRAL,
+    QWEN2,
+    QWEN3,
+    QWEN3_MOE,
+    GEMMA2,
+    GEMMA3,
+    GEMMA4,
+    GEMMA4_UNIFIED,
+)
 
 
 def config_from_hugging_face(

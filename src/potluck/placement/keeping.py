@@ -21,7 +21,6 @@ from potluck.types.node import HeldStage, NodeReport
 from potluck.types.placement import ModelCost, PlacedStage, Plan, UnitOffer
 from potluck.types.program import Shard
 from potluck.types.stage import StageSize
-from potluck.types.unit import NATIVE
 
 UnitKey = tuple[NodeId, UnitId]
 """A unit of the cluster."""
@@ -74,7 +73,7 @@ def is_of_size(stage: HeldStage, size: StageSize) -> bool:
         stage.context_tokens == size.context_tokens
         and stage.num_blocks == size.num_blocks
         and stage.quantization is size.quantization
-        and (stage.arithmetic is size.arithmetic or size.backend != NATIVE)
+        and (stage.arithmetic is size.arithmetic or not size.has_arithmetics)
         and stage.is_mapped >= size.is_mapped
     )
 
@@ -201,6 +200,11 @@ def fill_by_memory(gap: Gap) -> list[PlacedStage] | None:
     part_cost = replace(
         cost,
         layer_bytes=cost.layer_bytes[shard.start_layer : shard.end_layer],
+        no_cuts=frozenset(
+            layer - shard.start_layer
+            for layer in cost.no_cuts
+            if shard.start_layer < layer < shard.end_layer
+        ),
         embedding_bytes=cost.embedding_bytes if shard.has_embedding else 0,
         head_bytes=cost.head_bytes if shard.has_head else 0,
         shared_bytes=cost.shared_bytes if shard.has_embedding and shard.has_head else 0,

@@ -159,8 +159,8 @@ class InterleavedHeads:
     """Heads whose first ``rotary_dim`` rows are stored with their two halves interleaved.
 
     The file's row ``h·d + 2j + s`` is canonical row ``h·d + s·r/2 + j``, where ``d`` is
-    ``head_dim`` and ``r`` is ``rotary_dim``; rows beyond ``r`` are in their places. Of a vector (a bias) its
-    elements are meant.
+    ``head_dim`` and ``r`` is ``rotary_dim``; rows beyond ``r`` are in their places. Of a vector (a
+    bias) its elements are meant.
     """
 
     num_heads: int

@@ -243,7 +243,7 @@ def test_formats_that_cannot_hold_a_tensor_are_refused() -> None:
 
 def test_cache_bytes() -> None:
     """Per block and layer: 2 heads of 40 keys and 48 padded values, at 16 positions of 2 bytes."""
-    config = replace(small_config(3), head_dim=40)
+    config = small_config(3, head_dim=40)
     program = make_program(config, Shard.whole(3))
     assert program.caches == (CacheSpec(num_kv_heads=2, head_dim=40),) * 3
     assert cache_bytes(program, 7) == 3 * 7 * 2 * (40 + 48) * 16 * 2
@@ -279,13 +279,14 @@ def test_scratch_hardly_grows_with_the_context() -> None:
         return scratch_bytes(program, 64, num_threads=num_threads)
 
     assert scratch(1 << 16, 1) == scratch(1 << 10, 1)
-    span_bytes = config.num_heads * (config.head_dim + 2) * 4
+    attention = config.layers[0].attention
+    span_bytes = attention.num_heads * (attention.head_dim + 2) * 4
     assert scratch(1 << 16, 2) - scratch(1 << 10, 2) == (256 - 4) * span_bytes
 
 
 def test_memory_that_does_not_exist_is_one_clear_line() -> None:
     """More blocks than an address space holds."""
-    config = replace(small_config(1), head_dim=512, num_kv_heads=4)
+    config = small_config(1, head_dim=512, num_kv_heads=4)
     program = make_program(config, Shard.whole(1))
     with pytest.raises(EngineError, match=r"no memory for the key cache \(\d+ bytes\)") as caught:
         NativeEngine(program, num_blocks=1 << 28, max_step_tokens=1, pool=ThreadPool(1))

@@ -55,7 +55,7 @@ def test_ops_of_a_whole_model() -> None:
     program = program_of(make_config())
     assert [type(op) for op in program.ops] == [Embed, *LAYER, *LAYER, RmsNorm, Head]
     assert len(program.caches) == 2
-    assert program.rope is not None
+    assert len(program.ropes) == 1
 
 
 EXPERTS = ExpertsConfig(
@@ -63,12 +63,11 @@ EXPERTS = ExpertsConfig(
     num_experts_per_token=2,
     width=48,
     normalize_shares=False,
-    is_in_layer=(False, True),
 )
 
 
 def test_experts_in_one_layer() -> None:
-    program = program_of(make_config(experts=EXPERTS))
+    program = program_of(make_config(experts=EXPERTS, expert_layers=(1,)))
     mixed: list[type[Op]] = [*LAYER[:10], Linear, Moe, Add]
     assert [type(op) for op in program.ops] == [Embed, *LAYER, *mixed, RmsNorm, Head]
     assert [op for op in program.ops if isinstance(op, Moe)] == [
@@ -97,7 +96,7 @@ def test_experts_in_one_layer() -> None:
 
 @pytest.mark.parametrize(("layer", "is_dense"), [(0, True), (1, False)])
 def test_registers_are_of_the_layers_there_are(layer: int, is_dense: bool) -> None:
-    program = program_of(make_config(experts=EXPERTS), shard(layer, layer + 1))
+    program = program_of(make_config(experts=EXPERTS, expert_layers=(1,)), shard(layer, layer + 1))
     names = {register.name for register in program.registers}
     assert ({"gate", "up"} <= names) == is_dense
     assert ("router_logits" in names) == (not is_dense)
@@ -143,7 +142,7 @@ def test_heads_are_normed_before_they_turn() -> None:
     on_q = [op for op in program.ops if isinstance(op, RmsNorm | Rope) and op.x == "q"]
     assert on_q[:2] == [
         RmsNorm(x="q", weight="layers.0.attn.q_norm.weight", out="q", group=8, epsilon=1e-5),
-        Rope(x="q", num_heads=4, head_dim=8),
+        Rope(x="q", num_heads=4, head_dim=8, rotary_dim=8),
     ]
 
 
@@ -158,7 +157,7 @@ def test_windows_and_caches_belong_to_layers() -> None:
 def test_empty_layer_ranges() -> None:
     embedding = program_of(make_config(), shard(0, 0, embedding=True))
     assert [type(op) for op in embedding.ops] == [Embed]
-    assert embedding.rope is None
+    assert embedding.ropes == ()
     assert [register.name for register in embedding.registers] == ["hidden"]
     head = program_of(make_config(), shard(2, 2, head=True))
     assert [type(op) for op in head.ops] == [RmsNorm, Head]

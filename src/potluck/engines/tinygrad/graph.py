@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, assert_never
 
 from potluck.engines.tinygrad.adapter import Tensor, UOp, dtypes, own_kernel
 from potluck.engines.tinygrad.attention import CacheTensors, append, attend
-from potluck.engines.tinygrad.costs import EXPERTS
 from potluck.errors import EngineError
 from potluck.types.program import (
     HIDDEN,
@@ -96,8 +95,8 @@ def run_ops(
                 registers[op.out] = registers[op.gate].silu() * registers[op.up]
             case Moe() | LayerNorm() | GatedActivation() | SigmoidGate() | Scale() | Multiply():
                 raise EngineError(
-                    f"tinygrad does not compute {EXPERTS}", hint="use --backend native"
-                )  # who plans a stage learns it from the cost
+                    f"tinygrad does not compute {type(op).__name__}", hint="use --backend native"
+                )  # who plans a stage learns it from the abilities
             case Add():
                 # Or every op to come would add up all branches again.
                 registers[op.x] = (registers[op.x] + registers[op.y]).contiguous()
