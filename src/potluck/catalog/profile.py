@@ -35,12 +35,15 @@ def read_profile(
     )
     tensors: dict[str, TensorInfo] = {}
     unusable: dict[str, UnusableTensor] = {}
+    decoding_bytes = 0
     with closing(open_headers(description, None if shards is None else wanted)) as raw:
         stored = stored_weights(config, weights, description.files.kind)
         source = CanonicalSource(raw, stored, path=path)
+        parts = {each.canonical_name: each.stored_names for each in stored}
         for name in source.names():
             try:
                 tensors[name] = source.info(name)
+                decoding_bytes = max(decoding_bytes, *map(raw.decoding_bytes, parts[name]))
             except UnsupportedModelError as error:
                 unusable[name] = UnusableTensor(
                     problem=error.message, hint=error.hint, missing=error.missing
@@ -78,6 +81,7 @@ def read_profile(
             for layer in range(last)
         ),
         embedding_bytes=stored_bytes(weight_specs(config, _part(0, 0, last, has_embedding=True))),
+        decoding_bytes=decoding_bytes,
         head_bytes=stored_bytes(weight_specs(config, _part(last, last, last, has_head=True))),
     )
 

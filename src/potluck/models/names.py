@@ -51,7 +51,8 @@ class StoredPart:
     """A canonical tensor as a part of a file's tensor, or one stored in another form.
 
     ``after``: the file has one tensor for several canonical ones, whose rows lie one after another;
-    these, named as parts of the same layer (``attn.q``), come before. ``first`` and ``stride``: it
+    these, named as parts of the same layer (``attn.q``), come before. The first of them, which
+    comes after none, says that it ``is_part``. ``first`` and ``stride``: it
     is every ``stride``-th row from ``first`` on. Of a stack of matrices both are meant of each
     matrix. ``is_interleaved``: the pairs that rope turns lie side by side in each head, and not
     half of what turns apart. ``plus_one``: the file has ``w - 1`` for a norm's weight ``w``.
@@ -59,6 +60,7 @@ class StoredPart:
 
     name: str
     after: tuple[str, ...] = ()
+    is_part: bool = False
     first: int = 0
     stride: int = 1
     is_interleaved: bool = False
@@ -234,7 +236,7 @@ def with_prefix(config: ModelConfig, name: str) -> str:
 def _row_range(
     part: StoredPart, weight: WeightSpec, weights: Mapping[str, WeightSpec]
 ) -> RowRange | None:
-    if not part.after and part.stride == 1:
+    if not part.is_part and not part.after and part.stride == 1:
         return None
     layer = _LAYER_TENSOR.fullmatch(weight.name)
     if layer is None:
