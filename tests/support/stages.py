@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
+from support.proofs import PROOFS
 
 from potluck.engines.reference import ReferenceEngine
 from potluck.models.names import FileKind
@@ -101,6 +102,7 @@ class Stages:
             engine = engine_factory(program, num_blocks)
             load_weights(engine, stored_tensors(config, program, file_kind), source)
             self._engines.append(engine)
+            PROOFS.note(config.family, file_kind, engine)
 
     def __enter__(self) -> Stages:
         return self
