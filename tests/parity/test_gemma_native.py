@@ -37,6 +37,7 @@ SIZES: dict[str, Any] = {
 GEMMA2: dict[str, Any] = {**SIZES, "query_pre_attn_scalar": 32, "attn_logit_softcapping": 4.0}
 GEMMA3: dict[str, Any] = {
     **SIZES,
+    "final_logit_softcapping": None,
     "query_pre_attn_scalar": 32,
     "rope_parameters": {
         "full_attention": {"rope_type": "linear", "rope_theta": 5000.0, "factor": 8.0},
@@ -103,9 +104,9 @@ CASES = (
 
 
 def limit_of(case: Case, tensor_format: TensorFormat) -> float:
-    """Twice ``native_error_limit``'s products: norms and a scale of 1 let attention be sharper."""
+    """Twice as much for quantized experts: rounding may choose another of two that are close."""
     limit = native_error_limit(num_layers=case.num_layers, is_quantized=tensor_format.is_quantized)
-    return 2 * limit
+    return 2 * limit if tensor_format.is_quantized and "num_experts" in case.settings else limit
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -62,7 +62,9 @@ _VISION: Mapping[str, Mapping[str, Any]] = {
     },
 }
 
-_PLAIN_NAMES = re.compile(r"(?:model\.language_model\.|language_model\.model\.|model\.)(.+)")
+_PLAIN_NAMES = re.compile(
+    r"(?:model\.language_model\.|language_model\.model\.|language_model\.|model\.)?(.+)"
+)
 _LAYER = re.compile(r"layers\.(\d+)\.(.+)")
 _SPECIAL_NAMES = {
     "layer_scalar": "layer_output_scale.weight",
@@ -156,7 +158,7 @@ def write_gemma_gguf(
     decoded: dict[str, Floats] = {}
     for name, values in model.state.items():
         plain = _PLAIN_NAMES.fullmatch(name)
-        if plain is None or plain[1].startswith(("vision", "embed_vision")):
+        if plain is None or plain[1].startswith(("vision", "embed_vision", "multi_modal")):
             continue
         stored_name = _gguf_name(plain[1], family, config["num_hidden_layers"])
         is_norm = name.endswith("norm.weight")
@@ -285,6 +287,8 @@ def _gguf_name(name: str, family: str, num_layers: int) -> str:
     layer = _LAYER.fullmatch(name)
     if layer is not None and layer[2] in _SPECIAL_NAMES:
         return f"blk.{layer[1]}.{_SPECIAL_NAMES[layer[2]]}"
+    if name == "lm_head.weight":
+        return "output.weight"
     number = next(each for each, text in gguf.MODEL_ARCH_NAMES.items() if text == family)
     names = gguf.get_tensor_name_map(number, num_layers)
     found = names.get_name(f"model.{name}", try_suffixes=(".weight", ".bias"))
