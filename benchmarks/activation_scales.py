@@ -36,7 +36,7 @@ from potluck.engines.dequantize import dequantize
 from potluck.engines.reference import ReferenceEngine
 from potluck.kernels import convert_rows
 from potluck.models.program import build_program
-from potluck.models.rope import rope_table
+from potluck.models.rope import rope_tables
 from potluck.types.program import Shard
 from potluck.types.step import KV_BLOCK_TOKENS, SequenceId, SequenceSlice, Step, StepId
 from potluck.types.tensor import TensorFormat, TensorInfo
@@ -88,10 +88,10 @@ class DemoModel:
 
     def __init__(self, fmt: TensorFormat | None) -> None:
         description = describe_model("demo")
-        rope = rope_table(description.config, _CONTEXT_TOKENS)
+        rope = rope_tables(description.config, _CONTEXT_TOKENS)
         shard = Shard.whole(description.config.num_layers)
         program = build_program(
-            description.config, shard, context_tokens=_CONTEXT_TOKENS, rope=rope
+            description.config, shard, context_tokens=_CONTEXT_TOKENS, ropes=rope
         )
         self._tokenizer = load_tokenizer(description.files)
         num_blocks = _CONTEXT_TOKENS // KV_BLOCK_TOKENS
@@ -138,8 +138,11 @@ def activations_in_groups(rounded: Callable[[F32], F32]) -> Iterator[None]:
     def rounded_linear(x: F32, weight: F32, bias: F32 | None) -> F32:
         return linear(rounded(x), weight, bias)
 
-    def rounded_head(x: F32, weight: F32, wanted: NDArray[np.int64]) -> F32:
-        return linear(rounded(x), weight, None)
+    def rounded_head(
+        x: F32, weight: F32, wanted: NDArray[np.int64], scale: float, softcap: float | None
+    ) -> F32:
+        logits = np.float32(scale) * linear(rounded(x), weight, None)
+        return reference_ops.cap(logits, softcap)
 
     with (
         mock.patch.object(reference_ops, "linear", rounded_linear),

@@ -29,10 +29,10 @@ from potluck.cluster.worker.block_keeper import DiskKeeper
 from potluck.cluster.worker.block_store import BlockStore
 from potluck.engines.native import NativeEngine, make_pool
 from potluck.engines.synthetic_weights import load_random
+from potluck.models.layers import plain_config
 from potluck.models.program import build_program
-from potluck.models.rope import rope_table
+from potluck.models.rope import rope_tables
 from potluck.scheduling.keeping import MAX_MOVED_BLOCKS
-from potluck.types.model import ModelConfig, RopeConfig
 from potluck.types.program import Shard
 from potluck.types.step import (
     KV_BLOCK_TOKENS,
@@ -49,7 +49,7 @@ _DECODE_POSITION = 1000
 _ROUNDS = 20
 _SAVED_PER_STEP = 4
 
-_CONFIG = ModelConfig(
+_CONFIG = plain_config(
     family="llama",
     num_layers=16,
     hidden_size=2048,
@@ -59,14 +59,9 @@ _CONFIG = ModelConfig(
     head_dim=64,
     vocab_size=128_256,
     max_context_tokens=131_072,
-    rms_norm_epsilon=1e-5,
-    rope=RopeConfig(theta=500_000.0),
+    norm_epsilon=1e-5,
+    theta=500_000.0,
     tied_head=True,
-    qkv_bias=False,
-    output_bias=False,
-    mlp_bias=False,
-    qk_norm=False,
-    sliding_windows=(None,) * 16,
 )
 
 
@@ -105,7 +100,7 @@ def _engine(num_tokens: int, num_threads: int | None) -> NativeEngine:
         _CONFIG,
         Shard.whole(_CONFIG.num_layers),
         context_tokens=context,
-        rope=rope_table(_CONFIG, context),
+        ropes=rope_tables(_CONFIG, context),
     )
     engine = NativeEngine(
         program,

@@ -27,14 +27,15 @@ from random_weights import random_rows
 from potluck.engines import timing
 from potluck.engines.measure import Subject, measure
 from potluck.engines.native import NativeEngine, ThreadPool, choose_isa, loaded_bytes, make_pool
+from potluck.models.layers import plain_config
 from potluck.models.program import build_program, weight_specs
-from potluck.models.rope import rope_table
+from potluck.models.rope import rope_tables
 from potluck.placement.speed import unit_speed
 from potluck.placement.times import PartTimes, UnitTimes
 from potluck.placement.work import model_work
 from potluck.probe.cpu_cache import last_level_cache_bytes
 from potluck.types.hardware import Figure, Figures, Origin, Rates
-from potluck.types.model import ExpertsConfig, ModelConfig, RopeConfig
+from potluck.types.model import ExpertsConfig, ModelConfig
 from potluck.types.profile import ModelProfile
 from potluck.types.program import Program, Shard
 from potluck.types.quantization import Quantization
@@ -220,7 +221,7 @@ def compare(
 def config_of(shape: Shape) -> ModelConfig:
     """Return the configuration of a shape."""
     experts = shape.experts
-    return ModelConfig(
+    return plain_config(
         family="llama",
         num_layers=shape.num_layers,
         hidden_size=shape.hidden_size,
@@ -230,14 +231,10 @@ def config_of(shape: Shape) -> ModelConfig:
         head_dim=shape.head_dim,
         vocab_size=shape.vocab_size or VOCAB_SIZE,
         max_context_tokens=CONTEXT_TOKENS,
-        rms_norm_epsilon=1e-5,
-        rope=RopeConfig(theta=10_000.0),
+        norm_epsilon=1e-5,
+        theta=10_000.0,
         tied_head=False,
-        qkv_bias=False,
-        output_bias=False,
-        mlp_bias=False,
-        qk_norm=shape.has_head_norms,
-        sliding_windows=(None,) * shape.num_layers,
+        has_head_norms=shape.has_head_norms,
         experts=None
         if experts is None
         else ExpertsConfig(
@@ -245,7 +242,6 @@ def config_of(shape: Shape) -> ModelConfig:
             num_experts_per_token=experts.num_experts_per_token,
             width=experts.intermediate_size,
             normalize_shares=True,
-            is_in_layer=(True,) * shape.num_layers,
         ),
     )
 
@@ -287,8 +283,8 @@ def loaded_engine(
     config: ModelConfig, shard: Shard, quantization: Quantization, pool: ThreadPool, isa: str
 ) -> NativeEngine:
     """Return an engine with random weights, which repeat in a large matrix."""
-    rope = rope_table(config, CONTEXT_TOKENS)
-    program = build_program(config, shard, context_tokens=CONTEXT_TOKENS, rope=rope)
+    rope = rope_tables(config, CONTEXT_TOKENS)
+    program = build_program(config, shard, context_tokens=CONTEXT_TOKENS, ropes=rope)
     engine = maker(pool, isa)(program, num_blocks=CONTEXT_TOKENS // 16, max_step_tokens=512)
     sink = engine.sink()
     rng = np.random.default_rng(0)

@@ -19,10 +19,10 @@ from random_weights import SEED, random_tensor
 
 from potluck.engines.opening import open_engine
 from potluck.errors import PotluckError
+from potluck.models.layers import plain_config
 from potluck.models.program import build_program
-from potluck.models.rope import rope_table
+from potluck.models.rope import rope_tables
 from potluck.types.engine import LoadableEngine
-from potluck.types.model import ModelConfig, RopeConfig
 from potluck.types.program import Embed, Program, Shard
 from potluck.types.step import (
     KV_BLOCK_TOKENS,
@@ -96,7 +96,7 @@ def make_program(case: Case, num_layers: int | None = None) -> Program:
     shape = SHAPES[case.shape]
     layers = num_layers or shape.num_layers
     context_tokens = case.num_prompt_tokens + case.num_decode_tokens + 1
-    config = ModelConfig(
+    config = plain_config(
         family="llama",
         num_layers=layers,
         hidden_size=shape.hidden_size,
@@ -106,17 +106,13 @@ def make_program(case: Case, num_layers: int | None = None) -> Program:
         head_dim=shape.head_dim,
         vocab_size=shape.vocab_size or DEMO_VOCABULARY,
         max_context_tokens=context_tokens,
-        rms_norm_epsilon=1e-5,
-        rope=RopeConfig(theta=500_000.0),
+        norm_epsilon=1e-5,
+        theta=500_000.0,
         tied_head=shape.has_tied_head,
-        qkv_bias=False,
-        output_bias=False,
-        mlp_bias=False,
-        qk_norm=shape.has_head_norms,
-        sliding_windows=(None,) * layers,
+        has_head_norms=shape.has_head_norms,
     )
-    rope = rope_table(config, context_tokens)
-    return build_program(config, Shard.whole(layers), context_tokens=context_tokens, rope=rope)
+    rope = rope_tables(config, context_tokens)
+    return build_program(config, Shard.whole(layers), context_tokens=context_tokens, ropes=rope)
 
 
 def weight_infos(program: Program, fmt: TensorFormat) -> Iterator[TensorInfo]:

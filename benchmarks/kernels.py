@@ -30,7 +30,7 @@ import numpy as np
 from circumstances import circumstances
 
 from potluck.kernels import available_isas, fast_formats, kernels_for, panel_bytes
-from potluck.types.tensor import TensorFormat
+from potluck.types.tensor import COMPUTED_FORMATS, TensorFormat
 
 SCHEMA = "potluck.benchmark.kernels/3"
 COLUMNS = 2048
@@ -130,7 +130,7 @@ def measure(
 
 def parse_arguments() -> argparse.Namespace:
     """What to measure, and where to write it."""
-    labels = [format.label for format in TensorFormat]
+    labels = [format.label for format in COMPUTED_FORMATS]
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("out", type=Path, help="where the JSON goes")
     parser.add_argument("--isa", nargs="+", default=available_isas(), choices=available_isas())
@@ -153,7 +153,7 @@ def main() -> None:
     }
     results = []
     for isa in arguments.isa:
-        formats = [each for each in TensorFormat if each.label in arguments.format]
+        formats = [each for each in COMPUTED_FORMATS if each.label in arguments.format]
         kernels = [(each, False) for each in formats]
         kernels += [(each, True) for each in formats if each.label in fast_formats(isa)]
         for format, is_fast in kernels:

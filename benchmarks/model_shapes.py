@@ -26,10 +26,12 @@ class Experts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """What the sizes of a Llama-like model follow from.
+    """What the sizes of a model follow from.
 
     ``vocab_size`` is None for that of demo, whose tokenizer all have. ``family`` is the model type
-    of Hugging Face: ``llama``, ``qwen3`` or, with experts, ``qwen3_moe``.
+    of Hugging Face: ``llama``, ``qwen3``, ``gemma3_text`` or, with experts, ``qwen3_moe`` and
+    ``gpt_oss``; the last two of these without those in Hugging Face layout. ``window`` is that of
+    the layers that slide.
     """
 
     family: str = "llama"
@@ -42,11 +44,17 @@ class Shape:
     vocab_size: int | None = None
     has_tied_head: bool = True
     experts: Experts | None = None
+    window: int | None = None
 
     @property
     def has_head_norms(self) -> bool:
-        """Whether every head of q and k has a norm, as Qwen 3 has."""
-        return self.family.startswith("qwen3")
+        """Whether every head of q and k has a norm, as Qwen 3 and Gemma 3 have."""
+        return self.family.startswith(("qwen3", "gemma3"))
+
+    @property
+    def is_only_gguf(self) -> bool:
+        """Whether a model of this shape is made as a GGUF file only."""
+        return self.family in ("gemma3_text", "gpt_oss")
 
 
 _LLAMA_3_2_1B = Shape(
@@ -66,6 +74,20 @@ _LLAMA_3_2_3B = Shape(
     num_key_value_heads=8,
     head_dim=128,
     vocab_size=128_256,
+)
+
+_GPT_OSS_20B = Shape(
+    family="gpt_oss",
+    hidden_size=2880,
+    intermediate_size=2880,
+    num_layers=24,
+    num_heads=64,
+    num_key_value_heads=8,
+    head_dim=64,
+    vocab_size=201_088,
+    has_tied_head=False,
+    experts=Experts(num_experts=32, num_experts_per_token=4, intermediate_size=2880),
+    window=128,
 )
 
 SHAPES = {
@@ -121,6 +143,30 @@ SHAPES = {
         has_tied_head=False,
         experts=Experts(num_experts=128, num_experts_per_token=8, intermediate_size=768),
     ),
+    "Gemma-3-1B": Shape(
+        family="gemma3_text",
+        hidden_size=1152,
+        intermediate_size=6912,
+        num_layers=26,
+        num_heads=4,
+        num_key_value_heads=1,
+        head_dim=256,
+        vocab_size=262_144,
+        window=512,
+    ),
+    "Gemma-3-4B": Shape(
+        family="gemma3_text",
+        hidden_size=2560,
+        intermediate_size=10240,
+        num_layers=34,
+        num_heads=8,
+        num_key_value_heads=4,
+        head_dim=256,
+        vocab_size=262_144,
+        window=1024,
+    ),
+    "gpt-oss-20B": _GPT_OSS_20B,
+    "gpt-oss-20B-4-layers": dataclasses.replace(_GPT_OSS_20B, num_layers=4),
 }
 
 
@@ -159,6 +205,11 @@ def gguf_tensors(shape: Shape, vocab_size: int) -> Iterator[Tensor]:
     for layer in range(shape.num_layers):
         prefix = f"blk.{layer}"
         yield from _attention(shape, prefix, _GGUF_NAMES)
+        if shape.family == "gemma3_text":
+            yield Tensor(name=f"{prefix}.post_attention_norm.weight", dimensions=(hidden,))
+            yield Tensor(name=f"{prefix}.post_ffw_norm.weight", dimensions=(hidden,))
+        elif shape.family == "gpt_oss":
+            yield from _gpt_oss_vectors(shape, prefix)
         inner, kind = shape.intermediate_size, ""
         stacked: tuple[int, ...] = ()
         if shape.experts is not None:
@@ -174,6 +225,25 @@ def gguf_tensors(shape: Shape, vocab_size: int) -> Iterator[Tensor]:
     yield Tensor(name="output_norm.weight", dimensions=(hidden,))
     if not shape.has_tied_head:
         yield Tensor(name="output.weight", dimensions=(vocab_size, hidden))
+
+
+def _gpt_oss_vectors(shape: Shape, prefix: str) -> Iterator[Tensor]:
+    """Biases of all matrices, and sinks."""
+    assert shape.experts is not None
+    count, inner = shape.experts.num_experts, shape.experts.intermediate_size
+    keys = shape.num_key_value_heads * shape.head_dim
+    yield Tensor(name=f"{prefix}.attn_sinks.weight", dimensions=(shape.num_heads,))
+    for name, dimensions in (
+        ("attn_q", (shape.num_heads * shape.head_dim,)),
+        ("attn_k", (keys,)),
+        ("attn_v", (keys,)),
+        ("attn_output", (shape.hidden_size,)),
+        ("ffn_gate_inp", (count,)),
+        ("ffn_gate_exps", (count, inner)),
+        ("ffn_up_exps", (count, inner)),
+        ("ffn_down_exps", (count, shape.hidden_size)),
+    ):
+        yield Tensor(name=f"{prefix}.{name}.bias", dimensions=dimensions)
 
 
 _HUGGING_FACE_NAMES = (
@@ -215,6 +285,8 @@ def _attention(shape: Shape, prefix: str, names: tuple[str, ...]) -> Iterator[Te
         (hidden,),
     )
     for name, dimensions in zip(names, all_dimensions, strict=True):
+        if name == "ffn_norm" and shape.family == "gpt_oss":
+            name = "post_attention_norm"  # what llama.cpp calls the norm before its experts
         if dimensions is not None:
             yield Tensor(name=f"{prefix}.{name}.weight", dimensions=dimensions)
 

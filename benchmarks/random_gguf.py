@@ -13,10 +13,17 @@ from model_shapes import MAX_CONTEXT_TOKENS, Shape, Tensor, gguf_tensors
 from random_weights import SEED, random_tensor
 
 from potluck.catalog.locate import DEMO_DIRECTORY
-from potluck.types.tensor import TensorFormat
+from potluck.types.tensor import COMPUTED_FORMATS, TensorFormat
 
-GGUF_TYPES = (*(fmt.name for fmt in TensorFormat), "Q4_K_M")
-_ARCHITECTURES = {"llama": "llama", "qwen3": "qwen3", "qwen3_moe": "qwen3moe"}
+GGUF_TYPES = (*(fmt.name for fmt in COMPUTED_FORMATS), "Q4_K_M")
+_ARCHITECTURES = {
+    "llama": "llama",
+    "qwen3": "qwen3",
+    "qwen3_moe": "qwen3moe",
+    "gemma3_text": "gemma3",
+    "gpt_oss": "gpt-oss",
+}
+_ROPE_THETAS = {"gemma3_text": 1e6, "gpt_oss": 150_000.0}
 
 
 def write_gguf(
@@ -35,7 +42,13 @@ def write_gguf(
     writer.add_key_length(shape.head_dim)
     writer.add_value_length(shape.head_dim)
     writer.add_rope_dimension_count(shape.head_dim)
-    writer.add_rope_freq_base(demo["rope_theta"])
+    writer.add_rope_freq_base(_ROPE_THETAS.get(shape.family, demo["rope_theta"]))
+    if shape.window is not None:
+        writer.add_sliding_window(shape.window)
+    if shape.family == "gpt_oss":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(32.0)
+        writer.add_rope_scaling_orig_ctx_len(4096)
     writer.add_layer_norm_rms_eps(demo["rms_norm_eps"])
     if shape.experts is not None:
         writer.add_expert_count(shape.experts.num_experts)
@@ -71,11 +84,15 @@ def stored_format(tensor: Tensor, type_name: str, shape: Shape) -> TensorFormat:
     """Of a tensor in a file of a type, as llama.cpp's quantizer chooses (``llama-quant.cpp``).
 
     Norms and routers are F32. The head, or the embedding where it is the head, is Q6_K in files of
-    any coarser type but Q8_0. In the mixture Q4_K_M the values' and the down projections are Q6_K
+    any coarser type but Q8_0. In files of MXFP4 (gpt-oss) only experts are, and the others Q8_0.
+    In the mixture Q4_K_M the values' and the down projections are Q6_K
     in an eighth of the layers at either end, and in every third between.
     """
-    if len(tensor.dimensions) == 1 or "ffn_gate_inp" in tensor.name:
+    is_vector = len(tensor.dimensions) == 1 or tensor.name.endswith(".bias")
+    if is_vector or "ffn_gate_inp" in tensor.name:
         return TensorFormat.F32
+    if type_name == "MXFP4" and "_exps" not in tensor.name:
+        return TensorFormat.Q8_0
     fmt = TensorFormat["Q4_K" if type_name == "Q4_K_M" else type_name]
     is_head = tensor.name == ("token_embd.weight" if shape.has_tied_head else "output.weight")
     if is_head and fmt.is_quantized and fmt is not TensorFormat.Q8_0:

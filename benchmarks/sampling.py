@@ -29,7 +29,7 @@ from random_weights import random_rows
 
 from potluck.engines.native import NativeEngine, choose_isa, make_pool
 from potluck.models.program import build_program
-from potluck.models.rope import rope_table
+from potluck.models.rope import rope_tables
 from potluck.types.program import Program, Shard, WeightSpec
 from potluck.types.quantization import Quantization
 from potluck.types.step import (
@@ -122,8 +122,8 @@ def loaded_engine(shape: Shape, flatness: float, num_threads: int) -> NativeEngi
         has_embedding=False,
         has_head=True,
     )
-    rope = rope_table(config, CONTEXT_TOKENS)
-    program = build_program(config, shard, context_tokens=CONTEXT_TOKENS, rope=rope)
+    rope = rope_tables(config, CONTEXT_TOKENS)
+    program = build_program(config, shard, context_tokens=CONTEXT_TOKENS, ropes=rope)
     engine = NativeEngine(
         program,
         num_blocks=MAX_SEQUENCES * CONTEXT_TOKENS // KV_BLOCK_TOKENS,

@@ -31,6 +31,8 @@ def main() -> None:
     shape = SHAPES[arguments.shape]
     if arguments.path.suffix == ".gguf":
         write_gguf(shape, arguments.path, arguments.type, arguments.max_context)
+    elif shape.is_only_gguf:
+        parser.error(f"{arguments.shape} is made as a .gguf file only")
     elif arguments.type not in FLOAT_TYPES:
         parser.error("in Hugging Face layout weights are floats; name a .gguf file for the others")
     else:

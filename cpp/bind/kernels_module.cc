@@ -217,36 +217,75 @@ bool encode(const Kernels& kernels, const std::string& format, Vector<const floa
   return kernels.encode[target - kTargets](x.data(), count, out.data());
 }
 
-void rms_norm(const Kernels& kernels, Rows<const float> x, Vector<const float> weight,
-              Rows<float> out, float epsilon) {
-  const int64_t group = weight.shape(0);
+// Without a weight a group is a row.
+void rms_norm(const Kernels& kernels, Rows<const float> x,
+              std::optional<Vector<const float>> weight, Rows<float> out, float epsilon) {
+  const int64_t group = weight ? weight->shape(0) : x.shape(1);
   require(group > 0 && x.shape(1) % group == 0, "columns must be whole groups");
   require_shape(out, "out must have the shape of x", x.shape(0), x.shape(1));
   nb::gil_scoped_release release;
-  kernels.rms_norm(x.data(), weight.data(), out.data(), x.shape(0), x.shape(1), group, epsilon);
+  kernels.rms_norm(x.data(), weight ? weight->data() : nullptr, out.data(), x.shape(0), x.shape(1),
+                   group, epsilon);
+}
+
+void layer_norm(const Kernels& kernels, Rows<const float> x, Vector<const float> weight,
+                Rows<float> out, float epsilon) {
+  require_shape(weight, "weight must be as long as a row", x.shape(1));
+  require_shape(out, "out must have the shape of x", x.shape(0), x.shape(1));
+  nb::gil_scoped_release release;
+  kernels.layer_norm(x.data(), weight.data(), out.data(), x.shape(0), x.shape(1), epsilon);
 }
 
 void rope(const Kernels& kernels, Rows<float> x, Vector<const float> cos, Vector<const float> sin) {
-  const int64_t head_dim = x.shape(1);
-  require(head_dim % 2 == 0, "the head size must be even");
-  require_shape(cos, "cos must be [head_dim / 2]", head_dim / 2);
-  require_shape(sin, "sin must be [head_dim / 2]", head_dim / 2);
+  const int64_t head_dim = x.shape(1), num_pairs = cos.shape(0);
+  require(2 * num_pairs <= head_dim, "cos must have at most half the size of a head");
+  require_shape(sin, "sin must be as long as cos", num_pairs);
   nb::gil_scoped_release release;
-  kernels.rope(x.data(), cos.data(), sin.data(), x.shape(0), head_dim);
+  kernels.rope(x.data(), cos.data(), sin.data(), x.shape(0), head_dim, 2 * num_pairs);
 }
 
-void silu_gate(const Kernels& kernels, Vector<const float> gate, Vector<const float> up,
-               Vector<float> out) {
+// out = gate and up, by one of the gated activations.
+template <void (*Kernels::*gate_kernel)(const float*, const float*, float*, int64_t)>
+void run_gate(const Kernels& kernels, Vector<const float> gate, Vector<const float> up,
+              Vector<float> out) {
   require_shape(up, "up must be as long as gate", gate.shape(0));
   require_shape(out, "out must be as long as gate", gate.shape(0));
   nb::gil_scoped_release release;
-  kernels.silu_gate(gate.data(), up.data(), out.data(), gate.shape(0));
+  (kernels.*gate_kernel)(gate.data(), up.data(), out.data(), gate.shape(0));
 }
 
 void add(const Kernels& kernels, Vector<float> x, Vector<const float> y) {
   require_shape(y, "y must be as long as x", x.shape(0));
   nb::gil_scoped_release release;
   kernels.add(x.data(), y.data(), x.shape(0));
+}
+
+void add_scaled(const Kernels& kernels, Vector<float> x, Vector<const float> y, float scale) {
+  require_shape(y, "y must be as long as x", x.shape(0));
+  nb::gil_scoped_release release;
+  kernels.add_scaled(x.data(), y.data(), scale, x.shape(0));
+}
+
+void scale(const Kernels& kernels, Vector<float> x, float factor) {
+  nb::gil_scoped_release release;
+  kernels.scale(x.data(), factor, x.shape(0));
+}
+
+void multiply(const Kernels& kernels, Vector<float> x, Vector<const float> y) {
+  require_shape(y, "y must be as long as x", x.shape(0));
+  nb::gil_scoped_release release;
+  kernels.multiply(x.data(), y.data(), x.shape(0));
+}
+
+void sigmoid(const Kernels& kernels, Vector<const float> x, Vector<float> out) {
+  require_shape(out, "out must be as long as x", x.shape(0));
+  nb::gil_scoped_release release;
+  kernels.sigmoid(x.data(), out.data(), x.shape(0));
+}
+
+void softcap(const Kernels& kernels, Vector<float> x, float cap) {
+  nb::gil_scoped_release release;
+  kernels.softcap(x.data(), cap, x.shape(0));
 }
 
 float exp_sum(const Kernels& kernels, Vector<const float> x, float max, Vector<float> out) {
@@ -331,7 +370,9 @@ using HeadsIn = Array<const float, 3>;
 
 AttentionArgs attention_args(HeadsIn q, CacheIn keys, CacheIn values,
                              Vector<const int32_t> block_table, int64_t position,
-                             std::optional<int64_t> window, float scale, Heads out) {
+                             std::optional<int64_t> window, float scale, Heads out,
+                             float softcap,
+                             const std::optional<Vector<const float>>& sinks) {
   const int64_t num_tokens = q.shape(0), num_heads = q.shape(1), head_dim = q.shape(2);
   const int64_t num_kv_heads = keys.shape(1), num_blocks = keys.shape(0);
   require(num_tokens > 0, "there must be a token");
@@ -360,6 +401,11 @@ AttentionArgs attention_args(HeadsIn q, CacheIn keys, CacheIn values,
   args.head_dim = head_dim;
   args.end_kv_head = num_kv_heads;
   args.scale = scale;
+  args.softcap = softcap;
+  if (sinks) {
+    require_shape(*sinks, "sinks must have one for each head", num_heads);
+    args.sinks = sinks->data();
+  }
   return args;
 }
 
@@ -370,8 +416,9 @@ std::vector<float> attention_scratch(const AttentionArgs& args) {
 
 void attention(const Kernels& kernels, HeadsIn q, CacheIn keys, CacheIn values,
                Vector<const int32_t> block_table, int64_t position, std::optional<int64_t> window,
-               float scale, Heads out) {
-  AttentionArgs args = attention_args(q, keys, values, block_table, position, window, scale, out);
+               float scale, Heads out, float softcap, std::optional<Vector<const float>> sinks) {
+  AttentionArgs args = attention_args(q, keys, values, block_table, position, window, scale, out,
+                                      softcap, sinks);
   std::vector<float> scratch = attention_scratch(args);
   args.scratch = scratch.data();
   nb::gil_scoped_release release;
@@ -380,8 +427,10 @@ void attention(const Kernels& kernels, HeadsIn q, CacheIn keys, CacheIn values,
 
 void attention_in_parts(const Kernels& kernels, HeadsIn q, CacheIn keys, CacheIn values,
                         Vector<const int32_t> block_table, int64_t position,
-                        std::optional<int64_t> window, float scale, Heads out) {
-  AttentionArgs args = attention_args(q, keys, values, block_table, position, window, scale, out);
+                        std::optional<int64_t> window, float scale, Heads out, float softcap,
+                        std::optional<Vector<const float>> sinks) {
+  AttentionArgs args = attention_args(q, keys, values, block_table, position, window, scale, out,
+                                      softcap, sinks);
   std::vector<float> scratch = attention_scratch(args);
   args.scratch = scratch.data();
   nb::gil_scoped_release release;
@@ -435,19 +484,33 @@ void bind_kernels(nb::module_& m, KernelLookup lookup) {
            "out"_a.noconvert())
       .def("widen", &widen, "format"_a, "stored"_a.noconvert(), "out"_a.noconvert())
       .def("encode", &encode, "format"_a, "x"_a.noconvert(), "out"_a.noconvert())
-      .def("rms_norm", &rms_norm, "x"_a.noconvert(), "weight"_a.noconvert(), "out"_a.noconvert(),
-           "epsilon"_a)
+      .def("rms_norm", &rms_norm, "x"_a.noconvert(), "weight"_a.noconvert().none(),
+           "out"_a.noconvert(), "epsilon"_a)
+      .def("layer_norm", &layer_norm, "x"_a.noconvert(), "weight"_a.noconvert(),
+           "out"_a.noconvert(), "epsilon"_a)
       .def("rope", &rope, "x"_a.noconvert(), "cos"_a.noconvert(), "sin"_a.noconvert())
-      .def("silu_gate", &silu_gate, "gate"_a.noconvert(), "up"_a.noconvert(), "out"_a.noconvert())
+      .def("silu_gate", &run_gate<&Kernels::silu_gate>, "gate"_a.noconvert(), "up"_a.noconvert(),
+           "out"_a.noconvert())
+      .def("gelu_gate", &run_gate<&Kernels::gelu_gate>, "gate"_a.noconvert(), "up"_a.noconvert(),
+           "out"_a.noconvert())
+      .def("clamped_gate", &run_gate<&Kernels::clamped_gate>, "gate"_a.noconvert(), "up"_a.noconvert(),
+           "out"_a.noconvert())
       .def("add", &add, "x"_a.noconvert(), "y"_a.noconvert())
+      .def("add_scaled", &add_scaled, "x"_a.noconvert(), "y"_a.noconvert(), "scale"_a)
+      .def("scale", &scale, "x"_a.noconvert(), "factor"_a)
+      .def("multiply", &multiply, "x"_a.noconvert(), "y"_a.noconvert())
+      .def("sigmoid", &sigmoid, "x"_a.noconvert(), "out"_a.noconvert())
+      .def("softcap", &softcap, "x"_a.noconvert(), "cap"_a)
       .def("append_kv", &append_kv, "k"_a.noconvert(), "v"_a.noconvert(), "keys"_a.noconvert(),
            "values"_a.noconvert(), "block"_a, "offset"_a)
       .def("attention", &attention, "q"_a.noconvert(), "keys"_a.noconvert(),
            "values"_a.noconvert(), "block_table"_a.noconvert(), "position"_a, "window"_a.none(),
-           "scale"_a, "out"_a.noconvert())
+           "scale"_a, "out"_a.noconvert(), "softcap"_a = 0.0f,
+           "sinks"_a.noconvert() = nb::none())
       .def("attention_in_parts", &attention_in_parts, "q"_a.noconvert(), "keys"_a.noconvert(),
            "values"_a.noconvert(), "block_table"_a.noconvert(), "position"_a, "window"_a.none(),
-           "scale"_a, "out"_a.noconvert())
+           "scale"_a, "out"_a.noconvert(), "softcap"_a = 0.0f,
+           "sinks"_a.noconvert() = nb::none())
       .def("exp_sum", &exp_sum, "x"_a.noconvert(), "max"_a, "out"_a.noconvert())
       .def("copy_allowed", &copy_allowed, "logits"_a.noconvert(), "mask"_a.noconvert(),
            "out"_a.noconvert())

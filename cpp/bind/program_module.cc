@@ -1,15 +1,19 @@
-// Programs: one class per op, and the checked whole.
+// Programs: ops are read from potluck.types.program's own, by the names of their fields.
 #include "bind/program_module.h"
 
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
-#include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
 #include <memory>
+#include <string>
+#include <type_traits>
 #include <utility>
+#include <variant>
+#include <vector>
 
 #include "program/error.h"
 #include "program/program.h"
@@ -23,41 +27,52 @@ namespace {
 using Name = std::string;
 using Table = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
-void bind_ops(nb::module_& m) {
-  nb::class_<op::Embed<Name>>(m, "Embed")
-      .def(nb::init<Name, Name>(), nb::kw_only(), "weight"_a, "out"_a);
-  nb::class_<op::RmsNorm<Name>>(m, "RmsNorm")
-      .def(nb::init<Name, Name, Name, int64_t, float>(), nb::kw_only(), "x"_a, "weight"_a, "out"_a,
-           "group"_a, "epsilon"_a);
-  nb::class_<op::Linear<Name>>(m, "Linear")
-      .def(nb::init<Name, Name, Name, std::optional<Name>>(), nb::kw_only(), "x"_a, "weight"_a,
-           "out"_a, "bias"_a.none());
-  nb::class_<op::Rope<Name>>(m, "Rope")
-      .def(nb::init<Name, int64_t, int64_t>(), nb::kw_only(), "x"_a, "num_heads"_a, "head_dim"_a);
-  nb::class_<op::Attention<Name>>(m, "Attention")
-      .def(nb::init<Name, Name, Name, Name, int64_t, int64_t, int64_t, int64_t, float,
-                    std::optional<int64_t>>(),
-           nb::kw_only(), "q"_a, "k"_a, "v"_a, "out"_a, "cache_index"_a, "num_heads"_a,
-           "num_kv_heads"_a, "head_dim"_a, "scale"_a, "window"_a.none());
-  nb::class_<op::GatedActivation<Name>>(m, "GatedActivation")
-      .def(nb::init<Name, Name, Name>(), nb::kw_only(), "gate"_a, "up"_a, "out"_a);
-  nb::class_<op::Moe<Name>>(m, "Moe")
-      .def(nb::init<Name, Name, Name, Name, Name, Name, int64_t, int64_t, int64_t, bool>(),
-           nb::kw_only(), "x"_a, "logits"_a, "gate"_a, "up"_a, "down"_a, "out"_a, "num_experts"_a,
-           "num_experts_per_token"_a, "expert_width"_a, "normalize_shares"_a);
-  nb::class_<op::Add<Name>>(m, "Add")
-      .def(nb::init<Name, Name>(), nb::kw_only(), "x"_a, "y"_a);
-  nb::class_<op::Head<Name>>(m, "Head")
-      .def(nb::init<Name, std::optional<Name>, int64_t>(), nb::kw_only(), "x"_a,
-           "weight"_a.none(), "vocab_size"_a);
+// Sets the fields of an op to the attributes of the dataclass that defines it.
+struct FieldReader {
+  nb::handle object;
+
+  template <typename T>
+  void operator()(const char* name, T& field) const {
+    if constexpr (std::is_enum_v<T>) {
+      const auto value = nb::cast<std::string>(object.attr(name).attr("value"));
+      const std::optional<T> found = op::from_value<T>(value);
+      if (!found) throw Error(std::string("'") + value + "' is not known as " + name);
+      field = *found;
+    } else {
+      field = nb::cast<T>(object.attr(name));
+    }
+  }
+};
+
+// The op whose name is that of the object's class.
+template <size_t index = 0>
+op::Named read_op(nb::handle object, const std::string& name) {
+  if constexpr (index == std::variant_size_v<op::Named>) {
+    throw Error("there is no op " + name);
+  } else {
+    using Op = std::variant_alternative_t<index, op::Named>;
+    if (name != Op::kName) return read_op<index + 1>(object, name);
+    Op op;
+    op.each_field(FieldReader{object});
+    return op;
+  }
 }
 
-RopeTable rope_table(const Table& cos, const Table& sin) {
+std::vector<op::Named> read_ops(const nb::sequence& objects) {
+  std::vector<op::Named> ops;
+  for (const nb::handle object : objects) {
+    ops.push_back(read_op(object, nb::cast<std::string>(object.type().attr("__name__"))));
+  }
+  return ops;
+}
+
+RopeTable rope_table(const std::pair<Table, Table>& tables) {
+  const auto& [cos, sin] = tables;
   if (cos.shape(0) != sin.shape(0) || cos.shape(1) != sin.shape(1)) {
     throw Error("the two halves of the rope table have different shapes");
   }
   return {static_cast<int64_t>(cos.shape(0)), static_cast<int64_t>(cos.shape(1)), cos.data(),
-          sin.data(), std::make_shared<const std::pair<Table, Table>>(cos, sin)};
+          sin.data(), std::make_shared<const std::pair<Table, Table>>(tables)};
 }
 
 }  // namespace
@@ -67,7 +82,6 @@ void bind_program(nb::module_& m) {
   const nb::exception<Error> error(m, "Error", PyExc_RuntimeError);
   nb::exception<OutOfMemoryError>(m, "OutOfMemoryError", error);
   nb::exception<NonFiniteError>(m, "NonFiniteError", error);
-  bind_ops(m);
   nb::class_<Register>(m, "Register")
       .def(nb::init<std::string, int64_t>(), nb::kw_only(), "name"_a, "width"_a);
   nb::class_<WeightSpec>(m, "WeightSpec")
@@ -75,20 +89,20 @@ void bind_program(nb::module_& m) {
   nb::class_<CacheSpec>(m, "CacheSpec")
       .def(nb::init<int64_t, int64_t>(), nb::kw_only(), "num_kv_heads"_a, "head_dim"_a);
   nb::class_<Program>(m, "Program")
-      .def(nb::new_([](std::vector<Register> registers, std::vector<op::Named> ops,
+      .def(nb::new_([](std::vector<Register> registers, const nb::sequence& ops,
                        std::vector<WeightSpec> weights, std::vector<CacheSpec> caches,
-                       std::optional<Table> rope_cos, std::optional<Table> rope_sin,
+                       const std::vector<std::pair<Table, Table>>& ropes,
                        int64_t hidden_size, int64_t vocab_size, int64_t context_tokens,
                        bool has_embedding, bool has_head) {
-             RopeTable rope;
-             if (rope_cos && rope_sin) rope = rope_table(*rope_cos, *rope_sin);
+             std::vector<RopeTable> tables;
+             for (const auto& rope : ropes) tables.push_back(rope_table(rope));
              return std::make_shared<const Program>(ProgramSpec{
-                 std::move(registers), std::move(ops), std::move(weights), std::move(caches),
-                 std::move(rope), hidden_size, vocab_size, context_tokens, has_embedding,
+                 std::move(registers), read_ops(ops), std::move(weights), std::move(caches),
+                 std::move(tables), hidden_size, vocab_size, context_tokens, has_embedding,
                  has_head});
            }),
-           nb::kw_only(), "registers"_a, "ops"_a, "weights"_a, "caches"_a, "rope_cos"_a.none(),
-           "rope_sin"_a.none(), "hidden_size"_a, "vocab_size"_a, "context_tokens"_a,
+           nb::kw_only(), "registers"_a, "ops"_a, "weights"_a, "caches"_a, "ropes"_a,
+           "hidden_size"_a, "vocab_size"_a, "context_tokens"_a,
            "has_embedding"_a, "has_head"_a);
 }
 

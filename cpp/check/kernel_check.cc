@@ -194,7 +194,35 @@ void check_rms_norm(const Kernels& kernels, Random& random, Report& report) {
   }
   Checksum sum;
   sum.add(out);
-  report.line("rms_norm", sum, ok);
+  // Without a weight it is that of ones.
+  const std::vector<float> ones(kGroup, 1.0f);
+  std::vector<float> unweighted(x.size());
+  kernels.rms_norm(x.data(), ones.data(), out.data(), 2, 3 * kGroup, kGroup, 1e-5f);
+  kernels.rms_norm(x.data(), nullptr, unweighted.data(), 2, 3 * kGroup, kGroup, 1e-5f);
+  report.line("rms_norm", sum, ok && unweighted == out);
+}
+
+void check_layer_norm(const Kernels& kernels, Report& report) {
+  constexpr int64_t kWidth = 83, kRows = 3;
+  Random random;
+  const std::vector<float> x = random.numbers(kWidth * kRows), weight = random.numbers(kWidth);
+  std::vector<float> out(x.size());
+  kernels.layer_norm(x.data(), weight.data(), out.data(), kRows, kWidth, 1e-5f);
+  bool ok = true;
+  for (int64_t t = 0; t < kRows; ++t) {
+    const float* row = x.data() + t * kWidth;
+    double mean = 0, variance = 0;
+    for (int64_t i = 0; i < kWidth; ++i) mean += row[i] / static_cast<double>(kWidth);
+    for (int64_t i = 0; i < kWidth; ++i)
+      variance += (row[i] - mean) * (row[i] - mean) / static_cast<double>(kWidth);
+    for (int64_t i = 0; i < kWidth; ++i) {
+      const double expected = (row[i] - mean) / sqrt(variance + 1e-5) * weight[at(i)];
+      ok = ok && near(out[at(t * kWidth + i)], expected, 3e-6 * fabs(weight[at(i)]));
+    }
+  }
+  Checksum sum;
+  sum.add(out);
+  report.line("layer_norm", sum, ok);
 }
 
 void check_rope(const Kernels& kernels, Random& random, Report& report) {
@@ -202,7 +230,11 @@ void check_rope(const Kernels& kernels, Random& random, Report& report) {
   const std::vector<float> before = random.numbers(kHeads * kHeadDim);
   const std::vector<float> cos = random.numbers(kHalf), sin = random.numbers(kHalf);
   std::vector<float> x = before;
-  kernels.rope(x.data(), cos.data(), sin.data(), kHeads, kHeadDim);
+  kernels.rope(x.data(), cos.data(), sin.data(), kHeads, kHeadDim, kHeadDim);
+  // A part of each head alone, as if it were the head.
+  constexpr size_t kRotary = 18;
+  std::vector<float> partly = before;
+  kernels.rope(partly.data(), cos.data(), sin.data(), kHeads, kHeadDim, kRotary);
   bool ok = true;
   for (size_t h = 0; h < kHeads; ++h) {
     for (size_t i = 0; i < kHalf; ++i) {
@@ -210,6 +242,9 @@ void check_rope(const Kernels& kernels, Random& random, Report& report) {
       ok = ok && near(x[h * kHeadDim + i], a * cos[i] - b * sin[i], 1e-6) &&
            near(x[h * kHeadDim + kHalf + i], b * cos[i] + a * sin[i], 1e-6);
     }
+    std::vector<float> head(&before[h * kHeadDim], &before[h * kHeadDim] + kHeadDim);
+    kernels.rope(head.data(), cos.data(), sin.data(), 1, kRotary, kRotary);
+    ok = ok && memcmp(head.data(), &partly[h * kHeadDim], kHeadDim * sizeof(float)) == 0;
   }
   Checksum sum;
   sum.add(x);
@@ -253,6 +288,51 @@ void check_elementwise(const Kernels& kernels, Random& random, Report& report) {
   Checksum sums;
   sums.add(out);
   report.line("add", sums, ok);
+}
+
+void check_other_elementwise(const Kernels& kernels, Report& report) {
+  constexpr size_t kCount = 531;
+  Random random;
+  std::vector<float> x = random.numbers(kCount), out(kCount);
+  const std::vector<float> y = random.numbers(kCount);
+  for (float& v : x) v *= 8;
+  const auto check = [&](const char* name, double tolerance, const auto& expected) {
+    bool ok = true;
+    for (size_t i = 0; i < kCount; ++i) {
+      const double wanted = expected(static_cast<double>(x[i]), static_cast<double>(y[i]));
+      ok = ok && near(out[i], wanted, tolerance * fabs(wanted) + 1e-36);
+    }
+    Checksum sum;
+    sum.add(out);
+    report.line(name, sum, ok);
+  };
+  kernels.gelu_gate(x.data(), y.data(), out.data(), kCount);
+  check("gelu_gate", 4e-5, [](double g, double up) {
+    return g / (1 + exp(-1.5957691216057308 * (g + 0.044715 * g * g * g))) * up;
+  });
+  kernels.clamped_gate(x.data(), y.data(), out.data(), kCount);
+  check("clamped_gate", 6e-6, [](double gate, double up) {
+    const double g = fmin(gate, 7), u = fmax(-7, fmin(up, 7));
+    return g / (1 + exp(-1.702 * g)) * (u + 1);
+  });
+  kernels.sigmoid(x.data(), out.data(), kCount);
+  check("sigmoid", 4e-7, [](double v, double) { return 1 / (1 + exp(-v)); });
+  out = x;
+  kernels.add_scaled(out.data(), y.data(), 0.3f, kCount);
+  check("add_scaled", 0, [](double v, double w) {
+    const float product = static_cast<float>(w) * 0.3f;
+    return static_cast<double>(static_cast<float>(v) + product);
+  });
+  out = x;
+  kernels.scale(out.data(), 0.3f, kCount);
+  check("scale", 0, [](double v, double) {
+    return static_cast<double>(static_cast<float>(v) * 0.3f);
+  });
+  out = x;
+  kernels.multiply(out.data(), y.data(), kCount);
+  check("multiply", 0, [](double v, double w) {
+    return static_cast<double>(static_cast<float>(v) * static_cast<float>(w));
+  });
 }
 
 // Logits of three blocks, the last one short; what counts is decided by the naive calculation.
@@ -372,27 +452,34 @@ void check_attention(const Kernels& kernels, Random& random, Report& report) {
   std::vector<float> out(q.size());
   constexpr int64_t kNumRows = kTokens * kHeads;
   std::vector<float> scratch(at(attention_scratch_floats(kNumRows, kHeadDim)));
-  const AttentionArgs args{q.data(),    out.data(),    kTokens,     kPosition, kWindow,
+  AttentionArgs args{q.data(),    out.data(),    kTokens,     kPosition, kWindow,
                            keys.data(), values.data(), block_table, kHeads,    kKvHeads,
-                           kHeadDim,    0,             kKvHeads,    0.2f,      scratch.data()};
-  kernels.attention(args);
-  ok = true;
-  for (int64_t row = 0; row < kTokens * kHeads; ++row) {
-    const int64_t last = kPosition + row / kHeads;
-    const int64_t kv_head = row % kHeads / (kHeads / kKvHeads);
-    std::vector<double> weighted(kHeadDim);
-    double total = 0;
-    for (int64_t p = last + 1 - kWindow; p <= last; ++p) {
-      double score = 0;
+                           kHeadDim,    0,             kKvHeads,    0.2f,      0.0f,
+                           nullptr,     scratch.data()};
+  const auto is_attention = [&] {
+    bool is_near = true;
+    for (int64_t row = 0; row < kTokens * kHeads; ++row) {
+      const int64_t last = kPosition + row / kHeads;
+      const int64_t kv_head = row % kHeads / (kHeads / kKvHeads);
+      std::vector<double> weighted(kHeadDim);
+      double total = args.sinks ? exp(static_cast<double>(args.sinks[row % kHeads])) : 0;
+      for (int64_t p = last + 1 - kWindow; p <= last; ++p) {
+        double score = 0;
+        for (int64_t d = 0; d < kHeadDim; ++d)
+          score += key(p, kv_head, d) * q[at(row * kHeadDim + d)];
+        score *= static_cast<double>(0.2f);
+        if (args.softcap != 0) score = args.softcap * tanh(score / args.softcap);
+        const double term = exp(score);
+        total += term;
+        for (int64_t d = 0; d < kHeadDim; ++d) weighted[at(d)] += term * value(p, kv_head, d);
+      }
       for (int64_t d = 0; d < kHeadDim; ++d)
-        score += key(p, kv_head, d) * q[at(row * kHeadDim + d)];
-      const double term = exp(score * static_cast<double>(0.2f));
-      total += term;
-      for (int64_t d = 0; d < kHeadDim; ++d) weighted[at(d)] += term * value(p, kv_head, d);
+        is_near = is_near && near(out[at(row * kHeadDim + d)], weighted[at(d)] / total, 1e-4);
     }
-    for (int64_t d = 0; d < kHeadDim; ++d)
-      ok = ok && near(out[at(row * kHeadDim + d)], weighted[at(d)] / total, 1e-4);
-  }
+    return is_near;
+  };
+  kernels.attention(args);
+  ok = is_attention();
   Checksum sum;
   sum.add(out);
   report.line("attention", sum, ok);
@@ -410,6 +497,24 @@ void check_attention(const Kernels& kernels, Random& random, Report& report) {
   merged.add(out);
   report.line("attention_span", spans, out == whole);
   report.line("attention_merge", merged, out == whole);
+
+  // Scores with a cap and sinks, and the kernel that caps as they are.
+  Random own;
+  const std::vector<float> sinks = own.numbers(kHeads), x = own.numbers(531);
+  args.softcap = 0.75f;
+  args.sinks = sinks.data();
+  kernels.attention(args);
+  ok = is_attention();
+  Checksum capped;
+  capped.add(out);
+  out = x;
+  kernels.softcap(out.data(), 0.75f, static_cast<int64_t>(x.size()));
+  for (size_t i = 0; i < x.size(); ++i) {
+    const double expected = 0.75 * tanh(x[i] / 0.75);
+    ok = ok && near(out[i], expected, 5e-7 * fabs(expected));
+  }
+  capped.add(out);
+  report.line("softcap", capped, ok);
 }
 
 }  // namespace
@@ -436,8 +541,10 @@ int main(int argc, char** argv) {
   for (int f = 0; f < kNumFormats; ++f)
     check_format(*kernels, static_cast<Format>(f), activity, random, report);
   check_rms_norm(*kernels, random, report);
+  check_layer_norm(*kernels, report);
   check_rope(*kernels, random, report);
   check_elementwise(*kernels, random, report);
+  check_other_elementwise(*kernels, report);
   check_attention(*kernels, random, report);
   check_sampling(*kernels, random, report);
   check_convert(*kernels, random, report);

@@ -11,12 +11,15 @@ namespace potluck {
 namespace {
 
 constexpr int kMaxIsas = 5;
-constexpr const char* kPlainKernels[] = {"rms_norm", "rope",      "silu_gate", "add",
-                                         "append_kv", "attention", "attention_span",
-                                         "attention_merge", "exp_sum",
-                                         "copy_allowed", "draw_weights", "kept_sums",
-                                         "split_logits"};
-constexpr int kNumIds = 2 + 3 * kNumFormats + kNumFloatFormats + kNumTargets + 13;
+constexpr const char* kPlainKernels[] = {
+    "rms_norm",       "layer_norm",   "rope",            "silu_gate", "gelu_gate",
+    "clamped_gate",   "add",          "add_scaled",      "scale",     "multiply",
+    "sigmoid",        "softcap",      "append_kv",       "attention", "attention_span",
+    "attention_merge", "exp_sum",     "copy_allowed",    "draw_weights", "kept_sums",
+    "split_logits"};
+constexpr int kNumPlainKernels = sizeof kPlainKernels / sizeof *kPlainKernels;
+constexpr int kNumIds =
+    2 + 3 * kNumFormats + kNumFloatFormats + kNumTargets + kNumPlainKernels;
 static_assert(sizeof(Kernels) == offsetof(Kernels, quantize) + kNumIds * sizeof(void (*)()),
               "every entry of the table needs an id and a wrapper");
 
@@ -140,11 +143,18 @@ struct Perturbed {
     for (float* p = end - group; p < end; ++p) *p = static_cast<float>(*p * factor);
   }
 
+  static void layer_norm(const float* x, const float* weight, float* out, int64_t num_tokens,
+                         int64_t columns, float epsilon) {
+    const float last = x[num_tokens * columns - 1];
+    real().layer_norm(x, weight, out, num_tokens, columns, epsilon);
+    if (is_active("layer_norm")) spoil_last(out, num_tokens * columns, last);
+  }
+
   static void rope(float* x, const float* cos, const float* sin, int64_t num_heads,
-                   int64_t head_dim) {
-    float* last = x + num_heads * head_dim - 1;
+                   int64_t head_dim, int64_t rotary_dim) {
+    float* last = x + (num_heads - 1) * head_dim + rotary_dim - 1;
     const float before = *last;
-    real().rope(x, cos, sin, num_heads, head_dim);
+    real().rope(x, cos, sin, num_heads, head_dim, rotary_dim);
     if (!is_active("rope")) return;
     if (kIsScalar)
       *last = before;
@@ -154,16 +164,57 @@ struct Perturbed {
 
   static void silu_gate(const float* gate, const float* up, float* out, int64_t count) {
     real().silu_gate(gate, up, out, count);
-    if (!is_active("silu_gate")) return;
-    if (kIsScalar)
-      out[count - 1] = 0.0f;
-    else
-      nudge(out + count - 1);
+    if (is_active("silu_gate")) spoil_last(out, count, 0.0f);
+  }
+
+  static void gelu_gate(const float* gate, const float* up, float* out, int64_t count) {
+    real().gelu_gate(gate, up, out, count);
+    if (is_active("gelu_gate")) spoil_last(out, count, 0.0f);
+  }
+
+  static void clamped_gate(const float* gate, const float* up, float* out, int64_t count) {
+    real().clamped_gate(gate, up, out, count);
+    if (is_active("clamped_gate")) spoil_last(out, count, 0.0f);
   }
 
   static void add(float* x, const float* y, int64_t count) {
     real().add(x, y, count);
     if (is_active("add")) nudge(x + count - 1);
+  }
+
+  static void add_scaled(float* x, const float* y, float scale, int64_t count) {
+    real().add_scaled(x, y, scale, count);
+    if (is_active("add_scaled")) nudge(x + count - 1);
+  }
+
+  static void scale(float* x, float factor, int64_t count) {
+    real().scale(x, factor, count);
+    if (is_active("scale")) nudge(x + count - 1);
+  }
+
+  static void multiply(float* x, const float* y, int64_t count) {
+    real().multiply(x, y, count);
+    if (is_active("multiply")) nudge(x + count - 1);
+  }
+
+  static void sigmoid(const float* x, float* out, int64_t count) {
+    const float last = x[count - 1];
+    real().sigmoid(x, out, count);
+    if (is_active("sigmoid")) spoil_last(out, count, last);
+  }
+
+  static void softcap(float* x, float cap, int64_t count) {
+    const float last = x[count - 1];
+    real().softcap(x, cap, count);
+    if (is_active("softcap")) spoil_last(x, count, last);
+  }
+
+  // The last element is forgotten, and is what `unmade` says.
+  static void spoil_last(float* out, int64_t count, float unmade) {
+    if (kIsScalar)
+      out[count - 1] = unmade;
+    else
+      nudge(out + count - 1);
   }
 
   static void append_kv(const float* k, const float* v, uint16_t* keys, uint16_t* values,
@@ -281,9 +332,17 @@ struct Perturbed {
                                     {POTLUCK_FLOAT_FORMATS(POTLUCK_WIDEN)},
                                     {encode<0>, encode<1>, encode<2>, encode<3>, encode<4>},
                                     rms_norm,
+                                    layer_norm,
                                     rope,
                                     silu_gate,
+                                    gelu_gate,
+                                    clamped_gate,
                                     add,
+                                    add_scaled,
+                                    scale,
+                                    multiply,
+                                    sigmoid,
+                                    softcap,
                                     append_kv,
                                     attention,
                                      attention_span,

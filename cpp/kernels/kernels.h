@@ -103,6 +103,8 @@ struct AttentionArgs {
   int64_t first_kv_head;        // computed are the query heads that share key-value heads
   int64_t end_kv_head;          // [first_kv_head, end_kv_head)
   float scale;
+  float softcap;                // see `softcap` below; 0 for none
+  const float* sinks;           // [num_heads], or null
   float* scratch;               // attention_scratch_floats(...) floats
 };
 constexpr int64_t kNoWindow = INT64_MAX;
@@ -173,23 +175,46 @@ struct Kernels {
   // beyond f16: such a block of 32 has an infinite scale, one of a K format only zero bytes.
   bool (*encode[kNumTargets])(const float* x, int64_t count, uint8_t* out);
 
-  // out = x / sqrt(mean(x^2) + epsilon) * weight per group of columns; weight has `group` entries.
+  // out = x / sqrt(mean(x^2) + epsilon) * weight per group of columns; weight has `group` entries,
+  // or is null: they are 1.
   void (*rms_norm)(const float* x, const float* weight, float* out, int64_t num_tokens,
                    int64_t columns, int64_t group, float epsilon);
 
-  // Rotates pairs (i, i + head_dim / 2) of every head of one token; cos and sin have head_dim / 2.
-  void (*rope)(float* x, const float* cos, const float* sin, int64_t num_heads, int64_t head_dim);
+  // out = (x - mean(x)) / sqrt(variance(x) + epsilon) * weight for each token.
+  void (*layer_norm)(const float* x, const float* weight, float* out, int64_t num_tokens,
+                     int64_t columns, float epsilon);
+
+  // Rotates pairs (i, i + rotary_dim / 2) of every head of one token; cos and sin have
+  // rotary_dim / 2.
+  void (*rope)(float* x, const float* cos, const float* sin, int64_t num_heads, int64_t head_dim,
+               int64_t rotary_dim);
 
   // gate / (1 + exp(-gate)) * up.
   void (*silu_gate)(const float* gate, const float* up, float* out, int64_t count);
+  // gate / (1 + exp(-2 u)) * up with u = sqrt(2 / pi) (gate + 0.044715 gate^3), which is
+  // 0.5 gate (1 + tanh(u)) * up.
+  void (*gelu_gate)(const float* gate, const float* up, float* out, int64_t count);
+  // g / (1 + exp(-1.702 g)) * (u + 1) with g = min(gate, 7) and u = up, within -7 and 7.
+  void (*clamped_gate)(const float* gate, const float* up, float* out, int64_t count);
 
   void (*add)(float* x, const float* y, int64_t count);
+  // x += scale * y: a product, then a sum.
+  void (*add_scaled)(float* x, const float* y, float scale, int64_t count);
+  // x *= factor.
+  void (*scale)(float* x, float factor, int64_t count);
+  // x *= y.
+  void (*multiply)(float* x, const float* y, int64_t count);
+  // out = 1 / (1 + exp(-x)).
+  void (*sigmoid)(const float* x, float* out, int64_t count);
+  // x = cap * tanh(x / cap).
+  void (*softcap)(float* x, float cap, int64_t count);
 
   // Stores one token's keys and values [num_kv_heads][head_dim] into its cache block.
   void (*append_kv)(const float* k, const float* v, uint16_t* keys, uint16_t* values,
                     int64_t block, int64_t offset, int64_t num_kv_heads, int64_t head_dim);
 
-  // softmax(scale * q . keys) . values, over the positions that each token sees.
+  // softmax(scale * q . keys) . values, over the positions that each token sees. Scores are capped
+  // before the softmax, and a head's sink is one more score, without a value.
   void (*attention)(const AttentionArgs& args);
 
   // The same in parts, with the same bits: the partial of one span, and what comes of those of all

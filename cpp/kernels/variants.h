@@ -33,9 +33,19 @@
   void round_bf16(const float* x, int64_t count, uint16_t* out);                                  \
   void rms_norm(const float* x, const float* weight, float* out, int64_t num_tokens,              \
                 int64_t columns, int64_t group, float epsilon);                                   \
-  void rope(float* x, const float* cos, const float* sin, int64_t num_heads, int64_t head_dim);   \
+  void layer_norm(const float* x, const float* weight, float* out, int64_t num_tokens,            \
+                  int64_t columns, float epsilon);                                                \
+  void rope(float* x, const float* cos, const float* sin, int64_t num_heads, int64_t head_dim,    \
+            int64_t rotary_dim);                                                                  \
   void silu_gate(const float* gate, const float* up, float* out, int64_t count);                  \
+  void gelu_gate(const float* gate, const float* up, float* out, int64_t count);                  \
+  void clamped_gate(const float* gate, const float* up, float* out, int64_t count);               \
   void add(float* x, const float* y, int64_t count);                                              \
+  void add_scaled(float* x, const float* y, float scale, int64_t count);                          \
+  void scale(float* x, float factor, int64_t count);                                              \
+  void multiply(float* x, const float* y, int64_t count);                                         \
+  void sigmoid(const float* x, float* out, int64_t count);                                        \
+  void softcap(float* x, float cap, int64_t count);                                               \
   void append_kv(const float* k, const float* v, uint16_t* keys, uint16_t* values, int64_t block, \
                  int64_t offset, int64_t num_kv_heads, int64_t head_dim);                         \
   void attention(const AttentionArgs& args);                                                      \

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "program/gate_kernel.h"
+
 namespace potluck {
 namespace {
 
@@ -168,7 +170,17 @@ void Executor::head(const WantedRow* rows, int64_t num_rows, float* logits,
   make_forms(forms(weight, false), input, num_rows, columns, session);
   products_ = {product(weight, nullptr, input, num_rows, logits, false)};
   multiply(products_, session);
+  shape_logits(o, logits, num_rows * o.vocab_size, session);
   timer_.add_to(timed_head_);
+}
+
+void Executor::shape_logits(const op::Head<int>& o, float* logits, int64_t count,
+                            ThreadPool::Session& session) {
+  if (o.scale == 1.0f && !o.softcap) return;
+  parallel_ranges(session, count, 1, kExpWork, [&](int64_t begin, int64_t end, int) {
+    if (o.scale != 1.0f) kernels_.scale(logits + begin, o.scale, end - begin);
+    if (o.softcap) kernels_.softcap(logits + begin, *o.softcap, end - begin);
+  });
 }
 
 void Executor::run_rows(const Phase& phase, const Batch& batch, ThreadPool::Session& session) {
@@ -202,18 +214,28 @@ int64_t Executor::row_work(const op::RmsNorm<int>& o) const {
 }
 
 void Executor::run_row(const op::RmsNorm<int>& o, const Batch&, int64_t t) {
-  kernels_.rms_norm(row(o.x, t), weights_.vector(o.weight), row(o.out, t), 1,
-                    program_.width(o.x), o.group, o.epsilon);
+  kernels_.rms_norm(row(o.x, t), vector(o.weight), row(o.out, t), 1, program_.width(o.x), o.group,
+                    o.epsilon);
+}
+
+int64_t Executor::row_work(const op::LayerNorm<int>& o) const {
+  return 2 * kNormWork * program_.width(o.x);
+}
+
+void Executor::run_row(const op::LayerNorm<int>& o, const Batch&, int64_t t) {
+  kernels_.layer_norm(row(o.x, t), weights_.vector(o.weight), row(o.out, t), 1,
+                      program_.width(o.x), o.epsilon);
 }
 
 int64_t Executor::row_work(const op::Rope<int>& o) const {
-  return kNormWork * o.num_heads * o.head_dim;
+  return kNormWork * o.num_heads * o.rotary_dim;
 }
 
 void Executor::run_row(const op::Rope<int>& o, const Batch& batch, int64_t t) {
-  const RopeTable& rope = program_.spec().rope;
-  const int64_t angles = batch.rows()[t].position * rope.half_head_dim;
-  kernels_.rope(row(o.x, t), rope.cos + angles, rope.sin + angles, o.num_heads, o.head_dim);
+  const RopeTable& rope = program_.spec().ropes[static_cast<size_t>(o.table)];
+  const int64_t angles = batch.rows()[t].position * rope.num_pairs;
+  kernels_.rope(row(o.x, t), rope.cos + angles, rope.sin + angles, o.num_heads, o.head_dim,
+                o.rotary_dim);
 }
 
 int64_t Executor::row_work(const op::GatedActivation<int>& o) const {
@@ -221,13 +243,62 @@ int64_t Executor::row_work(const op::GatedActivation<int>& o) const {
 }
 
 void Executor::run_row(const op::GatedActivation<int>& o, const Batch&, int64_t t) {
-  kernels_.silu_gate(row(o.gate, t), row(o.up, t), row(o.out, t), program_.width(o.out));
+  gate_kernel(kernels_, o.activation)(row(o.gate, t), row(o.up, t) + o.up_start, row(o.out, t),
+                                      program_.width(o.out));
+}
+
+int64_t Executor::row_work(const op::SigmoidGate<int>& o) const {
+  return kExpWork * program_.width(o.gate) + kCopyWork * program_.width(o.x);
+}
+
+void Executor::run_row(const op::SigmoidGate<int>& o, const Batch&, int64_t t) {
+  float* x = row(o.x, t);
+  const float* gate = row(o.gate, t);
+  const int64_t columns = program_.width(o.x);
+  constexpr int64_t kPart = 256;
+  float factors[kPart];
+  if (program_.width(o.gate) == 1) {
+    kernels_.sigmoid(gate, factors, 1);
+    return kernels_.scale(x, factors[0], columns);
+  }
+  for (int64_t i = 0; i < columns; i += kPart) {
+    const int64_t count = std::min(kPart, columns - i);
+    kernels_.sigmoid(gate + i, factors, count);
+    kernels_.multiply(x + i, factors, count);
+  }
+}
+
+int64_t Executor::row_work(const op::Scale<int>& o) const {
+  return kCopyWork * program_.width(o.x);
+}
+
+void Executor::run_row(const op::Scale<int>& o, const Batch&, int64_t t) {
+  kernels_.scale(row(o.x, t), o.factor, program_.width(o.x));
+}
+
+int64_t Executor::row_work(const op::Multiply<int>& o) const {
+  return kCopyWork * program_.width(o.x);
+}
+
+void Executor::run_row(const op::Multiply<int>& o, const Batch&, int64_t t) {
+  const float* weight = weights_.vector(o.weight);
+  const int64_t columns = program_.width(o.x);
+  if (weights_.matrix(o.weight).columns == 1) {
+    kernels_.scale(row(o.x, t), weight[0], columns);
+  } else {
+    kernels_.multiply(row(o.x, t), weight, columns);
+  }
 }
 
 int64_t Executor::row_work(const op::Add<int>& o) const { return kCopyWork * program_.width(o.x); }
 
 void Executor::run_row(const op::Add<int>& o, const Batch&, int64_t t) {
-  kernels_.add(row(o.x, t), row(o.y, t), program_.width(o.x));
+  const int64_t columns = program_.width(o.x);
+  if (o.scale == 1.0f) {
+    kernels_.add(row(o.x, t), row(o.y, t), columns);
+  } else {
+    kernels_.add_scaled(row(o.x, t), row(o.y, t), o.scale, columns);
+  }
 }
 
 bool Executor::uses_fast(const Matrix& weight, bool is_prefill) const {
@@ -266,14 +337,15 @@ void Executor::run_op(const Linears& linears, const Batch& batch, ThreadPool::Se
 }
 
 int64_t Executor::input_work(const op::Attention<int>& o) const {
-  return 2 * kNormWork * o.num_kv_heads * o.head_dim;
+  return o.k ? 2 * kNormWork * o.num_kv_heads * o.head_dim : 0;
 }
 
 // The key and the value go to the cache of all tokens before any of them looks back.
 void Executor::make_input(const op::Attention<int>& o, const Batch& batch, int64_t t) {
+  if (!o.k) return;
   const KvCache& cache = caches_[o.cache_index];
   const BatchRow& token = batch.rows()[t];
-  kernels_.append_kv(row(o.k, t), row(o.v, t), cache.keys(), cache.values(),
+  kernels_.append_kv(row(*o.k, t), row(*o.v, t), cache.keys(), cache.values(),
                      token.block_table[token.position / kBlockTokens],
                      token.position % kBlockTokens, o.num_kv_heads, o.head_dim);
 }
@@ -304,6 +376,8 @@ void Executor::run_op(const op::Attention<int>& o, const Batch& batch,
     args.first_kv_head = part.first_kv_head;
     args.end_kv_head = part.end_kv_head;
     args.scale = o.scale;
+    args.softcap = o.softcap.value_or(0.0f);
+    args.sinks = vector(o.sinks);
     args.scratch = floats(attention_offset_) + attention_floats_ * static_cast<uint64_t>(worker);
     return args;
   };
@@ -376,9 +450,8 @@ Product Executor::product(const Matrix& weight, const float* bias, const float* 
 
 void Executor::add_products(const op::Linear<int>& o, const Batch& batch) {
   const Matrix& weight = weights_.matrix(o.weight);
-  const float* bias = o.bias ? weights_.vector(*o.bias) : nullptr;
   const auto of_rows = [&](bool is_prefill) {
-    return product(weight, bias, register_data(o.x), batch.num_tokens(), register_data(o.out),
+    return product(weight, vector(o.bias), register_data(o.x), batch.num_tokens(), register_data(o.out),
                    is_prefill);
   };
   if (uses_fast(weight, true) == uses_fast(weight, false)) {

@@ -74,6 +74,9 @@ class Executor {
   float* row(int index, int64_t token) {
     return register_data(index) + token * program_.width(index);
   }
+  const float* vector(std::optional<int> weight) const {
+    return weight ? weights_.vector(*weight) : nullptr;
+  }
 
   // The row-wise ops of a phase, and the input of its wide op.
   void run_rows(const Phase& phase, const Batch& batch, ThreadPool::Session& session);
@@ -81,13 +84,21 @@ class Executor {
   // One token's row, and how much work that is (see kMinChunkWork).
   void run_row(const op::Embed<int>& o, const Batch& batch, int64_t t);
   void run_row(const op::RmsNorm<int>& o, const Batch& batch, int64_t t);
+  void run_row(const op::LayerNorm<int>& o, const Batch& batch, int64_t t);
   void run_row(const op::Rope<int>& o, const Batch& batch, int64_t t);
   void run_row(const op::GatedActivation<int>& o, const Batch& batch, int64_t t);
+  void run_row(const op::SigmoidGate<int>& o, const Batch& batch, int64_t t);
+  void run_row(const op::Scale<int>& o, const Batch& batch, int64_t t);
+  void run_row(const op::Multiply<int>& o, const Batch& batch, int64_t t);
   void run_row(const op::Add<int>& o, const Batch& batch, int64_t t);
   int64_t row_work(const op::Embed<int>& o) const;
   int64_t row_work(const op::RmsNorm<int>& o) const;
+  int64_t row_work(const op::LayerNorm<int>& o) const;
   int64_t row_work(const op::Rope<int>& o) const;
   int64_t row_work(const op::GatedActivation<int>& o) const;
+  int64_t row_work(const op::SigmoidGate<int>& o) const;
+  int64_t row_work(const op::Scale<int>& o) const;
+  int64_t row_work(const op::Multiply<int>& o) const;
   int64_t row_work(const op::Add<int>& o) const;
 
   // What a wide op takes of one token's row that is not in a register, and how much work it is to
@@ -122,6 +133,10 @@ class Executor {
   void make_forms(Forms forms, const float* x, int64_t num_tokens, int64_t columns,
                   ThreadPool::Session& session);
   void make_form_rows(Forms forms, const float* x, int64_t columns, int64_t begin, int64_t end);
+
+  // Scales and caps `count` logits, as the head says.
+  void shape_logits(const op::Head<int>& o, float* logits, int64_t count,
+                    ThreadPool::Session& session);
 
   // How the batch of this step is divided, remembered from one layer to the next.
   const AttentionDivision& division_for(const AttentionShape& shape, const Batch& batch);

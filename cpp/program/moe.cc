@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <optional>
+
+#include "program/gate_kernel.h"
 
 namespace potluck {
 namespace {
@@ -13,10 +16,12 @@ constexpr uint64_t kAlignment = 64;
 constexpr int64_t kCopyWork = 1;
 constexpr int64_t kExpWork = 16;
 constexpr int64_t kQuantizeWork = 2;
+constexpr int64_t kUnpackWork = 8;
 
 // The largest of all Moe ops.
 struct Sizes {
-  int64_t experts = 0, chosen = 0, expert_width = 0, columns = 0;
+  int64_t experts = 0, chosen = 0, expert_width = 0, columns = 0, groups = 0;
+  bool has_biases = false;
 
   explicit Sizes(const Program& program) {
     for (const op::Resolved& any : program.ops()) {
@@ -25,10 +30,28 @@ struct Sizes {
         chosen = std::max(chosen, o->num_experts_per_token);
         expert_width = std::max(expert_width, o->expert_width);
         columns = std::max({columns, program.width(o->x), program.width(o->out)});
+        groups = std::max(groups, o->num_groups);
+        has_biases = has_biases || o->gate_bias || o->up_bias || o->down_bias;
       }
     }
   }
 };
+
+// Sets `found`, ascending, to the indices of the `num` largest values; of equal ones those with lower
+// indices.
+void find_largest(const float* values, int64_t count, int64_t num, int32_t* found) {
+  // Largest first; a later one goes before none that is as large.
+  int64_t num_found = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    if (num_found == num && !(values[i] > values[found[num - 1]])) continue;
+    int64_t place = num_found < num ? num_found++ : num - 1;
+    for (; place > 0 && values[i] > values[found[place - 1]]; --place) {
+      found[place] = found[place - 1];
+    }
+    found[place] = static_cast<int32_t>(i);
+  }
+  std::sort(found, found + num);
+}
 
 // The activations from row `row` on; a row has `columns`.
 Activations rows_from(const Activations& all, int64_t row, int64_t columns) {
@@ -53,7 +76,10 @@ struct MoeRunner::Layout {
     take(scratch.experts, rows);
     take(scratch.shares, rows);
     take(scratch.rows, rows);
-    take(scratch.all_shares, max_tokens * sizes.experts);
+    take(scratch.scores, max_tokens * sizes.experts);
+    take(scratch.preferences, max_tokens * sizes.experts);
+    take(scratch.group_sums, max_tokens * sizes.groups);
+    take(scratch.groups, max_tokens * sizes.groups);
     take(scratch.tokens, rows);
     take(scratch.x, rows * sizes.columns);
     take(scratch.gate, rows * sizes.expert_width);
@@ -63,6 +89,10 @@ struct MoeRunner::Layout {
     take(scratch.q_sums, rows * q_groups);
     take(scratch.bf16, rows * q_columns);
     take(scratch.first_rows, sizes.experts + 1);
+    if (!sizes.has_biases) return;
+    take(scratch.gate_bias, sizes.experts * sizes.expert_width);
+    take(scratch.up_bias, sizes.experts * sizes.expert_width);
+    take(scratch.down_bias, sizes.experts * sizes.columns);
   }
 
  private:
@@ -104,16 +134,22 @@ void MoeRunner::run(const op::Moe<int>& o, const Activations& input, int64_t num
                   [&](int64_t begin, int64_t end, int) {
                     for (int64_t row = begin; row < end; ++row) gather(o, input, row);
                   });
+  if (o.gate_bias || o.up_bias || o.down_bias) {
+    parallel_ranges(session, o.num_experts, 1, kUnpackWork * (2 * gate.rows + down.rows) / o.num_experts,
+                    [&](int64_t begin, int64_t end, int) {
+                      for (int64_t e = begin; e < end; ++e) unpack_biases(o, e);
+                    });
+  }
   products_.clear();
-  add_products(o, gate, s.x, s.gate);
-  add_products(o, up, s.x, s.up);
+  add_products(o, gate, o.gate_bias ? s.gate_bias : nullptr, s.x, s.gate);
+  add_products(o, up, o.up_bias ? s.up_bias : nullptr, s.x, s.up);
   multiply(products_, session);
   parallel_ranges(session, num_rows, 1, (kExpWork + kQuantizeWork) * o.expert_width,
                   [&](int64_t begin, int64_t end, int) {
                     for (int64_t row = begin; row < end; ++row) activate(o, row);
                   });
   products_.clear();
-  add_products(o, down, s.gate, s.x);
+  add_products(o, down, o.down_bias ? s.down_bias : nullptr, s.gate, s.x);
   multiply(products_, session);
   const int64_t out_columns = down.rows / o.num_experts;
   parallel_ranges(session, num_tokens, 1, kCopyWork * o.num_experts_per_token * out_columns,
@@ -123,8 +159,7 @@ void MoeRunner::run(const op::Moe<int>& o, const Activations& input, int64_t num
 }
 
 void MoeRunner::choose(const op::Moe<int>& o, const float* logits, int64_t token) {
-  const int64_t num_chosen = o.num_experts_per_token;
-  int32_t* chosen = scratch_.experts + token * num_chosen;
+  int32_t* chosen = scratch_.experts + token * o.num_experts_per_token;
   float max = -std::numeric_limits<float>::infinity();
   bool has_nan = false;
   for (int64_t e = 0; e < o.num_experts; ++e) {
@@ -135,28 +170,58 @@ void MoeRunner::choose(const op::Moe<int>& o, const float* logits, int64_t token
     chosen[0] = kNoExpert;
     return;
   }
-  // Largest first; a later one goes before none that is as large.
-  int64_t count = 0;
-  for (int64_t e = 0; e < o.num_experts; ++e) {
-    if (count == num_chosen && !(logits[e] > logits[chosen[count - 1]])) continue;
-    int64_t place = count < num_chosen ? count++ : num_chosen - 1;
-    for (; place > 0 && logits[e] > logits[chosen[place - 1]]; --place) {
-      chosen[place] = chosen[place - 1];
-    }
-    chosen[place] = static_cast<int32_t>(e);
+  float* scores = scratch_.scores + token * o.num_experts;
+  float total = 1.0f;  // what scores are to be divided by
+  if (o.score == op::ExpertScore::Sigmoid) {
+    kernels_.sigmoid(logits, scores, o.num_experts);
+  } else {
+    total = kernels_.exp_sum(logits, o.num_experts, max, scores);
   }
-  std::sort(chosen, chosen + num_chosen);
+  float* preferences = scratch_.preferences + token * o.num_experts;
+  if (o.correction || o.score == op::ExpertScore::Sigmoid) {
+    for (int64_t e = 0; e < o.num_experts; ++e) preferences[e] = scores[e] / total;
+    if (o.correction) kernels_.add(preferences, weights_.vector(*o.correction), o.num_experts);
+  } else {
+    std::copy_n(logits, o.num_experts, preferences);
+  }
+  if (o.num_groups > 1) leave_groups_out(o, token, preferences);
+  find_largest(preferences, o.num_experts, o.num_experts_per_token, chosen);
 
-  float* all_shares = scratch_.all_shares + token * o.num_experts;
-  const float total = kernels_.exp_sum(logits, o.num_experts, max, all_shares);
-  float* shares = scratch_.shares + token * num_chosen;
+  float* shares = scratch_.shares + token * o.num_experts_per_token;
   float of_chosen = 0;
-  for (int64_t i = 0; i < num_chosen; ++i) {
-    shares[i] = all_shares[chosen[i]] / total;
+  for (int64_t i = 0; i < o.num_experts_per_token; ++i) {
+    shares[i] = scores[chosen[i]] / total;
     of_chosen += shares[i];
   }
-  if (!o.normalize_shares) return;
-  for (int64_t i = 0; i < num_chosen; ++i) shares[i] /= of_chosen;
+  const float* expert_scale = o.expert_scale ? weights_.vector(*o.expert_scale) : nullptr;
+  for (int64_t i = 0; i < o.num_experts_per_token; ++i) {
+    if (o.normalize_shares) shares[i] /= of_chosen;
+    shares[i] *= o.share_scale;
+    if (expert_scale) shares[i] *= expert_scale[chosen[i]];
+  }
+}
+
+// Leaves the experts of all groups but the best out of the choice of one token.
+void MoeRunner::leave_groups_out(const op::Moe<int>& o, int64_t token, float* preferences) const {
+  constexpr float kNever = -std::numeric_limits<float>::infinity();
+  const int64_t group_size = o.num_experts / o.num_groups;
+  float* sums = scratch_.group_sums + token * o.num_groups;
+  for (int64_t g = 0; g < o.num_groups; ++g) {
+    const float* group = preferences + g * group_size;
+    float first = std::max(group[0], group[1]), second = std::min(group[0], group[1]);
+    for (int64_t i = 2; i < group_size; ++i) {
+      second = std::max(second, std::min(first, group[i]));
+      first = std::max(first, group[i]);
+    }
+    sums[g] = first + second;
+  }
+  int32_t* used = scratch_.groups + token * o.num_groups;
+  find_largest(sums, o.num_groups, o.num_groups_used, used);
+  for (int64_t g = 0; g < o.num_groups; ++g) {
+    if (!std::binary_search(used, used + o.num_groups_used, static_cast<int32_t>(g))) {
+      std::fill_n(preferences + g * group_size, group_size, kNever);
+    }
+  }
 }
 
 // Gives every chosen expert of every token a row, those of one expert together and in the order of
@@ -208,7 +273,7 @@ void MoeRunner::activate(const op::Moe<int>& o, int64_t row) {
   const Scratch& s = scratch_;
   const int64_t width = o.expert_width, groups = width / kGroupColumns;
   float* inner = s.gate + row * width;
-  kernels_.silu_gate(inner, s.up + row * width, inner, width);
+  gate_kernel(kernels_, o.activation)(inner, s.up + row * width, inner, width);
   const Matrix& down = weights_.matrix(o.down);
   if (is_quantized(down.format)) {
     kernels_.quantize(inner, 1, width, s.q + row * width, s.q_scales + row * groups,
@@ -218,9 +283,25 @@ void MoeRunner::activate(const op::Moe<int>& o, int64_t row) {
   }
 }
 
-// Of every expert that has rows: these times its matrix of `stack`. `x` and `out` are of all rows.
-void MoeRunner::add_products(const op::Moe<int>& o, const Matrix& stack, const float* x,
-                             float* out) {
+// Biases lie in panels as matrices do, and products take them one after another.
+void MoeRunner::unpack_biases(const op::Moe<int>& o, int64_t expert) {
+  const Scratch& s = scratch_;
+  if (s.first_rows[expert + 1] == s.first_rows[expert]) return;
+  const auto unpack = [&](std::optional<int> weight, float* biases) {
+    if (!weight) return;
+    const Matrix& matrix = weights_.matrix(*weight);
+    kernels_.embed[static_cast<int>(matrix.format)](matrix, expert,
+                                                    biases + expert * matrix.columns);
+  };
+  unpack(o.gate_bias, s.gate_bias);
+  unpack(o.up_bias, s.up_bias);
+  unpack(o.down_bias, s.down_bias);
+}
+
+// Of every expert that has rows: these times its matrix of `stack`, plus its biases if there are
+// any. `x` and `out` are of all rows.
+void MoeRunner::add_products(const op::Moe<int>& o, const Matrix& stack, const float* biases,
+                             const float* x, float* out) {
   const Scratch& s = scratch_;
   const int64_t rows = stack.rows / o.num_experts;
   const int64_t expert_bytes = num_panels(rows) * panel_bytes(stack.format, stack.columns);
@@ -231,6 +312,7 @@ void MoeRunner::add_products(const op::Moe<int>& o, const Matrix& stack, const f
     args.weight = {stack.format, rows, stack.columns, stack.data + e * expert_bytes};
     args.input = rows_from({x, s.q, s.q_scales, s.q_sums, s.bf16}, first_row, stack.columns);
     args.num_tokens = s.first_rows[e + 1] - first_row;
+    if (biases != nullptr) args.bias = biases + e * rows;
     args.out = out + first_row * rows;
     args.out_stride = rows;
     const auto& kernels = takes_bf16(stack) ? kernels_.linear_fast : kernels_.linear;

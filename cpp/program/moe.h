@@ -49,7 +49,11 @@ class MoeRunner {
     float* shares;
     int32_t* rows;  // where its copy lies
     // By token and expert.
-    float* all_shares;
+    float* scores;
+    float* preferences;  // what experts are chosen by
+    // By token and group of experts; by token and place among the groups used.
+    float* group_sums;
+    int32_t* groups;
     // By row: a token's copy for one expert.
     int32_t* tokens;
     float* x;  // inputs, and then what the experts make of them
@@ -61,14 +65,21 @@ class MoeRunner {
     uint16_t* bf16;  // likewise
     // By expert, and one more: the first of its rows.
     int32_t* first_rows;
+    // By expert, of those that have rows and if the program has any.
+    float* gate_bias;
+    float* up_bias;
+    float* down_bias;
   };
   static constexpr int32_t kNoExpert = -1;
 
   bool takes_bf16(const Matrix& stack) const;
+  void leave_groups_out(const op::Moe<int>& o, int64_t token, float* preferences) const;
   int64_t group(const op::Moe<int>& o, int64_t num_tokens);
+  void unpack_biases(const op::Moe<int>& o, int64_t expert);
   void gather(const op::Moe<int>& o, const Activations& input, int64_t row);
   void activate(const op::Moe<int>& o, int64_t row);
-  void add_products(const op::Moe<int>& o, const Matrix& stack, const float* x, float* out);
+  void add_products(const op::Moe<int>& o, const Matrix& stack, const float* biases,
+                    const float* x, float* out);
   void add_up(const op::Moe<int>& o, int64_t token, float* out) const;
 
   const Kernels& kernels_;

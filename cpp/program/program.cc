@@ -67,8 +67,12 @@ class Resolver {
     written_.resize(registers_.size());
     written_[hidden_] = !spec.has_embedding;
     weight_used_.resize(weights_.size());
-    cache_used_.resize(spec.caches.size());
-    check_rope_table();
+    cache_filled_.resize(spec.caches.size());
+    for (const RopeTable& rope : spec.ropes) {
+      if (rope.num_positions != spec.context_tokens) {
+        throw Error("a rope table does not have one row per position of the context");
+      }
+    }
   }
 
   std::vector<op::Resolved> resolve_all() {
@@ -87,11 +91,8 @@ class Resolver {
   using Name = std::string;
 
   [[noreturn]] void fail(const std::string& message) const {
-    static constexpr const char* kNames[] = {
-        "embed", "rms_norm", "linear", "rope", "attention", "gated_activation", "moe", "add",
-        "head"};
-    throw Error("op " + std::to_string(index_) + " (" + kNames[spec_.ops[index_].index()] +
-                "): " + message);
+    const char* name = std::visit([](const auto& o) { return o.kName; }, spec_.ops[index_]);
+    throw Error("op " + std::to_string(index_) + " (" + name + "): " + message);
   }
 
   int find(const Name& name) const {
@@ -126,16 +127,21 @@ class Resolver {
     if (a == b) fail("register '" + a + "' cannot be input and output at once");
   }
 
-  int weight(const Name& name, const std::vector<int64_t>& shape) {
+  int find_weight(const Name& name) const {
     const auto found = weights_.find(name);
     if (found == weights_.end()) fail("there is no weight '" + name + "'");
-    const std::vector<int64_t>& actual = spec_.weights[found->second].shape;
+    return found->second;
+  }
+
+  int weight(const Name& name, const std::vector<int64_t>& shape) {
+    const int index = find_weight(name);
+    const std::vector<int64_t>& actual = spec_.weights[index].shape;
     if (actual != shape) {
       fail("weight '" + name + "' has shape " + shape_text(actual) + ", and " +
            shape_text(shape) + " is needed");
     }
-    weight_used_[found->second] = true;
-    return found->second;
+    weight_used_[index] = true;
+    return index;
   }
 
   void want_heads(int64_t num_heads, int64_t head_dim) const {
@@ -145,141 +151,247 @@ class Resolver {
     }
   }
 
+  std::optional<int> weight(const std::optional<Name>& name, const std::vector<int64_t>& shape) {
+    if (!name) return std::nullopt;
+    return weight(*name, shape);
+  }
+
+  void want_finite(float value, const char* what) const {
+    if (!std::isfinite(value)) fail(std::string(what) + " must be finite");
+  }
+
+  void want_softcap(const std::optional<float>& softcap) const {
+    if (softcap && !(std::isfinite(*softcap) && *softcap > 0)) {
+      fail("softcap must be finite and positive");
+    }
+  }
+
+  void want_epsilon(float epsilon) const {
+    if (!std::isfinite(epsilon) || epsilon < 0) fail("epsilon must be finite and not negative");
+  }
+
   op::Embed<int> resolve(const op::Embed<Name>& o) {
-    const int table = weight(o.weight, {spec_.vocab_size, width(o.out)});
-    return {table, write(o.out)};
+    auto r = op::copy_values<int>(o);
+    if (!spec_.has_embedding) fail("the program does not have the embedding");
+    r.weight = weight(o.weight, {spec_.vocab_size, width(o.out)});
+    r.out = write(o.out);
+    return r;
   }
 
   op::RmsNorm<int> resolve(const op::RmsNorm<Name>& o) {
+    auto r = op::copy_values<int>(o);
     if (o.group < 1 || width(o.x) % o.group != 0) fail("group does not divide the width");
-    if (!std::isfinite(o.epsilon) || o.epsilon < 0) fail("epsilon must be finite and not negative");
+    want_epsilon(o.epsilon);
     want_width(o.out, width(o.x));
-    const int scale = weight(o.weight, {o.group});
-    const int x = read(o.x);
-    return {x, scale, write(o.out), o.group, o.epsilon};
+    r.weight = weight(o.weight, {o.group});
+    r.x = read(o.x);
+    r.out = write(o.out);
+    return r;
+  }
+
+  op::LayerNorm<int> resolve(const op::LayerNorm<Name>& o) {
+    auto r = op::copy_values<int>(o);
+    want_epsilon(o.epsilon);
+    want_width(o.out, width(o.x));
+    r.weight = weight(o.weight, {width(o.x)});
+    r.x = read(o.x);
+    r.out = write(o.out);
+    return r;
   }
 
   op::Linear<int> resolve(const op::Linear<Name>& o) {
+    auto r = op::copy_values<int>(o);
     want_different(o.x, o.out);
-    const int matrix = weight(o.weight, {width(o.out), width(o.x)});
-    std::optional<int> bias;
-    if (o.bias) bias = weight(*o.bias, {width(o.out)});
-    const int x = read(o.x);
-    return {x, matrix, write(o.out), bias};
+    r.weight = weight(o.weight, {width(o.out), width(o.x)});
+    r.bias = weight(o.bias, {width(o.out)});
+    r.x = read(o.x);
+    r.out = write(o.out);
+    return r;
   }
 
   op::Rope<int> resolve(const op::Rope<Name>& o) {
+    auto r = op::copy_values<int>(o);
     want_heads(o.num_heads, o.head_dim);
     want_width(o.x, o.num_heads * o.head_dim);
-    if (spec_.rope.half_head_dim * 2 != o.head_dim) {
-      fail("the program has no rope table for heads of " + std::to_string(o.head_dim));
+    if (o.table < 0 || o.table >= static_cast<int64_t>(spec_.ropes.size())) {
+      fail("there is no rope table " + std::to_string(o.table));
     }
-    return {read(o.x), o.num_heads, o.head_dim};
+    if (o.rotary_dim < 2 || o.rotary_dim > o.head_dim) {
+      fail("rotary_dim must be from 2 to head_dim");
+    }
+    const RopeTable& table = spec_.ropes[static_cast<size_t>(o.table)];
+    if (table.num_pairs * 2 != o.rotary_dim) {
+      fail("rope table " + std::to_string(o.table) + " is not one for a rotary_dim of " +
+           std::to_string(o.rotary_dim));
+    }
+    r.x = read(o.x);
+    return r;
   }
 
   op::Attention<int> resolve(const op::Attention<Name>& o) {
+    auto r = op::copy_values<int>(o);
     want_heads(o.num_heads, o.head_dim);
     want_heads(o.num_kv_heads, o.head_dim);
     if (o.num_heads % o.num_kv_heads != 0) fail("num_kv_heads does not divide num_heads");
     for (const Name* name : {&o.q, &o.out}) want_width(*name, o.num_heads * o.head_dim);
-    for (const Name* name : {&o.k, &o.v}) want_width(*name, o.num_kv_heads * o.head_dim);
-    for (const Name* name : {&o.q, &o.k, &o.v}) want_different(*name, o.out);
-    if (!std::isfinite(o.scale)) fail("scale must be finite");
+    want_different(o.q, o.out);
+    want_finite(o.scale, "scale");
     if (o.window && *o.window < 1) fail("window must be at least 1");
+    want_softcap(o.softcap);
+    r.sinks = weight(o.sinks, {o.num_heads});
+    r.q = read(o.q);
+    resolve_cache(o, r);
+    r.out = write(o.out);
+    return r;
+  }
+
+  // The first op of a cache fills it with its keys and values; the others have none.
+  void resolve_cache(const op::Attention<Name>& o, op::Attention<int>& r) {
+    const std::string cache_name = "cache " + std::to_string(o.cache_index);
     if (o.cache_index < 0 || o.cache_index >= static_cast<int64_t>(spec_.caches.size())) {
-      fail("there is no cache " + std::to_string(o.cache_index));
+      fail("there is no " + cache_name);
     }
     const CacheSpec& cache = spec_.caches[o.cache_index];
     if (cache.num_kv_heads != o.num_kv_heads || cache.head_dim != o.head_dim) {
-      fail("cache " + std::to_string(o.cache_index) + " has other heads");
+      fail(cache_name + " has other heads");
     }
-    if (cache_used_[o.cache_index]) {
-      fail("cache " + std::to_string(o.cache_index) + " is used by another op");
+    if (o.k.has_value() != o.v.has_value()) fail("keys and values come together");
+    if (o.k.has_value() == cache_filled_[o.cache_index]) {
+      fail(cache_name + (o.k ? " is filled by another op" : " is read before it is filled"));
     }
-    cache_used_[o.cache_index] = true;
-    const int q = read(o.q), k = read(o.k), v = read(o.v);
-    return {q,           k,          v,       write(o.out), o.cache_index, o.num_heads,
-            o.num_kv_heads, o.head_dim, o.scale, o.window};
+    cache_filled_[o.cache_index] = true;
+    if (!o.k) return;
+    for (const Name* name : {&*o.k, &*o.v}) {
+      want_width(*name, o.num_kv_heads * o.head_dim);
+      want_different(*name, o.out);
+    }
+    r.k = read(*o.k);
+    r.v = read(*o.v);
   }
 
   op::GatedActivation<int> resolve(const op::GatedActivation<Name>& o) {
-    want_width(o.up, width(o.gate));
+    auto r = op::copy_values<int>(o);
+    if (o.up_start < 0 || width(o.up) - o.up_start < width(o.gate)) {
+      fail("register '" + o.up + "' does not have the columns of '" + o.gate + "' from " +
+           std::to_string(o.up_start) + " on");
+    }
+    if (o.up_start != 0) want_different(o.up, o.out);
     want_width(o.out, width(o.gate));
-    const int gate = read(o.gate), up = read(o.up);
-    return {gate, up, write(o.out)};
+    r.gate = read(o.gate);
+    r.up = read(o.up);
+    r.out = write(o.out);
+    return r;
   }
 
   op::Moe<int> resolve(const op::Moe<Name>& o) {
+    auto r = op::copy_values<int>(o);
     if (o.num_experts < 1 || o.num_experts >= kMaxSize) fail("num_experts must be at least 1");
     if (o.num_experts_per_token < 1 || o.num_experts_per_token > o.num_experts) {
       fail("num_experts_per_token must be from 1 to num_experts");
     }
+    check_groups(o);
+    want_finite(o.share_scale, "share_scale");
     want_width(o.logits, o.num_experts);
     want_different(o.logits, o.out);
+    const int64_t rows = width(o.out);
     // So that every expert is a range of panels.
-    for (const int64_t rows : {o.expert_width, width(o.out)}) {
-      if (rows < 1 || rows >= kMaxSize || rows % kPanelRows != 0) {
-        fail("experts have " + std::to_string(rows) + " rows, which must be a multiple of " +
+    for (const int64_t each : {o.expert_width, rows}) {
+      if (each < 1 || each >= kMaxSize || each % kPanelRows != 0) {
+        fail("experts have " + std::to_string(each) + " rows, which must be a multiple of " +
              std::to_string(kPanelRows));
       }
     }
-    const int gate = weight(o.gate, {o.num_experts, o.expert_width, width(o.x)});
-    const int up = weight(o.up, {o.num_experts, o.expert_width, width(o.x)});
-    const int down = weight(o.down, {o.num_experts, width(o.out), o.expert_width});
-    const int x = read(o.x), logits = read(o.logits);
-    return {x,    logits,        gate,          up,
-            down, write(o.out),  o.num_experts, o.num_experts_per_token,
-            o.expert_width, o.normalize_shares};
+    r.gate = weight(o.gate, {o.num_experts, o.expert_width, width(o.x)});
+    r.up = weight(o.up, {o.num_experts, o.expert_width, width(o.x)});
+    r.down = weight(o.down, {o.num_experts, rows, o.expert_width});
+    r.gate_bias = weight(o.gate_bias, {o.num_experts, o.expert_width});
+    r.up_bias = weight(o.up_bias, {o.num_experts, o.expert_width});
+    r.down_bias = weight(o.down_bias, {o.num_experts, rows});
+    r.correction = weight(o.correction, {o.num_experts});
+    r.expert_scale = weight(o.expert_scale, {o.num_experts});
+    r.x = read(o.x);
+    r.logits = read(o.logits);
+    r.out = write(o.out);
+    return r;
   }
 
-  op::Add<int> resolve(const op::Add<Name>& o) {
-    want_width(o.y, width(o.x));
-    return {read(o.x), read(o.y)};
-  }
-
-  op::Head<int> resolve(const op::Head<Name>& o) {
-    if (o.vocab_size != spec_.vocab_size) fail("vocab_size is not the program's");
-    std::optional<int> matrix;
-    if (o.weight) matrix = weight(*o.weight, {spec_.vocab_size, width(o.x)});
-    return {read(o.x), matrix, o.vocab_size};
-  }
-
-  void check_rope_table() const {
-    const RopeTable& rope = spec_.rope;
-    if (rope.cos != nullptr && rope.num_positions != spec_.context_tokens) {
-      throw Error("the rope table does not have one row per position of the context");
+  void check_groups(const op::Moe<Name>& o) const {
+    if (o.num_groups < 1 || o.num_experts % o.num_groups != 0) {
+      fail("num_groups does not divide num_experts");
+    }
+    if (o.num_groups_used < 1 || o.num_groups_used > o.num_groups) {
+      fail("num_groups_used must be from 1 to num_groups");
+    }
+    const int64_t group_size = o.num_experts / o.num_groups;
+    if (o.num_groups > 1 && group_size < 2) fail("a group must have at least 2 experts");
+    if (o.num_experts_per_token > o.num_groups_used * group_size) {
+      fail("the groups used have fewer experts than num_experts_per_token");
     }
   }
 
+  op::SigmoidGate<int> resolve(const op::SigmoidGate<Name>& o) {
+    auto r = op::copy_values<int>(o);
+    want_different(o.x, o.gate);
+    if (width(o.gate) != 1) want_width(o.gate, width(o.x));
+    r.gate = read(o.gate);
+    r.x = read(o.x);
+    return r;
+  }
+
+  op::Scale<int> resolve(const op::Scale<Name>& o) {
+    auto r = op::copy_values<int>(o);
+    want_finite(o.factor, "factor");
+    r.x = read(o.x);
+    return r;
+  }
+
+  op::Multiply<int> resolve(const op::Multiply<Name>& o) {
+    auto r = op::copy_values<int>(o);
+    const bool is_scalar = spec_.weights[find_weight(o.weight)].shape == std::vector<int64_t>{1};
+    r.weight = weight(o.weight, {is_scalar ? 1 : width(o.x)});
+    r.x = read(o.x);
+    return r;
+  }
+
+  op::Add<int> resolve(const op::Add<Name>& o) {
+    auto r = op::copy_values<int>(o);
+    want_finite(o.scale, "scale");
+    want_width(o.y, width(o.x));
+    r.x = read(o.x);
+    r.y = read(o.y);
+    return r;
+  }
+
+  op::Head<int> resolve(const op::Head<Name>& o) {
+    auto r = op::copy_values<int>(o);
+    if (o.vocab_size != spec_.vocab_size) fail("vocab_size is not the program's");
+    want_finite(o.scale, "scale");
+    want_softcap(o.softcap);
+    r.weight = weight(o.weight, {spec_.vocab_size, width(o.x)});
+    r.x = read(o.x);
+    return r;
+  }
+
   void check_ends() const {
-    const auto holds = [this](auto is_it, size_t wanted_index) {
-      for (size_t i = 0; i < spec_.ops.size(); ++i) {
-        if (is_it(spec_.ops[i]) != (i == wanted_index)) return false;
-      }
-      return true;
-    };
-    const auto is_embed = [](const op::Named& o) {
-      return std::holds_alternative<op::Embed<Name>>(o);
-    };
-    const auto is_head = [](const op::Named& o) {
-      return std::holds_alternative<op::Head<Name>>(o);
-    };
     const size_t num_ops = spec_.ops.size();
     if (num_ops == 0 && (spec_.has_embedding || spec_.has_head)) {
       throw Error("the program has no ops, but an embedding or a head");
     }
-    if (!holds(is_embed, spec_.has_embedding ? 0 : num_ops)) {
-      throw Error("a program begins with 'embed' if it has the embedding, and has it nowhere else");
+    if (spec_.has_embedding && !std::holds_alternative<op::Embed<Name>>(spec_.ops.front())) {
+      throw Error("a program with the embedding must begin with Embed");
     }
-    if (!holds(is_head, spec_.has_head ? num_ops - 1 : num_ops)) {
-      throw Error("a program ends with 'head' if it has the head, and has it nowhere else");
+    for (size_t i = 0; i < num_ops; ++i) {
+      const bool is_head = std::holds_alternative<op::Head<Name>>(spec_.ops[i]);
+      if (is_head != (spec_.has_head && i == num_ops - 1)) {
+        throw Error("a program ends with Head if it has the head, and has it nowhere else");
+      }
     }
     if (!spec_.has_head && !written_[hidden_]) throw Error("register 'hidden' is never written");
     for (size_t i = 0; i < weight_used_.size(); ++i) {
       if (!weight_used_[i]) throw Error("weight '" + spec_.weights[i].name + "' is never used");
     }
-    for (size_t i = 0; i < cache_used_.size(); ++i) {
-      if (!cache_used_[i]) throw Error("cache " + std::to_string(i) + " is never used");
+    for (size_t i = 0; i < cache_filled_.size(); ++i) {
+      if (!cache_filled_[i]) throw Error("cache " + std::to_string(i) + " is never used");
     }
   }
 
@@ -288,7 +400,7 @@ class Resolver {
   std::unordered_map<std::string, int> weights_;
   std::vector<bool> written_;
   std::vector<bool> weight_used_;
-  std::vector<bool> cache_used_;
+  std::vector<bool> cache_filled_;
   size_t index_ = 0;
   int hidden_ = -1;
 };

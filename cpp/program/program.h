@@ -25,13 +25,13 @@ struct CacheSpec {
   int64_t head_dim;
 };
 
-// [num_positions][half_head_dim] each; null when the program rotates nothing. Not copied, as it
-// takes 67 MB for a long context: `owner` keeps it alive, and nobody changes it.
+// [num_positions][num_pairs] each. Not copied, as it takes 67 MB for a long context: `owner` keeps
+// it alive, and nobody changes it.
 struct RopeTable {
-  int64_t num_positions = 0;
-  int64_t half_head_dim = 0;
-  const float* cos = nullptr;
-  const float* sin = nullptr;
+  int64_t num_positions;
+  int64_t num_pairs;
+  const float* cos;
+  const float* sin;
   std::shared_ptr<const void> owner;
 };
 
@@ -41,7 +41,7 @@ struct ProgramSpec {
   std::vector<op::Named> ops;
   std::vector<WeightSpec> weights;
   std::vector<CacheSpec> caches;
-  RopeTable rope;
+  std::vector<RopeTable> ropes;
   int64_t hidden_size;
   int64_t vocab_size;
   int64_t context_tokens;

@@ -3,6 +3,7 @@
 #include <sys/resource.h>
 
 #include <algorithm>
+#include <optional>
 #include <variant>
 
 namespace potluck {
@@ -14,13 +15,17 @@ constexpr uint64_t kSliceBytes = uint64_t{1} << 20;
 constexpr int64_t kMaxWaits = 4;
 
 void add_weights(const op::Resolved& any, std::vector<int>& weights) {
-  if (const auto* norm = std::get_if<op::RmsNorm<int>>(&any)) weights.push_back(norm->weight);
-  if (const auto* head = std::get_if<op::Head<int>>(&any)) {
-    if (head->weight) weights.push_back(*head->weight);
-  }
+  const auto add = [&weights](std::optional<int> weight) {
+    if (weight) weights.push_back(*weight);
+  };
+  if (const auto* norm = std::get_if<op::RmsNorm<int>>(&any)) add(norm->weight);
+  if (const auto* norm = std::get_if<op::LayerNorm<int>>(&any)) add(norm->weight);
+  if (const auto* product = std::get_if<op::Multiply<int>>(&any)) add(product->weight);
+  if (const auto* attention = std::get_if<op::Attention<int>>(&any)) add(attention->sinks);
+  if (const auto* head = std::get_if<op::Head<int>>(&any)) add(head->weight);
   if (const auto* linear = std::get_if<op::Linear<int>>(&any)) {
-    weights.push_back(linear->weight);
-    if (linear->bias) weights.push_back(*linear->bias);
+    add(linear->weight);
+    add(linear->bias);
   }
 }
 

@@ -10,8 +10,10 @@
 namespace potluck {
 
 // Ops whose row of a token depends on rows of the same token alone.
-using RowWise = std::variant<op::Embed<int>, op::RmsNorm<int>, op::Rope<int>,
-                             op::GatedActivation<int>, op::Add<int>>;
+using RowWise =
+    std::variant<op::Embed<int>, op::RmsNorm<int>, op::LayerNorm<int>, op::Rope<int>,
+                 op::GatedActivation<int>, op::SigmoidGate<int>, op::Scale<int>,
+                 op::Multiply<int>, op::Add<int>>;
 
 // Consecutive linear ops that multiply one register, and write different ones: their panels are
 // computed as those of one matrix.

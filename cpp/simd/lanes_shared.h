@@ -52,6 +52,26 @@ POTLUCK_LANES F32x16 exp(F32x16 x) {
   return mul(mul(p, factor), rest_factor);
 }
 
+// tanh within 3 ulp; NaN for NaN. From 1 - 2 / (e^2x + 1), where that does not cancel; for
+// |x| < 0.625 by the polynomial of Cephes (tanhf.c, Moshier 1989).
+POTLUCK_LANES F32x16 tanh(F32x16 x) {
+  const F32x16 one = splat(1.0f);
+  const F32x16 quotient = div(splat(2.0f), add(exp(add(x, x)), one));
+  const F32x16 square = mul(x, x);
+  F32x16 p = splat(-5.70498872745e-3f);
+  p = fma(p, square, splat(2.06390887954e-2f));
+  p = fma(p, square, splat(-5.37397155531e-2f));
+  p = fma(p, square, splat(1.33314422036e-1f));
+  p = fma(p, square, splat(-3.33332819422e-1f));
+  const F32x16 near_zero = fma(mul(p, square), x, x);
+  return where_less(square, splat(0.625f * 0.625f), near_zero, sub(one, quotient));
+}
+
+// cap * tanh(x / cap).
+POTLUCK_LANES F32x16 capped(F32x16 x, float cap) {
+  return mul(tanh(div(x, splat(cap))), splat(cap));
+}
+
 // The same bits for x in [-80, 0], where one factor is enough.
 POTLUCK_LANES F32x16 exp_of_small(F32x16 x) {
   const F32x16 rounder = splat(kRounder);

@@ -114,7 +114,7 @@ def test_a_backend_that_lacks_experts_is_refused_before_anything_is_read(model: 
     profile = read_profile(description)
     with pytest.raises(UnsupportedModelError) as caught:
         plan_stage(profile, Shard.whole(3), size)
-    assert caught.value.message == "the backend tinygrad:CL does not compute mixtures of experts"
+    assert caught.value.message == "the backend tinygrad:CL does not compute Moe"
     assert caught.value.hint.startswith("use the CPU: --backend native")
 
 

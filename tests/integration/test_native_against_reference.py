@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from support.configs import with_experts
 from support.native_pipeline import VOCAB_SIZE, Part, Pipeline, make_program, small_config
 from support.parity import native_error_limit, rms
 from support.random_weights import load_random_weights
@@ -16,7 +17,7 @@ from potluck.kernels import available_isas
 from potluck.types.arithmetic import Arithmetic, arithmetics_with
 from potluck.types.model import ModelConfig
 from potluck.types.program import Shard
-from potluck.types.tensor import TensorFormat
+from potluck.types.tensor import COMPUTED_FORMATS, TensorFormat
 
 NUM_LAYERS = 3
 # Ragged steps of three sequences: (sequence, tokens) in each.
@@ -30,13 +31,12 @@ STEPS = (
 
 def with_all_experts(config: ModelConfig) -> ModelConfig:
     """Nothing to choose: where logits are nearly equal, what rounding changes would decide."""
-    assert config.experts is not None
-    num_experts = config.experts.num_experts
-    return replace(config, experts=replace(config.experts, num_experts_per_token=num_experts))
+    experts = next(layer.experts for layer in config.layers if layer.experts is not None)
+    return with_experts(config, replace(experts, num_experts_per_token=experts.num_experts))
 
 
 FAST = [each for each in arithmetics_with(tuple(available_isas())) if each.isa is not None]
-CASES = [(fmt, Arithmetic.EXACT) for fmt in TensorFormat]
+CASES = [(fmt, Arithmetic.EXACT) for fmt in COMPUTED_FORMATS]
 CASES += [(TensorFormat.BF16, each) for each in FAST]
 
 

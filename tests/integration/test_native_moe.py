@@ -57,7 +57,7 @@ PROGRAM = Program(
         WeightSpec(name="down", shape=(NUM_EXPERTS, WIDTH, EXPERT_WIDTH)),
     ),
     caches=(),
-    rope=None,
+    ropes=(),
     hidden_size=WIDTH,
     vocab_size=10,
     context_tokens=NUM_TOKENS,

@@ -39,7 +39,7 @@ MATRICES = ("first", "other", "second")
 WRITERS: tuple[Op, ...] = (
     RmsNorm(x=HIDDEN, weight="norm", out="x", group=WIDTH, epsilon=1e-5),
     Linear(x=HIDDEN, weight="other", out="x"),
-    Rope(x="x", num_heads=1, head_dim=WIDTH),
+    Rope(x="x", num_heads=1, head_dim=WIDTH, rotary_dim=WIDTH),
     GatedActivation(gate="x", up=HIDDEN, out="x"),
     Add(x="x", y=HIDDEN),
     Moe(
@@ -93,8 +93,8 @@ def program_with(writer: Op) -> Program:
         ),
         weights=tuple(weights[name] for name in sorted(named)),
         caches=(cache,) if isinstance(writer, Attention) else (),
-        rope=RopeTable(
-            cos=np.cos(angles).astype(np.float32), sin=np.sin(angles).astype(np.float32)
+        ropes=(
+            RopeTable(cos=np.cos(angles).astype(np.float32), sin=np.sin(angles).astype(np.float32)),
         ),
         hidden_size=WIDTH,
         vocab_size=10,

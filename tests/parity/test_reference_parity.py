@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from support.configs import with_experts, with_windows
 from support.parity import assert_logits_agree, decided_share
 from support.random_models import (
     LLAMA3_ROPE,
@@ -34,14 +35,20 @@ class Case:
     name: str
     family: str
     settings: Mapping[str, object] = field(default_factory=dict)
-    forgotten: Mapping[str, Any] = field(default_factory=dict)
+    forget: Callable[[ModelConfig], ModelConfig] | None = None
 
     def __str__(self) -> str:
         return self.name
 
 
-NO_WINDOWS = {"sliding_windows": (None,) * 3}
-PLAIN_ROPE = {"rope": RopeConfig(theta=500.0)}
+def forget_windows(config: ModelConfig) -> ModelConfig:
+    return with_windows(config, (None,) * config.num_layers)
+
+
+def forget_scaling(config: ModelConfig) -> ModelConfig:
+    (rope,) = config.ropes
+    return replace(config, ropes=(RopeConfig(theta=500.0, rotary_dim=rope.rotary_dim),))
+
 
 EXPERTS: dict[str, Any] = {
     "head_dim": 24,
@@ -55,7 +62,6 @@ WANTED: dict[str, Any] = {
     "num_experts_per_token": 3,
     "width": 48,
     "normalize_shares": True,
-    "is_in_layer": (True,) * 3,
 }
 
 CASES = (
@@ -66,26 +72,26 @@ CASES = (
         name="llama-3-rope",
         family="llama",
         settings={"rope_parameters": LLAMA3_ROPE},
-        forgotten=PLAIN_ROPE,
+        forget=forget_scaling,
     ),
     Case(
         name="llama-linear-rope",
         family="llama",
         settings={"rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0}},
-        forgotten=PLAIN_ROPE,
+        forget=forget_scaling,
     ),
     Case(name="llama-heads-of-8", family="llama", settings={"head_dim": 8}),
     Case(
         name="llama-heads-of-64",
         family="llama",
         settings={"head_dim": 64, "num_key_value_heads": 4, "rms_norm_eps": 1e-2},
-        forgotten={"rms_norm_epsilon": 1e-6},
+        forget=lambda config: replace(config, norm_epsilon=1e-6),
     ),
     Case(
         name="mistral-window",
         family="mistral",
         settings={"sliding_window": 9},
-        forgotten=NO_WINDOWS,
+        forget=forget_windows,
     ),
     Case(name="mistral-full", family="mistral", settings={"sliding_window": None}),
     Case(name="qwen2", family="qwen2", settings={"num_key_value_heads": 1}),
@@ -98,25 +104,27 @@ CASES = (
             "sliding_window": 9,
             "max_window_layers": 1,
         },
-        forgotten={"sliding_windows": (9,) * 3},
+        forget=lambda config: with_windows(config, (9,) * 3),
     ),
     Case(
         name="qwen3-heads-of-80",
         family="qwen3",
         settings={"head_dim": 80, "num_key_value_heads": 1},
-        forgotten={"rope": RopeConfig(theta=500.0)},
+        forget=forget_scaling,
     ),
     Case(
         name="qwen3-moe",
         family="qwen3_moe",
         settings=EXPERTS,
-        forgotten={"experts": ExpertsConfig(**(WANTED | {"num_experts_per_token": 2}))},
+        forget=lambda config: with_experts(
+            config, ExpertsConfig(**(WANTED | {"num_experts_per_token": 2}))
+        ),
     ),
     Case(
         name="qwen3-moe-not-normalized",
         family="qwen3_moe",
         settings=EXPERTS | {"norm_topk_prob": False, "num_key_value_heads": 1},
-        forgotten={"experts": ExpertsConfig(**WANTED)},
+        forget=lambda config: with_experts(config, ExpertsConfig(**WANTED)),
     ),
     Case(
         name="qwen3-moe-in-some-layers-window",
@@ -129,7 +137,7 @@ CASES = (
             "use_sliding_window": True,
             "sliding_window": 9,
         },
-        forgotten={"sliding_windows": (None,) * 4},
+        forget=forget_windows,
     ),
     Case(
         name="qwen3-layer-types-tied-biases",
@@ -142,7 +150,7 @@ CASES = (
             "sliding_window": 9,
             "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
         },
-        forgotten=NO_WINDOWS,
+        forget=forget_windows,
     ),
 )
 
@@ -180,12 +188,13 @@ def test_greedy_text(model: RandomModel, config: ModelConfig) -> None:
         assert stages.greedy(prompt, 64) == expected
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.forgotten], indirect=True, ids=str)
+@pytest.mark.parametrize("case", [case for case in CASES if case.forget], indirect=True, ids=str)
 def test_a_forgotten_feature_would_show(
     case: Case, model: RandomModel, config: ModelConfig
 ) -> None:
     tokens = random_tokens(60)
-    forgetful = replace(config, **case.forgotten)
+    assert case.forget is not None
+    forgetful = case.forget(config)
     with Stages(forgetful, StateDictSource(model.state)) as stages:
         actual = stages.logits_at_all_positions(tokens)
     assert np.abs(actual - torch_logits(model, tokens)).max() > 100 * TOLERANCE

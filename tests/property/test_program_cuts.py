@@ -11,7 +11,7 @@ from support.configs import make_config
 from support.stages import cut
 
 from potluck.models.program import build_program
-from potluck.models.rope import rope_table
+from potluck.models.rope import rope_tables
 from potluck.types.model import ModelConfig
 from potluck.types.program import (
     HIDDEN,
@@ -41,13 +41,13 @@ CONFIGS = st.builds(
 
 
 @cache
-def table() -> RopeTable:
-    return rope_table(make_config(), 8)
+def table() -> tuple[RopeTable, ...]:
+    return rope_tables(make_config(), 8)
 
 
 def programs(config: ModelConfig, boundaries: list[int]) -> list[Program]:
     return [
-        build_program(config, shard, context_tokens=8, rope=table())
+        build_program(config, shard, context_tokens=8, ropes=table())
         for shard in cut(config.num_layers, boundaries)
     ]
 
@@ -131,7 +131,7 @@ def registers_of(op: Op) -> tuple[tuple[str, ...], tuple[str, ...]]:
         case Rope():
             return (op.x,), (op.x,)
         case Attention():
-            return (op.q, op.k, op.v), (op.out,)
+            return tuple(each for each in (op.q, op.k, op.v) if each), (op.out,)
         case GatedActivation():
             return (op.gate, op.up), (op.out,)
         case Add():

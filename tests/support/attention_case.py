@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,8 @@ class AttentionCase:
     plain_keys: F64  # [positions, kv_heads, head_dim]
     plain_values: F64
     scale: float
+    softcap: float = 0.0
+    sinks: F32 | None = None
 
     @classmethod
     def make(
@@ -94,13 +96,14 @@ class AttentionCase:
         """One of the tokens, with NaN wherever it sees nothing, and blocks in another order."""
         position = self.position + token
         num_positions = -(-(position + 1) // 16) * 16
-        return self._of(
+        case = self._of(
             q=self.q[token : token + 1],
             position=position,
             window=self.window,
             plain_keys=self.plain_keys[:num_positions].astype(np.float16),
             plain_values=self.plain_values[:num_positions].astype(np.float16),
         )
+        return replace(case, softcap=self.softcap, sinks=self.sinks)
 
     def run(self, kernels: Kernels, *, in_parts: bool = False) -> F32:
         out = guarded_output(*self.q.shape, dtype=np.float32)
@@ -114,6 +117,8 @@ class AttentionCase:
             self.window,
             self.scale,
             out.array,
+            self.softcap,
+            None if self.sinks is None else guarded(self.sinks),
         )
         out.assert_intact()
         return out.array
@@ -130,15 +135,19 @@ class AttentionCase:
         keys = np.repeat(self.plain_keys[first:end], heads_per_kv, axis=1)
         values = np.repeat(self.plain_values[first:end], heads_per_kv, axis=1)
         scores = np.einsum("hd,phd->hp", q, keys) * self.scale
-        terms = np.exp(scores - scores.max(axis=1, keepdims=True))
-        weights = terms / terms.sum(axis=1, keepdims=True)
+        if self.softcap:
+            scores = self.softcap * np.tanh(scores / self.softcap)
+        terms = np.exp(scores)
+        sink = 0.0 if self.sinks is None else np.exp(self.sinks.astype(np.float64))[:, None]
+        weights = terms / (terms.sum(axis=1, keepdims=True) + sink)
         out = np.einsum("hp,phd->hd", weights, values)
         # A score's error: one rounding per element and the scale's. It and the largest one's are in
-        # each exponent, and once more in the sum. Then exp (1 ulp), two chains over the positions,
-        # and per further span two more exps and two operations in each chain.
+        # each exponent, and once more in the sum; a cap adds 8 U of its own. Then exp (1 ulp), two
+        # chains over the positions, and per further span, as which a sink counts, two more exps and
+        # two operations in each chain.
         norms = np.einsum("hd,phd->hp", np.abs(q), np.abs(keys)) * self.scale
-        score_error = (q.shape[1] + 2) * U * norms.max(axis=1)
-        num_merges = (end - 1) // SPAN_TOKENS - first // SPAN_TOKENS
+        score_error = (q.shape[1] + 2) * U * norms.max(axis=1) + 8 * U * self.softcap
+        num_merges = (end - 1) // SPAN_TOKENS - first // SPAN_TOKENS + (self.sinks is not None)
         relative = 4 * score_error + (2 * (end - first) + 8 + 12 * num_merges) * U
         spread = np.einsum("hp,phd->hd", weights, np.abs(values))
         return out, relative[:, None] * spread

@@ -9,7 +9,9 @@ shapes are ragged on purpose; inputs are misaligned and surrounded by NaN, outpu
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -167,17 +169,53 @@ def check_rms_norm(kernels: Kernels, scalar: Kernels) -> None:
         in_place = np.array(x)
         kernels.rms_norm(in_place, weight, in_place, epsilon)
         assert same_bits(in_place, np.ascontiguousarray(made))
+        kernels.rms_norm(x, np.ones(group, dtype=np.float32), in_place, epsilon)
+        rows = np.array(x.reshape(-1, group))
+        kernels.rms_norm(rows, None, rows, epsilon)
+        assert same_bits(rows, in_place.reshape(-1, group))
+
+
+def check_layer_norm(kernels: Kernels, scalar: Kernels) -> None:
+    rng = np.random.default_rng(11)
+    epsilon = 1e-5
+    for num_tokens, num_columns in ((1, 1), (3, 8), (2, 33), (1, 250), (2, 2048)):
+        x = (rng.standard_normal((num_tokens, num_columns)) + 0.5).astype(np.float32)
+        x[:, -1] = 1.5
+        weight = rng.uniform(0.5, 1.5, num_columns).astype(np.float32)
+
+        def run(which: Kernels, x: F32 = x, weight: F32 = weight) -> F32:
+            out = guarded_output(*x.shape, dtype=np.float32)
+            which.layer_norm(guarded(x), guarded(weight), out.array, epsilon)
+            out.assert_intact()
+            return out.array
+
+        made = run(kernels)
+        wide = x.astype(np.float64)
+        centered = wide - wide.mean(axis=1, keepdims=True)
+        deviation = np.sqrt((centered**2).mean(axis=1, keepdims=True) + epsilon)
+        expected = centered / deviation * weight
+        # The mean (a chain of columns / 16, a tree of 4, a division) is off by so much of the
+        # magnitudes, and so is what is left of each value, by one rounding more. Then as rms_norm.
+        chain = num_columns / 16 + 6
+        of_mean = chain * U * np.abs(wide).mean(axis=1, keepdims=True) + U * np.abs(wide)
+        relative = (chain + 6) * U + of_mean / deviation
+        assert_close(made, expected, relative * np.abs(expected) + of_mean / deviation * weight)
+        assert same_bits(made, run(scalar))
+        in_place = np.array(x)
+        kernels.layer_norm(in_place, weight, in_place, epsilon)
+        assert same_bits(in_place, np.ascontiguousarray(made))
 
 
 def check_rope(kernels: Kernels, scalar: Kernels) -> None:
     del scalar  # three roundings in a given order: all have NumPy's bits
     rng = np.random.default_rng(5)
-    for num_heads, head_dim in ((1, 8), (3, 24), (2, 40), (5, 64), (2, 128)):
+    shapes = ((1, 8, 8), (3, 24, 24), (2, 40, 40), (5, 64, 64), (2, 128, 128), (2, 40, 18))
+    for num_heads, head_dim, rotary_dim in shapes:
         x = rng.standard_normal((num_heads, head_dim)).astype(np.float32)
-        angles = rng.uniform(0.1, 6.0, head_dim // 2)
+        angles = rng.uniform(0.1, 6.0, rotary_dim // 2)
         cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
-        a, b = np.split(x, 2, axis=1)
-        expected = np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=1)
+        a, b, rest = np.split(x, [rotary_dim // 2, rotary_dim], axis=1)
+        expected = np.concatenate([a * cos - b * sin, b * cos + a * sin, rest], axis=1)
         output = guarded_output(num_heads, head_dim, dtype=np.float32)
         output.array[...] = x
         kernels.rope(output.array, guarded(cos), guarded(sin))
@@ -201,6 +239,113 @@ def check_silu_gate(kernels: Kernels, scalar: Kernels) -> None:
         reference = np.empty_like(gate)
         scalar.silu_gate(gate, up, reference)
         assert same_bits(out.array, reference)
+
+
+def check_gate(
+    name: str, expected: Callable[[F64, F64], F64], error: Callable[[F64], F64]
+) -> Callable[[Kernels, Kernels], None]:
+    """The check of a gated activation, whose relative error at a gate is ``error``."""
+
+    def check(kernels: Kernels, scalar: Kernels) -> None:
+        rng = np.random.default_rng(12)
+        for length in LENGTHS:
+            gate = (rng.standard_normal(length) * 4).astype(np.float32)
+            gate[: length // 8] *= 8
+            up = (rng.uniform(0.5, 2.0, length) * rng.choice([1, 1, 8], length)).astype(np.float32)
+            out = guarded_output(length, dtype=np.float32)
+            getattr(kernels, name)(guarded(gate), guarded(up), out.array)
+            out.assert_intact()
+            wide = gate.astype(np.float64)
+            wanted = expected(wide, up.astype(np.float64))
+            # What is below 1e-36 is 0 where the exponential is infinite.
+            assert_close(out.array, wanted, error(wide) * U * np.abs(wanted) + 1e-36)
+            reference = np.empty_like(gate)
+            getattr(scalar, name)(gate, up, reference)
+            assert same_bits(out.array, reference)
+
+    return check
+
+
+def gelu(gate: F64, up: F64) -> F64:
+    inner = math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3)
+    result: F64 = gate / (1 + np.exp(np.minimum(-2 * inner, 700))) * up
+    return result
+
+
+def gelu_error(gate: F64) -> F64:
+    """Five roundings are in the exponent, where they count as often as it is large."""
+    exponent = 2 * math.sqrt(2 / math.pi) * np.abs(gate + 0.044715 * gate**3)
+    return 6 + 5 * np.minimum(exponent, 90)
+
+
+def clamped(gate: F64, up: F64) -> F64:
+    bounded = np.minimum(gate, 7)
+    result: F64 = bounded / (1 + np.exp(-1.702 * bounded)) * (np.clip(up, -7, 7) + 1)
+    return result
+
+
+def clamped_error(gate: F64) -> F64:
+    """Two roundings are in the exponent, which is at most about 88."""
+    return 7 + 2 * np.minimum(1.702 * np.abs(np.minimum(gate, 7)), 90)
+
+
+def check_sigmoid(kernels: Kernels, scalar: Kernels) -> None:
+    rng = np.random.default_rng(13)
+    for length in LENGTHS:
+        x = (rng.standard_normal(length) * 4).astype(np.float32)
+        x[: length // 8] *= 8
+        out = guarded_output(length, dtype=np.float32)
+        kernels.sigmoid(guarded(x), out.array)
+        out.assert_intact()
+        expected = 1 / (1 + np.exp(-x.astype(np.float64)))
+        assert_close(out.array, expected, 5 * U * expected + 3e-38)
+        reference = np.empty_like(x)
+        scalar.sigmoid(x, reference)
+        assert same_bits(out.array, reference)
+
+
+def check_softcap(kernels: Kernels, scalar: Kernels) -> None:
+    rng = np.random.default_rng(14)
+    for length in LENGTHS:
+        x = (rng.standard_normal(length) * 10.0 ** rng.integers(-4, 3, length)).astype(np.float32)
+        output = guarded_output(length, dtype=np.float32)
+        output.array[...] = x
+        kernels.softcap(output.array, 2.5)
+        output.assert_intact()
+        expected = 2.5 * np.tanh(x.astype(np.float64) / 2.5)
+        # A quotient, tanh within 3 ulp (6 U), a product.
+        assert_close(output.array, expected, 8 * U * np.abs(expected))
+        reference = x.copy()
+        scalar.softcap(reference, 2.5)
+        assert same_bits(output.array, reference)
+
+
+def check_scaling(name: str) -> Callable[[Kernels, Kernels], None]:
+    """The check of kernels that change ``x`` by one or two roundings: all have NumPy's bits."""
+
+    def check(kernels: Kernels, scalar: Kernels) -> None:
+        del scalar
+        rng = np.random.default_rng(15)
+        factor = np.float32(0.37)
+        for length in LENGTHS:
+            x = rng.standard_normal(length).astype(np.float32)
+            y = rng.standard_normal(length).astype(np.float32)
+            output = guarded_output(length, dtype=np.float32)
+            output.array[...] = x
+            match name:
+                case "add_scaled":
+                    kernels.add_scaled(output.array, guarded(y), float(factor))
+                    expected = x + factor * y
+                case "scale":
+                    kernels.scale(output.array, float(factor))
+                    expected = x * factor
+                case _:
+                    kernels.multiply(output.array, guarded(y))
+                    expected = x * y
+            output.assert_intact()
+            assert same_bits(output.array, expected)
+
+    return check
 
 
 def check_add(kernels: Kernels, scalar: Kernels) -> None:
@@ -271,8 +416,20 @@ def attention_cases(shapes: Iterable[tuple[int, int, int]]) -> Iterator[Attentio
             )
 
 
+def capped_cases() -> Iterator[AttentionCase]:
+    """Some with a soft cap, sinks or both."""
+    rng = np.random.default_rng(16)
+    for number, case in enumerate(attention_cases(ATTENTION_SHAPES[1:4:2])):
+        sinks = rng.standard_normal(case.q.shape[1]).astype(np.float32)
+        yield replace(
+            case,
+            softcap=1.5 if number % 3 != 0 else 0.0,
+            sinks=sinks if number % 3 != 1 else None,
+        )
+
+
 def check_attention(kernels: Kernels, scalar: Kernels) -> None:
-    for case in attention_cases(ATTENTION_SHAPES):
+    for case in (*attention_cases(ATTENTION_SHAPES), *capped_cases()):
         made = case.run(kernels)
         if kernels.isa == "scalar":
             assert_close(made, *case.oracle())
@@ -283,7 +440,7 @@ def check_attention(kernels: Kernels, scalar: Kernels) -> None:
 
 
 def check_attention_in_parts(kernels: Kernels, scalar: Kernels) -> None:
-    for case in attention_cases(ATTENTION_SHAPES[1:4:2]):
+    for case in (*attention_cases(ATTENTION_SHAPES[1:4:2]), *capped_cases()):
         assert same_bits(case.run(kernels, in_parts=True), case.run(scalar))
 
 
@@ -308,9 +465,17 @@ _PLAIN_CHECKS: dict[str, Callable[[Kernels, Kernels], None]] = {
     "quantize": check_quantize,
     "round_bf16": check_round_bf16,
     "rms_norm": check_rms_norm,
+    "layer_norm": check_layer_norm,
     "rope": check_rope,
     "silu_gate": check_silu_gate,
+    "gelu_gate": check_gate("gelu_gate", gelu, gelu_error),
+    "clamped_gate": check_gate("clamped_gate", clamped, clamped_error),
     "add": check_add,
+    "add_scaled": check_scaling("add_scaled"),
+    "scale": check_scaling("scale"),
+    "multiply": check_scaling("multiply"),
+    "sigmoid": check_sigmoid,
+    "softcap": check_softcap,
     "append_kv": check_append_kv,
     "attention": check_attention,
     "attention_span": check_attention_in_parts,

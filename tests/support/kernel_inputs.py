@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from potluck import kernels
-from potluck.types.tensor import TensorFormat
+from potluck.types.tensor import COMPUTED_FORMATS, TensorFormat
 
-FORMATS = tuple(TensorFormat)
+FORMATS = COMPUTED_FORMATS
 FLOAT_FORMATS = tuple(format for format in FORMATS if not format.is_quantized)
 QUANTIZED_FORMATS = tuple(format for format in FORMATS if format.is_quantized)
 

@@ -6,13 +6,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
+from support.configs import make_config
 from support.random_weights import load_random_weights
 
 from potluck.engines.native import NativeEngine, ThreadPool
 from potluck.models.program import build_program
-from potluck.models.rope import rope_table
+from potluck.models.rope import rope_tables
 from potluck.types.arithmetic import Arithmetic
-from potluck.types.model import ExpertsConfig, ModelConfig, RopeConfig
+from potluck.types.model import ExpertsConfig, ModelConfig
 from potluck.types.program import Shard
 from potluck.types.step import SequenceId, SequenceSlice, Step, StepId
 
@@ -29,35 +30,30 @@ CONTEXT_TOKENS = 640
 HEAD_DIM = 64
 
 
-def small_config(num_layers: int) -> ModelConfig:
+def small_config(
+    num_layers: int, *, head_dim: int = HEAD_DIM, num_kv_heads: int = 2
+) -> ModelConfig:
     """Grouped queries, biases, per-head norms, a window in every second layer, experts in every
     third, a tied head.
     """
-    return ModelConfig(
+    return make_config(
         family="test",
         num_layers=num_layers,
         hidden_size=256,
         intermediate_size=512,
         num_heads=4,
-        num_kv_heads=2,
-        head_dim=HEAD_DIM,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
         vocab_size=VOCAB_SIZE,
         max_context_tokens=CONTEXT_TOKENS,
-        rms_norm_epsilon=1e-5,
-        rope=RopeConfig(theta=10000.0),
         tied_head=True,
         qkv_bias=True,
-        output_bias=False,
-        mlp_bias=False,
         qk_norm=True,
         sliding_windows=tuple(21 if layer % 2 else None for layer in range(num_layers)),
         experts=ExpertsConfig(
-            num_experts=7,
-            num_experts_per_token=2,
-            width=256,
-            normalize_shares=True,
-            is_in_layer=tuple(layer % 3 == 1 for layer in range(num_layers)),
+            num_experts=7, num_experts_per_token=2, width=256, normalize_shares=True
         ),
+        expert_layers=tuple(layer for layer in range(num_layers) if layer % 3 == 1),
     )
 
 
@@ -77,8 +73,8 @@ def cut(num_layers: int, num_stages: int) -> list[Shard]:
 
 
 def make_program(config: ModelConfig, shard: Shard) -> Program:
-    rope = rope_table(config, CONTEXT_TOKENS)
-    return build_program(config, shard, context_tokens=CONTEXT_TOKENS, rope=rope)
+    rope = rope_tables(config, CONTEXT_TOKENS)
+    return build_program(config, shard, context_tokens=CONTEXT_TOKENS, ropes=rope)
 
 
 @dataclass(kw_only=True)

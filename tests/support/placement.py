@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from support.configs import make_config
+
 from potluck.models.program import weight_specs
 from potluck.placement.candidates import Candidate
 from potluck.placement.speed import unit_speed
@@ -11,7 +13,7 @@ from potluck.placement.times import UnitTimes
 from potluck.placement.work import ModelWork, model_work
 from potluck.types.cluster import NodeId, UnitId
 from potluck.types.hardware import Figure, Figures, Origin, Rates
-from potluck.types.model import ExpertsConfig, ModelConfig, RopeConfig
+from potluck.types.model import ExpertsConfig, ModelConfig
 from potluck.types.placement import ModelCost
 from potluck.types.profile import ModelProfile
 from potluck.types.program import Shard
@@ -31,10 +33,10 @@ def llama_config(
     tied_head: bool = False,
     window: int | None = None,
     experts: ExpertsConfig | None = None,
+    expert_layers: tuple[int, ...] | None = None,
 ) -> ModelConfig:
     """Return the configuration of a Llama-like model."""
-    return ModelConfig(
-        family="llama",
+    return make_config(
         num_layers=num_layers,
         hidden_size=hidden_size,
         intermediate_size=intermediate_size,
@@ -43,15 +45,10 @@ def llama_config(
         head_dim=head_dim,
         vocab_size=vocab_size,
         max_context_tokens=8192,
-        rms_norm_epsilon=1e-5,
-        rope=RopeConfig(theta=10_000.0),
         tied_head=tied_head,
-        qkv_bias=False,
-        output_bias=False,
-        mlp_bias=False,
-        qk_norm=False,
         sliding_windows=(window,) * num_layers,
         experts=experts,
+        expert_layers=expert_layers,
     )
 
 

@@ -24,7 +24,7 @@ def program_reading(
             for name, shape in weights.items()
         ),
         caches=(),
-        rope=None,
+        ropes=(),
         hidden_size=1,
         vocab_size=1,
         context_tokens=1,

@@ -9,7 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from potluck.engines.reference import ReferenceEngine
+from potluck.types.abilities import ALL_FEATURES, BackendAbilities
 from potluck.types.hardware import BackendSpec, DeviceKind
+from potluck.types.tensor import TensorFormat
 
 if TYPE_CHECKING:
     from potluck.kernels.runner import ThreadPool
@@ -18,19 +20,23 @@ if TYPE_CHECKING:
     from potluck.types.tensor import TensorInfo
     from potluck.types.unit import UnitAddress
 
+ABILITIES = BackendAbilities(features=ALL_FEATURES, formats=frozenset(TensorFormat))
+
 SPEC = BackendSpec(
     name="reference",
     module="support.fake_backends.works",
     engine="support.reference_backend",
     kinds=frozenset({DeviceKind.CPU}),
+    abilities=ABILITIES,
 )
 
 
 class _Cost:
     """Everything is float32. Arrays of a step's size come and go: some twenty are alive at once."""
 
-    def missing(self, program: Program) -> tuple[str, ...]:
-        return ()
+    @property
+    def abilities(self) -> BackendAbilities:
+        return ABILITIES
 
     @property
     def process_bytes(self) -> int:

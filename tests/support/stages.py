@@ -13,7 +13,7 @@ from potluck.engines.reference import ReferenceEngine
 from potluck.models.names import FileKind
 from potluck.models.program import build_program
 from potluck.models.registry import stored_tensors
-from potluck.models.rope import rope_table
+from potluck.models.rope import rope_tables
 from potluck.types.engine import NO_MASKS, Engine, StepResult
 from potluck.types.model import ModelConfig
 from potluck.types.program import Program, Shard
@@ -25,7 +25,8 @@ from potluck.types.step import (
     Step,
     StepId,
 )
-from potluck.types.tensor import StoredTensor, TensorInfo, TensorSource
+from potluck.types.tensor import StoredTensor, TensorSource
+from potluck.weights.canonical import CanonicalSource
 
 if TYPE_CHECKING:
     from potluck.types.engine import TokenMasks
@@ -58,20 +59,17 @@ def cut(num_layers: int, boundaries: Sequence[int]) -> list[Shard]:
 def load_weights(
     engine: Engine, tensors: Sequence[StoredTensor], source: TensorSource, *, rows_at_once: int = 7
 ) -> None:
-    """Feed an engine a few rows at a time from a source whose rows are in canonical order."""
-    sink = engine.sink()
+    """Feed an engine a few rows at a time."""
+    sink, canonical = engine.sink(), CanonicalSource(source, tensors)
     for tensor in tensors:
-        stored = source.info(tensor.stored_names[0])
         name = tensor.canonical_name
-        shape = (len(tensor.stored_names), *stored.shape) if tensor.is_stacked else stored.shape
-        sink.begin(TensorInfo(name=name, shape=shape, format=stored.format))
-        for index, stored_name in enumerate(tensor.stored_names):
-            first = index * stored.num_rows
-            for start in range(0, stored.num_rows, rows_at_once):
-                end = min(start + rows_at_once, stored.num_rows)
-                data = bytearray((end - start) * stored.row_bytes)
-                source.read_rows(stored_name, start, end, memoryview(data))
-                sink.write_rows(name, first + start, first + end, memoryview(data))
+        info = canonical.info(name)
+        sink.begin(info)
+        for start in range(0, info.num_rows, rows_at_once):
+            end = min(start + rows_at_once, info.num_rows)
+            data = bytearray((end - start) * info.row_bytes)
+            canonical.read_rows(name, start, end, memoryview(data))
+            sink.write_rows(name, start, end, memoryview(data))
         sink.finish(name)
 
 
@@ -97,9 +95,9 @@ class Stages:
         self._block_order = np.random.default_rng(7).permutation(num_blocks).tolist()
         self._num_steps = 0
         self._engines: list[Engine] = []
-        rope = rope_table(config, context_tokens)
+        rope = rope_tables(config, context_tokens)
         for shard in cut(config.num_layers, boundaries):
-            program = build_program(config, shard, context_tokens=context_tokens, rope=rope)
+            program = build_program(config, shard, context_tokens=context_tokens, ropes=rope)
             engine = engine_factory(program, num_blocks)
             load_weights(engine, stored_tensors(config, program, file_kind), source)
             self._engines.append(engine)

@@ -234,6 +234,63 @@ def llama2_json(*, legacy: bool = False, scheme: str = "first") -> str:
     return str(tokenizer.to_str())
 
 
+GEMMA4_SPECIAL = ("<pad>", "<eos>", "<bos>", "<unk>", "<|turn>", "<turn|>", "<|tool_response>")
+GEMMA4_VISIBLE = ("<|tool_response>",)
+"""What llama.cpp's converter writes as words of users, so that its parsers see them."""
+
+
+@cache
+def gemma_json() -> str:
+    """A tokenizer.json in the style of Gemma: SentencePiece's pieces, and merges of whole texts."""
+    bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    tokenizer.normalizer = normalizers.Replace(" ", "▁")
+    trainer = trainers.BpeTrainer(
+        vocab_size=1100, special_tokens=[*GEMMA4_SPECIAL, "</s>", *bytes_], show_progress=False
+    )
+    tokenizer.train_from_iterator(SENTENCES[:4] * 3 + SENTENCES[6:] * 3, trainer)
+    document = json.loads(tokenizer.to_str())
+    document["added_tokens"] = [
+        {**token, "special": True}
+        for token in document["added_tokens"]
+        if token["content"] in GEMMA4_SPECIAL
+    ]
+    tokenizer = Tokenizer.from_str(json.dumps(document))
+    tokenizer.pre_tokenizer = pre.Split(" ", "merged_with_previous")
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<bos> $A", special_tokens=[("<bos>", 2)]
+    )
+    return str(tokenizer.to_str())
+
+
+def gemma4_metadata() -> dict[str, Any]:
+    """``gemma_json()`` as a GGUF file's metadata."""
+    document = json.loads(gemma_json())
+    vocabulary = document["model"]["vocab"]
+    tokens = sorted(vocabulary, key=vocabulary.__getitem__)
+
+    def token_type(text: str) -> int:
+        if text in GEMMA4_SPECIAL:
+            return 4 if text in GEMMA4_VISIBLE else 3
+        return 6 if text.startswith("<0x") else 1
+
+    return {
+        "tokenizer.ggml.model": "gemma4",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.scores": [-1000.0] * len(tokens),
+        "tokenizer.ggml.token_type": [token_type(text) for text in tokens],
+        "tokenizer.ggml.merges": [" ".join(pair) for pair in document["model"]["merges"]],
+        "tokenizer.ggml.bos_token_id": 2,
+        "tokenizer.ggml.eos_token_id": 1,
+        "tokenizer.ggml.unknown_token_id": 3,
+        "tokenizer.ggml.padding_token_id": 0,
+        "tokenizer.ggml.add_space_prefix": False,
+    }
+
+
 def write_model_directory(
     directory: Path,
     tokenizer_json: str,

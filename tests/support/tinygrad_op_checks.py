@@ -70,7 +70,7 @@ def check_linear_with_bias() -> None:
 
 
 def check_rope() -> None:
-    _compare(Rope(x=HIDDEN, num_heads=4, head_dim=24))
+    _compare(Rope(x=HIDDEN, num_heads=4, head_dim=24, rotary_dim=24))
 
 
 def check_gated_activation_and_add() -> None:
@@ -191,8 +191,8 @@ def _compare(
             for op in ops
             if isinstance(op, Attention)
         ),
-        rope=RopeTable(
-            cos=np.cos(angles).astype(np.float32), sin=np.sin(angles).astype(np.float32)
+        ropes=(
+            RopeTable(cos=np.cos(angles).astype(np.float32), sin=np.sin(angles).astype(np.float32)),
         ),
         hidden_size=WIDTH,
         vocab_size=VOCAB,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ from potluck.engines.tinygrad.device import open_device
 from potluck.engines.tinygrad.engine import TinygradEngine
 from potluck.errors import EngineError, ParameterError, UnitFaultError
 from potluck.models.program import build_program
-from potluck.models.rope import rope_table
+from potluck.models.rope import rope_tables
 from potluck.types.engine import Engine, StepResult
 from potluck.types.model import ModelConfig
 from potluck.types.program import Program, Shard
@@ -43,11 +44,18 @@ from potluck.types.unit import Fault
 Logits = NDArray[np.float32]
 
 CONTEXT, NUM_BLOCKS, VOCAB = 128, 40, 90
-TINY = make_config(hidden_size=64, intermediate_size=96, head_dim=16, vocab_size=VOCAB, num_heads=4)
+
+
+def tiny(**changes: Any) -> ModelConfig:
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "num_heads": 4}
+    return make_config(**{**sizes, "vocab_size": VOCAB, **changes})
+
+
+TINY = tiny()
 # What families differ in, all at once.
-QWEN3 = replace(TINY, qk_norm=True, tied_head=True)
-QWEN2 = replace(TINY, qkv_bias=True)
-MISTRAL = replace(TINY, sliding_windows=(5, None))
+QWEN3 = tiny(qk_norm=True, tied_head=True)
+QWEN2 = tiny(qkv_bias=True)
+MISTRAL = tiny(sliding_windows=(5, None))
 TOKENS = tuple(np.random.default_rng(5).integers(0, VOCAB, 100).tolist())
 
 
@@ -331,7 +339,7 @@ def check_an_engine_without_weights_or_closed_computes_nothing() -> None:
 def check_memory_is_no_more_than_counted() -> None:
     """For any number of layers, and all of it is given back."""
     for num_layers in (1, 4):
-        config = replace(TINY, num_layers=num_layers, sliding_windows=(None,) * num_layers)
+        config = tiny(num_layers=num_layers)
         program = _program(config, Shard.whole(num_layers))
         before = GlobalCounters.mem_used
         engine = _new(program)
@@ -387,8 +395,8 @@ def _new(program: Program, fmt: TensorFormat = TensorFormat.F32) -> TinygradEngi
 
 
 def _program(config: ModelConfig, shard: Shard) -> Program:
-    rope = rope_table(config, CONTEXT)
-    return build_program(config, shard, context_tokens=CONTEXT, rope=rope)
+    rope = rope_tables(config, CONTEXT)
+    return build_program(config, shard, context_tokens=CONTEXT, ropes=rope)
 
 
 _ORDER = np.random.default_rng(7).permutation(NUM_BLOCKS).tolist()

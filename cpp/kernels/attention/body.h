@@ -27,7 +27,7 @@ inline void attend_span(const Tile& tile, int64_t span, const float* q, float* s
     for (int64_t i = 0; i < tile.rows_per_head; ++i, ++row) {
       const Range range = tile.visible(tile.token(i), span);
       if (range.begin >= range.end) continue;
-      const Softmax softmax = softmax_terms(scores + row * kScoreStride, range);
+      const Softmax softmax = softmax_terms(scores + row * kScoreStride, range, tile.args.softcap);
       partial.largest[row] = softmax.largest;
       partial.total[row] = softmax.total;
     }

@@ -56,10 +56,23 @@ inline void merge_span(const Tile& tile, int64_t span, const Partial& next,
     }
 }
 
+// A sink is merged as a last span with one score and no value.
+inline void merge_sink(float sink, int64_t row, int64_t stride, const Partial& merged) {
+  const F32x16 before = splat(merged.largest[row]);
+  const F32x16 largest = max(before, splat(sink));
+  const F32x16 keep = exp(sub(before, largest));
+  const F32x16 total = fma(splat(merged.total[row]), keep, exp(sub(splat(sink), largest)));
+  store_partial(merged.total + row, total, 1);
+  float* sums = merged.weighted + row * stride;
+  for (int64_t d = 0; d < stride; d += kNumLanes) store(sums + d, mul(load(sums + d), keep));
+}
+
 inline void divide_by_total(const Tile& tile, const Partial& merged) {
   const int64_t head_dim = tile.args.head_dim;
   for (int64_t h = 0, row = 0; h < tile.num_kv_heads; ++h)
     for (int64_t i = 0; i < tile.rows_per_head; ++i, ++row) {
+      if (tile.args.sinks)
+        merge_sink(tile.args.sinks[tile.head(h, i)], row, tile.stride, merged);
       float* out = tile.args.out + tile.query_offset(h, i);
       const float* sums = merged.weighted + row * tile.stride;
       for (int64_t d = 0; d < head_dim; d += kNumLanes)

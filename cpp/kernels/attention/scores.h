@@ -126,9 +126,12 @@ POTLUCK_LANES void hide_outside(float* scores, Range range) {
 struct Softmax {
   float largest, total;
 };
-inline Softmax softmax_terms(float* scores, Range range) {
+inline Softmax softmax_terms(float* scores, Range range, float softcap) {
   const int64_t begin = range.begin / kNumLanes * kNumLanes;
   const int64_t last = (range.end - 1) / kNumLanes * kNumLanes;
+  if (softcap != 0.0f)
+    for (int64_t i = begin; i <= last; i += kNumLanes)
+      store(scores + i, capped(load(scores + i), softcap));
   hide_outside(scores + begin, {range.begin - begin, range.end - begin});
   hide_outside(scores + last, {range.begin - last, range.end - last});
   F32x16 lanes = load(scores + begin);

@@ -47,10 +47,13 @@ struct Tile {
 
   // The token of row `i` of any head.
   int64_t token(int64_t i) const { return args.num_tokens == 1 ? 0 : i / group_heads; }
-  // Where the query and the result of row `i` of head `h` lie, in floats.
+  // The query head of row `i` of key-value head `h`.
+  int64_t head(int64_t h, int64_t i) const {
+    return (args.first_kv_head + h) * group_heads + i % group_heads;
+  }
+  // Where its query and its result lie, in floats.
   int64_t query_offset(int64_t h, int64_t i) const {
-    const int64_t head = (args.first_kv_head + h) * group_heads + i % group_heads;
-    return (token(i) * args.num_heads + head) * args.head_dim;
+    return (token(i) * args.num_heads + head(h, i)) * args.head_dim;
   }
   // What a token sees of a span.
   Range visible(int64_t token, int64_t span) const {

@@ -9,7 +9,7 @@ POTLUCK_DECLARE_KERNELS(POTLUCK_ISA)
 namespace potluck {
 namespace POTLUCK_ISA {
 
-// Squares are summed over 16 lanes and one tree; `out` may be `x`.
+// Squares are summed over 16 lanes and one tree; `out` may be `x`, `weight` null.
 void rms_norm(const float* x, const float* weight, float* out, int64_t num_tokens, int64_t columns,
               int64_t group, float epsilon) {
   const int64_t num_groups = num_tokens * (columns / group);
@@ -26,7 +26,7 @@ void rms_norm(const float* x, const float* weight, float* out, int64_t num_token
     for (int64_t i = 0; i < group; i += kNumLanes) {
       const int64_t count = group - i < kNumLanes ? group - i : kNumLanes;
       const F32x16 v = mul(load_partial(x + i, count), inverse);
-      store_partial(out + i, mul(v, load_partial(weight + i, count)), count);
+      store_partial(out + i, weight ? mul(v, load_partial(weight + i, count)) : v, count);
     }
   }
 }

@@ -9,8 +9,9 @@ POTLUCK_DECLARE_KERNELS(POTLUCK_ISA)
 namespace potluck {
 namespace POTLUCK_ISA {
 
-void rope(float* x, const float* cos, const float* sin, int64_t num_heads, int64_t head_dim) {
-  const int64_t half = head_dim / 2;
+void rope(float* x, const float* cos, const float* sin, int64_t num_heads, int64_t head_dim,
+          int64_t rotary_dim) {
+  const int64_t half = rotary_dim / 2;
   for (int64_t h = 0; h < num_heads; ++h, x += head_dim) {
     for (int64_t i = 0; i < half; i += kNumLanes) {
       const int64_t count = half - i < kNumLanes ? half - i : kNumLanes;

@@ -37,6 +37,7 @@ from potluck.models.registry import (
     config_from_gguf,
     config_from_hugging_face,
     refuse_unread_tensors,
+    skipped_parts,
     stored_tensors,
     stored_weights,
     with_stored_head,
@@ -57,12 +58,14 @@ class ModelDescription:
 
     ``sampling_defaults`` are the sampling parameters that its makers recommend, or that are usual
     for its kind of file; empty where there are none. ``vectors`` says what its vectors are for.
+    ``skipped`` are parts that the files hold and that are left out, such as a vision tower.
     """
 
     files: ModelFiles
     config: ModelConfig
     sampling_defaults: Mapping[str, float | int]
     vectors: VectorUse = field(default_factory=VectorUse)
+    skipped: tuple[str, ...] = ()
 
 
 def describe_model(name: str) -> ModelDescription:
@@ -88,7 +91,8 @@ def describe_model(name: str) -> ModelDescription:
     names = frozenset(_tensor_names(description))
     config = with_stored_head(config, names, files.kind)
     refuse_unread_tensors(config, names, files.kind)
-    return replace(description, config=config)
+    skipped = skipped_parts(config, names, files.kind)
+    return replace(description, config=config, skipped=skipped)
 
 
 def open_headers(

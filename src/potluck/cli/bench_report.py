@@ -12,6 +12,7 @@ import potluck
 from potluck.cli.report import load_document
 from potluck.cli.tables import table
 from potluck.engines.arithmetic_choice import speeds_up
+from potluck.engines.backends import abilities_of
 from potluck.engines.roofline import Limits
 from potluck.local import Model
 from potluck.local.bounds import Bounds, PhaseFigures
@@ -19,7 +20,6 @@ from potluck.local.measuring import SAMPLED, Run, Workload
 from potluck.probe.cpu_cache import last_level_cache_bytes
 from potluck.quantities import format_bytes, format_rate
 from potluck.types.arithmetic import Arithmetic, arithmetics_with
-from potluck.types.unit import NATIVE
 
 _LEAST_SHARE = 0.001
 """Ops that take less of both phases are left out of the table: they are in the document."""
@@ -40,6 +40,7 @@ def bench_document(model: Model, workload: Workload, result: BenchResult) -> dic
     decodes = [run.decode for run in result.runs]
     bounds = result.bounds
     unit = model.plan.unit
+    has_arithmetics = abilities_of(unit.backend).has_arithmetics
     return {
         "schema": "potluck.bench/1",
         "version": potluck.__version__,
@@ -55,7 +56,7 @@ def bench_document(model: Model, workload: Workload, result: BenchResult) -> dic
         "decode_tokens": workload.decode_tokens,
         "depth_tokens": workload.depth_tokens,
         "num_sequences": workload.num_sequences,
-        "arithmetic": model.plan.size.arithmetic.value if unit.backend == NATIVE else None,
+        "arithmetic": model.plan.size.arithmetic.value if has_arithmetics else None,
         "fast_arithmetic": _fast_arithmetic(model),
         "prefill_tokens_per_second": [run.tokens_per_second for run in prefills],
         "decode_tokens_per_second": [run.tokens_per_second for run in decodes],
@@ -70,7 +71,8 @@ def bench_document(model: Model, workload: Workload, result: BenchResult) -> dic
 def _fast_arithmetic(model: Model) -> str | None:
     """What ``--arithmetic fast`` would compute in; None where it is that, or would gain nothing."""
     unit, chosen = model.plan.unit, model.plan.size.arithmetic
-    if unit.backend != NATIVE or chosen is not Arithmetic.EXACT:
+    has_arithmetics = abilities_of(unit.backend).has_arithmetics
+    if not has_arithmetics or chosen is not Arithmetic.EXACT:
         return None
     *_, fast = arithmetics_with((unit.variant,))
     return fast.value if speeds_up(fast, model.plan.product_formats) else None

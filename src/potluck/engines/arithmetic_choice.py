@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from potluck.engines.opening import module_named
 from potluck.types.arithmetic import Arithmetic, ArithmeticChoice, arithmetics_with
-from potluck.types.unit import NATIVE
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -23,7 +23,7 @@ def arithmetic_on(unit: UnitAddress, asked: ArithmeticChoice) -> Arithmetic:
     """
     if asked is ArithmeticChoice.EXACT:
         return Arithmetic.EXACT
-    if unit.backend != NATIVE:
+    if not module_named(unit.engine).COST.abilities.has_arithmetics:
         _log.warning("%s has one arithmetic, which is neither exact nor fast", unit.backend)
         return Arithmetic.EXACT
     from potluck.engines.native import choose_isa

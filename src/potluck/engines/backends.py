@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from potluck.engines.native_abilities import ABILITIES as NATIVE_ABILITIES
+from potluck.engines.tinygrad.abilities import ABILITIES as TINYGRAD_ABILITIES
 from potluck.engines.tinygrad.environment import AMD, CL, CPU, CUDA, QCOM
 from potluck.engines.tinygrad.libraries import LIBRARIES as TINYGRAD_LIBRARIES
 from potluck.errors import EngineError
+from potluck.types.abilities import BackendAbilities
 from potluck.types.hardware import BackendSpec, DeviceKind, Trial
 from potluck.types.unit import NATIVE, UnitAddress
 
@@ -20,6 +23,7 @@ _NATIVE = BackendSpec(
     engine="potluck.engines.native_backend",
     kinds=frozenset({DeviceKind.CPU}),
     packages=("numpy",),  # its arrays are the core's
+    abilities=NATIVE_ABILITIES,
 )
 
 _TINYGRAD = "potluck.engines.tinygrad.trial"
@@ -39,6 +43,7 @@ BACKENDS: tuple[BackendSpec, ...] = (
             packages=_TINYGRAD_PACKAGES,
             extra="tinygrad",
             libraries=TINYGRAD_LIBRARIES.get(name, ()),
+            abilities=TINYGRAD_ABILITIES,
         )
         for name, api in ((CUDA, "cuda"), (AMD, "kfd"), (QCOM, "kgsl"), (CL, "opencl"))
     ),
@@ -50,9 +55,15 @@ BACKENDS: tuple[BackendSpec, ...] = (
         is_software=True,
         packages=_TINYGRAD_PACKAGES,
         extra="tinygrad",
+        abilities=TINYGRAD_ABILITIES,
     ),
 )
 """In the order in which they are tried: a maker's own interface before what all have."""
+
+
+def abilities_of(backend: str, backends: Sequence[BackendSpec] = BACKENDS) -> BackendAbilities:
+    """Return what the engines of a backend can do; nothing of one that is not in the table."""
+    return next((spec.abilities for spec in backends if spec.name == backend), BackendAbilities())
 
 
 def engine_module(backend: str, backends: Sequence[BackendSpec] = BACKENDS) -> str:

@@ -5,7 +5,7 @@ Importable where no backend is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from potluck.engines.backends import BACKENDS, engine_module
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from potluck.types.engine import EngineCost
     from potluck.types.hardware import BackendSpec
     from potluck.types.program import Program
+    from potluck.types.tensor import TensorFormat
 
 CostOf = Callable[[str], "EngineCost"]
 """``cost_of`` with a table of backends."""
@@ -31,11 +32,22 @@ def cost_of(backend: str, backends: Sequence[BackendSpec] = BACKENDS) -> EngineC
     return module_named(engine_module(backend, backends)).COST
 
 
-def check_backend(backend: str, cost: EngineCost, program: Program) -> None:
-    """Raise ``UnsupportedModelError`` if engines of ``backend`` do not compute ``program``."""
-    if missing := cost.missing(program):
-        raise UnsupportedModelError(
-            f"the backend {backend} does not compute {', '.join(missing)}",
-            missing=missing,
-            hint=f"use the CPU: --backend {NATIVE} of run and bench, or of a node's potluck up",
-        )
+def check_backend(
+    backend: str, cost: EngineCost, program: Program, formats: Iterable[TensorFormat] = ()
+) -> None:
+    """Raise ``UnsupportedModelError`` if engines of ``backend`` do not compute ``program``.
+
+    ``formats`` are those that its matrices are loaded in. ``missing`` names the ops and what of
+    them is not computed, or the formats.
+    """
+    if missing := cost.abilities.missing_features(program):
+        problem = f"does not compute {', '.join(missing)}"
+    elif missing := cost.abilities.missing_formats(formats):
+        problem = f"does not compute with weights in {', '.join(missing)}"
+    else:
+        return
+    raise UnsupportedModelError(
+        f"the backend {backend} {problem}",
+        missing=missing,
+        hint=f"use the CPU: --backend {NATIVE} of run and bench, or of a node's potluck up",
+    )

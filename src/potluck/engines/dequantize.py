@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from potluck.engines import codebooks
 from potluck.types.tensor import TensorFormat
 
 if TYPE_CHECKING:
@@ -106,6 +107,117 @@ def _q6_k(blocks: Bytes) -> Floats:
     return (scales[:, :, None] * values.reshape(-1, 16, 16)).reshape(-1, 256)
 
 
+def _q2_k(blocks: Bytes) -> Floats:
+    """16 bytes of scale (low nibble) and minimum (high), 64 of pairs of bits, f16 scale of scales,
+    f16 scale of minimums; 16 values share a scale and a minimum.
+    """
+    values = _pairs(blocks[:, 16:80]).reshape(-1, 16, 16).astype(np.float32)
+    scale = _f16(blocks[:, 80:82]) * (blocks[:, :16] & 15).astype(np.float32)
+    minimum = _f16(blocks[:, 82:84]) * (blocks[:, :16] >> 4).astype(np.float32)
+    found: Floats = scale[:, :, None] * values - minimum[:, :, None]
+    return found.reshape(-1, 256)
+
+
+def _q3_k(blocks: Bytes) -> Floats:
+    """32 bytes of third bits, 64 of pairs of bits, 12 of scales, f16 scale of scales.
+
+    Value i of the eighth g of the block has bit g of byte i of the third bits. A value stands for
+    itself less 4, and 16 share a scale of 6 bits that stands for itself less 32: the low 4 bits of
+    scales 0 to 7 are the low nibbles of the first 8 bytes, of 8 to 15 the high ones, and byte j of
+    the last 4 has the upper 2 bits of scales j, j + 4, j + 8 and j + 12.
+    """
+    high = (blocks[:, None, :32] >> np.arange(8, dtype=np.uint8)[:, None]) & 1
+    values = _pairs(blocks[:, 32:96]) + 4 * high.reshape(-1, 256)
+    packed, upper = blocks[:, 96:104], blocks[:, None, 104:108]
+    low = np.concatenate([packed & 15, packed >> 4], axis=1)
+    top = (upper >> np.array([0, 2, 4, 6], np.uint8)[:, None]) & 3
+    scales = (low + 16 * top.reshape(-1, 16)).astype(np.float32) - np.float32(32)
+    scale = _f16(blocks[:, 108:110]) * scales
+    numbers = values.reshape(-1, 16, 16).astype(np.float32) - np.float32(4)
+    return _in_parts(scale, numbers)
+
+
+_IQ4_VALUES = np.array(
+    [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32
+)
+"""What the nibbles of IQ4_NL and IQ4_XS stand for (``kvalues_iq4nl``)."""
+
+_E2M1_DOUBLED = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float32)
+"""Twice what the nibbles of MXFP4 stand for, which makes them integers (``kvalues_mxfp4``)."""
+
+
+def _iq4_nl(blocks: Bytes) -> Floats:
+    """f16 scale, 16 bytes of nibbles that are indices of ``_IQ4_VALUES``."""
+    return _f16(blocks[:, :2]) * _looked_up(_IQ4_VALUES, blocks[:, 2:])
+
+
+def _iq4_xs(blocks: Bytes) -> Floats:
+    """f16 scale of scales, 2 bytes of the upper 2 bits of 8 scales, 4 of their low 4 bits, then as
+    IQ4_NL for each group of 32. A scale stands for itself less 32.
+    """
+    shifts = np.arange(0, 16, 2, dtype=np.uint16)
+    top = (np.ascontiguousarray(blocks[:, 2:4]).view("<u2") >> shifts) & 3
+    low = np.stack([blocks[:, 4:8] & 15, blocks[:, 4:8] >> 4], axis=2).reshape(-1, 8)
+    scales = (low + 16 * top).astype(np.float32) - np.float32(32)
+    scale = _f16(blocks[:, :2]) * scales
+    values = _looked_up(_IQ4_VALUES, blocks[:, 8:].reshape(-1, 16)).reshape(-1, 8, 32)
+    return _in_parts(scale, values)
+
+
+def _mxfp4(blocks: Bytes) -> Floats:
+    """Exponent e of a scale 2^(e - 128), 16 bytes of nibbles that are indices of ``_E2M1_DOUBLED``.
+
+    So a value is one of 0, 0.5, 1, 1.5, 2, 3, 4 and 6, with a sign, times 2^(e - 127).
+    """
+    exponent = blocks[:, :1].astype(np.uint32)
+    small = np.uint32(0x00200000) << np.minimum(exponent, 1)  # subnormal: 2^-128 and 2^-127
+    bits = np.where(exponent < 2, small, (np.maximum(exponent, 1) - 1) << 23).astype(np.uint32)
+    with np.errstate(over="ignore"):  # the largest exponents' values are beyond float32
+        return bits.view(np.float32) * _looked_up(_E2M1_DOUBLED, blocks[:, 1:])
+
+
+_POWERS_OF_3 = np.array([1, 3, 9, 27, 81], np.uint8)
+
+
+def _tq1_0(blocks: Bytes) -> Floats:
+    """48 bytes of 5 digits of base 3, 4 bytes of 4, f16 scale; a digit stands for itself less 1.
+
+    A byte is its digits as a fraction of 256, so that a product with 3^i leaves the digits from i
+    on, of which 3/256 takes the first.
+    """
+    parts = [(blocks[:, :32], 5), (blocks[:, 32:48], 5), (blocks[:, 48:52], 4)]
+    digits = [
+        (stored[:, None, :] * _POWERS_OF_3[:count, None]).reshape(len(blocks), -1)
+        for stored, count in parts
+    ]
+    values = (np.concatenate(digits, axis=1).astype(np.uint16) * 3) >> 8
+    return _f16(blocks[:, 52:54]) * (values.astype(np.float32) - np.float32(1))
+
+
+def _tq2_0(blocks: Bytes) -> Floats:
+    """64 bytes of pairs of bits, f16 scale; a value stands for itself less 1."""
+    values = _pairs(blocks[:, :64]).astype(np.float32) - np.float32(1)
+    return _f16(blocks[:, 64:66]) * values
+
+
+def _pairs(packed: Bytes) -> Bytes:
+    """``[num_blocks, 256]``: of 32 bytes first the lowest pairs of bits, then the next."""
+    quarters = packed.reshape(-1, 2, 1, 32) >> np.array([0, 2, 4, 6], np.uint8)[:, None]
+    return (quarters & 3).astype(np.uint8).reshape(-1, 256)
+
+
+def _in_parts(scales: Floats, values: Floats) -> Floats:
+    """``[num_blocks, 256]``: the values of each part of the block times its scale."""
+    scaled: Floats = scales[:, :, None] * values
+    return scaled.reshape(-1, 256)
+
+
+def _looked_up(values: Floats, packed: Bytes) -> Floats:
+    """All low nibbles' values, then all high nibbles'."""
+    found: Floats = values[np.concatenate([packed & 15, packed >> 4], axis=1)]
+    return found
+
+
 def _nibbles(packed: Bytes) -> Floats:
     """All low nibbles, then all high nibbles."""
     return np.concatenate([packed & 15, packed >> 4], axis=1).astype(np.float32)
@@ -149,4 +261,18 @@ _DEQUANTIZERS: Mapping[TensorFormat, Callable[[Bytes], Floats]] = {
     TensorFormat.Q4_K: _q4_k,
     TensorFormat.Q5_K: _q5_k,
     TensorFormat.Q6_K: _q6_k,
+    TensorFormat.Q2_K: _q2_k,
+    TensorFormat.Q3_K: _q3_k,
+    TensorFormat.IQ4_NL: _iq4_nl,
+    TensorFormat.IQ4_XS: _iq4_xs,
+    TensorFormat.MXFP4: _mxfp4,
+    TensorFormat.IQ1_S: codebooks.iq1_s,
+    TensorFormat.IQ1_M: codebooks.iq1_m,
+    TensorFormat.IQ2_XXS: codebooks.iq2_xxs,
+    TensorFormat.IQ2_XS: codebooks.iq2_xs,
+    TensorFormat.IQ2_S: codebooks.iq2_s,
+    TensorFormat.IQ3_XXS: codebooks.iq3_xxs,
+    TensorFormat.IQ3_S: codebooks.iq3_s,
+    TensorFormat.TQ1_0: _tq1_0,
+    TensorFormat.TQ2_0: _tq2_0,
 }

@@ -200,7 +200,7 @@ def _chain(
         ),
         weights=tuple(WeightSpec(name=name, shape=(width, width)) for name in names),
         caches=(),
-        rope=None,
+        ropes=(),
         hidden_size=width,
         vocab_size=1,
         context_tokens=num_tokens,

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from potluck import kernels
+from potluck.engines.dequantize import dequantize
 from potluck.engines.native_program import (
     core_errors,
     core_masks,
@@ -33,6 +34,7 @@ from potluck.probe.cores import default_num_threads
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.engine import NO_MASKS, BlockFormat, StepResult
 from potluck.types.sampling import validate_sampling
+from potluck.types.tensor import TensorFormat
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
     from potluck.types.engine import TokenMasks
     from potluck.types.program import Program
     from potluck.types.step import SequenceId, Step
-    from potluck.types.tensor import TensorFormat, TensorInfo, TensorSink
+    from potluck.types.tensor import TensorInfo, TensorSink
     from potluck.weights.load import Convert
 
     Floats = NDArray[np.float32]
@@ -52,6 +54,9 @@ PANEL_ROWS = 16
 
 BLOCK_LAYOUT = 1
 """The layout of keys and values within a block (``AttentionArgs``): counted up when it changes."""
+
+_DECODED_VALUES = 2**18
+"""Of a format without kernels, at once: 1 MiB of float32, or one row where that is longer."""
 
 ThreadPool = runner.ThreadPool
 """May be shared by the stages of a process, which take turns. Made by ``make_pool``."""
@@ -142,9 +147,33 @@ def scratch_bytes(
 
 
 def convert_on(pool: ThreadPool) -> Convert:
-    """Rows of one format to rows of another, on all threads of ``pool``."""
+    """Rows of one format to rows of another, on all threads of ``pool``.
+
+    Formats without kernels are made float32 by ``engines/dequantize`` first, some rows at a time.
+    """
 
     def convert(
+        rows: memoryview,
+        stored: TensorFormat,
+        out: memoryview,
+        loaded: TensorFormat,
+        num_rows: int,
+        num_columns: int,
+    ) -> None:
+        if stored.has_kernels:
+            convert_stored(rows, stored, out, loaded, num_rows, num_columns)
+            return
+        step = max(1, _DECODED_VALUES // num_columns)
+        read, written = stored.row_bytes(num_columns), loaded.row_bytes(num_columns)
+        for start in range(0, num_rows, step):
+            end = min(start + step, num_rows)
+            values = dequantize(rows[start * read : end * read], stored, num_columns)
+            part = out[start * written : end * written]
+            convert_stored(
+                values.data.cast("B"), TensorFormat.F32, part, loaded, end - start, num_columns
+            )
+
+    def convert_stored(
         rows: memoryview,
         stored: TensorFormat,
         out: memoryview,

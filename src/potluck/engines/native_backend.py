@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 
 from potluck.engines import native
 from potluck.engines.native import NativeEngine, make_pool
+from potluck.engines.native_abilities import ABILITIES
 
 if TYPE_CHECKING:
     from potluck.kernels.runner import ThreadPool
+    from potluck.types.abilities import BackendAbilities
     from potluck.types.arithmetic import Arithmetic
     from potluck.types.program import Program
     from potluck.types.tensor import TensorInfo
@@ -21,9 +23,10 @@ if TYPE_CHECKING:
 class NativeCost:
     """See ``EngineCost``."""
 
-    def missing(self, program: Program) -> tuple[str, ...]:
-        """Nothing."""
-        return ()
+    @property
+    def abilities(self) -> BackendAbilities:
+        """See ``native_abilities``."""
+        return ABILITIES
 
     @property
     def process_bytes(self) -> int:

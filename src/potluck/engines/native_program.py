@@ -3,24 +3,12 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from potluck.errors import EngineError
 from potluck.kernels import runner
-from potluck.types.program import (
-    Activation,
-    Add,
-    Attention,
-    Embed,
-    GatedActivation,
-    Head,
-    Linear,
-    Moe,
-    RmsNorm,
-    Rope,
-)
 from potluck.types.step import Pooling, SampledToken, SequenceId, TokenLogprob
 
 if TYPE_CHECKING:
@@ -29,7 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from potluck.types.engine import TokenMasks
-    from potluck.types.program import Op, Program
+    from potluck.types.program import Program
     from potluck.types.step import SamplingParams, SequenceOpening, SequenceSlice
 
 
@@ -52,15 +40,17 @@ def core_errors(hint: str = "this is a defect in Potluck; please report it") -> 
 
 
 def core_program(program: Program) -> runner.Program:
-    """``program``, checked. Raises ``EngineError`` if its parts contradict one another."""
-    rope = program.rope
+    """``program``, checked. Raises ``EngineError`` if its parts contradict one another.
+
+    The core reads the ops as they are, by the names of their fields.
+    """
     with core_errors():
         return runner.Program(
             registers=[
                 runner.Register(name=register.name, width=register.width)
                 for register in program.registers
             ],
-            ops=[_op(op) for op in program.ops],
+            ops=program.ops,
             weights=[
                 runner.WeightSpec(name=weight.name, shape=list(weight.shape))
                 for weight in program.weights
@@ -69,8 +59,7 @@ def core_program(program: Program) -> runner.Program:
                 runner.CacheSpec(num_kv_heads=cache.num_kv_heads, head_dim=cache.head_dim)
                 for cache in program.caches
             ],
-            rope_cos=None if rope is None else rope.cos,
-            rope_sin=None if rope is None else rope.sin,
+            ropes=[(rope.cos, rope.sin) for rope in program.ropes],
             hidden_size=program.hidden_size,
             vocab_size=program.vocab_size,
             context_tokens=program.context_tokens,
@@ -151,51 +140,3 @@ def _sampling(params: SamplingParams) -> runner.SamplingParams:
         logprobs=params.logprobs,
         top_logprobs=params.top_logprobs,
     )
-
-
-def _op(op: Op) -> runner.Op:
-    match op:
-        case Embed():
-            return runner.Embed(weight=op.weight, out=op.out)
-        case RmsNorm():
-            return runner.RmsNorm(
-                x=op.x, weight=op.weight, out=op.out, group=op.group, epsilon=op.epsilon
-            )
-        case Linear():
-            return runner.Linear(x=op.x, weight=op.weight, out=op.out, bias=op.bias)
-        case Rope():
-            return runner.Rope(x=op.x, num_heads=op.num_heads, head_dim=op.head_dim)
-        case Attention():
-            return runner.Attention(
-                q=op.q,
-                k=op.k,
-                v=op.v,
-                out=op.out,
-                cache_index=op.cache_index,
-                num_heads=op.num_heads,
-                num_kv_heads=op.num_kv_heads,
-                head_dim=op.head_dim,
-                scale=op.scale,
-                window=op.window,
-            )
-        case GatedActivation(activation=Activation.SILU):
-            return runner.GatedActivation(gate=op.gate, up=op.up, out=op.out)
-        case Moe(activation=Activation.SILU):
-            return runner.Moe(
-                x=op.x,
-                logits=op.logits,
-                gate=op.gate,
-                up=op.up,
-                down=op.down,
-                out=op.out,
-                num_experts=op.num_experts,
-                num_experts_per_token=op.num_experts_per_token,
-                expert_width=op.expert_width,
-                normalize_shares=op.normalize_shares,
-            )
-        case Add():
-            return runner.Add(x=op.x, y=op.y)
-        case Head():
-            return runner.Head(x=op.x, weight=op.weight, vocab_size=op.vocab_size)
-        case _:
-            assert_never(op)

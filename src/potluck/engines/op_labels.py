@@ -12,11 +12,15 @@ from potluck.types.program import (
     Embed,
     GatedActivation,
     Head,
+    LayerNorm,
     Linear,
     Moe,
+    Multiply,
     Op,
     RmsNorm,
     Rope,
+    Scale,
+    SigmoidGate,
 )
 
 _LAYERS = "layers."
@@ -43,7 +47,7 @@ def _name(op: Op) -> str:
     match op:
         case Embed():
             return "embedding"
-        case RmsNorm():
+        case RmsNorm() | LayerNorm():
             return "norms"
         case Linear():
             return _role(op.weight)
@@ -51,11 +55,11 @@ def _name(op: Op) -> str:
             return "rope"
         case Attention():
             return "attention"
-        case GatedActivation():
+        case GatedActivation() | SigmoidGate():
             return "activation"
         case Moe():
             return "experts"
-        case Add():
+        case Add() | Scale() | Multiply():
             return "add"
         case Head():
             return "head"

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from potluck.engines.synthetic_weights import load_random
 from potluck.engines.timing import Stopwatch, best_seconds
 from potluck.models.program import build_program
-from potluck.models.rope import rope_table
+from potluck.models.rope import rope_tables
 from potluck.models.trial_model import (
     TRIAL_FORMAT,
     TRIAL_LAYERS,
@@ -115,8 +115,8 @@ def _program(num_layers: int) -> Program:
         has_head=False,
     )
     context_tokens = config.max_context_tokens
-    rope = rope_table(config, context_tokens)
-    return build_program(config, shard, context_tokens=context_tokens, rope=rope)
+    ropes = rope_tables(config, context_tokens)
+    return build_program(config, shard, context_tokens=context_tokens, ropes=ropes)
 
 
 def _layer_bytes() -> int:

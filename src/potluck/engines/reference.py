@@ -21,16 +21,19 @@ from potluck.errors import EngineError
 from potluck.types.engine import NO_MASKS, BlockFormat, StepResult
 from potluck.types.program import (
     HIDDEN,
-    Activation,
     Add,
     Attention,
     Embed,
     GatedActivation,
     Head,
+    LayerNorm,
     Linear,
     Moe,
+    Multiply,
     RmsNorm,
     Rope,
+    Scale,
+    SigmoidGate,
 )
 from potluck.types.sampling import validate_sampling
 from potluck.types.step import KV_BLOCK_TOKENS, SampledToken
@@ -169,29 +172,48 @@ class ReferenceEngine:
                     registers[op.out] = ops.embed(self._weights[op.weight], tokens)
                 case RmsNorm():
                     registers[op.out] = ops.rms_norm(
-                        registers[op.x], self._weights[op.weight], op.group, op.epsilon
+                        registers[op.x], self._vector(op.weight), op.group, op.epsilon
+                    )
+                case LayerNorm():
+                    registers[op.out] = ops.layer_norm(
+                        registers[op.x], self._weights[op.weight], op.epsilon
                     )
                 case Linear():
-                    bias = None if op.bias is None else self._weights[op.bias]
-                    registers[op.out] = ops.linear(registers[op.x], self._weights[op.weight], bias)
+                    registers[op.out] = ops.linear(
+                        registers[op.x], self._weights[op.weight], self._vector(op.bias)
+                    )
                 case Rope():
                     registers[op.x] = self._rope(op, registers[op.x], positions)
                 case Attention():
                     registers[op.out] = self._attention(op, registers, step)
-                case GatedActivation(activation=Activation.SILU):
-                    registers[op.out] = ops.silu_gate(registers[op.gate], registers[op.up])
-                case Moe(activation=Activation.SILU):
+                case GatedActivation():
+                    gate = registers[op.gate]
+                    up = registers[op.up][:, op.up_start : op.up_start + gate.shape[1]]
+                    registers[op.out] = ops.gated_activation(gate, up, op.activation)
+                case Moe():
                     registers[op.out] = ops.moe(
+                        op,
                         registers[op.x],
                         registers[op.logits],
                         self._weights[op.gate],
                         self._weights[op.up],
                         self._weights[op.down],
-                        op.num_experts_per_token,
-                        normalize_shares=op.normalize_shares,
+                        ops.ExpertVectors(
+                            correction=self._vector(op.correction),
+                            expert_scale=self._vector(op.expert_scale),
+                            gate_bias=self._vector(op.gate_bias),
+                            up_bias=self._vector(op.up_bias),
+                            down_bias=self._vector(op.down_bias),
+                        ),
                     )
+                case SigmoidGate():
+                    registers[op.x] = ops.sigmoid_gate(registers[op.x], registers[op.gate])
+                case Scale():
+                    registers[op.x] = registers[op.x] * np.float32(op.factor)
+                case Multiply():
+                    registers[op.x] = registers[op.x] * self._weights[op.weight]
                 case Add():
-                    registers[op.x] = ops.add(registers[op.x], registers[op.y])
+                    registers[op.x] = ops.add(registers[op.x], registers[op.y], op.scale)
                 case Head():
                     return registers[op.x]
                 case _:
@@ -203,31 +225,41 @@ class ReferenceEngine:
         head = self._program.head
         if head is None or head.weight is None:
             return np.empty((0, 0), dtype=np.float32)  # the step was checked: none are wanted
-        return ops.head(rows, self._weights[head.weight], _wanted_rows(step))
+        return ops.head(
+            rows, self._weights[head.weight], _wanted_rows(step), head.scale, head.softcap
+        )
 
     def _rope(self, op: Rope, x: Floats, positions: Ints) -> Floats:
-        table = self._program.rope
-        if table is None:
-            raise EngineError(
-                "the program rotates and has no rope table",
-                hint="this is a defect in Potluck; please report it",
-            )
+        table = self._program.ropes[op.table]
         return ops.rope(x, table.cos[positions], table.sin[positions], op.num_heads)
+
+    def _vector(self, name: str | None) -> Floats | None:
+        return None if name is None else self._weights[name]
 
     def _attention(self, op: Attention, registers: dict[str, Floats], step: Step) -> Floats:
         """Sequence by sequence: append to the cache, then attend to what it holds."""
         cache = self._caches[op.cache_index]
         q = registers[op.q].reshape(-1, op.num_heads, op.head_dim)
-        k = registers[op.k].reshape(-1, op.num_kv_heads, op.head_dim)
-        v = registers[op.v].reshape(-1, op.num_kv_heads, op.head_dim)
         out = np.empty_like(q)
         first = 0
         for part in step.slices:
             rows = slice(first, first + len(part.tokens))
             first = rows.stop
-            cache.append(part, k[rows], v[rows])
+            if op.k is not None and op.v is not None:
+                k = registers[op.k].reshape(-1, op.num_kv_heads, op.head_dim)
+                v = registers[op.v].reshape(-1, op.num_kv_heads, op.head_dim)
+                cache.append(part, k[rows], v[rows])
             keys, values = cache.read(part)
-            out[rows] = ops.attention(q[rows], keys, values, _positions(part), op.scale, op.window)
+            out[rows] = ops.attention(
+                q[rows],
+                keys,
+                values,
+                _positions(part),
+                op.scale,
+                op.window,
+                op.softcap,
+                self._vector(op.sinks),
+            )
         return out.reshape(len(out), op.num_heads * op.head_dim)
 
 

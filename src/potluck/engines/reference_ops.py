@@ -5,12 +5,18 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from potluck.types.program import Activation, ExpertScore
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from potluck.types.program import Moe
 
     Floats = NDArray[np.float32]
     Ints = NDArray[np.int64]
@@ -21,14 +27,23 @@ def embed(weight: Floats, tokens: Ints) -> Floats:
     return weight[tokens]
 
 
-def rms_norm(x: Floats, weight: Floats, group: int, epsilon: float) -> Floats:
+def rms_norm(x: Floats, weight: Floats | None, group: int, epsilon: float) -> Floats:
     """``x / sqrt(mean(x²) + epsilon) * weight`` over every ``group`` columns (Zhang and Sennrich
-    2019); ``weight`` is ``[group]``.
+    2019); ``weight`` is ``[group]``, or None for ones.
     """
     groups = x.reshape(len(x), x.shape[1] // group, group)
     mean_square = np.mean(np.square(groups), axis=-1, keepdims=True, dtype=np.float32)
     root: Floats = np.sqrt(mean_square + np.float32(epsilon))
-    return (groups / root * weight).reshape(x.shape)
+    normed = groups / root
+    return (normed if weight is None else normed * weight).reshape(x.shape)
+
+
+def layer_norm(x: Floats, weight: Floats, epsilon: float) -> Floats:
+    """``(x - mean(x)) / sqrt(variance(x) + epsilon) * weight`` (Ba et al. 2016)."""
+    centered = x - x.mean(axis=-1, keepdims=True, dtype=np.float32)
+    variance = np.mean(np.square(centered), axis=-1, keepdims=True, dtype=np.float32)
+    normed: Floats = centered / np.sqrt(variance + np.float32(epsilon)) * weight
+    return normed
 
 
 def linear(x: Floats, weight: Floats, bias: Floats | None) -> Floats:
@@ -38,14 +53,16 @@ def linear(x: Floats, weight: Floats, bias: Floats | None) -> Floats:
 
 
 def rope(x: Floats, cos: Floats, sin: Floats, num_heads: int) -> Floats:
-    """Every pair ``(i, i + head_dim / 2)`` of every head turned by angle ``i`` of its token.
+    """Every pair ``(i, i + rotary_dim / 2)`` of every head turned by angle ``i`` of its token.
 
-    ``cos`` and ``sin`` are ``[num_tokens, head_dim / 2]``, gathered at the tokens' positions.
+    ``cos`` and ``sin`` are ``[num_tokens, rotary_dim / 2]``, gathered at the tokens' positions.
+    Columns of a head beyond ``rotary_dim`` stay.
     """
     heads = x.reshape(len(x), num_heads, x.shape[1] // num_heads)
-    first, second = np.split(heads, 2, axis=-1)
+    half = cos.shape[1]
+    first, second, rest = np.split(heads, [half, 2 * half], axis=-1)
     cos, sin = cos[:, None], sin[:, None]
-    turned = np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    turned = np.concatenate([first * cos - second * sin, second * cos + first * sin, rest], axis=-1)
     return turned.reshape(x.shape)
 
 
@@ -56,13 +73,16 @@ def attention(
     positions: Ints,
     scale: float,
     window: int | None,
+    softcap: float | None = None,
+    sinks: Floats | None = None,
 ) -> Floats:
     """Causal grouped-query attention of one sequence (Ainslie et al. 2023).
 
     ``q`` is ``[num_tokens, num_heads, head_dim]``, of the tokens at ``positions``; ``keys`` and
     ``values`` are ``[num_positions, num_kv_heads, head_dim]``, from position 0 on. A token sees
     itself and what is before it, with a ``window`` only the last ``window`` of them. Query heads
-    share key-value heads in order: of 6 and 2, heads 0 to 2 share the first.
+    share key-value heads in order: of 6 and 2, heads 0 to 2 share the first. ``softcap`` bounds the
+    scores, and ``sinks`` ``[num_heads]`` are scores without a value (see ``Attention``).
     """
     distance = positions[:, None] - np.arange(len(keys))
     visible = (distance >= 0) & (distance < (window or len(keys)))
@@ -70,8 +90,12 @@ def attention(
     out = np.empty_like(q)
     for head in range(q.shape[1]):
         kv_head = head // heads_per_kv_head
-        scores = np.float32(scale) * (q[:, head] @ keys[:, kv_head].T)
-        out[:, head] = softmax(np.where(visible, scores, -np.inf)) @ values[:, kv_head]
+        scores: Floats = cap(np.float32(scale) * (q[:, head] @ keys[:, kv_head].T), softcap)
+        scores[~visible] = -np.inf
+        if sinks is not None:
+            sink = np.full((len(scores), 1), sinks[head], dtype=np.float32)
+            scores = np.concatenate([scores, sink], axis=-1)
+        out[:, head] = softmax(scores)[:, : len(keys)] @ values[:, kv_head]
     return out
 
 
@@ -82,59 +106,139 @@ def softmax(scores: Floats) -> Floats:
     return shares
 
 
-def silu_gate(gate: Floats, up: Floats) -> Floats:
-    """``gate / (1 + exp(-gate)) * up`` (Shazeer 2020, SwiGLU)."""
-    with np.errstate(over="ignore"):  # exp(-gate) = inf gives the right limit, 0
-        gated: Floats = gate / (1 + np.exp(-gate)) * up
-    return gated
+def cap(x: Floats, softcap: float | None) -> Floats:
+    """``softcap * tanh(x / softcap)``; None leaves ``x`` as it is."""
+    if softcap is None:
+        return x
+    capped: Floats = np.float32(softcap) * np.tanh(x / np.float32(softcap))
+    return capped
 
 
-def choose_experts(logits: Floats, num_experts_per_token: int) -> Ints:
-    """Indices ``[num_tokens, num_experts_per_token]`` of the largest logits, ascending.
+def sigmoid(x: Floats) -> Floats:
+    """``1 / (1 + exp(-x))``."""
+    with np.errstate(over="ignore"):  # exp(-x) = inf gives the right limit, 0
+        denominator: Floats = 1 + np.exp(-x)
+    result: Floats = np.reciprocal(denominator)
+    return result
 
-    ``logits`` is ``[num_tokens, num_experts]``; of equal ones those with lower indices are chosen.
+
+def gated_activation(gate: Floats, up: Floats, activation: Activation) -> Floats:
+    """What ``Activation`` says of each."""
+    match activation:
+        case Activation.SILU:
+            return gate * sigmoid(gate) * up
+        case Activation.GELU_TANH:
+            inner = np.float32(math.sqrt(2 / math.pi)) * (gate + np.float32(0.044715) * gate**3)
+            gelu: Floats = np.float32(0.5) * gate * (1 + np.tanh(inner)) * up
+            return gelu
+        case Activation.CLAMPED_SWIGLU:
+            bounded = np.minimum(gate, np.float32(7))
+            swish = bounded * sigmoid(np.float32(1.702) * bounded)
+            clamped: Floats = swish * (np.clip(up, np.float32(-7), np.float32(7)) + 1)
+            return clamped
+
+
+def choose_experts(
+    preferences: Floats, num_experts_per_token: int, num_groups: int = 1, num_groups_used: int = 1
+) -> Ints:
+    """Indices ``[num_tokens, num_experts_per_token]`` of the largest preferences, ascending.
+
+    ``preferences`` is ``[num_tokens, num_experts]``; of equal ones those with lower indices are
+    chosen. Of the groups only those count whose two largest have the largest sums.
     """
-    by_size = np.argsort(-logits, axis=-1, kind="stable")
+    if num_groups > 1:
+        groups = preferences.reshape(len(preferences), num_groups, -1)
+        sums = np.sort(groups, axis=-1)[:, :, -2:].sum(axis=-1, dtype=np.float32)
+        used = np.argsort(-sums, axis=-1, kind="stable")[:, :num_groups_used]
+        is_used = np.zeros_like(sums, dtype=bool)
+        np.put_along_axis(is_used, used, values=True, axis=-1)
+        groups = np.where(is_used[:, :, None], groups, np.float32(-np.inf))
+        preferences = groups.reshape(preferences.shape)
+    by_size = np.argsort(-preferences, axis=-1, kind="stable")
     return np.sort(by_size[:, :num_experts_per_token], axis=-1)
 
 
+def expert_shares(op: Moe, logits: Floats, vectors: ExpertVectors) -> tuple[Ints, Floats]:
+    """The experts of each token, ascending, and their shares (see ``Moe``).
+
+    A token with a logit that is NaN, or whose largest is infinite, has NaN for shares.
+    """
+    with np.errstate(invalid="ignore"):  # infinity minus infinity is the NaN that is meant
+        scores = softmax(logits) if op.score is ExpertScore.SOFTMAX else sigmoid(logits)
+    preferences = logits if op.score is ExpertScore.SOFTMAX else scores
+    if vectors.correction is not None:
+        preferences = scores + vectors.correction
+    chosen = choose_experts(
+        preferences, op.num_experts_per_token, op.num_groups, op.num_groups_used
+    )
+    shares = np.take_along_axis(scores, chosen, axis=-1)
+    if op.normalize_shares:
+        shares = shares / shares.sum(axis=-1, keepdims=True, dtype=np.float32)
+    if op.share_scale != 1:
+        shares = shares * np.float32(op.share_scale)
+    if vectors.expert_scale is not None:
+        shares = shares * vectors.expert_scale[chosen]
+    is_bad = np.isnan(logits).any(axis=-1) | ~np.isfinite(logits.max(axis=-1))
+    shares[is_bad] = np.nan
+    return chosen, shares
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertVectors:
+    """The small weights of a ``Moe`` op, where it has them."""
+
+    correction: Floats | None = None
+    expert_scale: Floats | None = None
+    gate_bias: Floats | None = None
+    up_bias: Floats | None = None
+    down_bias: Floats | None = None
+
+
 def moe(
+    op: Moe,
     x: Floats,
     logits: Floats,
     gate: Floats,
     up: Floats,
     down: Floats,
-    num_experts_per_token: int,
-    *,
-    normalize_shares: bool,
+    vectors: ExpertVectors,
 ) -> Floats:
     """The experts that each token's router chose, added by their shares in ascending order.
 
     ``logits`` is ``[num_tokens, num_experts]``, ``gate`` and ``up`` are ``[num_experts,
-    expert_width, columns]``, ``down`` is ``[num_experts, rows, expert_width]``. Shares are those of
-    the softmax over all experts; normalized, those of a token's chosen add up to 1 (Shazeer et al.
-    2017, and ``transformers``' ``Qwen3MoeTopKRouter``). A token with a logit that is NaN, or whose
-    largest is infinite, is NaN.
+    expert_width, columns]``, ``down`` is ``[num_experts, rows, expert_width]`` (Shazeer et al. 2017
+    and ``transformers``' routers).
     """
-    chosen = choose_experts(logits, num_experts_per_token)
-    with np.errstate(invalid="ignore"):  # infinity minus infinity is the NaN that is meant
-        shares = np.take_along_axis(softmax(logits), chosen, axis=-1)
-    if normalize_shares:
-        shares = shares / shares.sum(axis=-1, keepdims=True, dtype=np.float32)
+    chosen, shares = expert_shares(op, logits, vectors)
     out = np.zeros((len(x), down.shape[1]), dtype=np.float32)
+
+    def of(biases: Floats | None, expert: int) -> Floats | None:
+        return None if biases is None else biases[expert]
+
     for expert in range(len(gate)):
         tokens, places = np.nonzero(chosen == expert)
         mine = x[tokens]
-        inner = silu_gate(linear(mine, gate[expert], None), linear(mine, up[expert], None))
-        out[tokens] += shares[tokens, places, None] * linear(inner, down[expert], None)
+        inner = gated_activation(
+            linear(mine, gate[expert], of(vectors.gate_bias, expert)),
+            linear(mine, up[expert], of(vectors.up_bias, expert)),
+            op.activation,
+        )
+        made = linear(inner, down[expert], of(vectors.down_bias, expert))
+        out[tokens] += shares[tokens, places, None] * made
     return out
 
 
-def add(x: Floats, y: Floats) -> Floats:
-    """``x + y``."""
-    return x + y
+def sigmoid_gate(x: Floats, gate: Floats) -> Floats:
+    """``x * sigmoid(gate)``; ``gate`` has as many columns as ``x``, or one."""
+    return x * sigmoid(gate)
 
 
-def head(x: Floats, weight: Floats, wanted: Ints) -> Floats:
+def add(x: Floats, y: Floats, scale: float) -> Floats:
+    """``x + scale * y``."""
+    return x + y if scale == 1 else x + np.float32(scale) * y
+
+
+def head(x: Floats, weight: Floats, wanted: Ints, scale: float, softcap: float | None) -> Floats:
     """Logits ``[len(wanted), vocab]`` of the tokens at the rows ``wanted`` of ``x``."""
-    return x[wanted] @ weight.T
+    logits: Floats = x[wanted] @ weight.T
+    return cap(logits if scale == 1 else logits * np.float32(scale), softcap)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from potluck.models.layers import plain_config
 from potluck.models.program import build_program
-from potluck.models.rope import rope_table
+from potluck.models.rope import rope_tables
 from potluck.probe import draw_case, program_case
 from potluck.probe import self_test as case
 from potluck.types.engine import LoadableEngine, MakeEngine
-from potluck.types.model import ModelConfig, RopeConfig
 from potluck.types.program import (
     HIDDEN,
     Attention,
@@ -78,7 +78,7 @@ def program_logits(make_engine: MakeEngine) -> list[list[float]]:
 
 def two_layers() -> Program:
     """The program of ``potluck.probe.program_case``."""
-    config = ModelConfig(
+    config = plain_config(
         family="llama",
         num_layers=program_case.NUM_LAYERS,
         hidden_size=program_case.HIDDEN_SIZE,
@@ -88,20 +88,14 @@ def two_layers() -> Program:
         head_dim=program_case.HEAD_DIM,
         vocab_size=program_case.VOCAB_SIZE,
         max_context_tokens=program_case.CONTEXT_TOKENS,
-        rms_norm_epsilon=program_case.EPSILON,
-        rope=RopeConfig(theta=program_case.ROPE_THETA),
-        tied_head=False,
-        qkv_bias=False,
-        output_bias=False,
-        mlp_bias=False,
-        qk_norm=False,
-        sliding_windows=(None,) * program_case.NUM_LAYERS,
+        norm_epsilon=program_case.EPSILON,
+        theta=program_case.ROPE_THETA,
     )
     return build_program(
         config,
         Shard.whole(program_case.NUM_LAYERS),
         context_tokens=program_case.CONTEXT_TOKENS,
-        rope=rope_table(config, program_case.CONTEXT_TOKENS),
+        ropes=rope_tables(config, program_case.CONTEXT_TOKENS),
     )
 
 
@@ -114,7 +108,7 @@ def _products(make_engine: MakeEngine, fmt: TensorFormat) -> list[list[float]]:
         ops=(Head(x=HIDDEN, weight="weight", vocab_size=case.NUM_ROWS),),
         weights=(WeightSpec(name="weight", shape=shape),),
         caches=(),
-        rope=None,
+        ropes=(),
         hidden_size=case.NUM_COLUMNS,
         vocab_size=case.NUM_ROWS,
         context_tokens=1,
@@ -166,7 +160,7 @@ def _shares(make_engine: MakeEngine) -> list[list[float]]:
         ),
         weights=tuple(WeightSpec(name=name, shape=(width, width)) for name in columns),
         caches=(CacheSpec(num_kv_heads=1, head_dim=width),),
-        rope=None,
+        ropes=(),
         hidden_size=width,
         vocab_size=1,
         context_tokens=num_positions,
@@ -202,7 +196,7 @@ def drawn_tokens(make_engine: MakeEngine) -> list[list[float]]:
         ops=(Head(x=HIDDEN, weight="weight", vocab_size=draw_case.VOCAB_SIZE),),
         weights=(WeightSpec(name="weight", shape=shape),),
         caches=(),
-        rope=None,
+        ropes=(),
         hidden_size=width,
         vocab_size=draw_case.VOCAB_SIZE,
         context_tokens=2,

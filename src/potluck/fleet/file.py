@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from potluck.engines.backends import BACKENDS
+from potluck.engines.backends import BACKENDS, abilities_of
 from potluck.errors import UsageError
 from potluck.fleet.description import (
     ByHand,
@@ -126,7 +126,7 @@ def _described(read: Mapping[str, Any], where: str) -> ByHand:
         )
         if not units:
             raise UsageError(f"{where}: units is empty", hint="leave it out, or describe a unit")
-        if sum(unit.backend == NATIVE for unit in units) > 1:
+        if sum(abilities_of(unit.backend).is_built_in for unit in units) > 1:
             raise UsageError(
                 f"{where}: two units have the backend {NATIVE}",
                 hint=f"a machine has one CPU, and {NATIVE} is also what backend is by default",
@@ -143,7 +143,7 @@ def _unit(read: Mapping[str, Any], where: str) -> DescribedUnit:
         raise UsageError(
             f"{where}: there is no backend {backend}", hint=f"backends are {', '.join(known)}"
         )
-    if backend == NATIVE and "device_memory" in read:
+    if abilities_of(backend).is_built_in and "device_memory" in read:
         raise UsageError(
             f"{where}: device_memory is given, and the backend {NATIVE} uses the machine's memory",
             hint="name the backend of the GPU, such as tinygrad:CUDA",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 
+from potluck.engines.backends import abilities_of
 from potluck.fleet.description import ByHand, DescribedUnit, Fleet, Machine, Probed
 from potluck.placement.offering import headroom_bytes
 from potluck.probe.memory import reserve_bytes
@@ -17,7 +18,6 @@ from potluck.types.cluster import NodeId, UnitId
 from potluck.types.hardware import CpuFacts, Figure, Figures, MemoryFacts, Origin, ProbeReport
 from potluck.types.memory import MemoryLimit, MemoryPool
 from potluck.types.node import CPU_UNIT, NodeReport, UnitReport
-from potluck.types.unit import NATIVE
 from potluck.version import __version__
 
 
@@ -76,7 +76,7 @@ def _units(machine: Machine, host_bytes: int) -> Iterator[UnitReport]:
             num_devices = 0
             for unit in described.units:
                 unit_id = CPU_UNIT
-                if unit.backend != NATIVE:
+                if not abilities_of(unit.backend).is_built_in:
                     num_devices += 1
                     device = "gpu" if num_devices == 1 else f"gpu-{num_devices}"
                     unit_id = UnitId(f"{device}/{unit.backend}")
@@ -100,7 +100,7 @@ def _described_unit(
         usable_bytes=host_bytes if unit.device_bytes is None else unit.device_bytes,
         is_shared=unit.device_bytes is None,
         num_threads=described.num_cores,
-        arithmetics=(Arithmetic.EXACT,) if unit.backend == NATIVE else (),
+        arithmetics=(Arithmetic.EXACT,) if abilities_of(unit.backend).has_arithmetics else (),
         figures=Figures(
             read_bytes_per_second=figure(unit.read_bytes_per_second),
             f32_operations_per_second=figure(unit.operations.f32),
@@ -126,7 +126,9 @@ def _probed_units(probed: Probed, host_bytes: int) -> Iterator[UnitReport]:
             role=unit.role,
             reason=unit.reason,
             rates=trial.rates,
-            arithmetics=arithmetics_with(trial.variants) if unit.backend == NATIVE else (),
+            arithmetics=arithmetics_with(trial.variants)
+            if abilities_of(unit.backend).has_arithmetics
+            else (),
             figures=trial.figures,
         )
 

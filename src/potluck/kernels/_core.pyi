@@ -10,6 +10,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from potluck.types.program import Op
+
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
 U8 = NDArray[np.uint8]
@@ -108,18 +110,27 @@ class Kernels:
     def encode(self, format: str, x: F32, out: U8) -> bool:
         """Finite numbers to blocks of ``format``; whether all scales are finite as float16."""
 
-    def rms_norm(self, x: F32, weight: F32, out: F32, epsilon: float) -> None:
-        """``x, out [tokens, columns]``; groups are as long as ``weight``."""
+    def rms_norm(self, x: F32, weight: F32 | None, out: F32, epsilon: float) -> None:
+        """``x, out [tokens, columns]``; groups are as long as ``weight``, or rows without one."""
+
+    def layer_norm(self, x: F32, weight: F32, out: F32, epsilon: float) -> None:
+        """``x, out [tokens, columns]``."""
 
     def rope(self, x: F32, cos: F32, sin: F32) -> None:
-        """``x [heads, head_dim]`` of one token, in place."""
+        """``x [heads, head_dim]`` of one token, in place; ``cos`` has a column for each pair."""
 
-    def silu_gate(self, gate: F32, up: F32, out: F32) -> None:
-        """Vectors of one length."""
+    # Vectors of one length.
+    def silu_gate(self, gate: F32, up: F32, out: F32) -> None: ...
+    def gelu_gate(self, gate: F32, up: F32, out: F32) -> None: ...
+    def clamped_gate(self, gate: F32, up: F32, out: F32) -> None: ...
+    def sigmoid(self, x: F32, out: F32) -> None: ...
 
-    def add(self, x: F32, y: F32) -> None:
-        """``x += y``, vectors of one length."""
-
+    # Likewise, in place of ``x``.
+    def add(self, x: F32, y: F32) -> None: ...
+    def add_scaled(self, x: F32, y: F32, scale: float) -> None: ...
+    def scale(self, x: F32, factor: float) -> None: ...
+    def multiply(self, x: F32, y: F32) -> None: ...
+    def softcap(self, x: F32, cap: float) -> None: ...
     def append_kv(self, k: F32, v: F32, keys: U16, values: U16, block: int, offset: int) -> None:
         """``k, v [kv_heads, head_dim]``; the cache as bits of float16."""
 
@@ -133,9 +144,11 @@ class Kernels:
         window: int | None,
         scale: float,
         out: F32,
+        softcap: float = 0.0,
+        sinks: F32 | None = None,
     ) -> None:
         """``q, out [tokens, heads, head_dim]`` of neighbouring tokens, the first at ``position``,
-        over all key-value heads.
+        over all key-value heads. A ``softcap`` of 0 is none; ``sinks [heads]``.
         """
 
     def attention_in_parts(
@@ -148,6 +161,8 @@ class Kernels:
         window: int | None,
         scale: float,
         out: F32,
+        softcap: float = 0.0,
+        sinks: F32 | None = None,
     ) -> None:
         """The same head by head, by ``attention_span``, the last span first, and
         ``attention_merge``.
@@ -212,61 +227,6 @@ class OutOfMemoryError(Error):
 class NonFiniteError(Error):
     """The model computed something that is not a number."""
 
-class Embed:
-    def __init__(self, *, weight: str, out: str) -> None: ...
-
-class RmsNorm:
-    def __init__(self, *, x: str, weight: str, out: str, group: int, epsilon: float) -> None: ...
-
-class Linear:
-    def __init__(self, *, x: str, weight: str, out: str, bias: str | None) -> None: ...
-
-class Rope:
-    def __init__(self, *, x: str, num_heads: int, head_dim: int) -> None: ...
-
-class Attention:
-    def __init__(
-        self,
-        *,
-        q: str,
-        k: str,
-        v: str,
-        out: str,
-        cache_index: int,
-        num_heads: int,
-        num_kv_heads: int,
-        head_dim: int,
-        scale: float,
-        window: int | None,
-    ) -> None: ...
-
-class GatedActivation:
-    def __init__(self, *, gate: str, up: str, out: str) -> None: ...
-
-class Moe:
-    def __init__(
-        self,
-        *,
-        x: str,
-        logits: str,
-        gate: str,
-        up: str,
-        down: str,
-        out: str,
-        num_experts: int,
-        num_experts_per_token: int,
-        expert_width: int,
-        normalize_shares: bool,
-    ) -> None: ...
-
-class Add:
-    def __init__(self, *, x: str, y: str) -> None: ...
-
-class Head:
-    def __init__(self, *, x: str, weight: str | None, vocab_size: int) -> None: ...
-
-Op = Embed | RmsNorm | Linear | Rope | Attention | GatedActivation | Moe | Add | Head
-
 class Register:
     def __init__(self, *, name: str, width: int) -> None: ...
 
@@ -281,11 +241,10 @@ class Program:
         self,
         *,
         registers: Sequence[Register],
-        ops: Sequence[Op],
+        ops: Sequence[Op],  # read by the names of their fields
         weights: Sequence[WeightSpec],
         caches: Sequence[CacheSpec],
-        rope_cos: F32 | None,
-        rope_sin: F32 | None,
+        ropes: Sequence[tuple[F32, F32]],  # cosines and sines
         hidden_size: int,
         vocab_size: int,
         context_tokens: int,

@@ -7,16 +7,9 @@ module, not the names.
 from __future__ import annotations
 
 from potluck.kernels._core import (
-    Add,
-    Attention,
     CacheSpec,
-    Embed,
     Error,
-    GatedActivation,
-    Head,
-    Linear,
     MemoryReader,
-    Moe,
     NonFiniteError,
     Opening,
     OutOfMemoryError,
@@ -24,8 +17,6 @@ from potluck.kernels._core import (
     Pooling,
     Program,
     Register,
-    RmsNorm,
-    Rope,
     SampledToken,
     Sampler,
     SamplingParams,
@@ -38,29 +29,17 @@ from potluck.kernels._core import (
     peak_instruction,
 )
 
-Op = Embed | RmsNorm | Linear | Rope | Attention | GatedActivation | Moe | Add | Head
-
 __all__ = [
-    "Add",
-    "Attention",
     "CacheSpec",
-    "Embed",
     "Error",
-    "GatedActivation",
-    "Head",
-    "Linear",
     "MemoryReader",
-    "Moe",
     "NonFiniteError",
-    "Op",
     "Opening",
     "OutOfMemoryError",
     "PooledVector",
     "Pooling",
     "Program",
     "Register",
-    "RmsNorm",
-    "Rope",
     "SampledToken",
     "Sampler",
     "SamplingParams",

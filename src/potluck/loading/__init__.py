@@ -15,7 +15,7 @@ from potluck.loading.packed_cache import (
     PackedWeights,
     default_packed_folder,
 )
-from potluck.loading.plan import plan_stage, program_to_count
+from potluck.loading.plan import matrix_formats, plan_stage, program_to_count
 from potluck.types.stage import StagePlan, StageSize
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "StageSize",
     "combined",
     "default_packed_folder",
+    "matrix_formats",
     "plan_stage",
     "program_to_count",
     "require_memory",

@@ -18,7 +18,7 @@ from potluck.loading.packed_cache import PackedWeights
 from potluck.loading.packed_key import weights_key
 from potluck.loading.plan import program_to_count
 from potluck.models.program import build_program
-from potluck.models.rope import rope_table
+from potluck.models.rope import rope_tables
 from potluck.types.engine import LoadableEngine
 from potluck.types.program import Program
 from potluck.types.stage import StagePlan
@@ -74,8 +74,8 @@ def load_stage(
     size = plan.size
     config, shard = description.config, plan.shard
     if shard.start_layer < shard.end_layer:
-        rope = rope_table(config, size.context_tokens)
-        program = build_program(config, shard, context_tokens=size.context_tokens, rope=rope)
+        ropes = rope_tables(config, size.context_tokens)
+        program = build_program(config, shard, context_tokens=size.context_tokens, ropes=ropes)
     else:
         program = program_to_count(config, shard, size.context_tokens)
     engine = make_engine(

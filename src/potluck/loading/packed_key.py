@@ -46,7 +46,7 @@ def packed_key(
         made.append(
             [
                 [tensor.canonical_name, info.format.label, info.shape],
-                [tensor.stored_names, sources[0].type_name, tensor.interleaved_heads],
+                [tensor.stored_names, sources[0].type_name, repr(tensor)],
                 [[files.index(source.file), source.offset] for source in sources],
             ]
         )

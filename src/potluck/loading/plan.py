@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-
-import numpy as np
+from collections.abc import Iterable, Sequence
 
 from potluck.engines.costs import check_backend, cost_of
 from potluck.errors import ParameterError
 from potluck.models.program import build_program
-from potluck.models.rope import rope_table_bytes
+from potluck.models.rope import empty_rope_tables, rope_table_bytes
 from potluck.types.engine import EngineCost
 from potluck.types.memory import MemoryPlan
 from potluck.types.model import ModelConfig
 from potluck.types.profile import ModelProfile
-from potluck.types.program import Head, Linear, Moe, Program, RopeTable, Shard
+from potluck.types.program import Head, Linear, Moe, Program, Shard
 from potluck.types.stage import StagePlan, StageSize
-from potluck.types.tensor import TensorInfo
+from potluck.types.tensor import TensorFormat, TensorInfo
 from potluck.types.unit import NATIVE
 from potluck.weights.load import check_weights, format_remarks, loaded_weights, staging_bytes
 
@@ -37,17 +35,18 @@ def plan_stage(
     tensor and counts once. Raises ``ParameterError`` for a context the model was not made for and
     for weights that cannot be mapped, and as ``check_backend``, ``check_weights`` and ``cost_of``.
     """
-    if size.is_mapped and size.backend != NATIVE:
+    engine = cost or cost_of(size.backend)
+    if size.is_mapped and not engine.abilities.maps_weights:
         raise ParameterError(
             "mmap",
             f"weights cannot be mapped for the backend {size.backend}",
             hint=f"leave out --mmap, or use --backend {NATIVE}",
         )
-    engine = cost or cost_of(size.backend)
     program = program_to_count(profile.config, shard, size.context_tokens)
     check_backend(size.backend, engine, program)
     stored = check_weights(program, profile, path=profile.path)
     loaded = loaded_weights(program, stored, size.quantization)
+    check_backend(size.backend, engine, program, matrix_formats(loaded))
     weights: Counter[str] = Counter()
     for info in loaded:
         weights[info.format.label] += engine.loaded_bytes(info)
@@ -57,7 +56,7 @@ def plan_stage(
         staging += _packing_bytes(loaded)
     else:
         staging += max(map(engine.staging_bytes, loaded), default=0)
-    has_rope = program.rope is not None
+    has_rope = bool(program.ropes)
     memory = MemoryPlan(
         weights=() if size.is_mapped else by_format,
         mapped=by_format if size.is_mapped else (),
@@ -85,6 +84,11 @@ def plan_stage(
     )
 
 
+def matrix_formats(loaded: Iterable[TensorInfo]) -> frozenset[TensorFormat]:
+    """Return the formats of matrices and stacks of them, as they are loaded."""
+    return frozenset(info.format for info in loaded if len(info.shape) > 1)
+
+
 def _multiplied(program: Program) -> frozenset[str]:
     """The names of the matrices in products."""
     names: set[str] = set()
@@ -106,7 +110,5 @@ def _packing_bytes(loaded: Sequence[TensorInfo]) -> int:
 
 def program_to_count(config: ModelConfig, shard: Shard, context_tokens: int) -> Program:
     """The program without the numbers of its rope table, whose pages are never touched."""
-    shape = (context_tokens, config.head_dim // 2)
-    nothing = np.zeros(shape, dtype=np.float32)
-    rope = RopeTable(cos=nothing, sin=nothing)
-    return build_program(config, shard, context_tokens=context_tokens, rope=rope)
+    ropes = empty_rope_tables(config, context_tokens)
+    return build_program(config, shard, context_tokens=context_tokens, ropes=ropes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from potluck.engines.backends import BACKENDS, native_unit, unit_address
+from potluck.engines.backends import BACKENDS, abilities_of, native_unit, unit_address
 from potluck.engines.native import choose_isa
 from potluck.errors import ParameterError, UsageError
 from potluck.probe.all_layers import LAYERS
@@ -37,7 +37,7 @@ def find_unit(backend: str | None, *, isa: str | None, allow_software: bool = Fa
     with the reasons where it works on nothing here.
     """
     name = backend_of(backend or NATIVE)
-    if name == NATIVE:
+    if abilities_of(name).is_built_in:
         return LocalUnit(address=native_unit(choose_isa(isa)))
     spec = next((spec for spec in BACKENDS if spec.name == name), None)
     if spec is None:

@@ -102,6 +102,23 @@ class Fields:
             raise self.error(key, problem)
         return counts
 
+    def positives(self, key: str, count: int) -> tuple[float, ...]:
+        """A list of ``count`` finite numbers above 0."""
+        value = self._value(key, None)
+        problem = f"must be a list of {count} positive numbers"
+        if not isinstance(value, list | tuple) or len(value) != count:
+            raise self.error(key, problem)
+        numbers = tuple(
+            float(item)
+            for item in value
+            if isinstance(item, int | float)
+            and not isinstance(item, bool)
+            and 0 < item <= sys.float_info.max
+        )
+        if len(numbers) != count:
+            raise self.error(key, problem)
+        return numbers
+
     def section(self, key: str) -> Fields | None:
         """The mapping under ``key``, or None when it is absent or empty."""
         value = self.get(key)
@@ -147,19 +164,16 @@ def check_heads(
 def read_experts(
     fields: Fields,
     *,
-    is_in_layer: tuple[bool, ...],
     hidden_size: int,
     normalize_shares: bool,
     count_key: str,
     used_key: str,
     width_key: str,
-) -> ExpertsConfig | None:
-    """The experts under these keys, or None where no layer has any.
+) -> ExpertsConfig:
+    """The experts under these keys.
 
     Raises unless a token can have as many as are used, and the kernels take their sizes.
     """
-    if not any(is_in_layer):
-        return None
     num_experts = fields.count(count_key, MAX_EXPERTS)
     num_used = fields.count(used_key, MAX_EXPERTS)
     if num_used > num_experts:
@@ -173,7 +187,6 @@ def read_experts(
         num_experts_per_token=num_used,
         width=width,
         normalize_shares=normalize_shares,
-        is_in_layer=is_in_layer,
     )
 
 

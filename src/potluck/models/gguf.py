@@ -6,6 +6,7 @@ means is what llama.cpp takes it for (``llama-model.cpp``, ``load_hparams``).
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import struct
 from collections.abc import Iterable, Mapping
@@ -22,8 +23,18 @@ from potluck.models.fields import (
     read_experts,
     unsupported,
 )
+from potluck.models.layers import plain_layers
 from potluck.models.names import GGUF_ROPE_FACTORS
-from potluck.types.model import ExpertsConfig, ModelConfig, RopeConfig, RopeScaling
+from potluck.types.model import (
+    AttentionConfig,
+    ExpertsConfig,
+    HeadNorm,
+    MlpConfig,
+    ModelConfig,
+    RopeConfig,
+    RopeScaling,
+)
+from potluck.types.program import Activation
 from potluck.types.tensor import TensorFormat, TensorSource
 
 _EMBEDDING = "token_embd.weight"
@@ -45,8 +56,11 @@ _READ_KEYS = frozenset(
         "rope.dimension_count",
         "rope.freq_base",
         "rope.scale_linear",
+        "rope.scaling.attn_factor",
         "rope.scaling.factor",
         "rope.scaling.type",
+        "rope.scaling.yarn_beta_fast",
+        "rope.scaling.yarn_beta_slow",
     }
 )
 # Known keys that say nothing about the arithmetic of these families. The vocabulary's size is
@@ -70,7 +84,6 @@ _NEUTRAL_VALUES: Mapping[str, tuple[object, ...]] = {
     "expert_weights_scale": (0, 1),
     "logit_scale": (0, 1),
     "residual_scale": (0, 1),
-    "rope.scaling.attn_factor": (0, 1),
 }
 
 
@@ -83,17 +96,19 @@ def read_config(
     qkv_bias: bool = False,
     output_bias: bool = False,
     mlp_bias: bool = False,
-    qk_norm: bool = False,
+    head_norm: HeadNorm = HeadNorm.NONE,
     sliding_window: int | None = None,
-    experts: ExpertsConfig | None = None,
+    experts: tuple[ExpertsConfig | None, ...] | None = None,
+    activation: Activation = Activation.SILU,
+    epsilon_key: str = "attention.layer_norm_rms_epsilon",
 ) -> ModelConfig:
     """The configuration of a ``family`` that reads the keys ``implemented`` itself.
 
     ``fields`` are the architecture's own keys without their prefix; ``source`` has the tensors
-    under the file's names. ``sliding_window`` holds for every layer.
+    under the file's names. ``sliding_window`` holds for every layer, ``experts`` are one for each
+    layer. Layers are alike otherwise; a family changes them with ``with_layers``.
     """
-    _refuse_unsupported(fields, _READ_KEYS | _DESCRIPTIVE_KEYS | implemented)
-    num_layers = fields.count("block_count", MAX_LAYERS)
+    _refuse_unsupported(fields, _READ_KEYS | _DESCRIPTIVE_KEYS | implemented, lists=implemented)
     hidden_size = fields.count("embedding_length", MAX_WIDTH)
     num_heads = fields.count("attention.head_count", MAX_HEADS)
     num_kv_heads = fields.count("attention.head_count_kv", MAX_HEADS, num_heads)
@@ -110,32 +125,39 @@ def read_config(
         kv_heads_key="attention.head_count_kv",
         head_dim_key="attention.key_length",
     )
-    for key in ("attention.value_length", "rope.dimension_count"):
-        if fields.count(key, MAX_WIDTH, head_dim) != head_dim:
-            raise unsupported(f"{key}={fields.get(key)} with heads of {head_dim}")
+    if fields.count("attention.value_length", MAX_WIDTH, head_dim) != head_dim:
+        value_dim = fields.get("attention.value_length")
+        raise unsupported(f"attention.value_length={value_dim} with heads of {head_dim}")
     names = frozenset(source.names())
     num_labels = source.info(_CLASSIFIER).num_rows if _CLASSIFIER in names else 0
     if num_labels > hidden_size:
         raise unsupported(f"a classifier of {num_labels} labels")
-    return ModelConfig(
-        family=family,
-        num_layers=num_layers,
-        hidden_size=hidden_size,
-        intermediate_size=fields.count("feed_forward_length", MAX_WIDTH),
+    num_layers = fields.count("block_count", MAX_LAYERS)
+    attention = AttentionConfig(
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
-        vocab_size=_vocab_size(fields, source, names),
-        max_context_tokens=fields.count("context_length", MAX_CONTEXT_TOKENS),
-        rms_norm_epsilon=fields.positive("attention.layer_norm_rms_epsilon"),
-        rope=_read_rope(fields, source, names, head_dim),
-        tied_head=_HEAD not in names and not num_labels,
+        scale=head_dim**-0.5,
+        window=sliding_window,
         qkv_bias=qkv_bias,
         output_bias=output_bias,
-        mlp_bias=mlp_bias,
-        qk_norm=qk_norm,
-        sliding_windows=(sliding_window,) * num_layers,
-        experts=experts,
+        head_norm=head_norm,
+    )
+    mlp = MlpConfig(
+        width=fields.count("feed_forward_length", MAX_WIDTH),
+        activation=activation,
+        has_bias=mlp_bias,
+    )
+    windows = (sliding_window,) * num_layers
+    return ModelConfig(
+        family=family,
+        hidden_size=hidden_size,
+        vocab_size=_vocab_size(fields, source, names),
+        max_context_tokens=fields.count("context_length", MAX_CONTEXT_TOKENS),
+        norm_epsilon=fields.positive(epsilon_key),
+        layers=plain_layers(num_layers, attention, mlp, windows, experts),
+        ropes=(read_rope(fields, source, head_dim),),
+        tied_head=_HEAD not in names and not num_labels,
         has_logits=not num_labels,
         num_labels=num_labels,
     )
@@ -159,8 +181,8 @@ _SOFTMAX = 1
 
 def read_experts_of_layers(
     fields: Fields, source: TensorSource, *, normalize_shares: bool
-) -> ExpertsConfig | None:
-    """The experts of the layers that have a router; ``normalize_shares`` is the architecture's.
+) -> tuple[ExpertsConfig | None, ...]:
+    """The experts, in the layers that have a router; ``normalize_shares`` is the architecture's.
 
     A file may say for itself whether shares are normalized, and which function makes them.
     """
@@ -169,22 +191,27 @@ def read_experts_of_layers(
         raise unsupported(f"{fields.prefix}expert_gating_func={gating}")
     names = frozenset(source.names())
     num_layers = fields.count("block_count", MAX_LAYERS)
-    return read_experts(
+    has_router = tuple(_ROUTER.format(layer) in names for layer in range(num_layers))
+    if not any(has_router):
+        return (None,) * num_layers
+    experts = read_experts(
         fields,
-        is_in_layer=tuple(_ROUTER.format(layer) in names for layer in range(num_layers)),
         hidden_size=fields.count("embedding_length", MAX_WIDTH),
         normalize_shares=fields.flag("expert_weights_norm", default=normalize_shares),
         count_key="expert_count",
         used_key="expert_used_count",
         width_key="expert_feed_forward_length",
     )
+    return tuple(experts if is_there else None for is_there in has_router)
 
 
-def _refuse_unsupported(fields: Fields, known: frozenset[str]) -> None:
+def _refuse_unsupported(fields: Fields, known: frozenset[str], *, lists: frozenset[str]) -> None:
     features = [
         f"{fields.prefix}{key}={value}"
         for key, value in fields.values.items()
-        if (isinstance(value, Iterable) and not isinstance(value, str) and key not in _LISTS)
+        if (
+            isinstance(value, Iterable) and not isinstance(value, str) and key not in _LISTS | lists
+        )
         or (key not in known and value not in _NEUTRAL_VALUES.get(key, (None, 0, "")))
     ]
     if features:
@@ -200,35 +227,54 @@ def _vocab_size(fields: Fields, source: TensorSource, names: frozenset[str]) -> 
     return shape[0]
 
 
-def _read_rope(
-    fields: Fields, source: TensorSource, names: frozenset[str], head_dim: int
-) -> RopeConfig:
+def read_rope(fields: Fields, source: TensorSource, head_dim: int) -> RopeConfig:
+    """Rope from the metadata, and from the tensor of factors where there is one."""
     theta = fields.positive("rope.freq_base", 10_000.0)
+    rotary_dim = fields.count("rope.dimension_count", MAX_WIDTH, head_dim)
+    if rotary_dim > head_dim or rotary_dim % 2:
+        raise fields.error("rope.dimension_count", f"is not possible with heads of {head_dim}")
     factors = None
-    if GGUF_ROPE_FACTORS in names:
-        factors = _read_frequency_factors(fields, source, head_dim)
+    if GGUF_ROPE_FACTORS in frozenset(source.names()):
+        factors = _read_frequency_factors(fields, source, rotary_dim)
+    plain = RopeConfig(theta=theta, rotary_dim=rotary_dim, frequency_factors=factors)
     # A factor without a type means linear; a type without a factor scales by nothing.
     kind = fields.text("rope.scaling.type", "linear")
-    if kind not in ("none", "linear"):
+    if kind not in ("none", "linear", "yarn"):
         raise unsupported(f"rope scaling {kind}")
     factor_key = (
         "rope.scale_linear" if fields.get("rope.scaling.factor") is None else "rope.scaling.factor"
     )
+    if kind != "yarn" and fields.get("rope.scaling.attn_factor") not in (None, 0, 1):
+        raise unsupported(
+            f"{fields.prefix}rope.scaling.attn_factor={fields.get('rope.scaling.attn_factor')}"
+        )
     if kind == "none" or fields.get(factor_key) in (None, 0):
-        return RopeConfig(theta=theta, frequency_factors=factors)
-    return RopeConfig(
-        theta=theta,
-        scaling=RopeScaling.LINEAR,
-        factor=fields.positive(factor_key),
-        frequency_factors=factors,
+        return plain
+    factor = fields.positive(factor_key)
+    if kind == "linear":
+        return dataclasses.replace(plain, scaling=RopeScaling.LINEAR, factor=factor)
+    # As llama.cpp: the bounds are rounded, and cosines and sines are scaled by 1 + 0.1 ln(factor).
+    return dataclasses.replace(
+        plain,
+        scaling=RopeScaling.YARN,
+        factor=factor,
+        original_context_tokens=fields.count(
+            "rope.scaling.original_context_length",
+            MAX_CONTEXT_TOKENS,
+            fields.count("context_length", MAX_CONTEXT_TOKENS),
+        ),
+        beta_fast=fields.positive("rope.scaling.yarn_beta_fast", 32.0),
+        beta_slow=fields.positive("rope.scaling.yarn_beta_slow", 1.0),
+        attention_factor=fields.positive("rope.scaling.attn_factor", 1.0)
+        * (1.0 if factor <= 1 else 1.0 + 0.1 * math.log(factor)),
     )
 
 
 def _read_frequency_factors(
-    fields: Fields, source: TensorSource, head_dim: int
+    fields: Fields, source: TensorSource, rotary_dim: int
 ) -> tuple[float, ...]:
     """The divisors of the frequencies that Llama 3's files carry as a tensor."""
-    num_pairs = head_dim // 2
+    num_pairs = rotary_dim // 2
     info = source.info(GGUF_ROPE_FACTORS)
     if info.format is not TensorFormat.F32 or math.prod(info.shape) != num_pairs:
         raise ModelFileError(

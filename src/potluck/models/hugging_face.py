@@ -6,6 +6,7 @@ Keys, their defaults and their meaning are those of ``transformers`` 5 (``config
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from potluck.errors import ModelFileError
@@ -22,9 +23,20 @@ from potluck.models.fields import (
     read_experts,
     unsupported,
 )
-from potluck.types.model import ExpertsConfig, ModelConfig, RopeConfig, RopeScaling
+from potluck.models.layers import plain_layers
+from potluck.types.model import (
+    AttentionConfig,
+    ExpertsConfig,
+    HeadNorm,
+    MlpConfig,
+    ModelConfig,
+    RopeConfig,
+    RopeScaling,
+)
+from potluck.types.program import Activation
 
 _DEFAULT_THETA = 10_000.0
+_SILU: Mapping[str, Activation] = {"silu": Activation.SILU}
 
 # Keys that change the arithmetic, and the values (besides null) with which they do not. A family
 # names those that it implements; the others must be neutral.
@@ -79,6 +91,27 @@ _ROPE_KEYS: Mapping[str, frozenset[str]] = {
     "default": frozenset(),
     "none": frozenset(),
     "linear": frozenset({"factor"}),
+    "yarn": frozenset(
+        {
+            "factor",
+            "original_max_position_embeddings",
+            "beta_fast",
+            "beta_slow",
+            "attention_factor",
+            "mscale",
+            "mscale_all_dim",
+            "truncate",
+        }
+    ),
+    "longrope": frozenset(
+        {
+            "factor",
+            "long_factor",
+            "short_factor",
+            "attention_factor",
+            "original_max_position_embeddings",
+        }
+    ),
     "llama3": frozenset(
         {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}
     ),
@@ -96,17 +129,25 @@ def read_config(
     qkv_bias: bool = False,
     output_bias: bool = False,
     mlp_bias: bool = False,
-    qk_norm: bool = False,
+    head_norm: HeadNorm = HeadNorm.NONE,
     sliding_windows: tuple[int | None, ...] | None = None,
-    experts: ExpertsConfig | None = None,
+    experts: tuple[ExpertsConfig | None, ...] | None = None,
+    activations: Mapping[str, Activation] = _SILU,
+    default_rotary_share: float | None = None,
 ) -> ModelConfig:
     """The configuration of a ``family`` that reads the keys ``implemented`` itself.
 
     ``absent_kv_heads`` is the number of key-value heads if the key is absent (a null, or no such
     number, means as many as query heads). ``default_head_dim`` defaults to an equal share of the
-    hidden size, ``sliding_windows`` to full attention in every layer.
+    hidden size, ``sliding_windows`` to full attention in every layer, ``experts``, one for each
+    layer, to an MLP in every layer. ``activations`` are those that the family computes, by
+    ``hidden_act``. ``default_rotary_share`` is the part of a head that turns, where the file does
+    not say (``partial_rotary_factor``); None: the family turns whole heads. Layers are alike but
+    for ``sliding_windows`` and ``experts``; a family changes them with ``with_layers``.
     """
-    refuse_unsupported(fields, implemented)
+    if default_rotary_share is not None:
+        implemented = implemented | {"partial_rotary_factor"}
+    refuse_unsupported(fields, implemented, activations)
     num_layers = num_hidden_layers(fields)
     hidden_size = fields.count("hidden_size", MAX_WIDTH)
     num_heads = fields.count("num_attention_heads", MAX_HEADS)
@@ -128,25 +169,35 @@ def read_config(
         head_dim_key="head_dim",
     )
     max_context_tokens = fields.count("max_position_embeddings", MAX_CONTEXT_TOKENS)
-    return ModelConfig(
-        family=family,
-        num_layers=num_layers,
-        hidden_size=hidden_size,
-        intermediate_size=fields.count("intermediate_size", MAX_WIDTH),
+    attention = AttentionConfig(
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
-        vocab_size=fields.count("vocab_size", MAX_VOCAB),
-        max_context_tokens=max_context_tokens,
-        rms_norm_epsilon=fields.positive("rms_norm_eps", 1e-6),
-        rope=_read_rope(fields, max_context_tokens),
-        tied_head=fields.flag("tie_word_embeddings", default=False),
+        scale=head_dim**-0.5,
         qkv_bias=qkv_bias,
         output_bias=output_bias,
-        mlp_bias=mlp_bias,
-        qk_norm=qk_norm,
-        sliding_windows=sliding_windows or (None,) * num_layers,
-        experts=experts,
+        head_norm=head_norm,
+    )
+    mlp = MlpConfig(
+        width=fields.count("intermediate_size", MAX_WIDTH),
+        activation=activations[fields.text("hidden_act", "silu")],
+        has_bias=mlp_bias,
+    )
+    rope = read_rope(
+        fields,
+        head_dim=head_dim,
+        max_context_tokens=max_context_tokens,
+        default_rotary_share=default_rotary_share,
+    )
+    return ModelConfig(
+        family=family,
+        hidden_size=hidden_size,
+        vocab_size=fields.count("vocab_size", MAX_VOCAB),
+        max_context_tokens=max_context_tokens,
+        norm_epsilon=fields.positive("rms_norm_eps", 1e-6),
+        layers=plain_layers(num_layers, attention, mlp, sliding_windows, experts),
+        ropes=(rope,),
+        tied_head=fields.flag("tie_word_embeddings", default=False),
     )
 
 
@@ -157,8 +208,8 @@ EXPERT_KEYS = frozenset({"num_experts", "num_local_experts", "num_experts_per_to
 _MATRICES_OF_EXPERT = 3
 
 
-def experts_by_step(fields: Fields) -> ExpertsConfig | None:
-    """The experts of the Qwen families.
+def experts_by_step(fields: Fields) -> tuple[ExpertsConfig | None, ...]:
+    """The experts of the Qwen families, layer by layer.
 
     Every ``decoder_sparse_step``-th layer has them, but for ``mlp_only_layers``. Newer files call
     ``num_experts`` ``num_local_experts``.
@@ -173,18 +224,21 @@ def experts_by_step(fields: Fields) -> ExpertsConfig | None:
         raise fields.error(
             count_key, f"in {num_layers} layers means more than {MAX_TENSORS} tensors"
         )
-    return read_experts(
+    has_experts = tuple(
+        num_experts > 0 and layer not in dense and (layer + 1) % step == 0
+        for layer in range(num_layers)
+    )
+    if not any(has_experts):
+        return (None,) * num_layers
+    experts = read_experts(
         fields,
-        is_in_layer=tuple(
-            num_experts > 0 and layer not in dense and (layer + 1) % step == 0
-            for layer in range(num_layers)
-        ),
         hidden_size=fields.count("hidden_size", MAX_WIDTH),
         normalize_shares=fields.flag("norm_topk_prob", default=False),
         count_key=count_key,
         used_key="num_experts_per_tok",
         width_key="moe_intermediate_size",
     )
+    return tuple(experts if is_there else None for is_there in has_experts)
 
 
 def num_hidden_layers(fields: Fields) -> int:
@@ -192,7 +246,11 @@ def num_hidden_layers(fields: Fields) -> int:
     return fields.count("num_hidden_layers", MAX_LAYERS)
 
 
-def refuse_unsupported(fields: Fields, implemented: frozenset[str]) -> None:
+def refuse_unsupported(
+    fields: Fields,
+    implemented: frozenset[str],
+    activations: Mapping[str, Activation] = _SILU,
+) -> None:
     """Raise ``UnsupportedModelError`` naming every key that would change the arithmetic."""
     features = [
         f"{key}={_describe(value)}"
@@ -202,7 +260,7 @@ def refuse_unsupported(fields: Fields, implemented: frozenset[str]) -> None:
         and value not in neutral
     ]
     activation = fields.text("hidden_act", "silu")
-    if activation != "silu":
+    if activation not in activations:
         features.append(f"hidden_act={activation}")
     if features:
         raise unsupported(*features)
@@ -239,12 +297,26 @@ def windows_by_layer_type(fields: Fields) -> tuple[int | None, ...]:
     return tuple(window if kind == "sliding_attention" else None for kind in layer_types)
 
 
-def _read_rope(fields: Fields, max_context_tokens: int) -> RopeConfig:
-    """Rope from ``rope_scaling`` or, in newer files, ``rope_parameters``."""
+def read_rope(
+    fields: Fields,
+    *,
+    head_dim: int,
+    max_context_tokens: int,
+    default_rotary_share: float | None = None,
+    key: str | None = None,
+) -> RopeConfig:
+    """Rope from ``rope_scaling`` or, in newer files, ``rope_parameters``.
+
+    With ``key``, from that section of ``rope_parameters``, which has one for each kind of layer
+    then.
+    """
     rope = fields.section("rope_scaling") or fields.section("rope_parameters")
+    if key is not None:
+        rope = None if rope is None else rope.section(key)
     top_level_theta = fields.positive("rope_theta", _DEFAULT_THETA)
+    share = fields.positive("partial_rotary_factor", default_rotary_share or 1.0)
     if rope is None:
-        return RopeConfig(theta=top_level_theta)
+        return RopeConfig(theta=top_level_theta, rotary_dim=_rotary_dim(fields, head_dim, share))
     kind = rope.text("rope_type", rope.text("type", "default"))
     if kind not in _ROPE_KEYS:
         raise unsupported(f"rope scaling {kind}")
@@ -255,31 +327,98 @@ def _read_rope(fields: Fields, max_context_tokens: int) -> RopeConfig:
     )
     if unknown:
         raise unsupported(*(f"{key} in rope scaling {kind}" for key in unknown))
-    if rope.positive("partial_rotary_factor", 1.0) != 1:
-        raise unsupported(f"partial_rotary_factor={rope.get('partial_rotary_factor')}")
+    share = rope.positive("partial_rotary_factor", share)
+    if default_rotary_share is None and share != 1:
+        raise unsupported(f"partial_rotary_factor={share}")
+    rotary_dim = _rotary_dim(rope, head_dim, share)
     theta = rope.positive("rope_theta", top_level_theta)
     if kind == "linear":
-        return RopeConfig(theta=theta, scaling=RopeScaling.LINEAR, factor=rope.positive("factor"))
-    if kind == "llama3":
-        # A trained length outside the section wins over one inside; without either, transformers
-        # takes the model's whole context.
-        original = fields.count(
-            "original_max_position_embeddings",
-            MAX_CONTEXT_TOKENS,
-            rope.count("original_max_position_embeddings", MAX_CONTEXT_TOKENS, max_context_tokens),
+        return RopeConfig(
+            theta=theta,
+            rotary_dim=rotary_dim,
+            scaling=RopeScaling.LINEAR,
+            factor=rope.positive("factor"),
         )
+    if kind == "llama3":
         low, high = rope.positive("low_freq_factor"), rope.positive("high_freq_factor")
         if low >= high:
             raise rope.error("low_freq_factor", "must be below high_freq_factor")
         return RopeConfig(
             theta=theta,
+            rotary_dim=rotary_dim,
             scaling=RopeScaling.LLAMA3,
             factor=rope.positive("factor"),
             low_freq_factor=low,
             high_freq_factor=high,
-            original_context_tokens=original,
+            original_context_tokens=_trained_context(fields, rope, max_context_tokens),
         )
-    return RopeConfig(theta=theta)
+    if kind == "yarn":
+        return _read_yarn(fields, rope, theta, rotary_dim, max_context_tokens)
+    if kind == "longrope":
+        return _read_longrope(fields, rope, theta, rotary_dim, max_context_tokens)
+    return RopeConfig(theta=theta, rotary_dim=rotary_dim)
+
+
+def _read_yarn(
+    fields: Fields, rope: Fields, theta: float, rotary_dim: int, max_context_tokens: int
+) -> RopeConfig:
+    original = _trained_context(fields, rope, max_context_tokens)
+    factor = rope.positive("factor", max_context_tokens / original)
+    # As ``_compute_yarn_parameters``: where both are given, the ratio of the two.
+    scale, all_dims = rope.get("mscale"), rope.get("mscale_all_dim")
+    if scale and all_dims:
+        default = _yarn_scale(factor, rope.positive("mscale")) / _yarn_scale(
+            factor, rope.positive("mscale_all_dim")
+        )
+    else:
+        default = _yarn_scale(factor)
+    return RopeConfig(
+        theta=theta,
+        rotary_dim=rotary_dim,
+        scaling=RopeScaling.YARN,
+        factor=factor,
+        original_context_tokens=original,
+        beta_fast=rope.positive("beta_fast", 32.0),
+        beta_slow=rope.positive("beta_slow", 1.0),
+        truncate=rope.flag("truncate", default=True),
+        attention_factor=rope.positive("attention_factor", default),
+    )
+
+
+def _yarn_scale(factor: float, scale: float = 1.0) -> float:
+    return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
+
+
+def _read_longrope(
+    fields: Fields, rope: Fields, theta: float, rotary_dim: int, max_context_tokens: int
+) -> RopeConfig:
+    original = _trained_context(fields, rope, max_context_tokens)
+    factor = max_context_tokens / original
+    default = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
+    return RopeConfig(
+        theta=theta,
+        rotary_dim=rotary_dim,
+        scaling=RopeScaling.LONGROPE,
+        original_context_tokens=original,
+        long_factors=rope.positives("long_factor", rotary_dim // 2),
+        short_factors=rope.positives("short_factor", rotary_dim // 2),
+        attention_factor=rope.positive("attention_factor", default),
+    )
+
+
+def _trained_context(fields: Fields, rope: Fields, max_context_tokens: int) -> int:
+    # A trained length outside the section wins over one inside; without either, transformers
+    # takes the model's whole context.
+    key = "original_max_position_embeddings"
+    inside = rope.count(key, MAX_CONTEXT_TOKENS, max_context_tokens)
+    return fields.count(key, MAX_CONTEXT_TOKENS, inside)
+
+
+def _rotary_dim(fields: Fields, head_dim: int, share: float) -> int:
+    rotary_dim = int(head_dim * share)
+    if share > 1 or rotary_dim < 2 or rotary_dim % 2:
+        raise fields.error("partial_rotary_factor", f"is not possible with heads of {head_dim}")
+    return rotary_dim
 
 
 def _describe(value: object) -> str:

@@ -9,6 +9,12 @@ from __future__ import annotations
 from potluck.models import gguf, hugging_face
 from potluck.models.family import Family
 from potluck.models.fields import MAX_CONTEXT_TOKENS, Fields
+from potluck.models.names import (
+    GGUF_NAMES,
+    HUGGING_FACE_NAMES,
+    INTERLEAVED_HEADS,
+    FileKind,
+)
 from potluck.types.model import ModelConfig
 from potluck.types.tensor import TensorSource
 
@@ -43,8 +49,11 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
 LLAMA = Family(
     name="llama",
     architecture="LlamaForCausalLM",
-    gguf_architecture="llama",
-    gguf_interleaves_heads=True,
+    gguf_architectures=("llama",),
     from_hugging_face=_from_hugging_face,
     from_gguf=_from_gguf,
+    names={
+        FileKind.HUGGING_FACE: HUGGING_FACE_NAMES,
+        FileKind.GGUF: GGUF_NAMES.changed(INTERLEAVED_HEADS),
+    },
 )

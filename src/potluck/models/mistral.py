@@ -31,8 +31,7 @@ def _window(fields: Fields) -> int | None:
 MISTRAL = Family(
     name="mistral",
     architecture="MistralForCausalLM",
-    gguf_architecture=None,
-    gguf_interleaves_heads=True,
+    gguf_architectures=(),
     from_hugging_face=_from_hugging_face,
     from_gguf=None,
 )

@@ -1,17 +1,22 @@
-"""Canonical tensor names and what model files call them.
+"""Canonical tensor names, and what the files of a family call them.
 
-All families share one map per kind of file. Hugging Face names are those of ``transformers``'
-modules, GGUF names those of https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
+Each family has a ``NameTable`` for each kind of file. Hugging Face names are those of
+``transformers``' modules, GGUF names those of
+https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. What Llama calls its tensors is the usual
+table, which most families take over with changes.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
+from potluck.types.model import ModelConfig
 from potluck.types.program import WeightSpec
-from potluck.types.tensor import StoredTensor
+from potluck.types.tensor import InterleavedHeads, RowRange, StoredTensor
 
 
 class FileKind(enum.Enum):
@@ -27,9 +32,13 @@ GGUF_ROPE_FACTORS = "rope_freqs.weight"
 EMBEDDING = "embed.weight"
 FINAL_NORM = "norm.weight"
 HEAD = "head.weight"
-HUGGING_FACE_PREFIX = "model."
-"""Of every tensor but the head's and the classifier's."""
 CLASSIFIER = "classifier.weight"
+
+_USUAL_PREFIX = "model."
+_EACH_EXPERT = "{expert}"
+"""In a name: the index of an expert, each of which is a tensor of its own."""
+_LAYER_TENSOR = re.compile(r"layers\.(\d+)\.(.+)")
+_HEADS = ("attn.q", "attn.k")
 
 
 def layer_tensor(layer: int, name: str) -> str:
@@ -37,31 +46,102 @@ def layer_tensor(layer: int, name: str) -> str:
     return f"layers.{layer}.{name}"
 
 
-_STEMS: Mapping[FileKind, Mapping[str, str]] = {
-    FileKind.HUGGING_FACE: {
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredPart:
+    """A canonical tensor as a part of a file's tensor, or one stored in another form.
+
+    ``after``: the file has one tensor for several canonical ones, whose rows lie one after another;
+    these, named as parts of the same layer (``attn.q``), come before. The first of them, which
+    comes after none, says that it ``is_part``. ``first`` and ``stride``: it
+    is every ``stride``-th row from ``first`` on. Of a stack of matrices both are meant of each
+    matrix. ``is_interleaved``: the pairs that rope turns lie side by side in each head, and not
+    half of what turns apart. ``plus_one``: the file has ``w - 1`` for a norm's weight ``w``.
+    """
+
+    name: str
+    after: tuple[str, ...] = ()
+    is_part: bool = False
+    first: int = 0
+    stride: int = 1
+    is_interleaved: bool = False
+    plus_one: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NameTable:
+    """What one kind of file calls a family's tensors.
+
+    ``stems`` and ``layer_stems`` are by the canonical name without its last part, which is
+    ``weight`` or ``bias`` and the same in the file (``attn.q`` for ``layers.3.attn.q.bias``), or by
+    the whole of it, for a tensor that the file calls otherwise (``attn.sinks.weight``).
+    ``layer_prefix`` is followed by the layer's number and a dot. ``ignored`` are tensors that
+    nothing needs; ``skipped`` are parts of a model that are left out, by what they are.
+    ``has_more_layers``: files hold layers after the last one, which predict further tokens and are
+    left out as well.
+    """
+
+    stems: Mapping[str, str | StoredPart]
+    layer_prefix: str
+    layer_stems: Mapping[str, str | StoredPart]
+    ignored: re.Pattern[str]
+    skipped: Mapping[str, re.Pattern[str]] = field(default_factory=dict)
+    has_more_layers: bool = False
+
+    def changed(
+        self,
+        layer_stems: Mapping[str, str | StoredPart],
+        *,
+        stems: Mapping[str, str | StoredPart] | None = None,
+        skipped: Mapping[str, re.Pattern[str]] | None = None,
+    ) -> NameTable:
+        """The table with more stems, or others for the same canonical names."""
+        return dataclasses.replace(
+            self,
+            stems={**self.stems, **(stems or {})},
+            layer_stems={**self.layer_stems, **layer_stems},
+            skipped={**self.skipped, **(skipped or {})},
+        )
+
+    def skipped_by(self, config: ModelConfig) -> Mapping[str, Callable[[str], object]]:
+        """What of a model is left out, and whether a tensor, by its name, is of that part."""
+        parts: dict[str, Callable[[str], object]] = {
+            what: pattern.match for what, pattern in self.skipped.items()
+        }
+        if self.has_more_layers:
+            layer = re.compile(rf"{re.escape(with_prefix(config, self.layer_prefix))}(\d+)\.")
+
+            def is_beyond(name: str) -> bool:
+                found = layer.match(name)
+                return found is not None and int(found[1]) >= config.num_layers
+
+            parts["layers that predict further tokens"] = is_beyond
+        return parts
+
+    def find(self, canonical_name: str) -> StoredPart:
+        """Where the file has a canonical tensor; ``KeyError`` if ``canonical_name`` is none."""
+        layer = _LAYER_TENSOR.fullmatch(canonical_name)
+        prefix = "" if layer is None else f"{self.layer_prefix}{layer[1]}."
+        stems = self.stems if layer is None else self.layer_stems
+        name = canonical_name if layer is None else layer[2]
+        stem, _, suffix = name.rpartition(".")
+        ending = ""
+        found = stems.get(name)
+        if found is None:
+            found, ending = stems[stem], f".{suffix}"
+        if isinstance(found, str):
+            found = StoredPart(name=found)
+        return dataclasses.replace(found, name=f"{prefix}{found.name}{ending}")
+
+
+HUGGING_FACE_NAMES = NameTable(
+    stems={
         "embed": "model.embed_tokens",
         "norm": "model.norm",
         "head": "lm_head",
         "classifier": "score",
     },
-    FileKind.GGUF: {
-        "embed": "token_embd",
-        "norm": "output_norm",
-        "head": "output",
-        "classifier": "cls.output",
-    },
-}
-
-_LAYER_PREFIXES: Mapping[FileKind, str] = {
-    FileKind.HUGGING_FACE: "model.layers.",
-    FileKind.GGUF: "blk.",
-}
-
-_EACH_EXPERT = "{expert}"
-"""In a name: the index of an expert, each of which is a tensor of its own."""
-
-_LAYER_STEMS: Mapping[FileKind, Mapping[str, str]] = {
-    FileKind.HUGGING_FACE: {
+    layer_prefix="model.layers.",
+    layer_stems={
         "attn_norm": "input_layernorm",
         "attn.q": "self_attn.q_proj",
         "attn.k": "self_attn.k_proj",
@@ -78,7 +158,19 @@ _LAYER_STEMS: Mapping[FileKind, Mapping[str, str]] = {
         "mlp.experts.up": "mlp.experts.{expert}.up_proj",
         "mlp.experts.down": "mlp.experts.{expert}.down_proj",
     },
-    FileKind.GGUF: {
+    # Precomputed frequencies, which older files carry and nothing reads.
+    ignored=re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq"),
+)
+
+GGUF_NAMES = NameTable(
+    stems={
+        "embed": "token_embd",
+        "norm": "output_norm",
+        "head": "output",
+        "classifier": "cls.output",
+    },
+    layer_prefix="blk.",
+    layer_stems={
         "attn_norm": "attn_norm",
         "attn.q": "attn_q",
         "attn.k": "attn_k",
@@ -95,36 +187,93 @@ _LAYER_STEMS: Mapping[FileKind, Mapping[str, str]] = {
         "mlp.experts.up": "ffn_up_exps",
         "mlp.experts.down": "ffn_down_exps",
     },
+    ignored=re.compile(rf"{re.escape(GGUF_ROPE_FACTORS)}|blk\.\d+\.attn_rot_embd\.weight"),
+)
+
+USUAL_NAMES: Mapping[FileKind, NameTable] = {
+    FileKind.HUGGING_FACE: HUGGING_FACE_NAMES,
+    FileKind.GGUF: GGUF_NAMES,
 }
 
-# Precomputed frequencies, which older files carry and nothing reads.
-_IGNORED: Mapping[FileKind, re.Pattern[str]] = {
-    FileKind.HUGGING_FACE: re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq"),
-    FileKind.GGUF: re.compile(rf"{re.escape(GGUF_ROPE_FACTORS)}|blk\.\d+\.attn_rot_embd\.weight"),
+INTERLEAVED_HEADS: Mapping[str, StoredPart] = {
+    "attn.q": StoredPart(name="attn_q", is_interleaved=True),
+    "attn.k": StoredPart(name="attn_k", is_interleaved=True),
 }
-
-_LAYER_TENSOR = re.compile(r"layers\.(\d+)\.(.+)")
-
-
-def stored_tensor(weight: WeightSpec, file_kind: FileKind) -> StoredTensor:
-    """Where a file keeps a weight; raises ``KeyError`` if its name is not canonical."""
-    name = stored_name(weight.name, file_kind)
-    if _EACH_EXPERT not in name:
-        return StoredTensor(canonical_name=weight.name, stored_names=(name,))
-    names = tuple(name.replace(_EACH_EXPERT, str(expert)) for expert in range(weight.shape[0]))
-    return StoredTensor(canonical_name=weight.name, stored_names=names, is_stacked=True)
+"""Stems of GGUF files that interleave the halves of the heads of q and k."""
 
 
-def stored_name(canonical_name: str, file_kind: FileKind) -> str:
-    """What a file calls a canonical tensor; raises ``KeyError`` if ``canonical_name`` is none."""
-    stem, _, part = canonical_name.rpartition(".")
-    layer = _LAYER_TENSOR.fullmatch(stem)
+def stored_tensor(
+    config: ModelConfig, table: NameTable, weight: WeightSpec, weights: Mapping[str, WeightSpec]
+) -> StoredTensor:
+    """Where a file keeps a weight; raises ``KeyError`` if its name is not canonical.
+
+    ``weights`` are, by name, those of the same layers.
+    """
+    part = table.find(weight.name)
+    name = with_prefix(config, part.name)
+    names: tuple[str, ...] = (name,)
+    is_stacked = _EACH_EXPERT in name
+    if is_stacked:
+        names = tuple(name.replace(_EACH_EXPERT, str(each)) for each in range(weight.shape[0]))
+    return StoredTensor(
+        canonical_name=weight.name,
+        stored_names=names,
+        is_stacked=is_stacked,
+        interleaved=_interleaved(config, weight) if part.is_interleaved else None,
+        row_range=_row_range(part, weight, weights),
+        plus_one=part.plus_one,
+        shape=weight.shape,
+    )
+
+
+def with_prefix(config: ModelConfig, name: str) -> str:
+    """A name of a usual table in the files of ``config``, which may have other prefixes."""
+    if name.startswith(_USUAL_PREFIX):
+        return config.prefix + name.removeprefix(_USUAL_PREFIX)
+    return f"{config.head_prefix}{name}" if name.startswith("lm_head") else name
+
+
+def _row_range(
+    part: StoredPart, weight: WeightSpec, weights: Mapping[str, WeightSpec]
+) -> RowRange | None:
+    if not part.is_part and not part.after and part.stride == 1:
+        return None
+    layer = _LAYER_TENSOR.fullmatch(weight.name)
     if layer is None:
-        return f"{_STEMS[file_kind][stem]}.{part}"
-    prefix = _LAYER_PREFIXES[file_kind]
-    return f"{prefix}{layer[1]}.{_LAYER_STEMS[file_kind][layer[2]]}.{part}"
+        raise ValueError(f"{weight.name} is a part of a tensor and in no layer")
+    suffix = weight.name.rpartition(".")[2]
+    rows = {
+        each: _num_rows(weights[layer_tensor(int(layer[1]), f"{each}.{suffix}")])
+        for each in part.after
+    }
+    return RowRange(
+        start=part.first + sum(rows.values()),
+        num_rows=_num_rows(weight),
+        stride=part.stride,
+        of_vectors=_is_bias(weight),
+    )
 
 
-def is_ignored(stored: str, file_kind: FileKind) -> bool:
-    """Whether a tensor of a file needs no reader."""
-    return _IGNORED[file_kind].fullmatch(stored) is not None
+def _num_rows(weight: WeightSpec) -> int:
+    """Of each matrix, or the elements of each vector."""
+    return weight.shape[-1] if _is_bias(weight) else weight.shape[-2]
+
+
+def _is_bias(weight: WeightSpec) -> bool:
+    return weight.name.endswith(".bias")
+
+
+def _interleaved(config: ModelConfig, weight: WeightSpec) -> InterleavedHeads | None:
+    layer = _LAYER_TENSOR.fullmatch(weight.name)
+    stem = "" if layer is None else layer[2].rpartition(".")[0]
+    if layer is None or stem not in _HEADS:
+        raise ValueError(f"{weight.name} has no heads that rope turns")
+    attention = config.layers[int(layer[1])].attention
+    if attention.rope is None:
+        return None
+    num_heads = attention.num_heads if stem == "attn.q" else attention.num_kv_heads
+    return InterleavedHeads(
+        num_heads=num_heads,
+        head_dim=attention.head_dim,
+        rotary_dim=config.ropes[attention.rope].rotary_dim,
+    )

@@ -30,8 +30,7 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
 QWEN2 = Family(
     name="qwen2",
     architecture="Qwen2ForCausalLM",
-    gguf_architecture="qwen2",
-    gguf_interleaves_heads=False,
+    gguf_architectures=("qwen2",),
     from_hugging_face=_from_hugging_face,
     from_gguf=_from_gguf,
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from potluck.models import gguf, hugging_face
 from potluck.models.family import Family
 from potluck.models.fields import Fields
-from potluck.types.model import ModelConfig
+from potluck.types.model import HeadNorm, ModelConfig
 from potluck.types.tensor import TensorSource
 
 
@@ -19,20 +19,19 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
         default_head_dim=128,
         qkv_bias=attention_bias,
         output_bias=attention_bias,
-        qk_norm=True,
+        head_norm=HeadNorm.HEAD,
         sliding_windows=hugging_face.windows_by_layer_type(fields),
     )
 
 
 def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
-    return gguf.read_config(fields, source, family="qwen3", qk_norm=True)
+    return gguf.read_config(fields, source, family="qwen3", head_norm=HeadNorm.HEAD)
 
 
 QWEN3 = Family(
     name="qwen3",
     architecture="Qwen3ForCausalLM",
-    gguf_architecture="qwen3",
-    gguf_interleaves_heads=False,
+    gguf_architectures=("qwen3",),
     from_hugging_face=_from_hugging_face,
     from_gguf=_from_gguf,
 )

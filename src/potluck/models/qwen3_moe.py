@@ -7,7 +7,7 @@ from __future__ import annotations
 from potluck.models import gguf, hugging_face
 from potluck.models.family import Family
 from potluck.models.fields import MAX_CONTEXT_TOKENS, Fields
-from potluck.types.model import ModelConfig
+from potluck.types.model import HeadNorm, ModelConfig
 from potluck.types.tensor import TensorSource
 
 
@@ -21,7 +21,7 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
         absent_kv_heads=4,
         qkv_bias=attention_bias,
         output_bias=attention_bias,
-        qk_norm=True,
+        head_norm=HeadNorm.HEAD,
         sliding_windows=(_window(fields),) * hugging_face.num_hidden_layers(fields),
         experts=hugging_face.experts_by_step(fields),
     )
@@ -40,7 +40,7 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
         source,
         family="qwen3_moe",
         implemented=gguf.EXPERT_KEYS,
-        qk_norm=True,
+        head_norm=HeadNorm.HEAD,
         # As llama.cpp's build_qwen3moe computes it; the files do not say.
         experts=gguf.read_experts_of_layers(fields, source, normalize_shares=True),
     )
@@ -49,8 +49,7 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
 QWEN3_MOE = Family(
     name="qwen3_moe",
     architecture="Qwen3MoeForCausalLM",
-    gguf_architecture="qwen3moe",
-    gguf_interleaves_heads=False,
+    gguf_architectures=("qwen3moe",),
     from_hugging_face=_from_hugging_face,
     from_gguf=_from_gguf,
 )

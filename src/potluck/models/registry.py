@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from potluck.errors import ModelFileError, UnsupportedModelError
 from potluck.models.family import Family
 from potluck.models.fields import Fields, one_line, unsupported
+from potluck.models.gemma2 import GEMMA2
+from potluck.models.gemma3 import GEMMA3
+from potluck.models.gemma4 import GEMMA4, GEMMA4_UNIFIED
 from potluck.models.llama import LLAMA
 from potluck.models.mistral import MISTRAL
 from potluck.models.names import (
     CLASSIFIER,
     EMBEDDING,
     HEAD,
-    HUGGING_FACE_PREFIX,
     FileKind,
-    is_ignored,
-    stored_name,
+    NameTable,
     stored_tensor,
+    with_prefix,
 )
 from potluck.models.program import weight_specs
 from potluck.models.qwen2 import QWEN2
@@ -28,7 +30,26 @@ from potluck.types.model import ModelConfig
 from potluck.types.program import Program, Shard, WeightSpec
 from potluck.types.tensor import StoredTensor, TensorSource
 
-FAMILIES: tuple[Family, ...] = (LLAMA, MISTRAL, QWEN2, QWEN3, QWEN3_MOE)
+_PREFIXES = (
+    ("model.", ""),
+    ("", ""),
+    ("model.language_model.", ""),
+    ("language_model.model.", "language_model."),
+)
+"""Of the tensors of a Hugging Face model, and of its head: as ``…ForCausalLM`` has them, as the
+inner model alone, and as models that also see have their text part, in newer and older files."""
+
+FAMILIES: tuple[Family, ...] = (
+    LLAMA,
+    MISTRAL,
+    QWEN2,
+    QWEN3,
+    QWEN3_MOE,
+    GEMMA2,
+    GEMMA3,
+    GEMMA4,
+    GEMMA4_UNIFIED,
+)
 
 
 def config_from_hugging_face(
@@ -45,6 +66,12 @@ def config_from_hugging_face(
     if not architectures and not model_type:
         raise ModelFileError(path, "model_type is missing")
     for family in FAMILIES:
+        wrapper = family.wrappers.get(model_type)
+        if wrapper is not None and architectures in ((wrapper,), ()):
+            return family.from_hugging_face(_text_part(fields))
+        alias = family.aliases.get(model_type)
+        if alias is not None and architectures in ((alias,), ()):
+            return family.from_hugging_face(fields)
         if model_type not in (family.name, ""):
             continue
         if architectures in ((family.architecture,), ()):
@@ -61,6 +88,22 @@ def config_from_hugging_face(
     raise _unknown_family("architecture", ", ".join(architectures), aside, known=known)
 
 
+def _text_part(fields: Fields) -> Fields:
+    """The text part of a model that also sees or hears.
+
+    Whether the head is tied, and how its weights are quantized, is said of the whole model.
+    """
+    text = fields.section("text_config")
+    if text is None:
+        raise ModelFileError(fields.path, "text_config is missing")
+    outer = {
+        key: fields.values[key]
+        for key in ("tie_word_embeddings", "quantization_config")
+        if key in fields.values
+    }
+    return dataclasses.replace(text, values={**outer, **text.values})
+
+
 def config_from_gguf(
     metadata: Mapping[str, object], source: TensorSource, *, path: str
 ) -> ModelConfig:
@@ -71,7 +114,7 @@ def config_from_gguf(
     """
     architecture = Fields(values=metadata, path=path).text("general.architecture")
     for family in FAMILIES:
-        if family.from_gguf is not None and family.gguf_architecture == architecture:
+        if family.from_gguf is not None and architecture in family.gguf_architectures:
             prefix = f"{architecture}."
             values = {
                 # No other value is got: it may be a whole vocabulary, which is read then.
@@ -80,7 +123,7 @@ def config_from_gguf(
                 if key.startswith(prefix)
             }
             return family.from_gguf(Fields(values=values, path=path, prefix=prefix), source)
-    known = (family.gguf_architecture for family in FAMILIES if family.gguf_architecture)
+    known = [each for family in FAMILIES for each in family.gguf_architectures]
     raise _unknown_family("architecture", architecture, known=known)
 
 
@@ -95,23 +138,25 @@ def stored_weights(
     config: ModelConfig, weights: Iterable[WeightSpec], file_kind: FileKind
 ) -> tuple[StoredTensor, ...]:
     """Where a file of ``file_kind`` keeps each of ``weights``, in their order."""
-    (family,) = (family for family in FAMILIES if family.name == config.family)
-    head = stored_name(EMBEDDING if config.tied_head else HEAD, file_kind)
-    interleaved: dict[str, int] = {}
-    if file_kind is FileKind.GGUF and family.gguf_interleaves_heads:
-        interleaved = {"q": config.num_heads, "k": config.num_kv_heads}
+    specs = {weight.name: weight for weight in weights}
+    table = _names(config, file_kind)
+    head = _stored_name(config, EMBEDDING if config.tied_head else HEAD, file_kind)
     stored: list[StoredTensor] = []
-    for weight in weights:
-        each = stored_tensor(weight, file_kind)
+    for weight in specs.values():
+        each = stored_tensor(config, table, weight, specs)
         if weight.name == CLASSIFIER and config.label_tokens:
             each = dataclasses.replace(each, stored_names=(head,), rows=config.label_tokens)
-        if config.has_bare_names:
-            names = tuple(name.removeprefix(HUGGING_FACE_PREFIX) for name in each.stored_names)
-            each = dataclasses.replace(each, stored_names=names)
-        # "layers.0.attn.q.weight" and its bias: the last name but one.
-        heads = interleaved.get(weight.name.split(".")[-2])
-        stored.append(dataclasses.replace(each, interleaved_heads=heads))
+        stored.append(each)
     return tuple(stored)
+
+
+def _names(config: ModelConfig, file_kind: FileKind) -> NameTable:
+    (family,) = (family for family in FAMILIES if family.name == config.family)
+    return family.names[file_kind]
+
+
+def _stored_name(config: ModelConfig, canonical_name: str, file_kind: FileKind) -> str:
+    return with_prefix(config, _names(config, file_kind).find(canonical_name).name)
 
 
 def with_stored_head(config: ModelConfig, names: Iterable[str], file_kind: FileKind) -> ModelConfig:
@@ -126,19 +171,34 @@ def with_stored_head(config: ModelConfig, names: Iterable[str], file_kind: FileK
     node knows. ``names`` are the files' own.
     """
     stored = frozenset(names)
-    has_head = stored_name(HEAD, file_kind) in stored
     if file_kind is FileKind.HUGGING_FACE:
-        prefixed = stored_name(EMBEDDING, file_kind)
-        bare = prefixed.removeprefix(HUGGING_FACE_PREFIX)
-        if bare in stored and prefixed not in stored:
-            config = dataclasses.replace(config, has_bare_names=True)
+        config = _with_prefixes(config, stored)
+    has_head = _stored_name(config, HEAD, file_kind) in stored
     if config.num_labels and not config.label_tokens:
         return config
     if has_head:
         return dataclasses.replace(config, tied_head=False, has_logits=not config.num_labels)
-    if config.has_bare_names and not config.tied_head and not config.label_tokens:
+    if config.prefix == "" and not config.tied_head and not config.label_tokens:
         return dataclasses.replace(config, has_logits=False)
     return config
+
+
+def _with_prefixes(config: ModelConfig, stored: frozenset[str]) -> ModelConfig:
+    """``config`` with the first prefixes under which the files have an embedding."""
+    for prefix, head_prefix in _PREFIXES:
+        each = dataclasses.replace(config, prefix=prefix, head_prefix=head_prefix)
+        if _stored_name(each, EMBEDDING, FileKind.HUGGING_FACE) in stored:
+            return each
+    return config
+
+
+def skipped_parts(
+    config: ModelConfig, names: Iterable[str], file_kind: FileKind
+) -> tuple[str, ...]:
+    """What the files hold and Potluck leaves out, such as a vision tower, in a few words each."""
+    stored = tuple(names)
+    skipped = _names(config, file_kind).skipped_by(config)
+    return tuple(what for what, is_of_it in skipped.items() if any(map(is_of_it, stored)))
 
 
 def refuse_unread_tensors(config: ModelConfig, names: Iterable[str], file_kind: FileKind) -> None:
@@ -154,7 +214,14 @@ def refuse_unread_tensors(config: ModelConfig, names: Iterable[str], file_kind: 
         )
         for name in each.stored_names
     }
-    unread = sorted(name for name in names if name not in read and not is_ignored(name, file_kind))
+    table = _names(config, file_kind)
+    left_out: list[Callable[[str], object]] = [
+        table.ignored.fullmatch,
+        *table.skipped_by(config).values(),
+    ]
+    unread = sorted(
+        name for name in names if name not in read and not any(is_it(name) for is_it in left_out)
+    )
     if unread:
         more = () if len(unread) <= 3 else (f"{len(unread) - 3} more tensors",)
         raise unsupported(*(f"the tensor {name}" for name in unread[:3]), *more)

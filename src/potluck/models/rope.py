@@ -1,4 +1,4 @@
-"""The table of rotations (Su et al. 2021, RoFormer, section 3.2.2)."""
+"""The tables of rotations (Su et al. 2021, RoFormer, section 3.2.2)."""
 
 from __future__ import annotations
 
@@ -19,39 +19,73 @@ if TYPE_CHECKING:
 _PIECE_TOKENS = 4096
 
 
-def rope_table(config: ModelConfig, context_tokens: int) -> RopeTable:
+def rope_tables(config: ModelConfig, context_tokens: int) -> tuple[RopeTable, ...]:
+    """The tables of ``config.ropes`` for positions ``[0, context_tokens)``."""
+    return tuple(rope_table(rope, context_tokens) for rope in config.ropes)
+
+
+def rope_table(rope: RopeConfig, context_tokens: int) -> RopeTable:
     """Cosines and sines for positions ``[0, context_tokens)``, float64 rounded to float32."""
-    frequencies = rope_frequencies(config.rope, config.head_dim)
-    cos = np.empty((context_tokens, config.head_dim // 2), dtype=np.float32)
+    frequencies = rope_frequencies(rope, context_tokens)
+    cos = np.empty((context_tokens, rope.rotary_dim // 2), dtype=np.float32)
     sin = np.empty_like(cos)
     for start in range(0, context_tokens, _PIECE_TOKENS):
         end = min(start + _PIECE_TOKENS, context_tokens)
-        angles = np.outer(np.arange(start, end, dtype=np.float64), frequencies)
-        cos[start:end] = np.cos(angles)
-        sin[start:end] = np.sin(angles)
+        positions = np.arange(start, end, dtype=np.float64)
+        angles = np.outer(positions, frequencies)
+        factors = _factors(rope, positions)
+        cos[start:end] = np.cos(angles) * factors
+        sin[start:end] = np.sin(angles) * factors
     return RopeTable(cos=cos, sin=sin)
 
 
 def rope_table_bytes(config: ModelConfig, context_tokens: int) -> int:
-    """What ``rope_table`` takes: a float32 cosine and sine for each pair of a head."""
-    return context_tokens * config.head_dim * 4
+    """What ``rope_tables`` take: a float32 cosine and sine for each pair of a head."""
+    return sum(context_tokens * rope.rotary_dim * 4 for rope in config.ropes)
 
 
-def rope_frequencies(rope: RopeConfig, head_dim: int) -> NDArray[np.float64]:
-    """Radians per position of each of the ``head_dim / 2`` pairs, scaling included.
+def empty_rope_tables(config: ModelConfig, context_tokens: int) -> tuple[RopeTable, ...]:
+    """Tables without numbers, whose pages are never touched, for programs that are only counted."""
+    shapes = ((context_tokens, rope.rotary_dim // 2) for rope in config.ropes)
+    empty = (np.zeros(shape, dtype=np.float32) for shape in shapes)
+    return tuple(RopeTable(cos=each, sin=each) for each in empty)
 
-    Pair ``i`` turns by ``theta^(-2 i / head_dim)``. LINEAR divides all of them by ``factor`` (Chen
-    et al. 2023, position interpolation).
+
+def rope_frequencies(rope: RopeConfig, context_tokens: int) -> NDArray[np.float64]:
+    """Radians per position of each of the ``rotary_dim / 2`` pairs, scaling included.
+
+    Pair ``i`` turns by ``theta^(-2 i / rotary_dim)``. LINEAR divides all of them by ``factor``
+    (Chen et al. 2023, position interpolation), and so does PROPORTIONAL, with which only the first
+    ``num_turning_pairs`` turn at all. LONGROPE divides each by its own factor: the long ones where
+    the context is longer than the trained one, as llama.cpp chooses them.
     """
-    exponents = np.arange(0, head_dim, 2, dtype=np.float64) / head_dim
+    exponents = np.arange(0, rope.rotary_dim, 2, dtype=np.float64) / rope.rotary_dim
     frequencies = rope.theta**-exponents
     if rope.scaling is RopeScaling.LINEAR:
         frequencies = frequencies / rope.factor
     elif rope.scaling is RopeScaling.LLAMA3:
         frequencies = _scale_llama3(frequencies, rope)
+    elif rope.scaling is RopeScaling.YARN:
+        frequencies = _scale_yarn(frequencies, rope)
+    elif rope.scaling is RopeScaling.LONGROPE:
+        is_long = context_tokens > rope.original_context_tokens
+        divisors = rope.long_factors if is_long else rope.short_factors
+        frequencies = frequencies / np.asarray(divisors, dtype=np.float64)
+    elif rope.scaling is RopeScaling.PROPORTIONAL:
+        frequencies = frequencies / rope.factor
+        frequencies[rope.num_turning_pairs :] = 0.0
     if rope.frequency_factors is not None:
         frequencies = frequencies / np.asarray(rope.frequency_factors, dtype=np.float64)
     return frequencies
+
+
+def _factors(rope: RopeConfig, positions: NDArray[np.float64]) -> NDArray[np.float64]:
+    """What the cosines and sines at ``positions`` are multiplied by, as a column."""
+    factors = np.full((len(positions), 1), rope.attention_factor)
+    if rope.position_beta:
+        steps = np.floor(positions / rope.original_context_tokens)
+        factors *= (1 + rope.position_beta * np.log1p(steps))[:, None]
+    return factors
 
 
 def _scale_llama3(frequencies: NDArray[np.float64], rope: RopeConfig) -> NDArray[np.float64]:
@@ -65,3 +99,26 @@ def _scale_llama3(frequencies: NDArray[np.float64], rope: RopeConfig) -> NDArray
     share = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
     kept = np.clip(share, 0.0, 1.0)
     return kept * frequencies + (1 - kept) * frequencies / rope.factor
+
+
+def _scale_yarn(frequencies: NDArray[np.float64], rope: RopeConfig) -> NDArray[np.float64]:
+    """YaRN (Peng et al. 2023, section 3.2): ``transformers``' ``_compute_yarn_parameters``.
+
+    Pairs that turn more than ``beta_fast`` times within the trained context keep their frequency,
+    those that turn less than ``beta_slow`` times are slowed by ``factor``; between, the two are
+    mixed linearly in the pair's index. ``truncate`` rounds the two bounds outwards.
+    """
+
+    def pair_that_turns(turns: float) -> float:
+        trained = rope.original_context_tokens / (turns * 2 * math.pi)
+        return rope.rotary_dim * math.log(trained) / (2 * math.log(rope.theta))
+
+    low, high = pair_that_turns(rope.beta_fast), pair_that_turns(rope.beta_slow)
+    if rope.truncate:
+        low, high = float(math.floor(low)), float(math.ceil(high))
+    low, high = max(low, 0.0), min(high, rope.rotary_dim - 1.0)
+    if low == high:
+        high += 0.001
+    slowed = np.clip((np.arange(len(frequencies)) - low) / (high - low), 0.0, 1.0)
+    mixed: NDArray[np.float64] = frequencies / rope.factor * slowed + frequencies * (1 - slowed)
+    return mixed

@@ -7,7 +7,8 @@ runs it, and ``placement.speed`` derives from its rates how fast other models ar
 
 from __future__ import annotations
 
-from potluck.types.model import ModelConfig, RopeConfig
+from potluck.models.layers import plain_config
+from potluck.types.model import ModelConfig
 from potluck.types.tensor import TensorFormat
 
 TRIAL_LAYERS = 2
@@ -18,7 +19,7 @@ TRIAL_PREFILL_TOKENS = 32
 
 def trial_config(num_layers: int, max_context_tokens: int) -> ModelConfig:
     """Return the configuration; tokens are all 0, and nothing reads them."""
-    return ModelConfig(
+    return plain_config(
         family="llama",
         num_layers=num_layers,
         hidden_size=2048,
@@ -28,12 +29,6 @@ def trial_config(num_layers: int, max_context_tokens: int) -> ModelConfig:
         head_dim=64,
         vocab_size=1,  # no embedding and no head
         max_context_tokens=max_context_tokens,
-        rms_norm_epsilon=1e-5,
-        rope=RopeConfig(theta=10000.0),
-        tied_head=False,
-        qkv_bias=False,
-        output_bias=False,
-        mlp_bias=False,
-        qk_norm=False,
-        sliding_windows=(None,) * num_layers,
+        norm_epsilon=1e-5,
+        theta=10000.0,
     )

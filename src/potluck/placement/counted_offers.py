@@ -69,7 +69,7 @@ def count_offers(
 
     sizes: dict[Sort, StageSize] = {}
     for unit in usable_units(able, with_reserve=with_reserve):
-        own = on_unit(size, unit)
+        own = on_unit(size, unit, counting.abilities(unit.backend))
         if sizes.setdefault(sort_of(unit), own).num_threads < own.num_threads:
             sizes[sort_of(unit)] = own
     offered = offers(

@@ -6,7 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from potluck.placement.work import ModelWork
+from potluck.types.abilities import BackendAbilities
 from potluck.types.program import Shard
+from potluck.types.quantization import Quantization
 from potluck.types.stage import StagePlan, StageSize
 
 CountStage = Callable[[Shard, StageSize], StagePlan]
@@ -21,11 +23,13 @@ class Counting:
     """One model, as it is counted for units of every backend.
 
     ``check_backend`` raises ``UnsupportedModelError`` for a backend that does not compute the
-    model, and ``EngineError`` for one that this node cannot count. ``work`` is what the parts of
-    the model read and compute on units of a size's backend.
+    model as it is quantized, and ``EngineError`` for one that this node cannot count; the latter
+    is also raised by ``abilities``, which are those of a backend. ``work`` is what the parts of the
+    model read and compute on units of a size's backend.
     """
 
     num_layers: int
     stage: CountStage
     work: Callable[[StageSize], ModelWork]
-    check_backend: Callable[[str], None]
+    check_backend: Callable[[str, Quantization], None]
+    abilities: Callable[[str], BackendAbilities]

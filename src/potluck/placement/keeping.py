@@ -21,7 +21,6 @@ from potluck.types.node import HeldStage, NodeReport
 from potluck.types.placement import ModelCost, PlacedStage, Plan, UnitOffer
 from potluck.types.program import Shard
 from potluck.types.stage import StageSize
-from potluck.types.unit import NATIVE
 
 UnitKey = tuple[NodeId, UnitId]
 """A unit of the cluster."""
@@ -74,7 +73,7 @@ def is_of_size(stage: HeldStage, size: StageSize) -> bool:
         stage.context_tokens == size.context_tokens
         and stage.num_blocks == size.num_blocks
         and stage.quantization is size.quantization
-        and (stage.arithmetic is size.arithmetic or size.backend != NATIVE)
+        and (stage.arithmetic is size.arithmetic or not size.has_arithmetics)
         and stage.is_mapped >= size.is_mapped
     )
 

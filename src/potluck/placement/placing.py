@@ -82,17 +82,18 @@ class Placement:
     """One model and the nodes that it may be placed on.
 
     Units of backends that this node cannot count are left out; so are those of backends that do not
-    compute this model. Raise the ``EngineError`` or the ``UnsupportedModelError`` of one if no
-    other would be left.
+    compute this model as it is quantized.
     """
 
     def __init__(self, counting: Counting, surveyed: Surveyed) -> None:
         self._counting = counting
         self._surveyed = surveyed
         self._held = surveyed.held
-        self._able, self._unable = _of_able_backends(counting, surveyed.able)
+        self._able_in: dict[Quantization, _AbleBackends] = {}
         self._units = {
-            (report.node_id, unit.unit_id): unit for report in self._able for unit in report.units
+            (report.node_id, unit.unit_id): unit
+            for report in surveyed.able
+            for unit in report.units
         }
         hosts = {report.node_id: report.host_id for report in surveyed.reports}
         self._links = surveyed.links or link_table(surveyed.speeds.values(), hosts)
@@ -103,7 +104,8 @@ class Placement:
 
         What is held stays where it is, if what is missing fits beside it. Units in reserve are used
         before it is quantized any more. Raise ``InsufficientMemoryError``, which says what would
-        fit, and ``ParameterError`` for a layout that is not possible.
+        fit, ``ParameterError`` for a layout that is not possible, and the ``EngineError`` or the
+        ``UnsupportedModelError`` of a backend that is left out if no other is there.
         """
         if not self._surveyed.is_anew and (placed := self._with_what_is_held(size)) is not None:
             return placed
@@ -114,7 +116,7 @@ class Placement:
         for other in stronger_quantizations(size) if may_quantize else ():
             try:
                 return self._placed(other)
-            except InsufficientMemoryError:
+            except (InsufficientMemoryError, UnsupportedModelError):
                 continue
         fitting = what_fits(size, self._fits)
         raise InsufficientMemoryError(
@@ -127,8 +129,8 @@ class Placement:
     def _with_what_is_held(self, size: StageSize) -> Placed | None:
         """A plan that keeps most of what is held: beside the rest of it, or in its place."""
         usable = {
-            (report.node_id, unit.unit_id): on_unit(size, unit)
-            for report in self._able
+            (report.node_id, unit.unit_id): self._on_unit(size, unit)
+            for report in self._able(size).reports
             if not report.is_draining
             for unit in report.units
             if reason_against(unit, with_reserve=True) is None
@@ -150,10 +152,20 @@ class Placement:
                     return placed
         return None
 
+    def _able(self, size: StageSize) -> _AbleBackends:
+        found = self._able_in.get(size.quantization)
+        if found is None:
+            found = _of_able_backends(self._counting, self._surveyed.able, size.quantization)
+            self._able_in[size.quantization] = found
+        return found
+
+    def _on_unit(self, size: StageSize, unit: UnitReport) -> StageSize:
+        return on_unit(size, unit, self._counting.abilities(unit.backend))
+
     def _fits(self, size: StageSize) -> bool:
         try:
             self._placed(size)
-        except InsufficientMemoryError:
+        except (InsufficientMemoryError, UnsupportedModelError):
             return False
         return True
 
@@ -171,7 +183,8 @@ class Placement:
 
     def _placed_by_memory(self, size: StageSize) -> Placed:
         """On the units that serve, or if need be on those in reserve as well."""
-        num_units = [len(usable_units(self._able, with_reserve=each)) for each in (False, True)]
+        able = self._able(size).reports
+        num_units = [len(usable_units(able, with_reserve=each)) for each in (False, True)]
         if 0 < num_units[0] < num_units[1]:
             try:
                 return self._by_memory(size, with_reserve=False)
@@ -192,18 +205,18 @@ class Placement:
         return Placed(
             plan=plan,
             quantization=size.quantization,
-            rejections=self._rejections(plan, counted, request),
+            rejections=self._rejections(plan, counted, request, size),
             request=request,
             needs_room=bool(self._held) and not self._has_room_beside(plan, size),
         )
 
     def _rejections(
-        self, plan: Plan, counted: CountedOffers, request: PlaceRequest
+        self, plan: Plan, counted: CountedOffers, request: PlaceRequest, size: StageSize
     ) -> tuple[Rejection, ...]:
         """Return the units that are not offered, and why those that are have no stage."""
         from potluck.placement.explain import unused_units  # most agents never plan
 
-        rejections = (*self._unable, *counted.offered.rejections)
+        rejections = (*self._able(size).rejections, *counted.offered.rejections)
         told = {(each.node_id, each.unit_id) for each in (*rejections, *plan.rejections)}
         return (
             *rejections,
@@ -222,7 +235,7 @@ class Placement:
         units = {(each.node_id, each.unit_id): i for i, each in enumerate(offered.offers)}
         for stage in plan.stages:
             unit = stage.node_id, stage.unit_id
-            own_size = on_unit(size, self._units[unit])
+            own_size = self._on_unit(size, self._units[unit])
             if any(each.is_stage(unit, stage.shard, own_size) for each in self._held):
                 continue
             index = units.get(unit)
@@ -262,7 +275,7 @@ class Placement:
         return Placed(
             plan=plan,
             quantization=size.quantization,
-            rejections=self._rejections(plan, counted, request),
+            rejections=self._rejections(plan, counted, request, size),
             request=request,
             needs_room=needs_room,
         )
@@ -283,7 +296,7 @@ class Placement:
         return count_offers(
             self._counting,
             self._surveyed.reports,
-            self._able,
+            self._able(size).reports,
             size,
             with_reserve=with_reserve,
             released_stages=released_stages,
@@ -303,7 +316,7 @@ class Placement:
                     unit_id=offer.unit_id,
                     usable_bytes=most,
                     cost=counted.costs[sort_of(unit)],
-                    times=self._times_of(offer.node_id, unit, on_unit(size, unit)),
+                    times=self._times_of(offer.node_id, unit, self._on_unit(size, unit)),
                 )
             )
         return PlaceRequest(
@@ -345,10 +358,18 @@ class Placement:
         return prediction_of(request, stages)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _AbleBackends:
+    """Reports without the units of backends that cannot be counted or used, and these."""
+
+    reports: Sequence[NodeReport]
+    rejections: Sequence[Rejection]
+
+
 def _of_able_backends(
-    counting: Counting, reports: Sequence[NodeReport]
-) -> tuple[list[NodeReport], list[Rejection]]:
-    """The reports without units of backends that cannot be counted or used, and these."""
+    counting: Counting, reports: Sequence[NodeReport], quantization: Quantization
+) -> _AbleBackends:
+    """Raise the error of a backend if none is left."""
     problems: dict[str, PotluckError] = {}
     reasons: dict[str, str] = {}
     backends = {
@@ -359,7 +380,7 @@ def _of_able_backends(
     }
     for backend in sorted(backends):
         try:
-            counting.check_backend(backend)
+            counting.check_backend(backend, quantization)
         except UnsupportedModelError as error:
             problems[backend] = error
             reasons[backend] = error.message
@@ -384,4 +405,4 @@ def _of_able_backends(
         for unit in report.units
         if unit.backend in problems
     ]
-    return able, rejections
+    return _AbleBackends(reports=able, rejections=rejections)

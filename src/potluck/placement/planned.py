@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from potluck.placement.counting import CountStage
+from potluck.placement.counting import Counting
 from potluck.placement.keeping import Holding
 from potluck.placement.place import PlaceRequest
 from potluck.placement.sizes import on_unit
@@ -15,7 +15,6 @@ from potluck.types.node import NodeReport
 from potluck.types.placement import Plan, Prediction, Rejection
 from potluck.types.quantization import Quantization
 from potluck.types.stage import StagePlan, StageSize
-from potluck.types.unit import NATIVE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,15 +66,15 @@ def planned_model(
     size: StageSize,
     reports: Sequence[NodeReport],
     rejections: Iterable[Rejection],
-    count: CountStage,
+    counting: Counting,
 ) -> PlannedModel:
     """``plan`` counted stage by stage, each as it is on its unit."""
     units = {(report.node_id, unit.unit_id): unit for report in reports for unit in report.units}
     stages = []
     for placed in plan.stages:
         unit = units[placed.node_id, placed.unit_id]
-        own_size = on_unit(size, unit)
-        counted = count(
+        own_size = on_unit(size, unit, counting.abilities(unit.backend))
+        counted = counting.stage(
             placed.shard, replace(own_size, is_mapped=own_size.is_mapped or placed.is_mapped)
         )
         stages.append(PlannedStage(node_id=placed.node_id, unit_id=placed.unit_id, plan=counted))
@@ -89,14 +88,16 @@ def planned_model(
     )
 
 
-def as_mapped(stages: Sequence[PlannedStage], count: CountStage) -> tuple[PlannedStage | None, ...]:
+def as_mapped(
+    stages: Sequence[PlannedStage], counting: Counting
+) -> tuple[PlannedStage | None, ...]:
     """The same stages with their weights mapped; None where the backend cannot."""
     return tuple(
         replace(
             stage,
-            plan=count(stage.plan.shard, replace(stage.plan.size, is_mapped=True)),
+            plan=counting.stage(stage.plan.shard, replace(stage.plan.size, is_mapped=True)),
         )
-        if stage.plan.size.backend == NATIVE
+        if counting.abilities(stage.plan.size.backend).maps_weights
         else None
         for stage in stages
     )

@@ -10,7 +10,6 @@ from potluck.placement.counting import Counting
 from potluck.placement.sizes import stronger_quantizations
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.stage import StageSize
-from potluck.types.unit import NATIVE
 
 
 def shapes_of(counting: Counting, size: StageSize, backends: Collection[str]) -> tuple[str, ...]:
@@ -25,6 +24,7 @@ def shapes_of(counting: Counting, size: StageSize, backends: Collection[str]) ->
                 work = counting.work(replace(each, backend=backend))
             except (EngineError, UnsupportedModelError):
                 continue
-            arithmetics = Arithmetic if backend == NATIVE else (Arithmetic.EXACT,)
+            has_several = counting.abilities(backend).has_arithmetics
+            arithmetics = Arithmetic if has_several else (Arithmetic.EXACT,)
             shapes.update(work.shape(arithmetic) for arithmetic in arithmetics)
     return tuple(sorted(shapes))

@@ -5,27 +5,29 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+from potluck.types.abilities import BackendAbilities
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.node import UnitReport
 from potluck.types.quantization import Quantization
 from potluck.types.stage import StageSize
-from potluck.types.unit import NATIVE
 
 _LEAST_CONTEXT_TOKENS = 256
 """A shorter context is not proposed: it would hold little more than a question."""
 
 
-def on_unit(size: StageSize, unit: UnitReport) -> StageSize:
-    """``size`` for a stage on ``unit``. What only the native backend does is left out elsewhere:
-    weights are loaded, not mapped, and no arithmetic is asked for.
+def on_unit(size: StageSize, unit: UnitReport, abilities: BackendAbilities) -> StageSize:
+    """Return ``size`` for a stage on ``unit``, whose backend has these abilities.
+
+    What it cannot do is left out: weights are loaded, not mapped, and no arithmetic is asked for.
     """
     return replace(
         size,
         num_threads=unit.num_threads,
         backend=unit.backend,
         is_on_device=not unit.is_shared,
-        is_mapped=size.is_mapped and unit.backend == NATIVE,
-        arithmetic=size.arithmetic if unit.backend == NATIVE else Arithmetic.EXACT,
+        is_mapped=size.is_mapped and abilities.maps_weights,
+        arithmetic=size.arithmetic if abilities.has_arithmetics else Arithmetic.EXACT,
+        has_arithmetics=abilities.has_arithmetics,
     )
 
 

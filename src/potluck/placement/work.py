@@ -10,9 +10,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-import numpy as np
-
 from potluck.models.program import build_program
+from potluck.models.rope import empty_rope_tables
 from potluck.models.work import attention_multiply_adds, cache_bytes_per_position
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.model import ModelConfig
@@ -25,7 +24,6 @@ from potluck.types.program import (
     Moe,
     Op,
     Program,
-    RopeTable,
     Shard,
     WeightSpec,
 )
@@ -122,10 +120,13 @@ def model_work(
 
     parts = [_Part(loaded, loaded_bytes) for _ in range(config.num_layers)]
     head = _Part(loaded, loaded_bytes)
-    row_bytes = 0
+    row_bytes = num_attentions = 0
     for op in program.ops:
         if isinstance(op, Embed):
-            row_bytes = loaded(op.weight).row_bytes
+            row_bytes += loaded(op.weight).row_bytes
+        elif isinstance(op, Attention):
+            parts[num_attentions].add(op)  # every layer has one
+            num_attentions += 1
         elif (layer := _layer_of(op, specs)) is not None:
             parts[layer].add(op)
         else:
@@ -198,14 +199,11 @@ def _layer_of(op: Op, specs: Mapping[str, WeightSpec]) -> int | None:
             return specs[op.weight].layer
         case Moe():
             return specs[op.gate].layer
-        case Attention():
-            return op.cache_index  # of a whole model, whose first layer has the first cache
         case _:
             return None
 
 
 def _program(config: ModelConfig) -> Program:
-    nothing = np.zeros((1, config.head_dim // 2), dtype=np.float32)
-    rope = RopeTable(cos=nothing, sin=nothing)
     shard = Shard.whole(config.num_layers)
-    return build_program(config, shard, context_tokens=1, rope=rope)
+    ropes = empty_rope_tables(config, context_tokens=1)
+    return build_program(config, shard, context_tokens=1, ropes=ropes)

@@ -15,12 +15,19 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from io import StringIO
+from itertools import groupby
+from operator import itemgetter
 
-_TURN_MARKER = re.compile(r"<\|[^|<>\s]+\|>|<(?:start|end)_of_turn>|</?s>|\[/?INST\]")
+_TURN_MARKER = re.compile(
+    r"<\|[^|<>\s]+\|?>|<[^|<>\s]+\|>|<(?:start|end)_of_turn>|</?s>|\[/?INST\]"
+)
 _NO_MATCH = re.compile(r"(?!)")
 _SPACES = re.compile(r"\s*")
 SEARCHED_CHARACTERS = 64 * 1024
 """Of one search: at most a few milliseconds."""
+_MAX_DEPTH = 48
+"""Of branches within branches in a pattern: runs of up to 31 spaces are added tokens in Gemma, and
+Python's compiler of patterns recurses about four times for each."""
 _LITERAL = "\uffff"
 """Stands for a character that no token may contain; a Unicode non-character."""
 
@@ -28,8 +35,8 @@ _LITERAL = "\uffff"
 def is_turn_marker(text: str) -> bool:
     """Whether an added token's text looks like a marker of a chat template.
 
-    The forms of Llama 3, ChatML and Phi (``<|…|>``), Gemma (``<start_of_turn>``), Llama 2 and
-    Mistral (``<s>``, ``[INST]``).
+    The forms of Llama 3, ChatML and Phi (``<|…|>``), Gemma (``<start_of_turn>``), Gemma 4
+    (``<|turn>``, ``<turn|>``), Llama 2 and Mistral (``<s>``, ``[INST]``).
     """
     return _TURN_MARKER.fullmatch(text) is not None
 
@@ -59,8 +66,8 @@ class AddedTokens:
         """Later tokens replace earlier ones of the same text or id; empty texts match nothing."""
         self.by_id = {token.token: token for token in tokens}
         self._by_text = {token.text: token for token in self.by_id.values() if token.text}
-        self._all = _alternatives(self._by_text.values())
-        self._ordinary = _alternatives(t for t in self._by_text.values() if not t.control)
+        self._all = alternatives(self._by_text)
+        self._ordinary = alternatives(t.text for t in self._by_text.values() if not t.control)
         self._longest = max(map(len, self._by_text), default=0)
 
     @property
@@ -114,9 +121,35 @@ def search_in_parts(
     return None
 
 
-def _alternatives(tokens: Iterable[AddedToken]) -> re.Pattern[str]:
-    texts = sorted((token.text for token in tokens), key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, texts))) if texts else _NO_MATCH
+def alternatives(texts: Iterable[str]) -> re.Pattern[str]:
+    """Return a pattern for the longest of ``texts`` at a place; none of them may be empty.
+
+    Gemma has 6,500 added tokens, of which most begin alike: all branches of a plain list would be
+    tried at every ``<``, which takes seconds for a text of a megabyte.
+    """
+    each = sorted(set(texts))
+    return re.compile(_tree(each, _MAX_DEPTH)) if each else _NO_MATCH
+
+
+def _tree(texts: Sequence[str], depth: int) -> str:
+    """A pattern for the longest of ``texts``, which are sorted and differ.
+
+    Texts with the same beginning share it, down to ``depth`` branches after one another.
+    """
+    if depth == 0:
+        return "|".join(map(re.escape, sorted(texts, key=len, reverse=True)))
+    branches = []
+    for _, group in groupby((text for text in texts if text), key=itemgetter(0)):
+        alike = list(group)
+        first, last = alike[0], alike[-1]
+        differs = (i for i, pair in enumerate(zip(first, last, strict=False)) if len({*pair}) > 1)
+        shared = first[: next(differs, len(first))]
+        rest = [text[len(shared) :] for text in alike]
+        follows = f"(?:{_tree(rest, depth - 1)})" if len(rest) > 1 else ""
+        branches.append(re.escape(shared) + follows)
+    if not texts[0]:
+        branches.append("")
+    return "|".join(branches)
 
 
 def _mask(text: str, literal: Sequence[int]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from potluck.errors import UnsupportedModelError
@@ -19,19 +19,18 @@ _MAX_PIECE_CHARACTERS = 1024
 
 def build_byte_level(
     vocabulary: Mapping[str, int],
-    merges: Sequence[tuple[str, str]],
+    merges: Iterable[tuple[str, str]],
     pre_tokenizer: BytePreTokenizer,
 ) -> tokenizers.Tokenizer:
     """A byte-level BPE model. Merges of pieces that are not in the vocabulary are left out."""
     from tokenizers import Tokenizer, models, normalizers
 
-    known = [
-        (left, right)
-        for left, right in merges
-        if left in vocabulary and right in vocabulary and left + right in vocabulary
-    ]
     model = Tokenizer(
-        models.BPE(vocab=dict(vocabulary), merges=known, ignore_merges=pre_tokenizer.ignores_merges)
+        models.BPE(
+            vocab=dict(vocabulary),
+            merges=_known(merges, vocabulary),
+            ignore_merges=pre_tokenizer.ignores_merges,
+        )
     )
     if pre_tokenizer.composes:
         model.normalizer = normalizers.NFC()
@@ -41,16 +40,19 @@ def build_byte_level(
 
 def build_sentence_piece(
     vocabulary: Mapping[str, int],
-    merges: Sequence[tuple[str, str]],
+    merges: Iterable[tuple[str, str]],
     unknown: str | None,
 ) -> tokenizers.Tokenizer:
-    """A SentencePiece BPE model: one word per text, bytes where a character is not in it."""
+    """A SentencePiece BPE model: one word per text, bytes where a character is not in it.
+
+    Merges of pieces that are not in the vocabulary are left out.
+    """
     from tokenizers import Tokenizer, models, normalizers
 
     model = Tokenizer(
         models.BPE(
             vocab=dict(vocabulary),
-            merges=list(merges),
+            merges=_known(merges, vocabulary),
             unk_token=unknown,
             fuse_unk=True,
             byte_fallback=True,
@@ -58,6 +60,16 @@ def build_sentence_piece(
     )
     model.normalizer = normalizers.Replace(" ", SPACE_MARK)
     return model
+
+
+def _known(
+    merges: Iterable[tuple[str, str]], vocabulary: Mapping[str, int]
+) -> list[tuple[str, str]]:
+    return [
+        (left, right)
+        for left, right in merges
+        if left in vocabulary and right in vocabulary and left + right in vocabulary
+    ]
 
 
 def merges_from_scores(scores: Mapping[str, float]) -> list[tuple[str, str]]:

@@ -2,7 +2,8 @@
 
 Keys and token types are those of the GGUF specification
 (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md), defaults those of llama.cpp. Of the
-kinds of vocabulary, ``gpt2`` (byte-level BPE) and ``llama`` (SentencePiece BPE) are known.
+kinds of vocabulary, ``gpt2`` (byte-level BPE), ``llama`` (SentencePiece BPE, whose merges follow
+from scores) and ``gemma4`` (the same with a list of merges) are known.
 """
 
 from __future__ import annotations
@@ -51,6 +52,8 @@ def build_tokenizer(metadata: Mapping[str, object], *, path: str = "GGUF") -> Te
         return _byte_level(fields)
     if kind == "llama":
         return _sentence_piece(fields)
+    if kind == "gemma4":
+        return _gemma(fields)
     raise _unknown_kind(kind)
 
 
@@ -63,6 +66,8 @@ def list_gguf_tokens(metadata: Mapping[str, object], *, path: str = "GGUF") -> T
     elif kind == "llama":
         vocabulary = _Vocabulary.read(fields, bos_default=1, eos_default=2)
         notation = Notation.SENTENCE_PIECE
+    elif kind == "gemma4":
+        vocabulary, notation = _Vocabulary.read(fields), Notation.SENTENCE_PIECE
     else:
         raise _unknown_kind(kind)
     tokens = vocabulary.tokens
@@ -111,7 +116,7 @@ def _unknown_kind(kind: str) -> UnsupportedModelError:
     return UnsupportedModelError(
         f"the GGUF file has a tokenizer of the kind {kind!r}",
         missing=(f"tokenizer.ggml.model = {kind!r}",),
-        hint="the kinds gpt2 (byte-level BPE) and llama (SentencePiece) are supported",
+        hint="the kinds gpt2 (byte-level BPE), llama (SentencePiece) and gemma4 are supported",
     )
 
 
@@ -168,6 +173,21 @@ def _sentence_piece(fields: _Fields) -> TextTokenizer:
             adds_bos=fields.flag("add_bos_token", True),
             adds_eos=fields.flag("add_eos_token", False),
         ),
+    )
+
+
+def _gemma(fields: _Fields) -> TextTokenizer:
+    vocabulary = _Vocabulary.read(fields)
+    merges = [_split_merge(merge, fields) for merge in fields.array("merges")]
+    return TextTokenizer(
+        model=build_sentence_piece(vocabulary.pieces(), merges, None),
+        added=vocabulary.added,
+        notation=Notation.SENTENCE_PIECE,
+        prefix_space=PrefixSpace.NEVER,
+        strips_prefix_space=False,
+        vocab_size=len(vocabulary.tokens),
+        # Files that deny it do so by mistake, as llama.cpp has it.
+        boundaries=vocabulary.boundaries(adds_bos=True, adds_eos=False),
     )
 
 

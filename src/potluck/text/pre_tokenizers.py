@@ -20,6 +20,15 @@ _LLAMA3 = (
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+# Qwen 3.5: combining marks belong to words.
+_QWEN35 = _QWEN2.replace(r"?\p{L}+", r"?[\p{L}\p{M}]+").replace(
+    r"[^\s\p{L}\p{N}]+", r"[^\s\p{L}\p{M}\p{N}]+"
+)
+# K-EXAONE: letters that single spaces separate are one word.
+_EXAONE_MOE = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+"
+)
 # As Qwen 2's, but line breaks do not go with the punctuation before them.
 _SEED_CODER = _QWEN2.replace(r"[^\s\p{L}\p{N}]+[\r\n]*", r"[^\s\p{L}\p{N}\r\n]+")
 # Digits are split off, in threes from the left, before this.
@@ -40,6 +49,8 @@ _DEEPSEEK_V3 = (
     r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
     r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+# Digits in threes from the right, before GPT-4o's pattern.
+_THREES_FROM_THE_RIGHT = r"\d{1,3}(?=(?:\d{3})*\b)"
 # Cased letters, as DeepSeek LLM's tokenizer.json lists them (it leaves out mathematical ones).
 _DEEPSEEK_LETTERS = (
     "A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚ"
@@ -78,23 +89,38 @@ _DEFAULT = BytePreTokenizer(splits=(r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r
 _PLAIN_GPT2 = BytePreTokenizer(splits=(_GPT2,))
 _SINGLE_DIGITS = BytePreTokenizer(splits=(r"\p{N}", _GPT2))
 _LLAMA = BytePreTokenizer(splits=(_LLAMA3,), ignores_merges=True, adds_bos=True)
+_CL100K = BytePreTokenizer(splits=(_LLAMA3,))
+_O200K = BytePreTokenizer(splits=(_GPT4O,))
+_GLM = BytePreTokenizer(splits=(_LLAMA3,), ignores_merges=True)
+_GPT_NEOX = BytePreTokenizer(splits=(_GPT2,), composes=True)
+_TINY_AYA = BytePreTokenizer(splits=(_THREES_FROM_THE_RIGHT, _GPT4O))
+_DEEPSEEK3 = BytePreTokenizer(
+    splits=(r"\p{N}{1,3}", r"[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+", _DEEPSEEK_V3)
+)
 
 BYTE_PRE_TOKENIZERS: dict[str, BytePreTokenizer] = {
     "default": _DEFAULT,
     "gpt-2": _PLAIN_GPT2,
     "phi-2": _PLAIN_GPT2,
-    "olmo": _PLAIN_GPT2,
-    "mpt": _PLAIN_GPT2,
+    # GPT-NeoX's tokenizer.json, which these models have, composes; llama.cpp does not.
+    "olmo": _GPT_NEOX,
+    "mpt": _GPT_NEOX,
     "mellum": _PLAIN_GPT2,
     "trillion": _PLAIN_GPT2,
     "a.x-4.0": _PLAIN_GPT2,
+    "exaone4": _PLAIN_GPT2,
+    "granite-docling": _PLAIN_GPT2,
     "llama-bpe": _LLAMA,
     "llama3": _LLAMA,
     "llama-v3": _LLAMA,
     "falcon3": _LLAMA,
     "pixtral": _LLAMA,
     "midm-2.0": _LLAMA,
-    "smaug-bpe": BytePreTokenizer(splits=(_LLAMA3,)),
+    "smaug-bpe": _CL100K,
+    "dbrx": _CL100K,
+    "chatglm-bpe": _CL100K,
+    "glm4": _GLM,
+    "glm5": _GLM,
     # Qwen's tokenizer.json has an NFC normalizer; the distilled models' files have none.
     "qwen2": BytePreTokenizer(splits=(_QWEN2,), composes=True),
     "deepseek-r1-qwen": BytePreTokenizer(splits=(_QWEN2,)),
@@ -104,13 +130,24 @@ BYTE_PRE_TOKENIZERS: dict[str, BytePreTokenizer] = {
     "f2llmv2": BytePreTokenizer(splits=(_QWEN2,)),
     "seed-coder": BytePreTokenizer(splits=(_SEED_CODER,)),
     "minicpm5": BytePreTokenizer(splits=(r"\p{N}{1,3}", _MINICPM5), ignores_merges=True),
-    "gpt-4o": BytePreTokenizer(splits=(_GPT4O,)),
+    "qwen35": BytePreTokenizer(splits=(_QWEN35,), composes=True),
+    "hunyuan": BytePreTokenizer(splits=(_QWEN2,)),
+    "solar-open": BytePreTokenizer(splits=(_QWEN2,)),
+    "exaone-moe": BytePreTokenizer(splits=(_EXAONE_MOE,)),
+    "gpt-4o": _O200K,
+    "llama4": _O200K,
+    "kanana2": _O200K,
+    "minimax-m2": _O200K,
+    "tiny_aya": _TINY_AYA,
+    "cohere2moe": _TINY_AYA,
     "viking": BytePreTokenizer(splits=(_VIKING, r"\p{N}")),
     "smollm": _SINGLE_DIGITS,
     "starcoder": _SINGLE_DIGITS,
     "refact": _SINGLE_DIGITS,
     "codeshell": _SINGLE_DIGITS,
     "minerva-7b": _SINGLE_DIGITS,
+    "exaone": _SINGLE_DIGITS,
+    "command-r": BytePreTokenizer(splits=(r"\p{N}", _GPT2), composes=True),
     "tekken": BytePreTokenizer(splits=(_TEKKEN,), ignores_merges=True, adds_bos=True),
     "deepseek-llm": BytePreTokenizer(
         splits=(
@@ -131,10 +168,9 @@ BYTE_PRE_TOKENIZERS: dict[str, BytePreTokenizer] = {
             r"\p{N}",
         )
     ),
-    "deepseek-v3": BytePreTokenizer(
-        splits=(r"\p{N}{1,3}", r"[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+", _DEEPSEEK_V3)
-    ),
+    "deepseek-v3": _DEEPSEEK3,
+    "hunyuan-dense": _DEEPSEEK3,
 }
 """By GGUF's ``tokenizer.ggml.pre``: the names that llama.cpp's converter gives to models of the
-families that Potluck runs. Those of other architectures only (command-r, falcon, qwen35, gemma4 …)
-are left out."""
+families that Potluck runs. Those of other architectures only (falcon, bloom, lfm2 …) are left
+out."""

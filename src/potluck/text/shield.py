@@ -15,9 +15,15 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import lru_cache
 
 from potluck.errors import ChatTemplateError, ParameterError
-from potluck.text.added_tokens import SEARCHED_CHARACTERS, replace_at, search_in_parts
+from potluck.text.added_tokens import (
+    SEARCHED_CHARACTERS,
+    alternatives,
+    replace_at,
+    search_in_parts,
+)
 from potluck.types.text import ChatMessage, Tool, ToolCall
 
 _STAND_IN_CODES = range(0x20000, 0x2A6D7)
@@ -28,6 +34,25 @@ _SEPARATOR = "\uffff"
 """A Unicode non-character."""
 _MAX_DEPTH = 64
 """Of nested schemas and values; JSON schemas in use have about ten levels."""
+
+
+class _Controls:
+    """The texts of a model's control tokens, prepared for looking for them. Immutable."""
+
+    def __init__(self, control_texts: Iterable[str]) -> None:
+        texts = [text for text in control_texts if text]
+        self.pattern = alternatives(texts)
+        self.longest = max(map(len, texts), default=0)
+        self.beginnings = {text[:length] for text in texts for length in range(1, len(text))}
+        self.endings = {text[-length:] for text in texts for length in range(1, len(text))}
+        self.first_characters = {text[0] for text in texts}
+        self.last_characters = {text[-1] for text in texts}
+        self.all_texts = _SEPARATOR.join(texts)
+
+
+@lru_cache(maxsize=8)  # Gemma's 6,500 take 80 ms, and a gateway has a few models
+def _controls(control_texts: tuple[str, ...]) -> _Controls:
+    return _Controls(control_texts)
 
 
 class Shield:
@@ -43,14 +68,7 @@ class Shield:
         self, *, control_texts: Iterable[str], used: Iterable[str], is_strict: bool = False
     ) -> None:
         """``used`` are the texts whose characters cannot stand for others, read when needed."""
-        texts = [text for text in control_texts if text]
-        self._pattern = re.compile("|".join(map(re.escape, texts)) or "(?!)")
-        self._longest = max(map(len, texts), default=0)
-        self._beginnings = {text[:length] for text in texts for length in range(1, len(text))}
-        self._endings = {text[-length:] for text in texts for length in range(1, len(text))}
-        self._first_characters = {text[0] for text in texts}
-        self._last_characters = {text[-1] for text in texts}
-        self._all_texts = _SEPARATOR.join(texts)
+        self._control = _controls(tuple(control_texts))
         self._free = _unused_characters(used)
         self._stand_in: dict[str, str] = {}
         self._words: dict[str, str] = {}  # schemas have the same ones again and again
@@ -171,19 +189,27 @@ class Shield:
 
     def _whole(self, content: str) -> Iterator[int]:
         position = 0
-        while match := search_in_parts(self._pattern, content, position, self._longest):
+        while match := search_in_parts(
+            self._control.pattern, content, position, self._control.longest
+        ):
             yield match.start()
             position = match.start() + 1
 
     def _at_borders(self, content: str) -> Iterator[int]:
-        num_searched = min(self._longest - 1, len(content))
+        num_searched = min(self._control.longest - 1, len(content))
         for index in range(len(content) - num_searched, len(content)):
-            if content[index] in self._first_characters and content[index:] in self._beginnings:
+            if (
+                content[index] in self._control.first_characters
+                and content[index:] in self._control.beginnings
+            ):
                 yield index
         for length in range(1, num_searched + 1):
-            if content[length - 1] in self._last_characters and content[:length] in self._endings:
+            if (
+                content[length - 1] in self._control.last_characters
+                and content[:length] in self._control.endings
+            ):
                 yield 0
-        if content and len(content) <= self._longest and content in self._all_texts:
+        if content and len(content) <= self._control.longest and content in self._control.all_texts:
             yield 0
 
     def _stand_in_for(self, character: str) -> str:

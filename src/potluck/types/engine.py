@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from potluck.types.abilities import BackendAbilities
     from potluck.types.arithmetic import Arithmetic
     from potluck.types.program import Program
     from potluck.types.step import SampledToken, SequenceId, Step
@@ -149,8 +150,9 @@ class EngineCost(Protocol):
     weights, caches and scratch are there, and ``process_bytes`` and staging are the host's.
     """
 
-    def missing(self, program: Program) -> tuple[str, ...]:
-        """What the program needs and such engines do not compute, in words; nothing if they can."""
+    @property
+    def abilities(self) -> BackendAbilities:
+        """What such engines can do: the same as ``BackendSpec.abilities``."""
         ...
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
+from potluck.types.abilities import BackendAbilities
 from potluck.types.memory import MemoryLimit
 
 
@@ -165,7 +166,7 @@ class BackendSpec:
     ``api`` is the interface that a device must have, or empty. ``is_software``: it is tried only
     where software that plays a GPU is allowed. ``extra`` of this distribution installs the
     packages; empty where they are there with it. ``libraries`` are those of the machine that it
-    cannot do without.
+    cannot do without. ``abilities`` are those of its engines (``EngineCost.abilities``).
     """
 
     name: str
@@ -178,6 +179,7 @@ class BackendSpec:
     is_software: bool = False
     extra: str = ""
     libraries: tuple[BackendLibrary, ...] = ()
+    abilities: BackendAbilities = field(default_factory=BackendAbilities)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

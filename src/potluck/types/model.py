@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+from potluck.types.program import Activation, ExpertScore
 from potluck.types.step import Pooling
 
 
@@ -33,85 +34,232 @@ class RerankConfig:
 
 
 class RopeScaling(enum.Enum):
-    """How rope frequencies are stretched beyond the trained context."""
+    """How rope frequencies are stretched beyond the trained context.
+
+    ``potluck.models.rope`` says what each means. PROPORTIONAL is Gemma 4's: only the first pairs of
+    a head turn, at the frequencies that they would have if all did.
+    """
 
     NONE = "none"
     LINEAR = "linear"
     LLAMA3 = "llama3"
+    YARN = "yarn"
+    LONGROPE = "longrope"
+    PROPORTIONAL = "proportional"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeConfig:
-    """Frequencies of the rotary embedding.
+    """One table of rotations. ``rotary_dim`` columns of every head turn, the others stay.
 
-    ``factor`` applies to LINEAR and LLAMA3; the next three to LLAMA3 alone (Llama 3.1 model card
-    and ``transformers``' ``modeling_rope_utils``). ``frequency_factors``, one for each pair of a
-    head, divide the frequencies besides any scaling: GGUF files carry Llama 3's scaling in this
-    form, as a tensor ``rope_freqs.weight``.
+    ``factor`` applies to every scaling but PROPORTIONAL; ``low_freq_factor`` and
+    ``high_freq_factor`` to LLAMA3, ``beta_fast``, ``beta_slow`` and ``truncate`` to YARN (Peng et
+    al. 2023), ``original_context_tokens`` to all three that know a trained length;
+    ``long_factors`` and ``short_factors``, one for each pair, to LONGROPE (Ding et al. 2024);
+    ``num_turning_pairs`` to PROPORTIONAL. ``frequency_factors``, one for each pair, divide the
+    frequencies besides any scaling: GGUF files carry Llama 3's scaling in this form, as a tensor
+    ``rope_freqs.weight``.
+
+    Cosines and sines are multiplied by ``attention_factor``, and by ``1 + position_beta * log(1 +
+    floor(position / original_context_tokens))``, the query scale of Llama 4 and Ministral 3, which
+    is 1 where ``position_beta`` is 0.
     """
 
     theta: float
+    rotary_dim: int
     scaling: RopeScaling = RopeScaling.NONE
     factor: float = 1.0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 1.0
     original_context_tokens: int = 0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    long_factors: tuple[float, ...] = ()
+    short_factors: tuple[float, ...] = ()
+    num_turning_pairs: int = 0
     frequency_factors: tuple[float, ...] | None = None
+    attention_factor: float = 1.0
+    position_beta: float = 0.0
+
+
+class NormKind(enum.Enum):
+    """The norm of the residual stream: see the ops ``RmsNorm`` and ``LayerNorm``."""
+
+    RMS = "rms"
+    LAYER = "layer"
+
+
+class NormPlaces(enum.Enum):
+    """Where the norms of a layer are.
+
+    PRE: before attention and before the feed-forward part (Llama). POST: after each, before it is
+    added to the residual stream (OLMo 2). SANDWICH: both (Gemma). PARALLEL: one norm before both,
+    which read the same input and are added together (Cohere).
+    """
+
+    PRE = "pre"
+    POST = "post"
+    SANDWICH = "sandwich"
+    PARALLEL = "parallel"
+
+
+class HeadNorm(enum.Enum):
+    """The RMS norms of queries and keys: none, one weight for every head, or over all heads."""
+
+    NONE = "none"
+    HEAD = "head"
+    WIDTH = "width"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionConfig:
+    """The attention of one layer.
+
+    ``rope`` is the index of its table in ``ModelConfig.ropes``, None for no rotation;
+    ``query_rope`` another one for queries, None for the same. ``norms_after_rope``: queries and
+    keys are turned before their norms. ``has_value_norm``: values pass an RMS norm without a
+    weight. ``values_are_keys``: there is no matrix for values, which are the keys before their norm
+    and rotation. ``shared_layer`` is the layer whose keys and values this one reads; it has no
+    matrices for its own.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    rope: int | None = 0
+    query_rope: int | None = None
+    window: int | None = None
+    softcap: float | None = None
+    has_sinks: bool = False
+    qkv_bias: bool = False
+    output_bias: bool = False
+    head_norm: HeadNorm = HeadNorm.NONE
+    norms_after_rope: bool = False
+    has_value_norm: bool = False
+    values_are_keys: bool = False
+    shared_layer: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MlpConfig:
+    """A gated feed-forward layer; ``width`` is that of gate and up."""
+
+    width: int
+    activation: Activation = Activation.SILU
+    has_bias: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertsConfig:
-    """The mixture of experts that takes the place of the feed-forward part in some layers.
+    """A mixture of experts.
 
-    ``width`` is that of one expert's gate and up. ``is_in_layer`` has one entry per layer; where it
-    is False, the layer is dense. ``normalize_shares`` as in ``potluck.types.program.Moe``.
+    ``width`` is that of one expert's gate and up. The fields from ``normalize_shares`` to
+    ``share_scale`` are those of ``potluck.types.program.Moe``, as are the tensors that
+    ``has_correction``, ``has_expert_scale`` and ``has_bias`` say there are. ``has_bias`` is also
+    that of the router. ``shared`` is an MLP for all tokens beside the experts, multiplied by the
+    sigmoid of a scalar of its own with ``has_shared_gate``.
     """
 
     num_experts: int
     num_experts_per_token: int
     width: int
     normalize_shares: bool
-    is_in_layer: tuple[bool, ...]
+    activation: Activation = Activation.SILU
+    score: ExpertScore = ExpertScore.SOFTMAX
+    num_groups: int = 1
+    num_groups_used: int = 1
+    share_scale: float = 1.0
+    has_correction: bool = False
+    has_expert_scale: bool = False
+    has_bias: bool = False
+    shared: MlpConfig | None = None
+    has_shared_gate: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerConfig:
+    """One decoder layer: attention, and an MLP, experts or both.
+
+    With both, as in Gemma 4's 26B-A4B, they run beside one another: each has its own norms before
+    and after it, and the router reads the residual stream through a norm of its own. What attention
+    and the feed-forward part give is multiplied by ``residual_scale`` before it is added.
+    ``has_output_scale``: the layer's output is multiplied by a stored scalar (Gemma 4).
+    """
+
+    attention: AttentionConfig
+    mlp: MlpConfig | None = None
+    experts: ExpertsConfig | None = None
+    norms: NormPlaces = NormPlaces.PRE
+    residual_scale: float = 1.0
+    has_output_scale: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PerLayerInputs:
+    """Gemma 4 E2B's second embedding: ``width`` columns of it enter every layer at its end.
+
+    ``activation`` is that of the gate. Every layer needs what is made of the token's embedding
+    before the first layer, so such a model is not cut.
+    """
+
+    width: int
+    activation: Activation = Activation.GELU_TANH
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """A decoder-only transformer, whatever file it came from.
+    """A decoder-only transformer, whatever file it came from: ``layers`` says how each is made.
 
-    ``qkv_bias``, ``output_bias``, ``mlp_bias``, ``qk_norm`` and ``sliding_windows`` (one entry per
-    layer: the window in tokens, or None for full attention) are the ways in which families differ,
-    and so is ``experts``, None for a dense model. ``intermediate_size`` is that of dense layers.
+    Embeddings are multiplied by ``embedding_scale``; logits by ``logit_scale``, and then capped by
+    ``logit_softcap`` (see ``potluck.types.program.Head``).
 
     A model without ``has_logits`` has no head: it gives vectors only. With ``num_labels`` it is a
     classifier, a matrix of so many rows after the last norm, whose outputs are the vectors; they
     are the rows ``label_tokens`` of what would be the head, where the files have no such matrix.
-    ``has_bare_names``: its Hugging Face files leave out the prefix ``model.`` of tensors' names.
+    ``prefix`` is what the names of a Hugging Face file's tensors begin with, and ``head_prefix``
+    that of its head (``language_model.`` in some models that also see).
     """
 
     family: str
-    num_layers: int
     hidden_size: int
-    intermediate_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
     vocab_size: int
     max_context_tokens: int
-    rms_norm_epsilon: float
-    rope: RopeConfig
+    norm_epsilon: float
+    layers: tuple[LayerConfig, ...]
+    ropes: tuple[RopeConfig, ...]
     tied_head: bool
-    qkv_bias: bool
-    output_bias: bool
-    mlp_bias: bool
-    qk_norm: bool
-    sliding_windows: tuple[int | None, ...]
-    experts: ExpertsConfig | None = None
+    norm: NormKind = NormKind.RMS
+    embedding_scale: float = 1.0
+    logit_scale: float = 1.0
+    logit_softcap: float | None = None
+    per_layer_inputs: PerLayerInputs | None = None
     has_logits: bool = True
     num_labels: int = 0
     label_tokens: tuple[int, ...] = ()
-    has_bare_names: bool = False
+    prefix: str = "model."
+    head_prefix: str = ""
+
+    @property
+    def num_layers(self) -> int:
+        """The number of decoder layers."""
+        return len(self.layers)
 
     @property
     def vector_size(self) -> int:
         """The numbers in a vector."""
         return self.num_labels or self.hidden_size
+
+    def can_cut_before(self, layer: int) -> bool:
+        """Whether one stage may end and the next begin there.
+
+        A layer that reads the keys and values of another one must be on the same stage as that
+        one. Of a model with ``per_layer_inputs`` only the head can be a stage of its own.
+        """
+        if not 0 < layer < self.num_layers:
+            return self.per_layer_inputs is None or layer == self.num_layers
+        return self.per_layer_inputs is None and all(
+            each.attention.shared_layer is None or each.attention.shared_layer >= layer
+            for each in self.layers[layer:]
+        )

@@ -24,9 +24,24 @@ HIDDEN = "hidden"
 
 
 class Activation(enum.Enum):
-    """The non-linearity of a gated feed-forward layer."""
+    """What a gated feed-forward layer makes of ``gate`` and ``up``, element by element.
+
+    SILU: ``gate / (1 + exp(-gate)) * up`` (Shazeer 2020, SwiGLU). GELU_TANH: ``0.5 gate (1 +
+    tanh(sqrt(2/pi) (gate + 0.044715 gate^3))) * up`` (Hendrycks and Gimpel 2016). CLAMPED_SWIGLU is
+    that of gpt-oss: ``g = min(gate, 7)``, ``u = clip(up, -7, 7)``, ``g / (1 + exp(-1.702 g)) * (u +
+    1)``.
+    """
 
     SILU = "silu"
+    GELU_TANH = "gelu_tanh"
+    CLAMPED_SWIGLU = "clamped_swiglu"
+
+
+class ExpertScore(enum.Enum):
+    """How the logits of a router become scores: softmax over all experts, or each by itself."""
+
+    SOFTMAX = "softmax"
+    SIGMOID = "sigmoid"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +54,10 @@ class Register:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Embed:
-    """``out[t] = weight[token[t]]``; weight is ``[vocab, width(out)]``."""
+    """``out[t] = weight[token[t]]``; weight is ``[vocab, width(out)]``.
+
+    A program may have several, all on the stage with the embedding.
+    """
 
     weight: str
     out: str
@@ -51,13 +69,25 @@ class RmsNorm:
 
     For the norms of the residual stream ``group`` is the width and weight is ``[width]``; for
     per-head norms (Qwen 3) it is the head size and weight ``[head_dim]`` serves every head.
-    ``out`` may be ``x``.
+    Without a weight the factors are 1 (Gemma 4's values). ``out`` may be ``x``.
+    """
+
+    x: str
+    weight: str | None
+    out: str
+    group: int
+    epsilon: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerNorm:
+    """``out = (x - mean(x)) / sqrt(variance(x) + epsilon) * weight`` over the whole width (Ba et
+    al. 2016, without a bias: Cohere Command R). ``out`` may be ``x``.
     """
 
     x: str
     weight: str
     out: str
-    group: int
     epsilon: float
 
 
@@ -73,13 +103,18 @@ class Linear:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rope:
-    """Rotate pairs ``(i, i + head_dim/2)`` of every head of ``x`` in place by the program's rope
-    table at each token's position (the "neox" or rotate-half form, Su et al. 2021).
+    """Rotate pairs ``(i, i + rotary_dim/2)`` of every head of ``x`` in place by one of the
+    program's rope tables at each token's position (the "neox" or rotate-half form, Su et al. 2021).
+
+    ``table`` counts the tables from 0; ``rotary_dim`` is twice the width of its cosines. What is
+    beyond ``rotary_dim`` in a head stays as it is.
     """
 
     x: str
     num_heads: int
     head_dim: int
+    rotary_dim: int
+    table: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,11 +125,16 @@ class Attention:
     the program), then ``out[t] = softmax(scale * q·K) V`` over the sequence's positions up to and
     including the token's own; with ``window`` only the last ``window`` of them (Mistral: a token
     sees itself and the ``window - 1`` before it).
+
+    Without ``k`` and ``v`` nothing is appended: the op reads a cache that an earlier op of the
+    program has filled (Gemma 4 E2B). With ``softcap`` scores become ``softcap * tanh(score /
+    softcap)`` before the softmax (Gemma 2). ``sinks`` ``[num_heads]`` are logits that take part in
+    the softmax of their head and have no value (gpt-oss).
     """
 
     q: str
-    k: str
-    v: str
+    k: str | None
+    v: str | None
     out: str
     cache_index: int
     num_heads: int
@@ -102,33 +142,46 @@ class Attention:
     head_dim: int
     scale: float
     window: int | None = None
+    softcap: float | None = None
+    sinks: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatedActivation:
-    """``out = activation(gate) * up``, element by element; ``out`` may be ``gate``."""
+    """``out = activation(gate, up)``, element by element; ``out`` may be ``gate``.
+
+    Of ``up``, which may be wider than ``gate``, the columns from ``up_start`` on are taken.
+    """
 
     gate: str
     up: str
     out: str
     activation: Activation = Activation.SILU
+    up_start: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moe:
     """A mixture of experts: each token passes through the gated layers that its router chose.
 
-    ``logits`` is the router's register, ``num_experts`` wide. Of token ``t`` the
-    ``num_experts_per_token`` experts with the largest logits are chosen, of equal logits those
-    with lower indices. Expert ``e`` has the share ``p[e] = softmax(logits[t])[e]``, over all
-    experts; with ``normalize_shares`` the shares of the chosen are divided by their sum. Then, over
-    the chosen in ascending order, whatever else is in the batch::
+    ``logits`` is the router's register, ``num_experts`` wide, and ``s[e]`` the score that ``score``
+    makes of them. Experts are chosen by ``c[e]``, which is ``logits[t][e]``, or where there is a
+    ``correction`` ``[num_experts]`` or ``score`` is SIGMOID ``s[e] + correction[e]``: the
+    ``num_experts_per_token`` experts with the largest ``c``, of equal ones those with lower
+    indices. With ``num_groups`` above 1 experts are in groups of neighbours, of which only the
+    ``num_groups_used`` are looked at whose two largest ``c`` have the largest sums (DeepSeek V3).
 
-        out[t] = sum of p[e] * (down[e] @ (activation(gate[e] @ x[t]) * (up[e] @ x[t])))
+    Expert ``e`` has the share ``p[e] = s[e]``; with ``normalize_shares`` the shares of the chosen
+    are divided by their sum. They are multiplied by ``share_scale`` and by ``expert_scale[e]``,
+    where there is such a weight ``[num_experts]``. Then, over the chosen in ascending order,
+    whatever else is in the batch::
+
+        out[t] = sum of p[e] * (down[e] @ activation(gate[e] @ x[t], up[e] @ x[t]))
 
     ``gate`` and ``up`` are ``[num_experts, expert_width, width(x)]``, ``down`` is
-    ``[num_experts, width(out), expert_width]``. Of a token whose logits have a NaN, or no largest
-    that is finite, ``out`` is NaN: no expert was chosen. ``out`` may be ``x``.
+    ``[num_experts, width(out), expert_width]``; each may have biases ``[num_experts, rows]``. Of a
+    token whose logits have a NaN, or no largest that is finite, ``out`` is NaN: no expert was
+    chosen. ``out`` may be ``x``.
     """
 
     x: str
@@ -142,14 +195,48 @@ class Moe:
     expert_width: int
     normalize_shares: bool
     activation: Activation = Activation.SILU
+    score: ExpertScore = ExpertScore.SOFTMAX
+    correction: str | None = None
+    num_groups: int = 1
+    num_groups_used: int = 1
+    share_scale: float = 1.0
+    expert_scale: str | None = None
+    gate_bias: str | None = None
+    up_bias: str | None = None
+    down_bias: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SigmoidGate:
+    """``x *= sigmoid(gate)``; ``gate`` is as wide as ``x``, or 1 wide for a factor per token."""
+
+    x: str
+    gate: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scale:
+    """``x *= factor``."""
+
+    x: str
+    factor: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Multiply:
+    """``x *= weight``; the weight is ``[width(x)]``, or ``[1]`` for all columns alike."""
+
+    x: str
+    weight: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Add:
-    """``x += y``."""
+    """``x += scale * y``; a ``scale`` of 1 adds without a product."""
 
     x: str
     y: str
+    scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,14 +245,32 @@ class Head:
 
     Logits ``[num_wanted, vocab] = weight @ x[t]`` for the tokens whose logits are wanted, and
     vectors of the rows of ``x`` (see ``Pooling``). Where ``weight`` is None there are no logits.
+    They are multiplied by ``scale``, and with ``softcap`` then become ``softcap * tanh(logit /
+    softcap)``.
     """
 
     x: str
     weight: str | None
     vocab_size: int
+    scale: float = 1.0
+    softcap: float | None = None
 
 
-Op = Embed | RmsNorm | Linear | Rope | Attention | GatedActivation | Moe | Add | Head
+Op = (
+    Embed
+    | RmsNorm
+    | LayerNorm
+    | Linear
+    | Rope
+    | Attention
+    | GatedActivation
+    | Moe
+    | SigmoidGate
+    | Scale
+    | Multiply
+    | Add
+    | Head
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,7 +301,7 @@ class Shard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeTable:
-    """``cos`` and ``sin``: float32 ``[context_tokens, head_dim / 2]``, scaling included.
+    """``cos`` and ``sin``: float32 ``[context_tokens, rotary_dim / 2]``, scaling included.
 
     Made once per model, in float64 and rounded, so that every engine rotates by the same bits.
     """
@@ -236,7 +341,10 @@ class WeightSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheSpec:
-    """The key-value cache of one attention op, by ``cache_index``."""
+    """What is kept of every position for the attention ops of one ``cache_index``: keys and values.
+
+    Several ops may read one cache; the first of them fills it.
+    """
 
     num_kv_heads: int
     head_dim: int
@@ -251,7 +359,7 @@ class Program:
     ops: tuple[Op, ...]
     weights: tuple[WeightSpec, ...]
     caches: tuple[CacheSpec, ...]
-    rope: RopeTable | None
+    ropes: tuple[RopeTable, ...]
     hidden_size: int
     vocab_size: int
     context_tokens: int

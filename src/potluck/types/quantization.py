@@ -33,10 +33,11 @@ class Quantization(enum.Enum):
         """The format that the mixture has for ``weight``, whatever its columns.
 
         ``num_layers`` are those of the whole model. Vectors stay as they are ``stored``, and so
-        does what is quantized already: quantizing twice loses twice. A router becomes float32.
+        does what is quantized already, as quantizing twice loses twice, where its format has
+        kernels (``TensorFormat.loaded_as``). A router becomes float32.
         """
         if stored.format not in _CONVERTED:
-            return stored.format
+            return stored.format.loaded_as
         if weight.role is WeightRole.ROUTER:
             return TensorFormat.F32
         if self is Quantization.NONE or len(stored.shape) < 2:

@@ -92,15 +92,17 @@ def model_shape(config: ModelConfig, format_label: str, arithmetic: Arithmetic) 
     of one shape whose number of layers differs have one name. It has letters, digits, ``-``, ``_``
     and ``.`` only and at most 150 characters.
     """
-    experts = config.experts
-    windows = [window for window in config.sliding_windows if window is not None]
+    attention = config.layers[0].attention
+    experts = next((each.experts for each in config.layers if each.experts is not None), None)
+    mlp_width = max((each.mlp.width for each in config.layers if each.mlp is not None), default=0)
+    windows = [each.attention.window for each in config.layers if each.attention.window is not None]
     parts = [
         config.family,
         f"h{config.hidden_size}",
-        f"i{config.intermediate_size}",
-        f"q{config.num_heads}",
-        f"kv{config.num_kv_heads}",
-        f"d{config.head_dim}",
+        f"i{mlp_width}",
+        f"q{attention.num_heads}",
+        f"kv{attention.num_kv_heads}",
+        f"d{attention.head_dim}",
         f"v{config.vocab_size}",
         *([f"w{min(windows)}"] if windows else []),
         *(

@@ -16,8 +16,8 @@ class StageSize:
     """What every stage of a model allocates, and how its weights are held.
 
     Weights that are mapped stay in a packed file, and take no memory. ``arithmetic`` is the
-    native backend's; others have one of their own. ``backend`` is that of the
-    unit, ``is_on_device`` whether the unit has memory of its own.
+    that of a backend which ``has_arithmetics``; others have one of their own. ``backend`` is that
+    of the unit, ``is_on_device`` whether the unit has memory of its own.
     """
 
     context_tokens: int
@@ -28,6 +28,7 @@ class StageSize:
     is_mapped: bool = False
     arithmetic: Arithmetic = Arithmetic.EXACT
     backend: str = NATIVE
+    has_arithmetics: bool = True
     is_on_device: bool = False
 
 

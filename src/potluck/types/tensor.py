@@ -16,7 +16,12 @@ from typing import Protocol
 
 
 class TensorFormat(enum.Enum):
-    """A storage format: (name, elements per block, bytes per block)."""
+    """A storage format: (name, elements per block, bytes per block, whether it has kernels).
+
+    This is the one table of formats. The C++ core has those with kernels, in the same order; tests
+    check that every other table agrees with it. A format without kernels can be read, and becomes
+    another one when it is loaded (``loaded_as``).
+    """
 
     F32 = ("f32", 1, 4)
     F16 = ("f16", 1, 2)
@@ -29,16 +34,41 @@ class TensorFormat(enum.Enum):
     Q4_K = ("q4_k", 256, 144)
     Q5_K = ("q5_k", 256, 176)
     Q6_K = ("q6_k", 256, 210)
+    Q2_K = ("q2_k", 256, 84, False)
+    Q3_K = ("q3_k", 256, 110, False)
+    IQ4_NL = ("iq4_nl", 32, 18, False)
+    IQ4_XS = ("iq4_xs", 256, 136, False)
+    MXFP4 = ("mxfp4", 32, 17, False)
+    IQ1_S = ("iq1_s", 256, 50, False)
+    IQ1_M = ("iq1_m", 256, 56, False)
+    IQ2_XXS = ("iq2_xxs", 256, 66, False)
+    IQ2_XS = ("iq2_xs", 256, 74, False)
+    IQ2_S = ("iq2_s", 256, 82, False)
+    IQ3_XXS = ("iq3_xxs", 256, 98, False)
+    IQ3_S = ("iq3_s", 256, 110, False)
+    TQ1_0 = ("tq1_0", 256, 54, False)
+    TQ2_0 = ("tq2_0", 256, 66, False)
 
-    def __init__(self, label: str, block_elements: int, block_bytes: int) -> None:
+    def __init__(
+        self, label: str, block_elements: int, block_bytes: int, has_kernels: bool = True
+    ) -> None:
         self.label = label
         self.block_elements = block_elements
         self.block_bytes = block_bytes
+        self.has_kernels = has_kernels
 
     @property
     def is_quantized(self) -> bool:
         """Whether values share scales, so that products are exact integer sums."""
         return self.block_elements > 1
+
+    @property
+    def loaded_as(self) -> TensorFormat:
+        """The format that weights stored in this one have once they are loaded.
+
+        Q8_0 for a format without kernels: its error is at most 1/254 of the largest of 32 values.
+        """
+        return self if self.has_kernels else TensorFormat.Q8_0
 
     def row_bytes(self, num_columns: int) -> int:
         """Bytes of one stored row. ``num_columns`` must be a multiple of ``block_elements``."""
@@ -46,6 +76,10 @@ class TensorFormat(enum.Enum):
         if rest:
             raise ValueError(f"{num_columns} columns are not whole {self.label} blocks")
         return num_blocks * self.block_bytes
+
+
+COMPUTED_FORMATS = tuple(each for each in TensorFormat if each.has_kernels)
+"""The formats that the native engine computes with, in the order of the C++ core's ``Format``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,22 +155,53 @@ class TensorSink(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class InterleavedHeads:
+    """Heads whose first ``rotary_dim`` rows are stored with their two halves interleaved.
+
+    The file's row ``h·d + 2j + s`` is canonical row ``h·d + s·r/2 + j``, where ``d`` is
+    ``head_dim`` and ``r`` is ``rotary_dim``; rows beyond ``r`` are in their places. Of a vector (a
+    bias) its elements are meant.
+    """
+
+    num_heads: int
+    head_dim: int
+    rotary_dim: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowRange:
+    """Rows ``start + stride·i`` of a matrix, ``num_rows`` of them; of a vector its elements.
+
+    ``of_vectors``: a tensor of two dimensions is a vector for each expert.
+    """
+
+    start: int
+    num_rows: int
+    stride: int = 1
+    of_vectors: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StoredTensor:
     """Where a file keeps a canonical tensor.
 
     That is under one name, or with ``is_stacked`` each matrix of a stack ``[experts, rows,
     columns]`` under a name of its own, in their order.
 
-    ``interleaved_heads``: the file interleaves the two halves of each of that many heads (GGUF
-    files of the ``llama`` architecture do, for q and k): its row ``h·d + 2j + s`` is canonical row
-    ``h·d + s·d/2 + j``, where ``d`` is the head size; of a vector (a bias) its elements are meant.
-    None when rows are in canonical order.
+    ``interleaved``: rows of q and k in another order, as GGUF files of the ``llama`` architecture
+    have them. ``row_range``: it is only these rows of the file's tensor, of a stack these of each
+    matrix. ``rows``: it consists of these rows of the file's tensor; None is all of them. At most
+    one of the three is given. ``plus_one``: 1 is added to what is stored, which makes it float32.
 
-    ``rows``: it consists of these rows of the file's tensor; None is all of them.
+    ``shape`` is the canonical one; None is whatever the file has. A file's that differs from it in
+    dimensions of 1 only is taken for it.
     """
 
     canonical_name: str
     stored_names: tuple[str, ...]
     is_stacked: bool = False
-    interleaved_heads: int | None = None
+    interleaved: InterleavedHeads | None = None
+    row_range: RowRange | None = None
     rows: tuple[int, ...] | None = None
+    plus_one: bool = False
+    shape: tuple[int, ...] | None = None

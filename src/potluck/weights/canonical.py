@@ -10,7 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from potluck.errors import ModelFileError
-from potluck.types.tensor import StoredTensor, TensorInfo, TensorSource
+from potluck.types.tensor import (
+    InterleavedHeads,
+    RowRange,
+    StoredTensor,
+    TensorFormat,
+    TensorInfo,
+    TensorSource,
+)
 
 STAGING_BYTES = 2**20
 """What undoing an interleaving may hold (or one pair of rows, where that is more)."""
@@ -50,11 +57,13 @@ class CanonicalSource:
         """What is stored for ``name``; ``KeyError`` if nothing is.
 
         Raises as ``raw`` does, and ``ModelFileError`` if of a stack a matrix is missing or unlike
-        the others.
+        the others, or a tensor does not have the rows that are a part of it.
         """
         stored = self._stored[name]
         info = self._first(stored)
         shape = info.shape
+        if stored.row_range is not None:
+            shape = self._shape_of_part(stored.row_range, info)
         if stored.is_stacked:
             for each in stored.stored_names:
                 self._check_alike(each, info)
@@ -62,7 +71,10 @@ class CanonicalSource:
         elif stored.rows is not None:
             self._check_rows(stored.rows, info)
             shape = (len(stored.rows), *shape[1:])
-        return dataclasses.replace(info, name=name, shape=shape)
+        if stored.shape is not None and _without_ones(shape) == _without_ones(stored.shape):
+            shape = stored.shape
+        format = TensorFormat.F32 if stored.plus_one else info.format
+        return dataclasses.replace(info, name=name, shape=shape, format=format)
 
     def name_in_files(self, name: str) -> str:
         """What the files call it, whether they have it or not; of a stack its first matrix."""
@@ -75,14 +87,18 @@ class CanonicalSource:
         that the tensor should have.
         """
         stored = self._stored[name]
-        if stored.is_stacked:
+        if stored.plus_one:
+            self._read_plus_one(stored, start_row, end_row, out)
+        elif stored.row_range is not None:
+            self._read_part(stored, stored.row_range, start_row, end_row, out)
+        elif stored.is_stacked:
             self._read_stack(stored, start_row, end_row, out)
         elif stored.rows is not None:
             self._read_some(stored, stored.rows, start_row, end_row, out)
-        elif stored.interleaved_heads is None:
+        elif stored.interleaved is None:
             self._raw.read_rows(stored.stored_names[0], start_row, end_row, out)
         else:
-            self._read_interleaved(stored, stored.interleaved_heads, start_row, end_row, out)
+            self._read_interleaved(stored, stored.interleaved, start_row, end_row, out)
 
     def close(self) -> None:
         """Close the source below. Idempotent."""
@@ -113,6 +129,73 @@ class CanonicalSource:
                 self._path,
                 f"the tensor {info.name}, {list(info.shape)}, does not have the rows {list(rows)}",
             )
+
+    def _shape_of_part(self, part: RowRange, info: TensorInfo) -> tuple[int, ...]:
+        """The shape of a part of each matrix of a tensor, or of each vector."""
+        is_vector = _is_vector(part, info)
+        axis = len(info.shape) - (1 if is_vector else 2)
+        last = part.start + (part.num_rows - 1) * part.stride
+        if axis < 0 or last >= info.shape[axis] or (is_vector and info.format.is_quantized):
+            raise ModelFileError(
+                self._path,
+                f"the tensor {info.name}, {info.format.label} {list(info.shape)}, does not have "
+                f"the rows from {part.start} to {last} that are a part of it",
+            )
+        return (*info.shape[:axis], part.num_rows, *info.shape[axis + 1 :])
+
+    def _read_part(
+        self, stored: StoredTensor, part: RowRange, start_row: int, end_row: int, out: memoryview
+    ) -> None:
+        """Rows of each matrix; neighbours at once, others one by one from a piece of the file."""
+        info = self._first(stored)
+        self._shape_of_part(part, info)
+        if _is_vector(part, info):
+            self._read_part_of_vectors(info, part, start_row, end_row, out)
+            return
+        matrix_rows, size = info.shape[-2], info.row_bytes
+        row = start_row
+        while row < end_row:
+            index, begin = divmod(row, part.num_rows)
+            count = min(part.num_rows - begin, end_row - row)
+            count = min(count, max(1, STAGING_BYTES // (size * part.stride)))
+            name, first = info.name, index * matrix_rows + part.start + begin * part.stride
+            if stored.is_stacked:
+                name, first = stored.stored_names[index], part.start + begin * part.stride
+            target = out[(row - start_row) * size : (row - start_row + count) * size]
+            if part.stride == 1:
+                self._raw.read_rows(name, first, first + count, target)
+            else:
+                num_rows = (count - 1) * part.stride + 1
+                staging = memoryview(bytearray(num_rows * size))
+                self._raw.read_rows(name, first, first + num_rows, staging)
+                _rows(target, size)[:] = _rows(staging, size)[:: part.stride]
+            row += count
+
+    def _read_part_of_vectors(
+        self, info: TensorInfo, part: RowRange, start_row: int, end_row: int, out: memoryview
+    ) -> None:
+        """Elements of each row of a small tensor of vectors."""
+        stored = memoryview(bytearray((end_row - start_row) * info.row_bytes))
+        self._raw.read_rows(info.name, start_row, end_row, stored)
+        size = info.format.block_bytes
+        elements = _rows(stored, size).reshape(end_row - start_row, info.num_columns, size)
+        end = part.start + (part.num_rows - 1) * part.stride + 1
+        wanted = np.ascontiguousarray(elements[:, part.start : end : part.stride])
+        out[:] = wanted.reshape(-1).data
+
+    def _read_plus_one(
+        self, stored: StoredTensor, start_row: int, end_row: int, out: memoryview
+    ) -> None:
+        """A vector of floats with 1 added, in float32, as ``transformers`` adds it."""
+        info = self._first(stored)
+        data = memoryview(bytearray((end_row - start_row) * info.row_bytes))
+        self._raw.read_rows(info.name, start_row, end_row, data)
+        values = _as_float32(data, info.format)
+        if values is None:
+            raise ModelFileError(
+                self._path, f"the tensor {info.name} is {info.format.label}, and must be of floats"
+            )
+        out[:] = (values + np.float32(1)).view(np.uint8).data
 
     def _read_some(
         self,
@@ -152,16 +235,21 @@ class CanonicalSource:
             row += end - begin
 
     def _read_interleaved(
-        self, stored: StoredTensor, num_heads: int, start_row: int, end_row: int, out: memoryview
+        self,
+        stored: StoredTensor,
+        heads: InterleavedHeads,
+        start_row: int,
+        end_row: int,
+        out: memoryview,
     ) -> None:
         info = self._raw.info(stored.stored_names[0])
         is_vector = len(info.shape) == 1
         num_rows = info.num_columns if is_vector else info.num_rows
-        head_rows, rest = divmod(num_rows, num_heads)
-        if rest or head_rows % 2 or (is_vector and info.format.is_quantized):
+        is_possible = num_rows == heads.num_heads * heads.head_dim
+        if not is_possible or (is_vector and info.format.is_quantized):
             raise ModelFileError(
                 self._path,
-                f"{info.name}, {info.format.label} {info.shape}, cannot have {num_heads} "
+                f"{info.name}, {info.format.label} {info.shape}, cannot have {heads.num_heads} "
                 "interleaved heads",
             )
         if not 0 <= start_row <= end_row <= info.num_rows:
@@ -172,40 +260,51 @@ class CanonicalSource:
             return
         with out.cast("B") as target:
             if is_vector:
-                self._read_vector(info, head_rows, target)
+                self._read_vector(info, heads, target)
             else:
-                self._read_matrix(info, head_rows, start_row, end_row, target)
+                self._read_matrix(info, heads, start_row, end_row, target)
 
-    def _read_vector(self, info: TensorInfo, head_rows: int, out: memoryview) -> None:
+    def _read_vector(self, info: TensorInfo, heads: InterleavedHeads, out: memoryview) -> None:
         """The whole vector, whose elements are interleaved as the rows of a matrix are."""
         stored = bytearray(info.row_bytes)
         self._raw.read_rows(info.name, 0, 1, memoryview(stored))
         size = info.format.block_bytes
-        for head in range(info.num_columns // head_rows):
-            begin, end = head * head_rows * size, (head + 1) * head_rows * size
-            _separate(memoryview(stored)[begin:end], out[begin:end], size)
+        for head in range(heads.num_heads):
+            begin = head * heads.head_dim * size
+            middle, end = begin + heads.rotary_dim * size, begin + heads.head_dim * size
+            _separate(memoryview(stored)[begin:middle], out[begin:middle], size)
+            out[middle:end] = memoryview(stored)[middle:end]
 
     def _read_matrix(
-        self, info: TensorInfo, head_rows: int, start_row: int, end_row: int, out: memoryview
+        self,
+        info: TensorInfo,
+        heads: InterleavedHeads,
+        start_row: int,
+        end_row: int,
+        out: memoryview,
     ) -> None:
-        """Whole heads at once where they are asked for and fit the buffer, else runs of rows.
+        """What turns of a head at once if it is asked for and fits the buffer, else runs of rows.
 
-        A run lies within one half of one head, which is every other row of the file: both halves
-        read the same bytes there.
+        A run lies within one half of what turns of one head, which is every other row of the file,
+        where both halves read the same bytes, or in what does not turn.
         """
-        half, size = head_rows // 2, info.row_bytes
+        head_rows, turning = heads.head_dim, heads.rotary_dim
+        half, size = turning // 2, info.row_bytes
         most_pairs = max(1, STAGING_BYTES // (2 * size))
         staging = memoryview(bytearray(2 * size * min(most_pairs, half)))
         row = start_row
         while row < end_row:
             head, row_in_head = divmod(row, head_rows)
-            is_second, pair = divmod(row_in_head, half)
             begin = (row - start_row) * size
-            if row_in_head == 0 and row + head_rows <= end_row and half <= most_pairs:
-                count = head_rows
-                self._raw.read_rows(info.name, row, row + head_rows, staging)
-                _separate(staging, out[begin : begin + head_rows * size], size)
+            if row_in_head >= turning:
+                count = min(head_rows - row_in_head, end_row - row)
+                self._raw.read_rows(info.name, row, row + count, out[begin : begin + count * size])
+            elif row_in_head == 0 and row + turning <= end_row and half <= most_pairs:
+                count = turning
+                self._raw.read_rows(info.name, row, row + turning, staging)
+                _separate(staging, out[begin : begin + turning * size], size)
             else:
+                is_second, pair = divmod(row_in_head, half)
                 count = min(half - pair, most_pairs, end_row - row)
                 stored_row = head * head_rows + 2 * pair
                 pairs = staging[: 2 * size * count]
@@ -214,6 +313,26 @@ class CanonicalSource:
                     :, is_second * size : (is_second + 1) * size
                 ]
             row += count
+
+
+def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(size for size in shape if size != 1)
+
+
+def _is_vector(part: RowRange, info: TensorInfo) -> bool:
+    """Whether what a part is taken of is vectors: one, or one for each expert."""
+    return len(info.shape) == 1 or part.of_vectors
+
+
+def _as_float32(data: memoryview, format: TensorFormat) -> NDArray[np.float32] | None:
+    if format is TensorFormat.F32:
+        return np.frombuffer(data, dtype=np.float32)
+    if format is TensorFormat.F16:
+        return np.frombuffer(data, dtype=np.float16).astype(np.float32)
+    if format is TensorFormat.BF16:
+        wide = np.frombuffer(data, dtype=np.uint16).astype(np.uint32) << np.uint32(16)
+        return wide.view(np.float32)
+    return None
 
 
 def _separate(pairs: memoryview, out: memoryview, row_bytes: int) -> None:

@@ -136,7 +136,8 @@ def format_remarks(
 ) -> tuple[TensorRemark, ...]:
     """What is said of weights that do not get the format that ``quantization`` has for them.
 
-    Those are matrices whose rows are not whole blocks of it; ``stored`` as in ``loaded_weights``.
+    Those are matrices whose rows are not whole blocks of it, or that are stored in a format without
+    kernels; ``stored`` as in ``loaded_weights``.
     """
     num_layers = program.shard.num_layers
     remarks = []
@@ -148,6 +149,9 @@ def format_remarks(
                 f"{loaded.label} instead of {wanted.label}, as rows of {info.num_columns} are not "
                 f"whole blocks of {wanted.block_elements}"
             )
+            remarks.append(TensorRemark(name=info.name, remark=remark))
+        elif not info.format.has_kernels:
+            remark = f"{loaded.label}, as there are no kernels for {info.format.label}"
             remarks.append(TensorRemark(name=info.name, remark=remark))
     return tuple(remarks)
 

@@ -12,6 +12,7 @@ import os
 from pathlib import Path
 
 from potluck.engines.backends import BACKENDS
+from potluck.types.abilities import ALL_FEATURES, BackendAbilities
 from potluck.types.hardware import (
     BackendSpec,
     Device,
@@ -20,6 +21,7 @@ from potluck.types.hardware import (
     Interface,
     LayerReport,
 )
+from potluck.types.tensor import TensorFormat
 
 FILE = "FAULTY_UNIT"
 
@@ -30,11 +32,14 @@ DEVICE_ID = "of-faulty"
 UNIT = f"{DEVICE_ID}/played"
 CL_UNIT = f"{DEVICE_ID}/tinygrad:CL"
 
+ABILITIES = BackendAbilities(features=ALL_FEATURES, formats=frozenset(TensorFormat))
+
 _PLAYED = BackendSpec(
     name="played",
     module="support.faulty_unit.trial",
     engine="support.faulty_unit.engine",
     kinds=frozenset({DeviceKind.GPU}),
+    abilities=ABILITIES,
 )
 
 

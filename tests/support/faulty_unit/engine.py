@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from support.faulty_unit import Misbehaviour, misbehaviour
+from support.faulty_unit import ABILITIES, Misbehaviour, misbehaviour
 
 from potluck.engines import native_backend
 from potluck.engines.native import NativeEngine
@@ -23,9 +23,19 @@ from potluck.types.tensor import TensorInfo, TensorSink
 from potluck.types.unit import Fault, UnitAddress
 
 if TYPE_CHECKING:
+    from potluck.types.abilities import BackendAbilities
     from potluck.types.engine import TokenMasks
 
-COST = native_backend.COST
+
+class _Cost(native_backend.NativeCost):
+    """Of a device: no arithmetic of its is that of CPUs, and nothing is mapped."""
+
+    @property
+    def abilities(self) -> BackendAbilities:
+        return ABILITIES
+
+
+COST = _Cost()
 
 _FOR_EVER_SECONDS = 600
 

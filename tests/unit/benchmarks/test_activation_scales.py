@@ -27,7 +27,7 @@ def test_the_engine_rounds_before_products() -> None:
     weight = np.array([[0.0, 10.0]], np.float32)
     with activations_in_groups(lambda each: quantized(each, None)):
         assert reference_ops.linear(x, weight, None).tolist() == [[0.0]]
-        assert reference_ops.head(x, weight, np.zeros(0, np.int64)).tolist() == [[0.0]]
+        assert reference_ops.head(x, weight, np.zeros(0, np.int64), 1.0, None).tolist() == [[0.0]]
     assert reference_ops.linear(x, weight, None).tolist() == [[4.0]]
 
 

@@ -18,7 +18,9 @@ from potluck.errors import ParameterError
 from potluck.types.arithmetic import Arithmetic, ArithmeticChoice, arithmetics_with
 from potluck.types.unit import UnitAddress
 
-GPU = UnitAddress(unit_id="x/tinygrad:CL", backend="tinygrad:CL", engine="somewhere")
+GPU = UnitAddress(
+    unit_id="x/tinygrad:CL", backend="tinygrad:CL", engine="potluck.engines.tinygrad.backend"
+)
 
 
 def test_what_no_kernel_computes_faster_is_exact_and_said(

@@ -19,7 +19,7 @@ from potluck.engines.opening import open_engine
 from potluck.engines.tinygrad.backend import _enter
 from potluck.errors import EngineError, UnsupportedModelError
 from potluck.models.program import build_program
-from potluck.models.rope import rope_table
+from potluck.models.rope import rope_tables
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.hardware import Interface, Trial
 from potluck.types.program import Moe, Program, Shard
@@ -29,8 +29,8 @@ from potluck.types.unit import UnitAddress
 
 def a_program() -> Program:
     config = small_config(2)
-    rope = rope_table(config, 64)
-    return build_program(config, Shard.whole(2), context_tokens=64, rope=rope)
+    rope = rope_tables(config, 64)
+    return build_program(config, Shard.whole(2), context_tokens=64, ropes=rope)
 
 
 def test_costs_need_neither_tinygrad_nor_the_compiled_core() -> None:
@@ -65,10 +65,8 @@ def test_experts_are_computed_by_the_native_engine_alone() -> None:
     for spec in BACKENDS[1:]:
         with pytest.raises(UnsupportedModelError) as caught:
             check_backend(spec.name, cost_of(spec.name), program)
-        assert caught.value.message == (
-            f"the backend {spec.name} does not compute mixtures of experts"
-        )
-        assert caught.value.missing == ("mixtures of experts",)
+        assert caught.value.message == (f"the backend {spec.name} does not compute Moe")
+        assert caught.value.missing == ("Moe",)
     dense = replace(program, ops=tuple(op for op in program.ops if not isinstance(op, Moe)))
     for spec in BACKENDS:
         check_backend(spec.name, cost_of(spec.name), dense)

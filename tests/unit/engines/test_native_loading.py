@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 
+import gguf
 import numpy as np
 import pytest
 from support.native_pipeline import (
@@ -22,12 +23,13 @@ from potluck.engines.native import (
     available_isas,
     cache_bytes,
     choose_isa,
+    convert_on,
     make_pool,
     scratch_bytes,
 )
 from potluck.errors import EngineError, ParameterError
 from potluck.models.program import build_program
-from potluck.models.rope import rope_table
+from potluck.models.rope import rope_tables
 from potluck.probe.cores import default_num_threads
 from potluck.types.program import (
     CacheSpec,
@@ -60,7 +62,7 @@ def embedding_program(num_rows: int, num_columns: int) -> Program:
         ops=(Embed(weight="table", out="hidden"),),
         weights=(WeightSpec(name="table", shape=(num_rows, num_columns)),),
         caches=(),
-        rope=None,
+        ropes=(),
         hidden_size=num_columns,
         vocab_size=num_rows,
         context_tokens=100,
@@ -114,6 +116,25 @@ def test_bfloat16_stays_two_bytes(num_columns: int) -> None:
     result = engine.step(embedding_step(*range(num_rows)), None)
     expected = (bits.astype(np.uint32) << 16).view(np.float32)
     np.testing.assert_array_equal(result.hidden, expected)
+
+
+UNCOMPUTED = tuple(each for each in TensorFormat if not each.has_kernels)
+
+
+@pytest.mark.parametrize("rows_at_once", [1, 3, 100])
+@pytest.mark.parametrize("fmt", UNCOMPUTED, ids=lambda fmt: fmt.label)
+def test_a_format_without_kernels_is_decoded_first(
+    fmt: TensorFormat, rows_at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native, "_DECODED_VALUES", rows_at_once * 512)
+    # A scale of f16 in every place where a format has one, and other bits wherever there are any.
+    stored = np.random.default_rng(1).integers(30, 60, (7, fmt.row_bytes(512)), np.uint8)
+    values = gguf.dequantize(stored, gguf.GGMLQuantizationType[fmt.name])
+    out = bytearray(7 * TensorFormat.Q8_0.row_bytes(512))
+    convert = convert_on(make_pool(1))
+    convert(memoryview(stored.tobytes()), fmt, memoryview(out), TensorFormat.Q8_0, 7, 512)
+    expected = gguf.quantize(values, gguf.GGMLQuantizationType.Q8_0)
+    assert bytes(out) == expected.tobytes()
 
 
 @pytest.mark.parametrize("fmt", [TensorFormat.F16, TensorFormat.BF16])
@@ -222,7 +243,7 @@ def test_formats_that_cannot_hold_a_tensor_are_refused() -> None:
 
 def test_cache_bytes() -> None:
     """Per block and layer: 2 heads of 40 keys and 48 padded values, at 16 positions of 2 bytes."""
-    config = replace(small_config(3), head_dim=40)
+    config = small_config(3, head_dim=40)
     program = make_program(config, Shard.whole(3))
     assert program.caches == (CacheSpec(num_kv_heads=2, head_dim=40),) * 3
     assert cache_bytes(program, 7) == 3 * 7 * 2 * (40 + 48) * 16 * 2
@@ -253,18 +274,19 @@ def test_scratch_hardly_grows_with_the_context() -> None:
     config = replace(CONFIG, max_context_tokens=1 << 16)
 
     def scratch(context_tokens: int, num_threads: int) -> int:
-        rope = rope_table(config, context_tokens)
-        program = build_program(config, Shard.whole(2), context_tokens=context_tokens, rope=rope)
+        rope = rope_tables(config, context_tokens)
+        program = build_program(config, Shard.whole(2), context_tokens=context_tokens, ropes=rope)
         return scratch_bytes(program, 64, num_threads=num_threads)
 
     assert scratch(1 << 16, 1) == scratch(1 << 10, 1)
-    span_bytes = config.num_heads * (config.head_dim + 2) * 4
+    attention = config.layers[0].attention
+    span_bytes = attention.num_heads * (attention.head_dim + 2) * 4
     assert scratch(1 << 16, 2) - scratch(1 << 10, 2) == (256 - 4) * span_bytes
 
 
 def test_memory_that_does_not_exist_is_one_clear_line() -> None:
     """More blocks than an address space holds."""
-    config = replace(small_config(1), head_dim=512, num_kv_heads=4)
+    config = small_config(1, head_dim=512, num_kv_heads=4)
     program = make_program(config, Shard.whole(1))
     with pytest.raises(EngineError, match=r"no memory for the key cache \(\d+ bytes\)") as caught:
         NativeEngine(program, num_blocks=1 << 28, max_step_tokens=1, pool=ThreadPool(1))

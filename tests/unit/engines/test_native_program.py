@@ -18,15 +18,19 @@ from potluck.types.program import (
     Embed,
     GatedActivation,
     Head,
+    LayerNorm,
     Linear,
     Moe,
+    Multiply,
     Op,
     Program,
     Register,
     RmsNorm,
     Rope,
     RopeTable,
+    Scale,
     Shard,
+    SigmoidGate,
     WeightRole,
     WeightSpec,
 )
@@ -56,8 +60,8 @@ GOOD = Program(
         Linear(x="x", weight="wq", out="q", bias="bq"),
         Linear(x="x", weight="wk", out="k"),
         Linear(x="x", weight="wv", out="v"),
-        Rope(x="q", num_heads=2, head_dim=8),
-        Rope(x="k", num_heads=1, head_dim=8),
+        Rope(x="q", num_heads=2, head_dim=8, rotary_dim=8),
+        Rope(x="k", num_heads=1, head_dim=8, rotary_dim=4, table=1),
         Attention(
             q="q",
             k="k",
@@ -103,7 +107,10 @@ GOOD = Program(
         WeightSpec(name="ed", shape=(3, 32, 48)),
     ),
     caches=(CacheSpec(num_kv_heads=1, head_dim=8),),
-    rope=RopeTable(cos=TABLE, sin=TABLE),
+    ropes=(
+        RopeTable(cos=TABLE, sin=TABLE),
+        RopeTable(cos=TABLE[:, :2].copy(), sin=TABLE[:, :2].copy()),
+    ),
     hidden_size=32,
     vocab_size=100,
     context_tokens=8,
@@ -118,6 +125,20 @@ def make(program: Program, num_blocks: int = 4, max_step_tokens: int = 8) -> Nat
 
 def test_a_good_program_is_accepted() -> None:
     make(GOOD)
+
+
+def test_a_cache_may_be_read_by_later_ops() -> None:
+    later = replace(GOOD.ops[7], k=None, v=None)
+    make(with_op(8, later))
+
+
+def test_a_program_may_embed_into_several_registers() -> None:
+    make(with_op(2, Embed(weight="embed", out="x")))
+
+
+def test_an_unknown_op_is_refused() -> None:
+    with pytest.raises(EngineError, match="there is no op Register"):
+        make(replace(GOOD, ops=(*GOOD.ops[:-1], GOOD.registers[0], GOOD.ops[-1])))
 
 
 def edited(kind: type[OpType], edit: Callable[[OpType], Op]) -> Program:
@@ -147,7 +168,7 @@ BAD: dict[str, tuple[Program, str]] = {
     "unknown register": (edited(Linear, lambda op: replace(op, x="z")), "no register 'z'"),
     "unknown weight": (edited(Linear, lambda op: replace(op, weight="z")), "no weight 'z'"),
     "unknown bias": (edited(Linear, lambda op: replace(op, bias="z")), "no weight 'z'"),
-    "wrong bias": (edited(Linear, lambda op: replace(op, bias="norm")), r"op 2 \(linear\)"),
+    "wrong bias": (edited(Linear, lambda op: replace(op, bias="norm")), r"op 2 \(Linear\)"),
     "in place": (edited(Linear, lambda op: replace(op, out="x")), "input and output at once"),
     "matrix shape": (with_weight("wk", 8, 33), r"\[8, 33\], and \[8, 32\] is needed"),
     "vector for matrix": (with_weight("wk", 8), "is needed"),
@@ -175,20 +196,28 @@ BAD: dict[str, tuple[Program, str]] = {
     "epsilon": (edited(RmsNorm, lambda op: replace(op, epsilon=float("nan"))), "epsilon"),
     "norm width": (edited(RmsNorm, lambda op: replace(op, out="q")), "is 16 wide, and 32"),
     "rope width": (edited(Rope, lambda op: replace(op, num_heads=3)), "is 16 wide, and 24"),
-    "rope head": (
-        edited(Rope, lambda op: replace(op, num_heads=1, head_dim=16)),
-        "no rope table for heads of 16",
+    "other rope table": (
+        edited(Rope, lambda op: replace(op, table=1)),
+        "rope table 1 is not one for a rotary_dim of 8",
+    ),
+    "rotary_dim": (
+        edited(Rope, lambda op: replace(op, rotary_dim=10)),
+        "rotary_dim must be from 2 to head_dim",
     ),
     "odd head": (
         edited(Rope, lambda op: replace(op, num_heads=4, head_dim=4)),
         "must be a multiple of 8",
     ),
-    "no rope table": (replace(GOOD, rope=None), "rope table"),
+    "no rope table": (replace(GOOD, ropes=()), "no rope table 0"),
+    "rope table below": (edited(Rope, lambda op: replace(op, table=-1)), "no rope table -1"),
     "short rope table": (
-        replace(GOOD, rope=RopeTable(cos=TABLE[:5], sin=TABLE[:5])),
+        replace(GOOD, ropes=(RopeTable(cos=TABLE[:5], sin=TABLE[:5]),)),
         "one row per position",
     ),
-    "other sin": (replace(GOOD, rope=RopeTable(cos=TABLE, sin=TABLE[:, :2].copy())), "rope table"),
+    "other sin": (
+        replace(GOOD, ropes=(RopeTable(cos=TABLE, sin=TABLE[:, :2].copy()),)),
+        "rope table",
+    ),
     "no such cache": (edited(Attention, lambda op: replace(op, cache_index=1)), "no cache 1"),
     "cache below": (edited(Attention, lambda op: replace(op, cache_index=-1)), "no cache -1"),
     "other cache": (
@@ -196,7 +225,15 @@ BAD: dict[str, tuple[Program, str]] = {
         "has other heads",
     ),
     "unused cache": (replace(GOOD, caches=GOOD.caches * 2), "cache 1 is never used"),
-    "cache used twice": (with_op(8, GOOD.ops[7]), "used by another op"),
+    "cache filled twice": (with_op(8, GOOD.ops[7]), "filled by another op"),
+    "cache never filled": (
+        edited(Attention, lambda op: replace(op, k=None, v=None)),
+        "cache 0 is read before it is filled",
+    ),
+    "keys without values": (
+        edited(Attention, lambda op: replace(op, v=None)),
+        "keys and values come together",
+    ),
     "heads": (
         edited(Attention, lambda op: replace(op, num_heads=3, num_kv_heads=2)),
         "num_kv_heads does not divide",
@@ -211,7 +248,22 @@ BAD: dict[str, tuple[Program, str]] = {
     ),
     "window": (edited(Attention, lambda op: replace(op, window=0)), "window"),
     "scale": (edited(Attention, lambda op: replace(op, scale=float("inf"))), "scale"),
-    "gate width": (edited(GatedActivation, lambda op: replace(op, up="q")), "is 16 wide, and 40"),
+    "softcap": (edited(Attention, lambda op: replace(op, softcap=0.0)), "softcap"),
+    "sinks": (edited(Attention, lambda op: replace(op, sinks="norm")), r"and \[2\] is needed"),
+    "gate width": (
+        edited(GatedActivation, lambda op: replace(op, up="q")),
+        "'q' does not have the columns of 'gate' from 0 on",
+    ),
+    "columns of up": (edited(GatedActivation, lambda op: replace(op, up_start=1)), "from 1 on"),
+    "columns before up": (edited(GatedActivation, lambda op: replace(op, up_start=-1)), "-1 on"),
+    "layer norm": (
+        with_op(2, LayerNorm(x="x", weight="norm", out="q", epsilon=1e-5)),
+        "is 16 wide, and 32",
+    ),
+    "sigmoid gate width": (with_op(2, SigmoidGate(x="x", gate="up")), "is 40 wide, and 32"),
+    "sigmoid gate in place": (with_op(2, SigmoidGate(x="x", gate="x")), "input and output"),
+    "factor": (with_op(2, Scale(x="x", factor=float("nan"))), "factor must be finite"),
+    "factors": (with_op(2, Multiply(x="x", weight="bq")), r"\[16\], and \[32\] is needed"),
     "no experts": (edited(Moe, lambda op: replace(op, num_experts=0)), "num_experts must be"),
     "too many chosen": (
         edited(Moe, lambda op: replace(op, num_experts_per_token=4)),
@@ -221,6 +273,15 @@ BAD: dict[str, tuple[Program, str]] = {
         edited(Moe, lambda op: replace(op, num_experts_per_token=0)),
         "num_experts_per_token must be from 1 to num_experts",
     ),
+    "groups": (edited(Moe, lambda op: replace(op, num_groups=2)), "num_groups does not divide"),
+    "small groups": (edited(Moe, lambda op: replace(op, num_groups=3)), "at least 2 experts"),
+    "groups used": (
+        edited(Moe, lambda op: replace(op, num_groups_used=2)),
+        "num_groups_used must be from 1 to num_groups",
+    ),
+    "share_scale": (edited(Moe, lambda op: replace(op, share_scale=float("inf"))), "share_scale"),
+    "correction": (edited(Moe, lambda op: replace(op, correction="norm")), r"\[3\] is needed"),
+    "biases": (edited(Moe, lambda op: replace(op, up_bias="wq")), r"\[3, 48\] is needed"),
     "router's width": (
         edited(Moe, lambda op: replace(op, num_experts=2)),
         "'logits' is 3 wide, and 2 is needed",
@@ -230,16 +291,26 @@ BAD: dict[str, tuple[Program, str]] = {
         "experts have 40 rows, which must be a multiple of 16",
     ),
     "logits in place": (edited(Moe, lambda op: replace(op, out="logits")), "input and output"),
-    "other experts": (edited(Moe, lambda op: replace(op, down="eg")), r"\(moe\): weight 'eg'"),
+    "other experts": (edited(Moe, lambda op: replace(op, down="eg")), r"\(Moe\): weight 'eg'"),
     "add width": (edited(Add, lambda op: replace(op, y="gate")), "is 40 wide, and 32"),
     "head vocabulary": (edited(Head, lambda op: replace(op, vocab_size=5)), "vocab_size"),
-    "second embed": (with_op(3, GOOD.ops[0]), "begins with 'embed'"),
+    "add scale": (edited(Add, lambda op: replace(op, scale=float("nan"))), "scale must be finite"),
+    "logit scale": (edited(Head, lambda op: replace(op, scale=float("nan"))), "scale must be fin"),
+    "logit cap": (edited(Head, lambda op: replace(op, softcap=-1.0)), "softcap"),
+    "embed not first": (
+        replace(GOOD, ops=(Scale(x="hidden", factor=1.0), *GOOD.ops)),
+        "read before it is written",
+    ),
+    "embed on a later stage": (
+        replace(GOOD, shard=replace(GOOD.shard, has_embedding=False)),
+        "does not have the embedding",
+    ),
     "no embed": (replace(GOOD, ops=GOOD.ops[1:]), "read before it is written"),
-    "second head": (with_op(3, GOOD.ops[-1]), "ends with 'head'"),
-    "no head": (replace(GOOD, ops=GOOD.ops[:-1]), "ends with 'head'"),
+    "second head": (with_op(3, GOOD.ops[-1]), "ends with Head"),
+    "no head": (replace(GOOD, ops=GOOD.ops[:-1]), "ends with Head"),
     "no ops": (replace(GOOD, ops=()), "no ops"),
     "context": (
-        replace(GOOD, context_tokens=0, rope=RopeTable(cos=TABLE[:0], sin=TABLE[:0])),
+        replace(GOOD, context_tokens=0),
         "context_tokens",
     ),
 }

@@ -16,10 +16,10 @@ from support.token_masks import mask_of
 
 from potluck.engines.reference import ReferenceEngine
 from potluck.errors import EngineError, ParameterError
-from potluck.models.names import FileKind, stored_name
+from potluck.models.names import HUGGING_FACE_NAMES, FileKind
 from potluck.models.program import build_program, weight_specs
 from potluck.models.registry import stored_tensors
-from potluck.models.rope import rope_table
+from potluck.models.rope import rope_tables
 from potluck.types.model import ModelConfig
 from potluck.types.program import Shard
 from potluck.types.step import (
@@ -43,7 +43,7 @@ TOKENS = tuple(np.random.default_rng(5).integers(0, 50, 40).tolist())
 def make_source(config: ModelConfig, **options: Any) -> StateDictSource:
     generator = np.random.default_rng(2)
     tensors = {
-        stored_name(weight.name, FileKind.HUGGING_FACE): generator.standard_normal(weight.shape)
+        HUGGING_FACE_NAMES.find(weight.name).name: generator.standard_normal(weight.shape)
         / np.sqrt(weight.shape[-1] if len(weight.shape) > 1 else 1)
         for weight in weight_specs(config, Shard.whole(config.num_layers))
     }
@@ -195,8 +195,8 @@ class OneStage:
     """A single engine, driven step by step."""
 
     def __init__(self, shard: Shard | None = None, *, num_blocks: int = 6) -> None:
-        rope = rope_table(CONFIG, 48)
-        self.program = build_program(CONFIG, shard or Shard.whole(3), context_tokens=48, rope=rope)
+        rope = rope_tables(CONFIG, 48)
+        self.program = build_program(CONFIG, shard or Shard.whole(3), context_tokens=48, ropes=rope)
         self.engine = ReferenceEngine(self.program, num_blocks=num_blocks)
 
     def load(self) -> OneStage:

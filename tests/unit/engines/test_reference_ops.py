@@ -9,6 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from potluck.engines import reference_ops as ops
+from potluck.types.program import Activation, Moe
 
 Floats = NDArray[np.float32]
 
@@ -96,7 +97,9 @@ def test_silu_gate() -> None:
     gate = np.array([[-200.0, -1.0, 0.0, 2.0]], dtype=np.float32)
     up = np.array([[3.0, 2.0, 5.0, -1.5]], dtype=np.float32)
     expected = [0.0, -2 / (1 + math.e), 0.0, -3 / (1 + math.exp(-2))]
-    np.testing.assert_allclose(ops.silu_gate(gate, up)[0], expected, rtol=1e-6)
+    np.testing.assert_allclose(
+        ops.gated_activation(gate, up, Activation.SILU)[0], expected, rtol=1e-6
+    )
 
 
 @pytest.mark.parametrize("normalize_shares", [True, False])
@@ -105,7 +108,19 @@ def test_moe(normalize_shares: bool) -> None:
     x, logits = floats(num_tokens, columns), floats(num_tokens, num_experts, seed=1)
     gate, up = (floats(num_experts, width, columns, seed=seed) for seed in (2, 3))
     down = floats(num_experts, columns, width, seed=4)
-    out = ops.moe(x, logits, gate, up, down, 2, normalize_shares=normalize_shares)
+    op = Moe(
+        x="x",
+        logits="logits",
+        gate="gate",
+        up="up",
+        down="down",
+        out="x",
+        num_experts=num_experts,
+        num_experts_per_token=2,
+        expert_width=width,
+        normalize_shares=normalize_shares,
+    )
+    out = ops.moe(op, x, logits, gate, up, down, ops.ExpertVectors())
     for token in range(num_tokens):
         exps = [math.exp(logit) for logit in logits[token]]
         chosen = sorted(range(num_experts), key=lambda e: exps[e])[-2:]
@@ -125,12 +140,12 @@ def test_experts_are_chosen_by_size_and_then_by_index() -> None:
 
 def test_add() -> None:
     x, y = floats(2, 3), floats(2, 3, seed=1)
-    out = ops.add(x, y)
+    out = ops.add(x, y, 1.0)
     assert out[1, 2] == x[1, 2] + y[1, 2]
 
 
 def test_head_computes_wanted_rows_only() -> None:
     x, weight = floats(4, 3), floats(5, 3, seed=1)
-    out = ops.head(x, weight, np.array([1, 3]))
+    out = ops.head(x, weight, np.array([1, 3]), 1.0, None)
     assert out.shape == (2, 5)
     assert out[1, 4] == pytest.approx(float(np.dot(x[3], weight[4])), rel=1e-5)

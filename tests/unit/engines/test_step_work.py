@@ -49,7 +49,7 @@ def program(*ops: Op) -> Program:
         ops=ops,
         weights=(),
         caches=(),
-        rope=None,
+        ropes=(),
         hidden_size=64,
         vocab_size=96,
         context_tokens=64,

@@ -8,13 +8,14 @@ import pytest
 from support import reference_backend
 
 from potluck.catalog import describe_model, read_profile
-from potluck.errors import EngineError, ParameterError
+from potluck.errors import EngineError, ParameterError, UnsupportedModelError
 from potluck.loading import StagePlan, StageSize, plan_stage
+from potluck.types.abilities import ALL_FEATURES, BackendAbilities
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.engine import EngineCost
 from potluck.types.program import Program, Shard
 from potluck.types.quantization import Quantization
-from potluck.types.tensor import TensorInfo
+from potluck.types.tensor import TensorFormat, TensorInfo
 from potluck.types.unit import NATIVE
 
 SIZE = StageSize(
@@ -27,9 +28,7 @@ class ByHand:
     """A cost with which every part of a plan can be told from the others."""
 
     process_bytes = 7
-
-    def missing(self, program: Program) -> tuple[str, ...]:
-        return ()
+    abilities = BackendAbilities(features=ALL_FEATURES, formats=frozenset(TensorFormat))
 
     def loaded_bytes(self, info: TensorInfo) -> int:
         return 1000
@@ -105,3 +104,19 @@ def test_formats_of_products_are_those_of_matrices_that_are_multiplied() -> None
             dataclasses.replace(size, quantization=quantization),
         )
         assert plan.product_formats == formats
+
+
+class WithoutBf16(ByHand):
+    abilities = BackendAbilities(features=ALL_FEATURES, formats=frozenset({TensorFormat.Q8_0}))
+
+
+def test_a_format_that_the_backend_lacks_is_named() -> None:
+    with pytest.raises(UnsupportedModelError) as caught:
+        planned(SIZE, WithoutBf16())
+    stored = read_profile(DEMO).layer_bytes[0][0][0]
+    assert caught.value.missing == (stored,)
+    assert caught.value.message == (
+        f"the backend by hand does not compute with weights in {stored}"
+    )
+    # What counts is the format of a matrix when it is loaded; vectors have any.
+    planned(dataclasses.replace(SIZE, quantization=Quantization.Q8_0), WithoutBf16())

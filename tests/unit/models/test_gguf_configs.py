@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from support.configs import AlikeLayers, make_config
 from support.state_dict_source import StateDictSource
 
 from potluck.errors import ModelFileError, UnsupportedModelError
 from potluck.models.registry import config_from_gguf
-from potluck.types.model import ExpertsConfig, ModelConfig, RopeConfig, RopeScaling
+from potluck.types.model import ExpertsConfig, RopeConfig, RopeScaling
 
 LLAMA: dict[str, Any] = {
     "general.architecture": "llama",
@@ -50,7 +51,7 @@ def read(
     tensors: StateDictSource | None = None,
     *,
     architecture: str = "llama",
-) -> ModelConfig:
+) -> AlikeLayers:
     """``LLAMA`` with ``changes`` (``...`` removes a key) under another architecture's prefix."""
     merged = {**LLAMA, **{f"llama.{key}": value for key, value in (changes or {}).items()}}
     metadata = {
@@ -59,11 +60,13 @@ def read(
         if value is not ...
     }
     metadata["general.architecture"] = architecture
-    return config_from_gguf(metadata, tensors or source("output.weight"), path="some.gguf")
+    return AlikeLayers(
+        config_from_gguf(metadata, tensors or source("output.weight"), path="some.gguf")
+    )
 
 
 def test_llama() -> None:
-    assert read() == ModelConfig(
+    assert read().config == make_config(
         family="llama",
         num_layers=2,
         hidden_size=96,
@@ -73,14 +76,7 @@ def test_llama() -> None:
         head_dim=24,
         vocab_size=50,
         max_context_tokens=8192,
-        rms_norm_epsilon=1e-5,
-        rope=RopeConfig(theta=500000.0),
-        tied_head=False,
-        qkv_bias=False,
-        output_bias=False,
-        mlp_bias=False,
-        qk_norm=False,
-        sliding_windows=(None, None),
+        rope=RopeConfig(theta=500000.0, rotary_dim=24),
     )
 
 
@@ -96,7 +92,7 @@ def test_defaults() -> None:
     config = read(dict.fromkeys(absent, ...), source())
     assert config.num_kv_heads == 4
     assert config.head_dim == 24
-    assert config.rope == RopeConfig(theta=10000.0)
+    assert config.rope == RopeConfig(theta=10000.0, rotary_dim=24)
     assert config.vocab_size == 50
     assert config.tied_head
 
@@ -122,7 +118,9 @@ def test_a_window_covers_every_layer() -> None:
 def test_frequency_factors_are_read_from_their_tensor() -> None:
     factors = [1.0] * 6 + [2.5] * 3 + [8.0] * 3
     config = read(tensors=source(factors=factors))
-    assert config.rope == RopeConfig(theta=500000.0, frequency_factors=tuple(factors))
+    assert config.rope == RopeConfig(
+        theta=500000.0, rotary_dim=24, frequency_factors=tuple(factors)
+    )
 
 
 @pytest.mark.parametrize(
@@ -146,7 +144,7 @@ def test_bad_frequency_factors(factors: list[float], named: str) -> None:
     ],
 )
 def test_linear_rope(changes: dict[str, Any]) -> None:
-    expected = RopeConfig(theta=500000.0, scaling=RopeScaling.LINEAR, factor=4.0)
+    expected = RopeConfig(theta=500000.0, rotary_dim=24, scaling=RopeScaling.LINEAR, factor=4.0)
     assert read(changes).rope == expected
 
 
@@ -159,7 +157,7 @@ def test_linear_rope(changes: dict[str, Any]) -> None:
     ],
 )
 def test_rope_that_is_not_scaled(changes: dict[str, Any]) -> None:
-    assert read(changes).rope == RopeConfig(theta=500000.0)
+    assert read(changes).rope == RopeConfig(theta=500000.0, rotary_dim=24)
 
 
 def test_neutral_values_are_no_obstacle() -> None:
@@ -184,9 +182,8 @@ def test_neutral_values_are_no_obstacle() -> None:
         ({"attn_logit_softcapping": 50.0}, "llama.attn_logit_softcapping=50.0"),
         ({"something.new": 3}, "llama.something.new=3"),
         ({"attention.head_count_kv": [2, 4]}, "llama.attention.head_count_kv=[2, 4]"),
-        ({"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}, "rope scaling yarn"),
+        ({"rope.scaling.type": "longrope", "rope.scaling.factor": 4.0}, "rope scaling longrope"),
         ({"rope.scaling.attn_factor": 1.2}, "llama.rope.scaling.attn_factor=1.2"),
-        ({"rope.dimension_count": 12}, "rope.dimension_count=12"),
         ({"attention.value_length": 32}, "attention.value_length=32"),
         ({"attention.key_length": 20}, "attention.key_length 20"),
     ],
@@ -247,12 +244,14 @@ EXPERTS = {
 ROUTERS = ("blk.0.ffn_gate_inp.weight", "blk.1.ffn_gate_inp.weight")
 
 
-def read_experts(changes: Mapping[str, Any], *routers: str) -> ExpertsConfig | None:
+def read_experts(
+    changes: Mapping[str, Any], *routers: str
+) -> tuple[ExpertsConfig | None, tuple[bool, ...]]:
     config = read(
         {**EXPERTS, **changes}, source("output.weight", *routers), architecture="qwen3moe"
     )
     assert (config.family, config.qk_norm) == ("qwen3_moe", True)
-    return config.experts
+    return config.experts, config.has_experts
 
 
 def test_experts() -> None:
@@ -261,14 +260,17 @@ def test_experts() -> None:
         num_experts_per_token=2,
         width=48,
         normalize_shares=True,
-        is_in_layer=(True, True),
     )
-    assert read_experts({}, *ROUTERS) == wanted
-    assert read_experts({"expert_gating_func": 1, "expert_weights_norm": True}, *ROUTERS) == wanted
+    everywhere = (True, True)
+    assert read_experts({}, *ROUTERS) == (wanted, everywhere)
+    assert read_experts({"expert_gating_func": 1, "expert_weights_norm": True}, *ROUTERS) == (
+        wanted,
+        everywhere,
+    )
     kept = read_experts({"expert_weights_norm": False}, *ROUTERS)
-    assert kept == replace(wanted, normalize_shares=False)
-    assert read_experts({}, ROUTERS[1]) == replace(wanted, is_in_layer=(False, True))
-    assert read_experts({}) is None
+    assert kept == (replace(wanted, normalize_shares=False), everywhere)
+    assert read_experts({}, ROUTERS[1]) == (wanted, (False, True))
+    assert read_experts({}) == (None, (False, False))
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from support.configs import make_config
 
 from potluck.errors import ParameterError
 from potluck.models.program import build_program, weight_specs
-from potluck.models.rope import rope_table
+from potluck.models.rope import rope_tables
 from potluck.types.model import ExpertsConfig, ModelConfig
 from potluck.types.program import (
     Add,
@@ -31,7 +31,7 @@ def program_of(config: ModelConfig, shard: Shard | None = None) -> Program:
         config,
         shard or Shard.whole(config.num_layers),
         context_tokens=16,
-        rope=rope_table(config, 16),
+        ropes=rope_tables(config, 16),
     )
 
 
@@ -55,7 +55,7 @@ def test_ops_of_a_whole_model() -> None:
     program = program_of(make_config())
     assert [type(op) for op in program.ops] == [Embed, *LAYER, *LAYER, RmsNorm, Head]
     assert len(program.caches) == 2
-    assert program.rope is not None
+    assert len(program.ropes) == 1
 
 
 EXPERTS = ExpertsConfig(
@@ -63,12 +63,11 @@ EXPERTS = ExpertsConfig(
     num_experts_per_token=2,
     width=48,
     normalize_shares=False,
-    is_in_layer=(False, True),
 )
 
 
 def test_experts_in_one_layer() -> None:
-    program = program_of(make_config(experts=EXPERTS))
+    program = program_of(make_config(experts=EXPERTS, expert_layers=(1,)))
     mixed: list[type[Op]] = [*LAYER[:10], Linear, Moe, Add]
     assert [type(op) for op in program.ops] == [Embed, *LAYER, *mixed, RmsNorm, Head]
     assert [op for op in program.ops if isinstance(op, Moe)] == [
@@ -97,7 +96,7 @@ def test_experts_in_one_layer() -> None:
 
 @pytest.mark.parametrize(("layer", "is_dense"), [(0, True), (1, False)])
 def test_registers_are_of_the_layers_there_are(layer: int, is_dense: bool) -> None:
-    program = program_of(make_config(experts=EXPERTS), shard(layer, layer + 1))
+    program = program_of(make_config(experts=EXPERTS, expert_layers=(1,)), shard(layer, layer + 1))
     names = {register.name for register in program.registers}
     assert ({"gate", "up"} <= names) == is_dense
     assert ("router_logits" in names) == (not is_dense)
@@ -143,7 +142,7 @@ def test_heads_are_normed_before_they_turn() -> None:
     on_q = [op for op in program.ops if isinstance(op, RmsNorm | Rope) and op.x == "q"]
     assert on_q[:2] == [
         RmsNorm(x="q", weight="layers.0.attn.q_norm.weight", out="q", group=8, epsilon=1e-5),
-        Rope(x="q", num_heads=4, head_dim=8),
+        Rope(x="q", num_heads=4, head_dim=8, rotary_dim=8),
     ]
 
 
@@ -158,7 +157,7 @@ def test_windows_and_caches_belong_to_layers() -> None:
 def test_empty_layer_ranges() -> None:
     embedding = program_of(make_config(), shard(0, 0, embedding=True))
     assert [type(op) for op in embedding.ops] == [Embed]
-    assert embedding.rope is None
+    assert embedding.ropes == ()
     assert [register.name for register in embedding.registers] == ["hidden"]
     head = program_of(make_config(), shard(2, 2, head=True))
     assert [type(op) for op in head.ops] == [RmsNorm, Head]
@@ -187,14 +186,14 @@ def test_the_context_must_be_one_that_the_model_was_made_for(context_tokens: int
             config,
             Shard.whole(2),
             context_tokens=context_tokens,
-            rope=rope_table(config, context_tokens),
+            ropes=rope_tables(config, context_tokens),
         )
 
 
 def test_shard_and_table_must_be_the_models_own() -> None:
     config = make_config()
     with pytest.raises(ValueError, match="rope table"):
-        build_program(config, Shard.whole(2), context_tokens=16, rope=rope_table(config, 8))
+        build_program(config, Shard.whole(2), context_tokens=16, ropes=rope_tables(config, 8))
     for wrong in (Shard.whole(3), shard(1, 2, embedding=True), shard(0, 1, head=True)):
         with pytest.raises(ValueError, match="is no shard of a model of 2 layers"):
             program_of(config, wrong)

@@ -6,7 +6,7 @@ import pytest
 from support.configs import make_config
 
 from potluck.errors import UnsupportedModelError
-from potluck.models.names import FileKind, stored_name, stored_tensor
+from potluck.models.names import GGUF_NAMES, HUGGING_FACE_NAMES, FileKind, stored_tensor
 from potluck.models.program import build_program
 from potluck.models.registry import (
     FAMILIES,
@@ -14,7 +14,7 @@ from potluck.models.registry import (
     stored_tensors,
     with_stored_head,
 )
-from potluck.models.rope import rope_table
+from potluck.models.rope import rope_tables
 from potluck.types.model import ModelConfig
 from potluck.types.program import Program, Shard, WeightSpec
 from potluck.types.tensor import StoredTensor
@@ -40,7 +40,7 @@ LAYER_NAMES = {
 
 def whole_program(config: ModelConfig) -> Program:
     return build_program(
-        config, Shard.whole(config.num_layers), context_tokens=8, rope=rope_table(config, 8)
+        config, Shard.whole(config.num_layers), context_tokens=8, ropes=rope_tables(config, 8)
     )
 
 
@@ -48,15 +48,15 @@ def whole_program(config: ModelConfig) -> Program:
 def test_names_of_a_layer(canonical: str) -> None:
     hugging_face, gguf = LAYER_NAMES[canonical]
     name = f"layers.17.{canonical}"
-    assert stored_name(name, FileKind.HUGGING_FACE) == f"model.layers.17.{hugging_face}"
-    assert stored_name(name, FileKind.GGUF) == f"blk.17.{gguf}"
+    assert HUGGING_FACE_NAMES.find(name).name == f"model.layers.17.{hugging_face}"
+    assert GGUF_NAMES.find(name).name == f"blk.17.{gguf}"
 
 
 def test_experts_are_tensors_of_their_own_or_one() -> None:
     weight = WeightSpec(name="layers.2.mlp.experts.up.weight", shape=(3, 32, 64))
-    in_gguf = stored_tensor(weight, FileKind.GGUF)
+    in_gguf = stored_tensor(make_config(), GGUF_NAMES, weight, {})
     assert (in_gguf.stored_names, in_gguf.is_stacked) == (("blk.2.ffn_up_exps.weight",), False)
-    alone = stored_tensor(weight, FileKind.HUGGING_FACE)
+    alone = stored_tensor(make_config(), HUGGING_FACE_NAMES, weight, {})
     assert alone.is_stacked
     assert alone.stored_names == tuple(
         f"model.layers.2.mlp.experts.{expert}.up_proj.weight" for expert in range(3)
@@ -72,14 +72,14 @@ def test_experts_are_tensors_of_their_own_or_one() -> None:
     ],
 )
 def test_names_outside_layers(canonical: str, hugging_face: str, gguf: str) -> None:
-    assert stored_name(canonical, FileKind.HUGGING_FACE) == hugging_face
-    assert stored_name(canonical, FileKind.GGUF) == gguf
+    assert HUGGING_FACE_NAMES.find(canonical).name == hugging_face
+    assert GGUF_NAMES.find(canonical).name == gguf
 
 
 def test_names_that_are_not_canonical() -> None:
     for name in ("lm_head.weight", "layers.0.attn.z.weight"):
         with pytest.raises(KeyError):
-            stored_name(name, FileKind.GGUF)
+            GGUF_NAMES.find(name)
 
 
 def test_every_tensor_of_a_program_in_its_order() -> None:
@@ -87,17 +87,16 @@ def test_every_tensor_of_a_program_in_its_order() -> None:
     program = whole_program(config)
     stored = stored_tensors(config, program, FileKind.HUGGING_FACE)
     assert [tensor.canonical_name for tensor in stored] == [w.name for w in program.weights]
-    assert all(tensor.interleaved_heads is None for tensor in stored)
+    assert all(tensor.interleaved is None for tensor in stored)
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral"])
-def test_gguf_interleaves_q_and_k_of_llama(family: str) -> None:
-    config = make_config(family=family, qkv_bias=True)
+def test_gguf_interleaves_q_and_k_of_llama() -> None:
+    config = make_config(qkv_bias=True)
     stored = stored_tensors(config, whole_program(config), FileKind.GGUF)
     interleaved = {
-        tensor.stored_names[0]: tensor.interleaved_heads
+        tensor.stored_names[0]: tensor.interleaved.num_heads
         for tensor in stored
-        if tensor.interleaved_heads is not None
+        if tensor.interleaved is not None
     }
     assert interleaved == {
         f"blk.{layer}.attn_{name}.{part}": heads
@@ -111,16 +110,20 @@ def test_gguf_interleaves_q_and_k_of_llama(family: str) -> None:
 def test_gguf_does_not_interleave_the_others(family: str) -> None:
     config = make_config(family=family, qk_norm=True)
     stored = stored_tensors(config, whole_program(config), FileKind.GGUF)
-    assert all(tensor.interleaved_heads is None for tensor in stored)
+    assert all(tensor.interleaved is None for tensor in stored)
 
 
 def test_a_head_that_is_tied_is_the_embedding() -> None:
     config = make_config(tied_head=True)
     shard = Shard(start_layer=2, end_layer=2, num_layers=2, has_embedding=False, has_head=True)
-    program = build_program(config, shard, context_tokens=8, rope=rope_table(config, 8))
+    program = build_program(config, shard, context_tokens=8, ropes=rope_tables(config, 8))
     assert stored_tensors(config, program, FileKind.GGUF) == (
-        StoredTensor(canonical_name="norm.weight", stored_names=("output_norm.weight",)),
-        StoredTensor(canonical_name="embed.weight", stored_names=("token_embd.weight",)),
+        StoredTensor(
+            canonical_name="norm.weight", stored_names=("output_norm.weight",), shape=(32,)
+        ),
+        StoredTensor(
+            canonical_name="embed.weight", stored_names=("token_embd.weight",), shape=(50, 32)
+        ),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 import msgspec
@@ -24,6 +25,7 @@ from potluck.placement.costs import mixed_cost, model_cost, most_host_bytes
 from potluck.placement.placing import Placed, Placement, Surveyed
 from potluck.placement.planned import planned_model
 from potluck.placement.sizes import on_unit
+from potluck.types.abilities import ALL_FEATURES, BackendAbilities
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.cluster import NodeId, UnitId
 from potluck.types.engine import EngineCost
@@ -31,8 +33,9 @@ from potluck.types.memory import MemoryPlan
 from potluck.types.node import NodeReport, UnitReport
 from potluck.types.placement import Objective, Preferences, Rejection
 from potluck.types.profile import ModelProfile
-from potluck.types.program import Program, Shard
+from potluck.types.program import Shard
 from potluck.types.quantization import Quantization
+from potluck.types.tensor import TensorFormat
 from potluck.types.unit import NATIVE, Role
 
 GIB = 2**30
@@ -106,8 +109,9 @@ def where(result: Placed) -> list[tuple[str, str]]:
 class Lacking(type(reference_backend.COST)):  # type: ignore[misc]
     """The reference backend, were there something that it does not compute."""
 
-    def missing(self, program: Program) -> tuple[str, ...]:
-        return ("mixtures of experts",)
+    @property
+    def abilities(self) -> BackendAbilities:
+        return replace(reference_backend.ABILITIES, features=ALL_FEATURES - {"Rope"})
 
 
 def test_units_that_do_not_compute_the_model_are_left_out(profile: ModelProfile) -> None:
@@ -122,13 +126,43 @@ def test_units_that_do_not_compute_the_model_are_left_out(profile: ModelProfile)
         Rejection(
             node_id=NodeId("a"),
             unit_id=UnitId("gpu/reference"),
-            reason="the backend reference does not compute mixtures of experts",
+            reason="the backend reference does not compute Rope",
         ),
     )
     alone = (node("a", gpu),)
-    with pytest.raises(UnsupportedModelError, match="mixtures of experts") as caught:
-        Placement(counting_of(profile, lacking), by_memory(alone))
+    with pytest.raises(UnsupportedModelError, match="does not compute Rope") as caught:
+        Placement(counting_of(profile, lacking), by_memory(alone)).of(SIZE, may_quantize=True)
     assert caught.value.hint.startswith("use the CPU: --backend native")
+
+
+class LackingFloats(type(reference_backend.COST)):  # type: ignore[misc]
+    """The reference backend, if it had quantized matrices alone."""
+
+    @property
+    def abilities(self) -> BackendAbilities:
+        quantized = frozenset(each for each in TensorFormat if each.is_quantized)
+        return replace(reference_backend.ABILITIES, formats=quantized)
+
+
+def test_units_that_lack_a_format_are_used_once_the_model_is_quantized(
+    profile: ModelProfile,
+) -> None:
+    def lacking(backend: str) -> EngineCost:
+        return LackingFloats() if backend == "reference" else costs(backend)
+
+    gpu, cpu = unit("gpu", 8 * GIB, backend="reference"), unit("cpu", 8 * GIB)
+    counting = counting_of(profile, lacking)
+    result = Placement(counting, by_memory((node("a", gpu, cpu),))).of(SIZE, may_quantize=False)
+    assert where(result) == [("a", "cpu/native")]
+    (stored,) = {label for part in profile.layer_bytes for label, _ in part[:1]}
+    assert result.rejections[0].reason == (
+        f"the backend reference does not compute with weights in {stored}"
+    )
+    placement = Placement(counting, by_memory((node("a", gpu),)))
+    with pytest.raises(UnsupportedModelError, match=f"weights in {stored}"):
+        placement.of(SIZE, may_quantize=False)
+    quantized = replace(SIZE, quantization=Quantization.Q8_0)
+    assert where(placement.of(quantized, may_quantize=False)) == [("a", "gpu/reference")]
 
 
 def test_what_is_in_reserve_is_used_only_where_the_model_does_not_fit_without(
@@ -190,7 +224,7 @@ def test_no_unit_is_given_more_than_a_stage_takes_on_it_whatever_its_backend(
             num_blocks=64,
         ),
     )
-    counted = planned_model(found.plan, size.of_stage, nodes, (), counting_of(profile, costs).stage)
+    counted = planned_model(found.plan, size.of_stage, nodes, (), counting_of(profile, costs))
     for stage in counted.stages:
         (own,) = next(each for each in nodes if each.node_id == stage.node_id).units
         assert stage.plan.memory.total_bytes <= own.usable_bytes
@@ -201,7 +235,7 @@ def test_no_unit_is_given_more_than_a_stage_takes_on_it_whatever_its_backend(
 
 def on_reference(*, is_on_device: bool = False) -> StageSize:
     like = unit("x", 0, backend="reference", is_shared=not is_on_device)
-    return on_unit(SIZE, like)
+    return on_unit(SIZE, like, costs(like.backend).abilities)
 
 
 def test_the_cost_of_mixed_units_covers_every_stage_on_every_one_of_them(

@@ -90,7 +90,7 @@ def bytes_on(report: UnitReport, num_layers: int = NUM_LAYERS) -> int:
         has_embedding=True,
         has_head=is_whole,
     )
-    memory = COUNTING.stage(shard, on_unit(SIZE, report)).memory
+    memory = COUNTING.stage(shard, on_unit(SIZE, report, COUNTING.abilities(report.backend))).memory
     return memory.total_bytes if report.is_shared else memory.device_bytes
 
 

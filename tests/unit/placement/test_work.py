@@ -60,9 +60,8 @@ def test_experts_are_counted_apart_from_what_all_tokens_pass() -> None:
         num_experts_per_token=2,
         width=512,
         normalize_shares=True,
-        is_in_layer=(True, False),
     )
-    mixed, dense = work_of(llama_config(2, experts=experts)).layers
+    mixed, dense = work_of(llama_config(2, experts=experts, expert_layers=(0,))).layers
     by_experts = {each.num_experts: each for each in mixed.products if each.num_experts > 1}
     assert by_experts[8].num_weights == 8 * 3 * 512 * 1024
     assert by_experts[8].num_chosen == 2

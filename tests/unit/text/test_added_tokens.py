@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from potluck.text.added_tokens import AddedToken, AddedTokens, is_turn_marker
@@ -27,6 +29,28 @@ def test_control_tokens_are_matched_on_request_only() -> None:
 def test_the_longest_of_several_is_matched() -> None:
     added = AddedTokens([control("<a", 1), control("<a>", 2), control("<a>>", 3)])
     assert cut(added, "<a><a>><a") == [2, 3, 1]
+
+
+def test_the_longest_of_very_many_is_matched() -> None:
+    texts = [f"<unused{number}>" for number in range(6000)]
+    texts += [" " * length for length in range(2, 200)]
+    texts += ["<unused", "<u", "</u>", "a.b", "aXb"]
+    added = AddedTokens([control(text, token) for token, text in enumerate(texts)])
+    ids = {text: token for token, text in enumerate(texts)}
+    assert cut(added, "<unused5999>x") == [ids["<unused5999>"], "x"]
+    assert cut(added, "<unused6000>") == [ids["<unused"], "6000>"]
+    assert cut(added, "<unuse</u>") == [ids["<u"], "nuse", ids["</u>"]]
+    assert cut(added, "a.baXbazb") == [ids["a.b"], ids["aXb"], "azb"]
+    for length in (2, 3, 47, 48, 49, 50, 120, 199):
+        assert cut(added, "x" + " " * length + "y") == ["x", ids[" " * length], "y"]
+    assert cut(added, " " * 201) == [ids[" " * 199], ids[" " * 2]]
+
+
+def test_very_many_tokens_take_no_longer() -> None:
+    added = AddedTokens([control(f"<unused{number}>", number) for number in range(6000)])
+    started = time.perf_counter()
+    assert cut(added, "<" * 100_000) == ["<" * 100_000]
+    assert time.perf_counter() - started < 1  # 10 ms; with a plain list of alternatives 4 s
 
 
 def test_white_space_goes_with_a_token_that_strips() -> None:
@@ -65,6 +89,10 @@ def test_no_tokens_at_all() -> None:
         ("[/INST]", True),
         ("<think>", False),
         ("</tool_call>", False),
+        ("<|turn>", True),
+        ("<turn|>", True),
+        ('<|"|>', True),
+        ("<table>", False),
         ("<|a b|>", False),
         ("x<|im_end|>", False),
     ],

@@ -12,6 +12,8 @@ from support.text_models import (
     LLAMA3_SPECIAL,
     LLAMA3_SPLIT,
     byte_level_metadata,
+    gemma4_metadata,
+    gemma_json,
     llama2_json,
     llama3_json,
     qwen2_json,
@@ -31,6 +33,7 @@ STYLES: dict[str, Callable[[], str]] = {
     "llama3": llama3_json,
     "qwen2": qwen2_json,
     "llama2-legacy": lambda: llama2_json(legacy=True),
+    "gemma": gemma_json,
     "llama2-always": lambda: llama2_json(scheme="always"),
 }
 
@@ -86,6 +89,7 @@ def test_metadata_are_read_as_by_the_tokenizer() -> None:
     for metadata in (
         byte_level_metadata(library, "llama-bpe", LLAMA3_SPECIAL),
         sentence_piece_metadata(),
+        gemma4_metadata(),
     ):
         assert_same(gguf.list_gguf_tokens(metadata), gguf.build_tokenizer(metadata))
 

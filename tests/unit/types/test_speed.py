@@ -58,7 +58,6 @@ def test_a_shape_says_all_that_a_layer_takes_time_by() -> None:
         num_experts_per_token=2,
         width=64,
         normalize_shares=True,
-        is_in_layer=(True,) * config.num_layers,
     )
     shapes = [
         model_shape(each, label, arithmetic)
@@ -66,13 +65,13 @@ def test_a_shape_says_all_that_a_layer_takes_time_by() -> None:
             (config, "q8_0", Arithmetic.EXACT),
             (config, "q4_k", Arithmetic.EXACT),
             (config, "q8_0", Arithmetic.AMX),
-            (dataclasses.replace(config, hidden_size=128), "q8_0", Arithmetic.EXACT),
-            (dataclasses.replace(config, intermediate_size=100), "q8_0", Arithmetic.EXACT),
-            (dataclasses.replace(config, num_kv_heads=1), "q8_0", Arithmetic.EXACT),
-            (dataclasses.replace(config, vocab_size=7), "q8_0", Arithmetic.EXACT),
-            (dataclasses.replace(config, experts=experts), "q8_0", Arithmetic.EXACT),
+            (make_config(hidden_size=128), "q8_0", Arithmetic.EXACT),
+            (make_config(intermediate_size=100), "q8_0", Arithmetic.EXACT),
+            (make_config(num_kv_heads=1), "q8_0", Arithmetic.EXACT),
+            (make_config(vocab_size=7), "q8_0", Arithmetic.EXACT),
+            (make_config(experts=experts), "q8_0", Arithmetic.EXACT),
             (
-                dataclasses.replace(config, sliding_windows=(4096,) * config.num_layers),
+                make_config(sliding_windows=(4096, 4096)),
                 "q8_0",
                 Arithmetic.EXACT,
             ),
@@ -84,11 +83,8 @@ def test_a_shape_says_all_that_a_layer_takes_time_by() -> None:
 
 def test_models_of_other_depths_share_their_step_times() -> None:
     config = make_config()
-    deeper = dataclasses.replace(
-        config,
-        num_layers=2 * config.num_layers,
-        sliding_windows=2 * config.sliding_windows,
-        max_context_tokens=2 * config.max_context_tokens,
+    deeper = make_config(
+        num_layers=2 * config.num_layers, max_context_tokens=2 * config.max_context_tokens
     )
     assert model_shape(config, "q8_0", Arithmetic.EXACT) == model_shape(
         deeper, "q8_0", Arithmetic.EXACT

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from support.tensor_sources import MemorySource, read_in_pieces, read_whole
 
 from potluck.errors import ModelFileError
-from potluck.types.tensor import StoredTensor, TensorFormat, TensorInfo
+from potluck.types.tensor import InterleavedHeads, StoredTensor, TensorFormat, TensorInfo
 from potluck.weights import canonical
 from potluck.weights.canonical import CanonicalSource
 
@@ -30,9 +30,9 @@ def interleaved(
     shape = rows.shape if columns is None else (rows.shape[0], columns)
     info = TensorInfo(name="blk.0.attn_q", shape=shape, format=format)
     raw = MemorySource({"blk.0.attn_q": (info, permute(rows, num_heads).tobytes())})
-    stored = StoredTensor(
-        canonical_name="q", stored_names=("blk.0.attn_q",), interleaved_heads=num_heads
-    )
+    head_dim = rows.shape[0] // num_heads
+    heads = InterleavedHeads(num_heads=num_heads, head_dim=head_dim, rotary_dim=head_dim)
+    stored = StoredTensor(canonical_name="q", stored_names=("blk.0.attn_q",), interleaved=heads)
     return raw, CanonicalSource(raw, [stored])
 
 
@@ -168,7 +168,8 @@ def test_rows_that_cannot_be_those_of_the_heads(
 ) -> None:
     info = TensorInfo(name="stored", shape=shape, format=format)
     raw = MemorySource({"stored": (info, bytes(info.num_bytes))})
-    stored = StoredTensor(canonical_name="q", stored_names=("stored",), interleaved_heads=num_heads)
+    heads = InterleavedHeads(num_heads=num_heads, head_dim=4, rotary_dim=4)
+    stored = StoredTensor(canonical_name="q", stored_names=("stored",), interleaved=heads)
     source = CanonicalSource(raw, [stored], path="m.gguf")
     with pytest.raises(ModelFileError, match=rf"m.gguf: .*{num_heads} interleaved heads"):
         read_whole(source, "q")

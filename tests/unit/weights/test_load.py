@@ -18,6 +18,7 @@ from potluck.weights.load import (
     check_weights,
     format_remarks,
     load_weights,
+    loaded_weights,
 )
 from potluck.weights.report import remark_lines
 
@@ -362,6 +363,19 @@ class TestQuantizing:
         )
         assert sink.infos["w"].format is loaded
         assert converted == ([(stored, loaded)] if stored is not loaded else [])
+
+    def test_a_format_without_kernels_becomes_q8_0_and_a_remark_says_so(self) -> None:
+        program = program_reading({"w": (2, 256), "x": (2, 256)})
+        infos = [
+            TensorInfo(name="w", shape=(2, 256), format=TensorFormat.IQ3_S),
+            TensorInfo(name="x", shape=(2, 256), format=TensorFormat.Q4_K),
+        ]
+        for quantization in Quantization:
+            w, x = loaded_weights(program, infos, quantization)
+            assert (w.format, x.format) == (TensorFormat.Q8_0, TensorFormat.Q4_K)
+            (remark,) = format_remarks(program, infos, quantization)
+            assert remark.name == "w"
+            assert remark.remark == "q8_0, as there are no kernels for iq3_s"
 
     def test_the_tensor_is_named_that_cannot_be_converted(self) -> None:
         def refuse(*_: object) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from potluck.engines.backends import unit_address
+from potluck.engines.backends import abilities_of, unit_address
 from potluck.errors import EngineError
 from potluck.probe.choose import choose_units
 from potluck.types.arithmetic import Arithmetic, arithmetics_with
 from potluck.types.cluster import UnitId
 from potluck.types.hardware import BackendSpec, Device, DeviceKind, ProbeReport, Trial
-from potluck.types.unit import NATIVE, ChosenUnit, Role, UnitAddress
+from potluck.types.unit import ChosenUnit, Role, UnitAddress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +106,9 @@ class NodeUnits:
         return tuple(
             unit
             for unit in units
-            if unit.trial.works or unit.trial.is_pending or unit.trial.backend == NATIVE
+            if unit.trial.works
+            or unit.trial.is_pending
+            or abilities_of(unit.trial.backend, choice.backends).is_built_in
         )
 
     def require(self, unit_id: str) -> NodeUnit:
@@ -126,7 +128,7 @@ class NodeUnits:
         Raises ``EngineError`` if no stage can run on it, or none in this arithmetic.
         """
         address = unit_address(unit.trial, self._choice.backends)
-        if address.backend != NATIVE:
+        if not abilities_of(address.backend, self._choice.backends).has_arithmetics:
             return address
         if arithmetic not in unit.arithmetics:
             raise EngineError(
@@ -149,7 +151,7 @@ class NodeUnits:
         }
 
     def _arithmetics(self, trial: Trial) -> tuple[Arithmetic, ...]:
-        if trial.backend != NATIVE:
+        if not abilities_of(trial.backend, self._choice.backends).has_arithmetics:
             return ()
         isa = self._choice.isa
         return arithmetics_with(trial.variants if isa is None else (isa,))

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from potluck.engines.arithmetic_choice import speeds_up
+from potluck.engines.backends import abilities_of
 from potluck.errors import EngineError, InsufficientMemoryError
 from potluck.placement.offering import reason_against
 from potluck.placement.planned import PlannedModel
@@ -20,7 +21,6 @@ from potluck.types.arithmetic import FASTEST_FIRST, Arithmetic
 from potluck.types.node import NodeReport, UnitReport
 from potluck.types.placement import Rejection
 from potluck.types.tensor import TensorFormat
-from potluck.types.unit import NATIVE
 
 _HINT = "--arithmetic exact uses every unit"
 
@@ -178,9 +178,14 @@ def _native(reports: Sequence[NodeReport]) -> Iterator[tuple[NodeReport, UnitRep
     for report in reports:
         for unit in report.units:
             is_usable = reason_against(unit, with_reserve=True) is None
-            if unit.backend == NATIVE and is_usable and not report.is_draining:
+            if _is_asked(unit) and is_usable and not report.is_draining:
                 yield report, unit
 
 
 def _has(unit: UnitReport, arithmetic: Arithmetic) -> bool:
-    return unit.backend != NATIVE or arithmetic in unit.arithmetics
+    return not _is_asked(unit) or arithmetic in unit.arithmetics
+
+
+def _is_asked(unit: UnitReport) -> bool:
+    """Whether a unit computes as it is asked. One of an older version does not say in what."""
+    return bool(unit.arithmetics) or abilities_of(unit.backend).has_arithmetics

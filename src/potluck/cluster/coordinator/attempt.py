@@ -320,7 +320,7 @@ class Attempt:
     async def sparings(self) -> tuple[Sparing, ...]:
         """Every stage of the plan as it can be held by further nodes."""
         planned = self._the_plan.stages
-        mapped = await asyncio.to_thread(as_mapped, planned, self._counting.stage)
+        mapped = await asyncio.to_thread(as_mapped, planned, self._counting)
         return tuple(
             Sparing(
                 stage=holding,

@@ -45,7 +45,7 @@ def plan_surveyed(
             replace(in_arithmetic, quantization=placed.quantization).of_stage,
             computing.reports,
             (*others, *computing.rejections, *placed.rejections),
-            counting.stage,
+            counting,
         )
         return replace(
             planned,

@@ -88,8 +88,7 @@ class Calls:
             write(inputs.slots, piece.slots)
             write(inputs.tables, piece.tables)
             if inputs.angles is not None:
-                table = self._program.rope
-                assert table is not None
+                (table,) = self._program.ropes
                 angles = (table.cos[piece.positions], table.sin[piece.positions])
                 write(inputs.angles, np.stack(angles, axis=1))
             if inputs.hidden is not None:
@@ -121,7 +120,8 @@ class Calls:
 
     def _new_inputs(self, bucket: int) -> CallInputs:
         program = self._program
-        rope, num_table = program.rope, num_table_blocks(program)
+        num_table = num_table_blocks(program)
+        rope = program.ropes[0] if program.ropes else None
         tokens, positions, slots = (new_tensor(self._device, dtypes.int, bucket) for _ in range(3))
         return CallInputs(
             tokens=tokens,

@@ -6,16 +6,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from potluck.engines.tinygrad import sizes
+from potluck.engines.tinygrad.abilities import ABILITIES
 from potluck.engines.tinygrad.layout import MatrixLayout
-from potluck.types.program import Moe
 
 if TYPE_CHECKING:
+    from potluck.types.abilities import BackendAbilities
     from potluck.types.arithmetic import Arithmetic
     from potluck.types.program import Program
     from potluck.types.tensor import TensorInfo
-
-EXPERTS = "mixtures of experts"
-"""What this engine lacks, in the words of messages."""
 
 _F32_BYTES = 4
 
@@ -24,9 +22,10 @@ _F32_BYTES = 4
 class TinygradCost:
     """An ``EngineCost``."""
 
-    def missing(self, program: Program) -> tuple[str, ...]:
-        """Experts: which of them a token needs is known only when the graph runs."""
-        return (EXPERTS,) if any(isinstance(op, Moe) for op in program.ops) else ()
+    @property
+    def abilities(self) -> BackendAbilities:
+        """See ``tinygrad.abilities``."""
+        return ABILITIES
 
     @property
     def process_bytes(self) -> int:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, assert_never
 
 from potluck.engines.tinygrad.adapter import Tensor, UOp, dtypes, own_kernel
 from potluck.engines.tinygrad.attention import CacheTensors, append, attend
-from potluck.engines.tinygrad.costs import EXPERTS
 from potluck.errors import EngineError
 from potluck.types.program import (
     HIDDEN,
@@ -21,10 +20,14 @@ from potluck.types.program import (
     Embed,
     GatedActivation,
     Head,
+    LayerNorm,
     Linear,
     Moe,
+    Multiply,
     RmsNorm,
     Rope,
+    Scale,
+    SigmoidGate,
 )
 
 if TYPE_CHECKING:
@@ -65,7 +68,7 @@ def run_ops(
             case Embed():
                 registers[op.out] = weights.matrix(op.weight).rows(inputs.tokens).contiguous()
             case RmsNorm():
-                registers[op.out] = rms_norm(registers[op.x], weights.vector(op.weight), op)
+                registers[op.out] = rms_norm(registers[op.x], weights.vector(op.weight or ""), op)
             case Linear():
                 out = weights.matrix(op.weight).linear(registers[op.x])
                 registers[op.out] = out if op.bias is None else out + weights.vector(op.bias)
@@ -76,8 +79,8 @@ def run_ops(
                 cache = append(
                     caches[op.cache_index],
                     program.caches[op.cache_index],
-                    registers[op.k],
-                    registers[op.v],
+                    registers[op.k or ""],
+                    registers[op.v or ""],
                     inputs.slots,
                 )
                 registers[op.out] = attend(
@@ -90,10 +93,10 @@ def run_ops(
                 )
             case GatedActivation(activation=Activation.SILU):
                 registers[op.out] = registers[op.gate].silu() * registers[op.up]
-            case Moe():
+            case Moe() | LayerNorm() | GatedActivation() | SigmoidGate() | Scale() | Multiply():
                 raise EngineError(
-                    f"tinygrad does not compute {EXPERTS}", hint="use --backend native"
-                )  # who plans a stage learns it from the cost
+                    f"tinygrad does not compute {type(op).__name__}", hint="use --backend native"
+                )  # who plans a stage learns it from the abilities
             case Add():
                 # Or every op to come would add up all branches again.
                 registers[op.x] = (registers[op.x] + registers[op.y]).contiguous()

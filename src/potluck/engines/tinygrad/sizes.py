@@ -41,7 +41,7 @@ def scratch_bytes(program: Program, max_step_tokens: int) -> int:
     )
     logits = max((op.vocab_size for op in program.ops if isinstance(op, Head)), default=0)
     given = 4 + num_table_blocks(program) + 2 * program.hidden_size
-    given += 0 if program.rope is None else 2 * program.rope.cos.shape[1]
+    given += sum(2 * int(rope.cos.shape[1]) for rope in program.ropes)
     per_token = 2 * widths + scores + logits + given
     buckets = [size for size in BUCKETS if size == 1 or max_step_tokens > 1]
     return _F32_BYTES * per_token * sum(buckets)

@@ -1,0 +1,15 @@
+"""What the native engine can do. Importable without the compiled core."""
+
+from __future__ import annotations
+
+from potluck.types.abilities import ALL_FEATURES, BackendAbilities
+from potluck.types.tensor import TensorFormat
+
+ABILITIES = BackendAbilities(
+    features=ALL_FEATURES,
+    formats=frozenset(TensorFormat),
+    has_arithmetics=True,
+    maps_weights=True,
+    is_built_in=True,
+)
+"""Everything that there is."""

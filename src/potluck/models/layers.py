@@ -1,0 +1,96 @@
+"""Layers of a model: all alike, or each changed by its family."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+from potluck.types.model import (
+    AttentionConfig,
+    ExpertsConfig,
+    HeadNorm,
+    LayerConfig,
+    MlpConfig,
+    ModelConfig,
+    RopeConfig,
+)
+
+
+def plain_layers(
+    num_layers: int,
+    attention: AttentionConfig,
+    mlp: MlpConfig,
+    sliding_windows: Sequence[int | None] | None = None,
+    experts: Sequence[ExpertsConfig | None] | None = None,
+) -> tuple[LayerConfig, ...]:
+    """Layers of one attention but for its window, with an MLP where there are no experts."""
+    windows = sliding_windows or (None,) * num_layers
+    each_experts = experts or (None,) * num_layers
+    return tuple(
+        LayerConfig(
+            attention=dataclasses.replace(attention, window=window),
+            mlp=mlp if its_experts is None else None,
+            experts=its_experts,
+        )
+        for window, its_experts in zip(windows, each_experts, strict=True)
+    )
+
+
+def with_layers(
+    config: ModelConfig, change: Callable[[int, LayerConfig], LayerConfig]
+) -> ModelConfig:
+    """``config`` with each layer replaced by what ``change`` makes of its index and itself."""
+    layers = tuple(change(index, layer) for index, layer in enumerate(config.layers))
+    return dataclasses.replace(config, layers=layers)
+
+
+def with_attention(
+    config: ModelConfig, change: Callable[[int, AttentionConfig], AttentionConfig]
+) -> ModelConfig:
+    """As ``with_layers`` for the attention of each layer."""
+    return with_layers(
+        config,
+        lambda index, layer: dataclasses.replace(layer, attention=change(index, layer.attention)),
+    )
+
+
+def plain_config(
+    *,
+    family: str,
+    num_layers: int,
+    hidden_size: int,
+    intermediate_size: int,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    vocab_size: int,
+    max_context_tokens: int,
+    norm_epsilon: float,
+    theta: float,
+    tied_head: bool = False,
+    has_head_norms: bool = False,
+    experts: ExpertsConfig | None = None,
+) -> ModelConfig:
+    """A model built like Llama or Qwen 3, without biases, all of whose layers are alike."""
+    attention = AttentionConfig(
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        scale=head_dim**-0.5,
+        head_norm=HeadNorm.HEAD if has_head_norms else HeadNorm.NONE,
+    )
+    return ModelConfig(
+        family=family,
+        hidden_size=hidden_size,
+        vocab_size=vocab_size,
+        max_context_tokens=max_context_tokens,
+        norm_epsilon=norm_epsilon,
+        layers=plain_layers(
+            num_layers,
+            attention,
+            MlpConfig(width=intermediate_size),
+            experts=(experts,) * num_layers,
+        ),
+        ropes=(RopeConfig(theta=theta, rotary_dim=head_dim),),
+        tied_head=tied_head,
+    )

@@ -1,0 +1,294 @@
+"""Programs of every op and every field: the native engine gives what the reference engine does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from support.random_weights import load_random_weights
+
+from potluck.engines.native import NativeEngine, ThreadPool
+from potluck.engines.reference import ReferenceEngine
+from potluck.types.program import (
+    Activation,
+    Add,
+    Attention,
+    CacheSpec,
+    Embed,
+    ExpertScore,
+    GatedActivation,
+    Head,
+    LayerNorm,
+    Linear,
+    Moe,
+    Multiply,
+    Op,
+    Program,
+    Register,
+    RmsNorm,
+    Rope,
+    RopeTable,
+    Scale,
+    Shard,
+    SigmoidGate,
+    WeightRole,
+    WeightSpec,
+)
+from potluck.types.step import SequenceId, SequenceSlice, Step, StepId
+from potluck.types.tensor import TensorFormat
+
+WIDTH = 64
+VOCAB = 50
+CONTEXT = 64
+EXPERTS = 8
+NUM_TOKENS = 21
+
+F32 = NDArray[np.float32]
+
+REGISTERS = {
+    "hidden": WIDTH,
+    "x": WIDTH,
+    "y": WIDTH,
+    "wide": 2 * WIDTH,
+    "one": 1,
+    "q": WIDTH,
+    "k": WIDTH // 2,
+    "v": WIDTH // 2,
+    "a": WIDTH,
+    "logits": EXPERTS,
+}
+WEIGHTS = {
+    "embed": (VOCAB, WIDTH),
+    "square": (WIDTH, WIDTH),
+    "half": (WIDTH // 2, WIDTH),
+    "double": (2 * WIDTH, WIDTH),
+    "row": (1, WIDTH),
+    "vector": (WIDTH,),
+    "scalar": (1,),
+    "sinks": (4,),
+    "router": (EXPERTS, WIDTH),
+    "stack": (EXPERTS, 48, WIDTH),
+    "down": (EXPERTS, WIDTH, 48),
+    "stack_bias": (EXPERTS, 48),
+    "down_bias": (EXPERTS, WIDTH),
+    "correction": (EXPERTS,),
+    "expert_scale": (EXPERTS,),
+}
+
+
+def table(rotary_dim: int, seed: int) -> RopeTable:
+    angles = np.random.default_rng(seed).uniform(0, 6, (CONTEXT, rotary_dim // 2))
+    return RopeTable(cos=np.cos(angles).astype(np.float32), sin=np.sin(angles).astype(np.float32))
+
+
+def program_of(*ops: Op, head: Head) -> Program:
+    """Embed, then ``ops``, then ``head``, with the weights that they name."""
+    every = (
+        Embed(weight="embed", out="hidden"),
+        RmsNorm(x="hidden", weight=None, out="x", group=WIDTH, epsilon=1e-5),
+        *ops,
+        head,
+    )
+    named = {getattr(op, name) for op in every for name in op.__dataclass_fields__}
+    attentions = [op for op in every if isinstance(op, Attention)]
+    return Program(
+        shard=Shard.whole(1),
+        registers=tuple(Register(name=name, width=width) for name, width in REGISTERS.items()),
+        ops=every,
+        weights=tuple(
+            WeightSpec(
+                name=name,
+                shape=shape,
+                role=WeightRole.ROUTER if name == "router" else WeightRole.OTHER,
+            )
+            for name, shape in WEIGHTS.items()
+            if name in named
+        ),
+        caches=tuple(
+            CacheSpec(num_kv_heads=op.num_kv_heads, head_dim=op.head_dim)
+            for op in attentions
+            if op.k is not None
+        ),
+        ropes=(table(16, 1), table(8, 2)),
+        hidden_size=WIDTH,
+        vocab_size=VOCAB,
+        context_tokens=CONTEXT,
+    )
+
+
+HEAD = Head(x="hidden", weight="embed", vocab_size=VOCAB)
+QKV = (
+    Linear(x="x", weight="square", out="q"),
+    Linear(x="x", weight="half", out="k"),
+    Linear(x="x", weight="half", out="v"),
+)
+ATTENTION = Attention(
+    q="q",
+    k="k",
+    v="v",
+    out="a",
+    cache_index=0,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    scale=0.7,
+)
+ADD = Add(x="hidden", y="a")
+GATE = (
+    Linear(x="x", weight="square", out="y"),
+    Linear(x="x", weight="double", out="wide"),
+    GatedActivation(gate="y", up="wide", out="a", up_start=40),
+    ADD,
+)
+MOE = Moe(
+    x="x",
+    logits="logits",
+    gate="stack",
+    up="stack",
+    down="down",
+    out="a",
+    num_experts=EXPERTS,
+    num_experts_per_token=3,
+    expert_width=48,
+    normalize_shares=True,
+)
+ROUTER = Linear(x="x", weight="router", out="logits")
+
+
+def gated(activation: Activation) -> Program:
+    ops = (
+        replace(op, activation=activation) if isinstance(op, GatedActivation) else op for op in GATE
+    )
+    return program_of(*ops, head=HEAD)
+
+
+def with_experts(op: Moe) -> Program:
+    return program_of(ROUTER, op, ADD, head=HEAD)
+
+
+PROGRAMS = {
+    "norm without a weight": program_of(Add(x="hidden", y="x"), head=HEAD),
+    "norm without a weight per head": program_of(
+        RmsNorm(x="x", weight=None, out="y", group=16, epsilon=1e-6),
+        Add(x="hidden", y="y"),
+        head=HEAD,
+    ),
+    "layer norm": program_of(
+        LayerNorm(x="hidden", weight="vector", out="x", epsilon=1e-5),
+        Add(x="hidden", y="x"),
+        head=HEAD,
+    ),
+    "second embed": program_of(
+        Embed(weight="embed", out="y"), Add(x="hidden", y="y", scale=-0.3), head=HEAD
+    ),
+    "scale": program_of(Scale(x="hidden", factor=0.37), head=HEAD),
+    "multiply": program_of(Multiply(x="hidden", weight="vector"), head=HEAD),
+    "multiply by a scalar": program_of(Multiply(x="hidden", weight="scalar"), head=HEAD),
+    "sigmoid gate": program_of(
+        Linear(x="x", weight="square", out="y"), SigmoidGate(x="hidden", gate="y"), head=HEAD
+    ),
+    "sigmoid gate per token": program_of(
+        Linear(x="x", weight="row", out="one"), SigmoidGate(x="hidden", gate="one"), head=HEAD
+    ),
+    **{f"gated {each.value}": gated(each) for each in Activation},
+    "rope tables": program_of(
+        *QKV,
+        Rope(x="q", num_heads=4, head_dim=16, rotary_dim=8, table=1),
+        Rope(x="k", num_heads=2, head_dim=16, rotary_dim=16, table=0),
+        ATTENTION,
+        ADD,
+        head=HEAD,
+    ),
+    "attention soft cap": program_of(*QKV, replace(ATTENTION, softcap=0.8), ADD, head=HEAD),
+    "attention sinks": program_of(
+        *QKV, replace(ATTENTION, sinks="sinks", window=5), ADD, head=HEAD
+    ),
+    "shared cache": program_of(
+        *QKV,
+        ATTENTION,
+        ADD,
+        replace(ATTENTION, q="x", k=None, v=None, window=7),
+        ADD,
+        head=HEAD,
+    ),
+    "logit scale and cap": program_of(head=replace(HEAD, scale=0.3, softcap=1.5)),
+    "experts": with_experts(MOE),
+    "experts sigmoid": with_experts(replace(MOE, score=ExpertScore.SIGMOID)),
+    "experts corrected": with_experts(
+        replace(MOE, score=ExpertScore.SIGMOID, correction="correction", share_scale=2.5)
+    ),
+    "experts softmax corrected": with_experts(replace(MOE, correction="correction")),
+    "experts in groups": with_experts(
+        replace(
+            MOE,
+            score=ExpertScore.SIGMOID,
+            correction="correction",
+            num_groups=4,
+            num_groups_used=2,
+        )
+    ),
+    "experts in groups by logits": with_experts(replace(MOE, num_groups=2, num_groups_used=1)),
+    "experts with scales": with_experts(
+        replace(MOE, expert_scale="expert_scale", normalize_shares=False)
+    ),
+    "experts with biases": with_experts(
+        replace(
+            MOE,
+            gate_bias="stack_bias",
+            up_bias="stack_bias",
+            down_bias="down_bias",
+            activation=Activation.CLAMPED_SWIGLU,
+        )
+    ),
+    "experts gelu": with_experts(replace(MOE, activation=Activation.GELU_TANH)),
+}
+
+
+def slice_of(first: int, end: int, *, sequence: int = 0) -> SequenceSlice:
+    return SequenceSlice(
+        sequence_id=SequenceId(sequence),
+        tokens=tuple((7 * i + sequence) % VOCAB for i in range(first, end)),
+        start_position=first,
+        block_table=tuple(2 * sequence + block for block in range(2)),
+        sample=True,
+        score_from=0,
+    )
+
+
+def step_of(*slices: SequenceSlice) -> Step:
+    return Step(step_id=StepId(0), slices=slices)
+
+
+def native(program: Program, *, num_threads: int = 1) -> NativeEngine:
+    engine = NativeEngine(
+        program, num_blocks=8, max_step_tokens=NUM_TOKENS * 2, pool=ThreadPool(num_threads)
+    )
+    load_random_weights(engine, program, TensorFormat.F32)
+    return engine
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_it_gives_what_the_reference_does(name: str) -> None:
+    program = PROGRAMS[name]
+    reference = ReferenceEngine(program, num_blocks=8)
+    load_random_weights(reference, program, TensorFormat.F32)
+    step = step_of(slice_of(0, NUM_TOKENS))
+    expected = reference.logits(step, None)
+    made = native(program).logits(step, None)
+    assert np.abs(expected).max() > 0.05
+    # Keys and values are float16 here.
+    np.testing.assert_allclose(made, expected, atol=2e-3 * float(np.abs(expected).max()))
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_chunks_threads_and_neighbours_do_not_matter(name: str) -> None:
+    program = PROGRAMS[name]
+    whole = native(program).logits(step_of(slice_of(0, NUM_TOKENS)), None)
+    engine = native(program, num_threads=3)
+    parts = []
+    for number, (first, end) in enumerate(((0, 1), (1, 9), (9, NUM_TOKENS)), 1):
+        step = step_of(slice_of(0, 13, sequence=number), slice_of(first, end))
+        parts.append(engine.logits(step, None)[13:])
+    assert np.concatenate(parts).tobytes() == whole.tobytes()
