@@ -23,6 +23,7 @@ from support.parity import (
     native_error_limit,
     rms,
 )
+from support.proofs import PROOFS
 from support.random_models import (
     LLAMA3_ROPE,
     RandomModel,
@@ -43,6 +44,7 @@ from support.text_models import (
 )
 
 import potluck
+from potluck.catalog.description import describe_model
 from potluck.types.tensor import TensorFormat
 
 NUM_LAYERS = 3
@@ -164,6 +166,8 @@ def assert_continues_as_transformers(
             top_logprobs=20,
         )
         result = generation.result()
+    description = describe_model(str(path))
+    PROOFS.note(description.config, description.files.kind, "native")
     library = tokenizers.Tokenizer.from_str(tokenizer_json)
     assert list(result.prompt_tokens) == library.encode(PROMPT).ids
     tokens = [piece.token for piece in result.pieces]

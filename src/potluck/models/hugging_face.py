@@ -80,7 +80,6 @@ _NEUTRAL_VALUES: Mapping[str, tuple[object, ...]] = {
     "num_local_experts": (0,),
     "n_routed_experts": (0,),
     "num_experts_per_tok": (0,),
-    "quantization_config": ({},),
     "compression_config": ({},),
 }
 

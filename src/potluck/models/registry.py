@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 
 from potluck.errors import ModelFileError, UnsupportedModelError
+from potluck.formats.encodings import read_encoding
 from potluck.models.ernie4_5_moe import ERNIE4_5_MOE
 from potluck.models.family import Family
 from potluck.models.fields import Fields, one_line, unsupported
@@ -78,6 +79,7 @@ def config_from_hugging_face(
     which is not supported, and ``ModelFileError`` naming the key that is missing or makes no sense.
     """
     fields = Fields(values=config, path=path)
+    read_encoding(config, path=path)  # which refuses what no decoder reads
     architectures = fields.texts("architectures")
     model_type = fields.text("model_type", "")
     if not architectures and not model_type:
@@ -108,16 +110,12 @@ def config_from_hugging_face(
 def _text_part(fields: Fields) -> Fields:
     """The text part of a model that also sees or hears.
 
-    Whether the head is tied, and how its weights are quantized, is said of the whole model.
+    Whether the head is tied is said of the whole model.
     """
     text = fields.section("text_config")
     if text is None:
         raise ModelFileError(fields.path, "text_config is missing")
-    outer = {
-        key: fields.values[key]
-        for key in ("tie_word_embeddings", "quantization_config")
-        if key in fields.values
-    }
+    outer = {key: fields.values[key] for key in ("tie_word_embeddings",) if key in fields.values}
     return dataclasses.replace(text, values={**outer, **text.values})
 
 

@@ -348,7 +348,7 @@ def test_an_unknown_family_is_named_as_the_file_names_it() -> None:
     [
         ({"architectures": ["MambaForCausalLM"], "model_type": "mamba"}, "MambaForCausalLM"),
         ({"architectures": ["LlamaForTokenClassification"]}, "LlamaForTokenClassification"),
-        ({"architectures": ..., "model_type": "gemma2"}, "gemma2"),
+        ({"architectures": ..., "model_type": "mamba"}, "mamba"),
         ({"model_type": "qwen2"}, "qwen2"),
     ],
 )
