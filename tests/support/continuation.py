@@ -42,10 +42,10 @@ def assert_continues_as_transformers(
             top_logprobs=20,
         )
         result = generation.result()
-    if tokenizer_json is not None:
-        description = describe_model(str(path))
+    description = describe_model(str(path))
     PROOFS.note(description.config, description.files.kind, "native")
-    library = tokenizers.Tokenizer.from_str(tokenizer_json)
+    if tokenizer_json is not None:
+        library = tokenizers.Tokenizer.from_str(tokenizer_json)
         assert list(result.prompt_tokens) == library.encode(PROMPT).ids
     tokens = [piece.token for piece in result.pieces]
     assert len(tokens) == NUM_NEW
