@@ -201,6 +201,7 @@ def _size(config: ModelConfig, context_tokens: int | None, quantization: Quantiz
             "context",
             f"the context is {context}, and the model was made for at most "
             f"{config.max_context_tokens} tokens",
+            hint=f"give --context {config.max_context_tokens}, or less",
         )
     return StageSize(
         context_tokens=context,
@@ -226,6 +227,9 @@ class _Findings:
             return None
 
     def add(self, part: Part, error: PotluckError, *, stops: bool) -> None:
+        """Add what an error says, unless it was said of another part."""
+        if any(each.problem == error.message for each in self._found):
+            return
         self._found.append(
             Finding(
                 part=part,
@@ -359,7 +363,7 @@ def _say_memory_lacks(
         Part.MEMORY,
         f"{format_bytes(least.memory.total_bytes)} are needed for {least.context_tokens} tokens of "
         f"context, and {format_bytes(limit.bytes)} may be used ({limit.reason})",
-        hint,
+        hint or "potluck up joins several machines",
     )
 
 
