@@ -8,9 +8,11 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 from support.parity import MIN_DECIDED_SHARE, decided_share, rms
+from support.proofs import PROOFS
 from support.random_models import RandomModel, torch_logits
 
 import potluck
+from potluck.catalog.description import describe_model
 
 NUM_NEW = 64
 PROMPT = "Once upon a time there was a lazy dog, and 从前有一个小女孩 in the garden 😀."
@@ -40,6 +42,8 @@ def assert_continues_as_transformers(
             top_logprobs=20,
         )
         result = generation.result()
+    description = describe_model(str(path))
+    PROOFS.note(description.config, description.files.kind, "native")
     if tokenizer_json is not None:
         library = tokenizers.Tokenizer.from_str(tokenizer_json)
         assert list(result.prompt_tokens) == library.encode(PROMPT).ids

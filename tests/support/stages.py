@@ -74,6 +74,10 @@ def load_weights(
         sink.finish(name)
 
 
+def _engine_name(engine: Engine) -> str:
+    return type(engine).__name__.removesuffix("Engine").lower()
+
+
 class Stages:
     """The stages of one model, and blocks for several sequences.
 
@@ -102,7 +106,7 @@ class Stages:
             engine = engine_factory(program, num_blocks)
             load_weights(engine, stored_tensors(config, program, file_kind), source)
             self._engines.append(engine)
-            PROOFS.note(config.family, file_kind, engine)
+            PROOFS.note(config, file_kind, _engine_name(engine))
 
     def __enter__(self) -> Stages:
         return self

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
+from support import encoded_tensors as encoded
 
 from potluck.errors import ModelFileError, PotluckError, UnsupportedModelError
 from potluck.formats.encodings import EncodedSource, integers, parts, read_encoding
 from potluck.formats.safetensors import open_safetensors
 from potluck.types.tensor import TensorFormat
-from tests.support import encoded_tensors as encoded
 
 RNG_SEED = 5
 FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
