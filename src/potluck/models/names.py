@@ -202,6 +202,12 @@ USUAL_NAMES: Mapping[FileKind, NameTable] = {
     FileKind.GGUF: GGUF_NAMES,
 }
 
+INTERLEAVED_PROJECTIONS: Mapping[str, StoredPart] = {
+    "attn.q": StoredPart(name="self_attn.q_proj", is_interleaved=True),
+    "attn.k": StoredPart(name="self_attn.k_proj", is_interleaved=True),
+}
+"""Stems of Hugging Face files of models that rotate pairs side by side."""
+
 INTERLEAVED_HEADS: Mapping[str, StoredPart] = {
     "attn.q": StoredPart(name="attn_q", is_interleaved=True),
     "attn.k": StoredPart(name="attn_k", is_interleaved=True),

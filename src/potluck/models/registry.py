@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 
 from potluck.errors import ModelFileError, UnsupportedModelError
 from potluck.formats.encodings import read_encoding
+from potluck.models.cohere2 import COHERE2
+from potluck.models.ernie4_5 import ERNIE4_5
 from potluck.models.ernie4_5_moe import ERNIE4_5_MOE
 from potluck.models.family import Family
 from potluck.models.fields import Fields, one_line, unsupported
@@ -16,6 +18,7 @@ from potluck.models.gemma4 import GEMMA4, GEMMA4_UNIFIED
 from potluck.models.glm4_moe import GLM4_MOE
 from potluck.models.gpt_oss import GPT_OSS
 from potluck.models.granite_moe import GRANITE_MOE, GRANITE_MOE_SHARED
+from potluck.models.hunyuan_dense import HUNYUAN_DENSE
 from potluck.models.llama import LLAMA
 from potluck.models.minimax_m2 import MINIMAX_M2
 from potluck.models.mistral import MISTRAL
@@ -35,6 +38,7 @@ from potluck.models.qwen2 import QWEN2
 from potluck.models.qwen2_moe import QWEN2_MOE
 from potluck.models.qwen3 import QWEN3
 from potluck.models.qwen3_moe import QWEN3_MOE
+from potluck.models.seed_oss import SEED_OSS
 from potluck.types.model import ModelConfig
 from potluck.types.program import Program, Shard, WeightSpec
 from potluck.types.tensor import StoredTensor, TensorSource
@@ -58,6 +62,10 @@ FAMILIES: tuple[Family, ...] = (
     GEMMA3,
     GEMMA4,
     GEMMA4_UNIFIED,
+    SEED_OSS,
+    HUNYUAN_DENSE,
+    ERNIE4_5,
+    COHERE2,
     GPT_OSS,
     GLM4_MOE,
     QWEN2_MOE,
