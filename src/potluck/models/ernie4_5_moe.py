@@ -110,7 +110,7 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
         fields,
         source,
         family="ernie4_5_moe",
-        implemented=gguf.EXPERT_KEYS,
+        implemented=gguf.EXPERT_KEYS | gguf.PLACE_KEYS,
         experts=gguf.read_experts_of_layers(fields, source, normalize_shares=True),
     )
 

@@ -97,7 +97,7 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
         fields,
         source,
         family="glm4_moe",
-        implemented=gguf.EXPERT_KEYS | {_NEXT_KEY},
+        implemented=gguf.EXPERT_KEYS | gguf.ROUTING_KEYS | gguf.PLACE_KEYS | {_NEXT_KEY},
         qkv_bias="blk.0.attn_q.bias" in names,
         head_norm=HeadNorm.HEAD if "blk.0.attn_q_norm.weight" in names else HeadNorm.NONE,
         experts=gguf.read_experts_of_layers(

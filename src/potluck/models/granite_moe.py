@@ -89,7 +89,7 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
         fields,
         source,
         family="granitemoe",
-        implemented=gguf.EXPERT_KEYS | _GGUF_SCALES,
+        implemented=gguf.EXPERT_KEYS | gguf.PLACE_KEYS | _GGUF_SCALES,
         qkv_bias="blk.0.attn_q.bias" in names,
         output_bias="blk.0.attn_output.bias" in names,
         experts=gguf.read_experts_of_layers(
