@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import enum
 import sys
-from dataclasses import fields
+from dataclasses import MISSING, dataclass, fields
 from types import NoneType
-from typing import get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
-from potluck.types import program
+from potluck.types.program import Op
 
 _SCALARS = {int: "int64_t", float: "float", bool: "bool", str: "Ref"}
 
@@ -47,46 +47,68 @@ using Resolved = Any<int>;
 
 def op_header() -> str:
     """Return the text of the header."""
-    ops: tuple[type, ...] = get_args(program.Op)
-    enums: dict[type[enum.Enum], None] = {}
-    for op in ops:
-        for hint in _types(op).values():
-            if issubclass(hint[0], enum.Enum):
-                enums[hint[0]] = None
-    kinds = _wrapped([f"{op.__name__}<Ref>" for op in ops])
+    ops = {op: _fields_of(op) for op in get_args(Op)}
+    kinds = [field.kind for each in ops.values() for field in each]
+    enums = dict.fromkeys(kind for kind in kinds if issubclass(kind, enum.Enum))
+    names = _wrapped([f"{op.__name__}<Ref>" for op in ops])
     parts = [
         _BEGINNING,
         *map(_enum, enums),
-        *map(_struct, ops),
-        f"template <typename Ref>\nusing Any =\n    std::variant<{kinds}>;\n",
+        *(_struct(op.__name__, each) for op, each in ops.items()),
+        f"template <typename Ref>\nusing Any =\n    std::variant<{names}>;\n",
         _END,
     ]
     return "\n".join(parts)
 
 
-def _types(op: type) -> dict[str, tuple[type, bool]]:
-    """By field its type, and whether it may be None."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Field:
+    name: str
+    kind: type
+    is_optional: bool
+    default: Any
+
+    @property
+    def declaration(self) -> str:
+        """The member of the struct."""
+        kind = _SCALARS.get(self.kind, self.kind.__name__)
+        if self.is_optional:
+            kind = f"std::optional<{kind}>"
+        return f"{kind} {self.name}{self._initializer};"
+
+    @property
+    def _initializer(self) -> str:
+        match self.default:
+            case enum.Enum():
+                return f" = {self.kind.__name__}::{_enumerator(self.default)}"
+            case float():
+                return f" = {self.default}f"
+            case bool() | int():
+                return f" = {int(self.default)}"
+            case _:
+                return "{}"
+
+
+def _fields_of(op: type) -> list[_Field]:
     hints = get_type_hints(op)
-    types = {}
+    found = []
     for field in fields(op):
-        hint = hints[field.name]
-        options = [each for each in get_args(hint) if each is not NoneType] or [hint]
-        (only,) = options
-        types[field.name] = (only, NoneType in get_args(hint))
-    return types
+        options = get_args(hints[field.name]) or (hints[field.name],)
+        (kind,) = (option for option in options if option is not NoneType)
+        default = None if field.default is MISSING else field.default
+        is_optional = NoneType in options
+        found.append(_Field(name=field.name, kind=kind, is_optional=is_optional, default=default))
+    return found
 
 
 def _enum(kind: type[enum.Enum]) -> str:
-    names = {each: "".join(map(str.capitalize, each.value.split("_"))) for each in kind}
+    name = kind.__name__
     lines = [
-        f"enum class {kind.__name__} {{ {', '.join(names.values())} }};",
+        f"enum class {name} {{ {', '.join(map(_enumerator, kind))} }};",
         "",
         "template <>",
-        f"inline std::optional<{kind.__name__}> from_value(const std::string& value) {{",
-        *(
-            f'  if (value == "{each.value}") return {kind.__name__}::{name};'
-            for each, name in names.items()
-        ),
+        f"inline std::optional<{name}> from_value(const std::string& value) {{",
+        *(f'  if (value == "{each.value}") return {name}::{_enumerator(each)};' for each in kind),
         "  return std::nullopt;",
         "}",
         "",
@@ -94,20 +116,23 @@ def _enum(kind: type[enum.Enum]) -> str:
     return "\n".join(lines)
 
 
-def _struct(op: type) -> str:
-    name = op.__name__
-    types = _types(op)
-    values = [field for field, (kind, _) in types.items() if kind is not str]
+def _enumerator(member: enum.Enum) -> str:
+    """Return ``GeluTanh`` for ``gelu_tanh``."""
+    return "".join(part.capitalize() for part in member.value.split("_"))
+
+
+def _struct(name: str, members: list[_Field]) -> str:
+    values = [field for field in members if field.kind is not str]
     lines = [
         "template <typename Ref>",
         f"struct {name} {{",
         f'  static constexpr const char* kName = "{name}";',
-        *(f"  {_cpp_type(*kind)} {field}{{}};" for field, kind in types.items()),
+        *(f"  {field.declaration}" for field in members),
         "",
         "  // Calls visit(name, field) for every field.",
         "  template <typename Visitor>",
         "  void each_field(const Visitor& visit) {",
-        *(f'    visit("{field}", {field});' for field in types),
+        *(f'    visit("{field.name}", {field.name});' for field in members),
         "  }",
         "};",
         "",
@@ -115,17 +140,12 @@ def _struct(op: type) -> str:
         "template <typename To, typename From>",
         f"{name}<To> copy_values(const {name}<From>&{' o' if values else ''}) {{",
         f"  {name}<To> copy;",
-        *(f"  copy.{field} = o.{field};" for field in values),
+        *(f"  copy.{field.name} = o.{field.name};" for field in values),
         "  return copy;",
         "}",
         "",
     ]
     return "\n".join(lines)
-
-
-def _cpp_type(kind: type, is_optional: bool) -> str:
-    name = _SCALARS.get(kind, kind.__name__)
-    return f"std::optional<{name}>" if is_optional else name
 
 
 def _wrapped(names: list[str]) -> str:

@@ -143,7 +143,7 @@ struct Rope {
   int64_t num_heads{};
   int64_t head_dim{};
   int64_t rotary_dim{};
-  int64_t table{};
+  int64_t table = 0;
 
   // Calls visit(name, field) for every field.
   template <typename Visitor>
@@ -221,8 +221,8 @@ struct GatedActivation {
   Ref gate{};
   Ref up{};
   Ref out{};
-  Activation activation{};
-  int64_t up_start{};
+  Activation activation = Activation::Silu;
+  int64_t up_start = 0;
 
   // Calls visit(name, field) for every field.
   template <typename Visitor>
@@ -257,12 +257,12 @@ struct Moe {
   int64_t num_experts_per_token{};
   int64_t expert_width{};
   bool normalize_shares{};
-  Activation activation{};
-  ExpertScore score{};
+  Activation activation = Activation::Silu;
+  ExpertScore score = ExpertScore::Softmax;
   std::optional<Ref> correction{};
-  int64_t num_groups{};
-  int64_t num_groups_used{};
-  float share_scale{};
+  int64_t num_groups = 1;
+  int64_t num_groups_used = 1;
+  float share_scale = 1.0f;
   std::optional<Ref> expert_scale{};
   std::optional<Ref> gate_bias{};
   std::optional<Ref> up_bias{};
@@ -379,7 +379,7 @@ struct Add {
   static constexpr const char* kName = "Add";
   Ref x{};
   Ref y{};
-  float scale{};
+  float scale = 1.0f;
 
   // Calls visit(name, field) for every field.
   template <typename Visitor>
@@ -404,7 +404,7 @@ struct Head {
   Ref x{};
   std::optional<Ref> weight{};
   int64_t vocab_size{};
-  float scale{};
+  float scale = 1.0f;
   std::optional<float> softcap{};
 
   // Calls visit(name, field) for every field.

@@ -34,6 +34,7 @@ def check_answer(problem: PathProblem, cuts: tuple[Cut, ...]) -> None:
     assert cuts[-1].end == problem.num_items
     assert all(cut.start < cut.end for cut in cuts)
     assert len({cut.unit for cut in cuts}) == len(cuts)
+    assert not problem.no_cuts & {cut.start for cut in cuts}
     for cut in cuts:
         assert problem.bytes_of(cut) <= problem.usable_bytes[cut.unit]
 

@@ -420,7 +420,7 @@ def capped_cases() -> Iterator[AttentionCase]:
     """Some with a soft cap, sinks or both."""
     rng = np.random.default_rng(16)
     for number, case in enumerate(attention_cases(ATTENTION_SHAPES[1:4:2])):
-        sinks = rng.standard_normal(case.q.shape[1]).astype(np.float32)
+        sinks = rng.standard_normal((case.q.shape[1],)).astype(np.float32)
         yield replace(
             case,
             softcap=1.5 if number % 3 != 0 else 0.0,

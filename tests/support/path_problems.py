@@ -51,8 +51,15 @@ def random_problem(random: Generator, *, num_units: int, num_layers: int) -> Pat
         stage_seconds=random.uniform(0, 2e-3, num_units),
         hop_seconds=hops,
         busy_seconds=hops * random.uniform(0.2, 1.0, hops.shape),
+        no_cuts=_random_no_cuts(random, num_items),
     )
     return with_twins(problem, random) if random.random() < 0.4 else problem
+
+
+def _random_no_cuts(random: Generator, num_items: int) -> frozenset[int]:
+    """Of most models none, of some up to all."""
+    share = random.uniform() if random.random() < 0.3 else 0.0
+    return frozenset(item for item in range(1, num_items) if random.random() < share)
 
 
 def with_twins(problem: PathProblem, random: Generator) -> PathProblem:
@@ -75,6 +82,7 @@ def with_twins(problem: PathProblem, random: Generator) -> PathProblem:
         stage_seconds=problem.stage_seconds[origin],
         hop_seconds=hops,
         busy_seconds=busy,
+        no_cuts=problem.no_cuts,
     )
 
 
@@ -91,6 +99,7 @@ def for_sequences(problem: PathProblem, num_sequences: int) -> PathProblem:
         stage_seconds=problem.stage_seconds * (0.5 + 0.5 * more),
         hop_seconds=problem.hop_seconds + problem.busy_seconds * (num_sequences - 1) * 0.1,
         busy_seconds=problem.busy_seconds * (1 + (num_sequences - 1) * 0.1),
+        no_cuts=problem.no_cuts,
     )
 
 
@@ -100,6 +109,8 @@ def all_answers(problem: PathProblem) -> tuple[NDArray[np.float64], NDArray[np.f
     stage = np.full((num_units, num_items, num_items + 1), math.inf)
     for unit in range(num_units):
         for start, end in combinations(range(num_items + 1), 2):
+            if {start, end} & problem.no_cuts:
+                continue
             cut = Cut(unit=unit, start=start, end=end)
             if problem.bytes_of(cut) <= problem.usable_bytes[unit]:
                 stage[unit, start, end] = problem.seconds_of(cut)
@@ -157,7 +168,8 @@ def _fitting_ends(problem: PathProblem, unit: int) -> list[list[int]]:
         [
             end
             for end in range(start + 1, num_items + 1)
-            if problem.bytes_of(Cut(unit=unit, start=start, end=end)) <= usable
+            if end not in problem.no_cuts
+            and problem.bytes_of(Cut(unit=unit, start=start, end=end)) <= usable
         ]
         for start in range(num_items)
     ]

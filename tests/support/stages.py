@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
+from support.proofs import PROOFS
 
+from potluck.engines.native import NativeEngine
 from potluck.engines.reference import ReferenceEngine
+from potluck.kernels.runner import ThreadPool
 from potluck.models.names import FileKind
 from potluck.models.program import build_program
 from potluck.models.registry import stored_tensors
@@ -38,6 +41,11 @@ EngineFactory = Callable[[Program, int], Engine]
 def reference_engine(program: Program, num_blocks: int) -> Engine:
     """The factory of the reference engine."""
     return ReferenceEngine(program, num_blocks=num_blocks)
+
+
+def native_engine(program: Program, num_blocks: int) -> Engine:
+    """The native engine in this thread."""
+    return NativeEngine(program, num_blocks=num_blocks, max_step_tokens=64, pool=ThreadPool(1))
 
 
 def cut(num_layers: int, boundaries: Sequence[int]) -> list[Shard]:
@@ -73,6 +81,10 @@ def load_weights(
         sink.finish(name)
 
 
+def _engine_name(engine: Engine) -> str:
+    return type(engine).__name__.removesuffix("Engine").lower()
+
+
 class Stages:
     """The stages of one model, and blocks for several sequences.
 
@@ -101,6 +113,7 @@ class Stages:
             engine = engine_factory(program, num_blocks)
             load_weights(engine, stored_tensors(config, program, file_kind), source)
             self._engines.append(engine)
+            PROOFS.note(config, file_kind, _engine_name(engine))
 
     def __enter__(self) -> Stages:
         return self

@@ -26,6 +26,7 @@ from potluck.catalog.sampling_defaults import (
     read_generation_config,
 )
 from potluck.catalog.vectors import VectorUse, gguf_vector_use, read_vector_use
+from potluck.formats.encodings import EncodedSource, Encoding, read_encoding
 from potluck.formats.files import OpenFile, ReadOnlyFile
 from potluck.formats.gguf import GgufSource, open_gguf
 from potluck.formats.json_reader import read_document
@@ -59,6 +60,7 @@ class ModelDescription:
     ``sampling_defaults`` are the sampling parameters that its makers recommend, or that are usual
     for its kind of file; empty where there are none. ``vectors`` says what its vectors are for.
     ``skipped`` are parts that the files hold and that are left out, such as a vision tower.
+    ``encoding`` says how quantized weights are stored, where that takes several tensors for one.
     """
 
     files: ModelFiles
@@ -66,6 +68,7 @@ class ModelDescription:
     sampling_defaults: Mapping[str, float | int]
     vectors: VectorUse = field(default_factory=VectorUse)
     skipped: tuple[str, ...] = ()
+    encoding: Encoding | None = None
 
 
 def describe_model(name: str) -> ModelDescription:
@@ -76,7 +79,10 @@ def describe_model(name: str) -> ModelDescription:
     ``UnsupportedModelError``.
     """
     files = locate_model(name, _find_on_hub)
+    encoding: Encoding | None = None
     if files.kind is FileKind.HUGGING_FACE:
+        document, path = _config_document(files.path)
+        encoding = read_encoding(document, path=path)
         config, vectors = read_vector_use(files.path, read_config(files.path), name=files.name)
         sampling_defaults = read_generation_config(files.path / "generation_config.json")
     else:
@@ -86,7 +92,11 @@ def describe_model(name: str) -> ModelDescription:
             vectors = gguf_vector_use(source.metadata, config, path=str(files.path))
             source.check_unchanged()
     description = ModelDescription(
-        files=files, config=config, sampling_defaults=sampling_defaults, vectors=vectors
+        files=files,
+        config=config,
+        sampling_defaults=sampling_defaults,
+        vectors=vectors,
+        encoding=encoding,
     )
     names = frozenset(_tensor_names(description))
     config = with_stored_head(config, names, files.kind)
@@ -208,7 +218,8 @@ def _open(
     if files.snapshot is not None:
         is_indexed = INDEX_FILE in files.snapshot.files
         path = path / (INDEX_FILE if is_indexed else single_file(files.snapshot))
-    return open_safetensors(path, open_file, names=names)
+    source = open_safetensors(path, open_file, names=names)
+    return source if description.encoding is None else EncodedSource(source, description.encoding)
 
 
 def _open_gguf_header(files: ModelFiles) -> GgufSource:
@@ -220,20 +231,24 @@ def _tensor_names(description: ModelDescription) -> Iterable[str]:
     """All tensors of the model; an index has their names without a file's header."""
     snapshot = description.files.snapshot
     if snapshot is not None and INDEX_FILE in snapshot.files:
-        return read_index(snapshot.path(INDEX_FILE))
+        names = read_index(snapshot.path(INDEX_FILE))
+        encoding = description.encoding
+        return names if encoding is None else encoding.shown_names(names)
     with closing(open_headers(description)) as headers:
         return headers.names()
 
 
 def _stored_names(description: ModelDescription, shards: Iterable[Shard]) -> frozenset[str]:
-    """What the files call the tensors that ``shards`` read."""
+    """What the files may call the tensors that ``shards`` read."""
+    encoding = description.encoding
     return frozenset(
-        name
+        part
         for shard in shards
         for each in stored_weights(
             description.config, weight_specs(description.config, shard), description.files.kind
         )
         for name in each.stored_names
+        for part in ((name,) if encoding is None else encoding.possible_parts(name))
     )
 
 
@@ -256,5 +271,11 @@ def read_tokenizer(directory: Path) -> Tokenizer:
 
 def read_config(directory: Path) -> ModelConfig:
     """The configuration of a directory in Hugging Face layout."""
+    document, path = _config_document(directory)
+    return config_from_hugging_face(document, path=path)
+
+
+def _config_document(directory: Path) -> tuple[Mapping[str, object], str]:
+    """What ``config.json`` says, and its path."""
     path = directory / "config.json"
-    return config_from_hugging_face(read_document(path, MAX_JSON_BYTES), path=str(path))
+    return read_document(path, MAX_JSON_BYTES), str(path)

@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 from potluck.catalog.description import ModelDescription, open_headers
 from potluck.errors import ModelFileError, UnsupportedModelError
+from potluck.models.names import layer_tensor
 from potluck.models.program import weight_specs
 from potluck.models.registry import stored_weights
 from potluck.types.profile import BytesByFormat, ModelProfile, UnusableTensor
@@ -34,12 +35,15 @@ def read_profile(
     )
     tensors: dict[str, TensorInfo] = {}
     unusable: dict[str, UnusableTensor] = {}
+    decoding_bytes = 0
     with closing(open_headers(description, None if shards is None else wanted)) as raw:
         stored = stored_weights(config, weights, description.files.kind)
         source = CanonicalSource(raw, stored, path=path)
+        parts = {each.canonical_name: each.stored_names for each in stored}
         for name in source.names():
             try:
                 tensors[name] = source.info(name)
+                decoding_bytes = max(decoding_bytes, *map(raw.decoding_bytes, parts[name]))
             except UnsupportedModelError as error:
                 unusable[name] = UnusableTensor(
                     problem=error.message, hint=error.hint, missing=error.missing
@@ -58,6 +62,12 @@ def read_profile(
         return tuple(num_bytes.most_common())
 
     last = config.num_layers
+
+    def of_layer(layer: int) -> Iterable[WeightSpec]:
+        # By itself it may be no shard: some layers share keys and values with others.
+        return (spec for spec in all_specs if spec.name.startswith(layer_tensor(layer, "")))
+
+    all_specs = weight_specs(config, Shard.whole(last))
     return ModelProfile(
         config=config,
         path=path,
@@ -65,10 +75,13 @@ def read_profile(
         file_names=MappingProxyType(file_names),
         unusable=MappingProxyType(unusable),
         layer_bytes=tuple(
-            stored_bytes(weight_specs(config, _part(layer, layer + 1, last)))
+            stored_bytes(
+                spec for spec in all_specs if spec.name.startswith(layer_tensor(layer, ""))
+            )
             for layer in range(last)
         ),
         embedding_bytes=stored_bytes(weight_specs(config, _part(0, 0, last, has_embedding=True))),
+        decoding_bytes=decoding_bytes,
         head_bytes=stored_bytes(weight_specs(config, _part(last, last, last, has_head=True))),
     )
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from potluck.types.abilities import ALL_FEATURES, BackendAbilities
-from potluck.types.tensor import TensorFormat
+from potluck.types.tensor import COMPUTED_FORMATS
 
 ABILITIES = BackendAbilities(
     features=ALL_FEATURES,
-    formats=frozenset(TensorFormat),
+    formats=frozenset(COMPUTED_FORMATS),
     has_arithmetics=True,
     maps_weights=True,
     is_built_in=True,
 )
-"""Everything that there is."""
+"""Every op. Formats without kernels become others when they are loaded."""

@@ -22,7 +22,7 @@ from potluck.formats.json_reader import JsonReader
 from potluck.formats.source import MAX_TENSORS, FileTensor, check_tensor_name
 from potluck.types.tensor import TensorFormat
 
-MAX_HEADER_BYTES = 32 * 2**20
+MAX_HEADER_BYTES = 64 * 2**20
 """Of a header or an index: room for ``MAX_TENSORS`` of 512 bytes each. Tensors take 100 to 200; the
 largest index known (DeepSeek-V3, 91,991 tensors) has 9 MB. Bounds time, not memory."""
 

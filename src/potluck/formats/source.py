@@ -11,10 +11,11 @@ from potluck.errors import ModelFileError, UnsupportedModelError
 from potluck.formats.files import ByteFile, ReadableFile, quoted
 from potluck.types.tensor import TensorFormat, TensorInfo
 
-MAX_TENSORS = 2**16
+MAX_TENSORS = 2**17
 """Of one model. The largest dense one known (Llama 3.1 405B) has 1,138, Qwen3-235B, whose experts
-are tensors of their own, 36,945. Each takes up to 400 bytes here, so a header that claims more
-would cost more than 26 MB whatever the size of its file."""
+are tensors of their own, 36,945, and twice as many in FP8, with their scales; MiniMax M2 has 96,000
+then. Each takes up to 400 bytes here, so a header that claims more would cost more than 52 MB
+whatever the size of its file."""
 
 MAX_NAME_BYTES = 255
 """Of a tensor. GGUF allows 64, and names in safetensors files are module paths of about 80."""
@@ -78,6 +79,13 @@ class FileTensorSource:
         self._files = tuple(files)
         self._last_read: ByteFile | None = None
         self.tensors: Mapping[str, FileTensor] = MappingProxyType(by_name)
+        self.encoding = ""
+        """How tensors are decoded, in words that tell it apart; empty where they are as stored."""
+
+    @property
+    def files(self) -> tuple[ReadableFile, ...]:
+        """The files that it owns."""
+        return self._files
 
     def names(self) -> Iterable[str]:
         """All tensor names, in file order."""
@@ -103,6 +111,16 @@ class FileTensorSource:
         row_bytes = info.row_bytes
         if out.nbytes != (end_row - start_row) * row_bytes:
             raise ValueError(f"rows [{start_row}, {end_row}) of {name} do not fill {out.nbytes} B")
+        self.read_stored(tensor, start_row * row_bytes, out)
+
+    def read_stored(self, tensor: FileTensor, start_byte: int, out: memoryview) -> None:
+        """Fill ``out`` with stored bytes of one of ``tensors`` from ``start_byte`` on.
+
+        The tensor may be of any type. Raises ``ModelFileError`` as ``read_rows`` does, and
+        ``ValueError`` for bytes that the tensor does not have.
+        """
+        if not 0 <= start_byte <= start_byte + out.nbytes <= tensor.num_bytes:
+            raise ValueError(f"{tensor.name} has no {out.nbytes} bytes from {start_byte} on")
         if out.nbytes == 0:  # which cannot be cast
             return
         if self._last_read is not None and self._last_read is not tensor.file:
@@ -110,11 +128,19 @@ class FileTensorSource:
         self._last_read = tensor.file
         with out.cast("B") as target:
             try:
-                tensor.file.read_into(tensor.offset + start_row * row_bytes, target)
+                tensor.file.read_into(tensor.offset + start_byte, target)
             except ModelFileError as error:
                 raise ModelFileError(
-                    error.path, f"tensor {quoted(name)}: {error.problem}", hint=error.hint
+                    error.path, f"tensor {quoted(tensor.name)}: {error.problem}", hint=error.hint
                 ) from error
+
+    def stored_parts(self, name: str) -> tuple[FileTensor, ...]:
+        """The tensors of the files that ``name`` consists of; ``KeyError`` if there are none."""
+        return (self.tensors[name],)
+
+    def decoding_bytes(self, name: str) -> int:
+        """What reading rows of ``name`` holds besides them: nothing here."""
+        return 0
 
     def check_unchanged(self) -> None:
         """Raise ``ModelFileError`` if a file was written to or replaced since it was opened.

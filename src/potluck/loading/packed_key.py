@@ -42,7 +42,7 @@ def packed_key(
     files = source_files(description, tensors, program)
     made = []
     for tensor, info in zip(stored, loaded, strict=True):
-        sources = [tensors.tensors[name] for name in tensor.stored_names]
+        sources = [part for name in tensor.stored_names for part in tensors.stored_parts(name)]
         made.append(
             [
                 [tensor.canonical_name, info.format.label, info.shape],
@@ -54,6 +54,7 @@ def packed_key(
         "versions": [packed.VERSION, kernels.PANEL_LAYOUT],
         "files": [_identity(file, _header_bytes(file, tensors)) for file in files],
         "tensors": made,
+        "encoding": tensors.encoding,
     }
     return hashlib.sha256(json.dumps(document).encode()).hexdigest()[:40]
 
@@ -78,10 +79,11 @@ def source_files(
     files: dict[int, ReadOnlyFile] = {}
     for each in stored:
         for name in each.stored_names:
-            file = tensors.tensors[name].file
-            if not isinstance(file, ReadOnlyFile):
-                raise TypeError(f"{file.path} is not on this disk")
-            files[id(file)] = file
+            for part in tensors.stored_parts(name):
+                file = part.file
+                if not isinstance(file, ReadOnlyFile):
+                    raise TypeError(f"{file.path} is not on this disk")
+                files[id(file)] = file
     return tuple(files.values())
 
 

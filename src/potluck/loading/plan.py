@@ -51,7 +51,7 @@ def plan_stage(
     for info in loaded:
         weights[info.format.label] += engine.loaded_bytes(info)
     by_format = tuple(weights.most_common())
-    staging = staging_bytes(stored, loaded)
+    staging = staging_bytes(stored, loaded) + profile.decoding_bytes
     if size.is_mapped:
         staging += _packing_bytes(loaded)
     else:

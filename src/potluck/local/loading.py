@@ -47,7 +47,9 @@ def plan_load(
     """
     if num_threads is not None:
         require_number("threads", num_threads)
-    shards = split_evenly(description.config.num_layers, num_stages)
+    shards = split_evenly(
+        description.config.num_layers, num_stages, description.config.can_cut_before
+    )
     size = StageSize(
         context_tokens=context_tokens,
         num_blocks=blocks_for(cache_tokens),

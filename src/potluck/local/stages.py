@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from potluck.errors import ParameterError
 from potluck.types.program import Shard
 
 
-def split_evenly(num_layers: int, num_stages: int) -> tuple[Shard, ...]:
+def _anywhere(_layer: int) -> bool:
+    return True
+
+
+def split_evenly(
+    num_layers: int, num_stages: int, can_cut_before: Callable[[int], bool] = _anywhere
+) -> tuple[Shard, ...]:
     """Contiguous shards whose layer counts differ by at most one, longer ones first.
 
-    Raises ``ParameterError`` unless ``1 <= num_stages <= num_layers``.
+    Where the model cannot be cut just there (``ModelConfig.can_cut_before``) it is cut at the
+    nearest place. Raises ``ParameterError`` unless ``1 <= num_stages <= num_layers``, and if there
+    are too few places.
     """
     if not 1 <= num_stages <= num_layers:
         raise ParameterError(
@@ -17,11 +27,25 @@ def split_evenly(num_layers: int, num_stages: int) -> tuple[Shard, ...]:
             f"{num_stages} stages cannot be cut from {num_layers} layers",
             hint=f"give a number from 1 to {num_layers}",
         )
+    places = [layer for layer in range(1, num_layers) if can_cut_before(layer)]
+    if len(places) < num_stages - 1:
+        most = len(places) + 1
+        raise ParameterError(
+            "stages",
+            f"{num_stages} stages cannot be cut from this model, whose layers share keys and "
+            "values, or an embedding",
+            hint="leave out --stages" if most == 1 else f"give a number from 1 to {most}",
+        )
     shortest, num_longer = divmod(num_layers, num_stages)
     shards = []
-    start = 0
+    start = wanted = 0
     for index in range(num_stages):
-        end = start + shortest + (index < num_longer)
+        wanted += shortest + (index < num_longer)
+        end = num_layers
+        if num_cuts := num_stages - 1 - index:
+            # A place for each of the cuts to come is left.
+            end = min(places[: len(places) - num_cuts + 1], key=lambda each: abs(each - wanted))
+            places = [each for each in places if each > end]
         shards.append(
             Shard(
                 start_layer=start,

@@ -1,7 +1,7 @@
 """Llama 1 to 3.3 (Touvron et al. 2023, Grattafiori et al. 2024), and what is built like it.
 
-GGUF files of Mistral models call themselves ``llama`` too; their sliding window, where the file
-names one, covers every layer.
+GGUF files of Mistral and Mixtral models call themselves ``llama`` too; their sliding window, where
+the file names one, covers every layer, and experts are in the layers that have a router.
 """
 
 from __future__ import annotations
@@ -38,11 +38,14 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
         fields,
         source,
         family="llama",
-        implemented=frozenset({"attention.sliding_window"}),
+        implemented=gguf.EXPERT_KEYS | {"attention.sliding_window"},
         qkv_bias="blk.0.attn_q.bias" in names,
         output_bias="blk.0.attn_output.bias" in names,
         mlp_bias="blk.0.ffn_gate.bias" in names,
         sliding_window=window or None,
+        experts=gguf.read_experts_of_layers(
+            fields, source, normalize_shares=True, width_key="feed_forward_length"
+        ),
     )
 
 

@@ -74,6 +74,10 @@ def build_program(
     shapes = [table.cos.shape for table in ropes]
     if shapes != [(context_tokens, rope.rotary_dim // 2) for rope in config.ropes]:
         raise ValueError(f"rope tables {shapes} for {context_tokens} tokens of {config.family}")
+    if not (shard.has_embedding or config.can_cut_before(shard.start_layer)) or not (
+        shard.has_head or config.can_cut_before(shard.end_layer)
+    ):
+        raise ValueError(f"{shard} cuts layers of {config.family} that share a cache or embedding")
     builder = _build(config, shard)
     return Program(
         shard=shard,

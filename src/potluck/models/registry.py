@@ -6,13 +6,23 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 
 from potluck.errors import ModelFileError, UnsupportedModelError
+from potluck.formats.encodings import read_encoding
+from potluck.models.cohere2 import COHERE2
+from potluck.models.ernie4_5 import ERNIE4_5
+from potluck.models.ernie4_5_moe import ERNIE4_5_MOE
 from potluck.models.family import Family
 from potluck.models.fields import Fields, one_line, unsupported
 from potluck.models.gemma2 import GEMMA2
 from potluck.models.gemma3 import GEMMA3
 from potluck.models.gemma4 import GEMMA4, GEMMA4_UNIFIED
+from potluck.models.glm4_moe import GLM4_MOE
+from potluck.models.gpt_oss import GPT_OSS
+from potluck.models.granite_moe import GRANITE_MOE, GRANITE_MOE_SHARED
+from potluck.models.hunyuan_dense import HUNYUAN_DENSE
 from potluck.models.llama import LLAMA
+from potluck.models.minimax_m2 import MINIMAX_M2
 from potluck.models.mistral import MISTRAL
+from potluck.models.mixtral import MIXTRAL
 from potluck.models.names import (
     CLASSIFIER,
     EMBEDDING,
@@ -22,10 +32,13 @@ from potluck.models.names import (
     stored_tensor,
     with_prefix,
 )
+from potluck.models.olmoe import OLMOE
 from potluck.models.program import weight_specs
 from potluck.models.qwen2 import QWEN2
+from potluck.models.qwen2_moe import QWEN2_MOE
 from potluck.models.qwen3 import QWEN3
 from potluck.models.qwen3_moe import QWEN3_MOE
+from potluck.models.seed_oss import SEED_OSS
 from potluck.types.model import ModelConfig
 from potluck.types.program import Program, Shard, WeightSpec
 from potluck.types.tensor import StoredTensor, TensorSource
@@ -49,6 +62,19 @@ FAMILIES: tuple[Family, ...] = (
     GEMMA3,
     GEMMA4,
     GEMMA4_UNIFIED,
+    SEED_OSS,
+    HUNYUAN_DENSE,
+    ERNIE4_5,
+    COHERE2,
+    GPT_OSS,
+    GLM4_MOE,
+    QWEN2_MOE,
+    MIXTRAL,
+    MINIMAX_M2,
+    OLMOE,
+    GRANITE_MOE,
+    GRANITE_MOE_SHARED,
+    ERNIE4_5_MOE,
 )
 
 
@@ -61,6 +87,7 @@ def config_from_hugging_face(
     which is not supported, and ``ModelFileError`` naming the key that is missing or makes no sense.
     """
     fields = Fields(values=config, path=path)
+    read_encoding(config, path=path)  # which refuses what no decoder reads
     architectures = fields.texts("architectures")
     model_type = fields.text("model_type", "")
     if not architectures and not model_type:
@@ -91,16 +118,12 @@ def config_from_hugging_face(
 def _text_part(fields: Fields) -> Fields:
     """The text part of a model that also sees or hears.
 
-    Whether the head is tied, and how its weights are quantized, is said of the whole model.
+    Whether the head is tied is said of the whole model.
     """
     text = fields.section("text_config")
     if text is None:
         raise ModelFileError(fields.path, "text_config is missing")
-    outer = {
-        key: fields.values[key]
-        for key in ("tie_word_embeddings", "quantization_config")
-        if key in fields.values
-    }
+    outer = {key: fields.values[key] for key in ("tie_word_embeddings",) if key in fields.values}
     return dataclasses.replace(text, values={**outer, **text.values})
 
 

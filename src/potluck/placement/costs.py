@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from potluck.placement.counting import Counting
 from potluck.types.placement import ModelCost
@@ -36,11 +37,19 @@ def model_cost(counting: Counting, size: StageSize) -> ModelCost:
             total=memory.device_bytes if size.is_on_device else memory.total_bytes,
         )
 
-    layers = [count(layer, layer + 1) for layer in range(last)]
-    middle = count(0, last)
+    no_cuts = frozenset(layer for layer in range(last + 1) if not counting.can_cut_before(layer))
+    # Layers that need the embedding are counted with it, and it adds nothing.
+    needs_embedding = 0 in no_cuts
+    middle = count(0, last, embedding=needs_embedding)
     first = count(0, last, embedding=True)
-    final = count(0, last, head=True)
+    final = count(0, last, embedding=needs_embedding, head=True)
     whole = count(0, last, embedding=True, head=True)
+    layer_bytes: list[int] = []
+    bounds = [0, *(layer for layer in range(1, last) if layer not in no_cuts), last]
+    for start, end in pairwise(bounds):
+        held = count(start, end, embedding=needs_embedding and start == 0).held
+        each, more = divmod(held, end - start)
+        layer_bytes += [each + (index < more) for index in range(end - start)]
     # Embedding and head are counted with what they make larger: the buffers that they are
     # loaded through, the logits. Buffers that are shared are counted twice then, not missed.
     embedding_bytes = first.held - middle.held + max(0, first.scratch - middle.scratch)
@@ -48,14 +57,15 @@ def model_cost(counting: Counting, size: StageSize) -> ModelCost:
     # The last stage's process may be larger than that between two others: its results are.
     head_bytes += max(0, final.process - middle.process)
     return ModelCost(
-        layer_bytes=tuple(layer.held for layer in layers),
+        layer_bytes=tuple(layer_bytes),
         embedding_bytes=embedding_bytes,
         head_bytes=head_bytes,
         shared_bytes=first.held + final.held - middle.held - whole.held,
         scratch_bytes=middle.scratch,
         process_bytes=middle.process,
-        lone_embedding_bytes=count(0, 0, embedding=True).total,
+        lone_embedding_bytes=(first if needs_embedding else count(0, 0, embedding=True)).total,
         lone_head_bytes=count(last, last, head=True).total,
+        no_cuts=no_cuts,
     )
 
 
@@ -70,7 +80,11 @@ def most_host_bytes(counting: Counting, size: StageSize) -> int:
     process_bytes = 0
     for has_head in (False, True):
         shard = Shard(
-            start_layer=0, end_layer=last, num_layers=last, has_embedding=False, has_head=has_head
+            start_layer=0,
+            end_layer=last,
+            num_layers=last,
+            has_embedding=not counting.can_cut_before(0),
+            has_head=has_head,
         )
         process_bytes = max(process_bytes, counting.stage(shard, size).memory.process_bytes)
     return whole.staging_bytes + process_bytes
@@ -108,6 +122,7 @@ def mixed_cost(costs: Sequence[ModelCost]) -> MixedCost:
         process_bytes=process_bytes,
         lone_embedding_bytes=max(cost.lone_embedding_bytes + less for cost, less in credited),
         lone_head_bytes=max(cost.lone_head_bytes + less for cost, less in credited),
+        no_cuts=frozenset().union(*(cost.no_cuts for cost in costs)),
     )
     return MixedCost(cost=most, spared_bytes=spared)
 

@@ -22,13 +22,15 @@ be there."""
 class Counting:
     """One model, as it is counted for units of every backend.
 
-    ``check_backend`` raises ``UnsupportedModelError`` for a backend that does not compute the
-    model as it is quantized, and ``EngineError`` for one that this node cannot count; the latter
-    is also raised by ``abilities``, which are those of a backend. ``work`` is what the parts of the
-    model read and compute on units of a size's backend.
+    ``can_cut_before`` is that of the model's configuration. ``check_backend`` raises
+    ``UnsupportedModelError`` for a backend that does not compute the model as it is quantized, and
+    ``EngineError`` for one that this node cannot count; the latter is also raised by ``abilities``,
+    which are those of a backend. ``work`` is what the parts of the model read and compute on units
+    of a size's backend.
     """
 
     num_layers: int
+    can_cut_before: Callable[[int], bool]
     stage: CountStage
     work: Callable[[StageSize], ModelWork]
     check_backend: Callable[[str, Quantization], None]

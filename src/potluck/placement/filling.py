@@ -70,6 +70,9 @@ def _part(
         lone_bytes=alone,
         hop_seconds=_between(problem.hop_seconds, before, after),
         busy_seconds=_between(problem.busy_seconds, before, after),
+        no_cuts=frozenset(
+            item - gap.start for item in problem.no_cuts if gap.start < item < gap.end
+        ),
     )
 
 

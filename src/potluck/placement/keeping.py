@@ -200,6 +200,11 @@ def fill_by_memory(gap: Gap) -> list[PlacedStage] | None:
     part_cost = replace(
         cost,
         layer_bytes=cost.layer_bytes[shard.start_layer : shard.end_layer],
+        no_cuts=frozenset(
+            layer - shard.start_layer
+            for layer in cost.no_cuts
+            if shard.start_layer < layer < shard.end_layer
+        ),
         embedding_bytes=cost.embedding_bytes if shard.has_embedding else 0,
         head_bytes=cost.head_bytes if shard.has_head else 0,
         shared_bytes=cost.shared_bytes if shard.has_embedding and shard.has_head else 0,

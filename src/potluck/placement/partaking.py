@@ -59,6 +59,7 @@ def least_partakings(
         for parts in _parts(cuts, problem.num_items):
             has_room = _bytes(problem, chunk, parts) <= usable[:, None, None]
             has_room &= _has_layer(parts, problem.num_items)
+            has_room &= _are_cuts(parts, problem.no_cuts)
             if not has_room.any():
                 continue
             alone = _times(problem, cuts, parts, chunk).path_seconds - base_seconds
@@ -109,6 +110,15 @@ def _has_layer(parts: _Parts, num_items: int) -> NDArray[np.bool_]:
     first = np.maximum(parts.start, 1)
     has_layer: NDArray[np.bool_] = first[:, None] < np.minimum(parts.end, num_items - 1)
     return has_layer
+
+
+def _are_cuts(parts: _Parts, no_cuts: frozenset[int]) -> NDArray[np.bool_]:
+    """Return which parts begin and end where stages may."""
+    items = np.array(sorted(no_cuts), dtype=np.int64)
+    are_cuts: NDArray[np.bool_] = (
+        ~np.isin(parts.start, items)[:, None] & ~np.isin(parts.end, items)[None, :]
+    )
+    return are_cuts
 
 
 def _sums(values: _Numbers) -> _Numbers:

@@ -31,6 +31,7 @@ class PathProblem:
     - ``hop_seconds`` ``[U + 1, U + 1]``: what a step's way from one unit to another adds to its
       time; the last row is from the source, the last column to the sink. ``busy_seconds`` of the
       same shape: how long the link is occupied by it, at most ``hop_seconds``.
+    - No stage begins or ends before an item in ``no_cuts``.
     """
 
     usable_bytes: Bytes
@@ -42,6 +43,7 @@ class PathProblem:
     stage_seconds: Floats
     hop_seconds: Floats
     busy_seconds: Floats
+    no_cuts: frozenset[int] = frozenset()
 
     @property
     def num_units(self) -> int:

@@ -52,6 +52,7 @@ def path_problems(
     shared_bytes = np.array([each.cost.shared_bytes for each in candidates], np.int64)
     lone_bytes = np.array([_lone_bytes(each.cost) for each in candidates], np.int64)
     nodes = [*(each.node_id for each in candidates), coordinator]
+    no_cuts = frozenset(layer + 1 for layer in candidates[0].cost.no_cuts)
     latency, seconds_per_byte = _link_matrices(nodes, links)
 
     def problem(num_sequences: int) -> PathProblem:
@@ -73,6 +74,7 @@ def path_problems(
             stage_seconds=np.array([each.stage_seconds for each in parts], np.float64),
             hop_seconds=HOP_SECONDS + latency + busy,
             busy_seconds=busy,
+            no_cuts=no_cuts,
         )
 
     return problem

@@ -11,8 +11,8 @@ where the model fits without. Where it does not, the embedding alone or the head
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import accumulate
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 
 from potluck.errors import InsufficientMemoryError
 from potluck.quantities import format_bytes
@@ -26,23 +26,50 @@ def place(offers: Sequence[UnitOffer], cost: ModelCost) -> Plan:
     The result depends on the offers alone, not on their order. Raises ``InsufficientMemoryError``,
     which says how much is missing, when the model does not fit.
     """
+    bounds = _group_bounds(cost)
+    grouped = replace(
+        cost,
+        layer_bytes=tuple(sum(cost.layer_bytes[start:end]) for start, end in pairwise(bounds)),
+        no_cuts=frozenset(index for index, layer in enumerate(bounds) if layer in cost.no_cuts),
+    )
     for needs_layer in (True, False):
-        plan = _place(offers, cost, needs_layer=needs_layer)
+        plan = _place(offers, grouped, needs_layer=needs_layer)
         if plan is not None:
-            return plan
+            return replace(plan, stages=tuple(_of_layers(stage, bounds) for stage in plan.stages))
     raise does_not_fit(offers, cost)
 
 
+def _group_bounds(cost: ModelCost) -> list[int]:
+    """The first layer of every group that is never cut apart, and the number of layers."""
+    last = len(cost.layer_bytes)
+    return [0, *(layer for layer in range(1, last) if layer not in cost.no_cuts), last]
+
+
+def _of_layers(stage: PlacedStage, bounds: Sequence[int]) -> PlacedStage:
+    """A stage of groups as one of layers."""
+    shard = replace(
+        stage.shard,
+        start_layer=bounds[stage.shard.start_layer],
+        end_layer=bounds[stage.shard.end_layer],
+        num_layers=bounds[-1],
+    )
+    return replace(stage, shard=shard)
+
+
 def _place(offers: Sequence[UnitOffer], cost: ModelCost, *, needs_layer: bool) -> Plan | None:
-    """The plan, or None if there is none; ``needs_layer``: in which every stage has a layer."""
+    """The plan, or None if there is none; ``needs_layer``: in which every stage has a layer.
+
+    Layers are groups of layers here.
+    """
     smallest = min(cost.layer_bytes) + cost.scratch_bytes + cost.process_bytes
     name = "one layer"
     if not needs_layer:
-        smallest, name = min(
-            (smallest, name),
-            (cost.lone_embedding_bytes, "the embedding"),
-            (cost.lone_head_bytes, "the head"),
-        )
+        ends = []
+        if 0 not in cost.no_cuts:
+            ends.append((cost.lone_embedding_bytes, "the embedding"))
+        if len(cost.layer_bytes) not in cost.no_cuts:
+            ends.append((cost.lone_head_bytes, "the head"))
+        smallest, name = min([(smallest, name), *ends])
     rejections = []
     candidates = []
     for offer in sorted(offers, key=lambda offer: (-offer.usable_bytes, offer.node_id)):
@@ -194,6 +221,8 @@ def _arrange(order: Sequence[_Candidate], cost: ModelCost) -> _Arrangement | Non
         _Share(candidate=candidate, start_layer=start, end_layer=end)
         for candidate, start, end in zip(order, [0, *bounds[:-1]], bounds, strict=True)
     )
+    if any(end in cost.no_cuts for end in bounds[:-1]):
+        return None
     fullest = 0.0
     for index, share in enumerate(shares):
         used = _used_bytes(share, index, len(shares), cost)

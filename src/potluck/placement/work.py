@@ -129,6 +129,8 @@ def model_work(
             num_attentions += 1
         elif (layer := _layer_of(op, specs)) is not None:
             parts[layer].add(op)
+        elif num_attentions == 0 and parts:
+            parts[0].add(op)  # of what every layer gets from the embedding (Gemma 4 E2B)
         else:
             head.add(op)
     seen: dict[PartWork, PartWork] = {}

@@ -144,6 +144,9 @@ class ModelCost:
     embedding). ``scratch_bytes`` and ``process_bytes`` on every stage. No stage takes more than
     the sum of its parts, and an end without a layer takes ``lone_embedding_bytes`` or
     ``lone_head_bytes`` in all, which is less.
+
+    No stage begins or ends before a layer in ``no_cuts`` (see ``ModelConfig.can_cut_before``); what
+    layers take that are never cut apart is right for all of them together.
     """
 
     layer_bytes: tuple[int, ...]
@@ -154,6 +157,7 @@ class ModelCost:
     process_bytes: int
     lone_embedding_bytes: int
     lone_head_bytes: int
+    no_cuts: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

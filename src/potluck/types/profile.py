@@ -46,7 +46,8 @@ class ModelProfile:
     ``layer_bytes`` has an entry for each decoder layer, ``embedding_bytes`` and ``head_bytes`` are
     of the two ends, the final norm included; a head tied to the embedding is in both. They are the
     bytes of ``tensors`` as stored. A profile of some shards only has the tensors of those, and
-    no bytes of other layers.
+    no bytes of other layers. ``decoding_bytes`` is what reading any of the tensors holds in
+    addition to its rows, where weights are stored in another form than they are shown in.
     """
 
     config: ModelConfig
@@ -57,6 +58,7 @@ class ModelProfile:
     layer_bytes: tuple[BytesByFormat, ...]
     embedding_bytes: BytesByFormat
     head_bytes: BytesByFormat
+    decoding_bytes: int = 0
 
     def info(self, name: str) -> TensorInfo:
         """Return what is stored as the canonical tensor ``name``.

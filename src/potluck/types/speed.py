@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 from potluck.types.cluster import NodeId, UnitId
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from potluck.types.arithmetic import Arithmetic
-    from potluck.types.model import ModelConfig
+    from potluck.types.model import ExpertsConfig, ModelConfig
 
 _MAX_COUNT = 1 << 24
 """More than any layers, sequences, tokens or samples that a step time has."""
@@ -92,26 +94,35 @@ def model_shape(config: ModelConfig, format_label: str, arithmetic: Arithmetic) 
     of one shape whose number of layers differs have one name. It has letters, digits, ``-``, ``_``
     and ``.`` only and at most 150 characters.
     """
-    attention = config.layers[0].attention
-    experts = next((each.experts for each in config.layers if each.experts is not None), None)
-    mlp_width = max((each.mlp.width for each in config.layers if each.mlp is not None), default=0)
-    windows = [each.attention.window for each in config.layers if each.attention.window is not None]
+    attentions = [each.attention for each in config.layers]
+    mlps = [each.mlp for each in config.layers if each.mlp is not None]
+    experts = [each.experts for each in config.layers if each.experts is not None]
+    windows = [each.window for each in attentions if each.window is not None]
     parts = [
         config.family,
         f"h{config.hidden_size}",
-        f"i{mlp_width}",
-        f"q{attention.num_heads}",
-        f"kv{attention.num_kv_heads}",
-        f"d{attention.head_dim}",
+        f"i{_each(each.width for each in mlps) or 0}",
+        f"q{_each(each.num_heads for each in attentions)}",
+        f"kv{_each(each.num_kv_heads for each in attentions)}",
+        f"d{_each(each.head_dim for each in attentions)}",
         f"v{config.vocab_size}",
         *([f"w{min(windows)}"] if windows else []),
         *(
-            [f"e{experts.num_experts}.{experts.num_experts_per_token}.{experts.width}"]
-            if experts is not None
-            else []
+            f"e{each.num_experts}.{each.num_experts_per_token}.{each.width}"
+            for each in dict.fromkeys(experts)
         ),
+        *(f"s{width}" for width in _widths_of_shared(experts)),
         format_label,
         arithmetic.value,
     ]
     kept = (c if c.isascii() and (c.isalnum() or c in "-_.") else "_" for c in "-".join(parts))
     return "".join(kept)[:150]
+
+
+def _each(values: Iterable[int]) -> str:
+    """Every value once: layers of one model may differ."""
+    return ".".join(map(str, dict.fromkeys(values)))
+
+
+def _widths_of_shared(experts: Iterable[ExpertsConfig]) -> list[int]:
+    return list(dict.fromkeys(each.shared.width for each in experts if each.shared is not None))

@@ -192,6 +192,8 @@ class StoredTensor:
     have them. ``row_range``: it is only these rows of the file's tensor, of a stack these of each
     matrix. ``rows``: it consists of these rows of the file's tensor; None is all of them. At most
     one of the three is given. ``plus_one``: 1 is added to what is stored, which makes it float32.
+    ``is_transposed``: where it is stored as floats, the file has the transpose of each matrix, of
+    which the others of these fields are meant.
 
     ``shape`` is the canonical one; None is whatever the file has. A file's that differs from it in
     dimensions of 1 only is taken for it.
@@ -204,4 +206,5 @@ class StoredTensor:
     row_range: RowRange | None = None
     rows: tuple[int, ...] | None = None
     plus_one: bool = False
+    is_transposed: bool = False
     shape: tuple[int, ...] | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -128,8 +128,9 @@ def test_a_good_program_is_accepted() -> None:
 
 
 def test_a_cache_may_be_read_by_later_ops() -> None:
-    later = replace(GOOD.ops[7], k=None, v=None)
-    make(with_op(8, later))
+    first = GOOD.ops[7]
+    assert isinstance(first, Attention)
+    make(with_op(8, replace(first, k=None, v=None)))
 
 
 def test_a_program_may_embed_into_several_registers() -> None:
@@ -137,8 +138,9 @@ def test_a_program_may_embed_into_several_registers() -> None:
 
 
 def test_an_unknown_op_is_refused() -> None:
+    unknown: Any = GOOD.registers[0]
     with pytest.raises(EngineError, match="there is no op Register"):
-        make(replace(GOOD, ops=(*GOOD.ops[:-1], GOOD.registers[0], GOOD.ops[-1])))
+        make(with_op(1, unknown))
 
 
 def edited(kind: type[OpType], edit: Callable[[OpType], Op]) -> Program:

@@ -312,8 +312,9 @@ def test_the_embedding_must_be_there() -> None:
 
 
 def test_unknown_architecture() -> None:
-    with pytest.raises(UnsupportedModelError, match="gemma3") as caught:
-        read(architecture="gemma3")
-    assert caught.value.hint == "supported are llama, qwen2, qwen3, qwen3moe"
+    with pytest.raises(UnsupportedModelError, match="mamba") as caught:
+        read(architecture="mamba")
+    assert caught.value.hint is not None
+    assert caught.value.hint.startswith("supported are llama, qwen2, qwen3, qwen3moe")
     with pytest.raises(ModelFileError, match=r"general\.architecture is missing"):
         config_from_gguf({}, source(), path="some.gguf")

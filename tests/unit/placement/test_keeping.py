@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -112,6 +113,18 @@ def test_a_plan_around_what_is_held_is_a_whole_model(
         taken[node] += num_bytes
     usable = {offer.node_id: offer.usable_bytes for offer in left}
     assert all(num_bytes <= usable.get(node, 0) for node, num_bytes in taken.items())
+
+
+@settings(max_examples=200, deadline=None)
+@given(offers(), st.frozensets(st.integers(1, NUM_LAYERS - 1)))
+def test_a_gap_is_filled_without_cutting_what_belongs_together(
+    left: list[UnitOffer], no_cuts: frozenset[int]
+) -> None:
+    keeping = [held(NODES[3], 2, 4)]
+    cost = replace(COST, no_cuts=no_cuts)
+    plan = keep_and_fill(keeping, left, cost)
+    if plan is not None:
+        assert not no_cuts - {2, 4} & {each.shard.start_layer for each in plan.stages[1:]}
 
 
 @settings(max_examples=300, deadline=None)

@@ -61,6 +61,7 @@ def test_the_best_part_is_found(seed: int) -> None:
             stages
             for part, stages in plans_with(cuts, unit, problem.num_items)
             if problem.bytes_of(part) <= usable[unit]
+            and not problem.no_cuts & {part.start, part.end}
         ]
         best = found[unit]
         if best is None:

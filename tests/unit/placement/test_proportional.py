@@ -163,6 +163,28 @@ def test_a_unit_that_offers_nothing_can_hold_what_takes_nothing() -> None:
         place([offer("a", 0), offer("b", 0), offer("c", 1)], parts)
 
 
+def test_layers_that_share_a_cache_stay_together() -> None:
+    """What is not cut apart counts as one layer: four of three layers each."""
+    groups = dataclasses.replace(cost(), no_cuts=frozenset(range(1, 12)) - {3, 6, 9})
+    plan = place([offer("big", 10_000), offer("small", 600)], groups)
+    assert {stage.shard.start_layer for stage in plan.stages} <= {0, 3, 6, 9}
+    small = place([offer("big", 10_000), offer("tiny", 300)], groups)
+    assert small.rejections[0].reason == "300 B may be used, and one layer takes 330 B"
+    whole = dataclasses.replace(cost(), no_cuts=frozenset(range(12)))
+    with pytest.raises(InsufficientMemoryError):
+        place([offer("a", 1000), offer("b", 1000)], whole)
+    plan = place([offer("a", 1000), offer("b", 2000)], whole)
+    assert layers(plan)["b"] == 12
+    # An end alone fits beside all the rest on another unit.
+    ends = [offer("a", 100), offer("b", 1290)]
+    assert [stage.node_id for stage in place(ends, whole).stages] == ["b", "a"]
+    first = dataclasses.replace(whole, no_cuts=frozenset(range(1, 13)))
+    assert [stage.node_id for stage in place(ends, first).stages] == ["a", "b"]
+    with pytest.raises(InsufficientMemoryError):
+        place(ends, dataclasses.replace(whole, no_cuts=frozenset(range(13))))
+    assert plan.stages[0].shard.has_embedding
+
+
 def test_no_units_at_all() -> None:
     with pytest.raises(InsufficientMemoryError, match="0 units"):
         place([], cost())
@@ -193,6 +215,7 @@ costs = st.builds(
     shared_bytes=st.just(0),
     scratch_bytes=st.integers(0, 50),
     process_bytes=st.integers(0, 50),
+    no_cuts=st.frozensets(st.integers(0, 12), max_size=6),
 )
 
 
@@ -217,6 +240,8 @@ def test_every_layer_is_placed_once_within_each_units_memory(
     assert all(stage.num_bytes <= usable[stage.node_id] for stage in plan.stages)
     for stage in plan.stages[1:-1]:
         assert stage.shard.end_layer > stage.shard.start_layer
+    assert not cost.no_cuts & {stage.shard.start_layer for stage in plan.stages[1:]}
+    assert {stage.shard.num_layers for stage in plan.stages} == {len(cost.layer_bytes)}
     assert [stage.shard.has_embedding for stage in plan.stages].count(True) == 1
     assert plan.stages[0].shard.has_embedding
     assert plan.stages[-1].shard.has_head

@@ -13,7 +13,7 @@ import potluck
 from potluck.engines.backends import BACKENDS, abilities_of
 from potluck.engines.costs import cost_of
 from potluck.models.program import build_program
-from potluck.models.rope import rope_table
+from potluck.models.rope import empty_rope_tables
 from potluck.types.abilities import ALL_FEATURES, BackendAbilities, features_of
 from potluck.types.hardware import BackendSpec
 from potluck.types.program import Attention, Head, Linear, Op, Program, Shard
@@ -34,8 +34,8 @@ ATTENTION = Attention(
 
 def a_program() -> Program:
     config = small_config(2)
-    rope = rope_table(config, 64)
-    return build_program(config, Shard.whole(2), context_tokens=64, rope=rope)
+    ropes = empty_rope_tables(config, 64)
+    return build_program(config, Shard.whole(2), context_tokens=64, ropes=ropes)
 
 
 @pytest.mark.parametrize(

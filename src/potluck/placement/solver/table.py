@@ -139,7 +139,7 @@ def make_table(problem: PathProblem, units: NDArray[np.intp] | None = None) -> T
 
 
 def stage_seconds(problem: PathProblem, units: NDArray[np.intp]) -> Floats:
-    """Return the seconds of every stage on these units, infinite where it does not fit.
+    """Return the seconds of every stage on these units, infinite where it cannot be.
 
     The shape is ``[len(units), I, I + 1]``: by unit, start and end.
     """
@@ -153,6 +153,9 @@ def stage_seconds(problem: PathProblem, units: NDArray[np.intp]) -> Floats:
         of_start += problem.stage_seconds[units][:, None]
         fits = stage_fits(problem, units, start)
         seconds[:, start, start + 1 :] = np.where(fits, of_start, np.inf)
+    no_cuts = sorted(problem.no_cuts)
+    seconds[:, no_cuts, :] = np.inf
+    seconds[:, :, no_cuts] = np.inf
     return seconds
 
 

@@ -1,0 +1,10 @@
+"""Encodings of safetensors models: quantized weights stored as several tensors each.
+
+``config.json`` says how under ``quantization_config``. ``encoding`` reads that, ``source`` shows
+each weight as one tensor of a ``TensorFormat``, and the other modules decode (ADR 52).
+"""
+
+from potluck.formats.encodings.encoding import Encoding, read_encoding
+from potluck.formats.encodings.source import EncodedSource
+
+__all__ = ["EncodedSource", "Encoding", "read_encoding"]

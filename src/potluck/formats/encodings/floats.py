@@ -1,0 +1,141 @@
+"""FP8 weights with scales, shown as BF16.
+
+A value is the product of an E4M3 number (4 significant bits) and its scale, computed in float32 and
+rounded to BF16, the nearest one, ties to even: what ``transformers`` makes of it
+(``Fp8Dequantize``). Where scales are powers of two nothing is rounded. Scales are stored beside the
+values: one for the tensor, one for each row, or one for each block of rows and columns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from potluck.formats.encodings.parts import (
+    PIECE_BYTES,
+    PIECE_ELEMENTS,
+    ReadBytes,
+    check_scales,
+    contradiction,
+    num_elements,
+    read_scales,
+    unreadable,
+)
+from potluck.types.tensor import TensorFormat, TensorInfo
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from potluck.formats.encodings.encoding import FloatEncoding
+    from potluck.formats.source import FileTensor
+
+FLOAT_TYPE = "F8_E4M3"
+
+
+def _e4m3_values() -> NDArray[np.float32]:
+    """What each byte stands for: sign, 4 bits of exponent (bias 7), 3 of fraction; no infinity."""
+    codes = np.arange(256)
+    exponents, fractions = (codes >> 3) & 15, codes & 7
+    normal = np.ldexp(1 + fractions / 8, exponents - 7)
+    values = np.where(exponents == 0, np.ldexp(fractions / 8, -6), normal)
+    values = np.where(codes & 127 == 127, np.nan, values)
+    return np.where(codes >= 128, -values, values).astype(np.float32)
+
+
+_E4M3_VALUES = _e4m3_values()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Grid:
+    """Scales ``[matrices, rows, columns]``, each of ``block_rows`` and ``block_columns``."""
+
+    shape: tuple[int, int, int]
+    block_rows: int
+    block_columns: int
+
+
+class FloatTensor:
+    """A matrix, or several, of FP8; an ``EncodedTensor``."""
+
+    def __init__(
+        self,
+        name: str,
+        weight: FileTensor,
+        scale: FileTensor,
+        encoding: FloatEncoding,
+        read: ReadBytes,
+    ) -> None:
+        if len(weight.shape) < 2 or not num_elements(weight.shape):
+            raise unreadable(weight, "vectors of FP8")
+        check_scales(scale)
+        self.info = TensorInfo(name=name, shape=weight.shape, format=TensorFormat.BF16)
+        self.parts = (weight, scale)
+        self._read = read
+        self._grid = _grid(weight, scale, encoding)
+        self._scales: NDArray[np.float32] | None = None
+
+    @property
+    def decoding_bytes(self) -> int:
+        """A piece, the scales twice while they are read, and tables for one row of blocks."""
+        piece = max(PIECE_BYTES, 24 * self.info.num_columns)
+        return piece + 12 * num_elements(self._grid.shape) + 16 * 256 * self._grid.shape[2]
+
+    def read_rows(self, start_row: int, end_row: int, out: memoryview) -> None:
+        """Rows from the first matrix on; those that share scales go through one table."""
+        weight, scale = self.parts
+        grid = self._grid
+        if self._scales is None:
+            self._scales = read_scales(self._read, scale).reshape(grid.shape)
+        matrix_rows, columns = weight.shape[-2:]
+        target = np.frombuffer(out, dtype="<u2").reshape(-1, columns)
+        most_rows = max(1, PIECE_ELEMENTS // columns)
+        row = start_row
+        while row < end_row:
+            matrix, row_in_matrix = divmod(row, matrix_rows)
+            block = row_in_matrix // grid.block_rows
+            block_end = min((block + 1) * grid.block_rows, matrix_rows)
+            count = min(block_end - row_in_matrix, end_row - row, most_rows)
+            stored = bytearray(count * columns)
+            self._read(weight, row * columns, memoryview(stored))
+            codes = np.frombuffer(stored, dtype=np.uint8).reshape(count, columns)
+            part = target[row - start_row : row - start_row + count]
+            tables = _bf16(_E4M3_VALUES * self._scales[matrix, block][:, None])
+            for index, table in enumerate(tables):
+                begin = index * grid.block_columns
+                end = begin + grid.block_columns
+                part[:, begin:end] = table[codes[:, begin:end]]
+            row += count
+
+    def release(self) -> None:
+        """Let go of the scales."""
+        self._scales = None
+
+
+def _grid(weight: FileTensor, scale: FileTensor, encoding: FloatEncoding) -> _Grid:
+    """How the scales lie over the weight; ``ModelFileError`` where their shapes do not agree."""
+    *leading, rows, columns = weight.shape
+    matrices = num_elements(tuple(leading))
+    found = num_elements(scale.shape)
+    if found == 1 and matrices == 1:
+        return _Grid(shape=(1, 1, 1), block_rows=rows, block_columns=columns)
+    if encoding.block is not None:
+        block_rows, block_columns = encoding.block
+        grid = (matrices, -(-rows // block_rows), -(-columns // block_columns))
+        if scale.shape == (*leading, *grid[1:]):
+            return _Grid(shape=grid, block_rows=block_rows, block_columns=block_columns)
+    elif scale.shape in ((*leading, rows, 1), (*leading, rows)):
+        return _Grid(shape=(matrices, rows, 1), block_rows=1, block_columns=columns)
+    if scale.shape in ((*leading, 1, 1), (*leading, 1), tuple(leading)):
+        return _Grid(shape=(matrices, 1, 1), block_rows=rows, block_columns=columns)
+    raise contradiction(
+        scale, f"has the shape {list(scale.shape)}, and cannot scale {list(weight.shape)}"
+    )
+
+
+def _bf16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
+    """The nearest BF16 numbers, ties to even; not-a-number stays so."""
+    bits = values.view(np.uint32)
+    rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+    return np.where(np.isnan(values), np.uint32(0x7FC0), rounded).astype(np.uint16)

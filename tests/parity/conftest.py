@@ -1,0 +1,49 @@
+"""Keeps the record of what these tests show (``support.proofs``).
+
+    python -m pytest tests/parity --write-proofs
+
+writes it anew. Without the option, a run of all parity tests fails if the record says anything else
+than what was shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from support.proofs import PROOFS, record_of, recorded, write_record
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--write-proofs", action="store_true", help="write docs/reference/models.json")
+
+
+@pytest.fixture(autouse=True)
+def _noted(request: pytest.FixtureRequest) -> Iterator[None]:
+    PROOFS.noted.clear()
+    failed = request.session.testsfailed
+    yield
+    if request.session.testsfailed == failed:
+        PROOFS.shown |= PROOFS.noted
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if session.config.getoption("--write-proofs", default=False):
+        write_record(PROOFS.shown)
+    elif _is_whole(session) and session.testsfailed == 0 and recorded() != record_of(PROOFS.shown):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+        if reporter is not None:
+            reporter.write_line(
+                "docs/reference/models.json is not what the parity tests show: run "
+                "python -m pytest tests/parity --write-proofs and tools/models_reference.py"
+            )
+
+
+def _is_whole(session: pytest.Session) -> bool:
+    """Whether no test of the folder was left out by name or by mark."""
+    config = session.config
+    wants_all = not config.getoption("keyword") and not config.getoption("markexpr")
+    names = [argument.split("::")[0].rstrip("/") for argument in config.args]
+    return wants_all and any(name.endswith(("tests/parity", "tests")) for name in names)

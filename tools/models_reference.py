@@ -1,0 +1,117 @@
+"""Makes ``docs/reference/models.md``.
+
+    python -m tools.models_reference > docs/reference/models.md
+
+What the tests have shown is in ``docs/reference/models.json`` (``tests/parity/conftest.py`` writes
+it), and which published models a family covers in ``docs/reference/published-models.json``.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from potluck.engines.backends import BACKENDS
+from potluck.models.family import Family
+from potluck.models.registry import FAMILIES
+from potluck.types.hardware import BackendSpec
+from potluck.types.quantization import Quantization
+from potluck.types.tensor import TensorFormat
+
+DIRECTORY = Path(__file__).parents[1] / "docs" / "reference"
+_NOTE = "<!-- Made by tools/models_reference.py; edit that, or the data beside this file. -->"
+
+
+def page(shown: Mapping[str, Any], published: Mapping[str, str]) -> str:
+    """The text of the page."""
+    return "\n".join((*_families(shown, published), "", *_formats())) + "\n"
+
+
+def _families(shown: Mapping[str, Any], published: Mapping[str, str]) -> Iterator[str]:
+    yield _NOTE
+    yield "# Models that run"
+    yield ""
+    yield (
+        "Each family was compared with `transformers`, logit by logit, on small models with random "
+        "weights: in the reference engine and, where the table says so, in the native one (CPUs). "
+        "GGUF files were compared with the same weights in safetensors. A GPU backend runs a "
+        "family if it has all of its operations."
+    )
+    yield ""
+    backends = _gpu_backends()
+    columns = ["published models", "`model_type`", "safetensors", "GGUF", *backends]
+    yield f"| {' | '.join(columns)} |"
+    yield f"|{'---|' * len(columns)}"
+    for family in FAMILIES:
+        if (proof := shown.get(family.name)) is None:
+            continue
+        cells = [
+            published[family.name],
+            ", ".join(f"`{each}`" for each in (family.name, *family.aliases, *family.wrappers)),
+            _engines(proof["shown"], "hugging_face"),
+            _engines(proof["shown"], "gguf") if _has_gguf(family) else "as another family",
+            *(_runs(spec, frozenset(proof["features"])) for spec in backends.values()),
+        ]
+        yield f"| {' | '.join(cells)} |"
+
+
+def _gpu_backends() -> dict[str, BackendSpec]:
+    """One backend of each engine but the native one, by its engine's name."""
+    return {
+        spec.name.partition(":")[0]: spec
+        for spec in BACKENDS
+        if spec.engine and not spec.abilities.is_built_in
+    }
+
+
+def _has_gguf(family: Family) -> bool:
+    return bool(family.gguf_architectures)
+
+
+def _engines(shown: list[str], files: str) -> str:
+    engines = [each.removeprefix(f"{files}/") for each in shown if each.startswith(f"{files}/")]
+    return ", ".join(engines) or "no"
+
+
+def _runs(spec: BackendSpec, features: frozenset[str]) -> str:
+    missing = sorted(features - spec.abilities.features)
+    return "yes" if not missing else f"no: {', '.join(missing[:3])}{'…' if missing[3:] else ''}"
+
+
+def _formats() -> Iterator[str]:
+    yield "## Formats of weights"
+    yield ""
+    yield (
+        "Formats without kernels are turned into Q8_0 when they are loaded. The names are those of "
+        "GGUF; docs/models.md says which of them other files turn into."
+    )
+    yield ""
+    backends = _gpu_backends()
+    columns = ["format", "native (CPUs)", *backends, "`--quant`"]
+    yield f"| {' | '.join(columns)} |"
+    yield f"|{'---|' * len(columns)}"
+    targets = {each.value for each in Quantization}
+    for each in TensorFormat:
+        cells = [
+            each.name,
+            "kernels" if each.has_kernels else "as Q8_0",
+            *("kernels" if each in spec.abilities.formats else "no" for spec in backends.values()),
+            f"`{each.label}`" if each.label in targets else "",
+        ]
+        yield f"| {' | '.join(cells)} |"
+
+
+def main() -> None:
+    """Print the page."""
+    shown, published = (
+        json.loads((DIRECTORY / name).read_text(encoding="utf-8"))
+        for name in ("models.json", "published-models.json")
+    )
+    sys.stdout.write(page(shown, published))
+
+
+if __name__ == "__main__":
+    main()
