@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -127,6 +128,10 @@ class Fields:
         if not isinstance(value, Mapping):
             raise self.error(key, "must be an object")
         return Fields(values=value, path=self.path, prefix=f"{key}.") if value else None
+
+    def with_defaults(self, defaults: Mapping[str, object]) -> Fields:
+        """These values, and ``defaults`` for the keys that are absent; a null stays."""
+        return dataclasses.replace(self, values={**defaults, **self.values})
 
     def error(self, key: str, problem: str) -> ModelFileError:
         """The error that the value of ``key`` has ``problem``."""
