@@ -8,6 +8,7 @@ are of the architecture ``granite``.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 
 from potluck.models import dense, gguf, hugging_face
 from potluck.models.family import Family
