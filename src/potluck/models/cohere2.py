@@ -1,74 +1,82 @@
-"""Command R7B and Command A (Cohere 2024 and 2025): attention beside the MLP, LayerNorm, a rope
-that turns neighbours in the layers that slide, and none in the others.
+"""Cohere Command R7B and A (2024, 2025): LayerNorms, attention and MLP side by side, and three
+layers with a sliding window and rotations to one that sees everything and turns nothing.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from potluck.models import dense, gguf, hugging_face
+from potluck.errors import ModelFileError
+from potluck.models import gguf, hugging_face
 from potluck.models.family import Family
-from potluck.models.fields import MAX_LAYERS, Fields, unsupported
+from potluck.models.fields import MAX_CONTEXT_TOKENS, MAX_LAYERS, Fields, unsupported
 from potluck.models.layers import with_layers
+from potluck.models.names import (
+    GGUF_NAMES,
+    HUGGING_FACE_NAMES,
+    INTERLEAVED_HEADS,
+    INTERLEAVED_PROJECTIONS,
+    FileKind,
+)
 from potluck.types.model import LayerConfig, ModelConfig, NormKind, NormPlaces
 from potluck.types.tensor import TensorSource
 
-# ``Cohere2Config`` of transformers.
-_DEFAULTS: Mapping[str, object] = {
-    "layer_norm_eps": 1e-5,
-    "logit_scale": 0.0625,
-    "max_position_embeddings": 8192,
-    "sliding_window": 4096,
-    "tie_word_embeddings": True,
-}
-_IMPLEMENTED = frozenset(
-    {"attention_bias", "layer_types", "logit_scale", "sliding_window", "sliding_window_pattern"}
-)
-# Keys of published files that say what the family is anyway.
-_NEUTRAL: Mapping[str, tuple[object, ...]] = {
-    "order_of_interleaved_layers": ("local_attn_first",),
-    "position_embedding_type": ("rope_gptj",),
-    "rms_norm_eps": (),
-    "use_embedding_sharing": (True,),
-    "use_gated_activation": (True,),
-    "use_parallel_block": (True,),
-    "use_parallel_embedding": (False,),
-}
-_GGUF_KEYS = frozenset(
-    {
-        "attention.layer_norm_epsilon",
-        "attention.sliding_window",
-        dense.PATTERN_KEY,
-        "logit_scale",
-    }
-)
 _PATTERN = 4
+_FULL, _SLIDING = "full_attention", "sliding_attention"
 
 
 def _from_hugging_face(fields: Fields) -> ModelConfig:
-    fields = fields.with_defaults(_DEFAULTS)
-    dense.refuse_other_values(fields, _NEUTRAL)
-    pattern = fields.count("sliding_window_pattern", MAX_LAYERS, _PATTERN)
-    # Published files have the pattern under this name as well.
-    if fields.count("layer_switch", MAX_LAYERS, pattern) != pattern:
-        raise unsupported(f"layer_switch={fields.get('layer_switch')}")
     attention_bias = fields.flag("attention_bias", default=False)
+    if fields.flag("use_qk_norm", default=False):
+        raise unsupported("use_qk_norm=True in the family cohere2")
+    defaults = {
+        "tie_word_embeddings": True,
+        "rms_norm_eps": fields.positive("layer_norm_eps", 1e-5),
+    }
     config = hugging_face.read_config(
-        fields,
+        dataclasses.replace(fields, values={**defaults, **fields.values}),
         family="cohere2",
-        implemented=_IMPLEMENTED,
+        implemented=frozenset(
+            {
+                "attention_bias",
+                "layer_types",
+                "logit_scale",
+                "sliding_window",
+                "sliding_window_pattern",
+                "use_parallel_residual",
+                "use_qk_norm",
+            }
+        ),
         qkv_bias=attention_bias,
         output_bias=attention_bias,
     )
-    attention = config.layers[0].attention
-    if attention.head_dim * attention.num_heads != config.hidden_size:
-        raise unsupported(f"head_dim={attention.head_dim}")  # which transformers does not read
-    return _with_layers(
-        dataclasses.replace(config, norm_epsilon=fields.positive("layer_norm_eps")),
-        dense.windows(fields, pattern=pattern),
-        logit_scale=fields.positive("logit_scale"),
+    if fields.get("head_dim") is not None and (
+        config.layers[0].attention.head_dim * config.layers[0].attention.num_heads
+        != config.hidden_size
+    ):
+        raise unsupported(f"head_dim={fields.get('head_dim')} in the family cohere2")
+    return _with_kinds(
+        dataclasses.replace(config, logit_scale=fields.positive("logit_scale", 0.0625)),
+        _layers_that_slide(fields, config.num_layers),
+        None
+        if fields.is_null("sliding_window")
+        else fields.count("sliding_window", MAX_CONTEXT_TOKENS, 4096),
     )
+
+
+def _layers_that_slide(fields: Fields, num_layers: int) -> tuple[bool, ...]:
+    kinds = fields.texts("layer_types")
+    if not kinds:
+        pattern = fields.count("sliding_window_pattern", MAX_LAYERS, _PATTERN)
+        return tuple((layer + 1) % pattern != 0 for layer in range(num_layers))
+    if len(kinds) != num_layers:
+        raise ModelFileError(
+            fields.path, f"layer_types has {len(kinds)} entries for {num_layers} layers"
+        )
+    if unknown := sorted(set(kinds) - {_FULL, _SLIDING}):
+        raise unsupported(*(f"layer_types {name}" for name in unknown))
+    return tuple(kind == _SLIDING for kind in kinds)
 
 
 def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
@@ -76,28 +84,30 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
         fields,
         source,
         family="cohere2",
-        implemented=_GGUF_KEYS,
+        implemented=frozenset(
+            {"attention.layer_norm_epsilon", "attention.sliding_window", "logit_scale"}
+        ),
         epsilon_key="attention.layer_norm_epsilon",
     )
-    windows = dense.gguf_windows(fields, pattern=_PATTERN)
-    if not any(windows):
-        raise fields.error("attention.sliding_window", "must be above 0")
-    scale = fields.positive("logit_scale") if fields.get("logit_scale") else 1.0
-    return _with_layers(config, windows, logit_scale=scale)
+    return _with_kinds(
+        dataclasses.replace(config, logit_scale=fields.positive("logit_scale")),
+        # The pattern that llama.cpp assumes; the files do not say.
+        tuple((layer + 1) % _PATTERN != 0 for layer in range(config.num_layers)),
+        fields.count("attention.sliding_window", MAX_CONTEXT_TOKENS),
+    )
 
 
-def _with_layers(
-    config: ModelConfig, windows: Sequence[int | None], *, logit_scale: float
-) -> ModelConfig:
+def _with_kinds(config: ModelConfig, is_sliding: Sequence[bool], window: int | None) -> ModelConfig:
+    """Layers that slide turn their heads; without a window (a null) no layer does either."""
+
     def change(index: int, layer: LayerConfig) -> LayerConfig:
-        window = windows[index]
+        slides = is_sliding[index] and window is not None
         attention = dataclasses.replace(
-            layer.attention, window=window, rope=None if window is None else 0
+            layer.attention, window=window if slides else None, rope=0 if slides else None
         )
         return dataclasses.replace(layer, attention=attention, norms=NormPlaces.PARALLEL)
 
-    changed = with_layers(config, change)
-    return dataclasses.replace(changed, norm=NormKind.LAYER, logit_scale=logit_scale)
+    return dataclasses.replace(with_layers(config, change), norm=NormKind.LAYER)
 
 
 COHERE2 = Family(
@@ -106,5 +116,8 @@ COHERE2 = Family(
     gguf_architectures=("cohere2",),
     from_hugging_face=_from_hugging_face,
     from_gguf=_from_gguf,
-    names=dense.INTERLEAVED_NAMES,
+    names={
+        FileKind.HUGGING_FACE: HUGGING_FACE_NAMES.changed(INTERLEAVED_PROJECTIONS),
+        FileKind.GGUF: GGUF_NAMES.changed(INTERLEAVED_HEADS),
+    },
 )

@@ -1,72 +1,75 @@
-"""EXAONE 4 (LG AI Research 2025): norms after each branch and on every head; where some layers
-slide, the others have no rope.
-"""
+"""EXAONE 4 (LG AI 2025): norms after each branch, and layers that see everything turn nothing."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from potluck.models import dense, gguf, hugging_face
+from potluck.models import gemma, gguf, hugging_face
 from potluck.models.family import Family
-from potluck.models.fields import MAX_LAYERS, Fields
+from potluck.models.fields import MAX_CONTEXT_TOKENS, Fields
 from potluck.models.layers import with_layers
+from potluck.models.names import GGUF_NAMES, HUGGING_FACE_NAMES, FileKind
 from potluck.types.model import HeadNorm, LayerConfig, ModelConfig, NormPlaces
 from potluck.types.tensor import TensorSource
 
-# ``Exaone4Config`` of transformers.
-_DEFAULTS: Mapping[str, object] = {
-    "num_key_value_heads": 32,
-    "max_position_embeddings": 2048,
-    "rms_norm_eps": 1e-5,
-    "sliding_window": 4096,
-}
-_IMPLEMENTED = frozenset({"layer_types", "sliding_window", "sliding_window_pattern"})
-_GGUF_KEYS = frozenset({"attention.sliding_window", dense.PATTERN_KEY})
 _PATTERN = 4
-# What ``llama.cpp`` takes for the 32B, and its window.
-_LAYERS_OF_32B, _WINDOW_OF_32B = 64, 4096
+_PATTERN_KEY = "sliding_window_pattern"
 
 
 def _from_hugging_face(fields: Fields) -> ModelConfig:
-    fields = fields.with_defaults(_DEFAULTS)
-    has_window = fields.get("sliding_window") is not None
-    pattern = _pattern(fields) if has_window else None
     config = hugging_face.read_config(
-        fields, family="exaone4", implemented=_IMPLEMENTED, head_norm=HeadNorm.HEAD
+        fields,
+        family="exaone4",
+        implemented=frozenset({"layer_types", "sliding_window", _PATTERN_KEY}),
+        absent_kv_heads=32,
+        head_norm=HeadNorm.HEAD,
     )
-    windows = dense.windows(fields, pattern=pattern)
-    return _with_windows(config, windows, full_turn=not has_window)
+    config = dataclasses.replace(config, norm_epsilon=fields.positive("rms_norm_eps", 1e-5))
+    if fields.is_null("sliding_window"):
+        return _with_kinds(config, (False,) * config.num_layers, None)
+    window = fields.count("sliding_window", MAX_CONTEXT_TOKENS, 4096)
+    return _with_kinds(config, _layers_that_slide(fields, config.num_layers), window)
 
 
-def _pattern(fields: Fields) -> int:
-    value = fields.get("sliding_window_pattern")
-    if isinstance(value, str):
-        # Sliding layers ("L") before a full one ("G").
-        if not value or value != "L" * (len(value) - 1) + "G":
-            raise fields.error("sliding_window_pattern", 'must be a number, or like "LLLG"')
-        return len(value)
-    return fields.count("sliding_window_pattern", MAX_LAYERS, _PATTERN)
+def _layers_that_slide(fields: Fields, num_layers: int) -> tuple[bool, ...]:
+    """By ``layer_types``, a number as ``4``, or letters as ``LLLG``."""
+    letters = fields.get(_PATTERN_KEY)
+    if fields.texts("layer_types") or not isinstance(letters, str) or not letters:
+        pattern = _PATTERN if isinstance(letters, str) or letters is None else letters
+        if isinstance(pattern, bool) or not isinstance(pattern, int) or pattern < 0:
+            raise fields.error(_PATTERN_KEY, "must be a whole number or letters as LLLG")
+        return gemma.layers_that_slide(fields, pattern=pattern)
+    if set(letters) - {"L", "G"}:
+        raise fields.error(_PATTERN_KEY, "must be a whole number or letters as LLLG")
+    return tuple(letters[layer % len(letters)] == "L" for layer in range(num_layers))
 
 
 def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
     config = gguf.read_config(
-        fields, source, family="exaone4", implemented=_GGUF_KEYS, head_norm=HeadNorm.HEAD
+        gemma.without(fields, gemma.PATTERN_KEY),
+        source,
+        family="exaone4",
+        implemented=frozenset({"attention.sliding_window"}),
+        head_norm=HeadNorm.HEAD,
     )
-    default_window = _WINDOW_OF_32B if config.num_layers == _LAYERS_OF_32B else 0
-    windows = dense.gguf_windows(fields, pattern=_PATTERN, default_window=default_window)
-    return _with_windows(config, windows, full_turn=not any(windows))
+    window = fields.count("attention.sliding_window", MAX_CONTEXT_TOKENS, 0, minimum=0)
+    if not window:
+        return _with_kinds(config, (False,) * config.num_layers, None)
+    is_sliding = gemma.pattern_of(fields, config.num_layers, default=_PATTERN)
+    return _with_kinds(config, is_sliding, window)
 
 
-def _with_windows(
-    config: ModelConfig, windows: Sequence[int | None], *, full_turn: bool
-) -> ModelConfig:
-    """``full_turn``: layers that do not slide have rope as well."""
+def _with_kinds(config: ModelConfig, is_sliding: Sequence[bool], window: int | None) -> ModelConfig:
+    """Without a window all layers turn their heads, with one those that slide."""
 
     def change(index: int, layer: LayerConfig) -> LayerConfig:
-        window = windows[index]
-        rope = 0 if full_turn or window is not None else None
-        attention = dataclasses.replace(layer.attention, window=window, rope=rope)
+        slides = is_sliding[index]
+        attention = dataclasses.replace(
+            layer.attention,
+            window=window if slides else None,
+            rope=0 if slides or window is None else None,
+        )
         return dataclasses.replace(layer, attention=attention, norms=NormPlaces.POST)
 
     return with_layers(config, change)
@@ -78,5 +81,13 @@ EXAONE4 = Family(
     gguf_architectures=("exaone4",),
     from_hugging_face=_from_hugging_face,
     from_gguf=_from_gguf,
-    names=dense.POST_NORM_NAMES,
+    names={
+        FileKind.HUGGING_FACE: HUGGING_FACE_NAMES.changed(
+            {
+                "attn_post_norm": "post_attention_layernorm",
+                "mlp_post_norm": "post_feedforward_layernorm",
+            }
+        ),
+        FileKind.GGUF: GGUF_NAMES.changed(gemma.GGUF_STEMS),
+    },
 )

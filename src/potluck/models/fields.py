@@ -195,6 +195,29 @@ def read_experts(
     )
 
 
+def with_groups(
+    fields: Fields, experts: ExpertsConfig, *, count_key: str, used_key: str
+) -> ExpertsConfig:
+    """``experts`` in the groups under these keys, one where there are none.
+
+    Raises unless groups are of equal sizes, and those that are used have experts enough.
+    """
+    num_groups = fields.count(count_key, MAX_EXPERTS, 1)
+    num_used = fields.count(used_key, MAX_EXPERTS, 1)
+    if num_groups == 1:
+        return experts
+    size, rest = divmod(experts.num_experts, num_groups)
+    if rest or size < 2:
+        raise fields.error(
+            count_key, f"must divide {experts.num_experts} experts in groups of two or more"
+        )
+    if num_used > num_groups or num_used * size < experts.num_experts_per_token:
+        raise fields.error(
+            used_key, f"must be enough groups of {size}, and at most {num_groups} of them"
+        )
+    return dataclasses.replace(experts, num_groups=num_groups, num_groups_used=num_used)
+
+
 def unsupported(*features: str) -> UnsupportedModelError:
     """The error that the model needs ``features``, which no engine here computes.
 

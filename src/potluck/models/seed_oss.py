@@ -1,29 +1,23 @@
-"""Seed-OSS 36B (ByteDance 2025): Llama with biases of queries, keys and values."""
+"""Seed-OSS (ByteDance 2025): Llama with biases on q, k and v."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from potluck.models import dense, gguf, hugging_face
+from potluck.models import gguf, hugging_face
 from potluck.models.family import Family
 from potluck.models.fields import Fields
 from potluck.models.names import GGUF_NAMES, HUGGING_FACE_NAMES, FileKind
 from potluck.types.model import ModelConfig
 from potluck.types.tensor import TensorSource
 
-# ``SeedOssConfig`` of transformers.
-_DEFAULTS: Mapping[str, object] = {
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "max_position_embeddings": 524_288,
-}
-
 
 def _from_hugging_face(fields: Fields) -> ModelConfig:
+    # The defaults of ``SeedOssConfig``; dropout is for training.
     return hugging_face.read_config(
-        fields.with_defaults(_DEFAULTS),
+        fields,
         family="seed_oss",
         implemented=frozenset({"attention_bias", "mlp_bias"}),
+        absent_kv_heads=8,
+        default_head_dim=None if fields.is_null("head_dim") else 128,
         qkv_bias=fields.flag("attention_bias", default=True),
         output_bias=fields.flag("attention_out_bias", default=False),
         mlp_bias=fields.flag("mlp_bias", default=False),
@@ -31,13 +25,13 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
 
 
 def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
+    names = frozenset(source.names())
     return gguf.read_config(
         fields,
         source,
         family="seed_oss",
-        qkv_bias=dense.has_tensor(source, "blk.0.attn_q.bias"),
-        output_bias=dense.has_tensor(source, "blk.0.attn_output.bias"),
-        mlp_bias=dense.has_tensor(source, "blk.0.ffn_gate.bias"),
+        qkv_bias="blk.0.attn_q.bias" in names,
+        output_bias="blk.0.attn_output.bias" in names,
     )
 
 
