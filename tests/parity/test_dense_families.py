@@ -11,7 +11,13 @@ from typing import Any
 import pytest
 from support.dense_models import Rewrite, same, write_dense_gguf
 from support.parity import assert_logits_agree
-from support.random_models import RandomModel, make_random_model, random_tokens, torch_logits
+from support.random_models import (
+    LLAMA3_ROPE,
+    RandomModel,
+    make_random_model,
+    random_tokens,
+    torch_logits,
+)
 from support.stages import Stages, native_engine
 from support.state_dict_source import StateDictSource
 
@@ -45,6 +51,13 @@ class Case:
     def __str__(self) -> str:
         return self.name
 
+
+YARN: Mapping[str, Any] = {
+    "rope_type": "yarn",
+    "rope_theta": 500.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
 
 CASES = (
     Case(
@@ -111,6 +124,61 @@ CASES = (
             "attention.layer_norm_epsilon": 1e-5,
             "logit_scale": 2.0,
             "rope.scaling.type": "none",
+        },
+    ),
+    Case(
+        name="exaone-4",
+        family="exaone4",
+        settings={"num_hidden_layers": 5, "sliding_window": 9, "head_dim": 24},
+        architecture="exaone4",
+        metadata={
+            "attention.sliding_window": 9,
+            "attention.sliding_window_pattern": [True, True, True, False, True],
+        },
+    ),
+    Case(
+        name="exaone-4-without-windows",
+        family="exaone4",
+        settings={
+            "sliding_window": None,
+            "layer_types": ["full_attention"] * 3,
+            "num_attention_heads": 6,
+            "head_dim": 24,
+            "rope_parameters": LLAMA3_ROPE,
+        },
+    ),
+    Case(name="olmo-2", family="olmo2", architecture="olmo2"),
+    Case(name="olmo-2-biases", family="olmo2", settings={"attention_bias": True}),
+    Case(
+        name="olmo-3",
+        family="olmo3",
+        settings={"num_hidden_layers": 5, "sliding_window": 9},
+        architecture="olmo2",
+        metadata={
+            "attention.sliding_window": 9,
+            "attention.sliding_window_pattern": [True, True, True, False, True],
+            "rope.freq_base": 500_000.0,
+        },
+    ),
+    Case(
+        name="olmo-3-yarn",
+        family="olmo3",
+        settings={
+            "num_hidden_layers": 4,
+            "sliding_window": 9,
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+                "full_attention": YARN,
+            },
+        },
+        architecture="olmo2",
+        metadata={
+            "attention.sliding_window": 9,
+            "attention.sliding_window_pattern": [True, True, True, False],
+            "rope.freq_base": 500.0,
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 4.0,
+            "rope.scaling.original_context_length": 64,
         },
     ),
     Case(

@@ -124,7 +124,7 @@ def make_models(
     )
     # Scales in another file than what they scale.
     names = sorted(stored)
-    index = {}
+    index: dict[str, str] = {}
     for part in range(2):
         file = f"model-{part}.safetensors"
         save_file({name: stored[name] for name in names[part::2]}, quantized / file)
@@ -164,7 +164,8 @@ def transformers_logits(path: Path, tokens: list[int]) -> NDArray[np.float32]:
 
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
     with torch.no_grad():
-        return model(torch.tensor([tokens])).logits[0].numpy()
+        logits: NDArray[np.float32] = model(torch.tensor([tokens])).logits[0].numpy()
+    return logits
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -10,6 +10,7 @@ from potluck.formats.encodings import read_encoding
 from potluck.models.cohere2 import COHERE2
 from potluck.models.ernie4_5 import ERNIE4_5
 from potluck.models.ernie4_5_moe import ERNIE4_5_MOE
+from potluck.models.exaone4 import EXAONE4
 from potluck.models.family import Family
 from potluck.models.fields import Fields, one_line, unsupported
 from potluck.models.gemma2 import GEMMA2
@@ -32,6 +33,7 @@ from potluck.models.names import (
     stored_tensor,
     with_prefix,
 )
+from potluck.models.olmo2 import OLMO2, OLMO3
 from potluck.models.olmoe import OLMOE
 from potluck.models.program import weight_specs
 from potluck.models.qwen2 import QWEN2
@@ -66,6 +68,9 @@ FAMILIES: tuple[Family, ...] = (
     HUNYUAN_DENSE,
     ERNIE4_5,
     COHERE2,
+    EXAONE4,
+    OLMO2,
+    OLMO3,
     GPT_OSS,
     GLM4_MOE,
     QWEN2_MOE,
