@@ -29,9 +29,9 @@ from numpy.typing import NDArray
 _TESTS = Path(__file__).parents[1] / "tests"
 sys.path[:0] = [str(_TESTS), str(_TESTS / "parity")]
 
-import test_dense_families as dense  # noqa: E402
-import test_expert_parity as experts  # noqa: E402
-import test_gemma_parity as gemma  # noqa: E402
+import test_dense_families as dense  # type: ignore[import-not-found]  # noqa: E402
+import test_expert_parity as experts  # type: ignore[import-not-found]  # noqa: E402
+import test_gemma_parity as gemma  # type: ignore[import-not-found]  # noqa: E402
 from support.dense_models import write_dense_gguf  # noqa: E402
 from support.expert_models import make_expert_model, write_expert_gguf  # noqa: E402
 from support.gemma_models import make_gemma, write_gemma_gguf  # noqa: E402
