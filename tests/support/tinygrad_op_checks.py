@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from support.parity import native_error_limit, rms
 from support.random_weights import load_random_weights
@@ -15,20 +17,25 @@ from potluck.engines.tinygrad.engine import TinygradEngine
 from potluck.types.engine import Engine
 from potluck.types.program import (
     HIDDEN,
+    Activation,
     Add,
     Attention,
     CacheSpec,
     Embed,
     GatedActivation,
     Head,
+    LayerNorm,
     Linear,
+    Multiply,
     Op,
     Program,
     Register,
     RmsNorm,
     Rope,
     RopeTable,
+    Scale,
     Shard,
+    SigmoidGate,
     WeightSpec,
 )
 from potluck.types.step import SequenceId, SequenceSlice, Step, StepId
@@ -52,6 +59,36 @@ def check_rms_norm_of_heads() -> None:
     _compare(RmsNorm(x=HIDDEN, weight="n", out=HIDDEN, group=24, epsilon=1e-5), n=(24,))
 
 
+def check_rms_norm_without_a_weight() -> None:
+    _compare(RmsNorm(x=HIDDEN, weight=None, out=HIDDEN, group=24, epsilon=1e-5))
+
+
+def check_layer_norm() -> None:
+    _compare(LayerNorm(x=HIDDEN, weight="n", out=HIDDEN, epsilon=1e-5), n=(WIDTH,))
+
+
+def check_scale_and_multiply() -> None:
+    _compare(
+        Scale(x=HIDDEN, factor=1.7),
+        Multiply(x=HIDDEN, weight="one"),
+        Multiply(x=HIDDEN, weight="all"),
+        one=(1,),
+        all=(WIDTH,),
+    )
+
+
+def check_sigmoid_gate() -> None:
+    """A factor for each column, and one for each token."""
+    _compare(
+        Linear(x=HIDDEN, weight="g", out="gate"),
+        Linear(x=HIDDEN, weight="o", out="one"),
+        SigmoidGate(x=HIDDEN, gate="gate"),
+        SigmoidGate(x=HIDDEN, gate="one"),
+        g=(WIDTH, WIDTH),
+        o=(1, WIDTH),
+    )
+
+
 def check_linear() -> None:
     _compare(
         Linear(x=HIDDEN, weight="a", out="branch"),
@@ -73,6 +110,17 @@ def check_rope() -> None:
     _compare(Rope(x=HIDDEN, num_heads=4, head_dim=24, rotary_dim=24))
 
 
+def check_rope_of_a_part_of_each_head() -> None:
+    _compare(Rope(x=HIDDEN, num_heads=2, head_dim=48, rotary_dim=24))
+
+
+def check_rope_by_several_tables() -> None:
+    _compare(
+        Rope(x=HIDDEN, num_heads=4, head_dim=24, rotary_dim=24),
+        Rope(x=HIDDEN, num_heads=4, head_dim=24, rotary_dim=10, table=1),
+    )
+
+
 def check_gated_activation_and_add() -> None:
     _compare(
         Linear(x=HIDDEN, weight="g", out="gate"),
@@ -82,8 +130,27 @@ def check_gated_activation_and_add() -> None:
     )
 
 
+def check_gelu_of_columns_and_add_with_a_scale() -> None:
+    _compare(
+        Linear(x=HIDDEN, weight="g", out="k"),
+        GatedActivation(gate="k", up=HIDDEN, out="k", activation=Activation.GELU_TANH, up_start=31),
+        Linear(x="k", weight="d", out="gate"),
+        Add(x=HIDDEN, y="gate", scale=0.22),
+        g=(48, WIDTH),
+        d=(WIDTH, 48),
+    )
+
+
 def check_head() -> None:
     _compare(Head(x=HIDDEN, weight="w", vocab_size=VOCAB), w=(VOCAB, WIDTH), has_head=True)
+
+
+def check_head_with_a_scale_and_a_cap() -> None:
+    _compare(
+        Head(x=HIDDEN, weight="w", vocab_size=VOCAB, scale=0.8, softcap=1.5),
+        w=(VOCAB, WIDTH),
+        has_head=True,
+    )
 
 
 def check_attention() -> None:
@@ -92,6 +159,23 @@ def check_attention() -> None:
 
 def check_attention_with_a_window() -> None:
     _compare_attention(window=5)
+
+
+def check_attention_with_a_cap() -> None:
+    _compare_attention(window=None, softcap=0.7)
+
+
+def check_attention_over_a_shared_cache() -> None:
+    """The second op reads what the first has stored, and adds nothing to it."""
+    first = _attention(window=None)
+    _compare(
+        Linear(x=HIDDEN, weight="k", out="k"),
+        Linear(x=HIDDEN, weight="v", out="v"),
+        first,
+        replace(first, k=None, v=None, window=7),
+        k=(48, WIDTH),
+        v=(48, WIDTH),
+    )
 
 
 def check_what_is_not_seen_may_be_no_number() -> None:
@@ -136,12 +220,12 @@ def check_what_is_not_seen_may_be_no_number() -> None:
     np.testing.assert_allclose(out.numpy(), wanted, atol=F32_LIMIT * 4)
 
 
-def _compare_attention(window: int | None) -> None:
+def _compare_attention(window: int | None, softcap: float | None = None) -> None:
     """With 4 heads over 2, and products to make keys and values."""
     _compare(
         Linear(x=HIDDEN, weight="k", out="k"),
         Linear(x=HIDDEN, weight="v", out="v"),
-        _attention(window=window),
+        replace(_attention(window=window), softcap=softcap),
         k=(48, WIDTH),
         v=(48, WIDTH),
     )
@@ -169,7 +253,7 @@ def _compare(
 
     Calls of 1 token are for whole programs to check.
     """
-    angles = np.random.default_rng(6).uniform(-3, 3, (CONTEXT, 12))
+    tables = [np.random.default_rng(6).uniform(-3, 3, (CONTEXT, pairs)) for pairs in (12, 5)]
     program = Program(
         shard=Shard(
             start_layer=0, end_layer=0, num_layers=0, has_embedding=has_embedding, has_head=has_head
@@ -180,6 +264,7 @@ def _compare(
                 (HIDDEN, WIDTH),
                 ("branch", BRANCH),
                 ("gate", WIDTH),
+                ("one", 1),
                 ("k", 48),
                 ("v", 48),
             )
@@ -189,10 +274,11 @@ def _compare(
         caches=tuple(
             CacheSpec(num_kv_heads=op.num_kv_heads, head_dim=op.head_dim)
             for op in ops
-            if isinstance(op, Attention)
+            if isinstance(op, Attention) and op.k is not None
         ),
-        ropes=(
-            RopeTable(cos=np.cos(angles).astype(np.float32), sin=np.sin(angles).astype(np.float32)),
+        ropes=tuple(
+            RopeTable(cos=np.cos(angles).astype(np.float32), sin=np.sin(angles).astype(np.float32))
+            for angles in tables
         ),
         hidden_size=WIDTH,
         vocab_size=VOCAB,

@@ -20,14 +20,26 @@ from tinygrad.helpers import GlobalCounters
 from potluck.engines.reference import ReferenceEngine
 from potluck.engines.reference_sampling import sample, score
 from potluck.engines.tinygrad import sizes
+from potluck.engines.tinygrad.backend import COST
 from potluck.engines.tinygrad.device import open_device
 from potluck.engines.tinygrad.engine import TinygradEngine
 from potluck.errors import EngineError, ParameterError, UnitFaultError
+from potluck.models.layers import with_attention, with_layers
 from potluck.models.program import build_program
 from potluck.models.rope import rope_tables
 from potluck.types.engine import Engine, StepResult
-from potluck.types.model import ModelConfig
-from potluck.types.program import Program, Shard
+from potluck.types.model import (
+    AttentionConfig,
+    LayerConfig,
+    MlpConfig,
+    ModelConfig,
+    NormKind,
+    NormPlaces,
+    PerLayerInputs,
+    RopeConfig,
+    RopeScaling,
+)
+from potluck.types.program import Activation, Program, Shard
 from potluck.types.step import (
     BlockCopy,
     Pooling,
@@ -56,6 +68,64 @@ TINY = tiny()
 QWEN3 = tiny(qk_norm=True, tied_head=True)
 QWEN2 = tiny(qkv_bias=True)
 MISTRAL = tiny(sliding_windows=(5, None))
+_NEAR = RopeConfig(theta=10000.0, rotary_dim=16)
+_FAR = RopeConfig(theta=1e6, rotary_dim=16, scaling=RopeScaling.LINEAR, factor=8.0)
+
+
+def _gemma(**changes: Any) -> ModelConfig:
+    """Local and global layers with a rope table each, four norms, and GELU."""
+
+    def layer(index: int, plain: LayerConfig) -> LayerConfig:
+        is_global = index % 2 == 1
+        return replace(
+            plain,
+            norms=NormPlaces.SANDWICH,
+            mlp=MlpConfig(width=96, activation=Activation.GELU_TANH),
+            attention=replace(
+                plain.attention,
+                rope=int(is_global),
+                window=None if is_global else 5,
+                scale=0.3,
+            ),
+        )
+
+    sizes = {"embedding_scale": 8.0, "ropes": (_NEAR, _FAR), "tied_head": True, "qk_norm": True}
+    return with_layers(tiny(**{**sizes, **changes}), layer)
+
+
+def _capped(index: int, attention: AttentionConfig) -> AttentionConfig:
+    return replace(attention, softcap=2.0)
+
+
+def _sharing(index: int, attention: AttentionConfig) -> AttentionConfig:
+    shared = index - 2 if index >= 2 else None
+    return replace(attention, shared_layer=shared, has_value_norm=shared is None)
+
+
+def _without_rope(index: int, attention: AttentionConfig) -> AttentionConfig:
+    return replace(attention, rope=None if index % 2 else 0)
+
+
+GEMMA3 = _gemma()
+GEMMA2 = replace(with_attention(GEMMA3, _capped), logit_softcap=3.0)
+GEMMA4 = with_layers(
+    replace(
+        with_attention(_gemma(num_layers=4), _sharing),
+        per_layer_inputs=PerLayerInputs(width=12),
+    ),
+    lambda _, layer: replace(layer, has_output_scale=True),
+)
+PHI4 = tiny(rope=RopeConfig(theta=10000.0, rotary_dim=12))
+SMOLLM3 = with_attention(tiny(num_layers=4), _without_rope)
+GRANITE = with_layers(
+    tiny(embedding_scale=12.0, logit_scale=0.25),
+    lambda _, layer: replace(layer, residual_scale=0.22),
+)
+COMMAND_R = with_layers(
+    tiny(norm=NormKind.LAYER, logit_scale=0.5),
+    lambda _, layer: replace(layer, norms=NormPlaces.PARALLEL),
+)
+OLMO2 = with_layers(tiny(), lambda _, layer: replace(layer, norms=NormPlaces.POST))
 TOKENS = tuple(np.random.default_rng(5).integers(0, VOCAB, 100).tolist())
 
 
@@ -73,6 +143,44 @@ def check_qwen2() -> None:
 
 def check_qwen3() -> None:
     _compare(QWEN3, TensorFormat.F32)
+
+
+def check_gemma_2() -> None:
+    _compare(GEMMA2, TensorFormat.F32)
+
+
+def check_gemma_3() -> None:
+    _compare(GEMMA3, TensorFormat.F32)
+
+
+def check_gemma_4_with_shared_caches_and_inputs_of_every_layer() -> None:
+    _compare(GEMMA4, TensorFormat.F32)
+
+
+def check_phi_4() -> None:
+    _compare(PHI4, TensorFormat.F32)
+
+
+def check_smollm_3() -> None:
+    _compare(SMOLLM3, TensorFormat.F32)
+
+
+def check_granite() -> None:
+    _compare(GRANITE, TensorFormat.F32)
+
+
+def check_command_r() -> None:
+    _compare(COMMAND_R, TensorFormat.F32)
+
+
+def check_olmo_2() -> None:
+    _compare(OLMO2, TensorFormat.F32)
+
+
+def check_these_families_need_nothing_that_the_backend_lacks() -> None:
+    for config in (GEMMA2, GEMMA3, GEMMA4, PHI4, SMOLLM3, GRANITE, COMMAND_R, OLMO2):
+        program = _program(config, Shard.whole(config.num_layers))
+        assert COST.abilities.missing_features(program) == ()
 
 
 def check_quantized() -> None:

@@ -7,13 +7,26 @@ from collections.abc import Callable, Iterable, Mapping
 
 from potluck.errors import ModelFileError, UnsupportedModelError
 from potluck.formats.encodings import read_encoding
+from potluck.models.cohere2 import COHERE2
+from potluck.models.ernie4_5 import ERNIE4_5
+from potluck.models.ernie4_5_moe import ERNIE4_5_MOE
+from potluck.models.exaone4 import EXAONE4
 from potluck.models.family import Family
 from potluck.models.fields import Fields, one_line, unsupported
 from potluck.models.gemma2 import GEMMA2
 from potluck.models.gemma3 import GEMMA3
 from potluck.models.gemma4 import GEMMA4, GEMMA4_UNIFIED
+from potluck.models.glm4 import GLM4
+from potluck.models.glm4_moe import GLM4_MOE
+from potluck.models.gpt_oss import GPT_OSS
+from potluck.models.granite import GRANITE, GRANITE_HYBRID
+from potluck.models.granite_moe import GRANITE_MOE, GRANITE_MOE_SHARED
+from potluck.models.hunyuan_dense import HUNYUAN_DENSE
 from potluck.models.llama import LLAMA
+from potluck.models.minimax_m2 import MINIMAX_M2
+from potluck.models.ministral3 import MINISTRAL3
 from potluck.models.mistral import MISTRAL
+from potluck.models.mixtral import MIXTRAL
 from potluck.models.names import (
     CLASSIFIER,
     EMBEDDING,
@@ -23,10 +36,16 @@ from potluck.models.names import (
     stored_tensor,
     with_prefix,
 )
+from potluck.models.olmo2 import OLMO2, OLMO3
+from potluck.models.olmoe import OLMOE
+from potluck.models.phi3 import PHI3
 from potluck.models.program import weight_specs
 from potluck.models.qwen2 import QWEN2
+from potluck.models.qwen2_moe import QWEN2_MOE
 from potluck.models.qwen3 import QWEN3
 from potluck.models.qwen3_moe import QWEN3_MOE
+from potluck.models.seed_oss import SEED_OSS
+from potluck.models.smollm3 import SMOLLM3
 from potluck.types.model import ModelConfig
 from potluck.types.program import Program, Shard, WeightSpec
 from potluck.types.tensor import StoredTensor, TensorSource
@@ -50,6 +69,28 @@ FAMILIES: tuple[Family, ...] = (
     GEMMA3,
     GEMMA4,
     GEMMA4_UNIFIED,
+    PHI3,
+    MINISTRAL3,
+    SMOLLM3,
+    GRANITE,
+    GRANITE_HYBRID,
+    GLM4,
+    SEED_OSS,
+    HUNYUAN_DENSE,
+    ERNIE4_5,
+    COHERE2,
+    EXAONE4,
+    OLMO2,
+    OLMO3,
+    GPT_OSS,
+    GLM4_MOE,
+    QWEN2_MOE,
+    MIXTRAL,
+    MINIMAX_M2,
+    OLMOE,
+    GRANITE_MOE,
+    GRANITE_MOE_SHARED,
+    ERNIE4_5_MOE,
 )
 
 
@@ -70,7 +111,9 @@ def config_from_hugging_face(
     for family in FAMILIES:
         wrapper = family.wrappers.get(model_type)
         if wrapper is not None and architectures in ((wrapper,), ()):
-            return family.from_hugging_face(_text_part(fields))
+            text = _text_part(fields)
+            if text.text("model_type", family.name) == family.name:
+                return family.from_hugging_face(text)
         alias = family.aliases.get(model_type)
         if alias is not None and architectures in ((alias,), ()):
             return family.from_hugging_face(fields)

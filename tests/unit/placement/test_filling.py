@@ -108,3 +108,18 @@ def test_a_gap_is_filled_without_holes_and_within_memory(
     problem = replace(problem_of(candidates), usable_bytes=np.array(usable, dtype=np.int64))
     for cut, stage in zip(cuts, stages, strict=True):
         assert problem.bytes_of(cut) == stage.num_bytes <= usable[cut.unit]
+
+
+def test_a_gap_is_not_cut_between_layers_that_share_a_cache() -> None:
+    sharing = [
+        replace(each, cost=replace(each.cost, no_cuts=frozenset({3, 4})))
+        for each in (candidate(name, WORK) for name in "abc")
+    ]
+    layer = sharing[0].cost.layer_bytes[0]
+    fixed = sharing[0].cost.scratch_bytes + sharing[0].cost.process_bytes
+    room = [3 * layer + fixed, 3 * layer + fixed, 0]
+    # Layers 1 to 4 are missing, of which 2 to 4 stay together.
+    stages = filled(sharing, 2, 6, sharing[2], sharing[2], usable=room)
+    assert stages is not None
+    assert [(each.shard.start_layer, each.shard.end_layer) for each in stages] == [(1, 2), (2, 5)]
+    assert filled(sharing, 2, 6, sharing[2], sharing[2], usable=[2 * layer + fixed] * 3) is None

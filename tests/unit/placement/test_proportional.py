@@ -175,6 +175,13 @@ def test_layers_that_share_a_cache_stay_together() -> None:
         place([offer("a", 1000), offer("b", 1000)], whole)
     plan = place([offer("a", 1000), offer("b", 2000)], whole)
     assert layers(plan)["b"] == 12
+    # An end alone fits beside all the rest on another unit.
+    ends = [offer("a", 100), offer("b", 1290)]
+    assert [stage.node_id for stage in place(ends, whole).stages] == ["b", "a"]
+    first = dataclasses.replace(whole, no_cuts=frozenset(range(1, 13)))
+    assert [stage.node_id for stage in place(ends, first).stages] == ["a", "b"]
+    with pytest.raises(InsufficientMemoryError):
+        place(ends, dataclasses.replace(whole, no_cuts=frozenset(range(13))))
     assert plan.stages[0].shard.has_embedding
 
 

@@ -173,7 +173,7 @@ shared_layers = st.dictionaries(st.integers(1, NUM_LAYERS - 1), st.integers(0, 1
     shared_layers,
     st.booleans(),
     st.booleans(),
-    st.lists(st.integers(30, 150), min_size=1, max_size=4),
+    st.lists(st.integers(100, 500), min_size=2, max_size=5),
     st.sampled_from(Objective),
 )
 def test_no_plan_separates_layers_that_share_a_cache(
@@ -204,6 +204,19 @@ def test_no_plan_separates_layers_that_share_a_cache(
     for shard in shards:
         program = build_program(config, shard, context_tokens=8, ropes=empty_rope_tables(config, 8))
         assert program.shard == shard
+
+
+@pytest.mark.parametrize("objective", Objective)
+def test_a_model_larger_than_any_unit_is_cut_where_it_can_be(objective: Objective) -> None:
+    result = placed(SHARED, [300 << 20] * 4, Preferences(objective=objective))
+    shards = [stage.shard for stage in result.plan.stages]
+    assert len(shards) > 1
+    assert {shard.start_layer for shard in shards[1:]} <= {0, 1, 5, 6, 8}
+    with pytest.raises(InsufficientMemoryError):
+        placed(with_inputs(SHARED), [300 << 20] * 4, Preferences(objective=objective))
+    whole = placed(with_inputs(SHARED), [300 << 20, 900 << 20], Preferences(objective=objective))
+    assert whole.plan.stages[-1].shard.num_layers == NUM_LAYERS
+    assert {stage.shard.start_layer for stage in whole.plan.stages} <= {0, NUM_LAYERS}
 
 
 def test_a_layout_by_hand_that_separates_them_is_refused() -> None:

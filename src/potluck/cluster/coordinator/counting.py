@@ -51,7 +51,7 @@ def counting_of(profile: ModelProfile, cost_of: CostOf) -> Counting:
 
     return Counting(
         num_layers=profile.config.num_layers,
-        can_cut_before=profile.config.can_cut_before,
+        can_cut_before=lambda layer: profile.config.can_cut_before(layer),
         stage=count,
         work=lambda size: work(size.quantization, size.backend),
         check_backend=check,

@@ -119,7 +119,10 @@ def _scores(op: Attention, blocks: UOp, device: str) -> Callable[..., UOp]:
         visible = at <= own
         if op.window is not None:
             visible = visible & (at > own - op.window)
-        score = visible.where(dot * op.scale, dot.const_like(float("-inf")))
+        score = dot * op.scale
+        if op.softcap is not None:
+            score = _tanh(score / op.softcap) * op.softcap
+        score = visible.where(score, dot.const_like(float("-inf")))
         store = scores[row, head, block * KV_BLOCK_TOKENS + offset].store(score)
         return own_kernel(
             "attention_scores", device, store.end(row, kv_head, member, block, offset)
@@ -162,6 +165,10 @@ def _cached(
     """Where the cache has element ``i`` of a key-value head at a position of the row's sequence."""
     slot = _index(tables[row * blocks + block]) * KV_BLOCK_TOKENS + offset
     return (slot * op.num_kv_heads + head) * op.head_dim + i
+
+
+def _tanh(x: UOp) -> UOp:
+    return 1 - 2 / ((2 * x).exp() + 1)
 
 
 def _index(element: UOp) -> UOp:

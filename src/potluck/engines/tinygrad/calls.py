@@ -14,7 +14,7 @@ from potluck.engines.tinygrad.adapter import Tensor, UOp, dtypes, tinygrad_error
 from potluck.engines.tinygrad.attention import CacheTensors, bound_num_blocks, copy_block
 from potluck.engines.tinygrad.compiled import Compiled
 from potluck.engines.tinygrad.device import new_tensor, read, write
-from potluck.engines.tinygrad.graph import CallInputs, keep, pick, run_ops
+from potluck.engines.tinygrad.graph import CallInputs, keep, pick, run_ops, scaled_logits
 from potluck.engines.tinygrad.pieces import bucket_for
 from potluck.engines.tinygrad.sizes import BUCKETS, num_table_blocks
 from potluck.types.step import KV_BLOCK_TOKENS
@@ -87,10 +87,9 @@ class Calls:
             write(inputs.positions, piece.positions)
             write(inputs.slots, piece.slots)
             write(inputs.tables, piece.tables)
-            if inputs.angles is not None:
-                (table,) = self._program.ropes
+            for table, place in zip(self._program.ropes, inputs.angles, strict=True):
                 angles = (table.cos[piece.positions], table.sin[piece.positions])
-                write(inputs.angles, np.stack(angles, axis=1))
+                write(place, np.stack(angles, axis=1))
             if inputs.hidden is not None:
                 assert hidden is not None
                 write(inputs.hidden, hidden)
@@ -121,16 +120,16 @@ class Calls:
     def _new_inputs(self, bucket: int) -> CallInputs:
         program = self._program
         num_table = num_table_blocks(program)
-        rope = program.ropes[0] if program.ropes else None
         tokens, positions, slots = (new_tensor(self._device, dtypes.int, bucket) for _ in range(3))
         return CallInputs(
             tokens=tokens,
             positions=positions,
             slots=slots,
             tables=new_tensor(self._device, dtypes.int, bucket * num_table),
-            angles=None
-            if rope is None
-            else new_tensor(self._device, dtypes.float, bucket, 2, rope.cos.shape[1]),
+            angles=tuple(
+                new_tensor(self._device, dtypes.float, bucket, 2, table.cos.shape[1])
+                for table in program.ropes
+            ),
             hidden=None
             if program.shard.has_embedding
             else new_tensor(self._device, dtypes.float, bucket, program.hidden_size),
@@ -159,6 +158,6 @@ class Calls:
             assert self._head.weight is not None
             picked = pick(self._rows, self._wanted[bucket])
             logits = self._weights.matrix(self._head.weight).linear(picked)
-            keep(self._logits, logits).realize()
+            keep(self._logits, scaled_logits(logits, self._head)).realize()
 
         return Compiled(head, self._device)

@@ -39,15 +39,16 @@ if TYPE_CHECKING:
 class CallInputs:
     """What a call of ``T`` rows is given: int32 ``[T]``, but float32 for ``angles`` and ``hidden``.
 
-    ``tables``: see ``attention.attend``. ``angles`` ``[T, 2, head_dim / 2]`` are cosines and sines,
-    None without rope; ``hidden`` ``[T, hidden_size]`` is None on the stage with the embedding.
+    ``tables``: see ``attention.attend``. ``angles`` ``[T, 2, rotary_dim / 2]`` are cosines and
+    sines, for each of the program's rope tables; ``hidden`` ``[T, hidden_size]`` is None on the
+    stage with the embedding.
     """
 
     tokens: Tensor
     positions: Tensor
     slots: Tensor
     tables: Tensor
-    angles: Tensor | None
+    angles: tuple[Tensor, ...]
     hidden: Tensor | None
 
 
@@ -63,43 +64,50 @@ def run_ops(
     Float32 ``[T, width]``, not yet realized. The caches are written as it is.
     """
     registers: dict[str, Tensor] = {} if inputs.hidden is None else {HIDDEN: inputs.hidden}
+    filled = dict(enumerate(caches))
     for op in program.ops:
         match op:
             case Embed():
                 registers[op.out] = weights.matrix(op.weight).rows(inputs.tokens).contiguous()
             case RmsNorm():
-                registers[op.out] = rms_norm(registers[op.x], weights.vector(op.weight or ""), op)
+                weight = None if op.weight is None else weights.vector(op.weight)
+                registers[op.out] = rms_norm(registers[op.x], weight, op)
+            case LayerNorm():
+                registers[op.out] = layer_norm(registers[op.x], weights.vector(op.weight), op)
             case Linear():
                 out = weights.matrix(op.weight).linear(registers[op.x])
                 registers[op.out] = out if op.bias is None else out + weights.vector(op.bias)
             case Rope():
-                assert inputs.angles is not None
-                registers[op.x] = rope(registers[op.x], inputs.angles, op)
+                registers[op.x] = rope(registers[op.x], inputs.angles[op.table], op)
             case Attention():
-                cache = append(
-                    caches[op.cache_index],
-                    program.caches[op.cache_index],
-                    registers[op.k or ""],
-                    registers[op.v or ""],
-                    inputs.slots,
-                )
+                index = op.cache_index
+                if op.k is not None and op.v is not None:
+                    k, v = registers[op.k], registers[op.v]
+                    filled[index] = append(caches[index], program.caches[index], k, v, inputs.slots)
                 registers[op.out] = attend(
                     op,
                     registers[op.q],
-                    cache,
+                    filled[index],
                     tables=inputs.tables,
                     positions=inputs.positions,
                     num_blocks=num_blocks,
                 )
-            case GatedActivation(activation=Activation.SILU):
-                registers[op.out] = registers[op.gate].silu() * registers[op.up]
-            case Moe() | LayerNorm() | GatedActivation() | SigmoidGate() | Scale() | Multiply():
+            case GatedActivation(activation=Activation.SILU | Activation.GELU_TANH):
+                registers[op.out] = gated_activation(registers[op.gate], registers[op.up], op)
+            case SigmoidGate():
+                registers[op.x] = registers[op.x] * registers[op.gate].sigmoid()
+            case Scale():
+                registers[op.x] = registers[op.x] * op.factor
+            case Multiply():
+                registers[op.x] = registers[op.x] * weights.vector(op.weight)
+            case Moe() | GatedActivation():
                 raise EngineError(
                     f"tinygrad does not compute {type(op).__name__}", hint="use --backend native"
                 )  # who plans a stage learns it from the abilities
             case Add():
+                y = registers[op.y] if op.scale == 1 else registers[op.y] * op.scale
                 # Or every op to come would add up all branches again.
-                registers[op.x] = (registers[op.x] + registers[op.y]).contiguous()
+                registers[op.x] = (registers[op.x] + y).contiguous()
             case Head():
                 return registers[op.x]
             case _:
@@ -107,20 +115,47 @@ def run_ops(
     return registers[HIDDEN]
 
 
-def rms_norm(x: Tensor, weight: Tensor, op: RmsNorm) -> Tensor:
+def rms_norm(x: Tensor, weight: Tensor | None, op: RmsNorm) -> Tensor:
     """See ``RmsNorm``."""
     groups = x.reshape(x.shape[0], x.shape[1] // op.group, op.group)
     mean_square = groups.square().mean(-1, keepdim=True)
-    return (groups * (mean_square + op.epsilon).rsqrt() * weight).reshape(x.shape)
+    normed = groups * (mean_square + op.epsilon).rsqrt()
+    return (normed if weight is None else normed * weight).reshape(x.shape)
+
+
+def layer_norm(x: Tensor, weight: Tensor, op: LayerNorm) -> Tensor:
+    """See ``LayerNorm``."""
+    centered = x - x.mean(-1, keepdim=True)
+    variance = centered.square().mean(-1, keepdim=True)
+    return centered * (variance + op.epsilon).rsqrt() * weight
 
 
 def rope(x: Tensor, angles: Tensor, op: Rope) -> Tensor:
     """See ``Rope``."""
-    halves = x.reshape(x.shape[0], op.num_heads, 2, op.head_dim // 2)
+    heads = x.reshape(x.shape[0], op.num_heads, op.head_dim)
+    halves = heads[:, :, : op.rotary_dim].reshape(x.shape[0], op.num_heads, 2, op.rotary_dim // 2)
     first, second = halves[:, :, 0], halves[:, :, 1]
     cos, sin = angles[:, 0].unsqueeze(1), angles[:, 1].unsqueeze(1)
     turned = Tensor.stack(first * cos - second * sin, second * cos + first * sin, dim=2)
+    if op.rotary_dim < op.head_dim:
+        turned = turned.reshape(x.shape[0], op.num_heads, op.rotary_dim)
+        turned = turned.cat(heads[:, :, op.rotary_dim :], dim=2)
     return turned.reshape(x.shape)
+
+
+def gated_activation(gate: Tensor, up: Tensor, op: GatedActivation) -> Tensor:
+    """See ``Activation``: SILU or GELU_TANH."""
+    up = up[:, op.up_start : op.up_start + gate.shape[1]]
+    return (gate.silu() if op.activation is Activation.SILU else gate.gelu()) * up
+
+
+def scaled_logits(logits: Tensor, head: Head) -> Tensor:
+    """See ``Head``."""
+    if head.scale != 1:
+        logits = logits * head.scale
+    if head.softcap is not None:
+        logits = (logits / head.softcap).tanh() * head.softcap
+    return logits
 
 
 def keep(place: Tensor, x: Tensor) -> Tensor:

@@ -238,6 +238,8 @@ class _Settings:
             or not all(type(each) is int and 0 < each <= _MAX_SIZE for each in value)
         ):
             raise ModelFileError(self.path, f"{self.prefix}{key} must be two positive numbers")
+        if value[1] < BLOCK_COLUMNS:  # each would take a table of its own
+            _refuse(f"{self._shown(key)} (fewer than {BLOCK_COLUMNS} columns)")
         return value[0], value[1]
 
     def group_columns(self, key: str, default: int | None) -> int | None:
@@ -492,7 +494,7 @@ _READERS: Mapping[str, Callable[[_Settings], Encoding]] = {
 def _refuse(*features: str) -> NoReturn:
     shown = tuple(_printable(each) for each in features)
     raise UnsupportedModelError(
-        f"the model's weights are stored in a way that Potluck cannot read: {', '.join(shown)}",
+        f"the model needs what Potluck does not compute: {', '.join(shown)}",
         missing=shown,
         hint="choose other files of the same model: GGUF, or safetensors in BF16, FP8, MXFP4, "
         "GPTQ or AWQ",
