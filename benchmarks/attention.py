@@ -8,6 +8,8 @@
   alternation with the passes of decode.
 - *Prefill*: 512 tokens at three depths, for one key-value head and in tiles as the program runner
   makes them; 4 x columns operations per token, query head and visible position.
+- *Windows*, of shapes that have one: seconds of a token of decode, and of 512 tokens of prefill, at
+  several depths. They should not grow with the depth.
 
 Seconds are wall-clock and thread CPU time of every pass after one that does not count; figures are
 those of the fastest by CPU time, so that what else runs on the machine disturbs them little.
@@ -33,21 +35,27 @@ BLOCK_TOKENS = 16
 TILE_ROWS = 64
 PREFILL_TOKENS = 512
 PREFILL_STARTS = (0, 1536, 3584)
+WINDOW_STARTS = (2048, 8192, 32768)
+WINDOW_DECODES = 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadShape:
-    """Heads of a model's attention."""
+    """Heads of a model's attention; with a ``window`` those of its sliding layers."""
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    window: int | None = None
 
 
 SHAPES = {
     "llama-1b": HeadShape(num_heads=32, num_kv_heads=8, head_dim=64),
     "llama-8b": HeadShape(num_heads=32, num_kv_heads=8, head_dim=128),
     "qwen2-7b": HeadShape(num_heads=28, num_kv_heads=4, head_dim=128),
+    "gemma3-1b": HeadShape(num_heads=4, num_kv_heads=1, head_dim=256, window=512),
+    "gemma3-4b": HeadShape(num_heads=8, num_kv_heads=4, head_dim=256, window=1024),
+    "gpt-oss-20b": HeadShape(num_heads=64, num_kv_heads=8, head_dim=64, window=128),
 }
 
 
@@ -132,9 +140,9 @@ def measure_decode(
 
 
 def measure_prefill(
-    kernels: Kernels, shape: HeadShape, start: int, repeats: int
+    kernels: Kernels, shape: HeadShape, start: int, repeats: int, window: int | None = None
 ) -> dict[str, object]:
-    """Operations per second of 512 tokens from position ``start`` on."""
+    """Operations per second of 512 tokens from position ``start`` on, for one key-value head."""
     group = shape.num_heads // shape.num_kv_heads
     tile_tokens = max(1, TILE_ROWS // group)
     num_blocks = -(-(start + PREFILL_TOKENS) // BLOCK_TOKENS)
@@ -149,17 +157,46 @@ def measure_prefill(
         for i in range(0, PREFILL_TOKENS, tile_tokens):
             tile = slice(i, i + tile_tokens)
             kernels.attention(
-                q[tile], cache.keys, cache.values, table, start + i, None, scale, out[tile]
+                q[tile], cache.keys, cache.values, table, start + i, window, scale, out[tile]
             )
 
     passes = [time_pass(prefill) for _ in range(repeats + 1)][1:]
-    num_visible = sum(start + i + 1 for i in range(PREFILL_TOKENS))
+    reach = start + PREFILL_TOKENS if window is None else window
+    num_visible = sum(min(start + i + 1, reach) for i in range(PREFILL_TOKENS))
     operations = 4 * shape.head_dim * group * num_visible
     return {
         "start": start,
         "operations": operations,
+        "seconds": fastest(passes),
         "operations_per_second": operations / fastest(passes),
         "passes": [asdict(one) for one in passes],
+    }
+
+
+def measure_window(
+    kernels: Kernels, shape: HeadShape, start: int, repeats: int
+) -> dict[str, object]:
+    """Seconds at the position ``start``, with the window and, in decode, without."""
+    num_blocks = start // BLOCK_TOKENS + 1
+    cache = Cache.make(num_blocks, shape.num_kv_heads, shape.head_dim)
+    table = np.random.default_rng(1).permutation(num_blocks).astype(np.int32)
+    rng = np.random.default_rng(2)
+    q = rng.standard_normal((1, shape.num_heads, shape.head_dim)).astype(np.float32)
+    out = np.empty_like(q)
+    scale = float(shape.head_dim**-0.5)
+
+    def seconds(window: int | None, num_decodes: int) -> float:
+        def decode() -> None:
+            for _ in range(num_decodes):
+                kernels.attention(q, cache.keys, cache.values, table, start, window, scale, out)
+
+        return fastest([time_pass(decode) for _ in range(repeats + 1)][1:]) / num_decodes
+
+    return {
+        "start": start,
+        "decode_seconds": seconds(shape.window, WINDOW_DECODES),
+        "decode_seconds_without_window": seconds(None, 1),
+        "prefill_seconds": measure_prefill(kernels, shape, start, repeats, shape.window)["seconds"],
     }
 
 
@@ -190,6 +227,10 @@ def main() -> None:
                 measure_prefill(kernels, shape, start, arguments.repeats)
                 for start in PREFILL_STARTS
             ]
+            windows = [
+                measure_window(kernels, shape, start, arguments.repeats)
+                for start in (WINDOW_STARTS if shape.window else ())
+            ]
             results.append(
                 {
                     "isa": isa,
@@ -197,15 +238,23 @@ def main() -> None:
                     **asdict(shape),
                     "decode": decode,
                     "prefill": prefill,
+                    "windows": windows,
                 }
             )
             rates = " ".join(f"{row['operations_per_second']:.3g}" for row in prefill)
             print(
-                f"{isa:7} {name:9} decode {decode['decode_bytes_per_second']:.3g} B/s,"
+                f"{isa:7} {name:11} decode {decode['decode_bytes_per_second']:.3g} B/s,"
                 f" {decode['decode_fraction_of_memory_read']:.2f} of a memory read"
                 f"  prefill at {PREFILL_STARTS}: {rates} op/s",
                 flush=True,
             )
+            for row in windows:
+                print(
+                    f"{isa:7} {name:11} window of {shape.window} at {row['start']}: decode"
+                    f" {row['decode_seconds']:.3g} s ({row['decode_seconds_without_window']:.3g} s"
+                    f" without), prefill {row['prefill_seconds']:.3g} s",
+                    flush=True,
+                )
     record = {
         "schema": SCHEMA,
         **circumstances(),

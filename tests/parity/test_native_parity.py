@@ -12,25 +12,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import tokenizers
-from numpy.typing import NDArray
+from support.continuation import assert_continues_as_transformers
 from support.gguf_models import write_gguf_model
-from support.parity import (
-    MIN_DECIDED_SHARE,
-    decided_share,
-    native_error_limit,
-    rms,
-)
-from support.proofs import PROOFS
+from support.parity import native_error_limit
 from support.random_models import (
     LLAMA3_ROPE,
     RandomModel,
     aim_embedding,
     load_state,
     make_random_model,
-    torch_logits,
 )
 from support.text_models import (
     LLAMA3_SPECIAL,
@@ -43,14 +35,10 @@ from support.text_models import (
     write_model_directory,
 )
 
-import potluck
-from potluck.catalog.description import describe_model
 from potluck.types.tensor import TensorFormat
 
 NUM_LAYERS = 3
 MAX_FILE_SIZE = "1MB"
-NUM_NEW = 64
-PROMPT = "Once upon a time there was a lazy dog, and 从前有一个小女孩 in the garden 😀."
 # Divisible by 256, as K formats need it; more tokens than the tokenizers have, as real models do.
 SIZES = {
     "vocab_size": 760,
@@ -146,62 +134,6 @@ def make_model(
     return make_random_model(
         family, wanted, directory, seed=5, dtype=dtype, max_file_size=MAX_FILE_SIZE
     )
-
-
-def assert_continues_as_transformers(
-    path: Path, reference: RandomModel, tokenizer_json: str, *, limit: float
-) -> None:
-    """``reference`` computes in float32 and holds what the files stand for.
-
-    ``limit`` is that of ``native_error_limit``.
-    """
-    with potluck.Model.open(str(path), stages=2, num_threads=2) as model:
-        generation = model.generate(
-            PROMPT,
-            max_tokens=NUM_NEW,
-            ignore_eos=True,
-            temperature=0.0,
-            repetition_penalty=1.0,
-            logprobs=True,
-            top_logprobs=20,
-        )
-        result = generation.result()
-    description = describe_model(str(path))
-    PROOFS.note(description.config, description.files.kind, "native")
-    library = tokenizers.Tokenizer.from_str(tokenizer_json)
-    assert list(result.prompt_tokens) == library.encode(PROMPT).ids
-    tokens = [piece.token for piece in result.pieces]
-    assert len(tokens) == NUM_NEW
-    assert len(set(tokens)) >= 10, "a text that repeats itself decides little"
-
-    logits = torch_logits(reference, [*result.prompt_tokens, *tokens])[-NUM_NEW - 1 : -1]
-    # An error of six standard deviations: rms is what the limit is for, and the limit is twice it.
-    tolerance = 3 * limit * rms(logits)
-    share = decided_share(logits, tolerance)
-    assert share >= MIN_DECIDED_SHARE, f"only {share:.0%} of the positions are decided"
-    is_decided = [decided_share(row[None], tolerance) == 1 for row in logits]
-    likeliest = [int(token) for token in logits.argmax(axis=1)]
-    for decided, token, expected in zip(is_decided, tokens, likeliest, strict=True):
-        assert token == expected or not decided
-
-    expected_logprobs = log_softmax(logits)
-    errors = np.array(
-        [
-            [top.logprob - float(row[top.token]) for top in piece.top]
-            for piece, row in zip(result.pieces, expected_logprobs, strict=True)
-        ]
-    )
-    assert errors.shape == (NUM_NEW, 20)
-    # The sum below the fraction has an error of its own, no larger than a logit's.
-    assert float(np.abs(errors).max()) <= 2 * tolerance
-    assert float(np.sqrt(np.mean(errors**2))) <= limit * rms(logits)
-
-
-def log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
-    wide = logits.astype(np.float64)
-    wide -= wide.max(axis=1, keepdims=True)
-    result: NDArray[np.float64] = wide - np.log(np.exp(wide).sum(axis=1, keepdims=True))
-    return result
 
 
 FORMATS = {

@@ -151,7 +151,10 @@ def _drawn(
 
 def _values(integers: np.ndarray, zeros: np.ndarray, scales: np.ndarray, group: int) -> np.ndarray:
     wide_zeros = np.repeat(zeros, group, axis=1)
-    return (integers - wide_zeros) * np.repeat(scales.astype(np.float64), group, axis=1)
+    values: np.ndarray = (integers - wide_zeros) * np.repeat(
+        scales.astype(np.float64), group, axis=1
+    )
+    return values
 
 
 def _packed(integers: np.ndarray, num_bits: int, order: Sequence[int] | None = None) -> Any:

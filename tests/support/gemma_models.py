@@ -62,7 +62,9 @@ _VISION: Mapping[str, Mapping[str, Any]] = {
     },
 }
 
-_PLAIN_NAMES = re.compile(r"(?:model\.language_model\.|language_model\.model\.|model\.)(.+)")
+_PLAIN_NAMES = re.compile(
+    r"(?:model\.language_model\.|language_model\.model\.|language_model\.|model\.)?(.+)"
+)
 _LAYER = re.compile(r"layers\.(\d+)\.(.+)")
 _SPECIAL_NAMES = {
     "layer_scalar": "layer_output_scale.weight",
@@ -81,11 +83,14 @@ def make_gemma(
     wrapper: str | None = None,
     dtype: str = "float32",
     seed: int = 0,
+    is_aimed: bool = False,
 ) -> RandomModel:
     """A model of ``family`` (the ``model_type`` of the text part) with ``settings`` over ``SIZES``.
 
     With ``wrapper``, the ``model_type`` of models that also see, it is the text part of one.
-    ``state`` is what the files hold.
+    ``state`` is what the files hold, in which the model in memory computes in float32. With
+    ``is_aimed`` the model has a head of its own, and embeddings are turned to the head's row of
+    another token, which is then the likeliest (as ``aim_embedding`` does).
     """
     import torch
     from safetensors.torch import load_file
@@ -93,12 +98,13 @@ def make_gemma(
 
     torch.set_num_threads(1)
     torch_dtype = getattr(torch, dtype)
-    values = {**SIZES, **settings}
+    values = {**SIZES, **settings, **({"tie_word_embeddings": False} if is_aimed else {})}
     maker: Any = AutoModelForCausalLM
     if wrapper is None:
         config = AutoConfig.for_model(family, **values)
     else:
-        config = AutoConfig.for_model(wrapper, text_config=values, **_VISION[wrapper])
+        tied = {"tie_word_embeddings": not is_aimed}
+        config = AutoConfig.for_model(wrapper, text_config=values, **_VISION[wrapper], **tied)
         maker = AutoModelForImageTextToText
     model = maker.from_config(config, dtype=torch_dtype, attn_implementation="eager").eval()
     generator = np.random.default_rng(seed)
@@ -107,7 +113,18 @@ def make_gemma(
         for name, tensor in (*model.named_parameters(), *buffers):
             drawn = _draw(generator, name, tuple(tensor.shape), is_shifted=_is_shifted(family))
             tensor.copy_(torch.from_numpy(drawn).to(torch_dtype))
+        if is_aimed:
+            head = model.lm_head.weight.float().numpy()
+            order = generator.permutation(len(head))
+            following = np.empty_like(order)
+            following[order] = np.roll(order, -1)
+            unit = head[following] / np.linalg.norm(head[following], axis=1, keepdims=True)
+            model.get_input_embeddings().weight += torch.from_numpy(5 * unit).to(torch_dtype)
     model.save_pretrained(directory)
+    model.float()
+    for module in model.modules():
+        if hasattr(module, "scalar_embed_scale"):  # which a model in bf16 has rounded
+            module.embed_scale = torch.tensor(module.scalar_embed_scale)
     state = {
         name: tensor.float().numpy()
         for file in sorted(directory.glob("*.safetensors"))
@@ -128,29 +145,48 @@ def write_gemma_gguf(
     *,
     tensor_format: TensorFormat = TensorFormat.F32,
 ) -> None:
-    """Write the text part of ``model``: matrices in ``tensor_format``, vectors in F32."""
+    """Write the text part of ``model``: matrices in ``tensor_format``, vectors in F32.
+
+    The model in memory then has what the file's tensors stand for.
+    """
     config = model.config.get("text_config", model.config)
     family = config["model_type"].removesuffix("_text").removesuffix("_unified")
     writer = gguf.GGUFWriter(path, family)
     _add_metadata(writer, family, config)
     for key, value in (tokenizer or {}).items():
         _add_value(writer, key, value)
+    decoded: dict[str, Floats] = {}
     for name, values in model.state.items():
         plain = _PLAIN_NAMES.fullmatch(name)
-        if plain is None or plain[1].startswith(("vision", "embed_vision")):
+        if plain is None or plain[1].startswith(("vision", "embed_vision", "multi_modal")):
             continue
         stored_name = _gguf_name(plain[1], family, config["num_hidden_layers"])
         is_norm = name.endswith("norm.weight")
         stored = values + np.float32(1) if is_norm and _is_shifted(family) else values
         is_float = stored.ndim == 1 or "ffn_gate_inp" in stored_name
         kind = gguf.GGMLQuantizationType[(TensorFormat.F32 if is_float else tensor_format).name]
-        writer.add_tensor(stored_name, gguf.quants.quantize(stored, kind), raw_dtype=kind)
+        data = gguf.quants.quantize(stored, kind)
+        writer.add_tensor(stored_name, data, raw_dtype=kind)
+        if not is_float:
+            decoded[plain[1]] = gguf.quants.dequantize(data, kind).reshape(values.shape)
     if family == "gemma4":
         writer.add_tensor("rope_freqs.weight", _rope_factors(config))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+    _load(model, decoded)
+
+
+def _load(model: RandomModel, state: Mapping[str, Floats]) -> None:
+    """Let the model in memory compute with other weights, whose names have no prefix."""
+    import torch
+
+    with torch.no_grad():
+        for name, parameter in model.torch_model.named_parameters():
+            plain = _PLAIN_NAMES.fullmatch(name)
+            if plain is not None and plain[1] in state:
+                parameter.copy_(torch.from_numpy(state[plain[1]]))
 
 
 def _is_shifted(family: str) -> bool:
@@ -251,6 +287,8 @@ def _gguf_name(name: str, family: str, num_layers: int) -> str:
     layer = _LAYER.fullmatch(name)
     if layer is not None and layer[2] in _SPECIAL_NAMES:
         return f"blk.{layer[1]}.{_SPECIAL_NAMES[layer[2]]}"
+    if name == "lm_head.weight":
+        return "output.weight"
     number = next(each for each, text in gguf.MODEL_ARCH_NAMES.items() if text == family)
     names = gguf.get_tensor_name_map(number, num_layers)
     found = names.get_name(f"model.{name}", try_suffixes=(".weight", ".bias"))
@@ -270,7 +308,7 @@ def _draw(
     elif name.endswith(("layer_scalar", "per_expert_scale", "router.scale")):
         values = 1 + 0.2 * noise
     elif "embed_tokens" in name:
-        values = 0.1 * noise
+        values = 0.03 * noise  # the head is the same: texts would repeat themselves
     elif "router" in name:
         values = 2 * noise  # of a normed vector divided by the root of its length
     elif name.endswith(".bias"):

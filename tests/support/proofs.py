@@ -25,7 +25,7 @@ RECORD = Path(__file__).parents[2] / "docs" / "reference" / "models.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Proof:
-    """A model of ``family``, whose program has these ``features``, gave ``transformers``' logits."""
+    """A model of ``family`` with these features of its program gave ``transformers``' logits."""
 
     family: str
     files: str

@@ -10,7 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 from support.proofs import PROOFS
 
+from potluck.engines.native import NativeEngine
 from potluck.engines.reference import ReferenceEngine
+from potluck.kernels.runner import ThreadPool
 from potluck.models.names import FileKind
 from potluck.models.program import build_program
 from potluck.models.registry import stored_tensors
@@ -39,6 +41,11 @@ EngineFactory = Callable[[Program, int], Engine]
 def reference_engine(program: Program, num_blocks: int) -> Engine:
     """The factory of the reference engine."""
     return ReferenceEngine(program, num_blocks=num_blocks)
+
+
+def native_engine(program: Program, num_blocks: int) -> Engine:
+    """The native engine in this thread."""
+    return NativeEngine(program, num_blocks=num_blocks, max_step_tokens=64, pool=ThreadPool(1))
 
 
 def cut(num_layers: int, boundaries: Sequence[int]) -> list[Shard]:

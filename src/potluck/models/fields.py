@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -128,6 +129,10 @@ class Fields:
             raise self.error(key, "must be an object")
         return Fields(values=value, path=self.path, prefix=f"{key}.") if value else None
 
+    def with_defaults(self, defaults: Mapping[str, object]) -> Fields:
+        """These values, and ``defaults`` for the keys that are absent; a null stays."""
+        return dataclasses.replace(self, values={**defaults, **self.values})
+
     def error(self, key: str, problem: str) -> ModelFileError:
         """The error that the value of ``key`` has ``problem``."""
         value = _brief(self.get(key))
@@ -188,6 +193,29 @@ def read_experts(
         width=width,
         normalize_shares=normalize_shares,
     )
+
+
+def with_groups(
+    fields: Fields, experts: ExpertsConfig, *, count_key: str, used_key: str
+) -> ExpertsConfig:
+    """``experts`` in the groups under these keys, one where there are none.
+
+    Raises unless groups are of equal sizes, and those that are used have experts enough.
+    """
+    num_groups = fields.count(count_key, MAX_EXPERTS, 1)
+    num_used = fields.count(used_key, MAX_EXPERTS, 1)
+    if num_groups == 1:
+        return experts
+    size, rest = divmod(experts.num_experts, num_groups)
+    if rest or size < 2:
+        raise fields.error(
+            count_key, f"must divide {experts.num_experts} experts in groups of two or more"
+        )
+    if num_used > num_groups or num_used * size < experts.num_experts_per_token:
+        raise fields.error(
+            used_key, f"must be enough groups of {size}, and at most {num_groups} of them"
+        )
+    return dataclasses.replace(experts, num_groups=num_groups, num_groups_used=num_used)
 
 
 def unsupported(*features: str) -> UnsupportedModelError:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from potluck.models import gemma, gguf, hugging_face
 from potluck.models.family import Family
-from potluck.models.fields import MAX_CONTEXT_TOKENS, MAX_LAYERS, Fields
+from potluck.models.fields import MAX_CONTEXT_TOKENS, MAX_LAYERS, Fields, unsupported
 from potluck.types.model import HeadNorm, ModelConfig, RopeConfig
 from potluck.types.program import Activation
 from potluck.types.tensor import TensorSource
@@ -76,6 +76,9 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
         scale=fields.positive("query_pre_attn_scalar") ** -0.5,
     )
     softcap = gemma.optional_positive(fields, "final_logit_softcapping")
+    if softcap is not None and fields.prefix:
+        # ``Gemma3ForConditionalGeneration`` of transformers leaves it out, llama.cpp does not.
+        raise unsupported(f"{fields.prefix}final_logit_softcapping={softcap}")
     return dataclasses.replace(config, logit_softcap=softcap)
 
 

@@ -22,6 +22,7 @@ from potluck.models.fields import (
     check_heads,
     read_experts,
     unsupported,
+    with_groups,
 )
 from potluck.models.layers import plain_layers
 from potluck.models.names import GGUF_ROPE_FACTORS
@@ -34,13 +35,16 @@ from potluck.types.model import (
     RopeConfig,
     RopeScaling,
 )
-from potluck.types.program import Activation
+from potluck.types.program import Activation, ExpertScore
 from potluck.types.tensor import TensorFormat, TensorSource
 
 _EMBEDDING = "token_embd.weight"
 _HEAD = "output.weight"
 _CLASSIFIER = "cls.output.weight"
 _ROUTER = "blk.{}.ffn_gate_inp.weight"
+_CORRECTION = "blk.{}.exp_probs_b.bias"
+_SHARED_UP = "blk.{}.ffn_up_shexp.weight"
+_SHARED_GATE = "blk.{}.ffn_gate_inp_shexp.weight"
 
 _READ_KEYS = frozenset(
     {
@@ -174,35 +178,78 @@ EXPERT_KEYS = frozenset(
 )
 """What ``read_experts_of_layers`` implements."""
 
+ROUTING_KEYS = frozenset({"expert_group_count", "expert_group_used_count", "expert_weights_scale"})
+"""What it implements besides, for architectures whose code in llama.cpp reads these keys."""
+
+PLACE_KEYS = frozenset(
+    {
+        "expert_shared_count",
+        "expert_shared_feed_forward_length",
+        "interleave_moe_layer_step",
+        "leading_dense_block_count",
+    }
+)
+"""What the tensors say as well, of architectures with shared experts or dense layers."""
+
 _MAX_GATING = 2**16
-_SOFTMAX = 1
-"""``LLAMA_EXPERT_GATING_FUNC_TYPE_SOFTMAX``; 0 is the architecture's own."""
+_GATING = {ExpertScore.SOFTMAX: 1, ExpertScore.SIGMOID: 2}
+"""``llama_expert_gating_func_type``; 0 is the architecture's own."""
 
 
 def read_experts_of_layers(
-    fields: Fields, source: TensorSource, *, normalize_shares: bool
+    fields: Fields,
+    source: TensorSource,
+    *,
+    normalize_shares: bool,
+    score: ExpertScore = ExpertScore.SOFTMAX,
+    width_key: str = "expert_feed_forward_length",
+    activation: Activation = Activation.SILU,
+    has_bias: bool = False,
 ) -> tuple[ExpertsConfig | None, ...]:
-    """The experts, in the layers that have a router; ``normalize_shares`` is the architecture's.
+    """The experts, in the layers that have a router.
 
-    A file may say for itself whether shares are normalized, and which function makes them.
+    ``normalize_shares``, ``score``, ``activation`` and ``has_bias`` are the architecture's; a file
+    may say for itself whether shares are normalized. Its tensors say whether there are corrections,
+    and experts that every token has.
     """
     gating = fields.count("expert_gating_func", _MAX_GATING, 0, minimum=0)
-    if gating not in (0, _SOFTMAX):
+    if gating not in (0, _GATING[score]):
         raise unsupported(f"{fields.prefix}expert_gating_func={gating}")
     names = frozenset(source.names())
     num_layers = fields.count("block_count", MAX_LAYERS)
     has_router = tuple(_ROUTER.format(layer) in names for layer in range(num_layers))
     if not any(has_router):
         return (None,) * num_layers
-    experts = read_experts(
-        fields,
-        hidden_size=fields.count("embedding_length", MAX_WIDTH),
-        normalize_shares=fields.flag("expert_weights_norm", default=normalize_shares),
-        count_key="expert_count",
-        used_key="expert_used_count",
-        width_key="expert_feed_forward_length",
+    experts = dataclasses.replace(
+        read_experts(
+            fields,
+            hidden_size=fields.count("embedding_length", MAX_WIDTH),
+            normalize_shares=fields.flag("expert_weights_norm", default=normalize_shares),
+            count_key="expert_count",
+            used_key="expert_used_count",
+            width_key=width_key,
+        ),
+        activation=activation,
+        score=score,
+        share_scale=(
+            fields.positive("expert_weights_scale") if fields.get("expert_weights_scale") else 1.0
+        ),
+        has_bias=has_bias,
     )
-    return tuple(experts if is_there else None for is_there in has_router)
+    experts = with_groups(
+        fields, experts, count_key="expert_group_count", used_key="expert_group_used_count"
+    )
+
+    def of_layer(layer: int) -> ExpertsConfig:
+        shared = _SHARED_UP.format(layer)
+        return dataclasses.replace(
+            experts,
+            has_correction=_CORRECTION.format(layer) in names,
+            shared=MlpConfig(width=source.info(shared).num_rows) if shared in names else None,
+            has_shared_gate=_SHARED_GATE.format(layer) in names,
+        )
+
+    return tuple(of_layer(layer) if is_there else None for layer, is_there in enumerate(has_router))
 
 
 def _refuse_unsupported(fields: Fields, known: frozenset[str], *, lists: frozenset[str]) -> None:

@@ -219,10 +219,7 @@ def experts_by_step(fields: Fields) -> tuple[ExpertsConfig | None, ...]:
     num_experts = fields.count(count_key, MAX_EXPERTS, minimum=0)
     step = fields.count("decoder_sparse_step", MAX_LAYERS, 1)
     dense = fields.counts("mlp_only_layers", MAX_LAYERS)
-    if num_layers * num_experts * _MATRICES_OF_EXPERT > MAX_TENSORS:
-        raise fields.error(
-            count_key, f"in {num_layers} layers means more than {MAX_TENSORS} tensors"
-        )
+    check_num_tensors(fields, count_key, num_layers, num_experts)
     has_experts = tuple(
         num_experts > 0 and layer not in dense and (layer + 1) % step == 0
         for layer in range(num_layers)
@@ -238,6 +235,15 @@ def experts_by_step(fields: Fields) -> tuple[ExpertsConfig | None, ...]:
         width_key="moe_intermediate_size",
     )
     return tuple(experts if is_there else None for is_there in has_experts)
+
+
+def check_num_tensors(fields: Fields, key: str, num_layers: int, num_experts: int = 1) -> None:
+    """Raise if experts that are tensors of their own are more than a model's files may hold.
+
+    ``key`` is that of the number of experts in each layer.
+    """
+    if num_layers * num_experts * _MATRICES_OF_EXPERT > MAX_TENSORS:
+        raise fields.error(key, f"in {num_layers} layers means more than {MAX_TENSORS} tensors")
 
 
 def num_hidden_layers(fields: Fields) -> int:

@@ -56,6 +56,7 @@ class StoredPart:
     is every ``stride``-th row from ``first`` on. Of a stack of matrices both are meant of each
     matrix. ``is_interleaved``: the pairs that rope turns lie side by side in each head, and not
     half of what turns apart. ``plus_one``: the file has ``w - 1`` for a norm's weight ``w``.
+    ``is_transposed``: if the file has it as floats, it has the transpose of each matrix.
     """
 
     name: str
@@ -65,6 +66,7 @@ class StoredPart:
     stride: int = 1
     is_interleaved: bool = False
     plus_one: bool = False
+    is_transposed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,6 +188,11 @@ GGUF_NAMES = NameTable(
         "mlp.experts.gate": "ffn_gate_exps",
         "mlp.experts.up": "ffn_up_exps",
         "mlp.experts.down": "ffn_down_exps",
+        "mlp.correction.weight": "exp_probs_b.bias",
+        "mlp.shared.gate": "ffn_gate_shexp",
+        "mlp.shared.up": "ffn_up_shexp",
+        "mlp.shared.down": "ffn_down_shexp",
+        "mlp.shared_gate": "ffn_gate_inp_shexp",
     },
     ignored=re.compile(rf"{re.escape(GGUF_ROPE_FACTORS)}|blk\.\d+\.attn_rot_embd\.weight"),
 )
@@ -194,6 +201,12 @@ USUAL_NAMES: Mapping[FileKind, NameTable] = {
     FileKind.HUGGING_FACE: HUGGING_FACE_NAMES,
     FileKind.GGUF: GGUF_NAMES,
 }
+
+INTERLEAVED_PROJECTIONS: Mapping[str, StoredPart] = {
+    "attn.q": StoredPart(name="self_attn.q_proj", is_interleaved=True),
+    "attn.k": StoredPart(name="self_attn.k_proj", is_interleaved=True),
+}
+"""Stems of Hugging Face files of models that rotate pairs side by side."""
 
 INTERLEAVED_HEADS: Mapping[str, StoredPart] = {
     "attn.q": StoredPart(name="attn_q", is_interleaved=True),
@@ -222,6 +235,7 @@ def stored_tensor(
         interleaved=_interleaved(config, weight) if part.is_interleaved else None,
         row_range=_row_range(part, weight, weights),
         plus_one=part.plus_one,
+        is_transposed=part.is_transposed,
         shape=weight.shape,
     )
 

@@ -7,13 +7,23 @@ from collections.abc import Callable, Iterable, Mapping
 
 from potluck.errors import ModelFileError, UnsupportedModelError
 from potluck.formats.encodings import read_encoding
+from potluck.models.cohere2 import COHERE2
+from potluck.models.ernie4_5 import ERNIE4_5
+from potluck.models.ernie4_5_moe import ERNIE4_5_MOE
+from potluck.models.exaone4 import EXAONE4
 from potluck.models.family import Family
 from potluck.models.fields import Fields, one_line, unsupported
 from potluck.models.gemma2 import GEMMA2
 from potluck.models.gemma3 import GEMMA3
 from potluck.models.gemma4 import GEMMA4, GEMMA4_UNIFIED
+from potluck.models.glm4_moe import GLM4_MOE
+from potluck.models.gpt_oss import GPT_OSS
+from potluck.models.granite_moe import GRANITE_MOE, GRANITE_MOE_SHARED
+from potluck.models.hunyuan_dense import HUNYUAN_DENSE
 from potluck.models.llama import LLAMA
+from potluck.models.minimax_m2 import MINIMAX_M2
 from potluck.models.mistral import MISTRAL
+from potluck.models.mixtral import MIXTRAL
 from potluck.models.names import (
     CLASSIFIER,
     EMBEDDING,
@@ -23,10 +33,14 @@ from potluck.models.names import (
     stored_tensor,
     with_prefix,
 )
+from potluck.models.olmo2 import OLMO2, OLMO3
+from potluck.models.olmoe import OLMOE
 from potluck.models.program import weight_specs
 from potluck.models.qwen2 import QWEN2
+from potluck.models.qwen2_moe import QWEN2_MOE
 from potluck.models.qwen3 import QWEN3
 from potluck.models.qwen3_moe import QWEN3_MOE
+from potluck.models.seed_oss import SEED_OSS
 from potluck.types.model import ModelConfig
 from potluck.types.program import Program, Shard, WeightSpec
 from potluck.types.tensor import StoredTensor, TensorSource
@@ -50,6 +64,22 @@ FAMILIES: tuple[Family, ...] = (
     GEMMA3,
     GEMMA4,
     GEMMA4_UNIFIED,
+    SEED_OSS,
+    HUNYUAN_DENSE,
+    ERNIE4_5,
+    COHERE2,
+    EXAONE4,
+    OLMO2,
+    OLMO3,
+    GPT_OSS,
+    GLM4_MOE,
+    QWEN2_MOE,
+    MIXTRAL,
+    MINIMAX_M2,
+    OLMOE,
+    GRANITE_MOE,
+    GRANITE_MOE_SHARED,
+    ERNIE4_5_MOE,
 )
 
 

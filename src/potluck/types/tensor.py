@@ -34,11 +34,11 @@ class TensorFormat(enum.Enum):
     Q4_K = ("q4_k", 256, 144)
     Q5_K = ("q5_k", 256, 176)
     Q6_K = ("q6_k", 256, 210)
-    Q2_K = ("q2_k", 256, 84, False)
-    Q3_K = ("q3_k", 256, 110, False)
-    IQ4_NL = ("iq4_nl", 32, 18, False)
-    IQ4_XS = ("iq4_xs", 256, 136, False)
-    MXFP4 = ("mxfp4", 32, 17, False)
+    Q2_K = ("q2_k", 256, 84)
+    Q3_K = ("q3_k", 256, 110)
+    IQ4_NL = ("iq4_nl", 32, 18)
+    IQ4_XS = ("iq4_xs", 256, 136)
+    MXFP4 = ("mxfp4", 32, 17)
     IQ1_S = ("iq1_s", 256, 50, False)
     IQ1_M = ("iq1_m", 256, 56, False)
     IQ2_XXS = ("iq2_xxs", 256, 66, False)
@@ -192,6 +192,8 @@ class StoredTensor:
     have them. ``row_range``: it is only these rows of the file's tensor, of a stack these of each
     matrix. ``rows``: it consists of these rows of the file's tensor; None is all of them. At most
     one of the three is given. ``plus_one``: 1 is added to what is stored, which makes it float32.
+    ``is_transposed``: where it is stored as floats, the file has the transpose of each matrix, of
+    which the others of these fields are meant.
 
     ``shape`` is the canonical one; None is whatever the file has. A file's that differs from it in
     dimensions of 1 only is taken for it.
@@ -204,4 +206,5 @@ class StoredTensor:
     row_range: RowRange | None = None
     rows: tuple[int, ...] | None = None
     plus_one: bool = False
+    is_transposed: bool = False
     shape: tuple[int, ...] | None = None

@@ -48,6 +48,7 @@ class CanonicalSource:
             if not present.isdisjoint(stored.stored_names)
         }
         self._path = path
+        self._matrix: tuple[tuple[str, int], NDArray[np.uint8]] | None = None
 
     def names(self) -> Iterable[str]:
         """The canonical names of the tensors there are."""
@@ -96,20 +97,56 @@ class CanonicalSource:
         elif stored.rows is not None:
             self._read_some(stored, stored.rows, start_row, end_row, out)
         elif stored.interleaved is None:
-            self._raw.read_rows(stored.stored_names[0], start_row, end_row, out)
+            self._read_stored(stored, stored.stored_names[0], start_row, end_row, out)
         else:
             self._read_interleaved(stored, stored.interleaved, start_row, end_row, out)
 
     def close(self) -> None:
         """Close the source below. Idempotent."""
+        self._matrix = None
         self._raw.close()
 
     def _first(self, stored: StoredTensor) -> TensorInfo:
-        """The only tensor, or the first matrix that there is of a stack."""
+        """The only tensor, or the first matrix that there is of a stack, transposed if need be."""
         for name in stored.stored_names:
             with contextlib.suppress(KeyError):
-                return self._raw.info(name)
+                info = self._raw.info(name)
+                if not stored.is_transposed or info.format.is_quantized or len(info.shape) < 2:
+                    return info
+                *stack, rows, columns = info.shape
+                return dataclasses.replace(info, shape=(*stack, columns, rows))
         raise KeyError(stored.canonical_name)
+
+    def _read_stored(
+        self, stored: StoredTensor, name: str, start_row: int, end_row: int, out: memoryview
+    ) -> None:
+        """Rows of the tensor ``name``, or of the transposes of its matrices."""
+        info = self._raw.info(name)
+        if not stored.is_transposed or info.format.is_quantized or len(info.shape) < 2:
+            self._raw.read_rows(name, start_row, end_row, out)
+            return
+        num_rows, size = info.shape[-1], info.shape[-2] * info.format.block_bytes
+        row = start_row
+        while row < end_row:
+            index, begin = divmod(row, num_rows)
+            end = min(begin + end_row - row, num_rows)
+            target = out[(row - start_row) * size : (row - start_row + end - begin) * size]
+            _rows(target, size)[:] = self._transposed(info, index)[begin:end]
+            row += end - begin
+
+    def _transposed(self, info: TensorInfo, index: int) -> NDArray[np.uint8]:
+        """A matrix's transpose, as bytes of its rows; the last one is kept, as rows follow it."""
+        key = (info.name, index)
+        if self._matrix is None or self._matrix[0] != key:
+            self._matrix = None
+            stored_rows, size = info.shape[-2], info.format.block_bytes
+            data = memoryview(bytearray(stored_rows * info.row_bytes))
+            first = index * stored_rows
+            self._raw.read_rows(info.name, first, first + stored_rows, data)
+            elements = _rows(data, size).reshape(stored_rows, info.shape[-1], size)
+            rows = np.ascontiguousarray(elements.swapaxes(0, 1))
+            self._matrix = (key, rows.reshape(info.shape[-1], stored_rows * size))
+        return self._matrix[1]
 
     def _check_alike(self, name: str, first: TensorInfo) -> None:
         try:
@@ -163,11 +200,11 @@ class CanonicalSource:
                 name, first = stored.stored_names[index], part.start + begin * part.stride
             target = out[(row - start_row) * size : (row - start_row + count) * size]
             if part.stride == 1:
-                self._raw.read_rows(name, first, first + count, target)
+                self._read_stored(stored, name, first, first + count, target)
             else:
                 num_rows = (count - 1) * part.stride + 1
                 staging = memoryview(bytearray(num_rows * size))
-                self._raw.read_rows(name, first, first + num_rows, staging)
+                self._read_stored(stored, name, first, first + num_rows, staging)
                 _rows(target, size)[:] = _rows(staging, size)[:: part.stride]
             row += count
 

@@ -68,7 +68,8 @@ def read(source: EncodedSource, name: str, step: int | None = None) -> np.ndarra
     if info.format is TensorFormat.F32:
         return rows.view(np.float32).astype(np.float64).reshape(info.shape)
     kind = gguf.GGMLQuantizationType[info.format.name]
-    return gguf.quants.dequantize(rows, kind).astype(np.float64).reshape(info.shape)
+    values: np.ndarray = gguf.quants.dequantize(rows, kind).astype(np.float64)
+    return values.reshape(info.shape)
 
 
 def check(source: EncodedSource, weight: encoded.EncodedWeight) -> None:

@@ -183,6 +183,11 @@ def test_gemma_4_ends_with_a_full_layer() -> None:
         (GEMMA_3_1B, {"rope_scaling": {"rope_type": "dynamic"}}, "rope scaling dynamic"),
         (GEMMA_3_1B, {"rope_parameters": {"rope_theta": 1.0}}, "rope_theta in rope_parameters"),
         (GEMMA_3_4B, {"attention_chunk_size": 8}, "attention_chunk_size=8"),
+        (
+            GEMMA_3_4B,
+            {"final_logit_softcapping": 30.0},
+            "text_config.final_logit_softcapping=30.0",
+        ),
         (GEMMA_4_31B, {"use_bidirectional_attention": "all"}, "use_bidirectional_attention=all"),
         (GEMMA_4_31B, {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping=50.0"),
         (

@@ -492,7 +492,7 @@ _READERS: Mapping[str, Callable[[_Settings], Encoding]] = {
 def _refuse(*features: str) -> NoReturn:
     shown = tuple(_printable(each) for each in features)
     raise UnsupportedModelError(
-        f"the model's weights are stored in a way that Potluck cannot read: {', '.join(shown)}",
+        f"the model needs what Potluck does not compute: {', '.join(shown)}",
         missing=shown,
         hint="choose other files of the same model: GGUF, or safetensors in BF16, FP8, MXFP4, "
         "GPTQ or AWQ",

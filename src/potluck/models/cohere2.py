@@ -1,0 +1,123 @@
+"""Cohere Command R7B and A (2024, 2025): LayerNorms, attention and MLP side by side, and three
+layers with a sliding window and rotations to one that sees everything and turns nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from potluck.errors import ModelFileError
+from potluck.models import gguf, hugging_face
+from potluck.models.family import Family
+from potluck.models.fields import MAX_CONTEXT_TOKENS, MAX_LAYERS, Fields, unsupported
+from potluck.models.layers import with_layers
+from potluck.models.names import (
+    GGUF_NAMES,
+    HUGGING_FACE_NAMES,
+    INTERLEAVED_HEADS,
+    INTERLEAVED_PROJECTIONS,
+    FileKind,
+)
+from potluck.types.model import LayerConfig, ModelConfig, NormKind, NormPlaces
+from potluck.types.tensor import TensorSource
+
+_PATTERN = 4
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+
+
+def _from_hugging_face(fields: Fields) -> ModelConfig:
+    attention_bias = fields.flag("attention_bias", default=False)
+    if fields.flag("use_qk_norm", default=False):
+        raise unsupported("use_qk_norm=True in the family cohere2")
+    defaults = {
+        "tie_word_embeddings": True,
+        "rms_norm_eps": fields.positive("layer_norm_eps", 1e-5),
+    }
+    config = hugging_face.read_config(
+        dataclasses.replace(fields, values={**defaults, **fields.values}),
+        family="cohere2",
+        implemented=frozenset(
+            {
+                "attention_bias",
+                "layer_types",
+                "logit_scale",
+                "sliding_window",
+                "sliding_window_pattern",
+                "use_parallel_residual",
+                "use_qk_norm",
+            }
+        ),
+        qkv_bias=attention_bias,
+        output_bias=attention_bias,
+    )
+    if fields.get("head_dim") is not None and (
+        config.layers[0].attention.head_dim * config.layers[0].attention.num_heads
+        != config.hidden_size
+    ):
+        raise unsupported(f"head_dim={fields.get('head_dim')} in the family cohere2")
+    return _with_kinds(
+        dataclasses.replace(config, logit_scale=fields.positive("logit_scale", 0.0625)),
+        _layers_that_slide(fields, config.num_layers),
+        None
+        if fields.is_null("sliding_window")
+        else fields.count("sliding_window", MAX_CONTEXT_TOKENS, 4096),
+    )
+
+
+def _layers_that_slide(fields: Fields, num_layers: int) -> tuple[bool, ...]:
+    kinds = fields.texts("layer_types")
+    if not kinds:
+        pattern = fields.count("sliding_window_pattern", MAX_LAYERS, _PATTERN)
+        return tuple((layer + 1) % pattern != 0 for layer in range(num_layers))
+    if len(kinds) != num_layers:
+        raise ModelFileError(
+            fields.path, f"layer_types has {len(kinds)} entries for {num_layers} layers"
+        )
+    if unknown := sorted(set(kinds) - {_FULL, _SLIDING}):
+        raise unsupported(*(f"layer_types {name}" for name in unknown))
+    return tuple(kind == _SLIDING for kind in kinds)
+
+
+def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
+    config = gguf.read_config(
+        fields,
+        source,
+        family="cohere2",
+        implemented=frozenset(
+            {"attention.layer_norm_epsilon", "attention.sliding_window", "logit_scale"}
+        ),
+        epsilon_key="attention.layer_norm_epsilon",
+    )
+    return _with_kinds(
+        dataclasses.replace(config, logit_scale=fields.positive("logit_scale")),
+        # The pattern that llama.cpp assumes; the files do not say.
+        tuple((layer + 1) % _PATTERN != 0 for layer in range(config.num_layers)),
+        fields.count("attention.sliding_window", MAX_CONTEXT_TOKENS),
+    )
+
+
+def _with_kinds(config: ModelConfig, is_sliding: Sequence[bool], window: int | None) -> ModelConfig:
+    """Layers that slide turn their heads; without a window (a null) no layer does either."""
+
+    def change(index: int, layer: LayerConfig) -> LayerConfig:
+        slides = is_sliding[index] and window is not None
+        attention = dataclasses.replace(
+            layer.attention, window=window if slides else None, rope=0 if slides else None
+        )
+        return dataclasses.replace(layer, attention=attention, norms=NormPlaces.PARALLEL)
+
+    return dataclasses.replace(with_layers(config, change), norm=NormKind.LAYER)
+
+
+COHERE2 = Family(
+    name="cohere2",
+    architecture="Cohere2ForCausalLM",
+    gguf_architectures=("cohere2",),
+    from_hugging_face=_from_hugging_face,
+    from_gguf=_from_gguf,
+    names={
+        FileKind.HUGGING_FACE: HUGGING_FACE_NAMES.changed(INTERLEAVED_PROJECTIONS),
+        FileKind.GGUF: GGUF_NAMES.changed(INTERLEAVED_HEADS),
+    },
+)

@@ -1,0 +1,61 @@
+"""ERNIE 4.5, dense (Baidu 2025): Llama whose rotated pairs lie side by side."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from potluck.models import gguf, hugging_face
+from potluck.models.family import Family
+from potluck.models.fields import Fields
+from potluck.models.names import (
+    GGUF_NAMES,
+    HUGGING_FACE_NAMES,
+    INTERLEAVED_HEADS,
+    INTERLEAVED_PROJECTIONS,
+    FileKind,
+)
+from potluck.types.model import ModelConfig
+from potluck.types.tensor import TensorSource
+
+_THETA = 500_000.0
+
+
+def _from_hugging_face(fields: Fields) -> ModelConfig:
+    has_biases = fields.flag("use_bias", default=False)
+    defaults = {"rope_theta": _THETA, "tie_word_embeddings": True}
+    return hugging_face.read_config(
+        dataclasses.replace(fields, values={**defaults, **fields.values}),
+        family="ernie4_5",
+        implemented=frozenset({"use_bias"}),
+        absent_kv_heads=2,
+        default_head_dim=None if fields.is_null("head_dim") else 128,
+        qkv_bias=has_biases,
+        output_bias=has_biases,
+        mlp_bias=has_biases,
+    )
+
+
+def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
+    names = frozenset(source.names())
+    return gguf.read_config(
+        fields,
+        source,
+        family="ernie4_5",
+        qkv_bias="blk.0.attn_q.bias" in names,
+        output_bias="blk.0.attn_output.bias" in names,
+        mlp_bias="blk.0.ffn_gate.bias" in names,
+    )
+
+
+ERNIE4_5 = Family(
+    name="ernie4_5",
+    architecture="Ernie4_5ForCausalLM",
+    aliases={"ernie4_5": "Ernie4_5_ForCausalLM"},
+    gguf_architectures=("ernie4_5",),
+    from_hugging_face=_from_hugging_face,
+    from_gguf=_from_gguf,
+    names={
+        FileKind.HUGGING_FACE: HUGGING_FACE_NAMES.changed(INTERLEAVED_PROJECTIONS),
+        FileKind.GGUF: GGUF_NAMES.changed(INTERLEAVED_HEADS),
+    },
+)

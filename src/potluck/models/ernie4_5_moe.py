@@ -1,0 +1,142 @@
+"""ERNIE 4.5 with experts (ERNIE Team 2025): softmax routing with corrections and shared experts,
+after some dense layers; the pairs that rope turns are neighbours in a head.
+
+The layer that predicts the token after the next is left out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+
+from potluck.models import gguf, hugging_face
+from potluck.models.family import Family
+from potluck.models.fields import (
+    MAX_EXPERTS,
+    MAX_LAYERS,
+    MAX_WIDTH,
+    Fields,
+    read_experts,
+    unsupported,
+)
+from potluck.models.names import (
+    GGUF_NAMES,
+    HUGGING_FACE_NAMES,
+    INTERLEAVED_HEADS,
+    FileKind,
+    StoredPart,
+)
+from potluck.types.model import ExpertsConfig, MlpConfig, ModelConfig
+from potluck.types.tensor import TensorSource
+
+# ``Ernie4_5_MoeConfig`` of transformers.
+_DEFAULTS: Mapping[str, object] = {
+    "hidden_size": 2560,
+    "intermediate_size": 12_288,
+    "max_position_embeddings": 131_072,
+    "moe_intermediate_size": 1536,
+    "moe_k": 6,
+    "moe_num_experts": 64,
+    "num_attention_heads": 20,
+    "num_hidden_layers": 28,
+    "num_key_value_heads": 4,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500_000.0,
+    "tie_word_embeddings": True,
+    "vocab_size": 103_424,
+}
+# With these, what transformers does not read of the published files changes nothing.
+_NEUTRAL: Mapping[str, tuple[object, ...]] = {
+    "use_bias": (False,),
+    "moe_gate": ("topk",),
+    "moe_gate_act": ("softmax",),
+    "moe_use_aux_free": (True,),
+}
+_MOST_NORM_MIN = 1e-12
+"""The least that shares are divided by. No sum of shares of a softmax is as small."""
+
+
+def _from_hugging_face(fields: Fields) -> ModelConfig:
+    fields = fields.with_defaults(_DEFAULTS)
+    others = [
+        f"{key}={fields.get(key)}"
+        for key, values in _NEUTRAL.items()
+        if fields.get(key) is not None and fields.get(key) not in values
+    ]
+    if fields.positive("moe_norm_min", _MOST_NORM_MIN) > _MOST_NORM_MIN:
+        others.append(f"moe_norm_min={fields.get('moe_norm_min')}")
+    if others:
+        raise unsupported(*others)
+    return hugging_face.read_config(
+        fields,
+        family="ernie4_5_moe",
+        implemented=frozenset(),
+        experts=_experts(fields),
+    )
+
+
+def _experts(fields: Fields) -> tuple[ExpertsConfig | None, ...]:
+    """Those of every ``moe_layer_interval``-th layer from the first to the last that has any."""
+    num_layers = hugging_face.num_hidden_layers(fields)
+    experts = read_experts(
+        fields,
+        hidden_size=fields.count("hidden_size", MAX_WIDTH),
+        normalize_shares=True,
+        count_key="moe_num_experts",
+        used_key="moe_k",
+        width_key="moe_intermediate_size",
+    )
+    hugging_face.check_num_tensors(fields, "moe_num_experts", num_layers, experts.num_experts)
+    num_shared = fields.count("moe_num_shared_experts", MAX_EXPERTS, 2, minimum=0)
+    experts = dataclasses.replace(
+        experts,
+        has_correction=True,
+        shared=MlpConfig(width=num_shared * experts.width) if num_shared else None,
+    )
+    interval = fields.count("moe_layer_interval", MAX_LAYERS, 1)
+    first = fields.count("moe_layer_start_index", MAX_LAYERS, 1, minimum=0)
+    last = fields.count("moe_layer_end_index", MAX_LAYERS, -1, minimum=-1)
+    if last == -1:
+        last = num_layers - 1
+    return tuple(
+        experts if first <= layer <= last and (layer + 1) % interval == 0 else None
+        for layer in range(num_layers)
+    )
+
+
+def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
+    return gguf.read_config(
+        fields,
+        source,
+        family="ernie4_5_moe",
+        implemented=gguf.EXPERT_KEYS | gguf.PLACE_KEYS,
+        experts=gguf.read_experts_of_layers(fields, source, normalize_shares=True),
+    )
+
+
+ERNIE4_5_MOE = Family(
+    name="ernie4_5_moe",
+    architecture="Ernie4_5_MoeForCausalLM",
+    gguf_architectures=("ernie4_5-moe",),
+    from_hugging_face=_from_hugging_face,
+    from_gguf=_from_gguf,
+    names={
+        FileKind.HUGGING_FACE: HUGGING_FACE_NAMES.changed(
+            {
+                "attn.q": StoredPart(name="self_attn.q_proj", is_interleaved=True),
+                "attn.k": StoredPart(name="self_attn.k_proj", is_interleaved=True),
+                "mlp.correction.weight": "mlp.moe_statics.e_score_correction_bias",
+                "mlp.shared.gate": "mlp.shared_experts.gate_proj",
+                "mlp.shared.up": "mlp.shared_experts.up_proj",
+                "mlp.shared.down": "mlp.shared_experts.down_proj",
+            },
+            skipped={
+                "layers that predict further tokens": re.compile(
+                    r"model\.mtp_(block|emb_norm|hidden_norm|linear_proj)\."
+                )
+            },
+        ),
+        FileKind.GGUF: GGUF_NAMES.changed(INTERLEAVED_HEADS),
+    },
+)

@@ -1,0 +1,93 @@
+"""EXAONE 4 (LG AI 2025): norms after each branch, and layers that see everything turn nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from potluck.models import gemma, gguf, hugging_face
+from potluck.models.family import Family
+from potluck.models.fields import MAX_CONTEXT_TOKENS, Fields
+from potluck.models.layers import with_layers
+from potluck.models.names import GGUF_NAMES, HUGGING_FACE_NAMES, FileKind
+from potluck.types.model import HeadNorm, LayerConfig, ModelConfig, NormPlaces
+from potluck.types.tensor import TensorSource
+
+_PATTERN = 4
+_PATTERN_KEY = "sliding_window_pattern"
+
+
+def _from_hugging_face(fields: Fields) -> ModelConfig:
+    config = hugging_face.read_config(
+        fields,
+        family="exaone4",
+        implemented=frozenset({"layer_types", "sliding_window", _PATTERN_KEY}),
+        absent_kv_heads=32,
+        head_norm=HeadNorm.HEAD,
+    )
+    config = dataclasses.replace(config, norm_epsilon=fields.positive("rms_norm_eps", 1e-5))
+    if fields.is_null("sliding_window"):
+        return _with_kinds(config, (False,) * config.num_layers, None)
+    window = fields.count("sliding_window", MAX_CONTEXT_TOKENS, 4096)
+    return _with_kinds(config, _layers_that_slide(fields, config.num_layers), window)
+
+
+def _layers_that_slide(fields: Fields, num_layers: int) -> tuple[bool, ...]:
+    """By ``layer_types``, a number as ``4``, or letters as ``LLLG``."""
+    letters = fields.get(_PATTERN_KEY)
+    if fields.texts("layer_types") or not isinstance(letters, str) or not letters:
+        pattern = _PATTERN if isinstance(letters, str) or letters is None else letters
+        if isinstance(pattern, bool) or not isinstance(pattern, int) or pattern < 0:
+            raise fields.error(_PATTERN_KEY, "must be a whole number or letters as LLLG")
+        return gemma.layers_that_slide(fields, pattern=pattern)
+    if set(letters) - {"L", "G"}:
+        raise fields.error(_PATTERN_KEY, "must be a whole number or letters as LLLG")
+    return tuple(letters[layer % len(letters)] == "L" for layer in range(num_layers))
+
+
+def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
+    config = gguf.read_config(
+        gemma.without(fields, gemma.PATTERN_KEY),
+        source,
+        family="exaone4",
+        implemented=frozenset({"attention.sliding_window"}),
+        head_norm=HeadNorm.HEAD,
+    )
+    window = fields.count("attention.sliding_window", MAX_CONTEXT_TOKENS, 0, minimum=0)
+    if not window:
+        return _with_kinds(config, (False,) * config.num_layers, None)
+    is_sliding = gemma.pattern_of(fields, config.num_layers, default=_PATTERN)
+    return _with_kinds(config, is_sliding, window)
+
+
+def _with_kinds(config: ModelConfig, is_sliding: Sequence[bool], window: int | None) -> ModelConfig:
+    """Without a window all layers turn their heads, with one those that slide."""
+
+    def change(index: int, layer: LayerConfig) -> LayerConfig:
+        slides = is_sliding[index]
+        attention = dataclasses.replace(
+            layer.attention,
+            window=window if slides else None,
+            rope=0 if slides or window is None else None,
+        )
+        return dataclasses.replace(layer, attention=attention, norms=NormPlaces.POST)
+
+    return with_layers(config, change)
+
+
+EXAONE4 = Family(
+    name="exaone4",
+    architecture="Exaone4ForCausalLM",
+    gguf_architectures=("exaone4",),
+    from_hugging_face=_from_hugging_face,
+    from_gguf=_from_gguf,
+    names={
+        FileKind.HUGGING_FACE: HUGGING_FACE_NAMES.changed(
+            {
+                "attn_post_norm": "post_attention_layernorm",
+                "mlp_post_norm": "post_feedforward_layernorm",
+            }
+        ),
+        FileKind.GGUF: GGUF_NAMES.changed(gemma.GGUF_STEMS),
+    },
+)

@@ -1,0 +1,131 @@
+"""GLM-4.5 to 4.7 (GLM-4.5 Team 2025): sigmoid routing with corrections and experts that every token
+has, after some dense layers; half of each head turns.
+
+Files hold a layer more, which predicts the token after the next and is left out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from potluck.models import gguf, hugging_face
+from potluck.models.family import Family
+from potluck.models.fields import (
+    MAX_EXPERTS,
+    MAX_LAYERS,
+    MAX_WIDTH,
+    Fields,
+    read_experts,
+    with_groups,
+)
+from potluck.models.names import GGUF_NAMES, HUGGING_FACE_NAMES, FileKind
+from potluck.types.model import ExpertsConfig, HeadNorm, MlpConfig, ModelConfig
+from potluck.types.program import ExpertScore
+from potluck.types.tensor import TensorSource
+
+# ``Glm4MoeConfig`` of transformers.
+_DEFAULTS: Mapping[str, object] = {
+    "first_k_dense_replace": 1,
+    "hidden_size": 4096,
+    "intermediate_size": 10_944,
+    "max_position_embeddings": 131_072,
+    "moe_intermediate_size": 1408,
+    "n_routed_experts": 128,
+    "n_shared_experts": 1,
+    "num_attention_heads": 96,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 46,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-5,
+    "vocab_size": 151_552,
+}
+_ROTARY_SHARE = 0.5
+_NEXT_KEY = "nextn_predict_layers"
+
+
+def _from_hugging_face(fields: Fields) -> ModelConfig:
+    fields = fields.with_defaults(_DEFAULTS)
+    has_norm = fields.flag("use_qk_norm", default=False)
+    return hugging_face.read_config(
+        fields,
+        family="glm4_moe",
+        implemented=hugging_face.EXPERT_KEYS
+        | {"attention_bias", "n_routed_experts", "use_qk_norm"},
+        qkv_bias=fields.flag("attention_bias", default=False),
+        head_norm=HeadNorm.HEAD if has_norm else HeadNorm.NONE,
+        experts=_experts(fields),
+        default_rotary_share=_ROTARY_SHARE,
+    )
+
+
+def _experts(fields: Fields) -> tuple[ExpertsConfig | None, ...]:
+    """Those of every layer after the first dense ones."""
+    num_layers = hugging_face.num_hidden_layers(fields)
+    experts = read_experts(
+        fields,
+        hidden_size=fields.count("hidden_size", MAX_WIDTH),
+        normalize_shares=fields.flag("norm_topk_prob", default=True),
+        count_key="n_routed_experts",
+        used_key="num_experts_per_tok",
+        width_key="moe_intermediate_size",
+    )
+    hugging_face.check_num_tensors(fields, "n_routed_experts", num_layers, experts.num_experts)
+    num_shared = fields.count("n_shared_experts", MAX_EXPERTS)
+    experts = dataclasses.replace(
+        experts,
+        score=ExpertScore.SIGMOID,
+        share_scale=fields.positive("routed_scaling_factor", 1.0),
+        has_correction=True,
+        shared=MlpConfig(width=num_shared * experts.width),
+    )
+    experts = with_groups(fields, experts, count_key="n_group", used_key="topk_group")
+    num_dense = fields.count("first_k_dense_replace", MAX_LAYERS, minimum=0)
+    return tuple(None if layer < num_dense else experts for layer in range(num_layers))
+
+
+def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
+    num_next = fields.count(_NEXT_KEY, MAX_LAYERS, 0, minimum=0)
+    num_blocks = fields.count("block_count", MAX_LAYERS)
+    if num_next >= num_blocks:
+        raise fields.error(_NEXT_KEY, f"must be less than {num_blocks}, the number of blocks")
+    fields = dataclasses.replace(
+        fields, values={**fields.values, "block_count": num_blocks - num_next}
+    )
+    names = frozenset(source.names())
+    return gguf.read_config(
+        fields,
+        source,
+        family="glm4_moe",
+        implemented=gguf.EXPERT_KEYS | gguf.ROUTING_KEYS | gguf.PLACE_KEYS | {_NEXT_KEY},
+        qkv_bias="blk.0.attn_q.bias" in names,
+        head_norm=HeadNorm.HEAD if "blk.0.attn_q_norm.weight" in names else HeadNorm.NONE,
+        experts=gguf.read_experts_of_layers(
+            fields, source, normalize_shares=False, score=ExpertScore.SIGMOID
+        ),
+    )
+
+
+GLM4_MOE = Family(
+    name="glm4_moe",
+    architecture="Glm4MoeForCausalLM",
+    gguf_architectures=("glm4moe",),
+    from_hugging_face=_from_hugging_face,
+    from_gguf=_from_gguf,
+    names={
+        FileKind.HUGGING_FACE: dataclasses.replace(
+            HUGGING_FACE_NAMES.changed(
+                {
+                    "mlp.correction.weight": "mlp.gate.e_score_correction_bias",
+                    "mlp.shared.gate": "mlp.shared_experts.gate_proj",
+                    "mlp.shared.up": "mlp.shared_experts.up_proj",
+                    "mlp.shared.down": "mlp.shared_experts.down_proj",
+                }
+            ),
+            has_more_layers=True,
+        ),
+        FileKind.GGUF: dataclasses.replace(
+            GGUF_NAMES.changed({"mlp_norm": "post_attention_norm"}), has_more_layers=True
+        ),
+    },
+)

@@ -1,0 +1,85 @@
+"""Hunyuan, dense (Tencent 2025): norms on every head of q and k, after they are turned."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from potluck.models import gguf, hugging_face
+from potluck.models.family import Family
+from potluck.models.fields import Fields
+from potluck.models.layers import with_attention
+from potluck.models.names import GGUF_NAMES, HUGGING_FACE_NAMES, FileKind
+from potluck.types.model import HeadNorm, ModelConfig
+from potluck.types.tensor import TensorSource
+
+_ALPHA_KEYS = frozenset({"alpha", "beta_fast", "beta_slow", "factor", "mscale", "mscale_all_dim"})
+"""What published files say beside ``alpha``, and the family does not use with it."""
+
+
+def _from_hugging_face(fields: Fields) -> ModelConfig:
+    attention_bias = fields.flag("attention_bias", default=False)
+    config = hugging_face.read_config(
+        _without_alpha(fields),
+        family="hunyuan_v1_dense",
+        # Published files say ``use_qk_norm``, which the family always has.
+        implemented=frozenset({"attention_bias", "use_qk_norm", "qk_norm"}),
+        qkv_bias=attention_bias,
+        output_bias=attention_bias,
+        head_norm=HeadNorm.HEAD,
+    )
+    return _with_norms_after_rope(config)
+
+
+def _without_alpha(fields: Fields) -> Fields:
+    """``fields`` with the base that ``alpha`` makes of ``rope_theta``.
+
+    ``compute_ntk_alpha_rope_parameters`` of ``transformers``; without ``alpha`` scaling depends on
+    the length of the sequence, which is refused by name.
+    """
+    section = next(
+        (key for key in ("rope_scaling", "rope_parameters") if fields.section(key) is not None),
+        None,
+    )
+    rope = None if section is None else fields.section(section)
+    if rope is None or section is None or not rope.get("alpha"):
+        return fields
+    kind = rope.text("rope_type", rope.text("type", "default"))
+    if kind != "dynamic":
+        return fields
+    head_dim = fields.count(
+        "head_dim",
+        2**20,
+        fields.count("hidden_size", 2**20) // fields.count("num_attention_heads", 2**12),
+    )
+    theta = rope.positive("rope_theta", fields.positive("rope_theta", 10_000.0))
+    base = theta * rope.positive("alpha") ** (head_dim / (head_dim - 2))
+    kept = {key: value for key, value in rope.values.items() if key not in _ALPHA_KEYS}
+    kept |= {"rope_type": "default", "type": "default", "rope_theta": base}
+    return dataclasses.replace(fields, values={**fields.values, section: kept})
+
+
+def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
+    config = gguf.read_config(fields, source, family="hunyuan_v1_dense", head_norm=HeadNorm.HEAD)
+    return _with_norms_after_rope(config)
+
+
+def _with_norms_after_rope(config: ModelConfig) -> ModelConfig:
+    return with_attention(config, lambda _, each: dataclasses.replace(each, norms_after_rope=True))
+
+
+HUNYUAN_DENSE = Family(
+    name="hunyuan_v1_dense",
+    architecture="HunYuanDenseV1ForCausalLM",
+    gguf_architectures=("hunyuan-dense",),
+    from_hugging_face=_from_hugging_face,
+    from_gguf=_from_gguf,
+    names={
+        FileKind.HUGGING_FACE: HUGGING_FACE_NAMES.changed(
+            {
+                "attn.q_norm": "self_attn.query_layernorm",
+                "attn.k_norm": "self_attn.key_layernorm",
+            }
+        ),
+        FileKind.GGUF: GGUF_NAMES,
+    },
+)

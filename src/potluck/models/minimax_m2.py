@@ -1,0 +1,110 @@
+"""MiniMax M2 (MiniMax 2025): sigmoid routing with corrections in every layer, norms over the whole
+width of queries and keys, and heads of which a part turns.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from potluck.models import gguf, hugging_face
+from potluck.models.family import Family
+from potluck.models.fields import MAX_WIDTH, Fields, read_experts, unsupported
+from potluck.models.mixtral import BLOCK_SPARSE_NAMES
+from potluck.models.names import GGUF_NAMES, HUGGING_FACE_NAMES, FileKind
+from potluck.types.model import HeadNorm, ModelConfig
+from potluck.types.program import ExpertScore
+from potluck.types.tensor import TensorSource
+
+# ``MiniMaxM2Config`` of transformers.
+_DEFAULTS: Mapping[str, object] = {
+    "head_dim": 128,
+    "hidden_size": 3072,
+    "intermediate_size": 1536,
+    "max_position_embeddings": 196_608,
+    "num_attention_heads": 48,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 62,
+    "num_key_value_heads": 8,
+    "num_local_experts": 256,
+    "rope_theta": 5_000_000.0,
+    "vocab_size": 200_064,
+}
+# What the published files say besides, which the code of transformers does not read, and what it
+# has there.
+_FIXED: Mapping[str, object] = {
+    "qk_norm_type": "per_layer",
+    "scoring_func": "sigmoid",
+    "shared_intermediate_size": 0,
+    "use_qk_norm": True,
+    "use_routing_bias": True,
+}
+_FULL_ATTENTION = 1
+
+
+def _from_hugging_face(fields: Fields) -> ModelConfig:
+    fields = fields.with_defaults(_DEFAULTS)
+    others = [
+        f"{key}={fields.get(key)}"
+        for key, value in _FIXED.items()
+        if fields.get(key) not in (None, value)
+    ]
+    if any(each != _FULL_ATTENTION for each in fields.counts("attn_type_list", 2**16)):
+        others.append("attn_type_list")
+    if others:
+        raise unsupported(*others)
+    num_layers = hugging_face.num_hidden_layers(fields)
+    experts = dataclasses.replace(
+        read_experts(
+            fields,
+            hidden_size=fields.count("hidden_size", MAX_WIDTH),
+            normalize_shares=True,
+            count_key="num_local_experts",
+            used_key="num_experts_per_tok",
+            width_key="intermediate_size",
+        ),
+        score=ExpertScore.SIGMOID,
+        has_correction=True,
+    )
+    hugging_face.check_num_tensors(fields, "num_local_experts", num_layers, experts.num_experts)
+    head_dim = fields.count("head_dim", MAX_WIDTH)
+    rotary_dim = fields.count("rotary_dim", MAX_WIDTH, head_dim)
+    return hugging_face.read_config(
+        fields,
+        family="minimax_m2",
+        implemented=hugging_face.EXPERT_KEYS | {"use_qk_norm"},
+        head_norm=HeadNorm.WIDTH,
+        experts=(experts,) * num_layers,
+        default_rotary_share=rotary_dim / head_dim,
+    )
+
+
+def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
+    return gguf.read_config(
+        fields,
+        source,
+        family="minimax_m2",
+        implemented=gguf.EXPERT_KEYS,
+        head_norm=HeadNorm.WIDTH,
+        experts=gguf.read_experts_of_layers(
+            fields, source, normalize_shares=True, score=ExpertScore.SIGMOID
+        ),
+    )
+
+
+MINIMAX_M2 = Family(
+    name="minimax_m2",
+    architecture="MiniMaxM2ForCausalLM",
+    gguf_architectures=("minimax-m2",),
+    from_hugging_face=_from_hugging_face,
+    from_gguf=_from_gguf,
+    names={
+        FileKind.HUGGING_FACE: HUGGING_FACE_NAMES.changed(
+            {
+                **BLOCK_SPARSE_NAMES,
+                "mlp.correction.weight": "block_sparse_moe.e_score_correction_bias",
+            }
+        ),
+        FileKind.GGUF: GGUF_NAMES,
+    },
+)

@@ -1,0 +1,71 @@
+"""Mixtral (Jiang et al. 2024): Mistral with experts in every layer.
+
+Its GGUF files are of the architecture ``llama``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from potluck.models import hugging_face
+from potluck.models.family import Family
+from potluck.models.fields import MAX_CONTEXT_TOKENS, MAX_WIDTH, Fields, read_experts
+from potluck.models.names import HUGGING_FACE_NAMES, FileKind
+from potluck.types.model import ModelConfig
+
+# ``MixtralConfig`` of transformers.
+_DEFAULTS: Mapping[str, object] = {
+    "hidden_size": 4096,
+    "intermediate_size": 14_336,
+    "max_position_embeddings": 131_072,
+    "num_attention_heads": 32,
+    "num_experts_per_tok": 2,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "num_local_experts": 8,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 1_000_000.0,
+    "vocab_size": 32_000,
+}
+
+BLOCK_SPARSE_NAMES: Mapping[str, str] = {
+    "mlp.router": "block_sparse_moe.gate",
+    "mlp.experts.gate": "block_sparse_moe.experts.{expert}.w1",
+    "mlp.experts.up": "block_sparse_moe.experts.{expert}.w3",
+    "mlp.experts.down": "block_sparse_moe.experts.{expert}.w2",
+}
+"""Stems of a layer's experts, as Mixtral's files have them."""
+
+
+def _from_hugging_face(fields: Fields) -> ModelConfig:
+    fields = fields.with_defaults(_DEFAULTS)
+    num_layers = hugging_face.num_hidden_layers(fields)
+    experts = read_experts(
+        fields,
+        hidden_size=fields.count("hidden_size", MAX_WIDTH),
+        normalize_shares=True,
+        count_key="num_local_experts",
+        used_key="num_experts_per_tok",
+        width_key="intermediate_size",
+    )
+    hugging_face.check_num_tensors(fields, "num_local_experts", num_layers, experts.num_experts)
+    window = None
+    if fields.get("sliding_window") is not None:
+        window = fields.count("sliding_window", MAX_CONTEXT_TOKENS)
+    return hugging_face.read_config(
+        fields,
+        family="mixtral",
+        implemented=hugging_face.EXPERT_KEYS | {"sliding_window"},
+        sliding_windows=(window,) * num_layers,
+        experts=(experts,) * num_layers,
+    )
+
+
+MIXTRAL = Family(
+    name="mixtral",
+    architecture="MixtralForCausalLM",
+    gguf_architectures=(),
+    from_hugging_face=_from_hugging_face,
+    from_gguf=None,
+    names={FileKind.HUGGING_FACE: HUGGING_FACE_NAMES.changed(BLOCK_SPARSE_NAMES)},
+)

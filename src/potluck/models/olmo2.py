@@ -1,0 +1,134 @@
+"""OLMo 2 and 3 (Ai2 2024, 2025): norms after each branch, and over all heads of q and of k.
+
+OLMo 3 has sliding windows in three of four layers, whose rotations are not stretched.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from potluck.models import gemma, gguf, hugging_face
+from potluck.models.family import Family
+from potluck.models.fields import MAX_CONTEXT_TOKENS, Fields
+from potluck.models.layers import with_layers
+from potluck.models.names import GGUF_NAMES, HUGGING_FACE_NAMES, FileKind
+from potluck.types.model import HeadNorm, LayerConfig, ModelConfig, NormPlaces, RopeConfig
+from potluck.types.tensor import TensorSource
+
+_PATTERN = 4
+_THETA = 500_000.0
+
+
+def _read(fields: Fields, family: str, implemented: frozenset[str]) -> ModelConfig:
+    attention_bias = fields.flag("attention_bias", default=False)
+    defaults = {"rms_norm_eps": 1e-5, "rope_theta": _THETA}
+    return hugging_face.read_config(
+        dataclasses.replace(fields, values={**defaults, **fields.values}),
+        family=family,
+        implemented=implemented | {"attention_bias"},
+        qkv_bias=attention_bias,
+        output_bias=attention_bias,
+        head_norm=HeadNorm.WIDTH,
+    )
+
+
+def _from_olmo2(fields: Fields) -> ModelConfig:
+    return _with_norms_after(_read(fields, "olmo2", frozenset()))
+
+
+def _from_olmo3(fields: Fields) -> ModelConfig:
+    # ``rope_parameters`` has a section for each kind of layer; ``rope_scaling``, in older files, is
+    # of the layers that see everything.
+    plain = gemma.without(fields, "rope_parameters", "rope_scaling")
+    config = _read(plain, "olmo3", frozenset({"layer_types", "sliding_window"}))
+    head_dim = config.layers[0].attention.head_dim
+    theta = fields.positive("rope_theta", _THETA)
+    scaling = fields.section("rope_scaling")
+    ropes = {
+        slides: gemma.read_section_rope(
+            fields,
+            gemma.SLIDING if slides else gemma.FULL,
+            head_dim=head_dim,
+            theta=theta,
+            scaling=None if slides or scaling is None else scaling.values,
+        )
+        for slides in (False, True)
+    }
+    is_sliding = gemma.layers_that_slide(fields, pattern=_PATTERN)
+    if fields.is_null("sliding_window"):
+        is_sliding = (False,) * config.num_layers
+    window = fields.count("sliding_window", MAX_CONTEXT_TOKENS, 4096)
+    return _with_kinds(config, is_sliding, window, ropes)
+
+
+def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
+    names = frozenset(source.names())
+    config = gguf.read_config(
+        gemma.without(fields, gemma.PATTERN_KEY),
+        source,
+        family="olmo2",
+        implemented=frozenset({"attention.sliding_window"}),
+        qkv_bias="blk.0.attn_q.bias" in names,
+        output_bias="blk.0.attn_output.bias" in names,
+        head_norm=HeadNorm.WIDTH,
+    )
+    window = fields.count("attention.sliding_window", MAX_CONTEXT_TOKENS, 0, minimum=0)
+    if not window:
+        return _with_norms_after(config)
+    (rope,) = config.ropes
+    unscaled = RopeConfig(theta=rope.theta, rotary_dim=rope.rotary_dim)
+    is_sliding = gemma.pattern_of(fields, config.num_layers, default=_PATTERN)
+    return _with_kinds(config, is_sliding, window, {False: rope, True: unscaled})
+
+
+def _with_norms_after(config: ModelConfig) -> ModelConfig:
+    return with_layers(config, lambda _, layer: dataclasses.replace(layer, norms=NormPlaces.POST))
+
+
+def _with_kinds(
+    config: ModelConfig,
+    is_sliding: Sequence[bool],
+    window: int,
+    ropes: dict[bool, RopeConfig],
+) -> ModelConfig:
+    """``ropes`` is by whether a layer slides."""
+    tables = gemma.rope_indices(is_sliding, ropes)
+
+    def change(index: int, layer: LayerConfig) -> LayerConfig:
+        slides = is_sliding[index]
+        attention = dataclasses.replace(
+            layer.attention, window=window if slides else None, rope=tables[slides]
+        )
+        return dataclasses.replace(layer, attention=attention, norms=NormPlaces.POST)
+
+    distinct = tuple(dict.fromkeys(ropes[slides] for slides in tables))
+    return dataclasses.replace(with_layers(config, change), ropes=distinct)
+
+
+_NAMES = {
+    FileKind.HUGGING_FACE: HUGGING_FACE_NAMES.changed(
+        {
+            "attn_post_norm": "post_attention_layernorm",
+            "mlp_post_norm": "post_feedforward_layernorm",
+        }
+    ),
+    FileKind.GGUF: GGUF_NAMES.changed(gemma.GGUF_STEMS),
+}
+
+OLMO2 = Family(
+    name="olmo2",
+    architecture="Olmo2ForCausalLM",
+    gguf_architectures=("olmo2",),
+    from_hugging_face=_from_olmo2,
+    from_gguf=_from_gguf,
+    names=_NAMES,
+)
+OLMO3 = Family(
+    name="olmo3",
+    architecture="Olmo3ForCausalLM",
+    gguf_architectures=(),
+    from_hugging_face=_from_olmo3,
+    from_gguf=None,
+    names=_NAMES,
+)

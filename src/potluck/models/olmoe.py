@@ -1,0 +1,73 @@
+"""OLMoE (Muennighoff et al. 2024): experts in every layer, and norms over the whole width of
+queries and keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from potluck.models import gguf, hugging_face
+from potluck.models.family import Family
+from potluck.models.fields import MAX_WIDTH, Fields, read_experts
+from potluck.types.model import HeadNorm, ModelConfig
+from potluck.types.tensor import TensorSource
+
+# ``OlmoeConfig`` of transformers.
+_DEFAULTS: Mapping[str, object] = {
+    "hidden_size": 2048,
+    "intermediate_size": 2048,
+    "max_position_embeddings": 4096,
+    "num_attention_heads": 16,
+    "num_experts": 64,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 16,
+    "rms_norm_eps": 1e-5,
+    "vocab_size": 50_304,
+}
+
+
+def _from_hugging_face(fields: Fields) -> ModelConfig:
+    fields = fields.with_defaults(_DEFAULTS)
+    num_layers = hugging_face.num_hidden_layers(fields)
+    attention_bias = fields.flag("attention_bias", default=False)
+    experts = read_experts(
+        fields,
+        hidden_size=fields.count("hidden_size", MAX_WIDTH),
+        normalize_shares=fields.flag("norm_topk_prob", default=False),
+        count_key="num_experts",
+        used_key="num_experts_per_tok",
+        width_key="intermediate_size",
+    )
+    hugging_face.check_num_tensors(fields, "num_experts", num_layers, experts.num_experts)
+    return hugging_face.read_config(
+        fields,
+        family="olmoe",
+        implemented=hugging_face.EXPERT_KEYS | {"attention_bias"},
+        qkv_bias=attention_bias,
+        output_bias=attention_bias,
+        head_norm=HeadNorm.WIDTH,
+        experts=(experts,) * num_layers,
+    )
+
+
+def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
+    return gguf.read_config(
+        fields,
+        source,
+        family="olmoe",
+        implemented=gguf.EXPERT_KEYS,
+        head_norm=HeadNorm.WIDTH,
+        # As llama.cpp's build_olmoe computes it; the files do not say.
+        experts=gguf.read_experts_of_layers(
+            fields, source, normalize_shares=False, width_key="feed_forward_length"
+        ),
+    )
+
+
+OLMOE = Family(
+    name="olmoe",
+    architecture="OlmoeForCausalLM",
+    gguf_architectures=("olmoe",),
+    from_hugging_face=_from_hugging_face,
+    from_gguf=_from_gguf,
+)

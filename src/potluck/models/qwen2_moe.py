@@ -1,0 +1,86 @@
+"""Qwen 1.5 and 2 with experts (Yang et al. 2024): the attention of Qwen 2, and beside the experts
+that a token chooses one for all tokens, which has a gate of its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from potluck.models import gguf, hugging_face
+from potluck.models.family import Family
+from potluck.models.fields import MAX_CONTEXT_TOKENS, MAX_LAYERS, MAX_WIDTH, Fields
+from potluck.models.names import GGUF_NAMES, HUGGING_FACE_NAMES, FileKind
+from potluck.types.model import ExpertsConfig, MlpConfig, ModelConfig
+from potluck.types.tensor import TensorSource
+
+
+def _from_hugging_face(fields: Fields) -> ModelConfig:
+    # The defaults of ``Qwen2MoeConfig`` of transformers that its files may leave out.
+    fields = fields.with_defaults({"num_experts": 60, "num_experts_per_tok": 4})
+    fields = fields.with_defaults({"moe_intermediate_size": 1408, "num_key_value_heads": 16})
+    return hugging_face.read_config(
+        fields,
+        family="qwen2_moe",
+        implemented=hugging_face.EXPERT_KEYS | hugging_face.WINDOW_KEYS,
+        qkv_bias=fields.flag("qkv_bias", default=True),
+        sliding_windows=_windows(fields),
+        experts=_experts(fields),
+    )
+
+
+def _experts(fields: Fields) -> tuple[ExpertsConfig | None, ...]:
+    shared = MlpConfig(width=fields.count("shared_expert_intermediate_size", MAX_WIDTH, 5632))
+    return tuple(
+        None
+        if experts is None
+        else dataclasses.replace(experts, shared=shared, has_shared_gate=True)
+        for experts in hugging_face.experts_by_step(fields)
+    )
+
+
+def _windows(fields: Fields) -> tuple[int | None, ...]:
+    """Without ``layer_types``, every other layer of the first ``max_window_layers`` slides."""
+    if not fields.flag("use_sliding_window", default=False):
+        if "sliding_attention" in fields.texts("layer_types"):
+            raise fields.error("layer_types", "needs use_sliding_window for sliding_attention")
+        return (None,) * hugging_face.num_hidden_layers(fields)
+    if fields.texts("layer_types"):
+        return hugging_face.windows_by_layer_type(fields)
+    window = fields.count("sliding_window", MAX_CONTEXT_TOKENS, 4096)
+    end = fields.count("max_window_layers", MAX_LAYERS, 28, minimum=0)
+    return tuple(
+        window if layer % 2 == 0 and layer < end else None
+        for layer in range(hugging_face.num_hidden_layers(fields))
+    )
+
+
+def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
+    return gguf.read_config(
+        fields,
+        source,
+        family="qwen2_moe",
+        implemented=gguf.EXPERT_KEYS | gguf.PLACE_KEYS,
+        qkv_bias="blk.0.attn_q.bias" in frozenset(source.names()),
+        # As llama.cpp's build_qwen2moe computes it; the files do not say.
+        experts=gguf.read_experts_of_layers(fields, source, normalize_shares=False),
+    )
+
+
+QWEN2_MOE = Family(
+    name="qwen2_moe",
+    architecture="Qwen2MoeForCausalLM",
+    gguf_architectures=("qwen2moe",),
+    from_hugging_face=_from_hugging_face,
+    from_gguf=_from_gguf,
+    names={
+        FileKind.HUGGING_FACE: HUGGING_FACE_NAMES.changed(
+            {
+                "mlp.shared.gate": "mlp.shared_expert.gate_proj",
+                "mlp.shared.up": "mlp.shared_expert.up_proj",
+                "mlp.shared.down": "mlp.shared_expert.down_proj",
+                "mlp.shared_gate": "mlp.shared_expert_gate",
+            }
+        ),
+        FileKind.GGUF: GGUF_NAMES,
+    },
+)

@@ -1,0 +1,48 @@
+"""Seed-OSS (ByteDance 2025): Llama with biases on q, k and v."""
+
+from __future__ import annotations
+
+from potluck.models import gguf, hugging_face
+from potluck.models.family import Family
+from potluck.models.fields import Fields
+from potluck.models.names import GGUF_NAMES, HUGGING_FACE_NAMES, FileKind
+from potluck.types.model import ModelConfig
+from potluck.types.tensor import TensorSource
+
+
+def _from_hugging_face(fields: Fields) -> ModelConfig:
+    # The defaults of ``SeedOssConfig``; dropout is for training.
+    return hugging_face.read_config(
+        fields,
+        family="seed_oss",
+        implemented=frozenset({"attention_bias", "mlp_bias"}),
+        absent_kv_heads=8,
+        default_head_dim=None if fields.is_null("head_dim") else 128,
+        qkv_bias=fields.flag("attention_bias", default=True),
+        output_bias=fields.flag("attention_out_bias", default=False),
+        mlp_bias=fields.flag("mlp_bias", default=False),
+    )
+
+
+def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
+    names = frozenset(source.names())
+    return gguf.read_config(
+        fields,
+        source,
+        family="seed_oss",
+        qkv_bias="blk.0.attn_q.bias" in names,
+        output_bias="blk.0.attn_output.bias" in names,
+    )
+
+
+SEED_OSS = Family(
+    name="seed_oss",
+    architecture="SeedOssForCausalLM",
+    gguf_architectures=("seed_oss",),
+    from_hugging_face=_from_hugging_face,
+    from_gguf=_from_gguf,
+    names={
+        FileKind.HUGGING_FACE: HUGGING_FACE_NAMES,
+        FileKind.GGUF: GGUF_NAMES.changed({"mlp_norm": "post_attention_norm"}),
+    },
+)
