@@ -36,7 +36,7 @@ from potluck.types.placement import Objective, Preferences, Rejection
 from potluck.types.profile import ModelProfile
 from potluck.types.program import Shard
 from potluck.types.quantization import Quantization
-from potluck.types.tensor import TensorFormat
+from potluck.types.tensor import COMPUTED_FORMATS, TensorFormat
 from potluck.types.unit import NATIVE, Role
 
 GIB = 2**30
