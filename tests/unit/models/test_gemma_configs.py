@@ -219,7 +219,12 @@ def test_gemma_4_ends_with_a_full_layer() -> None:
         ),
         (
             GEMMA_4_31B,
-            {"rope_parameters": {"full_attention": {"rope_type": "proportional", "beta_fast": 32}}},
+            {
+                "rope_parameters": {
+                    "full_attention": {"rope_type": "proportional", "beta_fast": 32},
+                    "sliding_attention": {"rope_theta": 1e4},
+                }
+            },
             "beta_fast in rope scaling proportional",
         ),
         (
