@@ -142,6 +142,7 @@ CASES = (
         settings={
             "sliding_window": None,
             "layer_types": ["full_attention"] * 3,
+            "num_attention_heads": 6,
             "head_dim": 24,
             "rope_parameters": LLAMA3_ROPE,
         },

@@ -8,13 +8,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support.expert_models import make_expert_model, write_expert_gguf
-from support.parity import assert_logits_agree
+from support.expert_models import (
+    add_layer_that_predicts,
+    make_expert_model,
+    store_experts_in_mxfp4,
+    write_expert_gguf,
+)
+from support.parity import assert_logits_agree, native_error_limit
 from support.random_models import RandomModel, random_tokens, torch_logits
-from support.stages import Stages
+from support.stages import Stages, native_engine
 from support.state_dict_source import StateDictSource
 
 from potluck.catalog import describe_model, open_weights
@@ -304,16 +310,41 @@ def test_logits_at_every_position(case: Case, models: Callable[[Case], RandomMod
     assert_logits_agree(actual, torch_logits(model, tokens), tolerance=TOLERANCE)
 
 
+def assert_mostly_close(
+    actual: NDArray[np.float32], expected: NDArray[np.float32], *, limit: float
+) -> None:
+    """Errors of half of the positions within ``limit``, and of nine of ten within twice as much.
+
+    At the others a router may have chosen another one of two experts with nearly equal scores.
+    """
+    errors = np.sqrt(((actual - expected) ** 2).mean(axis=1) / (expected**2).mean(axis=1))
+    assert np.quantile(errors, 0.5) < limit
+    assert np.quantile(errors, 0.9) < 2 * limit
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_native_engine(case: Case, models: Callable[[Case], RandomModel]) -> None:
+    # Tokens of which no model's router finds two experts nearly equal.
+    model, tokens = models(case), random_tokens(70, seed=4)
+    actual = logits_of_files(model.directory, tokens, engine_factory=native_engine)
+    limit = native_error_limit(num_layers=model.config["num_hidden_layers"], is_quantized=False)
+    assert_mostly_close(actual, torch_logits(model, tokens), limit=limit)
+
+
 @pytest.mark.parametrize("case", [case for case in CASES if case.has_gguf], ids=str)
 def test_gguf_files_give_the_same_logits(
     case: Case, models: Callable[[Case], RandomModel], tmp_path: Path
 ) -> None:
-    model, tokens = models(case), random_tokens(100)
+    model, tokens = models(case), random_tokens(100, seed=4)
     path = tmp_path / "model.gguf"
     write_expert_gguf(path, model)
     assert describe_model(str(path)).files.kind is FileKind.GGUF
-    actual = logits_of_files(path, tokens)
-    assert_logits_agree(actual, torch_logits(model, tokens), tolerance=TOLERANCE)
+    actual, expected = logits_of_files(path, tokens), torch_logits(model, tokens)
+    assert_logits_agree(actual, expected, tolerance=TOLERANCE)
+
+    by_native = logits_of_files(path, tokens, engine_factory=native_engine)
+    limit = native_error_limit(num_layers=model.config["num_hidden_layers"], is_quantized=False)
+    assert_mostly_close(by_native, expected, limit=limit)
 
 
 @pytest.mark.parametrize(("case", "what"), FORGOTTEN)
@@ -327,8 +358,50 @@ def test_a_forgotten_feature_would_show(
     assert np.abs(actual - torch_logits(model, tokens)).max() > 100 * TOLERANCE
 
 
+def case_of(name: str) -> Case:
+    """The case of that name."""
+    (found,) = (case for case in CASES if case.name == name)
+    return found
+
+
+def test_experts_in_mxfp4(tmp_path: Path) -> None:
+    model, tokens = make_expert_model("gpt_oss", GPT_OSS, tmp_path, seed=3), random_tokens(60)
+    store_experts_in_mxfp4(model)
+    actual = logits_of_files(tmp_path, tokens, boundaries=[2])
+    assert_logits_agree(actual, torch_logits(model, tokens), tolerance=TOLERANCE)
+
+    path = tmp_path / "model.gguf"
+    write_expert_gguf(path, model, formats={"_exps.weight": gguf.GGMLQuantizationType.MXFP4})
+    assert_logits_agree(logits_of_files(path, tokens), actual, tolerance=TOLERANCE)
+
+
+def test_layers_that_predict_further_tokens_are_left_out(tmp_path: Path) -> None:
+    model, tokens = make_expert_model("glm4_moe", GLM, tmp_path, seed=3), random_tokens(30)
+    expected = torch_logits(model, tokens)
+    add_layer_that_predicts(tmp_path)
+    description = describe_model(str(tmp_path))
+    assert description.config.num_layers == model.config["num_hidden_layers"]
+    assert_logits_agree(logits_of_files(tmp_path, tokens), expected, tolerance=TOLERANCE)
+
+    # A model of four layers, of which the GGUF file says that the last one predicts.
+    deeper = make_expert_model(
+        "glm4_moe", GLM | {"num_hidden_layers": 4}, tmp_path / "deeper", seed=3
+    )
+    path = tmp_path / "model.gguf"
+    write_expert_gguf(path, deeper, num_more_layers=1)
+    assert describe_model(str(path)).config.num_layers == 3
+    model.torch_model.load_state_dict(
+        {
+            name: values
+            for name, values in deeper.torch_model.state_dict().items()
+            if ".layers.3." not in name
+        }
+    )
+    expected = torch_logits(model, tokens)
+    assert_logits_agree(logits_of_files(path, tokens), expected, tolerance=TOLERANCE)
+
+
 def test_norms_over_the_width_are_not_those_of_heads(models: Callable[[Case], RandomModel]) -> None:
     for name in ("minimax-m2", "olmoe"):
-        (case,) = (case for case in CASES if case.name == name)
-        config = describe_model(str(models(case).directory)).config
+        config = describe_model(str(models(case_of(name)).directory)).config
         assert {layer.attention.head_norm for layer in config.layers} == {HeadNorm.WIDTH}

@@ -54,6 +54,56 @@ def make_expert_model(
     )
 
 
+def store_experts_in_mxfp4(model: RandomModel) -> None:
+    """Write a gpt-oss model's files again as the published ones are, with its experts in MXFP4.
+
+    The model in memory and ``model.state`` have what the rounded experts stand for then.
+    """
+    import torch
+    from safetensors.numpy import save_file
+
+    kind = gguf.GGMLQuantizationType.MXFP4
+    parameters = dict(model.torch_model.named_parameters())
+    tensors: dict[str, NDArray[Any]] = {}
+    for name, values in model.state.items():
+        if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            tensors[name] = values
+            continue
+        rows = np.ascontiguousarray(values.swapaxes(1, 2))
+        stored = gguf.quants.quantize(rows, kind)
+        rounded = gguf.quants.dequantize(stored, kind).reshape(rows.shape)
+        values[...] = rounded.swapaxes(1, 2)
+        with torch.no_grad():
+            parameters[name].copy_(torch.from_numpy(values))
+        blocks = stored.reshape(*rows.shape[:2], -1, 17)
+        codes = np.concatenate([blocks[..., 1:] & 15, blocks[..., 1:] >> 4], axis=-1)
+        tensors[f"{name}_blocks"] = codes[..., ::2] | codes[..., 1::2] << 4
+        tensors[f"{name}_scales"] = np.ascontiguousarray(blocks[..., 0])
+    save_file(tensors, model.directory / "model.safetensors", metadata={"format": "pt"})
+    unquantized = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "lm_head"]
+    quantization = {"quant_method": "mxfp4", "modules_to_not_convert": unquantized}
+    path = model.directory / "config.json"
+    path.write_text(json.dumps({**model.config, "quantization_config": quantization}))
+
+
+def add_layer_that_predicts(directory: Path) -> None:
+    """Add a layer after the last one to a GLM model's files, as published ones have it."""
+    from safetensors.numpy import load_file, save_file
+
+    path = directory / "model.safetensors"
+    config = json.loads((directory / "config.json").read_text())
+    last, next_layer = config["num_hidden_layers"] - 1, config["num_hidden_layers"]
+    tensors = load_file(path)
+    added = {
+        name.replace(f"layers.{last}.", f"layers.{next_layer}."): values
+        for name, values in tensors.items()
+        if f"layers.{last}." in name
+    }
+    added[f"model.layers.{next_layer}.eh_proj.weight"] = np.ones((96, 192), np.float32)
+    added[f"model.layers.{next_layer}.enorm.weight"] = np.ones(96, np.float32)
+    save_file(tensors | added, path, metadata={"format": "pt"})
+
+
 def _draw(generator: np.random.Generator, name: str, shape: tuple[int, ...], family: str) -> Floats:
     noise = generator.standard_normal(shape)
     # gpt-oss keeps the matrices of its experts with the inputs' dimension first.
@@ -85,16 +135,20 @@ def write_expert_gguf(
     model: RandomModel,
     *,
     formats: Mapping[str, gguf.GGMLQuantizationType] | None = None,
+    num_more_layers: int = 0,
 ) -> None:
     """Write ``model`` as the converter does: its keys, its tensors' names, rows and shapes.
 
-    Everything is F32, except tensors whose names hold a key of ``formats``.
+    Everything is F32, except tensors whose names hold a key of ``formats``. The last of its layers,
+    ``num_more_layers`` of them, are said to predict further tokens.
     """
     config = model.config
     architecture, metadata, convert = _CONVERSIONS[config["model_type"]]
     writer = gguf.GGUFWriter(path, architecture)
     _add_common(writer, config)
     metadata(writer, config)
+    if num_more_layers:
+        writer.add_nextn_predict_layers(num_more_layers)
     writer.add_string("tokenizer.ggml.model", "gpt2")
     writer.add_array("tokenizer.ggml.tokens", ["a"])
     architectures = {text: number for number, text in gguf.MODEL_ARCH_NAMES.items()}

@@ -78,10 +78,23 @@ def describe_model(name: str) -> ModelDescription:
     model that cannot be run is refused. Raises ``ModelNotFoundError``, ``ModelFileError`` and
     ``UnsupportedModelError``.
     """
-    files = locate_model(name, _find_on_hub)
+    return describe_files(locate_model(name, _find_on_hub))
+
+
+def find_files(name: str) -> ModelFiles:
+    """Find MODEL whether or not it can be run; of a hub model only small files are fetched.
+
+    Raises ``ModelNotFoundError`` and ``ModelFileError``, and ``UnsupportedModelError`` for a
+    repository without weights that this build could read.
+    """
+    return locate_model(name, _find_unchecked)
+
+
+def describe_files(files: ModelFiles) -> ModelDescription:
+    """Read the configuration of a model whose files were found. Raises as ``describe_model``."""
     encoding: Encoding | None = None
     if files.kind is FileKind.HUGGING_FACE:
-        document, path = _config_document(files.path)
+        document, path = config_document(files.path)
         encoding = read_encoding(document, path=path)
         config, vectors = read_vector_use(files.path, read_config(files.path), name=files.name)
         sampling_defaults = read_generation_config(files.path / "generation_config.json")
@@ -207,6 +220,17 @@ def _find_on_hub(model: HubModel) -> Snapshot:
     return snapshot
 
 
+def _find_unchecked(model: HubModel) -> Snapshot:
+    snapshot = find_snapshot(model)
+    if model.filename is None:
+        fetch_small_files(snapshot, check_config=_accept, check_tokenizer=_accept)
+    return snapshot
+
+
+def _accept(directory: Path) -> None:
+    pass
+
+
 def _open(
     description: ModelDescription, shards: Iterable[Shard] | None, open_file: OpenFile
 ) -> FileTensorSource:
@@ -271,11 +295,11 @@ def read_tokenizer(directory: Path) -> Tokenizer:
 
 def read_config(directory: Path) -> ModelConfig:
     """The configuration of a directory in Hugging Face layout."""
-    document, path = _config_document(directory)
+    document, path = config_document(directory)
     return config_from_hugging_face(document, path=path)
 
 
-def _config_document(directory: Path) -> tuple[Mapping[str, object], str]:
-    """What ``config.json`` says, and its path."""
+def config_document(directory: Path) -> tuple[Mapping[str, object], str]:
+    """What ``config.json`` says, and its path. Raises ``ModelFileError``."""
     path = directory / "config.json"
     return read_document(path, MAX_JSON_BYTES), str(path)

@@ -15,6 +15,7 @@ import potluck
 _MODULES = {
     "run": "potluck.cli.run",
     "bench": "potluck.cli.bench",
+    "check": "potluck.cli.check",
     "fetch": "potluck.cli.fetch",
     "probe": "potluck.cli.probe",
     "doctor": "potluck.cli.doctor",

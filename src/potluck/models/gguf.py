@@ -172,18 +172,24 @@ EXPERT_KEYS = frozenset(
         "expert_count",
         "expert_feed_forward_length",
         "expert_gating_func",
-        "expert_group_count",
-        "expert_group_used_count",
-        "expert_shared_count",
-        "expert_shared_feed_forward_length",
         "expert_used_count",
         "expert_weights_norm",
-        "expert_weights_scale",
+    }
+)
+"""What ``read_experts_of_layers`` implements."""
+
+ROUTING_KEYS = frozenset({"expert_group_count", "expert_group_used_count", "expert_weights_scale"})
+"""What it implements besides, for architectures whose code in llama.cpp reads these keys."""
+
+PLACE_KEYS = frozenset(
+    {
+        "expert_shared_count",
+        "expert_shared_feed_forward_length",
         "interleave_moe_layer_step",
         "leading_dense_block_count",
     }
 )
-"""What ``read_experts_of_layers`` implements, or what the tensors say as well."""
+"""What the tensors say as well, of architectures with shared experts or dense layers."""
 
 _MAX_GATING = 2**16
 _GATING = {ExpertScore.SOFTMAX: 1, ExpertScore.SIGMOID: 2}

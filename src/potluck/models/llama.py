@@ -34,18 +34,20 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
 def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
     names = frozenset(source.names())
     window = fields.count("attention.sliding_window", MAX_CONTEXT_TOKENS, 0, minimum=0)
+    experts = gguf.read_experts_of_layers(
+        fields, source, normalize_shares=True, width_key="feed_forward_length"
+    )
     return gguf.read_config(
         fields,
         source,
         family="llama",
-        implemented=gguf.EXPERT_KEYS | {"attention.sliding_window"},
+        implemented=frozenset({"attention.sliding_window"})
+        | (gguf.EXPERT_KEYS if any(experts) else frozenset()),
         qkv_bias="blk.0.attn_q.bias" in names,
         output_bias="blk.0.attn_output.bias" in names,
         mlp_bias="blk.0.ffn_gate.bias" in names,
         sliding_window=window or None,
-        experts=gguf.read_experts_of_layers(
-            fields, source, normalize_shares=True, width_key="feed_forward_length"
-        ),
+        experts=experts,
     )
 
 

@@ -59,7 +59,7 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
         fields,
         source,
         family="qwen2_moe",
-        implemented=gguf.EXPERT_KEYS,
+        implemented=gguf.EXPERT_KEYS | gguf.PLACE_KEYS,
         qkv_bias="blk.0.attn_q.bias" in frozenset(source.names()),
         # As llama.cpp's build_qwen2moe computes it; the files do not say.
         experts=gguf.read_experts_of_layers(fields, source, normalize_shares=False),

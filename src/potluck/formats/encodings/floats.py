@@ -105,7 +105,7 @@ class FloatTensor:
             for index, table in enumerate(tables):
                 begin = index * grid.block_columns
                 end = begin + grid.block_columns
-                part[:, begin:end] = table[codes[:, begin:end]]
+                part[:, begin:end] = table.take(codes[:, begin:end], mode="clip")
             row += count
 
     def release(self) -> None:

@@ -1,0 +1,170 @@
+"""``potluck check``: whether a model will run, with what memory, and what stands in the way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import typer
+
+from potluck.cli.addresses import parse_size
+from potluck.cli.options import (
+    ContextOption,
+    JsonOption,
+    MemoryLimitOption,
+    ModelArgument,
+    Quant,
+    QuantOption,
+)
+from potluck.cli.output import emit_json
+from potluck.quantities import format_bytes, format_few
+from potluck.types.memory import MemoryLimit
+
+if TYPE_CHECKING:
+    from potluck.local.check import ContextMemory, Finding, ModelCheck
+
+_NUM_NAMES = 8
+
+
+def check(
+    model: ModelArgument,
+    context: ContextOption = None,
+    quant: QuantOption = Quant.NONE,
+    memory_limit: MemoryLimitOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Say whether MODEL will run on this machine, with what memory, and what stands in the way.
+
+    Only headers are read, and fetched from the hub. Exit code 0: it runs; 1: it does not, or not in
+    the memory there is.
+    """
+    from potluck.local.check import check_model
+
+    checked = check_model(
+        model,
+        context_tokens=context,
+        quantization=quant.quantization,
+        limit=None if memory_limit is None else _limit(memory_limit),
+    )
+    if json:
+        emit_json(check_document(checked))
+    else:
+        for line in check_lines(checked):
+            print(line)
+    if not checked.runs:
+        raise typer.Exit(1)
+
+
+def _limit(option: str) -> MemoryLimit:
+    return MemoryLimit(bytes=parse_size(option), reason="--memory-limit")
+
+
+def check_lines(checked: ModelCheck) -> Iterator[str]:
+    """Return what was found, for a person: facts first, then what is said about them."""
+    rows = list(_rows(checked))
+    indent = max((len(title) for title, _ in rows), default=0) + 2
+    for title, text in rows:
+        yield f"{title.ljust(indent)}{text}".rstrip()
+    for finding in checked.findings:
+        yield from _finding_lines(finding)
+    yield "it runs on this machine" if checked.runs else "it does not run on this machine"
+
+
+def check_document(checked: ModelCheck) -> dict[str, object]:
+    """Return the document of ``potluck check --json`` (schema ``potluck.check/1``)."""
+    config = checked.config
+    return {
+        "schema": "potluck.check/1",
+        "model": checked.files.name,
+        "pinned": checked.files.pinned_name,
+        "kind": checked.files.kind.value,
+        "runs": checked.runs,
+        "configuration": None
+        if config is None
+        else {
+            "family": config.family,
+            "num_layers": config.num_layers,
+            "hidden_size": config.hidden_size,
+            "vocab_size": config.vocab_size,
+            "max_context_tokens": config.max_context_tokens,
+            "num_parameters": checked.num_parameters,
+            "encoding": checked.encoding,
+            "quantization": checked.quantization.value,
+        },
+        "stored_bytes": dict(checked.stored),
+        "tokenizer_tokens": checked.num_tokens,
+        "has_chat_template": checked.has_chat_template,
+        "backends": [
+            {"name": each.name, "computes": not each.problem, "problem": each.problem}
+            for each in checked.backends
+        ],
+        "memory": [_memory_document(each) for each in checked.contexts],
+        "usable_bytes": checked.limit.bytes,
+        "usable_reason": checked.limit.reason,
+        "findings": [
+            {
+                "part": each.part.value,
+                "stops": each.stops,
+                "problem": each.problem,
+                "hint": each.hint,
+                "missing": list(each.missing),
+            }
+            for each in checked.findings
+        ],
+    }
+
+
+def _memory_document(each: ContextMemory) -> dict[str, object]:
+    memory = each.memory
+    return {
+        "context_tokens": each.context_tokens,
+        "fits": each.fits,
+        "total_bytes": memory.total_bytes,
+        "weights_bytes": memory.weights_bytes,
+        "cache_bytes": memory.cache_bytes,
+        "other_bytes": memory.total_bytes - memory.weights_bytes - memory.cache_bytes,
+    }
+
+
+def _rows(checked: ModelCheck) -> Iterator[tuple[str, str]]:
+    """Titles and facts, as far as they are known."""
+    config = checked.config
+    if config is not None:
+        parameters = f", {_count(checked.num_parameters)} parameters" * bool(checked.num_parameters)
+        yield (
+            "model",
+            f"{config.family}, {config.num_layers} layers{parameters}, "
+            f"up to {config.max_context_tokens} tokens of context",
+        )
+    if checked.stored:
+        parts = ", ".join(f"{label} {format_bytes(size)}" for label, size in checked.stored)
+        encoding = f"; stored as {checked.encoding}" if checked.encoding else ""
+        yield "weights", f"{parts}{encoding}"
+    if checked.num_tokens is not None:
+        yield "tokenizer", f"{checked.num_tokens} tokens"
+    if checked.has_chat_template:
+        yield "chat", "its template works"
+    if checked.backends:
+        computing = [fit.name for fit in checked.backends if not fit.problem]
+        yield "backends", format_few(computing, _NUM_NAMES) if computing else "none"
+        for problem in dict.fromkeys(fit.problem for fit in checked.backends if fit.problem):
+            yield "", problem
+    for index, context in enumerate(checked.contexts):
+        title = "memory" if index == 0 else ""
+        room = "" if context.fits else ", which is too much"
+        total = format_bytes(context.memory.total_bytes)
+        yield title, f"{total} for {context.context_tokens} tokens of context{room}"
+    yield "usable", f"{format_bytes(checked.limit.bytes)} ({checked.limit.reason})"
+
+
+def _finding_lines(finding: Finding) -> Iterator[str]:
+    yield f"{'problem' if finding.stops else 'note'}: {finding.part.value}: {finding.problem}"
+    if finding.hint and finding.stops:
+        yield f"  hint: {finding.hint}"
+
+
+def _count(number: int) -> str:
+    """``1.2 billion`` and the like."""
+    if number >= 1e9:
+        return f"{number / 1e9:.3g} billion"
+    return f"{number / 1e6:.3g} million"

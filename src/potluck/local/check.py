@@ -1,0 +1,379 @@
+"""Whether a model will run, said from its headers alone: nothing is loaded and no driver is asked.
+
+Every part of a model is examined, whatever was wrong with another, so that all that stands in the
+way is named at once.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import TypeVar
+
+from potluck.catalog import (
+    ModelDescription,
+    ModelFiles,
+    config_document,
+    describe_files,
+    find_files,
+    load_chat_template,
+    load_tokenizer,
+    read_profile,
+)
+from potluck.engines.backends import BACKENDS
+from potluck.errors import ParameterError, PotluckError
+from potluck.formats.encodings import read_encoding
+from potluck.formats.encodings.encoding import KEY as QUANTIZATION_KEY
+from potluck.loading import StageSize, plan_stage
+from potluck.loading.plan import program_to_count
+from potluck.models.names import FileKind
+from potluck.models.registry import config_from_hugging_face
+from potluck.placement.sizes import stronger_quantizations, what_fits
+from potluck.probe.cores import default_num_threads
+from potluck.probe.memory import available_memory
+from potluck.quantities import format_bytes
+from potluck.scheduling import DEFAULT_CONTEXT_TOKENS, MAX_STEP_TOKENS
+from potluck.scheduling.blocks import blocks_for
+from potluck.types.memory import MemoryLimit, MemoryPlan
+from potluck.types.model import ModelConfig
+from potluck.types.profile import ModelProfile
+from potluck.types.program import Shard
+from potluck.types.quantization import Quantization
+from potluck.types.stage import StagePlan
+from potluck.types.text import ChatMessage
+from potluck.types.unit import NATIVE
+from potluck.weights.load import check_weights
+from potluck.weights.report import remark_lines
+
+Result = TypeVar("Result")
+
+_MOST_TENSORS_NAMED = 3
+_LONGER_CONTEXTS = (16_384, 65_536)
+"""Besides the default and the longest."""
+_TRIAL_TIME = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+class Part(enum.Enum):
+    """What of a model a finding is about."""
+
+    CONFIGURATION = "configuration"
+    TENSORS = "tensors"
+    TOKENIZER = "tokenizer"
+    CHAT_TEMPLATE = "chat template"
+    BACKEND = "backend"
+    MEMORY = "memory"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """Something about a model. With ``stops`` the model does not run here because of it.
+
+    ``missing`` names what Potluck would have to support.
+    """
+
+    part: Part
+    problem: str
+    stops: bool
+    hint: str = ""
+    missing: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackendFit:
+    """A backend of this build, and why it does not compute the model; nothing if it does."""
+
+    name: str
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContextMemory:
+    """What the whole model takes on the CPU for one sequence of ``context_tokens``."""
+
+    context_tokens: int
+    memory: MemoryPlan
+    fits: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelCheck:
+    """What the headers say. ``config`` and what follows from it are absent where it is refused.
+
+    ``stored`` and ``loaded`` are bytes of weights by format. ``contexts`` are from the shortest to
+    the longest, empty where no memory can be counted. ``limit`` is what this machine may use.
+    """
+
+    files: ModelFiles
+    findings: tuple[Finding, ...]
+    limit: MemoryLimit
+    config: ModelConfig | None = None
+    encoding: str | None = None
+    num_parameters: int = 0
+    stored: tuple[tuple[str, int], ...] = ()
+    num_tokens: int | None = None
+    has_chat_template: bool = False
+    quantization: Quantization = Quantization.NONE
+    backends: tuple[BackendFit, ...] = ()
+    contexts: tuple[ContextMemory, ...] = ()
+
+    @property
+    def runs(self) -> bool:
+        """Whether this build runs the model on this machine, for the shortest of the contexts."""
+        return not any(each.stops for each in self.findings)
+
+
+def check_model(
+    name: str,
+    *,
+    context_tokens: int | None = None,
+    quantization: Quantization | None = Quantization.NONE,
+    limit: MemoryLimit | None = None,
+) -> ModelCheck:
+    """Examine MODEL. Of a hub model small files and headers are fetched, and no weights.
+
+    ``context_tokens`` is the context that must fit, by default that of ``potluck run``.
+    ``quantization`` None takes the most precise one that fits. ``limit``
+    is the memory that may be used, by default what is free on this machine. Raises
+    ``ModelNotFoundError`` when there is no such model, and ``ParameterError`` for a context that it
+    was not made for.
+    """
+    files = find_files(name)
+    found = _Findings()
+    description = _describe(files, found)
+    tokenizer = found.of(Part.TOKENIZER, lambda: load_tokenizer(files))
+    has_template = _has_chat_template(files, found)
+    usable = limit or available_memory()
+    if description is None:
+        return ModelCheck(
+            files=files,
+            findings=found.all(),
+            limit=usable,
+            num_tokens=None if tokenizer is None else tokenizer.vocab_size,
+            has_chat_template=has_template,
+        )
+    for skipped in description.skipped:
+        found.note(Part.TENSORS, f"{skipped} is left out")
+    profile = found.of(Part.TENSORS, lambda: read_profile(description))
+    fits: tuple[BackendFit, ...] = ()
+    contexts: tuple[ContextMemory, ...] = ()
+    quantized = quantization or Quantization.NONE
+    if profile is not None:
+        size = _size(description.config, context_tokens, quantized)
+        if _check_tensors(profile, size, found):
+            if quantization is None:
+                size = _quantized_to_fit(profile, size, usable)
+                quantized = size.quantization
+            planned = list(_backend_fits(profile, size, found))
+            fits = tuple(fit for fit, _ in planned)
+            native = next(plan for fit, plan in planned if fit.name == NATIVE)
+            if native is not None:
+                for line in remark_lines(native.remarks):
+                    found.note(Part.TENSORS, line)
+                is_asked = context_tokens is not None
+                contexts = tuple(_contexts(profile, size, usable, is_asked=is_asked))
+                if not contexts[0].fits:
+                    _say_memory_lacks(profile, size, contexts[0], usable, found)
+    return ModelCheck(
+        files=files,
+        findings=found.all(),
+        limit=usable,
+        config=description.config,
+        encoding=None if description.encoding is None else description.encoding.method,
+        num_parameters=0 if profile is None else _num_parameters(profile),
+        stored=() if profile is None else _stored(profile),
+        num_tokens=None if tokenizer is None else tokenizer.vocab_size,
+        has_chat_template=has_template,
+        quantization=quantized,
+        backends=fits,
+        contexts=contexts,
+    )
+
+
+def _size(config: ModelConfig, context_tokens: int | None, quantization: Quantization) -> StageSize:
+    """The size that ``potluck run`` would take; ``ParameterError`` for too long a context."""
+    context = context_tokens or min(DEFAULT_CONTEXT_TOKENS, config.max_context_tokens)
+    if not 1 <= context <= config.max_context_tokens:
+        raise ParameterError(
+            "context",
+            f"the context is {context}, and the model was made for at most "
+            f"{config.max_context_tokens} tokens",
+            hint=f"give --context {config.max_context_tokens}, or less",
+        )
+    return StageSize(
+        context_tokens=context,
+        num_blocks=blocks_for(context),
+        max_step_tokens=min(MAX_STEP_TOKENS, context),
+        num_threads=default_num_threads(),
+        quantization=quantization,
+    )
+
+
+class _Findings:
+    """What was found so far, in order."""
+
+    def __init__(self) -> None:
+        self._found: list[Finding] = []
+
+    def of(self, part: Part, examine: Callable[[], Result], *, stops: bool = True) -> Result | None:
+        """What ``examine`` returns; None, and a finding, if it raises an error of the model."""
+        try:
+            return examine()
+        except PotluckError as error:
+            self.add(part, error, stops=stops)
+            return None
+
+    def add(self, part: Part, error: PotluckError, *, stops: bool) -> None:
+        """Add what an error says, unless it was said of another part."""
+        if any(each.problem == error.message for each in self._found):
+            return
+        self._found.append(
+            Finding(
+                part=part,
+                problem=error.message,
+                hint=error.hint,
+                missing=tuple(getattr(error, "missing", ())),
+                stops=stops,
+            )
+        )
+
+    def stop(self, part: Part, problem: str, hint: str = "") -> None:
+        self._found.append(Finding(part=part, problem=problem, hint=hint, stops=True))
+
+    def note(self, part: Part, problem: str) -> None:
+        self._found.append(Finding(part=part, problem=problem, stops=False))
+
+    def all(self) -> tuple[Finding, ...]:
+        return tuple(self._found)
+
+
+def _describe(files: ModelFiles, found: _Findings) -> ModelDescription | None:
+    """The description; of a configuration that is refused, all that is wrong with it."""
+    if files.kind is FileKind.HUGGING_FACE:
+        read = found.of(Part.CONFIGURATION, lambda: config_document(files.path))
+        if read is None:
+            return None
+        document, path = read
+        plain = {key: value for key, value in document.items() if key != QUANTIZATION_KEY}
+        before = len(found.all())
+        found.of(Part.CONFIGURATION, lambda: read_encoding(document, path=path))
+        found.of(Part.CONFIGURATION, lambda: config_from_hugging_face(plain, path=path))
+        if len(found.all()) > before:
+            return None
+    return found.of(Part.CONFIGURATION, lambda: describe_files(files))
+
+
+def _has_chat_template(files: ModelFiles, found: _Findings) -> bool:
+    """Whether a chat with one message can be rendered. Without it the model still runs."""
+    template = found.of(Part.CHAT_TEMPLATE, lambda: load_chat_template(files), stops=False)
+    if template is None:
+        if not any(each.part is Part.CHAT_TEMPLATE for each in found.all()):
+            found.note(Part.CHAT_TEMPLATE, "there is none: the model continues texts only")
+        return False
+    messages = [ChatMessage(role="user", content="Hello")]
+    rendered = found.of(
+        Part.CHAT_TEMPLATE, lambda: template.render(messages, now=_TRIAL_TIME), stops=False
+    )
+    return rendered is not None
+
+
+def _check_tensors(profile: ModelProfile, size: StageSize, found: _Findings) -> bool:
+    """Whether all weights can be loaded; those that cannot are named."""
+    unusable = [each.error() for each in profile.unusable.values()]
+    for error in unusable[:_MOST_TENSORS_NAMED]:
+        found.add(Part.TENSORS, error, stops=True)
+    if len(unusable) > _MOST_TENSORS_NAMED:
+        others = len(unusable) - _MOST_TENSORS_NAMED
+        found.stop(Part.TENSORS, f"{others} more tensors cannot be read")
+    if unusable:
+        return False
+    config = profile.config
+    program = program_to_count(config, Shard.whole(config.num_layers), size.context_tokens)
+    checked = found.of(Part.TENSORS, lambda: check_weights(program, profile, path=profile.path))
+    return checked is not None
+
+
+def _backend_fits(
+    profile: ModelProfile, size: StageSize, found: _Findings
+) -> Iterator[tuple[BackendFit, StagePlan | None]]:
+    """Every backend of this build, with the plan for the whole model where it computes it."""
+    shard = Shard.whole(profile.config.num_layers)
+    for spec in BACKENDS:
+        on_backend = replace(size, backend=spec.name)
+        try:
+            plan = plan_stage(profile, shard, on_backend)
+        except PotluckError as error:
+            if spec.name == NATIVE:
+                found.add(Part.BACKEND, error, stops=True)
+            yield BackendFit(name=spec.name, problem=error.message), None
+        else:
+            yield BackendFit(name=spec.name), plan
+
+
+def _quantized_to_fit(profile: ModelProfile, size: StageSize, limit: MemoryLimit) -> StageSize:
+    """``size`` with the most precise quantization that fits, else with the smallest."""
+    sizes = [size, *stronger_quantizations(size)]
+    return next((each for each in sizes if _fits(profile, each, limit)), sizes[-1])
+
+
+def _fits(profile: ModelProfile, size: StageSize, limit: MemoryLimit) -> bool:
+    try:
+        plan = plan_stage(profile, Shard.whole(profile.config.num_layers), size)
+    except PotluckError:  # which is said of the backend
+        return False
+    return plan.memory.total_bytes <= limit.bytes
+
+
+def _contexts(
+    profile: ModelProfile, size: StageSize, limit: MemoryLimit, *, is_asked: bool
+) -> Iterator[ContextMemory]:
+    """The memory for the context of ``size`` and, unless it was asked for, for longer ones."""
+    most = profile.config.max_context_tokens
+    longer = () if is_asked else (*_LONGER_CONTEXTS, most)
+    lengths = {
+        size.context_tokens,
+        *(each for each in longer if size.context_tokens < each <= most),
+    }
+    shard = Shard.whole(profile.config.num_layers)
+    for context_tokens in sorted(lengths):
+        wanted = replace(size, context_tokens=context_tokens, num_blocks=blocks_for(context_tokens))
+        memory = plan_stage(profile, shard, wanted).memory
+        yield ContextMemory(
+            context_tokens=context_tokens,
+            memory=memory,
+            fits=memory.total_bytes <= limit.bytes,
+        )
+
+
+def _say_memory_lacks(
+    profile: ModelProfile,
+    size: StageSize,
+    least: ContextMemory,
+    limit: MemoryLimit,
+    found: _Findings,
+) -> None:
+    hint = (
+        what_fits(size, lambda other: _fits(profile, other, limit))
+        or "potluck up joins several machines"
+    )
+    found.stop(
+        Part.MEMORY,
+        f"{format_bytes(least.memory.total_bytes)} are needed for {least.context_tokens} tokens of "
+        f"context, and {format_bytes(limit.bytes)} may be used ({limit.reason})",
+        hint or "potluck up joins several machines",
+    )
+
+
+def _num_parameters(profile: ModelProfile) -> int:
+    """The elements of all tensors; a head tied to the embedding counts once."""
+    return sum(math.prod(info.shape) for info in profile.tensors.values())
+
+
+def _stored(profile: ModelProfile) -> tuple[tuple[str, int], ...]:
+    num_bytes: Counter[str] = Counter()
+    for info in profile.tensors.values():
+        num_bytes[info.format.label] += info.num_bytes
+    return tuple(num_bytes.most_common())

@@ -1,0 +1,215 @@
+"""What ``check_model`` says of models that run and of such that do not."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.safetensors_bytes import safetensors_bytes, tensor_entry
+from support.sparse_models import SparseModel
+
+from potluck.catalog.locate import DEMO_DIRECTORY
+from potluck.errors import ModelNotFoundError, ParameterError
+from potluck.local.check import ModelCheck, Part, check_model
+from potluck.types.memory import MemoryLimit
+from potluck.types.quantization import Quantization
+
+PLENTY = MemoryLimit(bytes=2**40, reason="plenty")
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A copy of the demo model to spoil."""
+    directory = tmp_path / "model"
+    directory.mkdir()
+    for file in DEMO_DIRECTORY.iterdir():
+        if file.suffix in (".json", ".safetensors"):
+            shutil.copyfile(file, directory / file.name)
+    return directory
+
+
+def change_config(model: Path, **changes: object) -> None:
+    path = model / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def stops(checked: ModelCheck) -> list[tuple[Part, str]]:
+    return [(each.part, each.problem) for each in checked.findings if each.stops]
+
+
+def check(model: Path | str, **options: Any) -> ModelCheck:
+    return check_model(str(model), **{"limit": PLENTY, **options})
+
+
+def test_a_model_that_runs() -> None:
+    checked = check("demo")
+    assert checked.runs
+    assert checked.findings == ()
+    assert checked.config is not None
+    assert checked.config.family == "llama"
+    header = (DEMO_DIRECTORY / "model.safetensors").read_bytes()
+    tensors = json.loads(header[8 : 8 + int.from_bytes(header[:8], "little")])
+    stored = sum(
+        each["data_offsets"][1] - each["data_offsets"][0]
+        for name, each in tensors.items()
+        if name != "__metadata__"
+    )
+    assert dict(checked.stored) == {"bf16": stored}
+    assert checked.num_parameters == stored // 2
+    assert checked.num_tokens == checked.config.vocab_size
+    assert checked.has_chat_template
+    assert checked.backends[0].name == "native"
+    assert not checked.backends[0].problem
+    (context,) = checked.contexts
+    assert context.context_tokens == 2048
+    assert context.memory.weights_bytes >= stored
+    layers, width = checked.config.num_layers, 2 * 2  # keys and values, f16
+    kv_heads = checked.config.layers[0].attention.num_kv_heads
+    head_dim = checked.config.layers[0].attention.head_dim
+    assert context.memory.cache_bytes == layers * width * kv_heads * head_dim * 2048
+
+
+def test_longer_contexts_take_more(tmp_path: Path) -> None:
+    path = SparseModel(
+        hidden_size=64,
+        intermediate_size=128,
+        num_layers=2,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=16,
+        vocab_size=500,
+        max_context_tokens=40_000,
+        has_tied_head=True,
+        stored="BF16",
+    ).write(tmp_path)
+    contexts = check(path).contexts
+    assert [each.context_tokens for each in contexts] == [4096, 16_384, 40_000]
+    totals = [each.memory.total_bytes for each in contexts]
+    assert totals == sorted(set(totals))
+    limit = MemoryLimit(bytes=totals[1], reason="as the test says")
+    checked = check(path, limit=limit)
+    assert [each.fits for each in checked.contexts] == [True, True, False]
+    assert [each.context_tokens for each in check(path, context_tokens=100).contexts] == [100]
+
+
+def test_all_that_stands_in_the_way_is_named_at_once(model: Path) -> None:
+    change_config(
+        model,
+        sliding_window=128,
+        quantization_config={"quant_method": "bitsandbytes"},
+    )
+    (model / "tokenizer.json").write_text("{")
+    checked = check(model)
+    assert not checked.runs
+    assert checked.config is None
+    assert checked.contexts == ()
+    named = stops(checked)
+    assert [part for part, _ in named] == [Part.CONFIGURATION, Part.CONFIGURATION, Part.TOKENIZER]
+    assert "quantization_config=bitsandbytes" in named[0][1]
+    assert "sliding_window=128" in named[1][1]
+    assert checked.findings[0].missing == ("quantization_config=bitsandbytes",)
+
+
+def test_a_family_that_is_not_known(model: Path) -> None:
+    change_config(model, architectures=["MambaForCausalLM"], model_type="mamba")
+    checked = check(model)
+    ((part, problem),) = stops(checked)
+    assert part is Part.CONFIGURATION
+    assert "MambaForCausalLM" in problem
+    assert checked.num_tokens == 2048, "what does not depend on the family is examined"
+
+
+def test_a_broken_configuration(model: Path) -> None:
+    (model / "config.json").write_text("[1]")
+    part, problem = stops(check(model))[0]
+    assert part is Part.CONFIGURATION
+    assert "config.json" in problem
+
+
+def test_tensors_that_cannot_be_read(tmp_path: Path) -> None:
+    path = SparseModel(
+        hidden_size=64,
+        intermediate_size=128,
+        num_layers=2,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=16,
+        vocab_size=500,
+        max_context_tokens=256,
+        has_tied_head=True,
+        stored="BF16",
+    ).write(tmp_path)
+    file = tmp_path / "model.safetensors"
+    content = file.read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    header = content[8 : 8 + length].replace(b'"BF16"', b'"I16" ')
+    file.write_bytes(content[:8] + header + content[8 + length :])
+    named = [problem for part, problem in stops(check(path)) if part is Part.TENSORS]
+    assert len(named) == 4
+    assert "stored as I16" in named[0]
+    assert named[3] == "17 more tensors cannot be read"
+
+
+def test_a_tensor_that_is_missing(model: Path) -> None:
+    file = model / "model.safetensors"
+    content = file.read_bytes()
+    header = content[8:].replace(b"layers.3.mlp.up_proj", b"layers.3.mlp.xx_proj")
+    file.write_bytes(content[:8] + header)
+    ((part, problem),) = stops(check(model))
+    assert part is Part.CONFIGURATION
+    assert "model.layers.3.mlp.xx_proj.weight" in problem
+
+
+def test_a_file_without_tensors(model: Path) -> None:
+    (model / "model.safetensors").write_bytes(
+        safetensors_bytes({"model.norm.weight": tensor_entry("F32", [1], 0, 4)}, b"\0" * 4)
+    )
+    checked = check(model)
+    assert not checked.runs
+    assert [part for part, _ in stops(checked)] == [Part.TENSORS]
+
+
+def test_a_chat_template_is_not_needed(model: Path) -> None:
+    path = model / "tokenizer_config.json"
+    settings = json.loads(path.read_text())
+    assert settings.pop("chat_template")
+    path.write_text(json.dumps(settings))
+    checked = check(model)
+    assert checked.runs
+    assert not checked.has_chat_template
+    assert [each.part for each in checked.findings] == [Part.CHAT_TEMPLATE]
+    path.write_text(json.dumps({**settings, "chat_template": "{% if %}"}))
+    checked = check(model)
+    assert checked.runs
+    assert not checked.has_chat_template
+    assert "template" in checked.findings[0].problem
+
+
+def test_memory_that_lacks() -> None:
+    needed = check("demo").contexts[0].memory.total_bytes
+    checked = check("demo", limit=MemoryLimit(bytes=needed - 1, reason="as the test says"))
+    ((part, problem),) = stops(checked)
+    assert part is Part.MEMORY
+    assert "as the test says" in problem
+    assert "--quant q8_0 would fit" in checked.findings[-1].hint
+    assert check("demo", limit=MemoryLimit(bytes=needed, reason="")).runs
+
+
+def test_the_quantization_that_fits_is_chosen() -> None:
+    quantized = check("demo", quantization=Quantization.Q8_0).contexts[0].memory.total_bytes
+    limit = MemoryLimit(bytes=quantized, reason="as the test says")
+    checked = check("demo", limit=limit, quantization=None)
+    assert checked.runs
+    assert checked.quantization is Quantization.Q8_0
+    nothing = check("demo", limit=MemoryLimit(bytes=1, reason="nothing"), quantization=None)
+    assert not nothing.runs
+
+
+def test_what_is_asked_wrongly_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ParameterError, match="2048"):
+        check("demo", context_tokens=4096)
+    with pytest.raises(ModelNotFoundError):
+        check(tmp_path / "absent")
