@@ -33,7 +33,7 @@ _PERMUTED = ("ministral3", "smollm3", "granite", "granitemoehybrid")
 _TEXT_PREFIX = "language_model."
 
 
-def write_dense_gguf(path: Path, model: RandomModel) -> None:
+def write_converted_gguf(path: Path, model: RandomModel) -> None:
     """Write the text part of ``model`` in F32."""
     config = model.config.get("text_config", model.config)
     family = config["model_type"]
