@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <optional>
+#include <utility>
 
 #include "program/gate_kernel.h"
 
@@ -16,12 +16,10 @@ constexpr uint64_t kAlignment = 64;
 constexpr int64_t kCopyWork = 1;
 constexpr int64_t kExpWork = 16;
 constexpr int64_t kQuantizeWork = 2;
-constexpr int64_t kUnpackWork = 8;
 
 // The largest of all Moe ops.
 struct Sizes {
   int64_t experts = 0, chosen = 0, expert_width = 0, columns = 0, groups = 0;
-  bool has_biases = false;
 
   explicit Sizes(const Program& program) {
     for (const op::Resolved& any : program.ops()) {
@@ -31,7 +29,6 @@ struct Sizes {
         expert_width = std::max(expert_width, o->expert_width);
         columns = std::max({columns, program.width(o->x), program.width(o->out)});
         groups = std::max(groups, o->num_groups);
-        has_biases = has_biases || o->gate_bias || o->up_bias || o->down_bias;
       }
     }
   }
@@ -65,6 +62,7 @@ Activations rows_from(const Activations& all, int64_t row, int64_t columns) {
 // Where everything lies in the scratch memory.
 struct MoeRunner::Layout {
   Scratch scratch{};
+  std::map<int, float*> biases;
   uint64_t num_bytes = 0;
 
   Layout(const Program& program, int64_t max_tokens, uint8_t* base) : base_(base) {
@@ -89,10 +87,15 @@ struct MoeRunner::Layout {
     take(scratch.q_sums, rows * q_groups);
     take(scratch.bf16, rows * q_columns);
     take(scratch.first_rows, sizes.experts + 1);
-    if (!sizes.has_biases) return;
-    take(scratch.gate_bias, sizes.experts * sizes.expert_width);
-    take(scratch.up_bias, sizes.experts * sizes.expert_width);
-    take(scratch.down_bias, sizes.experts * sizes.columns);
+    for (const op::Resolved& any : program.ops()) {
+      const auto* o = std::get_if<op::Moe<int>>(&any);
+      if (o == nullptr) continue;
+      for (const std::optional<int> bias : {o->gate_bias, o->up_bias, o->down_bias}) {
+        if (!bias || biases.count(*bias) != 0) continue;
+        const std::vector<int64_t>& shape = program.spec().weights[*bias].shape;
+        take(biases[*bias], shape[0] * shape[1]);
+      }
+    }
   }
 
  private:
@@ -113,8 +116,11 @@ MoeRunner::MoeRunner(const Program& program, const Kernels& kernels, const Weigh
                      Arithmetic arithmetic, int64_t max_tokens, uint8_t* scratch)
     : kernels_(kernels),
       weights_(weights),
-      arithmetic_(arithmetic),
-      scratch_(Layout(program, max_tokens, scratch).scratch) {}
+      arithmetic_(arithmetic) {
+  Layout layout(program, max_tokens, scratch);
+  scratch_ = layout.scratch;
+  biases_ = std::move(layout.biases);
+}
 
 bool MoeRunner::wants_integers(const op::Moe<int>& o) const {
   return is_quantized(weights_.matrix(o.gate).format) || is_quantized(weights_.matrix(o.up).format);
@@ -134,22 +140,17 @@ void MoeRunner::run(const op::Moe<int>& o, const Activations& input, int64_t num
                   [&](int64_t begin, int64_t end, int) {
                     for (int64_t row = begin; row < end; ++row) gather(o, input, row);
                   });
-  if (o.gate_bias || o.up_bias || o.down_bias) {
-    parallel_ranges(session, o.num_experts, 1, kUnpackWork * (2 * gate.rows + down.rows) / o.num_experts,
-                    [&](int64_t begin, int64_t end, int) {
-                      for (int64_t e = begin; e < end; ++e) unpack_biases(o, e);
-                    });
-  }
+  unpack_biases();
   products_.clear();
-  add_products(o, gate, o.gate_bias ? s.gate_bias : nullptr, s.x, s.gate);
-  add_products(o, up, o.up_bias ? s.up_bias : nullptr, s.x, s.up);
+  add_products(o, gate, o.gate_bias, s.x, s.gate);
+  add_products(o, up, o.up_bias, s.x, s.up);
   multiply(products_, session);
   parallel_ranges(session, num_rows, 1, (kExpWork + kQuantizeWork) * o.expert_width,
                   [&](int64_t begin, int64_t end, int) {
                     for (int64_t row = begin; row < end; ++row) activate(o, row);
                   });
   products_.clear();
-  add_products(o, down, o.down_bias ? s.down_bias : nullptr, s.gate, s.x);
+  add_products(o, down, o.down_bias, s.gate, s.x);
   multiply(products_, session);
   const int64_t out_columns = down.rows / o.num_experts;
   parallel_ranges(session, num_tokens, 1, kCopyWork * o.num_experts_per_token * out_columns,
@@ -283,24 +284,22 @@ void MoeRunner::activate(const op::Moe<int>& o, int64_t row) {
   }
 }
 
-// Biases lie in panels as matrices do, and products take them one after another.
-void MoeRunner::unpack_biases(const op::Moe<int>& o, int64_t expert) {
-  const Scratch& s = scratch_;
-  if (s.first_rows[expert + 1] == s.first_rows[expert]) return;
-  const auto unpack = [&](std::optional<int> weight, float* biases) {
-    if (!weight) return;
-    const Matrix& matrix = weights_.matrix(*weight);
-    kernels_.embed[static_cast<int>(matrix.format)](matrix, expert,
-                                                    biases + expert * matrix.columns);
-  };
-  unpack(o.gate_bias, s.gate_bias);
-  unpack(o.up_bias, s.up_bias);
-  unpack(o.down_bias, s.down_bias);
+// Once, as soon as all weights are there.
+void MoeRunner::unpack_biases() {
+  if (has_unpacked_biases_) return;
+  has_unpacked_biases_ = true;
+  for (const auto& [weight, biases] : biases_) {
+    const Matrix& matrix = weights_.matrix(weight);
+    const auto embed = kernels_.embed[static_cast<int>(matrix.format)];
+    for (int64_t expert = 0; expert < matrix.rows; ++expert) {
+      embed(matrix, expert, biases + expert * matrix.columns);
+    }
+  }
 }
 
 // Of every expert that has rows: these times its matrix of `stack`, plus its biases if there are
 // any. `x` and `out` are of all rows.
-void MoeRunner::add_products(const op::Moe<int>& o, const Matrix& stack, const float* biases,
+void MoeRunner::add_products(const op::Moe<int>& o, const Matrix& stack, std::optional<int> bias,
                              const float* x, float* out) {
   const Scratch& s = scratch_;
   const int64_t rows = stack.rows / o.num_experts;
@@ -312,7 +311,7 @@ void MoeRunner::add_products(const op::Moe<int>& o, const Matrix& stack, const f
     args.weight = {stack.format, rows, stack.columns, stack.data + e * expert_bytes};
     args.input = rows_from({x, s.q, s.q_scales, s.q_sums, s.bf16}, first_row, stack.columns);
     args.num_tokens = s.first_rows[e + 1] - first_row;
-    if (biases != nullptr) args.bias = biases + e * rows;
+    if (bias) args.bias = biases_.at(*bias) + e * rows;
     args.out = out + first_row * rows;
     args.out_stride = rows;
     const auto& kernels = takes_bf16(stack) ? kernels_.linear_fast : kernels_.linear;

@@ -7,6 +7,8 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
+#include <optional>
 #include <vector>
 
 #include "kernels/kernels.h"
@@ -65,20 +67,16 @@ class MoeRunner {
     uint16_t* bf16;  // likewise
     // By expert, and one more: the first of its rows.
     int32_t* first_rows;
-    // By expert, of those that have rows and if the program has any.
-    float* gate_bias;
-    float* up_bias;
-    float* down_bias;
   };
   static constexpr int32_t kNoExpert = -1;
 
   bool takes_bf16(const Matrix& stack) const;
   void leave_groups_out(const op::Moe<int>& o, int64_t token, float* preferences) const;
   int64_t group(const op::Moe<int>& o, int64_t num_tokens);
-  void unpack_biases(const op::Moe<int>& o, int64_t expert);
+  void unpack_biases();
   void gather(const op::Moe<int>& o, const Activations& input, int64_t row);
   void activate(const op::Moe<int>& o, int64_t row);
-  void add_products(const op::Moe<int>& o, const Matrix& stack, const float* biases,
+  void add_products(const op::Moe<int>& o, const Matrix& stack, std::optional<int> bias,
                     const float* x, float* out);
   void add_up(const op::Moe<int>& o, int64_t token, float* out) const;
 
@@ -86,6 +84,9 @@ class MoeRunner {
   const WeightStore& weights_;
   const Arithmetic arithmetic_;
   Scratch scratch_{};
+  // [num_experts][rows] by the index of the weight, in which they lie in panels as matrices do.
+  std::map<int, float*> biases_;
+  bool has_unpacked_biases_ = false;
   std::vector<Product> products_;  // of the op that runs
 };
 

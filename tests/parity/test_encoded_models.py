@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from support import encoded_tensors as encoded
+from support.expert_models import make_expert_model
 from support.parity import native_error_limit, rms
 from support.random_models import make_random_model, random_tokens
 from support.stages import Stages
@@ -27,6 +28,7 @@ from potluck.loading import StageSize, plan_stage
 from potluck.loading.load import load_stage
 from potluck.types.program import Shard
 from potluck.types.step import KV_BLOCK_TOKENS, SequenceId, SequenceSlice, Step, StepId
+from potluck.types.tensor import TensorFormat
 
 NUM_TOKENS = 24
 VOCAB = 97
@@ -204,6 +206,47 @@ def test_experts(case: str, tmp_path: Path) -> None:
     with source, Stages(description.config, source) as stages:
         exact = stages.logits_at_all_positions(tokens)
     assert np.abs(exact - expected).max() < 2e-5 * np.abs(expected).max()
+
+
+def test_experts_of_gpt_oss(tmp_path: Path) -> None:
+    plain, quantized = tmp_path / "plain", tmp_path / "quantized"
+    settings = {
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "head_dim": 32,
+        "sliding_window": 12,
+    }
+    model = make_expert_model("gpt_oss", settings, plain)
+    quantized.mkdir()
+    rng = np.random.default_rng(4)
+    values, stored = {}, {}
+    for name, tensor in load_file(plain / "model.safetensors").items():
+        if not name.endswith(("gate_up_proj", "down_proj")):
+            values[name] = stored[name] = tensor
+            continue
+        # As floats the inputs' dimension comes first, in blocks it is the last.
+        experts, inputs, outputs = tensor.shape
+        weight = encoded.mxfp4(rng, experts, outputs, inputs, exponents=(122, 125))
+        values[name] = torch.from_numpy(weight.values).float().transpose(1, 2).contiguous()
+        stored |= {f"{name}_{end}": part for end, part in weight.tensors.items()}
+    save_file(values, plain / "model.safetensors", metadata={"format": "pt"})
+    save_file(stored, quantized / "model.safetensors")
+    quantization_config = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
+    (quantized / "config.json").write_text(
+        json.dumps({**model.config, "quantization_config": quantization_config})
+    )
+    tokens = random_tokens(NUM_TOKENS, VOCAB)
+    expected = transformers_logits(plain, tokens)
+    description = describe_model(str(quantized))
+    weights = read_profile(description).tensors
+    for part in ("gate", "up", "down"):
+        assert weights[f"layers.0.mlp.experts.{part}.weight"].format is TensorFormat.MXFP4
+    source = open_weights(description, [Shard.whole(2)])
+    with source, Stages(description.config, source, boundaries=[1]) as stages:
+        actual = stages.logits_at_all_positions(tokens)
+    assert np.abs(actual - expected).max() < 5e-5 * np.abs(expected).max()
 
 
 def test_files_of_a_shard_are_enough(tmp_path: Path) -> None:

@@ -18,9 +18,9 @@ from support.expert_models import (
     store_experts_in_mxfp4,
     write_expert_gguf,
 )
-from support.parity import assert_logits_agree
+from support.parity import assert_logits_agree, native_error_limit
 from support.random_models import RandomModel, random_tokens, torch_logits
-from support.stages import Stages
+from support.stages import Stages, native_engine
 from support.state_dict_source import StateDictSource
 
 from potluck.catalog import describe_model, open_weights
@@ -310,16 +310,41 @@ def test_logits_at_every_position(case: Case, models: Callable[[Case], RandomMod
     assert_logits_agree(actual, torch_logits(model, tokens), tolerance=TOLERANCE)
 
 
+def assert_mostly_close(
+    actual: NDArray[np.float32], expected: NDArray[np.float32], *, limit: float
+) -> None:
+    """Errors of half of the positions within ``limit``, and of nine of ten within twice as much.
+
+    At the others a router may have chosen another one of two experts with nearly equal scores.
+    """
+    errors = np.sqrt(((actual - expected) ** 2).mean(axis=1) / (expected**2).mean(axis=1))
+    assert np.quantile(errors, 0.5) < limit
+    assert np.quantile(errors, 0.9) < 2 * limit
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_native_engine(case: Case, models: Callable[[Case], RandomModel]) -> None:
+    # Tokens of which no model's router finds two experts nearly equal.
+    model, tokens = models(case), random_tokens(70, seed=4)
+    actual = logits_of_files(model.directory, tokens, engine_factory=native_engine)
+    limit = native_error_limit(num_layers=model.config["num_hidden_layers"], is_quantized=False)
+    assert_mostly_close(actual, torch_logits(model, tokens), limit=limit)
+
+
 @pytest.mark.parametrize("case", [case for case in CASES if case.has_gguf], ids=str)
 def test_gguf_files_give_the_same_logits(
     case: Case, models: Callable[[Case], RandomModel], tmp_path: Path
 ) -> None:
-    model, tokens = models(case), random_tokens(100)
+    model, tokens = models(case), random_tokens(100, seed=4)
     path = tmp_path / "model.gguf"
     write_expert_gguf(path, model)
     assert describe_model(str(path)).files.kind is FileKind.GGUF
-    actual = logits_of_files(path, tokens)
-    assert_logits_agree(actual, torch_logits(model, tokens), tolerance=TOLERANCE)
+    actual, expected = logits_of_files(path, tokens), torch_logits(model, tokens)
+    assert_logits_agree(actual, expected, tolerance=TOLERANCE)
+
+    by_native = logits_of_files(path, tokens, engine_factory=native_engine)
+    limit = native_error_limit(num_layers=model.config["num_hidden_layers"], is_quantized=False)
+    assert_mostly_close(by_native, expected, limit=limit)
 
 
 @pytest.mark.parametrize(("case", "what"), FORGOTTEN)

@@ -118,19 +118,21 @@ def pack_quantized(
     )
 
 
-def mxfp4(rng: np.random.Generator, *shape: int) -> EncodedWeight:
-    """``[…, columns]`` as gpt-oss stores it: ``_blocks`` and ``_scales``."""
+def mxfp4(
+    rng: np.random.Generator, *shape: int, exponents: tuple[int, int] = (118, 128)
+) -> EncodedWeight:
+    """``[…, columns]`` as gpt-oss stores it: ``_blocks``, and ``_scales`` drawn from a range."""
     *leading, columns = shape
     codes = rng.integers(0, 256, (*leading, columns // 32, 16), dtype=np.uint8)
-    exponents = rng.integers(118, 128, (*leading, columns // 32), dtype=np.uint8)
+    scales = rng.integers(*exponents, (*leading, columns // 32), dtype=np.uint8)
     table = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
     numbers = np.empty((*leading, columns // 32, 32))
     for j in range(16):
         numbers[..., 2 * j] = table[codes[..., j] % 16]
         numbers[..., 2 * j + 1] = table[codes[..., j] // 16]
-    numbers *= 2.0 ** (exponents.astype(float) - 127)[..., None]
+    numbers *= 2.0 ** (scales.astype(float) - 127)[..., None]
     return EncodedWeight(
-        tensors={"blocks": torch.from_numpy(codes), "scales": torch.from_numpy(exponents)},
+        tensors={"blocks": torch.from_numpy(codes), "scales": torch.from_numpy(scales)},
         values=numbers.reshape(shape),
     )
 

@@ -43,6 +43,7 @@ TEXT_FILES = (
     "config.json",
     "generation_config.json",
     "merges.txt",
+    "processor_config.json",
     "special_tokens_map.json",
     "tekken.json",
     "tokenizer.json",

@@ -48,6 +48,7 @@ _SMALL_FILES = (
     "added_tokens.json",
     "chat_template.jinja",
     "chat_template.json",
+    "processor_config.json",
     "additional_chat_templates/tool_use.jinja",
     *VECTOR_FILES,
     INDEX_FILE,

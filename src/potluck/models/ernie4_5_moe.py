@@ -47,7 +47,7 @@ _DEFAULTS: Mapping[str, object] = {
     "vocab_size": 103_424,
 }
 # With these, what transformers does not read of the published files changes nothing.
-_NEUTRAL: Mapping[str, tuple[object, ...]] = {
+_ACCEPTED: Mapping[str, tuple[object, ...]] = {
     "use_bias": (False,),
     "moe_gate": ("topk",),
     "moe_gate_act": ("softmax",),
@@ -59,15 +59,9 @@ _MOST_NORM_MIN = 1e-12
 
 def _from_hugging_face(fields: Fields) -> ModelConfig:
     fields = fields.with_defaults(_DEFAULTS)
-    others = [
-        f"{key}={fields.get(key)}"
-        for key, values in _NEUTRAL.items()
-        if fields.get(key) is not None and fields.get(key) not in values
-    ]
+    fields.refuse_others(_ACCEPTED)
     if fields.positive("moe_norm_min", _MOST_NORM_MIN) > _MOST_NORM_MIN:
-        others.append(f"moe_norm_min={fields.get('moe_norm_min')}")
-    if others:
-        raise unsupported(*others)
+        raise unsupported(f"moe_norm_min={fields.get('moe_norm_min')}")
     return hugging_face.read_config(
         fields,
         family="ernie4_5_moe",

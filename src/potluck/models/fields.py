@@ -133,6 +133,16 @@ class Fields:
         """These values, and ``defaults`` for the keys that are absent; a null stays."""
         return dataclasses.replace(self, values={**defaults, **self.values})
 
+    def refuse_others(self, accepted: Mapping[str, tuple[object, ...]]) -> None:
+        """Raise ``UnsupportedModelError`` naming keys with other values than these or null."""
+        others = [
+            f"{self.prefix}{key}={self.get(key)}"
+            for key, values in accepted.items()
+            if self.get(key) is not None and self.get(key) not in values
+        ]
+        if others:
+            raise unsupported(*others)
+
     def error(self, key: str, problem: str) -> ModelFileError:
         """The error that the value of ``key`` has ``problem``."""
         value = _brief(self.get(key))

@@ -74,7 +74,14 @@ _UNIFIED_DEFAULTS: Mapping[str, object] = {
     "hidden_size_per_layer_input": 0,
 }
 _IMPLEMENTED = frozenset(
-    {"attention_bias", "final_logit_softcapping", "layer_types", "num_experts", "sliding_window"}
+    {
+        "attention_bias",
+        "final_logit_softcapping",
+        "layer_types",
+        "num_experts",
+        "per_layer_config",
+        "sliding_window",
+    }
 )
 _PATTERN = 6
 _FULL_HEAD_DIM = 512
@@ -164,13 +171,15 @@ def _heads_of_layers(fields: Fields, is_sliding: tuple[bool, ...]) -> tuple[_Hea
         head_dim=fields.count("head_dim", MAX_WIDTH),
     )
     by_layer = fields.section("per_layer_config")
-    if by_layer is None:
+    if "per_layer_config" not in fields.values:
         num_kv_heads = sliding.num_kv_heads
         if fields.flag("attention_k_eq_v", default=False):
             num_kv_heads = fields.count("num_global_key_value_heads", MAX_HEADS, num_kv_heads)
         head_dim = fields.count("global_head_dim", MAX_WIDTH, _FULL_HEAD_DIM)
         full = _Heads(num_kv_heads=num_kv_heads, head_dim=head_dim)
         heads = tuple(sliding if slides else full for slides in is_sliding)
+    elif by_layer is None:
+        heads = (sliding,) * len(is_sliding)
     else:
         if unknown := sorted(set(by_layer.values) - {str(each) for each in range(len(is_sliding))}):
             raise ModelFileError(fields.path, f"per_layer_config has the keys {unknown[:3]}")

@@ -41,11 +41,17 @@ _DEFAULTS: Mapping[str, object] = {
     "vocab_size": 151_552,
 }
 _ROTARY_SHARE = 0.5
+# What the code of transformers does, whatever a file says.
+_ACCEPTED: Mapping[str, tuple[object, ...]] = {
+    "scoring_func": ("sigmoid",),
+    "topk_method": ("noaux_tc",),
+}
 _NEXT_KEY = "nextn_predict_layers"
 
 
 def _from_hugging_face(fields: Fields) -> ModelConfig:
     fields = fields.with_defaults(_DEFAULTS)
+    fields.refuse_others(_ACCEPTED)
     has_norm = fields.flag("use_qk_norm", default=False)
     return hugging_face.read_config(
         fields,

@@ -44,7 +44,10 @@ _DEFAULT_ROPE: Mapping[str, object] = {
     "original_max_position_embeddings": 4096,
 }
 # What ``Activation.CLAMPED_SWIGLU`` has.
-_ACTIVATION: Mapping[str, float] = {"swiglu_alpha": 1.702, "swiglu_limit": 7.0}
+_ACCEPTED: Mapping[str, tuple[object, ...]] = {
+    "swiglu_alpha": (1.702,),
+    "swiglu_limit": (7.0,),
+}
 _SLIDING, _FULL = "sliding_attention", "full_attention"
 
 
@@ -54,9 +57,7 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
         fields = dataclasses.replace(
             fields, values={**fields.values, "rope_scaling": _DEFAULT_ROPE}
         )
-    for key, value in _ACTIVATION.items():
-        if fields.get(key) not in (None, value):
-            raise unsupported(f"{key}={fields.get(key)}")
+    fields.refuse_others(_ACCEPTED)
     num_layers = hugging_face.num_hidden_layers(fields)
     attention_bias = fields.flag("attention_bias", default=True)
     experts = dataclasses.replace(

@@ -37,6 +37,10 @@ _DEFAULTS: Mapping[str, object] = {
 _MULTIPLIERS = frozenset(
     {"attention_multiplier", "embedding_multiplier", "logits_scaling", "residual_multiplier"}
 )
+_ACCEPTED: Mapping[str, tuple[object, ...]] = {
+    "normalization_function": ("rmsnorm",),
+    "position_embedding_type": ("rope",),
+}
 _GGUF_SCALES = frozenset({"attention.scale", "embedding_scale", "logit_scale", "residual_scale"})
 
 
@@ -53,6 +57,7 @@ def _shared_from_hugging_face(fields: Fields) -> ModelConfig:
 
 def _read_hugging_face(fields: Fields, family: str, *, shared: MlpConfig | None) -> ModelConfig:
     fields = fields.with_defaults(_DEFAULTS)
+    fields.refuse_others(_ACCEPTED)
     num_layers = hugging_face.num_hidden_layers(fields)
     attention_bias = fields.flag("attention_bias", default=False)
     experts = dataclasses.replace(

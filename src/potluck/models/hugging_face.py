@@ -59,6 +59,7 @@ _NEUTRAL_VALUES: Mapping[str, tuple[object, ...]] = {
     "add_cross_attention": (False,),
     "cross_attention_layers": ([],),
     "pruned_heads": ({},),
+    "per_layer_config": ({},),
     "partial_rotary_factor": (1,),
     "rotary_pct": (1,),
     "rope_interleaved": (False,),

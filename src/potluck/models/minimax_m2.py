@@ -32,27 +32,21 @@ _DEFAULTS: Mapping[str, object] = {
 }
 # What the published files say besides, which the code of transformers does not read, and what it
 # has there.
-_FIXED: Mapping[str, object] = {
-    "qk_norm_type": "per_layer",
-    "scoring_func": "sigmoid",
-    "shared_intermediate_size": 0,
-    "use_qk_norm": True,
-    "use_routing_bias": True,
+_ACCEPTED: Mapping[str, tuple[object, ...]] = {
+    "qk_norm_type": ("per_layer",),
+    "scoring_func": ("sigmoid",),
+    "shared_intermediate_size": (0,),
+    "use_qk_norm": (True,),
+    "use_routing_bias": (True,),
 }
 _FULL_ATTENTION = 1
 
 
 def _from_hugging_face(fields: Fields) -> ModelConfig:
     fields = fields.with_defaults(_DEFAULTS)
-    others = [
-        f"{key}={fields.get(key)}"
-        for key, value in _FIXED.items()
-        if fields.get(key) not in (None, value)
-    ]
+    fields.refuse_others(_ACCEPTED)
     if any(each != _FULL_ATTENTION for each in fields.counts("attn_type_list", 2**16)):
-        others.append("attn_type_list")
-    if others:
-        raise unsupported(*others)
+        raise unsupported("attn_type_list")
     num_layers = hugging_face.num_hidden_layers(fields)
     experts = dataclasses.replace(
         read_experts(
@@ -68,7 +62,7 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
     )
     hugging_face.check_num_tensors(fields, "num_local_experts", num_layers, experts.num_experts)
     head_dim = fields.count("head_dim", MAX_WIDTH)
-    rotary_dim = fields.count("rotary_dim", MAX_WIDTH, head_dim)
+    rotary_dim = fields.count("rotary_dim", head_dim, head_dim)
     return hugging_face.read_config(
         fields,
         family="minimax_m2",

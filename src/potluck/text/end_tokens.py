@@ -62,9 +62,11 @@ _EXCEPTIONS: tuple[tuple[str, frozenset[str]], ...] = (
     ("<|end|>", frozenset({"<|flush|>", "<|call|>"})),
     ("<|end|>", frozenset({"<|flush|>", "<|calls|>"})),
     ("</s>", frozenset({"<|tool_response>"})),
+    ("</s>", frozenset({"<eos>", "<end_of_turn>"})),
 )
 """Texts that end nothing in vocabularies with all of some other end texts: gpt-oss and Solar Open
-end every message of an answer with ``<|end|>``, and Gemma 4 has ``</s>`` for HTML."""
+end every message of an answer with ``<|end|>``, and Gemma has ``</s>`` for HTML (llama.cpp knows
+the latter of Gemma 4 only)."""
 
 
 def end_tokens(tokens: Sequence[str], named: dict[str, int]) -> tuple[int, ...]:

@@ -282,7 +282,9 @@ class _Fields:
             raise self.error(f"tokenizer.ggml.{key} is not an array of numbers") from error
 
     def tokens(self) -> list[str]:
-        tokens = self.strings("tokens")
+        # Named as in llama.cpp, so that there may be several.
+        texts = enumerate(self.strings("tokens"))
+        tokens = [text or f"[EMPTY_{token}]" for token, text in texts]
         if len(set(tokens)) != len(tokens):
             raise self.error("tokenizer.ggml.tokens lists a token twice")
         return tokens

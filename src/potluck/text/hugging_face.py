@@ -18,6 +18,7 @@ from potluck.text import tekken
 from potluck.text.added_tokens import AddedToken, is_turn_marker
 from potluck.text.bpe import build_byte_level
 from potluck.text.chat import ChatTemplate
+from potluck.text.mistral_template import mistral_template
 from potluck.text.pieces import SPACE_MARK, Notation, PieceType
 from potluck.text.pre_tokenizers import BYTE_PRE_TOKENIZERS
 from potluck.text.sentence_piece import (
@@ -126,13 +127,16 @@ def load_chat_template(directory: Path) -> ChatTemplate | None:
     """The chat template of a model directory, or None if there is no default one.
 
     As in ``transformers``, a template in a file of its own comes before the one in
-    ``tokenizer_config.json``, and one that is called ``tool_use`` renders chats with tools. Raises
+    ``tokenizer_config.json``, and one that is called ``tool_use`` renders chats with tools. Mistral
+    models with nothing but a ``tekken.json`` have the template of its version. Raises
     ``ModelFileError`` when a file is damaged.
     """
     files = _Directory.open(directory)
     source: object = _read_text(directory / "chat_template.jinja")
     if source is None:
         source = files.json("chat_template.json").get("chat_template")
+    if source is None:
+        source = files.json("processor_config.json").get("chat_template")
     if source is None:
         source = files.config.get("chat_template")
     if isinstance(source, list):
@@ -142,6 +146,9 @@ def load_chat_template(directory: Path) -> ChatTemplate | None:
     if isinstance(source, dict):
         tool_source = tool_source or source.get("tool_use")
         source = source.get("default")
+    if source is None and files.has(tekken.TEKKEN_FILE) and not files.has("tokenizer.json"):
+        file = tekken.read_tekken(directory / tekken.TEKKEN_FILE)
+        source = mistral_template(file.version, file.special)
     if source is None:
         return None
     if not isinstance(source, str) or not isinstance(tool_source, str | None):
@@ -389,8 +396,10 @@ def _boundaries(parts: TokenParts, files: _Directory) -> Boundaries:
     if adds_bos is not None:
         bos_tokens = (bos,) if adds_bos and bos is not None else ()
     eos: list[int] = []
-    for name in ("generation_config.json", "config.json"):
-        listed = files.json(name).get("eos_token_id")
+    config = files.json("config.json")
+    inner = config.get("text_config")  # of models that see or hear as well
+    for stated in (files.json("generation_config.json"), config, inner or {}):
+        listed = stated.get("eos_token_id")
         eos += listed if isinstance(listed, list) else [] if listed is None else [listed]
     named = parts.find(texts["eos_token"]) if "eos_token" in texts else parts.eos
     if named is not None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import MISSING, fields, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -269,17 +270,35 @@ def native(program: Program, *, num_threads: int = 1) -> NativeEngine:
     return engine
 
 
+def reference_logits(program: Program) -> F32:
+    engine = ReferenceEngine(program, num_blocks=8)
+    load_random_weights(engine, program, TensorFormat.F32)
+    return engine.logits(step_of(slice_of(0, NUM_TOKENS)), None)
+
+
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_it_gives_what_the_reference_does(name: str) -> None:
     program = PROGRAMS[name]
-    reference = ReferenceEngine(program, num_blocks=8)
-    load_random_weights(reference, program, TensorFormat.F32)
-    step = step_of(slice_of(0, NUM_TOKENS))
-    expected = reference.logits(step, None)
-    made = native(program).logits(step, None)
+    expected = reference_logits(program)
+    made = native(program).logits(step_of(slice_of(0, NUM_TOKENS)), None)
     assert np.abs(expected).max() > 0.05
     # Keys and values are float16 here.
     np.testing.assert_allclose(made, expected, atol=2e-3 * float(np.abs(expected).max()))
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_every_field_matters(name: str) -> None:
+    """That a field were ignored, the test above would show."""
+    program = PROGRAMS[name]
+    expected = reference_logits(program)
+    for index, op in enumerate(program.ops):
+        for field in fields(op):
+            if field.default is MISSING or getattr(op, field.name) == field.default:
+                continue
+            change: Any = {field.name: field.default}
+            ops = (*program.ops[:index], replace(op, **change), *program.ops[index + 1 :])
+            difference = np.abs(reference_logits(replace(program, ops=ops)) - expected).max()
+            assert difference > 2e-2 * np.abs(expected).max(), field.name
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

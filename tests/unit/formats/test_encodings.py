@@ -13,6 +13,7 @@ from support import encoded_tensors as encoded
 
 from potluck.errors import ModelFileError, PotluckError, UnsupportedModelError
 from potluck.formats.encodings import EncodedSource, integers, parts, read_encoding
+from potluck.formats.encodings.encoding import FloatEncoding, IntegerEncoding, Layout
 from potluck.formats.safetensors import open_safetensors
 from potluck.types.tensor import TensorFormat
 
@@ -264,6 +265,7 @@ def test_what_decoding_holds_is_said(tmp_path: Path) -> None:
     [
         ({"bits": 4}, "quantization_config={bits}"),
         ({"quant_method": "bitsandbytes"}, "quantization_config=bitsandbytes"),
+        ({**FP8, "weight_block_size": [1, 16]}, "weight_block_size=[1, 16] (fewer than 32"),
         ({**FP8, "fmt": "e5m2"}, "quantization_config.fmt=e5m2"),
         ({**FP8, "expert_dtype": "fp4"}, "quantization_config.expert_dtype=fp4"),
         ({**FP8, "rotation": "hadamard"}, "quantization_config.rotation=hadamard"),
@@ -305,6 +307,170 @@ def test_what_cannot_be_read_is_refused_by_name(settings: dict[str, Any], proble
 def test_settings_that_make_no_sense(settings: Any, problem: str) -> None:
     with pytest.raises(ModelFileError, match=problem):
         read_encoding({"quantization_config": settings or [1]})
+
+
+PUBLISHED: dict[str, tuple[dict[str, Any], FloatEncoding | IntegerEncoding]] = {
+    "Qwen/Qwen3-4B-FP8": (
+        {
+            "activation_scheme": "dynamic",
+            "modules_to_not_convert": ["lm_head", "model.layers.0.input_layernorm"],
+            "fmt": "e4m3",
+            "quant_method": "fp8",
+            "weight_block_size": [128, 128],
+        },
+        FloatEncoding(block=(128, 128)),
+    ),
+    "deepseek-ai/DeepSeek-V3.1": (
+        {
+            "activation_scheme": "dynamic",
+            "fmt": "e4m3",
+            "quant_method": "fp8",
+            "scale_fmt": "ue8m0",
+            "weight_block_size": [128, 128],
+        },
+        FloatEncoding(block=(128, 128)),
+    ),
+    "mistralai/Ministral-3-8B-Instruct-2512": (
+        {
+            "activation_scheme": "static",
+            "dequantize": False,
+            "modules_to_not_convert": ["model.vision_tower", "lm_head"],
+            "quant_method": "fp8",
+            "weight_block_size": None,
+        },
+        FloatEncoding(),
+    ),
+    "MiniMaxAI/MiniMax-M2": (
+        {
+            "activation_scheme": "dynamic",
+            "fmt": "float8_e4m3fn",
+            "quant_method": "fp8",
+            "weight_block_size": [128, 128],
+            "modules_to_not_convert": ["gate", "e_score_correction_bias", "lm_head"],
+        },
+        FloatEncoding(block=(128, 128)),
+    ),
+    "zai-org/GLM-4.5-Air-FP8": (
+        {
+            "config_groups": {
+                "group_0": {
+                    "input_activations": {
+                        "actorder": None,
+                        "block_structure": None,
+                        "dynamic": True,
+                        "group_size": None,
+                        "num_bits": 8,
+                        "observer": None,
+                        "observer_kwargs": {},
+                        "strategy": "token",
+                        "symmetric": True,
+                        "type": "float",
+                    },
+                    "output_activations": None,
+                    "targets": ["Linear"],
+                    "weights": {
+                        "actorder": None,
+                        "block_structure": None,
+                        "dynamic": False,
+                        "group_size": None,
+                        "num_bits": 8,
+                        "observer": "minmax",
+                        "observer_kwargs": {},
+                        "strategy": "channel",
+                        "symmetric": True,
+                        "type": "float",
+                    },
+                }
+            },
+            "format": "float-quantized",
+            "global_compression_ratio": 1.5,
+            "ignore": ["lm_head", "model.layers.1.mlp.gate"],
+            "kv_cache_scheme": None,
+            "quant_method": "compressed-tensors",
+            "quantization_status": "compressed",
+            "sparsity_config": {},
+            "transform_config": {},
+            "version": "0.10.3",
+        },
+        FloatEncoding(),
+    ),
+    "RedHatAI/gemma-3-4b-it-quantized.w4a16": (
+        {
+            "config_groups": {
+                "group_0": {
+                    "input_activations": None,
+                    "output_activations": None,
+                    "targets": ["Linear"],
+                    "weights": {
+                        "actorder": "weight",
+                        "block_structure": None,
+                        "dynamic": False,
+                        "group_size": 128,
+                        "num_bits": 4,
+                        "observer": "minmax",
+                        "observer_kwargs": {},
+                        "strategy": "group",
+                        "symmetric": True,
+                        "type": "int",
+                    },
+                }
+            },
+            "format": "pack-quantized",
+            "ignore": ["lm_head"],
+            "kv_cache_scheme": None,
+            "quant_method": "compressed-tensors",
+            "quantization_status": "compressed",
+        },
+        IntegerEncoding(layout=Layout.ROWS, num_bits=4, group_columns=128, is_symmetric=True),
+    ),
+    "Qwen/Qwen2.5-7B-Instruct-GPTQ-Int4": (
+        {
+            "batch_size": 1,
+            "bits": 4,
+            "block_name_to_quantize": None,
+            "cache_block_outputs": True,
+            "damp_percent": 0.01,
+            "dataset": None,
+            "desc_act": False,
+            "exllama_config": {"version": 1},
+            "group_size": 128,
+            "max_input_length": None,
+            "model_seqlen": None,
+            "module_name_preceding_first_block": None,
+            "modules_in_block_to_quantize": None,
+            "pad_token_id": None,
+            "quant_method": "gptq",
+            "sym": True,
+            "tokenizer": None,
+            "true_sequential": True,
+            "use_cuda_fp16": False,
+            "use_exllama": True,
+        },
+        IntegerEncoding(
+            layout=Layout.GPTQ, num_bits=4, group_columns=128, is_symmetric=True, zero_offset=1
+        ),
+    ),
+    "Qwen/Qwen2.5-7B-Instruct-AWQ": (
+        {
+            "bits": 4,
+            "group_size": 128,
+            "modules_to_not_convert": None,
+            "quant_method": "awq",
+            "version": "gemm",
+            "zero_point": True,
+        },
+        IntegerEncoding(layout=Layout.AWQ, num_bits=4, group_columns=128, is_symmetric=False),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_settings_of_published_models(name: str) -> None:
+    settings, expected = PUBLISHED[name]
+    found = read_encoding({"quantization_config": settings})
+    assert found is not None
+    assert (found.floats, found.integers).count(expected) == 1
+    assert (found.floats, found.integers).count(None) == 1
 
 
 def test_no_encoding() -> None:

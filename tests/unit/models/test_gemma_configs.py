@@ -166,6 +166,11 @@ def test_heads_by_layer_are_those_by_kind() -> None:
     assert config == config_from_hugging_face(GEMMA_4_31B)
 
 
+def test_no_heads_by_layer_are_heads_that_are_all_alike() -> None:
+    config = config_from_hugging_face(changed(GEMMA_4_31B, per_layer_config={}))
+    assert {layer.attention.head_dim for layer in config.layers} == {256}
+
+
 def test_gemma_4_ends_with_a_full_layer() -> None:
     kinds = ["sliding_attention"] * 60
     config = config_from_hugging_face(changed(GEMMA_4_31B, layer_types=kinds))
@@ -177,6 +182,7 @@ def test_gemma_4_ends_with_a_full_layer() -> None:
     [
         (GEMMA_2_2B, {"hidden_activation": "gelu"}, "hidden_act=gelu"),
         (GEMMA_2_2B, {"use_bidirectional_attention": True}, "use_bidirectional_attention=True"),
+        (GEMMA_2_2B, {"per_layer_config": {"3": {"head_dim": 128}}}, "per_layer_config={3}"),
         (GEMMA_2_2B, {"layer_types": ["chunked"] * 26}, "layer_types chunked"),
         (GEMMA_3_1B, {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping=50.0"),
         (GEMMA_3_1B, {"use_bidirectional_attention": True}, "use_bidirectional_attention=True"),

@@ -19,6 +19,7 @@ LLAMA3 = ("<|begin_of_text|>", "<|end_of_text|>", "<|eom_id|>", "<|eot_id|>", "<
 QWEN2_5 = ("<|endoftext|>", "<|im_end|>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>", "<think>")
 GPT_OSS = ("<|endoftext|>", "<|return|>", "<|call|>", "<|end|>", "<|message|>")
 SOLAR = ("<|flush|>", "<|calls|>", "<|end|>")
+GEMMA3 = ("<eos>", "<end_of_turn>", "<s>", "</s>")
 GEMMA4 = ("<eos>", "<turn|>", "</s>", "<|tool_response>")
 
 
@@ -39,6 +40,7 @@ GEMMA4 = ("<eos>", "<turn|>", "</s>", "<|tool_response>")
         (("<|call|>", "<|end|>"), {}, ("<|call|>", "<|end|>")),
         (SOLAR, {}, ("<|flush|>", "<|calls|>")),
         (GEMMA4, {"eos_token_id": 0}, ("<eos>", "<turn|>", "<|tool_response>")),
+        (GEMMA3, {"eos_token_id": 0}, ("<eos>", "<end_of_turn>")),
         (("<unk>", "<s>", "</s>"), {"eos_token_id": 2}, ("</s>",)),
         (("a", "b"), {}, ()),
         (("a", "b"), {"eot_token_id": 1, "eos_token_id": 1}, ("b",)),

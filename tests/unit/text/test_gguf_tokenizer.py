@@ -73,6 +73,17 @@ def test_ids_of_gemma_4_are_those_of_the_library(add_bos: bool | None) -> None:
         assert tokenizer.decode(tokens) == library.decode(tokens)
 
 
+def test_tokens_without_a_text_are_left_alone() -> None:
+    metadata = sentence_piece_metadata()
+    tokens = [*metadata["tokenizer.ggml.tokens"], "", ""]  # type: ignore[misc]
+    metadata["tokenizer.ggml.tokens"] = tokens
+    metadata["tokenizer.ggml.scores"] += [0.0, 0.0]  # type: ignore[operator]
+    metadata["tokenizer.ggml.token_type"] += [5, 5]  # type: ignore[operator]
+    tokenizer = build_tokenizer(metadata)
+    assert tokenizer.vocab_size == len(tokens)
+    assert tokenizer.encode("the", add_bos=False) == sentence_piece().encode("the")
+
+
 def test_what_is_special_about_gemma_4() -> None:
     tokenizer = build_tokenizer(gemma4_metadata())
     # Tokens of tool calls are no words of users, though files have them as such.

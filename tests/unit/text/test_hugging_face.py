@@ -103,6 +103,9 @@ def test_ends_are_collected_from_all_files(tmp_path: Path) -> None:
     )
     tokenizer = load_tokenizer(directory)
     library = Tokenizer.from_str(llama3_json())
+    inner = {"eos_token_id": 676, "text_config": {"eos_token_id": [678]}}
+    (directory / "config.json").write_text(json.dumps(inner))
+    assert load_tokenizer(directory).eos_token_ids == (676, 679, 678)
     assert tokenizer.bos_token_id == library.token_to_id(LLAMA3_SPECIAL[0])
     assert tokenizer.eos_token_ids == (676, 679, 677)
     assert library.token_to_id(LLAMA3_SPECIAL[4]) == 679
@@ -269,6 +272,7 @@ def test_a_lone_surrogate_is_refused(tmp_path: Path) -> None:
         ),
         ({}, {"chat_template": [{"name": "tool_use", "template": "T"}]}, None),
         ({"chat_template.json": {"chat_template": "J"}}, {"chat_template": "C"}, "J"),
+        ({"processor_config.json": {"chat_template": "P"}}, {"chat_template": "C"}, "P"),
         ({"chat_template.jinja": "F", "chat_template.json": {"chat_template": "J"}}, {}, "F"),
     ],
 )

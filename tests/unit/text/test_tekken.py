@@ -20,6 +20,7 @@ from potluck.grammars.vocabulary import list_tokens
 from potluck.text import tekken
 from potluck.text.hugging_face import load_chat_template, load_token_list, load_tokenizer
 from potluck.text.pieces import BYTE_ALPHABET
+from potluck.types.text import ChatMessage
 
 PATTERN = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
@@ -132,6 +133,16 @@ def test_templates_see_the_tokens_around_a_text(tmp_path: Path) -> None:
     assert template is not None
     assert template.special_tokens["bos_token"] == "<s>"
     assert template.special_tokens["eos_token"] == "</s>"
+
+
+def test_there_is_a_template_where_there_is_no_other_file(tmp_path: Path) -> None:
+    template = load_chat_template(write(tmp_path, document()))
+    assert template is not None
+    assert template.render([ChatMessage(role="user", content="Hi")]) == "<s>[INST]Hi[/INST]"
+    write(tmp_path, document(config={**document()["config"], "version": "v99"}))
+    assert load_chat_template(tmp_path) is None
+    (tmp_path / "tokenizer.json").write_text("{}")  # of a model that is not for chats
+    assert load_chat_template(write(tmp_path, document())) is None
 
 
 def test_it_comes_before_a_sentence_piece_model(tmp_path: Path) -> None:

@@ -8,7 +8,13 @@ from numpy.typing import NDArray
 from support.tensor_sources import MemorySource, read_in_pieces, read_whole
 
 from potluck.errors import ModelFileError
-from potluck.types.tensor import InterleavedHeads, StoredTensor, TensorFormat, TensorInfo
+from potluck.types.tensor import (
+    InterleavedHeads,
+    RowRange,
+    StoredTensor,
+    TensorFormat,
+    TensorInfo,
+)
 from potluck.weights import canonical
 from potluck.weights.canonical import CanonicalSource
 
@@ -198,3 +204,47 @@ def test_some_rows_of_a_tensor() -> None:
     beyond = StoredTensor(canonical_name="beyond", stored_names=("lm_head.weight",), rows=(4,))
     with pytest.raises(ModelFileError, match="rows"):
         CanonicalSource(raw, [beyond]).info("beyond")
+
+
+def transposed_stack(
+    values: NDArray[Any], format: TensorFormat, **part: Any
+) -> tuple[MemorySource, CanonicalSource]:
+    """A source that stores the transpose of each of ``values``, of which a part may be wanted."""
+    stored = np.ascontiguousarray(values.swapaxes(1, 2))
+    info = TensorInfo(name="gate_up", shape=stored.shape, format=format)
+    raw = MemorySource({"gate_up": (info, stored.tobytes())})
+    tensor = StoredTensor(
+        canonical_name="gate", stored_names=("gate_up",), is_transposed=True, **part
+    )
+    return raw, CanonicalSource(raw, [tensor])
+
+
+@pytest.mark.parametrize("format", [TensorFormat.F32, TensorFormat.BF16])
+def test_transposed_matrices_are_turned(format: TensorFormat) -> None:
+    dtype = np.float32 if format is TensorFormat.F32 else np.uint16
+    values = np.arange(3 * 10 * 4).reshape(3, 10, 4).astype(dtype)
+    _, source = transposed_stack(values, format)
+    assert source.info("gate").shape == (3, 10, 4)
+    assert read_whole(source, "gate") == values.tobytes()
+    assert read_in_pieces(source, "gate", 7) == values.tobytes()
+
+    part = RowRange(start=1, num_rows=5, stride=2)
+    _, source = transposed_stack(values, format, row_range=part)
+    wanted = np.ascontiguousarray(values[:, 1::2])
+    assert source.info("gate").shape == wanted.shape
+    assert read_whole(source, "gate") == wanted.tobytes()
+    assert read_in_pieces(source, "gate", 3) == wanted.tobytes()
+
+
+def test_quantized_matrices_are_never_transposed() -> None:
+    info = TensorInfo(name="gate_up", shape=(1, 2, 32), format=TensorFormat.MXFP4)
+    data = bytes(range(34))
+    stored = StoredTensor(
+        canonical_name="gate",
+        stored_names=("gate_up",),
+        row_range=RowRange(start=1, num_rows=1, stride=2),
+        is_transposed=True,
+    )
+    source = CanonicalSource(MemorySource({"gate_up": (info, data)}), [stored])
+    assert source.info("gate").shape == (1, 1, 32)
+    assert read_whole(source, "gate") == data[17:]

@@ -238,6 +238,8 @@ class _Settings:
             or not all(type(each) is int and 0 < each <= _MAX_SIZE for each in value)
         ):
             raise ModelFileError(self.path, f"{self.prefix}{key} must be two positive numbers")
+        if value[1] < BLOCK_COLUMNS:  # each would take a table of its own
+            _refuse(f"{self._shown(key)} (fewer than {BLOCK_COLUMNS} columns)")
         return value[0], value[1]
 
     def group_columns(self, key: str, default: int | None) -> int | None:
