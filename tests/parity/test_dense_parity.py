@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.converted_models import write_converted_gguf
+from support.converted_models import make_model_that_sees, write_converted_gguf
 from support.parity import assert_logits_agree, native_error_limit, rms
 from support.random_models import (
     LLAMA3_ROPE,
@@ -366,3 +366,22 @@ def test_gguf_file(case: Case, tmp_path: Path) -> None:
     assert_logits_agree(actual, expected, tolerance=TOLERANCE)
     limit = native_error_limit(num_layers=config.num_layers, is_quantized=False)
     assert rms(native - expected) <= limit * rms(expected)
+
+
+@pytest.mark.parametrize("family", ["mistral", "ministral3"])
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_text_part_of_a_model_that_sees(family: str, is_tied: bool, tmp_path: Path) -> None:
+    settings = {"model_type": family, "head_dim": 24}
+    if family == "ministral3":
+        settings |= MINISTRAL3
+    model = make_model_that_sees(settings, tmp_path, is_tied=is_tied, seed=13)
+    config = with_stored_head(
+        config_from_hugging_face(model.config), model.state, FileKind.HUGGING_FACE
+    )
+    assert config.tied_head == is_tied
+    refuse_unread_tensors(config, model.state, FileKind.HUGGING_FACE)
+    tokens = random_tokens(60)
+    with Stages(config, StateDictSource(model.state)) as stages:
+        actual = stages.logits_at_all_positions(tokens)
+    expected = torch_logits(model, tokens)
+    assert np.abs(actual - expected).max() <= TOLERANCE * max(1, rms(expected))
