@@ -50,6 +50,14 @@ _SCALES = {
     TensorFormat.Q5_K: _Scales(scale_offset=0, spread=527, minimum_offset=2, centre=15.5),
     # Scales of 8 bits with a sign: 73.9 · 18.5.
     TensorFormat.Q6_K: _Scales(scale_offset=208, spread=1365),
+    # Scales and minimums of 4 bits, whose means times those of the values must cancel:
+    # 77.5 · 3.5 - 11.25² + 1.5² · 21.25.
+    TensorFormat.Q2_K: _Scales(scale_offset=80, spread=13.87, minimum_offset=82, centre=1.5),
+    # Scales of 6 bits with a sign: 18.5 · √5.5.
+    TensorFormat.Q3_K: _Scales(scale_offset=108, spread=43.3),
+    # Entries of a table, whose root mean square is 67.4.
+    TensorFormat.IQ4_NL: _Scales(scale_offset=0, spread=67.2),
+    TensorFormat.IQ4_XS: _Scales(scale_offset=0, spread=1246),
 }
 
 
@@ -85,6 +93,9 @@ def random_rows(
     words = rng.integers(0, 2**64, -(-num_bytes // 8), np.uint64)
     stored = words.view(np.uint8)[:num_bytes]
     blocks = stored.reshape(-1, fmt.block_bytes)
+    if fmt is TensorFormat.MXFP4:
+        _set_exponents(rng, blocks)
+        return stored.reshape(num_rows, row_bytes)
     scales = _SCALES[fmt]
     _set(blocks, scales.scale_offset, STANDARD_DEVIATION / scales.spread)
     if scales.minimum_offset is not None and scales.centre is not None:
@@ -104,3 +115,14 @@ def _floats(rows: NDArray[np.float32], fmt: TensorFormat) -> NDArray[np.uint8]:
 
 def _set(blocks: NDArray[np.uint8], offset: int, value: float) -> None:
     blocks[:, offset : offset + 2] = np.array([value], "<f2").view(np.uint8)
+
+
+def _set_exponents(rng: np.random.Generator, blocks: NDArray[np.uint8]) -> None:
+    """Of MXFP4: two neighbouring powers of two, as often as makes the deviation right.
+
+    The numbers that are scaled by 2^(e - 128) have a root mean square of 5.85.
+    """
+    wanted = STANDARD_DEVIATION / 5.85
+    smaller = math.floor(math.log2(wanted))
+    share = (wanted**2 / 4.0**smaller - 1) / 3
+    blocks[:, 0] = 128 + smaller + (rng.random(len(blocks)) < share)

@@ -116,6 +116,9 @@ inline std::vector<uint8_t> make_rows(Format format, Random& random) {
       case Format::F32: memcpy(block, &number, 4); break;
       case Format::BF16: memcpy(block, reinterpret_cast<const char*>(&number) + 2, 2); break;
       case Format::Q6_K: memcpy(block + 208, halves, 2); break;
+      case Format::Q2_K: memcpy(block + 80, halves, 4); break;
+      case Format::Q3_K: memcpy(block + 108, halves, 2); break;
+      case Format::MXFP4: block[0] = static_cast<uint8_t>(118 + block[0] % 8); break;
       case Format::Q4_1:
       case Format::Q5_1:
       case Format::Q4_K:
@@ -136,6 +139,11 @@ inline double file_value(Format format, const uint8_t* row, int64_t column) {
   };
   const auto nibble = [b, i](int offset) { return b[offset + i % 16] >> (i / 16 * 4) & 15; };
   const auto fifth = [b, i](int offset) { return (b[offset + i / 8] >> i % 8 & 1) * 16; };
+  const auto iq4 = [](int index) {
+    constexpr int kValues[] = {-127, -104, -83, -65, -49, -35, -22, -10,
+                               1,    13,   25,  38,  53,  69,  89,  113};
+    return kValues[index];
+  };
   switch (format) {
     case Format::F32:
     case Format::BF16: {
@@ -167,6 +175,29 @@ inline double file_value(Format format, const uint8_t* row, int64_t column) {
       const int low = b[part * 64 + quarter % 2 * 32 + l] >> (quarter / 2 * 4) & 15;
       const int high = b[128 + part * 32 + l] >> (quarter * 2) & 3;
       return half(208) * static_cast<int8_t>(b[192 + i / 16]) * ((low | high << 4) - 32);
+    }
+    case Format::Q2_K: {
+      const int v = b[16 + i / 128 * 32 + i % 32] >> (i % 128 / 32 * 2) & 3;
+      return half(80) * (b[i / 16] & 15) * v - half(82) * (b[i / 16] >> 4);
+    }
+    case Format::Q3_K: {
+      const int low = b[32 + i / 128 * 32 + i % 32] >> (i % 128 / 32 * 2) & 3;
+      const int v = low + 4 * (b[i % 32] >> (i / 32) & 1) - 4;
+      const uint8_t* s = b + 96;
+      const int h = i / 16;
+      const int scale = (h < 8 ? s[h] & 15 : s[h - 8] >> 4) | (s[8 + h % 4] >> (h / 4 * 2) & 3) << 4;
+      return half(108) * (scale - 32) * v;
+    }
+    case Format::IQ4_NL: return half(0) * iq4(nibble(2));
+    case Format::IQ4_XS: {
+      const int g = i / 32;
+      const int scale = (b[4 + g / 2] >> (g % 2 * 4) & 15) | (b[2 + g / 4] >> (g % 4 * 2) & 3) << 4;
+      return half(0) * (scale - 32) * iq4(b[8 + g * 16 + i % 16] >> (i % 32 / 16 * 4) & 15);
+    }
+    case Format::MXFP4: {
+      const int v = nibble(1), exponent = v >> 1 & 3, mantissa = v & 1;
+      const double e2m1 = exponent == 0 ? mantissa * 0.5 : ldexp(1 + mantissa * 0.5, exponent - 1);
+      return ldexp(v & 8 ? -e2m1 : e2m1, b[0] - 127);
     }
   }
   return NAN;

@@ -69,7 +69,8 @@ Input make_input(Draws& draws) {
 
 // Where a block's f16 scales and minimums lie in the file (ggml-common.h); -1: none.
 constexpr int64_t kHalves[kNumFormats][2] = {{-1, -1}, {-1, -1}, {-1, -1}, {0, -1}, {0, -1}, {0, 2},
-                                             {0, -1},  {0, 2},   {0, 2},   {0, 2},  {208, -1}};
+                                             {0, -1},  {0, 2},   {0, 2},   {0, 2},  {208, -1},
+                                             {80, 82}, {108, -1}, {0, -1},  {0, -1},  {-1, -1}};
 
 // Any integers with scales of 1/16 to 2, or small integers as BF16.
 std::vector<uint8_t> make_rows(Format format, Draws& draws) {
@@ -83,6 +84,7 @@ std::vector<uint8_t> make_rows(Format format, Draws& draws) {
       const uint16_t weight = bf16_of_integer(draws.below(63) - 31);
       memcpy(block, &weight, sizeof weight);
     }
+    if (format == Format::MXFP4) block[0] = static_cast<uint8_t>(120 + draws.below(8));
     for (int64_t at : kHalves[static_cast<int>(format)]) {
       const uint16_t half = static_cast<uint16_t>((11 + draws.below(6)) << 10);  // a power of two
       if (at >= 0) memcpy(block + at, &half, sizeof half);

@@ -11,6 +11,8 @@ constexpr FormatInfo kFormats[kNumFormats] = {
     {"f32", 1, 4},     {"f16", 1, 2},       {"bf16", 1, 2},      {"q8_0", 32, 34},
     {"q4_0", 32, 18},  {"q4_1", 32, 20},    {"q5_0", 32, 22},    {"q5_1", 32, 24},
     {"q4_k", 256, 144}, {"q5_k", 256, 176}, {"q6_k", 256, 210},
+    {"q2_k", 256, 84}, {"q3_k", 256, 110},  {"iq4_nl", 32, 18},  {"iq4_xs", 256, 136},
+    {"mxfp4", 32, 17},
 };
 
 template <class L>
@@ -20,7 +22,10 @@ constexpr bool takes(Format format) {
 static_assert(takes<layout::Q8_0>(Format::Q8_0) && takes<layout::Q4_0>(Format::Q4_0) &&
               takes<layout::Q4_1>(Format::Q4_1) && takes<layout::Q5_0>(Format::Q5_0) &&
               takes<layout::Q5_1>(Format::Q5_1) && takes<layout::Q4_K>(Format::Q4_K) &&
-              takes<layout::Q5_K>(Format::Q5_K) && takes<layout::Q6_K>(Format::Q6_K));
+              takes<layout::Q5_K>(Format::Q5_K) && takes<layout::Q6_K>(Format::Q6_K) &&
+              takes<layout::Q2_K>(Format::Q2_K) && takes<layout::Q3_K>(Format::Q3_K) &&
+              takes<layout::IQ4_NL>(Format::IQ4_NL) && takes<layout::IQ4_XS>(Format::IQ4_XS) &&
+              takes<layout::MXFP4>(Format::MXFP4));
 
 }  // namespace
 

@@ -14,11 +14,12 @@
 
 namespace potluck {
 
-// Storage formats of weights; the order is that of the dispatch table.
+// Storage formats of weights; the order is that of the dispatch table, and of those members of
+// TensorFormat (types/tensor.py) that have kernels.
 enum class Format : uint8_t {
-  F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K,
+  F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K, Q2_K, Q3_K, IQ4_NL, IQ4_XS, MXFP4,
 };
-constexpr int kNumFormats = 11;
+constexpr int kNumFormats = 16;
 constexpr int kNumFloatFormats = 3;
 
 // Rows of one panel: the lanes of the widest register in use (16 x f32 in a zmm), and the rows of

@@ -263,16 +263,25 @@ POTLUCK_LANES U8x64 bits(U8x64 v) {
   return {_mm256_and_si256(_mm256_srli_epi32(v.low, shift), byte_mask),
           _mm256_and_si256(_mm256_srli_epi32(v.high, shift), byte_mask)};
 }
-template <int shift, int mask>
+template <int shift, int mask, int place>
 POTLUCK_LANES __m256i upper_bits(__m256i v) {
-  const __m256i moved = shift < 4 ? _mm256_slli_epi32(v, shift < 4 ? 4 - shift : 0)
-                                  : _mm256_srli_epi32(v, shift < 4 ? 0 : shift - 4);
-  return _mm256_and_si256(moved, _mm256_set1_epi8(mask << 4));
+  const __m256i moved = shift < place ? _mm256_slli_epi32(v, shift < place ? place - shift : 0)
+                                      : _mm256_srli_epi32(v, shift < place ? 0 : shift - place);
+  return _mm256_and_si256(moved, _mm256_set1_epi8((char)(mask << place)));
 }
-template <int shift, int mask>
+template <int shift, int mask, int place = 4>
 POTLUCK_LANES U8x64 join(U8x64 low, U8x64 high) {
-  return {_mm256_or_si256(low.low, upper_bits<shift, mask>(high.low)),
-          _mm256_or_si256(low.high, upper_bits<shift, mask>(high.high))};
+  return {_mm256_or_si256(low.low, upper_bits<shift, mask, place>(high.low)),
+          _mm256_or_si256(low.high, upper_bits<shift, mask, place>(high.high))};
+}
+struct ByteTable {
+  __m256i v;
+};
+POTLUCK_LANES ByteTable load_table(const uint8_t* entries) {
+  return {_mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)entries))};
+}
+POTLUCK_LANES U8x64 look_up(ByteTable table, U8x64 a) {
+  return {_mm256_shuffle_epi8(table.v, a.low), _mm256_shuffle_epi8(table.v, a.high)};
 }
 POTLUCK_LANES I32x16 byte_of_lane(U8x64 v, int index) {
   const __m128i shift = _mm_cvtsi32_si128(8 * index);
@@ -293,7 +302,8 @@ POTLUCK_LANES Quad splat_quad(const int8_t* a) {
 // 4 bits, 4 of 5 bits, 2 of 6 bits are at most 32,004. Then madd widens them.
 template <int bits, int zero>
 struct Dot {
-  static constexpr int kQuadsPerWidening = bits == 4 ? 8 : bits == 5 ? 4 : 2;
+  // Of fewer than 4 bits only halves of groups are summed, which are four quads.
+  static constexpr int kQuadsPerWidening = bits == 4 ? 8 : bits <= 5 ? 4 : 2;
   static_assert(2 * ((1 << bits) - 1) * 127 * kQuadsPerWidening < 32768, "16 bits overflow");
   __m256i low, high, low_pairs, high_pairs;
   int32_t first;  // added last, so that it takes no register

@@ -165,12 +165,22 @@ template <int shift, int mask>
 POTLUCK_LANES U8x64 bits(U8x64 a) {
   return {_mm512_and_si512(_mm512_srli_epi32(a.v, shift), _mm512_set1_epi8(mask))};
 }
-template <int shift, int mask>
+template <int shift, int mask, int place = 4>
 POTLUCK_LANES U8x64 join(U8x64 low, U8x64 high) {
-  const __m512i moved = shift < 4 ? _mm512_slli_epi32(high.v, shift < 4 ? 4 - shift : 0)
-                                  : _mm512_srli_epi32(high.v, shift < 4 ? 0 : shift - 4);
+  const __m512i moved = shift < place
+                            ? _mm512_slli_epi32(high.v, shift < place ? place - shift : 0)
+                            : _mm512_srli_epi32(high.v, shift < place ? 0 : shift - place);
   constexpr int kOrAnd = 0xf8;  // a | (b & c)
-  return {_mm512_ternarylogic_epi32(low.v, moved, _mm512_set1_epi8(mask << 4), kOrAnd)};
+  return {_mm512_ternarylogic_epi32(low.v, moved, _mm512_set1_epi8((char)(mask << place)), kOrAnd)};
+}
+struct ByteTable {
+  __m512i v;
+};
+POTLUCK_LANES ByteTable load_table(const uint8_t* entries) {
+  return {_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)entries))};
+}
+POTLUCK_LANES U8x64 look_up(ByteTable table, U8x64 a) {
+  return {_mm512_shuffle_epi8(table.v, a.v)};
 }
 POTLUCK_LANES I32x16 byte_of_lane(U8x64 a, int index) {
   const __m512i shifted = _mm512_srl_epi32(a.v, _mm_cvtsi32_si128(8 * index));

@@ -253,15 +253,23 @@ template <int shift, int mask>
 POTLUCK_LANES U8x64 bits(U8x64 a) {
   return POTLUCK_MAP((bits_16<shift, mask>), a);
 }
-template <int shift, int mask>
+template <int shift, int mask, int place>
 POTLUCK_LANES uint8x16_t join_16(uint8x16_t low, uint8x16_t high) {
-  if constexpr (shift < 4) high = vshlq_n_u8(high, 4 - shift);
-  if constexpr (shift > 4) high = vshrq_n_u8(high, shift - 4);
-  return vbslq_u8(vdupq_n_u8(mask << 4), high, low);
+  if constexpr (shift < place) high = vshlq_n_u8(high, place - shift);
+  if constexpr (shift > place) high = vshrq_n_u8(high, shift - place);
+  return vbslq_u8(vdupq_n_u8((uint8_t)(mask << place)), high, low);
 }
-template <int shift, int mask>
+template <int shift, int mask, int place = 4>
 POTLUCK_LANES U8x64 join(U8x64 low, U8x64 high) {
-  return POTLUCK_MAP_2((join_16<shift, mask>), low, high);
+  return POTLUCK_MAP_2((join_16<shift, mask, place>), low, high);
+}
+struct ByteTable {
+  uint8x16_t v;
+};
+POTLUCK_LANES ByteTable load_table(const uint8_t* entries) { return {vld1q_u8(entries)}; }
+POTLUCK_LANES U8x64 look_up(ByteTable table, U8x64 a) {
+  return {{vqtbl1q_u8(table.v, a.v[0]), vqtbl1q_u8(table.v, a.v[1]), vqtbl1q_u8(table.v, a.v[2]),
+           vqtbl1q_u8(table.v, a.v[3])}};
 }
 POTLUCK_LANES I32x16 byte_of_lane(U8x64 a, int index) {
   const int32x4_t shift = vdupq_n_s32(-8 * index);

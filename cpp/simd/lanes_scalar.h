@@ -327,13 +327,22 @@ POTLUCK_LANES U8x64 bits(U8x64 v) {
   for (int i = 0; i < 64; ++i) v.byte[i] = (uint8_t)((v.byte[i] >> shift) & mask);
   return v;
 }
-// low | h << 4, byte by byte, where low < 16 and h is bits [shift, shift + n) of `high`, n at most
-// 4.
-template <int shift, int mask>
+// low | h << place, byte by byte, where low < 2^place and h is bits [shift, shift + n) of `high`,
+// place + n at most 8.
+template <int shift, int mask, int place = 4>
 POTLUCK_LANES U8x64 join(U8x64 low, U8x64 high) {
   const U8x64 upper = bits<shift, mask>(high);
-  for (int i = 0; i < 64; ++i) low.byte[i] = (uint8_t)(low.byte[i] | upper.byte[i] << 4);
+  for (int i = 0; i < 64; ++i) low.byte[i] = (uint8_t)(low.byte[i] | upper.byte[i] << place);
   return low;
+}
+// The entry of a table for every byte, which is below 16.
+struct ByteTable {
+  const uint8_t* entry;
+};
+POTLUCK_LANES ByteTable load_table(const uint8_t* entries) { return {entries}; }
+POTLUCK_LANES U8x64 look_up(ByteTable table, U8x64 v) {
+  for (int i = 0; i < 64; ++i) v.byte[i] = table.entry[v.byte[i]];
+  return v;
 }
 // Byte `index` (0 to 3) of every lane.
 POTLUCK_LANES I32x16 byte_of_lane(U8x64 v, int index) {

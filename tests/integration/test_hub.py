@@ -15,7 +15,12 @@ from support.fake_hub import FakeHub, serve_hub
 from support.gguf_models import write_gguf_model
 from support.hub_models import DEMO, cut_demo, hub_environment
 from support.random_models import make_random_model
-from support.text_models import LLAMA3_SPECIAL, byte_level_metadata, llama3_json
+from support.text_models import (
+    LLAMA3_SPECIAL,
+    byte_level_metadata,
+    llama3_json,
+    train_sentence_piece,
+)
 
 from potluck.types.tensor import TensorFormat
 
@@ -113,6 +118,17 @@ def test_gguf_files(tmp_path: Path, gguf_files: dict[str, bytes]) -> None:
         "run", f"org/model-GGUF:{parts[0]}", *ARGUMENTS, env={**env, "HF_HUB_OFFLINE": "1"}
     )
     assert cached.stdout == one.stdout, cached.stderr
+
+
+def test_a_tokenizer_model_is_fetched_where_there_is_no_other(tmp_path: Path) -> None:
+    make_random_model("llama", {"vocab_size": 760}, tmp_path / "hf")
+    tokenizer = {"tokenizer.model": train_sentence_piece(), "added_tokens.json": b'{"<new>": 700}'}
+    model = {path.name: path.read_bytes() for path in (tmp_path / "hf").iterdir()}
+    with serve_hub({"org/pieces": {**DECOYS, **model, **tokenizer}}) as hub:
+        env = hub_environment(tmp_path, hub.endpoint)
+        completed = run_command("run", "org/pieces", *ARGUMENTS, env=env)
+        assert completed.returncode == 0, completed.stderr
+        assert set(tokenizer) < names(hub)
 
 
 def test_what_cannot_run_is_refused_before_its_weights_are_fetched(tmp_path: Path) -> None:

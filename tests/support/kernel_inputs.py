@@ -37,6 +37,11 @@ _SCALE_OFFSETS = {
     TensorFormat.Q4_K: (0, 2),
     TensorFormat.Q5_K: (0, 2),
     TensorFormat.Q6_K: (208,),
+    TensorFormat.Q2_K: (80, 82),
+    TensorFormat.Q3_K: (108,),
+    TensorFormat.IQ4_NL: (0,),
+    TensorFormat.IQ4_XS: (0,),
+    TensorFormat.MXFP4: (),
 }
 # The largest factor of the f16 minimum, where a format has one: 6 bits in the K formats.
 _MINIMUM_FACTORS = {
@@ -44,11 +49,14 @@ _MINIMUM_FACTORS = {
     TensorFormat.Q5_1: 1,
     TensorFormat.Q4_K: 63,
     TensorFormat.Q5_K: 63,
+    TensorFormat.Q2_K: 15,
 }
 
 
 def scale_bytes(format: TensorFormat) -> list[int]:
-    """The bytes of a quantized block that are f16 scales and minimums."""
+    """The bytes of a quantized block that are scales and minimums of the whole block."""
+    if format is TensorFormat.MXFP4:
+        return [0]
     return [offset + i for offset in _SCALE_OFFSETS[format] for i in range(2)]
 
 
@@ -98,11 +106,13 @@ def make_weights(
         num_blocks = num_columns // format.block_elements
         shape = (num_rows, num_blocks, format.block_bytes)
         blocks = rng.integers(0, 256, shape, dtype=np.uint8)
+        if format is TensorFormat.MXFP4:
+            blocks[:, :, 0] = rng.integers(117, 123, shape[:2])
         for offset in _SCALE_OFFSETS[format]:
             magnitude = rng.uniform(0.25, 4.0, shape[:2]) * 1e-2
             scales = (magnitude * rng.choice([-1.0, 1.0], shape[:2])).astype(np.float16)
             blocks[:, :, offset : offset + 2] = scales[..., None].view(np.uint8)
-            if offset == 2:
+            if offset != _SCALE_OFFSETS[format][0]:
                 bound = np.abs(scales).astype(np.float32) * _MINIMUM_FACTORS[format]
                 minimums = np.repeat(bound, format.block_elements, axis=1)
         stored = blocks.reshape(num_rows, -1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,11 @@ _F16_FIELDS: dict[TensorFormat, tuple[tuple[int, float], ...]] = {
     TensorFormat.Q4_K: ((0, 1 / 300), (2, 7.5 / 300)),
     TensorFormat.Q5_K: ((0, 1 / 600), (2, 15.5 / 600)),
     TensorFormat.Q6_K: ((208, 1 / 1365),),
+    TensorFormat.Q2_K: ((80, 1 / 13.9), (82, 1.5 / 13.9)),
+    TensorFormat.Q3_K: ((108, 1 / 43.3),),
+    TensorFormat.IQ4_NL: ((0, 1 / 67.2),),
+    TensorFormat.IQ4_XS: ((0, 1 / 1246),),
+    TensorFormat.MXFP4: (),
 }
 
 
@@ -59,6 +65,8 @@ def stored_rows(
     )
     # The quants of formats without a minimum are not quite centred: scales of both signs are.
     signs = rng.choice([-1.0, 1.0], blocks.shape[:2]) if len(_F16_FIELDS[fmt]) == 1 else 1.0
+    if fmt is TensorFormat.MXFP4:
+        blocks[:, :, 0] = 128 + round(math.log2(deviation / 5.85))
     for offset, factor in _F16_FIELDS[fmt]:
         spread = signs * rng.uniform(0.8, 1.25, blocks.shape[:2])
         field = (deviation * factor * spread).astype(np.float16)

@@ -128,28 +128,36 @@ def qwen2_json() -> str:
     return str(tokenizer.to_str())
 
 
-@cache
-def sentence_piece() -> sentencepiece.SentencePieceProcessor:
-    """A SentencePiece BPE model with Llama 2's settings."""
+def train_sentence_piece(**options: object) -> bytes:
+    """A SentencePiece model's file: BPE with Llama 2's settings, but for ``options``."""
     model = io.BytesIO()
+    settings: dict[str, Any] = {
+        "model_type": "bpe",
+        "vocab_size": 700,
+        "character_coverage": 0.99,
+        "byte_fallback": True,
+        "add_dummy_prefix": True,
+        "remove_extra_whitespaces": False,
+        "normalization_rule_name": "identity",
+        "allow_whitespace_only_pieces": True,
+        "split_digits": True,
+        "user_defined_symbols": [],
+        "minloglevel": 2,
+    }
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(
             [line for text in SENTENCES * 3 for line in text.splitlines() if line.strip()]
         ),
         model_writer=model,
-        model_type="bpe",
-        vocab_size=700,
-        character_coverage=0.99,
-        byte_fallback=True,
-        add_dummy_prefix=True,
-        remove_extra_whitespaces=False,
-        normalization_rule_name="identity",
-        allow_whitespace_only_pieces=True,
-        split_digits=True,
-        user_defined_symbols=[],
-        minloglevel=2,
+        **{**settings, **options},
     )
-    return sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+    return model.getvalue()
+
+
+@cache
+def sentence_piece() -> sentencepiece.SentencePieceProcessor:
+    """A SentencePiece BPE model with Llama 2's settings."""
+    return sentencepiece.SentencePieceProcessor(model_proto=train_sentence_piece())
 
 
 def sentence_piece_metadata() -> dict[str, object]:

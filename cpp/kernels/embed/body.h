@@ -33,6 +33,8 @@ inline F32x16 weights_of_column(const U8x64* quads, const GroupScales& scales, i
   I32x16 v = sub(byte_of_lane(quads[k / 4], (int)(k % 4)), splat_i32(Weights::kZero));
   if constexpr (Weights::kHasHalfScales) v = mul(v, scales.half_scale[k / 16]);
   const F32x16 weights = mul(scales.scale, to_f32(v));
+  if constexpr (Weights::kHasHalfMinimums)
+    return add(weights, mul(scales.minimum, to_f32(scales.half_minimum[k / 16])));
   if constexpr (Weights::kHasMinimum) return add(weights, scales.minimum);
   return weights;
 }

@@ -38,7 +38,11 @@ class ExpandedTiles {
         scale = mul(scale, to_f32(group.scales.half_scale[q / (layout::kQuadsPerGroup / 2)]));
       // scale * v, scale * kZero and their difference are exact, and an fma rounds once.
       F32x16 offset = mul(scale, splat((float)-Weights::kZero));
-      if constexpr (Weights::kHasMinimum) offset = group.scales.minimum;
+      if constexpr (Weights::kHasHalfMinimums)
+        offset = mul(group.scales.minimum,
+                     to_f32(group.scales.half_minimum[q / (layout::kQuadsPerGroup / 2)]));
+      else if constexpr (Weights::kHasMinimum)
+        offset = group.scales.minimum;
       for (int pair = 0; pair < 2; ++pair) {
         const F32x16 even =
             fma(to_f32(byte_of_lane(group.quad[q], 2 * pair)), scale, offset);

@@ -47,11 +47,14 @@ static_assert(kRing == 4, "tiles 0 to 3");
 struct Scratch {
   alignas(64) uint8_t tokens[kPackedTiles * kTileRows * kGroupColumns];  // [tile][group][row][32]
   float scales[kPackedTiles * kTileRows];                                // [tile][group][row]
+  // scale * sum, or where halves have minimums the sums of the halves.
   float scaled_sums[kPackedTiles * kTileRows];                           // likewise
+  float second_sums[kPackedTiles * kTileRows];                           // likewise
   alignas(64) uint8_t weights[kUnpackedGroups * kGroupTileBytes];        // [group][quad][row][4]
   float weight_scales[kUnpackedGroups][kPanelRows];
   float minimums[kUnpackedGroups][kPanelRows];
   float half_scales[kUnpackedGroups][2][kPanelRows];
+  float half_minimums[kUnpackedGroups][2][kPanelRows];
   alignas(64) int32_t products[kRing][kTileRows * kPanelRows];           // [row][weight row]
   float sums[kMaxTiles][kTileRows * kPanelRows];                         // likewise
 };
@@ -84,6 +87,7 @@ struct Packed {
   int64_t num_groups;
 };
 
+template <bool has_half_minimums>
 void pack_tokens(const LinearArgs& args, const Packed& packed, Scratch& scratch) {
   const int64_t columns = args.weight.columns, all_groups = columns / kGroupColumns;
   const int64_t height = packed.tiles.height;
@@ -100,7 +104,14 @@ void pack_tokens(const LinearArgs& args, const Packed& packed, Scratch& scratch)
         const int64_t from = (token + r) * all_groups + group;
         const float scale = r < count ? args.input.scales[from] : 0.0f;
         scratch.scales[at + r] = scale;
-        scratch.scaled_sums[at + r] = r < count ? scale * (float)args.input.sums[from] : 0.0f;
+        if constexpr (has_half_minimums) {
+          const int8_t* a = args.input.q + (token + r) * columns + group * kGroupColumns;
+          const int32_t first = r < count ? sum_16(a) : 0;
+          scratch.scaled_sums[at + r] = (float)first;
+          scratch.second_sums[at + r] = r < count ? (float)(args.input.sums[from] - first) : 0.0f;
+        } else {
+          scratch.scaled_sums[at + r] = r < count ? scale * (float)args.input.sums[from] : 0.0f;
+        }
       }
     }
   }
@@ -128,6 +139,9 @@ void unpack(const uint8_t* panel, int64_t first, int64_t count, Scratch& scratch
     if (Weights::kHasHalfScales)
       for (int h = 0; h < 2; ++h)
         store(scratch.half_scales[i][h], to_f32(group.scales.half_scale[h]));
+    if (Weights::kHasHalfMinimums)
+      for (int h = 0; h < 2; ++h)
+        store(scratch.half_minimums[i][h], to_f32(group.scales.half_minimum[h]));
   }
 }
 
@@ -204,8 +218,16 @@ class TileProduct {
         total = fma(total, load(scratch_.half_scales[group][1]), first);
       }
       acc[r] = fma(total, mul(weight_scale, splat(scales[r])), acc[r]);
-      if constexpr (has_minimum)
+      if constexpr (has_minimum && has_half_scales) {
+        // Likewise.
+        const float second = scratch_.second_sums[scaled_sums + r - scratch_.scaled_sums];
+        const F32x16 factor = fma(load(scratch_.half_minimums[group][1]), splat(second),
+                                  mul(load(scratch_.half_minimums[group][0]),
+                                      splat(scaled_sums[r])));
+        acc[r] = fma(factor, mul(load(scratch_.minimums[group]), splat(scales[r])), acc[r]);
+      } else if constexpr (has_minimum) {
         acc[r] = fma(load(scratch_.minimums[group]), splat(scaled_sums[r]), acc[r]);
+      }
     }
   }
 
@@ -270,7 +292,7 @@ void multiply(const LinearArgs& args, Unpack unpack, TokenSplit all, int64_t fir
     const int64_t most = kPackedTiles / packed.tiles.count / kUnpackedGroups * kUnpackedGroups;
     for (; packed.first_group < num_groups; packed.first_group += packed.num_groups) {
       packed.num_groups = smaller(most, num_groups - packed.first_group);
-      pack_tokens(args, packed, scratch);
+      pack_tokens<has_minimum && has_half_scales>(args, packed, scratch);
       for (int64_t panel = first_panel; panel < end_panel; ++panel)
         multiply_panel<has_minimum, has_half_scales, kHeight>(args, unpack, panel, packed,
                                                               scratch);

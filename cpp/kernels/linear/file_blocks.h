@@ -56,4 +56,37 @@ static inline KScale get_k_scale(const uint8_t* packed, int64_t group) {
           static_cast<uint8_t>(low >> 4 | packed[group] >> 6 << 4)};
 }
 
+// Q2_K, Q3_K: byte i of 32 has two bits of column i of each of four groups.
+static inline void split_pairs(const uint8_t* pairs, int64_t group, uint8_t v[32]) {
+  for (int64_t i = 0; i < 32; ++i) v[i] = pairs[32 * (group / 4) + i] >> (2 * (group % 4)) & 3;
+}
+
+// Q3_K: bit g of byte i is the third bit of column i of group g.
+static inline void add_third_bits(const uint8_t* high, int64_t group, uint8_t v[32]) {
+  for (int64_t i = 0; i < 32; ++i) v[i] = static_cast<uint8_t>(v[i] | (high[i] >> group & 1) << 2);
+}
+
+// Q3_K: 16 scales of 6 bits from 12 bytes. The low 4 bits of the first 8 scales are the low nibbles
+// of the first 8 bytes, those of the others the high nibbles; byte j of the last 4 has the upper 2
+// bits of scales j, j + 4, j + 8 and j + 12.
+static inline void get_q3_k_scales(const uint8_t* packed, uint8_t scales[16]) {
+  for (int64_t i = 0; i < 16; ++i) {
+    const int low = packed[i % 8] >> (4 * (i / 8)) & 15;
+    const int top = packed[8 + i % 4] >> (2 * (i / 4)) & 3;
+    scales[i] = static_cast<uint8_t>(low | top << 4);
+  }
+}
+
+// IQ4_XS: the 6-bit scale of a group from its low nibble and a pair of upper bits.
+static inline uint8_t get_iq4_xs_scale(const uint8_t* block, int64_t group) {
+  const int low = block[4 + group / 2] >> (4 * (group % 2)) & 15;
+  const int top = block[2 + group / 4] >> (2 * (group % 4)) & 3;
+  return static_cast<uint8_t>(low | top << 4);
+}
+
+// What the nibbles of IQ4_NL and IQ4_XS stand for, and twice what those of MXFP4 do.
+constexpr int8_t kIq4Values[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
+                                   1,    13,   25,  38,  53,  69,  89,  113};
+constexpr int8_t kE2m1Doubled[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+
 }  // namespace potluck

@@ -16,6 +16,11 @@
 //   fifth bits    1 line; byte 4 r + j: bit i is bit 4 of quad i's v
 //   upper bits    2 lines; line h, byte 4 r + j: bits [2 i, 2 i + 2) are bits 4 and 5 of quad
 //                 (4 h + i)'s v
+//   low pairs     likewise of bits 0 and 1, and third bits as fifth bits are
+//
+// Six-bit scales, of which there are 4 n, lie in 3 n bytes: byte i < 3 n has scale i in its low six
+// bits, and the top bits of bytes 3 j, 3 j + 1 and 3 j + 2 are those of scale 3 n + j, the low ones
+// first.
 //
 // Offsets and sizes are in bytes. kGroups is where the first group lies within the block, the
 // others follow at kGroupBytes; kLow and kHigh count from the group.
@@ -122,6 +127,57 @@ struct Q6_K {
   static constexpr int64_t kLow = 128;
   static constexpr int64_t kGroupBytes = 384;
   static constexpr int64_t kBlockBytes = 3360;
+};
+
+// (d * s_h) * v - dmin * m_h, where h counts half groups of 16 columns: s the low and m the high
+// nibble of byte h.
+struct Q2_K {
+  static constexpr int64_t kScale = 0;
+  static constexpr int64_t kMinimum = 32;     // halves: dmin
+  static constexpr int64_t kHalfScales = 64;  // 16 x bytes
+  static constexpr int64_t kGroups = 320;
+  static constexpr int64_t kPairs = 0;  // low pairs
+  static constexpr int64_t kGroupBytes = 128;
+  static constexpr int64_t kBlockBytes = 1344;
+};
+
+// d * (s_h - 32) * (v - 4), where h counts half groups.
+struct Q3_K {
+  static constexpr int64_t kScale = 0;
+  static constexpr int64_t kHalfScales = 32;  // 12 x bytes: 16 six-bit scales
+  static constexpr int64_t kGroups = 224;
+  static constexpr int64_t kHigh = 0;    // third bits
+  static constexpr int64_t kPairs = 64;  // low pairs
+  static constexpr int64_t kGroupBytes = 192;
+  static constexpr int64_t kBlockBytes = 1760;
+};
+
+// d * t[v], where t is a table of 16 integers (see decode.h).
+struct IQ4_NL {
+  static constexpr int64_t kScale = 0;
+  static constexpr int64_t kGroups = 32;
+  static constexpr int64_t kLow = 0;
+  static constexpr int64_t kGroupBytes = 256;
+  static constexpr int64_t kBlockBytes = 288;
+};
+
+// d * (s_g - 32) * t[v] for group g.
+struct IQ4_XS {
+  static constexpr int64_t kScale = 0;
+  static constexpr int64_t kGroupScales = 32;  // 6 x bytes: 8 six-bit scales
+  static constexpr int64_t kGroups = 128;
+  static constexpr int64_t kLow = 0;
+  static constexpr int64_t kGroupBytes = 256;
+  static constexpr int64_t kBlockBytes = 2176;
+};
+
+// 2^(e - 128) * t[v], with another table t.
+struct MXFP4 {
+  static constexpr int64_t kExponent = 0;  // bytes: e
+  static constexpr int64_t kGroups = 16;
+  static constexpr int64_t kLow = 0;
+  static constexpr int64_t kGroupBytes = 256;
+  static constexpr int64_t kBlockBytes = 272;
 };
 
 }  // namespace layout

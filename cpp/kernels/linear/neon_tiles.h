@@ -90,7 +90,8 @@ POTLUCK_LANES void integer_sums(const uint8_t* block, int64_t g, const GroupScal
   }
 }
 
-// One group for a tile of tokens: one fma of each integer sum, one of the minimum.
+// One group for a tile of tokens: one fma of each integer sum, one of the minimum (where halves have
+// factors of it, with the exact sum of the activations' sums times these).
 template <class Products, class Weights, int first_row, int kTokens>
 POTLUCK_LANES void add_group(const uint8_t* block, int64_t g, const GroupScales& weight,
                              const int8_t* q, int64_t stride, const float* scales,
@@ -106,9 +107,18 @@ POTLUCK_LANES void add_group(const uint8_t* block, int64_t g, const GroupScales&
       float32x4_t& sum = acc[t].v[kFirst + i];
       sum = vfmaq_f32(sum, vcvtq_f32_s32(totals[t].v[i]),
                       vmulq_n_f32(weight.scale.v[kFirst + i], scale));
-      if constexpr (Weights::kHasMinimum)
+      if constexpr (Weights::kHasHalfMinimums) {
+        const int32_t first = sum_16(q + t * stride);
+        const int32_t second = sums[t * num_groups] - first;
+        const int32x4_t factor = vmlaq_n_s32(
+            vmulq_n_s32(weight.half_minimum[0].v[kFirst + i], first),
+            weight.half_minimum[1].v[kFirst + i], second);
+        sum = vfmaq_f32(sum, vcvtq_f32_s32(factor),
+                        vmulq_n_f32(weight.minimum.v[kFirst + i], scale));
+      } else if constexpr (Weights::kHasMinimum) {
         sum = vfmaq_n_f32(sum, weight.minimum.v[kFirst + i],
                           scale * (float)sums[t * num_groups]);
+      }
     }
   }
 }

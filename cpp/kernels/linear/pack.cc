@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "kernels/kernels.h"
+#include "kernels/linear/file_blocks.h"
 #include "kernels/linear/layout.h"
 
 namespace potluck {
@@ -144,6 +145,65 @@ void pack_q6_k(const uint8_t* file, uint8_t* block, int64_t row) {
   }
 }
 
+// Q2_K, Q3_K: bits [2 g, 2 g + 2) of byte i are the low bits of column i of group g, of four groups
+// that share 32 bytes.
+void put_low_pairs(const uint8_t* pairs, int64_t group, uint8_t* lines, int64_t row) {
+  put_upper_bits(pairs + 32 * (group / 4), group % 4, lines, row);
+}
+
+// Six-bit scales, each less than 64 (see layout.h).
+void put_six_bits(const uint8_t* scales, int64_t count, uint8_t* bytes, int64_t row) {
+  const int64_t num_bytes = count / 4 * 3;
+  for (int64_t i = 0; i < num_bytes; ++i) {
+    const int top = scales[num_bytes + i / 3] >> (2 * (i % 3)) & 3;
+    bytes[kPanelRows * i + row] = static_cast<uint8_t>(scales[i] | top << 6);
+  }
+}
+
+void pack_q2_k(const uint8_t* file, uint8_t* block, int64_t row) {
+  using L = layout::Q2_K;
+  put_half(file + 80, block + L::kScale, row);
+  put_half(file + 82, block + L::kMinimum, row);
+  put_bytes(file, 16, block + L::kHalfScales, row);
+  for (int64_t group = 0; group < 8; ++group)
+    put_low_pairs(file + 16, group, block + L::kGroups + group * L::kGroupBytes + L::kPairs, row);
+}
+
+void pack_q3_k(const uint8_t* file, uint8_t* block, int64_t row) {
+  using L = layout::Q3_K;
+  uint8_t scales[16];
+  get_q3_k_scales(file + 96, scales);
+  put_half(file + 108, block + L::kScale, row);
+  put_six_bits(scales, 16, block + L::kHalfScales, row);
+  for (int64_t group = 0; group < 8; ++group) {
+    uint8_t* packed = block + L::kGroups + group * L::kGroupBytes;
+    put_k_fifth_bits(file, group, packed + L::kHigh, row);
+    put_low_pairs(file + 32, group, packed + L::kPairs, row);
+  }
+}
+
+void pack_iq4_nl(const uint8_t* file, uint8_t* block, int64_t row) {
+  using L = layout::IQ4_NL;
+  put_half(file, block + L::kScale, row);
+  put_nibbles(file + 2, block + L::kGroups + L::kLow, row);
+}
+
+void pack_iq4_xs(const uint8_t* file, uint8_t* block, int64_t row) {
+  using L = layout::IQ4_XS;
+  uint8_t scales[8];
+  for (int64_t group = 0; group < 8; ++group) scales[group] = get_iq4_xs_scale(file, group);
+  put_half(file, block + L::kScale, row);
+  put_six_bits(scales, 8, block + L::kGroupScales, row);
+  for (int64_t group = 0; group < 8; ++group)
+    put_nibbles(file + 8 + 16 * group, block + L::kGroups + group * L::kGroupBytes + L::kLow, row);
+}
+
+void pack_mxfp4(const uint8_t* file, uint8_t* block, int64_t row) {
+  using L = layout::MXFP4;
+  put_bytes(file, 1, block + L::kExponent, row);
+  put_nibbles(file + 1, block + L::kGroups + L::kLow, row);
+}
+
 // Rows [first, first + count) of one panel; `rows` points to the first.
 using PackPanel = void (*)(const uint8_t* rows, int64_t columns, int64_t first, int64_t count,
                            uint8_t* panel);
@@ -249,6 +309,11 @@ constexpr PackPanel kPackPanel[kNumFormats] = {
     pack_quantized<pack_q4_k, Format::Q4_K>,
     pack_quantized<pack_q5_k, Format::Q5_K>,
     pack_quantized<pack_q6_k, Format::Q6_K>,
+    pack_quantized<pack_q2_k, Format::Q2_K>,
+    pack_quantized<pack_q3_k, Format::Q3_K>,
+    pack_quantized<pack_iq4_nl, Format::IQ4_NL>,
+    pack_quantized<pack_iq4_xs, Format::IQ4_XS>,
+    pack_quantized<pack_mxfp4, Format::MXFP4>,
 };
 
 }  // namespace

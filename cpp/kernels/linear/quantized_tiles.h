@@ -42,6 +42,14 @@ struct GroupSum {
   }
 };
 
+// What the minimum is multiplied with where each half has a factor of its own: at most
+// 2 * 15 * 16 * 127, exact as f32.
+POTLUCK_LANES F32x16 minimum_factor(const GroupScales& scales, const int8_t* a, int32_t sum_a) {
+  const int32_t first = sum_16(a);
+  return to_f32(add(mul(scales.half_minimum[0], splat_i32(first)),
+                    mul(scales.half_minimum[1], splat_i32(sum_a - first))));
+}
+
 // Quads i and i + 4 of a group, for all panels and tokens of a tile.
 template <class Weights, int kTokens, int i>
 POTLUCK_LANES void add_quads(const uint8_t* group, int64_t stride, const int8_t* a, int64_t columns,
@@ -127,7 +135,10 @@ void QuantizedTile<Weights>::run(const LinearArgs& args, int64_t panel, int64_t 
         for (int p = 0; p < kPanelTile; ++p) {
           acc[p][t] = fma(total[p][t].total(weight[p]), mul(weight[p].scale, splat(scale)),
                           acc[p][t]);
-          if constexpr (Weights::kHasMinimum)
+          if constexpr (Weights::kHasHalfMinimums)
+            acc[p][t] = fma(minimum_factor(weight[p], a + t * columns, sums[t * num_groups]),
+                            mul(weight[p].minimum, splat(scale)), acc[p][t]);
+          else if constexpr (Weights::kHasMinimum)
             acc[p][t] = fma(weight[p].minimum, splat(scale * (float)sums[t * num_groups]),
                             acc[p][t]);
         }

@@ -45,12 +45,15 @@ _SMALL_FILES = (
     "special_tokens_map.json",
     "vocab.json",
     "merges.txt",
+    "added_tokens.json",
     "chat_template.jinja",
     "chat_template.json",
     "additional_chat_templates/tool_use.jinja",
     *VECTOR_FILES,
     INDEX_FILE,
 )
+_OTHER_TOKENIZERS = ("tekken.json", "tokenizer.model")
+"""Those of models without a tokenizer.json; beside one they are the same vocabulary once more."""
 _SPLIT_GGUF = re.compile(r"(.*)-00001-of-(\d{5})\.gguf")
 
 OnFetch = Callable[[int, int], None]
@@ -110,8 +113,11 @@ def fetch_small_files(
         raise _without_config(snapshot)
     config = fetch_files(snapshot, [_CONFIG])
     check_config(snapshot.directory)
+    names: tuple[str, ...] = _SMALL_FILES
+    if "tokenizer.json" not in snapshot.files:
+        names += _OTHER_TOKENIZERS
     others = fetch_files(
-        snapshot, [name for name in _SMALL_FILES if name in snapshot.files and name != _CONFIG]
+        snapshot, [name for name in names if name in snapshot.files and name != _CONFIG]
     )
     check_tokenizer(snapshot.directory)
     weight_files(snapshot)

@@ -398,7 +398,7 @@ def _read_longrope(
     fields: Fields, rope: Fields, theta: float, rotary_dim: int, max_context_tokens: int
 ) -> RopeConfig:
     original = _trained_context(fields, rope, max_context_tokens)
-    factor = max_context_tokens / original
+    factor = rope.positive("factor", max_context_tokens / original)
     default = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
     return RopeConfig(
         theta=theta,

@@ -1,14 +1,24 @@
 """Mistral 7B and what follows it (Jiang et al. 2023): Llama with a sliding window in every layer.
 
-Its GGUF files are of the architecture ``llama``.
+Its GGUF files are of the architecture ``llama``. Models that also see (Mistral Small 3.1 and later)
+are read as far as text goes.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+
 from potluck.models import hugging_face
 from potluck.models.family import Family
 from potluck.models.fields import MAX_CONTEXT_TOKENS, Fields
+from potluck.models.names import GGUF_NAMES, HUGGING_FACE_NAMES, FileKind
 from potluck.types.model import ModelConfig
+
+SKIPPED: Mapping[str, re.Pattern[str]] = {
+    "a vision tower": re.compile(r"(?:model\.)?(?:vision_tower|multi_modal_projector)\."),
+}
+"""What files of models that also see have besides the text part."""
 
 
 def _from_hugging_face(fields: Fields) -> ModelConfig:
@@ -34,4 +44,9 @@ MISTRAL = Family(
     gguf_architectures=(),
     from_hugging_face=_from_hugging_face,
     from_gguf=None,
+    names={
+        FileKind.HUGGING_FACE: HUGGING_FACE_NAMES.changed({}, skipped=SKIPPED),
+        FileKind.GGUF: GGUF_NAMES,
+    },
+    wrappers={"mistral3": "Mistral3ForConditionalGeneration"},
 )

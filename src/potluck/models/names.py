@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from potluck.types.model import ModelConfig
@@ -95,10 +95,16 @@ class NameTable:
         *,
         stems: Mapping[str, str | StoredPart] | None = None,
         skipped: Mapping[str, re.Pattern[str]] | None = None,
+        ignored: Iterable[str] = (),
     ) -> NameTable:
-        """The table with more stems, or others for the same canonical names."""
+        """The table with more stems, or others for the same canonical names.
+
+        ``ignored`` are names of more tensors that nothing needs.
+        """
+        patterns = (self.ignored.pattern, *map(re.escape, ignored))
         return dataclasses.replace(
             self,
+            ignored=re.compile("|".join(patterns)),
             stems={**self.stems, **(stems or {})},
             layer_stems={**self.layer_stems, **layer_stems},
             skipped={**self.skipped, **(skipped or {})},

@@ -16,12 +16,15 @@ from potluck.models.fields import Fields, one_line, unsupported
 from potluck.models.gemma2 import GEMMA2
 from potluck.models.gemma3 import GEMMA3
 from potluck.models.gemma4 import GEMMA4, GEMMA4_UNIFIED
+from potluck.models.glm4 import GLM4
 from potluck.models.glm4_moe import GLM4_MOE
 from potluck.models.gpt_oss import GPT_OSS
+from potluck.models.granite import GRANITE, GRANITE_HYBRID
 from potluck.models.granite_moe import GRANITE_MOE, GRANITE_MOE_SHARED
 from potluck.models.hunyuan_dense import HUNYUAN_DENSE
 from potluck.models.llama import LLAMA
 from potluck.models.minimax_m2 import MINIMAX_M2
+from potluck.models.ministral3 import MINISTRAL3
 from potluck.models.mistral import MISTRAL
 from potluck.models.mixtral import MIXTRAL
 from potluck.models.names import (
@@ -35,12 +38,14 @@ from potluck.models.names import (
 )
 from potluck.models.olmo2 import OLMO2, OLMO3
 from potluck.models.olmoe import OLMOE
+from potluck.models.phi3 import PHI3
 from potluck.models.program import weight_specs
 from potluck.models.qwen2 import QWEN2
 from potluck.models.qwen2_moe import QWEN2_MOE
 from potluck.models.qwen3 import QWEN3
 from potluck.models.qwen3_moe import QWEN3_MOE
 from potluck.models.seed_oss import SEED_OSS
+from potluck.models.smollm3 import SMOLLM3
 from potluck.types.model import ModelConfig
 from potluck.types.program import Program, Shard, WeightSpec
 from potluck.types.tensor import StoredTensor, TensorSource
@@ -64,6 +69,12 @@ FAMILIES: tuple[Family, ...] = (
     GEMMA3,
     GEMMA4,
     GEMMA4_UNIFIED,
+    PHI3,
+    MINISTRAL3,
+    SMOLLM3,
+    GRANITE,
+    GRANITE_HYBRID,
+    GLM4,
     SEED_OSS,
     HUNYUAN_DENSE,
     ERNIE4_5,
@@ -100,7 +111,9 @@ def config_from_hugging_face(
     for family in FAMILIES:
         wrapper = family.wrappers.get(model_type)
         if wrapper is not None and architectures in ((wrapper,), ()):
-            return family.from_hugging_face(_text_part(fields))
+            text = _text_part(fields)
+            if text.text("model_type", family.name) == family.name:
+                return family.from_hugging_face(text)
         alias = family.aliases.get(model_type)
         if alias is not None and architectures in ((alias,), ()):
             return family.from_hugging_face(fields)

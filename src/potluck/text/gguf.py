@@ -8,7 +8,6 @@ from scores) and ``gemma4`` (the same with a list of merges) are known.
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,25 +17,13 @@ from potluck.text.added_tokens import AddedToken, is_turn_marker
 from potluck.text.bpe import build_byte_level, build_sentence_piece, merges_from_scores
 from potluck.text.chat import ChatTemplate
 from potluck.text.end_tokens import METADATA_KEYS, end_tokens
-from potluck.text.pieces import Notation
+from potluck.text.pieces import Notation, PieceType
 from potluck.text.pre_tokenizers import BYTE_PRE_TOKENIZERS
 from potluck.text.token_list import list_tokens
 from potluck.text.tokenizer import Boundaries, PrefixSpace, TextTokenizer
 from potluck.types.text import TokenList
 
-
-class TokenType(enum.IntEnum):
-    """``tokenizer.ggml.token_type``."""
-
-    NORMAL = 1
-    UNKNOWN = 2
-    CONTROL = 3
-    USER_DEFINED = 4
-    UNUSED = 5
-    BYTE = 6
-
-
-_ADDED = (TokenType.UNKNOWN, TokenType.CONTROL, TokenType.USER_DEFINED)
+_ADDED = (PieceType.UNKNOWN, PieceType.CONTROL, PieceType.USER_DEFINED)
 
 
 def build_tokenizer(metadata: Mapping[str, object], *, path: str = "GGUF") -> TextTokenizer:
@@ -153,11 +140,11 @@ def _sentence_piece(fields: _Fields) -> TextTokenizer:
     mergeable = {
         piece: scores[token]
         for piece, token in vocabulary.pieces().items()
-        if vocabulary.types[token] != TokenType.BYTE
+        if vocabulary.types[token] != PieceType.BYTE
     }
     prefixed = fields.flag("add_space_prefix", True)
     unknown = next(
-        (t.text for t in vocabulary.added if vocabulary.types[t.token] == TokenType.UNKNOWN), None
+        (t.text for t in vocabulary.added if vocabulary.types[t.token] == PieceType.UNKNOWN), None
     )
     pieces = vocabulary.pieces()
     if unknown is not None:
@@ -225,7 +212,7 @@ class _Vocabulary:
             AddedToken(
                 text=text,
                 token=token,
-                control=kind in (TokenType.UNKNOWN, TokenType.CONTROL)
+                control=kind in (PieceType.UNKNOWN, PieceType.CONTROL)
                 or token == bos
                 or token in eos
                 or is_turn_marker(text),
@@ -302,7 +289,7 @@ class _Fields:
 
     def token_types(self, num_tokens: int) -> list[int]:
         if "tokenizer.ggml.token_type" not in self._metadata:
-            return [TokenType.NORMAL] * num_tokens
+            return [PieceType.NORMAL] * num_tokens
         types = self.numbers("token_type")
         if len(types) < num_tokens:
             raise self.error(f"{len(types)} token types for {num_tokens} tokens")

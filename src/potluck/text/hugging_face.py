@@ -1,8 +1,8 @@
 """The tokenizer and the chat template of a model directory in Hugging Face layout.
 
 The vocabulary is in ``tokenizer.json``, or in ``vocab.json`` and ``merges.txt`` where the class is
-a known byte-level one. From the other files come the tokens that begin and end a text, and more
-tokens that are special.
+a known byte-level one, or in ``tekken.json`` (Mistral) or ``tokenizer.model`` (SentencePiece). From
+the other files come the tokens that begin and end a text, and more tokens that are special.
 """
 
 from __future__ import annotations
@@ -14,11 +14,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from potluck.errors import ModelFileError, UnsupportedModelError
+from potluck.text import tekken
 from potluck.text.added_tokens import AddedToken, is_turn_marker
 from potluck.text.bpe import build_byte_level
 from potluck.text.chat import ChatTemplate
-from potluck.text.pieces import Notation
+from potluck.text.pieces import SPACE_MARK, Notation, PieceType
 from potluck.text.pre_tokenizers import BYTE_PRE_TOKENIZERS
+from potluck.text.sentence_piece import (
+    SentencePieceModel,
+    build_model,
+    build_normalizer,
+    read_sentence_piece,
+)
 from potluck.text.token_list import list_tokens
 from potluck.text.tokenizer import Boundaries, PrefixSpace, TextTokenizer
 from potluck.text.tokenizer_json import (
@@ -32,6 +39,8 @@ from potluck.types.text import TokenList
 
 if TYPE_CHECKING:
     import tokenizers
+
+SENTENCE_PIECE_FILE = "tokenizer.model"
 
 TOOL_TEMPLATE_FILE = "additional_chat_templates/tool_use.jinja"
 """Where ``transformers`` keeps the template for chats with tools, if it is another one."""
@@ -54,6 +63,10 @@ _BYTE_LEVEL_CLASSES = {
 """``tokenizer_class`` → pre-tokenizer, for directories that have only vocab.json and merges.txt."""
 
 
+_PLAIN_CLASSES = frozenset({"Ernie4_5Tokenizer", "Ernie4_5_Tokenizer"})
+"""``tokenizer_class`` of SentencePiece models that put neither a space nor bos before a text."""
+
+
 def load_tokenizer(directory: Path) -> TextTokenizer:
     """The tokenizer of a model directory.
 
@@ -66,16 +79,14 @@ def load_tokenizer(directory: Path) -> TextTokenizer:
             return _assemble(read_tokenizer_json(directory / "tokenizer.json"), files)
         if files.has("vocab.json") and files.has("merges.txt"):
             return _assemble(_read_vocabulary_and_merges(files), files)
+        if files.has(tekken.TEKKEN_FILE):
+            return _assemble(_read_tekken(files), files)
+        if files.has(SENTENCE_PIECE_FILE):
+            return _assemble(_read_sentence_piece(files), files)
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise ModelFileError(
             str(directory), f"the tokenizer files are malformed ({type(error).__name__}: {error})"
         ) from error
-    if files.has("tokenizer.model"):
-        raise UnsupportedModelError(
-            f"{directory} has its tokenizer only as tokenizer.model",
-            missing=("tokenizer.json",),
-            hint="add tokenizer.json: load and save the tokenizer with a recent transformers",
-        )
     raise _no_tokenizer(directory)
 
 
@@ -90,6 +101,10 @@ def load_token_list(directory: Path) -> TokenList:
             parts, num_pieces = read_token_parts(directory / "tokenizer.json")
         elif files.has("vocab.json"):
             parts, num_pieces = _read_vocabulary(files)
+        elif files.has(tekken.TEKKEN_FILE):
+            parts, num_pieces = _read_ranks(files)
+        elif files.has(SENTENCE_PIECE_FILE):
+            parts, num_pieces = _read_pieces(files)
         else:
             raise _no_tokenizer(directory)
         parts = replace(parts, added=_with_stated_tokens(parts.added, files.config))
@@ -232,6 +247,101 @@ def _read_vocabulary_and_merges(files: _Directory) -> VocabularyParts:
     )
 
 
+def _read_ranks(files: _Directory) -> tuple[TokenParts, int]:
+    """What tekken.json says of single tokens, and one more than its largest id."""
+    file = tekken.read_tekken(files.path / tekken.TEKKEN_FILE)
+    pieces = PieceList(file.piece_ids())
+    parts = TokenParts(
+        model=pieces,
+        added=_special_entries(file),
+        leading=_ids_of(file, tekken.BOS),
+        trailing=(),
+        notation=Notation.BYTE_LEVEL,
+        eos=next(iter(_ids_of(file, tekken.EOS)), None),
+    )
+    return parts, pieces.size
+
+
+def _read_tekken(files: _Directory) -> VocabularyParts:
+    file = tekken.read_tekken(files.path / tekken.TEKKEN_FILE)
+    return VocabularyParts(
+        model=tekken.build_model(file),
+        added=_special_entries(file),
+        leading=_ids_of(file, tekken.BOS),
+        trailing=(),
+        notation=Notation.BYTE_LEVEL,
+        eos=next(iter(_ids_of(file, tekken.EOS)), None),
+        prefix_space=PrefixSpace.NEVER,
+        strips_prefix_space=False,
+    )
+
+
+def _special_entries(file: tekken.Tekken) -> dict[int, dict[str, Any]]:
+    return {token: {"content": text, "special": True} for token, text in enumerate(file.special)}
+
+
+def _ids_of(file: tekken.Tekken, special: str) -> tuple[int, ...]:
+    return tuple(token for token, text in enumerate(file.special) if text == special)
+
+
+def _read_pieces(files: _Directory) -> tuple[TokenParts, int]:
+    """What tokenizer.model says of single tokens, and one more than its largest id."""
+    model = read_sentence_piece(files.path / SENTENCE_PIECE_FILE)
+    pieces = PieceList({piece: token for token, piece in enumerate(model.pieces)})
+    parts = TokenParts(
+        model=pieces,
+        added=_added_pieces(model, files),
+        leading=_leading_bos(model, files),
+        trailing=(),
+        notation=Notation.SENTENCE_PIECE,
+        eos=model.eos,
+    )
+    return parts, pieces.size
+
+
+def _read_sentence_piece(files: _Directory) -> VocabularyParts:
+    model = read_sentence_piece(files.path / SENTENCE_PIECE_FILE)
+    adds_space = files.config.get("add_prefix_space")
+    if adds_space is None:
+        adds_space = model.adds_prefix_space and not _is_plain(files)
+    where = PrefixSpace.EACH_BUT_WORDS
+    if files.config.get("legacy") is False:
+        where = PrefixSpace.FIRST
+    return VocabularyParts(
+        model=build_model(model),
+        added=_added_pieces(model, files),
+        leading=_leading_bos(model, files),
+        trailing=(),
+        notation=Notation.SENTENCE_PIECE,
+        eos=model.eos,
+        prefix_space=where if adds_space else PrefixSpace.NEVER,
+        strips_prefix_space=bool(adds_space),
+        unknown=model.unknown,
+        normalize=build_normalizer(model),
+    )
+
+
+def _added_pieces(model: SentencePieceModel, files: _Directory) -> dict[int, dict[str, Any]]:
+    """The pieces that are matched in the text itself, and what added_tokens.json adds to them."""
+    added: dict[int, dict[str, Any]] = {
+        token: {"content": model.pieces[token], "special": True}
+        for token in model.of_type(PieceType.CONTROL, PieceType.UNKNOWN)
+    }
+    for token in model.of_type(PieceType.USER_DEFINED):
+        added[token] = {"content": model.pieces[token].replace(SPACE_MARK, " "), "special": False}
+    for text, token in files.json("added_tokens.json").items():
+        added.setdefault(int(token), {"content": text, "special": False})
+    return added
+
+
+def _leading_bos(model: SentencePieceModel, files: _Directory) -> tuple[int, ...]:
+    return () if model.bos is None or _is_plain(files) else (model.bos,)
+
+
+def _is_plain(files: _Directory) -> bool:
+    return files.config.get("tokenizer_class") in _PLAIN_CLASSES
+
+
 def _assemble(parts: VocabularyParts, files: _Directory) -> TextTokenizer:
     parts = replace(parts, added=_with_stated_tokens(parts.added, files.config))
     boundaries = _boundaries(parts, files)
@@ -243,6 +353,8 @@ def _assemble(parts: VocabularyParts, files: _Directory) -> TextTokenizer:
         strips_prefix_space=parts.strips_prefix_space,
         vocab_size=max([_model_size(parts.model), *(token + 1 for token in parts.added)]),
         boundaries=boundaries,
+        unknown=parts.unknown,
+        normalize=parts.normalize,
     )
 
 
@@ -280,7 +392,7 @@ def _boundaries(parts: TokenParts, files: _Directory) -> Boundaries:
     for name in ("generation_config.json", "config.json"):
         listed = files.json(name).get("eos_token_id")
         eos += listed if isinstance(listed, list) else [] if listed is None else [listed]
-    named = parts.find(texts["eos_token"]) if "eos_token" in texts else None
+    named = parts.find(texts["eos_token"]) if "eos_token" in texts else parts.eos
     if named is not None:
         eos.append(named)
     if any(not isinstance(token, int) for token in eos):
@@ -324,6 +436,8 @@ def _added_tokens(
 def _special_texts(files: _Directory) -> dict[str, str]:
     """``bos_token`` … and their texts, the variables that chat templates see."""
     stated = {**files.json("special_tokens_map.json"), **files.config}
+    if not stated and files.has(tekken.TEKKEN_FILE):
+        stated = {"bos_token": tekken.BOS, "eos_token": tekken.EOS, "unk_token": tekken.UNKNOWN}
     texts = {}
     for variable in _SPECIAL_VARIABLES:
         value = stated.get(variable)

@@ -23,6 +23,21 @@ class Notation(enum.Enum):
     SENTENCE_PIECE = "sentencepiece"
 
 
+class PieceType(enum.IntEnum):
+    """What an entry of a SentencePiece vocabulary is, as its files and GGUF's metadata number it.
+
+    Entries of the type ``USER_DEFINED`` are words that are one token wherever they stand; those
+    that are ``UNUSED`` are in no text.
+    """
+
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4
+    UNUSED = 5
+    BYTE = 6
+
+
 def _byte_alphabet() -> tuple[str, ...]:
     """The character of every byte: itself if it prints in Latin-1, else the next from U+0100 on."""
     printing = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}

@@ -10,7 +10,7 @@ threads may use it.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -35,6 +35,8 @@ class PrefixSpace(enum.Enum):
     """Also after every added token, unless a space is there."""
     EACH = "each"
     """Also after every added token, whatever follows."""
+    EACH_BUT_WORDS = "each but words"
+    """As ``EACH``, but not after words of users: these have the mark before them themselves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +59,9 @@ class TextTokenizer:
     largest id.
 
     A model whose vocabulary has neither a character nor its bytes encodes it as its unknown token;
-    no other control token ever comes from text that is not to be parsed for them.
+    no other control token ever comes from text that is not to be parsed for them. ``unknown`` is
+    that token's id; without it, the one that ``model`` names. ``normalize`` changes ordinary text
+    before everything else; what it leaves empty has no tokens.
     """
 
     def __init__(
@@ -70,9 +74,12 @@ class TextTokenizer:
         strips_prefix_space: bool,
         vocab_size: int,
         boundaries: Boundaries,
+        unknown: int | None = None,
+        normalize: Callable[[str], str] | None = None,
     ) -> None:
         self._model = model
         self._encoder = SlicedEncoder(model)
+        self._normalize = normalize
         self._added = AddedTokens(added)
         self._notation = notation
         self._prefix_space = prefix_space
@@ -80,8 +87,8 @@ class TextTokenizer:
         self._vocab_size = vocab_size
         self._boundaries = boundaries
         self._special_tokens = tuple(token.text for token in self._added.control)
-        unknown = getattr(model.model, "unk_token", None)
-        unknown_id = None if unknown is None else model.token_to_id(unknown)
+        named = getattr(model.model, "unk_token", None)
+        unknown_id = model.token_to_id(named) if unknown is None and named else unknown
         # Some models name their eos as the unknown token, without ever needing one.
         bounds = {boundaries.bos_token_id, *boundaries.eos_token_ids}
         self._never_from_text = frozenset(
@@ -145,14 +152,19 @@ class TextTokenizer:
         prefixed = self._prefix_space is not PrefixSpace.NEVER
         for part in self._added.split(text, parse_control=parse_special, literal=literal):
             if isinstance(part, AddedToken):
+                is_word = self._prefix_space is PrefixSpace.EACH_BUT_WORDS and not part.control
+                if is_word and prefixed:
+                    tokens += next(self._encoder.encode(SPACE_MARK))
                 tokens.append(part.token)
-                prefixed = self._prefix_space in (
-                    PrefixSpace.EACH,
-                    PrefixSpace.EACH_UNLESS_PRESENT,
+                prefixed = not is_word and self._prefix_space not in (
+                    PrefixSpace.NEVER,
+                    PrefixSpace.FIRST,
                 )
                 _require_room(len(tokens), max_tokens)
-            else:
-                for ids in self._encoder.encode(self._with_prefix(part) if prefixed else part):
+            elif stretch := part if self._normalize is None else self._normalize(part):
+                if prefixed:
+                    stretch = self._with_prefix(stretch)
+                for ids in self._encoder.encode(stretch):
                     tokens += self._without_control(ids)
                     _require_room(len(tokens), max_tokens)
                 prefixed = False
@@ -180,7 +192,8 @@ class TextTokenizer:
         return data.decode("utf-8", errors="replace")
 
     def _with_prefix(self, text: str) -> str:
-        if self._prefix_space is not PrefixSpace.EACH and text[0] in (" ", SPACE_MARK):
+        always = (PrefixSpace.EACH, PrefixSpace.EACH_BUT_WORDS)
+        if self._prefix_space not in always and text[0] in (" ", SPACE_MARK):
             return text
         return SPACE_MARK + text
 
@@ -195,7 +208,7 @@ class TextTokenizer:
         is_unsure = bool(missing) and self._notation is Notation.SENTENCE_PIECE
         takes_spaces = any(token.lstrip or token.rstrip for token in self._added.by_id.values())
         changes = [s["type"] for s in normalizer_steps(self._model) if not marks_spaces(s)]
-        if is_unsure or takes_spaces or changes not in ([], ["NFC"]):
+        if self._normalize or is_unsure or takes_spaces or changes not in ([], ["NFC"]):
             return 0
         if self._size_bound is None:
             pieces = map(self._extent, range(self._vocab_size))

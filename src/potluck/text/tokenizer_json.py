@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import mmap
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -41,7 +42,7 @@ class TokenParts:
 
     ``model`` has no added tokens. ``added`` are their entries by id, with the keys that
     tokenizer.json uses. ``leading`` are the tokens that are put before a text, ``trailing`` those
-    after it.
+    after it. ``eos`` ends a text unless the other files name another token.
     """
 
     model: Pieces
@@ -49,6 +50,7 @@ class TokenParts:
     leading: tuple[int, ...]
     trailing: tuple[int, ...]
     notation: Notation
+    eos: int | None = None
 
     def find(self, text: str) -> int | None:
         """The id of the token whose text is ``text``."""
@@ -61,11 +63,17 @@ class TokenParts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VocabularyParts(TokenParts):
-    """What vocabulary files say, and the library's object that finds the tokens of a text."""
+    """What vocabulary files say, and the library's object that finds the tokens of a text.
+
+    ``unknown`` is the id of the unknown token where ``model`` does not name it; ``normalize`` is
+    what is done to a text before ``model`` has it.
+    """
 
     model: tokenizers.Tokenizer
     prefix_space: PrefixSpace
     strips_prefix_space: bool
+    unknown: int | None = None
+    normalize: Callable[[str], str] | None = None
 
 
 class PieceList:

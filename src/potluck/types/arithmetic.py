@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 
-from potluck.types.tensor import TensorFormat
+from potluck.types.tensor import COMPUTED_FORMATS, TensorFormat
 
 
 class ArithmeticChoice(enum.Enum):
@@ -53,7 +53,7 @@ class Arithmetic(enum.Enum):
         return _FAST_FORMATS[self]
 
 
-_QUANTIZED = frozenset(each for each in TensorFormat if each.is_quantized)
+_QUANTIZED = frozenset(each for each in COMPUTED_FORMATS if each.is_quantized)
 _FAST_FORMATS = {
     Arithmetic.EXACT: frozenset[TensorFormat](),
     Arithmetic.AVX512_BF16: frozenset({TensorFormat.BF16}),

@@ -10,7 +10,8 @@ from tokenizers import pre_tokenizers as pre
 
 from potluck.catalog import describe_model, load_tokenizer
 from potluck.text.end_tokens import end_tokens
-from potluck.text.gguf import TokenType, build_tokenizer
+from potluck.text.gguf import build_tokenizer
+from potluck.text.pieces import PieceType
 
 GPT2 = pre.ByteLevel(add_prefix_space=False)
 SMOLLM2 = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<repo_name>", "<reponame>", "<file_sep>")
@@ -49,8 +50,8 @@ def test_ends_are_named_or_known_by_their_texts(
     assert tuple(tokens[token] for token in end_tokens(tokens, named)) == ends
 
 
-@pytest.mark.parametrize("kind", TokenType)
-def test_their_type_does_not_matter(kind: TokenType) -> None:
+@pytest.mark.parametrize("kind", PieceType)
+def test_their_type_does_not_matter(kind: PieceType) -> None:
     """A plain entry with such a text ends as well, in llama.cpp too; and no text becomes one."""
     special = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
     metadata = byte_level_metadata(train_byte_level(GPT2), "qwen2", special)

@@ -17,7 +17,8 @@ from tokenizers import pre_tokenizers as pre
 
 from potluck.errors import PromptTooLongError
 from potluck.text.fill_in import FillIn, find_fill_in
-from potluck.text.gguf import TokenType, build_tokenizer, read_fill_in_tokens
+from potluck.text.gguf import build_tokenizer, read_fill_in_tokens
+from potluck.text.pieces import PieceType
 from potluck.text.tokenizer import TextTokenizer
 
 GPT2 = pre.ByteLevel(add_prefix_space=False)
@@ -34,7 +35,7 @@ def code_llama(**named: int) -> dict[str, Any]:
     for key, values in (
         ("tokens", [f"\u2581<{name}>" for name in ("PRE", "SUF", "MID", "EOT")]),
         ("scores", [0.0] * 4),
-        ("token_type", [TokenType.CONTROL] * 4),
+        ("token_type", [PieceType.CONTROL] * 4),
     ):
         metadata[f"tokenizer.ggml.{key}"] = [*metadata[f"tokenizer.ggml.{key}"], *values]
     return metadata | {f"tokenizer.ggml.{key}": value for key, value in named.items()}

@@ -1,0 +1,207 @@
+"""The logits of every family beside llama.cpp's, on the same GGUF files of small random models.
+
+    python benchmarks/families.py OUT.json [--only NAME …]
+
+The models are those of the parity tests, which compare them with ``transformers``. The peer is the
+package ``llama-cpp-python``; both sides compute in F32 with a cache in F32, Potluck in its
+reference engine. A row has the largest difference of two logits and the standard deviation of all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gguf
+import llama_cpp
+import numpy as np
+from circumstances import circumstances
+from numpy.typing import NDArray
+
+_TESTS = Path(__file__).parents[1] / "tests"
+sys.path[:0] = [str(_TESTS), str(_TESTS / "parity")]
+
+import test_dense_families as dense  # noqa: E402
+import test_expert_parity as experts  # noqa: E402
+import test_gemma_parity as gemma  # noqa: E402
+from support.dense_models import write_dense_gguf  # noqa: E402
+from support.expert_models import make_expert_model, write_expert_gguf  # noqa: E402
+from support.gemma_models import make_gemma, write_gemma_gguf  # noqa: E402
+from support.random_models import make_random_model, random_tokens  # noqa: E402
+from support.stages import Stages  # noqa: E402
+
+from potluck.formats.gguf import open_gguf  # noqa: E402
+from potluck.models.names import FileKind  # noqa: E402
+from potluck.models.registry import config_from_gguf, with_stored_head  # noqa: E402
+
+SCHEMA = "potluck.benchmark.families/1"
+NUM_TOKENS = 60
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """A case of the tests, and what writes its GGUF file into a folder."""
+
+    name: str
+    family: str
+    write: Callable[[Path], Path]
+
+
+def models() -> Iterator[Model]:
+    """All cases that have GGUF files."""
+
+    def write_dense(case: dense.Case) -> Callable[[Path], Path]:
+        def write(folder: Path) -> Path:
+            model = make_random_model(case.family, case.settings, folder, seed=3)
+            path = folder / "model.gguf"
+            write_dense_gguf(path, model, case.architecture, case.metadata, rewrite=case.rewrite)
+            return path
+
+        return write
+
+    def write_gemma(case: gemma.Case) -> Callable[[Path], Path]:
+        def write(folder: Path) -> Path:
+            model = make_gemma(case.family, case.settings, folder, wrapper=case.wrapper, seed=12)
+            write_gemma_gguf(folder / "model.gguf", model)
+            return folder / "model.gguf"
+
+        return write
+
+    def write_experts(case: experts.Case) -> Callable[[Path], Path]:
+        def write(folder: Path) -> Path:
+            model = make_expert_model(case.family, case.settings, folder, seed=5)
+            write_expert_gguf(folder / "model.gguf", model)
+            return folder / "model.gguf"
+
+        return write
+
+    for case in dense.CASES:
+        if case.architecture:
+            yield Model(name=case.name, family=case.family, write=write_dense(case))
+    for each in gemma.GGUF_CASES:
+        yield Model(name=each.name, family=each.family, write=write_gemma(each))
+    for one in experts.CASES:
+        if one.has_gguf:
+            yield Model(name=one.name, family=one.family, write=write_experts(one))
+
+
+def with_vocabulary(path: Path) -> Path:
+    """A copy that says it has no tokenizer, which llama.cpp wants to be said."""
+    reader = gguf.GGUFReader(path)
+    out = path.with_name("peer.gguf")
+    fields = {name: field for name, field in reader.fields.items() if not name.startswith("GGUF.")}
+    architecture = fields["general.architecture"].contents()
+    writer = gguf.GGUFWriter(out, architecture)
+    for name, field in fields.items():
+        if name == "general.architecture" or name.startswith("tokenizer."):
+            continue
+        kind = field.types[0]
+        inner = field.types[-1] if kind is gguf.GGUFValueType.ARRAY else None
+        writer.add_key_value(name, field.contents(), kind, sub_type=inner)
+    writer.add_string("tokenizer.ggml.model", "no_vocab")
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return out
+
+
+def peer_logits(path: Path, tokens: list[int]) -> Floats:
+    """llama.cpp's logits at every position."""
+    model_options = llama_cpp.llama_model_default_params()
+    model_options.use_mmap = False
+    model = llama_cpp.llama_model_load_from_file(str(path).encode(), model_options)
+    if not model:
+        raise RuntimeError("llama.cpp does not load it")
+    options = llama_cpp.llama_context_default_params()
+    options.n_ctx = options.n_batch = options.n_ubatch = 256
+    options.type_k = options.type_v = 0  # GGML_TYPE_F32
+    options.flash_attn_type = 0
+    options.n_threads = options.n_threads_batch = 1
+    context = llama_cpp.llama_init_from_model(model, options)
+    vocab_size = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
+    batch = llama_cpp.llama_batch_init(len(tokens), 0, 1)
+    batch.n_tokens = len(tokens)
+    for index, token in enumerate(tokens):
+        batch.token[index] = token
+        batch.pos[index] = index
+        batch.n_seq_id[index] = 1
+        batch.seq_id[index][0] = 0
+        batch.logits[index] = True
+    if llama_cpp.llama_decode(context, batch):
+        raise RuntimeError("llama.cpp does not compute it")
+    rows = [
+        np.ctypeslib.as_array(llama_cpp.llama_get_logits_ith(context, index), (vocab_size,)).copy()
+        for index in range(len(tokens))
+    ]
+    llama_cpp.llama_batch_free(batch)
+    llama_cpp.llama_free(context)
+    llama_cpp.llama_model_free(model)
+    return np.stack(rows)
+
+
+def own_logits(path: Path, tokens: list[int]) -> Floats:
+    """Potluck's."""
+    with closing(open_gguf(path)) as source:
+        config = config_from_gguf(source.metadata, source, path=str(path))
+        config = with_stored_head(config, frozenset(source.names()), FileKind.GGUF)
+        with Stages(config, source, file_kind=FileKind.GGUF) as stages:
+            return stages.logits_at_all_positions(tokens)
+
+
+def compare(model: Model) -> dict[str, Any]:
+    """One row."""
+    folder = Path(tempfile.mkdtemp())
+    try:
+        path = model.write(folder)
+        tokens = random_tokens(NUM_TOKENS)
+        own, peer = own_logits(path, tokens), peer_logits(with_vocabulary(path), tokens)
+        return {
+            "name": model.name,
+            "family": model.family,
+            "largest_difference": float(np.abs(own - peer).max()),
+            "standard_deviation": float(own.std()),
+            "same_greedy_tokens": float(np.mean(own.argmax(-1) == peer.argmax(-1))),
+        }
+    except RuntimeError as error:
+        return {"name": model.name, "family": model.family, "error": str(error)}
+    finally:
+        shutil.rmtree(folder)
+
+
+def main() -> None:
+    """Compare, and write the result."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--only", nargs="*", default=[])
+    arguments = parser.parse_args()
+    rows = []
+    for model in models():
+        if arguments.only and model.name not in arguments.only:
+            continue
+        rows.append(compare(model))
+        print(rows[-1], file=sys.stderr)
+    document = {
+        "schema": SCHEMA,
+        "peer": f"llama-cpp-python {llama_cpp.__version__}",
+        "circumstances": circumstances(),
+        "rows": rows,
+    }
+    arguments.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

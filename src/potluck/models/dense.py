@@ -1,0 +1,162 @@
+"""What the readers of several dense families share."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import struct
+from collections.abc import Iterable, Mapping
+
+from potluck.errors import ModelFileError
+from potluck.models import hugging_face
+from potluck.models.fields import MAX_CONTEXT_TOKENS, MAX_LAYERS, Fields, unsupported
+from potluck.models.names import (
+    GGUF_NAMES,
+    HUGGING_FACE_NAMES,
+    INTERLEAVED_HEADS,
+    FileKind,
+    NameTable,
+    StoredPart,
+)
+from potluck.types.tensor import TensorFormat, TensorSource
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+PATTERN_KEY = "attention.sliding_window_pattern"
+
+HUGGING_FACE_INTERLEAVED: Mapping[str, StoredPart] = {
+    "attn.q": StoredPart(name="self_attn.q_proj", is_interleaved=True),
+    "attn.k": StoredPart(name="self_attn.k_proj", is_interleaved=True),
+}
+"""Stems of families whose rope turns neighbours, in ``transformers`` as well."""
+
+FUSED_GATE_UP: Mapping[FileKind, Mapping[str, StoredPart]] = {
+    FileKind.HUGGING_FACE: {
+        "mlp.gate": StoredPart(name="mlp.gate_up_proj", is_part=True),
+        "mlp.up": StoredPart(name="mlp.gate_up_proj", after=("mlp.gate",)),
+    },
+    FileKind.GGUF: {
+        "mlp.gate": StoredPart(name="ffn_up", is_part=True),
+        "mlp.up": StoredPart(name="ffn_up", after=("mlp.gate",)),
+    },
+}
+"""Stems of families that have one matrix for gate and up, the rows of the gate first."""
+
+INTERLEAVED_NAMES: Mapping[FileKind, NameTable] = {
+    FileKind.HUGGING_FACE: HUGGING_FACE_NAMES.changed(HUGGING_FACE_INTERLEAVED),
+    FileKind.GGUF: GGUF_NAMES.changed(INTERLEAVED_HEADS),
+}
+"""The usual names of families whose rope turns neighbours in every kind of file."""
+
+CONVERTED_NAMES: Mapping[FileKind, NameTable] = {
+    FileKind.HUGGING_FACE: HUGGING_FACE_NAMES,
+    FileKind.GGUF: GGUF_NAMES.changed(INTERLEAVED_HEADS),
+}
+"""The usual names of families whose heads are interleaved in GGUF files only, as Llama's are."""
+
+POST_NORM_NAMES: Mapping[FileKind, NameTable] = {
+    FileKind.HUGGING_FACE: HUGGING_FACE_NAMES.changed(
+        {
+            "attn_post_norm": "post_attention_layernorm",
+            "mlp_post_norm": "post_feedforward_layernorm",
+        }
+    ),
+    FileKind.GGUF: GGUF_NAMES.changed(
+        {"attn_post_norm": "post_attention_norm", "mlp_post_norm": "post_ffw_norm"}
+    ),
+}
+"""The usual names of families with norms after attention and MLP, and none before."""
+
+
+def refuse_other_values(fields: Fields, neutral: Mapping[str, tuple[object, ...]]) -> None:
+    """Raise ``UnsupportedModelError`` naming the keys whose values are not among these.
+
+    A null and an absent key are always among them.
+    """
+    features = [
+        f"{key}={value}"
+        for key, values in neutral.items()
+        if (value := fields.get(key)) is not None and value not in values
+    ]
+    if features:
+        raise unsupported(*features)
+
+
+def windows(fields: Fields, *, pattern: int | None) -> tuple[int | None, ...]:
+    """The window of each layer, ``sliding_window`` in those that ``layer_types`` says slide.
+
+    Without ``layer_types`` all slide but every ``pattern``-th, or without a pattern none.
+    """
+    num_layers = hugging_face.num_hidden_layers(fields)
+    layer_types = fields.texts("layer_types")
+    if not layer_types:
+        slides = slides_by_pattern(num_layers, pattern)
+    elif len(layer_types) != num_layers:
+        raise ModelFileError(
+            fields.path, f"layer_types has {len(layer_types)} entries for {num_layers} layers"
+        )
+    elif unknown := sorted(set(layer_types) - {FULL, SLIDING}):
+        raise unsupported(*(f"layer_types {name}" for name in unknown))
+    else:
+        slides = tuple(kind == SLIDING for kind in layer_types)
+    window = fields.count("sliding_window", MAX_CONTEXT_TOKENS) if any(slides) else None
+    return tuple(window if each else None for each in slides)
+
+
+def slides_by_pattern(num_layers: int, pattern: int | None) -> tuple[bool, ...]:
+    """Whether each layer slides: all but every ``pattern``-th, or without a pattern none."""
+    return tuple(bool(pattern) and (layer + 1) % (pattern or 1) != 0 for layer in range(num_layers))
+
+
+def gguf_windows(
+    fields: Fields, *, pattern: int, default_window: int = 0
+) -> tuple[int | None, ...]:
+    """The window of each layer of a GGUF file, by its pattern or, without one, by ``pattern``."""
+    num_layers = fields.count("block_count", MAX_LAYERS)
+    window = fields.count("attention.sliding_window", MAX_CONTEXT_TOKENS, default_window, minimum=0)
+    value = fields.get(PATTERN_KEY)
+    if isinstance(value, Iterable) and not isinstance(value, str):
+        flags = tuple(value)
+        if len(flags) != num_layers or not all(isinstance(each, bool) for each in flags):
+            raise ModelFileError(
+                fields.path,
+                f"{fields.prefix}{PATTERN_KEY} must be a truth value for each layer",
+            )
+        slides = tuple(map(bool, flags))
+    else:
+        slides = slides_by_pattern(num_layers, fields.count(PATTERN_KEY, MAX_LAYERS, pattern))
+    return tuple(window or None if each else None for each in slides)
+
+
+def without(fields: Fields, *keys: str) -> Fields:
+    """``fields`` without some keys, which a family reads itself."""
+    values = {key: value for key, value in fields.values.items() if key not in keys}
+    return dataclasses.replace(fields, values=values)
+
+
+def has_tensor(source: TensorSource, name: str) -> bool:
+    """Whether a file has a tensor."""
+    return name in frozenset(source.names())
+
+
+def read_factors(fields: Fields, source: TensorSource, name: str, count: int) -> tuple[float, ...]:
+    """The ``count`` positive numbers of a tensor that says how rope is scaled."""
+    info = source.info(name)
+    if info.format is not TensorFormat.F32 or math.prod(info.shape) != count:
+        raise ModelFileError(
+            fields.path,
+            f"the tensor {name} is {info.format.label} {info.shape}, and must be f32 ({count},)",
+        )
+    data = bytearray(info.num_bytes)
+    source.read_rows(name, 0, info.num_rows, memoryview(data))
+    factors = struct.unpack(f"<{count}f", data)
+    if not all(0 < factor < math.inf for factor in factors):
+        raise ModelFileError(fields.path, f"the tensor {name} has values that are not positive")
+    return factors
+
+
+def refuse_other_yarn_factor(fields: Fields, factor: float) -> None:
+    """Raise unless ``rope.scaling.yarn_attn_factor`` is what llama.cpp computes, not reading it."""
+    key = "rope.scaling.yarn_attn_factor"
+    computed = 1.0 if factor <= 1 else 1.0 + 0.1 * math.log(factor)
+    if fields.get(key) is not None and abs(fields.positive(key) / computed - 1) > 1e-4:
+        raise unsupported(f"{fields.prefix}{key}={fields.get(key)}")

@@ -1,0 +1,113 @@
+"""Ministral 3, Devstral 2 and Mistral Large 3's dense relatives (Mistral AI 2025): YaRN, and
+queries whose scale grows with the position.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+
+from potluck.models import dense, gguf, hugging_face
+from potluck.models.family import Family
+from potluck.models.fields import MAX_CONTEXT_TOKENS, Fields
+from potluck.models.layers import with_attention
+from potluck.models.mistral import SKIPPED
+from potluck.models.names import FileKind
+from potluck.types.model import ModelConfig, RopeConfig
+from potluck.types.tensor import TensorSource
+
+_BETA = "llama_4_scaling_beta"
+# ``Ministral3Config`` of transformers.
+_DEFAULTS: Mapping[str, object] = {
+    "rms_norm_eps": 1e-5,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 262_144,
+}
+_DEFAULT_ROPE: Mapping[str, object] = {
+    "rope_type": "yarn",
+    "rope_theta": 1_000_000.0,
+    "factor": 16.0,
+    "original_max_position_embeddings": 16_384,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale_all_dim": 1.0,
+    "mscale": 1.0,
+    _BETA: 0.1,
+}
+_LOG_SCALE, _TEMPERATURE = "rope.scaling.yarn_log_multiplier", "attention.temperature_scale"
+_GGUF_KEYS = frozenset({_LOG_SCALE, _TEMPERATURE, "rope.scaling.yarn_attn_factor"})
+
+
+def _from_hugging_face(fields: Fields) -> ModelConfig:
+    fields = fields.with_defaults(_DEFAULTS)
+    rope = fields.section("rope_scaling") or fields.section("rope_parameters")
+    if rope is None:
+        rope = Fields(values=_DEFAULT_ROPE, path=fields.path, prefix="rope_parameters.")
+    beta = rope.positive(_BETA) if rope.get(_BETA) else 0.0
+    plain = dense.without(fields, "rope_scaling", "rope_parameters")
+    plain = plain.with_defaults(
+        {"rope_parameters": dense.without(rope, _BETA, "max_position_embeddings").values}
+    )
+    window = None
+    if fields.get("sliding_window") is not None:
+        window = fields.count("sliding_window", MAX_CONTEXT_TOKENS)
+    config = hugging_face.read_config(
+        plain,
+        family="ministral3",
+        implemented=frozenset({"sliding_window"}),
+        sliding_windows=(window,) * hugging_face.num_hidden_layers(fields),
+    )
+    original = rope.count(
+        "original_max_position_embeddings", MAX_CONTEXT_TOKENS, config.max_context_tokens
+    )
+    return _with_query_scale(config, beta, original)
+
+
+def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
+    config = gguf.read_config(fields, source, family="ministral3", implemented=_GGUF_KEYS)
+    (rope,) = config.ropes
+    dense.refuse_other_yarn_factor(fields, rope.factor)
+    config = dataclasses.replace(config, ropes=(_with_log_scale(fields, rope),))
+    beta = fields.positive(_TEMPERATURE) if fields.get(_TEMPERATURE) else 0.0
+    original = fields.count(
+        "rope.scaling.original_context_length", MAX_CONTEXT_TOKENS, config.max_context_tokens
+    )
+    return _with_query_scale(config, beta, original)
+
+
+def _with_log_scale(fields: Fields, rope: RopeConfig) -> RopeConfig:
+    # As llama.cpp (``llama_context``), which takes ``mscale`` for 1.
+    if not fields.get(_LOG_SCALE) or rope.factor <= 1:
+        return rope
+    scale = 0.1 * fields.positive(_LOG_SCALE) * math.log(rope.factor) + 1.0
+    return dataclasses.replace(rope, attention_factor=rope.attention_factor / scale)
+
+
+def _with_query_scale(config: ModelConfig, beta: float, original: int) -> ModelConfig:
+    """``config`` with a second table, for queries, unless their scale is 1 everywhere."""
+    if beta == 0:
+        return config
+    (rope,) = config.ropes
+    scaled = dataclasses.replace(rope, position_beta=beta, original_context_tokens=original)
+    return with_attention(
+        dataclasses.replace(config, ropes=(rope, scaled)),
+        lambda _, attention: dataclasses.replace(attention, query_rope=1),
+    )
+
+
+MINISTRAL3 = Family(
+    name="ministral3",
+    architecture="Ministral3ForCausalLM",
+    gguf_architectures=("mistral3",),
+    from_hugging_face=_from_hugging_face,
+    from_gguf=_from_gguf,
+    names={
+        FileKind.HUGGING_FACE: dense.CONVERTED_NAMES[FileKind.HUGGING_FACE].changed(
+            {}, skipped=SKIPPED
+        ),
+        FileKind.GGUF: dense.CONVERTED_NAMES[FileKind.GGUF],
+    },
+    wrappers={"mistral3": "Mistral3ForConditionalGeneration"},
+)

@@ -1,0 +1,109 @@
+"""Phi-3 to Phi-4 and Phi-4-mini (Abdin et al. 2024): fused matrices, partial rope and LongRoPE.
+
+llama.cpp leaves out the sliding window of GGUF files of Phi-3; here it holds, as in
+``transformers``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from potluck.models import dense, gguf, hugging_face
+from potluck.models.family import Family
+from potluck.models.fields import MAX_CONTEXT_TOKENS, Fields
+from potluck.models.names import GGUF_NAMES, HUGGING_FACE_NAMES, FileKind, StoredPart
+from potluck.types.model import ModelConfig, RopeConfig, RopeScaling
+from potluck.types.tensor import TensorSource
+
+# ``Phi3Config`` of transformers.
+_DEFAULTS: Mapping[str, object] = {
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 4096,
+    "original_max_position_embeddings": 4096,
+}
+_OLDER_NAMES = ("su", "yarn")
+"""What older files call LongRoPE."""
+_GGUF_KEYS = frozenset({"attention.sliding_window"})
+_LONG, _SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
+
+
+def _fused_qkv(name: str) -> Mapping[str, StoredPart]:
+    return {
+        "attn.q": StoredPart(name=name, is_part=True),
+        "attn.k": StoredPart(name=name, after=("attn.q",)),
+        "attn.v": StoredPart(name=name, after=("attn.q", "attn.k")),
+    }
+
+
+def _from_hugging_face(fields: Fields) -> ModelConfig:
+    fields = _with_newer_names(fields.with_defaults(_DEFAULTS))
+    window = None
+    if fields.get("sliding_window") is not None:
+        window = fields.count("sliding_window", MAX_CONTEXT_TOKENS)
+    return hugging_face.read_config(
+        fields,
+        family="phi3",
+        implemented=frozenset({"sliding_window"}),
+        sliding_windows=(window,) * hugging_face.num_hidden_layers(fields),
+        default_rotary_share=1.0,
+    )
+
+
+def _with_newer_names(fields: Fields) -> Fields:
+    values = dict(fields.values)
+    for key in ("rope_scaling", "rope_parameters"):
+        rope = fields.section(key)
+        if rope is None:
+            continue
+        if rope.text("rope_type", rope.text("type", "default")) in _OLDER_NAMES:
+            values[key] = {**rope.values, "rope_type": "longrope", "type": "longrope"}
+    return dataclasses.replace(fields, values=values)
+
+
+def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
+    window = fields.count("attention.sliding_window", MAX_CONTEXT_TOKENS, 0, minimum=0)
+    plain = fields
+    has_factors = dense.has_tensor(source, _LONG) or dense.has_tensor(source, _SHORT)
+    if has_factors:
+        plain = dense.without(fields, "rope.scaling.attn_factor", "rope.scaling.type")
+    config = gguf.read_config(
+        plain, source, family="phi3", implemented=_GGUF_KEYS, sliding_window=window or None
+    )
+    if not has_factors:
+        return config
+    return dataclasses.replace(config, ropes=(_read_longrope(fields, source, config.ropes[0]),))
+
+
+def _read_longrope(fields: Fields, source: TensorSource, plain: RopeConfig) -> RopeConfig:
+    num_pairs = plain.rotary_dim // 2
+    return dataclasses.replace(
+        plain,
+        scaling=RopeScaling.LONGROPE,
+        original_context_tokens=fields.count(
+            "rope.scaling.original_context_length",
+            MAX_CONTEXT_TOKENS,
+            fields.count("context_length", MAX_CONTEXT_TOKENS),
+        ),
+        long_factors=dense.read_factors(fields, source, _LONG, num_pairs),
+        short_factors=dense.read_factors(fields, source, _SHORT, num_pairs),
+        attention_factor=fields.positive("rope.scaling.attn_factor", 1.0),
+    )
+
+
+PHI3 = Family(
+    name="phi3",
+    architecture="Phi3ForCausalLM",
+    gguf_architectures=("phi3",),
+    from_hugging_face=_from_hugging_face,
+    from_gguf=_from_gguf,
+    names={
+        FileKind.HUGGING_FACE: HUGGING_FACE_NAMES.changed(
+            {**_fused_qkv("self_attn.qkv_proj"), **dense.FUSED_GATE_UP[FileKind.HUGGING_FACE]}
+        ),
+        FileKind.GGUF: GGUF_NAMES.changed(
+            {**_fused_qkv("attn_qkv"), **dense.FUSED_GATE_UP[FileKind.GGUF]},
+            ignored=(_LONG, _SHORT),
+        ),
+    },
+)

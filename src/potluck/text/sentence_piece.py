@@ -1,0 +1,232 @@
+"""SentencePiece models: ``tokenizer.model``.
+
+The file is a protocol buffer
+(https://github.com/google/sentencepiece/blob/master/src/sentencepiece_model.proto) with the pieces,
+their scores, and how text is prepared. Both kinds in use are read: BPE, whose merges follow from
+the scores, and Unigram, which takes the division of a text with the best sum of scores.
+
+Words of users (pieces that are always one token) become added tokens.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from potluck.errors import ModelFileError, UnsupportedModelError
+from potluck.text.bpe import build_sentence_piece, merges_from_scores
+from potluck.text.character_map import CharacterMap, trim_spaces
+from potluck.text.pieces import SPACE_MARK, PieceType
+from potluck.text.protobuf import Value, message_fields
+
+if TYPE_CHECKING:
+    import tokenizers
+
+MAX_FILE_BYTES = 64 * 1024 * 1024
+"""Gemma's, with 262,144 pieces, has 4.5 MiB."""
+
+_UNIGRAM, _BPE = 1, 2
+_KINDS = {3: "words", 4: "characters"}
+_TIKTOKEN_LINE = re.compile(rb"[A-Za-z0-9+/]+=* \d+\r?\n")
+_UNREACHABLE = "\uffff"
+"""A Unicode non-character: before a piece that no text may become."""
+_BYTE_SCORE = -1e6
+"""Of pieces for bytes, which come from no text: below that of any division into other pieces."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SentencePieceModel:
+    """What a ``tokenizer.model`` says. ``types`` are ``PieceType``'s.
+
+    ``unknown``, ``bos`` and ``eos`` are ids, None where the model has none. ``charsmap`` is the
+    compiled table of what replaces which characters, empty if texts are taken as they are.
+    """
+
+    pieces: tuple[str, ...]
+    scores: tuple[float, ...]
+    types: tuple[int, ...]
+    is_unigram: bool
+    unknown: int | None
+    bos: int | None
+    eos: int | None
+    adds_prefix_space: bool
+    removes_extra_spaces: bool
+    charsmap: bytes
+
+    def of_type(self, *types: PieceType) -> list[int]:
+        """Return the ids of the pieces of these types."""
+        return [token for token, kind in enumerate(self.types) if kind in types]
+
+
+def read_sentence_piece(path: Path) -> SentencePieceModel:
+    """Read a ``tokenizer.model``.
+
+    Raises ``ModelFileError`` when it is damaged and ``UnsupportedModelError`` when it prepares or
+    divides text in a way that is not known here.
+    """
+    size = path.stat().st_size
+    if size > MAX_FILE_BYTES:
+        raise ModelFileError(str(path), f"{size} bytes are too many for a SentencePiece model")
+    data = path.read_bytes()
+    if _TIKTOKEN_LINE.match(data):
+        raise UnsupportedModelError(
+            f"{path} has the ranks of a tiktoken vocabulary, and no SentencePiece model",
+            missing=("tokenizer.json",),
+            hint="add the tokenizer.json of the model's Hugging Face directory",
+        )
+    try:
+        return _read_model(memoryview(data), path)
+    except (struct.error, TypeError, ValueError) as error:
+        raise ModelFileError(str(path), f"is no SentencePiece model: {error}") from error
+
+
+def build_normalizer(model: SentencePieceModel) -> Callable[[str], str] | None:
+    """Return what is done to a text before everything else, None if it is nothing."""
+    steps: list[Callable[[str], str]] = []
+    if model.charsmap:
+        steps.append(CharacterMap(model.charsmap).replace)
+    if model.removes_extra_spaces:
+        steps.append(trim_spaces)
+    if not steps:
+        return None
+    return lambda text: reduce(lambda each, step: step(each), steps, text)
+
+
+def build_model(model: SentencePieceModel) -> tokenizers.Tokenizer:
+    """Return the library's tokenizer of ``model``, which puts no space before a text.
+
+    Words of users are left out: they are matched as added tokens.
+    """
+    if model.is_unigram:
+        return _build_unigram(model)
+    apart = frozenset(model.of_type(PieceType.CONTROL, PieceType.USER_DEFINED))
+    pieces = {piece: token for token, piece in enumerate(model.pieces) if token not in apart}
+    mergeable = {
+        model.pieces[token]: model.scores[token]
+        for token in model.of_type(PieceType.NORMAL, PieceType.UNUSED)
+    }
+    merges = merges_from_scores(mergeable)
+    _require_no_unused(model, merges)
+    unknown = None if model.unknown is None else model.pieces[model.unknown]
+    return build_sentence_piece(pieces, merges, unknown)
+
+
+def _build_unigram(model: SentencePieceModel) -> tokenizers.Tokenizer:
+    from tokenizers import Tokenizer, models, normalizers
+
+    if model.unknown is None:
+        raise ValueError("the model has no unknown piece")
+    entries = []
+    for piece, score, kind in zip(model.pieces, model.scores, model.types, strict=True):
+        if kind == PieceType.NORMAL:
+            entries.append((piece, score))
+        elif kind == PieceType.BYTE:
+            entries.append((piece, _BYTE_SCORE))
+        else:
+            entries.append((_UNREACHABLE + piece, 0.0))
+    has_bytes = len(model.of_type(PieceType.BYTE)) == 256
+    built = Tokenizer(models.Unigram(entries, unk_id=model.unknown, byte_fallback=has_bytes))
+    built.normalizer = normalizers.Replace(" ", SPACE_MARK)
+    return built
+
+
+def _require_no_unused(model: SentencePieceModel, merges: Sequence[tuple[str, str]]) -> None:
+    """Unused pieces are parts of others in a merge, but never tokens of their own."""
+    unused = {model.pieces[token] for token in model.of_type(PieceType.UNUSED)}
+    if unused and any(left + right in unused for left, right in merges):
+        raise UnsupportedModelError(
+            "the SentencePiece model has pieces that merges make and texts may not have",
+            missing=("pieces of the type UNUSED",),
+            hint="use a model directory with a tokenizer.json",
+        )
+
+
+def _read_model(data: memoryview, path: Path) -> SentencePieceModel:
+    pieces: list[str] = []
+    scores: list[float] = []
+    types: list[int] = []
+    trainer: dict[int, Value] = {}
+    normalizer: dict[int, Value] = {}
+    for number, value in message_fields(data):
+        if number == 1:
+            piece, score, kind = _read_piece(_message(value))
+            pieces.append(piece)
+            scores.append(score)
+            types.append(kind)
+        elif number == 2:
+            trainer |= dict(message_fields(_message(value)))
+        elif number == 3:
+            normalizer |= dict(message_fields(_message(value)))
+    if not pieces:
+        raise ValueError("it has no pieces")
+    if len(set(pieces)) < len(pieces):
+        raise ValueError("a piece is in it twice")
+    kind = _number(trainer, 3, _UNIGRAM)
+    _require_known(
+        path,
+        {
+            f"division into {_KINDS.get(kind, f'pieces of the kind {kind}')}": kind
+            not in (_UNIGRAM, _BPE),
+            "spaces after words": bool(_number(trainer, 24, 0)),
+            "spaces that are not marked": not _number(normalizer, 5, 1),
+        },
+    )
+    unknown = [token for token, kind in enumerate(types) if kind == PieceType.UNKNOWN]
+    return SentencePieceModel(
+        pieces=tuple(pieces),
+        scores=tuple(scores),
+        types=tuple(types),
+        is_unigram=kind == _UNIGRAM,
+        unknown=unknown[0] if unknown else None,
+        bos=_token(trainer, 41, 1, types),
+        eos=_token(trainer, 42, 2, types),
+        adds_prefix_space=bool(_number(normalizer, 3, 1)),
+        removes_extra_spaces=bool(_number(normalizer, 4, 1)),
+        charsmap=bytes(_message(normalizer.get(2, memoryview(b"")))),
+    )
+
+
+def _read_piece(message: memoryview) -> tuple[str, float, int]:
+    text, score, kind = "", 0.0, int(PieceType.NORMAL)
+    for number, value in message_fields(message):
+        if number == 1:
+            text = str(_message(value), "utf-8")
+        elif number == 2:
+            (score,) = struct.unpack("<f", _message(value))
+        elif number == 3 and isinstance(value, int):
+            kind = value
+    return text, score, kind
+
+
+def _message(value: Value) -> memoryview:
+    if isinstance(value, int):
+        raise ValueError("a number stands where a message is expected")
+    return value
+
+
+def _number(fields: dict[int, Value], number: int, default: int) -> int:
+    value = fields.get(number, default)
+    if not isinstance(value, int):
+        raise ValueError(f"the field {number} is not a number")
+    return value
+
+
+def _token(fields: dict[int, Value], number: int, default: int, types: Sequence[int]) -> int | None:
+    """An id; -1, which is a very large number here, says that there is none."""
+    token = _number(fields, number, default)
+    return token if token < len(types) and types[token] == PieceType.CONTROL else None
+
+
+def _require_known(path: Path, deviations: dict[str, bool]) -> None:
+    found = tuple(name for name, is_there in deviations.items() if is_there)
+    if found:
+        raise UnsupportedModelError(
+            f"{path} is a SentencePiece model with {', '.join(found)}",
+            missing=found,
+            hint="use a model directory with a tokenizer.json",
+        )

@@ -1,0 +1,131 @@
+"""Mistral's own tokenizer file: ``tekken.json``.
+
+It lists the bytes of each token by rank, as tiktoken does, the pattern that cuts a text into words,
+and the special tokens, whose ids come before all others. The names of keys and the special tokens
+of older files are those of ``mistral_common`` (``tokens/tokenizers/tekken.py``).
+"""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from potluck.errors import ModelFileError
+from potluck.text.bpe import build_byte_level, merges_from_scores
+from potluck.text.pieces import BYTE_ALPHABET
+from potluck.text.pre_tokenizers import BytePreTokenizer
+
+if TYPE_CHECKING:
+    import tokenizers
+
+TEKKEN_FILE = "tekken.json"
+MAX_FILE_BYTES = 64 * 1024 * 1024
+"""Files in use have 15 to 20 MiB."""
+
+BOS, EOS, UNKNOWN, PADDING = "<s>", "</s>", "<unk>", "<pad>"
+_OLD_SPECIAL_TOKENS = (
+    *(UNKNOWN, BOS, EOS, "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]"),
+    *("[TOOL_RESULTS]", "[/TOOL_RESULTS]", "[TOOL_CALLS]", "[IMG]", PADDING, "[IMG_BREAK]"),
+    *("[IMG_END]", "[PREFIX]", "[MIDDLE]", "[SUFFIX]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"),
+    "[TOOL_CONTENT]",
+)
+"""Those of files that list none, up to version 7."""
+
+
+class _Token(msgspec.Struct):
+    rank: int
+    token_bytes: str
+
+
+class _SpecialToken(msgspec.Struct):
+    rank: int
+    token_str: str
+
+
+class _Config(msgspec.Struct):
+    pattern: str
+    default_vocab_size: int
+    default_num_special_tokens: int
+    version: str = ""
+
+
+class _Document(msgspec.Struct):
+    config: _Config
+    vocab: list[_Token]
+    special_tokens: list[_SpecialToken] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tekken:
+    """What a ``tekken.json`` says.
+
+    ``special`` are the texts of the special tokens, whose ids are their indices. ``pieces`` are the
+    other tokens in the byte-level notation; their ids follow.
+    """
+
+    pattern: str
+    version: str
+    special: tuple[str, ...]
+    pieces: tuple[str, ...]
+
+    def piece_ids(self) -> dict[str, int]:
+        """Return the ids of the pieces."""
+        return {piece: token for token, piece in enumerate(self.pieces, len(self.special))}
+
+
+def read_tekken(path: Path) -> Tekken:
+    """Read a ``tekken.json``. Raises ``ModelFileError`` when it is damaged."""
+    size = path.stat().st_size
+    if size > MAX_FILE_BYTES:
+        raise ModelFileError(str(path), f"{size} bytes are too many for a tokenizer")
+    try:
+        document = msgspec.json.decode(path.read_bytes(), type=_Document)
+        return _checked(document)
+    except (ValueError, msgspec.DecodeError) as error:
+        raise ModelFileError(str(path), f"is no tokenizer: {error}") from error
+
+
+def build_model(tekken: Tekken) -> tokenizers.Tokenizer:
+    """Return the library's tokenizer, without special tokens.
+
+    As tiktoken does it, a word that is a token becomes that token; in others, the neighbours whose
+    joined bytes have the lowest rank are joined first. Raises ``ValueError`` for a pattern that is
+    none.
+    """
+    scores = {piece: -float(rank) for rank, piece in enumerate(tekken.pieces)}
+    words = BytePreTokenizer(splits=(tekken.pattern,), ignores_merges=True)
+    merges = merges_from_scores(scores)
+    try:
+        return build_byte_level(tekken.piece_ids(), merges, words)
+    except Exception as error:  # the library raises nothing more precise
+        raise ValueError(f"the library refuses it: {error}") from error
+
+
+def _checked(document: _Document) -> Tekken:
+    config = document.config
+    num_special = config.default_num_special_tokens
+    num_pieces = config.default_vocab_size - num_special
+    if num_special < 0 or not 0 <= num_pieces <= len(document.vocab):
+        raise ValueError(
+            f"it has {len(document.vocab)} tokens for {config.default_vocab_size} ids, of which"
+            f" {num_special} are special"
+        )
+    listed = dict(enumerate(_OLD_SPECIAL_TOKENS))
+    if document.special_tokens is not None:
+        listed = {token.rank: token.token_str for token in document.special_tokens}
+    special = tuple(listed.get(token, f"<SPECIAL_{token}>") for token in range(num_special))
+    pieces = []
+    for rank, token in enumerate(document.vocab[:num_pieces]):
+        if token.rank != rank:
+            raise ValueError(f"the token at {rank} has the rank {token.rank}")
+        data = base64.b64decode(token.token_bytes, validate=True)
+        pieces.append("".join([BYTE_ALPHABET[byte] for byte in data]))
+    if len({*pieces}) < num_pieces or len({*special}) < num_special:
+        raise ValueError("a token is in it twice")
+    return Tekken(
+        pattern=config.pattern, version=config.version, special=special, pieces=tuple(pieces)
+    )
