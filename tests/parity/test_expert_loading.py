@@ -55,7 +55,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def loaded_logits(directory: Path, tokens: list[int], quantization: Quantization) -> NDArray[Any]:
-    """Of every position, by the native engine; it takes the memory that was planned."""
+    """Of every position, by the native engine; it takes the memory that was planned.
+
+    Those of the last token are the same bits if all are prefilled in one step.
+    """
     description = describe_model(str(directory))
     size = StageSize(
         context_tokens=NUM_TOKENS,
@@ -80,6 +83,15 @@ def loaded_logits(directory: Path, tokens: list[int], quantization: Quantization
                 sample=True,
             )
             rows.append(stage.engine.logits(Step(step_id=StepId(position), slices=(part,)), None))
+        prompt = SequenceSlice(
+            sequence_id=SequenceId(1),
+            tokens=tuple(tokens),
+            start_position=0,
+            block_table=tuple(reversed(range(size.num_blocks))),
+            sample=True,
+        )
+        step = Step(step_id=StepId(NUM_TOKENS), slices=(prompt,))
+        assert np.array_equal(stage.engine.logits(step, None), rows[-1])
     return np.concatenate(rows)
 
 
