@@ -17,11 +17,14 @@ from hypothesis import strategies as st
 from support.text_models import (
     SENTENCES,
     byte_level_metadata,
+    gemma4_metadata,
+    gemma_json,
     llama2_json,
     llama3_json,
     qwen2_json,
     sentence_piece_metadata,
     train_byte_level,
+    train_sentence_piece,
     write_model_directory,
 )
 
@@ -47,12 +50,22 @@ def from_gguf(name: str) -> Callable[[], TextTokenizer]:
     return build
 
 
+def from_sentence_piece(**options: object) -> TextTokenizer:
+    with TemporaryDirectory() as directory:
+        (Path(directory) / "tokenizer.model").write_bytes(train_sentence_piece(**options))
+        return load_tokenizer(Path(directory))
+
+
 DIFFERENT = {pre_tokenizer.splits: name for name, pre_tokenizer in BYTE_PRE_TOKENIZERS.items()}
 STYLES: dict[str, Callable[[], TextTokenizer]] = {
     "llama3": lambda: from_json(llama3_json()),
     "qwen2": lambda: from_json(qwen2_json()),
     "llama2": lambda: from_json(llama2_json()),
     "llama2-legacy": lambda: from_json(llama2_json(legacy=True)),
+    "gemma": lambda: from_json(gemma_json()),
+    "gemma-gguf": lambda: build_tokenizer(gemma4_metadata()),
+    "unigram": lambda: from_sentence_piece(model_type="unigram", hard_vocab_limit=False),
+    "bpe-nfkc": lambda: from_sentence_piece(normalization_rule_name="nmt_nfkc"),
     "llama2-gguf": lambda: build_tokenizer(sentence_piece_metadata()),
     **{f"gguf-{name}": from_gguf(name) for name in DIFFERENT.values()},
 }

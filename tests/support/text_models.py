@@ -274,6 +274,19 @@ def gemma_json() -> str:
     return str(tokenizer.to_str())
 
 
+@cache
+def unigram_json() -> str:
+    """A Unigram model's tokenizer.json, with characters that it does not know."""
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.pre_tokenizer = pre.Metaspace(prepend_scheme="first", split=False)
+    tokenizer.decoder = decoders.Metaspace(prepend_scheme="first", split=False)
+    trainer = trainers.UnigramTrainer(
+        vocab_size=200, special_tokens=["<unk>", "<s>"], unk_token="<unk>", show_progress=False
+    )
+    tokenizer.train_from_iterator(SENTENCES[:2] * 3, trainer)
+    return str(tokenizer.to_str())
+
+
 def gemma4_metadata() -> dict[str, Any]:
     """``gemma_json()`` as a GGUF file's metadata."""
     document = json.loads(gemma_json())

@@ -34,7 +34,7 @@ def build_tokenizer(metadata: Mapping[str, object], *, path: str = "GGUF") -> Te
     that contradicts itself.
     """
     fields = _Fields(metadata, path)
-    kind = fields.text("model")
+    kind = _kind(fields)
     if kind == "gpt2":
         return _byte_level(fields)
     if kind == "llama":
@@ -47,7 +47,7 @@ def build_tokenizer(metadata: Mapping[str, object], *, path: str = "GGUF") -> Te
 def list_gguf_tokens(metadata: Mapping[str, object], *, path: str = "GGUF") -> TokenList:
     """What the tokens that ``metadata`` describes stand for; raises as ``build_tokenizer``."""
     fields = _Fields(metadata, path)
-    kind = fields.text("model")
+    kind = _kind(fields)
     if kind == "gpt2":
         vocabulary, notation = _Vocabulary.read(fields), Notation.BYTE_LEVEL
     elif kind == "llama":
@@ -97,6 +97,12 @@ def read_fill_in_tokens(metadata: Mapping[str, object], *, path: str = "GGUF") -
             if token is not None:
                 found.setdefault(name, token)
     return found
+
+
+def _kind(fields: _Fields) -> str:
+    kind = fields.text("model")
+    # Written for fine-tuned models of Gemma that lack the SentencePiece file.
+    return "gemma4" if kind == "gpt2" and fields.text("pre", "default") == "gemma4" else kind
 
 
 def _unknown_kind(kind: str) -> UnsupportedModelError:

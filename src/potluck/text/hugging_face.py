@@ -153,9 +153,10 @@ def load_chat_template(directory: Path) -> ChatTemplate | None:
         return None
     if not isinstance(source, str) or not isinstance(tool_source, str | None):
         raise ModelFileError(str(directory), "the chat template is not text")
-    return ChatTemplate(
-        source=source, special_tokens=_special_texts(files), tool_source=tool_source
-    )
+    special = _special_texts(files)
+    if not special and files.has(SENTENCE_PIECE_FILE) and not files.has("tokenizer.json"):
+        special = _piece_texts(read_sentence_piece(directory / SENTENCE_PIECE_FILE))
+    return ChatTemplate(source=source, special_tokens=special, tool_source=tool_source)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -455,6 +456,12 @@ def _special_texts(files: _Directory) -> dict[str, str]:
         if isinstance(value, str):
             texts[variable] = value
     return texts
+
+
+def _piece_texts(model: SentencePieceModel) -> dict[str, str]:
+    """The variables that chat templates see, by what a SentencePiece model says of itself."""
+    named = {"bos_token": model.bos, "eos_token": model.eos, "unk_token": model.unknown}
+    return {name: model.pieces[token] for name, token in named.items() if token is not None}
 
 
 def _flagged_texts(config: dict[str, Any]) -> frozenset[str]:

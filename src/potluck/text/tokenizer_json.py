@@ -107,6 +107,14 @@ class _AddedToken(msgspec.Struct):
     special: bool = False
 
 
+class _UnigramModel(msgspec.Struct):
+    unk_id: int | None = None
+
+
+class _UnigramDocument(msgspec.Struct):
+    model: _UnigramModel
+
+
 class _Document(msgspec.Struct):
     """What tokens stand for; the rest of the file, such as merges, is passed over."""
 
@@ -149,13 +157,17 @@ def read_tokenizer_json(path: Path) -> VocabularyParts:
     Raises ``ModelFileError`` when the library cannot read it and ``UnsupportedModelError`` when it
     decodes in a way that is not known here.
     """
-    from tokenizers import Tokenizer
+    from tokenizers import Tokenizer, models
 
     try:
         # Not by the path: the library takes one only if it is UTF-8.
-        loaded = Tokenizer.from_buffer(path.read_bytes())
+        data = path.read_bytes()
+        loaded = Tokenizer.from_buffer(data)
     except Exception as error:  # the library raises nothing more precise
         raise ModelFileError(str(path), f"is no tokenizer: {error}") from error
+    unknown = None
+    if isinstance(loaded.model, models.Unigram):  # the library does not say it of this kind
+        unknown = msgspec.json.decode(data, type=_UnigramDocument).model.unk_id
     notation, strips = _read_decoder(_state(loaded.decoder), path)
     normalizer, pre_tokenizer, prefix_space = _take_prefix_space(
         _state(loaded.normalizer), _state(loaded.pre_tokenizer)
@@ -177,6 +189,7 @@ def read_tokenizer_json(path: Path) -> VocabularyParts:
         notation=notation,
         prefix_space=prefix_space,
         strips_prefix_space=strips,
+        unknown=unknown,
     )
 
 

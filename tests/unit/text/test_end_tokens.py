@@ -19,6 +19,9 @@ LLAMA3 = ("<|begin_of_text|>", "<|end_of_text|>", "<|eom_id|>", "<|eot_id|>", "<
 QWEN2_5 = ("<|endoftext|>", "<|im_end|>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>", "<think>")
 GPT_OSS = ("<|endoftext|>", "<|return|>", "<|call|>", "<|end|>", "<|message|>")
 SOLAR = ("<|flush|>", "<|calls|>", "<|end|>")
+GLM4 = ("<|endoftext|>", "<|user|>", "<|observation|>", "<|assistant|>")
+MINIMAX_M2 = ("]~!b[", "[e~[", "]~b]")
+COMMAND_R = ("<PAD>", "<|END_OF_TURN_TOKEN|>", "<|START_OF_TURN_TOKEN|>")
 GEMMA3 = ("<eos>", "<end_of_turn>", "<s>", "</s>")
 GEMMA4 = ("<eos>", "<turn|>", "</s>", "<|tool_response>")
 
@@ -40,6 +43,9 @@ GEMMA4 = ("<eos>", "<turn|>", "</s>", "<|tool_response>")
         (("<|call|>", "<|end|>"), {}, ("<|call|>", "<|end|>")),
         (SOLAR, {}, ("<|flush|>", "<|calls|>")),
         (GEMMA4, {"eos_token_id": 0}, ("<eos>", "<turn|>", "<|tool_response>")),
+        (GLM4, {"eos_token_id": 0, "eot_token_id": 1, "eom_token_id": 2}, GLM4[:3]),
+        (MINIMAX_M2, {"eos_token_id": 1}, ("[e~[",)),
+        (COMMAND_R, {"eos_token_id": 1}, ("<|END_OF_TURN_TOKEN|>", "<PAD>")),
         (GEMMA3, {"eos_token_id": 0}, ("<eos>", "<end_of_turn>")),
         (("<unk>", "<s>", "</s>"), {"eos_token_id": 2}, ("</s>",)),
         (("a", "b"), {}, ()),

@@ -16,6 +16,7 @@ from support.text_models import (
     llama2_json,
     llama3_json,
     qwen2_json,
+    unigram_json,
     write_model_directory,
 )
 from tokenizers import Tokenizer
@@ -58,6 +59,15 @@ def test_ids_and_texts_are_those_of_the_library(style: str, tmp_path: Path) -> N
                 got = tokenizer.encode(text, add_bos=add_bos, parse_special=parse_special)
                 assert got == expected, (text, parse_special, add_bos)
                 assert tokenizer.decode(got) == library.decode(expected)
+
+
+def test_characters_that_a_unigram_model_does_not_know(tmp_path: Path) -> None:
+    library = Tokenizer.from_str(unigram_json())
+    tokenizer = load_tokenizer(write_model_directory(tmp_path, unigram_json()))
+    for text in ("the 中文 fox", "Ж", "The quick brown fox"):
+        expected = library.encode(text).ids
+        assert (library.token_to_id("<unk>") in expected) == (not text.isascii())
+        assert tokenizer.encode(text) == expected
 
 
 @pytest.mark.parametrize("style", STYLES)

@@ -16,7 +16,7 @@ from support.text_models import HARD_TEXTS, SENTENCES, train_sentence_piece
 from potluck.errors import ModelFileError, UnsupportedModelError
 from potluck.grammars.vocabulary import list_tokens
 from potluck.text import sentence_piece
-from potluck.text.hugging_face import load_token_list, load_tokenizer
+from potluck.text.hugging_face import load_chat_template, load_token_list, load_tokenizer
 from potluck.text.protobuf import message_fields
 from potluck.text.sentence_piece import read_sentence_piece
 from potluck.text.tokenizer import TextTokenizer
@@ -156,6 +156,18 @@ def test_other_files_add_tokens_and_ends(tmp_path: Path) -> None:
     assert tokenizer.encode("<|end|>", parse_special=True) == [size + 2]
     assert tokenizer.token_bytes(size + 1) == b"<word>"
     assert tokenizer.token_bytes(size) == b""
+
+
+def test_templates_see_the_tokens_of_the_model(tmp_path: Path) -> None:
+    directory, _ = directory_with(tmp_path, trained("gemma"))
+    (directory / "chat_template.jinja").write_text("{{ bos_token }}{{ eos_token }}{{ unk_token }}")
+    template = load_chat_template(directory)
+    assert template is not None
+    assert template.render([]) == "<bos><eos><unk>"
+    (directory / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<s>"}))
+    stated = load_chat_template(directory)
+    assert stated is not None
+    assert stated.render([]) == "<s>"
 
 
 def test_a_tokenizer_json_comes_first(tmp_path: Path) -> None:
