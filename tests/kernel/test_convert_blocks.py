@@ -111,8 +111,8 @@ def grid_error(x: F32, format: TensorFormat) -> float:
     """RMS of the rounding errors if every group had a grid over just its range, scales unrounded.
 
     A value is then off by up to half a step either way, evenly: step^2 / 12 in the square. Q6_K's
-    32 steps and Q3_K's 4 reach from 0 to the largest magnitude of 16, Q4_K's 15 over the range of 32
-    and 0.
+    32 steps and Q3_K's 4 reach from 0 to the largest magnitude of 16, Q4_K's 15 over the range of
+    32 and 0.
     """
     groups = x.reshape(-1, 32 if format is TensorFormat.Q4_K else 16).astype(np.float64)
     if format is not TensorFormat.Q4_K:

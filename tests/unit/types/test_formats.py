@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from potluck.engines.dequantize import _DEQUANTIZERS
-from potluck.engines.native_abilities import NATIVE_ABILITIES
+from potluck.engines.native_abilities import ABILITIES as NATIVE_ABILITIES
 from potluck.engines.tinygrad.formats import DECODERS
 from potluck.engines.tinygrad.layout import BLOCKS
 from potluck.formats.ggml_types import GGML_TYPES
