@@ -125,14 +125,14 @@ def grid_error(x: F32, format: TensorFormat) -> float:
 # Of an error of 1 by an even grid the search has to save as much as rounding the scales to 6 and 8
 # bits takes and a tenth besides.
 SEARCHED = 0.9
-# For Gaussian rows, relative to their RMS. E[max^2] of n magnitudes is the integral of
-# 2 m (1 - erf(m / sqrt(2))^n): 4.55 for 16, 5.71 for 32; E[range^2] of 32 values is 17.6 (both
-# computed, the latter from 400,000 draws). The even grid of Q6_K is off by sqrt(4.55 / 12) / 32 =
-# 0.01924, that of Q4_K by sqrt(17.6 / 12) / 15 = 0.0807, that of Q8_0 by sqrt(5.71 / 12) / 127 =
-# 0.00543, that of Q4_0 by sqrt(5.71 / 12) / 8 = 0.0862 and that of Q5_0 by half of it, without what
-# is cut off at the end of the other sign; 2 % are for that, and for the rounding of scales. Q3_K has
-# 4 steps instead of Q6_K's 32, of which the search saves less, as half a step is cut off at one end.
-# IQ4_NL's table is made for such rows: it saves an eighth of the error of Q4_0's even grid.
+# For Gaussian rows, relative to their RMS. E[max^2] of n magnitudes is the integral of 2 m (1 -
+# erf(m / sqrt(2))^n): 4.55 for 16, 5.71 for 32; E[range^2] of 32 values is 17.6 (both computed,
+# the latter from 400,000 draws). The even grid of Q6_K is off by sqrt(4.55 / 12) / 32 = 0.01924,
+# that of Q4_K by sqrt(17.6 / 12) / 15 = 0.0807, that of Q8_0 by sqrt(5.71 / 12) / 127 = 0.00543,
+# that of Q4_0 by sqrt(5.71 / 12) / 8 = 0.0862 and that of Q5_0 by half of it, without what is cut
+# off at the end of the other sign; 2 % are for that, and for the rounding of scales. Q3_K has 4
+# steps instead of Q6_K's 32, of which the search saves less, as half a step is cut off at one
+# end. IQ4_NL's table is made for such rows: it saves an eighth of the error of Q4_0's even grid.
 GAUSSIAN_ERROR = {
     TensorFormat.Q8_0: 1.02 * 0.00543,
     TensorFormat.Q4_0: 1.02 * 0.0862,
