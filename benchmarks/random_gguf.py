@@ -96,13 +96,20 @@ def stored_format(tensor: Tensor, type_name: str, shape: Shape) -> TensorFormat:
     fmt = TensorFormat["Q4_K" if type_name == "Q4_K_M" else type_name]
     is_head = tensor.name == ("token_embd.weight" if shape.has_tied_head else "output.weight")
     if is_head and fmt.is_quantized and fmt is not TensorFormat.Q8_0:
-        return TensorFormat.Q6_K
+        return _that_fits(TensorFormat.Q6_K, tensor)
     if type_name != "Q4_K_M" or not any(part in tensor.name for part in ("attn_v", "ffn_down")):
-        return fmt
+        return _that_fits(fmt, tensor)
     layer, count = int(tensor.name.split(".")[1]), shape.num_layers
     is_at_an_end = layer < count // 8 or layer >= 7 * count // 8
     is_third = (layer - count // 8) % 3 == 2
-    return TensorFormat.Q6_K if is_at_an_end or is_third else fmt
+    return _that_fits(TensorFormat.Q6_K if is_at_an_end or is_third else fmt, tensor)
+
+
+def _that_fits(fmt: TensorFormat, tensor: Tensor) -> TensorFormat:
+    """``fmt``, or what llama.cpp takes instead for rows that are not whole blocks of it."""
+    if tensor.dimensions[-1] % fmt.block_elements == 0:
+        return fmt
+    return {TensorFormat.Q6_K: TensorFormat.Q8_0, TensorFormat.Q4_K: TensorFormat.Q5_0}[fmt]
 
 
 def _add_tokenizer(writer: Any, vocab_size: int, demo: dict[str, Any]) -> None:

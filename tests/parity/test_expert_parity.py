@@ -123,7 +123,13 @@ GRANITE: dict[str, Any] = FEW | {
     "residual_multiplier": 0.4,
     "logits_scaling": 0.5,
 }
-ERNIE: dict[str, Any] = {"moe_num_experts": 7, "moe_k": 3, "moe_intermediate_size": 48}
+# The converter takes the width of what is shared for intermediate_size / num_key_value_heads.
+ERNIE: dict[str, Any] = {
+    "moe_num_experts": 7,
+    "moe_k": 3,
+    "moe_intermediate_size": 48,
+    "intermediate_size": 192,
+}
 
 CASES: tuple[Case, ...] = (
     Case(
@@ -148,6 +154,21 @@ CASES: tuple[Case, ...] = (
             "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
         },
         has_gguf=False,
+    ),
+    Case(
+        name="gpt-oss-published-rope",
+        family="gpt_oss",
+        settings=GPT_OSS
+        | {
+            "head_dim": 64,
+            "rope_parameters": YARN
+            | {
+                "rope_theta": 150_000.0,
+                "factor": 32.0,
+                "beta_fast": 32.0,
+                "original_max_position_embeddings": 4096,
+            },
+        },
     ),
     Case(
         name="glm-4.5",
@@ -223,7 +244,11 @@ CASES: tuple[Case, ...] = (
             "correction": in_experts(has_correction=False),
         },
     ),
-    Case(name="olmoe", family="olmoe", settings={"num_experts": 7, "num_experts_per_tok": 3}),
+    Case(
+        name="olmoe",
+        family="olmoe",
+        settings={"num_experts": 7, "num_experts_per_tok": 3, "num_key_value_heads": 4},
+    ),
     Case(
         name="olmoe-normalized-biases",
         family="olmoe",

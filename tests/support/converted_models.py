@@ -5,6 +5,7 @@ What is written is what ``conversion/*.py`` of llama.cpp writes of the same mode
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 import gguf
 import numpy as np
 from numpy.typing import NDArray
-from support.random_models import RandomModel
+from support.random_models import SMALL, RandomModel, draw
 
 Floats = NDArray[np.float32]
 Config = Mapping[str, Any]
@@ -33,7 +34,7 @@ _PERMUTED = ("ministral3", "smollm3", "granite", "granitemoehybrid")
 _TEXT_PREFIX = "language_model."
 
 
-def write_dense_gguf(path: Path, model: RandomModel) -> None:
+def write_converted_gguf(path: Path, model: RandomModel) -> None:
     """Write the text part of ``model`` in F32."""
     config = model.config.get("text_config", model.config)
     family = config["model_type"]
@@ -227,3 +228,51 @@ _ADDERS: Mapping[str, Adder] = {
     "cohere2": _add_cohere2,
     "hunyuan_v1_dense": _add_hunyuan,
 }
+
+
+_VISION: Mapping[str, Any] = {
+    "model_type": "pixtral",
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "head_dim": 8,
+    "image_size": 28,
+    "patch_size": 14,
+}
+
+
+def make_model_that_sees(
+    text: Mapping[str, Any], directory: Path, *, is_tied: bool, seed: int
+) -> RandomModel:
+    """A model of ``Mistral3ForConditionalGeneration`` with this ``text_config``.
+
+    ``state`` is what the files hold.
+    """
+    import torch
+    from safetensors.torch import load_file
+    from transformers import AutoConfig, AutoModelForImageTextToText
+
+    torch.set_num_threads(1)
+    config = AutoConfig.for_model(
+        "mistral3",
+        text_config={**SMALL, "tie_word_embeddings": is_tied, **text},
+        vision_config=_VISION,
+        tie_word_embeddings=is_tied,
+    )
+    model = AutoModelForImageTextToText.from_config(
+        config, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    generator = np.random.default_rng(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            values = draw(generator, name, tuple(parameter.shape))
+            parameter.copy_(torch.from_numpy(values))
+    model.save_pretrained(directory)
+    state = load_file(directory / "model.safetensors")
+    return RandomModel(
+        directory=directory,
+        config=json.loads((directory / "config.json").read_text()),
+        state={name: tensor.float().numpy() for name, tensor in state.items()},
+        torch_model=model,
+    )

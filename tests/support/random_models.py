@@ -78,7 +78,7 @@ def make_random_model(
     generator = np.random.default_rng(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            values = torch.from_numpy(_draw(generator, name, tuple(parameter.shape)))
+            values = torch.from_numpy(draw(generator, name, tuple(parameter.shape)))
             parameter.copy_(values.to(torch_dtype))
     model.save_pretrained(directory, max_shard_size=max_file_size)
     stored = {
@@ -182,7 +182,8 @@ def _joined(
     return np.concatenate(parts).reshape(shape)
 
 
-def _draw(generator: np.random.Generator, name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
+def draw(generator: np.random.Generator, name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
+    """Weights of a parameter, with which logits spread and next tokens are decided."""
     noise = generator.standard_normal(shape)
     if name.endswith(".bias"):
         values = 0.2 * noise

@@ -147,14 +147,24 @@ def _rows(checked: ModelCheck) -> Iterator[tuple[str, str]]:
     if checked.backends:
         computing = [fit.name for fit in checked.backends if not fit.problem]
         yield "backends", format_few(computing, _NUM_NAMES) if computing else "none"
-        for problem in dict.fromkeys(fit.problem for fit in checked.backends if fit.problem):
-            yield "", problem
+        for problem, names in _problems(checked).items():
+            yield "", f"not {format_few(names, _NUM_NAMES)}: {problem}"
     for index, context in enumerate(checked.contexts):
         title = "memory" if index == 0 else ""
         room = "" if context.fits else ", which is too much"
         total = format_bytes(context.memory.total_bytes)
         yield title, f"{total} for {context.context_tokens} tokens of context{room}"
     yield "usable", f"{format_bytes(checked.limit.bytes)} ({checked.limit.reason})"
+
+
+def _problems(checked: ModelCheck) -> dict[str, list[str]]:
+    """The backends that do not compute the model, by what they say without their name."""
+    backends: dict[str, list[str]] = {}
+    for fit in checked.backends:
+        if fit.problem:
+            problem = fit.problem.removeprefix(f"the backend {fit.name} ")
+            backends.setdefault(problem, []).append(fit.name)
+    return backends
 
 
 def _finding_lines(finding: Finding) -> Iterator[str]:
@@ -165,6 +175,6 @@ def _finding_lines(finding: Finding) -> Iterator[str]:
 
 def _count(number: int) -> str:
     """``1.2 billion`` and the like."""
-    if number >= 1e9:
+    if number >= 999.5e6:
         return f"{number / 1e9:.3g} billion"
     return f"{number / 1e6:.3g} million"

@@ -24,7 +24,7 @@ from potluck.catalog import (
     load_tokenizer,
     read_profile,
 )
-from potluck.engines.backends import BACKENDS
+from potluck.engines.backends import BACKENDS, abilities_of
 from potluck.errors import ParameterError, PotluckError
 from potluck.formats.encodings import read_encoding
 from potluck.formats.encodings.encoding import KEY as QUANTIZATION_KEY
@@ -45,7 +45,6 @@ from potluck.types.program import Shard
 from potluck.types.quantization import Quantization
 from potluck.types.stage import StagePlan
 from potluck.types.text import ChatMessage
-from potluck.types.unit import NATIVE
 from potluck.weights.load import check_weights
 from potluck.weights.report import remark_lines
 
@@ -169,7 +168,7 @@ def check_model(
                 quantized = size.quantization
             planned = list(_backend_fits(profile, size, found))
             fits = tuple(fit for fit, _ in planned)
-            native = next(plan for fit, plan in planned if fit.name == NATIVE)
+            native = next(plan for fit, plan in planned if abilities_of(fit.name).is_built_in)
             if native is not None:
                 for line in remark_lines(native.remarks):
                     found.note(Part.TENSORS, line)
@@ -306,7 +305,7 @@ def _backend_fits(
         try:
             plan = plan_stage(profile, shard, on_backend)
         except PotluckError as error:
-            if spec.name == NATIVE:
+            if spec.abilities.is_built_in:
                 found.add(Part.BACKEND, error, stops=True)
             yield BackendFit(name=spec.name, problem=error.message), None
         else:

@@ -5,10 +5,10 @@ layers with a sliding window and rotations to one that sees everything and turns
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from potluck.errors import ModelFileError
-from potluck.models import gguf, hugging_face
+from potluck.models import dense, gguf, hugging_face
 from potluck.models.family import Family
 from potluck.models.fields import MAX_CONTEXT_TOKENS, MAX_LAYERS, Fields, unsupported
 from potluck.models.layers import with_layers
@@ -25,8 +25,19 @@ from potluck.types.tensor import TensorSource
 _PATTERN = 4
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 
+# Keys of published files that say what the family is anyway.
+_NEUTRAL: Mapping[str, tuple[object, ...]] = {
+    "order_of_interleaved_layers": ("local_attn_first",),
+    "position_embedding_type": ("rope_gptj",),
+    "use_embedding_sharing": (True,),
+    "use_gated_activation": (True,),
+    "use_parallel_block": (True,),
+    "use_parallel_embedding": (False,),
+}
+
 
 def _from_hugging_face(fields: Fields) -> ModelConfig:
+    dense.refuse_other_values(fields, _NEUTRAL)
     attention_bias = fields.flag("attention_bias", default=False)
     if fields.flag("use_qk_norm", default=False):
         raise unsupported("use_qk_norm=True in the family cohere2")

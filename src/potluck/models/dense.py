@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import math
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from potluck.errors import ModelFileError
 from potluck.models import hugging_face
-from potluck.models.fields import MAX_CONTEXT_TOKENS, MAX_LAYERS, Fields, unsupported
+from potluck.models.fields import MAX_CONTEXT_TOKENS, Fields, unsupported
 from potluck.models.names import (
     GGUF_NAMES,
     HUGGING_FACE_NAMES,
@@ -21,13 +21,6 @@ from potluck.models.names import (
 from potluck.types.tensor import TensorFormat, TensorSource
 
 FULL, SLIDING = "full_attention", "sliding_attention"
-PATTERN_KEY = "attention.sliding_window_pattern"
-
-HUGGING_FACE_INTERLEAVED: Mapping[str, StoredPart] = {
-    "attn.q": StoredPart(name="self_attn.q_proj", is_interleaved=True),
-    "attn.k": StoredPart(name="self_attn.k_proj", is_interleaved=True),
-}
-"""Stems of families whose rope turns neighbours, in ``transformers`` as well."""
 
 FUSED_GATE_UP: Mapping[FileKind, Mapping[str, StoredPart]] = {
     FileKind.HUGGING_FACE: {
@@ -41,30 +34,11 @@ FUSED_GATE_UP: Mapping[FileKind, Mapping[str, StoredPart]] = {
 }
 """Stems of families that have one matrix for gate and up, the rows of the gate first."""
 
-INTERLEAVED_NAMES: Mapping[FileKind, NameTable] = {
-    FileKind.HUGGING_FACE: HUGGING_FACE_NAMES.changed(HUGGING_FACE_INTERLEAVED),
-    FileKind.GGUF: GGUF_NAMES.changed(INTERLEAVED_HEADS),
-}
-"""The usual names of families whose rope turns neighbours in every kind of file."""
-
 CONVERTED_NAMES: Mapping[FileKind, NameTable] = {
     FileKind.HUGGING_FACE: HUGGING_FACE_NAMES,
     FileKind.GGUF: GGUF_NAMES.changed(INTERLEAVED_HEADS),
 }
 """The usual names of families whose heads are interleaved in GGUF files only, as Llama's are."""
-
-POST_NORM_NAMES: Mapping[FileKind, NameTable] = {
-    FileKind.HUGGING_FACE: HUGGING_FACE_NAMES.changed(
-        {
-            "attn_post_norm": "post_attention_layernorm",
-            "mlp_post_norm": "post_feedforward_layernorm",
-        }
-    ),
-    FileKind.GGUF: GGUF_NAMES.changed(
-        {"attn_post_norm": "post_attention_norm", "mlp_post_norm": "post_ffw_norm"}
-    ),
-}
-"""The usual names of families with norms after attention and MLP, and none before."""
 
 
 def refuse_other_values(fields: Fields, neutral: Mapping[str, tuple[object, ...]]) -> None:
@@ -81,50 +55,19 @@ def refuse_other_values(fields: Fields, neutral: Mapping[str, tuple[object, ...]
         raise unsupported(*features)
 
 
-def windows(fields: Fields, *, pattern: int | None) -> tuple[int | None, ...]:
-    """The window of each layer, ``sliding_window`` in those that ``layer_types`` says slide.
-
-    Without ``layer_types`` all slide but every ``pattern``-th, or without a pattern none.
-    """
+def windows(fields: Fields) -> tuple[int | None, ...]:
+    """The window of each layer, ``sliding_window`` in those that ``layer_types`` says slide."""
     num_layers = hugging_face.num_hidden_layers(fields)
     layer_types = fields.texts("layer_types")
-    if not layer_types:
-        slides = slides_by_pattern(num_layers, pattern)
-    elif len(layer_types) != num_layers:
+    if len(layer_types) != num_layers:
         raise ModelFileError(
             fields.path, f"layer_types has {len(layer_types)} entries for {num_layers} layers"
         )
-    elif unknown := sorted(set(layer_types) - {FULL, SLIDING}):
+    if unknown := sorted(set(layer_types) - {FULL, SLIDING}):
         raise unsupported(*(f"layer_types {name}" for name in unknown))
-    else:
-        slides = tuple(kind == SLIDING for kind in layer_types)
+    slides = tuple(kind == SLIDING for kind in layer_types)
     window = fields.count("sliding_window", MAX_CONTEXT_TOKENS) if any(slides) else None
     return tuple(window if each else None for each in slides)
-
-
-def slides_by_pattern(num_layers: int, pattern: int | None) -> tuple[bool, ...]:
-    """Whether each layer slides: all but every ``pattern``-th, or without a pattern none."""
-    return tuple(bool(pattern) and (layer + 1) % (pattern or 1) != 0 for layer in range(num_layers))
-
-
-def gguf_windows(
-    fields: Fields, *, pattern: int, default_window: int = 0
-) -> tuple[int | None, ...]:
-    """The window of each layer of a GGUF file, by its pattern or, without one, by ``pattern``."""
-    num_layers = fields.count("block_count", MAX_LAYERS)
-    window = fields.count("attention.sliding_window", MAX_CONTEXT_TOKENS, default_window, minimum=0)
-    value = fields.get(PATTERN_KEY)
-    if isinstance(value, Iterable) and not isinstance(value, str):
-        flags = tuple(value)
-        if len(flags) != num_layers or not all(isinstance(each, bool) for each in flags):
-            raise ModelFileError(
-                fields.path,
-                f"{fields.prefix}{PATTERN_KEY} must be a truth value for each layer",
-            )
-        slides = tuple(map(bool, flags))
-    else:
-        slides = slides_by_pattern(num_layers, fields.count(PATTERN_KEY, MAX_LAYERS, pattern))
-    return tuple(window or None if each else None for each in slides)
 
 
 def without(fields: Fields, *keys: str) -> Fields:

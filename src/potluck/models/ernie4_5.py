@@ -22,7 +22,7 @@ _THETA = 500_000.0
 
 def _from_hugging_face(fields: Fields) -> ModelConfig:
     has_biases = fields.flag("use_bias", default=False)
-    defaults = {"rope_theta": _THETA, "tie_word_embeddings": True}
+    defaults = {"rms_norm_eps": 1e-5, "rope_theta": _THETA, "tie_word_embeddings": True}
     return hugging_face.read_config(
         dataclasses.replace(fields, values={**defaults, **fields.values}),
         family="ernie4_5",

@@ -113,6 +113,7 @@ def _read_hugging_face(fields: Fields, family: str, defaults: Mapping[str, objec
     if fields.is_null("rope_parameters"):
         fields = gemma.without(fields, "rope_parameters")
     fields = gemma.with_defaults(fields, defaults)
+    _check_ropes(fields)
     attention_bias = fields.flag("attention_bias", default=False)
     config = hugging_face.read_config(
         gemma.without(fields, "rope_parameters", "rope_scaling", "rope_theta"),
@@ -159,6 +160,16 @@ def _read_hugging_face(fields: Fields, family: str, defaults: Mapping[str, objec
         logit_softcap=gemma.optional_positive(fields, "final_logit_softcapping"),
         per_layer_inputs=_read_per_layer_inputs(fields),
     )
+
+
+def _check_ropes(fields: Fields) -> None:
+    """Raise unless each kind of layers has a rope, and where ``transformers`` looks for it."""
+    if fields.section("rope_scaling") is not None:
+        raise unsupported("rope_scaling")
+    parameters = fields.section("rope_parameters")
+    for kind in (gemma.FULL, gemma.SLIDING):
+        if parameters is None or parameters.section(kind) is None:
+            raise ModelFileError(fields.path, f"{fields.prefix}rope_parameters.{kind} is missing")
 
 
 def _heads_of_layers(fields: Fields, is_sliding: tuple[bool, ...]) -> tuple[_Heads, ...]:

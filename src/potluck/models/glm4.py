@@ -11,7 +11,13 @@ from potluck.models import dense, gguf, hugging_face
 from potluck.models.family import Family
 from potluck.models.fields import Fields
 from potluck.models.layers import with_layers
-from potluck.models.names import FileKind
+from potluck.models.names import (
+    GGUF_NAMES,
+    HUGGING_FACE_NAMES,
+    INTERLEAVED_HEADS,
+    INTERLEAVED_PROJECTIONS,
+    FileKind,
+)
 from potluck.types.model import ModelConfig, NormPlaces
 from potluck.types.tensor import TensorSource
 
@@ -56,15 +62,17 @@ GLM4 = Family(
     from_hugging_face=_from_hugging_face,
     from_gguf=_from_gguf,
     names={
-        FileKind.HUGGING_FACE: dense.INTERLEAVED_NAMES[FileKind.HUGGING_FACE].changed(
+        FileKind.HUGGING_FACE: HUGGING_FACE_NAMES.changed(
             {
+                **INTERLEAVED_PROJECTIONS,
                 **dense.FUSED_GATE_UP[FileKind.HUGGING_FACE],
                 "attn_post_norm": "post_self_attn_layernorm",
                 "mlp_post_norm": "post_mlp_layernorm",
             }
         ),
-        FileKind.GGUF: dense.INTERLEAVED_NAMES[FileKind.GGUF].changed(
+        FileKind.GGUF: GGUF_NAMES.changed(
             {
+                **INTERLEAVED_HEADS,
                 **dense.FUSED_GATE_UP[FileKind.GGUF],
                 "attn_post_norm": "post_attention_norm",
                 "mlp_post_norm": "post_ffw_norm",

@@ -120,7 +120,8 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
         config,
         lambda layer, each: dataclasses.replace(each, window=None if layer % 2 else window),
     )
-    # The models are trained with YaRN whose bounds are not rounded, which the files do not say.
+    # The models are trained with YaRN whose bounds are not rounded. The files do not say so, and
+    # llama.cpp rounds them.
     ropes = tuple(dataclasses.replace(rope, truncate=False) for rope in config.ropes)
     return _with_sinks(dataclasses.replace(config, ropes=ropes))
 

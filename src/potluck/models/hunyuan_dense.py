@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
-from potluck.models import gguf, hugging_face
+from potluck.models import dense, gguf, hugging_face
 from potluck.models.family import Family
 from potluck.models.fields import Fields
 from potluck.models.layers import with_attention
@@ -15,14 +16,25 @@ from potluck.types.tensor import TensorSource
 _ALPHA_KEYS = frozenset({"alpha", "beta_fast", "beta_slow", "factor", "mscale", "mscale_all_dim"})
 """What published files say beside ``alpha``, and the family does not use with it."""
 
+# Keys of published files that say what the family is anyway.
+_NEUTRAL: Mapping[str, tuple[object, ...]] = {
+    "norm_type": ("rms",),
+    "num_experts": (0, 1),
+    "use_cla": (False,),
+    "use_qk_norm": (True,),
+    "use_rotary_pos_emb": (True,),
+}
+
 
 def _from_hugging_face(fields: Fields) -> ModelConfig:
+    fields = fields.with_defaults({"rms_norm_eps": 1e-5})
+    dense.refuse_other_values(fields, _NEUTRAL)
     attention_bias = fields.flag("attention_bias", default=False)
     config = hugging_face.read_config(
         _without_alpha(fields),
         family="hunyuan_v1_dense",
         # Published files say ``use_qk_norm``, which the family always has.
-        implemented=frozenset({"attention_bias", "use_qk_norm", "qk_norm"}),
+        implemented=frozenset({"attention_bias", "num_experts", "use_qk_norm", "qk_norm"}),
         qkv_bias=attention_bias,
         output_bias=attention_bias,
         head_norm=HeadNorm.HEAD,

@@ -8,23 +8,26 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from potluck.models import gemma, gguf, hugging_face
+from potluck.models import dense, gemma, gguf, hugging_face
 from potluck.models.family import Family
-from potluck.models.fields import MAX_CONTEXT_TOKENS, Fields
+from potluck.models.fields import MAX_CONTEXT_TOKENS, Fields, unsupported
 from potluck.models.layers import with_layers
 from potluck.models.names import GGUF_NAMES, HUGGING_FACE_NAMES, FileKind
 from potluck.types.model import HeadNorm, LayerConfig, ModelConfig, NormPlaces, RopeConfig
 from potluck.types.tensor import TensorSource
 
 _PATTERN = 4
-_THETA = 500_000.0
+_THETA_OF_3 = 500_000.0
+
+_GGUF_KEYS = frozenset(
+    {"attention.sliding_window", "rope.freq_base_swa", "rope.scaling.yarn_attn_factor"}
+)
 
 
 def _read(fields: Fields, family: str, implemented: frozenset[str]) -> ModelConfig:
     attention_bias = fields.flag("attention_bias", default=False)
-    defaults = {"rms_norm_eps": 1e-5, "rope_theta": _THETA}
     return hugging_face.read_config(
-        dataclasses.replace(fields, values={**defaults, **fields.values}),
+        fields.with_defaults({"rms_norm_eps": 1e-5}),
         family=family,
         implemented=implemented | {"attention_bias"},
         qkv_bias=attention_bias,
@@ -43,7 +46,7 @@ def _from_olmo3(fields: Fields) -> ModelConfig:
     plain = gemma.without(fields, "rope_parameters", "rope_scaling")
     config = _read(plain, "olmo3", frozenset({"layer_types", "sliding_window"}))
     head_dim = config.layers[0].attention.head_dim
-    theta = fields.positive("rope_theta", _THETA)
+    theta = fields.positive("rope_theta", _THETA_OF_3)
     scaling = fields.section("rope_scaling")
     ropes = {
         slides: gemma.read_section_rope(
@@ -68,15 +71,19 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
         gemma.without(fields, gemma.PATTERN_KEY),
         source,
         family="olmo2",
-        implemented=frozenset({"attention.sliding_window"}),
+        implemented=_GGUF_KEYS,
         qkv_bias="blk.0.attn_q.bias" in names,
         output_bias="blk.0.attn_output.bias" in names,
         head_norm=HeadNorm.WIDTH,
     )
+    (rope,) = config.ropes
+    dense.refuse_other_yarn_factor(fields, rope.factor)
     window = fields.count("attention.sliding_window", MAX_CONTEXT_TOKENS, 0, minimum=0)
     if not window:
         return _with_norms_after(config)
-    (rope,) = config.ropes
+    # As llama.cpp, which turns sliding layers at ``rope.freq_base`` whatever else the file says.
+    if fields.positive("rope.freq_base_swa", rope.theta) != rope.theta:
+        raise unsupported(f"{fields.prefix}rope.freq_base_swa={fields.get('rope.freq_base_swa')}")
     unscaled = RopeConfig(theta=rope.theta, rotary_dim=rope.rotary_dim)
     is_sliding = gemma.pattern_of(fields, config.num_layers, default=_PATTERN)
     return _with_kinds(config, is_sliding, window, {False: rope, True: unscaled})

@@ -136,13 +136,13 @@ def config_from_hugging_face(
 def _text_part(fields: Fields) -> Fields:
     """The text part of a model that also sees or hears.
 
-    Whether the head is tied is said of the whole model.
+    Whether the head is tied is said of the whole model; without a word it is.
     """
     text = fields.section("text_config")
     if text is None:
         raise ModelFileError(fields.path, "text_config is missing")
-    outer = {key: fields.values[key] for key in ("tie_word_embeddings",) if key in fields.values}
-    return dataclasses.replace(text, values={**outer, **text.values})
+    is_tied = fields.flag("tie_word_embeddings", default=True)
+    return dataclasses.replace(text, values={**text.values, "tie_word_embeddings": is_tied})
 
 
 def config_from_gguf(

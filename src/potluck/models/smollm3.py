@@ -56,12 +56,16 @@ def _layers_that_turn(fields: Fields) -> tuple[bool, ...]:
     flags = fields.counts("no_rope_layers", 1)
     if not flags:
         interval = fields.count("no_rope_layer_interval", MAX_LAYERS, _INTERVAL)
-        return dense.slides_by_pattern(num_layers, interval)
+        return _all_but_every(interval, num_layers)
     if len(flags) < num_layers:
         raise ModelFileError(
             fields.path, f"no_rope_layers has {len(flags)} entries for {num_layers} layers"
         )
     return tuple(flag == 1 for flag in flags[:num_layers])
+
+
+def _all_but_every(interval: int, num_layers: int) -> tuple[bool, ...]:
+    return tuple((layer + 1) % interval != 0 for layer in range(num_layers))
 
 
 def _windows(fields: Fields, turns: tuple[bool, ...]) -> tuple[int | None, ...]:
@@ -74,7 +78,7 @@ def _windows(fields: Fields, turns: tuple[bool, ...]) -> tuple[int | None, ...]:
             )
         return (None,) * len(turns)
     kinds = [dense.FULL if each else dense.SLIDING for each in turns]
-    return dense.windows(fields.with_defaults({"layer_types": kinds}), pattern=None)
+    return dense.windows(fields.with_defaults({"layer_types": kinds}))
 
 
 def _with_rope(config: ModelConfig, turns: tuple[bool, ...]) -> ModelConfig:
@@ -94,7 +98,7 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
         output_bias="blk.0.attn_output.bias" in names,
         mlp_bias="blk.0.ffn_gate.bias" in names,
     )
-    return _with_rope(config, dense.slides_by_pattern(config.num_layers, _INTERVAL))
+    return _with_rope(config, _all_but_every(_INTERVAL, config.num_layers))
 
 
 SMOLLM3 = Family(

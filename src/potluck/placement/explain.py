@@ -140,7 +140,7 @@ def unused_units(request: PlaceRequest, plan: Plan) -> Explanation:
 
 
 def _too_small(usable_bytes: int, cost: ModelCost) -> str:
-    layer_bytes = min(cost.layer_bytes) + cost.scratch_bytes + cost.process_bytes
+    layer_bytes = cost.least_layer_bytes + cost.scratch_bytes + cost.process_bytes
     if usable_bytes >= layer_bytes:  # and that layer is in the middle of a stage
         return f"no part next to a stage fits in the {format_bytes(usable_bytes)} that may be used"
     return (

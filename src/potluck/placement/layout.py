@@ -6,12 +6,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from potluck.errors import ParameterError
 from potluck.quantities import format_few
 from potluck.types.cluster import NodeId, UnitId
+from potluck.types.model import ModelConfig
 from potluck.types.node import NodeReport
 from potluck.types.placement import LayoutStage
 from potluck.types.ranges import MAX_WHOLE
@@ -150,12 +152,30 @@ def written_layout(stages: Sequence[LayoutStage], nodes: Sequence[LayoutNode]) -
     return ",".join(parts)
 
 
-def check_layout(layout: Sequence[LayoutStage], num_layers: int) -> None:
-    """Raise ``ParameterError`` if these are no stages of a model of ``num_layers`` layers.
+def no_such_cut(layer: int, num_layers: int, no_cuts: Collection[int]) -> ParameterError:
+    """Return the error of a layout in which a stage begins with ``layer``, and none may.
+
+    ``no_cuts`` are all layers before which the model is not cut (``ModelCost.no_cuts``).
+    """
+    possible = [each for each in range(1, num_layers) if each not in no_cuts]
+    nearest = sorted(sorted(possible, key=lambda each: abs(each - layer))[:2])
+    return ParameterError(
+        "layout",
+        f"--layout has a stage that begins with layer {layer}, which uses keys and values, or an "
+        "embedding, of layers before it",
+        hint=f"let it begin with layer {' or '.join(map(str, nearest))}"
+        if nearest
+        else "give all layers to one unit",
+    )
+
+
+def check_layout(layout: Sequence[LayoutStage], config: ModelConfig) -> None:
+    """Raise ``ParameterError`` if these are no stages of this model.
 
     Only the first stage and the last one, which have the embedding and the head, may be without a
-    layer.
+    layer, and layers that share keys and values are on one stage.
     """
+    num_layers = config.num_layers
     total = sum(stage.num_layers for stage in layout)
     if any(stage.num_layers < 0 for stage in layout):
         raise ParameterError(
@@ -183,3 +203,7 @@ def check_layout(layout: Sequence[LayoutStage], num_layers: int) -> None:
                 f"--layout has no layer for {unit}, which is neither first nor last",
                 hint="leave the stage out",
             )
+    no_cuts = [layer for layer in range(num_layers) if not config.can_cut_before(layer)]
+    for start in accumulate(stage.num_layers for stage in layout[:-1]):
+        if start in no_cuts:
+            raise no_such_cut(start, num_layers, no_cuts)

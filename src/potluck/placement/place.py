@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from potluck.errors import InsufficientMemoryError, ParameterError
 from potluck.placement.candidates import Candidate
 from potluck.placement.cuts import cut_of, shard_of
+from potluck.placement.layout import no_such_cut
 from potluck.placement.links import LinkTable
 from potluck.placement.path import Cut, PathProblem
 from potluck.placement.prediction import predict
@@ -22,8 +23,6 @@ from potluck.types.placement import Objective, PlacedStage, Plan, Prediction, Pr
 
 _TRIFLE = 0.02
 """A part by which a plan may be slower with one unit fewer: less than predictions are sure of."""
-
-_NO_CUT = "uses keys and values, or an embedding, of layers before it"
 
 _LAYOUT = "for example --layout NODE=12,NODE=16"
 
@@ -193,14 +192,6 @@ def only_units(request: PlaceRequest, indices: Iterable[int]) -> PlaceRequest:
     )
 
 
-def _possible_cuts(layer: int, num_layers: int, no_cuts: frozenset[int]) -> str:
-    possible = [each for each in range(1, num_layers) if each not in no_cuts]
-    if not possible:
-        return "give all layers to one unit: no two stages can share this model's layers"
-    nearest = sorted(sorted(possible, key=lambda each: abs(each - layer))[:2])
-    return f"let it begin with layer {' or '.join(map(str, nearest))}"
-
-
 def _cuts_of_layout(request: PlaceRequest) -> tuple[Cut, ...]:
     """Return the stages that the user wants. Raise ``ParameterError`` if they are not possible."""
     layout = request.preferences.layout
@@ -230,11 +221,7 @@ def _cuts_of_layout(request: PlaceRequest) -> tuple[Cut, ...]:
             end=num_layers + 2 if index == len(layout) - 1 else end + 1,
         )
         if index > 0 and layer in request.candidates[unit].cost.no_cuts:
-            raise ParameterError(
-                "layout",
-                f"a stage of the layout begins with layer {layer}, which {_NO_CUT}",
-                hint=_possible_cuts(layer, num_layers, request.candidates[unit].cost.no_cuts),
-            )
+            raise no_such_cut(layer, num_layers, request.candidates[unit].cost.no_cuts)
         if cut.start == cut.end:
             raise ParameterError("layout", f"the layout has no layer for {where}", hint=_LAYOUT)
         needed, usable = problem.bytes_of(cut), request.candidates[unit].usable_bytes

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
+from itertools import accumulate
 
 from potluck.errors import InsufficientMemoryError
 from potluck.quantities import format_bytes
@@ -26,10 +26,10 @@ def place(offers: Sequence[UnitOffer], cost: ModelCost) -> Plan:
     The result depends on the offers alone, not on their order. Raises ``InsufficientMemoryError``,
     which says how much is missing, when the model does not fit.
     """
-    bounds = _group_bounds(cost)
+    bounds = [0, *(end for _, end in cost.groups)]
     grouped = replace(
         cost,
-        layer_bytes=tuple(sum(cost.layer_bytes[start:end]) for start, end in pairwise(bounds)),
+        layer_bytes=tuple(sum(cost.layer_bytes[start:end]) for start, end in cost.groups),
         no_cuts=frozenset(index for index, layer in enumerate(bounds) if layer in cost.no_cuts),
     )
     for needs_layer in (True, False):
@@ -37,12 +37,6 @@ def place(offers: Sequence[UnitOffer], cost: ModelCost) -> Plan:
         if plan is not None:
             return replace(plan, stages=tuple(_of_layers(stage, bounds) for stage in plan.stages))
     raise does_not_fit(offers, cost)
-
-
-def _group_bounds(cost: ModelCost) -> list[int]:
-    """The first layer of every group that is never cut apart, and the number of layers."""
-    last = len(cost.layer_bytes)
-    return [0, *(layer for layer in range(1, last) if layer not in cost.no_cuts), last]
 
 
 def _of_layers(stage: PlacedStage, bounds: Sequence[int]) -> PlacedStage:

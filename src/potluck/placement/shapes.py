@@ -15,12 +15,13 @@ from potluck.types.stage import StageSize
 def shapes_of(counting: Counting, size: StageSize, backends: Collection[str]) -> tuple[str, ...]:
     """Return the shapes that a plan may need: in every quantization and arithmetic.
 
-    Backends that this node cannot count have none.
+    Backends that this node cannot count, and those that do not compute the model, have none.
     """
     shapes: set[str] = set()
     for backend in backends:
         for each in (size, *stronger_quantizations(size)):
             try:
+                counting.check_backend(backend, each.quantization)
                 work = counting.work(replace(each, backend=backend))
             except (EngineError, UnsupportedModelError):
                 continue

@@ -79,9 +79,15 @@ class BackendAbilities:
     is_built_in: bool = False
 
     def missing_features(self, program: Program) -> tuple[str, ...]:
-        """Return what ``program`` needs and such engines do not compute, each once."""
+        """Return what ``program`` needs and such engines do not compute, each once.
+
+        Of an op that they do not compute at all, nothing more is named.
+        """
         needed = dict.fromkeys(each for op in program.ops for each in features_of(op))
-        return tuple(each for each in needed if each not in self.features)
+        missing = tuple(each for each in needed if each not in self.features)
+        return tuple(
+            each for each in missing if " " not in each or each.partition(" ")[0] not in missing
+        )
 
     def missing_formats(self, formats: Iterable[TensorFormat]) -> tuple[str, ...]:
         """Return the labels of the formats that such engines cannot hold matrices in, each once."""

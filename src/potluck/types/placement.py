@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from itertools import pairwise
 
 from potluck.types.cluster import NodeId, UnitId
 from potluck.types.program import Shard
@@ -158,6 +159,18 @@ class ModelCost:
     lone_embedding_bytes: int
     lone_head_bytes: int
     no_cuts: frozenset[int] = frozenset()
+
+    @property
+    def groups(self) -> tuple[tuple[int, int], ...]:
+        """Return the layers ``[start, end)`` of every group that is never cut apart, in order."""
+        last = len(self.layer_bytes)
+        bounds = [0, *(layer for layer in range(1, last) if layer not in self.no_cuts), last]
+        return tuple(pairwise(bounds))
+
+    @property
+    def least_layer_bytes(self) -> int:
+        """Return what the smallest group of layers takes: no stage with layers has fewer."""
+        return min(sum(self.layer_bytes[start:end]) for start, end in self.groups)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -195,6 +195,7 @@ def test_gemma_4_ends_with_a_full_layer() -> None:
             "text_config.final_logit_softcapping=30.0",
         ),
         (GEMMA_4_31B, {"use_bidirectional_attention": "all"}, "use_bidirectional_attention=all"),
+        (GEMMA_4_31B, {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "rope_scaling"),
         (GEMMA_4_31B, {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping=50.0"),
         (
             GEMMA_4_31B,
@@ -210,14 +211,20 @@ def test_gemma_4_ends_with_a_full_layer() -> None:
             GEMMA_4_31B,
             {
                 "rope_parameters": {
-                    "sliding_attention": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}
+                    "full_attention": {"rope_theta": 1e4},
+                    "sliding_attention": {"rope_theta": 1e4, "partial_rotary_factor": 0.5},
                 }
             },
             "partial_rotary_factor=0.5 in the rope of sliding_attention",
         ),
         (
             GEMMA_4_31B,
-            {"rope_parameters": {"full_attention": {"rope_type": "proportional", "beta_fast": 32}}},
+            {
+                "rope_parameters": {
+                    "full_attention": {"rope_type": "proportional", "beta_fast": 32},
+                    "sliding_attention": {"rope_theta": 1e4},
+                }
+            },
             "beta_fast in rope scaling proportional",
         ),
         (
@@ -241,6 +248,11 @@ def test_what_is_not_computed_is_refused_by_name(
         (GEMMA_2_2B, {"layer_types": ["full_attention"]}, "1 entries for 26 layers"),
         (GEMMA_2_2B, {"sliding_window": None}, "sliding_window is missing"),
         (GEMMA_2_2B, {"final_logit_softcapping": 0.0}, "final_logit_softcapping must be"),
+        (
+            GEMMA_4_31B,
+            {"rope_parameters": {"full_attention": {"rope_theta": 1e4}}},
+            "rope_parameters.sliding_attention is missing",
+        ),
         (GEMMA_4_31B, {"per_layer_config": {"60": {}}}, "per_layer_config has the keys"),
         (GEMMA_4_E2B, {"num_kv_shared_layers": 34}, "no layer of its kind has any"),
         (GEMMA_4_E2B, {"num_kv_shared_layers": 36}, "no layer of its kind has any"),

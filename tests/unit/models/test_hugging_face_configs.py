@@ -331,11 +331,11 @@ def test_family_by_model_type_or_architecture_alone() -> None:
 def test_an_unknown_family_is_named_as_the_file_names_it() -> None:
     for changes, message in (
         (
-            {"architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3"},
-            "models of the architecture Mistral3ForConditionalGeneration (model_type mistral3) are "
+            {"architectures": ["Idefics3ForConditionalGeneration"], "model_type": "idefics3"},
+            "models of the architecture Idefics3ForConditionalGeneration (model_type idefics3) are "
             "not supported",
         ),
-        ({"architectures": ..., "model_type": "mistral3"}, "models of the type mistral3 are not"),
+        ({"architectures": ..., "model_type": "idefics3"}, "models of the type idefics3 are not"),
         ({"architectures": ["A", "B"], "model_type": ...}, "models of the architecture A, B are"),
     ):
         with pytest.raises(UnsupportedModelError) as caught:

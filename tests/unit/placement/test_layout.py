@@ -1,6 +1,10 @@
+from dataclasses import replace
+
 import pytest
+from support.configs import make_config
 
 from potluck.errors import ParameterError
+from potluck.models.layers import with_attention
 from potluck.placement.layout import (
     LayoutNode,
     WrittenStage,
@@ -10,6 +14,7 @@ from potluck.placement.layout import (
     written_layout,
 )
 from potluck.types.cluster import NodeId, UnitId
+from potluck.types.model import AttentionConfig, ModelConfig, PerLayerInputs
 from potluck.types.placement import LayoutStage
 
 A, B, C = (NodeId(letter * 16) for letter in "abc")
@@ -64,26 +69,50 @@ def test_what_is_not_there_is_named(text: str, message: str, hint: str) -> None:
     assert hint in raised.value.hint
 
 
+def of_layers(num_layers: int) -> ModelConfig:
+    return make_config(num_layers=num_layers)
+
+
 def test_only_the_ends_may_be_without_a_layer() -> None:
-    check_layout([stage(A, CPU, 0), stage(B, CPU, 5), stage(C, CPU, 0)], 5)
+    check_layout([stage(A, CPU, 0), stage(B, CPU, 5), stage(C, CPU, 0)], of_layers(5))
     with pytest.raises(ParameterError, match="no layer for bbbbbbbbbbbbbbbb cpu/native"):
-        check_layout([stage(A, CPU, 2), stage(B, CPU, 0), stage(C, CPU, 3)], 5)
+        check_layout(
+            [stage(A, CPU, 2), stage(B, CPU, 0), stage(C, CPU, 3)], make_config(num_layers=5)
+        )
 
 
 def test_the_layers_are_the_models() -> None:
     with pytest.raises(ParameterError, match="has 7 layers, and the model has 8"):
-        check_layout([stage(A, CPU, 3), stage(B, CPU, 4)], 8)
+        check_layout([stage(A, CPU, 3), stage(B, CPU, 4)], of_layers(8))
 
 
 def test_no_stage_takes_layers_from_another() -> None:
     with pytest.raises(ParameterError, match="fewer than 0 layers"):
-        check_layout([stage(A, CPU, 9), stage(B, CPU, -1)], 8)
+        check_layout([stage(A, CPU, 9), stage(B, CPU, -1)], of_layers(8))
 
 
 def test_a_unit_has_one_stage() -> None:
-    check_layout([stage(A, CPU, 3), stage(A, GPU, 4)], 7)
+    check_layout([stage(A, CPU, 3), stage(A, GPU, 4)], of_layers(7))
     with pytest.raises(ParameterError, match="two stages on aaaaaaaaaaaaaaaa cpu/native"):
-        check_layout([stage(A, CPU, 3), stage(B, CPU, 1), stage(A, CPU, 4)], 8)
+        check_layout(
+            [stage(A, CPU, 3), stage(B, CPU, 1), stage(A, CPU, 4)], make_config(num_layers=8)
+        )
+
+
+def test_layers_that_share_a_cache_are_on_one_stage() -> None:
+    def shared(index: int, attention: AttentionConfig) -> AttentionConfig:
+        return replace(attention, shared_layer={3: 2, 6: 4}.get(index))
+
+    config = with_attention(make_config(num_layers=8), shared)
+    check_layout([stage(A, CPU, 2), stage(B, CPU, 2), stage(C, CPU, 4)], config)
+    with pytest.raises(ParameterError, match="begins with layer 3, which uses keys") as caught:
+        check_layout([stage(A, CPU, 3), stage(B, CPU, 5)], config)
+    assert caught.value.hint == "let it begin with layer 2 or 4"
+    whole = replace(config, per_layer_inputs=PerLayerInputs(width=4))
+    check_layout([stage(A, CPU, 8), stage(B, CPU, 0)], whole)
+    with pytest.raises(ParameterError, match="begins with layer 0") as caught:
+        check_layout([stage(A, CPU, 0), stage(B, CPU, 8)], whole)
+    assert caught.value.hint == "give all layers to one unit"
 
 
 def test_a_layout_is_written_as_short_as_it_is_clear() -> None:

@@ -24,6 +24,7 @@ from potluck.loading import StageSize
 from potluck.placement.costs import mixed_cost, model_cost, most_host_bytes
 from potluck.placement.placing import Placed, Placement, Surveyed
 from potluck.placement.planned import planned_model
+from potluck.placement.shapes import shapes_of
 from potluck.placement.sizes import on_unit
 from potluck.types.abilities import ALL_FEATURES, BackendAbilities
 from potluck.types.arithmetic import Arithmetic
@@ -35,7 +36,7 @@ from potluck.types.placement import Objective, Preferences, Rejection
 from potluck.types.profile import ModelProfile
 from potluck.types.program import Shard
 from potluck.types.quantization import Quantization
-from potluck.types.tensor import TensorFormat
+from potluck.types.tensor import COMPUTED_FORMATS, TensorFormat
 from potluck.types.unit import NATIVE, Role
 
 GIB = 2**30
@@ -163,6 +164,30 @@ def test_units_that_lack_a_format_are_used_once_the_model_is_quantized(
         placement.of(SIZE, may_quantize=False)
     quantized = replace(SIZE, quantization=Quantization.Q8_0)
     assert where(placement.of(quantized, may_quantize=False)) == [("a", "gpu/reference")]
+
+
+def test_a_gpu_that_lacks_a_format_has_no_part_in_a_plan(profile: ModelProfile) -> None:
+    """tinygrad, by the table of backends, and a model in a format of the CPU's alone."""
+    lacking = next(
+        each for each in COMPUTED_FORMATS if each not in costs("tinygrad:CL").abilities.formats
+    )
+    stored = replace(
+        profile,
+        tensors={
+            name: replace(info, format=lacking) if len(info.shape) > 1 else info
+            for name, info in profile.tensors.items()
+        },
+    )
+    counting = counting_of(stored, costs)
+    gpu = unit("gpu", 8 * GIB, backend="tinygrad:CL")
+    nodes = (node("a", gpu, unit("cpu", 8 * GIB)),)
+    result = Placement(counting, by_memory(nodes)).of(SIZE, may_quantize=True)
+    assert where(result) == [("a", "cpu/native")]
+    assert result.rejections[0].reason == (
+        f"the backend tinygrad:CL does not compute with weights in {lacking.label}"
+    )
+    assert shapes_of(counting, SIZE, ["tinygrad:CL"]) == ()
+    assert shapes_of(counting, SIZE, ["native"])
 
 
 def test_what_is_in_reserve_is_used_only_where_the_model_does_not_fit_without(

@@ -59,7 +59,8 @@ def test_what_is_missing_is_named_once() -> None:
     assert ALL_FEATURES >= wanted >= {"Embed", "Moe", "Head"}
     able = BackendAbilities(features=ALL_FEATURES - {"Moe", "Linear"})
     assert sorted(able.missing_features(program)) == ["Linear", "Moe"]
-    assert set(BackendAbilities().missing_features(program)) == wanted
+    ops = {type(op).__name__ for op in program.ops}
+    assert set(BackendAbilities().missing_features(program)) == ops
 
 
 def test_formats_that_are_missing_are_named_once() -> None:

@@ -71,7 +71,7 @@ def new_record(
             hint="give a larger --cache, or a smaller --context",
         )
     if request.layout:
-        check_layout(request.layout, description.config.num_layers)
+        check_layout(request.layout, description.config)
     return DeploymentRecord(
         deployment=DeploymentId(secrets.token_hex(4)),
         epoch=Epoch(number=0, coordinator=coordinator),
