@@ -7,9 +7,8 @@ the other files come the tokens that begin and end a text, and more tokens that 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,15 +17,19 @@ from potluck.text import tekken
 from potluck.text.added_tokens import AddedToken, is_turn_marker
 from potluck.text.bpe import build_byte_level
 from potluck.text.chat import ChatTemplate
-from potluck.text.mistral_template import mistral_template
-from potluck.text.pieces import SPACE_MARK, Notation, PieceType
-from potluck.text.pre_tokenizers import BYTE_PRE_TOKENIZERS
-from potluck.text.sentence_piece import (
-    SentencePieceModel,
-    build_model,
-    build_normalizer,
-    read_sentence_piece,
+from potluck.text.makers_vocabularies import (
+    SENTENCE_PIECE_FILE,
+    piece_texts,
+    read_pieces,
+    read_ranks,
+    read_sentence_piece_vocabulary,
+    read_tekken_vocabulary,
 )
+from potluck.text.mistral_template import mistral_template
+from potluck.text.model_directory import ModelDirectory, read_text
+from potluck.text.pieces import Notation
+from potluck.text.pre_tokenizers import BYTE_PRE_TOKENIZERS
+from potluck.text.sentence_piece import read_sentence_piece
 from potluck.text.token_list import list_tokens
 from potluck.text.tokenizer import Boundaries, PrefixSpace, TextTokenizer
 from potluck.text.tokenizer_json import (
@@ -40,8 +43,6 @@ from potluck.types.text import TokenList
 
 if TYPE_CHECKING:
     import tokenizers
-
-SENTENCE_PIECE_FILE = "tokenizer.model"
 
 TOOL_TEMPLATE_FILE = "additional_chat_templates/tool_use.jinja"
 """Where ``transformers`` keeps the template for chats with tools, if it is another one."""
@@ -64,26 +65,22 @@ _BYTE_LEVEL_CLASSES = {
 """``tokenizer_class`` → pre-tokenizer, for directories that have only vocab.json and merges.txt."""
 
 
-_PLAIN_CLASSES = frozenset({"Ernie4_5Tokenizer", "Ernie4_5_Tokenizer"})
-"""``tokenizer_class`` of SentencePiece models that put neither a space nor bos before a text."""
-
-
 def load_tokenizer(directory: Path) -> TextTokenizer:
     """The tokenizer of a model directory.
 
     Raises ``UnsupportedModelError`` when the directory has no tokenizer that can be read here, and
     ``ModelFileError`` when a file is damaged or contradicts another.
     """
-    files = _Directory.open(directory)
+    files = ModelDirectory.open(directory)
     try:
         if files.has("tokenizer.json"):
             return _assemble(read_tokenizer_json(directory / "tokenizer.json"), files)
         if files.has("vocab.json") and files.has("merges.txt"):
             return _assemble(_read_vocabulary_and_merges(files), files)
         if files.has(tekken.TEKKEN_FILE):
-            return _assemble(_read_tekken(files), files)
+            return _assemble(read_tekken_vocabulary(files), files)
         if files.has(SENTENCE_PIECE_FILE):
-            return _assemble(_read_sentence_piece(files), files)
+            return _assemble(read_sentence_piece_vocabulary(files), files)
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise ModelFileError(
             str(directory), f"the tokenizer files are malformed ({type(error).__name__}: {error})"
@@ -96,16 +93,16 @@ def load_token_list(directory: Path) -> TokenList:
 
     Raises as ``load_tokenizer``.
     """
-    files = _Directory.open(directory)
+    files = ModelDirectory.open(directory)
     try:
         if files.has("tokenizer.json"):
             parts, num_pieces = read_token_parts(directory / "tokenizer.json")
         elif files.has("vocab.json"):
             parts, num_pieces = _read_vocabulary(files)
         elif files.has(tekken.TEKKEN_FILE):
-            parts, num_pieces = _read_ranks(files)
+            parts, num_pieces = read_ranks(files)
         elif files.has(SENTENCE_PIECE_FILE):
-            parts, num_pieces = _read_pieces(files)
+            parts, num_pieces = read_pieces(files)
         else:
             raise _no_tokenizer(directory)
         parts = replace(parts, added=_with_stated_tokens(parts.added, files.config))
@@ -131,8 +128,8 @@ def load_chat_template(directory: Path) -> ChatTemplate | None:
     models with nothing but a ``tekken.json`` have the template of its version. Raises
     ``ModelFileError`` when a file is damaged.
     """
-    files = _Directory.open(directory)
-    source: object = _read_text(directory / "chat_template.jinja")
+    files = ModelDirectory.open(directory)
+    source: object = read_text(directory / "chat_template.jinja")
     if source is None:
         source = files.json("chat_template.json").get("chat_template")
     if source is None:
@@ -142,7 +139,7 @@ def load_chat_template(directory: Path) -> ChatTemplate | None:
     if isinstance(source, list):
         entries = [entry for entry in source if isinstance(entry, dict)]
         source = {entry.get("name"): entry.get("template") for entry in entries}
-    tool_source: object = _read_text(directory / TOOL_TEMPLATE_FILE)
+    tool_source: object = read_text(directory / TOOL_TEMPLATE_FILE)
     if isinstance(source, dict):
         tool_source = tool_source or source.get("tool_use")
         source = source.get("default")
@@ -155,51 +152,8 @@ def load_chat_template(directory: Path) -> ChatTemplate | None:
         raise ModelFileError(str(directory), "the chat template is not text")
     special = _special_texts(files)
     if not special and files.has(SENTENCE_PIECE_FILE) and not files.has("tokenizer.json"):
-        special = _piece_texts(read_sentence_piece(directory / SENTENCE_PIECE_FILE))
+        special = piece_texts(read_sentence_piece(directory / SENTENCE_PIECE_FILE))
     return ChatTemplate(source=source, special_tokens=special, tool_source=tool_source)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Directory:
-    """The files of a model directory; those that are absent are empty.
-
-    ``config`` is tokenizer_config.json.
-    """
-
-    path: Path
-    config: dict[str, Any]
-
-    @classmethod
-    def open(cls, path: Path) -> _Directory:
-        return cls(path=path, config=_read_json(path / "tokenizer_config.json"))
-
-    def has(self, name: str) -> bool:
-        return (self.path / name).is_file()
-
-    def json(self, name: str) -> dict[str, Any]:
-        return _read_json(self.path / name)
-
-
-def _read_text(path: Path) -> str | None:
-    try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ModelFileError(str(path), f"cannot be read: {error}") from error
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    text = _read_text(path)
-    if text is None:
-        return {}
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise ModelFileError(str(path), f"is not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ModelFileError(str(path), "is not a JSON object")
-    return value
 
 
 def _no_tokenizer(directory: Path) -> UnsupportedModelError:
@@ -210,7 +164,7 @@ def _no_tokenizer(directory: Path) -> UnsupportedModelError:
     )
 
 
-def _byte_level_pre_tokenizer(files: _Directory) -> str:
+def _byte_level_pre_tokenizer(files: ModelDirectory) -> str:
     tokenizer_class = files.config.get("tokenizer_class")
     pre_tokenizer = _BYTE_LEVEL_CLASSES.get(str(tokenizer_class))
     if pre_tokenizer is None:
@@ -222,7 +176,7 @@ def _byte_level_pre_tokenizer(files: _Directory) -> str:
     return pre_tokenizer
 
 
-def _read_vocabulary(files: _Directory) -> tuple[TokenParts, int]:
+def _read_vocabulary(files: ModelDirectory) -> tuple[TokenParts, int]:
     """What vocab.json says of single tokens, and one more than its largest id."""
     _byte_level_pre_tokenizer(files)
     pieces = PieceList(files.json("vocab.json"))
@@ -237,10 +191,10 @@ def _read_vocabulary(files: _Directory) -> tuple[TokenParts, int]:
     return parts, pieces.size
 
 
-def _read_vocabulary_and_merges(files: _Directory) -> VocabularyParts:
+def _read_vocabulary_and_merges(files: ModelDirectory) -> VocabularyParts:
     pre_tokenizer = _byte_level_pre_tokenizer(files)
     vocabulary = files.json("vocab.json")
-    lines = (_read_text(files.path / "merges.txt") or "").splitlines()
+    lines = (read_text(files.path / "merges.txt") or "").splitlines()
     pairs = (tuple(line.split(" ")) for line in lines if not line.startswith("#version"))
     merges = [(pair[0], pair[1]) for pair in pairs if len(pair) == 2]
     added = files.json("added_tokens.json")
@@ -255,102 +209,7 @@ def _read_vocabulary_and_merges(files: _Directory) -> VocabularyParts:
     )
 
 
-def _read_ranks(files: _Directory) -> tuple[TokenParts, int]:
-    """What tekken.json says of single tokens, and one more than its largest id."""
-    file = tekken.read_tekken(files.path / tekken.TEKKEN_FILE)
-    pieces = PieceList(file.piece_ids())
-    parts = TokenParts(
-        model=pieces,
-        added=_special_entries(file),
-        leading=_ids_of(file, tekken.BOS),
-        trailing=(),
-        notation=Notation.BYTE_LEVEL,
-        eos=next(iter(_ids_of(file, tekken.EOS)), None),
-    )
-    return parts, pieces.size
-
-
-def _read_tekken(files: _Directory) -> VocabularyParts:
-    file = tekken.read_tekken(files.path / tekken.TEKKEN_FILE)
-    return VocabularyParts(
-        model=tekken.build_model(file),
-        added=_special_entries(file),
-        leading=_ids_of(file, tekken.BOS),
-        trailing=(),
-        notation=Notation.BYTE_LEVEL,
-        eos=next(iter(_ids_of(file, tekken.EOS)), None),
-        prefix_space=PrefixSpace.NEVER,
-        strips_prefix_space=False,
-    )
-
-
-def _special_entries(file: tekken.Tekken) -> dict[int, dict[str, Any]]:
-    return {token: {"content": text, "special": True} for token, text in enumerate(file.special)}
-
-
-def _ids_of(file: tekken.Tekken, special: str) -> tuple[int, ...]:
-    return tuple(token for token, text in enumerate(file.special) if text == special)
-
-
-def _read_pieces(files: _Directory) -> tuple[TokenParts, int]:
-    """What tokenizer.model says of single tokens, and one more than its largest id."""
-    model = read_sentence_piece(files.path / SENTENCE_PIECE_FILE)
-    pieces = PieceList({piece: token for token, piece in enumerate(model.pieces)})
-    parts = TokenParts(
-        model=pieces,
-        added=_added_pieces(model, files),
-        leading=_leading_bos(model, files),
-        trailing=(),
-        notation=Notation.SENTENCE_PIECE,
-        eos=model.eos,
-    )
-    return parts, pieces.size
-
-
-def _read_sentence_piece(files: _Directory) -> VocabularyParts:
-    model = read_sentence_piece(files.path / SENTENCE_PIECE_FILE)
-    adds_space = files.config.get("add_prefix_space")
-    if adds_space is None:
-        adds_space = model.adds_prefix_space and not _is_plain(files)
-    where = PrefixSpace.EACH_BUT_WORDS
-    if files.config.get("legacy") is False:
-        where = PrefixSpace.FIRST
-    return VocabularyParts(
-        model=build_model(model),
-        added=_added_pieces(model, files),
-        leading=_leading_bos(model, files),
-        trailing=(),
-        notation=Notation.SENTENCE_PIECE,
-        eos=model.eos,
-        prefix_space=where if adds_space else PrefixSpace.NEVER,
-        strips_prefix_space=bool(adds_space),
-        unknown=model.unknown,
-        normalize=build_normalizer(model),
-    )
-
-
-def _added_pieces(model: SentencePieceModel, files: _Directory) -> dict[int, dict[str, Any]]:
-    """The pieces that are matched in the text itself, and what added_tokens.json adds to them."""
-    added: dict[int, dict[str, Any]] = {
-        token: {"content": model.pieces[token], "special": True}
-        for token in model.of_type(PieceType.CONTROL, PieceType.UNKNOWN)
-    }
-    for token in model.of_type(PieceType.USER_DEFINED):
-        added[token] = {"content": model.pieces[token].replace(SPACE_MARK, " "), "special": False}
-    for text, token in files.json("added_tokens.json").items():
-        added.setdefault(int(token), {"content": text, "special": False})
-    return added
-
-
-def _leading_bos(model: SentencePieceModel, files: _Directory) -> tuple[int, ...]:
-    return () if model.bos is None or _is_plain(files) else (model.bos,)
-
-
-def _is_plain(files: _Directory) -> bool:
-    return files.config.get("tokenizer_class") in _PLAIN_CLASSES
-
-
-def _assemble(parts: VocabularyParts, files: _Directory) -> TextTokenizer:
+def _assemble(parts: VocabularyParts, files: ModelDirectory) -> TextTokenizer:
     parts = replace(parts, added=_with_stated_tokens(parts.added, files.config))
     boundaries = _boundaries(parts, files)
     return TextTokenizer(
@@ -386,7 +245,7 @@ def _model_size(model: tokenizers.Tokenizer) -> int:
     return max(model.get_vocab(with_added_tokens=False).values()) + 1
 
 
-def _boundaries(parts: TokenParts, files: _Directory) -> Boundaries:
+def _boundaries(parts: TokenParts, files: ModelDirectory) -> Boundaries:
     """``tokenizer_config.json`` names bos and eos; the other files list more tokens that end."""
     texts = _special_texts(files)
     bos = parts.find(texts["bos_token"]) if "bos_token" in texts else None
@@ -443,7 +302,7 @@ def _added_tokens(
             yield AddedToken(text=piece, token=token, control=True)
 
 
-def _special_texts(files: _Directory) -> dict[str, str]:
+def _special_texts(files: ModelDirectory) -> dict[str, str]:
     """``bos_token`` … and their texts, the variables that chat templates see."""
     stated = {**files.json("special_tokens_map.json"), **files.config}
     if not stated and files.has(tekken.TEKKEN_FILE):
@@ -456,12 +315,6 @@ def _special_texts(files: _Directory) -> dict[str, str]:
         if isinstance(value, str):
             texts[variable] = value
     return texts
-
-
-def _piece_texts(model: SentencePieceModel) -> dict[str, str]:
-    """The variables that chat templates see, by what a SentencePiece model says of itself."""
-    named = {"bos_token": model.bos, "eos_token": model.eos, "unk_token": model.unknown}
-    return {name: model.pieces[token] for name, token in named.items() if token is not None}
 
 
 def _flagged_texts(config: dict[str, Any]) -> frozenset[str]:

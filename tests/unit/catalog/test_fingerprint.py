@@ -165,19 +165,20 @@ def test_files_are_those_that_the_tokenizer_is_made_of(
     demo: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What ``potluck.text`` asks for is what is compared."""
-    from potluck.text import hugging_face
+    from potluck.text import hugging_face, model_directory
 
     asked: set[str] = set()
-    read_text = hugging_face._read_text
+    read_text = model_directory.read_text
 
     def noted(path: Path) -> str | None:
         asked.add(path.relative_to(demo).as_posix())
         return read_text(path)
 
-    monkeypatch.setattr(hugging_face, "_read_text", noted)
+    for reader in (hugging_face, model_directory):
+        monkeypatch.setattr(reader, "read_text", noted)
     hugging_face.load_tokenizer(demo)
     hugging_face.load_chat_template(demo)
-    assert asked
+    assert {"chat_template.jinja", "generation_config.json"} <= asked
     assert asked <= set(module.TEXT_FILES)
 
 

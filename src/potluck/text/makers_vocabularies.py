@@ -1,0 +1,128 @@
+"""Vocabularies in the files of their makers' own libraries: ``tekken.json``, ``tokenizer.model``.
+
+What they say is brought into the form of a ``tokenizer.json``'s parts.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from potluck.text import tekken
+from potluck.text.model_directory import ModelDirectory
+from potluck.text.pieces import SPACE_MARK, Notation, PieceType
+from potluck.text.sentence_piece import (
+    SentencePieceModel,
+    build_model,
+    build_normalizer,
+    read_sentence_piece,
+)
+from potluck.text.tokenizer import PrefixSpace
+from potluck.text.tokenizer_json import PieceList, TokenParts, VocabularyParts
+
+SENTENCE_PIECE_FILE = "tokenizer.model"
+
+_PLAIN_CLASSES = frozenset({"Ernie4_5Tokenizer", "Ernie4_5_Tokenizer"})
+"""``tokenizer_class`` of SentencePiece models that put neither a space nor bos before a text."""
+
+
+def read_ranks(files: ModelDirectory) -> tuple[TokenParts, int]:
+    """Return what tekken.json says of single tokens, and one more than its largest id."""
+    file = tekken.read_tekken(files.path / tekken.TEKKEN_FILE)
+    pieces = PieceList(file.piece_ids())
+    parts = TokenParts(
+        model=pieces,
+        added=_special_entries(file),
+        leading=_ids_of(file, tekken.BOS),
+        trailing=(),
+        notation=Notation.BYTE_LEVEL,
+        eos=next(iter(_ids_of(file, tekken.EOS)), None),
+    )
+    return parts, pieces.size
+
+
+def read_tekken_vocabulary(files: ModelDirectory) -> VocabularyParts:
+    """Return the vocabulary in tekken.json."""
+    file = tekken.read_tekken(files.path / tekken.TEKKEN_FILE)
+    return VocabularyParts(
+        model=tekken.build_model(file),
+        added=_special_entries(file),
+        leading=_ids_of(file, tekken.BOS),
+        trailing=(),
+        notation=Notation.BYTE_LEVEL,
+        eos=next(iter(_ids_of(file, tekken.EOS)), None),
+        prefix_space=PrefixSpace.NEVER,
+        strips_prefix_space=False,
+    )
+
+
+def _special_entries(file: tekken.Tekken) -> dict[int, dict[str, Any]]:
+    return {token: {"content": text, "special": True} for token, text in enumerate(file.special)}
+
+
+def _ids_of(file: tekken.Tekken, special: str) -> tuple[int, ...]:
+    return tuple(token for token, text in enumerate(file.special) if text == special)
+
+
+def read_pieces(files: ModelDirectory) -> tuple[TokenParts, int]:
+    """Return what tokenizer.model says of single tokens, and one more than its largest id."""
+    model = read_sentence_piece(files.path / SENTENCE_PIECE_FILE)
+    pieces = PieceList({piece: token for token, piece in enumerate(model.pieces)})
+    parts = TokenParts(
+        model=pieces,
+        added=_added_pieces(model, files),
+        leading=_leading_bos(model, files),
+        trailing=(),
+        notation=Notation.SENTENCE_PIECE,
+        eos=model.eos,
+    )
+    return parts, pieces.size
+
+
+def read_sentence_piece_vocabulary(files: ModelDirectory) -> VocabularyParts:
+    """Return the vocabulary in tokenizer.model, and what other files say of it."""
+    model = read_sentence_piece(files.path / SENTENCE_PIECE_FILE)
+    adds_space = files.config.get("add_prefix_space")
+    if adds_space is None:
+        adds_space = model.adds_prefix_space and not _is_plain(files)
+    where = PrefixSpace.EACH_BUT_WORDS
+    if files.config.get("legacy") is False:
+        where = PrefixSpace.FIRST
+    return VocabularyParts(
+        model=build_model(model),
+        added=_added_pieces(model, files),
+        leading=_leading_bos(model, files),
+        trailing=(),
+        notation=Notation.SENTENCE_PIECE,
+        eos=model.eos,
+        prefix_space=where if adds_space else PrefixSpace.NEVER,
+        strips_prefix_space=bool(adds_space),
+        unknown=model.unknown,
+        normalize=build_normalizer(model),
+    )
+
+
+def _added_pieces(model: SentencePieceModel, files: ModelDirectory) -> dict[int, dict[str, Any]]:
+    """The pieces that are matched in the text itself, and what added_tokens.json adds to them."""
+    added: dict[int, dict[str, Any]] = {
+        token: {"content": model.pieces[token], "special": True}
+        for token in model.of_type(PieceType.CONTROL, PieceType.UNKNOWN)
+    }
+    for token in model.of_type(PieceType.USER_DEFINED):
+        added[token] = {"content": model.pieces[token].replace(SPACE_MARK, " "), "special": False}
+    for text, token in files.json("added_tokens.json").items():
+        added.setdefault(int(token), {"content": text, "special": False})
+    return added
+
+
+def _leading_bos(model: SentencePieceModel, files: ModelDirectory) -> tuple[int, ...]:
+    return () if model.bos is None or _is_plain(files) else (model.bos,)
+
+
+def _is_plain(files: ModelDirectory) -> bool:
+    return files.config.get("tokenizer_class") in _PLAIN_CLASSES
+
+
+def piece_texts(model: SentencePieceModel) -> dict[str, str]:
+    """Return the variables that chat templates see, as a SentencePiece model names them."""
+    named = {"bos_token": model.bos, "eos_token": model.eos, "unk_token": model.unknown}
+    return {name: model.pieces[token] for name, token in named.items() if token is not None}
