@@ -20,8 +20,9 @@ from typing import Any
 import numpy as np
 from circumstances import circumstances
 
+from potluck.engines.tinygrad.layout import BLOCKS
 from potluck.types.program import Program, Shard, WeightSpec
-from potluck.types.tensor import COMPUTED_FORMATS, TensorFormat, TensorInfo
+from potluck.types.tensor import TensorFormat, TensorInfo
 
 SCHEMA = "potluck.benchmark.tinygrad_matvec/1"
 COLUMNS = 4096
@@ -36,7 +37,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("output", type=Path)
     parser.add_argument("--device", nargs="+", default=["CPU", "CL"])
-    labels = [format.label for format in COMPUTED_FORMATS]
+    labels = [format.label for format in BLOCKS]
     parser.add_argument("--format", nargs="+", default=labels)
     parser.add_argument("--weights-mb", type=int, default=256)
     parser.add_argument("--repeats", type=int, default=5)
@@ -58,7 +59,7 @@ def measure_device(asked: argparse.Namespace) -> list[dict[str, Any]]:
     """All formats on the device ``DEV``."""
     results = []
     for label in asked.format:
-        format = next(each for each in COMPUTED_FORMATS if each.label == label)
+        format = next(each for each in BLOCKS if each.label == label)
         num_rows = asked.weights_mb * 2**20 // format.row_bytes(COLUMNS) // _BLOCK_ROWS
         result = measure_format(format, num_rows * _BLOCK_ROWS, asked.repeats)
         print(asked.device[0], summary(result), file=sys.stderr, flush=True)

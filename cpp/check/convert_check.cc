@@ -24,7 +24,8 @@ void check_widen(const Kernels& kernels, Format format, Random& random, Report& 
 }
 
 // Of numbers in [-2, 2) nothing is farther off than a step of the coarsest scale that a block can
-// need, max|x| / 8, / 16 or / 32, for Q4_K the range / 15, with what rounding the scales adds; in
+// need, max|x| / 8, / 16 or / 32 (of formats with few steps more, as the search
+// leaves extremes outside), for Q4_K the range / 15, with what rounding the scales adds; in
 // Q8_0, where nothing is cut off, than half a step, max|x| / 127 / 2, and that.
 double largest_error(Format format) {
   switch (format) {
@@ -32,6 +33,8 @@ double largest_error(Format format) {
     case Format::Q4_0: return 2.0 / 8 * 1.01;
     case Format::Q5_0: return 2.0 / 16 * 1.01;
     case Format::Q4_K: return 4.0 / 15 * 1.05;
+    case Format::Q3_K: return 2.0 / 4 * 1.6;    
+    case Format::IQ4_NL: return 2.0 / 127 * 25;
     default: return 2.0 / 32 * 1.05;
   }
 }

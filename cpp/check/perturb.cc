@@ -120,10 +120,12 @@ struct Perturbed {
     const FormatInfo info = format_info(kTargets[target]);
     const bool is_finite = real().encode[target](x, count, out);
     if (!is_active(std::string("encode.") + info.name)) return is_finite;
-    // The scale of the last block, in Q4_K and Q6_K of its last group.
+    // The scale of the last block, in K formats of its last group; in IQ4_NL a value.
     int64_t place = 0;
     if (kTargets[target] == Format::Q4_K) place = 15;
     if (kTargets[target] == Format::Q6_K) place = 207;
+    if (kTargets[target] == Format::Q3_K) place = 103;
+    if (kTargets[target] == Format::IQ4_NL) place = 17;
     nudge(out + (count / info.block_columns - 1) * info.block_bytes + place);
     return is_finite;
   }
@@ -330,7 +332,8 @@ struct Perturbed {
                                     {POTLUCK_FORMATS(POTLUCK_LINEAR)},
                                     {POTLUCK_FORMATS(POTLUCK_EMBED)},
                                     {POTLUCK_FLOAT_FORMATS(POTLUCK_WIDEN)},
-                                    {encode<0>, encode<1>, encode<2>, encode<3>, encode<4>},
+                                    {encode<0>, encode<1>, encode<2>, encode<3>, encode<4>,
+                                     encode<5>, encode<6>},
                                     rms_norm,
                                     layer_norm,
                                     rope,

@@ -59,9 +59,9 @@ void pack_rows(Format format, int64_t columns, const uint8_t* rows, int64_t star
                int64_t num_rows, uint8_t* panels);
 
 // The formats that weights can be quantized to; the order is that of the dispatch table.
-constexpr int kNumTargets = 5;
-constexpr Format kTargets[kNumTargets] = {Format::Q8_0, Format::Q4_0, Format::Q5_0, Format::Q4_K,
-                                          Format::Q6_K};
+constexpr int kNumTargets = 7;
+constexpr Format kTargets[kNumTargets] = {Format::Q8_0, Format::Q4_0, Format::Q5_0,  Format::Q4_K,
+                                          Format::Q6_K, Format::Q3_K, Format::IQ4_NL};
 
 // Dequantizes `count` columns, whole blocks, of a quantized format. The arithmetic is that of the
 // `gguf` package: one multiplication per value, and an addition or subtraction where the format has
@@ -171,8 +171,8 @@ struct Kernels {
   float (*widen[kNumFloatFormats])(const uint8_t* stored, int64_t count, float* out);
 
   // Quantizes `count` finite numbers, whole blocks, to the file's layout of kTargets[i]. Q8_0, Q4_0
-  // and Q5_0 have the bytes that the `gguf` package makes; the K formats minimize each block's
-  // squared error by a search (convert/q4_k.h, convert/q6_k.h). Returns false where a scale is
+  // and Q5_0 have the bytes that the `gguf` package makes; the K formats and IQ4_NL minimize
+  // each block's squared error by a search (convert/q4_k.h, q6_k.h, q3_k.h, iq4_nl.h). Returns false where a scale is
   // beyond f16: such a block of 32 has an infinite scale, one of a K format only zero bytes.
   bool (*encode[kNumTargets])(const float* x, int64_t count, uint8_t* out);
 

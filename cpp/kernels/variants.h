@@ -13,7 +13,8 @@
 
 // X(enumerator, function suffix) in the order of kTargets.
 #define POTLUCK_TARGETS(X) \
-  X(Q8_0, q8_0) X(Q4_0, q4_0) X(Q5_0, q5_0) X(Q4_K, q4_k) X(Q6_K, q6_k)
+  X(Q8_0, q8_0) X(Q4_0, q4_0) X(Q5_0, q5_0) X(Q4_K, q4_k) X(Q6_K, q6_k) X(Q3_K, q3_k) \
+  X(IQ4_NL, iq4_nl)
 
 #define POTLUCK_DECLARE_WIDEN(format, suffix) \
   float widen_##suffix(const uint8_t* stored, int64_t count, float* out);

@@ -137,7 +137,8 @@ void convert_rows(const Kernels& kernels, const StoredRows& rows, Format target,
 
   const bool is_plain = target == Format::F32;
   const auto encode = is_plain ? nullptr : kernels.encode[target_index(target)];
-  const bool is_search = target == Format::Q4_K || target == Format::Q6_K;
+  const bool is_search = target == Format::Q4_K || target == Format::Q6_K ||
+                         target == Format::Q3_K || target == Format::IQ4_NL;
   const int64_t row_bytes = bytes_of(info, rows.num_columns);
   const Pieces pieces(rows);
   FirstRow not_finite, too_large;

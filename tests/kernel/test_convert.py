@@ -66,7 +66,7 @@ class Rows:
 
 
 def expected_rows(values: F32, target: TensorFormat) -> U8:
-    if target.block_elements == 32:
+    if target.block_elements == 32 and target is not TensorFormat.IQ4_NL:  # gguf cannot make it
         made: U8 = gguf.quantize(values, gguf.GGMLQuantizationType[target.name])
         return made
     return np.stack([encode(kernels_for("scalar"), target, row)[0] for row in values])
@@ -181,7 +181,7 @@ def test_what_is_too_large_is_refused(target: TensorFormat) -> None:
         ("f32", "q8_0", 1, -32, 0, 0, "no 1 rows of -32 columns"),
         ("f32", "f16", 1, 32, 128, 64, "cannot be converted to f16"),
         ("f32", "q5_k", 1, 256, 1024, 176, "cannot be converted to q5_k"),
-        ("f32", "q3_k", 1, 32, 128, 34, "no format 'q3_k'"),
+        ("f32", "q9_k", 1, 32, 128, 34, "no format 'q9_k'"),
         ("i8", "q8_0", 1, 32, 32, 34, "no format 'i8'"),
         ("f32", "q8_0", 2**61, 32, 0, 0, "source has 0 bytes"),
         ("f32", "q8_0", 2, 2**62, 0, 0, "source has 0 bytes"),

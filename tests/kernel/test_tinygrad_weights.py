@@ -15,7 +15,7 @@ import pytest
 from support.kernel_build import not_shown
 from support.tinygrad_needs import what_is_missing
 
-from potluck.types.tensor import COMPUTED_FORMATS
+from potluck.engines.tinygrad.layout import BLOCKS
 
 DEVICES = ("CPU", "CL")
 EXTREME = ("Q4_0", "Q5_1", "Q4_K", "Q6_K")
@@ -38,7 +38,7 @@ def products_on_opencl() -> list[dict[str, Any]]:
             "tokens": [1, 32],
             "has_extreme_scales": format.name in EXTREME,
         }
-        for format in COMPUTED_FORMATS
+        for format in BLOCKS
     ]
 
 
@@ -56,7 +56,7 @@ def products_on_a_cpu() -> list[dict[str, Any]]:
             "tokens": [1, 32] if format.name in CPU_PREFILL else [1],
             "has_extreme_scales": format.name in EXTREME,
         }
-        for format in COMPUTED_FORMATS
+        for format in BLOCKS
     ]
 
 

@@ -18,6 +18,8 @@ TARGET_FORMATS = (
     TensorFormat.Q5_0,
     TensorFormat.Q4_K,
     TensorFormat.Q6_K,
+    TensorFormat.Q3_K,
+    TensorFormat.IQ4_NL,
 )
 
 
@@ -51,6 +53,10 @@ def check_encode(kernels: Kernels, scalar: Kernels, format: TensorFormat) -> Non
             assert_nearest(x, *q6_k_parts(blocks))
         elif format is TensorFormat.Q4_K:
             assert_nearest(x, *q4_k_parts(blocks))
+        elif format is TensorFormat.Q3_K:
+            assert_nearest(x, *q3_k_parts(blocks))
+        elif format is TensorFormat.IQ4_NL:
+            assert_nearest_entries(x, blocks)
         else:
             assert same_bits(blocks, gguf.quantize(x, gguf.GGMLQuantizationType[format.name]))
         assert same_bits(blocks, encode(scalar, format, x)[0])
@@ -83,6 +89,32 @@ def q6_k_parts(blocks: U8) -> tuple[F64, F64, NDArray[Any], int, int]:
     divisors = np.where(steps == 0, 1, steps)
     values = np.rint(read_back / divisors[:, None])
     return steps, np.zeros_like(steps), values, -32, 31
+
+
+def q3_k_parts(blocks: U8) -> tuple[F64, F64, NDArray[Any], int, int]:
+    """What ``assert_nearest`` takes, read here bit by bit."""
+    rows = blocks.reshape(-1, TensorFormat.Q3_K.block_bytes).astype(np.int64)
+    d = rows[:, 108:].astype(np.uint8).view(np.float16).astype(np.float64)
+    i = np.arange(16)
+    low = rows[:, 96 + i % 8] >> (4 * (i // 8)) & 15
+    scales = (low | (rows[:, 104 + i % 4] >> (2 * (i // 4)) & 3) << 4) - 32
+    k = np.arange(256)
+    pairs = rows[:, 32 + k // 128 * 32 + k % 32] >> (2 * (k // 32 % 4)) & 3
+    values = (pairs | (rows[:, k % 32] >> (k // 32) & 1) << 2) - 4
+    steps = (d * scales).reshape(-1)
+    return steps, np.zeros_like(steps), values.reshape(-1, 16), -4, 3
+
+
+def assert_nearest_entries(x: F32, blocks: U8) -> None:
+    """Every value is the entry of IQ4_NL's table that comes nearest with the scale of its block."""
+    rows = blocks.reshape(-1, TensorFormat.IQ4_NL.block_bytes)
+    d = rows[:, :2].copy().view(np.float16).astype(np.float64)
+    assert (d != 0).any()
+    table = np.array(gguf.quants.IQ4_NL.kvalues, np.float64)
+    exact = x.reshape(-1, 32).astype(np.float64)
+    read_back = gguf.dequantize(blocks, gguf.GGMLQuantizationType.IQ4_NL).reshape(-1, 32)
+    nearest = np.abs(exact[:, :, None] - d[:, :, None] * table).min(axis=2)
+    assert (np.abs(read_back - exact) <= nearest + np.abs(d) * 2.0**-15).all()
 
 
 def q4_k_parts(blocks: U8) -> tuple[F64, F64, NDArray[Any], int, int]:

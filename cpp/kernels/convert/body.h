@@ -3,6 +3,8 @@
 #pragma once
 
 #include "kernels/convert/blocks_of_32.h"
+#include "kernels/convert/iq4_nl.h"
+#include "kernels/convert/q3_k.h"
 #include "kernels/convert/q4_k.h"
 #include "kernels/convert/q6_k.h"
 #include "kernels/linear/decode.h"

@@ -24,7 +24,8 @@ void silu_gate(const float* gate, const float* up, float* out, int64_t count) {
   for (int64_t i = 0; i < count; i += kNumLanes) {
     const int64_t n = lanes_left(count, i);
     const F32x16 g = load_partial(gate + i, n);
-    store_partial(out + i, mul(over_one_plus_exp(g, g), load_partial(up + i, n)), n);
+    const F32x16 silu = over_one_plus_exp(g, g);
+    store_partial(out + i, mul(silu, load_partial(up + i, n)), n);
   }
 }
 

@@ -27,7 +27,9 @@ class Quant(enum.Enum):
     Q8_0 = "q8_0"
     Q6_K = "q6_k"
     Q4_K = "q4_k"
+    IQ4_NL = "iq4_nl"
     Q4_0 = "q4_0"
+    Q3_K = "q3_k"
     AUTO = "auto"
 
     @property

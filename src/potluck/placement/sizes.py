@@ -8,7 +8,7 @@ from dataclasses import replace
 from potluck.types.abilities import BackendAbilities
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.node import UnitReport
-from potluck.types.quantization import Quantization
+from potluck.types.quantization import AUTOMATIC
 from potluck.types.stage import StageSize
 
 _LEAST_CONTEXT_TOKENS = 256
@@ -65,8 +65,10 @@ def smaller_contexts(size: StageSize) -> Iterator[StageSize]:
 
 
 def stronger_quantizations(size: StageSize) -> Iterator[StageSize]:
-    """The same in every quantization that is smaller, the most precise first."""
-    ordered = list(Quantization)
+    """The same in every quantization of ``AUTOMATIC`` that is smaller, the most precise first."""
+    if size.quantization not in AUTOMATIC:
+        return
+    ordered = AUTOMATIC
     for quantization in ordered[ordered.index(size.quantization) + 1 :]:
         yield replace(size, quantization=quantization)
 

@@ -279,6 +279,12 @@ _WITH_INT8: Mapping[TensorFormat, _Relative] = {
     TensorFormat.Q4_K: _Relative(batch=0.92, chunk=1.13),
     TensorFormat.Q5_K: _Relative(batch=1.35, chunk=1.28),
     TensorFormat.Q6_K: _Relative(batch=1.5, chunk=1.65),
+    # Not among those medians: by the format whose kernel does the same, and half scales' work.
+    TensorFormat.Q2_K: _Relative(batch=1.5, chunk=1.65),
+    TensorFormat.Q3_K: _Relative(batch=1.5, chunk=1.65),
+    TensorFormat.IQ4_NL: _Relative(batch=0.9, chunk=1.0),
+    TensorFormat.IQ4_XS: _Relative(batch=0.95, chunk=1.05),
+    TensorFormat.MXFP4: _Relative(batch=0.9, chunk=1.0),
 }
 _WITHOUT_INT8: Mapping[TensorFormat, _Relative] = {
     TensorFormat.Q4_0: _Relative(batch=0.63, chunk=0.7),
@@ -288,6 +294,8 @@ _WITHOUT_INT8: Mapping[TensorFormat, _Relative] = {
     TensorFormat.Q4_K: _Relative(batch=0.73, chunk=0.84),
     TensorFormat.Q5_K: _Relative(batch=0.76, chunk=0.89),
     TensorFormat.Q6_K: _Relative(batch=1.14, chunk=1.22),
+    TensorFormat.Q2_K: _Relative(batch=1.14, chunk=1.22),
+    TensorFormat.Q3_K: _Relative(batch=1.14, chunk=1.22),
 }
 _LIKE_FLOATS = _Relative(batch=1.1, chunk=1.17)
 """Over the multiply-adds of float32 as they were measured with 128 tokens."""

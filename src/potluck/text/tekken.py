@@ -63,8 +63,8 @@ class _Document(msgspec.Struct):
 class Tekken:
     """What a ``tekken.json`` says.
 
-    ``special`` are the texts of the special tokens, whose ids are their indices. ``pieces`` are the
-    other tokens in the byte-level notation; their ids follow.
+    ``special`` are the texts of the special tokens, whose ids are their indices; those without a
+    use have none. ``pieces`` are the other tokens in the byte-level notation; their ids follow.
     """
 
     pattern: str
@@ -117,14 +117,15 @@ def _checked(document: _Document) -> Tekken:
     listed = dict(enumerate(_OLD_SPECIAL_TOKENS))
     if document.special_tokens is not None:
         listed = {token.rank: token.token_str for token in document.special_tokens}
-    special = tuple(listed.get(token, f"<SPECIAL_{token}>") for token in range(num_special))
+    special = tuple(listed.get(token, "") for token in range(num_special))
+    named = [text for text in special if text]
     pieces = []
     for rank, token in enumerate(document.vocab[:num_pieces]):
         if token.rank != rank:
             raise ValueError(f"the token at {rank} has the rank {token.rank}")
         data = base64.b64decode(token.token_bytes, validate=True)
         pieces.append("".join([BYTE_ALPHABET[byte] for byte in data]))
-    if len({*pieces}) < num_pieces or len({*special}) < num_special:
+    if len({*pieces}) < num_pieces or len({*named}) < len(named):
         raise ValueError("a token is in it twice")
     return Tekken(
         pattern=config.pattern, version=config.version, special=special, pieces=tuple(pieces)

@@ -86,7 +86,7 @@ class TextTokenizer:
         self._strips_prefix_space = strips_prefix_space
         self._vocab_size = vocab_size
         self._boundaries = boundaries
-        self._special_tokens = tuple(token.text for token in self._added.control)
+        self._special_tokens = tuple(t.text for t in self._added.control if t.text)
         named = getattr(model.model, "unk_token", None)
         unknown_id = model.token_to_id(named) if unknown is None and named else unknown
         # Some models name their eos as the unknown token, without ever needing one.

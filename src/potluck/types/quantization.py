@@ -3,8 +3,11 @@
 Each ``Quantization`` is a mixture: which format a weight gets follows from its role in the model.
 The mixtures, and the formats that rows of other lengths get instead, are those that llama.cpp's
 ``llama-quantize`` chooses under the same names (``llama_tensor_get_type_impl`` and
-``tensor_type_fallback`` in its ``src/llama-quant.cpp``; its Q4_K is Q4_K_M), without an importance
-matrix, and without what it does for models of 8 experts and of 80 layers. Rows that fit no
+``tensor_type_fallback`` in its ``src/llama-quant.cpp``; its Q4_K is Q4_K_M and its
+Q3_K Q3_K_M), without an importance matrix, and without what it does for models of 8 experts and of
+80 layers. There is no quantizer for Q5_K: where llama.cpp chooses it (some ``_SENSITIVE`` matrices
+of its Q3_K_M and IQ4_NL), these have the format of the others of their kind, and so does the
+output of attention in Q3_K_M, which is Q4_K there. Rows that fit no
 format stay as they are here; llama.cpp makes them F16.
 """
 
@@ -27,7 +30,9 @@ class Quantization(enum.Enum):
     Q8_0 = "q8_0"
     Q6_K = "q6_k"
     Q4_K = "q4_k"
+    IQ4_NL = "iq4_nl"
     Q4_0 = "q4_0"
+    Q3_K = "q3_k"
 
     def wanted(self, weight: WeightSpec, stored: TensorInfo, num_layers: int) -> TensorFormat:
         """The format that the mixture has for ``weight``, whatever its columns.
@@ -45,7 +50,9 @@ class Quantization(enum.Enum):
         mixture = _MIXTURES[self]
         if weight.role is WeightRole.HEAD:
             return mixture.head
-        if weight.role in _SENSITIVE and _gets_more_bits(weight.layer, num_layers):
+        if weight.role in _SENSITIVE and (
+            mixture.in_all_layers or _gets_more_bits(weight.layer, num_layers)
+        ):
             return mixture.sensitive
         return mixture.others
 
@@ -65,12 +72,13 @@ class Quantization(enum.Enum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Mixture:
     """The formats of the head (or of the embedding that is also the head), of the ``_SENSITIVE``
-    matrices in layers that get more bits, and of all other matrices.
+    matrices in layers that get more bits (or ``in_all_layers``), and of all other matrices.
     """
 
     head: TensorFormat
     sensitive: TensorFormat
     others: TensorFormat
+    in_all_layers: bool = False
 
 
 _MIXTURES: Mapping[Quantization, _Mixture] = {
@@ -86,7 +94,25 @@ _MIXTURES: Mapping[Quantization, _Mixture] = {
     Quantization.Q4_0: _Mixture(
         head=TensorFormat.Q6_K, sensitive=TensorFormat.Q4_0, others=TensorFormat.Q4_0
     ),
+    Quantization.IQ4_NL: _Mixture(
+        head=TensorFormat.Q6_K, sensitive=TensorFormat.IQ4_NL, others=TensorFormat.IQ4_NL
+    ),
+    Quantization.Q3_K: _Mixture(
+        head=TensorFormat.Q6_K,
+        sensitive=TensorFormat.Q4_K,
+        others=TensorFormat.Q3_K,
+        in_all_layers=True,
+    ),
 }
+
+AUTOMATIC = (
+    Quantization.NONE,
+    Quantization.Q8_0,
+    Quantization.Q6_K,
+    Quantization.Q4_K,
+    Quantization.Q4_0,
+)
+"""What ``--quant auto`` chooses from: what every backend computes with, the most precise first."""
 
 _SENSITIVE = frozenset({WeightRole.ATTENTION_VALUE, WeightRole.MLP_DOWN})
 """What loses most by being rounded."""
@@ -94,6 +120,7 @@ _SENSITIVE = frozenset({WeightRole.ATTENTION_VALUE, WeightRole.MLP_DOWN})
 _FALLBACKS: Mapping[TensorFormat, TensorFormat] = {
     TensorFormat.Q6_K: TensorFormat.Q8_0,
     TensorFormat.Q4_K: TensorFormat.Q5_0,
+    TensorFormat.Q3_K: TensorFormat.IQ4_NL,
 }
 """For rows that are not whole blocks of 256: formats with blocks of 32."""
 

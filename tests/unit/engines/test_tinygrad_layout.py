@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from potluck.engines.tinygrad.costs import TinygradCost
-from potluck.engines.tinygrad.layout import GROUP_BYTES, MatrixLayout, arrange
-from potluck.types.tensor import COMPUTED_FORMATS, TensorFormat, TensorInfo
+from potluck.engines.tinygrad.layout import BLOCKS, GROUP_BYTES, MatrixLayout, arrange
+from potluck.types.tensor import TensorFormat, TensorInfo
 
 MIB = 2**20
 
@@ -59,7 +59,7 @@ def test_an_int8_of_q8_0_becomes_a_uint8_that_is_128_more() -> None:
     assert np.unique(halves).tolist() == [0xFEFE]  # the scale is what it was
 
 
-@pytest.mark.parametrize("format", COMPUTED_FORMATS)
+@pytest.mark.parametrize("format", list(BLOCKS))
 def test_a_whole_panel_takes_its_stored_bytes(format: TensorFormat) -> None:
     info = TensorInfo(name="w", shape=(64, 512), format=format)
     of = MatrixLayout.of(info)

@@ -14,6 +14,7 @@ from support.node_reports import node_report
 from support.placement import llama_config, profile_of, rates
 
 from potluck.cluster.coordinator.counting import counting_of
+from potluck.engines.backends import BACKENDS
 from potluck.engines.costs import cost_of
 from potluck.errors import InsufficientMemoryError, ParameterError
 from potluck.loading import program_to_count
@@ -42,6 +43,10 @@ SIZE = StageSize(
     backend=reference_backend.SPEC.name,
 )
 FASTEST = Preferences()
+TABLE = (*BACKENDS, reference_backend.SPEC)
+ON_BACKENDS = pytest.mark.parametrize(
+    "size", [replace(SIZE, backend=spec.name) for spec in TABLE], ids=lambda size: size.backend
+)
 
 
 def sharing(shared: dict[int, int], **values: Any) -> ModelConfig:
@@ -58,7 +63,7 @@ def with_inputs(config: ModelConfig) -> ModelConfig:
 
 
 def counting_for(config: ModelConfig) -> Counting:
-    return counting_of(profile_of(config), partial(cost_of, backends=[reference_backend.SPEC]))
+    return counting_of(profile_of(config), partial(cost_of, backends=TABLE))
 
 
 SHARED = sharing({3: 2, 4: 1, 7: 6})
@@ -92,24 +97,26 @@ def no_cuts_of(config: ModelConfig) -> set[int]:
     return {layer for layer in range(config.num_layers + 1) if not config.can_cut_before(layer)}
 
 
-def test_parts_add_up_to_the_whole() -> None:
+@ON_BACKENDS
+def test_parts_add_up_to_the_whole(size: StageSize) -> None:
     counting = counting_for(SHARED)
-    cost = model_cost(counting, SIZE)
+    cost = model_cost(counting, size)
     assert cost.no_cuts == no_cuts_of(SHARED) == {2, 3, 4, 7}
-    whole = counting.stage(Shard.whole(NUM_LAYERS), SIZE).memory
+    whole = counting.stage(Shard.whole(NUM_LAYERS), size).memory
     held = sum(cost.layer_bytes) + cost.embedding_bytes + cost.head_bytes
     assert whole.weights_bytes + whole.cache_bytes <= held
     for start, end in ((0, 1), (1, 5), (5, 6), (6, 8)):
         shard = Shard(
             start_layer=start, end_layer=end, num_layers=8, has_embedding=False, has_head=False
         )
-        memory = counting.stage(shard, SIZE).memory
+        memory = counting.stage(shard, size).memory
         assert sum(cost.layer_bytes[start:end]) == memory.weights_bytes + memory.cache_bytes
 
 
-def test_a_shared_cache_takes_its_memory_once() -> None:
+@ON_BACKENDS
+def test_a_shared_cache_takes_its_memory_once(size: StageSize) -> None:
     own, shared = (
-        counting_for(each).stage(Shard.whole(NUM_LAYERS), SIZE).memory.cache_bytes
+        counting_for(each).stage(Shard.whole(NUM_LAYERS), size).memory.cache_bytes
         for each in (llama_config(NUM_LAYERS), SHARED)
     )
     assert shared * 8 == own * 5

@@ -18,9 +18,10 @@ from tokenizers import pre_tokenizers as pre
 from potluck.errors import ModelFileError
 from potluck.grammars.vocabulary import list_tokens
 from potluck.text import tekken
+from potluck.text.chat import prompt_chat
 from potluck.text.hugging_face import load_chat_template, load_token_list, load_tokenizer
 from potluck.text.pieces import BYTE_ALPHABET
-from potluck.types.text import ChatMessage
+from potluck.types.text import ChatMessage, ToolCall
 
 PATTERN = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
@@ -104,7 +105,8 @@ def test_special_tokens_come_first(tmp_path: Path) -> None:
     tokenizer = load_tokenizer(write(tmp_path, document()))
     assert tokenizer.eos_token_ids == (2,)
     assert tokenizer.special_tokens[:4] == ("<unk>", "<s>", "</s>", "[INST]")
-    assert tokenizer.special_tokens[20:] == tuple(f"<SPECIAL_{token}>" for token in range(20, 30))
+    assert len(tokenizer.special_tokens) == 20  # the others have no use and no text
+    assert tokenizer.decode(range(20, 30)) == ""
     assert tokenizer.encode("[INST]", add_bos=False, parse_special=True) == [3]
     assert 3 not in tokenizer.encode("[INST]")
     assert tokenizer.token_bytes(3) == b""
@@ -116,7 +118,7 @@ def test_newer_files_list_their_special_tokens(tmp_path: Path) -> None:
         for rank, text in enumerate(("<unk>", "<s>", "</s>", "[THINK]", "[/THINK]"))
     ]
     tokenizer = load_tokenizer(write(tmp_path, document(special_tokens=listed)))
-    assert tokenizer.special_tokens[3:6] == ("[THINK]", "[/THINK]", "<SPECIAL_5>")
+    assert tokenizer.special_tokens[3:] == ("[THINK]", "[/THINK]")
 
 
 def test_tokens_are_listed_as_the_tokenizer_has_them(tmp_path: Path) -> None:
@@ -143,6 +145,20 @@ def test_there_is_a_template_where_there_is_no_other_file(tmp_path: Path) -> Non
     assert load_chat_template(tmp_path) is None
     (tmp_path / "tokenizer.json").write_text("{}")  # of a model that is not for chats
     assert load_chat_template(write(tmp_path, document())) is None
+
+
+def test_results_of_tools_are_numbers_in_old_versions(tmp_path: Path) -> None:
+    """Also numbers of special tokens, which others write as ``<SPECIAL_20>``."""
+    directory = write(tmp_path, document())
+    tokenizer, template = load_tokenizer(directory), load_chat_template(directory)
+    call = ToolCall(call_id="call00001", name="now", arguments="{}")
+    messages = [
+        ChatMessage(role="user", content="a"),
+        ChatMessage(role="assistant", content="", tool_calls=(call,)),
+        ChatMessage(role="tool", content="20", tool_call_id="call00001"),
+    ]
+    prompt = tokenizer.decode(prompt_chat(tokenizer, template, messages).tokens)
+    assert prompt.endswith('{"content": 20, "call_id": "call00001"}')
 
 
 def test_it_comes_before_a_sentence_piece_model(tmp_path: Path) -> None:

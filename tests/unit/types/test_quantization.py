@@ -7,12 +7,13 @@ from support.configs import make_config
 
 from potluck.models.program import weight_specs
 from potluck.types.program import Shard, WeightRole, WeightSpec
-from potluck.types.quantization import Quantization
+from potluck.types.quantization import AUTOMATIC, Quantization
 from potluck.types.tensor import TensorFormat, TensorInfo
 
 F32, F16, BF16 = TensorFormat.F32, TensorFormat.F16, TensorFormat.BF16
 Q8_0, Q4_0, Q5_0 = TensorFormat.Q8_0, TensorFormat.Q4_0, TensorFormat.Q5_0
 Q4_K, Q6_K = TensorFormat.Q4_K, TensorFormat.Q6_K
+Q3_K, IQ4_NL = TensorFormat.Q3_K, TensorFormat.IQ4_NL
 EMBEDDING, HEAD, OTHER = WeightRole.EMBEDDING, WeightRole.HEAD, WeightRole.OTHER
 VALUE, DOWN, ROUTER = WeightRole.ATTENTION_VALUE, WeightRole.MLP_DOWN, WeightRole.ROUTER
 
@@ -37,6 +38,8 @@ def target(
         (Quantization.NONE, BF16, BF16, BF16),
         (Quantization.Q8_0, Q8_0, Q8_0, Q8_0),
         (Quantization.Q6_K, Q6_K, Q6_K, Q6_K),
+        (Quantization.IQ4_NL, Q6_K, IQ4_NL, IQ4_NL),
+        (Quantization.Q3_K, Q6_K, Q3_K, Q3_K),
         (Quantization.Q4_K, Q6_K, Q4_K, Q4_K),
         (Quantization.Q4_0, Q6_K, Q4_0, Q4_0),
     ],
@@ -70,7 +73,13 @@ def test_layers_whose_sensitive_matrices_get_more_bits(
     assert {layer for layer, format in enumerate(formats) if format is Q6_K} == more
     assert set(formats) <= {Q4_K, Q6_K}
     for layer in range(num_layers):
-        for quantization, same in ((Quantization.Q4_0, Q4_0), (Quantization.Q8_0, Q8_0)):
+        same_everywhere = (
+            (Quantization.Q4_0, Q4_0),
+            (Quantization.Q8_0, Q8_0),
+            (Quantization.IQ4_NL, IQ4_NL),
+            (Quantization.Q3_K, Q4_K),
+        )
+        for quantization, same in same_everywhere:
             assert target(quantization, role, layer=layer, num_layers=num_layers) is same
 
 
@@ -82,6 +91,9 @@ def test_layers_whose_sensitive_matrices_get_more_bits(
         ((8, 96), BF16, Quantization.Q4_0, OTHER, Q4_0),
         ((8, 96), BF16, Quantization.Q4_0, HEAD, Q8_0),
         ((8, 96), BF16, Quantization.Q4_K, HEAD, Q8_0),
+        ((8, 96), BF16, Quantization.Q3_K, OTHER, IQ4_NL),
+        ((8, 96), BF16, Quantization.IQ4_NL, OTHER, IQ4_NL),
+        ((8, 512), TensorFormat.IQ2_XS, Quantization.NONE, OTHER, Q8_0),  # no kernels
         ((8, 48), BF16, Quantization.Q4_0, OTHER, BF16),  # none of 32 either
         ((8, 48), F16, Quantization.Q4_K, HEAD, F16),
         ((512,), BF16, Quantization.Q8_0, OTHER, BF16),  # a vector
@@ -148,6 +160,6 @@ def test_stronger_quantizations_are_no_larger(num_columns: int) -> None:
                 target(
                     quantization, role, shape=(8, num_columns), layer=layer, num_layers=8
                 ).row_bytes(num_columns)
-                for quantization in Quantization
+                for quantization in AUTOMATIC
             ]
             assert sizes == sorted(sizes, reverse=True)
