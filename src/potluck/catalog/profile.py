@@ -43,7 +43,11 @@ def read_profile(
         for name in source.names():
             try:
                 tensors[name] = source.info(name)
-                decoding_bytes = max(decoding_bytes, *map(raw.decoding_bytes, parts[name]))
+                decoding_bytes = max(
+                    decoding_bytes,
+                    source.transposing_bytes(name),
+                    *map(raw.decoding_bytes, parts[name]),
+                )
             except UnsupportedModelError as error:
                 unusable[name] = UnusableTensor(
                     problem=error.message, hint=error.hint, missing=error.missing

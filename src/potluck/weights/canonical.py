@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Iterable
 
 import numpy as np
@@ -77,6 +78,14 @@ class CanonicalSource:
         format = TensorFormat.F32 if stored.plus_one else info.format
         return dataclasses.replace(info, name=name, shape=shape, format=format)
 
+    def transposing_bytes(self, name: str) -> int:
+        """Return what reading ``name`` keeps in addition to its rows: a matrix, or nothing."""
+        stored = self._stored[name]
+        info = self._raw.info(stored.stored_names[0])
+        if not _is_transposed(stored, info):
+            return 0
+        return math.prod(info.shape[-2:]) * info.format.block_bytes + STAGING_BYTES
+
     def name_in_files(self, name: str) -> str:
         """What the files call it, whether they have it or not; of a stack its first matrix."""
         return self._file_names.get(name, name)
@@ -111,7 +120,7 @@ class CanonicalSource:
         for name in stored.stored_names:
             with contextlib.suppress(KeyError):
                 info = self._raw.info(name)
-                if not stored.is_transposed or info.format.is_quantized or len(info.shape) < 2:
+                if not _is_transposed(stored, info):
                     return info
                 *stack, rows, columns = info.shape
                 return dataclasses.replace(info, shape=(*stack, columns, rows))
@@ -122,7 +131,7 @@ class CanonicalSource:
     ) -> None:
         """Rows of the tensor ``name``, or of the transposes of its matrices."""
         info = self._raw.info(name)
-        if not stored.is_transposed or info.format.is_quantized or len(info.shape) < 2:
+        if not _is_transposed(stored, info):
             self._raw.read_rows(name, start_row, end_row, out)
             return
         num_rows, size = info.shape[-1], info.shape[-2] * info.format.block_bytes
@@ -139,13 +148,17 @@ class CanonicalSource:
         key = (info.name, index)
         if self._matrix is None or self._matrix[0] != key:
             self._matrix = None
-            stored_rows, size = info.shape[-2], info.format.block_bytes
-            data = memoryview(bytearray(stored_rows * info.row_bytes))
-            first = index * stored_rows
-            self._raw.read_rows(info.name, first, first + stored_rows, data)
-            elements = _rows(data, size).reshape(stored_rows, info.shape[-1], size)
-            rows = np.ascontiguousarray(elements.swapaxes(0, 1))
-            self._matrix = (key, rows.reshape(info.shape[-1], stored_rows * size))
+            num_rows, num_columns, size = *info.shape[-2:], info.format.block_bytes
+            rows = np.empty((num_columns, num_rows, size), dtype=np.uint8)
+            step = max(1, STAGING_BYTES // info.row_bytes)
+            for row in range(0, num_rows, step):
+                count = min(step, num_rows - row)
+                data = memoryview(bytearray(count * info.row_bytes))
+                first = index * num_rows + row
+                self._raw.read_rows(info.name, first, first + count, data)
+                piece = _rows(data, size).reshape(count, num_columns, size)
+                rows[:, row : row + count] = piece.swapaxes(0, 1)
+            self._matrix = (key, rows.reshape(num_columns, num_rows * size))
         return self._matrix[1]
 
     def _check_alike(self, name: str, first: TensorInfo) -> None:
@@ -350,6 +363,10 @@ class CanonicalSource:
                     :, is_second * size : (is_second + 1) * size
                 ]
             row += count
+
+
+def _is_transposed(stored: StoredTensor, info: TensorInfo) -> bool:
+    return stored.is_transposed and not info.format.is_quantized and len(info.shape) >= 2
 
 
 def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -232,6 +232,7 @@ def test_transposed_matrices_are_turned(format: TensorFormat) -> None:
     _, source = transposed_stack(values, format, row_range=part)
     wanted = np.ascontiguousarray(values[:, 1::2])
     assert source.info("gate").shape == wanted.shape
+    assert source.transposing_bytes("gate") == values[0].nbytes + canonical.STAGING_BYTES
     assert read_whole(source, "gate") == wanted.tobytes()
     assert read_in_pieces(source, "gate", 3) == wanted.tobytes()
 
@@ -247,4 +248,5 @@ def test_quantized_matrices_are_never_transposed() -> None:
     )
     source = CanonicalSource(MemorySource({"gate_up": (info, data)}), [stored])
     assert source.info("gate").shape == (1, 1, 32)
+    assert source.transposing_bytes("gate") == 0
     assert read_whole(source, "gate") == data[17:]
