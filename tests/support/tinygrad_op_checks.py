@@ -14,6 +14,8 @@ from potluck.engines.tinygrad.adapter import Tensor, dtypes
 from potluck.engines.tinygrad.attention import CacheTensors, append, attend, bound_num_blocks
 from potluck.engines.tinygrad.device import open_device
 from potluck.engines.tinygrad.engine import TinygradEngine
+from potluck.engines.tinygrad.formats import DECODERS
+from potluck.engines.tinygrad.layout import BLOCKS
 from potluck.types.engine import Engine
 from potluck.types.program import (
     HIDDEN,
@@ -45,6 +47,10 @@ from potluck.types.tensor import TensorFormat
 WIDTH, BRANCH, VOCAB, CONTEXT = 96, 80, 50, 128
 # Sums of at most 96 products of float32 and one exp: an error of a few of their last bits.
 F32_LIMIT = 2e-6
+
+
+def check_every_format_is_decoded() -> None:
+    assert set(DECODERS) == set(BLOCKS)
 
 
 def check_embed() -> None:

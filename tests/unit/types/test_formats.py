@@ -9,7 +9,7 @@ import pytest
 
 from potluck.engines.dequantize import _DEQUANTIZERS
 from potluck.engines.native_abilities import ABILITIES as NATIVE_ABILITIES
-from potluck.engines.tinygrad.formats import DECODERS
+from potluck.engines.tinygrad.abilities import ABILITIES as TINYGRAD_ABILITIES
 from potluck.engines.tinygrad.layout import BLOCKS
 from potluck.formats.ggml_types import GGML_TYPES
 from potluck.types.tensor import COMPUTED_FORMATS, TensorFormat
@@ -47,7 +47,7 @@ def test_every_format_is_decoded_and_named_in_files() -> None:
 
 def test_backends_compute_with_what_they_have() -> None:
     assert NATIVE_ABILITIES.formats == set(COMPUTED_FORMATS)
-    assert set(DECODERS) == set(BLOCKS) <= set(COMPUTED_FORMATS)
+    assert TINYGRAD_ABILITIES.formats == set(BLOCKS) <= set(COMPUTED_FORMATS)
 
 
 @pytest.mark.parametrize("format", TensorFormat, ids=lambda format: format.label)
