@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from circumstances import circumstances
 
+from potluck.engines.tinygrad.layout import BLOCKS
 from potluck.types.program import Program, Shard, WeightSpec
 from potluck.types.tensor import TensorFormat, TensorInfo
 
