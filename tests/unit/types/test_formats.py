@@ -14,7 +14,8 @@ from potluck.engines.tinygrad.layout import BLOCKS
 from potluck.formats.ggml_types import GGML_TYPES
 from potluck.types.tensor import COMPUTED_FORMATS, TensorFormat
 
-CORE = Path(__file__).resolve().parents[3] / "cpp" / "kernels"
+ROOT = Path(__file__).resolve().parents[3]
+CORE = ROOT / "cpp" / "kernels"
 
 
 def names_in(path: Path, pattern: str) -> list[str]:
