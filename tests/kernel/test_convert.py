@@ -154,6 +154,8 @@ LARGEST = {
     TensorFormat.Q5_0: 65520 * 16,
     TensorFormat.Q4_K: 65520 * 15 * 63,
     TensorFormat.Q6_K: 65520 * 32 * 112,
+    TensorFormat.Q3_K: 4 * 31 * 65504,
+    TensorFormat.IQ4_NL: 127 * 65504,
 }
 
 
