@@ -38,7 +38,8 @@ def _families(shown: Mapping[str, Any], published: Mapping[str, str]) -> Iterato
         "Each family was compared with `transformers`, logit by logit, on small models with random "
         "weights: in the reference engine and, where the table says so, in the native one (CPUs). "
         "GGUF files were compared with the same weights in safetensors. A GPU backend runs a "
-        "family if it has all of its operations."
+        "family if it has all of its operations; what it lacks is named, after *some* if only "
+        "some of the family's models have it."
     )
     yield ""
     backends = _gpu_backends()
@@ -50,10 +51,10 @@ def _families(shown: Mapping[str, Any], published: Mapping[str, str]) -> Iterato
             continue
         cells = [
             published[family.name],
-            ", ".join(f"`{each}`" for each in (family.name, *family.aliases, *family.wrappers)),
+            ", ".join(f"`{each}`" for each in _model_types(family)),
             _engines(proof["shown"], "hugging_face"),
             _engines(proof["shown"], "gguf") if _has_gguf(family) else "as another family",
-            *(_runs(spec, frozenset(proof["features"])) for spec in backends.values()),
+            *(_runs(spec, proof) for spec in backends.values()),
         ]
         yield f"| {' | '.join(cells)} |"
 
@@ -67,6 +68,10 @@ def _gpu_backends() -> dict[str, BackendSpec]:
     }
 
 
+def _model_types(family: Family) -> Iterator[str]:
+    yield from dict.fromkeys((family.name, *family.aliases, *family.wrappers))
+
+
 def _has_gguf(family: Family) -> bool:
     return bool(family.gguf_architectures)
 
@@ -76,9 +81,15 @@ def _engines(shown: list[str], files: str) -> str:
     return ", ".join(engines) or "no"
 
 
-def _runs(spec: BackendSpec, features: frozenset[str]) -> str:
-    missing = sorted(features - spec.abilities.features)
-    return "yes" if not missing else f"no: {', '.join(missing[:3])}{'…' if missing[3:] else ''}"
+def _runs(spec: BackendSpec, proof: Mapping[str, Any]) -> str:
+    """Whether a backend computes a family, or the models of it that lack something."""
+    missing = set(proof["features"]) - spec.abilities.features
+    named = sorted(
+        each for each in missing if " " not in each or each.partition(" ")[0] not in missing
+    )
+    if not missing:
+        return "yes"
+    return f"{'no' if missing & set(proof['always']) else 'some'}: {', '.join(named)}"
 
 
 def _formats() -> Iterator[str]:

@@ -57,12 +57,16 @@ PROOFS = Proofs(noted=set(), shown=set())
 
 
 def record_of(proofs: Iterable[Proof]) -> dict[str, object]:
-    """By family: from which files it was shown on which engines, and all features of it."""
+    """By family: from which files it was shown on which engines, all features of its programs, and
+    those that every program has.
+    """
     families: dict[str, dict[str, set[str]]] = {}
     for proof in proofs:
-        family = families.setdefault(proof.family, {"shown": set(), "features": set()})
+        new = {"shown": set(), "features": set(), "always": set(proof.features)}
+        family = families.setdefault(proof.family, new)
         family["shown"].add(f"{proof.files}/{proof.engine}")
         family["features"] |= proof.features
+        family["always"] &= proof.features
     return {
         family: {key: sorted(values) for key, values in sorted(sets.items())}
         for family, sets in sorted(families.items())
