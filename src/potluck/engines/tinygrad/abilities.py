@@ -1,9 +1,9 @@
-"""What the tinygrad engine can do. Imports no tinygrad."""
+"""What the tinygrad engine can do. Imports neither tinygrad nor NumPy, as a probe reads it."""
 
 from __future__ import annotations
 
-from potluck.engines.tinygrad.layout import BLOCKS
 from potluck.types.abilities import BackendAbilities
+from potluck.types.tensor import TensorFormat
 
 ABILITIES = BackendAbilities(
     features=frozenset(
@@ -35,7 +35,21 @@ ABILITIES = BackendAbilities(
             "SigmoidGate",
         }
     ),
-    formats=frozenset(BLOCKS),
+    formats=frozenset(  # those of ``layout.BLOCKS``; a test compares
+        {
+            TensorFormat.F32,
+            TensorFormat.F16,
+            TensorFormat.BF16,
+            TensorFormat.Q8_0,
+            TensorFormat.Q4_0,
+            TensorFormat.Q4_1,
+            TensorFormat.Q5_0,
+            TensorFormat.Q5_1,
+            TensorFormat.Q4_K,
+            TensorFormat.Q5_K,
+            TensorFormat.Q6_K,
+        }
+    ),
 )
 """No ``Moe``: which experts a token needs is known only when the graph runs. The sinks and the
 activation of gpt-oss are of no use without."""
