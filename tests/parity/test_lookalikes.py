@@ -1,4 +1,4 @@
-"""Configurations that differ from a family's in one value: computed as transformers does, or refused.
+"""Configurations that differ from a family's in one value: computed as transformers does or refused.
 
 Where a value changes transformers' logits, Potluck gives the new ones or an error that names the
 key; where it does not, Potluck gives no others. What transformers refuses is left out.
@@ -34,11 +34,14 @@ TOLERANCE = 1e-4
 # What an error may name in the place of a key, because it follows from the key's value.
 CONSEQUENCES: Mapping[str, str] = {
     "enable_moe_block": "num_experts",
-    "head_dim": "heads|long_factor",
+    "head_dim": "heads|long_factor|rotary_dim",
     "hidden_size": "hidden size|head_dim|long_factor",
     "hidden_size_per_layer_input": "vocab_size_per_layer_input",
     "layer_types": "layers of one kind",
-    "num_attention_heads": "heads",
+    "n_routed_experts": "n_group",
+    "num_attention_heads": "heads|head_dim|long_factor",
+    "num_experts": "num_local_experts",
+    "num_experts_per_tok": "topk_group",
     "num_hidden_layers": "layers|layer_types",
     "num_kv_shared_layers": "shares keys and values",
     "num_local_experts": "num_experts",
@@ -70,13 +73,21 @@ def names_the_key(lookalike: Lookalike, message: str) -> bool:
 
 
 def problems(original: Original, config: ModelConfig) -> Iterator[str]:
+    unread = config_from_hugging_face(original.config)
+    ignored: list[Lookalike] = []
+    others: list[Lookalike] = []
     for each in original.lookalikes():
         try:
-            config_from_hugging_face(each.config)
+            is_ignored = config_from_hugging_face(each.config) == unread
         except (ModelFileError, UnsupportedModelError) as error:
             if not names_the_key(each, str(error)):
                 yield f"{each.label}: refused as {error}"
             continue
+        (ignored if each.is_foreign and is_ignored else others).append(each)
+    # Transformers ignores most of what Potluck does, which one run shows of all.
+    if not original.ignores(ignored):
+        others += ignored
+    for each in others:
         twin = original.computed(each.config)
         if twin is None:
             continue

@@ -83,9 +83,13 @@ BASES = (
         family="gemma3_text",
         settings={**_GEMMA, "query_pre_attn_scalar": 40, "rope_parameters": _TWO_ROPES},
     ),
-    Base(family="gemma4_text", settings={**_GEMMA4, "hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 97}),
+    Base(
+        family="gemma4_text",
+        settings={**_GEMMA4, "hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 97},
+    ),
     Base(
         name="gemma4_text-experts",
+        has_ropes=False,
         family="gemma4_text",
         settings={
             **_GEMMA4,
@@ -99,6 +103,7 @@ BASES = (
     ),
     Base(
         name="gemma4_text-per-layer",
+        has_ropes=False,
         family="gemma4_text",
         settings={
             **_GEMMA4,
@@ -169,9 +174,7 @@ BASES = (
         settings={"attention_bias": True, "attention_out_bias": False, "head_dim": 24, **_OLD_ROPE},
     ),
     Base(family="hunyuan_v1_dense", settings={"head_dim": 24, **_OLD_ROPE}),
-    Base(
-        family="ernie4_5", settings={"head_dim": 24, "tie_word_embeddings": True, **_OLD_ROPE}
-    ),
+    Base(family="ernie4_5", settings={"head_dim": 24, "tie_word_embeddings": True, **_OLD_ROPE}),
     Base(
         family="cohere2",
         settings={**_TWO_KINDS, "logit_scale": 2.0, "tie_word_embeddings": True, **_OLD_ROPE},

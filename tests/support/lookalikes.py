@@ -7,9 +7,10 @@ the tensors are the same, and drawn again where their shapes are others.
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -55,8 +56,8 @@ _UNRELATED = frozenset(
 )
 """Keys about files, outputs and training; a head that is tied or not has tests of its own."""
 
-_MOST = 700
-"""Sizes above this make models that are slow; a missing key may mean such a size."""
+_MOST_WIDTH, _MOST_EXPERTS, _MOST_LAYERS = 400, 20, 8
+"""Sizes above these make models that are slow; a missing key may mean such a size."""
 
 _ROPES: Mapping[str, Mapping[str, Any]] = {
     "default": {"rope_type": "default", "rope_theta": 300.0},
@@ -198,11 +199,15 @@ FOREIGN: Mapping[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Base:
-    """A small model of the family that ``model_type`` names."""
+    """A small model of ``family``, a ``model_type``.
+
+    ``has_ropes``: its look-alikes have other kinds of rope too.
+    """
 
     family: str
     settings: Mapping[str, Any] = field(default_factory=dict)
     name: str = ""
+    has_ropes: bool = True
 
     def __str__(self) -> str:
         return self.name or self.family
@@ -210,11 +215,15 @@ class Base:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lookalike:
-    """A configuration that differs from the model's in the value of ``key``."""
+    """A configuration that differs from the model's in the value of ``key``.
+
+    ``is_foreign``: the family's configurations have no such key.
+    """
 
     key: str
     label: str
     config: Mapping[str, Any]
+    is_foreign: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,10 +239,14 @@ class Original:
 
     def __init__(self, base: Base) -> None:
         from transformers import AutoConfig
+        from transformers.utils import logging
 
+        logging.set_verbosity_error()
+        logging.disable_progress_bar()
         settings = {**SMALL, "pad_token_id": None, "eos_token_id": 2, **base.settings}
         made = AutoConfig.for_model(base.family, **copy.deepcopy(settings))
         self._config_class = type(made)
+        self._has_ropes = base.has_ropes
         self._parameters: dict[str, Any] = {}
         self._state: Tensors = {}
         self.config: Mapping[str, Any] = {}
@@ -254,7 +267,7 @@ class Original:
                 return None
             model = self._make(parsed)
             logits = _logits(model)
-        except Exception:  # an oracle that fails says nothing, whatever it raises
+        except Exception:  # noqa: BLE001 - an oracle that fails says nothing, whatever it raises
             return None
         state = self._state
         named = dict(_named(model))
@@ -269,12 +282,29 @@ class Original:
         """Every key of the configuration with other values, null, and left out."""
         known = self._config_class().to_dict()
         yield from _changed(self.config, known)
+        if self._has_ropes:
+            yield from _with_other_ropes(self.config, ("rope_parameters",))
         for key, values in FOREIGN.items():
             if key in self.config or key in known:
                 continue
             for value in values:
                 each = _of_layers(key, value, self.config)
-                yield _lookalike(self.config, (key,), each)
+                yield dataclasses.replace(_lookalike(self.config, (key,), each), is_foreign=True)
+
+    def ignores(self, lookalikes: Sequence[Lookalike]) -> bool:
+        """Whether transformers computes the same with all foreign values, as far as one can tell.
+
+        Of the values of one key, each is in another configuration than the others.
+        """
+        remaining = list(lookalikes)
+        while remaining:
+            first = {each.key: each for each in reversed(remaining)}
+            values = {key: each.config[key] for key, each in first.items()}
+            twin = self.computed({**self.config, **values})
+            if twin is None or not np.array_equal(twin.logits, self.twin.logits):
+                return False
+            remaining = [each for each in remaining if each is not first[each.key]]
+        return True
 
     def _make(self, config: Any) -> Any:
         import torch
@@ -334,13 +364,17 @@ def tokens() -> list[int]:
 
 
 def _is_large(config: Any) -> bool:
-    sizes = {
-        key: value
-        for key, value in config.to_dict().items()
-        if isinstance(value, int) and ("_size" in key or key.startswith(("num_", "n_", "moe_num")))
-    }
-    sizes.pop("vocab_size_per_layer_input", None)
-    return any(value > _MOST for value in sizes.values()) or config.num_hidden_layers > 8
+    values = config.to_dict()
+    values.pop("vocab_size_per_layer_input", None)
+    return any(
+        isinstance(value, int)
+        and (
+            (key.endswith("_size") and value > _MOST_WIDTH)
+            or (key.endswith("experts") and value > _MOST_EXPERTS)
+            or (key == "num_hidden_layers" and value > _MOST_LAYERS)
+        )
+        for key, value in values.items()
+    )
 
 
 def _changed(
@@ -361,22 +395,31 @@ def _changed(
         if key in section:
             yield _lookalike(config, (*path, key), None)
             yield _without(config, (*path, key))
-    if "rope_theta" in section and path:
-        for kind, rope in _ROPES.items():
-            yield _lookalike(config, path, rope, label=kind)
-            if path == ("rope_parameters",):
-                old = {"type": kind, **rope}
-                del old["rope_type"], old["rope_theta"]
-                replaced = {k: v for k, v in config.items() if k != "rope_parameters"}
-                replaced |= {"rope_scaling": old, "rope_theta": 500.0}
-                yield Lookalike(key="rope_scaling", label=f"rope_scaling={kind}", config=replaced)
-        kinds = _SCALED if config["model_type"] in _WITH_ALL_ROPES else ()
-        for base in ({}, *(_ROPES[kind] for kind in kinds)):
-            for key, values in _ROPE_KEYS.items():
-                for value in values:
-                    rope = {**(base or section), key: value}
-                    label = f"{base.get('rope_type', 'own')}-{key}={_brief(value)}"
-                    yield _lookalike(config, path, rope, label=label, key=key)
+
+
+def _with_other_ropes(config: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[Lookalike]:
+    section = config
+    for each in path:
+        section = section[each]
+    if "rope_theta" not in section:
+        for kind in section:
+            yield from _with_other_ropes(config, (*path, kind))
+        return
+    for kind, rope in _ROPES.items():
+        yield _lookalike(config, path, rope, label=kind)
+        if path == ("rope_parameters",):
+            old = {"type": kind, **rope}
+            del old["rope_type"], old["rope_theta"]
+            replaced = {k: v for k, v in config.items() if k != "rope_parameters"}
+            replaced |= {"rope_scaling": old, "rope_theta": 500.0}
+            yield Lookalike(key="rope_scaling", label=f"rope_scaling={kind}", config=replaced)
+    kinds = _SCALED if config["model_type"] in _WITH_ALL_ROPES else ()
+    for base in ({}, *(_ROPES[kind] for kind in kinds)):
+        for key, values in _ROPE_KEYS.items():
+            for value in values:
+                rope = {**(base or section), key: value}
+                label = f"{base.get('rope_type', 'own')}-{key}={_brief(value)}"
+                yield _lookalike(config, path, rope, label=label, key=key)
 
 
 def _others(key: str, value: Any) -> Iterator[Any]:
