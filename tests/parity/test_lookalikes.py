@@ -1,4 +1,4 @@
-"""Configurations that differ from a family's in one value: computed as transformers does or refused.
+"""Configurations with one other value: computed as transformers does, or refused by name.
 
 Where a value changes transformers' logits, Potluck gives the new ones or an error that names the
 key; where it does not, Potluck gives no others. What transformers refuses is left out.
