@@ -41,12 +41,14 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
     attention_bias = fields.flag("attention_bias", default=False)
     if fields.flag("use_qk_norm", default=False):
         raise unsupported("use_qk_norm=True in the family cohere2")
-    defaults = {
+    # ``rms_norm_eps``, which the family does not have, may be in the file all the same.
+    values = {
         "tie_word_embeddings": True,
+        **fields.values,
         "rms_norm_eps": fields.positive("layer_norm_eps", 1e-5),
     }
     config = hugging_face.read_config(
-        dataclasses.replace(fields, values={**defaults, **fields.values}),
+        dataclasses.replace(fields, values=values),
         family="cohere2",
         implemented=frozenset(
             {

@@ -22,6 +22,7 @@ HEAD_DIM_MULTIPLE = 8
 """Head sizes must be multiples of this; it is what the kernels take."""
 EXPERT_ROWS_MULTIPLE = 16
 """So must be the rows of an expert's matrices: an expert is then a range of whole panels."""
+_COUNT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,6 +191,8 @@ def read_experts(
     Raises unless a token can have as many as are used, and the kernels take their sizes.
     """
     num_experts = fields.count(count_key, MAX_EXPERTS)
+    # transformers takes some of these for the same key.
+    fields.refuse_others({key: (num_experts,) for key in _COUNT_KEYS if key != count_key})
     num_used = fields.count(used_key, MAX_EXPERTS)
     if num_used > num_experts:
         raise fields.error(used_key, f"must be at most {num_experts}, the number of experts")

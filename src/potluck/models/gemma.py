@@ -76,7 +76,10 @@ def with_defaults(fields: Fields, defaults: Mapping[str, object]) -> Fields:
     values = {**defaults, **fields.values}
     if values.get("use_bidirectional_attention") not in (None, False):
         raise unsupported(f"use_bidirectional_attention={values['use_bidirectional_attention']}")
-    values["hidden_act"] = fields.text("hidden_activation", "gelu_pytorch_tanh")
+    activation = fields.text("hidden_activation", "gelu_pytorch_tanh")
+    if activation not in ACTIVATIONS:
+        raise unsupported(f"hidden_activation={activation}")
+    values["hidden_act"] = activation
     return dataclasses.replace(fields, values=values)
 
 
@@ -120,6 +123,9 @@ def read_section_rope(
         raise unsupported(*(f"{key} in rope_parameters" for key in unknown))
     section = None if parameters is None else parameters.section(kind)
     values = {**({} if section is None else section.values), **(scaling or {})}
+    if values.get("truncate", True) is not True:
+        # transformers 5 looks for it outside the section, where it does not find it.
+        raise unsupported(f"truncate={values['truncate']} in the rope of {kind}")
     share = values.pop("partial_rotary_factor", None)
     if share not in (None, 1):
         raise unsupported(f"partial_rotary_factor={share} in the rope of {kind}")
@@ -129,6 +135,8 @@ def read_section_rope(
         "rope_scaling": None,
         "rope_theta": theta,
         "partial_rotary_factor": None,
+        # Of a rope for each kind of layer, only what is in its section counts.
+        "original_max_position_embeddings": None,
     }
     return hugging_face.read_rope(
         dataclasses.replace(fields, values=view),

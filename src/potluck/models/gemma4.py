@@ -103,6 +103,7 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
 
 
 def _unified_from_hugging_face(fields: Fields) -> ModelConfig:
+    fields.refuse_others({"hidden_size_per_layer_input": (0,), "enable_moe_block": (False,)})
     return _read_hugging_face(fields, "gemma4_unified_text", _UNIFIED_DEFAULTS)
 
 

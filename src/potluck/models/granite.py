@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from potluck.models import dense, gguf, hugging_face
 from potluck.models.family import Family
-from potluck.models.fields import MAX_LAYERS, Fields, unsupported
+from potluck.models.fields import MAX_LAYERS, MAX_WIDTH, Fields, unsupported
 from potluck.models.layers import with_layers
 from potluck.models.names import HUGGING_FACE_NAMES, FileKind, StoredPart
 from potluck.types.model import LayerConfig, ModelConfig
@@ -97,10 +97,9 @@ def _from_hybrid(fields: Fields) -> ModelConfig:
         raise unsupported(*(f"layer_types {kind}" for kind in others or kinds[:1]))
     if fields.get("num_local_experts") != 0:
         raise unsupported(f"num_local_experts={fields.get('num_local_experts')}")
-    width = fields.get("shared_intermediate_size")
     values = {
         **dense.without(fields, *_UNUSED_KEYS).values,
-        "intermediate_size": 1024 if width is None else width,
+        "intermediate_size": fields.count("shared_intermediate_size", MAX_WIDTH, 1024),
     }
     config = _read(
         dataclasses.replace(fields, values=values), family="granitemoehybrid", mlp_bias=False

@@ -49,7 +49,7 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
 
 
 def _shared_from_hugging_face(fields: Fields) -> ModelConfig:
-    width = fields.count("shared_intermediate_size", MAX_WIDTH, 1024, minimum=0)
+    width = fields.count("shared_intermediate_size", MAX_WIDTH, 0, minimum=0)
     return _read_hugging_face(
         fields, "granitemoeshared", shared=MlpConfig(width=width) if width else None
     )

@@ -356,7 +356,7 @@ def read_rope(
             factor=rope.positive("factor"),
             low_freq_factor=low,
             high_freq_factor=high,
-            original_context_tokens=_trained_context(fields, rope, max_context_tokens),
+            original_context_tokens=trained_context(fields, rope, max_context_tokens),
         )
     if kind == "yarn":
         return _read_yarn(fields, rope, theta, rotary_dim, max_context_tokens)
@@ -368,7 +368,7 @@ def read_rope(
 def _read_yarn(
     fields: Fields, rope: Fields, theta: float, rotary_dim: int, max_context_tokens: int
 ) -> RopeConfig:
-    original = _trained_context(fields, rope, max_context_tokens)
+    original = trained_context(fields, rope, max_context_tokens)
     factor = rope.positive("factor", max_context_tokens / original)
     # As ``_compute_yarn_parameters``: where both are given, the ratio of the two.
     scale, all_dims = rope.get("mscale"), rope.get("mscale_all_dim")
@@ -386,7 +386,8 @@ def _read_yarn(
         original_context_tokens=original,
         beta_fast=rope.positive("beta_fast", 32.0),
         beta_slow=rope.positive("beta_slow", 1.0),
-        truncate=rope.flag("truncate", default=True),
+        # As ``_compute_yarn_parameters``, where a null is false and not the default.
+        truncate=not rope.is_null("truncate") and rope.flag("truncate", default=True),
         attention_factor=rope.positive("attention_factor", default),
     )
 
@@ -398,7 +399,7 @@ def _yarn_scale(factor: float, scale: float = 1.0) -> float:
 def _read_longrope(
     fields: Fields, rope: Fields, theta: float, rotary_dim: int, max_context_tokens: int
 ) -> RopeConfig:
-    original = _trained_context(fields, rope, max_context_tokens)
+    original = trained_context(fields, rope, max_context_tokens)
     factor = rope.positive("factor", max_context_tokens / original)
     default = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
     return RopeConfig(
@@ -412,9 +413,12 @@ def _read_longrope(
     )
 
 
-def _trained_context(fields: Fields, rope: Fields, max_context_tokens: int) -> int:
-    # A trained length outside the section wins over one inside; without either, transformers
-    # takes the model's whole context.
+def trained_context(fields: Fields, rope: Fields, max_context_tokens: int) -> int:
+    """The context that a model whose ``rope`` is scaled was trained with.
+
+    A length outside the section wins over one inside; without either, transformers takes the
+    model's whole context.
+    """
     key = "original_max_position_embeddings"
     inside = rope.count(key, MAX_CONTEXT_TOKENS, max_context_tokens)
     return fields.count(key, MAX_CONTEXT_TOKENS, inside)

@@ -59,9 +59,7 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
         implemented=frozenset({"sliding_window"}),
         sliding_windows=(window,) * hugging_face.num_hidden_layers(fields),
     )
-    original = rope.count(
-        "original_max_position_embeddings", MAX_CONTEXT_TOKENS, config.max_context_tokens
-    )
+    original = hugging_face.trained_context(fields, rope, config.max_context_tokens)
     return _with_query_scale(config, beta, original)
 
 

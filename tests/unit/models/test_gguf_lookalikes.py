@@ -1,0 +1,126 @@
+"""GGUF metadata with a key that the architecture's reader does not implement are refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from support.state_dict_source import StateDictSource
+
+from potluck.errors import UnsupportedModelError
+from potluck.models.registry import FAMILIES, config_from_gguf
+
+COMMON: Mapping[str, Any] = {
+    "attention.head_count": 4,
+    "attention.head_count_kv": 2,
+    "attention.key_length": 24,
+    "attention.layer_norm_rms_epsilon": 1e-5,
+    "attention.value_length": 24,
+    "block_count": 2,
+    "context_length": 8192,
+    "embedding_length": 96,
+    "feed_forward_length": 160,
+    "rope.dimension_count": 24,
+    "vocab_size": 50,
+}
+NEEDED: Mapping[str, Mapping[str, Any]] = {
+    "cohere2": {
+        "attention.layer_norm_epsilon": 1e-5,
+        "attention.sliding_window": 64,
+        "logit_scale": 0.5,
+    },
+    "gemma4": {
+        "attention.key_length_swa": 24,
+        "attention.sliding_window": 64,
+        "attention.sliding_window_pattern": [True, False] * 2,
+        "block_count": 4,
+    },
+    "gpt-oss": {"attention.sliding_window": 64},
+    "granite": {"logit_scale": 8.0},
+}
+"""What some readers require besides."""
+
+UNKNOWN: Mapping[str, Any] = {
+    "activation_sparsity_scale": [0.5, 0.5],
+    "altup.num_inputs": 4,
+    "attention.causal": False,
+    "attention.clamp_kqv": 8.0,
+    "attention.indexer.top_k": 8,
+    "attention.kv_lora_rank": 64,
+    "attention.max_alibi_bias": 8.0,
+    "attention.output_scale": 2.0,
+    "attention.q_lora_rank": 64,
+    "attention.temperature_length": 64,
+    "expert_group_scale": 2.0,
+    "full_attention_interval": 4,
+    "moe_latent_size": 32,
+    "rope.dimension_sections": [4, 4, 4],
+    "rope.scaling.alpha": 1000.0,
+    "rope.scaling.yarn_ext_factor": 1.0,
+    "router_logit_softcapping": 30.0,
+    "swiglu_clamp_exp": [7.0, 7.0],
+    "swin_norm": True,
+    "use_parallel_residual": True,
+    "wkv.head_size": 64,
+    "a_key_of_tomorrow": 3,
+}
+"""Keys of other architectures of llama.cpp, and one of none."""
+
+READERS: Mapping[str, tuple[Any, frozenset[str]]] = {
+    "attention.key_length_swa": (24, frozenset({"gemma4"})),
+    "attention.scale": (0.5, frozenset({"granite", "granitemoe"})),
+    "attention.shared_kv_layers": (1, frozenset({"gemma4"})),
+    "attention.temperature_scale": (0.1, frozenset({"mistral3"})),
+    "attn_logit_softcapping": (50.0, frozenset({"gemma2"})),
+    "embedding_length_per_layer_input": (8, frozenset({"gemma4"})),
+    "embedding_scale": (12.0, frozenset({"granite", "granitemoe"})),
+    "final_logit_softcapping": (30.0, frozenset({"gemma2", "gemma3", "gemma4"})),
+    "logit_scale": (8.0, frozenset({"cohere2", "granite", "granitemoe"})),
+    "nextn_predict_layers": (1, frozenset({"glm4moe"})),
+    "residual_scale": (0.5, frozenset({"granite", "granitemoe"})),
+    "rope.freq_base_swa": (10_000.0, frozenset({"gemma3", "gemma4", "olmo2"})),
+    "rope.scaling.yarn_attn_factor": (1.0, frozenset({"mistral3", "olmo2"})),
+    "rope.scaling.yarn_log_multiplier": (0.1, frozenset({"mistral3"})),
+}
+"""Values of keys that change the arithmetic, and the architectures whose readers know them."""
+
+ARCHITECTURES = tuple(each for family in FAMILIES for each in family.gguf_architectures)
+
+
+def read(architecture: str, changes: Mapping[str, Any]) -> None:
+    values = {**COMMON, **NEEDED.get(architecture, {}), **changes}
+    embedding: NDArray[np.float32] = np.zeros((50, 96), dtype=np.float32)
+    metadata = {f"{architecture}.{key}": value for key, value in values.items()}
+    config_from_gguf(
+        {"general.architecture": architecture, **metadata},
+        StateDictSource({"token_embd.weight": embedding}),
+        path="model.gguf",
+    )
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_plain_metadata_are_read(architecture: str) -> None:
+    read(architecture, {})
+
+
+@pytest.mark.parametrize("key", UNKNOWN)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_key_of_no_reader_is_refused(architecture: str, key: str) -> None:
+    with pytest.raises(UnsupportedModelError) as caught:
+        read(architecture, {key: UNKNOWN[key]})
+    assert any(f"{architecture}.{key}" in each for each in caught.value.missing)
+
+
+@pytest.mark.parametrize("key", READERS)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_key_is_read_or_refused(architecture: str, key: str) -> None:
+    value, readers = READERS[key]
+    if architecture in readers:
+        read(architecture, {key: value})
+        return
+    with pytest.raises(UnsupportedModelError) as caught:
+        read(architecture, {key: value})
+    assert any(f"{architecture}.{key}" in each for each in caught.value.missing)
