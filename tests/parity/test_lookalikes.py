@@ -30,6 +30,8 @@ from potluck.models.registry import (
 from potluck.types.model import ModelConfig
 
 TOLERANCE = 1e-4
+REDRAWN_TOLERANCE = 1e-3
+"""With weights of other shapes, which may be far larger."""
 
 # What an error may name in the place of a key, because it follows from the key's value.
 CONSEQUENCES: Mapping[str, str] = {
@@ -59,8 +61,10 @@ def read(config: Mapping[str, Any], state: Tensors) -> ModelConfig:
 
 def last_logits(config: ModelConfig, state: Tensors) -> NDArray[np.float32]:
     source = StateDictSource(state)
-    with Stages(config, source, context_tokens=NUM_TOKENS, num_sequences=1) as stages:
-        return stages.logits(stages.slice(0, tokens()))[0]
+    options: dict[str, Any] = {"context_tokens": NUM_TOKENS, "num_sequences": 1}
+    with Stages(config, source, rows_at_once=1000, **options) as stages:
+        last: NDArray[np.float32] = stages.logits(stages.slice(0, tokens()))[0]
+    return last
 
 
 def names_the_key(lookalike: Lookalike, message: str) -> bool:
@@ -85,8 +89,7 @@ def problems(original: Original, config: ModelConfig) -> Iterator[str]:
             continue
         (ignored if each.is_foreign and is_ignored else others).append(each)
     # Transformers ignores most of what Potluck does, which one run shows of all.
-    if not original.ignores(ignored):
-        others += ignored
+    others += original.not_ignored(ignored)
     for each in others:
         twin = original.computed(each.config)
         if twin is None:
@@ -98,9 +101,10 @@ def problems(original: Original, config: ModelConfig) -> Iterator[str]:
         is_same = changed == config and twin.state is original.twin.state
         expected = twin.logits[-1]
         actual = original.twin.logits[-1] if is_same else last_logits(changed, twin.state)
-        error = float(np.abs(actual - expected).max())
-        if not error <= TOLERANCE:
-            yield f"{each.label}: logits differ by {error:.3g}"
+        difference = float(np.abs(actual - expected).max())
+        is_redrawn = twin.state is not original.twin.state
+        if not difference <= (REDRAWN_TOLERANCE if is_redrawn else TOLERANCE):
+            yield f"{each.label}: logits differ by {difference:.3g}"
 
 
 @pytest.mark.parametrize("base", BASES, ids=str)

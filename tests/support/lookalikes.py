@@ -22,7 +22,7 @@ from support.random_models import LLAMA3_ROPE, SMALL, draw
 Floats = NDArray[np.float32]
 Tensors = Mapping[str, Floats]
 
-NUM_TOKENS = 48
+NUM_TOKENS = 40
 
 SECTIONS = ("rope_parameters", "full_attention", "sliding_attention", "per_layer_config", "1")
 """Objects of a configuration whose values change the arithmetic one by one."""
@@ -90,6 +90,17 @@ _ROPES: Mapping[str, Mapping[str, Any]] = {
 _SCALED = ("yarn", "longrope", "llama3", "linear")
 _WITH_ALL_ROPES = ("llama", "gemma3_text", "ministral3")
 """One family for each reader of ropes: with these, every key is tried in every kind of rope."""
+
+_WITH_OWN_ROPES = (
+    *_WITH_ALL_ROPES,
+    "gemma4_text",
+    "gpt_oss",
+    "hunyuan_v1_dense",
+    "minimax_m2",
+    "olmo3",
+    "phi3",
+)
+"""Families that read ropes in a way of their own, or stand for the others: every kind is tried."""
 
 _ROPE_KEYS: Mapping[str, tuple[Any, ...]] = {
     "attention_factor": (1.7,),
@@ -291,7 +302,17 @@ class Original:
                 each = _of_layers(key, value, self.config)
                 yield dataclasses.replace(_lookalike(self.config, (key,), each), is_foreign=True)
 
-    def ignores(self, lookalikes: Sequence[Lookalike]) -> bool:
+    def not_ignored(self, lookalikes: Sequence[Lookalike]) -> Sequence[Lookalike]:
+        """Those of foreign keys that may change what transformers computes."""
+        if not lookalikes or self._ignores(lookalikes):
+            return ()
+        if len(lookalikes) == 1:
+            return lookalikes
+        middle = len(lookalikes) // 2
+        halves = lookalikes[:middle], lookalikes[middle:]
+        return tuple(each for half in halves for each in self.not_ignored(half))
+
+    def _ignores(self, lookalikes: Sequence[Lookalike]) -> bool:
         """Whether transformers computes the same with all foreign values, as far as one can tell.
 
         Of the values of one key, each is in another configuration than the others.
@@ -345,7 +366,8 @@ def _stored_tensors(model: Any, directory: Path) -> Tensors:
     from safetensors.numpy import load_file
 
     model.save_pretrained(directory)
-    return load_file(directory / "model.safetensors")
+    state: Tensors = load_file(directory / "model.safetensors")
+    return state
 
 
 def _logits(model: Any) -> Floats:
@@ -405,7 +427,8 @@ def _with_other_ropes(config: Mapping[str, Any], path: tuple[str, ...]) -> Itera
         for kind in section:
             yield from _with_other_ropes(config, (*path, kind))
         return
-    for kind, rope in _ROPES.items():
+    own = config["model_type"] in _WITH_OWN_ROPES
+    for kind, rope in _ROPES.items() if own else ():
         yield _lookalike(config, path, rope, label=kind)
         if path == ("rope_parameters",):
             old = {"type": kind, **rope}

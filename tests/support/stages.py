@@ -101,6 +101,7 @@ class Stages:
         num_sequences: int = 8,
         file_kind: FileKind = FileKind.HUGGING_FACE,
         engine_factory: EngineFactory = reference_engine,
+        rows_at_once: int = 7,
     ) -> None:
         self._blocks_per_sequence = -(-context_tokens // KV_BLOCK_TOKENS)
         num_blocks = num_sequences * self._blocks_per_sequence
@@ -111,7 +112,8 @@ class Stages:
         for shard in cut(config.num_layers, boundaries):
             program = build_program(config, shard, context_tokens=context_tokens, ropes=rope)
             engine = engine_factory(program, num_blocks)
-            load_weights(engine, stored_tensors(config, program, file_kind), source)
+            tensors = stored_tensors(config, program, file_kind)
+            load_weights(engine, tensors, source, rows_at_once=rows_at_once)
             self._engines.append(engine)
             PROOFS.note(config, file_kind, _engine_name(engine))
 

@@ -180,7 +180,7 @@ def test_gemma_4_ends_with_a_full_layer() -> None:
 @pytest.mark.parametrize(
     ("config", "changes", "feature"),
     [
-        (GEMMA_2_2B, {"hidden_activation": "gelu"}, "hidden_act=gelu"),
+        (GEMMA_2_2B, {"hidden_activation": "gelu"}, "hidden_activation=gelu"),
         (GEMMA_2_2B, {"use_bidirectional_attention": True}, "use_bidirectional_attention=True"),
         (GEMMA_2_2B, {"per_layer_config": {"3": {"head_dim": 128}}}, "per_layer_config={3}"),
         (GEMMA_2_2B, {"layer_types": ["chunked"] * 26}, "layer_types chunked"),

@@ -1,4 +1,4 @@
-"""GGUF metadata with a key that the architecture's reader does not implement are refused by name."""
+"""GGUF files with a key that the architecture's reader does not implement are refused by name."""
 
 from __future__ import annotations
 
