@@ -87,7 +87,7 @@ _ROPES: Mapping[str, Mapping[str, Any]] = {
     },
     "unknown": {"rope_type": "other", "rope_theta": 500.0, "factor": 2.0},
 }
-_SCALED = ("yarn", "longrope", "llama3", "linear")
+_SCALED = ("yarn", "longrope", "llama3")
 _WITH_ALL_ROPES = ("llama", "gemma3_text", "ministral3")
 """One family for each reader of ropes: with these, every key is tried in every kind of rope."""
 
@@ -454,12 +454,11 @@ def _others(key: str, value: Any) -> Iterator[Any]:
     elif isinstance(value, int):
         yield value * 2 or 1
         if value:
-            yield from (value // 2, 0)
+            yield value // 2
     elif isinstance(value, float):
         yield from (value * 2, 0.1 if value < 0.1 else value / 4)
     elif isinstance(value, list) and value:
         yield value[::-1]
-        yield [value[0]] * len(value)
         yield [value[-1]] * len(value)
         yield value[:-1]
     elif isinstance(value, str):
