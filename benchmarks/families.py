@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -180,6 +181,19 @@ def compare(model: Model) -> dict[str, Any]:
         shutil.rmtree(folder)
 
 
+def compare_apart(name: str, family: str) -> dict[str, Any]:
+    """One row, made in a process of its own, which llama.cpp may end."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "row.json"
+        command = [sys.executable, __file__, str(out), "--child", name]
+        done = subprocess.run(command, capture_output=True, check=False)
+        if done.returncode != 0:
+            error = f"llama.cpp ended the process ({done.returncode})"
+            return {"name": name, "family": family, "error": error}
+        row: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
+        return row
+
+
 def main() -> None:
     """Compare, and write the result."""
     parser = argparse.ArgumentParser(
@@ -187,12 +201,17 @@ def main() -> None:
     )
     parser.add_argument("out", type=Path)
     parser.add_argument("--only", nargs="*", default=[])
+    parser.add_argument("--child", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    known = {f"{model.family}/{model.name}": model for model in models()}
+    if arguments.child:
+        arguments.out.write_text(json.dumps(compare(known[arguments.child])), encoding="utf-8")
+        return
     rows = []
-    for model in models():
+    for name, model in known.items():
         if arguments.only and model.name not in arguments.only:
             continue
-        rows.append(compare(model))
+        rows.append(compare_apart(name, model.family))
         print(rows[-1], file=sys.stderr)
     document = {
         "schema": SCHEMA,
