@@ -7,7 +7,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from potluck.errors import ModelFileError
 from potluck.models import dense, gguf, hugging_face
 from potluck.models.family import Family
 from potluck.models.fields import MAX_CONTEXT_TOKENS, MAX_LAYERS, Fields, unsupported
@@ -23,7 +22,6 @@ from potluck.types.model import LayerConfig, ModelConfig, NormKind, NormPlaces
 from potluck.types.tensor import TensorSource
 
 _PATTERN = 4
-_FULL, _SLIDING = "full_attention", "sliding_attention"
 
 # Keys of published files that say what the family is anyway.
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
@@ -79,17 +77,10 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
 
 
 def _layers_that_slide(fields: Fields, num_layers: int) -> tuple[bool, ...]:
-    kinds = fields.texts("layer_types")
-    if not kinds:
+    if not fields.texts("layer_types"):
         pattern = fields.count("sliding_window_pattern", MAX_LAYERS, _PATTERN)
         return tuple((layer + 1) % pattern != 0 for layer in range(num_layers))
-    if len(kinds) != num_layers:
-        raise ModelFileError(
-            fields.path, f"layer_types has {len(kinds)} entries for {num_layers} layers"
-        )
-    if unknown := sorted(set(kinds) - {_FULL, _SLIDING}):
-        raise unsupported(*(f"layer_types {name}" for name in unknown))
-    return tuple(kind == _SLIDING for kind in kinds)
+    return hugging_face.layers_that_slide(fields)
 
 
 def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:

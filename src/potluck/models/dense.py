@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-import struct
 from collections.abc import Mapping
 
-from potluck.errors import ModelFileError
 from potluck.models import hugging_face
 from potluck.models.fields import MAX_CONTEXT_TOKENS, Fields, unsupported
 from potluck.models.names import (
@@ -18,9 +15,7 @@ from potluck.models.names import (
     NameTable,
     StoredPart,
 )
-from potluck.types.tensor import TensorFormat, TensorSource
-
-FULL, SLIDING = "full_attention", "sliding_attention"
+from potluck.types.tensor import TensorSource
 
 FUSED_GATE_UP: Mapping[FileKind, Mapping[str, StoredPart]] = {
     FileKind.HUGGING_FACE: {
@@ -57,44 +52,14 @@ def refuse_other_values(fields: Fields, neutral: Mapping[str, tuple[object, ...]
 
 def windows(fields: Fields) -> tuple[int | None, ...]:
     """The window of each layer, ``sliding_window`` in those that ``layer_types`` says slide."""
-    num_layers = hugging_face.num_hidden_layers(fields)
-    layer_types = fields.texts("layer_types")
-    if len(layer_types) != num_layers:
-        raise ModelFileError(
-            fields.path, f"layer_types has {len(layer_types)} entries for {num_layers} layers"
-        )
-    if unknown := sorted(set(layer_types) - {FULL, SLIDING}):
-        raise unsupported(*(f"layer_types {name}" for name in unknown))
-    slides = tuple(kind == SLIDING for kind in layer_types)
+    slides = hugging_face.layers_that_slide(fields)
     window = fields.count("sliding_window", MAX_CONTEXT_TOKENS) if any(slides) else None
     return tuple(window if each else None for each in slides)
-
-
-def without(fields: Fields, *keys: str) -> Fields:
-    """``fields`` without some keys, which a family reads itself."""
-    values = {key: value for key, value in fields.values.items() if key not in keys}
-    return dataclasses.replace(fields, values=values)
 
 
 def has_tensor(source: TensorSource, name: str) -> bool:
     """Whether a file has a tensor."""
     return name in frozenset(source.names())
-
-
-def read_factors(fields: Fields, source: TensorSource, name: str, count: int) -> tuple[float, ...]:
-    """The ``count`` positive numbers of a tensor that says how rope is scaled."""
-    info = source.info(name)
-    if info.format is not TensorFormat.F32 or math.prod(info.shape) != count:
-        raise ModelFileError(
-            fields.path,
-            f"the tensor {name} is {info.format.label} {info.shape}, and must be f32 ({count},)",
-        )
-    data = bytearray(info.num_bytes)
-    source.read_rows(name, 0, info.num_rows, memoryview(data))
-    factors = struct.unpack(f"<{count}f", data)
-    if not all(0 < factor < math.inf for factor in factors):
-        raise ModelFileError(fields.path, f"the tensor {name} has values that are not positive")
-    return factors
 
 
 def refuse_other_yarn_factor(fields: Fields, factor: float) -> None:

@@ -47,7 +47,7 @@ def _layers_that_slide(fields: Fields, num_layers: int) -> tuple[bool, ...]:
 
 def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
     config = gguf.read_config(
-        gemma.without(fields, gemma.PATTERN_KEY),
+        fields.without(gemma.PATTERN_KEY),
         source,
         family="exaone4",
         implemented=frozenset({"attention.sliding_window"}),

@@ -130,6 +130,11 @@ class Fields:
             raise self.error(key, "must be an object")
         return Fields(values=value, path=self.path, prefix=f"{key}.") if value else None
 
+    def without(self, *keys: str) -> Fields:
+        """These fields without some keys, which a family reads itself."""
+        values = {key: value for key, value in self.values.items() if key not in keys}
+        return dataclasses.replace(self, values=values)
+
     def with_defaults(self, defaults: Mapping[str, object]) -> Fields:
         """These values, and ``defaults`` for the keys that are absent; a null stays."""
         return dataclasses.replace(self, values={**defaults, **self.values})

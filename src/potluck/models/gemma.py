@@ -12,9 +12,9 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence, Sized
 
-from potluck.errors import ModelFileError
 from potluck.models import hugging_face
 from potluck.models.fields import MAX_CONTEXT_TOKENS, MAX_LAYERS, Fields, unsupported
+from potluck.models.hugging_face import FULL, SLIDING
 from potluck.models.names import GGUF_NAMES, HUGGING_FACE_NAMES, FileKind, NameTable, StoredPart
 from potluck.types.model import LayerConfig, ModelConfig, NormPlaces, RopeConfig
 from potluck.types.program import Activation
@@ -22,7 +22,6 @@ from potluck.types.program import Activation
 ACTIVATIONS: Mapping[str, Activation] = {"gelu_pytorch_tanh": Activation.GELU_TANH}
 """By ``hidden_activation``."""
 
-FULL, SLIDING = "full_attention", "sliding_attention"
 PATTERN_KEY = "attention.sliding_window_pattern"
 """In GGUF files: which layers slide, as a list or a number."""
 
@@ -88,17 +87,9 @@ def layers_that_slide(fields: Fields, *, pattern: int) -> tuple[bool, ...]:
 
     Without it all have but every ``pattern``-th.
     """
-    num_layers = hugging_face.num_hidden_layers(fields)
-    layer_types = fields.texts("layer_types")
-    if not layer_types:
-        return every_other_slides(num_layers, pattern)
-    if len(layer_types) != num_layers:
-        raise ModelFileError(
-            fields.path, f"layer_types has {len(layer_types)} entries for {num_layers} layers"
-        )
-    if unknown := sorted(set(layer_types) - {FULL, SLIDING}):
-        raise unsupported(*(f"layer_types {name}" for name in unknown))
-    return tuple(kind == SLIDING for kind in layer_types)
+    if not fields.texts("layer_types"):
+        return every_other_slides(hugging_face.num_hidden_layers(fields), pattern)
+    return hugging_face.layers_that_slide(fields)
 
 
 def every_other_slides(num_layers: int, pattern: int) -> tuple[bool, ...]:
@@ -226,12 +217,6 @@ def gguf_scale(config: ModelConfig, *, layers_of_27b: int) -> float:
     if config.num_layers == layers_of_27b:
         return float((config.hidden_size // attention.num_heads) ** -0.5)
     return float(attention.head_dim**-0.5)
-
-
-def without(fields: Fields, *keys: str) -> Fields:
-    """``fields`` without some keys, which a family reads itself."""
-    values = {key: value for key, value in fields.values.items() if key not in keys}
-    return dataclasses.replace(fields, values=values)
 
 
 def is_list(value: object) -> bool:

@@ -82,7 +82,7 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
 
 def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
     config = gguf.read_config(
-        gemma.without(fields, gemma.PATTERN_KEY),
+        fields.without(gemma.PATTERN_KEY),
         source,
         family="gemma2",
         implemented=_GGUF_KEYS,

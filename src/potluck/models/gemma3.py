@@ -58,7 +58,7 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
     attention_bias = fields.flag("attention_bias", default=False)
     ropes = _read_ropes(fields)
     config = hugging_face.read_config(
-        gemma.without(fields, "rope_parameters", "rope_scaling", "rope_theta"),
+        fields.without("rope_parameters", "rope_scaling", "rope_theta"),
         family="gemma3_text",
         implemented=_IMPLEMENTED,
         qkv_bias=attention_bias,
@@ -89,14 +89,14 @@ def _read_ropes(fields: Fields) -> Mapping[bool, RopeConfig]:
     return {
         False: gemma.read_section_rope(
             fields,
-            gemma.FULL,
+            hugging_face.FULL,
             head_dim=head_dim,
             theta=fields.positive("rope_theta", _FULL_THETA),
             scaling=None if scaling is None else scaling.values,
         ),
         True: gemma.read_section_rope(
             fields,
-            gemma.SLIDING,
+            hugging_face.SLIDING,
             head_dim=head_dim,
             theta=fields.positive("rope_local_base_freq", _SLIDING_THETA),
         ),
@@ -105,7 +105,7 @@ def _read_ropes(fields: Fields) -> Mapping[bool, RopeConfig]:
 
 def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
     config = gguf.read_config(
-        gemma.without(fields, gemma.PATTERN_KEY),
+        fields.without(gemma.PATTERN_KEY),
         source,
         family="gemma3_text",
         implemented=_GGUF_KEYS,

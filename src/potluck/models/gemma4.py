@@ -110,14 +110,14 @@ def _unified_from_hugging_face(fields: Fields) -> ModelConfig:
 def _read_hugging_face(fields: Fields, family: str, defaults: Mapping[str, object]) -> ModelConfig:
     # Of several kinds of input, text attends as ever: a token to those before it.
     if fields.get("use_bidirectional_attention") == "vision":
-        fields = gemma.without(fields, "use_bidirectional_attention")
+        fields = fields.without("use_bidirectional_attention")
     if fields.is_null("rope_parameters"):
-        fields = gemma.without(fields, "rope_parameters")
+        fields = fields.without("rope_parameters")
     fields = gemma.with_defaults(fields, defaults)
     _check_ropes(fields)
     attention_bias = fields.flag("attention_bias", default=False)
     config = hugging_face.read_config(
-        gemma.without(fields, "rope_parameters", "rope_scaling", "rope_theta"),
+        fields.without("rope_parameters", "rope_scaling", "rope_theta"),
         family=family,
         implemented=_IMPLEMENTED,
         qkv_bias=attention_bias,
@@ -145,7 +145,7 @@ def _read_hugging_face(fields: Fields, family: str, defaults: Mapping[str, objec
                 False: _read_full_rope(fields, full_head_dim),
                 True: gemma.read_section_rope(
                     fields,
-                    gemma.SLIDING,
+                    hugging_face.SLIDING,
                     head_dim=config.layers[0].attention.head_dim,
                     theta=_THETA,
                 ),
@@ -168,7 +168,7 @@ def _check_ropes(fields: Fields) -> None:
     if fields.section("rope_scaling") is not None:
         raise unsupported("rope_scaling")
     parameters = fields.section("rope_parameters")
-    for kind in (gemma.FULL, gemma.SLIDING):
+    for kind in (hugging_face.FULL, hugging_face.SLIDING):
         if parameters is None or parameters.section(kind) is None:
             raise ModelFileError(fields.path, f"{fields.prefix}rope_parameters.{kind} is missing")
 
@@ -229,9 +229,9 @@ def _overridden(by_layer: Fields, layer: str, default: _Heads) -> _Heads:
 def _read_full_rope(fields: Fields, head_dim: int) -> RopeConfig:
     """The rope of full layers: ``_compute_proportional_rope_parameters``, or any other."""
     parameters = fields.section("rope_parameters")
-    section = None if parameters is None else parameters.section(gemma.FULL)
+    section = None if parameters is None else parameters.section(hugging_face.FULL)
     if section is None or section.text("rope_type", "default") != "proportional":
-        return gemma.read_section_rope(fields, gemma.FULL, head_dim=head_dim, theta=_THETA)
+        return gemma.read_section_rope(fields, hugging_face.FULL, head_dim=head_dim, theta=_THETA)
     known = {"rope_type", "rope_theta", "partial_rotary_factor", "factor"}
     if unknown := sorted(set(section.values) - known):
         raise unsupported(*(f"{key} in rope scaling proportional" for key in unknown))
@@ -351,7 +351,7 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
     is_sliding = gemma.pattern_of(fields, num_layers)
     num_kv_heads = _of_layers(fields, "attention.head_count_kv", num_layers, MAX_HEADS)
     widths = _of_layers(fields, "feed_forward_length", num_layers, MAX_WIDTH)
-    plain = gemma.without(fields, gemma.PATTERN_KEY)
+    plain = fields.without(gemma.PATTERN_KEY)
     plain = dataclasses.replace(
         plain,
         values={

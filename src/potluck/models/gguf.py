@@ -282,7 +282,7 @@ def read_rope(fields: Fields, source: TensorSource, head_dim: int) -> RopeConfig
         raise fields.error("rope.dimension_count", f"is not possible with heads of {head_dim}")
     factors = None
     if GGUF_ROPE_FACTORS in frozenset(source.names()):
-        factors = _read_frequency_factors(fields, source, rotary_dim)
+        factors = read_factors(fields, source, GGUF_ROPE_FACTORS, rotary_dim // 2)
     plain = RopeConfig(theta=theta, rotary_dim=rotary_dim, frequency_factors=factors)
     # A factor without a type means linear; a type without a factor scales by nothing.
     kind = fields.text("rope.scaling.type", "linear")
@@ -317,23 +317,17 @@ def read_rope(fields: Fields, source: TensorSource, head_dim: int) -> RopeConfig
     )
 
 
-def _read_frequency_factors(
-    fields: Fields, source: TensorSource, rotary_dim: int
-) -> tuple[float, ...]:
-    """The divisors of the frequencies that Llama 3's files carry as a tensor."""
-    num_pairs = rotary_dim // 2
-    info = source.info(GGUF_ROPE_FACTORS)
-    if info.format is not TensorFormat.F32 or math.prod(info.shape) != num_pairs:
+def read_factors(fields: Fields, source: TensorSource, name: str, count: int) -> tuple[float, ...]:
+    """The ``count`` positive numbers of a tensor that says how rope is scaled."""
+    info = source.info(name)
+    if info.format is not TensorFormat.F32 or math.prod(info.shape) != count:
         raise ModelFileError(
             fields.path,
-            f"the tensor {GGUF_ROPE_FACTORS} is {info.format.label} {info.shape}, "
-            f"and must be f32 ({num_pairs},)",
+            f"the tensor {name} is {info.format.label} {info.shape}, and must be f32 ({count},)",
         )
     data = bytearray(info.num_bytes)
-    source.read_rows(GGUF_ROPE_FACTORS, 0, info.num_rows, memoryview(data))
-    factors = struct.unpack(f"<{num_pairs}f", data)
+    source.read_rows(name, 0, info.num_rows, memoryview(data))
+    factors = struct.unpack(f"<{count}f", data)
     if not all(0 < factor < math.inf for factor in factors):
-        raise ModelFileError(
-            fields.path, f"the tensor {GGUF_ROPE_FACTORS} has values that are not positive"
-        )
+        raise ModelFileError(fields.path, f"the tensor {name} has values that are not positive")
     return factors

@@ -98,7 +98,7 @@ def _from_hybrid(fields: Fields) -> ModelConfig:
     if fields.get("num_local_experts") != 0:
         raise unsupported(f"num_local_experts={fields.get('num_local_experts')}")
     values = {
-        **dense.without(fields, *_UNUSED_KEYS).values,
+        **fields.without(*_UNUSED_KEYS).values,
         "intermediate_size": fields.count("shared_intermediate_size", MAX_WIDTH, 1024),
     }
     config = _read(

@@ -84,6 +84,9 @@ _NEUTRAL_VALUES: Mapping[str, tuple[object, ...]] = {
     "compression_config": ({},),
 }
 
+FULL, SLIDING = "full_attention", "sliding_attention"
+"""What ``layer_types`` calls layers that see everything, and those with a window."""
+
 WINDOW_KEYS = frozenset({"sliding_window", "use_sliding_window", "layer_types"})
 """What ``windows_by_layer_type`` implements."""
 
@@ -290,17 +293,25 @@ def windows_by_layer_type(fields: Fields) -> tuple[int | None, ...]:
             return (None,) * num_layers
         first = fields.count("max_window_layers", MAX_LAYERS, 28, minimum=0)
         return tuple(window if layer >= first else None for layer in range(num_layers))
+    slides = layers_that_slide(fields)
+    if window is None and any(slides):
+        raise ModelFileError(
+            fields.path, "layer_types has sliding_attention, but use_sliding_window is not set"
+        )
+    return tuple(window if each else None for each in slides)
+
+
+def layers_that_slide(fields: Fields) -> tuple[bool, ...]:
+    """Whether each layer has a sliding window, as ``layer_types`` says, which must be there."""
+    num_layers = num_hidden_layers(fields)
+    layer_types = fields.texts("layer_types")
     if len(layer_types) != num_layers:
         raise ModelFileError(
             fields.path, f"layer_types has {len(layer_types)} entries for {num_layers} layers"
         )
-    if unknown := sorted(set(layer_types) - {"full_attention", "sliding_attention"}):
+    if unknown := sorted(set(layer_types) - {FULL, SLIDING}):
         raise unsupported(*(f"layer_types {name}" for name in unknown))
-    if window is None and "sliding_attention" in layer_types:
-        raise ModelFileError(
-            fields.path, "layer_types has sliding_attention, but use_sliding_window is not set"
-        )
-    return tuple(window if kind == "sliding_attention" else None for kind in layer_types)
+    return tuple(kind == SLIDING for kind in layer_types)
 
 
 def read_rope(

@@ -46,9 +46,9 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
     if rope is None:
         rope = Fields(values=_DEFAULT_ROPE, path=fields.path, prefix="rope_parameters.")
     beta = rope.positive(_BETA) if rope.get(_BETA) else 0.0
-    plain = dense.without(fields, "rope_scaling", "rope_parameters")
+    plain = fields.without("rope_scaling", "rope_parameters")
     plain = plain.with_defaults(
-        {"rope_parameters": dense.without(rope, _BETA, "max_position_embeddings").values}
+        {"rope_parameters": rope.without(_BETA, "max_position_embeddings").values}
     )
     window = None
     if fields.get("sliding_window") is not None:

@@ -43,7 +43,7 @@ def _from_olmo2(fields: Fields) -> ModelConfig:
 def _from_olmo3(fields: Fields) -> ModelConfig:
     # ``rope_parameters`` has a section for each kind of layer; ``rope_scaling``, in older files, is
     # of the layers that see everything.
-    plain = gemma.without(fields, "rope_parameters", "rope_scaling")
+    plain = fields.without("rope_parameters", "rope_scaling")
     config = _read(plain, "olmo3", frozenset({"layer_types", "sliding_window"}))
     head_dim = config.layers[0].attention.head_dim
     theta = fields.positive("rope_theta", _THETA_OF_3)
@@ -51,7 +51,7 @@ def _from_olmo3(fields: Fields) -> ModelConfig:
     ropes = {
         slides: gemma.read_section_rope(
             fields,
-            gemma.SLIDING if slides else gemma.FULL,
+            hugging_face.SLIDING if slides else hugging_face.FULL,
             head_dim=head_dim,
             theta=theta,
             scaling=None if slides or scaling is None else scaling.values,
@@ -68,7 +68,7 @@ def _from_olmo3(fields: Fields) -> ModelConfig:
 def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
     names = frozenset(source.names())
     config = gguf.read_config(
-        gemma.without(fields, gemma.PATTERN_KEY),
+        fields.without(gemma.PATTERN_KEY),
         source,
         family="olmo2",
         implemented=_GGUF_KEYS,

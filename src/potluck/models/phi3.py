@@ -66,7 +66,7 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
     plain = fields
     has_factors = dense.has_tensor(source, _LONG) or dense.has_tensor(source, _SHORT)
     if has_factors:
-        plain = dense.without(fields, "rope.scaling.attn_factor", "rope.scaling.type")
+        plain = fields.without("rope.scaling.attn_factor", "rope.scaling.type")
     config = gguf.read_config(
         plain, source, family="phi3", implemented=_GGUF_KEYS, sliding_window=window or None
     )
@@ -85,8 +85,8 @@ def _read_longrope(fields: Fields, source: TensorSource, plain: RopeConfig) -> R
             MAX_CONTEXT_TOKENS,
             fields.count("context_length", MAX_CONTEXT_TOKENS),
         ),
-        long_factors=dense.read_factors(fields, source, _LONG, num_pairs),
-        short_factors=dense.read_factors(fields, source, _SHORT, num_pairs),
+        long_factors=gguf.read_factors(fields, source, _LONG, num_pairs),
+        short_factors=gguf.read_factors(fields, source, _SHORT, num_pairs),
         attention_factor=fields.positive("rope.scaling.attn_factor", 1.0),
     )
 

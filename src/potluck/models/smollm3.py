@@ -72,12 +72,12 @@ def _windows(fields: Fields, turns: tuple[bool, ...]) -> tuple[int | None, ...]:
     """``layer_types`` says which layers slide; without it, those without rope do."""
     uses = fields.flag("use_sliding_window", default=False) and fields.get("sliding_window")
     if not uses:
-        if dense.SLIDING in fields.texts("layer_types"):
+        if hugging_face.SLIDING in fields.texts("layer_types"):
             raise ModelFileError(
                 fields.path, "layer_types has sliding_attention, but use_sliding_window is not set"
             )
         return (None,) * len(turns)
-    kinds = [dense.FULL if each else dense.SLIDING for each in turns]
+    kinds = [hugging_face.FULL if each else hugging_face.SLIDING for each in turns]
     return dense.windows(fields.with_defaults({"layer_types": kinds}))
 
 
