@@ -6,7 +6,7 @@ gives every position's logits, and so does the native one, which keeps keys and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.changes import Change, each_layer, in_attention, in_ropes
 from support.converted_models import make_model_that_sees, write_converted_gguf
 from support.parity import assert_logits_agree, native_error_limit, rms
 from support.random_models import (
@@ -36,7 +37,6 @@ from potluck.models.registry import (
 )
 from potluck.types.model import (
     HeadNorm,
-    LayerConfig,
     ModelConfig,
     NormKind,
     NormPlaces,
@@ -44,24 +44,6 @@ from potluck.types.model import (
 )
 
 TOLERANCE = 1e-4
-Change = Callable[[ModelConfig], ModelConfig]
-
-
-def in_layers(change: Callable[[LayerConfig], LayerConfig]) -> Change:
-    """The change of a configuration that changes every layer."""
-    return lambda config: replace(config, layers=tuple(map(change, config.layers)))
-
-
-def in_attention(**changes: Any) -> Change:
-    """The change of every layer's attention."""
-    return in_layers(lambda layer: replace(layer, attention=replace(layer.attention, **changes)))
-
-
-def in_ropes(**changes: Any) -> Change:
-    """The change of every rope."""
-    return lambda config: replace(
-        config, ropes=tuple(replace(rope, **changes) for rope in config.ropes)
-    )
 
 
 def in_model(**changes: Any) -> Change:
@@ -121,7 +103,7 @@ MULTIPLIERS: dict[str, Any] = {
 FORGOTTEN_MULTIPLIERS: dict[str, Change] = {
     "embedding": in_model(embedding_scale=1.0),
     "logits": in_model(logit_scale=1.0),
-    "residual": in_layers(lambda layer: replace(layer, residual_scale=1.0)),
+    "residual": each_layer(lambda layer: replace(layer, residual_scale=1.0)),
     "attention": in_attention(scale=24**-0.5),
 }
 GRANITE4: dict[str, Any] = MULTIPLIERS | {
@@ -207,7 +189,7 @@ CASES: tuple[Case, ...] = (
         family="glm4",
         settings={"head_dim": 32, "attention_bias": False},
         forgotten={
-            "norms after": in_layers(lambda layer: replace(layer, norms=NormPlaces.PRE)),
+            "norms after": each_layer(lambda layer: replace(layer, norms=NormPlaces.PRE)),
         },
     ),
     Case(

@@ -12,6 +12,7 @@ import gguf
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from support.changes import Change, in_attention, in_experts, in_layers, in_ropes
 from support.expert_models import (
     add_layer_that_predicts,
     make_expert_model,
@@ -25,45 +26,10 @@ from support.state_dict_source import StateDictSource
 
 from potluck.catalog import describe_model, open_weights
 from potluck.models.names import FileKind
-from potluck.types.model import ExpertsConfig, HeadNorm, ModelConfig
+from potluck.types.model import HeadNorm
 from potluck.types.program import Activation, ExpertScore, Shard
 
 TOLERANCE = 1e-4
-Change = Callable[[ModelConfig], ModelConfig]
-
-
-def in_attention(**changes: Any) -> Change:
-    """The change of every layer's attention."""
-    return lambda config: replace(
-        config,
-        layers=tuple(
-            replace(layer, attention=replace(layer.attention, **changes)) for layer in config.layers
-        ),
-    )
-
-
-def in_experts(**changes: Any) -> Change:
-    """The change of the experts of every layer that has any."""
-
-    def changed(experts: ExpertsConfig | None) -> ExpertsConfig | None:
-        return None if experts is None else replace(experts, **changes)
-
-    return lambda config: replace(
-        config,
-        layers=tuple(replace(layer, experts=changed(layer.experts)) for layer in config.layers),
-    )
-
-
-def in_layers(**changes: Any) -> Change:
-    return lambda config: replace(
-        config, layers=tuple(replace(layer, **changes) for layer in config.layers)
-    )
-
-
-def in_rope(**changes: Any) -> Change:
-    return lambda config: replace(
-        config, ropes=tuple(replace(rope, **changes) for rope in config.ropes)
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,8 +105,8 @@ CASES: tuple[Case, ...] = (
         forgotten={
             "window": in_attention(window=None),
             "activation": in_experts(activation=Activation.SILU),
-            "bounds of YaRN": in_rope(truncate=True),
-            "scale of YaRN": in_rope(attention_factor=1.0),
+            "bounds of YaRN": in_ropes(truncate=True),
+            "scale of YaRN": in_ropes(attention_factor=1.0),
             "shares": in_experts(normalize_shares=False),
         },
     ),
@@ -175,7 +141,7 @@ CASES: tuple[Case, ...] = (
         family="glm4_moe",
         settings=GLM,
         forgotten={
-            "partial rope": in_rope(rotary_dim=24),
+            "partial rope": in_ropes(rotary_dim=24),
             "scale of shares": in_experts(share_scale=1.0),
             "score": in_experts(score=ExpertScore.SOFTMAX),
             "correction": in_experts(has_correction=False),
@@ -240,7 +206,7 @@ CASES: tuple[Case, ...] = (
         family="minimax_m2",
         settings=MINIMAX,
         forgotten={
-            "partial rope": in_rope(rotary_dim=24),
+            "partial rope": in_ropes(rotary_dim=24),
             "correction": in_experts(has_correction=False),
         },
     ),

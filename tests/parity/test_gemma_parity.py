@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.changes import Change, each_layer, in_attention
 from support.gemma_models import make_gemma, write_gemma_gguf
 from support.parity import assert_logits_agree
 from support.random_models import RandomModel, random_tokens, torch_logits
@@ -25,20 +26,9 @@ from potluck.models.registry import (
     skipped_parts,
     with_stored_head,
 )
-from potluck.types.model import LayerConfig, ModelConfig
+from potluck.types.model import ModelConfig
 
 TOLERANCE = 1e-4
-Change = Callable[[ModelConfig], ModelConfig]
-
-
-def each_layer(change: Callable[[LayerConfig], LayerConfig]) -> Change:
-    """The change of a configuration that changes every layer."""
-    return lambda config: replace(config, layers=tuple(map(change, config.layers)))
-
-
-def in_attention(**changes: Any) -> Change:
-    """The change of every layer's attention."""
-    return each_layer(lambda layer: replace(layer, attention=replace(layer.attention, **changes)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
