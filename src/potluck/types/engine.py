@@ -83,7 +83,7 @@ class Engine(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockFormat:
-    """What the bytes of a cache block are, over all caches of a stage.
+    """What the bytes of a cache block and of a state slot are, over all layers of a stage.
 
     Engines of one program whose formats have the same ``name`` read one another's blocks, and
     would have computed the same bits from the same input.
@@ -91,6 +91,7 @@ class BlockFormat:
 
     name: str
     num_bytes: int
+    state_bytes: int = 0
 
 
 class LoadableEngine(Engine, Protocol):
@@ -118,6 +119,17 @@ class LoadableEngine(Engine, Protocol):
         """
         ...
 
+    def read_states(self, states: Sequence[int]) -> NDArray[np.uint8]:
+        """Return what the slots ``states`` hold: ``[len(states), state_bytes]``, the caller's.
+
+        Raises as ``read_blocks``.
+        """
+        ...
+
+    def write_states(self, states: Sequence[int], data: NDArray[np.uint8]) -> None:
+        """Put back what ``read_states`` gave; see ``write_blocks``."""
+        ...
+
     @property
     def weights_bytes(self) -> int:
         """What the weights taken so far occupy."""
@@ -135,7 +147,7 @@ class MakeEngine(Protocol):
     """Makes engines on one unit, for whoever tries or measures it."""
 
     def __call__(
-        self, program: Program, *, num_blocks: int, max_step_tokens: int
+        self, program: Program, *, num_blocks: int, max_step_tokens: int, num_states: int = 0
     ) -> LoadableEngine:
         """An engine without its weights; the caller's to close."""
         ...
@@ -164,8 +176,8 @@ class EngineCost(Protocol):
         """A weight, of the format that it is loaded in."""
         ...
 
-    def cache_bytes(self, program: Program, num_blocks: int) -> int:
-        """The key-value caches of ``num_blocks`` blocks."""
+    def cache_bytes(self, program: Program, num_blocks: int, num_states: int = 0) -> int:
+        """The key-value caches of ``num_blocks`` blocks, and ``num_states`` slots for states."""
         ...
 
     def scratch_bytes(

@@ -121,7 +121,8 @@ class AttentionConfig:
     keys are turned before their norms. ``has_value_norm``: values pass an RMS norm without a
     weight. ``values_are_keys``: there is no matrix for values, which are the keys before their norm
     and rotation. ``shared_layer`` is the layer whose keys and values this one reads; it has no
-    matrices for its own.
+    matrices for its own. ``has_output_gate``: each head's rows of the matrix for queries are
+    followed by as many for a gate, by whose sigmoid the head's output is multiplied (Qwen3-Next).
     """
 
     num_heads: int
@@ -140,11 +141,85 @@ class AttentionConfig:
     has_value_norm: bool = False
     values_are_keys: bool = False
     shared_layer: int | None = None
+    has_output_gate: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentAttentionConfig:
+    """Multi-head latent attention (DeepSeek V2), computed with absorbed matrices.
+
+    Keys and values of all heads are made of one latent row of ``latent_rank`` columns, which is
+    what the cache has, beside ``rope_dim`` columns that are rotated by the table ``rope``. Queries
+    have ``nope_dim`` columns for the former and ``rope_dim`` for the latter; they pass through
+    ``query_rank`` columns, unless that is None. ``has_bias``: the projections down have biases, and
+    that of the output.
+    """
+
+    num_heads: int
+    query_rank: int | None
+    latent_rank: int
+    rope_dim: int
+    nope_dim: int
+    value_dim: int
+    scale: float
+    rope: int = 0
+    has_bias: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShortConvConfig:
+    """A gated short convolution over ``kernel`` tokens (LFM2)."""
+
+    kernel: int
+    has_bias: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatedDeltaConfig:
+    """A gated delta net (Qwen3-Next): a convolution over ``kernel`` tokens, the gated delta rule,
+    and a gated norm. The fields are those of ``potluck.types.program.GatedDelta``.
+
+    ``is_fused``: the matrices of queries, keys, values and the gate are one, whose rows go by key
+    heads; and so are those of ``beta`` and ``decay``.
+    """
+
+    num_heads: int
+    num_key_heads: int
+    key_dim: int
+    value_dim: int
+    kernel: int
+    is_tiled: bool = False
+    is_fused: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MambaConfig:
+    """A Mamba-2 mixer: a convolution over ``kernel`` tokens, the scan, and a gated norm.
+
+    The fields from ``num_heads`` to ``largest_step`` are those of
+    ``potluck.types.program.StateScan``. The norm goes by ``norm_groups`` groups of columns; None
+    for no norm, only the gate. With ``norm_before_gate`` the norm comes first.
+    """
+
+    num_heads: int
+    head_dim: int
+    num_groups: int
+    state_dim: int
+    kernel: int
+    least_step: float = 0.0
+    largest_step: float | None = None
+    norm_groups: int | None = 1
+    norm_before_gate: bool = False
+    has_conv_bias: bool = True
+    has_bias: bool = False
+
+
+Recurrence = ShortConvConfig | GatedDeltaConfig | MambaConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MlpConfig:
-    """A gated feed-forward layer; ``width`` is that of gate and up."""
+    """A feed-forward layer; ``width`` is that of up, and of the gate if the activation has one."""
 
     width: int
     activation: Activation = Activation.SILU
@@ -180,20 +255,28 @@ class ExpertsConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerConfig:
-    """One decoder layer: attention, and an MLP, experts or both.
+    """One decoder layer: attention, a recurrence or both, and an MLP, experts or both.
 
-    With both, as in Gemma 4's 26B-A4B, they run beside one another: each has its own norms before
+    Attention and a recurrence read the same normed input and are added (Falcon-H1). A layer may
+    lack either half (Nemotron-H). With an MLP and experts, as in Gemma 4's 26B-A4B, they run beside one another: each has its own norms before
     and after it, and the router reads the residual stream through a norm of its own. What attention
     and the feed-forward part give is multiplied by ``residual_scale`` before it is added.
     ``has_output_scale``: the layer's output is multiplied by a stored scalar (Gemma 4).
     """
 
-    attention: AttentionConfig
+    attention: AttentionConfig | LatentAttentionConfig | None
     mlp: MlpConfig | None = None
     experts: ExpertsConfig | None = None
     norms: NormPlaces = NormPlaces.PRE
     residual_scale: float = 1.0
     has_output_scale: bool = False
+    recurrence: Recurrence | None = None
+
+    @property
+    def shared_layer(self) -> int | None:
+        """The layer whose keys and values this one reads instead of its own, if it does."""
+        attention = self.attention
+        return attention.shared_layer if isinstance(attention, AttentionConfig) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,6 +343,6 @@ class ModelConfig:
         if not 0 < layer < self.num_layers:
             return self.per_layer_inputs is None or layer == self.num_layers
         return self.per_layer_inputs is None and all(
-            each.attention.shared_layer is None or each.attention.shared_layer >= layer
+            each.shared_layer is None or each.shared_layer >= layer
             for each in self.layers[layer:]
         )

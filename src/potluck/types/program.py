@@ -24,17 +24,25 @@ HIDDEN = "hidden"
 
 
 class Activation(enum.Enum):
-    """What a gated feed-forward layer makes of ``gate`` and ``up``, element by element.
+    """What a feed-forward layer makes of ``gate`` and ``up``, element by element.
 
     SILU: ``gate / (1 + exp(-gate)) * up`` (Shazeer 2020, SwiGLU). GELU_TANH: ``0.5 gate (1 +
     tanh(sqrt(2/pi) (gate + 0.044715 gate^3))) * up`` (Hendrycks and Gimpel 2016). CLAMPED_SWIGLU is
     that of gpt-oss: ``g = min(gate, 7)``, ``u = clip(up, -7, 7)``, ``g / (1 + exp(-1.702 g)) * (u +
-    1)``.
+    1)``. PRODUCT: ``gate * up`` (the gates of LFM2's convolutions). RELU_SQUARED has no gate:
+    ``max(up, 0)²`` (So et al. 2021; Nemotron-H).
     """
 
     SILU = "silu"
     GELU_TANH = "gelu_tanh"
     CLAMPED_SWIGLU = "clamped_swiglu"
+    PRODUCT = "product"
+    RELU_SQUARED = "relu_squared"
+
+    @property
+    def has_gate(self) -> bool:
+        """Whether it takes a gate."""
+        return self is not Activation.RELU_SQUARED
 
 
 class ExpertScore(enum.Enum):
@@ -102,6 +110,45 @@ class Linear:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HeadLinear:
+    """A product for each head with a matrix of its own; weight is ``[num_heads, rows, columns]``.
+
+    ``out[t][out_start + h * out_stride + i] = (weight[h] @ x_h)[i]``, where ``x_h`` are the
+    ``columns`` numbers of ``x[t]`` from ``x_start + h * x_stride`` on. The other columns of ``out``
+    stay as they are. ``out`` is not ``x``.
+    """
+
+    x: str
+    weight: str
+    out: str
+    num_heads: int
+    rows: int
+    columns: int
+    x_stride: int
+    out_stride: int
+    x_start: int = 0
+    out_start: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyColumns:
+    """``out[t][out_start + g * out_stride + i] = x[t][x_start + g * x_stride + i]`` for ``g`` below
+    ``num_groups`` and ``i`` below ``count``.
+
+    The other columns of ``out`` stay as they are. ``out`` is not ``x``.
+    """
+
+    x: str
+    out: str
+    num_groups: int
+    count: int
+    x_stride: int
+    out_stride: int
+    x_start: int = 0
+    out_start: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rope:
     """Rotate pairs ``(i, i + rotary_dim/2)`` of every head of ``x`` in place by one of the
     program's rope tables at each token's position (the "neox" or rotate-half form, Su et al. 2021).
@@ -130,6 +177,11 @@ class Attention:
     program has filled (Gemma 4 E2B). With ``softcap`` scores become ``softcap * tanh(score /
     softcap)`` before the softmax (Gemma 2). ``sinks`` ``[num_heads]`` are logits that take part in
     the softmax of their head and have no value (gpt-oss).
+
+    Values are ``value_dim`` wide, and so is a head of ``out``; None: as wide as keys. With
+    ``value_start`` there is no ``v``: the value of a position is its key's columns ``[value_start,
+    value_start + value_dim)``, as the cache has them. This is multi-head latent attention with
+    absorbed matrices (DeepSeek V2): one key of a rotated part and a latent part for all heads.
     """
 
     q: str
@@ -144,16 +196,103 @@ class Attention:
     window: int | None = None
     softcap: float | None = None
     sinks: str | None = None
+    value_dim: int | None = None
+    value_start: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CausalConv:
+    """A short convolution of every column by itself over the sequence's last rows of ``x``.
+
+    ``out[t][c] = sum over j < k of weight[c][j] * x[t - k + 1 + j][c] + bias[c]``, in ascending
+    order of ``j``, and with ``has_silu`` ``y / (1 + exp(-y))`` of that. Weight is ``[width(x), k]``,
+    bias ``[width(x)]`` or None. The state ``state_index`` has the ``k - 1`` rows of ``x`` before the
+    next token, ``[k - 1, width(x)]``, oldest first. ``out`` may be ``x``.
+    """
+
+    x: str
+    weight: str
+    out: str
+    state_index: int
+    kernel: int
+    bias: str | None = None
+    has_silu: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatedDelta:
+    """The gated delta rule (Yang et al. 2024, "Gated Delta Networks"), token after token.
+
+    ``x`` has the queries and the keys of ``num_key_heads`` heads, ``key_dim`` wide, and then the
+    values of ``num_heads`` heads, ``value_dim`` wide; ``decay`` and ``beta`` are ``num_heads``
+    wide. Head ``h`` has the queries and keys of key head ``h // (num_heads / num_key_heads)``, or
+    with ``is_tiled`` of ``h % num_key_heads``. With ``rate`` and ``decay_bias`` ``[num_heads]``::
+
+        q = query / sqrt(sum(query²) + epsilon) / sqrt(key_dim)
+        k = key / sqrt(sum(key²) + epsilon)
+        S = S * exp(rate[h] * softplus(decay[t][h] + decay_bias[h]))
+        S = S + outer(k, sigmoid(beta[t][h]) * (value - k @ S))
+        out[t][h] = q @ S
+
+    ``S`` is ``[key_dim, value_dim]``; the state ``state_index`` has those of all heads, one after
+    another. Sums over ``key_dim`` go in ascending order. ``out`` is ``num_heads * value_dim`` wide.
+    """
+
+    x: str
+    decay: str
+    beta: str
+    rate: str
+    decay_bias: str
+    out: str
+    state_index: int
+    num_heads: int
+    num_key_heads: int
+    key_dim: int
+    value_dim: int
+    epsilon: float
+    is_tiled: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateScan:
+    """The selective scan of Mamba-2 (Dao and Gu 2024), token after token.
+
+    ``x`` has ``num_heads`` inputs, ``head_dim`` wide, and then the vectors ``b`` and the vectors
+    ``c`` of ``num_groups`` groups of neighbouring heads, ``state_dim`` wide; ``step`` is
+    ``num_heads`` wide. With ``rate``, ``step_bias`` and ``skip`` ``[num_heads]``::
+
+        d = clip(softplus(step[t][h] + step_bias[h]), least_step, largest_step)
+        S = S * exp(rate[h] * d) + outer(b, d * x)
+        out[t][h] = c @ S + skip[h] * x
+
+    ``S`` is ``[state_dim, head_dim]``; the state ``state_index`` has those of all heads, one after
+    another. Sums over ``state_dim`` go in ascending order. ``out`` is ``num_heads * head_dim`` wide.
+    """
+
+    x: str
+    step: str
+    rate: str
+    step_bias: str
+    skip: str
+    out: str
+    state_index: int
+    num_heads: int
+    head_dim: int
+    num_groups: int
+    state_dim: int
+    least_step: float = 0.0
+    largest_step: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatedActivation:
-    """``out = activation(gate, up)``, element by element; ``out`` may be ``gate``.
+    """``out = activation(gate, up)``, element by element; ``out`` may be ``gate`` or ``up``.
 
-    Of ``up``, which may be wider than ``gate``, the columns from ``up_start`` on are taken.
+    Of ``up``, which may be wider than ``out``, the columns from ``up_start`` on are taken. There is
+    no ``gate`` where the activation has none.
     """
 
-    gate: str
+    gate: str | None
     up: str
     out: str
     activation: Activation = Activation.SILU
@@ -179,14 +318,15 @@ class Moe:
         out[t] = sum of p[e] * (down[e] @ activation(gate[e] @ x[t], up[e] @ x[t]))
 
     ``gate`` and ``up`` are ``[num_experts, expert_width, width(x)]``, ``down`` is
-    ``[num_experts, width(out), expert_width]``; each may have biases ``[num_experts, rows]``. Of a
+    ``[num_experts, width(out), expert_width]``; each may have biases ``[num_experts, rows]``. There
+    is no ``gate`` where the activation has none. Of a
     token whose logits have a NaN, or no largest that is finite, ``out`` is NaN: no expert was
     chosen. ``out`` may be ``x``.
     """
 
     x: str
     logits: str
-    gate: str
+    gate: str | None
     up: str
     down: str
     out: str
@@ -261,8 +401,13 @@ Op = (
     | RmsNorm
     | LayerNorm
     | Linear
+    | HeadLinear
+    | CopyColumns
     | Rope
     | Attention
+    | CausalConv
+    | GatedDelta
+    | StateScan
     | GatedActivation
     | Moe
     | SigmoidGate
@@ -343,11 +488,29 @@ class WeightSpec:
 class CacheSpec:
     """What is kept of every position for the attention ops of one ``cache_index``: keys and values.
 
-    Several ops may read one cache; the first of them fills it.
+    Several ops may read one cache; the first of them fills it. Keys are ``head_dim`` wide, values
+    ``value_dim``, which is 0 where values are columns of the keys.
     """
 
     num_kv_heads: int
     head_dim: int
+    value_dim: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateSpec:
+    """What is kept of a whole sequence for the op of one ``state_index``: float32 ``[rows, width]``.
+
+    It is all zeros before the first token.
+    """
+
+    rows: int
+    width: int
+
+    @property
+    def num_bytes(self) -> int:
+        """Of one sequence."""
+        return 4 * self.rows * self.width
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -363,6 +526,7 @@ class Program:
     hidden_size: int
     vocab_size: int
     context_tokens: int
+    states: tuple[StateSpec, ...] = ()
 
     @property
     def head(self) -> Head | None:

@@ -17,7 +17,8 @@ class StageSize:
 
     Weights that are mapped stay in a packed file, and take no memory. ``arithmetic`` is the
     that of a backend which ``has_arithmetics``; others have one of their own. ``backend`` is that
-    of the unit, ``is_on_device`` whether the unit has memory of its own.
+    of the unit, ``is_on_device`` whether the unit has memory of its own. ``num_states`` slots hold
+    the states of sequences and checkpoints of them; 0 for models without state.
     """
 
     context_tokens: int
@@ -30,6 +31,7 @@ class StageSize:
     backend: str = NATIVE
     has_arithmetics: bool = True
     is_on_device: bool = False
+    num_states: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

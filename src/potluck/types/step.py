@@ -67,6 +67,18 @@ class BlockCopy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StateCopy:
+    """The state slot ``target`` becomes a copy of ``source``, on every stage.
+
+    A slot holds what the ops of a sequence keep besides keys and values (``StateSpec``): of a live
+    sequence, or a *checkpoint* of one.
+    """
+
+    source: int
+    target: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HashedBlock:
     """A cache block for 16 tokens, named by the hash of all tokens of its sequence up to its end.
 
@@ -85,7 +97,9 @@ class SequenceSlice:
 
     ``tokens`` are its new tokens at positions ``[start_position, start_position + len(tokens))``.
     ``block_table[i]`` is the cache block that holds positions ``[16 i, 16 (i + 1))``, and covers
-    all positions up to the last new one.
+    all positions up to the last new one. ``state`` is the slot that holds the sequence's state
+    after ``start_position`` tokens, and then after all of these; None for models without state. A
+    slice from position 0 on begins with zeros, whatever the slot holds.
 
     The last stage is asked about the tokens that follow some of the new ones. With ``sample`` the
     one after the last is sampled. From the index ``score_from`` on, the tokens that follow are
@@ -106,6 +120,7 @@ class SequenceSlice:
     next_token: int | None = None
     pooling: Pooling | None = None
     ends_pooling: bool = False
+    state: int | None = None
 
     @property
     def wanted(self) -> range:
@@ -141,7 +156,8 @@ class Step:
     """One ragged batch. ``opened`` and ``closed`` are applied before and after the computation.
 
     First, stages that keep blocks on disk may keep those in ``saves``, whose content earlier steps
-    have computed. Then ``copies`` are made in order, before anything is computed.
+    have computed. Then ``copies`` and ``state_copies`` are made in order, before anything is
+    computed.
 
     A step with ``restores`` has nothing else. Every stage puts back what it has kept of them, in
     order, up to the first one that it does not have.
@@ -154,6 +170,7 @@ class Step:
     copies: tuple[BlockCopy, ...] = ()
     saves: tuple[HashedBlock, ...] = ()
     restores: tuple[HashedBlock, ...] = ()
+    state_copies: tuple[StateCopy, ...] = ()
 
     @property
     def num_tokens(self) -> int:
