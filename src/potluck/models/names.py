@@ -57,6 +57,7 @@ class StoredPart:
     matrix. ``is_interleaved``: the pairs that rope turns lie side by side in each head, and not
     half of what turns apart. ``plus_one``: the file has ``w - 1`` for a norm's weight ``w``.
     ``is_transposed``: if the file has it as floats, it has the transpose of each matrix.
+    ``is_flat``: it is a vector, of the elements of the file's tensor one after another.
     """
 
     name: str
@@ -67,6 +68,7 @@ class StoredPart:
     is_interleaved: bool = False
     plus_one: bool = False
     is_transposed: bool = False
+    is_flat: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,6 +244,7 @@ def stored_tensor(
         row_range=_row_range(part, weight, weights),
         plus_one=part.plus_one,
         is_transposed=part.is_transposed,
+        is_flat=part.is_flat,
         shape=weight.shape,
     )
 

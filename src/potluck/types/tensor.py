@@ -193,7 +193,8 @@ class StoredTensor:
     matrix. ``rows``: it consists of these rows of the file's tensor; None is all of them. At most
     one of the three is given. ``plus_one``: 1 is added to what is stored, which makes it float32.
     ``is_transposed``: where it is stored as floats, the file has the transpose of each matrix, of
-    which the others of these fields are meant.
+    which the others of these fields are meant. ``is_flat``: it is a vector, of the elements of the
+    file's tensor one after another (the kernels ``[channels, 1, k]`` of a convolution).
 
     ``shape`` is the canonical one; None is whatever the file has. A file's that differs from it in
     dimensions of 1 only is taken for it.
@@ -207,4 +208,5 @@ class StoredTensor:
     rows: tuple[int, ...] | None = None
     plus_one: bool = False
     is_transposed: bool = False
+    is_flat: bool = False
     shape: tuple[int, ...] | None = None

@@ -73,6 +73,8 @@ class CanonicalSource:
         elif stored.rows is not None:
             self._check_rows(stored.rows, info)
             shape = (len(stored.rows), *shape[1:])
+        if stored.is_flat:
+            shape = (math.prod(shape),)
         if stored.shape is not None and _without_ones(shape) == _without_ones(stored.shape):
             shape = stored.shape
         format = TensorFormat.F32 if stored.plus_one else info.format
@@ -106,7 +108,10 @@ class CanonicalSource:
         elif stored.rows is not None:
             self._read_some(stored, stored.rows, start_row, end_row, out)
         elif stored.interleaved is None:
-            self._read_stored(stored, stored.stored_names[0], start_row, end_row, out)
+            # All rows of the file's are the only row of a vector.
+            factor = self._first(stored).num_rows if len(self.info(name).shape) == 1 else 1
+            first, last = start_row * factor, end_row * factor
+            self._read_stored(stored, stored.stored_names[0], first, last, out)
         else:
             self._read_interleaved(stored, stored.interleaved, start_row, end_row, out)
 

@@ -64,6 +64,27 @@ def test_names_are_canonical_and_rows_as_stored() -> None:
     assert raw.is_closed
 
 
+@pytest.mark.parametrize("shape", [(4, 1, 3), (4, 3)])
+def test_a_flat_tensor_is_a_vector_of_all_rows(shape: tuple[int, ...]) -> None:
+    info = TensorInfo(name="conv.weight", shape=shape, format=TensorFormat.F16)
+    raw = MemorySource({"conv.weight": (info, bytes(range(24)))})
+    stored = StoredTensor(
+        canonical_name="kernel", stored_names=("conv.weight",), is_flat=True, shape=(12,)
+    )
+    source = CanonicalSource(raw, [stored])
+    assert source.info("kernel") == TensorInfo(name="kernel", shape=(12,), format=TensorFormat.F16)
+    assert read_whole(source, "kernel") == bytes(range(24))
+
+
+def test_a_column_is_a_vector() -> None:
+    info = TensorInfo(name="ssm_d", shape=(4, 1), format=TensorFormat.F32)
+    raw = MemorySource({"ssm_d": (info, bytes(range(16)))})
+    stored = StoredTensor(canonical_name="skip", stored_names=("ssm_d",), shape=(4,))
+    source = CanonicalSource(raw, [stored])
+    assert source.info("skip").shape == (4,)
+    assert read_whole(source, "skip") == bytes(range(16))
+
+
 STACK = StoredTensor(canonical_name="w", stored_names=("w0", "w1", "w2"), is_stacked=True)
 
 
