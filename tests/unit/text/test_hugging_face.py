@@ -204,7 +204,7 @@ def test_vocabulary_and_merges_without_tokenizer_json(
     model = document["model"]
     # A letter and the first byte of a mark, which belong together only where marks are of words.
     model["vocab"]["eÌ"] = model["vocab"].pop("".join(model["merges"].pop()))
-    model["merges"].append(["e", "Ì"])
+    model["merges"].insert(0, ["e", "Ì"])
     files: dict[str, Any] = {
         "vocab.json": model["vocab"],
         "merges.txt": "#version: 0.2\n" + "\n".join(" ".join(m) for m in model["merges"]) + "\n",
