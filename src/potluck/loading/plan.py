@@ -97,7 +97,7 @@ def _multiplied(program: Program) -> frozenset[str]:
             if op.weight is not None:
                 names.add(op.weight)
         elif isinstance(op, Moe):
-            names.update((op.gate, op.up, op.down))
+            names.update(filter(None, (op.gate, op.up, op.down)))
     return frozenset(names)
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from potluck.models.program import build_program
 from potluck.models.rope import empty_rope_tables
+from potluck.models.shape import model_shape
 from potluck.models.work import attention_multiply_adds, cache_bytes_per_position
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.model import ModelConfig
@@ -28,7 +29,6 @@ from potluck.types.program import (
     WeightSpec,
 )
 from potluck.types.quantization import Quantization
-from potluck.types.speed import model_shape
 from potluck.types.tensor import TensorFormat, TensorInfo
 
 LoadedBytes = Callable[[TensorInfo], int]
@@ -162,7 +162,7 @@ class _Part:
                 if op.weight is not None:
                     self._multiply(op.weight)
             case Moe():
-                for name in (op.gate, op.up, op.down):
+                for name in filter(None, (op.gate, op.up, op.down)):
                     self._multiply(name, op.num_experts, op.num_experts_per_token)
             case Attention():
                 self._attention = op
@@ -200,7 +200,7 @@ def _layer_of(op: Op, specs: Mapping[str, WeightSpec]) -> int | None:
         case Linear():
             return specs[op.weight].layer
         case Moe():
-            return specs[op.gate].layer
+            return specs[op.up].layer
         case _:
             return None
 
