@@ -43,7 +43,9 @@ from potluck.models.program import weight_specs
 from potluck.models.qwen2 import QWEN2
 from potluck.models.qwen2_moe import QWEN2_MOE
 from potluck.models.qwen3 import QWEN3
+from potluck.models.qwen3_5 import QWEN3_5, QWEN3_5_MOE
 from potluck.models.qwen3_moe import QWEN3_MOE
+from potluck.models.qwen3_next import QWEN3_NEXT
 from potluck.models.seed_oss import SEED_OSS
 from potluck.models.smollm3 import SMOLLM3
 from potluck.types.model import ModelConfig
@@ -91,6 +93,9 @@ FAMILIES: tuple[Family, ...] = (
     GRANITE_MOE,
     GRANITE_MOE_SHARED,
     ERNIE4_5_MOE,
+    QWEN3_NEXT,
+    QWEN3_5,
+    QWEN3_5_MOE,
 )
 
 
