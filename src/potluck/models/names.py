@@ -56,7 +56,10 @@ class StoredPart:
     is every ``stride``-th row from ``first`` on. Of a stack of matrices both are meant of each
     matrix. ``is_interleaved``: the pairs that rope turns lie side by side in each head, and not
     half of what turns apart. ``plus_one``: the file has ``w - 1`` for a norm's weight ``w``.
+    ``is_negative_exp``: the file has ``log(-w)``. ``rows_of`` gives the runs of rows of the file's
+    tensor that it consists of, for a model and the index of a layer.
     ``is_transposed``: if the file has it as floats, it has the transpose of each matrix.
+    ``is_flat``: it is a vector, of the elements of the file's tensor one after another.
     """
 
     name: str
@@ -66,7 +69,10 @@ class StoredPart:
     stride: int = 1
     is_interleaved: bool = False
     plus_one: bool = False
+    is_negative_exp: bool = False
+    rows_of: Callable[[ModelConfig, int], tuple[range, ...]] | None = None
     is_transposed: bool = False
+    is_flat: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,8 +246,11 @@ def stored_tensor(
         is_stacked=is_stacked,
         interleaved=_interleaved(config, weight) if part.is_interleaved else None,
         row_range=_row_range(part, weight, weights),
+        rows=_rows(config, part, weight),
         plus_one=part.plus_one,
+        is_negative_exp=part.is_negative_exp,
         is_transposed=part.is_transposed,
+        is_flat=part.is_flat,
         shape=weight.shape,
     )
 
@@ -272,6 +281,15 @@ def _row_range(
         stride=part.stride,
         of_vectors=_is_bias(weight),
     )
+
+
+def _rows(config: ModelConfig, part: StoredPart, weight: WeightSpec) -> tuple[range, ...] | None:
+    if part.rows_of is None:
+        return None
+    layer = _LAYER_TENSOR.fullmatch(weight.name)
+    if layer is None:
+        raise ValueError(f"{weight.name} consists of rows of a tensor and is in no layer")
+    return part.rows_of(config, int(layer[1]))
 
 
 def _num_rows(weight: WeightSpec) -> int:

@@ -186,7 +186,8 @@ def stored_weights(
     for weight in specs.values():
         each = stored_tensor(config, table, weight, specs)
         if weight.name == CLASSIFIER and config.label_tokens:
-            each = dataclasses.replace(each, stored_names=(head,), rows=config.label_tokens)
+            rows = tuple(range(token, token + 1) for token in config.label_tokens)
+            each = dataclasses.replace(each, stored_names=(head,), rows=rows)
         stored.append(each)
     return tuple(stored)
 
