@@ -224,7 +224,9 @@ def test_some_rows_of_a_tensor() -> None:
     for bounds, size in (((0, 4), 8), ((2, 1), 0), ((0, 1), 4)):
         with pytest.raises(ValueError, match="classifier"):
             source.read_rows("classifier", *bounds, memoryview(bytearray(size)))
-    beyond = StoredTensor(canonical_name="beyond", stored_names=("lm_head.weight",), rows=(range(2), range(3, 5)))
+    beyond = StoredTensor(
+        canonical_name="beyond", stored_names=("lm_head.weight",), rows=(range(2), range(3, 5))
+    )
     with pytest.raises(ModelFileError, match="rows from 0 to 4"):
         CanonicalSource(raw, [beyond]).info("beyond")
 
