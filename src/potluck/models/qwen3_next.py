@@ -15,6 +15,7 @@ from potluck.models import gguf, hugging_face
 from potluck.models.family import Family
 from potluck.models.fields import (
     MAX_HEADS,
+    MAX_KERNEL,
     MAX_LAYERS,
     MAX_WIDTH,
     Fields,
@@ -38,9 +39,6 @@ LINEAR = "linear_attention"
 
 ROTARY_SHARE = 0.25
 HEAD_DIM = 256
-MAX_KERNEL = 64
-"""Published models have kernels of 4 tokens."""
-
 EXPERT_DEFAULTS: Mapping[str, object] = {"intermediate_size": 5632, "norm_topk_prob": True}
 """Of the configurations with experts, where files leave them out."""
 

@@ -19,9 +19,12 @@ from potluck.models.gemma4 import GEMMA4, GEMMA4_UNIFIED
 from potluck.models.glm4 import GLM4
 from potluck.models.glm4_moe import GLM4_MOE
 from potluck.models.gpt_oss import GPT_OSS
-from potluck.models.granite import GRANITE, GRANITE_HYBRID
+from potluck.models.granite import GRANITE
+from potluck.models.granite_hybrid import GRANITE_HYBRID
 from potluck.models.granite_moe import GRANITE_MOE, GRANITE_MOE_SHARED
 from potluck.models.hunyuan_dense import HUNYUAN_DENSE
+from potluck.models.lfm2 import LFM2
+from potluck.models.lfm2_moe import LFM2_MOE
 from potluck.models.llama import LLAMA
 from potluck.models.minimax_m2 import MINIMAX_M2
 from potluck.models.ministral3 import MINISTRAL3
@@ -96,6 +99,8 @@ FAMILIES: tuple[Family, ...] = (
     QWEN3_NEXT,
     QWEN3_5,
     QWEN3_5_MOE,
+    LFM2,
+    LFM2_MOE,
 )
 
 
