@@ -270,7 +270,7 @@ def case_of(name: str) -> Case:
     ],
 )
 def test_other_forms_of_gguf_files(
-    name: str, options: Mapping[str, bool], models: Models, tmp_path: Path
+    name: str, options: Mapping[str, Any], models: Models, tmp_path: Path
 ) -> None:
     model, tokens = models(case_of(name)), random_tokens(40, seed=4)
     path = tmp_path / "model.gguf"

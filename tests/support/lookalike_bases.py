@@ -50,6 +50,28 @@ _YARN: Mapping[str, Any] = {
     "beta_slow": 1.0,
     "original_max_position_embeddings": 32,
 }
+_GATED_DELTA: Mapping[str, Any] = {
+    "num_hidden_layers": 4,
+    "head_dim": 32,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 24,
+    "linear_value_head_dim": 48,
+}
+_WITH_SHARED_EXPERT: Mapping[str, Any] = {
+    "num_experts": 7,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 48,
+    "shared_expert_intermediate_size": 80,
+}
+_SECTIONS: Mapping[str, Any] = {
+    "rope_parameters": {
+        **_THETA,
+        "partial_rotary_factor": 0.25,
+        "mrope_section": [2, 1, 1],
+        "mrope_interleaved": True,
+    }
+}
 
 BASES = (
     Base(family="llama", settings=_OLD_ROPE),
@@ -257,6 +279,19 @@ BASES = (
             "intermediate_size": 192,
             **_OLD_ROPE,
         },
+    ),
+    Base(
+        family="qwen3_next",
+        settings={
+            **_GATED_DELTA,
+            **_WITH_SHARED_EXPERT,
+            "rope_parameters": {**_THETA, "partial_rotary_factor": 0.25},
+        },
+    ),
+    Base(family="qwen3_5_text", settings={**_GATED_DELTA, **_SECTIONS}),
+    Base(
+        family="qwen3_5_moe_text",
+        settings={**_GATED_DELTA, **_WITH_SHARED_EXPERT, **_SECTIONS},
     ),
 )
 """Every family at least once. Ropes turn fast, so that changes of them show within few tokens."""

@@ -39,13 +39,10 @@ LINEAR = "linear_attention"
 
 ROTARY_SHARE = 0.25
 HEAD_DIM = 256
-EXPERT_DEFAULTS: Mapping[str, object] = {"intermediate_size": 5632, "norm_topk_prob": True}
-"""Of the configurations with experts, where files leave them out."""
-
 # ``Qwen3NextConfig`` of transformers.
 _DEFAULTS: Mapping[str, object] = {
-    **EXPERT_DEFAULTS,
     "hidden_size": 2048,
+    "intermediate_size": 5632,
     "linear_conv_kernel_dim": 4,
     "linear_key_head_dim": 128,
     "linear_num_key_heads": 16,
@@ -53,6 +50,7 @@ _DEFAULTS: Mapping[str, object] = {
     "linear_value_head_dim": 128,
     "max_position_embeddings": 32_768,
     "moe_intermediate_size": 512,
+    "norm_topk_prob": True,
     "num_attention_heads": 16,
     "num_experts": 512,
     "num_experts_per_tok": 10,

@@ -227,7 +227,8 @@ def with_stored_head(config: ModelConfig, names: Iterable[str], file_kind: FileK
     if file_kind is FileKind.HUGGING_FACE:
         config = _with_prefixes(config, stored)
     variants = _names(config, file_kind).found_variants(config, stored)
-    config = dataclasses.replace(config, name_variants=variants)
+    if variants:
+        config = dataclasses.replace(config, name_variants=variants)
     has_head = _stored_name(config, HEAD, file_kind) in stored
     if config.num_labels and not config.label_tokens:
         return config
