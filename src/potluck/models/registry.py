@@ -207,7 +207,8 @@ def _stored_name(config: ModelConfig, canonical_name: str, file_kind: FileKind) 
 
 
 def with_stored_head(config: ModelConfig, names: Iterable[str], file_kind: FileKind) -> ModelConfig:
-    """``config``, with a head of its own if the files have one, and without one if they have none.
+    """``config``, with a head of its own if the files have one, and without one if they have none,
+    and with the variants of names that the files have.
 
     Embedding models are published as their inner model: their files have no head, whatever
     ``config.json`` says, and their tensors lack the prefix ``model.``.
@@ -220,6 +221,8 @@ def with_stored_head(config: ModelConfig, names: Iterable[str], file_kind: FileK
     stored = frozenset(names)
     if file_kind is FileKind.HUGGING_FACE:
         config = _with_prefixes(config, stored)
+    variants = _names(config, file_kind).found_variants(config, stored)
+    config = dataclasses.replace(config, name_variants=variants)
     has_head = _stored_name(config, HEAD, file_kind) in stored
     if config.num_labels and not config.label_tokens:
         return config
