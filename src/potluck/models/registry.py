@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Mapping
 from potluck.errors import ModelFileError, UnsupportedModelError
 from potluck.formats.encodings import read_encoding
 from potluck.models.cohere2 import COHERE2
+from potluck.models.deepseek_v2 import DEEPSEEK_V2
+from potluck.models.deepseek_v3 import DEEPSEEK_V3
 from potluck.models.ernie4_5 import ERNIE4_5
 from potluck.models.ernie4_5_moe import ERNIE4_5_MOE
 from potluck.models.exaone4 import EXAONE4
@@ -18,6 +20,7 @@ from potluck.models.gemma3 import GEMMA3
 from potluck.models.gemma4 import GEMMA4, GEMMA4_UNIFIED
 from potluck.models.glm4 import GLM4
 from potluck.models.glm4_moe import GLM4_MOE
+from potluck.models.glm4_moe_lite import GLM4_MOE_LITE
 from potluck.models.gpt_oss import GPT_OSS
 from potluck.models.granite import GRANITE, GRANITE_HYBRID
 from potluck.models.granite_moe import GRANITE_MOE, GRANITE_MOE_SHARED
@@ -91,6 +94,9 @@ FAMILIES: tuple[Family, ...] = (
     GRANITE_MOE,
     GRANITE_MOE_SHARED,
     ERNIE4_5_MOE,
+    DEEPSEEK_V2,
+    DEEPSEEK_V3,
+    GLM4_MOE_LITE,
 )
 
 
@@ -193,7 +199,7 @@ def stored_weights(
 
 def _names(config: ModelConfig, file_kind: FileKind) -> NameTable:
     (family,) = (family for family in FAMILIES if family.name == config.family)
-    return family.names[file_kind]
+    return family.names_of(config, file_kind)
 
 
 def _stored_name(config: ModelConfig, canonical_name: str, file_kind: FileKind) -> str:
