@@ -32,6 +32,11 @@ NEEDED: Mapping[str, Mapping[str, Any]] = {
         "attention.sliding_window": 64,
         "logit_scale": 0.5,
     },
+    "deepseek2": {
+        "attention.kv_lora_rank": 64,
+        "attention.value_length": 16,
+        "rope.dimension_count": 16,
+    },
     "gemma4": {
         "attention.key_length_swa": 24,
         "attention.sliding_window": 64,
@@ -49,10 +54,8 @@ UNKNOWN: Mapping[str, Any] = {
     "attention.causal": False,
     "attention.clamp_kqv": 8.0,
     "attention.indexer.top_k": 8,
-    "attention.kv_lora_rank": 64,
     "attention.max_alibi_bias": 8.0,
     "attention.output_scale": 2.0,
-    "attention.q_lora_rank": 64,
     "attention.temperature_length": 64,
     "expert_group_scale": 2.0,
     "full_attention_interval": 4,
@@ -70,6 +73,8 @@ UNKNOWN: Mapping[str, Any] = {
 """Keys of other architectures of llama.cpp, and one of none."""
 
 READERS: Mapping[str, tuple[Any, frozenset[str]]] = {
+    "attention.kv_lora_rank": (64, frozenset({"deepseek2"})),
+    "attention.q_lora_rank": (64, frozenset({"deepseek2"})),
     "attention.key_length_swa": (24, frozenset({"gemma4"})),
     "attention.scale": (0.5, frozenset({"granite", "granitemoe"})),
     "attention.shared_kv_layers": (1, frozenset({"gemma4"})),
@@ -79,11 +84,11 @@ READERS: Mapping[str, tuple[Any, frozenset[str]]] = {
     "embedding_scale": (12.0, frozenset({"granite", "granitemoe"})),
     "final_logit_softcapping": (30.0, frozenset({"gemma2", "gemma3", "gemma4"})),
     "logit_scale": (8.0, frozenset({"cohere2", "granite", "granitemoe"})),
-    "nextn_predict_layers": (1, frozenset({"glm4moe"})),
+    "nextn_predict_layers": (1, frozenset({"deepseek2", "glm4moe"})),
     "residual_scale": (0.5, frozenset({"granite", "granitemoe"})),
     "rope.freq_base_swa": (10_000.0, frozenset({"gemma3", "gemma4", "olmo2"})),
     "rope.scaling.yarn_attn_factor": (1.0, frozenset({"mistral3", "olmo2"})),
-    "rope.scaling.yarn_log_multiplier": (0.1, frozenset({"mistral3"})),
+    "rope.scaling.yarn_log_multiplier": (0.1, frozenset({"deepseek2", "mistral3"})),
 }
 """Values of keys that change the arithmetic, and the architectures whose readers know them."""
 
