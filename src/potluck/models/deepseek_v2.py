@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from potluck.models import latent
 from potluck.models.family import Family
 from potluck.models.fields import Fields
-from potluck.models.latent import NAMES, changed_names
+from potluck.models.latent import NAMES
 from potluck.types.model import ModelConfig
 from potluck.types.program import ExpertScore
 
@@ -59,5 +59,4 @@ DEEPSEEK_V2 = Family(
     from_hugging_face=_from_hugging_face,
     from_gguf=None,
     names=NAMES,
-    changed_names=changed_names,
 )

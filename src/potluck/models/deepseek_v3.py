@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from potluck.models import latent
 from potluck.models.family import Family
 from potluck.models.fields import Fields
-from potluck.models.latent import NAMES, changed_names
+from potluck.models.latent import NAMES
 from potluck.types.model import ModelConfig
 from potluck.types.program import ExpertScore
 from potluck.types.tensor import TensorSource
@@ -72,5 +72,4 @@ DEEPSEEK_V3 = Family(
     from_gguf=_from_gguf,
     names=NAMES,
     aliases={"kimi_k2": "DeepseekV3ForCausalLM"},
-    changed_names=changed_names,
 )

@@ -22,8 +22,6 @@ class Family:
     values of their ``text_config`` are what ``from_hugging_face`` gets. ``aliases`` are other names
     of the same models, likewise. ``gguf_architectures`` are
     values of ``general.architecture``, none if GGUF files of the family call themselves otherwise.
-    ``changed_names`` makes of a table of ``names`` that of one model, where models differ in more
-    than their prefixes.
     """
 
     name: str
@@ -34,12 +32,6 @@ class Family:
     names: Mapping[FileKind, NameTable] = field(default_factory=lambda: USUAL_NAMES)
     wrappers: Mapping[str, str] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
-    changed_names: Callable[[ModelConfig, FileKind, NameTable], NameTable] | None = None
-
-    def names_of(self, config: ModelConfig, file_kind: FileKind) -> NameTable:
-        """What files of ``file_kind`` call the tensors of a model of this family."""
-        table = self.names[file_kind]
-        return table if self.changed_names is None else self.changed_names(config, file_kind, table)
 
     @property
     def headless_architecture(self) -> str:

@@ -11,7 +11,7 @@ from potluck.errors import ModelFileError
 from potluck.models import hugging_face, latent
 from potluck.models.family import Family
 from potluck.models.fields import Fields, unsupported
-from potluck.models.latent import NAMES, changed_names
+from potluck.models.latent import NAMES
 from potluck.types.model import ModelConfig
 from potluck.types.program import ExpertScore
 
@@ -79,5 +79,4 @@ GLM4_MOE_LITE = Family(
     from_hugging_face=_from_hugging_face,
     from_gguf=None,
     names=NAMES,
-    changed_names=changed_names,
 )

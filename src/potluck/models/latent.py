@@ -12,7 +12,6 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
-from potluck.errors import ModelFileError
 from potluck.models import gguf, hugging_face
 from potluck.models.fields import (
     HEAD_DIM_MULTIPLE,
@@ -210,7 +209,6 @@ def read_gguf(fields: Fields, source: TensorSource, *, family: str) -> ModelConf
         nope_dim=key_dim - rope_dim,
         value_dim=_dimension(fields, f"attention.value_length{suffix}"),
         scale=key_dim**-0.5 * mscale**2,
-        has_joint_up=not is_split,
     )
     return _with_attention(config, attention)
 
@@ -274,26 +272,7 @@ def _with_scaled_rope(fields: Fields, config: ModelConfig) -> tuple[ModelConfig,
     return dataclasses.replace(config, ropes=(rope,)), mscale
 
 
-_UP_IN_ONE: Mapping[str, StoredPart] = {
-    "attn.k_up": StoredPart(name="attn_kv_b", is_part=True, is_per_head=True, is_turned=True),
-    "attn.v_up": StoredPart(name="attn_kv_b", after=("attn.k_up",), is_per_head=True),
-}
-
-
-def changed_names(config: ModelConfig, file_kind: FileKind, table: NameTable) -> NameTable:
-    """The table of one model, which may lack the low rank of queries, or be an old GGUF file."""
-    attention = config.layers[0].attention
-    if not isinstance(attention, LatentAttentionConfig):
-        raise ModelFileError(config.family, "the first layer has no latent attention")
-    is_gguf = file_kind is FileKind.GGUF
-    changes: dict[str, str | StoredPart] = {}
-    if attention.query_rank is None:
-        name = "attn_q" if is_gguf else "self_attn.q_proj"
-        changes["attn.q"] = StoredPart(name=name, is_interleaved=True)
-    if is_gguf and attention.has_joint_up:
-        changes |= _UP_IN_ONE
-    return table.changed(changes) if changes else table
-
+_FULL_RANK = "queries of full rank"
 
 NAMES: Mapping[FileKind, NameTable] = {
     FileKind.HUGGING_FACE: dataclasses.replace(
@@ -317,7 +296,14 @@ NAMES: Mapping[FileKind, NameTable] = {
                 "mlp.shared.gate": "mlp.shared_experts.gate_proj",
                 "mlp.shared.up": "mlp.shared_experts.up_proj",
                 "mlp.shared.down": "mlp.shared_experts.down_proj",
-            }
+            },
+            variants={
+                _FULL_RANK: {
+                    "attn.q.weight": StoredPart(
+                        name="self_attn.q_proj.weight", is_interleaved=True
+                    ),
+                }
+            },
         ),
         has_more_layers=True,
     ),
@@ -334,9 +320,21 @@ NAMES: Mapping[FileKind, NameTable] = {
                 "attn.latent_norm": "attn_kv_a_norm",
                 "attn.k_up": "attn_k_b",
                 "attn.v_up": "attn_v_b",
-            }
+            },
+            variants={
+                _FULL_RANK: {
+                    "attn.q.weight": StoredPart(name="attn_q.weight", is_interleaved=True),
+                },
+                "keys and values in one": {
+                    "attn.k_up.weight": StoredPart(
+                        name="attn_kv_b.weight", is_part=True, is_per_head=True, is_turned=True
+                    ),
+                    "attn.v_up.weight": StoredPart(
+                        name="attn_kv_b.weight", after=("attn.k_up",), is_per_head=True
+                    ),
+                },
+            },
         ),
         has_more_layers=True,
     ),
 }
-"""Of these families; ``changed_names`` makes them those of one model."""

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from potluck.models.program import build_program
-from potluck.models.rope import empty_rope_tables
 from potluck.models.shape import model_shape
 from potluck.models.work import attention_multiply_adds, cache_bytes_per_position
 from potluck.types.arithmetic import Arithmetic
@@ -206,6 +205,8 @@ def _layer_of(op: Op, specs: Mapping[str, WeightSpec]) -> int | None:
 
 
 def _program(config: ModelConfig) -> Program:
+    from potluck.models.rope import empty_rope_tables  # loads NumPy: most agents never plan
+
     shard = Shard.whole(config.num_layers)
     ropes = empty_rope_tables(config, context_tokens=1)
     return build_program(config, shard, context_tokens=1, ropes=ropes)

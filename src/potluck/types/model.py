@@ -155,8 +155,7 @@ class LatentAttentionConfig:
     that of the output. ``norm_epsilon`` is that of the norms of what they give; None for the
     model's.
 
-    Files have the pairs that rope turns side by side if it ``is_interleaved``, and matrices of keys
-    and values up from the latent row in one for each head if it ``has_joint_up``.
+    Files have the pairs that rope turns side by side if it ``is_interleaved``.
     """
 
     num_heads: int
@@ -170,7 +169,6 @@ class LatentAttentionConfig:
     has_bias: bool = False
     norm_epsilon: float | None = None
     is_interleaved: bool = True
-    has_joint_up: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -324,7 +322,8 @@ class ModelConfig:
     classifier, a matrix of so many rows after the last norm, whose outputs are the vectors; they
     are the rows ``label_tokens`` of what would be the head, where the files have no such matrix.
     ``prefix`` is what the names of a Hugging Face file's tensors begin with, and ``head_prefix``
-    that of its head (``language_model.`` in some models that also see).
+    that of its head (``language_model.`` in some models that also see). ``name_variants`` are those
+    of its table of names that the files have (``potluck.models.names.NameTable``).
     """
 
     family: str
@@ -345,6 +344,7 @@ class ModelConfig:
     label_tokens: tuple[int, ...] = ()
     prefix: str = "model."
     head_prefix: str = ""
+    name_variants: tuple[str, ...] = ()
 
     @property
     def num_layers(self) -> int:
