@@ -50,6 +50,17 @@ _GEMMA4: Mapping[str, Any] = {
         "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
     },
 }
+_LATENT: Mapping[str, Any] = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 64,
+    "q_lora_rank": 32,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 24,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 48,
+}
 _YARN: Mapping[str, Any] = {
     "rope_type": "yarn",
     "rope_theta": 500.0,
@@ -334,5 +345,25 @@ BASES = (
         family="qwen3_5_moe_text",
         settings={**_GATED_DELTA, **_WITH_SHARED_EXPERT, **_SECTIONS},
     ),
+    Base(
+        family="deepseek_v2",
+        settings={
+            **_LATENT,
+            "q_lora_rank": None,
+            "first_k_dense_replace": 1,
+            "rope_parameters": {**_YARN, "mscale": 0.707, "mscale_all_dim": 0.707},
+        },
+    ),
+    Base(
+        family="deepseek_v3",
+        settings={
+            **_LATENT,
+            "first_k_dense_replace": 1,
+            "n_group": 4,
+            "topk_group": 2,
+            "rope_parameters": {**_YARN, "mscale": 1.0, "mscale_all_dim": 1.0},
+        },
+    ),
+    Base(family="glm4_moe_lite", settings={**_LATENT, **_OLD_ROPE}),
 )
 """Every family at least once. Ropes turn fast, so that changes of them show within few tokens."""

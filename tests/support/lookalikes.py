@@ -93,6 +93,7 @@ _WITH_ALL_ROPES = ("llama", "gemma3_text", "ministral3")
 
 _WITH_OWN_ROPES = (
     *_WITH_ALL_ROPES,
+    "deepseek_v3",
     "gemma4_text",
     "gpt_oss",
     "hunyuan_v1_dense",
