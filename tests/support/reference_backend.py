@@ -45,10 +45,12 @@ class _Cost:
     def loaded_bytes(self, info: TensorInfo) -> int:
         return 4 * info.num_rows * info.num_columns
 
-    def cache_bytes(self, program: Program, num_blocks: int) -> int:
-        return sum(
-            2 * 4 * num_blocks * 16 * spec.num_kv_heads * spec.head_dim for spec in program.caches
+    def cache_bytes(self, program: Program, num_blocks: int, num_states: int = 0) -> int:
+        of_blocks = sum(
+            4 * num_blocks * 16 * spec.num_kv_heads * (spec.head_dim + spec.value_dim)
+            for spec in program.caches
         )
+        return of_blocks + num_states * sum(spec.num_bytes for spec in program.states)
 
     def scratch_bytes(
         self, program: Program, max_step_tokens: int, *, num_threads: int, arithmetic: Arithmetic

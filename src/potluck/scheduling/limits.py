@@ -25,7 +25,8 @@ class SchedulerLimits:
     Sequences share the blocks of equal prefixes if ``has_prefix_cache``; then those that the stages
     have on disk can be restored. They are known there by hashes with the ``disk_salt``, which is
     None where the stages do not keep blocks on disk. While somebody decodes, prompts are cut so
-    that the time between tokens is about ``target_step_seconds``.
+    that the time between tokens is about ``target_step_seconds``. Stages have ``num_states`` state
+    slots, 0 of them for models without state.
     """
 
     num_blocks: int
@@ -36,6 +37,7 @@ class SchedulerLimits:
     has_prefix_cache: bool = True
     disk_salt: bytes | None = None
     target_step_seconds: float = DEFAULT_TARGET_STEP_SECONDS
+    num_states: int = 0
 
     def __post_init__(self) -> None:
         smallest = min(self.max_step_tokens, self.max_step_sequences, self.max_steps_in_flight)

@@ -343,6 +343,5 @@ class ModelConfig:
         if not 0 < layer < self.num_layers:
             return self.per_layer_inputs is None or layer == self.num_layers
         return self.per_layer_inputs is None and all(
-            each.shared_layer is None or each.shared_layer >= layer
-            for each in self.layers[layer:]
+            each.shared_layer is None or each.shared_layer >= layer for each in self.layers[layer:]
         )
