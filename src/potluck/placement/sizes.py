@@ -1,4 +1,4 @@
-"""Other sizes of a stage: on some unit, with a shorter context, fewer states, or quantized further."""
+"""Other sizes of a stage: on some unit, of a shorter context or fewer states, or quantized."""
 
 from __future__ import annotations
 

@@ -43,10 +43,11 @@ class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One stage of a deployment: what a worker has to load.
 
     ``index`` counts the stages from 0. ``unit_id`` is a unit of the node that is asked. ``model``
-    is MODEL as every node of the plan can read it. ``num_states`` is the number of state slots. ``num_bytes`` is what the plan has counted for
+    is MODEL as every node of the plan can read it. ``num_bytes`` is what the plan has counted for
     it of the machine's memory, without weights where they are to be mapped, ``device_bytes`` of
     memory that is the unit's own. ``arithmetic`` is computed in, or the stage is refused. With
     ``cache_disk_bytes`` cache blocks are kept on disk, in at most as much (see ``BlockStore``).
+    ``num_states`` is the number of state slots; 0 for a model without state.
     """
 
     deployment: DeploymentId
