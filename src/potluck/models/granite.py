@@ -81,7 +81,7 @@ def _with_multipliers(
     config: ModelConfig, *, scale: float, embedding: float, residual: float, logits: float
 ) -> ModelConfig:
     def change(_: int, layer: LayerConfig) -> LayerConfig:
-        attention = dataclasses.replace(layer.attention, scale=scale)
+        attention = dataclasses.replace(layer.grouped_attention, scale=scale)
         return dataclasses.replace(layer, attention=attention, residual_scale=residual)
 
     return dataclasses.replace(
@@ -114,7 +114,7 @@ def _without_rope(config: ModelConfig) -> ModelConfig:
     return with_layers(
         config,
         lambda _, layer: dataclasses.replace(
-            layer, attention=dataclasses.replace(layer.attention, rope=None)
+            layer, attention=dataclasses.replace(layer.grouped_attention, rope=None)
         ),
     )
 
@@ -136,7 +136,7 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
 
     config = _with_multipliers(
         config,
-        scale=value("attention.scale", config.layers[0].attention.head_dim ** -0.5),
+        scale=value("attention.scale", config.layers[0].grouped_attention.head_dim ** -0.5),
         embedding=value("embedding_scale", 1.0),
         residual=value("residual_scale", 1.0),
         logits=fields.positive("logit_scale"),

@@ -47,11 +47,14 @@ def with_layers(
 def with_attention(
     config: ModelConfig, change: Callable[[int, AttentionConfig], AttentionConfig]
 ) -> ModelConfig:
-    """As ``with_layers`` for the attention of each layer."""
-    return with_layers(
-        config,
-        lambda index, layer: dataclasses.replace(layer, attention=change(index, layer.attention)),
-    )
+    """As ``with_layers`` for the attention of each layer that has keys and values for heads."""
+
+    def changed(index: int, layer: LayerConfig) -> LayerConfig:
+        if not isinstance(layer.attention, AttentionConfig):
+            return layer
+        return dataclasses.replace(layer, attention=change(index, layer.attention))
+
+    return with_layers(config, changed)
 
 
 def plain_config(

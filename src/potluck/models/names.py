@@ -288,7 +288,7 @@ def _interleaved(config: ModelConfig, weight: WeightSpec) -> InterleavedHeads | 
     stem = "" if layer is None else layer[2].rpartition(".")[0]
     if layer is None or stem not in _HEADS:
         raise ValueError(f"{weight.name} has no heads that rope turns")
-    attention = config.layers[int(layer[1])].attention
+    attention = config.layers[int(layer[1])].grouped_attention
     if attention.rope is None:
         return None
     num_heads = attention.num_heads if stem == "attn.q" else attention.num_kv_heads

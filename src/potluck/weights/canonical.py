@@ -19,9 +19,7 @@ from potluck.types.tensor import (
     TensorInfo,
     TensorSource,
 )
-
-STAGING_BYTES = 2**20
-"""What undoing an interleaving may hold (or one pair of rows, where that is more)."""
+from potluck.weights.sizes import UNDOING_BYTES
 
 
 class CanonicalSource:
@@ -84,7 +82,7 @@ class CanonicalSource:
         info = self._raw.info(stored.stored_names[0])
         if not _is_transposed(stored, info):
             return 0
-        return math.prod(info.shape[-2:]) * info.format.block_bytes + STAGING_BYTES
+        return math.prod(info.shape[-2:]) * info.format.block_bytes + UNDOING_BYTES
 
     def name_in_files(self, name: str) -> str:
         """What the files call it, whether they have it or not; of a stack its first matrix."""
@@ -150,7 +148,7 @@ class CanonicalSource:
             self._matrix = None
             num_rows, num_columns, size = *info.shape[-2:], info.format.block_bytes
             rows = np.empty((num_columns, num_rows, size), dtype=np.uint8)
-            step = max(1, STAGING_BYTES // info.row_bytes)
+            step = max(1, UNDOING_BYTES // info.row_bytes)
             for row in range(0, num_rows, step):
                 count = min(step, num_rows - row)
                 data = memoryview(bytearray(count * info.row_bytes))
@@ -207,7 +205,7 @@ class CanonicalSource:
         while row < end_row:
             index, begin = divmod(row, part.num_rows)
             count = min(part.num_rows - begin, end_row - row)
-            count = min(count, max(1, STAGING_BYTES // (size * part.stride)))
+            count = min(count, max(1, UNDOING_BYTES // (size * part.stride)))
             name, first = info.name, index * matrix_rows + part.start + begin * part.stride
             if stored.is_stacked:
                 name, first = stored.stored_names[index], part.start + begin * part.stride
@@ -340,7 +338,7 @@ class CanonicalSource:
         """
         head_rows, turning = heads.head_dim, heads.rotary_dim
         half, size = turning // 2, info.row_bytes
-        most_pairs = max(1, STAGING_BYTES // (2 * size))
+        most_pairs = max(1, UNDOING_BYTES // (2 * size))
         staging = memoryview(bytearray(2 * size * min(most_pairs, half)))
         row = start_row
         while row < end_row:

@@ -142,7 +142,7 @@ def test_queries_without_a_scale_have_no_table_of_their_own() -> None:
         {"model_type": "ministral3", **SIZES, "rope_parameters": YARN}
     )
     assert len(config.ropes) == 1
-    assert {layer.attention.query_rope for layer in config.layers} == {None}
+    assert {layer.grouped_attention.query_rope for layer in config.layers} == {None}
 
 
 @pytest.mark.parametrize("text_type", ["mistral", "ministral3"])

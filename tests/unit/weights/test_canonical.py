@@ -17,6 +17,7 @@ from potluck.types.tensor import (
 )
 from potluck.weights import canonical
 from potluck.weights.canonical import CanonicalSource
+from potluck.weights.sizes import UNDOING_BYTES
 
 
 def permute(weights: NDArray[Any], num_heads: int) -> NDArray[Any]:
@@ -148,12 +149,12 @@ def test_interleaved_elements_of_a_vector(format: TensorFormat) -> None:
 
 
 def test_what_is_held_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(canonical, "STAGING_BYTES", 4 * 20)
+    monkeypatch.setattr(canonical, "UNDOING_BYTES", 4 * 20)
     rows = np.arange(2 * 32 * 5, dtype=np.float32).reshape(-1, 5)
     raw, source = interleaved(rows, 2, TensorFormat.F32)
     assert read_whole(source, "q") == rows.tobytes()
     assert raw.largest_read_bytes == 4 * 20
-    monkeypatch.setattr(canonical, "STAGING_BYTES", 1)
+    monkeypatch.setattr(canonical, "UNDOING_BYTES", 1)
     raw.largest_read_bytes = 0
     assert read_whole(source, "q") == rows.tobytes()
     assert raw.largest_read_bytes == 2 * 20  # one pair of rows
@@ -232,7 +233,7 @@ def test_transposed_matrices_are_turned(format: TensorFormat) -> None:
     _, source = transposed_stack(values, format, row_range=part)
     wanted = np.ascontiguousarray(values[:, 1::2])
     assert source.info("gate").shape == wanted.shape
-    assert source.transposing_bytes("gate") == values[0].nbytes + canonical.STAGING_BYTES
+    assert source.transposing_bytes("gate") == values[0].nbytes + UNDOING_BYTES
     assert read_whole(source, "gate") == wanted.tobytes()
     assert read_in_pieces(source, "gate", 3) == wanted.tobytes()
 
