@@ -65,8 +65,8 @@ COST = _Cost()
 
 
 class _ReferenceUnit(ReferenceEngine):
-    def __init__(self, program: Program, *, num_blocks: int) -> None:
-        super().__init__(program, num_blocks=num_blocks)
+    def __init__(self, program: Program, *, num_blocks: int, num_states: int) -> None:
+        super().__init__(program, num_blocks=num_blocks, num_states=num_states)
         self.weights_bytes = 4 * sum(
             spec.shape[0] * (spec.shape[1] if len(spec.shape) > 1 else 1)
             for spec in program.weights
@@ -85,7 +85,8 @@ def open_engine(
     num_threads: int,
     arithmetic: Arithmetic,
     pool: ThreadPool | None,
+    num_states: int = 0,
 ) -> _ReferenceUnit:
     if address.backend != SPEC.name:
         raise ValueError(f"{address.backend} is another backend")
-    return _ReferenceUnit(program, num_blocks=num_blocks)
+    return _ReferenceUnit(program, num_blocks=num_blocks, num_states=num_states)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from potluck.models.program import build_program
-from potluck.models.rope import empty_rope_tables
+from potluck.models.program import state_specs
 from potluck.types.model import ModelConfig
 from potluck.types.program import Shard
 
@@ -15,10 +14,4 @@ def slot_bytes(config: ModelConfig) -> int:
     """
     if all(layer.recurrence is None for layer in config.layers):
         return 0
-    program = build_program(
-        config,
-        Shard.whole(config.num_layers),
-        context_tokens=1,
-        ropes=empty_rope_tables(config, context_tokens=1),
-    )
-    return sum(state.num_bytes for state in program.states)
+    return sum(state.num_bytes for state in state_specs(config, Shard.whole(config.num_layers)))
