@@ -22,11 +22,11 @@ class SchedulerLimits:
     """What the stages can hold and what one step may bring.
 
     ``context_tokens`` is the longest sequence; ``num_blocks`` must hold at least one such.
+    ``num_states`` slots hold the states of sequences; 0 for models without state.
     Sequences share the blocks of equal prefixes if ``has_prefix_cache``; then those that the stages
     have on disk can be restored. They are known there by hashes with the ``disk_salt``, which is
     None where the stages do not keep blocks on disk. While somebody decodes, prompts are cut so
-    that the time between tokens is about ``target_step_seconds``. Stages have ``num_states`` state
-    slots, 0 of them for models without state.
+    that the time between tokens is about ``target_step_seconds``.
     """
 
     num_blocks: int
@@ -43,5 +43,7 @@ class SchedulerLimits:
         smallest = min(self.max_step_tokens, self.max_step_sequences, self.max_steps_in_flight)
         if smallest < 1 or self.context_tokens < 2 or self.target_step_seconds <= 0:
             raise ValueError(f"limits must be positive: {self}")
+        if self.num_states < 0:
+            raise ValueError(f"there cannot be {self.num_states} state slots")
         if self.num_blocks < blocks_for(self.context_tokens):
             raise ValueError("the cache holds less than one full context")
