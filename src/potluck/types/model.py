@@ -317,7 +317,8 @@ class ModelConfig:
     classifier, a matrix of so many rows after the last norm, whose outputs are the vectors; they
     are the rows ``label_tokens`` of what would be the head, where the files have no such matrix.
     ``prefix`` is what the names of a Hugging Face file's tensors begin with, and ``head_prefix``
-    that of its head (``language_model.`` in some models that also see).
+    that of its head (``language_model.`` in some models that also see). ``name_variants`` are those
+    of its table of names that the files have (``potluck.models.names.NameTable``).
     """
 
     family: str
@@ -338,6 +339,7 @@ class ModelConfig:
     label_tokens: tuple[int, ...] = ()
     prefix: str = "model."
     head_prefix: str = ""
+    name_variants: tuple[str, ...] = ()
 
     @property
     def num_layers(self) -> int:
