@@ -5,21 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from potluck.scheduling.blocks import blocks_for
+from potluck.scheduling.checkpoints import Checkpoint
 from potluck.scheduling.sequence import SequenceState
-from potluck.types.step import BlockCopy, SequenceId, SequenceOpening, SequenceSlice
+from potluck.types.step import BlockCopy, SequenceId, SequenceOpening, SequenceSlice, StateCopy
 
 
 @dataclass(frozen=True, slots=True)
 class Scheduled:
     """A sequence's part of a step: its tokens up to ``end``, under one of its block tables.
 
-    ``num_chunk_tokens`` of them are of a prompt, or of what is computed again.
+    ``num_chunk_tokens`` of them are of a prompt, or of what is computed again. ``checkpoint`` is
+    made of its state before.
     """
 
     sequence: SequenceState
     num_admissions: int
     end: int
     num_chunk_tokens: int
+    checkpoint: Checkpoint | None = None
 
     @property
     def is_current(self) -> bool:
@@ -43,10 +46,24 @@ class Forming:
     slices: list[SequenceSlice] = field(default_factory=list)
     openings: list[SequenceOpening] = field(default_factory=list)
     copies: list[BlockCopy] = field(default_factory=list)
+    state_copies: list[StateCopy] = field(default_factory=list)
     scheduled: list[Scheduled] = field(default_factory=list)
 
-    def take(self, sequence: SequenceState, count: int, *, is_decode: bool = False) -> None:
-        """Add the next ``count`` tokens of a sequence that has blocks for them."""
+    def take(
+        self,
+        sequence: SequenceState,
+        count: int,
+        *,
+        is_decode: bool = False,
+        checkpoint: Checkpoint | None = None,
+    ) -> None:
+        """Add the next ``count`` tokens of a sequence that has blocks for them.
+
+        Before that its state is copied to ``checkpoint``.
+        """
+        state = sequence.state
+        if checkpoint is not None and state is not None:
+            self.state_copies.append(StateCopy(source=state, target=checkpoint.slot))
         start = sequence.num_scheduled
         end = start + count
         sequence.num_scheduled = end
@@ -65,6 +82,7 @@ class Forming:
             next_token=sequence.tokens[end] if is_more_known else None,
             pooling=pooling,
             ends_pooling=is_last and pooling is not None,
+            state=state,
         )
         if pooling is not None:
             sequence.is_opened = True  # the last stage has its sum until it is closed
@@ -73,7 +91,9 @@ class Forming:
             sequence.is_opened = True
         self.slices.append(part)
         num_chunk_tokens = 0 if is_decode else count
-        self.scheduled.append(Scheduled(sequence, sequence.num_admissions, end, num_chunk_tokens))
+        self.scheduled.append(
+            Scheduled(sequence, sequence.num_admissions, end, num_chunk_tokens, checkpoint)
+        )
 
 
 def _score_from(sequence: SequenceState, start: int, end: int) -> int | None:

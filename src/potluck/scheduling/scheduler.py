@@ -31,6 +31,8 @@ stages compute them again. The last stage is then told of the tokens generated b
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
+from functools import partial
 from itertools import chain
 
 from potluck.scheduling.block_cache import BlockCache, PrefixCounters
@@ -41,6 +43,8 @@ from potluck.scheduling.limits import SchedulerLimits
 from potluck.scheduling.prefix_index import PrefixMatch
 from potluck.scheduling.requests import num_new_tokens
 from potluck.scheduling.sequence import SequenceState
+from potluck.scheduling.stateful_cache import StatefulCache
+from potluck.scheduling.states import SlotCounts
 from potluck.types.prefix_cache import PrefixTotals
 from potluck.types.sequence import (
     NOTHING_COMMITTED,
@@ -104,6 +108,11 @@ class Scheduler:
     def num_kept_blocks(self) -> int:
         """Cache blocks that no sequence holds and that are kept for later ones."""
         return self._cache.num_kept
+
+    @property
+    def state_slots(self) -> SlotCounts:
+        """State slots of live sequences, of checkpoints and free ones."""
+        return self._cache.slot_counts
 
     @property
     def prefix_totals(self) -> PrefixTotals:
@@ -240,6 +249,7 @@ class Scheduler:
             opened=tuple(forming.openings),
             closed=closed,
             copies=tuple(forming.copies),
+            state_copies=tuple(forming.state_copies),
             saves=tuple(hashed(each) for each in saves),
         )
 
@@ -275,10 +285,12 @@ class Scheduler:
         self._restorer.complete(step_id, num_restored)
         if has_failed:
             self._closing.extend(in_flight.closed)
-        else:
-            for part in scheduled:
-                if part.is_current:
-                    self._cache.computed(part.sequence, part.end)
+        for part in scheduled:
+            is_known = part.is_current and not has_failed
+            if is_known:
+                self._cache.computed(part.sequence, part.end)
+            if part.checkpoint is not None:
+                self._cache.settle(part.checkpoint, part.sequence, is_known=is_known)
         committed: list[CommittedToken] = []
         for sample in sampled:
             sequence = self._sequences.get(sample.sequence_id)
@@ -321,7 +333,10 @@ class Scheduler:
 
     def _empty_cache(self) -> BlockCache:
         limits = self._limits
-        return BlockCache(
+        make: Callable[..., BlockCache] = BlockCache
+        if limits.num_states:
+            make = partial(StatefulCache, num_states=limits.num_states)
+        return make(
             limits.num_blocks,
             is_shared=limits.has_prefix_cache,
             counters=self._counters,
@@ -360,7 +375,7 @@ class Scheduler:
                 return
             if sequence.is_alone is not is_alone or (is_alone and forming.slices):
                 return
-            if sequence.awaited is not None and self._cache.is_computing(sequence.awaited):
+            if sequence.awaited is not None and self._cache.is_awaitable(sequence.awaited):
                 continue
             match = self._admissible(sequence)
             if match is None:
@@ -379,7 +394,9 @@ class Scheduler:
 
     def _admit(self, sequence: SequenceState, match: PrefixMatch, forming: Forming) -> None:
         self._waiting.remove(sequence)
-        forming.copies.extend(self._cache.admit(sequence, match))
+        copies = self._cache.admit(sequence, match)
+        forming.copies.extend(copies.blocks)
+        forming.state_copies.extend(copies.states)
         sequence.num_admissions += 1
         sequence.num_scheduled = match.num_tokens
         if sequence.num_cached_tokens is None:
@@ -420,7 +437,7 @@ class Scheduler:
             # A preemption below may have taken this very sequence's blocks away.
             if not sequence.block_table or not self._grow(sequence):
                 continue
-            forming.take(sequence, 1, is_decode=True)
+            forming.take(sequence, 1, is_decode=True, checkpoint=self._cache.checkpoint(sequence))
 
     def _has_room(self, forming: Forming) -> bool:
         return len(forming.slices) < self._limits.max_step_sequences
@@ -435,8 +452,8 @@ class Scheduler:
 
     def _add_chunk(self, sequence: SequenceState, budget: int, forming: Forming) -> int:
         """Add a chunk for which there is room; returns what is left of the budget."""
-        count = min(budget, sequence.num_unscheduled)
-        forming.take(sequence, count)
+        count = self._cache.cut(sequence, min(budget, sequence.num_unscheduled))
+        forming.take(sequence, count, checkpoint=self._cache.checkpoint(sequence))
         return budget - count
 
     def _grow(self, sequence: SequenceState) -> bool:
