@@ -7,12 +7,11 @@ than they would be, so that short prompts have many.
 
 from __future__ import annotations
 
+import random
 from collections import deque
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from support.stateful_pipeline import StatefulPipeline
 from support.toy_pipeline import expected_tokens, toy_score
 
@@ -22,47 +21,7 @@ from potluck.types.step import SamplingParams, SequenceId, Step
 
 CONTEXT_TOKENS = 120
 NUM_STAGES = 2
-
-limits_of = st.builds(
-    SchedulerLimits,
-    num_blocks=st.integers(blocks_for(CONTEXT_TOKENS), 30),
-    context_tokens=st.just(CONTEXT_TOKENS),
-    max_step_tokens=st.integers(1, 60),
-    max_step_sequences=st.integers(1, 6),
-    max_steps_in_flight=st.integers(1, 4),
-    has_prefix_cache=st.sampled_from([True, True, True, False]),
-    num_states=st.integers(1, 10),
-)
-prompts = st.one_of(
-    st.lists(st.integers(0, 999), min_size=1, max_size=CONTEXT_TOKENS - 1),
-    st.builds(
-        lambda text, length, rest: [*expected_tokens([text], length), *rest][: CONTEXT_TOKENS - 1],
-        st.integers(0, 1),
-        st.integers(1, CONTEXT_TOKENS),
-        st.lists(st.integers(0, 999), max_size=20),
-    ),
-)
-events_of = st.lists(
-    st.one_of(
-        st.tuples(
-            st.just("add"),
-            prompts,
-            st.integers(1, 60),
-            st.sampled_from([False, False, False, True]),
-            st.sampled_from([False, False, False, True]),
-        ),
-        st.tuples(st.just("add"), prompts, st.integers(1, 60), st.just(False), st.just(False)),
-        st.tuples(st.just("follow"), st.integers(0, 9), st.lists(st.integers(0, 999), max_size=9)),
-        st.tuples(st.just("cancel"), st.integers(0, 12)),
-        st.tuples(st.just("form")),
-        st.tuples(st.just("complete")),
-        st.tuples(st.just("run"), st.integers(1, 20)),
-        st.tuples(st.just("fail"), st.integers(0, NUM_STAGES - 1)),
-        st.tuples(st.just("restart"), st.integers(1, 10)),
-    ),
-    min_size=10,
-    max_size=50,
-)
+NUM_EVENTS = 500
 
 Given = tuple[int, float | None]
 
@@ -75,23 +34,26 @@ def check_slots(scheduler: Scheduler, limits: SchedulerLimits) -> None:
     assert limits.has_prefix_cache or not slots.num_checkpoints
 
 
-@settings(max_examples=200, deadline=None)
-@given(
-    limits=limits_of,
-    events=events_of,
-    ladder=st.sampled_from([16, 48, 1024]),
-    least=st.sampled_from([1, 16, 128]),
-)
-def test_every_sequence_gets_its_own_text(
-    limits: SchedulerLimits, events: list[tuple[object, ...]], ladder: int, least: int
-) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stateful_cache, "LADDER_TOKENS", ladder)
-        patch.setattr(stateful_cache, "LEAST_SAVED_TOKENS", least)
-        play(limits, events)
+@pytest.mark.parametrize("seed", range(60))
+def test_every_sequence_gets_its_own_text(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    draws = random.Random(seed)
+    monkeypatch.setattr(stateful_cache, "LADDER_TOKENS", draws.choice([16, 48, 1024]))
+    monkeypatch.setattr(stateful_cache, "LEAST_SAVED_TOKENS", draws.choice([1, 16, 128]))
+    play(
+        SchedulerLimits(
+            num_blocks=draws.randint(blocks_for(CONTEXT_TOKENS), 40),
+            context_tokens=CONTEXT_TOKENS,
+            max_step_tokens=draws.choice([1, 7, 20, 40, 60]),
+            max_step_sequences=draws.randint(1, 6),
+            max_steps_in_flight=draws.randint(1, 4),
+            has_prefix_cache=draws.random() < 0.9,
+            num_states=draws.randint(1, 10),
+        ),
+        draws,
+    )
 
 
-def play(limits: SchedulerLimits, events: list[tuple[object, ...]]) -> None:
+def play(limits: SchedulerLimits, draws: random.Random) -> None:
     scheduler = Scheduler(limits)
     pipeline = StatefulPipeline(limits.num_states, NUM_STAGES)
     in_flight: deque[Step] = deque()
@@ -100,7 +62,7 @@ def play(limits: SchedulerLimits, events: list[tuple[object, ...]]) -> None:
     got: dict[SequenceId, list[Given]] = {}
     over: set[SequenceId] = set()
 
-    def add(prompt: list[int], count: int, is_scored: bool, is_alone: bool) -> None:
+    def add(prompt: list[int], count: int, *, is_scored: bool, is_alone: bool) -> None:
         request = SequenceRequest(
             prompt_tokens=tuple(prompt),
             sampling=SamplingParams(),
@@ -143,32 +105,37 @@ def play(limits: SchedulerLimits, events: list[tuple[object, ...]]) -> None:
         scheduler.cancel(sequence)
         check_slots(scheduler, limits)
 
-    for event in events:
-        match event:
-            case ("add", list(prompt), int(count), bool(is_scored), bool(is_alone)):
-                add(prompt, count, is_scored, is_alone)
-            case ("follow", int(number), list(rest)) if number < len(asked):
-                prompt = [*texts[SequenceId(number)], *rest]
-                if len(prompt) < CONTEXT_TOKENS:
-                    add(prompt, 5, is_scored=False, is_alone=False)
-            case ("cancel", int(number)):
-                cancel(SequenceId(number))
-            case ("form",):
+    def prompt() -> list[int]:
+        """Return one that begins as others do, or goes on where one ended."""
+        tail = [draws.randrange(1000) for _ in range(draws.choice((0, 1, 5, 30)))]
+        if texts and draws.random() < 0.4:
+            text = draws.choice(list(texts.values())[-4:])
+            return [*text[: len(text) - draws.choice((0, 0, 1, 5, 20))], *tail]
+        return [*expected_tokens([draws.randrange(2)], draws.randrange(CONTEXT_TOKENS)), *tail]
+
+    for _ in range(NUM_EVENTS):
+        match draws.choices(
+            ("add", "cancel", "form", "complete", "fail", "restart"), (12, 4, 40, 40, 2, 0.5)
+        )[0]:
+            case "add" if len(asked) - len(over) < 40:
+                add(
+                    (prompt() or [7])[: CONTEXT_TOKENS - 1],
+                    draws.choice((1, 3, 20, 60)),
+                    is_scored=draws.random() < 0.1,
+                    is_alone=draws.random() < 0.05,
+                )
+            case "cancel" if asked:
+                cancel(draws.choice(list(asked)[-6:]))
+            case "form":
                 form()
-            case ("complete",) if len(pipeline):
+            case "complete" if len(pipeline):
                 complete()
-            case ("run", int(count)):
-                for _ in range(count):
-                    while form():
-                        pass
-                    if len(pipeline):
-                        complete()
-            case ("fail", int(stage)) if len(pipeline):
-                complete(fails_at=stage)
-            case ("restart", int(num_states)):
-                limits = replace(limits, num_states=num_states)
+            case "fail" if len(pipeline):
+                complete(fails_at=draws.randrange(NUM_STAGES))
+            case "restart":
+                limits = replace(limits, num_states=draws.randint(1, 10))
                 scheduler.restart(limits)
-                pipeline = StatefulPipeline(num_states, NUM_STAGES)
+                pipeline = StatefulPipeline(limits.num_states, NUM_STAGES)
                 in_flight.clear()
             case _:
                 pass
