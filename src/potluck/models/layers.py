@@ -12,6 +12,7 @@ from potluck.types.model import (
     LayerConfig,
     MlpConfig,
     ModelConfig,
+    Recurrence,
     RopeConfig,
 )
 
@@ -55,6 +56,18 @@ def with_attention(
         return dataclasses.replace(layer, attention=change(index, layer.attention))
 
     return with_layers(config, changed)
+
+
+def with_recurrences(config: ModelConfig, recurrences: Sequence[Recurrence | None]) -> ModelConfig:
+    """``config`` with a recurrence in the place of attention in the layers that have one."""
+
+    def change(index: int, layer: LayerConfig) -> LayerConfig:
+        recurrence = recurrences[index]
+        if recurrence is None:
+            return layer
+        return dataclasses.replace(layer, attention=None, recurrence=recurrence)
+
+    return with_layers(config, change)
 
 
 def plain_config(

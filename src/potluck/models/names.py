@@ -11,10 +11,10 @@ from __future__ import annotations
 import dataclasses
 import enum
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from potluck.types.model import ModelConfig
+from potluck.types.model import AttentionConfig, LatentAttentionConfig, ModelConfig
 from potluck.types.program import WeightSpec
 from potluck.types.tensor import InterleavedHeads, RowRange, StoredTensor
 
@@ -56,7 +56,13 @@ class StoredPart:
     is every ``stride``-th row from ``first`` on. Of a stack of matrices both are meant of each
     matrix. ``is_interleaved``: the pairs that rope turns lie side by side in each head, and not
     half of what turns apart. ``plus_one``: the file has ``w - 1`` for a norm's weight ``w``.
+    ``is_negative_exp``: the file has ``log(-w)``. ``rows_of`` gives the runs of rows of the file's
+    tensor that it consists of, for a model and the index of a layer.
     ``is_transposed``: if the file has it as floats, it has the transpose of each matrix.
+    ``is_flat``: it is a vector, of the elements of the file's tensor one after another.
+
+    ``is_per_head``: the rows of the file's matrix go by heads, and what is said of a stack is meant
+    of it. ``is_turned``: the canonical tensor has the transpose of each head's part.
     """
 
     name: str
@@ -66,7 +72,12 @@ class StoredPart:
     stride: int = 1
     is_interleaved: bool = False
     plus_one: bool = False
+    is_negative_exp: bool = False
+    rows_of: Callable[[ModelConfig, int], tuple[range, ...]] | None = None
     is_transposed: bool = False
+    is_per_head: bool = False
+    is_turned: bool = False
+    is_flat: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +90,8 @@ class NameTable:
     ``layer_prefix`` is followed by the layer's number and a dot. ``ignored`` are tensors that
     nothing needs; ``skipped`` are parts of a model that are left out, by what they are.
     ``has_more_layers``: files hold layers after the last one, which predict further tokens and are
-    left out as well.
+    left out as well. ``variants`` are, by a name of their own, stems of layers that some files have
+    in the place of those in ``layer_stems``.
     """
 
     stems: Mapping[str, str | StoredPart]
@@ -88,6 +100,7 @@ class NameTable:
     ignored: re.Pattern[str]
     skipped: Mapping[str, re.Pattern[str]] = field(default_factory=dict)
     has_more_layers: bool = False
+    variants: Mapping[str, Mapping[str, str | StoredPart]] = field(default_factory=dict)
 
     def changed(
         self,
@@ -96,6 +109,7 @@ class NameTable:
         stems: Mapping[str, str | StoredPart] | None = None,
         skipped: Mapping[str, re.Pattern[str]] | None = None,
         ignored: Iterable[str] = (),
+        variants: Mapping[str, Mapping[str, str | StoredPart]] | None = None,
     ) -> NameTable:
         """The table with more stems, or others for the same canonical names.
 
@@ -108,6 +122,21 @@ class NameTable:
             stems={**self.stems, **(stems or {})},
             layer_stems={**self.layer_stems, **layer_stems},
             skipped={**self.skipped, **(skipped or {})},
+            variants={**self.variants, **(variants or {})},
+        )
+
+    def found_variants(self, config: ModelConfig, stored: Container[str]) -> tuple[str, ...]:
+        """The names of the variants of which ``stored`` has a tensor in any layer."""
+
+        def is_there(variant: str, stems: Iterable[str]) -> bool:
+            return any(
+                with_prefix(config, self.find(layer_tensor(layer, stem), (variant,)).name) in stored
+                for layer in range(config.num_layers)
+                for stem in stems
+            )
+
+        return tuple(
+            variant for variant, stems in self.variants.items() if is_there(variant, stems)
         )
 
     def skipped_by(self, config: ModelConfig) -> Mapping[str, Callable[[str], object]]:
@@ -125,11 +154,17 @@ class NameTable:
             parts["layers that predict further tokens"] = is_beyond
         return parts
 
-    def find(self, canonical_name: str) -> StoredPart:
-        """Where the file has a canonical tensor; ``KeyError`` if ``canonical_name`` is none."""
+    def find(self, canonical_name: str, variants: Iterable[str] = ()) -> StoredPart:
+        """Where a file with these ``variants`` has a canonical tensor.
+
+        ``KeyError`` if ``canonical_name`` is none.
+        """
         layer = _LAYER_TENSOR.fullmatch(canonical_name)
         prefix = "" if layer is None else f"{self.layer_prefix}{layer[1]}."
-        stems = self.stems if layer is None else self.layer_stems
+        stems = dict(self.stems if layer is None else self.layer_stems)
+        if layer is not None:
+            for variant in variants:
+                stems.update(self.variants[variant])
         name = canonical_name if layer is None else layer[2]
         stem, _, suffix = name.rpartition(".")
         ending = ""
@@ -201,6 +236,15 @@ GGUF_NAMES = NameTable(
         "mlp.shared_gate": "ffn_gate_inp_shexp",
     },
     ignored=re.compile(rf"{re.escape(GGUF_ROPE_FACTORS)}|blk\.\d+\.attn_rot_embd\.weight"),
+    # What ``--fuse-gate-up-exps`` of llama.cpp's converter writes.
+    variants={
+        "fused experts": {
+            "mlp.experts.gate.weight": StoredPart(name="ffn_gate_up_exps.weight", is_part=True),
+            "mlp.experts.up.weight": StoredPart(
+                name="ffn_gate_up_exps.weight", after=("mlp.experts.gate",)
+            ),
+        }
+    },
 )
 
 USUAL_NAMES: Mapping[FileKind, NameTable] = {
@@ -228,7 +272,7 @@ def stored_tensor(
 
     ``weights`` are, by name, those of the same layers.
     """
-    part = table.find(weight.name)
+    part = table.find(weight.name, config.name_variants)
     name = with_prefix(config, part.name)
     names: tuple[str, ...] = (name,)
     is_stacked = _EACH_EXPERT in name
@@ -239,9 +283,14 @@ def stored_tensor(
         stored_names=names,
         is_stacked=is_stacked,
         interleaved=_interleaved(config, weight) if part.is_interleaved else None,
-        row_range=_row_range(part, weight, weights),
+        num_matrices=weight.shape[0] if part.is_per_head else None,
+        row_range=_row_range(config, table, part, weight, weights),
+        rows=_rows(config, part, weight),
         plus_one=part.plus_one,
+        is_negative_exp=part.is_negative_exp,
         is_transposed=part.is_transposed,
+        is_part_transposed=part.is_turned,
+        is_flat=part.is_flat,
         shape=weight.shape,
     )
 
@@ -253,8 +302,18 @@ def with_prefix(config: ModelConfig, name: str) -> str:
     return f"{config.head_prefix}{name}" if name.startswith("lm_head") else name
 
 
+def _attention_of(config: ModelConfig, name: str) -> AttentionConfig | LatentAttentionConfig | None:
+    """The attention of the layer that a canonical tensor belongs to."""
+    layer = _LAYER_TENSOR.fullmatch(name)
+    return None if layer is None else config.layers[int(layer[1])].attention
+
+
 def _row_range(
-    part: StoredPart, weight: WeightSpec, weights: Mapping[str, WeightSpec]
+    config: ModelConfig,
+    table: NameTable,
+    part: StoredPart,
+    weight: WeightSpec,
+    weights: Mapping[str, WeightSpec],
 ) -> RowRange | None:
     if not part.is_part and not part.after and part.stride == 1:
         return None
@@ -262,21 +321,28 @@ def _row_range(
     if layer is None:
         raise ValueError(f"{weight.name} is a part of a tensor and in no layer")
     suffix = weight.name.rpartition(".")[2]
-    rows = {
-        each: _num_rows(weights[layer_tensor(int(layer[1]), f"{each}.{suffix}")])
-        for each in part.after
-    }
+
+    def num_rows(each: WeightSpec) -> int:
+        """Of each matrix as the file has it, or the elements of each vector."""
+        is_turned = table.find(each.name, config.name_variants).is_turned
+        return each.shape[-1 if is_turned or _is_bias(each) else -2]
+
+    before = (weights[layer_tensor(int(layer[1]), f"{each}.{suffix}")] for each in part.after)
     return RowRange(
-        start=part.first + sum(rows.values()),
-        num_rows=_num_rows(weight),
+        start=part.first + sum(map(num_rows, before)),
+        num_rows=num_rows(weight),
         stride=part.stride,
         of_vectors=_is_bias(weight),
     )
 
 
-def _num_rows(weight: WeightSpec) -> int:
-    """Of each matrix, or the elements of each vector."""
-    return weight.shape[-1] if _is_bias(weight) else weight.shape[-2]
+def _rows(config: ModelConfig, part: StoredPart, weight: WeightSpec) -> tuple[range, ...] | None:
+    if part.rows_of is None:
+        return None
+    layer = _LAYER_TENSOR.fullmatch(weight.name)
+    if layer is None:
+        raise ValueError(f"{weight.name} consists of rows of a tensor and is in no layer")
+    return part.rows_of(config, int(layer[1]))
 
 
 def _is_bias(weight: WeightSpec) -> bool:
@@ -286,9 +352,11 @@ def _is_bias(weight: WeightSpec) -> bool:
 def _interleaved(config: ModelConfig, weight: WeightSpec) -> InterleavedHeads | None:
     layer = _LAYER_TENSOR.fullmatch(weight.name)
     stem = "" if layer is None else layer[2].rpartition(".")[0]
-    if layer is None or stem not in _HEADS:
+    attention = _attention_of(config, weight.name)
+    if isinstance(attention, LatentAttentionConfig):
+        return _interleaved_latent(stem, attention)
+    if attention is None or stem not in _HEADS:
         raise ValueError(f"{weight.name} has no heads that rope turns")
-    attention = config.layers[int(layer[1])].grouped_attention
     if attention.rope is None:
         return None
     num_heads = attention.num_heads if stem == "attn.q" else attention.num_kv_heads
@@ -296,4 +364,20 @@ def _interleaved(config: ModelConfig, weight: WeightSpec) -> InterleavedHeads | 
         num_heads=num_heads,
         head_dim=attention.head_dim,
         rotary_dim=config.ropes[attention.rope].rotary_dim,
+    )
+
+
+def _interleaved_latent(stem: str, attention: LatentAttentionConfig) -> InterleavedHeads | None:
+    """What turns comes after the rest of a query's head, and after the latent row."""
+    if not attention.is_interleaved:
+        return None
+    num_heads, before = {
+        "attn.q": (attention.num_heads, attention.nope_dim),
+        "attn.k_rope": (1, attention.latent_rank),
+    }[stem]
+    return InterleavedHeads(
+        num_heads=num_heads,
+        head_dim=before + attention.rope_dim,
+        rotary_dim=attention.rope_dim,
+        start=before,
     )

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Mapping
 from potluck.errors import ModelFileError, UnsupportedModelError
 from potluck.formats.encodings import read_encoding
 from potluck.models.cohere2 import COHERE2
+from potluck.models.deepseek_v2 import DEEPSEEK_V2
+from potluck.models.deepseek_v3 import DEEPSEEK_V3
 from potluck.models.ernie4_5 import ERNIE4_5
 from potluck.models.ernie4_5_moe import ERNIE4_5_MOE
 from potluck.models.exaone4 import EXAONE4
@@ -18,10 +20,14 @@ from potluck.models.gemma3 import GEMMA3
 from potluck.models.gemma4 import GEMMA4, GEMMA4_UNIFIED
 from potluck.models.glm4 import GLM4
 from potluck.models.glm4_moe import GLM4_MOE
+from potluck.models.glm4_moe_lite import GLM4_MOE_LITE
 from potluck.models.gpt_oss import GPT_OSS
-from potluck.models.granite import GRANITE, GRANITE_HYBRID
+from potluck.models.granite import GRANITE
+from potluck.models.granite_hybrid import GRANITE_HYBRID
 from potluck.models.granite_moe import GRANITE_MOE, GRANITE_MOE_SHARED
 from potluck.models.hunyuan_dense import HUNYUAN_DENSE
+from potluck.models.lfm2 import LFM2
+from potluck.models.lfm2_moe import LFM2_MOE
 from potluck.models.llama import LLAMA
 from potluck.models.minimax_m2 import MINIMAX_M2
 from potluck.models.ministral3 import MINISTRAL3
@@ -43,7 +49,9 @@ from potluck.models.program import weight_specs
 from potluck.models.qwen2 import QWEN2
 from potluck.models.qwen2_moe import QWEN2_MOE
 from potluck.models.qwen3 import QWEN3
+from potluck.models.qwen3_5 import QWEN3_5, QWEN3_5_MOE
 from potluck.models.qwen3_moe import QWEN3_MOE
+from potluck.models.qwen3_next import QWEN3_NEXT
 from potluck.models.seed_oss import SEED_OSS
 from potluck.models.smollm3 import SMOLLM3
 from potluck.types.model import ModelConfig
@@ -91,6 +99,14 @@ FAMILIES: tuple[Family, ...] = (
     GRANITE_MOE,
     GRANITE_MOE_SHARED,
     ERNIE4_5_MOE,
+    QWEN3_NEXT,
+    QWEN3_5,
+    QWEN3_5_MOE,
+    DEEPSEEK_V2,
+    DEEPSEEK_V3,
+    GLM4_MOE_LITE,
+    LFM2,
+    LFM2_MOE,
 )
 
 
@@ -186,7 +202,8 @@ def stored_weights(
     for weight in specs.values():
         each = stored_tensor(config, table, weight, specs)
         if weight.name == CLASSIFIER and config.label_tokens:
-            each = dataclasses.replace(each, stored_names=(head,), rows=config.label_tokens)
+            rows = tuple(range(token, token + 1) for token in config.label_tokens)
+            each = dataclasses.replace(each, stored_names=(head,), rows=rows)
         stored.append(each)
     return tuple(stored)
 
@@ -201,7 +218,8 @@ def _stored_name(config: ModelConfig, canonical_name: str, file_kind: FileKind) 
 
 
 def with_stored_head(config: ModelConfig, names: Iterable[str], file_kind: FileKind) -> ModelConfig:
-    """``config``, with a head of its own if the files have one, and without one if they have none.
+    """``config``, with a head of its own if the files have one, and without one if they have none,
+    and with the variants of names that the files have.
 
     Embedding models are published as their inner model: their files have no head, whatever
     ``config.json`` says, and their tensors lack the prefix ``model.``.
@@ -214,6 +232,9 @@ def with_stored_head(config: ModelConfig, names: Iterable[str], file_kind: FileK
     stored = frozenset(names)
     if file_kind is FileKind.HUGGING_FACE:
         config = _with_prefixes(config, stored)
+    variants = _names(config, file_kind).found_variants(config, stored)
+    if variants:
+        config = dataclasses.replace(config, name_variants=variants)
     has_head = _stored_name(config, HEAD, file_kind) in stored
     if config.num_labels and not config.label_tokens:
         return config

@@ -152,7 +152,10 @@ class LatentAttentionConfig:
     what the cache has, beside ``rope_dim`` columns that are rotated by the table ``rope``. Queries
     have ``nope_dim`` columns for the former and ``rope_dim`` for the latter; they pass through
     ``query_rank`` columns, unless that is None. ``has_bias``: the projections down have biases, and
-    that of the output.
+    that of the output. ``norm_epsilon`` is that of the norms of what they give; None for the
+    model's.
+
+    Files have the pairs that rope turns side by side if it ``is_interleaved``.
     """
 
     num_heads: int
@@ -164,6 +167,8 @@ class LatentAttentionConfig:
     scale: float
     rope: int = 0
     has_bias: bool = False
+    norm_epsilon: float | None = None
+    is_interleaved: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -317,7 +322,8 @@ class ModelConfig:
     classifier, a matrix of so many rows after the last norm, whose outputs are the vectors; they
     are the rows ``label_tokens`` of what would be the head, where the files have no such matrix.
     ``prefix`` is what the names of a Hugging Face file's tensors begin with, and ``head_prefix``
-    that of its head (``language_model.`` in some models that also see).
+    that of its head (``language_model.`` in some models that also see). ``name_variants`` are those
+    of its table of names that the files have (``potluck.models.names.NameTable``).
     """
 
     family: str
@@ -338,6 +344,7 @@ class ModelConfig:
     label_tokens: tuple[int, ...] = ()
     prefix: str = "model."
     head_prefix: str = ""
+    name_variants: tuple[str, ...] = ()
 
     @property
     def num_layers(self) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from potluck.errors import ModelFileError
+from potluck.errors import ModelFileError, UnsupportedModelError
 from potluck.types.tensor import (
     InterleavedHeads,
     RowRange,
@@ -19,9 +19,7 @@ from potluck.types.tensor import (
     TensorInfo,
     TensorSource,
 )
-
-STAGING_BYTES = 2**20
-"""What undoing an interleaving may hold (or one pair of rows, where that is more)."""
+from potluck.weights.sizes import UNDOING_BYTES
 
 
 class CanonicalSource:
@@ -58,33 +56,41 @@ class CanonicalSource:
     def info(self, name: str) -> TensorInfo:
         """What is stored for ``name``; ``KeyError`` if nothing is.
 
-        Raises as ``raw`` does, and ``ModelFileError`` if of a stack a matrix is missing or unlike
-        the others, or a tensor does not have the rows that are a part of it.
+        Raises as ``raw`` does, ``ModelFileError`` if of a stack a matrix is missing or unlike the
+        others, or a tensor does not have the rows that are a part of it, and
+        ``UnsupportedModelError`` for a part that is to be transposed and stored in blocks.
         """
         stored = self._stored[name]
         info = self._first(stored)
         shape = info.shape
         if stored.row_range is not None:
             shape = self._shape_of_part(stored.row_range, info)
+            if stored.is_part_transposed:
+                self._check_transposable(info)
+                shape = (*shape[:-2], shape[-1], shape[-2])
         if stored.is_stacked:
             for each in stored.stored_names:
                 self._check_alike(each, info)
             shape = (len(stored.stored_names), *shape)
         elif stored.rows is not None:
             self._check_rows(stored.rows, info)
-            shape = (len(stored.rows), *shape[1:])
+            shape = (sum(map(len, stored.rows)), *shape[1:])
+        if stored.is_flat:
+            shape = (math.prod(shape),)
         if stored.shape is not None and _without_ones(shape) == _without_ones(stored.shape):
             shape = stored.shape
-        format = TensorFormat.F32 if stored.plus_one else info.format
+        format = TensorFormat.F32 if _is_computed(stored) else info.format
         return dataclasses.replace(info, name=name, shape=shape, format=format)
 
     def transposing_bytes(self, name: str) -> int:
         """Return what reading ``name`` keeps in addition to its rows: a matrix, or nothing."""
         stored = self._stored[name]
         info = self._raw.info(stored.stored_names[0])
+        if stored.is_part_transposed and stored.row_range is not None:
+            return stored.row_range.num_rows * info.row_bytes + UNDOING_BYTES
         if not _is_transposed(stored, info):
             return 0
-        return math.prod(info.shape[-2:]) * info.format.block_bytes + STAGING_BYTES
+        return math.prod(info.shape[-2:]) * info.format.block_bytes + UNDOING_BYTES
 
     def name_in_files(self, name: str) -> str:
         """What the files call it, whether they have it or not; of a stack its first matrix."""
@@ -97,8 +103,8 @@ class CanonicalSource:
         that the tensor should have.
         """
         stored = self._stored[name]
-        if stored.plus_one:
-            self._read_plus_one(stored, start_row, end_row, out)
+        if _is_computed(stored):
+            self._read_computed(stored, start_row, end_row, out)
         elif stored.row_range is not None:
             self._read_part(stored, stored.row_range, start_row, end_row, out)
         elif stored.is_stacked:
@@ -106,7 +112,10 @@ class CanonicalSource:
         elif stored.rows is not None:
             self._read_some(stored, stored.rows, start_row, end_row, out)
         elif stored.interleaved is None:
-            self._read_stored(stored, stored.stored_names[0], start_row, end_row, out)
+            # All rows of the file's are the only row of a vector.
+            factor = self._first(stored).num_rows if len(self.info(name).shape) == 1 else 1
+            first, last = start_row * factor, end_row * factor
+            self._read_stored(stored, stored.stored_names[0], first, last, out)
         else:
             self._read_interleaved(stored, stored.interleaved, start_row, end_row, out)
 
@@ -120,42 +129,71 @@ class CanonicalSource:
         for name in stored.stored_names:
             with contextlib.suppress(KeyError):
                 info = self._raw.info(name)
+                if stored.num_matrices is not None:
+                    return self._divided(info, stored.num_matrices)
                 if not _is_transposed(stored, info):
                     return info
                 *stack, rows, columns = info.shape
                 return dataclasses.replace(info, shape=(*stack, columns, rows))
         raise KeyError(stored.canonical_name)
 
+    def _divided(self, info: TensorInfo, num_matrices: int) -> TensorInfo:
+        """A matrix as a stack of matrices."""
+        rows, rest = divmod(info.num_rows, num_matrices)
+        if len(info.shape) != 2 or rest:
+            raise ModelFileError(
+                self._path,
+                f"the tensor {info.name}, {list(info.shape)}, cannot have the rows of "
+                f"{num_matrices} heads",
+            )
+        return dataclasses.replace(info, shape=(num_matrices, rows, info.num_columns))
+
+    def _check_transposable(self, info: TensorInfo) -> None:
+        if info.format.is_quantized:
+            raise UnsupportedModelError(
+                f"{self._path}: the tensor {info.name} is stored as {info.format.label}, and has "
+                "to be transposed",
+                missing=(f"{info.format.label} matrices that are transposed",),
+                hint="get a file that a newer converter made, or one that is not quantized",
+            )
+
     def _read_stored(
         self, stored: StoredTensor, name: str, start_row: int, end_row: int, out: memoryview
     ) -> None:
-        """Rows of the tensor ``name``, or of the transposes of its matrices."""
+        """Rows of the tensor ``name`` in canonical order, or of the transposes of its matrices."""
         info = self._raw.info(name)
+        if stored.interleaved is not None:
+            self._read_interleaved(stored, stored.interleaved, start_row, end_row, out)
+            return
         if not _is_transposed(stored, info):
             self._raw.read_rows(name, start_row, end_row, out)
             return
-        num_rows, size = info.shape[-1], info.shape[-2] * info.format.block_bytes
+        stored_rows, num_rows = info.shape[-2:]
+        size = stored_rows * info.format.block_bytes
         row = start_row
         while row < end_row:
             index, begin = divmod(row, num_rows)
             end = min(begin + end_row - row, num_rows)
             target = out[(row - start_row) * size : (row - start_row + end - begin) * size]
-            _rows(target, size)[:] = self._transposed(info, index)[begin:end]
+            matrix = self._transposed(info, index * stored_rows, stored_rows)
+            _rows(target, size)[:] = matrix[begin:end]
             row += end - begin
 
-    def _transposed(self, info: TensorInfo, index: int) -> NDArray[np.uint8]:
-        """A matrix's transpose, as bytes of its rows; the last one is kept, as rows follow it."""
-        key = (info.name, index)
+    def _transposed(self, info: TensorInfo, first: int, num_rows: int) -> NDArray[np.uint8]:
+        """The transpose of rows of ``info``, as bytes of its own rows.
+
+        The last one is kept, as the rows that follow are of the same.
+        """
+        key = (info.name, first)
         if self._matrix is None or self._matrix[0] != key:
             self._matrix = None
-            num_rows, num_columns, size = *info.shape[-2:], info.format.block_bytes
+            num_columns, size = info.num_columns, info.format.block_bytes
             rows = np.empty((num_columns, num_rows, size), dtype=np.uint8)
-            step = max(1, STAGING_BYTES // info.row_bytes)
+            step = max(1, UNDOING_BYTES // info.row_bytes)
             for row in range(0, num_rows, step):
                 count = min(step, num_rows - row)
                 data = memoryview(bytearray(count * info.row_bytes))
-                first = index * num_rows + row
-                self._raw.read_rows(info.name, first, first + count, data)
+                self._raw.read_rows(info.name, first + row, first + row + count, data)
                 piece = _rows(data, size).reshape(count, num_columns, size)
                 rows[:, row : row + count] = piece.swapaxes(0, 1)
             self._matrix = (key, rows.reshape(num_columns, num_rows * size))
@@ -173,11 +211,13 @@ class CanonicalSource:
                 f"which belongs with it, is {first.format.label} {list(first.shape)}",
             )
 
-    def _check_rows(self, rows: tuple[int, ...], info: TensorInfo) -> None:
-        if len(info.shape) != 2 or not all(0 <= row < info.num_rows for row in rows):
+    def _check_rows(self, rows: tuple[range, ...], info: TensorInfo) -> None:
+        first, end = min(each.start for each in rows), max(each.stop for each in rows)
+        if len(info.shape) != 2 or first < 0 or end > info.num_rows:
             raise ModelFileError(
                 self._path,
-                f"the tensor {info.name}, {list(info.shape)}, does not have the rows {list(rows)}",
+                f"the tensor {info.name}, {list(info.shape)}, does not have the rows from {first} "
+                f"to {end - 1} that it should consist of",
             )
 
     def _shape_of_part(self, part: RowRange, info: TensorInfo) -> tuple[int, ...]:
@@ -200,14 +240,17 @@ class CanonicalSource:
         info = self._first(stored)
         self._shape_of_part(part, info)
         if _is_vector(part, info):
-            self._read_part_of_vectors(info, part, start_row, end_row, out)
+            self._read_part_of_vectors(stored, info, part, start_row, end_row, out)
+            return
+        if stored.is_part_transposed:
+            self._read_transposed_part(info, part, start_row, end_row, out)
             return
         matrix_rows, size = info.shape[-2], info.row_bytes
         row = start_row
         while row < end_row:
             index, begin = divmod(row, part.num_rows)
             count = min(part.num_rows - begin, end_row - row)
-            count = min(count, max(1, STAGING_BYTES // (size * part.stride)))
+            count = min(count, max(1, UNDOING_BYTES // (size * part.stride)))
             name, first = info.name, index * matrix_rows + part.start + begin * part.stride
             if stored.is_stacked:
                 name, first = stored.stored_names[index], part.start + begin * part.stride
@@ -221,22 +264,46 @@ class CanonicalSource:
                 _rows(target, size)[:] = _rows(staging, size)[:: part.stride]
             row += count
 
-    def _read_part_of_vectors(
+    def _read_transposed_part(
         self, info: TensorInfo, part: RowRange, start_row: int, end_row: int, out: memoryview
     ) -> None:
+        """Rows of the transposes of parts, which are neighbouring rows of each matrix."""
+        self._check_transposable(info)
+        num_rows, size = info.num_columns, part.num_rows * info.format.block_bytes
+        row = start_row
+        while row < end_row:
+            index, begin = divmod(row, num_rows)
+            end = min(begin + end_row - row, num_rows)
+            target = out[(row - start_row) * size : (row - start_row + end - begin) * size]
+            first = index * info.shape[-2] + part.start
+            _rows(target, size)[:] = self._transposed(info, first, part.num_rows)[begin:end]
+            row += end - begin
+
+    def _read_part_of_vectors(
+        self,
+        stored: StoredTensor,
+        info: TensorInfo,
+        part: RowRange,
+        start_row: int,
+        end_row: int,
+        out: memoryview,
+    ) -> None:
         """Elements of each row of a small tensor of vectors."""
-        stored = memoryview(bytearray((end_row - start_row) * info.row_bytes))
-        self._raw.read_rows(info.name, start_row, end_row, stored)
+        data = memoryview(bytearray((end_row - start_row) * info.row_bytes))
+        if stored.interleaved is None:
+            self._raw.read_rows(info.name, start_row, end_row, data)
+        else:
+            self._read_interleaved(stored, stored.interleaved, start_row, end_row, data)
         size = info.format.block_bytes
-        elements = _rows(stored, size).reshape(end_row - start_row, info.num_columns, size)
+        elements = _rows(data, size).reshape(end_row - start_row, info.num_columns, size)
         end = part.start + (part.num_rows - 1) * part.stride + 1
         wanted = np.ascontiguousarray(elements[:, part.start : end : part.stride])
         out[:] = wanted.reshape(-1).data
 
-    def _read_plus_one(
+    def _read_computed(
         self, stored: StoredTensor, start_row: int, end_row: int, out: memoryview
     ) -> None:
-        """A vector of floats with 1 added, in float32, as ``transformers`` adds it."""
+        """A vector of floats with 1 added, as ``transformers`` adds it, or ``-exp`` of it."""
         info = self._first(stored)
         data = memoryview(bytearray((end_row - start_row) * info.row_bytes))
         self._raw.read_rows(info.name, start_row, end_row, data)
@@ -245,26 +312,36 @@ class CanonicalSource:
             raise ModelFileError(
                 self._path, f"the tensor {info.name} is {info.format.label}, and must be of floats"
             )
-        out[:] = (values + np.float32(1)).view(np.uint8).data
+        if stored.is_negative_exp:
+            values = -np.exp(values.astype(np.float64)).astype(np.float32)  # rounded once
+        if stored.plus_one:
+            values = values + np.float32(1)
+        out[:] = values.view(np.uint8).data
 
     def _read_some(
         self,
         stored: StoredTensor,
-        rows: tuple[int, ...],
+        rows: tuple[range, ...],
         start_row: int,
         end_row: int,
         out: memoryview,
     ) -> None:
+        """Rows of some runs, each of which is read at once as far as it is asked for."""
         info = self._first(stored)
         self._check_rows(rows, info)
-        size = info.row_bytes
-        if not 0 <= start_row <= end_row <= len(rows) or out.nbytes != (end_row - start_row) * size:
+        size, num_rows = info.row_bytes, sum(map(len, rows))
+        if not 0 <= start_row <= end_row <= num_rows or out.nbytes != (end_row - start_row) * size:
             raise ValueError(
                 f"{out.nbytes} B are not rows [{start_row}, {end_row}) of {stored.canonical_name}"
             )
-        for index, row in enumerate(rows[start_row:end_row]):
-            part = out[index * size : (index + 1) * size]
-            self._raw.read_rows(info.name, row, row + 1, part)
+        first = 0
+        for run in rows:
+            begin, end = max(start_row, first), min(end_row, first + len(run))
+            if begin < end:
+                part = out[(begin - start_row) * size : (end - start_row) * size]
+                its_first = run.start + begin - first
+                self._raw.read_rows(info.name, its_first, its_first + end - begin, part)
+            first += len(run)
 
     def _read_stack(
         self, stored: StoredTensor, start_row: int, end_row: int, out: memoryview
@@ -318,12 +395,12 @@ class CanonicalSource:
         """The whole vector, whose elements are interleaved as the rows of a matrix are."""
         stored = bytearray(info.row_bytes)
         self._raw.read_rows(info.name, 0, 1, memoryview(stored))
+        out[:] = memoryview(stored)
         size = info.format.block_bytes
         for head in range(heads.num_heads):
-            begin = head * heads.head_dim * size
-            middle, end = begin + heads.rotary_dim * size, begin + heads.head_dim * size
-            _separate(memoryview(stored)[begin:middle], out[begin:middle], size)
-            out[middle:end] = memoryview(stored)[middle:end]
+            begin = (head * heads.head_dim + heads.start) * size
+            end = begin + heads.rotary_dim * size
+            _separate(memoryview(stored)[begin:end], out[begin:end], size)
 
     def _read_matrix(
         self,
@@ -340,29 +417,36 @@ class CanonicalSource:
         """
         head_rows, turning = heads.head_dim, heads.rotary_dim
         half, size = turning // 2, info.row_bytes
-        most_pairs = max(1, STAGING_BYTES // (2 * size))
+        most_pairs = max(1, UNDOING_BYTES // (2 * size))
         staging = memoryview(bytearray(2 * size * min(most_pairs, half)))
         row = start_row
         while row < end_row:
             head, row_in_head = divmod(row, head_rows)
+            turned = row_in_head - heads.start
             begin = (row - start_row) * size
-            if row_in_head >= turning:
-                count = min(head_rows - row_in_head, end_row - row)
+            if not 0 <= turned < turning:
+                end = heads.start if turned < 0 else head_rows
+                count = min(end - row_in_head, end_row - row)
                 self._raw.read_rows(info.name, row, row + count, out[begin : begin + count * size])
-            elif row_in_head == 0 and row + turning <= end_row and half <= most_pairs:
+            elif turned == 0 and row + turning <= end_row and half <= most_pairs:
                 count = turning
                 self._raw.read_rows(info.name, row, row + turning, staging)
                 _separate(staging, out[begin : begin + turning * size], size)
             else:
-                is_second, pair = divmod(row_in_head, half)
+                is_second, pair = divmod(turned, half)
                 count = min(half - pair, most_pairs, end_row - row)
-                stored_row = head * head_rows + 2 * pair
+                stored_row = head * head_rows + heads.start + 2 * pair
                 pairs = staging[: 2 * size * count]
                 self._raw.read_rows(info.name, stored_row, stored_row + 2 * count, pairs)
                 _rows(out[begin : begin + count * size], size)[:] = _rows(pairs, 2 * size)[
                     :, is_second * size : (is_second + 1) * size
                 ]
             row += count
+
+
+def _is_computed(stored: StoredTensor) -> bool:
+    """Whether values are not those of the file."""
+    return stored.plus_one or stored.is_negative_exp
 
 
 def _is_transposed(stored: StoredTensor, info: TensorInfo) -> bool:
