@@ -188,11 +188,11 @@ def latent_config(num_layers: int) -> ModelConfig:
 
 
 CONFIG = latent_config(2)
-# Over three spans of 256 positions: (sequence, tokens) of every step.
+# Over two spans of 256 positions: (sequence, tokens) of every step.
 STEPS = (
-    ((0, 300), (1, 5)),
+    ((0, 250), (1, 5)),
     ((1, 1), (0, 1), (2, 60)),
-    ((2, 3), (1, 290), (0, 250)),
+    ((2, 3), (1, 30), (0, 20)),
     ((0, 1), (1, 1), (2, 1)),
     ((0, 2), (1, 3)),
 )
