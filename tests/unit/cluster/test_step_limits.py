@@ -29,11 +29,13 @@ from potluck.types.step import (
     SequenceId,
     SequenceOpening,
     SequenceSlice,
+    StateCopy,
     Step,
     StepId,
     TokenLogprob,
 )
 
+NUM_STATES = 64
 LARGE = 2**63 - 1
 TOKEN = 2**32 + 1  # nine bytes, as no token of a real vocabulary takes
 SAMPLING = SamplingParams(
@@ -62,6 +64,7 @@ def test_the_largest_step_and_its_result_fit(context: int) -> None:
         max_step_tokens=num_tokens,
         max_step_sequences=num_sequences,
         num_blocks=num_blocks,
+        num_states=NUM_STATES,
     )
     slices = [
         SequenceSlice(
@@ -72,6 +75,7 @@ def test_the_largest_step_and_its_result_fit(context: int) -> None:
             sample=False,
             score_from=LARGE,
             next_token=TOKEN,
+            state=LARGE,
         )
     ] * num_sequences
     opened = [
@@ -88,6 +92,7 @@ def test_the_largest_step_and_its_result_fit(context: int) -> None:
         closed=closed,
         copies=(BlockCopy(source=LARGE, target=LARGE),) * num_sequences,
         saves=(saved,) * max(MAX_MOVED_BLOCKS, num_tokens // 16),
+        state_copies=(StateCopy(source=LARGE, target=LARGE),) * NUM_STATES,
     )
     assert len(encode_restores((saved,) * MAX_MOVED_BLOCKS)) <= limits.max_header_bytes
     assert len(StepEncoder().encode(step)) <= limits.max_header_bytes
