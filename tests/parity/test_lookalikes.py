@@ -50,6 +50,7 @@ CONSEQUENCES: Mapping[str, str] = {
     "num_local_experts": "num_experts",
     "partial_rotary_factor": "long_factor",
     "per_layer_config": "layers of one kind",
+    "qk_rope_head_dim": "head_dim",
 }
 ROPE = "rope|long_factor|in rope scaling"
 

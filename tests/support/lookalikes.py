@@ -93,6 +93,7 @@ _WITH_ALL_ROPES = ("llama", "gemma3_text", "ministral3")
 
 _WITH_OWN_ROPES = (
     *_WITH_ALL_ROPES,
+    "deepseek_v3",
     "gemma4_text",
     "gpt_oss",
     "hunyuan_v1_dense",
@@ -134,6 +135,7 @@ FOREIGN: Mapping[str, tuple[Any, ...]] = {
     "attn_logit_softcapping": (2.0,),
     "attn_output_gate": (True,),
     "attn_temperature_tuning": (True,),
+    "block_ff_dim": (128,),
     "clip_qkv": (0.5,),
     "decoder_sparse_step": (2,),
     "dual_chunk_attention_config": ({"chunk_size": 8},),
@@ -197,11 +199,13 @@ FOREIGN: Mapping[str, tuple[Any, ...]] = {
     "sliding_window_pattern": (2,),
     "swiglu_alpha": (1.0,),
     "swiglu_limit": (0.5,),
+    "time_step_limit": ([0.2, 0.6],),
     "topk_group": (1,),
     "topk_method": ("greedy",),
     "use_bias": (True,),
     "use_bidirectional_attention": (True, "all"),
     "use_double_wide_mlp": (True,),
+    "use_expert_bias": (False,),
     "use_mrope": (True,),
     "use_parallel_residual": (True,),
     "use_qk_norm": (True, False),
@@ -353,7 +357,7 @@ class Original:
 def _named(model: Any) -> Iterator[tuple[str, Any]]:
     yield from model.named_parameters()
     for name, each in model.named_buffers():
-        if name.endswith(("layer_scalar", "e_score_correction_bias")):
+        if name.endswith(("layer_scalar", "e_score_correction_bias", "expert_bias")):
             yield name, each
 
 

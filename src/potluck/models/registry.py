@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Mapping
 from potluck.errors import ModelFileError, UnsupportedModelError
 from potluck.formats.encodings import read_encoding
 from potluck.models.cohere2 import COHERE2
+from potluck.models.deepseek_v2 import DEEPSEEK_V2
+from potluck.models.deepseek_v3 import DEEPSEEK_V3
 from potluck.models.ernie4_5 import ERNIE4_5
 from potluck.models.ernie4_5_moe import ERNIE4_5_MOE
 from potluck.models.exaone4 import EXAONE4
@@ -18,6 +20,7 @@ from potluck.models.gemma3 import GEMMA3
 from potluck.models.gemma4 import GEMMA4, GEMMA4_UNIFIED
 from potluck.models.glm4 import GLM4
 from potluck.models.glm4_moe import GLM4_MOE
+from potluck.models.glm4_moe_lite import GLM4_MOE_LITE
 from potluck.models.gpt_oss import GPT_OSS
 from potluck.models.granite import GRANITE
 from potluck.models.granite_hybrid import GRANITE_HYBRID
@@ -99,6 +102,9 @@ FAMILIES: tuple[Family, ...] = (
     QWEN3_NEXT,
     QWEN3_5,
     QWEN3_5_MOE,
+    DEEPSEEK_V2,
+    DEEPSEEK_V3,
+    GLM4_MOE_LITE,
     LFM2,
     LFM2_MOE,
 )

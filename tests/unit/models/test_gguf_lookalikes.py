@@ -39,6 +39,11 @@ NEEDED: Mapping[str, Mapping[str, Any]] = {
         "attention.sliding_window": 64,
         "logit_scale": 0.5,
     },
+    "deepseek2": {
+        "attention.kv_lora_rank": 64,
+        "attention.value_length": 16,
+        "rope.dimension_count": 16,
+    },
     "gemma4": {
         "attention.key_length_swa": 24,
         "attention.sliding_window": 64,
@@ -69,10 +74,8 @@ UNKNOWN: Mapping[str, Any] = {
     "attention.causal": False,
     "attention.clamp_kqv": 8.0,
     "attention.indexer.top_k": 8,
-    "attention.kv_lora_rank": 64,
     "attention.max_alibi_bias": 8.0,
     "attention.output_scale": 2.0,
-    "attention.q_lora_rank": 64,
     "attention.temperature_length": 64,
     "expert_group_scale": 2.0,
     "moe_latent_size": 32,
@@ -91,6 +94,8 @@ _GRANITE = frozenset({"granite", "granitehybrid", "granitemoe"})
 _QWEN3_5 = frozenset({"qwen35", "qwen35moe"})
 _GATED_DELTA = _QWEN3_5 | {"qwen3next"}
 READERS: Mapping[str, tuple[Any, frozenset[str]]] = {
+    "attention.kv_lora_rank": (64, frozenset({"deepseek2"})),
+    "attention.q_lora_rank": (64, frozenset({"deepseek2"})),
     "attention.key_length_swa": (24, frozenset({"gemma4"})),
     "attention.scale": (0.5, _GRANITE),
     "attention.shared_kv_layers": (1, frozenset({"gemma4"})),
@@ -101,12 +106,12 @@ READERS: Mapping[str, tuple[Any, frozenset[str]]] = {
     "final_logit_softcapping": (30.0, frozenset({"gemma2", "gemma3", "gemma4"})),
     "logit_scale": (8.0, _GRANITE | {"cohere2"}),
     "full_attention_interval": (2, _GATED_DELTA),
-    "nextn_predict_layers": (1, _GATED_DELTA | {"glm4moe"}),
+    "nextn_predict_layers": (1, _GATED_DELTA | {"deepseek2", "glm4moe"}),
     "residual_scale": (0.5, _GRANITE),
     "rope.freq_base_swa": (10_000.0, frozenset({"gemma3", "gemma4", "olmo2"})),
     "rope.dimension_sections": ([4, 4, 4, 0], _QWEN3_5),
     "rope.scaling.yarn_attn_factor": (1.0, frozenset({"mistral3", "olmo2"})),
-    "rope.scaling.yarn_log_multiplier": (0.1, frozenset({"mistral3"})),
+    "rope.scaling.yarn_log_multiplier": (0.1, frozenset({"deepseek2", "mistral3"})),
 }
 """Values of keys that change the arithmetic, and the architectures whose readers know them."""
 
