@@ -56,7 +56,7 @@ def write_gguf(
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         writer.add_rope_scaling_factor(32.0)
         writer.add_rope_scaling_orig_ctx_len(4096)
-    writer.add_layer_norm_rms_eps(demo["rms_norm_eps"])
+    writer.add_layer_norm_rms_eps(1e-6 if shape.gated_delta else demo["rms_norm_eps"])
     if shape.experts is not None:
         writer.add_expert_count(shape.experts.num_experts)
         writer.add_expert_used_count(shape.experts.num_experts_per_token)
