@@ -49,7 +49,9 @@ from potluck.models.program import weight_specs
 from potluck.models.qwen2 import QWEN2
 from potluck.models.qwen2_moe import QWEN2_MOE
 from potluck.models.qwen3 import QWEN3
+from potluck.models.qwen3_5 import QWEN3_5, QWEN3_5_MOE
 from potluck.models.qwen3_moe import QWEN3_MOE
+from potluck.models.qwen3_next import QWEN3_NEXT
 from potluck.models.seed_oss import SEED_OSS
 from potluck.models.smollm3 import SMOLLM3
 from potluck.types.model import ModelConfig
@@ -97,6 +99,9 @@ FAMILIES: tuple[Family, ...] = (
     GRANITE_MOE,
     GRANITE_MOE_SHARED,
     ERNIE4_5_MOE,
+    QWEN3_NEXT,
+    QWEN3_5,
+    QWEN3_5_MOE,
     DEEPSEEK_V2,
     DEEPSEEK_V3,
     GLM4_MOE_LITE,
@@ -228,7 +233,8 @@ def with_stored_head(config: ModelConfig, names: Iterable[str], file_kind: FileK
     if file_kind is FileKind.HUGGING_FACE:
         config = _with_prefixes(config, stored)
     variants = _names(config, file_kind).found_variants(config, stored)
-    config = dataclasses.replace(config, name_variants=variants)
+    if variants:
+        config = dataclasses.replace(config, name_variants=variants)
     has_head = _stored_name(config, HEAD, file_kind) in stored
     if config.num_labels and not config.label_tokens:
         return config

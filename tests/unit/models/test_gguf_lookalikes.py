@@ -26,6 +26,13 @@ COMMON: Mapping[str, Any] = {
     "rope.dimension_count": 24,
     "vocab_size": 50,
 }
+_GATED_DELTA_KEYS: Mapping[str, Any] = {
+    "ssm.conv_kernel": 4,
+    "ssm.group_count": 2,
+    "ssm.inner_size": 192,
+    "ssm.state_size": 24,
+    "ssm.time_step_rank": 8,
+}
 NEEDED: Mapping[str, Mapping[str, Any]] = {
     "cohere2": {
         "attention.layer_norm_epsilon": 1e-5,
@@ -55,6 +62,9 @@ NEEDED: Mapping[str, Mapping[str, Any]] = {
     },
     "lfm2": {"shortconv.l_cache": 3},
     "lfm2moe": {"attention.head_count_kv": [0, 2], "shortconv.l_cache": 3},
+    "qwen35": _GATED_DELTA_KEYS,
+    "qwen35moe": _GATED_DELTA_KEYS,
+    "qwen3next": _GATED_DELTA_KEYS,
 }
 """What some readers require besides."""
 
@@ -68,9 +78,7 @@ UNKNOWN: Mapping[str, Any] = {
     "attention.output_scale": 2.0,
     "attention.temperature_length": 64,
     "expert_group_scale": 2.0,
-    "full_attention_interval": 4,
     "moe_latent_size": 32,
-    "rope.dimension_sections": [4, 4, 4],
     "rope.scaling.alpha": 1000.0,
     "rope.scaling.yarn_ext_factor": 1.0,
     "router_logit_softcapping": 30.0,
@@ -83,6 +91,8 @@ UNKNOWN: Mapping[str, Any] = {
 """Keys of other architectures of llama.cpp, and one of none."""
 
 _GRANITE = frozenset({"granite", "granitehybrid", "granitemoe"})
+_QWEN3_5 = frozenset({"qwen35", "qwen35moe"})
+_GATED_DELTA = _QWEN3_5 | {"qwen3next"}
 READERS: Mapping[str, tuple[Any, frozenset[str]]] = {
     "attention.kv_lora_rank": (64, frozenset({"deepseek2"})),
     "attention.q_lora_rank": (64, frozenset({"deepseek2"})),
@@ -95,9 +105,11 @@ READERS: Mapping[str, tuple[Any, frozenset[str]]] = {
     "embedding_scale": (12.0, _GRANITE),
     "final_logit_softcapping": (30.0, frozenset({"gemma2", "gemma3", "gemma4"})),
     "logit_scale": (8.0, _GRANITE | {"cohere2"}),
-    "nextn_predict_layers": (1, frozenset({"deepseek2", "glm4moe"})),
+    "full_attention_interval": (2, _GATED_DELTA),
+    "nextn_predict_layers": (1, _GATED_DELTA | {"deepseek2", "glm4moe"}),
     "residual_scale": (0.5, _GRANITE),
     "rope.freq_base_swa": (10_000.0, frozenset({"gemma3", "gemma4", "olmo2"})),
+    "rope.dimension_sections": ([4, 4, 4, 0], _QWEN3_5),
     "rope.scaling.yarn_attn_factor": (1.0, frozenset({"mistral3", "olmo2"})),
     "rope.scaling.yarn_log_multiplier": (0.1, frozenset({"deepseek2", "mistral3"})),
 }
