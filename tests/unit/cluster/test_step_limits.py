@@ -35,7 +35,6 @@ from potluck.types.step import (
     TokenLogprob,
 )
 
-NUM_STATES = 64
 LARGE = 2**63 - 1
 TOKEN = 2**32 + 1  # nine bytes, as no token of a real vocabulary takes
 SAMPLING = SamplingParams(

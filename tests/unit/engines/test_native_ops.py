@@ -238,11 +238,7 @@ PROGRAMS = {
     "sigmoid gate per token": program_of(
         Linear(x="x", weight="row", out="one"), SigmoidGate(x="hidden", gate="one"), head=HEAD
     ),
-    **{
-        f"gated {each.value}": gated(each)
-        for each in Activation
-        if each.has_gate
-    },
+    **{f"gated {each.value}": gated(each) for each in Activation if each.has_gate},
     "relu squared": program_of(
         Linear(x="x", weight="double", out="wide"), RELU_SQUARED, ADD, head=HEAD
     ),
