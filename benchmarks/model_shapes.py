@@ -29,9 +29,10 @@ class Shape:
     """What the sizes of a model follow from.
 
     ``vocab_size`` is None for that of demo, whose tokenizer all have. ``family`` is the model type
-    of Hugging Face: ``llama``, ``qwen3``, ``gemma3_text`` or, with experts, ``qwen3_moe`` and
-    ``gpt_oss``; the last two of these without those in Hugging Face layout. ``window`` is that of
-    the layers that slide.
+    of Hugging Face: ``llama``, ``qwen3``, ``gemma3_text``, ``lfm2`` or, with experts, ``qwen3_moe``
+    and ``gpt_oss``; of ``gemma3_text``, ``lfm2`` and ``gpt_oss`` there are GGUF files only.
+    ``window`` is that of the layers that slide. ``conv_layers`` have convolutions of ``kernel``
+    tokens instead of attention.
     """
 
     family: str = "llama"
@@ -45,16 +46,18 @@ class Shape:
     has_tied_head: bool = True
     experts: Experts | None = None
     window: int | None = None
+    conv_layers: tuple[int, ...] = ()
+    kernel: int = 3
 
     @property
     def has_head_norms(self) -> bool:
-        """Whether every head of q and k has a norm, as Qwen 3 and Gemma 3 have."""
-        return self.family.startswith(("qwen3", "gemma3"))
+        """Whether every head of q and k has a norm, as Qwen 3, Gemma 3 and LFM2 have."""
+        return self.family.startswith(("qwen3", "gemma3", "lfm2"))
 
     @property
     def is_only_gguf(self) -> bool:
         """Whether a model of this shape is made as a GGUF file only."""
-        return self.family in ("gemma3_text", "gpt_oss")
+        return self.family in ("gemma3_text", "gpt_oss", "lfm2")
 
 
 _LLAMA_3_2_1B = Shape(
@@ -165,6 +168,17 @@ SHAPES = {
         vocab_size=262_144,
         window=1024,
     ),
+    "LFM2-1.2B": Shape(
+        family="lfm2",
+        hidden_size=2048,
+        intermediate_size=8192,
+        num_layers=16,
+        num_heads=32,
+        num_key_value_heads=8,
+        head_dim=64,
+        vocab_size=65_536,
+        conv_layers=(0, 1, 3, 4, 6, 7, 9, 11, 13, 15),
+    ),
     "gpt-oss-20B": _GPT_OSS_20B,
     "gpt-oss-20B-4-layers": dataclasses.replace(_GPT_OSS_20B, num_layers=4),
 }
@@ -204,7 +218,10 @@ def gguf_tensors(shape: Shape, vocab_size: int) -> Iterator[Tensor]:
     yield Tensor(name="token_embd.weight", dimensions=(vocab_size, hidden))
     for layer in range(shape.num_layers):
         prefix = f"blk.{layer}"
-        yield from _attention(shape, prefix, _GGUF_NAMES)
+        if layer in shape.conv_layers:
+            yield from _short_conv(shape, prefix)
+        else:
+            yield from _attention(shape, prefix, _GGUF_NAMES)
         if shape.family == "gemma3_text":
             yield Tensor(name=f"{prefix}.post_attention_norm.weight", dimensions=(hidden,))
             yield Tensor(name=f"{prefix}.post_ffw_norm.weight", dimensions=(hidden,))
@@ -222,9 +239,23 @@ def gguf_tensors(shape: Shape, vocab_size: int) -> Iterator[Tensor]:
             ("down", (hidden, inner)),
         ):
             yield Tensor(name=f"{prefix}.ffn_{name}{kind}.weight", dimensions=(*stacked, *matrix))
-    yield Tensor(name="output_norm.weight", dimensions=(hidden,))
+    last_norm = "token_embd_norm" if shape.family == "lfm2" else "output_norm"
+    yield Tensor(name=f"{last_norm}.weight", dimensions=(hidden,))
     if not shape.has_tied_head:
         yield Tensor(name="output.weight", dimensions=(vocab_size, hidden))
+
+
+def _short_conv(shape: Shape, prefix: str) -> Iterator[Tensor]:
+    """Of one layer of LFM2, with the norms before and after it."""
+    hidden = shape.hidden_size
+    for name, dimensions in (
+        ("attn_norm", (hidden,)),
+        ("shortconv.in_proj", (3 * hidden, hidden)),
+        ("shortconv.conv", (hidden, shape.kernel)),
+        ("shortconv.out_proj", (hidden, hidden)),
+        ("ffn_norm", (hidden,)),
+    ):
+        yield Tensor(name=f"{prefix}.{name}.weight", dimensions=dimensions)
 
 
 def _gpt_oss_vectors(shape: Shape, prefix: str) -> Iterator[Tensor]:

@@ -22,8 +22,10 @@ _ARCHITECTURES = {
     "qwen3_moe": "qwen3moe",
     "gemma3_text": "gemma3",
     "gpt_oss": "gpt-oss",
+    "lfm2": "lfm2",
 }
-_ROPE_THETAS = {"gemma3_text": 1e6, "gpt_oss": 150_000.0}
+_ROPE_THETAS = {"gemma3_text": 1e6, "gpt_oss": 150_000.0, "lfm2": 1e6}
+_KEPT_IN_F32 = ("ffn_gate_inp", "shortconv.conv")
 
 
 def write_gguf(
@@ -38,7 +40,15 @@ def write_gguf(
     writer.add_embedding_length(shape.hidden_size)
     writer.add_feed_forward_length(shape.intermediate_size)
     writer.add_head_count(shape.num_heads)
-    writer.add_head_count_kv(shape.num_key_value_heads)
+    if shape.conv_layers:
+        kv_heads = [
+            0 if layer in shape.conv_layers else shape.num_key_value_heads
+            for layer in range(shape.num_layers)
+        ]
+        writer.add_head_count_kv(kv_heads)
+        writer.add_shortconv_l_cache(shape.kernel)
+    else:
+        writer.add_head_count_kv(shape.num_key_value_heads)
     writer.add_key_length(shape.head_dim)
     writer.add_value_length(shape.head_dim)
     writer.add_rope_dimension_count(shape.head_dim)
@@ -83,13 +93,13 @@ def write_gguf(
 def stored_format(tensor: Tensor, type_name: str, shape: Shape) -> TensorFormat:
     """Of a tensor in a file of a type, as llama.cpp's quantizer chooses (``llama-quant.cpp``).
 
-    Norms and routers are F32. The head, or the embedding where it is the head, is Q6_K in files of
-    any coarser type but Q8_0. In files of MXFP4 (gpt-oss) only experts are, and the others Q8_0.
-    In the mixture Q4_K_M the values' and the down projections are Q6_K
-    in an eighth of the layers at either end, and in every third between.
+    Norms, routers and the kernels of convolutions are F32. The head, or the embedding where it is
+    the head, is Q6_K in files of any coarser type but Q8_0. In files of MXFP4 (gpt-oss) only
+    experts are, and the others Q8_0. In the mixture Q4_K_M the values' and the down projections are
+    Q6_K in an eighth of the layers at either end, and in every third between.
     """
     is_vector = len(tensor.dimensions) == 1 or tensor.name.endswith(".bias")
-    if is_vector or "ffn_gate_inp" in tensor.name:
+    if is_vector or any(part in tensor.name for part in _KEPT_IN_F32):
         return TensorFormat.F32
     if type_name == "MXFP4" and "_exps" not in tensor.name:
         return TensorFormat.Q8_0
