@@ -9,11 +9,7 @@ _NOT_YET = frozenset(
     each
     for each in ALL_FEATURES
     if each.partition(" ")[0]
-    in ("HeadLinear", "CopyColumns", "CausalConv", "GatedDelta", "StateScan")
-    or each.endswith(
-        (" value_dim", " value_start", " activation product", " activation relu_squared")
-    )
-    or each in ("GatedActivation without gate", "Moe without gate")
+    in ("CausalConv", "GatedDelta", "StateScan")
 )
 
 ABILITIES = BackendAbilities(
