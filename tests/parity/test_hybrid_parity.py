@@ -242,14 +242,21 @@ def logits_of_files(path: Path, tokens: list[int], **options: Any) -> NDArray[np
         return stages.logits_at_all_positions(tokens)
 
 
-@pytest.mark.parametrize("boundaries", [[], [1, 3]], ids=["whole", "cut"])
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_logits_at_every_position(
-    case: Case, boundaries: list[int], models: Callable[[Case], RandomModel]
-) -> None:
+def test_logits_at_every_position(case: Case, models: Callable[[Case], RandomModel]) -> None:
     model, tokens = models(case), random_tokens(100)
-    actual = logits_of_files(model.directory, tokens, boundaries=boundaries)
+    actual = logits_of_files(model.directory, tokens)
     assert_logits_agree(actual, torch_logits(model, tokens), tolerance=TOLERANCE)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_cuts_change_no_bit(case: Case, models: Callable[[Case], RandomModel]) -> None:
+    directory, tokens = models(case).directory, random_tokens(20)
+    whole = logits_of_files(directory, tokens)
+    num_layers = models(case).config["num_hidden_layers"]
+    for boundaries in (*([layer] for layer in range(num_layers + 1)), range(num_layers)):
+        cut = logits_of_files(directory, tokens, boundaries=tuple(boundaries))
+        assert np.array_equal(cut, whole), tuple(boundaries)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
