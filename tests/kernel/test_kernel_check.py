@@ -17,7 +17,6 @@ from support.kernel_checks import KERNEL_NAMES, kernel_names
 
 from potluck.kernels import available_isas
 
-
 LATENT = "attention.latent"
 """A line of its own: attention whose values are columns of the keys."""
 
