@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support.changes import Change, in_attention, in_experts, in_mlps, in_recurrences
-from support.hybrid_models import make_hybrid_model
-from support.mamba_models import write_mamba_gguf
+from support.changes import Change, in_attention, in_experts, in_layers, in_mlps, in_recurrences
+from support.mamba_models import make_mamba_model, write_mamba_gguf
 from support.parity import assert_logits_agree
 from support.random_models import RandomModel, random_tokens, torch_logits
 from support.stages import Stages
@@ -145,7 +144,7 @@ CASES: tuple[Case, ...] = (
         family="nemotron_h",
         settings=NEMOTRON_H,
         forgotten={
-            "square": in_mlps(activation=Activation.SILU),
+            "attention": in_layers(attention=None),
             "groups of the norm": in_recurrences(norm_groups=1),
         },
     ),
@@ -160,8 +159,12 @@ CASES: tuple[Case, ...] = (
             "n_groups": 1,
             "num_key_value_heads": 4,
             "layer_norm_epsilon": 0.01,
+            "time_step_limit": (0.2, 0.6),
         },
-        forgotten={"biases": in_mlps(has_bias=False)},
+        forgotten={
+            "biases": in_mlps(has_bias=False),
+            "largest step": in_recurrences(largest_step=None),
+        },
         has_gguf=False,
     ),
     Case(
@@ -278,7 +281,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Case], RandomM
     def make(case: Case) -> RandomModel:
         if case.name not in made:
             directory = tmp_path_factory.mktemp("model")
-            made[case.name] = make_hybrid_model(case.family, case.settings, directory, seed=11)
+            made[case.name] = make_mamba_model(case.family, case.settings, directory, seed=11)
         return made[case.name]
 
     return make

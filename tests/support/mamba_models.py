@@ -1,4 +1,4 @@
-"""GGUF files of Mamba-2, Nemotron-H and Falcon-H1, as llama.cpp's converter writes them."""
+"""Small random models of Mamba-2, Nemotron-H and Falcon-H1, and their GGUF files."""
 
 from __future__ import annotations
 
@@ -9,11 +9,26 @@ from typing import Any
 import gguf
 import numpy as np
 from numpy.typing import NDArray
-from support.hybrid_models import mamba_tensors
+from support.hybrid_models import make_hybrid_model, mamba_tensors
 from support.random_models import RandomModel
 
 Floats = NDArray[np.float32]
 Tensors = dict[str, Floats]
+
+
+def make_mamba_model(
+    family: str, settings: Mapping[str, object], directory: Path, *, seed: int = 0
+) -> RandomModel:
+    """As ``make_hybrid_model``, with steps bounded by ``time_step_limit`` in every family.
+
+    transformers bounds those of Nemotron-H by ``time_step_min``, but not when it decodes, which
+    https://github.com/huggingface/transformers/pull/48989 says is an error.
+    """
+    model = make_hybrid_model(family, settings, directory, seed=seed)
+    for module in model.torch_model.modules():
+        if type(module).__name__ == "NemotronHMamba2Mixer":
+            module.time_step_limit = model.torch_model.config.time_step_limit
+    return model
 
 
 def write_mamba_gguf(
@@ -22,7 +37,7 @@ def write_mamba_gguf(
     *,
     formats: Mapping[str, gguf.GGMLQuantizationType] | None = None,
 ) -> None:
-    """Write ``model`` as the converter does: its keys, its tensors' names and shapes.
+    """Write ``model`` as llama.cpp's converter does: its keys, its tensors' names and shapes.
 
     Everything is F32, except matrices whose names hold a key of ``formats``.
     """

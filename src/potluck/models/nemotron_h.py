@@ -1,9 +1,10 @@
 """Nemotron-H and Nemotron 3 Nano (NVIDIA 2025): every layer is one thing, a Mamba-2 mixer,
 attention without rope, an MLP or experts.
 
-MLPs and experts have no gate and square what ReLU leaves. Steps of the mixers are bounded by
-``time_step_limit``, as NVIDIA's own code, vLLM and llama.cpp have it. transformers bounds them by
-``time_step_min`` instead, but only in prompts; trained models have shorter steps.
+MLPs and experts have no gate and square what ReLU leaves. The mixers' steps are bounded by
+``time_step_limit``, as in NVIDIA's own code, vLLM and llama.cpp. transformers bounds those of
+prompts, but not those of tokens that it decodes, by ``time_step_min``, which changes the logits of
+published models (https://github.com/huggingface/transformers/pull/48989).
 """
 
 from __future__ import annotations
