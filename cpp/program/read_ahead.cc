@@ -23,6 +23,7 @@ void add_weights(const op::Resolved& any, std::vector<int>& weights) {
   if (const auto* product = std::get_if<op::Multiply<int>>(&any)) add(product->weight);
   if (const auto* attention = std::get_if<op::Attention<int>>(&any)) add(attention->sinks);
   if (const auto* head = std::get_if<op::Head<int>>(&any)) add(head->weight);
+  if (const auto* heads = std::get_if<op::HeadLinear<int>>(&any)) add(heads->weight);
   if (const auto* linear = std::get_if<op::Linear<int>>(&any)) {
     add(linear->weight);
     add(linear->bias);

@@ -416,6 +416,7 @@ def edge_limits(
     max_step_tokens: int,
     max_step_sequences: int,
     num_blocks: int,
+    num_states: int = 0,
 ) -> EdgeLimits:
     """Bounds on the frames of a deployment's edges: no step of its scheduler is larger.
 
@@ -423,9 +424,9 @@ def edge_limits(
     opening together, with the copy of a block that a sequence may begin with. Sequences share
     blocks, so the table of each may be as long as the context allows. Openings have whole prompts
     and grammars. A sequence closes once, and at most those that hold blocks or wait do. As many
-    blocks are saved as the step computes, and a few more. Where all of a step's tokens are scored,
-    they are sent twice, and each comes back with 20 alternatives, and where sequences are pooled,
-    each with its vector.
+    blocks are saved as the step computes, and a few more. No state slot is copied to twice. Where
+    all of a step's tokens are scored, they are sent twice, and each comes back with 20
+    alternatives, and where sequences are pooled, each with its vector.
     """
     per_sequence = (
         1024
@@ -435,7 +436,12 @@ def edge_limits(
     )
     num_tables = max_step_sequences * blocks_for(context_tokens)
     num_integers = (
-        3 * max_step_tokens + num_tables + num_blocks + MAX_WAITING_SEQUENCES + MAX_TABLES
+        3 * max_step_tokens
+        + num_tables
+        + num_blocks
+        + 3 * num_states
+        + MAX_WAITING_SEQUENCES
+        + MAX_TABLES
     )
     num_saved = max_step_tokens // KV_BLOCK_TOKENS + MAX_MOVED_BLOCKS
     return EdgeLimits(

@@ -115,10 +115,14 @@ def _require_available(isa: str) -> None:
         )
 
 
-def cache_bytes(program: Program, num_blocks: int) -> int:
-    """What the key-value caches of ``num_blocks`` blocks take. Allocates nothing."""
+def cache_bytes(program: Program, num_blocks: int, num_states: int = 0) -> int:
+    """What the key-value caches of ``num_blocks`` blocks and ``num_states`` state slots take.
+
+    Allocates nothing.
+    """
     with core_errors():
-        return runner.Stage.cache_bytes(program=core_program(program), num_blocks=num_blocks)
+        of_blocks = runner.Stage.cache_bytes(program=core_program(program), num_blocks=num_blocks)
+    return of_blocks + num_states * sum(state.num_bytes for state in program.states)
 
 
 def loaded_bytes(info: TensorInfo) -> int:
@@ -214,6 +218,7 @@ class NativeEngine:
         pool: ThreadPool,
         isa: str | None = None,
         arithmetic: Arithmetic = Arithmetic.EXACT,
+        num_states: int = 0,
     ) -> None:
         self._program = program
         self.isa = choose_isa(None) if isa is None else isa

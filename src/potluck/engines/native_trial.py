@@ -109,6 +109,7 @@ def _maker(isa: str, num_threads: int, arithmetic: Arithmetic | None = None) -> 
             pool=pool,
             isa=isa,
             arithmetic=arithmetic or Arithmetic.EXACT,
+            num_states=num_states,
         )
 
     return make_engine

@@ -199,6 +199,21 @@ def read_recurrent_config(
     )
 
 
+NEXT_KEY = "nextn_predict_layers"
+"""How many of the last layers predict further tokens."""
+
+
+def without_next_layers(fields: Fields) -> Fields:
+    """``fields`` whose number of layers is without those that predict further tokens."""
+    num_next = fields.count(NEXT_KEY, MAX_LAYERS, 0, minimum=0)
+    num_blocks = fields.count("block_count", MAX_LAYERS)
+    if num_next >= num_blocks:
+        raise fields.error(NEXT_KEY, f"must be less than {num_blocks}, the number of blocks")
+    return dataclasses.replace(
+        fields, values={**fields.values, "block_count": num_blocks - num_next}
+    )
+
+
 def layers_with_attention(fields: Fields) -> tuple[Fields, tuple[bool, ...]]:
     """``fields`` with one number of key-value heads, and which layers have attention.
 

@@ -40,12 +40,14 @@ _DEFAULTS: Mapping[str, object] = {
     "tie_word_embeddings": True,
     "vocab_size": 65_536,
 }
+OLDER_TIE: Mapping[str, str] = {"tie_embedding": "tie_word_embeddings"}
+_OLDER_NAMES: Mapping[str, str] = {"block_ff_dim": "intermediate_size", **OLDER_TIE}
 _CONV = "conv"
 _KERNEL_KEY = "shortconv.l_cache"
 
 
 def _from_hugging_face(fields: Fields) -> ModelConfig:
-    fields = with_older_names(fields).with_defaults(_DEFAULTS)
+    fields = with_older_names(fields, _OLDER_NAMES).with_defaults(_DEFAULTS)
     values = {**fields.values, "intermediate_size": _feed_forward_width(fields)}
     return read_hugging_face(
         dataclasses.replace(fields, values=values),
@@ -54,16 +56,10 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
     )
 
 
-def with_older_names(fields: Fields) -> Fields:
-    """The fields with the values of keys that the first files call otherwise."""
-    values = dict(fields.values)
-    for older, key in (("block_ff_dim", "intermediate_size"), ("tie_embedding", _TIED)):
-        if older in values:
-            values[key] = values[older]
-    return dataclasses.replace(fields, values=values)
-
-
-_TIED = "tie_word_embeddings"
+def with_older_names(fields: Fields, names: Mapping[str, str]) -> Fields:
+    """The fields with the values of keys under older names, which count if they are there."""
+    values = {names[key]: value for key, value in fields.values.items() if key in names}
+    return dataclasses.replace(fields, values={**fields.values, **values})
 
 
 def read_hugging_face(

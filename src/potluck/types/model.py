@@ -156,7 +156,10 @@ class LatentAttentionConfig:
     what the cache has, beside ``rope_dim`` columns that are rotated by the table ``rope``. Queries
     have ``nope_dim`` columns for the former and ``rope_dim`` for the latter; they pass through
     ``query_rank`` columns, unless that is None. ``has_bias``: the projections down have biases, and
-    that of the output.
+    that of the output. ``norm_epsilon`` is that of the norms of what they give; None for the
+    model's.
+
+    Files have the pairs that rope turns side by side if it ``is_interleaved``.
     """
 
     num_heads: int
@@ -168,6 +171,8 @@ class LatentAttentionConfig:
     scale: float
     rope: int = 0
     has_bias: bool = False
+    norm_epsilon: float | None = None
+    is_interleaved: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
