@@ -44,6 +44,7 @@ WINDOW_STARTS = (2048, 8192, 32768)
 WINDOW_DECODES = 50
 LATENT_STARTS = (1023, 8191, 32767)
 LATENT_PREFILL_ROWS = 1024
+LATENT_DECODE_HEADS = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,14 +247,14 @@ def latent_seconds(
 ) -> dict[str, object]:
     """Seconds of ``num_tokens`` tokens from ``start`` on, of all heads, and their operations.
 
-    In the expanded form heads are all alike, and one is measured.
+    In the expanded form heads are all alike, and some are measured.
     """
     group = shape.num_heads if absorbed else 1
     head_dim = shape.rope_dim + (shape.latent_rank if absorbed else shape.nope_dim)
     value_dim = shape.latent_rank if absorbed else shape.value_dim
     num_blocks = (start + num_tokens - 1) // BLOCK_TOKENS + 1
-    # A decode reads the keys and values of all heads.
-    num_kv_heads = 1 if absorbed or num_tokens > 1 else shape.num_heads
+    # In a decode the keys and values of neighbouring heads are read together.
+    num_kv_heads = 1 if absorbed or num_tokens > 1 else min(shape.num_heads, LATENT_DECODE_HEADS)
     cache = Cache.make(num_blocks, num_kv_heads, head_dim, 0 if absorbed else value_dim)
     table = np.random.default_rng(1).permutation(num_blocks).astype(np.int32)
     rng = np.random.default_rng(2)
