@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from functools import partial
 from itertools import combinations
 
 from potluck.types.abilities import BackendAbilities
@@ -44,14 +43,23 @@ def what_fits(
     Each by itself if it can, otherwise as few of them together as fit. Empty if nothing does.
     ``least_states`` are needed for what is to run at the same time.
     """
-    fewer = partial(fewer_states, least=max(least_states, LEAST_STATES))
-    ways = (smaller_contexts, fewer, stronger_quantizations)
-    found = (next((each for each in smaller(size) if fits(each)), None) for smaller in ways)
-    alone = [_options(size, each) for each in found if each is not None]
+    least = max(least_states, LEAST_STATES)
+
+    def fewer(size: StageSize) -> Iterator[StageSize]:
+        return fewer_states(size, least)
+
+    def fewest(size: StageSize) -> Iterator[StageSize]:
+        yield from list(fewer(size))[-1:]
+
+    alone = [
+        _options(size, found)
+        for smaller in (smaller_contexts, fewer, stronger_quantizations)
+        if (found := next((each for each in smaller(size) if fits(each)), None)) is not None
+    ]
     if alone:
         return f"{' or '.join(alone)} would fit"
     # Every size takes a while to count: together with others, only the fewest states are tried.
-    ways = (smaller_contexts, lambda size: [*fewer(size)][-1:], stronger_quantizations)
+    ways = (smaller_contexts, fewest, stronger_quantizations)
     for together in (*combinations(ways, 2), ways):
         sizes: Iterable[StageSize] = [size]
         for smaller in reversed(together):
