@@ -40,7 +40,13 @@ SIZES = {
     "head_dim": 64,
 }
 GROUP = 128
-ENCODED = ("_proj.weight", "in_proj_qkvz.weight", "in_proj_qkv.weight", "in_proj_z.weight")
+ENCODED = (
+    "_proj.weight",
+    "_proj_with_mqa.weight",
+    "in_proj_qkvz.weight",
+    "in_proj_qkv.weight",
+    "in_proj_z.weight",
+)
 """How the names of encoded matrices end."""
 
 Encode = Callable[[Any, np.random.Generator], encoded.EncodedWeight]
@@ -235,6 +241,35 @@ def test_gated_delta_nets(family: str, tmp_path: Path) -> None:
     with source, Stages(description.config, source, boundaries=[1]) as stages:
         exact = stages.logits_at_all_positions(tokens)
     assert np.abs(exact - expected).max() < 5e-5 * np.abs(expected).max()
+
+
+def test_latent_attention(tmp_path: Path) -> None:
+    """Heads of 72 rows in blocks of 128, of which keys are transposed."""
+    settings: dict[str, object] = {
+        "head_dim": 32,
+        "num_key_value_heads": 4,
+        "kv_lora_rank": 160,
+        "q_lora_rank": 64,
+        "qk_nope_head_dim": 40,
+        "qk_rope_head_dim": 32,
+        "v_head_dim": 32,
+        "first_k_dense_replace": 1,
+        "n_routed_experts": 8,
+        "n_group": 2,
+        "topk_group": 1,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 128,
+    }
+    plain, quantized = make_models("deepseek_v3", settings, "fp8", tmp_path)
+    tokens = random_tokens(NUM_TOKENS, VOCAB)
+    expected = transformers_logits(plain, tokens)
+    description = describe_model(str(quantized))
+    source = open_weights(description, [Shard.whole(2)])
+    up = source.info("model.layers.0.self_attn.kv_b_proj.weight")
+    assert (up.shape, up.format) == ((288, 160), TensorFormat.BF16)
+    with source, Stages(description.config, source) as stages:
+        exact = stages.logits_at_all_positions(tokens)
+    assert np.abs(exact - expected).max() < 2e-5 * np.abs(expected).max()
 
 
 def test_experts_of_gpt_oss(tmp_path: Path) -> None:
