@@ -14,6 +14,7 @@ from potluck.types.model import (
 from potluck.types.program import (
     Activation,
     CausalConv,
+    CopyColumns,
     GatedActivation,
     GatedDelta,
     Multiply,
