@@ -17,11 +17,27 @@ MAX_CONTEXT_TOKENS = 8192
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
-    """Of a mixture of experts, in every layer."""
+    """Of a mixture of experts, in every layer after the first ``num_dense_layers``.
+
+    ``has_shared``: every token has one more, and a router adds corrections to its scores.
+    """
 
     num_experts: int
     num_experts_per_token: int
     intermediate_size: int
+    num_dense_layers: int = 0
+    has_shared: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Latent:
+    """The ranks and the parts of heads of multi-head latent attention."""
+
+    query_rank: int
+    latent_rank: int
+    rope_dim: int
+    nope_dim: int
+    value_dim: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +47,8 @@ class Shape:
     ``vocab_size`` is None for that of demo, whose tokenizer all have. ``family`` is the model type
     of Hugging Face: ``llama``, ``qwen3``, ``gemma3_text`` or, with experts, ``qwen3_moe`` and
     ``gpt_oss``; the last two of these without those in Hugging Face layout. ``window`` is that of
-    the layers that slide.
+    the layers that slide. With ``latent`` (``glm4_moe_lite``, GGUF only) keys and values of all
+    heads are of one row, and ``num_key_value_heads`` and ``head_dim`` are those of that row.
     """
 
     family: str = "llama"
@@ -45,6 +62,7 @@ class Shape:
     has_tied_head: bool = True
     experts: Experts | None = None
     window: int | None = None
+    latent: Latent | None = None
 
     @property
     def has_head_norms(self) -> bool:
@@ -54,7 +72,7 @@ class Shape:
     @property
     def is_only_gguf(self) -> bool:
         """Whether a model of this shape is made as a GGUF file only."""
-        return self.family in ("gemma3_text", "gpt_oss")
+        return self.family in ("gemma3_text", "gpt_oss", "glm4_moe_lite")
 
 
 _LLAMA_3_2_1B = Shape(
@@ -88,6 +106,26 @@ _GPT_OSS_20B = Shape(
     has_tied_head=False,
     experts=Experts(num_experts=32, num_experts_per_token=4, intermediate_size=2880),
     window=128,
+)
+
+_GLM_4_7_FLASH = Shape(
+    family="glm4_moe_lite",
+    hidden_size=2048,
+    intermediate_size=10_240,
+    num_layers=47,
+    num_heads=20,
+    num_key_value_heads=1,
+    head_dim=576,
+    vocab_size=154_880,
+    has_tied_head=False,
+    experts=Experts(
+        num_experts=64,
+        num_experts_per_token=4,
+        intermediate_size=1536,
+        num_dense_layers=1,
+        has_shared=True,
+    ),
+    latent=Latent(query_rank=768, latent_rank=512, rope_dim=64, nope_dim=192, value_dim=256),
 )
 
 SHAPES = {
@@ -167,6 +205,8 @@ SHAPES = {
     ),
     "gpt-oss-20B": _GPT_OSS_20B,
     "gpt-oss-20B-4-layers": dataclasses.replace(_GPT_OSS_20B, num_layers=4),
+    "GLM-4.7-Flash": _GLM_4_7_FLASH,
+    "GLM-4.7-Flash-6-layers": dataclasses.replace(_GLM_4_7_FLASH, num_layers=6),
 }
 
 
@@ -204,7 +244,10 @@ def gguf_tensors(shape: Shape, vocab_size: int) -> Iterator[Tensor]:
     yield Tensor(name="token_embd.weight", dimensions=(vocab_size, hidden))
     for layer in range(shape.num_layers):
         prefix = f"blk.{layer}"
-        yield from _attention(shape, prefix, _GGUF_NAMES)
+        if shape.latent is None:
+            yield from _attention(shape, prefix, _GGUF_NAMES)
+        else:
+            yield from _latent_attention(shape, shape.latent, prefix)
         if shape.family == "gemma3_text":
             yield Tensor(name=f"{prefix}.post_attention_norm.weight", dimensions=(hidden,))
             yield Tensor(name=f"{prefix}.post_ffw_norm.weight", dimensions=(hidden,))
@@ -212,19 +255,46 @@ def gguf_tensors(shape: Shape, vocab_size: int) -> Iterator[Tensor]:
             yield from _gpt_oss_vectors(shape, prefix)
         inner, kind = shape.intermediate_size, ""
         stacked: tuple[int, ...] = ()
-        if shape.experts is not None:
+        if shape.experts is not None and layer >= shape.experts.num_dense_layers:
             count = shape.experts.num_experts
             inner, kind, stacked = shape.experts.intermediate_size, "_exps", (count,)
             yield Tensor(name=f"{prefix}.ffn_gate_inp.weight", dimensions=(count, hidden))
-        for name, matrix in (
-            ("gate", (inner, hidden)),
-            ("up", (inner, hidden)),
-            ("down", (hidden, inner)),
-        ):
-            yield Tensor(name=f"{prefix}.ffn_{name}{kind}.weight", dimensions=(*stacked, *matrix))
+            if shape.experts.has_shared:
+                yield Tensor(name=f"{prefix}.exp_probs_b.bias", dimensions=(count,))
+                yield from _gguf_gated(prefix, "_shexp", (), inner, hidden)
+        yield from _gguf_gated(prefix, kind, stacked, inner, hidden)
     yield Tensor(name="output_norm.weight", dimensions=(hidden,))
     if not shape.has_tied_head:
         yield Tensor(name="output.weight", dimensions=(vocab_size, hidden))
+
+
+def _gguf_gated(
+    prefix: str, kind: str, stacked: tuple[int, ...], inner: int, hidden: int
+) -> Iterator[Tensor]:
+    for name, matrix in (
+        ("gate", (inner, hidden)),
+        ("up", (inner, hidden)),
+        ("down", (hidden, inner)),
+    ):
+        yield Tensor(name=f"{prefix}.ffn_{name}{kind}.weight", dimensions=(*stacked, *matrix))
+
+
+def _latent_attention(shape: Shape, latent: Latent, prefix: str) -> Iterator[Tensor]:
+    """Of one layer of a GGUF file, with the norms before and after it."""
+    hidden, heads = shape.hidden_size, shape.num_heads
+    for name, dimensions in (
+        ("attn_norm", (hidden,)),
+        ("attn_q_a", (latent.query_rank, hidden)),
+        ("attn_q_a_norm", (latent.query_rank,)),
+        ("attn_q_b", (heads * (latent.nope_dim + latent.rope_dim), latent.query_rank)),
+        ("attn_kv_a_mqa", (latent.latent_rank + latent.rope_dim, hidden)),
+        ("attn_kv_a_norm", (latent.latent_rank,)),
+        ("attn_k_b", (heads, latent.latent_rank, latent.nope_dim)),
+        ("attn_v_b", (heads, latent.value_dim, latent.latent_rank)),
+        ("attn_output", (hidden, heads * latent.value_dim)),
+        ("ffn_norm", (hidden,)),
+    ):
+        yield Tensor(name=f"{prefix}.{name}.weight", dimensions=dimensions)
 
 
 def _gpt_oss_vectors(shape: Shape, prefix: str) -> Iterator[Tensor]:
