@@ -5,8 +5,8 @@
 The models are those of the parity tests, which compare them with ``transformers``. The peer is the
 package ``llama-cpp-python``; both sides compute in F32 with a cache in F32, Potluck in its
 reference engine. A row has the largest difference of two logits and the standard deviation of all.
-llama.cpp does not read the bounds of YaRN (``yarn_beta_fast``) in files of most architectures, which
-shows in ``kimi-k2``; nor does it load models whose dense layers are not the first ones.
+llama.cpp does not read YaRN's ``yarn_beta_fast`` in files of most architectures, which shows in
+``kimi-k2``; nor does it load models whose dense layers are not the first ones.
 """
 
 from __future__ import annotations
@@ -34,10 +34,15 @@ sys.path[:0] = [str(_TESTS), str(_TESTS / "parity")]
 
 import test_dense_families as dense  # type: ignore[import-not-found]  # noqa: E402
 import test_expert_parity as experts  # type: ignore[import-not-found]  # noqa: E402
+import test_gated_delta_parity as gated_delta  # type: ignore[import-not-found]  # noqa: E402
 import test_gemma_parity as gemma  # type: ignore[import-not-found]  # noqa: E402
 import test_latent_parity as latent  # type: ignore[import-not-found]  # noqa: E402
 from support.dense_models import write_dense_gguf  # noqa: E402
 from support.expert_models import make_expert_model, write_expert_gguf  # noqa: E402
+from support.gated_delta_models import (  # noqa: E402
+    make_gated_delta_model,
+    write_gated_delta_gguf,
+)
 from support.gemma_models import make_gemma, write_gemma_gguf  # noqa: E402
 from support.random_models import make_random_model, random_tokens  # noqa: E402
 from support.stages import Stages  # noqa: E402
@@ -99,6 +104,16 @@ def models() -> Iterator[Model]:
 
         return write
 
+    def write_gated_delta(case: gated_delta.Case) -> Callable[[Path], Path]:
+        def write(folder: Path) -> Path:
+            model = make_gated_delta_model(
+                case.family, case.settings, folder, seed=5, sees=case.sees
+            )
+            write_gated_delta_gguf(folder / "model.gguf", model)
+            return folder / "model.gguf"
+
+        return write
+
     for case in dense.CASES:
         if case.architecture:
             yield Model(name=case.name, family=case.family, write=write_dense(case))
@@ -115,6 +130,8 @@ def models() -> Iterator[Model]:
                     family=any_latent.family,
                     write=write_latent(any_latent, is_old),
                 )
+    for net in gated_delta.WITH_GGUF:
+        yield Model(name=net.name, family=net.family, write=write_gated_delta(net))
 
 
 def with_vocabulary(path: Path) -> Path:

@@ -19,7 +19,8 @@ MAX_CONTEXT_TOKENS = 8192
 class Experts:
     """Of a mixture of experts, in every layer after the first ``num_dense_layers``.
 
-    ``has_shared``: every token has one more, and a router adds corrections to its scores.
+    ``shared_size`` is the width of one for all tokens, which has a gate of its own. ``has_shared``:
+    every token has one more, without a gate, and the router has corrections of its scores.
     """
 
     num_experts: int
@@ -27,6 +28,7 @@ class Experts:
     intermediate_size: int
     num_dense_layers: int = 0
     has_shared: bool = False
+    shared_size: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,14 +43,25 @@ class Latent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GatedDelta:
+    """Of gated delta nets, in all layers but every fourth one."""
+
+    num_heads: int = 32
+    num_key_heads: int = 16
+    head_dim: int = 128
+    kernel: int = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
     """What the sizes of a model follow from.
 
     ``vocab_size`` is None for that of demo, whose tokenizer all have. ``family`` is the model type
     of Hugging Face: ``llama``, ``qwen3``, ``gemma3_text`` or, with experts, ``qwen3_moe`` and
-    ``gpt_oss``; the last two of these without those in Hugging Face layout. ``window`` is that of
-    the layers that slide. With ``latent`` (``glm4_moe_lite``, GGUF only) keys and values of all
-    heads are of one row, and ``num_key_value_heads`` and ``head_dim`` are those of that row.
+    ``gpt_oss``, or ``qwen3_5_text`` and ``qwen3_5_moe_text``; ``is_only_gguf`` of some of them.
+    ``window`` is that of the layers that slide, ``rotary_dim`` what turns of a head, if not all.
+    With ``latent`` (``glm4_moe_lite``) keys and values of all heads are of one row, whose sizes
+    ``num_key_value_heads`` and ``head_dim`` are.
     """
 
     family: str = "llama"
@@ -63,6 +76,12 @@ class Shape:
     experts: Experts | None = None
     window: int | None = None
     latent: Latent | None = None
+    rotary_dim: int | None = None
+    gated_delta: GatedDelta | None = None
+
+    def is_recurrent(self, layer: int) -> bool:
+        """Whether a layer has a gated delta net in the place of attention."""
+        return self.gated_delta is not None and (layer + 1) % 4 != 0
 
     @property
     def has_head_norms(self) -> bool:
@@ -72,7 +91,13 @@ class Shape:
     @property
     def is_only_gguf(self) -> bool:
         """Whether a model of this shape is made as a GGUF file only."""
-        return self.family in ("gemma3_text", "gpt_oss", "glm4_moe_lite")
+        return self.family in (
+            "gemma3_text",
+            "gpt_oss",
+            "glm4_moe_lite",
+            "qwen3_5_text",
+            "qwen3_5_moe_text",
+        )
 
 
 _LLAMA_3_2_1B = Shape(
@@ -106,6 +131,22 @@ _GPT_OSS_20B = Shape(
     has_tied_head=False,
     experts=Experts(num_experts=32, num_experts_per_token=4, intermediate_size=2880),
     window=128,
+)
+_QWEN3_5_35B_A3B = Shape(
+    family="qwen3_5_moe_text",
+    hidden_size=2048,
+    intermediate_size=512,
+    num_layers=40,
+    num_heads=16,
+    num_key_value_heads=2,
+    head_dim=256,
+    vocab_size=248_320,
+    has_tied_head=False,
+    experts=Experts(
+        num_experts=256, num_experts_per_token=8, intermediate_size=512, shared_size=512
+    ),
+    rotary_dim=64,
+    gated_delta=GatedDelta(),
 )
 
 _GLM_4_7_FLASH = Shape(
@@ -207,15 +248,33 @@ SHAPES = {
     "gpt-oss-20B-4-layers": dataclasses.replace(_GPT_OSS_20B, num_layers=4),
     "GLM-4.7-Flash": _GLM_4_7_FLASH,
     "GLM-4.7-Flash-6-layers": dataclasses.replace(_GLM_4_7_FLASH, num_layers=6),
+    "Qwen3.5-4B": Shape(
+        family="qwen3_5_text",
+        hidden_size=2560,
+        intermediate_size=9216,
+        num_layers=32,
+        num_heads=16,
+        num_key_value_heads=4,
+        head_dim=256,
+        vocab_size=248_320,
+        rotary_dim=64,
+        gated_delta=GatedDelta(),
+    ),
+    "Qwen3.5-35B-A3B": _QWEN3_5_35B_A3B,
+    "Qwen3.5-35B-A3B-8-layers": dataclasses.replace(_QWEN3_5_35B_A3B, num_layers=8),
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tensor:
-    """A weight's name, and its dimensions, rows before columns. A vector is a norm's weight."""
+    """A weight's name, and its dimensions, rows before columns.
+
+    A vector is a norm's weight, or has ``value`` everywhere.
+    """
 
     name: str
     dimensions: tuple[int, ...]
+    value: float = 1.0
 
 
 def hugging_face_tensors(shape: Shape, vocab_size: int) -> Iterator[Tensor]:
@@ -244,10 +303,12 @@ def gguf_tensors(shape: Shape, vocab_size: int) -> Iterator[Tensor]:
     yield Tensor(name="token_embd.weight", dimensions=(vocab_size, hidden))
     for layer in range(shape.num_layers):
         prefix = f"blk.{layer}"
-        if shape.latent is None:
-            yield from _attention(shape, prefix, _GGUF_NAMES)
-        else:
+        if shape.gated_delta is not None and shape.is_recurrent(layer):
+            yield from _gated_delta_net(shape, shape.gated_delta, prefix)
+        elif shape.latent is not None:
             yield from _latent_attention(shape, shape.latent, prefix)
+        else:
+            yield from _attention(shape, prefix, _GGUF_NAMES)
         if shape.family == "gemma3_text":
             yield Tensor(name=f"{prefix}.post_attention_norm.weight", dimensions=(hidden,))
             yield Tensor(name=f"{prefix}.post_ffw_norm.weight", dimensions=(hidden,))
@@ -263,6 +324,9 @@ def gguf_tensors(shape: Shape, vocab_size: int) -> Iterator[Tensor]:
                 yield Tensor(name=f"{prefix}.exp_probs_b.bias", dimensions=(count,))
                 yield from _gguf_gated(prefix, "_shexp", (), inner, hidden)
         yield from _gguf_gated(prefix, kind, stacked, inner, hidden)
+        if shape.experts is not None and shape.experts.shared_size is not None:
+            yield Tensor(name=f"{prefix}.ffn_gate_inp_shexp.weight", dimensions=(hidden,))
+            yield from _gguf_gated(prefix, "_shexp", (), shape.experts.shared_size, hidden)
     yield Tensor(name="output_norm.weight", dimensions=(hidden,))
     if not shape.has_tied_head:
         yield Tensor(name="output.weight", dimensions=(vocab_size, hidden))
@@ -295,6 +359,26 @@ def _latent_attention(shape: Shape, latent: Latent, prefix: str) -> Iterator[Ten
         ("ffn_norm", (hidden,)),
     ):
         yield Tensor(name=f"{prefix}.{name}.weight", dimensions=dimensions)
+
+
+def _gated_delta_net(shape: Shape, net: GatedDelta, prefix: str) -> Iterator[Tensor]:
+    """Of one layer, with the norms before and after it."""
+    hidden, values = shape.hidden_size, net.num_heads * net.head_dim
+    channels = values + 2 * net.num_key_heads * net.head_dim
+    for name, dimensions in (
+        ("attn_norm", (hidden,)),
+        ("attn_qkv", (channels, hidden)),
+        ("attn_gate", (values, hidden)),
+        ("ssm_conv1d", (channels, net.kernel)),
+        ("ssm_beta", (net.num_heads, hidden)),
+        ("ssm_alpha", (net.num_heads, hidden)),
+        ("ssm_norm", (net.head_dim,)),
+        ("ssm_out", (hidden, values)),
+        ("post_attention_norm", (hidden,)),
+    ):
+        yield Tensor(name=f"{prefix}.{name}.weight", dimensions=dimensions)
+    yield Tensor(name=f"{prefix}.ssm_a", dimensions=(net.num_heads,), value=-0.1)
+    yield Tensor(name=f"{prefix}.ssm_dt.bias", dimensions=(net.num_heads,))
 
 
 def _gpt_oss_vectors(shape: Shape, prefix: str) -> Iterator[Tensor]:
@@ -344,9 +428,10 @@ def _attention(shape: Shape, prefix: str, names: tuple[str, ...]) -> Iterator[Te
     queries = shape.num_heads * shape.head_dim
     keys = shape.num_key_value_heads * shape.head_dim
     head_norm = (shape.head_dim,) if shape.has_head_norms else None
+    has_gate = shape.gated_delta is not None
     all_dimensions = (
         (hidden,),
-        (queries, hidden),
+        (2 * queries if has_gate else queries, hidden),
         (keys, hidden),
         (keys, hidden),
         (hidden, queries),
@@ -355,7 +440,7 @@ def _attention(shape: Shape, prefix: str, names: tuple[str, ...]) -> Iterator[Te
         (hidden,),
     )
     for name, dimensions in zip(names, all_dimensions, strict=True):
-        if name == "ffn_norm" and shape.family == "gpt_oss":
+        if name == "ffn_norm" and (has_gate or shape.family == "gpt_oss"):
             name = "post_attention_norm"  # what llama.cpp calls the norm before its experts
         if dimensions is not None:
             yield Tensor(name=f"{prefix}.{name}.weight", dimensions=dimensions)

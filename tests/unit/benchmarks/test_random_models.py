@@ -11,6 +11,7 @@ import pytest
 from model_shapes import (
     SHAPES,
     Experts,
+    GatedDelta,
     Latent,
     Shape,
     gguf_tensors,
@@ -37,6 +38,14 @@ SMALL = Shape(
     num_key_value_heads=1,
     head_dim=128,
     vocab_size=2100,
+)
+SMALL_GATED_DELTA = dataclasses.replace(
+    SMALL,
+    family="qwen3_5_moe_text",
+    num_layers=4,
+    experts=Experts(num_experts=4, num_experts_per_token=2, intermediate_size=256, shared_size=256),
+    rotary_dim=32,
+    gated_delta=GatedDelta(num_heads=4, num_key_heads=2, head_dim=64),
 )
 SMALL_MIXTURE = dataclasses.replace(
     SMALL,
@@ -134,6 +143,29 @@ def test_a_gguf_file_with_latent_attention(tmp_path: Path) -> None:
     assert config.layers[1].experts.score is ExpertScore.SIGMOID
 
 
+@pytest.mark.parametrize("has_experts", [False, True])
+def test_a_gguf_file_of_gated_delta_nets(tmp_path: Path, has_experts: bool) -> None:
+    shape = SMALL_GATED_DELTA
+    if not has_experts:
+        shape = dataclasses.replace(shape, family="qwen3_5_text", experts=None)
+    path = tmp_path / "model.gguf"
+    write_gguf(shape, path, "Q4_K_M")
+    config = describe_model(str(path)).config
+    assert [layer.recurrence is not None for layer in config.layers] == [True, True, True, False]
+    assert config.layers[3].grouped_attention.has_output_gate
+    assert config.ropes[0].rotary_dim == 32
+    source = open_gguf(path)
+    try:
+        assert source.info("blk.0.attn_qkv.weight").format is TensorFormat.Q5_K
+        assert source.info("blk.0.attn_gate.weight").format is TensorFormat.Q4_K
+        assert source.info("blk.0.ssm_conv1d.weight").format is TensorFormat.F32
+        out = bytearray(16)
+        source.read_rows("blk.0.ssm_a", 0, 1, memoryview(out))
+        assert set(np.frombuffer(out, np.float32)) == {np.float32(-0.1)}
+    finally:
+        source.close()
+
+
 def test_hugging_face_layout(tmp_path: Path) -> None:
     write_hugging_face(SMALL, tmp_path, "F16")
     config = describe_model(str(tmp_path)).config
@@ -164,6 +196,14 @@ def test_sizes_are_those_of_the_models() -> None:
     assert (
         sum(math.prod(each.dimensions) for each in gguf_tensors(flash, 154_880)) == 29_943_393_920
     )
+    billions = {
+        name: sum(math.prod(each.dimensions) for each in gguf_tensors(SHAPES[name], 248_320)) / 1e9
+        for name in ("Qwen3.5-4B", "Qwen3.5-35B-A3B")
+    }
+    assert billions == {
+        "Qwen3.5-4B": pytest.approx(4.2, abs=0.1),
+        "Qwen3.5-35B-A3B": pytest.approx(34.7, abs=0.1),
+    }
 
 
 def test_the_mixture_is_that_of_the_quantizer() -> None:
