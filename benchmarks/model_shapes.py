@@ -57,9 +57,10 @@ class Shape:
     """What the sizes of a model follow from.
 
     ``vocab_size`` is None for that of demo, whose tokenizer all have. ``family`` is the model type
-    of Hugging Face: ``llama``, ``qwen3``, ``gemma3_text`` or, with experts, ``qwen3_moe`` and
-    ``gpt_oss``, or ``qwen3_5_text`` and ``qwen3_5_moe_text``; ``is_only_gguf`` of some of them.
-    ``window`` is that of the layers that slide, ``rotary_dim`` what turns of a head, if not all.
+    of Hugging Face: ``llama``, ``qwen3``, ``gemma3_text``, ``lfm2`` or, with experts,
+    ``qwen3_moe`` and ``gpt_oss``, or ``qwen3_5_text`` and ``qwen3_5_moe_text``; ``is_only_gguf`` of
+    some of them. ``window`` is that of the layers that slide, ``rotary_dim`` what turns of a head,
+    if not all. ``conv_layers`` have convolutions of ``kernel`` tokens instead of attention.
     With ``latent`` (``glm4_moe_lite``) keys and values of all heads are of one row, whose sizes
     ``num_key_value_heads`` and ``head_dim`` are.
     """
@@ -76,6 +77,8 @@ class Shape:
     experts: Experts | None = None
     window: int | None = None
     latent: Latent | None = None
+    conv_layers: tuple[int, ...] = ()
+    kernel: int = 3
     rotary_dim: int | None = None
     gated_delta: GatedDelta | None = None
 
@@ -85,8 +88,8 @@ class Shape:
 
     @property
     def has_head_norms(self) -> bool:
-        """Whether every head of q and k has a norm, as Qwen 3 and Gemma 3 have."""
-        return self.family.startswith(("qwen3", "gemma3"))
+        """Whether every head of q and k has a norm, as Qwen 3, Gemma 3 and LFM2 have."""
+        return self.family.startswith(("qwen3", "gemma3", "lfm2"))
 
     @property
     def is_only_gguf(self) -> bool:
@@ -95,6 +98,7 @@ class Shape:
             "gemma3_text",
             "gpt_oss",
             "glm4_moe_lite",
+            "lfm2",
             "qwen3_5_text",
             "qwen3_5_moe_text",
         )
@@ -244,6 +248,17 @@ SHAPES = {
         vocab_size=262_144,
         window=1024,
     ),
+    "LFM2-1.2B": Shape(
+        family="lfm2",
+        hidden_size=2048,
+        intermediate_size=8192,
+        num_layers=16,
+        num_heads=32,
+        num_key_value_heads=8,
+        head_dim=64,
+        vocab_size=65_536,
+        conv_layers=(0, 1, 3, 4, 6, 7, 9, 11, 13, 15),
+    ),
     "gpt-oss-20B": _GPT_OSS_20B,
     "gpt-oss-20B-4-layers": dataclasses.replace(_GPT_OSS_20B, num_layers=4),
     "GLM-4.7-Flash": _GLM_4_7_FLASH,
@@ -307,6 +322,8 @@ def gguf_tensors(shape: Shape, vocab_size: int) -> Iterator[Tensor]:
             yield from _gated_delta_net(shape, shape.gated_delta, prefix)
         elif shape.latent is not None:
             yield from _latent_attention(shape, shape.latent, prefix)
+        elif layer in shape.conv_layers:
+            yield from _short_conv(shape, prefix)
         else:
             yield from _attention(shape, prefix, _GGUF_NAMES)
         if shape.family == "gemma3_text":
@@ -327,7 +344,8 @@ def gguf_tensors(shape: Shape, vocab_size: int) -> Iterator[Tensor]:
         if shape.experts is not None and shape.experts.shared_size is not None:
             yield Tensor(name=f"{prefix}.ffn_gate_inp_shexp.weight", dimensions=(hidden,))
             yield from _gguf_gated(prefix, "_shexp", (), shape.experts.shared_size, hidden)
-    yield Tensor(name="output_norm.weight", dimensions=(hidden,))
+    last_norm = "token_embd_norm" if shape.family == "lfm2" else "output_norm"
+    yield Tensor(name=f"{last_norm}.weight", dimensions=(hidden,))
     if not shape.has_tied_head:
         yield Tensor(name="output.weight", dimensions=(vocab_size, hidden))
 
@@ -379,6 +397,19 @@ def _gated_delta_net(shape: Shape, net: GatedDelta, prefix: str) -> Iterator[Ten
         yield Tensor(name=f"{prefix}.{name}.weight", dimensions=dimensions)
     yield Tensor(name=f"{prefix}.ssm_a", dimensions=(net.num_heads,), value=-0.1)
     yield Tensor(name=f"{prefix}.ssm_dt.bias", dimensions=(net.num_heads,))
+
+
+def _short_conv(shape: Shape, prefix: str) -> Iterator[Tensor]:
+    """Of one layer of LFM2, with the norms before and after it."""
+    hidden = shape.hidden_size
+    for name, dimensions in (
+        ("attn_norm", (hidden,)),
+        ("shortconv.in_proj", (3 * hidden, hidden)),
+        ("shortconv.conv", (hidden, shape.kernel)),
+        ("shortconv.out_proj", (hidden, hidden)),
+        ("ffn_norm", (hidden,)),
+    ):
+        yield Tensor(name=f"{prefix}.{name}.weight", dimensions=dimensions)
 
 
 def _gpt_oss_vectors(shape: Shape, prefix: str) -> Iterator[Tensor]:

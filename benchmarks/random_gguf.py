@@ -31,6 +31,7 @@ _ARCHITECTURES = {
     "gemma3_text": "gemma3",
     "gpt_oss": "gpt-oss",
     "glm4_moe_lite": "deepseek2",
+    "lfm2": "lfm2",
     "qwen3_5_text": "qwen35",
     "qwen3_5_moe_text": "qwen35moe",
 }
@@ -38,9 +39,11 @@ _ROPE_THETAS = {
     "gemma3_text": 1e6,
     "gpt_oss": 150_000.0,
     "glm4_moe_lite": 1e6,
+    "lfm2": 1e6,
     "qwen3_5_text": 1e7,
     "qwen3_5_moe_text": 1e7,
 }
+_KEPT_IN_F32 = ("ffn_gate_inp", "shortconv.conv", "ssm_conv1d")
 
 
 def write_gguf(
@@ -55,7 +58,15 @@ def write_gguf(
     writer.add_embedding_length(shape.hidden_size)
     writer.add_feed_forward_length(shape.intermediate_size)
     writer.add_head_count(shape.num_heads)
-    writer.add_head_count_kv(shape.num_key_value_heads)
+    if shape.conv_layers:
+        kv_heads = [
+            0 if layer in shape.conv_layers else shape.num_key_value_heads
+            for layer in range(shape.num_layers)
+        ]
+        writer.add_head_count_kv(kv_heads)
+        writer.add_shortconv_l_cache(shape.kernel)
+    else:
+        writer.add_head_count_kv(shape.num_key_value_heads)
     writer.add_key_length(shape.head_dim)
     if shape.latent is None:
         writer.add_value_length(shape.head_dim)
@@ -146,7 +157,7 @@ def stored_format(tensor: Tensor, type_name: str, shape: Shape) -> TensorFormat:
     queries, keys and values are Q5_K.
     """
     is_vector = len(tensor.dimensions) == 1 or tensor.name.endswith(".bias")
-    if is_vector or "ffn_gate_inp" in tensor.name or "ssm_conv1d" in tensor.name:
+    if is_vector or any(part in tensor.name for part in _KEPT_IN_F32):
         return TensorFormat.F32
     if type_name == "MXFP4" and "_exps" not in tensor.name:
         return TensorFormat.Q8_0

@@ -41,6 +41,26 @@ def in_experts(**changes: Any) -> Change:
     return each_layer(lambda layer: replace(layer, experts=changed(layer.experts)))
 
 
+def in_mlps(**changes: Any) -> Change:
+    """The change of the MLP of every layer that has one."""
+    return each_layer(
+        lambda layer: (
+            layer if layer.mlp is None else replace(layer, mlp=replace(layer.mlp, **changes))
+        )
+    )
+
+
+def in_recurrences(**changes: Any) -> Change:
+    """The change of the recurrence of every layer that has one."""
+    return each_layer(
+        lambda layer: (
+            layer
+            if layer.recurrence is None
+            else replace(layer, recurrence=replace(layer.recurrence, **changes))
+        )
+    )
+
+
 def in_ropes(**changes: Any) -> Change:
     """The change of every rope."""
     return lambda config: replace(

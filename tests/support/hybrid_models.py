@@ -50,7 +50,8 @@ def make_hybrid_model(
 
 
 def _drawn(model: Any) -> list[tuple[str, Any]]:
-    buffers = [(name, each) for name, each in model.named_buffers() if name.endswith("expert_bias")]
+    endings = ("expert_bias", "e_score_correction_bias")
+    buffers = [(name, each) for name, each in model.named_buffers() if name.endswith(endings)]
     return [*model.named_parameters(), *buffers]
 
 
@@ -67,7 +68,7 @@ def _draw(generator: np.random.Generator, name: str, shape: tuple[int, ...]) -> 
         values = 0.2 * noise
     elif "norm" in name:
         values = 1 + 0.3 * noise
-    elif "embed_tokens" in name:
+    elif "embed" in name:
         values = 0.3 * noise
     elif "q_proj" in name or "k_proj" in name:
         values = 1.2 * noise / np.sqrt(shape[-1])

@@ -35,6 +35,7 @@ def add_attention(builder: Builder, layer: int, config: AttentionConfig, x: str)
     if config.shared_layer is None:
         k, v = builder.register(_K, kv_width), builder.register(_V, kv_width)
         builder.linear(layer, "attn.k", x, k, bias=config.qkv_bias)
+        builder.scale(k, config.key_scale)
         if not config.values_are_keys:
             builder.linear(
                 layer, "attn.v", x, v, bias=config.qkv_bias, role=WeightRole.ATTENTION_VALUE
@@ -69,6 +70,7 @@ def add_attention(builder: Builder, layer: int, config: AttentionConfig, x: str)
     if gate is not None:
         builder.add(SigmoidGate(x=attended, gate=gate))
     builder.linear(layer, "attn.o", attended, BRANCH, bias=config.output_bias)
+    builder.scale(BRANCH, config.output_scale)
 
 
 def _cache(builder: Builder, layer: int, config: AttentionConfig) -> int:

@@ -11,6 +11,7 @@ from potluck.types.program import (
     Linear,
     Op,
     RmsNorm,
+    Scale,
     StateSpec,
     WeightRole,
     WeightSpec,
@@ -83,6 +84,11 @@ class Builder:
                 bias=self.weight(f"{stem}.bias", num_rows, layer=layer) if bias else None,
             )
         )
+
+    def scale(self, x: str, factor: float) -> None:
+        """A product with a factor, unless it is 1."""
+        if factor != 1:
+            self.add(Scale(x=x, factor=factor))
 
     def norm(
         self,

@@ -30,8 +30,10 @@ from potluck.types.model import (
     AttentionConfig,
     ExpertsConfig,
     HeadNorm,
+    LayerConfig,
     MlpConfig,
     ModelConfig,
+    Recurrence,
     RopeConfig,
     RopeScaling,
 )
@@ -168,6 +170,35 @@ def read_config(
     )
 
 
+def read_recurrent_config(
+    fields: Fields,
+    source: TensorSource,
+    *,
+    family: str,
+    implemented: frozenset[str],
+    recurrence: Recurrence,
+) -> ModelConfig:
+    """The configuration of a model whose layers are a recurrence alone.
+
+    ``implemented`` are the keys that ``family`` reads itself. Such files have no heads and no
+    feed-forward part, and say so by zeros.
+    """
+    known = _READ_KEYS - {"attention.head_count", "feed_forward_length"}
+    _refuse_unsupported(fields, known | _DESCRIPTIVE_KEYS | implemented)
+    names = frozenset(source.names())
+    layer = LayerConfig(attention=None, recurrence=recurrence)
+    return ModelConfig(
+        family=family,
+        hidden_size=fields.count("embedding_length", MAX_WIDTH),
+        vocab_size=_vocab_size(fields, source, names),
+        max_context_tokens=fields.count("context_length", MAX_CONTEXT_TOKENS),
+        norm_epsilon=fields.positive("attention.layer_norm_rms_epsilon"),
+        layers=(layer,) * fields.count("block_count", MAX_LAYERS),
+        ropes=(),
+        tied_head=_HEAD not in names,
+    )
+
+
 NEXT_KEY = "nextn_predict_layers"
 """How many of the last layers predict further tokens."""
 
@@ -281,14 +312,20 @@ def read_experts_of_layers(
         return dataclasses.replace(
             experts,
             has_correction=_CORRECTION.format(layer) in names,
-            shared=MlpConfig(width=source.info(shared).num_rows) if shared in names else None,
+            shared=(
+                MlpConfig(width=source.info(shared).num_rows, activation=activation)
+                if shared in names
+                else None
+            ),
             has_shared_gate=_SHARED_GATE.format(layer) in names,
         )
 
     return tuple(of_layer(layer) if is_there else None for layer, is_there in enumerate(has_router))
 
 
-def _refuse_unsupported(fields: Fields, known: frozenset[str], *, lists: frozenset[str]) -> None:
+def _refuse_unsupported(
+    fields: Fields, known: frozenset[str], *, lists: frozenset[str] = frozenset()
+) -> None:
     features = [
         f"{fields.prefix}{key}={value}"
         for key, value in fields.values.items()

@@ -13,6 +13,7 @@ from potluck.models.deepseek_v3 import DEEPSEEK_V3
 from potluck.models.ernie4_5 import ERNIE4_5
 from potluck.models.ernie4_5_moe import ERNIE4_5_MOE
 from potluck.models.exaone4 import EXAONE4
+from potluck.models.falcon_h1 import FALCON_H1
 from potluck.models.family import Family
 from potluck.models.fields import Fields, one_line, unsupported
 from potluck.models.gemma2 import GEMMA2
@@ -29,6 +30,7 @@ from potluck.models.hunyuan_dense import HUNYUAN_DENSE
 from potluck.models.lfm2 import LFM2
 from potluck.models.lfm2_moe import LFM2_MOE
 from potluck.models.llama import LLAMA
+from potluck.models.mamba2 import MAMBA2
 from potluck.models.minimax_m2 import MINIMAX_M2
 from potluck.models.ministral3 import MINISTRAL3
 from potluck.models.mistral import MISTRAL
@@ -42,6 +44,7 @@ from potluck.models.names import (
     stored_tensor,
     with_prefix,
 )
+from potluck.models.nemotron_h import NEMOTRON_H
 from potluck.models.olmo2 import OLMO2, OLMO3
 from potluck.models.olmoe import OLMOE
 from potluck.models.phi3 import PHI3
@@ -63,9 +66,11 @@ _PREFIXES = (
     ("", ""),
     ("model.language_model.", ""),
     ("language_model.model.", "language_model."),
+    ("backbone.", ""),
 )
 """Of the tensors of a Hugging Face model, and of its head: as ``…ForCausalLM`` has them, as the
-inner model alone, and as models that also see have their text part, in newer and older files."""
+inner model alone, as models that also see have their text part, in newer and older files, and as
+Mamba-2 and Nemotron-H have them."""
 
 FAMILIES: tuple[Family, ...] = (
     LLAMA,
@@ -107,6 +112,9 @@ FAMILIES: tuple[Family, ...] = (
     GLM4_MOE_LITE,
     LFM2,
     LFM2_MOE,
+    MAMBA2,
+    NEMOTRON_H,
+    FALCON_H1,
 )
 
 

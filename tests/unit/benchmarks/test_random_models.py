@@ -25,7 +25,7 @@ from random_weights import STANDARD_DEVIATION, random_rows, random_tensor
 from potluck.catalog.description import describe_model, load_tokenizer
 from potluck.engines.dequantize import dequantize
 from potluck.formats.gguf import open_gguf
-from potluck.types.model import HeadNorm, LatentAttentionConfig
+from potluck.types.model import HeadNorm, LatentAttentionConfig, ShortConvConfig
 from potluck.types.program import ExpertScore
 from potluck.types.tensor import COMPUTED_FORMATS, TensorFormat
 
@@ -166,6 +166,20 @@ def test_a_gguf_file_of_gated_delta_nets(tmp_path: Path, has_experts: bool) -> N
         source.close()
 
 
+def test_a_gguf_file_of_convolutions(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    write_gguf(dataclasses.replace(SMALL, family="lfm2", conv_layers=(1,)), path, "Q4_0")
+    layers = describe_model(str(path)).config.layers
+    assert [layer.recurrence for layer in layers] == [None, ShortConvConfig(kernel=3)]
+    source = open_gguf(path)
+    try:
+        kernel = source.info("blk.1.shortconv.conv.weight")
+        assert (kernel.shape, kernel.format) == ((256, 3), TensorFormat.F32)
+        assert source.info("blk.1.shortconv.in_proj.weight").format is TensorFormat.Q4_0
+    finally:
+        source.close()
+
+
 def test_hugging_face_layout(tmp_path: Path) -> None:
     write_hugging_face(SMALL, tmp_path, "F16")
     config = describe_model(str(tmp_path)).config
@@ -204,6 +218,11 @@ def test_sizes_are_those_of_the_models() -> None:
         "Qwen3.5-4B": pytest.approx(4.2, abs=0.1),
         "Qwen3.5-35B-A3B": pytest.approx(34.7, abs=0.1),
     }
+
+
+def test_a_model_that_is_only_gguf_has_its_size() -> None:
+    tensors = gguf_tensors(SHAPES["LFM2-1.2B"], 65_536)
+    assert sum(math.prod(tensor.dimensions) for tensor in tensors) == 1_170_340_608
 
 
 def test_the_mixture_is_that_of_the_quantizer() -> None:

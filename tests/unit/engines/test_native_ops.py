@@ -414,7 +414,9 @@ def test_every_field_matters(name: str) -> None:
                 continue
             # Without a width of their own values do not fit the registers; without a gate there is
             # one activation only.
-            if field.name == "value_dim" or (field.name == "activation" and op.gate is None):
+            if field.name == "value_dim" or (
+                field.name == "activation" and getattr(op, "gate", None) is None
+            ):
                 continue
             change: Any = {field.name: OTHER_VALUES.get(field.name, field.default)}
             ops = (*program.ops[:index], replace(op, **change), *program.ops[index + 1 :])
