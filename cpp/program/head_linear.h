@@ -40,16 +40,24 @@ class HeadLinearRunner {
     int64_t end;
     bool is_fast;
   };
+  using LinearKernel = void (*)(const LinearArgs& args, int64_t first_panel, int64_t end_panel);
+
   void find_tokens(const Matrix& stack, const Batch& batch);
   Activations gather(const Matrix& stack, bool is_fast, const float* x, int64_t stride,
                      int64_t num_tokens, int worker) const;
+  void multiply_across(const op::HeadLinear<int>& o, const Matrix& stack, int64_t head,
+                       LinearKernel kernel, LinearArgs args, int worker) const;
+  uint8_t* place_of(int worker) const {
+    return scratch_ + thread_bytes_ * static_cast<uint64_t>(worker);
+  }
 
   const Program& program_;
   const Kernels& kernels_;
   const WeightStore& weights_;
   const Arithmetic arithmetic_;
-  const uint64_t thread_bytes_;
   uint8_t* const scratch_;
+  uint64_t input_bytes_;  // of a thread, and with what follows
+  uint64_t thread_bytes_;
   std::vector<Tokens> tokens_;  // of the op that runs
 };
 

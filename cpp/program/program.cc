@@ -294,11 +294,6 @@ class Resolver {
     for (const int64_t each : {o.num_heads, o.rows, o.columns}) {
       if (each < 1 || each >= kMaxSize) fail("num_heads, rows and columns must be at least 1");
     }
-    // So that the matrix of every head is a range of panels.
-    if (o.rows % kPanelRows != 0) {
-      fail("heads have " + std::to_string(o.rows) + " rows, which must be a multiple of " +
-           std::to_string(kPanelRows));
-    }
     want_columns(o.x, o.x_start, o.x_stride, o.num_heads, o.columns);
     want_columns(o.out, o.out_start, o.out_stride, o.num_heads, o.rows);
     want_apart(o.out_stride, o.num_heads, o.rows);
@@ -326,7 +321,7 @@ class Resolver {
   void want_columns(const Name& name, int64_t start, int64_t stride, int64_t num_groups,
                     int64_t count) const {
     const int64_t columns = width(name);
-    if (start < 0 || start > columns || stride < 0 || stride > columns ||
+    if (start < 0 || start > columns || stride < 1 || stride > columns ||
         num_groups > columns + 1 || start + (num_groups - 1) * stride + count > columns) {
       fail("register '" + name + "' does not have all of the columns");
     }

@@ -61,8 +61,9 @@ DELTA: dict[str, Any] = {
     "head_dim": 32,
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
-    "linear_key_head_dim": 24,
-    "linear_value_head_dim": 48,
+    # llama.cpp knows heads of one size only.
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 32,
     "rope_parameters": ROPE,
 }
 DENSE = DELTA | {"rope_parameters": ROPE | SECTIONS}
@@ -111,6 +112,8 @@ CASES: tuple[Case, ...] = (
             "norm_topk_prob": False,
             "layer_types": ["full_attention", *["linear_attention"] * 3, "full_attention"],
             "linear_conv_kernel_dim": 3,
+            "linear_key_head_dim": 24,
+            "linear_value_head_dim": 48,
             "tie_word_embeddings": True,
         },
         has_gguf=False,
@@ -153,7 +156,8 @@ CASES: tuple[Case, ...] = (
         | {
             "num_hidden_layers": 3,
             "linear_num_value_heads": 6,
-            "linear_value_head_dim": 16,
+            "linear_key_head_dim": 48,
+            "linear_value_head_dim": 48,
             "layer_types": ["linear_attention", "full_attention", "linear_attention"],
             "rope_parameters": ROPE
             | SECTIONS

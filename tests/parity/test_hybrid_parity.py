@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from safetensors.numpy import save_file
 from support.changes import Change, in_attention, in_experts, in_layers
 from support.hybrid_models import make_hybrid_model, write_hybrid_gguf
 from support.parity import assert_logits_agree
@@ -240,14 +242,21 @@ def logits_of_files(path: Path, tokens: list[int], **options: Any) -> NDArray[np
         return stages.logits_at_all_positions(tokens)
 
 
-@pytest.mark.parametrize("boundaries", [[], [1, 3]], ids=["whole", "cut"])
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_logits_at_every_position(
-    case: Case, boundaries: list[int], models: Callable[[Case], RandomModel]
-) -> None:
+def test_logits_at_every_position(case: Case, models: Callable[[Case], RandomModel]) -> None:
     model, tokens = models(case), random_tokens(100)
-    actual = logits_of_files(model.directory, tokens, boundaries=boundaries)
+    actual = logits_of_files(model.directory, tokens)
     assert_logits_agree(actual, torch_logits(model, tokens), tolerance=TOLERANCE)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_cuts_change_no_bit(case: Case, models: Callable[[Case], RandomModel]) -> None:
+    directory, tokens = models(case).directory, random_tokens(20)
+    whole = logits_of_files(directory, tokens)
+    num_layers = models(case).config["num_hidden_layers"]
+    for boundaries in (*([layer] for layer in range(num_layers + 1)), range(num_layers)):
+        cut = logits_of_files(directory, tokens, boundaries=tuple(boundaries))
+        assert np.array_equal(cut, whole), tuple(boundaries)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -274,6 +283,41 @@ def test_gguf_files_give_the_same_logits(
     assert describe_model(str(path)).files.kind is FileKind.GGUF
     actual, expected = logits_of_files(path, tokens), torch_logits(model, tokens)
     assert_logits_agree(actual, expected, tolerance=TOLERANCE)
+
+
+@pytest.mark.parametrize("name", ["lfm2", "lfm2-moe", "granite-4-h"])
+def test_files_in_bf16(name: str, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    (case,) = (case for case in CASES if case.name == name)
+    model = make_hybrid_model(case.family, case.settings, tmp_path / "f32", seed=11)
+    model.torch_model.bfloat16().save_pretrained(tmp_path)
+    options: dict[str, Any] = {"dtype": "float32", "attn_implementation": "eager"}
+    rounded = AutoModelForCausalLM.from_pretrained(tmp_path, **options).eval()
+    tokens = random_tokens(50)
+    expected = torch_logits(replace(model, torch_model=rounded), tokens)
+    assert_logits_agree(logits_of_files(tmp_path, tokens), expected, tolerance=TOLERANCE)
+
+
+def test_the_text_part_of_a_model_that_also_sees(tmp_path: Path) -> None:
+    model = make_hybrid_model("lfm2", LFM2, tmp_path / "text", seed=11)
+    tensors = {
+        name.replace("model.", "model.language_model."): values
+        for name, values in model.state.items()
+    }
+    tensors["model.vision_tower.embeddings.weight"] = np.ones((4, 4), np.float32)
+    tensors["model.multi_modal_projector.linear_1.weight"] = np.ones((4, 4), np.float32)
+    save_file(tensors, tmp_path / "model.safetensors")
+    config = {
+        "architectures": ["Lfm2VlForConditionalGeneration"],
+        "model_type": "lfm2_vl",
+        "text_config": {**model.config, "architectures": None},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert describe_model(str(tmp_path)).skipped == ("a vision tower",)
+    tokens = random_tokens(30)
+    actual = logits_of_files(tmp_path, tokens)
+    assert_logits_agree(actual, torch_logits(model, tokens), tolerance=TOLERANCE)
 
 
 @pytest.mark.parametrize(("case", "what"), FORGOTTEN)

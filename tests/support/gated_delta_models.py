@@ -196,6 +196,7 @@ def _add_metadata(writer: gguf.GGUFWriter, config: Mapping[str, Any], *, num_mor
     writer.add_rope_dimension_count(int(config["head_dim"] * share))
     if num_more:
         writer.add_nextn_predict_layers(num_more)
+    writer.add_vocab_size(config["vocab_size"])
     writer.add_string("tokenizer.ggml.model", "gpt2")
     writer.add_array("tokenizer.ggml.tokens", ["a"])
 

@@ -56,7 +56,7 @@ _LATENT: Mapping[str, Any] = {
     "q_lora_rank": 32,
     "qk_nope_head_dim": 32,
     "qk_rope_head_dim": 16,
-    "v_head_dim": 24,
+    "v_head_dim": 48,
     "n_routed_experts": 8,
     "num_experts_per_tok": 3,
     "moe_intermediate_size": 48,

@@ -171,11 +171,12 @@ def _rows(checked: ModelCheck) -> Iterator[tuple[str, str]]:
         total = format_bytes(context.memory.total_bytes)
         yield title, f"{total} for {context.context_tokens} tokens of context{room}"
     if (states := checked.states) is not None:
+        slots = states_text(states.num_states, states.num_states * states.slot_bytes)
+        num_live = num_live_states(states.num_states)
         yield (
             "states",
-            f"{states_text(states.num_states, states.num_states * states.slot_bytes)},"
-            f" of which {num_live_states(states.num_states)} for live sequences; with the shortest"
-            f" context {states.num_fitting} would fit",
+            f"{slots}, {num_live} of them for live sequences; "
+            f"{states.num_fitting} fit with the shortest context",
         )
     yield "usable", f"{format_bytes(checked.limit.bytes)} ({checked.limit.reason})"
 

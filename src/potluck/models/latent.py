@@ -37,6 +37,8 @@ from potluck.types.model import (
 from potluck.types.program import ExpertScore
 from potluck.types.tensor import TensorSource
 
+_HEAD_ROWS_MULTIPLE = 16
+"""So must be the rows of matrices that each head has for itself: they are whole panels."""
 _NORM_EPSILON = 1e-6
 """Of the norms within attention in ``transformers``, whatever ``rms_norm_eps`` is."""
 
@@ -71,10 +73,10 @@ def read_hugging_face(
     attention = LatentAttentionConfig(
         num_heads=num_heads,
         query_rank=_dimension(fields, "q_lora_rank") if has_query_rank else None,
-        latent_rank=_dimension(fields, "kv_lora_rank"),
+        latent_rank=_dimension(fields, "kv_lora_rank", _HEAD_ROWS_MULTIPLE),
         rope_dim=rope_dim,
         nope_dim=nope_dim,
-        value_dim=_dimension(fields, "v_head_dim"),
+        value_dim=_dimension(fields, "v_head_dim", _HEAD_ROWS_MULTIPLE),
         scale=(nope_dim + rope_dim) ** -0.5 * _mscale(fields, config) ** 2,
         has_bias=has_bias,
         norm_epsilon=_NORM_EPSILON,
@@ -90,10 +92,10 @@ def _with_attention(config: ModelConfig, attention: LatentAttentionConfig) -> Mo
     return with_layers(config, change)
 
 
-def _dimension(fields: Fields, key: str) -> int:
+def _dimension(fields: Fields, key: str, multiple: int = HEAD_DIM_MULTIPLE) -> int:
     size = fields.count(key, MAX_WIDTH)
-    if size % HEAD_DIM_MULTIPLE:
-        raise unsupported(f"{fields.prefix}{key} {size} (not a multiple of {HEAD_DIM_MULTIPLE})")
+    if size % multiple:
+        raise unsupported(f"{fields.prefix}{key} {size} (not a multiple of {multiple})")
     return size
 
 
@@ -177,7 +179,7 @@ def read_gguf(fields: Fields, source: TensorSource, *, family: str) -> ModelConf
     is_split = fields.get("attention.key_length_mla") is not None
     suffix = "_mla" if is_split else ""
     rope_dim = _dimension(fields, "rope.dimension_count")
-    latent_rank = _dimension(fields, "attention.kv_lora_rank")
+    latent_rank = _dimension(fields, "attention.kv_lora_rank", _HEAD_ROWS_MULTIPLE)
     key_dim = _dimension(fields, f"attention.key_length{suffix}")
     if key_dim <= rope_dim:
         raise fields.error(f"attention.key_length{suffix}", f"must be more than {rope_dim}")
@@ -207,7 +209,7 @@ def read_gguf(fields: Fields, source: TensorSource, *, family: str) -> ModelConf
         latent_rank=latent_rank,
         rope_dim=rope_dim,
         nope_dim=key_dim - rope_dim,
-        value_dim=_dimension(fields, f"attention.value_length{suffix}"),
+        value_dim=_dimension(fields, f"attention.value_length{suffix}", _HEAD_ROWS_MULTIPLE),
         scale=key_dim**-0.5 * mscale**2,
     )
     return _with_attention(config, attention)

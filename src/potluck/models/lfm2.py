@@ -1,12 +1,13 @@
 """LFM2 and LFM2.5 (Liquid AI 2025): gated short convolutions in most layers, attention in others.
 
 The width of the feed-forward part follows from ``intermediate_size``, of which it may be two
-thirds, rounded up.
+thirds, rounded up. Models that also see are read as far as text goes.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 
 from potluck.models import gguf, hugging_face
@@ -175,6 +176,9 @@ NAMES: Mapping[FileKind, NameTable] = {
             "mlp.experts.down": "feed_forward.experts.{expert}.w2",
         },
         stems={"norm": "model.embedding_norm"},
+        skipped={
+            "a vision tower": re.compile(r"model\.(?:vision_tower|multi_modal_projector)\."),
+        },
     ),
     FileKind.GGUF: GGUF_NAMES.changed(
         {
@@ -194,4 +198,5 @@ LFM2 = Family(
     from_hugging_face=_from_hugging_face,
     from_gguf=_from_gguf,
     names=NAMES,
+    wrappers={"lfm2_vl": "Lfm2VlForConditionalGeneration"},
 )

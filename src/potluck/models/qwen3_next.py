@@ -142,7 +142,6 @@ def with_recurrences(
     return with_layers(config, changed)
 
 
-NEXT_KEY = "nextn_predict_layers"
 GGUF_KEYS = frozenset(
     {
         "attention.recurrent_layers",
@@ -152,7 +151,7 @@ GGUF_KEYS = frozenset(
         "ssm.inner_size",
         "ssm.state_size",
         "ssm.time_step_rank",
-        NEXT_KEY,
+        gguf.NEXT_KEY,
     }
 )
 GGUF_EXPERT_KEYS = gguf.EXPERT_KEYS | gguf.PLACE_KEYS | {"expert_weights_scale"}
@@ -175,13 +174,9 @@ def read_gguf(
     ``is_tiled``: its heads with values take turns in the heads with keys.
     """
     num_blocks = fields.count("block_count", MAX_LAYERS)
-    num_next = fields.count(NEXT_KEY, MAX_LAYERS, 0, minimum=0)
-    if num_next >= num_blocks:
-        raise fields.error(NEXT_KEY, f"must be less than {num_blocks}, the number of blocks")
-    num_layers = num_blocks - num_next
-    is_recurrent = _recurrent_blocks(fields, num_blocks)[:num_layers]
-    fields = fields.without("attention.recurrent_layers")
-    fields = dataclasses.replace(fields, values={**fields.values, "block_count": num_layers})
+    is_recurrent = _recurrent_blocks(fields, num_blocks)
+    fields = gguf.without_next_layers(fields.without("attention.recurrent_layers"))
+    is_recurrent = is_recurrent[: fields.count("block_count", MAX_LAYERS)]
     # As llama.cpp's build_layer_ffn computes it.
     experts = gguf.read_experts_of_layers(fields, source, normalize_shares=True)
     if None not in experts:  # then there need be no width of other feed-forward parts

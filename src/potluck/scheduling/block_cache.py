@@ -18,8 +18,8 @@ from potluck.scheduling.blocks import BlockPool, blocks_for
 from potluck.scheduling.checkpoints import Checkpoint
 from potluck.scheduling.prefix_index import HashChain, PrefixIndex, PrefixMatch, root_hash
 from potluck.scheduling.sequence import SequenceState
-from potluck.scheduling.states import SlotCounts
 from potluck.types.prefix_cache import PrefixTotals
+from potluck.types.states import StateSlots
 from potluck.types.step import KV_BLOCK_TOKENS, BlockCopy, SequenceId, StateCopy
 
 _NOBODY = SequenceId(-1)
@@ -121,9 +121,9 @@ class BlockCache:
         return self._pool.num_idle
 
     @property
-    def slot_counts(self) -> SlotCounts:
+    def state_slots(self) -> StateSlots:
         """How many state slots are used for what: there are none."""
-        return SlotCounts()
+        return StateSlots()
 
     def find(self, sequence: SequenceState) -> PrefixMatch:
         """Return the longest prefix of the sequence that is cached."""

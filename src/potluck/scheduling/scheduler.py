@@ -44,7 +44,6 @@ from potluck.scheduling.prefix_index import PrefixMatch
 from potluck.scheduling.requests import num_new_tokens
 from potluck.scheduling.sequence import SequenceState
 from potluck.scheduling.stateful_cache import StatefulCache
-from potluck.scheduling.states import SlotCounts
 from potluck.types.prefix_cache import PrefixTotals
 from potluck.types.sequence import (
     NOTHING_COMMITTED,
@@ -53,6 +52,7 @@ from potluck.types.sequence import (
     FinishReason,
     SequenceRequest,
 )
+from potluck.types.states import StateSlots
 from potluck.types.step import (
     KV_BLOCK_TOKENS,
     SampledToken,
@@ -110,9 +110,9 @@ class Scheduler:
         return self._cache.num_kept
 
     @property
-    def state_slots(self) -> SlotCounts:
+    def state_slots(self) -> StateSlots:
         """State slots of live sequences, of checkpoints and free ones."""
-        return self._cache.slot_counts
+        return self._cache.state_slots
 
     @property
     def prefix_totals(self) -> PrefixTotals:

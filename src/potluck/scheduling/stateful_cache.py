@@ -34,7 +34,8 @@ from potluck.scheduling.checkpoints import Checkpoint, TokenPrefix
 from potluck.scheduling.chunks import STEP_COST_TOKENS
 from potluck.scheduling.prefix_index import PrefixMatch
 from potluck.scheduling.sequence import SequenceState
-from potluck.scheduling.states import SlotCounts, StatePool
+from potluck.scheduling.states import StatePool
+from potluck.types.states import StateSlots
 from potluck.types.step import KV_BLOCK_TOKENS, SequenceId, StateCopy
 
 LADDER_TOKENS = 1024
@@ -72,9 +73,9 @@ class StatefulCache(BlockCache):
         self._expected: dict[bytes, SequenceId] = {}
 
     @property
-    def slot_counts(self) -> SlotCounts:
+    def state_slots(self) -> StateSlots:
         """How many slots are used for what."""
-        return self._states.counts
+        return self._states.slots
 
     def find(self, sequence: SequenceState) -> PrefixMatch:
         """Return the longest prefix that is cached with the state after it."""

@@ -8,29 +8,19 @@ has one slot. What is not live holds checkpoints (``checkpoints``).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from potluck.scheduling.checkpoints import Checkpoint, CheckpointIndex, TokenPrefix
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlotCounts:
-    """How many slots are used for what."""
-
-    num_live: int = 0
-    num_checkpoints: int = 0
-    num_free: int = 0
+from potluck.types.states import StateSlots, num_live_states
 
 
 class StatePool:
     """Slots ``[0, num_states)``, all free at first. Not thread-safe.
 
-    At most three quarters of them are live, so that there is always room for checkpoints; of a
-    single one, that one. Steps pass through the stages in order, so a slot may be used for
-    something else while a step that reads or writes it is in flight: what follows is in a later
-    step, or later among the copies of the same one. But no step writes a slot twice: a checkpoint
-    that is not known yet, because its step has not completed or is being formed, is not evicted.
-    ``on_evict`` is called for each one that is.
+    At most ``num_live_states`` are live, so that there is always room for checkpoints. Steps pass
+    through the stages in order, so a slot may be used for something else while a step that reads or
+    writes it is in flight: what follows is in a later step, or later among the copies of the same
+    one. But no step writes a slot twice: a checkpoint that is not known yet, because its step has
+    not completed or is being formed, is not evicted. ``on_evict`` is called for each one that is.
     """
 
     def __init__(self, num_states: int, on_evict: Callable[[], None] | None = None) -> None:
@@ -39,15 +29,15 @@ class StatePool:
         self.num_states = num_states
         self.checkpoints = CheckpointIndex()
         self._on_evict = on_evict
-        self._most_live = max(1, 3 * num_states // 4)
+        self._most_live = num_live_states(num_states)
         # Popped from the end: low indices first, so that little memory is touched.
         self._free = list(range(num_states - 1, -1, -1))
         self._num_live = 0
 
     @property
-    def counts(self) -> SlotCounts:
+    def slots(self) -> StateSlots:
         """How many slots are used for what now."""
-        return SlotCounts(
+        return StateSlots(
             num_live=self._num_live,
             num_checkpoints=len(self.checkpoints),
             num_free=len(self._free),

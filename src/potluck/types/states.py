@@ -6,6 +6,8 @@ A state slot holds what a sequence keeps besides keys and values, of all layers 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 DEFAULT_STATE_BYTES = 512 * 2**20
 """Of all slots of a model together, where nobody asks for a number of them."""
 
@@ -20,6 +22,19 @@ MAX_STATES = 1024
 
 _LIVE_PARTS, _PARTS = 3, 4
 """Of so many slots live sequences take at most so many; the others are for checkpoints."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateSlots:
+    """How many slots live sequences have, how many hold checkpoints, and how many are free.
+
+    One takes ``slot_bytes`` on all stages together, if that is known.
+    """
+
+    num_live: int = 0
+    num_checkpoints: int = 0
+    num_free: int = 0
+    slot_bytes: int = 0
 
 
 def num_live_states(num_states: int) -> int:
