@@ -24,8 +24,10 @@ class _Reference(ReferenceEngine):
 def reference_logits() -> list[list[float]]:
     """Rounded to six digits, a millionth of what a backend may be off by."""
 
-    def make_engine(program: Program, *, num_blocks: int, max_step_tokens: int) -> _Reference:
-        return _Reference(program, num_blocks=num_blocks)
+    def make_engine(
+        program: Program, *, num_blocks: int, max_step_tokens: int, num_states: int = 0
+    ) -> _Reference:
+        return _Reference(program, num_blocks=num_blocks, num_states=num_states)
 
     return [[float(f"{value:.6g}") for value in row] for row in program_logits(make_engine)]
 

@@ -243,7 +243,7 @@ int64_t Executor::row_work(const op::GatedActivation<int>& o) const {
 }
 
 void Executor::run_row(const op::GatedActivation<int>& o, const Batch&, int64_t t) {
-  gate_kernel(kernels_, o.activation)(row(o.gate, t), row(o.up, t) + o.up_start, row(o.out, t),
+  gate_kernel(kernels_, o.activation)(row(*o.gate, t), row(o.up, t) + o.up_start, row(o.out, t),
                                       program_.width(o.out));
 }
 

@@ -13,6 +13,8 @@ inline GateKernel gate_kernel(const Kernels& kernels, op::Activation activation)
     case op::Activation::Silu: return kernels.silu_gate;
     case op::Activation::GeluTanh: return kernels.gelu_gate;
     case op::Activation::ClampedSwiglu: return kernels.clamped_gate;
+    case op::Activation::Product:
+    case op::Activation::ReluSquared: break;  // Program refuses them
   }
   return nullptr;
 }

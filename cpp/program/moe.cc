@@ -123,7 +123,7 @@ MoeRunner::MoeRunner(const Program& program, const Kernels& kernels, const Weigh
 }
 
 bool MoeRunner::wants_integers(const op::Moe<int>& o) const {
-  return is_quantized(weights_.matrix(o.gate).format) || is_quantized(weights_.matrix(o.up).format);
+  return is_quantized(weights_.matrix(*o.gate).format) || is_quantized(weights_.matrix(o.up).format);
 }
 
 bool MoeRunner::takes_bf16(const Matrix& stack) const {
@@ -132,7 +132,7 @@ bool MoeRunner::takes_bf16(const Matrix& stack) const {
 
 void MoeRunner::run(const op::Moe<int>& o, const Activations& input, int64_t num_tokens,
                     float* out, ThreadPool::Session& session) {
-  const Matrix &gate = weights_.matrix(o.gate), &up = weights_.matrix(o.up),
+  const Matrix &gate = weights_.matrix(*o.gate), &up = weights_.matrix(o.up),
                &down = weights_.matrix(o.down);
   const Scratch& s = scratch_;
   const int64_t num_rows = group(o, num_tokens);
@@ -252,7 +252,7 @@ int64_t MoeRunner::group(const op::Moe<int>& o, int64_t num_tokens) {
 // Copies the input of one row, in the forms that its products take.
 void MoeRunner::gather(const op::Moe<int>& o, const Activations& input, int64_t row) {
   const Scratch& s = scratch_;
-  const Matrix &gate = weights_.matrix(o.gate), &up = weights_.matrix(o.up);
+  const Matrix &gate = weights_.matrix(*o.gate), &up = weights_.matrix(o.up);
   const int64_t columns = gate.columns, groups = columns / kGroupColumns;
   const int64_t token = s.tokens[row];
   const float* x = input.x + token * columns;

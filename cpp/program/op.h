@@ -16,13 +16,15 @@ namespace potluck::op {
 template <typename Enum>
 std::optional<Enum> from_value(const std::string& value);
 
-enum class Activation { Silu, GeluTanh, ClampedSwiglu };
+enum class Activation { Silu, GeluTanh, ClampedSwiglu, Product, ReluSquared };
 
 template <>
 inline std::optional<Activation> from_value(const std::string& value) {
   if (value == "silu") return Activation::Silu;
   if (value == "gelu_tanh") return Activation::GeluTanh;
   if (value == "clamped_swiglu") return Activation::ClampedSwiglu;
+  if (value == "product") return Activation::Product;
+  if (value == "relu_squared") return Activation::ReluSquared;
   return std::nullopt;
 }
 
@@ -137,6 +139,89 @@ Linear<To> copy_values(const Linear<From>&) {
 }
 
 template <typename Ref>
+struct HeadLinear {
+  static constexpr const char* kName = "HeadLinear";
+  Ref x{};
+  Ref weight{};
+  Ref out{};
+  int64_t num_heads{};
+  int64_t rows{};
+  int64_t columns{};
+  int64_t x_stride{};
+  int64_t out_stride{};
+  int64_t x_start = 0;
+  int64_t out_start = 0;
+
+  // Calls visit(name, field) for every field.
+  template <typename Visitor>
+  void each_field(const Visitor& visit) {
+    visit("x", x);
+    visit("weight", weight);
+    visit("out", out);
+    visit("num_heads", num_heads);
+    visit("rows", rows);
+    visit("columns", columns);
+    visit("x_stride", x_stride);
+    visit("out_stride", out_stride);
+    visit("x_start", x_start);
+    visit("out_start", out_start);
+  }
+};
+
+// The same op, whose references are yet to be set.
+template <typename To, typename From>
+HeadLinear<To> copy_values(const HeadLinear<From>& o) {
+  HeadLinear<To> copy;
+  copy.num_heads = o.num_heads;
+  copy.rows = o.rows;
+  copy.columns = o.columns;
+  copy.x_stride = o.x_stride;
+  copy.out_stride = o.out_stride;
+  copy.x_start = o.x_start;
+  copy.out_start = o.out_start;
+  return copy;
+}
+
+template <typename Ref>
+struct CopyColumns {
+  static constexpr const char* kName = "CopyColumns";
+  Ref x{};
+  Ref out{};
+  int64_t num_groups{};
+  int64_t count{};
+  int64_t x_stride{};
+  int64_t out_stride{};
+  int64_t x_start = 0;
+  int64_t out_start = 0;
+
+  // Calls visit(name, field) for every field.
+  template <typename Visitor>
+  void each_field(const Visitor& visit) {
+    visit("x", x);
+    visit("out", out);
+    visit("num_groups", num_groups);
+    visit("count", count);
+    visit("x_stride", x_stride);
+    visit("out_stride", out_stride);
+    visit("x_start", x_start);
+    visit("out_start", out_start);
+  }
+};
+
+// The same op, whose references are yet to be set.
+template <typename To, typename From>
+CopyColumns<To> copy_values(const CopyColumns<From>& o) {
+  CopyColumns<To> copy;
+  copy.num_groups = o.num_groups;
+  copy.count = o.count;
+  copy.x_stride = o.x_stride;
+  copy.out_stride = o.out_stride;
+  copy.x_start = o.x_start;
+  copy.out_start = o.out_start;
+  return copy;
+}
+
+template <typename Ref>
 struct Rope {
   static constexpr const char* kName = "Rope";
   Ref x{};
@@ -182,6 +267,8 @@ struct Attention {
   std::optional<int64_t> window{};
   std::optional<float> softcap{};
   std::optional<Ref> sinks{};
+  std::optional<int64_t> value_dim{};
+  std::optional<int64_t> value_start{};
 
   // Calls visit(name, field) for every field.
   template <typename Visitor>
@@ -198,6 +285,8 @@ struct Attention {
     visit("window", window);
     visit("softcap", softcap);
     visit("sinks", sinks);
+    visit("value_dim", value_dim);
+    visit("value_start", value_start);
   }
 };
 
@@ -212,13 +301,149 @@ Attention<To> copy_values(const Attention<From>& o) {
   copy.scale = o.scale;
   copy.window = o.window;
   copy.softcap = o.softcap;
+  copy.value_dim = o.value_dim;
+  copy.value_start = o.value_start;
+  return copy;
+}
+
+template <typename Ref>
+struct CausalConv {
+  static constexpr const char* kName = "CausalConv";
+  Ref x{};
+  Ref weight{};
+  Ref out{};
+  int64_t state_index{};
+  int64_t kernel{};
+  std::optional<Ref> bias{};
+  bool has_silu = 0;
+
+  // Calls visit(name, field) for every field.
+  template <typename Visitor>
+  void each_field(const Visitor& visit) {
+    visit("x", x);
+    visit("weight", weight);
+    visit("out", out);
+    visit("state_index", state_index);
+    visit("kernel", kernel);
+    visit("bias", bias);
+    visit("has_silu", has_silu);
+  }
+};
+
+// The same op, whose references are yet to be set.
+template <typename To, typename From>
+CausalConv<To> copy_values(const CausalConv<From>& o) {
+  CausalConv<To> copy;
+  copy.state_index = o.state_index;
+  copy.kernel = o.kernel;
+  copy.has_silu = o.has_silu;
+  return copy;
+}
+
+template <typename Ref>
+struct GatedDelta {
+  static constexpr const char* kName = "GatedDelta";
+  Ref x{};
+  Ref decay{};
+  Ref beta{};
+  Ref rate{};
+  Ref decay_bias{};
+  Ref out{};
+  int64_t state_index{};
+  int64_t num_heads{};
+  int64_t num_key_heads{};
+  int64_t key_dim{};
+  int64_t value_dim{};
+  float epsilon{};
+  bool is_tiled = 0;
+
+  // Calls visit(name, field) for every field.
+  template <typename Visitor>
+  void each_field(const Visitor& visit) {
+    visit("x", x);
+    visit("decay", decay);
+    visit("beta", beta);
+    visit("rate", rate);
+    visit("decay_bias", decay_bias);
+    visit("out", out);
+    visit("state_index", state_index);
+    visit("num_heads", num_heads);
+    visit("num_key_heads", num_key_heads);
+    visit("key_dim", key_dim);
+    visit("value_dim", value_dim);
+    visit("epsilon", epsilon);
+    visit("is_tiled", is_tiled);
+  }
+};
+
+// The same op, whose references are yet to be set.
+template <typename To, typename From>
+GatedDelta<To> copy_values(const GatedDelta<From>& o) {
+  GatedDelta<To> copy;
+  copy.state_index = o.state_index;
+  copy.num_heads = o.num_heads;
+  copy.num_key_heads = o.num_key_heads;
+  copy.key_dim = o.key_dim;
+  copy.value_dim = o.value_dim;
+  copy.epsilon = o.epsilon;
+  copy.is_tiled = o.is_tiled;
+  return copy;
+}
+
+template <typename Ref>
+struct StateScan {
+  static constexpr const char* kName = "StateScan";
+  Ref x{};
+  Ref step{};
+  Ref rate{};
+  Ref step_bias{};
+  Ref skip{};
+  Ref out{};
+  int64_t state_index{};
+  int64_t num_heads{};
+  int64_t head_dim{};
+  int64_t num_groups{};
+  int64_t state_dim{};
+  float least_step = 0.0f;
+  std::optional<float> largest_step{};
+
+  // Calls visit(name, field) for every field.
+  template <typename Visitor>
+  void each_field(const Visitor& visit) {
+    visit("x", x);
+    visit("step", step);
+    visit("rate", rate);
+    visit("step_bias", step_bias);
+    visit("skip", skip);
+    visit("out", out);
+    visit("state_index", state_index);
+    visit("num_heads", num_heads);
+    visit("head_dim", head_dim);
+    visit("num_groups", num_groups);
+    visit("state_dim", state_dim);
+    visit("least_step", least_step);
+    visit("largest_step", largest_step);
+  }
+};
+
+// The same op, whose references are yet to be set.
+template <typename To, typename From>
+StateScan<To> copy_values(const StateScan<From>& o) {
+  StateScan<To> copy;
+  copy.state_index = o.state_index;
+  copy.num_heads = o.num_heads;
+  copy.head_dim = o.head_dim;
+  copy.num_groups = o.num_groups;
+  copy.state_dim = o.state_dim;
+  copy.least_step = o.least_step;
+  copy.largest_step = o.largest_step;
   return copy;
 }
 
 template <typename Ref>
 struct GatedActivation {
   static constexpr const char* kName = "GatedActivation";
-  Ref gate{};
+  std::optional<Ref> gate{};
   Ref up{};
   Ref out{};
   Activation activation = Activation::Silu;
@@ -249,7 +474,7 @@ struct Moe {
   static constexpr const char* kName = "Moe";
   Ref x{};
   Ref logits{};
-  Ref gate{};
+  std::optional<Ref> gate{};
   Ref up{};
   Ref down{};
   Ref out{};
@@ -431,9 +656,10 @@ Head<To> copy_values(const Head<From>& o) {
 template <typename Ref>
 using Any =
     std::variant<Embed<Ref>, RmsNorm<Ref>, LayerNorm<Ref>, Linear<Ref>,
-                 Rope<Ref>, Attention<Ref>, GatedActivation<Ref>, Moe<Ref>,
-                 SigmoidGate<Ref>, Scale<Ref>, Multiply<Ref>, Add<Ref>,
-                 Head<Ref>>;
+                 HeadLinear<Ref>, CopyColumns<Ref>, Rope<Ref>, Attention<Ref>,
+                 CausalConv<Ref>, GatedDelta<Ref>, StateScan<Ref>, GatedActivation<Ref>,
+                 Moe<Ref>, SigmoidGate<Ref>, Scale<Ref>, Multiply<Ref>,
+                 Add<Ref>, Head<Ref>>;
 
 using Named = Any<std::string>;
 using Resolved = Any<int>;

@@ -269,15 +269,25 @@ class Resolver {
     r.v = read(*o.v);
   }
 
+  // Ops that are not computed yet.
+  template <template <typename> typename Op>
+  Op<int> resolve(const Op<Name>&) {
+    fail("is not computed by the native engine");
+  }
+
   op::GatedActivation<int> resolve(const op::GatedActivation<Name>& o) {
     auto r = op::copy_values<int>(o);
-    if (o.up_start < 0 || width(o.up) - o.up_start < width(o.gate)) {
-      fail("register '" + o.up + "' does not have the columns of '" + o.gate + "' from " +
+    if (!o.gate || o.activation == op::Activation::Product ||
+        o.activation == op::Activation::ReluSquared) {
+      fail("is not computed");
+    }
+    if (o.up_start < 0 || width(o.up) - o.up_start < width(*o.gate)) {
+      fail("register '" + o.up + "' does not have the columns of '" + *o.gate + "' from " +
            std::to_string(o.up_start) + " on");
     }
     if (o.up_start != 0) want_different(o.up, o.out);
-    want_width(o.out, width(o.gate));
-    r.gate = read(o.gate);
+    want_width(o.out, width(*o.gate));
+    r.gate = read(*o.gate);
     r.up = read(o.up);
     r.out = write(o.out);
     return r;
@@ -285,6 +295,10 @@ class Resolver {
 
   op::Moe<int> resolve(const op::Moe<Name>& o) {
     auto r = op::copy_values<int>(o);
+    if (!o.gate || o.activation == op::Activation::Product ||
+        o.activation == op::Activation::ReluSquared) {
+      fail("is not computed");
+    }
     if (o.num_experts < 1 || o.num_experts >= kMaxSize) fail("num_experts must be at least 1");
     if (o.num_experts_per_token < 1 || o.num_experts_per_token > o.num_experts) {
       fail("num_experts_per_token must be from 1 to num_experts");
@@ -301,7 +315,7 @@ class Resolver {
              std::to_string(kPanelRows));
       }
     }
-    r.gate = weight(o.gate, {o.num_experts, o.expert_width, width(o.x)});
+    r.gate = weight(*o.gate, {o.num_experts, o.expert_width, width(o.x)});
     r.up = weight(o.up, {o.num_experts, o.expert_width, width(o.x)});
     r.down = weight(o.down, {o.num_experts, rows, o.expert_width});
     r.gate_bias = weight(o.gate_bias, {o.num_experts, o.expert_width});

@@ -79,7 +79,7 @@ def program_with(writer: Op) -> Program:
     named = {"first", "second", getattr(writer, "weight", "second")}
     if isinstance(writer, Moe):
         named |= {"gate", "up", "down"}
-    cache = CacheSpec(num_kv_heads=1, head_dim=WIDTH)
+    cache = CacheSpec(num_kv_heads=1, head_dim=WIDTH, value_dim=WIDTH)
     angles = np.random.default_rng(1).uniform(1, 5, (NUM_TOKENS, WIDTH // 2))
     return Program(
         shard=Shard(start_layer=0, end_layer=1, num_layers=1, has_embedding=False, has_head=False),

@@ -28,10 +28,11 @@ from potluck.cluster.agent.node import NodeFacts
 from potluck.cluster.agent.node_calls import NodeCalls
 from potluck.cluster.calls import AskSpeeds, StageScope, decode, encode
 from potluck.cluster.membership import MethodTable
+from potluck.models.shape import model_shape
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.node import CPU_UNIT
 from potluck.types.quantization import Quantization
-from potluck.types.speed import LinkSpeed, NodeSpeeds, StepTime, model_shape
+from potluck.types.speed import LinkSpeed, NodeSpeeds, StepTime
 from potluck.types.step import SamplingParams, SequenceOpening
 
 SERVED_SECONDS = 1.2

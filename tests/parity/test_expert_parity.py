@@ -395,4 +395,4 @@ def test_layers_that_predict_further_tokens_are_left_out(tmp_path: Path) -> None
 def test_norms_over_the_width_are_not_those_of_heads(models: Callable[[Case], RandomModel]) -> None:
     for name in ("minimax-m2", "olmoe"):
         config = describe_model(str(models(case_of(name)).directory)).config
-        assert {layer.attention.head_norm for layer in config.layers} == {HeadNorm.WIDTH}
+        assert {layer.grouped_attention.head_norm for layer in config.layers} == {HeadNorm.WIDTH}

@@ -157,8 +157,8 @@ def without_turning_pairs(config: ModelConfig) -> ModelConfig:
 def share_the_first_cache(config: ModelConfig) -> ModelConfig:
     """Upper layers read the first cache of their kind, and not the last."""
     layers = tuple(
-        replace(layer, attention=replace(layer.attention, shared_layer=index % 2))
-        if layer.attention.shared_layer is not None
+        replace(layer, attention=replace(layer.grouped_attention, shared_layer=index % 2))
+        if layer.grouped_attention.shared_layer is not None
         else layer
         for index, layer in enumerate(config.layers)
     )

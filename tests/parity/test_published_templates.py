@@ -259,7 +259,18 @@ def test_thoughts_of_published_templates(name: str) -> None:
     assert parts[1].text.startswith("4")
 
 
-@pytest.mark.parametrize("name", ["trl:qwen3", "trl:glm4moe", "trl:nemotron_3_nano"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "trl:qwen3",
+        "trl:qwen3_5_nothink",
+        "trl:qwen3_5_think",
+        "trl:qwen3_6",
+        "trl:qwen3_8",
+        "trl:glm4moe",
+        "trl:nemotron_3_nano",
+    ],
+)
 def test_thinking_is_switched(name: str) -> None:
     source = TEMPLATES[name]
     reasoning = reasoning_format(source)

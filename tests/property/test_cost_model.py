@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.placement import candidate, llama_config, with_times, work_of
 
+from potluck.placement.cuts import Cut
 from potluck.placement.links import link_table
-from potluck.placement.path import Cut
 from potluck.placement.prediction import predict
 from potluck.placement.problem import path_problem
 from potluck.placement.speed import unit_speed

@@ -105,7 +105,7 @@ def test_ops_name_weights_and_caches_that_the_program_lists(
         assert named == set(listed)
         caches = [op.cache_index for op in program.ops if isinstance(op, Attention)]
         assert caches == list(range(len(program.caches)))
-        assert set(program.caches) <= {CacheSpec(num_kv_heads=2, head_dim=8)}
+        assert set(program.caches) <= {CacheSpec(num_kv_heads=2, head_dim=8, value_dim=8)}
 
 
 def absolute(pieces: list[Program]) -> list[list[Op]]:
@@ -133,7 +133,7 @@ def registers_of(op: Op) -> tuple[tuple[str, ...], tuple[str, ...]]:
         case Attention():
             return tuple(each for each in (op.q, op.k, op.v) if each), (op.out,)
         case GatedActivation():
-            return (op.gate, op.up), (op.out,)
+            return tuple(each for each in (op.gate, op.up) if each), (op.out,)
         case Add():
             return (op.x, op.y), (op.x,)
         case _:

@@ -15,7 +15,8 @@ from support.path_problems import (
     random_problem,
 )
 
-from potluck.placement.path import Cut, PathProblem
+from potluck.placement.cuts import Cut
+from potluck.placement.path import PathProblem
 from potluck.placement.solver import (
     best_throughput,
     minimize,

@@ -23,7 +23,9 @@ def in_layers(**changes: Any) -> Change:
 
 def in_attention(**changes: Any) -> Change:
     """The change of every layer's attention."""
-    return each_layer(lambda layer: replace(layer, attention=replace(layer.attention, **changes)))
+    return each_layer(
+        lambda layer: replace(layer, attention=replace(layer.grouped_attention, **changes))
+    )
 
 
 def in_experts(**changes: Any) -> Change:

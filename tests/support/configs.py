@@ -81,7 +81,7 @@ def with_experts(config: ModelConfig, experts: ExpertsConfig) -> ModelConfig:
 
 def windows_of(config: ModelConfig) -> tuple[int | None, ...]:
     """The window of each layer."""
-    return tuple(layer.attention.window for layer in config.layers)
+    return tuple(layer.grouped_attention.window for layer in config.layers)
 
 
 class AlikeLayers:
@@ -89,7 +89,7 @@ class AlikeLayers:
 
     def __init__(self, config: ModelConfig) -> None:
         self.config = config
-        attention = config.layers[0].attention
+        attention = config.layers[0].grouped_attention
         mlp = next((layer.mlp for layer in config.layers if layer.mlp is not None), None)
         experts = {layer.experts for layer in config.layers if layer.experts is not None}
         assert len(experts) <= 1
@@ -109,4 +109,4 @@ class AlikeLayers:
         self.experts = next(iter(experts), None)
         self.has_experts = tuple(layer.experts is not None for layer in config.layers)
         self.sliding_windows = windows_of(config)
-        assert len({replace(layer.attention, window=None) for layer in config.layers}) == 1
+        assert len({replace(layer.grouped_attention, window=None) for layer in config.layers}) == 1

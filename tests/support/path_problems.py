@@ -12,7 +12,8 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from potluck.placement.path import Cut, PathProblem
+from potluck.placement.cuts import Cut
+from potluck.placement.path import PathProblem
 
 GB = 1 << 30
 

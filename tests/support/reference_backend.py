@@ -45,7 +45,7 @@ class _Cost:
     def loaded_bytes(self, info: TensorInfo) -> int:
         return 4 * info.num_rows * info.num_columns
 
-    def cache_bytes(self, program: Program, num_blocks: int) -> int:
+    def cache_bytes(self, program: Program, num_blocks: int, num_states: int = 0) -> int:
         return sum(
             2 * 4 * num_blocks * 16 * spec.num_kv_heads * spec.head_dim for spec in program.caches
         )

@@ -25,6 +25,7 @@ from potluck.types.step import (
     SequenceId,
     SequenceOpening,
     SequenceSlice,
+    StateCopy,
     Step,
     StepId,
 )
@@ -34,13 +35,16 @@ from potluck.weights.canonical import CanonicalSource
 if TYPE_CHECKING:
     from potluck.types.engine import TokenMasks
 
+NUM_STATES = 16
+"""Slots for states: more than any test has sequences, so that some can hold checkpoints."""
+
 EngineFactory = Callable[[Program, int], Engine]
-"""Makes an engine for a program and a number of cache blocks."""
+"""Makes an engine for a program and a number of cache blocks, with ``NUM_STATES`` slots."""
 
 
 def reference_engine(program: Program, num_blocks: int) -> Engine:
     """The factory of the reference engine."""
-    return ReferenceEngine(program, num_blocks=num_blocks)
+    return ReferenceEngine(program, num_blocks=num_blocks, num_states=NUM_STATES)
 
 
 def native_engine(program: Program, num_blocks: int) -> Engine:
@@ -107,6 +111,7 @@ class Stages:
         num_blocks = num_sequences * self._blocks_per_sequence
         self._block_order = np.random.default_rng(7).permutation(num_blocks).tolist()
         self._num_steps = 0
+        self._has_states = any(layer.recurrence is not None for layer in config.layers)
         self._engines: list[Engine] = []
         rope = rope_tables(config, context_tokens)
         for shard in cut(config.num_layers, boundaries):
@@ -132,7 +137,7 @@ class Stages:
     def slice(
         self, sequence: int, tokens: Sequence[int], start_position: int = 0, *, sample: bool = True
     ) -> SequenceSlice:
-        """New tokens of sequence number ``sequence`` (from 0), in its own blocks."""
+        """New tokens of sequence number ``sequence`` (from 0), in its own blocks and slot."""
         first = sequence * self._blocks_per_sequence
         return SequenceSlice(
             sequence_id=SequenceId(sequence),
@@ -140,11 +145,14 @@ class Stages:
             start_position=start_position,
             block_table=tuple(self._block_order[first : first + self._blocks_per_sequence]),
             sample=sample,
+            state=sequence if self._has_states else None,
         )
 
-    def logits(self, *slices: SequenceSlice) -> NDArray[np.float32]:
+    def logits(
+        self, *slices: SequenceSlice, state_copies: Sequence[StateCopy] = ()
+    ) -> NDArray[np.float32]:
         """``[num_sampled, vocab]`` of one step through all stages."""
-        step, hidden = self._before_last(slices, ())
+        step, hidden = self._before_last(slices, (), state_copies)
         return self._engines[-1].logits(step, hidden)
 
     def step(
@@ -178,9 +186,17 @@ class Stages:
         return tokens[len(prompt) :]
 
     def _before_last(
-        self, slices: Sequence[SequenceSlice], opened: Sequence[SequenceOpening]
+        self,
+        slices: Sequence[SequenceSlice],
+        opened: Sequence[SequenceOpening],
+        state_copies: Sequence[StateCopy] = (),
     ) -> tuple[Step, NDArray[np.float32] | None]:
-        step = Step(step_id=StepId(self._num_steps), slices=tuple(slices), opened=tuple(opened))
+        step = Step(
+            step_id=StepId(self._num_steps),
+            slices=tuple(slices),
+            opened=tuple(opened),
+            state_copies=tuple(state_copies),
+        )
         self._num_steps += 1
         hidden: NDArray[np.float32] | None = None
         for engine in self._engines[:-1]:

@@ -201,7 +201,7 @@ def check_what_is_not_seen_may_be_no_number() -> None:
     )
     written = append(
         cache,
-        CacheSpec(num_kv_heads=2, head_dim=24),
+        CacheSpec(num_kv_heads=2, head_dim=24, value_dim=24),
         Tensor(k),
         Tensor(v),
         Tensor((table[positions // 16] * 16 + positions % 16).astype(np.int32)),
@@ -278,7 +278,7 @@ def _compare(
         ops=ops,
         weights=tuple(WeightSpec(name=name, shape=shape) for name, shape in weights.items()),
         caches=tuple(
-            CacheSpec(num_kv_heads=op.num_kv_heads, head_dim=op.head_dim)
+            CacheSpec(num_kv_heads=op.num_kv_heads, head_dim=op.head_dim, value_dim=op.head_dim)
             for op in ops
             if isinstance(op, Attention) and op.k is not None
         ),

@@ -82,7 +82,7 @@ def _gemma(**changes: Any) -> ModelConfig:
             norms=NormPlaces.SANDWICH,
             mlp=MlpConfig(width=96, activation=Activation.GELU_TANH),
             attention=replace(
-                plain.attention,
+                plain.grouped_attention,
                 rope=int(is_global),
                 window=None if is_global else 5,
                 scale=0.3,

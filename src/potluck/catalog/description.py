@@ -27,7 +27,7 @@ from potluck.catalog.sampling_defaults import (
     read_generation_config,
 )
 from potluck.catalog.vectors import VectorUse, gguf_vector_use, read_vector_use
-from potluck.formats.encodings import EncodedSource, Encoding, read_encoding
+from potluck.formats.encodings import Encoding, read_encoding
 from potluck.formats.files import OpenFile, ReadOnlyFile
 from potluck.formats.gguf import GgufSource, open_gguf
 from potluck.formats.json_reader import read_document
@@ -47,11 +47,11 @@ from potluck.models.registry import (
 from potluck.types.model import ModelConfig
 from potluck.types.program import Program, Shard
 from potluck.types.text import Tokenizer, TokenList
-from potluck.weights.canonical import CanonicalSource
 
 if TYPE_CHECKING:
     from potluck.grammars.vocabulary import Vocabulary
     from potluck.text.chat import ChatTemplate
+    from potluck.weights.canonical import CanonicalSource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,6 +151,8 @@ def canonical_source(
     description: ModelDescription, tensors: FileTensorSource, program: Program
 ) -> CanonicalSource:
     """What ``program`` reads, under canonical names; ``tensors`` stay open with their owner."""
+    from potluck.weights.canonical import CanonicalSource
+
     stored = stored_tensors(description.config, program, description.files.kind)
     return CanonicalSource(tensors, stored, path=str(description.files.path))
 
@@ -251,7 +253,11 @@ def _open(
         is_indexed = INDEX_FILE in files.snapshot.files
         path = path / (INDEX_FILE if is_indexed else single_file(files.snapshot))
     source = open_safetensors(path, open_file, names=names)
-    return source if description.encoding is None else EncodedSource(source, description.encoding)
+    if description.encoding is None:
+        return source
+    from potluck.formats.encodings.source import EncodedSource
+
+    return EncodedSource(source, description.encoding)
 
 
 def _open_gguf_header(files: ModelFiles) -> GgufSource:

@@ -15,7 +15,6 @@ from potluck.models.registry import stored_weights
 from potluck.types.profile import BytesByFormat, ModelProfile, UnusableTensor
 from potluck.types.program import Shard, WeightSpec
 from potluck.types.tensor import TensorInfo
-from potluck.weights.canonical import CanonicalSource
 
 
 def read_profile(
@@ -27,6 +26,8 @@ def read_profile(
     cannot be loaded raise no error yet: each is an error only for a stage that reads it. Raises as
     ``open_headers``.
     """
+    from potluck.weights.canonical import CanonicalSource
+
     config = description.config
     path = str(description.files.path)
     wanted = [Shard.whole(config.num_layers)] if shards is None else list(shards)

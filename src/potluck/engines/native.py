@@ -374,6 +374,17 @@ class NativeEngine:
         with core_errors():
             self._stage.write_blocks(blocks, np.ascontiguousarray(data).reshape(-1))
 
+    def read_states(self, states: Sequence[int]) -> NDArray[np.uint8]:
+        """See ``LoadableEngine``."""
+        raise EngineError(
+            "the native engine keeps no states",
+            hint="this is a defect in Potluck; please report it",
+        )
+
+    def write_states(self, states: Sequence[int], data: NDArray[np.uint8]) -> None:
+        """See ``LoadableEngine``."""
+        self.read_states(states)
+
     def reset(self) -> None:
         """See ``Engine``: only the stage with the head knows of sequences."""
         stage = self._stage

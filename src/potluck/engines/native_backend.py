@@ -37,7 +37,7 @@ class NativeCost:
         """See ``native.loaded_bytes``."""
         return native.loaded_bytes(info)
 
-    def cache_bytes(self, program: Program, num_blocks: int) -> int:
+    def cache_bytes(self, program: Program, num_blocks: int, num_states: int = 0) -> int:
         """See ``native.cache_bytes``."""
         return native.cache_bytes(program, num_blocks)
 

@@ -99,7 +99,9 @@ def _maker(isa: str, num_threads: int, arithmetic: Arithmetic | None = None) -> 
 
     pool = make_pool(num_threads)
 
-    def make_engine(program: Program, *, num_blocks: int, max_step_tokens: int) -> NativeEngine:
+    def make_engine(
+        program: Program, *, num_blocks: int, max_step_tokens: int, num_states: int = 0
+    ) -> NativeEngine:
         return NativeEngine(
             program,
             num_blocks=num_blocks,

@@ -9,9 +9,13 @@ from collections.abc import Sequence
 from potluck.types.program import (
     Add,
     Attention,
+    CausalConv,
+    CopyColumns,
     Embed,
     GatedActivation,
+    GatedDelta,
     Head,
+    HeadLinear,
     LayerNorm,
     Linear,
     Moe,
@@ -21,6 +25,7 @@ from potluck.types.program import (
     Rope,
     Scale,
     SigmoidGate,
+    StateScan,
 )
 
 _LAYERS = "layers."
@@ -49,8 +54,14 @@ def _name(op: Op) -> str:
             return "embedding"
         case RmsNorm() | LayerNorm():
             return "norms"
-        case Linear():
+        case Linear() | HeadLinear():
             return _role(op.weight)
+        case CopyColumns():
+            return "copies"
+        case CausalConv():
+            return "convolution"
+        case GatedDelta() | StateScan():
+            return "recurrence"
         case Rope():
             return "rope"
         case Attention():

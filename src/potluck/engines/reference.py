@@ -23,9 +23,13 @@ from potluck.types.program import (
     HIDDEN,
     Add,
     Attention,
+    CausalConv,
+    CopyColumns,
     Embed,
     GatedActivation,
+    GatedDelta,
     Head,
+    HeadLinear,
     LayerNorm,
     Linear,
     Moe,
@@ -34,12 +38,13 @@ from potluck.types.program import (
     Rope,
     Scale,
     SigmoidGate,
+    StateScan,
 )
 from potluck.types.sampling import validate_sampling
 from potluck.types.step import KV_BLOCK_TOKENS, SampledToken
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -53,13 +58,17 @@ if TYPE_CHECKING:
 
 
 class ReferenceEngine:
-    """One stage (see ``Engine``), with a cache of ``num_blocks`` blocks."""
+    """One stage (see ``Engine``), with ``num_blocks`` cache blocks and ``num_states`` slots."""
 
-    def __init__(self, program: Program, *, num_blocks: int) -> None:
+    def __init__(self, program: Program, *, num_blocks: int, num_states: int = 0) -> None:
         self._program = program
         self._num_blocks = num_blocks
         self._weights = ReferenceWeights(program)
         self._caches = [_Cache(spec, num_blocks) for spec in program.caches]
+        self._num_states = num_states
+        self._states = [
+            np.zeros((num_states, spec.rows, spec.width), np.float32) for spec in program.states
+        ]
         self._sequences: dict[SequenceId, _Sequence] = {}
         self._pooler = StepPooler()
 
@@ -109,7 +118,8 @@ class ReferenceEngine:
     def block_format(self) -> BlockFormat:
         """See ``LoadableEngine``: keys and values of one cache after another, as float32."""
         num_bytes = sum(cache.block_bytes for cache in self._caches)
-        return BlockFormat(name="reference-1", num_bytes=num_bytes)
+        state_bytes = sum(spec.num_bytes for spec in self._program.states)
+        return BlockFormat(name="reference-1", num_bytes=num_bytes, state_bytes=state_bytes)
 
     def read_blocks(self, blocks: Sequence[int]) -> NDArray[np.uint8]:
         """See ``LoadableEngine``."""
@@ -131,6 +141,28 @@ class ReferenceEngine:
             cache.write_blocks(blocks, data[:, first : first + cache.block_bytes])
             first += cache.block_bytes
 
+    def read_states(self, states: Sequence[int]) -> NDArray[np.uint8]:
+        """See ``LoadableEngine``: one op after another, as float32."""
+        self._check_states(states)
+        empty = np.empty((len(states), 0), np.uint8)
+        parts = (each[list(states)].reshape(len(states), -1) for each in self._states)
+        return np.concatenate([empty, *(part.view(np.uint8) for part in parts)], 1)
+
+    def write_states(self, states: Sequence[int], data: NDArray[np.uint8]) -> None:
+        """See ``LoadableEngine``."""
+        self._check_states(states)
+        wanted = (len(states), self.block_format.state_bytes)
+        if data.shape != wanted:
+            raise EngineError(
+                f"states of shape {data.shape} are not {wanted}",
+                hint="this is a defect in Potluck; please report it",
+            )
+        first = 0
+        for each, spec in zip(self._states, self._program.states, strict=True):
+            part = np.ascontiguousarray(data[:, first : first + spec.num_bytes])
+            each[list(states)] = part.view(np.float32).reshape(-1, spec.rows, spec.width)
+            first += spec.num_bytes
+
     def reset(self) -> None:
         """See ``Engine``."""
         self._sequences.clear()
@@ -140,6 +172,7 @@ class ReferenceEngine:
         """Free weights and cache."""
         self._weights.clear()
         self._caches.clear()
+        self._states.clear()
         self.reset()
 
     def _check(self, step: Step, hidden: Floats | None) -> None:
@@ -148,13 +181,21 @@ class ReferenceEngine:
                 f"{len(missing)} weights are not loaded, among them {missing[0]}",
                 hint="load the weights before the first step, and none after close",
             )
-        check_step(self._program, self._num_blocks, step, hidden)
+        check_step(self._program, self._num_blocks, self._num_states, step, hidden)
 
     def _check_blocks(self, blocks: Sequence[int]) -> None:
         for block in blocks if self._caches else ():
             if not 0 <= block < self._num_blocks:
                 raise EngineError(
                     f"block {block} is not one of {self._num_blocks}",
+                    hint="this is a defect in Potluck; please report it",
+                )
+
+    def _check_states(self, states: Sequence[int]) -> None:
+        for state in states if self._states else ():
+            if not 0 <= state < self._num_states:
+                raise EngineError(
+                    f"state slot {state} is not one of {self._num_states}",
                     hint="this is a defect in Potluck; please report it",
                 )
 
@@ -165,6 +206,13 @@ class ReferenceEngine:
         for copy in step.copies:
             for cache in self._caches:
                 cache.copy_block(copy)
+        for state_copy in step.state_copies:
+            for states in self._states:
+                states[state_copy.target] = states[state_copy.source]
+        for part in step.slices:
+            if part.state is not None and part.start_position == 0:
+                for states in self._states:
+                    states[part.state] = 0
         registers: dict[str, Floats] = {} if hidden is None else {HIDDEN: hidden.copy()}
         for op in self._program.ops:
             match op:
@@ -182,20 +230,31 @@ class ReferenceEngine:
                     registers[op.out] = ops.linear(
                         registers[op.x], self._weights[op.weight], self._vector(op.bias)
                     )
+                case HeadLinear():
+                    registers[op.out] = self._head_linear(op, registers)
+                case CopyColumns():
+                    registers[op.out] = self._copy_columns(op, registers)
                 case Rope():
                     registers[op.x] = self._rope(op, registers[op.x], positions)
                 case Attention():
                     registers[op.out] = self._attention(op, registers, step)
+                case CausalConv():
+                    registers[op.out] = self._causal_conv(op, registers, step)
+                case GatedDelta():
+                    registers[op.out] = self._gated_delta(op, registers, step)
+                case StateScan():
+                    registers[op.out] = self._state_scan(op, registers, step)
                 case GatedActivation():
-                    gate = registers[op.gate]
-                    up = registers[op.up][:, op.up_start : op.up_start + gate.shape[1]]
+                    gate = None if op.gate is None else registers[op.gate]
+                    up_end = op.up_start + self._program.width(op.out)
+                    up = registers[op.up][:, op.up_start : up_end]
                     registers[op.out] = ops.gated_activation(gate, up, op.activation)
                 case Moe():
                     registers[op.out] = ops.moe(
                         op,
                         registers[op.x],
                         registers[op.logits],
-                        self._weights[op.gate],
+                        self._vector(op.gate),
                         self._weights[op.up],
                         self._weights[op.down],
                         ops.ExpertVectors(
@@ -236,20 +295,84 @@ class ReferenceEngine:
     def _vector(self, name: str | None) -> Floats | None:
         return None if name is None else self._weights[name]
 
+    def _wide(self, name: str, registers: dict[str, Floats], num_tokens: int) -> Floats:
+        """A copy of a register of which an op writes some columns; zeros if it is new."""
+        if name in registers:
+            return registers[name].copy()
+        return np.zeros((num_tokens, self._program.width(name)), np.float32)
+
+    def _head_linear(self, op: HeadLinear, registers: dict[str, Floats]) -> Floats:
+        x = registers[op.x]
+        out = self._wide(op.out, registers, len(x))
+        heads = ops.columns_of(x, op.num_heads, op.columns, op.x_start, op.x_stride)
+        target = ops.columns_of(out, op.num_heads, op.rows, op.out_start, op.out_stride)
+        target[...] = ops.head_linear(heads, self._weights[op.weight])
+        return out
+
+    def _copy_columns(self, op: CopyColumns, registers: dict[str, Floats]) -> Floats:
+        x = registers[op.x]
+        out = self._wide(op.out, registers, len(x))
+        target = ops.columns_of(out, op.num_groups, op.count, op.out_start, op.out_stride)
+        target[...] = ops.columns_of(x, op.num_groups, op.count, op.x_start, op.x_stride)
+        return out
+
+    def _causal_conv(self, op: CausalConv, registers: dict[str, Floats], step: Step) -> Floats:
+        x = registers[op.x]
+        out = np.empty_like(x)
+        weight = self._weights[op.weight].reshape(x.shape[1], op.kernel)
+        for rows, state in _sequence_rows(step, self._states[op.state_index]):
+            out[rows] = ops.causal_conv(
+                x[rows], state, weight, self._vector(op.bias), has_silu=op.has_silu
+            )
+            state[...] = np.concatenate([state, x[rows]])[len(x[rows]) :]
+        return out
+
+    def _gated_delta(self, op: GatedDelta, registers: dict[str, Floats], step: Step) -> Floats:
+        x, decay, beta = (registers[each] for each in (op.x, op.decay, op.beta))
+        out = np.empty((len(x), op.num_heads * op.value_dim), np.float32)
+        for rows, state in _sequence_rows(step, self._states[op.state_index]):
+            out[rows] = ops.gated_delta(
+                op,
+                x[rows],
+                decay[rows],
+                beta[rows],
+                self._weights[op.rate],
+                self._weights[op.decay_bias],
+                state.reshape(op.num_heads, op.key_dim, op.value_dim),
+            )
+        return out
+
+    def _state_scan(self, op: StateScan, registers: dict[str, Floats], step: Step) -> Floats:
+        x, steps = registers[op.x], registers[op.step]
+        out = np.empty((len(x), op.num_heads * op.head_dim), np.float32)
+        for rows, state in _sequence_rows(step, self._states[op.state_index]):
+            out[rows] = ops.state_scan(
+                op,
+                x[rows],
+                steps[rows],
+                self._weights[op.rate],
+                self._weights[op.step_bias],
+                self._weights[op.skip],
+                state.reshape(op.num_heads, op.state_dim, op.head_dim),
+            )
+        return out
+
     def _attention(self, op: Attention, registers: dict[str, Floats], step: Step) -> Floats:
         """Sequence by sequence: append to the cache, then attend to what it holds."""
         cache = self._caches[op.cache_index]
+        value_dim = op.value_dim or op.head_dim
         q = registers[op.q].reshape(-1, op.num_heads, op.head_dim)
-        out = np.empty_like(q)
-        first = 0
-        for part in step.slices:
-            rows = slice(first, first + len(part.tokens))
-            first = rows.stop
-            if op.k is not None and op.v is not None:
+        out = np.empty((len(q), op.num_heads, value_dim), np.float32)
+        for part, rows in _slices_and_rows(step):
+            if op.k is not None:
                 k = registers[op.k].reshape(-1, op.num_kv_heads, op.head_dim)
-                v = registers[op.v].reshape(-1, op.num_kv_heads, op.head_dim)
-                cache.append(part, k[rows], v[rows])
+                v = None
+                if op.v is not None:
+                    v = registers[op.v].reshape(-1, op.num_kv_heads, value_dim)[rows]
+                cache.append(part, k[rows], v)
             keys, values = cache.read(part)
+            if op.value_start is not None:
+                values = keys[:, :, op.value_start : op.value_start + value_dim]
             out[rows] = ops.attention(
                 q[rows],
                 keys,
@@ -260,7 +383,7 @@ class ReferenceEngine:
                 op.softcap,
                 self._vector(op.sinks),
             )
-        return out.reshape(len(out), op.num_heads * op.head_dim)
+        return out.reshape(len(out), op.num_heads * value_dim)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -273,12 +396,12 @@ class _Sequence:
 
 
 class _Cache:
-    """Keys and values of one layer: ``[num_blocks, 16, num_kv_heads, head_dim]``."""
+    """Keys and values of one layer: ``[num_blocks, 16, num_kv_heads, width]`` each."""
 
     def __init__(self, spec: CacheSpec, num_blocks: int) -> None:
-        shape = (num_blocks, KV_BLOCK_TOKENS, spec.num_kv_heads, spec.head_dim)
-        self._keys = np.zeros(shape, dtype=np.float32)
-        self._values = np.zeros(shape, dtype=np.float32)
+        shape = (num_blocks, KV_BLOCK_TOKENS, spec.num_kv_heads)
+        self._keys = np.zeros((*shape, spec.head_dim), dtype=np.float32)
+        self._values = np.zeros((*shape, spec.value_dim), dtype=np.float32)
 
     def copy_block(self, copy: BlockCopy) -> None:
         """Make the target hold what the source does."""
@@ -288,33 +411,38 @@ class _Cache:
     @property
     def block_bytes(self) -> int:
         """What ``read_blocks`` gives of one."""
-        return 2 * self._keys[:1].nbytes
+        return self._keys[:1].nbytes + self._values[:1].nbytes
 
     def read_blocks(self, blocks: Sequence[int]) -> NDArray[np.uint8]:
         """Return the keys and the values of each, ``[len(blocks), block_bytes]``."""
-        both = np.stack([self._keys[list(blocks)], self._values[list(blocks)]], 1)
-        return both.reshape(len(blocks), -1).view(np.uint8)
+        parts = [each[list(blocks)].reshape(len(blocks), -1) for each in (self._keys, self._values)]
+        return np.concatenate(parts, 1).view(np.uint8)
 
     def write_blocks(self, blocks: Sequence[int], data: NDArray[np.uint8]) -> None:
         """Put back what ``read_blocks`` gave."""
         both = np.ascontiguousarray(data).view(np.float32)
-        both = both.reshape(len(blocks), 2, *self._keys.shape[1:])
-        self._keys[list(blocks)], self._values[list(blocks)] = both[:, 0], both[:, 1]
+        keys, values = np.split(both, [self._keys[:1].size], axis=1)
+        self._keys[list(blocks)] = keys.reshape(-1, *self._keys.shape[1:])
+        self._values[list(blocks)] = values.reshape(-1, *self._values.shape[1:])
 
-    def append(self, part: SequenceSlice, k: Floats, v: Floats) -> None:
-        """Store ``[num_tokens, num_kv_heads, head_dim]`` at the positions of ``part``."""
+    def append(self, part: SequenceSlice, k: Floats, v: Floats | None) -> None:
+        """Store ``[num_tokens, num_kv_heads, width]`` at the positions of ``part``."""
         positions = _positions(part)
         blocks = np.array(part.block_table, dtype=np.int64)[positions // KV_BLOCK_TOKENS]
         self._keys[blocks, positions % KV_BLOCK_TOKENS] = k
-        self._values[blocks, positions % KV_BLOCK_TOKENS] = v
+        if v is not None:
+            self._values[blocks, positions % KV_BLOCK_TOKENS] = v
 
     def read(self, part: SequenceSlice) -> tuple[Floats, Floats]:
-        """Keys and values ``[num_positions, num_kv_heads, head_dim]``, ``part`` included."""
+        """Keys and values ``[num_positions, num_kv_heads, width]``, ``part`` included."""
         end = part.start_position + len(part.tokens)
         blocks = list(part.block_table[: -(-end // KV_BLOCK_TOKENS)])
-        keys, values = self._keys[blocks], self._values[blocks]
-        shape = (-1, *keys.shape[2:])
-        return keys.reshape(shape)[:end], values.reshape(shape)[:end]
+        num_positions = len(blocks) * KV_BLOCK_TOKENS
+        keys, values = (
+            each[blocks].reshape(num_positions, *each.shape[2:])[:end]
+            for each in (self._keys, self._values)
+        )
+        return keys, values
 
 
 def _open(program: Program, step: Step) -> dict[SequenceId, _Sequence]:
@@ -366,6 +494,22 @@ def _choose(
         logprob=choice.logprob,
         top=choice.top,
     )
+
+
+def _slices_and_rows(step: Step) -> Iterator[tuple[SequenceSlice, slice]]:
+    """Every slice, and which rows of the registers are its."""
+    first = 0
+    for part in step.slices:
+        rows = slice(first, first + len(part.tokens))
+        yield part, rows
+        first = rows.stop
+
+
+def _sequence_rows(step: Step, states: Floats) -> Iterator[tuple[slice, Floats]]:
+    """The rows of every slice, and its state, which is a view."""
+    for part, rows in _slices_and_rows(step):
+        if part.state is not None:  # the step was checked: it is there
+            yield rows, states[part.state]
 
 
 def _positions(part: SequenceSlice) -> Ints:

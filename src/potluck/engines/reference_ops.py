@@ -16,7 +16,7 @@ from potluck.types.program import Activation, ExpertScore
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from potluck.types.program import Moe
+    from potluck.types.program import GatedDelta, Moe, StateScan
 
     Floats = NDArray[np.float32]
     Ints = NDArray[np.int64]
@@ -78,8 +78,9 @@ def attention(
 ) -> Floats:
     """Causal grouped-query attention of one sequence (Ainslie et al. 2023).
 
-    ``q`` is ``[num_tokens, num_heads, head_dim]``, of the tokens at ``positions``; ``keys`` and
-    ``values`` are ``[num_positions, num_kv_heads, head_dim]``, from position 0 on. A token sees
+    ``q`` is ``[num_tokens, num_heads, head_dim]``, of the tokens at ``positions``; ``keys`` are
+    ``[num_positions, num_kv_heads, head_dim]``, from position 0 on, ``values`` likewise with a
+    width of their own. A token sees
     itself and what is before it, with a ``window`` only the last ``window`` of them. Query heads
     share key-value heads in order: of 6 and 2, heads 0 to 2 share the first. ``softcap`` bounds the
     scores, and ``sinks`` ``[num_heads]`` are scores without a value (see ``Attention``).
@@ -87,7 +88,7 @@ def attention(
     distance = positions[:, None] - np.arange(len(keys))
     visible = (distance >= 0) & (distance < (window or len(keys)))
     heads_per_kv_head = q.shape[1] // keys.shape[1]
-    out = np.empty_like(q)
+    out = np.empty((*q.shape[:2], values.shape[2]), dtype=np.float32)
     for head in range(q.shape[1]):
         kv_head = head // heads_per_kv_head
         scores: Floats = cap(np.float32(scale) * (q[:, head] @ keys[:, kv_head].T), softcap)
@@ -122,9 +123,22 @@ def sigmoid(x: Floats) -> Floats:
     return result
 
 
-def gated_activation(gate: Floats, up: Floats, activation: Activation) -> Floats:
-    """What ``Activation`` says of each."""
+def softplus(x: Floats) -> Floats:
+    """``log(1 + exp(x))``; above 20 ``x`` itself."""
+    result: Floats = np.where(x > 20, x, np.log1p(np.exp(np.minimum(x, np.float32(20)))))
+    return result
+
+
+def gated_activation(gate: Floats | None, up: Floats, activation: Activation) -> Floats:
+    """What ``Activation`` says of each; ``gate`` is None for those that have none."""
+    if activation is Activation.RELU_SQUARED:
+        squared: Floats = np.square(np.maximum(up, np.float32(0)))
+        return squared
+    if gate is None:
+        raise ValueError(f"{activation} has a gate")
     match activation:
+        case Activation.PRODUCT:
+            return gate * up
         case Activation.SILU:
             return gate * sigmoid(gate) * up
         case Activation.GELU_TANH:
@@ -198,7 +212,7 @@ def moe(
     op: Moe,
     x: Floats,
     logits: Floats,
-    gate: Floats,
+    gate: Floats | None,
     up: Floats,
     down: Floats,
     vectors: ExpertVectors,
@@ -215,17 +229,96 @@ def moe(
     def of(biases: Floats | None, expert: int) -> Floats | None:
         return None if biases is None else biases[expert]
 
-    for expert in range(len(gate)):
+    for expert in range(len(up)):
         tokens, places = np.nonzero(chosen == expert)
         mine = x[tokens]
         inner = gated_activation(
-            linear(mine, gate[expert], of(vectors.gate_bias, expert)),
+            None if gate is None else linear(mine, gate[expert], of(vectors.gate_bias, expert)),
             linear(mine, up[expert], of(vectors.up_bias, expert)),
             op.activation,
         )
         made = linear(inner, down[expert], of(vectors.down_bias, expert))
         out[tokens] += shares[tokens, places, None] * made
     return out
+
+
+def columns_of(x: Floats, num_groups: int, count: int, start: int, stride: int) -> Floats:
+    """The view ``[num_tokens, num_groups, count]`` of ``x`` that begins at column ``start``."""
+    groups = np.lib.stride_tricks.sliding_window_view(x, count, axis=1, writeable=True)
+    return groups[:, start : start + (num_groups - 1) * stride + 1 : stride]
+
+
+def head_linear(x: Floats, weight: Floats) -> Floats:
+    """``weight[h] @ x[t, h]``: ``[heads, rows, columns]`` and ``[num_tokens, heads, columns]``."""
+    out: Floats = np.einsum("hrc,thc->thr", weight, x)
+    return out
+
+
+def causal_conv(
+    x: Floats, before: Floats, weight: Floats, bias: Floats | None, *, has_silu: bool
+) -> Floats:
+    """The convolution of one sequence (see ``CausalConv``).
+
+    ``before`` are the ``k - 1`` rows before those of ``x``; ``weight`` is ``[width, k]``.
+    """
+    rows = np.concatenate([before, x])
+    out = np.zeros_like(x)
+    for index in range(weight.shape[1]):
+        out += weight[:, index] * rows[index : index + len(x)]
+    if bias is not None:
+        out += bias
+    return out * sigmoid(out) if has_silu else out
+
+
+def gated_delta(
+    op: GatedDelta, x: Floats, decay: Floats, beta: Floats, rate: Floats, bias: Floats, s: Floats
+) -> Floats:
+    """The outputs of one sequence; ``s`` ``[num_heads, key_dim, value_dim]`` changes in place."""
+    key_width = op.num_key_heads * op.key_dim
+    heads = np.arange(op.num_heads)
+    shared = op.num_heads // op.num_key_heads
+    key_heads = heads % op.num_key_heads if op.is_tiled else heads // shared
+
+    def normed(part: Floats) -> Floats:
+        split = part.reshape(len(x), op.num_key_heads, op.key_dim)[:, key_heads]
+        squares = np.square(split).sum(axis=-1, keepdims=True, dtype=np.float32)
+        result: Floats = split / np.sqrt(squares + np.float32(op.epsilon))
+        return result
+
+    q = normed(x[:, :key_width]) / np.float32(math.sqrt(op.key_dim))
+    k = normed(x[:, key_width : 2 * key_width])
+    v = x[:, 2 * key_width :].reshape(len(x), op.num_heads, op.value_dim)
+    kept: Floats = np.exp(rate * softplus(decay + bias))
+    learned = sigmoid(beta)
+    out = np.empty_like(v)
+    for t in range(len(x)):
+        s *= kept[t, :, None, None]
+        error = learned[t, :, None] * (v[t] - np.einsum("hk,hkv->hv", k[t], s))
+        s += k[t, :, :, None] * error[:, None]
+        out[t] = np.einsum("hk,hkv->hv", q[t], s)
+    return out.reshape(len(x), -1)
+
+
+def state_scan(
+    op: StateScan, x: Floats, step: Floats, rate: Floats, bias: Floats, skip: Floats, s: Floats
+) -> Floats:
+    """The outputs of one sequence; ``s`` ``[num_heads, state_dim, head_dim]`` changes in place."""
+    inner, width = op.num_heads * op.head_dim, op.num_groups * op.state_dim
+    groups = np.arange(op.num_heads) // (op.num_heads // op.num_groups)
+
+    def of_heads(part: Floats) -> Floats:
+        return part.reshape(len(x), op.num_groups, op.state_dim)[:, groups]
+
+    b, c = of_heads(x[:, inner : inner + width]), of_heads(x[:, inner + width :])
+    inputs = x[:, :inner].reshape(len(x), op.num_heads, op.head_dim)
+    steps = np.clip(softplus(step + bias), np.float32(op.least_step), op.largest_step)
+    kept: Floats = np.exp(rate * steps)
+    out = np.empty_like(inputs)
+    for t in range(len(x)):
+        s *= kept[t, :, None, None]
+        s += b[t, :, :, None] * (steps[t, :, None] * inputs[t])[:, None]
+        out[t] = np.einsum("hs,hsd->hd", c[t], s) + skip[:, None] * inputs[t]
+    return out.reshape(len(x), -1)
 
 
 def sigmoid_gate(x: Floats, gate: Floats) -> Floats:

@@ -159,7 +159,7 @@ def _shares(make_engine: MakeEngine) -> list[list[float]]:
             ),
         ),
         weights=tuple(WeightSpec(name=name, shape=(width, width)) for name in columns),
-        caches=(CacheSpec(num_kv_heads=1, head_dim=width),),
+        caches=(CacheSpec(num_kv_heads=1, head_dim=width, value_dim=width),),
         ropes=(),
         hidden_size=width,
         vocab_size=1,

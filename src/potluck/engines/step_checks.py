@@ -19,11 +19,16 @@ if TYPE_CHECKING:
 
 
 def check_step(
-    program: Program, num_blocks: int, step: Step, hidden: NDArray[np.float32] | None
+    program: Program,
+    num_blocks: int,
+    num_states: int,
+    step: Step,
+    hidden: NDArray[np.float32] | None,
 ) -> None:
-    """Raise ``EngineError`` unless ``program``, with ``num_blocks`` cache blocks, can run it."""
+    """Raise ``EngineError`` unless ``program``, with so many blocks and states, can run it."""
     seen = set()
     written: set[int] = set()
+    written_states: set[int] = set()
     for part in step.slices:
         if part.sequence_id in seen:
             raise _inconsistent(f"sequence {part.sequence_id} is twice in one step")
@@ -34,8 +39,12 @@ def check_step(
         _check_pooled(part)
         if program.caches:
             _check_blocks(num_blocks, part, written)
+        if program.states:
+            _check_state(num_states, part, written_states)
     if program.caches:
         _check_copies(num_blocks, step)
+    if program.states:
+        _check_state_copies(num_states, step)
     if program.head is not None and not program.has_logits and step.num_wanted:
         raise _inconsistent("logits are wanted of a model without a head")
     _check_hidden(program, step, hidden)
@@ -163,6 +172,26 @@ def _check_copies(num_blocks: int, step: Step) -> None:
                 raise _inconsistent(f"block {block}, of a copy, is not one of {num_blocks}")
         if copy.source == copy.target:
             raise _inconsistent(f"block {copy.source} is copied to itself")
+
+
+def _check_state(num_states: int, part: SequenceSlice, written: set[int]) -> None:
+    """``written`` collects the slots that the step's slices write; no two may share one."""
+    if part.state is None:
+        raise _inconsistent(f"sequence {part.sequence_id} has no state slot")
+    if not 0 <= part.state < num_states:
+        raise _inconsistent(f"state slot {part.state} is not one of {num_states}")
+    if part.state in written:
+        raise _inconsistent(f"two sequences write state slot {part.state}")
+    written.add(part.state)
+
+
+def _check_state_copies(num_states: int, step: Step) -> None:
+    for copy in step.state_copies:
+        for state in (copy.source, copy.target):
+            if not 0 <= state < num_states:
+                raise _inconsistent(f"state slot {state}, of a copy, is not one of {num_states}")
+        if copy.source == copy.target:
+            raise _inconsistent(f"state slot {copy.source} is copied to itself")
 
 
 def _check_hidden(program: Program, step: Step, hidden: NDArray[np.float32] | None) -> None:

@@ -62,7 +62,7 @@ def work_of(
                     share = share_of_experts(
                         op.num_experts_per_token, op.num_experts, step.num_tokens
                     )
-                    for name in (op.gate, op.up, op.down):
+                    for name in filter(None, (op.gate, op.up, op.down)):
                         info = weights[name]
                         work.read_bytes[label] += round(loaded_bytes(info) * share)
                         key = (label, operands[info.format])

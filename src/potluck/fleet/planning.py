@@ -20,7 +20,7 @@ from potluck.fleet.file import read_fleet
 from potluck.fleet.links import fleet_links
 from potluck.fleet.reports import coordinator_of, node_reports
 from potluck.placement.layout import layout_nodes, parse_layout, resolve_layout
-from potluck.placement.placing import Surveyed
+from potluck.placement.surveyed import Surveyed
 
 
 def plan_fleet(path: Path, params: Mapping[str, Any], layout: str | None) -> dict[str, object]:

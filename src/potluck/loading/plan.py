@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from potluck.engines.costs import check_backend, cost_of
 from potluck.errors import ParameterError
 from potluck.models.program import build_program
-from potluck.models.rope import empty_rope_tables, rope_table_bytes
+from potluck.models.work import rope_table_bytes
 from potluck.types.engine import EngineCost
 from potluck.types.memory import MemoryPlan
 from potluck.types.model import ModelConfig
@@ -97,7 +97,7 @@ def _multiplied(program: Program) -> frozenset[str]:
             if op.weight is not None:
                 names.add(op.weight)
         elif isinstance(op, Moe):
-            names.update((op.gate, op.up, op.down))
+            names.update(filter(None, (op.gate, op.up, op.down)))
     return frozenset(names)
 
 
@@ -110,5 +110,7 @@ def _packing_bytes(loaded: Sequence[TensorInfo]) -> int:
 
 def program_to_count(config: ModelConfig, shard: Shard, context_tokens: int) -> Program:
     """The program without the numbers of its rope table, whose pages are never touched."""
+    from potluck.models.rope import empty_rope_tables  # loads NumPy: most agents never plan
+
     ropes = empty_rope_tables(config, context_tokens)
     return build_program(config, shard, context_tokens=context_tokens, ropes=ropes)

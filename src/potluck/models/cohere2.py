@@ -63,7 +63,7 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
         output_bias=attention_bias,
     )
     if fields.get("head_dim") is not None and (
-        config.layers[0].attention.head_dim * config.layers[0].attention.num_heads
+        config.layers[0].grouped_attention.head_dim * config.layers[0].grouped_attention.num_heads
         != config.hidden_size
     ):
         raise unsupported(f"head_dim={fields.get('head_dim')} in the family cohere2")
@@ -107,7 +107,7 @@ def _with_kinds(config: ModelConfig, is_sliding: Sequence[bool], window: int | N
     def change(index: int, layer: LayerConfig) -> LayerConfig:
         slides = is_sliding[index] and window is not None
         attention = dataclasses.replace(
-            layer.attention, window=window if slides else None, rope=0 if slides else None
+            layer.grouped_attention, window=window if slides else None, rope=0 if slides else None
         )
         return dataclasses.replace(layer, attention=attention, norms=NormPlaces.PARALLEL)
 

@@ -66,7 +66,7 @@ def _with_kinds(config: ModelConfig, is_sliding: Sequence[bool], window: int | N
     def change(index: int, layer: LayerConfig) -> LayerConfig:
         slides = is_sliding[index]
         attention = dataclasses.replace(
-            layer.attention,
+            layer.grouped_attention,
             window=window if slides else None,
             rope=0 if slides or window is None else None,
         )

@@ -18,6 +18,7 @@ MAX_HEADS = 2**12
 MAX_VOCAB = 2**24
 MAX_CONTEXT_TOKENS = 2**27
 MAX_EXPERTS = 2**12
+MAX_KERNEL = 2**6
 HEAD_DIM_MULTIPLE = 8
 """Head sizes must be multiples of this; it is what the kernels take."""
 EXPERT_ROWS_MULTIPLE = 16

@@ -155,7 +155,7 @@ def with_sandwiched_layers(
     layers: list[LayerConfig] = []
     for layer, slides in zip(config.layers, is_sliding, strict=True):
         attention = dataclasses.replace(
-            layer.attention,
+            layer.grouped_attention,
             scale=scale,
             softcap=softcap,
             window=window if slides else None,
@@ -213,7 +213,7 @@ def gguf_scale(config: ModelConfig, *, layers_of_27b: int) -> float:
 
     As llama.cpp: by the head size, but for the 27B, which is known by its number of layers.
     """
-    attention = config.layers[0].attention
+    attention = config.layers[0].grouped_attention
     if config.num_layers == layers_of_27b:
         return float((config.hidden_size // attention.num_heads) ** -0.5)
     return float(attention.head_dim**-0.5)

@@ -146,7 +146,7 @@ def _read_hugging_face(fields: Fields, family: str, defaults: Mapping[str, objec
                 True: gemma.read_section_rope(
                     fields,
                     hugging_face.SLIDING,
-                    head_dim=config.layers[0].attention.head_dim,
+                    head_dim=config.layers[0].grouped_attention.head_dim,
                     theta=_THETA,
                 ),
             },
@@ -314,7 +314,7 @@ def _with_layers(
             dataclasses.replace(
                 layer,
                 attention=dataclasses.replace(
-                    layer.attention,
+                    layer.grouped_attention,
                     num_kv_heads=heads[index].num_kv_heads,
                     head_dim=heads[index].head_dim,
                     has_value_norm=True,
@@ -369,7 +369,7 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
         head_norm=HeadNorm.HEAD,
         activation=Activation.GELU_TANH,
     )
-    full_dim = config.layers[0].attention.head_dim
+    full_dim = config.layers[0].grouped_attention.head_dim
     sliding_dim = fields.count("attention.key_length_swa", MAX_WIDTH)
     for key in ("attention.value_length_swa", "rope.dimension_count_swa"):
         if fields.count(key, MAX_WIDTH, sliding_dim) != sliding_dim:
@@ -383,7 +383,7 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
     for each in dict.fromkeys(heads):
         check_heads(
             fields,
-            num_heads=config.layers[0].attention.num_heads,
+            num_heads=config.layers[0].grouped_attention.num_heads,
             num_kv_heads=each.num_kv_heads,
             head_dim=each.head_dim,
             kv_heads_key="attention.head_count_kv",

@@ -38,6 +38,7 @@ from potluck.types.model import (
 from potluck.types.program import Activation, ExpertScore
 from potluck.types.tensor import TensorFormat, TensorSource
 
+_KV_HEADS = "attention.head_count_kv"
 _EMBEDDING = "token_embd.weight"
 _HEAD = "output.weight"
 _CLASSIFIER = "cls.output.weight"
@@ -165,6 +166,26 @@ def read_config(
         has_logits=not num_labels,
         num_labels=num_labels,
     )
+
+
+def layers_with_attention(fields: Fields) -> tuple[Fields, tuple[bool, ...]]:
+    """``fields`` with one number of key-value heads, and which layers have attention.
+
+    Files of models with recurrent layers have a number for each layer, which is 0 for those.
+    """
+    num_layers = fields.count("block_count", MAX_LAYERS)
+    value = fields.get(_KV_HEADS)
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        return fields, (True,) * num_layers
+    listed = dataclasses.replace(fields, values={**fields.values, _KV_HEADS: tuple(value)})
+    counts = listed.counts(_KV_HEADS, MAX_HEADS)
+    numbers = set(counts) - {0}
+    if len(numbers) > 1 or len(counts) != num_layers:
+        raise unsupported(f"{fields.prefix}{_KV_HEADS}={counts}")
+    # No layer has attention: any number will do.
+    number = numbers.pop() if numbers else fields.count("attention.head_count", MAX_HEADS)
+    values = {**fields.values, _KV_HEADS: number}
+    return dataclasses.replace(fields, values=values), tuple(count > 0 for count in counts)
 
 
 EXPERT_KEYS = frozenset(

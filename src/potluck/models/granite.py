@@ -1,21 +1,18 @@
 """Granite 3 and 4, dense (IBM 2024 and 2025): Llama with a multiplier at every turn.
 
-Dense models of Granite 4 call themselves ``granitemoehybrid``: all their layers are attention
-layers, and their MLP is what is a shared expert in models with experts. GGUF files of both kinds
-are of the architecture ``granite``.
+Dense models of Granite 4 call themselves ``granitemoehybrid``. Their GGUF files are of the
+architecture ``granite``.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
 
-from potluck.models import dense, gguf, hugging_face
+from potluck.models import dense, gguf, hugging_face, mamba_fields
 from potluck.models.family import Family
-from potluck.models.fields import MAX_LAYERS, MAX_WIDTH, Fields, unsupported
-from potluck.models.layers import with_layers
-from potluck.models.names import HUGGING_FACE_NAMES, FileKind, StoredPart
-from potluck.types.model import LayerConfig, ModelConfig
+from potluck.models.fields import Fields, unsupported
+from potluck.models.layers import with_attention, with_layers
+from potluck.types.model import ExpertsConfig, LayerConfig, ModelConfig
 from potluck.types.tensor import TensorSource
 
 _IMPLEMENTED = frozenset(
@@ -28,45 +25,40 @@ _IMPLEMENTED = frozenset(
         "residual_multiplier",
     }
 )
-_GGUF_KEYS = frozenset(
-    {
-        "attention.scale",
-        "embedding_scale",
-        "logit_scale",
-        "residual_scale",
-        "rope.scaling.finetuned",
-    }
+IS_TURNED = "rope.scaling.finetuned"
+"""In GGUF files: whether there is rope at all."""
+GGUF_KEYS = frozenset(
+    {"attention.scale", "embedding_scale", "logit_scale", "residual_scale", IS_TURNED}
 )
+"""What is read here besides what all architectures have."""
 # What the converter writes of models without such layers.
-_UNUSED_GGUF_KEYS = frozenset(
-    {
-        "attention.head_count_kv",
-        "expert_shared_feed_forward_length",
-        "ssm.conv_kernel",
-        "ssm.group_count",
-        "ssm.inner_size",
-        "ssm.state_size",
-        "ssm.time_step_rank",
-    }
-)
-_ATTENTION_LAYERS = frozenset({"attention", "full_attention"})
-# What these are does not matter in a model without experts.
-_UNUSED_KEYS = ("num_local_experts", "num_experts_per_tok", "layer_types", "intermediate_size")
+_UNUSED_GGUF_KEYS = mamba_fields.GGUF_KEYS | {"expert_shared_feed_forward_length"}
 
 
 def _from_hugging_face(fields: Fields) -> ModelConfig:
-    return _read(fields, family="granite", mlp_bias=fields.flag("mlp_bias", default=False))
+    return read_hugging_face(
+        fields, family="granite", mlp_bias=fields.flag("mlp_bias", default=False)
+    )
 
 
-def _read(fields: Fields, *, family: str, mlp_bias: bool) -> ModelConfig:
+def read_hugging_face(
+    fields: Fields,
+    *,
+    family: str,
+    mlp_bias: bool = False,
+    implemented: frozenset[str] = frozenset(),
+    experts: tuple[ExpertsConfig | None, ...] | None = None,
+) -> ModelConfig:
+    """A model with multipliers, of a ``family`` that reads the keys ``implemented`` itself."""
     attention_bias = fields.flag("attention_bias", default=False)
     config = hugging_face.read_config(
         fields,
         family=family,
-        implemented=_IMPLEMENTED,
+        implemented=_IMPLEMENTED | implemented,
         qkv_bias=attention_bias,
         output_bias=attention_bias,
         mlp_bias=mlp_bias,
+        experts=experts,
     )
     return _with_multipliers(
         config,
@@ -81,7 +73,7 @@ def _with_multipliers(
     config: ModelConfig, *, scale: float, embedding: float, residual: float, logits: float
 ) -> ModelConfig:
     def change(_: int, layer: LayerConfig) -> LayerConfig:
-        attention = dataclasses.replace(layer.attention, scale=scale)
+        attention = dataclasses.replace(layer.grouped_attention, scale=scale)
         return dataclasses.replace(layer, attention=attention, residual_scale=residual)
 
     return dataclasses.replace(
@@ -89,72 +81,45 @@ def _with_multipliers(
     )
 
 
-def _from_hybrid(fields: Fields) -> ModelConfig:
-    num_layers = hugging_face.num_hidden_layers(fields)
-    kinds = fields.texts("layer_types") or fields.texts("layers_block_type")
-    others = sorted(set(kinds) - _ATTENTION_LAYERS) if kinds else ["mamba"]
-    if others or len(kinds) != num_layers:
-        raise unsupported(*(f"layer_types {kind}" for kind in others or kinds[:1]))
-    if fields.get("num_local_experts") != 0:
-        raise unsupported(f"num_local_experts={fields.get('num_local_experts')}")
-    values = {
-        **fields.without(*_UNUSED_KEYS).values,
-        "intermediate_size": fields.count("shared_intermediate_size", MAX_WIDTH, 1024),
-    }
-    config = _read(
-        dataclasses.replace(fields, values=values), family="granitemoehybrid", mlp_bias=False
-    )
-    kind = fields.text("position_embedding_type", "none")
-    if kind not in ("rope", "none", "nope"):
-        raise unsupported(f"position_embedding_type={kind}")
-    return config if kind == "rope" else _without_rope(config)
+def without_rope(config: ModelConfig) -> ModelConfig:
+    """``config`` with attention that knows no positions."""
+    config = with_attention(config, lambda _, each: dataclasses.replace(each, rope=None))
+    return dataclasses.replace(config, ropes=())
 
 
-def _without_rope(config: ModelConfig) -> ModelConfig:
-    return with_layers(
+def with_gguf_multipliers(config: ModelConfig, fields: Fields) -> ModelConfig:
+    """``config`` with the scales of a GGUF file; llama.cpp takes 0 for an absent key."""
+
+    def value(key: str, default: float = 1.0) -> float:
+        return fields.positive(key) if fields.get(key) else default
+
+    return _with_multipliers(
         config,
-        lambda _, layer: dataclasses.replace(
-            layer, attention=dataclasses.replace(layer.attention, rope=None)
-        ),
+        scale=value("attention.scale", config.layers[0].grouped_attention.scale),
+        embedding=value("embedding_scale"),
+        residual=value("residual_scale"),
+        logits=value("logit_scale"),
     )
 
 
 def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
     names = frozenset(source.names())
+    fields.positive("logit_scale")  # which llama.cpp requires
+    fields, has_attention = gguf.layers_with_attention(fields)
+    if not all(has_attention):
+        raise unsupported(f"{fields.prefix}attention.head_count_kv=0")
     config = gguf.read_config(
-        _with_one_number_of_heads(fields),
+        fields,
         source,
         family="granite",
-        implemented=_GGUF_KEYS | _UNUSED_GGUF_KEYS,
+        implemented=GGUF_KEYS | _UNUSED_GGUF_KEYS,
         qkv_bias="blk.0.attn_q.bias" in names,
         output_bias="blk.0.attn_output.bias" in names,
         mlp_bias="blk.0.ffn_gate.bias" in names,
     )
-
-    def value(key: str, default: float) -> float:
-        return fields.positive(key) if fields.get(key) else default
-
-    config = _with_multipliers(
-        config,
-        scale=value("attention.scale", config.layers[0].attention.head_dim ** -0.5),
-        embedding=value("embedding_scale", 1.0),
-        residual=value("residual_scale", 1.0),
-        logits=fields.positive("logit_scale"),
-    )
-    is_turned = fields.flag("rope.scaling.finetuned", default=True)
-    return config if is_turned else _without_rope(config)
-
-
-def _with_one_number_of_heads(fields: Fields) -> Fields:
-    """The number of key-value heads of all layers, where a file has it for each."""
-    key = "attention.head_count_kv"
-    value = fields.get(key)
-    if isinstance(value, str) or not isinstance(value, Iterable):
-        return fields
-    counts = tuple(value)
-    if len(set(counts)) != 1 or len(counts) != fields.count("block_count", MAX_LAYERS):
-        raise unsupported(f"{fields.prefix}{key}={counts}")
-    return dataclasses.replace(fields, values={**fields.values, key: counts[0]})
+    config = with_gguf_multipliers(config, fields)
+    is_turned = fields.flag(IS_TURNED, default=True)
+    return config if is_turned else without_rope(config)
 
 
 GRANITE = Family(
@@ -164,22 +129,4 @@ GRANITE = Family(
     from_hugging_face=_from_hugging_face,
     from_gguf=_from_gguf,
     names=dense.CONVERTED_NAMES,
-)
-
-GRANITE_HYBRID = Family(
-    name="granitemoehybrid",
-    architecture="GraniteMoeHybridForCausalLM",
-    gguf_architectures=(),
-    from_hugging_face=_from_hybrid,
-    from_gguf=None,
-    names={
-        FileKind.HUGGING_FACE: HUGGING_FACE_NAMES.changed(
-            {
-                "mlp.gate": StoredPart(name="shared_mlp.input_linear", is_part=True),
-                "mlp.up": StoredPart(name="shared_mlp.input_linear", after=("mlp.gate",)),
-                "mlp.down": "shared_mlp.output_linear",
-            }
-        ),
-        FileKind.GGUF: dense.CONVERTED_NAMES[FileKind.GGUF],
-    },
 )

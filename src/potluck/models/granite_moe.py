@@ -108,7 +108,7 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
 
     return _with_multipliers(
         config,
-        attention=scale("attention.scale", config.layers[0].attention.scale),
+        attention=scale("attention.scale", config.layers[0].grouped_attention.scale),
         embedding=scale("embedding_scale", 1.0),
         residual=scale("residual_scale", 1.0),
         logits_divisor=scale("logit_scale", 1.0),
@@ -126,7 +126,7 @@ def _with_multipliers(
     def change(_: int, layer: LayerConfig) -> LayerConfig:
         return dataclasses.replace(
             layer,
-            attention=dataclasses.replace(layer.attention, scale=attention),
+            attention=dataclasses.replace(layer.grouped_attention, scale=attention),
             residual_scale=residual,
         )
 

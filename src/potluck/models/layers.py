@@ -12,6 +12,7 @@ from potluck.types.model import (
     LayerConfig,
     MlpConfig,
     ModelConfig,
+    Recurrence,
     RopeConfig,
 )
 
@@ -47,11 +48,26 @@ def with_layers(
 def with_attention(
     config: ModelConfig, change: Callable[[int, AttentionConfig], AttentionConfig]
 ) -> ModelConfig:
-    """As ``with_layers`` for the attention of each layer."""
-    return with_layers(
-        config,
-        lambda index, layer: dataclasses.replace(layer, attention=change(index, layer.attention)),
-    )
+    """As ``with_layers`` for the attention of each layer that has keys and values for heads."""
+
+    def changed(index: int, layer: LayerConfig) -> LayerConfig:
+        if not isinstance(layer.attention, AttentionConfig):
+            return layer
+        return dataclasses.replace(layer, attention=change(index, layer.attention))
+
+    return with_layers(config, changed)
+
+
+def with_recurrences(config: ModelConfig, recurrences: Sequence[Recurrence | None]) -> ModelConfig:
+    """``config`` with a recurrence in the place of attention in the layers that have one."""
+
+    def change(index: int, layer: LayerConfig) -> LayerConfig:
+        recurrence = recurrences[index]
+        if recurrence is None:
+            return layer
+        return dataclasses.replace(layer, attention=None, recurrence=recurrence)
+
+    return with_layers(config, change)
 
 
 def plain_config(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from potluck.types.model import ModelConfig
@@ -56,7 +56,10 @@ class StoredPart:
     is every ``stride``-th row from ``first`` on. Of a stack of matrices both are meant of each
     matrix. ``is_interleaved``: the pairs that rope turns lie side by side in each head, and not
     half of what turns apart. ``plus_one``: the file has ``w - 1`` for a norm's weight ``w``.
+    ``is_negative_exp``: the file has ``log(-w)``. ``rows_of`` gives the runs of rows of the file's
+    tensor that it consists of, for a model and the index of a layer.
     ``is_transposed``: if the file has it as floats, it has the transpose of each matrix.
+    ``is_flat``: it is a vector, of the elements of the file's tensor one after another.
     """
 
     name: str
@@ -66,7 +69,10 @@ class StoredPart:
     stride: int = 1
     is_interleaved: bool = False
     plus_one: bool = False
+    is_negative_exp: bool = False
+    rows_of: Callable[[ModelConfig, int], tuple[range, ...]] | None = None
     is_transposed: bool = False
+    is_flat: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +85,8 @@ class NameTable:
     ``layer_prefix`` is followed by the layer's number and a dot. ``ignored`` are tensors that
     nothing needs; ``skipped`` are parts of a model that are left out, by what they are.
     ``has_more_layers``: files hold layers after the last one, which predict further tokens and are
-    left out as well.
+    left out as well. ``variants`` are, by a name of their own, stems of layers that some files have
+    in the place of those in ``layer_stems``.
     """
 
     stems: Mapping[str, str | StoredPart]
@@ -88,6 +95,7 @@ class NameTable:
     ignored: re.Pattern[str]
     skipped: Mapping[str, re.Pattern[str]] = field(default_factory=dict)
     has_more_layers: bool = False
+    variants: Mapping[str, Mapping[str, str | StoredPart]] = field(default_factory=dict)
 
     def changed(
         self,
@@ -96,6 +104,7 @@ class NameTable:
         stems: Mapping[str, str | StoredPart] | None = None,
         skipped: Mapping[str, re.Pattern[str]] | None = None,
         ignored: Iterable[str] = (),
+        variants: Mapping[str, Mapping[str, str | StoredPart]] | None = None,
     ) -> NameTable:
         """The table with more stems, or others for the same canonical names.
 
@@ -108,6 +117,21 @@ class NameTable:
             stems={**self.stems, **(stems or {})},
             layer_stems={**self.layer_stems, **layer_stems},
             skipped={**self.skipped, **(skipped or {})},
+            variants={**self.variants, **(variants or {})},
+        )
+
+    def found_variants(self, config: ModelConfig, stored: Container[str]) -> tuple[str, ...]:
+        """The names of the variants of which ``stored`` has a tensor in any layer."""
+
+        def is_there(variant: str, stems: Iterable[str]) -> bool:
+            return any(
+                with_prefix(config, self.find(layer_tensor(layer, stem), (variant,)).name) in stored
+                for layer in range(config.num_layers)
+                for stem in stems
+            )
+
+        return tuple(
+            variant for variant, stems in self.variants.items() if is_there(variant, stems)
         )
 
     def skipped_by(self, config: ModelConfig) -> Mapping[str, Callable[[str], object]]:
@@ -125,11 +149,17 @@ class NameTable:
             parts["layers that predict further tokens"] = is_beyond
         return parts
 
-    def find(self, canonical_name: str) -> StoredPart:
-        """Where the file has a canonical tensor; ``KeyError`` if ``canonical_name`` is none."""
+    def find(self, canonical_name: str, variants: Iterable[str] = ()) -> StoredPart:
+        """Where a file with these ``variants`` has a canonical tensor.
+
+        ``KeyError`` if ``canonical_name`` is none.
+        """
         layer = _LAYER_TENSOR.fullmatch(canonical_name)
         prefix = "" if layer is None else f"{self.layer_prefix}{layer[1]}."
-        stems = self.stems if layer is None else self.layer_stems
+        stems = dict(self.stems if layer is None else self.layer_stems)
+        if layer is not None:
+            for variant in variants:
+                stems.update(self.variants[variant])
         name = canonical_name if layer is None else layer[2]
         stem, _, suffix = name.rpartition(".")
         ending = ""
@@ -201,6 +231,15 @@ GGUF_NAMES = NameTable(
         "mlp.shared_gate": "ffn_gate_inp_shexp",
     },
     ignored=re.compile(rf"{re.escape(GGUF_ROPE_FACTORS)}|blk\.\d+\.attn_rot_embd\.weight"),
+    # What ``--fuse-gate-up-exps`` of llama.cpp's converter writes.
+    variants={
+        "fused experts": {
+            "mlp.experts.gate.weight": StoredPart(name="ffn_gate_up_exps.weight", is_part=True),
+            "mlp.experts.up.weight": StoredPart(
+                name="ffn_gate_up_exps.weight", after=("mlp.experts.gate",)
+            ),
+        }
+    },
 )
 
 USUAL_NAMES: Mapping[FileKind, NameTable] = {
@@ -228,7 +267,7 @@ def stored_tensor(
 
     ``weights`` are, by name, those of the same layers.
     """
-    part = table.find(weight.name)
+    part = table.find(weight.name, config.name_variants)
     name = with_prefix(config, part.name)
     names: tuple[str, ...] = (name,)
     is_stacked = _EACH_EXPERT in name
@@ -240,8 +279,11 @@ def stored_tensor(
         is_stacked=is_stacked,
         interleaved=_interleaved(config, weight) if part.is_interleaved else None,
         row_range=_row_range(part, weight, weights),
+        rows=_rows(config, part, weight),
         plus_one=part.plus_one,
+        is_negative_exp=part.is_negative_exp,
         is_transposed=part.is_transposed,
+        is_flat=part.is_flat,
         shape=weight.shape,
     )
 
@@ -274,6 +316,15 @@ def _row_range(
     )
 
 
+def _rows(config: ModelConfig, part: StoredPart, weight: WeightSpec) -> tuple[range, ...] | None:
+    if part.rows_of is None:
+        return None
+    layer = _LAYER_TENSOR.fullmatch(weight.name)
+    if layer is None:
+        raise ValueError(f"{weight.name} consists of rows of a tensor and is in no layer")
+    return part.rows_of(config, int(layer[1]))
+
+
 def _num_rows(weight: WeightSpec) -> int:
     """Of each matrix, or the elements of each vector."""
     return weight.shape[-1] if _is_bias(weight) else weight.shape[-2]
@@ -288,7 +339,7 @@ def _interleaved(config: ModelConfig, weight: WeightSpec) -> InterleavedHeads | 
     stem = "" if layer is None else layer[2].rpartition(".")[0]
     if layer is None or stem not in _HEADS:
         raise ValueError(f"{weight.name} has no heads that rope turns")
-    attention = config.layers[int(layer[1])].attention
+    attention = config.layers[int(layer[1])].grouped_attention
     if attention.rope is None:
         return None
     num_heads = attention.num_heads if stem == "attn.q" else attention.num_kv_heads

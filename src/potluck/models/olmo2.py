@@ -45,7 +45,7 @@ def _from_olmo3(fields: Fields) -> ModelConfig:
     # of the layers that see everything.
     plain = fields.without("rope_parameters", "rope_scaling")
     config = _read(plain, "olmo3", frozenset({"layer_types", "sliding_window"}))
-    head_dim = config.layers[0].attention.head_dim
+    head_dim = config.layers[0].grouped_attention.head_dim
     theta = fields.positive("rope_theta", _THETA_OF_3)
     scaling = fields.section("rope_scaling")
     ropes = {
@@ -105,7 +105,7 @@ def _with_kinds(
     def change(index: int, layer: LayerConfig) -> LayerConfig:
         slides = is_sliding[index]
         attention = dataclasses.replace(
-            layer.attention, window=window if slides else None, rope=tables[slides]
+            layer.grouped_attention, window=window if slides else None, rope=tables[slides]
         )
         return dataclasses.replace(layer, attention=attention, norms=NormPlaces.POST)
 

@@ -19,9 +19,12 @@ from potluck.models.gemma4 import GEMMA4, GEMMA4_UNIFIED
 from potluck.models.glm4 import GLM4
 from potluck.models.glm4_moe import GLM4_MOE
 from potluck.models.gpt_oss import GPT_OSS
-from potluck.models.granite import GRANITE, GRANITE_HYBRID
+from potluck.models.granite import GRANITE
+from potluck.models.granite_hybrid import GRANITE_HYBRID
 from potluck.models.granite_moe import GRANITE_MOE, GRANITE_MOE_SHARED
 from potluck.models.hunyuan_dense import HUNYUAN_DENSE
+from potluck.models.lfm2 import LFM2
+from potluck.models.lfm2_moe import LFM2_MOE
 from potluck.models.llama import LLAMA
 from potluck.models.minimax_m2 import MINIMAX_M2
 from potluck.models.ministral3 import MINISTRAL3
@@ -91,6 +94,8 @@ FAMILIES: tuple[Family, ...] = (
     GRANITE_MOE,
     GRANITE_MOE_SHARED,
     ERNIE4_5_MOE,
+    LFM2,
+    LFM2_MOE,
 )
 
 
@@ -186,7 +191,8 @@ def stored_weights(
     for weight in specs.values():
         each = stored_tensor(config, table, weight, specs)
         if weight.name == CLASSIFIER and config.label_tokens:
-            each = dataclasses.replace(each, stored_names=(head,), rows=config.label_tokens)
+            rows = tuple(range(token, token + 1) for token in config.label_tokens)
+            each = dataclasses.replace(each, stored_names=(head,), rows=rows)
         stored.append(each)
     return tuple(stored)
 
@@ -201,7 +207,8 @@ def _stored_name(config: ModelConfig, canonical_name: str, file_kind: FileKind) 
 
 
 def with_stored_head(config: ModelConfig, names: Iterable[str], file_kind: FileKind) -> ModelConfig:
-    """``config``, with a head of its own if the files have one, and without one if they have none.
+    """``config``, with a head of its own if the files have one, and without one if they have none,
+    and with the variants of names that the files have.
 
     Embedding models are published as their inner model: their files have no head, whatever
     ``config.json`` says, and their tensors lack the prefix ``model.``.
@@ -214,6 +221,8 @@ def with_stored_head(config: ModelConfig, names: Iterable[str], file_kind: FileK
     stored = frozenset(names)
     if file_kind is FileKind.HUGGING_FACE:
         config = _with_prefixes(config, stored)
+    variants = _names(config, file_kind).found_variants(config, stored)
+    config = dataclasses.replace(config, name_variants=variants)
     has_head = _stored_name(config, HEAD, file_kind) in stored
     if config.num_labels and not config.label_tokens:
         return config

@@ -39,11 +39,6 @@ def rope_table(rope: RopeConfig, context_tokens: int) -> RopeTable:
     return RopeTable(cos=cos, sin=sin)
 
 
-def rope_table_bytes(config: ModelConfig, context_tokens: int) -> int:
-    """What ``rope_tables`` take: a float32 cosine and sine for each pair of a head."""
-    return sum(context_tokens * rope.rotary_dim * 4 for rope in config.ropes)
-
-
 def empty_rope_tables(config: ModelConfig, context_tokens: int) -> tuple[RopeTable, ...]:
     """Tables without numbers, whose pages are never touched, for programs that are only counted."""
     shapes = ((context_tokens, rope.rotary_dim // 2) for rope in config.ropes)

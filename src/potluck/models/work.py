@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from potluck.types.model import ModelConfig
 from potluck.types.program import Attention
 
 _F16_BYTES = 2
@@ -20,6 +21,11 @@ def cache_bytes_per_position(op: Attention) -> int:
 def attention_multiply_adds(op: Attention) -> int:
     """Return the multiply-adds of a token with each position that it sees."""
     return op.num_heads * op.head_dim * 2
+
+
+def rope_table_bytes(config: ModelConfig, context_tokens: int) -> int:
+    """Return the bytes of the rotation tables: a float32 cosine and sine for each pair."""
+    return sum(context_tokens * rope.rotary_dim * 4 for rope in config.ropes)
 
 
 def num_visible(start: int, end: int, window: int | None) -> int:

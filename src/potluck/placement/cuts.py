@@ -5,15 +5,24 @@ Item 0 is the embedding, item ``n + 1`` layer ``n``, and the last one the head.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from potluck.placement.path import Cut
 from potluck.types.program import Shard
 
 
 class Items(NamedTuple):
     """The items ``[start, end)``."""
 
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """The items ``[start, end)`` on a unit, by its index."""
+
+    unit: int
     start: int
     end: int
 

@@ -11,11 +11,12 @@ from dataclasses import dataclass, field, replace
 
 from potluck.errors import PotluckError
 from potluck.placement.candidates import Candidate
-from potluck.placement.cuts import cut_of
+from potluck.placement.cuts import Cut, cut_of
 from potluck.placement.links import LinkTable
 from potluck.placement.partaking import Partaking, least_partakings
-from potluck.placement.path import Cut, PathProblem
-from potluck.placement.place import PlaceRequest, only_units, place, problem_of
+from potluck.placement.path import PathProblem
+from potluck.placement.place import only_units, place, problem_of
+from potluck.placement.request import PlaceRequest
 from potluck.placement.side_by_side import Pipeline, side_by_side
 from potluck.placement.solver.budget import DEFAULT_ELEMENTS
 from potluck.quantities import format_bytes, format_percent, format_seconds

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from potluck.placement.cuts import shard_of
+from potluck.placement.cuts import Cut, shard_of
 from potluck.placement.keeping import Fill, Gap, UnitKey
-from potluck.placement.path import Cut, Floats, PathProblem
+from potluck.placement.path import Floats, PathProblem
 from potluck.placement.solver import shortest_path
 from potluck.types.placement import PlacedStage
 

@@ -15,7 +15,8 @@ from typing import TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from potluck.placement.path import Bytes, Cut, Floats, PathProblem
+from potluck.placement.cuts import Cut
+from potluck.placement.path import Bytes, Floats, PathProblem
 
 _Numbers = TypeVar("_Numbers", Bytes, Floats)
 

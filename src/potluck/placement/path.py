@@ -13,6 +13,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from potluck.placement.cuts import Cut
+
 Floats: TypeAlias = NDArray[np.float64]
 Bytes: TypeAlias = NDArray[np.int64]
 
@@ -81,15 +83,6 @@ class PathProblem:
         ends = [-1, *(cut.unit for cut in cuts), -1]
         links = [float(self.busy_seconds[a, b]) for a, b in pairwise(ends)]
         return max(*links, *map(self.seconds_of, cuts))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cut:
-    """The items ``[start, end)`` on a unit, by its index."""
-
-    unit: int
-    start: int
-    end: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,50 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from potluck.errors import InsufficientMemoryError, ParameterError
-from potluck.placement.candidates import Candidate
-from potluck.placement.cuts import cut_of, shard_of
+from potluck.placement.cuts import Cut, shard_of
 from potluck.placement.layout import no_such_cut
-from potluck.placement.links import LinkTable
-from potluck.placement.path import Cut, PathProblem
-from potluck.placement.prediction import predict
+from potluck.placement.path import PathProblem
 from potluck.placement.problem import path_problem, path_problems
+from potluck.placement.request import PlaceRequest, prediction_of
 from potluck.placement.sharing import Pool
 from potluck.placement.solver import best_throughput, shortest_path
 from potluck.placement.solver.budget import DEFAULT_ELEMENTS
 from potluck.placement.within_pools import Found, best_within, with_usable
 from potluck.quantities import format_bytes
-from potluck.types.cluster import NodeId
-from potluck.types.placement import Objective, PlacedStage, Plan, Prediction, Preferences
+from potluck.types.placement import Objective, PlacedStage, Plan
 
 _TRIFLE = 0.02
 """A part by which a plan may be slower with one unit fewer: less than predictions are sure of."""
 
 _LAYOUT = "for example --layout NODE=12,NODE=16"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlaceRequest:
-    """A model to place on ``candidates``, and what for.
-
-    Each candidate may use its bytes as if no other drew on the same memory; ``pools``, whose
-    members are indices of candidates, say what several may use together. Steps start and end at the
-    ``coordinator``, and have at most ``max_step_tokens``.
-    """
-
-    candidates: tuple[Candidate, ...]
-    links: LinkTable
-    coordinator: NodeId
-    preferences: Preferences
-    max_step_tokens: int
-    pools: tuple[Pool, ...] = ()
-
-    @property
-    def num_layers(self) -> int:
-        """Of the model."""
-        return len(self.candidates[0].cost.layer_bytes)
 
 
 def place(request: PlaceRequest, *, num_elements: int = DEFAULT_ELEMENTS) -> Plan | None:
@@ -83,22 +58,6 @@ def placed_stages(request: PlaceRequest, cuts: Sequence[Cut]) -> tuple[PlacedSta
             num_bytes=problem.bytes_of(cut),
         )
         for cut in cuts
-    )
-
-
-def prediction_of(
-    request: PlaceRequest, stages: Sequence[PlacedStage], *, gap: float = 0.0
-) -> Prediction:
-    """Return what is predicted of stages, each of them on one of the candidates."""
-    units = {(each.node_id, each.unit_id): i for i, each in enumerate(request.candidates)}
-    return predict(
-        request.candidates,
-        [cut_of(units[stage.node_id, stage.unit_id], stage.shard) for stage in stages],
-        request.links,
-        coordinator=request.coordinator,
-        preferences=request.preferences,
-        max_step_tokens=request.max_step_tokens,
-        gap=gap,
     )
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -18,49 +18,27 @@ from potluck.placement.counted_offers import CountedOffers, count_offers, sort_o
 from potluck.placement.counting import Counting
 from potluck.placement.filling import fill_by_speed
 from potluck.placement.keeping import Fill, Holding, is_of_size, keep_and_fill, kept
-from potluck.placement.links import LinkTable, link_table
+from potluck.placement.links import link_table
 from potluck.placement.offering import reason_against
-from potluck.placement.place import PlaceRequest, place, prediction_of, problem_of
+from potluck.placement.place import place, problem_of
 from potluck.placement.proportional import does_not_fit
 from potluck.placement.proportional import place as place_by_memory
+from potluck.placement.request import PlaceRequest, prediction_of
 from potluck.placement.sizes import on_unit, stronger_quantizations, what_fits
+from potluck.placement.surveyed import Surveyed
 from potluck.placement.times import UnitTimes
-from potluck.types.cluster import NodeId, UnitId
+from potluck.types.cluster import NodeId
 from potluck.types.node import NodeReport, UnitReport
 from potluck.types.placement import (
     Objective,
     PlacedStage,
     Plan,
     Prediction,
-    Preferences,
     Rejection,
     UnitOffer,
 )
 from potluck.types.quantization import Quantization
-from potluck.types.speed import NodeSpeeds
 from potluck.types.stage import StageSize
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Surveyed:
-    """What is known of the nodes that a model may be placed on, and what the plan is for.
-
-    ``reports`` are of all nodes, ``able`` those of the nodes that can read the model, with the
-    units that may be used. ``speeds`` are by node, of those that answered. Steps start and end at
-    the ``coordinator``. ``held`` are the stages of this deployment that workers hold already;
-    ``in_use``: see ``keeping.kept``. With ``is_anew`` the plan is as good as if nothing was held.
-    ``links`` are known where no node measures them; None takes those of ``speeds``.
-    """
-
-    reports: Sequence[NodeReport]
-    able: Sequence[NodeReport]
-    coordinator: NodeId
-    preferences: Preferences
-    speeds: Mapping[NodeId, NodeSpeeds] = field(default_factory=dict)
-    held: Sequence[Holding] = ()
-    in_use: Collection[tuple[NodeId, UnitId, int, int]] = ()
-    is_anew: bool = False
-    links: LinkTable | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from potluck.placement.counting import Counting
 from potluck.placement.keeping import Holding
-from potluck.placement.place import PlaceRequest
+from potluck.placement.request import PlaceRequest
 from potluck.placement.sizes import on_unit
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.cluster import NodeId, UnitId

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from potluck.placement.candidates import Candidate
+from potluck.placement.cuts import Cut
 from potluck.placement.links import Link, LinkTable, header_bytes, step_bytes
-from potluck.placement.path import Cut
 from potluck.placement.speed import worst
 from potluck.placement.times import PartTimes, UnitTimes
 from potluck.types.cluster import NodeId

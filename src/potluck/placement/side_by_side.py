@@ -13,14 +13,8 @@ from functools import cache
 import numpy as np
 
 from potluck.placement.path import PathProblem, ThroughputPath
-from potluck.placement.place import (
-    PlaceRequest,
-    only_units,
-    placed_stages,
-    prediction_of,
-    problem_of,
-    problems_of,
-)
+from potluck.placement.place import only_units, placed_stages, problem_of, problems_of
+from potluck.placement.request import PlaceRequest, prediction_of
 from potluck.placement.sharing import Pool, fair_shares
 from potluck.placement.solver import promising_units, replicate, total_rate
 from potluck.placement.solver.budget import DEFAULT_ELEMENTS

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from potluck.placement.path import Cut, PathProblem
+from potluck.placement.cuts import Cut
+from potluck.placement.path import PathProblem
 from potluck.placement.sharing import Pool, fair_shares
 
 

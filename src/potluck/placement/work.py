@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from potluck.models.program import build_program
-from potluck.models.rope import empty_rope_tables
+from potluck.models.shape import model_shape
 from potluck.models.work import attention_multiply_adds, cache_bytes_per_position
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.model import ModelConfig
@@ -28,7 +28,6 @@ from potluck.types.program import (
     WeightSpec,
 )
 from potluck.types.quantization import Quantization
-from potluck.types.speed import model_shape
 from potluck.types.tensor import TensorFormat, TensorInfo
 
 LoadedBytes = Callable[[TensorInfo], int]
@@ -162,7 +161,7 @@ class _Part:
                 if op.weight is not None:
                     self._multiply(op.weight)
             case Moe():
-                for name in (op.gate, op.up, op.down):
+                for name in filter(None, (op.gate, op.up, op.down)):
                     self._multiply(name, op.num_experts, op.num_experts_per_token)
             case Attention():
                 self._attention = op
@@ -200,12 +199,14 @@ def _layer_of(op: Op, specs: Mapping[str, WeightSpec]) -> int | None:
         case Linear():
             return specs[op.weight].layer
         case Moe():
-            return specs[op.gate].layer
+            return specs[op.up].layer
         case _:
             return None
 
 
 def _program(config: ModelConfig) -> Program:
+    from potluck.models.rope import empty_rope_tables  # loads NumPy: most agents never plan
+
     shard = Shard.whole(config.num_layers)
     ropes = empty_rope_tables(config, context_tokens=1)
     return build_program(config, shard, context_tokens=1, ropes=ropes)

@@ -61,6 +61,7 @@ _BYTE_LEVEL_CLASSES = {
     "GPT2TokenizerFast": "gpt-2",
     "Qwen2Tokenizer": "qwen2",
     "Qwen2TokenizerFast": "qwen2",
+    "Qwen3_5Tokenizer": "qwen35",
 }
 """``tokenizer_class`` → pre-tokenizer, for directories that have only vocab.json and merges.txt."""
 

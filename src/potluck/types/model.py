@@ -188,6 +188,7 @@ class GatedDeltaConfig:
     key_dim: int
     value_dim: int
     kernel: int
+    epsilon: float = 1e-6
     is_tiled: bool = False
     is_fused: bool = False
 
@@ -255,13 +256,15 @@ class ExpertsConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerConfig:
-    """One decoder layer: attention, a recurrence or both, and an MLP, experts or both.
+    """One decoder layer: attention, a recurrence or both, then an MLP, experts or both.
 
     Attention and a recurrence read the same normed input and are added (Falcon-H1). A layer may
-    lack either half (Nemotron-H). With an MLP and experts, as in Gemma 4's 26B-A4B, they run beside one another: each has its own norms before
-    and after it, and the router reads the residual stream through a norm of its own. What attention
-    and the feed-forward part give is multiplied by ``residual_scale`` before it is added.
-    ``has_output_scale``: the layer's output is multiplied by a stored scalar (Gemma 4).
+    lack either half (Nemotron-H).
+
+    With an MLP and experts, as in Gemma 4's 26B-A4B, they run beside one another: each has its own
+    norms before and after it, and the router reads the residual stream through a norm of its own.
+    What attention and the feed-forward part give is multiplied by ``residual_scale`` before it is
+    added. ``has_output_scale``: the layer's output is multiplied by a stored scalar (Gemma 4).
     """
 
     attention: AttentionConfig | LatentAttentionConfig | None
@@ -271,6 +274,18 @@ class LayerConfig:
     residual_scale: float = 1.0
     has_output_scale: bool = False
     recurrence: Recurrence | None = None
+
+    @property
+    def mixes_tokens(self) -> bool:
+        """Whether there is attention or a recurrence."""
+        return self.attention is not None or self.recurrence is not None
+
+    @property
+    def grouped_attention(self) -> AttentionConfig:
+        """The attention of a layer that has keys and values for heads; ``ValueError`` of others."""
+        if not isinstance(self.attention, AttentionConfig):
+            raise ValueError("the layer has no attention with keys and values")
+        return self.attention
 
     @property
     def shared_layer(self) -> int | None:
@@ -302,7 +317,8 @@ class ModelConfig:
     classifier, a matrix of so many rows after the last norm, whose outputs are the vectors; they
     are the rows ``label_tokens`` of what would be the head, where the files have no such matrix.
     ``prefix`` is what the names of a Hugging Face file's tensors begin with, and ``head_prefix``
-    that of its head (``language_model.`` in some models that also see).
+    that of its head (``language_model.`` in some models that also see). ``name_variants`` are those
+    of its table of names that the files have (``potluck.models.names.NameTable``).
     """
 
     family: str
@@ -323,6 +339,7 @@ class ModelConfig:
     label_tokens: tuple[int, ...] = ()
     prefix: str = "model."
     head_prefix: str = ""
+    name_variants: tuple[str, ...] = ()
 
     @property
     def num_layers(self) -> int:
@@ -343,6 +360,5 @@ class ModelConfig:
         if not 0 < layer < self.num_layers:
             return self.per_layer_inputs is None or layer == self.num_layers
         return self.per_layer_inputs is None and all(
-            each.shared_layer is None or each.shared_layer >= layer
-            for each in self.layers[layer:]
+            each.shared_layer is None or each.shared_layer >= layer for each in self.layers[layer:]
         )

@@ -132,10 +132,10 @@ class HeadLinear:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyColumns:
-    """``out[t][out_start + g * out_stride + i] = x[t][x_start + g * x_stride + i]`` for ``g`` below
-    ``num_groups`` and ``i`` below ``count``.
+    """Columns of ``x`` become columns of ``out``: ``count`` of each of ``num_groups`` groups.
 
-    The other columns of ``out`` stay as they are. ``out`` is not ``x``.
+    ``out[t][out_start + g * out_stride + i] = x[t][x_start + g * x_stride + i]``. The other columns
+    of ``out`` stay as they are. ``out`` is not ``x``.
     """
 
     x: str
@@ -205,9 +205,10 @@ class CausalConv:
     """A short convolution of every column by itself over the sequence's last rows of ``x``.
 
     ``out[t][c] = sum over j < k of weight[c][j] * x[t - k + 1 + j][c] + bias[c]``, in ascending
-    order of ``j``, and with ``has_silu`` ``y / (1 + exp(-y))`` of that. Weight is ``[width(x), k]``,
-    bias ``[width(x)]`` or None. The state ``state_index`` has the ``k - 1`` rows of ``x`` before the
-    next token, ``[k - 1, width(x)]``, oldest first. ``out`` may be ``x``.
+    order of ``j``, and with ``has_silu`` ``y / (1 + exp(-y))`` of that. Weight is a vector
+    ``[width(x) * k]``, the factors of a column side by side; bias ``[width(x)]`` or None. The state
+    ``state_index`` has the ``k - 1`` rows of ``x`` before the next token, ``[k - 1, width(x)]``,
+    oldest first. ``k`` is ``kernel``. ``out`` may be ``x``.
     """
 
     x: str
@@ -266,7 +267,7 @@ class StateScan:
         out[t][h] = c @ S + skip[h] * x
 
     ``S`` is ``[state_dim, head_dim]``; the state ``state_index`` has those of all heads, one after
-    another. Sums over ``state_dim`` go in ascending order. ``out`` is ``num_heads * head_dim`` wide.
+    another. Sums over ``state_dim`` go in ascending order.
     """
 
     x: str
@@ -499,9 +500,9 @@ class CacheSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateSpec:
-    """What is kept of a whole sequence for the op of one ``state_index``: float32 ``[rows, width]``.
+    """What is kept of a whole sequence for the op of one ``state_index``.
 
-    It is all zeros before the first token.
+    It is float32 ``[rows, width]``, all zeros before the first token.
     """
 
     rows: int

@@ -4,15 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from potluck.types.cluster import NodeId, UnitId
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from potluck.types.arithmetic import Arithmetic
-    from potluck.types.model import ExpertsConfig, ModelConfig
 
 _MAX_COUNT = 1 << 24
 """More than any layers, sequences, tokens or samples that a step time has."""
@@ -85,44 +78,3 @@ class NodeSpeeds:
     node_id: NodeId
     step_times: dict[str, dict[UnitId, tuple[StepTime, ...]]] = field(default_factory=dict)
     links: tuple[LinkSpeed, ...] = ()
-
-
-def model_shape(config: ModelConfig, format_label: str, arithmetic: Arithmetic) -> str:
-    """Return a name for everything but depth that step times depend on, on one unit.
-
-    ``format_label`` is the format of most bytes of the layers' matrices as they are loaded. Models
-    of one shape whose number of layers differs have one name. It has letters, digits, ``-``, ``_``
-    and ``.`` only and at most 150 characters.
-    """
-    attentions = [each.attention for each in config.layers]
-    mlps = [each.mlp for each in config.layers if each.mlp is not None]
-    experts = [each.experts for each in config.layers if each.experts is not None]
-    windows = [each.window for each in attentions if each.window is not None]
-    parts = [
-        config.family,
-        f"h{config.hidden_size}",
-        f"i{_each(each.width for each in mlps) or 0}",
-        f"q{_each(each.num_heads for each in attentions)}",
-        f"kv{_each(each.num_kv_heads for each in attentions)}",
-        f"d{_each(each.head_dim for each in attentions)}",
-        f"v{config.vocab_size}",
-        *([f"w{min(windows)}"] if windows else []),
-        *(
-            f"e{each.num_experts}.{each.num_experts_per_token}.{each.width}"
-            for each in dict.fromkeys(experts)
-        ),
-        *(f"s{width}" for width in _widths_of_shared(experts)),
-        format_label,
-        arithmetic.value,
-    ]
-    kept = (c if c.isascii() and (c.isalnum() or c in "-_.") else "_" for c in "-".join(parts))
-    return "".join(kept)[:150]
-
-
-def _each(values: Iterable[int]) -> str:
-    """Every value once: layers of one model may differ."""
-    return ".".join(map(str, dict.fromkeys(values)))
-
-
-def _widths_of_shared(experts: Iterable[ExpertsConfig]) -> list[int]:
-    return list(dict.fromkeys(each.shared.width for each in experts if each.shared is not None))

@@ -190,10 +190,13 @@ class StoredTensor:
 
     ``interleaved``: rows of q and k in another order, as GGUF files of the ``llama`` architecture
     have them. ``row_range``: it is only these rows of the file's tensor, of a stack these of each
-    matrix. ``rows``: it consists of these rows of the file's tensor; None is all of them. At most
-    one of the three is given. ``plus_one``: 1 is added to what is stored, which makes it float32.
+    matrix. ``rows``: it consists of these runs of rows of the file's tensor, one after another;
+    None is all of them. At most one of the three is given. ``plus_one``: 1 is added to what is
+    stored, which makes it float32. ``is_negative_exp``: it is ``-exp(w)`` of what is stored, in
+    float32.
     ``is_transposed``: where it is stored as floats, the file has the transpose of each matrix, of
-    which the others of these fields are meant.
+    which the others of these fields are meant. ``is_flat``: it is a vector, of the elements of the
+    file's tensor one after another (the kernels ``[channels, 1, k]`` of a convolution).
 
     ``shape`` is the canonical one; None is whatever the file has. A file's that differs from it in
     dimensions of 1 only is taken for it.
@@ -204,7 +207,9 @@ class StoredTensor:
     is_stacked: bool = False
     interleaved: InterleavedHeads | None = None
     row_range: RowRange | None = None
-    rows: tuple[int, ...] | None = None
+    rows: tuple[range, ...] | None = None
     plus_one: bool = False
+    is_negative_exp: bool = False
     is_transposed: bool = False
+    is_flat: bool = False
     shape: tuple[int, ...] | None = None

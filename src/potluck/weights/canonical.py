@@ -19,9 +19,7 @@ from potluck.types.tensor import (
     TensorInfo,
     TensorSource,
 )
-
-STAGING_BYTES = 2**20
-"""What undoing an interleaving may hold (or one pair of rows, where that is more)."""
+from potluck.weights.sizes import UNDOING_BYTES
 
 
 class CanonicalSource:
@@ -72,10 +70,12 @@ class CanonicalSource:
             shape = (len(stored.stored_names), *shape)
         elif stored.rows is not None:
             self._check_rows(stored.rows, info)
-            shape = (len(stored.rows), *shape[1:])
+            shape = (sum(map(len, stored.rows)), *shape[1:])
+        if stored.is_flat:
+            shape = (math.prod(shape),)
         if stored.shape is not None and _without_ones(shape) == _without_ones(stored.shape):
             shape = stored.shape
-        format = TensorFormat.F32 if stored.plus_one else info.format
+        format = TensorFormat.F32 if _is_computed(stored) else info.format
         return dataclasses.replace(info, name=name, shape=shape, format=format)
 
     def transposing_bytes(self, name: str) -> int:
@@ -84,7 +84,7 @@ class CanonicalSource:
         info = self._raw.info(stored.stored_names[0])
         if not _is_transposed(stored, info):
             return 0
-        return math.prod(info.shape[-2:]) * info.format.block_bytes + STAGING_BYTES
+        return math.prod(info.shape[-2:]) * info.format.block_bytes + UNDOING_BYTES
 
     def name_in_files(self, name: str) -> str:
         """What the files call it, whether they have it or not; of a stack its first matrix."""
@@ -97,8 +97,8 @@ class CanonicalSource:
         that the tensor should have.
         """
         stored = self._stored[name]
-        if stored.plus_one:
-            self._read_plus_one(stored, start_row, end_row, out)
+        if _is_computed(stored):
+            self._read_computed(stored, start_row, end_row, out)
         elif stored.row_range is not None:
             self._read_part(stored, stored.row_range, start_row, end_row, out)
         elif stored.is_stacked:
@@ -106,7 +106,10 @@ class CanonicalSource:
         elif stored.rows is not None:
             self._read_some(stored, stored.rows, start_row, end_row, out)
         elif stored.interleaved is None:
-            self._read_stored(stored, stored.stored_names[0], start_row, end_row, out)
+            # All rows of the file's are the only row of a vector.
+            factor = self._first(stored).num_rows if len(self.info(name).shape) == 1 else 1
+            first, last = start_row * factor, end_row * factor
+            self._read_stored(stored, stored.stored_names[0], first, last, out)
         else:
             self._read_interleaved(stored, stored.interleaved, start_row, end_row, out)
 
@@ -150,7 +153,7 @@ class CanonicalSource:
             self._matrix = None
             num_rows, num_columns, size = *info.shape[-2:], info.format.block_bytes
             rows = np.empty((num_columns, num_rows, size), dtype=np.uint8)
-            step = max(1, STAGING_BYTES // info.row_bytes)
+            step = max(1, UNDOING_BYTES // info.row_bytes)
             for row in range(0, num_rows, step):
                 count = min(step, num_rows - row)
                 data = memoryview(bytearray(count * info.row_bytes))
@@ -173,11 +176,13 @@ class CanonicalSource:
                 f"which belongs with it, is {first.format.label} {list(first.shape)}",
             )
 
-    def _check_rows(self, rows: tuple[int, ...], info: TensorInfo) -> None:
-        if len(info.shape) != 2 or not all(0 <= row < info.num_rows for row in rows):
+    def _check_rows(self, rows: tuple[range, ...], info: TensorInfo) -> None:
+        first, end = min(each.start for each in rows), max(each.stop for each in rows)
+        if len(info.shape) != 2 or first < 0 or end > info.num_rows:
             raise ModelFileError(
                 self._path,
-                f"the tensor {info.name}, {list(info.shape)}, does not have the rows {list(rows)}",
+                f"the tensor {info.name}, {list(info.shape)}, does not have the rows from {first} "
+                f"to {end - 1} that it should consist of",
             )
 
     def _shape_of_part(self, part: RowRange, info: TensorInfo) -> tuple[int, ...]:
@@ -207,7 +212,7 @@ class CanonicalSource:
         while row < end_row:
             index, begin = divmod(row, part.num_rows)
             count = min(part.num_rows - begin, end_row - row)
-            count = min(count, max(1, STAGING_BYTES // (size * part.stride)))
+            count = min(count, max(1, UNDOING_BYTES // (size * part.stride)))
             name, first = info.name, index * matrix_rows + part.start + begin * part.stride
             if stored.is_stacked:
                 name, first = stored.stored_names[index], part.start + begin * part.stride
@@ -233,10 +238,10 @@ class CanonicalSource:
         wanted = np.ascontiguousarray(elements[:, part.start : end : part.stride])
         out[:] = wanted.reshape(-1).data
 
-    def _read_plus_one(
+    def _read_computed(
         self, stored: StoredTensor, start_row: int, end_row: int, out: memoryview
     ) -> None:
-        """A vector of floats with 1 added, in float32, as ``transformers`` adds it."""
+        """A vector of floats with 1 added, as ``transformers`` adds it, or ``-exp`` of it."""
         info = self._first(stored)
         data = memoryview(bytearray((end_row - start_row) * info.row_bytes))
         self._raw.read_rows(info.name, start_row, end_row, data)
@@ -245,26 +250,36 @@ class CanonicalSource:
             raise ModelFileError(
                 self._path, f"the tensor {info.name} is {info.format.label}, and must be of floats"
             )
-        out[:] = (values + np.float32(1)).view(np.uint8).data
+        if stored.is_negative_exp:
+            values = -np.exp(values.astype(np.float64)).astype(np.float32)  # rounded once
+        if stored.plus_one:
+            values = values + np.float32(1)
+        out[:] = values.view(np.uint8).data
 
     def _read_some(
         self,
         stored: StoredTensor,
-        rows: tuple[int, ...],
+        rows: tuple[range, ...],
         start_row: int,
         end_row: int,
         out: memoryview,
     ) -> None:
+        """Rows of some runs, each of which is read at once as far as it is asked for."""
         info = self._first(stored)
         self._check_rows(rows, info)
-        size = info.row_bytes
-        if not 0 <= start_row <= end_row <= len(rows) or out.nbytes != (end_row - start_row) * size:
+        size, num_rows = info.row_bytes, sum(map(len, rows))
+        if not 0 <= start_row <= end_row <= num_rows or out.nbytes != (end_row - start_row) * size:
             raise ValueError(
                 f"{out.nbytes} B are not rows [{start_row}, {end_row}) of {stored.canonical_name}"
             )
-        for index, row in enumerate(rows[start_row:end_row]):
-            part = out[index * size : (index + 1) * size]
-            self._raw.read_rows(info.name, row, row + 1, part)
+        first = 0
+        for run in rows:
+            begin, end = max(start_row, first), min(end_row, first + len(run))
+            if begin < end:
+                part = out[(begin - start_row) * size : (end - start_row) * size]
+                its_first = run.start + begin - first
+                self._raw.read_rows(info.name, its_first, its_first + end - begin, part)
+            first += len(run)
 
     def _read_stack(
         self, stored: StoredTensor, start_row: int, end_row: int, out: memoryview
@@ -340,7 +355,7 @@ class CanonicalSource:
         """
         head_rows, turning = heads.head_dim, heads.rotary_dim
         half, size = turning // 2, info.row_bytes
-        most_pairs = max(1, STAGING_BYTES // (2 * size))
+        most_pairs = max(1, UNDOING_BYTES // (2 * size))
         staging = memoryview(bytearray(2 * size * min(most_pairs, half)))
         row = start_row
         while row < end_row:
@@ -363,6 +378,11 @@ class CanonicalSource:
                     :, is_second * size : (is_second + 1) * size
                 ]
             row += count
+
+
+def _is_computed(stored: StoredTensor) -> bool:
+    """Whether values are not those of the file."""
+    return stored.plus_one or stored.is_negative_exp
 
 
 def _is_transposed(stored: StoredTensor, info: TensorInfo) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
+from typing import Protocol, runtime_checkable
 
 from potluck.errors import EngineError, ModelFileError, UnsupportedModelError
 from potluck.types.profile import ModelProfile
@@ -16,9 +17,8 @@ from potluck.types.program import Program, WeightSpec
 from potluck.types.quantization import Quantization
 from potluck.types.stage import TensorRemark
 from potluck.types.tensor import TensorFormat, TensorInfo, TensorSink, TensorSource
-from potluck.weights import canonical
-from potluck.weights.canonical import CanonicalSource
 from potluck.weights.report import LoadReport
+from potluck.weights.sizes import UNDOING_BYTES
 
 STAGING_BYTES = 32 * 2**20
 """What loading holds besides the weights, in all. Large enough for a disk to stream, and small
@@ -26,7 +26,7 @@ beside any model; a tensor with larger rows gets buffers of one row."""
 
 BUFFER_BYTES = 5 * 2**20
 """Of each of the buffers that rows are read into, and of the one for what they are converted to.
-The rest of ``STAGING_BYTES`` is for undoing an interleaving (``canonical.STAGING_BYTES``)."""
+The rest of ``STAGING_BYTES`` is for undoing an interleaving (``UNDOING_BYTES``)."""
 
 _ROWS_TOGETHER = 256
 """A block ends at a multiple of this where it has as many rows: no panel of an engine is then
@@ -161,7 +161,7 @@ def staging_bytes(stored: Iterable[TensorInfo], loaded: Iterable[TensorInfo]) ->
     # No block of a tensor is larger than its first.
     first = [b for each in _tensors(stored, loaded) for b in islice(each.blocks(), 1)]
     sizes = _buffer_bytes(first)
-    undoing = min(sizes.read, canonical.STAGING_BYTES)
+    undoing = min(sizes.read, UNDOING_BYTES)
     return _NUM_READ_BUFFERS * sizes.read + sizes.converted + undoing
 
 
@@ -206,8 +206,15 @@ def check_weights(
     return tuple(infos)
 
 
+@runtime_checkable
+class _KnowsFileNames(Protocol):
+    """A ``CanonicalSource`` or a profile, without importing the former, which loads NumPy."""
+
+    def name_in_files(self, name: str) -> str: ...
+
+
 def _name_in_files(source: TensorSource | ModelProfile, name: str) -> str:
-    if isinstance(source, CanonicalSource | ModelProfile):
+    if isinstance(source, _KnowsFileNames):
         return source.name_in_files(name)
     return name
 

@@ -64,7 +64,7 @@ def test_a_gguf_file_of_every_type(tmp_path: Path, type_name: str) -> None:
     write_gguf(SMALL, path, type_name)
     description = describe_model(str(path))
     assert (description.config.family, description.config.vocab_size) == ("qwen3", 2100)
-    assert description.config.layers[0].attention.head_norm is HeadNorm.HEAD
+    assert description.config.layers[0].grouped_attention.head_norm is HeadNorm.HEAD
     tokenizer = load_tokenizer(description.files)
     assert max(tokenizer.encode("Once upon a time")) < 2048
     source = open_gguf(path)
@@ -103,7 +103,7 @@ def test_a_gguf_file_of_experts(tmp_path: Path) -> None:
 def test_hugging_face_layout(tmp_path: Path) -> None:
     write_hugging_face(SMALL, tmp_path, "F16")
     config = describe_model(str(tmp_path)).config
-    assert (config.family, config.num_layers, config.layers[0].attention.head_dim) == (
+    assert (config.family, config.num_layers, config.layers[0].grouped_attention.head_dim) == (
         "qwen3",
         2,
         128,

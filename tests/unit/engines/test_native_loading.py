@@ -245,7 +245,7 @@ def test_cache_bytes() -> None:
     """Per block and layer: 2 heads of 40 keys and 48 padded values, at 16 positions of 2 bytes."""
     config = small_config(3, head_dim=40)
     program = make_program(config, Shard.whole(3))
-    assert program.caches == (CacheSpec(num_kv_heads=2, head_dim=40),) * 3
+    assert program.caches == (CacheSpec(num_kv_heads=2, head_dim=40, value_dim=40),) * 3
     assert cache_bytes(program, 7) == 3 * 7 * 2 * (40 + 48) * 16 * 2
     assert cache_bytes(program, 0) == 0
 
@@ -279,7 +279,7 @@ def test_scratch_hardly_grows_with_the_context() -> None:
         return scratch_bytes(program, 64, num_threads=num_threads)
 
     assert scratch(1 << 16, 1) == scratch(1 << 10, 1)
-    attention = config.layers[0].attention
+    attention = config.layers[0].grouped_attention
     span_bytes = attention.num_heads * (attention.head_dim + 2) * 4
     assert scratch(1 << 16, 2) - scratch(1 << 10, 2) == (256 - 4) * span_bytes
 

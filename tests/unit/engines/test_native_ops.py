@@ -108,7 +108,7 @@ def program_of(*ops: Op, head: Head) -> Program:
             if name in named
         ),
         caches=tuple(
-            CacheSpec(num_kv_heads=op.num_kv_heads, head_dim=op.head_dim)
+            CacheSpec(num_kv_heads=op.num_kv_heads, head_dim=op.head_dim, value_dim=op.head_dim)
             for op in attentions
             if op.k is not None
         ),
@@ -193,7 +193,10 @@ PROGRAMS = {
     "sigmoid gate per token": program_of(
         Linear(x="x", weight="row", out="one"), SigmoidGate(x="hidden", gate="one"), head=HEAD
     ),
-    **{f"gated {each.value}": gated(each) for each in Activation},
+    **{
+        f"gated {each.value}": gated(each)
+        for each in (Activation.SILU, Activation.GELU_TANH, Activation.CLAMPED_SWIGLU)
+    },
     "rope tables": program_of(
         *QKV,
         Rope(x="q", num_heads=4, head_dim=16, rotary_dim=8, table=1),

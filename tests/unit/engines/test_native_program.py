@@ -106,7 +106,7 @@ GOOD = Program(
         WeightSpec(name="eg", shape=(3, 48, 32)),
         WeightSpec(name="ed", shape=(3, 32, 48)),
     ),
-    caches=(CacheSpec(num_kv_heads=1, head_dim=8),),
+    caches=(CacheSpec(num_kv_heads=1, head_dim=8, value_dim=8),),
     ropes=(
         RopeTable(cos=TABLE, sin=TABLE),
         RopeTable(cos=TABLE[:, :2].copy(), sin=TABLE[:, :2].copy()),
@@ -223,7 +223,7 @@ BAD: dict[str, tuple[Program, str]] = {
     "no such cache": (edited(Attention, lambda op: replace(op, cache_index=1)), "no cache 1"),
     "cache below": (edited(Attention, lambda op: replace(op, cache_index=-1)), "no cache -1"),
     "other cache": (
-        replace(GOOD, caches=(CacheSpec(num_kv_heads=2, head_dim=8),)),
+        replace(GOOD, caches=(CacheSpec(num_kv_heads=2, head_dim=8, value_dim=8),)),
         "has other heads",
     ),
     "unused cache": (replace(GOOD, caches=GOOD.caches * 2), "cache 1 is never used"),

@@ -140,6 +140,7 @@ def test_experts_are_read_as_far_as_tokens_choose_them(num_tokens: int) -> None:
         expert_width=32,
         normalize_shares=True,
     )
+    assert moe.gate is not None
     shapes = {moe.gate: (7, 32, 64), moe.up: (7, 32, 64), moe.down: (7, 64, 32)}
     weights = {
         name: TensorInfo(name=name, shape=shape, format=TensorFormat.Q8_0)

@@ -12,8 +12,9 @@ from safetensors.torch import save_file
 from support import encoded_tensors as encoded
 
 from potluck.errors import ModelFileError, PotluckError, UnsupportedModelError
-from potluck.formats.encodings import EncodedSource, integers, parts, read_encoding
+from potluck.formats.encodings import integers, parts, read_encoding
 from potluck.formats.encodings.encoding import FloatEncoding, IntegerEncoding, Layout
+from potluck.formats.encodings.source import EncodedSource
 from potluck.formats.safetensors import open_safetensors
 from potluck.types.tensor import TensorFormat
 

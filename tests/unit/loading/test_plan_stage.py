@@ -33,7 +33,7 @@ class ByHand:
     def loaded_bytes(self, info: TensorInfo) -> int:
         return 1000
 
-    def cache_bytes(self, program: Program, num_blocks: int) -> int:
+    def cache_bytes(self, program: Program, num_blocks: int, num_states: int = 0) -> int:
         return 10 * num_blocks
 
     def scratch_bytes(

@@ -67,8 +67,8 @@ def test_a_model_that_runs() -> None:
     assert context.context_tokens == 2048
     assert context.memory.weights_bytes >= stored
     layers, width = checked.config.num_layers, 2 * 2  # keys and values, f16
-    kv_heads = checked.config.layers[0].attention.num_kv_heads
-    head_dim = checked.config.layers[0].attention.head_dim
+    kv_heads = checked.config.layers[0].grouped_attention.num_kv_heads
+    head_dim = checked.config.layers[0].grouped_attention.head_dim
     assert context.memory.cache_bytes == layers * width * kv_heads * head_dim * 2048
 
 

@@ -82,8 +82,8 @@ def test_gpt_oss() -> None:
         activation=Activation.CLAMPED_SWIGLU,
         has_bias=True,
     )
-    assert [layer.attention.window for layer in config.layers] == [128, None] * 12
-    assert all(layer.attention.has_sinks for layer in config.layers)
+    assert [layer.grouped_attention.window for layer in config.layers] == [128, None] * 12
+    assert all(layer.grouped_attention.has_sinks for layer in config.layers)
     assert config.ropes == (
         RopeConfig(
             theta=150_000.0,
@@ -119,9 +119,9 @@ def test_glm_4_5() -> None:
         has_correction=True,
         shared=MlpConfig(width=1408),
     )
-    assert config.layers[0].attention.head_norm is HeadNorm.HEAD
-    assert config.layers[0].attention.qkv_bias
-    assert not config.layers[0].attention.output_bias
+    assert config.layers[0].grouped_attention.head_norm is HeadNorm.HEAD
+    assert config.layers[0].grouped_attention.qkv_bias
+    assert not config.layers[0].grouped_attention.output_bias
     assert config.ropes[0].rotary_dim == 64
 
 
@@ -135,7 +135,7 @@ def test_the_layers_that_glm_files_have_besides_are_left_out() -> None:
 def test_minimax_m2() -> None:
     config = read(MINIMAX_M2)
     assert config.ropes[0].rotary_dim == 64
-    assert config.layers[0].attention.head_norm is HeadNorm.WIDTH
+    assert config.layers[0].grouped_attention.head_norm is HeadNorm.WIDTH
     experts = config.layers[61].experts
     assert experts is not None
     assert (experts.score, experts.has_correction) == (ExpertScore.SIGMOID, True)
@@ -145,7 +145,7 @@ def test_granite() -> None:
     config = read(GRANITE_3_1B_A400M)
     assert config.embedding_scale == 12
     assert config.logit_scale == pytest.approx(1 / 6)
-    assert config.layers[0].attention.scale == 1 / 64
+    assert config.layers[0].grouped_attention.scale == 1 / 64
     assert config.layers[0].residual_scale == 0.22
 
 

@@ -43,16 +43,16 @@ def changed(config: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
 
 
 def windows(config: ModelConfig) -> list[int | None]:
-    return [layer.attention.window for layer in config.layers]
+    return [layer.grouped_attention.window for layer in config.layers]
 
 
 def test_gemma_2() -> None:
     config = config_from_hugging_face(GEMMA_2_2B)
     first, second = config.layers[:2]
     assert windows(config) == [4096, None] * 13
-    assert first.attention.scale == 256**-0.5
-    assert (first.attention.softcap, config.logit_softcap) == (50.0, 30.0)
-    assert first.attention.head_norm is HeadNorm.NONE
+    assert first.grouped_attention.scale == 256**-0.5
+    assert (first.grouped_attention.softcap, config.logit_softcap) == (50.0, 30.0)
+    assert first.grouped_attention.head_norm is HeadNorm.NONE
     assert first.norms is second.norms is NormPlaces.SANDWICH
     assert first.mlp is not None
     assert first.mlp.activation is Activation.GELU_TANH
@@ -67,8 +67,8 @@ def test_gemma_2_without_its_keys_is_the_default_of_transformers() -> None:
 
 
 def test_the_27b_models_scale_by_their_hidden_size() -> None:
-    assert config_from_hugging_face(GEMMA_2_27B).layers[0].attention.scale == 144**-0.5
-    assert config_from_hugging_face(GEMMA_3_27B).layers[0].attention.scale == 168**-0.5
+    assert config_from_hugging_face(GEMMA_2_27B).layers[0].grouped_attention.scale == 144**-0.5
+    assert config_from_hugging_face(GEMMA_3_27B).layers[0].grouped_attention.scale == 168**-0.5
 
 
 def test_gemma_3_1b() -> None:
@@ -78,15 +78,15 @@ def test_gemma_3_1b() -> None:
         RopeConfig(theta=1e6, rotary_dim=256),
         RopeConfig(theta=1e4, rotary_dim=256),
     )
-    ropes = [layer.attention.rope for layer in config.layers]
+    ropes = [layer.grouped_attention.rope for layer in config.layers]
     assert ropes == ([1] * 5 + [0]) * 4 + [1, 1]
-    assert config.layers[0].attention.head_norm is HeadNorm.HEAD
+    assert config.layers[0].grouped_attention.head_norm is HeadNorm.HEAD
     assert config.logit_softcap is None
 
 
 def test_gemma_3_4b_is_mostly_defaults() -> None:
     config = config_from_hugging_face(GEMMA_3_4B)
-    attention = config.layers[0].attention
+    attention = config.layers[0].grouped_attention
     assert (attention.num_heads, attention.num_kv_heads, attention.head_dim) == (8, 4, 256)
     assert (config.vocab_size, config.max_context_tokens) == (262208, 131072)
     assert config.ropes[0] == RopeConfig(
@@ -103,7 +103,7 @@ def test_gemma_3_with_layers_of_one_kind_has_one_rope() -> None:
 
 def test_gemma_4_31b() -> None:
     config = config_from_hugging_face(GEMMA_4_31B)
-    sliding, full = config.layers[4].attention, config.layers[5].attention
+    sliding, full = config.layers[4].grouped_attention, config.layers[5].grouped_attention
     assert (sliding.head_dim, sliding.num_kv_heads, sliding.window) == (256, 16, 1024)
     assert (full.head_dim, full.num_kv_heads, full.window) == (512, 4, None)
     assert (sliding.values_are_keys, full.values_are_keys) == (False, True)
@@ -136,7 +136,7 @@ def test_gemma_4_26b_a4b() -> None:
 
 def test_gemma_4_e2b() -> None:
     config = config_from_hugging_face(GEMMA_4_E2B)
-    shared = [layer.attention.shared_layer for layer in config.layers]
+    shared = [layer.grouped_attention.shared_layer for layer in config.layers]
     assert shared == [None] * 15 + [13, 13, 13, 13, 14] * 4
     mlps = [layer.mlp for layer in config.layers]
     assert [mlp.width for mlp in mlps if mlp is not None] == [6144] * 15 + [12288] * 20
@@ -148,7 +148,7 @@ def test_gemma_4_without_towers() -> None:
     config = config_from_hugging_face(GEMMA_4_UNIFIED)
     assert config.family == "gemma4_unified_text"
     assert config.per_layer_inputs is None
-    assert config.layers[5].attention.num_kv_heads == 1
+    assert config.layers[5].grouped_attention.num_kv_heads == 1
 
 
 def test_heads_by_layer_are_those_by_kind() -> None:
@@ -168,7 +168,7 @@ def test_heads_by_layer_are_those_by_kind() -> None:
 
 def test_no_heads_by_layer_are_heads_that_are_all_alike() -> None:
     config = config_from_hugging_face(changed(GEMMA_4_31B, per_layer_config={}))
-    assert {layer.attention.head_dim for layer in config.layers} == {256}
+    assert {layer.grouped_attention.head_dim for layer in config.layers} == {256}
 
 
 def test_gemma_4_ends_with_a_full_layer() -> None:
@@ -310,9 +310,9 @@ def read_gguf(
 def test_gguf_gemma_2_has_the_defaults_of_llama_cpp() -> None:
     config = read_gguf("gemma2", GGUF)
     assert windows(config) == [4096, None] * 6
-    assert config.layers[0].attention.scale == 0.25
-    assert (config.layers[0].attention.softcap, config.logit_softcap) == (50.0, 30.0)
-    assert read_gguf("gemma2", GGUF, block_count=46).layers[0].attention.scale == 24**-0.5
+    assert config.layers[0].grouped_attention.scale == 0.25
+    assert (config.layers[0].grouped_attention.softcap, config.logit_softcap) == (50.0, 30.0)
+    assert read_gguf("gemma2", GGUF, block_count=46).layers[0].grouped_attention.scale == 24**-0.5
 
 
 def test_gguf_gemma_3() -> None:
@@ -323,7 +323,7 @@ def test_gguf_gemma_3() -> None:
         RopeConfig(theta=1e4, rotary_dim=16),
     )
     assert config.logit_softcap is None
-    assert read_gguf("gemma3", GGUF, block_count=62).layers[0].attention.scale == 24**-0.5
+    assert read_gguf("gemma3", GGUF, block_count=62).layers[0].grouped_attention.scale == 24**-0.5
     assert windows(read_gguf("gemma3", GGUF)) == [None] * 12
 
 
@@ -364,11 +364,11 @@ def test_gguf_gemma_4() -> None:
         embedding_length_per_layer_input=16,
         final_logit_softcapping=20.0,
     )
-    sliding, full = config.layers[4].attention, config.layers[5].attention
+    sliding, full = config.layers[4].grouped_attention, config.layers[5].grouped_attention
     assert (sliding.head_dim, sliding.num_kv_heads, sliding.window) == (8, 2, 512)
     assert (full.head_dim, full.num_kv_heads, full.window) == (16, 1, None)
     assert (sliding.values_are_keys, full.values_are_keys) == (False, True)
-    assert [layer.attention.shared_layer for layer in config.layers[6:]] == [4] * 5 + [5]
+    assert [layer.grouped_attention.shared_layer for layer in config.layers[6:]] == [4] * 5 + [5]
     assert [layer.mlp.width for layer in config.layers if layer.mlp] == [160] * 6 + [320] * 6
     assert config.ropes == (
         RopeConfig(theta=1e6, rotary_dim=16, scaling=RopeScaling.PROPORTIONAL, num_turning_pairs=2),

@@ -40,6 +40,16 @@ NEEDED: Mapping[str, Mapping[str, Any]] = {
     },
     "gpt-oss": {"attention.sliding_window": 64},
     "granite": {"logit_scale": 8.0},
+    "granitehybrid": {
+        "attention.head_count_kv": [0, 2],
+        "ssm.conv_kernel": 4,
+        "ssm.group_count": 1,
+        "ssm.inner_size": 192,
+        "ssm.state_size": 16,
+        "ssm.time_step_rank": 8,
+    },
+    "lfm2": {"shortconv.l_cache": 3},
+    "lfm2moe": {"attention.head_count_kv": [0, 2], "shortconv.l_cache": 3},
 }
 """What some readers require besides."""
 
@@ -69,18 +79,19 @@ UNKNOWN: Mapping[str, Any] = {
 }
 """Keys of other architectures of llama.cpp, and one of none."""
 
+_GRANITE = frozenset({"granite", "granitehybrid", "granitemoe"})
 READERS: Mapping[str, tuple[Any, frozenset[str]]] = {
     "attention.key_length_swa": (24, frozenset({"gemma4"})),
-    "attention.scale": (0.5, frozenset({"granite", "granitemoe"})),
+    "attention.scale": (0.5, _GRANITE),
     "attention.shared_kv_layers": (1, frozenset({"gemma4"})),
     "attention.temperature_scale": (0.1, frozenset({"mistral3"})),
     "attn_logit_softcapping": (50.0, frozenset({"gemma2"})),
     "embedding_length_per_layer_input": (8, frozenset({"gemma4"})),
-    "embedding_scale": (12.0, frozenset({"granite", "granitemoe"})),
+    "embedding_scale": (12.0, _GRANITE),
     "final_logit_softcapping": (30.0, frozenset({"gemma2", "gemma3", "gemma4"})),
-    "logit_scale": (8.0, frozenset({"cohere2", "granite", "granitemoe"})),
+    "logit_scale": (8.0, _GRANITE | {"cohere2"}),
     "nextn_predict_layers": (1, frozenset({"glm4moe"})),
-    "residual_scale": (0.5, frozenset({"granite", "granitemoe"})),
+    "residual_scale": (0.5, _GRANITE),
     "rope.freq_base_swa": (10_000.0, frozenset({"gemma3", "gemma4", "olmo2"})),
     "rope.scaling.yarn_attn_factor": (1.0, frozenset({"mistral3", "olmo2"})),
     "rope.scaling.yarn_log_multiplier": (0.1, frozenset({"mistral3"})),

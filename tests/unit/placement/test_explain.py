@@ -9,7 +9,8 @@ from support.placement import candidate, llama_config, work_of
 from potluck.placement.candidates import Candidate
 from potluck.placement.explain import ADDED_NODE, explain, unused_units
 from potluck.placement.links import Link, LinkTable
-from potluck.placement.place import PlaceRequest, place, prediction_of
+from potluck.placement.place import place
+from potluck.placement.request import PlaceRequest, prediction_of
 from potluck.placement.sharing import Pool
 from potluck.quantities import format_bytes
 from potluck.types.cluster import NodeId, UnitId

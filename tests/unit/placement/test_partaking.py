@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from support.path_problems import random_problem
 
+from potluck.placement.cuts import Cut
 from potluck.placement.partaking import least_partakings
-from potluck.placement.path import Cut, PathProblem
+from potluck.placement.path import PathProblem
 
 
 def random_cuts(random: np.random.Generator, num_units: int, num_items: int) -> list[Cut]:

@@ -22,10 +22,11 @@ from potluck.engines.costs import cost_of
 from potluck.errors import EngineError, InsufficientMemoryError, UnsupportedModelError
 from potluck.loading import StageSize
 from potluck.placement.costs import mixed_cost, model_cost, most_host_bytes
-from potluck.placement.placing import Placed, Placement, Surveyed
+from potluck.placement.placing import Placed, Placement
 from potluck.placement.planned import planned_model
 from potluck.placement.shapes import shapes_of
 from potluck.placement.sizes import on_unit
+from potluck.placement.surveyed import Surveyed
 from potluck.types.abilities import ALL_FEATURES, BackendAbilities
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.cluster import NodeId, UnitId

@@ -16,9 +16,10 @@ from potluck.engines.backends import BACKENDS
 from potluck.engines.costs import cost_of
 from potluck.errors import InsufficientMemoryError, ParameterError
 from potluck.placement.keeping import Holding
-from potluck.placement.placing import Placed, Placement, Surveyed
+from potluck.placement.placing import Placed, Placement
 from potluck.placement.prediction import MARGINS
 from potluck.placement.sizes import on_unit
+from potluck.placement.surveyed import Surveyed
 from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
 from potluck.types.memory import MemoryPool
 from potluck.types.node import HeldStage, NodeReport, UnitReport

@@ -7,8 +7,8 @@ import math
 import pytest
 from support.placement import candidate, llama_config, work_of
 
+from potluck.placement.cuts import Cut
 from potluck.placement.links import Link, LinkTable, header_bytes, step_bytes
-from potluck.placement.path import Cut
 from potluck.placement.prediction import MARGINS, predict
 from potluck.placement.problem import path_problem, path_problems
 from potluck.types.cluster import NodeId

@@ -23,7 +23,8 @@ from potluck.models.program import build_program
 from potluck.models.rope import empty_rope_tables
 from potluck.placement.costs import model_cost
 from potluck.placement.counting import Counting
-from potluck.placement.placing import Placed, Placement, Surveyed
+from potluck.placement.placing import Placed, Placement
+from potluck.placement.surveyed import Surveyed
 from potluck.placement.work import model_work
 from potluck.types.cluster import NodeId, UnitId
 from potluck.types.model import AttentionConfig, ModelConfig, PerLayerInputs

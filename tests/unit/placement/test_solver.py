@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from support.path_problems import for_sequences
 
-from potluck.placement.path import Cut, Path, PathProblem
+from potluck.placement.cuts import Cut
+from potluck.placement.path import Path, PathProblem
 from potluck.placement.solver import (
     best_throughput,
     missing_bytes,

@@ -36,13 +36,15 @@ class Reference(ReferenceEngine):
 def logits(change: Change | None = None, *, only: int | None = None) -> list[list[float]]:
     """Of the reference, where ``change`` was made to every op, or to the one of that number."""
 
-    def make_engine(program: Program, *, num_blocks: int, max_step_tokens: int) -> Reference:
+    def make_engine(
+        program: Program, *, num_blocks: int, max_step_tokens: int, num_states: int = 0
+    ) -> Reference:
         ops = [
             op if change is None or only not in (None, number) else change(op)
             for number, op in enumerate(program.ops)
         ]
         changed = replace(program, ops=tuple(op for op in ops if op is not None))
-        return Reference(changed, num_blocks=num_blocks)
+        return Reference(changed, num_blocks=num_blocks, num_states=num_states)
 
     return self_test.program_logits(make_engine)
 
@@ -90,7 +92,10 @@ def no_residual(op: Op) -> Op | None:
 
 
 def gate_for_up(op: Op) -> Op:
-    return replace(op, gate=op.up, up=op.gate) if isinstance(op, GatedActivation) else op
+    if not isinstance(op, GatedActivation):
+        return op
+    assert op.gate is not None
+    return replace(op, gate=op.up, up=op.gate)
 
 
 def output_for_query(op: Op) -> Op:

@@ -185,24 +185,41 @@ def test_what_the_vocabulary_lacks_is_the_unknown_token(tmp_path: Path) -> None:
     assert tokenizer.decode(tokens) == "the  dog"
 
 
-def test_vocabulary_and_merges_without_tokenizer_json(tmp_path: Path) -> None:
+QWEN_3_5_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}"
+    r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+"""As ``Qwen3_5Tokenizer`` of transformers has it."""
+
+
+@pytest.mark.parametrize(
+    ("name", "pattern"), [("Qwen2Tokenizer", None), ("Qwen3_5Tokenizer", QWEN_3_5_WORDS)]
+)
+def test_vocabulary_and_merges_without_tokenizer_json(
+    name: str, pattern: str | None, tmp_path: Path
+) -> None:
     document = json.loads(qwen2_json())
+    if pattern is not None:
+        document["pre_tokenizer"]["pretokenizers"][0]["pattern"] = {"Regex": pattern}
     model = document["model"]
+    # A letter and the first byte of a mark, which belong together only where marks are of words.
+    model["vocab"]["eÌ"] = model["vocab"].pop("".join(model["merges"].pop()))
+    model["merges"].insert(0, ["e", "Ì"])
     files: dict[str, Any] = {
         "vocab.json": model["vocab"],
         "merges.txt": "#version: 0.2\n" + "\n".join(" ".join(m) for m in model["merges"]) + "\n",
     }
     stated = {str(entry["id"]): entry for entry in document["added_tokens"]}
     config: dict[str, object] = {
-        "tokenizer_class": "Qwen2Tokenizer",
+        "tokenizer_class": name,
         "eos_token": "<|im_end|>",
         "added_tokens_decoder": stated,
     }
     directory = write_model_directory(tmp_path, "", config=config, files=files)
     (directory / "tokenizer.json").unlink()
     tokenizer = load_tokenizer(directory)
-    library = Tokenizer.from_str(qwen2_json())
-    for text in (*HARD_TEXTS, *ADDED_TEXTS):
+    library = Tokenizer.from_str(json.dumps(document))
+    for text in (*HARD_TEXTS, *ADDED_TEXTS, "the\u0336re"):
         assert tokenizer.encode(text, parse_special=True) == library.encode(text).ids
 
 

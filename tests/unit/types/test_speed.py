@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from support.configs import make_config
 
+from potluck.models.shape import model_shape
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.model import ExpertsConfig
-from potluck.types.speed import StepTime, model_shape
+from potluck.types.speed import StepTime
 
 TIME = StepTime(
     num_layers=4,

@@ -17,6 +17,7 @@ from potluck.types.tensor import (
 )
 from potluck.weights import canonical
 from potluck.weights.canonical import CanonicalSource
+from potluck.weights.sizes import UNDOING_BYTES
 
 
 def permute(weights: NDArray[Any], num_heads: int) -> NDArray[Any]:
@@ -62,6 +63,27 @@ def test_names_are_canonical_and_rows_as_stored() -> None:
             source.read_rows(name, 0, 0, memoryview(b""))
     source.close()
     assert raw.is_closed
+
+
+@pytest.mark.parametrize("shape", [(4, 1, 3), (4, 3)])
+def test_a_flat_tensor_is_a_vector_of_all_rows(shape: tuple[int, ...]) -> None:
+    info = TensorInfo(name="conv.weight", shape=shape, format=TensorFormat.F16)
+    raw = MemorySource({"conv.weight": (info, bytes(range(24)))})
+    stored = StoredTensor(
+        canonical_name="kernel", stored_names=("conv.weight",), is_flat=True, shape=(12,)
+    )
+    source = CanonicalSource(raw, [stored])
+    assert source.info("kernel") == TensorInfo(name="kernel", shape=(12,), format=TensorFormat.F16)
+    assert read_whole(source, "kernel") == bytes(range(24))
+
+
+def test_a_column_is_a_vector() -> None:
+    info = TensorInfo(name="ssm_d", shape=(4, 1), format=TensorFormat.F32)
+    raw = MemorySource({"ssm_d": (info, bytes(range(16)))})
+    stored = StoredTensor(canonical_name="skip", stored_names=("ssm_d",), shape=(4,))
+    source = CanonicalSource(raw, [stored])
+    assert source.info("skip").shape == (4,)
+    assert read_whole(source, "skip") == bytes(range(16))
 
 
 STACK = StoredTensor(canonical_name="w", stored_names=("w0", "w1", "w2"), is_stacked=True)
@@ -148,12 +170,12 @@ def test_interleaved_elements_of_a_vector(format: TensorFormat) -> None:
 
 
 def test_what_is_held_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(canonical, "STAGING_BYTES", 4 * 20)
+    monkeypatch.setattr(canonical, "UNDOING_BYTES", 4 * 20)
     rows = np.arange(2 * 32 * 5, dtype=np.float32).reshape(-1, 5)
     raw, source = interleaved(rows, 2, TensorFormat.F32)
     assert read_whole(source, "q") == rows.tobytes()
     assert raw.largest_read_bytes == 4 * 20
-    monkeypatch.setattr(canonical, "STAGING_BYTES", 1)
+    monkeypatch.setattr(canonical, "UNDOING_BYTES", 1)
     raw.largest_read_bytes = 0
     assert read_whole(source, "q") == rows.tobytes()
     assert raw.largest_read_bytes == 2 * 20  # one pair of rows
@@ -192,7 +214,9 @@ def test_some_rows_of_a_tensor() -> None:
     info = TensorInfo(name="lm_head.weight", shape=(4, 1), format=TensorFormat.F16)
     raw = MemorySource({"lm_head.weight": (info, b"aabbccdd")})
     stored = StoredTensor(
-        canonical_name="classifier", stored_names=("lm_head.weight",), rows=(3, 0, 1)
+        canonical_name="classifier",
+        stored_names=("lm_head.weight",),
+        rows=(range(3, 4), range(2)),
     )
     source = CanonicalSource(raw, [stored])
     assert source.info("classifier").shape == (3, 1)
@@ -201,9 +225,40 @@ def test_some_rows_of_a_tensor() -> None:
     for bounds, size in (((0, 4), 8), ((2, 1), 0), ((0, 1), 4)):
         with pytest.raises(ValueError, match="classifier"):
             source.read_rows("classifier", *bounds, memoryview(bytearray(size)))
-    beyond = StoredTensor(canonical_name="beyond", stored_names=("lm_head.weight",), rows=(4,))
-    with pytest.raises(ModelFileError, match="rows"):
+    beyond = StoredTensor(
+        canonical_name="beyond", stored_names=("lm_head.weight",), rows=(range(2), range(3, 5))
+    )
+    with pytest.raises(ModelFileError, match="rows from 0 to 4"):
         CanonicalSource(raw, [beyond]).info("beyond")
+
+
+@pytest.mark.parametrize("piece_rows", [1, 2, 3, 5, 1000])
+def test_runs_of_rows(piece_rows: int) -> None:
+    rows = np.arange(12 * 5, dtype=np.float32).reshape(12, 5)
+    info = TensorInfo(name="qkvz", shape=(12, 5), format=TensorFormat.F32)
+    raw = MemorySource({"qkvz": (info, rows.tobytes())})
+    runs = (range(2), range(6, 8), range(2, 3), range(8, 11))
+    stored = StoredTensor(canonical_name="qkv", stored_names=("qkvz",), rows=runs)
+    source = CanonicalSource(raw, [stored])
+    assert source.info("qkv").shape == (8, 5)
+    expected = rows[[0, 1, 6, 7, 2, 8, 9, 10]].tobytes()
+    assert read_in_pieces(source, "qkv", piece_rows) == expected
+    if piece_rows == 1000:
+        assert [(start, end) for _, start, end in raw.reads] == [(0, 2), (6, 8), (2, 3), (8, 11)]
+
+
+@pytest.mark.parametrize("format", [TensorFormat.F32, TensorFormat.F16, TensorFormat.BF16])
+def test_minus_the_exponential_of_a_vector(format: TensorFormat) -> None:
+    values = np.array([0.0, -2.5, 2.75, 0.5], np.float32)
+    data = values.astype(np.float16 if format is TensorFormat.F16 else np.float32).tobytes()
+    if format is TensorFormat.BF16:
+        data = (values.view(np.uint32) >> 16).astype(np.uint16).tobytes()
+    info = TensorInfo(name="A_log", shape=(4,), format=format)
+    stored = StoredTensor(canonical_name="rate", stored_names=("A_log",), is_negative_exp=True)
+    source = CanonicalSource(MemorySource({"A_log": (info, data)}), [stored])
+    assert source.info("rate") == TensorInfo(name="rate", shape=(4,), format=TensorFormat.F32)
+    rate = np.frombuffer(read_whole(source, "rate"), np.float32)
+    np.testing.assert_allclose(rate, [-1, -0.0820849986, -15.6426318842, -1.6487212707], rtol=1e-7)
 
 
 def transposed_stack(
@@ -232,7 +287,7 @@ def test_transposed_matrices_are_turned(format: TensorFormat) -> None:
     _, source = transposed_stack(values, format, row_range=part)
     wanted = np.ascontiguousarray(values[:, 1::2])
     assert source.info("gate").shape == wanted.shape
-    assert source.transposing_bytes("gate") == values[0].nbytes + canonical.STAGING_BYTES
+    assert source.transposing_bytes("gate") == values[0].nbytes + UNDOING_BYTES
     assert read_whole(source, "gate") == wanted.tobytes()
     assert read_in_pieces(source, "gate", 3) == wanted.tobytes()
 

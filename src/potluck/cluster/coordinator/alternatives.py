@@ -13,7 +13,6 @@ from typing import Any
 
 from potluck.cluster.calls import DeploymentRecord, MoveOutcome, RebalanceReport, StageRecord
 from potluck.cluster.coordinator.planning import placement_fields
-from potluck.placement.place import prediction_of
 from potluck.placement.planned import PlannedModel
 from potluck.placement.rebalancing import (
     LOAD_BYTES_PER_SECOND,
@@ -22,6 +21,7 @@ from potluck.placement.rebalancing import (
     MoveCost,
     rate_of,
 )
+from potluck.placement.request import prediction_of
 from potluck.types.cluster import NodeId
 from potluck.types.placement import PlacedStage, Prediction
 from potluck.types.program import Shard

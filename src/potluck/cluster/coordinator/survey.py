@@ -26,9 +26,9 @@ from potluck.cluster.membership import Membership
 from potluck.errors import CallError, PotluckError
 from potluck.placement.counting import Counting
 from potluck.placement.keeping import Holding
-from potluck.placement.placing import Surveyed
 from potluck.placement.planned import PlannedModel
 from potluck.placement.shapes import shapes_of
+from potluck.placement.surveyed import Surveyed
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.cluster import DeploymentId, NodeId
 from potluck.types.node import CPU_UNIT, NodeReport

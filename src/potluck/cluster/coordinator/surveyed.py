@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from potluck.cluster.coordinator.arithmetics import computing_in, plan_in
 from potluck.cluster.coordinator.planning import DeploymentSize
 from potluck.placement.counting import Counting
-from potluck.placement.placing import Placement, Surveyed
 from potluck.placement.planned import PlannedModel, planned_model
+from potluck.placement.surveyed import Surveyed
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.placement import Rejection
 
@@ -33,6 +33,8 @@ def plan_surveyed(
     says. ``arithmetic``: see ``plan_in``. ``rejections`` are units that are not among those
     surveyed. Raise as ``plan_in`` and ``Placement.of``.
     """
+    from potluck.placement.placing import Placement  # most agents never plan: it loads NumPy
+
     others = tuple(rejections)
 
     def plan(arithmetic: Arithmetic) -> PlannedModel:

@@ -22,6 +22,7 @@ from potluck.loading import PackedCache, Room, StageSize, default_packed_folder
 from potluck.loading.load import LoadedStage
 from potluck.loading.prepare import plan_stages, prepare_stages
 from potluck.models.program import weight_specs
+from potluck.models.shape import model_shape
 from potluck.probe.memory import available_memory, held_bytes
 from potluck.quantities import format_bytes, format_seconds
 from potluck.types.engine import LoadableEngine
@@ -29,7 +30,6 @@ from potluck.types.memory import MemoryLimit, MemoryPlan
 from potluck.types.profile import ModelProfile
 from potluck.types.program import Shard
 from potluck.types.quantization import Quantization
-from potluck.types.speed import model_shape
 from potluck.types.tensor import TensorFormat
 from potluck.weights.report import remark_lines
 

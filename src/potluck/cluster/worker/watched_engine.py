@@ -100,6 +100,16 @@ class WatchedEngine:
         with self._watch.call("writing cache blocks"):
             self._engine.write_blocks(blocks, data)
 
+    def read_states(self, states: Sequence[int]) -> NDArray[np.uint8]:
+        """As the engine's."""
+        with self._watch.call("reading states"):
+            return self._engine.read_states(states)
+
+    def write_states(self, states: Sequence[int], data: NDArray[np.uint8]) -> None:
+        """As the engine's."""
+        with self._watch.call("writing states"):
+            self._engine.write_states(states, data)
+
     def reset(self) -> None:
         """As the engine's."""
         with self._watch.call("forgetting the sequences"):

@@ -44,7 +44,7 @@ class TinygradCost:
             return info.num_columns * _F32_BYTES
         return MatrixLayout.of(info).num_bytes
 
-    def cache_bytes(self, program: Program, num_blocks: int) -> int:
+    def cache_bytes(self, program: Program, num_blocks: int, num_states: int = 0) -> int:
         """As of a device without f16, whose caches are float32: at most twice what is taken."""
         return sizes.cache_bytes(program, num_blocks, has_f16=False)
 

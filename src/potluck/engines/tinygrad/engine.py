@@ -144,6 +144,14 @@ class TinygradEngine:
         """See ``LoadableEngine``."""
         raise _no_block_format()
 
+    def read_states(self, states: Sequence[int]) -> NDArray[np.uint8]:
+        """See ``LoadableEngine``."""
+        raise _no_block_format()
+
+    def write_states(self, states: Sequence[int], data: NDArray[np.uint8]) -> None:
+        """See ``LoadableEngine``."""
+        raise _no_block_format()
+
     def reset(self) -> None:
         """See ``Engine``: the sampler and the pooler alone know of sequences."""
         self._sampler.reset()
@@ -177,7 +185,7 @@ class TinygradEngine:
 
     def _check(self, step: Step, hidden: Floats | None) -> Calls:
         calls = self._ready_calls()
-        check_step(self._program, self._num_blocks, step, hidden)
+        check_step(self._program, self._num_blocks, 0, step, hidden)
         if step.num_tokens > self._max_step_tokens:
             raise EngineError(
                 f"a step of {step.num_tokens} tokens is more than the {self._max_step_tokens} "

@@ -17,9 +17,13 @@ from potluck.types.program import (
     Activation,
     Add,
     Attention,
+    CausalConv,
+    CopyColumns,
     Embed,
     GatedActivation,
+    GatedDelta,
     Head,
+    HeadLinear,
     LayerNorm,
     Linear,
     Moe,
@@ -28,6 +32,7 @@ from potluck.types.program import (
     Rope,
     Scale,
     SigmoidGate,
+    StateScan,
 )
 
 if TYPE_CHECKING:
@@ -92,15 +97,23 @@ def run_ops(
                     positions=inputs.positions,
                     num_blocks=num_blocks,
                 )
-            case GatedActivation(activation=Activation.SILU | Activation.GELU_TANH):
-                registers[op.out] = gated_activation(registers[op.gate], registers[op.up], op)
+            case GatedActivation(gate=str(gate), activation=Activation.SILU | Activation.GELU_TANH):
+                registers[op.out] = gated_activation(registers[gate], registers[op.up], op)
             case SigmoidGate():
                 registers[op.x] = registers[op.x] * registers[op.gate].sigmoid()
             case Scale():
                 registers[op.x] = registers[op.x] * op.factor
             case Multiply():
                 registers[op.x] = registers[op.x] * weights.vector(op.weight)
-            case Moe() | GatedActivation():
+            case (
+                Moe()
+                | GatedActivation()
+                | HeadLinear()
+                | CopyColumns()
+                | CausalConv()
+                | GatedDelta()
+                | StateScan()
+            ):
                 raise EngineError(
                     f"tinygrad does not compute {type(op).__name__}", hint="use --backend native"
                 )  # who plans a stage learns it from the abilities

@@ -143,7 +143,9 @@ def _maker(interface: Interface | None, variant: str) -> MakeEngine:
 
     device = tinygrad_device(backend, interface)
 
-    def make_engine(program: Program, *, num_blocks: int, max_step_tokens: int) -> TinygradEngine:
+    def make_engine(
+        program: Program, *, num_blocks: int, max_step_tokens: int, num_states: int = 0
+    ) -> TinygradEngine:
         return TinygradEngine(
             program, num_blocks=num_blocks, max_step_tokens=max_step_tokens, device=device
         )

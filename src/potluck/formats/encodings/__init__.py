@@ -2,9 +2,9 @@
 
 ``config.json`` says how under ``quantization_config``. ``encoding`` reads that, ``source`` shows
 each weight as one tensor of a ``TensorFormat``, and the other modules decode (ADR 52).
+Those load NumPy, which a process that only reads configurations does without.
 """
 
 from potluck.formats.encodings.encoding import Encoding, read_encoding
-from potluck.formats.encodings.source import EncodedSource
 
-__all__ = ["EncodedSource", "Encoding", "read_encoding"]
+__all__ = ["Encoding", "read_encoding"]

@@ -9,7 +9,8 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from potluck.placement.path import Cut, Floats, PathProblem
+from potluck.placement.cuts import Cut
+from potluck.placement.path import Floats, PathProblem
 
 TOLERANCE = 1e-9
 """Limits are kept up to this relative error: sums of floats depend on their order."""

@@ -1,0 +1,112 @@
+"""What the parts of a program are put together with."""
+
+from __future__ import annotations
+
+from potluck.models.names import layer_tensor
+from potluck.types.model import ModelConfig, NormKind
+from potluck.types.program import (
+    HIDDEN,
+    CacheSpec,
+    LayerNorm,
+    Linear,
+    Op,
+    RmsNorm,
+    StateSpec,
+    WeightRole,
+    WeightSpec,
+)
+
+BRANCH = "branch"
+"""A residual branch: its normed input, and in the end what it adds to the residual stream."""
+
+BESIDE = "beside"
+"""What is computed beside the branch: of shared experts, of experts beside an MLP, or of attention
+beside a recurrence."""
+
+
+class Builder:
+    """Ops in order, and every weight, register and cache that they name, once."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        self.config = config
+        self.ops: list[Op] = []
+        self.weights: dict[str, WeightSpec] = {}
+        self.registers = {HIDDEN: config.hidden_size}
+        self.caches: dict[int, CacheSpec] = {}
+        """By the layer that fills them."""
+        self.states: list[StateSpec] = []
+
+    def add(self, op: Op) -> None:
+        """Add an op at the end."""
+        self.ops.append(op)
+
+    def register(self, name: str, width: int) -> str:
+        """A register of that width: ``name``, or where it has another width, one named after both.
+
+        Which of them has the bare name depends on the shard, and nothing depends on that.
+        """
+        if self.registers.setdefault(name, width) != width:
+            name = f"{name}.{width}"
+            self.registers[name] = width
+        return name
+
+    def weight(
+        self,
+        name: str,
+        *shape: int,
+        role: WeightRole = WeightRole.OTHER,
+        layer: int | None = None,
+    ) -> str:
+        """The name of a weight, which the program reads from now on."""
+        spec = WeightSpec(name=name, shape=shape, role=role, layer=layer)
+        self.weights.setdefault(name, spec)
+        return name
+
+    def linear(
+        self,
+        layer: int,
+        part: str,
+        x: str,
+        out: str,
+        *,
+        bias: bool = False,
+        role: WeightRole = WeightRole.OTHER,
+    ) -> None:
+        """A product with a matrix of the layer, and its bias."""
+        stem = layer_tensor(layer, part)
+        num_rows, num_columns = self.registers[out], self.registers[x]
+        self.add(
+            Linear(
+                x=x,
+                weight=self.weight(f"{stem}.weight", num_rows, num_columns, role=role, layer=layer),
+                out=out,
+                bias=self.weight(f"{stem}.bias", num_rows, layer=layer) if bias else None,
+            )
+        )
+
+    def norm(self, weight: str | None, x: str, out: str, *, group: int | None = None) -> None:
+        """The model's norm over the whole width; over groups, or without a weight, an RMS norm."""
+        config, width = self.config, group or self.registers[x]
+        name = None if weight is None else self.weight(weight, width)
+        if config.norm is NormKind.LAYER and name is not None and group is None:
+            self.add(LayerNorm(x=x, weight=name, out=out, epsilon=config.norm_epsilon))
+        else:
+            self.add(RmsNorm(x=x, weight=name, out=out, group=width, epsilon=config.norm_epsilon))
+
+    def cache(self, layer: int, spec: CacheSpec) -> int:
+        """The index of a new cache, which the layer fills."""
+        self.caches[layer] = spec
+        return len(self.caches) - 1
+
+    def shared_cache(self, layer: int, source: int) -> int:
+        """The index of the cache of another layer, which this one reads."""
+        if source not in self.caches:
+            raise ValueError(
+                f"layer {layer} reads the cache of {source}, which is not in the shard"
+            )
+        return list(self.caches).index(source)
+
+    def state(self, rows: int, width: int) -> int:
+        """The index of a new state."""
+        self.states.append(StateSpec(rows=rows, width=width))
+        return len(self.states) - 1

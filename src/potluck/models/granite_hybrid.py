@@ -1,0 +1,186 @@
+"""Granite 4 (IBM 2025): Mamba-2 in most layers and attention without rope in the others, an MLP or
+experts beside a shared one, and the multipliers of Granite 3.
+
+Some of the family have attention in every layer, and rope. Hugging Face files have one matrix for
+gate and up; what is the MLP of a model without experts is the shared expert of one with experts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from potluck.models import gguf, granite, hugging_face, mamba_fields
+from potluck.models.family import Family
+from potluck.models.fields import (
+    MAX_EXPERTS,
+    MAX_HEADS,
+    MAX_WIDTH,
+    Fields,
+    read_experts,
+    unsupported,
+)
+from potluck.models.layers import with_recurrences
+from potluck.models.names import (
+    GGUF_NAMES,
+    HUGGING_FACE_NAMES,
+    INTERLEAVED_HEADS,
+    FileKind,
+    StoredPart,
+)
+from potluck.types.model import ExpertsConfig, MambaConfig, MlpConfig, ModelConfig
+from potluck.types.tensor import TensorSource
+
+# ``GraniteMoeHybridConfig`` of transformers.
+_DEFAULTS: Mapping[str, object] = {
+    "mamba_d_conv": 4,
+    "mamba_d_head": "auto",
+    "mamba_d_state": 256,
+    "mamba_expand": 2,
+    "mamba_n_groups": 1,
+    "mamba_n_heads": 128,
+    "num_experts_per_tok": 2,
+    "num_local_experts": 8,
+    "shared_intermediate_size": 1024,
+}
+_ATTENTION = frozenset({"attention", "full_attention"})
+_MAMBA = frozenset({"mamba", "linear_attention"})
+_ROPE_KEYS = ("rope_parameters", "rope_scaling", "rope_theta")
+# What these are does not matter in a model without experts.
+_EXPERT_KEYS = ("num_local_experts", "num_experts_per_tok")
+
+
+def _from_hugging_face(fields: Fields) -> ModelConfig:
+    fields = fields.with_defaults(_DEFAULTS)
+    has_attention = _layers_with_attention(fields)
+    kind = fields.text("position_embedding_type", "none")
+    if kind not in ("rope", "none", "nope"):
+        raise unsupported(f"position_embedding_type={kind}")
+    width = fields.count("shared_intermediate_size", MAX_WIDTH)
+    experts = None
+    read = fields if kind == "rope" else fields.without(*_ROPE_KEYS)
+    if fields.count("num_local_experts", MAX_EXPERTS, minimum=0):
+        experts = (_experts(fields, width),) * len(has_attention)
+    else:
+        read = read.without(*_EXPERT_KEYS)
+        read = dataclasses.replace(read, values={**read.values, "intermediate_size": width})
+    config = granite.read_hugging_face(
+        read,
+        family="granitemoehybrid",
+        implemented=hugging_face.EXPERT_KEYS | {"layer_types"},
+        experts=experts,
+    )
+    if kind != "rope":
+        config = granite.without_rope(config)
+    if all(has_attention):
+        return config
+    mixer = _mixer(fields, hidden_size=config.hidden_size)
+    return with_recurrences(config, [None if each else mixer for each in has_attention])
+
+
+def _layers_with_attention(fields: Fields) -> tuple[bool, ...]:
+    """Those that ``layer_types`` says have attention; without it, none."""
+    num_layers = hugging_face.num_hidden_layers(fields)
+    kinds = fields.texts("layer_types") or fields.texts("layers_block_type")
+    if unknown := sorted(set(kinds) - _ATTENTION - _MAMBA):
+        raise unsupported(*(f"layer_types {name}" for name in unknown))
+    if kinds and len(kinds) != num_layers:
+        raise fields.error("layer_types", f"must have {num_layers} entries, one for each layer")
+    return tuple(kind in _ATTENTION for kind in kinds) or (False,) * num_layers
+
+
+def _experts(fields: Fields, shared_width: int) -> ExpertsConfig:
+    experts = read_experts(
+        fields,
+        hidden_size=fields.count("hidden_size", MAX_WIDTH),
+        normalize_shares=True,
+        count_key="num_local_experts",
+        used_key="num_experts_per_tok",
+        width_key="intermediate_size",
+    )
+    return dataclasses.replace(experts, shared=MlpConfig(width=shared_width))
+
+
+def _mixer(fields: Fields, *, hidden_size: int) -> MambaConfig:
+    num_heads = fields.count("mamba_n_heads", MAX_HEADS)
+    inner = fields.count("mamba_expand", MAX_WIDTH) * hidden_size
+    if inner % num_heads:
+        raise fields.error("mamba_n_heads", f"must divide {inner}, mamba_expand * hidden_size")
+    head_dim = inner // num_heads
+    if fields.get("mamba_d_head") not in ("auto", head_dim):
+        raise fields.error("mamba_d_head", f"must be {head_dim}, a share of {inner}")
+    return mamba_fields.mamba_config(
+        fields,
+        num_heads=num_heads,
+        head_dim=head_dim,
+        groups_key="mamba_n_groups",
+        state_key="mamba_d_state",
+        kernel_key="mamba_d_conv",
+        steps=mamba_fields.step_limits(fields, "time_step_limit"),
+        has_conv_bias=_flag(fields, "mamba_conv_bias", default=True),
+        has_bias=_flag(fields, "mamba_proj_bias", default=False),
+    )
+
+
+def _flag(fields: Fields, key: str, *, default: bool) -> bool:
+    """A flag of which a null is false, and not the default."""
+    return not fields.is_null(key) and fields.flag(key, default=default)
+
+
+def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
+    fields, has_attention = gguf.layers_with_attention(fields)
+    if all(has_attention):
+        raise unsupported(f"{fields.prefix}attention.head_count_kv without a 0")
+    names = frozenset(source.names())
+    layer = has_attention.index(True) if any(has_attention) else 0
+    config = gguf.read_config(
+        fields,
+        source,
+        family="granitemoehybrid",
+        implemented=granite.GGUF_KEYS | gguf.EXPERT_KEYS | gguf.PLACE_KEYS | mamba_fields.GGUF_KEYS,
+        qkv_bias=f"blk.{layer}.attn_q.bias" in names,
+        output_bias=f"blk.{layer}.attn_output.bias" in names,
+        mlp_bias="blk.0.ffn_gate.bias" in names,
+        experts=gguf.read_experts_of_layers(
+            fields, source, normalize_shares=True, width_key="feed_forward_length"
+        ),
+    )
+    config = granite.with_gguf_multipliers(config, fields)
+    if not fields.flag(granite.IS_TURNED, default=True):
+        config = granite.without_rope(config)
+    elif config.ropes[0].rotary_dim != config.layers[0].grouped_attention.head_dim:
+        # The converter interleaves whole heads, of which llama.cpp turns the first columns.
+        raise unsupported(f"{fields.prefix}rope.dimension_count={config.ropes[0].rotary_dim}")
+    mixer = mamba_fields.mamba_from_gguf(fields, source, has_attention)
+    return with_recurrences(config, [None if each else mixer for each in has_attention])
+
+
+GRANITE_HYBRID = Family(
+    name="granitemoehybrid",
+    architecture="GraniteMoeHybridForCausalLM",
+    gguf_architectures=("granitehybrid",),
+    from_hugging_face=_from_hugging_face,
+    from_gguf=_from_gguf,
+    names={
+        FileKind.HUGGING_FACE: HUGGING_FACE_NAMES.changed(
+            {
+                **mamba_fields.hugging_face_names("mamba"),
+                "mlp.gate": StoredPart(name="shared_mlp.input_linear", is_part=True),
+                "mlp.up": StoredPart(name="shared_mlp.input_linear", after=("mlp.gate",)),
+                "mlp.down": "shared_mlp.output_linear",
+                "mlp.router": "block_sparse_moe.router.layer",
+                "mlp.experts.gate": StoredPart(name="block_sparse_moe.input_linear", is_part=True),
+                "mlp.experts.up": StoredPart(
+                    name="block_sparse_moe.input_linear", after=("mlp.experts.gate",)
+                ),
+                "mlp.experts.down": "block_sparse_moe.output_linear",
+                "mlp.shared.gate": StoredPart(name="shared_mlp.input_linear", is_part=True),
+                "mlp.shared.up": StoredPart(
+                    name="shared_mlp.input_linear", after=("mlp.shared.gate",)
+                ),
+                "mlp.shared.down": "shared_mlp.output_linear",
+            }
+        ),
+        FileKind.GGUF: GGUF_NAMES.changed({**INTERLEAVED_HEADS, **mamba_fields.GGUF_NAMES}),
+    },
+)

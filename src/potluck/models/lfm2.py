@@ -1,0 +1,201 @@
+"""LFM2 and LFM2.5 (Liquid AI 2025): gated short convolutions in most layers, attention in others.
+
+The width of the feed-forward part follows from ``intermediate_size``, of which it may be two
+thirds, rounded up.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from potluck.models import gguf, hugging_face
+from potluck.models.family import Family
+from potluck.models.fields import MAX_KERNEL, MAX_LAYERS, MAX_WIDTH, Fields, unsupported
+from potluck.models.layers import with_recurrences
+from potluck.models.names import (
+    GGUF_NAMES,
+    HUGGING_FACE_NAMES,
+    FileKind,
+    NameTable,
+    StoredPart,
+)
+from potluck.types.model import ExpertsConfig, HeadNorm, ModelConfig, ShortConvConfig
+from potluck.types.tensor import TensorSource
+
+# ``Lfm2Config`` of transformers.
+_DEFAULTS: Mapping[str, object] = {
+    "block_auto_adjust_ff_dim": True,
+    "block_ffn_dim_multiplier": 1.0,
+    "block_multiple_of": 256,
+    "conv_L_cache": 3,
+    "hidden_size": 2560,
+    "intermediate_size": 12_288,
+    "max_position_embeddings": 128_000,
+    "norm_eps": 1e-5,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "rope_theta": 1_000_000.0,
+    "tie_word_embeddings": True,
+    "vocab_size": 65_536,
+}
+_CONV = "conv"
+_KERNEL_KEY = "shortconv.l_cache"
+
+
+def _from_hugging_face(fields: Fields) -> ModelConfig:
+    fields = with_older_names(fields).with_defaults(_DEFAULTS)
+    values = {**fields.values, "intermediate_size": _feed_forward_width(fields)}
+    return read_hugging_face(
+        dataclasses.replace(fields, values=values),
+        family="lfm2",
+        has_attention=_layers_with_attention(fields),
+    )
+
+
+def with_older_names(fields: Fields) -> Fields:
+    """The fields with the values of keys that the first files call otherwise."""
+    values = dict(fields.values)
+    for older, key in (("block_ff_dim", "intermediate_size"), ("tie_embedding", _TIED)):
+        if older in values:
+            values[key] = values[older]
+    return dataclasses.replace(fields, values=values)
+
+
+_TIED = "tie_word_embeddings"
+
+
+def read_hugging_face(
+    fields: Fields,
+    *,
+    family: str,
+    has_attention: tuple[bool, ...],
+    experts: tuple[ExpertsConfig | None, ...] | None = None,
+) -> ModelConfig:
+    """A model with attention in some layers, and in the others a convolution."""
+    values = {**fields.values, "rms_norm_eps": fields.positive("norm_eps")}
+    config = hugging_face.read_config(
+        dataclasses.replace(fields, values=values),
+        family=family,
+        implemented=(hugging_face.EXPERT_KEYS if experts else frozenset()) | {"layer_types"},
+        head_norm=HeadNorm.HEAD,
+        experts=experts,
+    )
+    conv = ShortConvConfig(
+        kernel=fields.count("conv_L_cache", MAX_KERNEL, minimum=2),
+        has_bias=fields.flag("conv_bias", default=False),
+    )
+    return with_recurrences(config, [None if each else conv for each in has_attention])
+
+
+def _feed_forward_width(fields: Fields) -> int:
+    """As ``Lfm2MLP`` of transformers computes it."""
+    width = fields.count("intermediate_size", MAX_WIDTH)
+    if not fields.flag("block_auto_adjust_ff_dim", default=True):
+        return width
+    width = int(2 * width / 3)
+    if fields.is_null("block_ffn_dim_multiplier"):
+        return width
+    width = int(fields.positive("block_ffn_dim_multiplier") * width)
+    multiple = fields.count("block_multiple_of", MAX_WIDTH)
+    return -(-width // multiple) * multiple
+
+
+def _layers_with_attention(fields: Fields) -> tuple[bool, ...]:
+    """Those that ``layer_types`` names, or ``full_attn_idxs``; without either, all."""
+    if fields.get("layer_types") is not None:
+        return layers_with_attention(fields)
+    num_layers = hugging_face.num_hidden_layers(fields)
+    if fields.get("full_attn_idxs") is None:
+        return (True,) * num_layers
+    chosen = fields.counts("full_attn_idxs", MAX_LAYERS)
+    return tuple(layer in chosen for layer in range(num_layers))
+
+
+def layers_with_attention(fields: Fields) -> tuple[bool, ...]:
+    """Those that ``layer_types`` says have attention, of convolutions and attention."""
+    kinds, num_layers = fields.texts("layer_types"), hugging_face.num_hidden_layers(fields)
+    if unknown := sorted(set(kinds) - {_CONV, hugging_face.FULL}):
+        raise unsupported(*(f"layer_types {name}" for name in unknown))
+    if len(kinds) != num_layers:
+        raise fields.error("layer_types", f"must have {num_layers} entries, one for each layer")
+    return tuple(kind == hugging_face.FULL for kind in kinds)
+
+
+def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
+    return read_gguf(fields, source, family="lfm2")
+
+
+def read_gguf(
+    fields: Fields,
+    source: TensorSource,
+    *,
+    family: str,
+    implemented: frozenset[str] = frozenset(),
+    experts: tuple[ExpertsConfig | None, ...] | None = None,
+) -> ModelConfig:
+    """A model with attention in the layers that have key-value heads, convolutions in others."""
+    fields, has_attention = gguf.layers_with_attention(fields)
+    config = gguf.read_config(
+        fields,
+        source,
+        family=family,
+        implemented=implemented | {_KERNEL_KEY},
+        head_norm=HeadNorm.HEAD,
+        experts=experts,
+    )
+    conv = ShortConvConfig(kernel=fields.count(_KERNEL_KEY, MAX_KERNEL, minimum=2))
+    return with_recurrences(config, [None if each else conv for each in has_attention])
+
+
+def _projection(name: str) -> Mapping[str, StoredPart]:
+    """The rows of the matrix ``name``: the gate before the convolution, the one after it, x."""
+    return {
+        "conv.gate_in": StoredPart(name=name, is_part=True),
+        "conv.gate_out": StoredPart(name=name, after=("conv.gate_in",)),
+        "conv.x": StoredPart(name=name, after=("conv.gate_in", "conv.gate_out")),
+    }
+
+
+NAMES: Mapping[FileKind, NameTable] = {
+    FileKind.HUGGING_FACE: HUGGING_FACE_NAMES.changed(
+        {
+            "attn_norm": "operator_norm",
+            "attn.o": "self_attn.out_proj",
+            "attn.q_norm": "self_attn.q_layernorm",
+            "attn.k_norm": "self_attn.k_layernorm",
+            **_projection("conv.in_proj"),
+            "conv.kernel": StoredPart(name="conv.conv", is_flat=True),
+            "conv.out": "conv.out_proj",
+            "mlp_norm": "ffn_norm",
+            "mlp.gate": "feed_forward.w1",
+            "mlp.up": "feed_forward.w3",
+            "mlp.down": "feed_forward.w2",
+            "mlp.router": "feed_forward.gate",
+            "mlp.correction.weight": "feed_forward.expert_bias",
+            "mlp.experts.gate": "feed_forward.experts.{expert}.w1",
+            "mlp.experts.up": "feed_forward.experts.{expert}.w3",
+            "mlp.experts.down": "feed_forward.experts.{expert}.w2",
+        },
+        stems={"norm": "model.embedding_norm"},
+    ),
+    FileKind.GGUF: GGUF_NAMES.changed(
+        {
+            **_projection("shortconv.in_proj"),
+            "conv.kernel": StoredPart(name="shortconv.conv", is_flat=True),
+            "conv.out": "shortconv.out_proj",
+        },
+        # What llama.cpp calls the last norm of these architectures.
+        stems={"norm": "token_embd_norm"},
+    ),
+}
+
+LFM2 = Family(
+    name="lfm2",
+    architecture="Lfm2ForCausalLM",
+    gguf_architectures=("lfm2",),
+    from_hugging_face=_from_hugging_face,
+    from_gguf=_from_gguf,
+    names=NAMES,
+)

@@ -1,0 +1,90 @@
+"""LFM2 with experts (Liquid AI 2025): sigmoid routing with corrections, after some dense layers."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from potluck.models import gguf, hugging_face, lfm2
+from potluck.models.family import Family
+from potluck.models.fields import MAX_LAYERS, MAX_WIDTH, Fields, read_experts
+from potluck.types.model import ExpertsConfig, ModelConfig
+from potluck.types.program import ExpertScore
+from potluck.types.tensor import TensorSource
+
+# ``Lfm2MoeConfig`` of transformers.
+_DEFAULTS: Mapping[str, object] = {
+    "conv_L_cache": 3,
+    "hidden_size": 2048,
+    "intermediate_size": 7168,
+    "max_position_embeddings": 128_000,
+    "moe_intermediate_size": 1792,
+    "norm_eps": 1e-5,
+    "num_attention_heads": 32,
+    "num_dense_layers": 2,
+    "num_experts": 32,
+    "num_experts_per_tok": 4,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "rope_theta": 1_000_000.0,
+    "tie_word_embeddings": True,
+    "vocab_size": 65_536,
+}
+
+
+def _from_hugging_face(fields: Fields) -> ModelConfig:
+    fields = lfm2.with_older_names(fields).with_defaults(_DEFAULTS)
+    return lfm2.read_hugging_face(
+        fields,
+        family="lfm2_moe",
+        has_attention=lfm2.layers_with_attention(fields),
+        experts=_experts(fields),
+    )
+
+
+def _experts(fields: Fields) -> tuple[ExpertsConfig | None, ...]:
+    """Those of every layer after the first dense ones."""
+    num_layers = hugging_face.num_hidden_layers(fields)
+    experts = read_experts(
+        fields,
+        hidden_size=fields.count("hidden_size", MAX_WIDTH),
+        normalize_shares=fields.flag("norm_topk_prob", default=True),
+        count_key="num_experts",
+        used_key="num_experts_per_tok",
+        width_key="moe_intermediate_size",
+    )
+    hugging_face.check_num_tensors(fields, "num_experts", num_layers, experts.num_experts)
+    experts = dataclasses.replace(
+        experts,
+        score=ExpertScore.SIGMOID,
+        share_scale=fields.positive("routed_scaling_factor", 1.0),
+        has_correction=fields.flag("use_expert_bias", default=True),
+    )
+    num_dense = fields.count("num_dense_layers", MAX_LAYERS, minimum=0)
+    return tuple(None if layer < num_dense else experts for layer in range(num_layers))
+
+
+def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
+    return lfm2.read_gguf(
+        fields,
+        source,
+        family="lfm2_moe",
+        implemented=gguf.EXPERT_KEYS | gguf.PLACE_KEYS,
+        experts=gguf.read_experts_of_layers(
+            # As llama.cpp computes it; the files do not say.
+            fields,
+            source,
+            normalize_shares=True,
+            score=ExpertScore.SIGMOID,
+        ),
+    )
+
+
+LFM2_MOE = Family(
+    name="lfm2_moe",
+    architecture="Lfm2MoeForCausalLM",
+    gguf_architectures=("lfm2moe",),
+    from_hugging_face=_from_hugging_face,
+    from_gguf=_from_gguf,
+    names=lfm2.NAMES,
+)

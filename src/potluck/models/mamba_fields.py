@@ -1,0 +1,133 @@
+"""What files say of Mamba-2 mixers, and what they call their tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from potluck.models.fields import MAX_HEADS, MAX_KERNEL, MAX_WIDTH, Fields
+from potluck.models.names import StoredPart
+from potluck.types.model import MambaConfig
+from potluck.types.tensor import TensorSource
+
+GGUF_KEYS = frozenset(
+    {
+        "ssm.conv_kernel",
+        "ssm.group_count",
+        "ssm.inner_size",
+        "ssm.state_size",
+        "ssm.time_step_rank",
+    }
+)
+"""What ``mamba_from_gguf`` implements."""
+
+
+def mamba_config(
+    fields: Fields,
+    *,
+    num_heads: int,
+    head_dim: int,
+    groups_key: str,
+    state_key: str,
+    kernel_key: str,
+    steps: tuple[float, float | None] = (0.0, None),
+    norm_groups: int | None = None,
+    has_conv_bias: bool = True,
+    has_bias: bool = False,
+) -> MambaConfig:
+    """A mixer with the sizes under these keys, and ``norm_groups``: None for those of the heads.
+
+    Raises unless its heads are in groups of equal sizes.
+    """
+    num_groups = fields.count(groups_key, MAX_HEADS)
+    if num_heads % num_groups:
+        raise fields.error(groups_key, f"must divide {num_heads} heads")
+    least, largest = steps
+    return MambaConfig(
+        num_heads=num_heads,
+        head_dim=head_dim,
+        num_groups=num_groups,
+        state_dim=fields.count(state_key, MAX_WIDTH),
+        kernel=fields.count(kernel_key, MAX_KERNEL, minimum=2),
+        least_step=least,
+        largest_step=largest,
+        norm_groups=norm_groups or num_groups,
+        has_conv_bias=has_conv_bias,
+        has_bias=has_bias,
+    )
+
+
+def step_limits(fields: Fields, key: str) -> tuple[float, float | None]:
+    """The least and the largest step under ``key``; None for no largest one."""
+    value = fields.get(key)
+    if value is None:
+        return 0.0, None
+    problem = "must be two numbers, of which the second is larger"
+    if not isinstance(value, list | tuple) or len(value) != 2:
+        raise fields.error(key, problem)
+    least, largest = (_number(each) for each in value)
+    if least is None or largest is None or not 0 <= least < largest:
+        raise fields.error(key, problem)
+    return least, None if largest == float("inf") else largest
+
+
+def _number(value: object) -> float | None:
+    """A number as transformers writes it, which has an object for an infinite one."""
+    if isinstance(value, Mapping):
+        return float("inf") if dict(value) == {"__float__": "Infinity"} else None
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number and isinstance(value, int | float) else None
+
+
+def mamba_from_gguf(
+    fields: Fields, source: TensorSource, has_attention: tuple[bool, ...]
+) -> MambaConfig:
+    """The mixer of the layers without attention; tensors say whether there are biases."""
+    inner = fields.count("ssm.inner_size", MAX_WIDTH)
+    num_heads = fields.count("ssm.time_step_rank", MAX_HEADS)
+    if inner % num_heads:
+        raise fields.error("ssm.inner_size", f"must be a multiple of {num_heads} heads")
+    layer = has_attention.index(False)
+    names = frozenset(source.names())
+    return mamba_config(
+        fields,
+        num_heads=num_heads,
+        head_dim=inner // num_heads,
+        groups_key="ssm.group_count",
+        state_key="ssm.state_size",
+        kernel_key="ssm.conv_kernel",
+        has_conv_bias=f"blk.{layer}.ssm_conv1d.bias" in names,
+        has_bias=f"blk.{layer}.ssm_in.bias" in names,
+    )
+
+
+def hugging_face_names(stem: str) -> Mapping[str, str | StoredPart]:
+    """The stems of a mixer that is the module ``stem`` of its layer."""
+    return {
+        **_projection(f"{stem}.in_proj"),
+        "mamba.kernel": StoredPart(name=f"{stem}.conv1d", is_flat=True),
+        "mamba.rate.weight": StoredPart(name=f"{stem}.A_log", is_negative_exp=True),
+        "mamba.step_bias.weight": f"{stem}.dt_bias",
+        "mamba.skip.weight": f"{stem}.D",
+        "mamba.norm": f"{stem}.norm",
+        "mamba.out": f"{stem}.out_proj",
+    }
+
+
+def _projection(name: str) -> Mapping[str, StoredPart]:
+    return {
+        "mamba.gate": StoredPart(name=name, is_part=True),
+        "mamba.x": StoredPart(name=name, after=("mamba.gate",)),
+        "mamba.step": StoredPart(name=name, after=("mamba.gate", "mamba.x")),
+    }
+
+
+GGUF_NAMES: Mapping[str, str | StoredPart] = {
+    **_projection("ssm_in"),
+    "mamba.kernel": StoredPart(name="ssm_conv1d", is_flat=True),
+    "mamba.rate.weight": "ssm_a",
+    "mamba.step_bias.weight": "ssm_dt.bias",
+    "mamba.skip.weight": "ssm_d",
+    "mamba.norm": StoredPart(name="ssm_norm", is_flat=True),
+    "mamba.out": "ssm_out",
+}
+"""The stems of a mixer in GGUF files."""

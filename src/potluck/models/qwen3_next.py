@@ -1,0 +1,380 @@
+"""Qwen3-Next (Qwen Team 2025): three gated delta nets (Yang et al. 2024) to one attention with an
+output gate, and experts with one for all tokens, which has a gate of its own.
+
+Norms are stored as ``w - 1``, but for that of the gated delta nets. What predicts further tokens is
+left out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Mapping
+
+from potluck.errors import ModelFileError
+from potluck.models import gguf, hugging_face
+from potluck.models.family import Family
+from potluck.models.fields import (
+    MAX_HEADS,
+    MAX_LAYERS,
+    MAX_WIDTH,
+    Fields,
+    unsupported,
+)
+from potluck.models.layers import with_layers
+from potluck.models.names import GGUF_NAMES, HUGGING_FACE_NAMES, FileKind, NameTable, StoredPart
+from potluck.types.model import (
+    ExpertsConfig,
+    GatedDeltaConfig,
+    HeadNorm,
+    LayerConfig,
+    MlpConfig,
+    ModelConfig,
+)
+from potluck.types.tensor import TensorSource
+
+LINEAR = "linear_attention"
+"""What ``layer_types`` calls layers with a gated delta net."""
+
+ROTARY_SHARE = 0.25
+HEAD_DIM = 256
+MAX_KERNEL = 64
+"""Published models have kernels of 4 tokens."""
+
+EXPERT_DEFAULTS: Mapping[str, object] = {"intermediate_size": 5632, "norm_topk_prob": True}
+"""Of the configurations with experts, where files leave them out."""
+
+# ``Qwen3NextConfig`` of transformers.
+_DEFAULTS: Mapping[str, object] = {
+    **EXPERT_DEFAULTS,
+    "hidden_size": 2048,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_value_head_dim": 128,
+    "max_position_embeddings": 32_768,
+    "moe_intermediate_size": 512,
+    "num_attention_heads": 16,
+    "num_experts": 512,
+    "num_experts_per_tok": 10,
+    "num_hidden_layers": 48,
+    "num_key_value_heads": 2,
+    "shared_expert_intermediate_size": 512,
+    "vocab_size": 151_936,
+}
+
+
+def _from_hugging_face(fields: Fields) -> ModelConfig:
+    fields = fields.with_defaults(_DEFAULTS)
+    return read_text_config(fields, family="qwen3_next", experts=read_experts_by_step(fields))
+
+
+def read_text_config(
+    fields: Fields, *, family: str, experts: tuple[ExpertsConfig | None, ...] | None = None
+) -> ModelConfig:
+    """The configuration of a ``family`` of Qwen3-Next's layers."""
+    # Code that has other gates than these says so.
+    fields.refuse_others({"attn_output_gate": (True,), "output_gate_type": ("silu", "swish")})
+    has_bias = fields.flag("attention_bias", default=False)
+    config = hugging_face.read_config(
+        fields,
+        family=family,
+        implemented=hugging_face.EXPERT_KEYS | {"attention_bias", "layer_types"},
+        default_head_dim=HEAD_DIM,
+        qkv_bias=has_bias,
+        output_bias=has_bias,
+        head_norm=HeadNorm.HEAD,
+        experts=experts,
+        default_rotary_share=ROTARY_SHARE,
+    )
+    is_recurrent = _recurrent_layers(fields, config.num_layers)
+    if not any(is_recurrent):
+        return with_recurrences(config, is_recurrent, None)
+    recurrence = GatedDeltaConfig(
+        num_heads=fields.count("linear_num_value_heads", MAX_HEADS),
+        num_key_heads=fields.count("linear_num_key_heads", MAX_HEADS),
+        key_dim=fields.count("linear_key_head_dim", MAX_WIDTH),
+        value_dim=fields.count("linear_value_head_dim", MAX_WIDTH),
+        kernel=fields.count("linear_conv_kernel_dim", MAX_KERNEL, minimum=2),
+    )
+    check_recurrence(fields, recurrence, key="linear_num_value_heads")
+    return with_recurrences(config, is_recurrent, recurrence)
+
+
+def read_experts_by_step(fields: Fields) -> tuple[ExpertsConfig | None, ...]:
+    """The experts of the layers that have any, with the one that all tokens have."""
+    shared = MlpConfig(width=fields.count("shared_expert_intermediate_size", MAX_WIDTH))
+    return tuple(
+        None
+        if experts is None
+        else dataclasses.replace(experts, shared=shared, has_shared_gate=True)
+        for experts in hugging_face.experts_by_step(fields)
+    )
+
+
+def _recurrent_layers(fields: Fields, num_layers: int) -> tuple[bool, ...]:
+    """Whether each layer has a gated delta net: by ``layer_types``, or all but every n-th."""
+    kinds = fields.texts("layer_types")
+    if fields.get("layer_types") is None:
+        interval = fields.count("full_attention_interval", MAX_LAYERS, 4)
+        return tuple((layer + 1) % interval != 0 for layer in range(num_layers))
+    if len(kinds) != num_layers:
+        raise fields.error("layer_types", f"must have {num_layers} entries")
+    if unknown := sorted(set(kinds) - {LINEAR, hugging_face.FULL}):
+        raise unsupported(*(f"layer_types {kind}" for kind in unknown))
+    return tuple(kind == LINEAR for kind in kinds)
+
+
+def check_recurrence(fields: Fields, recurrence: GatedDeltaConfig, *, key: str) -> None:
+    """Raise unless every key head serves equally many heads; ``key`` is that of the number."""
+    if recurrence.num_heads % recurrence.num_key_heads:
+        raise fields.error(key, f"must be a multiple of {recurrence.num_key_heads}, of key heads")
+
+
+def with_recurrences(
+    config: ModelConfig, is_recurrent: tuple[bool, ...], recurrence: GatedDeltaConfig | None
+) -> ModelConfig:
+    """``config`` with a recurrence in some layers, and in the others a gate after attention."""
+
+    def changed(index: int, layer: LayerConfig) -> LayerConfig:
+        if is_recurrent[index]:
+            return dataclasses.replace(layer, attention=None, recurrence=recurrence)
+        attention = dataclasses.replace(layer.grouped_attention, has_output_gate=True)
+        return dataclasses.replace(layer, attention=attention)
+
+    return with_layers(config, changed)
+
+
+NEXT_KEY = "nextn_predict_layers"
+GGUF_KEYS = frozenset(
+    {
+        "attention.recurrent_layers",
+        "full_attention_interval",
+        "ssm.conv_kernel",
+        "ssm.group_count",
+        "ssm.inner_size",
+        "ssm.state_size",
+        "ssm.time_step_rank",
+        NEXT_KEY,
+    }
+)
+GGUF_EXPERT_KEYS = gguf.EXPERT_KEYS | gguf.PLACE_KEYS | {"expert_weights_scale"}
+
+
+def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
+    return read_gguf(fields, source, family="qwen3_next", implemented=GGUF_EXPERT_KEYS)
+
+
+def read_gguf(
+    fields: Fields,
+    source: TensorSource,
+    *,
+    family: str,
+    implemented: frozenset[str],
+    is_tiled: bool = False,
+) -> ModelConfig:
+    """The configuration of a GGUF file of Qwen3-Next's layers.
+
+    ``is_tiled``: its heads with values take turns in the heads with keys.
+    """
+    num_blocks = fields.count("block_count", MAX_LAYERS)
+    num_next = fields.count(NEXT_KEY, MAX_LAYERS, 0, minimum=0)
+    if num_next >= num_blocks:
+        raise fields.error(NEXT_KEY, f"must be less than {num_blocks}, the number of blocks")
+    num_layers = num_blocks - num_next
+    is_recurrent = _recurrent_blocks(fields, num_blocks)[:num_layers]
+    fields = fields.without("attention.recurrent_layers")
+    fields = dataclasses.replace(fields, values={**fields.values, "block_count": num_layers})
+    # Models with experts in every layer have no width of other feed-forward parts.
+    fields = fields.with_defaults({"feed_forward_length": 1})
+    first = is_recurrent.index(False) if False in is_recurrent else 0
+    config = gguf.read_config(
+        fields,
+        source,
+        family=family,
+        implemented=GGUF_KEYS | implemented,
+        qkv_bias=f"blk.{first}.attn_q.bias" in frozenset(source.names()),
+        head_norm=HeadNorm.HEAD,
+        # As llama.cpp's build_layer_ffn computes it.
+        experts=gguf.read_experts_of_layers(fields, source, normalize_shares=True),
+    )
+    num_heads = fields.count("ssm.time_step_rank", MAX_HEADS)
+    inner_size = fields.count("ssm.inner_size", MAX_WIDTH)
+    if inner_size % num_heads:
+        raise fields.error("ssm.inner_size", f"must be a multiple of {num_heads}, of heads")
+    recurrence = GatedDeltaConfig(
+        num_heads=num_heads,
+        num_key_heads=fields.count("ssm.group_count", MAX_HEADS),
+        key_dim=fields.count("ssm.state_size", MAX_WIDTH),
+        value_dim=inner_size // num_heads,
+        kernel=fields.count("ssm.conv_kernel", MAX_KERNEL, minimum=2),
+        is_tiled=is_tiled,
+    )
+    check_recurrence(fields, recurrence, key="ssm.time_step_rank")
+    return with_recurrences(config, is_recurrent, recurrence)
+
+
+def _recurrent_blocks(fields: Fields, num_blocks: int) -> tuple[bool, ...]:
+    key = "attention.recurrent_layers"
+    value = fields.get(key)
+    if value is None:
+        interval = fields.count("full_attention_interval", MAX_LAYERS, 4)
+        return tuple((block + 1) % interval != 0 for block in range(num_blocks))
+    if isinstance(value, bool):
+        return (value,) * num_blocks
+    if not isinstance(value, list | tuple) or len(value) != num_blocks:
+        raise ModelFileError(
+            fields.path, f"{fields.prefix}{key} must have an entry for each of {num_blocks} blocks"
+        )
+    return tuple(bool(each) for each in value)
+
+
+MTP: Mapping[str, re.Pattern[str]] = {
+    "layers that predict further tokens": re.compile(r"(model\.)?mtp\..+")
+}
+"""Tensors that are left out, by what they are."""
+
+_DELTA_STEMS: Mapping[str, str | StoredPart] = {
+    "delta.kernel.weight": StoredPart(name="linear_attn.conv1d.weight", is_flat=True),
+    "delta.rate.weight": StoredPart(name="linear_attn.A_log", is_negative_exp=True),
+    "delta.decay_bias.weight": "linear_attn.dt_bias",
+    "delta.norm": "linear_attn.norm",
+    "delta.out": "linear_attn.out_proj",
+}
+_SHARED_STEMS: Mapping[str, str | StoredPart] = {
+    "mlp.shared.gate": "mlp.shared_expert.gate_proj",
+    "mlp.shared.up": "mlp.shared_expert.up_proj",
+    "mlp.shared.down": "mlp.shared_expert.down_proj",
+    "mlp.shared_gate": "mlp.shared_expert_gate",
+}
+_SHIFTED_NORMS: Mapping[str, str] = {
+    "attn_norm": "input_layernorm",
+    "mlp_norm": "post_attention_layernorm",
+    "attn.q_norm": "self_attn.q_norm",
+    "attn.k_norm": "self_attn.k_norm",
+}
+_GGUF_STEMS: Mapping[str, str | StoredPart] = {
+    "mlp_norm": "post_attention_norm",
+    "delta.qkv": "attn_qkv",
+    "delta.gate": "attn_gate",
+    "delta.kernel.weight": StoredPart(name="ssm_conv1d.weight", is_flat=True),
+    "delta.rate.weight": "ssm_a",
+    "delta.decay_bias.weight": "ssm_dt.bias",
+    "delta.norm": "ssm_norm",
+    "delta.out": "ssm_out",
+}
+
+
+def names_of(
+    hugging_face_stems: Mapping[str, str | StoredPart],
+    gguf_stems: Mapping[str, str | StoredPart],
+    *,
+    skipped: Mapping[str, re.Pattern[str]],
+    gguf_variants: Mapping[str, Mapping[str, str | StoredPart]] | None = None,
+) -> Mapping[FileKind, NameTable]:
+    """The names of a family of Qwen3-Next's layers, with the projections of gated delta nets.
+
+    Files of transformers may have a tensor for each expert's matrix, or one for all of a layer.
+    """
+    shifted = {stem: StoredPart(name=name, plus_one=True) for stem, name in _SHIFTED_NORMS.items()}
+    fused = "mlp.experts.gate_up_proj"
+    return {
+        FileKind.HUGGING_FACE: HUGGING_FACE_NAMES.changed(
+            {**shifted, **_DELTA_STEMS, **_SHARED_STEMS, **hugging_face_stems},
+            stems={"norm": StoredPart(name="model.norm", plus_one=True)},
+            skipped={**MTP, **skipped},
+            variants={
+                "fused experts": {
+                    "mlp.experts.gate.weight": StoredPart(name=fused, is_part=True),
+                    "mlp.experts.up.weight": StoredPart(name=fused, after=("mlp.experts.gate",)),
+                    "mlp.experts.down.weight": "mlp.experts.down_proj",
+                }
+            },
+        ),
+        FileKind.GGUF: dataclasses.replace(
+            GGUF_NAMES.changed({**_GGUF_STEMS, **gguf_stems}, variants=gguf_variants),
+            has_more_layers=True,
+        ),
+    }
+
+
+def _runs(
+    *parts: Callable[[GatedDeltaConfig], tuple[int, int]], of_factors: bool = False
+) -> Callable[[ModelConfig, int], tuple[range, ...]]:
+    """The rows of some parts of the groups that fused matrices consist of, one for each key head.
+
+    Of each part there is its first row in a group and the number of its rows. The groups of
+    ``in_proj_qkvz`` are a head's query and key, and the values and gates of the heads that it
+    serves; those ``of_factors`` (``in_proj_ba``) are the latter's betas and decays.
+    """
+
+    def rows_of(config: ModelConfig, layer: int) -> tuple[range, ...]:
+        recurrence = config.layers[layer].recurrence
+        if not isinstance(recurrence, GatedDeltaConfig):
+            raise ValueError(f"layer {layer} is no gated delta net")
+        group = 2 * _num_served(recurrence)
+        if not of_factors:
+            group = 2 * recurrence.key_dim + group * recurrence.value_dim
+        return tuple(
+            range(head * group + first, head * group + first + count)
+            for first, count in (part(recurrence) for part in parts)
+            for head in range(recurrence.num_key_heads)
+        )
+
+    return rows_of
+
+
+def _num_served(recurrence: GatedDeltaConfig) -> int:
+    return recurrence.num_heads // recurrence.num_key_heads
+
+
+def _fused_projections(name: str) -> Mapping[str, StoredPart]:
+    def values(each: GatedDeltaConfig) -> int:
+        return _num_served(each) * each.value_dim
+
+    return {
+        "delta.qkv.weight": StoredPart(
+            name=name,
+            rows_of=_runs(
+                lambda each: (0, each.key_dim),
+                lambda each: (each.key_dim, each.key_dim),
+                lambda each: (2 * each.key_dim, values(each)),
+            ),
+        ),
+        "delta.gate.weight": StoredPart(
+            name=name,
+            rows_of=_runs(lambda each: (2 * each.key_dim + values(each), values(each))),
+        ),
+    }
+
+
+def _fused_factors(name: str) -> Mapping[str, StoredPart]:
+    return {
+        "delta.beta.weight": StoredPart(
+            name=name, rows_of=_runs(lambda each: (0, _num_served(each)), of_factors=True)
+        ),
+        "delta.decay.weight": StoredPart(
+            name=name,
+            rows_of=_runs(lambda each: (_num_served(each), _num_served(each)), of_factors=True),
+        ),
+    }
+
+
+QWEN3_NEXT = Family(
+    name="qwen3_next",
+    architecture="Qwen3NextForCausalLM",
+    gguf_architectures=("qwen3next",),
+    from_hugging_face=_from_hugging_face,
+    from_gguf=_from_gguf,
+    names=names_of(
+        {
+            **_fused_projections("linear_attn.in_proj_qkvz.weight"),
+            **_fused_factors("linear_attn.in_proj_ba.weight"),
+        },
+        _fused_factors("ssm_ba.weight"),
+        skipped={},
+        # As llama.cpp's converter wrote it at first.
+        gguf_variants={"fused projections": _fused_projections("ssm_in.weight")},
+    ),
+)
