@@ -145,12 +145,14 @@ static inline int64_t num_state_strips(int64_t columns) { return (columns + 15) 
 // last; with `is_fresh` it begins as zeros, whatever it holds.
 constexpr int64_t kMaxConvKernel = 16;
 struct ConvArgs {
-  const float* x;  // [num_tokens][rows of weight]
+  const float* x;  // [num_tokens][width]
   float* out;      // likewise; may be x
   int64_t num_tokens;
-  Matrix weight;      // [width][kernel], of floats; kernel is from 2 to kMaxConvKernel
-  const float* bias;  // [width], or null
-  float* state;       // [kernel - 1][width]: the inputs before, oldest first
+  int64_t width;
+  int64_t kernel;       // from 2 to kMaxConvKernel
+  const float* weight;  // [width][kernel]
+  const float* bias;    // [width], or null
+  float* state;         // [kernel - 1][width]: the inputs before, oldest first
   bool is_fresh;
   bool has_silu;
   int64_t first_column;  // computed are columns [first_column, end_column); a multiple of 16

@@ -1,7 +1,6 @@
 // Short causal convolutions. Included by the body of ops with a state.
 #pragma once
 
-#include "kernels/linear/layout.h"
 #include "kernels/state/strips.h"
 
 namespace potluck {
@@ -12,29 +11,20 @@ namespace {
 // stays in the first cache, and rows are read at a stretch.
 constexpr int64_t kConvColumns = 256;
 
-// The 16 rows' weights of column j of a panel.
-POTLUCK_LANES F32x16 load_panel_column(const Matrix& weight, const uint8_t* panel, int64_t j) {
-  if (weight.format == Format::F32) return load(panel + 64 * j);
-  if (weight.format == Format::F16) return load_f16(panel + 32 * j);
-  if (weight.columns % 2 != 0 && j == weight.columns - 1) return load_bf16(panel + 32 * j);
-  const I32x16 pair = as_i32(load(panel + 64 * (j / 2)));
-  if (j % 2 == 0) return as_f32(shift_left<16>(pair));
-  return as_f32(bit_and(pair, splat_i32((int32_t)0xffff0000)));
-}
-
 // Columns [first, first + count), of which `first` is a multiple of 16.
 inline void convolve(const ConvArgs& args, int64_t first, int64_t count) {
-  const int64_t kernel = args.weight.columns, width = args.weight.rows;
-  const int64_t num_groups = (count + kNumLanes - 1) / kNumLanes;
-  const int64_t panel_size = kPanelRows * kernel * (args.weight.format == Format::F32 ? 4 : 2);
-  float weights[kConvColumns * kMaxConvKernel];  // [group][kernel][16]
+  const int64_t kernel = args.kernel, width = args.width;
+  float weights[kConvColumns * kMaxConvKernel];  // [group of 16 columns][kernel][16]
   float bias[kConvColumns];
   float rows[(kMaxConvKernel - 1) * kConvColumns];
   float* past[kMaxConvKernel];  // the rows before a token, oldest first
-  for (int64_t g = 0; g < num_groups; ++g) {
-    const uint8_t* panel = args.weight.data + (first / kPanelRows + g) * panel_size;
-    for (int64_t j = 0; j < kernel; ++j)
-      store(weights + (g * kernel + j) * kNumLanes, load_panel_column(args.weight, panel, j));
+  const int64_t last_group = (count - 1) / kNumLanes * kNumLanes;
+  for (int64_t j = 0; j < kernel; ++j)
+    store(weights + last_group * kernel + j * kNumLanes, splat(0.0f));
+  for (int64_t i = 0; i < count; ++i) {
+    const float* column = args.weight + (first + i) * kernel;
+    float* lane = weights + i / kNumLanes * kernel * kNumLanes + i % kNumLanes;
+    for (int64_t j = 0; j < kernel; ++j) lane[j * kNumLanes] = column[j];
   }
   for (int64_t i = 0; i < count; i += kNumLanes) {
     const int64_t n = count - i < kNumLanes ? count - i : kNumLanes;

@@ -9,7 +9,7 @@ _NOT_YET = frozenset(
     each
     for each in ALL_FEATURES
     if each.partition(" ")[0]
-    in ("HeadLinear", "CopyColumns", "CausalConv", "GatedDelta", "StateScan")
+    in ("HeadLinear", "CopyColumns")
     or each.endswith(
         (" value_dim", " value_start", " activation product", " activation relu_squared")
     )

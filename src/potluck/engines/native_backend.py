@@ -39,7 +39,7 @@ class NativeCost:
 
     def cache_bytes(self, program: Program, num_blocks: int, num_states: int = 0) -> int:
         """See ``native.cache_bytes``."""
-        return native.cache_bytes(program, num_blocks)
+        return native.cache_bytes(program, num_blocks, num_states)
 
     def scratch_bytes(
         self, program: Program, max_step_tokens: int, *, num_threads: int, arithmetic: Arithmetic
@@ -66,6 +66,7 @@ def open_engine(
     num_threads: int,
     arithmetic: Arithmetic,
     pool: ThreadPool | None,
+    num_states: int = 0,
 ) -> NativeEngine:
     """See ``engines.opening.open_engine``; without a ``pool`` it has one of ``num_threads``.
 
@@ -74,6 +75,7 @@ def open_engine(
     return NativeEngine(
         program,
         num_blocks=num_blocks,
+        num_states=num_states,
         max_step_tokens=max_step_tokens,
         pool=pool or make_pool(num_threads),
         isa=arithmetic.isa or address.variant or None,

@@ -59,6 +59,9 @@ def core_program(program: Program) -> runner.Program:
                 runner.CacheSpec(num_kv_heads=cache.num_kv_heads, head_dim=cache.head_dim)
                 for cache in program.caches
             ],
+            states=[
+                runner.StateSpec(rows=state.rows, width=state.width) for state in program.states
+            ],
             ropes=[(rope.cos, rope.sin) for rope in program.ropes],
             hidden_size=program.hidden_size,
             vocab_size=program.vocab_size,
@@ -87,6 +90,7 @@ def core_slice(part: SequenceSlice) -> runner.Slice:
         next_token=part.next_token,
         pooling=None if part.pooling is None else _POOLINGS[part.pooling],
         ends_pooling=part.ends_pooling,
+        state=part.state,
     )
 
 
