@@ -202,10 +202,10 @@ class NativeEngine:
     """One stage (see ``Engine``).
 
     ``num_blocks`` cache blocks, ``num_states`` slots for states and scratch for steps of up to
-    ``max_step_tokens`` are allocated here, weights as they come. ``isa`` is one of ``available_isas()``, taken untried; None is
-    ``choose_isa``'s. A fast ``arithmetic`` needs the instruction set that it is named after; with
-    another one ``ParameterError`` is raised. A call while another thread's call runs raises
-    ``EngineError``.
+    ``max_step_tokens`` are allocated here, weights as they come. ``isa`` is one of
+    ``available_isas()``, taken untried; None is ``choose_isa``'s. A fast ``arithmetic`` needs the
+    instruction set that it is named after; with another one ``ParameterError`` is raised. A call
+    while another thread's call runs raises ``EngineError``.
     """
 
     def __init__(

@@ -8,8 +8,7 @@ from potluck.types.tensor import COMPUTED_FORMATS
 _NOT_YET = frozenset(
     each
     for each in ALL_FEATURES
-    if each.partition(" ")[0]
-    in ("HeadLinear", "CopyColumns")
+    if each.partition(" ")[0] in ("HeadLinear", "CopyColumns")
     or each.endswith(
         (" value_dim", " value_start", " activation product", " activation relu_squared")
     )

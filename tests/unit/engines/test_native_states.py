@@ -6,6 +6,7 @@ The shapes are ragged on purpose: heads and columns are no multiples of the kern
 from __future__ import annotations
 
 from dataclasses import MISSING, fields, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -227,7 +228,9 @@ def test_every_field_matters(name: str) -> None:
     """That a field were ignored, the test above would show."""
     program = PROGRAMS[name]
     expected = reference_logits(program)
-    index, op = next((i, each) for i, each in enumerate(program.ops) if hasattr(each, "state_index"))
+    index, op = next(
+        (i, each) for i, each in enumerate(program.ops) if hasattr(each, "state_index")
+    )
     changes: list[dict[str, Any]] = [
         {field.name: field.default}
         for field in fields(op)
@@ -248,7 +251,7 @@ def test_chunks_threads_and_neighbours_do_not_matter(name: str) -> None:
     engine = native_engine(program, num_threads=3)
     cuts = (0, 1, 2, 5, 6, 20, 36, NUM_TOKENS)
     parts = []
-    for first, end in zip(cuts, cuts[1:], strict=False):
+    for first, end in pairwise(cuts):
         # Beside prompts and decodes of other sequences, which begin anew in a used slot.
         step = step_of(part(1, 0, 13), part(2, 0, 1), part(0, first, end), part(3, 0, 2))
         parts.append(engine.logits(step, None)[14 : 14 + end - first])
@@ -360,10 +363,10 @@ def test_models_without_state_have_no_slots() -> None:
         weights=tuple(weight for weight in program.weights if "kernel" not in weight.name),
         states=(),
     )
-    stateless = replace(
-        stateless,
-        ops=tuple(replace(op, x="x") if op == stateless.ops[-3] else op for op in stateless.ops),
-    )
+    last = stateless.ops[-3]
+    assert isinstance(last, Linear)
+    ops = (*stateless.ops[:-3], replace(last, x="x"), *stateless.ops[-2:])
+    stateless = replace(stateless, ops=ops)
     engine = native_engine(stateless, num_states=3)
     assert engine.block_format.state_bytes == 0
     assert native.cache_bytes(stateless, 0, 3) == 0
@@ -371,3 +374,86 @@ def test_models_without_state_have_no_slots() -> None:
     step = step_of(part(0, 0, 3, slot=9), copies=(StateCopy(source=7, target=8),))
     assert engine.logits(step, None).shape == (3, VOCAB)
     assert engine.read_states([11]).shape == (1, 0)
+
+
+def with_state(*states: StateSpec) -> Program:
+    return replace(PROGRAMS["delta"], states=states)
+
+
+def with_op(op: Op) -> tuple[Op, ...]:
+    ops = PROGRAMS["conv"].ops
+    return (*ops[:5], op, *ops[6:])
+
+
+_STATE = state_of(DELTA)
+BAD: dict[str, tuple[Program, str]] = {
+    "kernel of one": (
+        replace(PROGRAMS["conv"], ops=with_op(replace(CONV, kernel=1))),
+        "kernel is 1, and must be from 2 to 16",
+    ),
+    "long kernel": (program_of(replace(CONV, kernel=17)), "kernel is 17"),
+    "no heads": (program_of(replace(DELTA, num_key_heads=0)), "num_key_heads is 0"),
+    "key heads": (program_of(replace(DELTA, num_key_heads=4)), "does not divide num_heads"),
+    "epsilon": (program_of(replace(DELTA, epsilon=float("nan"))), "epsilon must be finite"),
+    "groups": (program_of(replace(SCAN, num_groups=4)), "num_groups does not divide num_heads"),
+    "limits": (
+        program_of(replace(SCAN, least_step=2.0, largest_step=1.0)),
+        "largest_step is less than least_step",
+    ),
+    "limit": (program_of(replace(SCAN, least_step=float("inf"))), "least_step must be finite"),
+    "no state": (with_state(), "there is no state 0"),
+    "negative state": (program_of(replace(SCAN, state_index=-1)), "there is no state -1"),
+    "another state": (
+        with_state(replace(_STATE, rows=7)),
+        r"state 0 is \[7, 20\], and \[144, 20\] is needed",
+    ),
+    "unused state": (with_state(_STATE, _STATE), "state 1 is never used"),
+    "empty state": (with_state(replace(_STATE, rows=0)), "the rows of a state is 0"),
+    "huge states": (
+        with_state(*[StateSpec(rows=1 << 20, width=1 << 14)] * 5),
+        r"more than 2\^36 numbers",
+    ),
+    "state of two": (
+        replace(
+            PROGRAMS["conv"],
+            ops=(*PROGRAMS["conv"].ops[:6], CONV, *PROGRAMS["conv"].ops[6:]),
+        ),
+        "state 0 is that of another op",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_contradiction_is_refused(name: str) -> None:
+    program, problem = BAD[name]
+    with pytest.raises(EngineError, match=problem):
+        native_engine(program)
+
+
+@pytest.mark.parametrize(
+    ("name", "register"),
+    [
+        ("conv", "y"),
+        ("delta", "x"),
+        ("delta", "y"),
+        ("delta", "decay"),
+        ("delta", "beta"),
+        ("scan", "x"),
+        ("scan", "y"),
+        ("scan", "decay"),
+    ],
+)
+def test_wrong_widths_are_refused(name: str, register: str) -> None:
+    program = PROGRAMS[name]
+    registers = tuple(
+        replace(each, width=each.width + 1) if each.name == register else each
+        for each in program.registers
+    )
+    weights = tuple(
+        replace(each, shape=(each.shape[0] + 1, WIDTH))
+        if each.name == f"{register}_weight"
+        else each
+        for each in program.weights
+    )
+    with pytest.raises(EngineError, match=r"op 5 \(.*is needed"):
+        native_engine(replace(program, registers=registers, weights=weights))
