@@ -57,10 +57,10 @@ POTLUCK_LANES F32x16 over_one_plus_exp(F32x16 v, F32x16 w) {
   return div(v, add(splat(1.0f), exp(sub(splat(0.0f), w))));
 }
 
-// log(1 + x) within LOG1P_ULP ulp for x >= 0; inf for inf, NaN for NaN. With u = 1 + x = 2^n m and m from
-// sqrt(1/2) to sqrt(2) it is the polynomial of Cephes for log(m) (logf.c, Moshier 1989) and n times
-// ln 2 in two parts, as in `exp`; what rounding u has lost of x is added as lost / u (log1p of
-// fdlibm, Sun 1993).
+// log(1 + x) within 0.83 ulp (the largest error over a third of all f32) for finite x >= 0; NaN for
+// NaN. With u = 1 + x = 2^n m and m from sqrt(1/2) to sqrt(2) it is the polynomial of Cephes for
+// log(m) (logf.c, Moshier 1989) and n times ln 2 in two parts, as in `exp`; what rounding u has lost
+// of x is added as lost / u (log1p of fdlibm, Sun 1993).
 POTLUCK_LANES F32x16 log1p(F32x16 x) {
   const F32x16 one = splat(1.0f);
   const F32x16 u = add(x, one);
@@ -83,7 +83,8 @@ POTLUCK_LANES F32x16 log1p(F32x16 x) {
   return fma(n, splat(kLn2High), add(f, rest));
 }
 
-// log(1 + e^x), which is x from 20 on.
+// log(1 + e^x) within 1.7 ulp (the largest error over a seventh of all f32); x above 20, NaN for
+// NaN.
 POTLUCK_LANES F32x16 softplus(F32x16 x) {
   return where_less(splat(20.0f), x, x, log1p(exp(x)));
 }

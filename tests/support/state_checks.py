@@ -270,7 +270,9 @@ class DeltaCase:
             decays=rng.uniform(0, 1, (TOKENS, num_heads)).astype(np.float32),
             betas=rng.uniform(0, 1, (TOKENS, num_heads)).astype(np.float32),
             values=_normal(rng, TOKENS, num_heads, value_dim),
-            start=rng.standard_normal((num_heads, key_dim, value_dim)).astype(np.float32).astype(np.float64),
+            start=rng.standard_normal((num_heads, key_dim, value_dim))
+            .astype(np.float32)
+            .astype(np.float64),
             is_tiled=is_tiled,
         )
 
@@ -400,7 +402,9 @@ class ScanCase:
             steps=rng.uniform(0.1, 2, (TOKENS, num_heads)).astype(np.float32),
             decays=rng.uniform(0, 1, (TOKENS, num_heads)).astype(np.float32),
             skip=_normal(rng, num_heads),
-            start=rng.standard_normal((num_heads, state_dim, head_dim)).astype(np.float32).astype(np.float64),
+            start=rng.standard_normal((num_heads, state_dim, head_dim))
+            .astype(np.float32)
+            .astype(np.float64),
             num_groups=num_groups,
         )
 
