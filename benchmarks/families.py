@@ -32,10 +32,17 @@ sys.path[:0] = [str(_TESTS), str(_TESTS / "parity")]
 
 import test_dense_families as dense  # type: ignore[import-not-found]  # noqa: E402
 import test_expert_parity as experts  # type: ignore[import-not-found]  # noqa: E402
+import test_gated_delta_parity as gated_delta  # type: ignore[import-not-found]  # noqa: E402
 import test_gemma_parity as gemma  # type: ignore[import-not-found]  # noqa: E402
+import test_hybrid_parity as hybrids  # type: ignore[import-not-found]  # noqa: E402
 from support.dense_models import write_dense_gguf  # noqa: E402
 from support.expert_models import make_expert_model, write_expert_gguf  # noqa: E402
+from support.gated_delta_models import (  # noqa: E402
+    make_gated_delta_model,
+    write_gated_delta_gguf,
+)
 from support.gemma_models import make_gemma, write_gemma_gguf  # noqa: E402
+from support.hybrid_models import make_hybrid_model, write_hybrid_gguf  # noqa: E402
 from support.random_models import make_random_model, random_tokens  # noqa: E402
 from support.stages import Stages  # noqa: E402
 
@@ -85,6 +92,24 @@ def models() -> Iterator[Model]:
 
         return write
 
+    def write_gated_delta(case: gated_delta.Case) -> Callable[[Path], Path]:
+        def write(folder: Path) -> Path:
+            model = make_gated_delta_model(
+                case.family, case.settings, folder, seed=5, sees=case.sees
+            )
+            write_gated_delta_gguf(folder / "model.gguf", model)
+            return folder / "model.gguf"
+
+        return write
+
+    def write_hybrid(case: hybrids.Case) -> Callable[[Path], Path]:
+        def write(folder: Path) -> Path:
+            model = make_hybrid_model(case.family, case.settings, folder, seed=5)
+            write_hybrid_gguf(folder / "model.gguf", model)
+            return folder / "model.gguf"
+
+        return write
+
     for case in dense.CASES:
         if case.architecture:
             yield Model(name=case.name, family=case.family, write=write_dense(case))
@@ -93,6 +118,11 @@ def models() -> Iterator[Model]:
     for one in experts.CASES:
         if one.has_gguf:
             yield Model(name=one.name, family=one.family, write=write_experts(one))
+    for net in gated_delta.WITH_GGUF:
+        yield Model(name=net.name, family=net.family, write=write_gated_delta(net))
+    for hybrid in hybrids.CASES:
+        if hybrid.has_gguf:
+            yield Model(name=hybrid.name, family=hybrid.family, write=write_hybrid(hybrid))
 
 
 def with_vocabulary(path: Path) -> Path:

@@ -17,11 +17,24 @@ MAX_CONTEXT_TOKENS = 8192
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
-    """Of a mixture of experts, in every layer."""
+    """Of a mixture of experts, in every layer; ``shared_size`` is the width of one for all tokens,
+    which has a gate of its own.
+    """
 
     num_experts: int
     num_experts_per_token: int
     intermediate_size: int
+    shared_size: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatedDelta:
+    """Of gated delta nets, in all layers but every fourth one."""
+
+    num_heads: int = 32
+    num_key_heads: int = 16
+    head_dim: int = 128
+    kernel: int = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,9 +42,10 @@ class Shape:
     """What the sizes of a model follow from.
 
     ``vocab_size`` is None for that of demo, whose tokenizer all have. ``family`` is the model type
-    of Hugging Face: ``llama``, ``qwen3``, ``gemma3_text`` or, with experts, ``qwen3_moe`` and
-    ``gpt_oss``; the last two of these without those in Hugging Face layout. ``window`` is that of
-    the layers that slide.
+    of Hugging Face: ``llama``, ``qwen3``, ``gemma3_text``, ``lfm2`` or, with experts,
+    ``qwen3_moe`` and ``gpt_oss``, or ``qwen3_5_text`` and ``qwen3_5_moe_text``; ``is_only_gguf`` of
+    some of them. ``window`` is that of the layers that slide, ``rotary_dim`` what turns of a head,
+    if not all. ``conv_layers`` have convolutions of ``kernel`` tokens instead of attention.
     """
 
     family: str = "llama"
@@ -45,16 +59,25 @@ class Shape:
     has_tied_head: bool = True
     experts: Experts | None = None
     window: int | None = None
+    conv_layers: tuple[int, ...] = ()
+    kernel: int = 3
+    rotary_dim: int | None = None
+    gated_delta: GatedDelta | None = None
+
+    def is_recurrent(self, layer: int) -> bool:
+        """Whether a layer has a gated delta net in the place of attention."""
+        return self.gated_delta is not None and (layer + 1) % 4 != 0
 
     @property
     def has_head_norms(self) -> bool:
-        """Whether every head of q and k has a norm, as Qwen 3 and Gemma 3 have."""
-        return self.family.startswith(("qwen3", "gemma3"))
+        """Whether every head of q and k has a norm, as Qwen 3, Gemma 3 and LFM2 have."""
+        return self.family.startswith(("qwen3", "gemma3", "lfm2"))
 
     @property
     def is_only_gguf(self) -> bool:
         """Whether a model of this shape is made as a GGUF file only."""
-        return self.family in ("gemma3_text", "gpt_oss")
+        families = ("gemma3_text", "gpt_oss", "lfm2", "qwen3_5_text", "qwen3_5_moe_text")
+        return self.family in families
 
 
 _LLAMA_3_2_1B = Shape(
@@ -88,6 +111,22 @@ _GPT_OSS_20B = Shape(
     has_tied_head=False,
     experts=Experts(num_experts=32, num_experts_per_token=4, intermediate_size=2880),
     window=128,
+)
+_QWEN3_5_35B_A3B = Shape(
+    family="qwen3_5_moe_text",
+    hidden_size=2048,
+    intermediate_size=512,
+    num_layers=40,
+    num_heads=16,
+    num_key_value_heads=2,
+    head_dim=256,
+    vocab_size=248_320,
+    has_tied_head=False,
+    experts=Experts(
+        num_experts=256, num_experts_per_token=8, intermediate_size=512, shared_size=512
+    ),
+    rotary_dim=64,
+    gated_delta=GatedDelta(),
 )
 
 SHAPES = {
@@ -165,17 +204,46 @@ SHAPES = {
         vocab_size=262_144,
         window=1024,
     ),
+    "LFM2-1.2B": Shape(
+        family="lfm2",
+        hidden_size=2048,
+        intermediate_size=8192,
+        num_layers=16,
+        num_heads=32,
+        num_key_value_heads=8,
+        head_dim=64,
+        vocab_size=65_536,
+        conv_layers=(0, 1, 3, 4, 6, 7, 9, 11, 13, 15),
+    ),
     "gpt-oss-20B": _GPT_OSS_20B,
     "gpt-oss-20B-4-layers": dataclasses.replace(_GPT_OSS_20B, num_layers=4),
+    "Qwen3.5-4B": Shape(
+        family="qwen3_5_text",
+        hidden_size=2560,
+        intermediate_size=9216,
+        num_layers=32,
+        num_heads=16,
+        num_key_value_heads=4,
+        head_dim=256,
+        vocab_size=248_320,
+        rotary_dim=64,
+        gated_delta=GatedDelta(),
+    ),
+    "Qwen3.5-35B-A3B": _QWEN3_5_35B_A3B,
+    "Qwen3.5-35B-A3B-8-layers": dataclasses.replace(_QWEN3_5_35B_A3B, num_layers=8),
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tensor:
-    """A weight's name, and its dimensions, rows before columns. A vector is a norm's weight."""
+    """A weight's name, and its dimensions, rows before columns.
+
+    A vector is a norm's weight, or has ``value`` everywhere.
+    """
 
     name: str
     dimensions: tuple[int, ...]
+    value: float = 1.0
 
 
 def hugging_face_tensors(shape: Shape, vocab_size: int) -> Iterator[Tensor]:
@@ -204,7 +272,12 @@ def gguf_tensors(shape: Shape, vocab_size: int) -> Iterator[Tensor]:
     yield Tensor(name="token_embd.weight", dimensions=(vocab_size, hidden))
     for layer in range(shape.num_layers):
         prefix = f"blk.{layer}"
-        yield from _attention(shape, prefix, _GGUF_NAMES)
+        if shape.gated_delta is not None and shape.is_recurrent(layer):
+            yield from _gated_delta_net(shape, shape.gated_delta, prefix)
+        elif layer in shape.conv_layers:
+            yield from _short_conv(shape, prefix)
+        else:
+            yield from _attention(shape, prefix, _GGUF_NAMES)
         if shape.family == "gemma3_text":
             yield Tensor(name=f"{prefix}.post_attention_norm.weight", dimensions=(hidden,))
             yield Tensor(name=f"{prefix}.post_ffw_norm.weight", dimensions=(hidden,))
@@ -222,9 +295,55 @@ def gguf_tensors(shape: Shape, vocab_size: int) -> Iterator[Tensor]:
             ("down", (hidden, inner)),
         ):
             yield Tensor(name=f"{prefix}.ffn_{name}{kind}.weight", dimensions=(*stacked, *matrix))
-    yield Tensor(name="output_norm.weight", dimensions=(hidden,))
+        if shape.experts is not None and shape.experts.shared_size is not None:
+            yield from _shared_expert(hidden, shape.experts.shared_size, prefix)
+    last_norm = "token_embd_norm" if shape.family == "lfm2" else "output_norm"
+    yield Tensor(name=f"{last_norm}.weight", dimensions=(hidden,))
     if not shape.has_tied_head:
         yield Tensor(name="output.weight", dimensions=(vocab_size, hidden))
+
+
+def _shared_expert(hidden: int, inner: int, prefix: str) -> Iterator[Tensor]:
+    yield Tensor(name=f"{prefix}.ffn_gate_inp_shexp.weight", dimensions=(hidden,))
+    for name, matrix in (
+        ("gate", (inner, hidden)),
+        ("up", (inner, hidden)),
+        ("down", (hidden, inner)),
+    ):
+        yield Tensor(name=f"{prefix}.ffn_{name}_shexp.weight", dimensions=matrix)
+
+
+def _gated_delta_net(shape: Shape, net: GatedDelta, prefix: str) -> Iterator[Tensor]:
+    """Of one layer, with the norms before and after it."""
+    hidden, values = shape.hidden_size, net.num_heads * net.head_dim
+    channels = values + 2 * net.num_key_heads * net.head_dim
+    for name, dimensions in (
+        ("attn_norm", (hidden,)),
+        ("attn_qkv", (channels, hidden)),
+        ("attn_gate", (values, hidden)),
+        ("ssm_conv1d", (channels, net.kernel)),
+        ("ssm_beta", (net.num_heads, hidden)),
+        ("ssm_alpha", (net.num_heads, hidden)),
+        ("ssm_norm", (net.head_dim,)),
+        ("ssm_out", (hidden, values)),
+        ("post_attention_norm", (hidden,)),
+    ):
+        yield Tensor(name=f"{prefix}.{name}.weight", dimensions=dimensions)
+    yield Tensor(name=f"{prefix}.ssm_a", dimensions=(net.num_heads,), value=-0.1)
+    yield Tensor(name=f"{prefix}.ssm_dt.bias", dimensions=(net.num_heads,))
+
+
+def _short_conv(shape: Shape, prefix: str) -> Iterator[Tensor]:
+    """Of one layer of LFM2, with the norms before and after it."""
+    hidden = shape.hidden_size
+    for name, dimensions in (
+        ("attn_norm", (hidden,)),
+        ("shortconv.in_proj", (3 * hidden, hidden)),
+        ("shortconv.conv", (hidden, shape.kernel)),
+        ("shortconv.out_proj", (hidden, hidden)),
+        ("ffn_norm", (hidden,)),
+    ):
+        yield Tensor(name=f"{prefix}.{name}.weight", dimensions=dimensions)
 
 
 def _gpt_oss_vectors(shape: Shape, prefix: str) -> Iterator[Tensor]:
@@ -274,9 +393,10 @@ def _attention(shape: Shape, prefix: str, names: tuple[str, ...]) -> Iterator[Te
     queries = shape.num_heads * shape.head_dim
     keys = shape.num_key_value_heads * shape.head_dim
     head_norm = (shape.head_dim,) if shape.has_head_norms else None
+    has_gate = shape.gated_delta is not None
     all_dimensions = (
         (hidden,),
-        (queries, hidden),
+        (2 * queries if has_gate else queries, hidden),
         (keys, hidden),
         (keys, hidden),
         (hidden, queries),
@@ -285,7 +405,7 @@ def _attention(shape: Shape, prefix: str, names: tuple[str, ...]) -> Iterator[Te
         (hidden,),
     )
     for name, dimensions in zip(names, all_dimensions, strict=True):
-        if name == "ffn_norm" and shape.family == "gpt_oss":
+        if name == "ffn_norm" and (has_gate or shape.family == "gpt_oss"):
             name = "post_attention_norm"  # what llama.cpp calls the norm before its experts
         if dimensions is not None:
             yield Tensor(name=f"{prefix}.{name}.weight", dimensions=dimensions)

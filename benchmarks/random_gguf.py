@@ -9,7 +9,7 @@ from typing import Any
 
 import gguf
 import numpy as np
-from model_shapes import MAX_CONTEXT_TOKENS, Shape, Tensor, gguf_tensors
+from model_shapes import MAX_CONTEXT_TOKENS, GatedDelta, Shape, Tensor, gguf_tensors
 from random_weights import SEED, random_tensor
 
 from potluck.catalog.locate import DEMO_DIRECTORY
@@ -22,8 +22,18 @@ _ARCHITECTURES = {
     "qwen3_moe": "qwen3moe",
     "gemma3_text": "gemma3",
     "gpt_oss": "gpt-oss",
+    "lfm2": "lfm2",
+    "qwen3_5_text": "qwen35",
+    "qwen3_5_moe_text": "qwen35moe",
 }
-_ROPE_THETAS = {"gemma3_text": 1e6, "gpt_oss": 150_000.0}
+_ROPE_THETAS = {
+    "gemma3_text": 1e6,
+    "gpt_oss": 150_000.0,
+    "lfm2": 1e6,
+    "qwen3_5_text": 1e7,
+    "qwen3_5_moe_text": 1e7,
+}
+_KEPT_IN_F32 = ("ffn_gate_inp", "shortconv.conv", "ssm_conv1d")
 
 
 def write_gguf(
@@ -38,10 +48,18 @@ def write_gguf(
     writer.add_embedding_length(shape.hidden_size)
     writer.add_feed_forward_length(shape.intermediate_size)
     writer.add_head_count(shape.num_heads)
-    writer.add_head_count_kv(shape.num_key_value_heads)
+    if shape.conv_layers:
+        kv_heads = [
+            0 if layer in shape.conv_layers else shape.num_key_value_heads
+            for layer in range(shape.num_layers)
+        ]
+        writer.add_head_count_kv(kv_heads)
+        writer.add_shortconv_l_cache(shape.kernel)
+    else:
+        writer.add_head_count_kv(shape.num_key_value_heads)
     writer.add_key_length(shape.head_dim)
     writer.add_value_length(shape.head_dim)
-    writer.add_rope_dimension_count(shape.head_dim)
+    writer.add_rope_dimension_count(shape.rotary_dim or shape.head_dim)
     writer.add_rope_freq_base(_ROPE_THETAS.get(shape.family, demo["rope_theta"]))
     if shape.window is not None:
         writer.add_sliding_window(shape.window)
@@ -49,11 +67,15 @@ def write_gguf(
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         writer.add_rope_scaling_factor(32.0)
         writer.add_rope_scaling_orig_ctx_len(4096)
-    writer.add_layer_norm_rms_eps(demo["rms_norm_eps"])
+    writer.add_layer_norm_rms_eps(1e-6 if shape.gated_delta else demo["rms_norm_eps"])
     if shape.experts is not None:
         writer.add_expert_count(shape.experts.num_experts)
         writer.add_expert_used_count(shape.experts.num_experts_per_token)
         writer.add_expert_feed_forward_length(shape.experts.intermediate_size)
+        if shape.experts.shared_size is not None:
+            writer.add_expert_shared_feed_forward_length(shape.experts.shared_size)
+    if shape.gated_delta is not None:
+        _add_gated_delta(writer, shape.gated_delta)
     _add_tokenizer(writer, vocab_size, demo)
     formats = {}
     tensors = list(gguf_tensors(shape, vocab_size))
@@ -74,22 +96,34 @@ def write_gguf(
     (file,) = writer.fout
     for tensor in tensors:
         writer.write_padding(file, file.tell())
-        for piece in random_tensor(rng, formats[tensor.name], tensor.dimensions):
+        fmt = formats[tensor.name]
+        for piece in random_tensor(rng, fmt, tensor.dimensions, tensor.value):
             file.write(piece.data)
     writer.write_padding(file, file.tell())
     writer.close()
 
 
+def _add_gated_delta(writer: Any, net: GatedDelta) -> None:
+    writer.add_ssm_conv_kernel(net.kernel)
+    writer.add_ssm_state_size(net.head_dim)
+    writer.add_ssm_group_count(net.num_key_heads)
+    writer.add_ssm_time_step_rank(net.num_heads)
+    writer.add_ssm_inner_size(net.num_heads * net.head_dim)
+    writer.add_full_attention_interval(4)
+    writer.add_rope_dimension_sections([11, 11, 10, 0])
+
+
 def stored_format(tensor: Tensor, type_name: str, shape: Shape) -> TensorFormat:
     """Of a tensor in a file of a type, as llama.cpp's quantizer chooses (``llama-quant.cpp``).
 
-    Norms and routers are F32. The head, or the embedding where it is the head, is Q6_K in files of
-    any coarser type but Q8_0. In files of MXFP4 (gpt-oss) only experts are, and the others Q8_0.
-    In the mixture Q4_K_M the values' and the down projections are Q6_K
-    in an eighth of the layers at either end, and in every third between.
+    Norms, routers and the kernels of convolutions are F32. The head, or the embedding where it is
+    the head, is Q6_K in files of any coarser type but Q8_0. In files of MXFP4 (gpt-oss) only
+    experts are, and the others Q8_0. In the mixture Q4_K_M the values' and the down projections are
+    Q6_K in an eighth of the layers at either end, and in every third between; fused projections of
+    queries, keys and values are Q5_K.
     """
     is_vector = len(tensor.dimensions) == 1 or tensor.name.endswith(".bias")
-    if is_vector or "ffn_gate_inp" in tensor.name:
+    if is_vector or any(part in tensor.name for part in _KEPT_IN_F32):
         return TensorFormat.F32
     if type_name == "MXFP4" and "_exps" not in tensor.name:
         return TensorFormat.Q8_0
@@ -97,6 +131,8 @@ def stored_format(tensor: Tensor, type_name: str, shape: Shape) -> TensorFormat:
     is_head = tensor.name == ("token_embd.weight" if shape.has_tied_head else "output.weight")
     if is_head and fmt.is_quantized and fmt is not TensorFormat.Q8_0:
         return _that_fits(TensorFormat.Q6_K, tensor)
+    if type_name == "Q4_K_M" and "attn_qkv" in tensor.name:
+        return _that_fits(TensorFormat.Q5_K, tensor)
     if type_name != "Q4_K_M" or not any(part in tensor.name for part in ("attn_v", "ffn_down")):
         return _that_fits(fmt, tensor)
     layer, count = int(tensor.name.split(".")[1]), shape.num_layers
@@ -109,7 +145,12 @@ def _that_fits(fmt: TensorFormat, tensor: Tensor) -> TensorFormat:
     """``fmt``, or what llama.cpp takes instead for rows that are not whole blocks of it."""
     if tensor.dimensions[-1] % fmt.block_elements == 0:
         return fmt
-    return {TensorFormat.Q6_K: TensorFormat.Q8_0, TensorFormat.Q4_K: TensorFormat.Q5_0}[fmt]
+    fallbacks = {
+        TensorFormat.Q6_K: TensorFormat.Q8_0,
+        TensorFormat.Q5_K: TensorFormat.Q5_1,
+        TensorFormat.Q4_K: TensorFormat.Q5_0,
+    }
+    return fallbacks[fmt]
 
 
 def _add_tokenizer(writer: Any, vocab_size: int, demo: dict[str, Any]) -> None:

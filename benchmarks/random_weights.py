@@ -62,14 +62,17 @@ _SCALES = {
 
 
 def random_tensor(
-    rng: np.random.Generator, fmt: TensorFormat, dimensions: tuple[int, ...]
+    rng: np.random.Generator,
+    fmt: TensorFormat,
+    dimensions: tuple[int, ...],
+    vector_value: float = 1.0,
 ) -> Iterator[NDArray[np.uint8]]:
-    """What a file stores of a tensor, in pieces of at most 64 MiB: ones of a vector, which is a
-    norm's weight, random rows of anything else.
+    """What a file stores of a tensor, in pieces of at most 64 MiB: one value of a vector, which is
+    1 of a norm's weight, and random rows of anything else.
     """
     num_columns = dimensions[-1]
     if len(dimensions) == 1:
-        yield _floats(np.ones((1, num_columns), np.float32), fmt)
+        yield _floats(np.full((1, num_columns), vector_value, np.float32), fmt)
         return
     num_rows = math.prod(dimensions[:-1])
     step = max(1, _PIECE_ELEMENTS // num_columns)

@@ -283,6 +283,12 @@ void sigmoid(const Kernels& kernels, Vector<const float> x, Vector<float> out) {
   kernels.sigmoid(x.data(), out.data(), x.shape(0));
 }
 
+void relu_squared(const Kernels& kernels, Vector<const float> x, Vector<float> out) {
+  require_shape(out, "out must be as long as x", x.shape(0));
+  nb::gil_scoped_release release;
+  kernels.relu_squared(x.data(), out.data(), x.shape(0));
+}
+
 void softcap(const Kernels& kernels, Vector<float> x, float cap) {
   nb::gil_scoped_release release;
   kernels.softcap(x.data(), cap, x.shape(0));
@@ -343,43 +349,52 @@ using CacheIn = Array<const uint16_t, 4>;
 using CacheOut = Array<uint16_t, 4>;
 
 template <class Cache>
-void check_cache(const Cache& keys, const Cache& values, int64_t num_kv_heads, int64_t head_dim) {
+void check_cache(const Cache& keys, const std::optional<Cache>& values, int64_t num_kv_heads,
+                 int64_t head_dim, int64_t value_dim) {
   require(head_dim > 0 && head_dim % 8 == 0, "the head size must be a multiple of 8");
   require_shape(keys, "keys must be [blocks, kv_heads, head_dim, 16]", keys.shape(0), num_kv_heads,
                 head_dim, kBlockTokens);
-  require_shape(values, "values must be [blocks, kv_heads, 16, padded head_dim]", keys.shape(0),
-                num_kv_heads, kBlockTokens, padded_head_dim(head_dim));
+  if (values)
+    require_shape(*values, "values must be [blocks, kv_heads, 16, padded value_dim]",
+                  keys.shape(0), num_kv_heads, kBlockTokens, padded_value_dim(value_dim));
 }
 
-void append_kv(const Kernels& kernels, Rows<const float> k, Rows<const float> v, CacheOut keys,
-               CacheOut values, int64_t block, int64_t offset) {
+void append_kv(const Kernels& kernels, Rows<const float> k, std::optional<Rows<const float>> v,
+               CacheOut keys, std::optional<CacheOut> values, int64_t block, int64_t offset) {
   const int64_t num_kv_heads = k.shape(0), head_dim = k.shape(1);
-  require_shape(v, "v must have the shape of k", num_kv_heads, head_dim);
-  check_cache(keys, values, num_kv_heads, head_dim);
+  const int64_t value_dim = v ? v->shape(1) : 0;
+  require(v.has_value() == values.has_value(), "v and values come together");
+  if (v) require_shape(*v, "v must have the heads of k", num_kv_heads, value_dim);
+  check_cache(keys, values, num_kv_heads, head_dim, value_dim);
   require(0 <= block && block < static_cast<int64_t>(keys.shape(0)), "no such block");
   require(0 <= offset && offset < kBlockTokens, "no such offset");
   nb::gil_scoped_release release;
-  kernels.append_kv(k.data(), v.data(), keys.data(), values.data(), block, offset, num_kv_heads,
-                    head_dim);
+  kernels.append_kv(k.data(), v ? v->data() : nullptr, keys.data(),
+                    values ? values->data() : nullptr, block, offset, num_kv_heads, head_dim,
+                    value_dim);
 }
 
 // Neighbouring tokens [tokens, heads, head_dim] of a sequence; without a window they see
-// everything.
+// everything. Without values they are columns of the keys from `value_start` on.
 using Heads = Array<float, 3>;
 using HeadsIn = Array<const float, 3>;
 
-AttentionArgs attention_args(HeadsIn q, CacheIn keys, CacheIn values,
+AttentionArgs attention_args(HeadsIn q, CacheIn keys, const std::optional<CacheIn>& values,
                              Vector<const int32_t> block_table, int64_t position,
                              std::optional<int64_t> window, float scale, Heads out,
-                             float softcap,
-                             const std::optional<Vector<const float>>& sinks) {
+                             float softcap, const std::optional<Vector<const float>>& sinks,
+                             int64_t value_start) {
   const int64_t num_tokens = q.shape(0), num_heads = q.shape(1), head_dim = q.shape(2);
   const int64_t num_kv_heads = keys.shape(1), num_blocks = keys.shape(0);
   require(num_tokens > 0, "there must be a token");
   require(num_kv_heads > 0 && num_heads % num_kv_heads == 0,
           "heads must be a multiple of key-value heads");
-  check_cache(keys, values, num_kv_heads, head_dim);
-  require_shape(out, "out must have the shape of q", num_tokens, num_heads, head_dim);
+  const int64_t value_dim = out.shape(2);
+  check_cache(keys, values, num_kv_heads, head_dim, value_dim);
+  require(value_dim > 0, "values must have a column");
+  require_shape(out, "out must have the tokens and heads of q", num_tokens, num_heads, value_dim);
+  require(values || (value_start >= 0 && value_start + value_dim <= head_dim),
+          "keys do not have the columns of the values");
   require(0 <= position, "no such position");
   require((position + num_tokens - 1) / kBlockTokens <
               static_cast<int64_t>(block_table.shape(0)),
@@ -394,12 +409,15 @@ AttentionArgs attention_args(HeadsIn q, CacheIn keys, CacheIn values,
   args.position = position;
   args.window = window.value_or(kNoWindow);
   args.keys = keys.data();
-  args.values = values.data();
+  args.values = values ? values->data() : nullptr;
   args.block_table = block_table.data();
   args.num_heads = num_heads;
   args.num_kv_heads = num_kv_heads;
   args.head_dim = head_dim;
+  args.value_dim = value_dim;
+  args.value_start = value_start;
   args.end_kv_head = num_kv_heads;
+  args.end_in_group = num_heads / num_kv_heads;
   args.scale = scale;
   args.softcap = softcap;
   if (sinks) {
@@ -410,34 +428,41 @@ AttentionArgs attention_args(HeadsIn q, CacheIn keys, CacheIn values,
 }
 
 std::vector<float> attention_scratch(const AttentionArgs& args) {
-  return std::vector<float>(
-      static_cast<size_t>(attention_scratch_floats(attention_rows(args), args.head_dim)));
+  return std::vector<float>(static_cast<size_t>(attention_scratch_floats(
+      attention_rows(args), args.head_dim, args.value_dim, args.values != nullptr)));
 }
 
-void attention(const Kernels& kernels, HeadsIn q, CacheIn keys, CacheIn values,
+void attention(const Kernels& kernels, HeadsIn q, CacheIn keys, std::optional<CacheIn> values,
                Vector<const int32_t> block_table, int64_t position, std::optional<int64_t> window,
-               float scale, Heads out, float softcap, std::optional<Vector<const float>> sinks) {
+               float scale, Heads out, float softcap, std::optional<Vector<const float>> sinks,
+               int64_t value_start) {
   AttentionArgs args = attention_args(q, keys, values, block_table, position, window, scale, out,
-                                      softcap, sinks);
+                                      softcap, sinks, value_start);
   std::vector<float> scratch = attention_scratch(args);
   args.scratch = scratch.data();
   nb::gil_scoped_release release;
   kernels.attention(args);
 }
 
-void attention_in_parts(const Kernels& kernels, HeadsIn q, CacheIn keys, CacheIn values,
-                        Vector<const int32_t> block_table, int64_t position,
-                        std::optional<int64_t> window, float scale, Heads out, float softcap,
-                        std::optional<Vector<const float>> sinks) {
+// Key-value heads, and those that share one in two halves, by themselves.
+void attention_in_parts(const Kernels& kernels, HeadsIn q, CacheIn keys,
+                        std::optional<CacheIn> values, Vector<const int32_t> block_table,
+                        int64_t position, std::optional<int64_t> window, float scale, Heads out,
+                        float softcap, std::optional<Vector<const float>> sinks,
+                        int64_t value_start) {
   AttentionArgs args = attention_args(q, keys, values, block_table, position, window, scale, out,
-                                      softcap, sinks);
+                                      softcap, sinks, value_start);
   std::vector<float> scratch = attention_scratch(args);
   args.scratch = scratch.data();
   nb::gil_scoped_release release;
-  for (int64_t kv_head = 0; kv_head < args.num_kv_heads; ++kv_head) {
-    args.first_kv_head = kv_head;
-    args.end_kv_head = kv_head + 1;
-    const int64_t span_floats = attention_partial_floats(attention_rows(args), args.head_dim);
+  const int64_t group = args.end_in_group;
+  for (int64_t part = 0; part < 2 * args.num_kv_heads; ++part) {
+    args.first_kv_head = part / 2;
+    args.end_kv_head = part / 2 + 1;
+    args.first_in_group = part % 2 == 0 ? 0 : group / 2;
+    args.end_in_group = part % 2 == 0 ? group / 2 : group;
+    if (args.first_in_group == args.end_in_group) continue;
+    const int64_t span_floats = attention_partial_floats(attention_rows(args), args.value_dim);
     const int64_t num_spans = end_span(args) - first_span(args);
     std::vector<float> partials(static_cast<size_t>(num_spans * span_floats));
     for (int64_t i = num_spans; i-- > 0;)
@@ -637,22 +662,25 @@ void bind_kernels(nb::module_& m, KernelLookup lookup) {
            "out"_a.noconvert())
       .def("clamped_gate", &run_gate<&Kernels::clamped_gate>, "gate"_a.noconvert(), "up"_a.noconvert(),
            "out"_a.noconvert())
+      .def("product_gate", &run_gate<&Kernels::product_gate>, "gate"_a.noconvert(),
+           "up"_a.noconvert(), "out"_a.noconvert())
+      .def("relu_squared", &relu_squared, "x"_a.noconvert(), "out"_a.noconvert())
       .def("add", &add, "x"_a.noconvert(), "y"_a.noconvert())
       .def("add_scaled", &add_scaled, "x"_a.noconvert(), "y"_a.noconvert(), "scale"_a)
       .def("scale", &scale, "x"_a.noconvert(), "factor"_a)
       .def("multiply", &multiply, "x"_a.noconvert(), "y"_a.noconvert())
       .def("sigmoid", &sigmoid, "x"_a.noconvert(), "out"_a.noconvert())
       .def("softcap", &softcap, "x"_a.noconvert(), "cap"_a)
-      .def("append_kv", &append_kv, "k"_a.noconvert(), "v"_a.noconvert(), "keys"_a.noconvert(),
-           "values"_a.noconvert(), "block"_a, "offset"_a)
+      .def("append_kv", &append_kv, "k"_a.noconvert(), "v"_a.noconvert().none(),
+           "keys"_a.noconvert(), "values"_a.noconvert().none(), "block"_a, "offset"_a)
       .def("attention", &attention, "q"_a.noconvert(), "keys"_a.noconvert(),
-           "values"_a.noconvert(), "block_table"_a.noconvert(), "position"_a, "window"_a.none(),
-           "scale"_a, "out"_a.noconvert(), "softcap"_a = 0.0f,
-           "sinks"_a.noconvert() = nb::none())
+           "values"_a.noconvert().none(), "block_table"_a.noconvert(), "position"_a,
+           "window"_a.none(), "scale"_a, "out"_a.noconvert(), "softcap"_a = 0.0f,
+           "sinks"_a.noconvert() = nb::none(), "value_start"_a = 0)
       .def("attention_in_parts", &attention_in_parts, "q"_a.noconvert(), "keys"_a.noconvert(),
-           "values"_a.noconvert(), "block_table"_a.noconvert(), "position"_a, "window"_a.none(),
-           "scale"_a, "out"_a.noconvert(), "softcap"_a = 0.0f,
-           "sinks"_a.noconvert() = nb::none())
+           "values"_a.noconvert().none(), "block_table"_a.noconvert(), "position"_a,
+           "window"_a.none(), "scale"_a, "out"_a.noconvert(), "softcap"_a = 0.0f,
+           "sinks"_a.noconvert() = nb::none(), "value_start"_a = 0)
       .def("causal_conv", &causal_conv, "x"_a.noconvert(), "weight"_a.noconvert(),
            "bias"_a.noconvert().none(), "state"_a.noconvert(), "is_fresh"_a, "has_silu"_a,
            "out"_a.noconvert(), "first_column"_a, "end_column"_a)

@@ -87,7 +87,8 @@ void bind_program(nb::module_& m) {
   nb::class_<WeightSpec>(m, "WeightSpec")
       .def(nb::init<std::string, std::vector<int64_t>>(), nb::kw_only(), "name"_a, "shape"_a);
   nb::class_<CacheSpec>(m, "CacheSpec")
-      .def(nb::init<int64_t, int64_t>(), nb::kw_only(), "num_kv_heads"_a, "head_dim"_a);
+      .def(nb::init<int64_t, int64_t, int64_t>(), nb::kw_only(), "num_kv_heads"_a, "head_dim"_a,
+           "value_dim"_a);
   nb::class_<StateSpec>(m, "StateSpec")
       .def(nb::init<int64_t, int64_t>(), nb::kw_only(), "rows"_a, "width"_a);
   nb::class_<Program>(m, "Program")

@@ -315,6 +315,15 @@ void check_other_elementwise(const Kernels& kernels, Report& report) {
     const double g = fmin(gate, 7), u = fmax(-7, fmin(up, 7));
     return g / (1 + exp(-1.702 * g)) * (u + 1);
   });
+  kernels.product_gate(x.data(), y.data(), out.data(), kCount);
+  check("product_gate", 0, [](double gate, double up) {
+    return static_cast<double>(static_cast<float>(gate) * static_cast<float>(up));
+  });
+  kernels.relu_squared(x.data(), out.data(), kCount);
+  check("relu_squared", 0, [](double v, double) {
+    const float positive = fmaxf(static_cast<float>(v), 0);
+    return static_cast<double>(positive * positive);
+  });
   kernels.sigmoid(x.data(), out.data(), kCount);
   check("sigmoid", 4e-7, [](double v, double) { return 1 / (1 + exp(-v)); });
   out = x;
@@ -425,7 +434,8 @@ void check_attention(const Kernels& kernels, Random& random, Report& report) {
   const std::vector<float> v = random.numbers(kPositions * kKvHeads * kHeadDim);
   for (int64_t p = 0; p < kPositions; ++p)
     kernels.append_kv(k.data() + p * kKvHeads * kHeadDim, v.data() + p * kKvHeads * kHeadDim,
-                      keys.data(), values.data(), block_table[p / 16], p % 16, kKvHeads, kHeadDim);
+                      keys.data(), values.data(), block_table[p / 16], p % 16, kKvHeads, kHeadDim,
+                      kHeadDim);
   const auto key = [&](int64_t p, int64_t head, int64_t d) {
     const int64_t i = ((block_table[p / 16] * kKvHeads + head) * kHeadDim + d) * 16 + p % 16;
     return static_cast<double>(from_half(keys[at(i)]));
@@ -451,10 +461,11 @@ void check_attention(const Kernels& kernels, Random& random, Report& report) {
   const std::vector<float> q = random.numbers(kTokens * kHeads * kHeadDim);
   std::vector<float> out(q.size());
   constexpr int64_t kNumRows = kTokens * kHeads;
-  std::vector<float> scratch(at(attention_scratch_floats(kNumRows, kHeadDim)));
+  std::vector<float> scratch(at(attention_scratch_floats(kNumRows, kHeadDim, kHeadDim, false)));
   AttentionArgs args{q.data(),    out.data(),    kTokens,     kPosition, kWindow,
                            keys.data(), values.data(), block_table, kHeads,    kKvHeads,
-                           kHeadDim,    0,             kKvHeads,    0.2f,      0.0f,
+                           kHeadDim,    kHeadDim,      0,           0,         kKvHeads,
+                           0,           kHeads / kKvHeads,          0.2f,      0.0f,
                            nullptr,     scratch.data()};
   const auto is_attention = [&] {
     bool is_near = true;
@@ -515,6 +526,40 @@ void check_attention(const Kernels& kernels, Random& random, Report& report) {
   }
   capped.add(out);
   report.line("softcap", capped, ok);
+
+  // Values that are columns of the keys have the bits of the same values stored apart, whoever
+  // computes which heads.
+  constexpr int64_t kStart = 3, kValueDim = 20;
+  args.softcap = 0.0f;
+  args.sinks = nullptr;
+  args.value_dim = kValueDim;
+  args.value_start = kStart;
+  std::vector<uint16_t> stored(at(kNumBlocks * kKvHeads * kBlockTokens * kPadded), nan_half);
+  std::vector<uint16_t> unused(keys.size());
+  for (int64_t p = 0; p < kPositions; ++p) {
+    std::vector<float> columns;
+    for (int64_t head = 0; head < kKvHeads; ++head) {
+      const float* first = k.data() + (p * kKvHeads + head) * kHeadDim + kStart;
+      columns.insert(columns.end(), first, first + kValueDim);
+    }
+    kernels.append_kv(k.data() + p * kKvHeads * kHeadDim, columns.data(), unused.data(),
+                      stored.data(), block_table[p / 16], p % 16, kKvHeads, kHeadDim, kValueDim);
+  }
+  args.values = stored.data();
+  out.assign(at(kTokens * kHeads * kValueDim), NAN);
+  args.out = out.data();
+  kernels.attention(args);
+  const std::vector<float> of_stored = out;
+  out.assign(out.size(), NAN);
+  args.values = nullptr;
+  for (int64_t i = 0; i < kHeads / kKvHeads; i += 2) {
+    args.first_in_group = i;
+    args.end_in_group = i + 2 < kHeads / kKvHeads ? i + 2 : kHeads / kKvHeads;
+    kernels.attention(args);
+  }
+  Checksum latent;
+  latent.add(out);
+  report.line("attention.latent", latent, out == of_stored);
 }
 
 }  // namespace

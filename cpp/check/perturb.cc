@@ -13,11 +13,11 @@ namespace {
 constexpr int kMaxIsas = 5;
 constexpr const char* kPlainKernels[] = {
     "rms_norm",       "layer_norm",   "rope",            "silu_gate", "gelu_gate",
-    "clamped_gate",   "add",          "add_scaled",      "scale",     "multiply",
-    "sigmoid",        "softcap",      "append_kv",       "attention", "attention_span",
-    "attention_merge", "causal_conv", "delta_inputs",    "gated_delta", "scan_inputs",
-    "state_scan",     "exp_sum",     "copy_allowed",    "draw_weights", "kept_sums",
-    "split_logits"};
+    "clamped_gate",   "product_gate", "relu_squared",    "add",       "add_scaled",
+    "scale",          "multiply",     "sigmoid",         "softcap",   "append_kv",
+    "attention",      "attention_span", "attention_merge", "causal_conv", "delta_inputs",
+    "gated_delta",    "scan_inputs",  "state_scan",      "exp_sum",   "copy_allowed",
+    "draw_weights",   "kept_sums",    "split_logits"};
 constexpr int kNumPlainKernels = sizeof kPlainKernels / sizeof *kPlainKernels;
 constexpr int kNumIds =
     2 + 3 * kNumFormats + kNumFloatFormats + kNumTargets + kNumPlainKernels;
@@ -180,6 +180,16 @@ struct Perturbed {
     if (is_active("clamped_gate")) spoil_last(out, count, 0.0f);
   }
 
+  static void product_gate(const float* gate, const float* up, float* out, int64_t count) {
+    real().product_gate(gate, up, out, count);
+    if (is_active("product_gate")) nudge(out + count - 1);
+  }
+
+  static void relu_squared(const float* x, float* out, int64_t count) {
+    real().relu_squared(x, out, count);
+    if (is_active("relu_squared")) nudge(out + count - 1);
+  }
+
   static void add(float* x, const float* y, int64_t count) {
     real().add(x, y, count);
     if (is_active("add")) nudge(x + count - 1);
@@ -221,8 +231,9 @@ struct Perturbed {
   }
 
   static void append_kv(const float* k, const float* v, uint16_t* keys, uint16_t* values,
-                        int64_t block, int64_t offset, int64_t num_kv_heads, int64_t head_dim) {
-    real().append_kv(k, v, keys, values, block, offset, num_kv_heads, head_dim);
+                        int64_t block, int64_t offset, int64_t num_kv_heads, int64_t head_dim,
+                        int64_t value_dim) {
+    real().append_kv(k, v, keys, values, block, offset, num_kv_heads, head_dim, value_dim);
     if (is_active("append_kv"))
       nudge(keys + ((block + 1) * num_kv_heads * head_dim - 1) * kBlockTokens + offset);
   }
@@ -249,9 +260,9 @@ struct Perturbed {
     if (!is_active("attention_span") || span != end_span(args) - 1) return;
     const int64_t rows = attention_rows(args);
     if (kIsScalar)  // the last row's sum is forgotten
-      partial[attention_partial_floats(rows, args.head_dim) - 1] = 0.0f;
+      partial[attention_partial_floats(rows, args.value_dim) - 1] = 0.0f;
     else
-      nudge(partial + (rows - 1) * padded_head_dim(args.head_dim) + args.head_dim - 1);
+      nudge(partial + (rows - 1) * padded_value_dim(args.value_dim) + args.value_dim - 1);
   }
 
   static void attention_merge(const AttentionArgs& args, float* partials) {
@@ -269,8 +280,9 @@ struct Perturbed {
 
   static float* last_output(const AttentionArgs& args) {
     const int64_t end_head = (args.num_tokens - 1) * args.num_heads +
-                             args.end_kv_head * (args.num_heads / args.num_kv_heads);
-    return args.out + end_head * args.head_dim - 1;
+                             (args.end_kv_head - 1) * (args.num_heads / args.num_kv_heads) +
+                             args.end_in_group;
+    return args.out + end_head * args.value_dim - 1;
   }
 
   static void causal_conv(const ConvArgs& args) {
@@ -410,6 +422,8 @@ struct Perturbed {
                                     silu_gate,
                                     gelu_gate,
                                     clamped_gate,
+                                    product_gate,
+                                    relu_squared,
                                     add,
                                     add_scaled,
                                     scale,

@@ -52,7 +52,8 @@ namespace {
     #isa, 1, isa::quantize, isa::round_bf16, {POTLUCK_FORMATS(POTLUCK_LINEAR)}, \
         {POTLUCK_FORMATS(POTLUCK_EMBED)}, {POTLUCK_FLOAT_FORMATS(POTLUCK_WIDEN)},      \
         {POTLUCK_TARGETS(POTLUCK_ENCODE)}, isa::rms_norm, isa::layer_norm, isa::rope,  \
-        isa::silu_gate, isa::gelu_gate, isa::clamped_gate, isa::add, isa::add_scaled,  \
+        isa::silu_gate, isa::gelu_gate, isa::clamped_gate, isa::product_gate,          \
+        isa::relu_squared, isa::add, isa::add_scaled,                                  \
         isa::scale, isa::multiply, isa::sigmoid, isa::softcap, isa::append_kv,         \
         isa::attention, isa::attention_span, isa::attention_merge,                      \
         isa::causal_conv, isa::delta_inputs, isa::gated_delta, isa::scan_inputs,       \

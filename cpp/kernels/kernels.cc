@@ -37,14 +37,16 @@ int64_t panel_bytes(Format format, int64_t columns) {
 }
 
 // Per row its weighted values, its maximum and its sum.
-int64_t attention_partial_floats(int64_t num_rows, int64_t head_dim) {
-  return num_rows * (padded_head_dim(head_dim) + 2);
+int64_t attention_partial_floats(int64_t num_rows, int64_t value_dim) {
+  return num_rows * (padded_value_dim(value_dim) + 2);
 }
 
 // Per row its query, its scores in a span, and two partials: the span's and that of the spans
-// before.
-int64_t attention_scratch_floats(int64_t num_rows, int64_t head_dim) {
-  return num_rows * (head_dim + kScoreStride) + 2 * attention_partial_floats(num_rows, head_dim);
+// before. Values that keys hold are turned in a place of their own.
+int64_t attention_scratch_floats(int64_t num_rows, int64_t head_dim, int64_t value_dim,
+                                 bool has_values) {
+  return num_rows * (head_dim + kScoreStride) + (has_values ? 0 : kTurnedFloats) +
+         2 * attention_partial_floats(num_rows, value_dim);
 }
 
 }  // namespace potluck

@@ -91,18 +91,23 @@ struct LinearArgs {
 // sees the last `window` positions up to its own.
 struct AttentionArgs {
   const float* q;               // [num_tokens][num_heads][head_dim]
-  float* out;                   // likewise
+  float* out;                   // [num_tokens][num_heads][value_dim]
   int64_t num_tokens;
   int64_t position;             // of the first token
   int64_t window;               // at least 1; kNoWindow to see everything
   const uint16_t* keys;         // f16 [block][kv_head][head_dim][16 positions]
-  const uint16_t* values;       // f16 [block][kv_head][16 positions][padded head_dim]
+  const uint16_t* values;       // f16 [block][kv_head][16 positions][padded value_dim]; or null:
+                                // they are columns [value_start, value_start + value_dim) of keys
   const int32_t* block_table;   // cache block of positions [16 i, 16 i + 16)
   int64_t num_heads;
   int64_t num_kv_heads;
   int64_t head_dim;             // a multiple of 8
-  int64_t first_kv_head;        // computed are the query heads that share key-value heads
-  int64_t end_kv_head;          // [first_kv_head, end_kv_head)
+  int64_t value_dim;
+  int64_t value_start;
+  int64_t first_kv_head;        // computed are, of the query heads that share each of the key-value
+  int64_t end_kv_head;          // heads [first_kv_head, end_kv_head), those with the places
+  int64_t first_in_group;       // [first_in_group, end_in_group)
+  int64_t end_in_group;
   float scale;
   float softcap;                // see `softcap` below; 0 for none
   const float* sinks;           // [num_heads], or null
@@ -110,7 +115,7 @@ struct AttentionArgs {
 };
 constexpr int64_t kNoWindow = INT64_MAX;
 // Value rows are filled up to whole lanes.
-static inline int64_t padded_head_dim(int64_t head_dim) { return (head_dim + 15) / 16 * 16; }
+static inline int64_t padded_value_dim(int64_t value_dim) { return (value_dim + 15) / 16 * 16; }
 
 // Attention goes by spans [256 s, 256 s + 256) of absolute positions (docs/adr/0019): each has its
 // own maximum, sum and weighted values, its *partial*, and these are merged in ascending order.
@@ -129,13 +134,17 @@ static inline int64_t end_span(const AttentionArgs& args) {
 // A row is a token and a query head.
 static inline int64_t attention_rows(const AttentionArgs& args) {
   return args.num_tokens * (args.end_kv_head - args.first_kv_head) *
-         (args.num_heads / args.num_kv_heads);
+         (args.end_in_group - args.first_in_group);
 }
 // The scores of a row in a span lie a line farther apart than they are long, so that neighbours do
 // not fall into the same cache set.
 constexpr int64_t kScoreStride = kSpanTokens + 16;
-int64_t attention_partial_floats(int64_t num_rows, int64_t head_dim);
-int64_t attention_scratch_floats(int64_t num_rows, int64_t head_dim);
+int64_t attention_partial_floats(int64_t num_rows, int64_t value_dim);
+// Values that are columns of the keys are copied for some columns of one span at a time, as float32
+// and position after position: so many floats.
+constexpr int64_t kTurnedFloats = 32 * kSpanTokens;
+int64_t attention_scratch_floats(int64_t num_rows, int64_t head_dim, int64_t value_dim,
+                                 bool has_values);
 
 // A state of float32 matrices lies in strips of 16 columns, [matrix][strip][rows][16], the last
 // strip filled up with zeros: a strip stays in the first cache while tokens pass through it.
@@ -291,6 +300,11 @@ struct Kernels {
   // g / (1 + exp(-1.702 g)) * (u + 1) with g = min(gate, 7) and u = up, within -7 and 7.
   void (*clamped_gate)(const float* gate, const float* up, float* out, int64_t count);
 
+  // gate * up.
+  void (*product_gate)(const float* gate, const float* up, float* out, int64_t count);
+  // max(x, 0)^2.
+  void (*relu_squared)(const float* x, float* out, int64_t count);
+
   void (*add)(float* x, const float* y, int64_t count);
   // x += scale * y: a product, then a sum.
   void (*add_scaled)(float* x, const float* y, float scale, int64_t count);
@@ -303,9 +317,11 @@ struct Kernels {
   // x = cap * tanh(x / cap).
   void (*softcap)(float* x, float cap, int64_t count);
 
-  // Stores one token's keys and values [num_kv_heads][head_dim] into its cache block.
+  // Stores one token's keys [num_kv_heads][head_dim] and, unless value_dim is 0, its values
+  // [num_kv_heads][value_dim] into its cache block.
   void (*append_kv)(const float* k, const float* v, uint16_t* keys, uint16_t* values,
-                    int64_t block, int64_t offset, int64_t num_kv_heads, int64_t head_dim);
+                    int64_t block, int64_t offset, int64_t num_kv_heads, int64_t head_dim,
+                    int64_t value_dim);
 
   // softmax(scale * q . keys) . values, over the positions that each token sees. Scores are capped
   // before the softmax, and a head's sink is one more score, without a value.

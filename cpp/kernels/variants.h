@@ -42,6 +42,8 @@
   void silu_gate(const float* gate, const float* up, float* out, int64_t count);                  \
   void gelu_gate(const float* gate, const float* up, float* out, int64_t count);                  \
   void clamped_gate(const float* gate, const float* up, float* out, int64_t count);               \
+  void product_gate(const float* gate, const float* up, float* out, int64_t count);               \
+  void relu_squared(const float* x, float* out, int64_t count);                                   \
   void add(float* x, const float* y, int64_t count);                                              \
   void add_scaled(float* x, const float* y, float scale, int64_t count);                          \
   void scale(float* x, float factor, int64_t count);                                              \
@@ -49,7 +51,7 @@
   void sigmoid(const float* x, float* out, int64_t count);                                        \
   void softcap(float* x, float cap, int64_t count);                                               \
   void append_kv(const float* k, const float* v, uint16_t* keys, uint16_t* values, int64_t block, \
-                 int64_t offset, int64_t num_kv_heads, int64_t head_dim);                         \
+                 int64_t offset, int64_t num_kv_heads, int64_t head_dim, int64_t value_dim);      \
   void attention(const AttentionArgs& args);                                                      \
   void attention_span(const AttentionArgs& args, int64_t span, float* partial);                   \
   void attention_merge(const AttentionArgs& args, float* partials);                               \

@@ -12,8 +12,12 @@ namespace {
 // more, their queries and scores leave the second cache (64 rows are 200 KB at 128 columns).
 constexpr int64_t kPartRows = 64;
 // What reading a position costs, as rows that are computed: 32 bytes a nanosecond come from memory
-// per core, or less, while 32 multiply-adds are done.
+// per core, or less, while 32 multiply-adds are done. Values that are turned cost as much
+// (docs/adr/0055).
 constexpr int64_t kReadRows = 4;
+// Query heads that share a key-value head are divided into parts of as many rows, not of fewer:
+// each part reads all keys.
+constexpr int64_t kLeastRows = 8;
 
 int64_t group_heads(const AttentionShape& shape) { return shape.num_heads / shape.num_kv_heads; }
 
@@ -22,6 +26,11 @@ int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int64_t most_tokens(const AttentionShape& shape, const AttentionLimits& limits) {
   const int64_t tokens = std::max<int64_t>(1, kPartRows / group_heads(shape));
   return std::min(tokens, limits.max_step_tokens);
+}
+
+// Query heads of one part that share a key-value head.
+int64_t most_in_group(const AttentionShape& shape, int64_t num_tokens) {
+  return std::clamp<int64_t>(kPartRows / num_tokens, 1, group_heads(shape));
 }
 
 // Key-value heads of one part.
@@ -46,7 +55,7 @@ int64_t work_of(const AttentionTile& tile, const AttentionShape& shape) {
   int64_t seen = kReadRows * (last + 1 - first_position(args, 0));
   for (int64_t i = 0; i < tile.num_tokens; ++i)
     seen += group_heads(shape) * (tile.position + i + 1 - first_position(args, i));
-  return 2 * shape.head_dim * seen;
+  return (shape.head_dim + shape.value_dim) * seen;
 }
 
 class Divider {
@@ -91,40 +100,58 @@ class Divider {
     const AttentionArgs args = args_of(tile, shape_);
     const int64_t num_spans = end_span(args) - first_span(args);
     const int64_t head_work = work_of(tile, shape_);
-    const int64_t head_rows = tile.num_tokens * group_heads(shape_);
-    const int64_t head_floats = num_spans * attention_partial_floats(head_rows, shape_.head_dim);
-    const bool can_cut = head_floats * shape_.num_kv_heads <= free_floats_;
+    const int64_t group = group_heads(shape_);
+    const int64_t cut_floats = num_spans * shape_.num_kv_heads * partial_floats(tile, group);
+    const bool can_cut = cut_floats <= free_floats_;
     int64_t heads = most_heads(shape_, tile.num_tokens);
-    const int64_t num_wanted = std::max<int64_t>(1, heads * head_work / fair_work_);
+    int64_t in_group = most_in_group(shape_, tile.num_tokens);
+    const int64_t part_work = heads * head_work * in_group / group;
+    const int64_t num_wanted = std::max<int64_t>(1, part_work / fair_work_);
     const int64_t num_cuts = can_cut ? std::min(num_spans, num_wanted) : 1;
+    if (heads < divide_up(num_wanted, num_cuts)) {
+      const int64_t least = divide_up(kLeastRows, tile.num_tokens);
+      in_group = std::clamp(in_group * heads * num_cuts / num_wanted, std::min(least, in_group),
+                            in_group);
+    }
     heads = std::max<int64_t>(1, heads * num_cuts / num_wanted);
     const auto index = static_cast<int64_t>(division_.tiles.size());
     division_.tiles.push_back(tile);
+    const int64_t num_groups = divide_up(group, in_group);
     for (int64_t head = 0; head < shape_.num_kv_heads; head += heads) {
       const int64_t end_head = std::min(head + heads, shape_.num_kv_heads);
-      const AttentionPart part{index, head, end_head, first_span(args), end_span(args),
-                               kNoPartials, (end_head - head) * head_work};
-      if (num_cuts == 1)
-        division_.parts.push_back(part);
-      else
-        cut(part, num_cuts, (end_head - head) * head_floats);
+      for (int64_t i = 0; i < num_groups; ++i) {
+        const int64_t first = group * i / num_groups, end = group * (i + 1) / num_groups;
+        const AttentionPart part{index, {head, end_head, first, end}, first_span(args),
+                                 end_span(args), kNoPartials,
+                                 (end_head - head) * head_work * (end - first) / group};
+        if (num_cuts == 1)
+          division_.parts.push_back(part);
+        else
+          cut(part, num_cuts, (end_head - head) * partial_floats(tile, end - first));
+      }
     }
   }
 
+  // Of one key-value head, and `in_group` query heads that share it.
+  int64_t partial_floats(const AttentionTile& tile, int64_t in_group) const {
+    return attention_partial_floats(tile.num_tokens * in_group, shape_.value_dim);
+  }
+
+  // `floats` are those of one span.
   void cut(const AttentionPart& whole, int64_t num_cuts, int64_t floats) {
     const int64_t num_spans = whole.end_span - whole.first_span;
-    division_.cuts.push_back({whole.tile, whole.first_kv_head, whole.end_kv_head, used_floats_});
+    division_.cuts.push_back({whole.tile, whole.heads, used_floats_});
     for (int64_t i = 0; i < num_cuts; ++i) {
       const int64_t begin = num_spans * i / num_cuts, end = num_spans * (i + 1) / num_cuts;
       AttentionPart part = whole;
       part.first_span = whole.first_span + begin;
       part.end_span = whole.first_span + end;
-      part.partials = used_floats_ + floats / num_spans * begin;
+      part.partials = used_floats_ + floats * begin;
       part.work = whole.work * (end - begin) / num_spans;
       division_.parts.push_back(part);
     }
-    used_floats_ += floats;
-    free_floats_ -= floats;
+    used_floats_ += floats * num_spans;
+    free_floats_ -= floats * num_spans;
   }
 
   void add_chunks() {
@@ -152,28 +179,30 @@ class Divider {
 
 bool operator==(const AttentionShape& a, const AttentionShape& b) {
   return a.num_heads == b.num_heads && a.num_kv_heads == b.num_kv_heads &&
-         a.head_dim == b.head_dim && a.window == b.window;
+         a.head_dim == b.head_dim && a.value_dim == b.value_dim &&
+         a.has_values == b.has_values && a.window == b.window;
 }
 
 int64_t attention_part_rows(const AttentionShape& shape, const AttentionLimits& limits) {
   int64_t rows = 0;
   for (int64_t tokens = 1; tokens <= most_tokens(shape, limits); ++tokens)
-    rows = std::max(rows, tokens * group_heads(shape) * most_heads(shape, tokens));
+    rows = std::max(rows, tokens * most_in_group(shape, tokens) * most_heads(shape, tokens));
   return rows;
 }
 
 int64_t attention_cut_floats(const AttentionShape& shape, const AttentionLimits& limits) {
   if (limits.num_threads == 1) return 0;
-  // Enough for as many of the longest sequences as have fewer key-value heads than there are
+  // Enough for as many of the longest sequences as have fewer parts by heads alone than there are
   // threads; more of them need no cuts.
-  const int64_t num_sequences = divide_up(limits.num_threads, shape.num_kv_heads);
+  const int64_t num_groups = std::max<int64_t>(1, group_heads(shape) / kLeastRows);
+  const int64_t num_sequences = divide_up(limits.num_threads, shape.num_kv_heads * num_groups);
   const int64_t visible = std::min(limits.context_tokens, shape.window);
   // A window may begin and end within a span.
   const int64_t num_spans =
       std::min(divide_up(limits.context_tokens, kSpanTokens), divide_up(visible, kSpanTokens) + 1);
   if (num_spans == 1) return 0;
   return num_sequences * shape.num_kv_heads * num_spans *
-         attention_partial_floats(group_heads(shape), shape.head_dim);
+         attention_partial_floats(group_heads(shape), shape.value_dim);
 }
 
 AttentionDivision divide_attention(const std::vector<BatchSlice>& slices,

@@ -2,9 +2,10 @@
 //
 // What is divided is tiles of neighbouring tokens, which share the keys and values that they read,
 // times key-value heads: one at a time for many tokens, and several for few, as their keys and
-// values lie side by side. Where that is too little to keep all threads busy, as in the decoding of
-// one long sequence, parts are cut into ranges of spans, whose partials are kept and merged when
-// all are there. No result depends on any of this (see AttentionArgs in kernels.h).
+// values lie side by side. Of a key-value head that very many query heads share a part has some of
+// these. Where that is too little to keep all threads busy, as in the decoding of one long sequence,
+// parts are cut into ranges of spans, whose partials are kept and merged when all are there. No
+// result depends on any of this (see AttentionArgs in kernels.h).
 #pragma once
 
 #include <cstdint>
@@ -18,7 +19,9 @@ struct AttentionShape {
   int64_t num_heads;
   int64_t num_kv_heads;
   int64_t head_dim;
-  int64_t window;  // kNoWindow for none
+  int64_t value_dim;
+  bool has_values;  // beside the keys
+  int64_t window;   // kNoWindow for none
 };
 bool operator==(const AttentionShape& a, const AttentionShape& b);
 
@@ -35,12 +38,19 @@ struct AttentionTile {
   int64_t position;  // of the first
 };
 
-// Spans [first_span, end_span) of a tile and its key-value heads [first_kv_head, end_kv_head): all
-// of them, or some of a cut.
-struct AttentionPart {
-  int64_t tile;
+// Key-value heads [first_kv_head, end_kv_head), and of the query heads that share each of them those
+// with the places [first_in_group, end_in_group).
+struct AttentionHeads {
   int64_t first_kv_head;
   int64_t end_kv_head;
+  int64_t first_in_group;
+  int64_t end_in_group;
+};
+
+// Spans [first_span, end_span) of a tile and some of its heads: all of them, or some of a cut.
+struct AttentionPart {
+  int64_t tile;
+  AttentionHeads heads;
   int64_t first_span;
   int64_t end_span;
   int64_t partials;  // where those of its spans go, in floats; kNoPartials if it has all spans
@@ -48,11 +58,10 @@ struct AttentionPart {
 };
 constexpr int64_t kNoPartials = -1;
 
-// A tile and key-value heads whose partials have to be merged.
+// A tile and heads whose partials have to be merged.
 struct AttentionCut {
   int64_t tile;
-  int64_t first_kv_head;
-  int64_t end_kv_head;
+  AttentionHeads heads;
   int64_t partials;
 };
 

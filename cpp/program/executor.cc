@@ -32,9 +32,11 @@ StateShape strip_shape(int64_t num_heads, int64_t rows, int64_t columns, int64_t
   const int64_t strips = num_state_strips(columns);
   return {num_heads * strips, strips % kMostAtOnce == 0 ? kMostAtOnce : strips, work * rows * 16};
 }
+int64_t value_dim_of(const op::Attention<int>& o) { return o.value_dim.value_or(o.head_dim); }
 
 AttentionShape shape_of(const op::Attention<int>& o) {
-  return {o.num_heads, o.num_kv_heads, o.head_dim, o.window.value_or(kNoWindow)};
+  return {o.num_heads,     o.num_kv_heads, o.head_dim,
+          value_dim_of(o), !o.value_start, o.window.value_or(kNoWindow)};
 }
 
 }  // namespace
@@ -42,8 +44,8 @@ AttentionShape shape_of(const op::Attention<int>& o) {
 // Where everything lies in the scratch memory.
 struct Executor::Layout {
   std::vector<uint64_t> registers;
-  uint64_t q, q_scales, q_sums, bf16, attention, attention_floats, partials, moe, state_inputs,
-      head_input;
+  uint64_t q, q_scales, q_sums, bf16, attention, attention_floats, partials, head_linear, moe,
+      state_inputs, head_input;
   uint64_t num_bytes = 0;
 
   Layout(const Program& program, int64_t max_tokens, int num_threads, Arithmetic arithmetic) {
@@ -63,7 +65,9 @@ struct Executor::Layout {
       if (const auto* o = std::get_if<op::Attention<int>>(&any)) {
         const AttentionShape shape = shape_of(*o);
         const int64_t num_rows = attention_part_rows(shape, limits);
-        thread_floats = std::max(thread_floats, attention_scratch_floats(num_rows, o->head_dim));
+        thread_floats =
+            std::max(thread_floats, attention_scratch_floats(num_rows, o->head_dim,
+                                                             shape.value_dim, shape.has_values));
         cut_floats = std::max(cut_floats, attention_cut_floats(shape, limits));
       }
     }
@@ -72,6 +76,7 @@ struct Executor::Layout {
         aligned(static_cast<uint64_t>(thread_floats) * sizeof(float)) / sizeof(float);
     attention = take(attention_floats * sizeof(float) * static_cast<uint64_t>(num_threads));
     partials = take(static_cast<uint64_t>(cut_floats) * sizeof(float));
+    head_linear = take(HeadLinearRunner::scratch_bytes(program, max_tokens, num_threads));
     moe = take(MoeRunner::scratch_bytes(program, max_tokens));
     int64_t token_floats = 0;
     for (const op::Resolved& any : program.ops()) {
@@ -123,6 +128,8 @@ Executor::Executor(const Program& program, const Kernels& kernels, const WeightS
   partials_offset_ = layout.partials;
   state_inputs_offset_ = layout.state_inputs;
   head_input_offset_ = layout.head_input;
+  head_linear_.emplace(program, kernels, weights, arithmetic, max_step_tokens,
+                       scratch_.data() + layout.head_linear);
   moe_.emplace(program, kernels, weights, arithmetic, max_step_tokens,
                scratch_.data() + layout.moe);
   for (const CacheSpec& spec : program.spec().caches) caches_.emplace_back(spec, num_blocks);
@@ -280,8 +287,20 @@ int64_t Executor::row_work(const op::GatedActivation<int>& o) const {
 }
 
 void Executor::run_row(const op::GatedActivation<int>& o, const Batch&, int64_t t) {
-  gate_kernel(kernels_, o.activation)(row(*o.gate, t), row(o.up, t) + o.up_start, row(o.out, t),
-                                      program_.width(o.out));
+  activate(kernels_, o.activation, o.gate ? row(*o.gate, t) : nullptr, row(o.up, t) + o.up_start,
+           row(o.out, t), program_.width(o.out));
+}
+
+int64_t Executor::row_work(const op::CopyColumns<int>& o) const {
+  return kCopyWork * o.num_groups * o.count;
+}
+
+void Executor::run_row(const op::CopyColumns<int>& o, const Batch&, int64_t t) {
+  const float* x = row(o.x, t) + o.x_start;
+  float* out = row(o.out, t) + o.out_start;
+  for (int64_t g = 0; g < o.num_groups; ++g) {
+    std::copy_n(x + g * o.x_stride, o.count, out + g * o.out_stride);
+  }
 }
 
 int64_t Executor::row_work(const op::SigmoidGate<int>& o) const {
@@ -373,8 +392,14 @@ void Executor::run_op(const Linears& linears, const Batch& batch, ThreadPool::Se
   multiply(products_, session);
 }
 
+void Executor::run_op(const op::HeadLinear<int>& o, const Batch& batch,
+                      ThreadPool::Session& session) {
+  head_linear_->run(o, batch, register_data(o.x), register_data(o.out), session);
+}
+
 int64_t Executor::input_work(const op::Attention<int>& o) const {
-  return o.k ? 2 * kNormWork * o.num_kv_heads * o.head_dim : 0;
+  const int64_t columns = o.head_dim + (o.v ? value_dim_of(o) : 0);
+  return o.k ? kNormWork * o.num_kv_heads * columns : 0;
 }
 
 // The key and the value go to the cache of all tokens before any of them looks back.
@@ -382,15 +407,16 @@ void Executor::make_input(const op::Attention<int>& o, const Batch& batch, int64
   if (!o.k) return;
   const KvCache& cache = caches_[o.cache_index];
   const BatchRow& token = batch.rows()[t];
-  kernels_.append_kv(row(*o.k, t), row(*o.v, t), cache.keys(), cache.values(),
+  kernels_.append_kv(row(*o.k, t), o.v ? row(*o.v, t) : nullptr, cache.keys(), cache.values(),
                      token.block_table[token.position / kBlockTokens],
-                     token.position % kBlockTokens, o.num_kv_heads, o.head_dim);
+                     token.position % kBlockTokens, o.num_kv_heads, o.head_dim,
+                     o.v ? value_dim_of(o) : 0);
 }
 
 void Executor::run_op(const op::Attention<int>& o, const Batch& batch,
                       ThreadPool::Session& session) {
   const KvCache& cache = caches_[o.cache_index];
-  const int64_t columns = o.num_heads * o.head_dim;
+  const int64_t value_dim = value_dim_of(o);
   const float* q = register_data(o.q);
   float* out = register_data(o.out);
 
@@ -399,19 +425,23 @@ void Executor::run_op(const op::Attention<int>& o, const Batch& batch,
   const auto args_of = [&](const auto& part, int worker) {
     const AttentionTile& t = division.tiles[static_cast<size_t>(part.tile)];
     AttentionArgs args{};
-    args.q = q + t.first_row * columns;
-    args.out = out + t.first_row * columns;
+    args.q = q + t.first_row * o.num_heads * o.head_dim;
+    args.out = out + t.first_row * o.num_heads * value_dim;
     args.num_tokens = t.num_tokens;
     args.position = t.position;
     args.window = o.window.value_or(kNoWindow);
     args.keys = cache.keys();
-    args.values = cache.values();
+    args.values = o.value_start ? nullptr : cache.values();
     args.block_table = batch.rows()[static_cast<size_t>(t.first_row)].block_table;
     args.num_heads = o.num_heads;
     args.num_kv_heads = o.num_kv_heads;
     args.head_dim = o.head_dim;
-    args.first_kv_head = part.first_kv_head;
-    args.end_kv_head = part.end_kv_head;
+    args.value_dim = value_dim;
+    args.value_start = o.value_start.value_or(0);
+    args.first_kv_head = part.heads.first_kv_head;
+    args.end_kv_head = part.heads.end_kv_head;
+    args.first_in_group = part.heads.first_in_group;
+    args.end_in_group = part.heads.end_in_group;
     args.scale = o.scale;
     args.softcap = o.softcap.value_or(0.0f);
     args.sinks = vector(o.sinks);
@@ -431,7 +461,7 @@ void Executor::run_op(const op::Attention<int>& o, const Batch& batch,
       float* partial = partials + part.partials;
       for (int64_t span = part.first_span; span < part.end_span; ++span) {
         kernels_.attention_span(args, span, partial);
-        partial += attention_partial_floats(attention_rows(args), args.head_dim);
+        partial += attention_partial_floats(attention_rows(args), args.value_dim);
       }
     }
   });

@@ -12,6 +12,7 @@
 #include "kernels/kernels.h"
 #include "program/attention_division.h"
 #include "program/batch.h"
+#include "program/head_linear.h"
 #include "program/kv_cache.h"
 #include "program/memory.h"
 #include "program/moe.h"
@@ -95,6 +96,7 @@ class Executor {
   void run_row(const op::LayerNorm<int>& o, const Batch& batch, int64_t t);
   void run_row(const op::Rope<int>& o, const Batch& batch, int64_t t);
   void run_row(const op::GatedActivation<int>& o, const Batch& batch, int64_t t);
+  void run_row(const op::CopyColumns<int>& o, const Batch& batch, int64_t t);
   void run_row(const op::SigmoidGate<int>& o, const Batch& batch, int64_t t);
   void run_row(const op::Scale<int>& o, const Batch& batch, int64_t t);
   void run_row(const op::Multiply<int>& o, const Batch& batch, int64_t t);
@@ -104,6 +106,7 @@ class Executor {
   int64_t row_work(const op::LayerNorm<int>& o) const;
   int64_t row_work(const op::Rope<int>& o) const;
   int64_t row_work(const op::GatedActivation<int>& o) const;
+  int64_t row_work(const op::CopyColumns<int>& o) const;
   int64_t row_work(const op::SigmoidGate<int>& o) const;
   int64_t row_work(const op::Scale<int>& o) const;
   int64_t row_work(const op::Multiply<int>& o) const;
@@ -113,6 +116,7 @@ class Executor {
   // make it; then the op itself, of all tokens.
   void make_input(std::monostate, const Batch&, int64_t) {}
   void make_input(const Linears& linears, const Batch& batch, int64_t t);
+  void make_input(const op::HeadLinear<int>&, const Batch&, int64_t) {}
   void make_input(const op::Attention<int>& o, const Batch& batch, int64_t t);
   void make_input(const op::CausalConv<int>&, const Batch&, int64_t) {}
   void make_input(const op::GatedDelta<int>& o, const Batch& batch, int64_t t);
@@ -121,6 +125,7 @@ class Executor {
   void make_input(const op::Head<int>&, const Batch&, int64_t) {}
   int64_t input_work(std::monostate) const { return 0; }
   int64_t input_work(const Linears& linears) const;
+  int64_t input_work(const op::HeadLinear<int>&) const { return 0; }
   int64_t input_work(const op::Attention<int>& o) const;
   int64_t input_work(const op::CausalConv<int>&) const { return 0; }
   int64_t input_work(const op::GatedDelta<int>& o) const;
@@ -129,6 +134,7 @@ class Executor {
   int64_t input_work(const op::Head<int>&) const { return 0; }
   void run_op(std::monostate, const Batch&, ThreadPool::Session&) {}
   void run_op(const Linears& linears, const Batch& batch, ThreadPool::Session& session);
+  void run_op(const op::HeadLinear<int>& o, const Batch& batch, ThreadPool::Session& session);
   void run_op(const op::Attention<int>& o, const Batch& batch, ThreadPool::Session& session);
   void run_op(const op::CausalConv<int>& o, const Batch& batch, ThreadPool::Session& session);
   void run_op(const op::GatedDelta<int>& o, const Batch& batch, ThreadPool::Session& session);
@@ -189,6 +195,7 @@ class Executor {
   uint64_t partials_offset_;
   uint64_t state_inputs_offset_;
   uint64_t head_input_offset_;
+  std::optional<HeadLinearRunner> head_linear_;
   std::optional<MoeRunner> moe_;
   std::vector<Product> products_;  // of the op that runs
   OpTimer timer_;

@@ -13,7 +13,7 @@ uint64_t KvCache::keys_bytes(const CacheSpec& spec, int64_t num_blocks) {
 
 uint64_t KvCache::values_bytes(const CacheSpec& spec, int64_t num_blocks) {
   return static_cast<uint64_t>(num_blocks * spec.num_kv_heads * kBlockTokens *
-                               padded_head_dim(spec.head_dim)) *
+                               padded_value_dim(spec.value_dim)) *
          sizeof(uint16_t);
 }
 
@@ -23,21 +23,25 @@ KvCache::KvCache(const CacheSpec& spec, int64_t num_blocks)
       keys_(keys_bytes(spec, num_blocks), Pages::Huge, "the key cache"),
       values_(values_bytes(spec, num_blocks), Pages::Huge, "the value cache") {}
 
+// Without values there is no address to copy them to, either.
 void KvCache::copy_block(int64_t source, int64_t target) {
   std::memmove(keys_.data() + target * key_block_bytes_, keys_.data() + source * key_block_bytes_,
                key_block_bytes_);
+  if (value_block_bytes_ == 0) return;
   std::memmove(values_.data() + target * value_block_bytes_,
                values_.data() + source * value_block_bytes_, value_block_bytes_);
 }
 
 void KvCache::read_block(int64_t block, uint8_t* out) const {
   std::memcpy(out, keys_.data() + block * key_block_bytes_, key_block_bytes_);
+  if (value_block_bytes_ == 0) return;
   std::memcpy(out + key_block_bytes_, values_.data() + block * value_block_bytes_,
               value_block_bytes_);
 }
 
 void KvCache::write_block(int64_t block, const uint8_t* data) {
   std::memcpy(keys_.data() + block * key_block_bytes_, data, key_block_bytes_);
+  if (value_block_bytes_ == 0) return;
   std::memcpy(values_.data() + block * value_block_bytes_, data + key_block_bytes_,
               value_block_bytes_);
 }

@@ -1,4 +1,5 @@
-// Keys and values of one attention op: a fixed number of blocks of 16 positions, in f16.
+// Keys and values of one attention op: a fixed number of blocks of 16 positions, in f16. Values
+// that are columns of the keys take no memory.
 #pragma once
 
 #include <cstdint>
@@ -16,6 +17,7 @@ class KvCache {
   KvCache(const CacheSpec& spec, int64_t num_blocks);
 
   uint16_t* keys() const { return reinterpret_cast<uint16_t*>(keys_.data()); }
+  // Null if the keys have them.
   uint16_t* values() const { return reinterpret_cast<uint16_t*>(values_.data()); }
 
   // The block `target` becomes a copy of `source`; both exist.

@@ -19,7 +19,7 @@ constexpr int64_t kQuantizeWork = 2;
 
 // The largest of all Moe ops.
 struct Sizes {
-  int64_t experts = 0, chosen = 0, expert_width = 0, columns = 0, groups = 0;
+  int64_t experts = 0, chosen = 0, expert_width = 0, gate_width = 0, columns = 0, groups = 0;
 
   explicit Sizes(const Program& program) {
     for (const op::Resolved& any : program.ops()) {
@@ -27,6 +27,7 @@ struct Sizes {
         experts = std::max(experts, o->num_experts);
         chosen = std::max(chosen, o->num_experts_per_token);
         expert_width = std::max(expert_width, o->expert_width);
+        if (o->gate) gate_width = std::max(gate_width, o->expert_width);
         columns = std::max({columns, program.width(o->x), program.width(o->out)});
         groups = std::max(groups, o->num_groups);
       }
@@ -80,7 +81,7 @@ struct MoeRunner::Layout {
     take(scratch.groups, max_tokens * sizes.groups);
     take(scratch.tokens, rows);
     take(scratch.x, rows * sizes.columns);
-    take(scratch.gate, rows * sizes.expert_width);
+    take(scratch.gate, rows * sizes.gate_width);
     take(scratch.up, rows * sizes.expert_width);
     take(scratch.q, rows * q_columns);
     take(scratch.q_scales, rows * q_groups);
@@ -123,7 +124,8 @@ MoeRunner::MoeRunner(const Program& program, const Kernels& kernels, const Weigh
 }
 
 bool MoeRunner::wants_integers(const op::Moe<int>& o) const {
-  return is_quantized(weights_.matrix(*o.gate).format) || is_quantized(weights_.matrix(o.up).format);
+  return (o.gate && is_quantized(weights_.matrix(*o.gate).format)) ||
+         is_quantized(weights_.matrix(o.up).format);
 }
 
 bool MoeRunner::takes_bf16(const Matrix& stack) const {
@@ -132,17 +134,16 @@ bool MoeRunner::takes_bf16(const Matrix& stack) const {
 
 void MoeRunner::run(const op::Moe<int>& o, const Activations& input, int64_t num_tokens,
                     float* out, ThreadPool::Session& session) {
-  const Matrix &gate = weights_.matrix(*o.gate), &up = weights_.matrix(o.up),
-               &down = weights_.matrix(o.down);
+  const Matrix &up = weights_.matrix(o.up), &down = weights_.matrix(o.down);
   const Scratch& s = scratch_;
   const int64_t num_rows = group(o, num_tokens);
-  parallel_ranges(session, num_rows, 1, kCopyWork * gate.columns,
+  parallel_ranges(session, num_rows, 1, kCopyWork * up.columns,
                   [&](int64_t begin, int64_t end, int) {
                     for (int64_t row = begin; row < end; ++row) gather(o, input, row);
                   });
   unpack_biases();
   products_.clear();
-  add_products(o, gate, o.gate_bias, s.x, s.gate);
+  if (o.gate) add_products(o, weights_.matrix(*o.gate), o.gate_bias, s.x, s.gate);
   add_products(o, up, o.up_bias, s.x, s.up);
   multiply(products_, session);
   parallel_ranges(session, num_rows, 1, (kExpWork + kQuantizeWork) * o.expert_width,
@@ -150,7 +151,7 @@ void MoeRunner::run(const op::Moe<int>& o, const Activations& input, int64_t num
                     for (int64_t row = begin; row < end; ++row) activate(o, row);
                   });
   products_.clear();
-  add_products(o, down, o.down_bias, s.gate, s.x);
+  add_products(o, down, o.down_bias, s.up, s.x);
   multiply(products_, session);
   const int64_t out_columns = down.rows / o.num_experts;
   parallel_ranges(session, num_tokens, 1, kCopyWork * o.num_experts_per_token * out_columns,
@@ -252,12 +253,12 @@ int64_t MoeRunner::group(const op::Moe<int>& o, int64_t num_tokens) {
 // Copies the input of one row, in the forms that its products take.
 void MoeRunner::gather(const op::Moe<int>& o, const Activations& input, int64_t row) {
   const Scratch& s = scratch_;
-  const Matrix &gate = weights_.matrix(*o.gate), &up = weights_.matrix(o.up);
-  const int64_t columns = gate.columns, groups = columns / kGroupColumns;
+  const Matrix& up = weights_.matrix(o.up);
+  const int64_t columns = up.columns, groups = columns / kGroupColumns;
   const int64_t token = s.tokens[row];
   const float* x = input.x + token * columns;
   bool floats = false, bf16 = false;
-  for (const Matrix* stack : {&gate, &up}) {
+  for (const Matrix* stack : {o.gate ? &weights_.matrix(*o.gate) : &up, &up}) {
     bf16 = bf16 || takes_bf16(*stack);
     floats = floats || (!is_quantized(stack->format) && !takes_bf16(*stack));
   }
@@ -273,8 +274,9 @@ void MoeRunner::gather(const op::Moe<int>& o, const Activations& input, int64_t 
 void MoeRunner::activate(const op::Moe<int>& o, int64_t row) {
   const Scratch& s = scratch_;
   const int64_t width = o.expert_width, groups = width / kGroupColumns;
-  float* inner = s.gate + row * width;
-  gate_kernel(kernels_, o.activation)(inner, s.up + row * width, inner, width);
+  float* inner = s.up + row * width;
+  potluck::activate(kernels_, o.activation, o.gate ? s.gate + row * width : nullptr, inner, inner,
+                    width);
   const Matrix& down = weights_.matrix(o.down);
   if (is_quantized(down.format)) {
     kernels_.quantize(inner, 1, width, s.q + row * width, s.q_scales + row * groups,

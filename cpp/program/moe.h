@@ -60,7 +60,7 @@ class MoeRunner {
     int32_t* tokens;
     float* x;  // inputs, and then what the experts make of them
     float* gate;
-    float* up;
+    float* up;  // and then the inner activations
     int8_t* q;  // of inputs, and then of the experts' inner activations
     float* q_scales;
     int32_t* q_sums;

@@ -59,6 +59,7 @@ class Resolver {
     for (const CacheSpec& cache : spec.caches) {
       check_size(cache.num_kv_heads, "num_kv_heads of a cache");
       check_size(cache.head_dim, "head_dim of a cache");
+      if (cache.value_dim != 0) check_size(cache.value_dim, "value_dim of a cache");
     }
     int64_t state_floats = 0;
     for (const StateSpec& state : spec.states) {
@@ -245,7 +246,9 @@ class Resolver {
     want_heads(o.num_heads, o.head_dim);
     want_heads(o.num_kv_heads, o.head_dim);
     if (o.num_heads % o.num_kv_heads != 0) fail("num_kv_heads does not divide num_heads");
-    for (const Name* name : {&o.q, &o.out}) want_width(*name, o.num_heads * o.head_dim);
+    want_width(o.q, o.num_heads * o.head_dim);
+    want_values(o);
+    want_width(o.out, o.num_heads * o.value_dim.value_or(o.head_dim));
     want_different(o.q, o.out);
     want_finite(o.scale, "scale");
     if (o.window && *o.window < 1) fail("window must be at least 1");
@@ -257,6 +260,17 @@ class Resolver {
     return r;
   }
 
+  void want_values(const op::Attention<Name>& o) const {
+    const int64_t value_dim = o.value_dim.value_or(o.head_dim);
+    if (value_dim < 1 || value_dim >= kMaxSize) fail("value_dim must be at least 1");
+    if (!o.value_start) return;
+    if (*o.value_start < 0 || *o.value_start > o.head_dim - value_dim) {
+      fail("keys have no " + std::to_string(value_dim) + " columns from " +
+           std::to_string(*o.value_start) + " on");
+    }
+    if (o.v) fail("values are columns of the keys, and have no register");
+  }
+
   // The first op of a cache fills it with its keys and values; the others have none.
   void resolve_cache(const op::Attention<Name>& o, op::Attention<int>& r) {
     const std::string cache_name = "cache " + std::to_string(o.cache_index);
@@ -264,21 +278,69 @@ class Resolver {
       fail("there is no " + cache_name);
     }
     const CacheSpec& cache = spec_.caches[o.cache_index];
-    if (cache.num_kv_heads != o.num_kv_heads || cache.head_dim != o.head_dim) {
+    const int64_t value_dim = o.value_start ? 0 : o.value_dim.value_or(o.head_dim);
+    if (cache.num_kv_heads != o.num_kv_heads || cache.head_dim != o.head_dim ||
+        cache.value_dim != value_dim) {
       fail(cache_name + " has other heads");
     }
-    if (o.k.has_value() != o.v.has_value()) fail("keys and values come together");
+    if (!o.value_start && o.k.has_value() != o.v.has_value()) {
+      fail("keys and values come together");
+    }
     if (o.k.has_value() == cache_filled_[o.cache_index]) {
       fail(cache_name + (o.k ? " is filled by another op" : " is read before it is filled"));
     }
     cache_filled_[o.cache_index] = true;
     if (!o.k) return;
-    for (const Name* name : {&*o.k, &*o.v}) {
-      want_width(*name, o.num_kv_heads * o.head_dim);
-      want_different(*name, o.out);
-    }
+    want_width(*o.k, o.num_kv_heads * o.head_dim);
+    want_different(*o.k, o.out);
     r.k = read(*o.k);
+    if (!o.v) return;
+    want_width(*o.v, o.num_kv_heads * value_dim);
+    want_different(*o.v, o.out);
     r.v = read(*o.v);
+  }
+
+  op::HeadLinear<int> resolve(const op::HeadLinear<Name>& o) {
+    auto r = op::copy_values<int>(o);
+    want_different(o.x, o.out);
+    for (const int64_t each : {o.num_heads, o.rows, o.columns}) {
+      if (each < 1 || each >= kMaxSize) fail("num_heads, rows and columns must be at least 1");
+    }
+    want_columns(o.x, o.x_start, o.x_stride, o.num_heads, o.columns);
+    want_columns(o.out, o.out_start, o.out_stride, o.num_heads, o.rows);
+    want_apart(o.out_stride, o.num_heads, o.rows);
+    r.weight = weight(o.weight, {o.num_heads, o.rows, o.columns});
+    r.x = read(o.x);
+    r.out = write(o.out);
+    return r;
+  }
+
+  op::CopyColumns<int> resolve(const op::CopyColumns<Name>& o) {
+    auto r = op::copy_values<int>(o);
+    want_different(o.x, o.out);
+    for (const int64_t each : {o.num_groups, o.count}) {
+      if (each < 1 || each >= kMaxSize) fail("num_groups and count must be at least 1");
+    }
+    want_columns(o.x, o.x_start, o.x_stride, o.num_groups, o.count);
+    want_columns(o.out, o.out_start, o.out_stride, o.num_groups, o.count);
+    want_apart(o.out_stride, o.num_groups, o.count);
+    r.x = read(o.x);
+    r.out = write(o.out);
+    return r;
+  }
+
+  // Whether groups of `count` columns, `stride` apart from `start` on, are in the register.
+  void want_columns(const Name& name, int64_t start, int64_t stride, int64_t num_groups,
+                    int64_t count) const {
+    const int64_t columns = width(name);
+    if (start < 0 || start > columns || stride < 1 || stride > columns ||
+        num_groups > columns + 1 || start + (num_groups - 1) * stride + count > columns) {
+      fail("register '" + name + "' does not have all of the columns");
+    }
+  }
+
+  void want_apart(int64_t stride, int64_t num_groups, int64_t count) const {
+    if (num_groups > 1 && stride < count) fail("columns of out are written twice");
   }
 
   void want_count(int64_t count, const char* what) const {
@@ -372,36 +434,32 @@ class Resolver {
     return r;
   }
 
-  // Ops that are not computed yet.
-  template <template <typename> typename Op>
-  Op<int> resolve(const Op<Name>&) {
-    fail("is not computed by the native engine");
-  }
-
   op::GatedActivation<int> resolve(const op::GatedActivation<Name>& o) {
     auto r = op::copy_values<int>(o);
-    if (!o.gate || o.activation == op::Activation::Product ||
-        o.activation == op::Activation::ReluSquared) {
-      fail("is not computed");
-    }
-    if (o.up_start < 0 || width(o.up) - o.up_start < width(*o.gate)) {
-      fail("register '" + o.up + "' does not have the columns of '" + *o.gate + "' from " +
+    want_gate(o.activation, o.gate.has_value());
+    if (o.up_start < 0 || width(o.up) - o.up_start < width(o.out)) {
+      fail("register '" + o.up + "' does not have the columns of '" + o.out + "' from " +
            std::to_string(o.up_start) + " on");
     }
     if (o.up_start != 0) want_different(o.up, o.out);
-    want_width(o.out, width(*o.gate));
-    r.gate = read(*o.gate);
+    if (o.gate) {
+      want_width(*o.gate, width(o.out));
+      r.gate = read(*o.gate);
+    }
     r.up = read(o.up);
     r.out = write(o.out);
     return r;
   }
 
+  void want_gate(op::Activation activation, bool has_gate) const {
+    if (has_gate == (activation != op::Activation::ReluSquared)) return;
+    fail(has_gate ? "the activation has no gate" : "the activation needs a gate");
+  }
+
   op::Moe<int> resolve(const op::Moe<Name>& o) {
     auto r = op::copy_values<int>(o);
-    if (!o.gate || o.activation == op::Activation::Product ||
-        o.activation == op::Activation::ReluSquared) {
-      fail("is not computed");
-    }
+    want_gate(o.activation, o.gate.has_value());
+    if (o.gate_bias && !o.gate) fail("a bias of the gate needs a gate");
     if (o.num_experts < 1 || o.num_experts >= kMaxSize) fail("num_experts must be at least 1");
     if (o.num_experts_per_token < 1 || o.num_experts_per_token > o.num_experts) {
       fail("num_experts_per_token must be from 1 to num_experts");
@@ -418,7 +476,7 @@ class Resolver {
              std::to_string(kPanelRows));
       }
     }
-    r.gate = weight(*o.gate, {o.num_experts, o.expert_width, width(o.x)});
+    r.gate = weight(o.gate, {o.num_experts, o.expert_width, width(o.x)});
     r.up = weight(o.up, {o.num_experts, o.expert_width, width(o.x)});
     r.down = weight(o.down, {o.num_experts, rows, o.expert_width});
     r.gate_bias = weight(o.gate_bias, {o.num_experts, o.expert_width});

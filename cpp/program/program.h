@@ -23,6 +23,7 @@ struct WeightSpec {
 struct CacheSpec {
   int64_t num_kv_heads;
   int64_t head_dim;
+  int64_t value_dim;  // 0 where values are columns of the keys
 };
 
 // float32 [rows][width] of a sequence; the cache may have more (StateLayout).

@@ -36,6 +36,7 @@ void add_weights(const op::Resolved& any, std::vector<int>& weights) {
     add(scan->skip);
   }
   if (const auto* head = std::get_if<op::Head<int>>(&any)) add(head->weight);
+  if (const auto* heads = std::get_if<op::HeadLinear<int>>(&any)) add(heads->weight);
   if (const auto* linear = std::get_if<op::Linear<int>>(&any)) {
     add(linear->weight);
     add(linear->bias);
@@ -43,7 +44,9 @@ void add_weights(const op::Resolved& any, std::vector<int>& weights) {
 }
 
 bool reads_matrix(const op::Resolved& any) {
-  return std::holds_alternative<op::Linear<int>>(any) || std::holds_alternative<op::Moe<int>>(any);
+  return std::holds_alternative<op::Linear<int>>(any) ||
+         std::holds_alternative<op::HeadLinear<int>>(any) ||
+         std::holds_alternative<op::Moe<int>>(any);
 }
 
 bool mixes_tokens(const op::Resolved& any) {

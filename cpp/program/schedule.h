@@ -12,7 +12,7 @@ namespace potluck {
 // Ops whose row of a token depends on rows of the same token alone.
 using RowWise =
     std::variant<op::Embed<int>, op::RmsNorm<int>, op::LayerNorm<int>, op::Rope<int>,
-                 op::GatedActivation<int>, op::SigmoidGate<int>, op::Scale<int>,
+                 op::GatedActivation<int>, op::CopyColumns<int>, op::SigmoidGate<int>, op::Scale<int>,
                  op::Multiply<int>, op::Add<int>>;
 
 // Consecutive linear ops that multiply one register, and write different ones: their panels are
@@ -24,8 +24,9 @@ struct Linears {
 
 // Ops that are worth dividing within a row, or need rows of several tokens.
 using Wide =
-    std::variant<std::monostate, Linears, op::Attention<int>, op::CausalConv<int>,
-                 op::GatedDelta<int>, op::StateScan<int>, op::Moe<int>, op::Head<int>>;
+    std::variant<std::monostate, Linears, op::HeadLinear<int>, op::Attention<int>,
+                 op::CausalConv<int>, op::GatedDelta<int>, op::StateScan<int>, op::Moe<int>,
+                 op::Head<int>>;
 
 // Consecutive ops that run as two parallel loops at most.
 //

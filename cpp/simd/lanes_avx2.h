@@ -247,6 +247,37 @@ POTLUCK_LANES void store_f16(uint16_t* p, F32x16 v) {
   _mm_storeu_si128(h, _mm256_cvtps_ph(v.low, _MM_FROUND_TO_NEAREST_INT));
   _mm_storeu_si128(h + 1, _mm256_cvtps_ph(v.high, _MM_FROUND_TO_NEAREST_INT));
 }
+// Of 8 registers, whose halves are transposed by themselves: numbers, pairs and fours of them are
+// interleaved in turn.
+POTLUCK_LANES void transpose_8x8(__m256i* r) {
+  __m256i pairs[8], fours[8];
+  for (int i = 0; i < 8; i += 2) {
+    pairs[i] = _mm256_unpacklo_epi16(r[i], r[i + 1]);
+    pairs[i + 1] = _mm256_unpackhi_epi16(r[i], r[i + 1]);
+  }
+  for (int i = 0; i < 8; i += 4) {
+    fours[i] = _mm256_unpacklo_epi32(pairs[i], pairs[i + 2]);
+    fours[i + 1] = _mm256_unpackhi_epi32(pairs[i], pairs[i + 2]);
+    fours[i + 2] = _mm256_unpacklo_epi32(pairs[i + 1], pairs[i + 3]);
+    fours[i + 3] = _mm256_unpackhi_epi32(pairs[i + 1], pairs[i + 3]);
+  }
+  for (int i = 0; i < 4; ++i) {
+    r[2 * i] = _mm256_unpacklo_epi64(fours[i], fours[i + 4]);
+    r[2 * i + 1] = _mm256_unpackhi_epi64(fours[i], fours[i + 4]);
+  }
+}
+POTLUCK_LANES void transpose_16(const uint16_t* in, uint16_t* out) {
+  for (int part = 0; part < 16; part += 8) {
+    __m256i r[8];  // 8 numbers of row i, and those of row i + 8
+    for (int i = 0; i < 8; ++i) {
+      const __m128i low = _mm_loadu_si128((const __m128i*)(in + 16 * i + part));
+      const __m128i high = _mm_loadu_si128((const __m128i*)(in + 16 * (i + 8) + part));
+      r[i] = _mm256_inserti128_si256(_mm256_castsi128_si256(low), high, 1);
+    }
+    transpose_8x8(r);
+    for (int i = 0; i < 8; ++i) _mm256_storeu_si256((__m256i*)(out + 16 * (part + i)), r[i]);
+  }
+}
 POTLUCK_LANES F32x16 load_bf16(const void* p) {
   const __m128i* h = (const __m128i*)p;
   const __m256i low = _mm256_cvtepu16_epi32(_mm_loadu_si128(h));

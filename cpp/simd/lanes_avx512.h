@@ -157,6 +157,34 @@ POTLUCK_LANES F32x16 load_f16(const void* p) {
 POTLUCK_LANES void store_f16(uint16_t* p, F32x16 a) {
   _mm256_storeu_si256((__m256i*)p, _mm512_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT));
 }
+// The quarters of 8 registers are transposed by themselves: numbers, pairs and fours of them are
+// interleaved in turn.
+POTLUCK_LANES void transpose_16(const uint16_t* in, uint16_t* out) {
+  __m512i r[8], pairs[8], fours[8];
+  for (int i = 0; i < 8; ++i) {
+    const __m256i low = _mm256_loadu_si256((const __m256i*)(in + 16 * i));
+    const __m256i high = _mm256_loadu_si256((const __m256i*)(in + 16 * (i + 8)));
+    r[i] = _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
+  }
+  for (int i = 0; i < 8; i += 2) {
+    pairs[i] = _mm512_unpacklo_epi16(r[i], r[i + 1]);
+    pairs[i + 1] = _mm512_unpackhi_epi16(r[i], r[i + 1]);
+  }
+  for (int i = 0; i < 8; i += 4) {
+    fours[i] = _mm512_unpacklo_epi32(pairs[i], pairs[i + 2]);
+    fours[i + 1] = _mm512_unpackhi_epi32(pairs[i], pairs[i + 2]);
+    fours[i + 2] = _mm512_unpacklo_epi32(pairs[i + 1], pairs[i + 3]);
+    fours[i + 3] = _mm512_unpackhi_epi32(pairs[i + 1], pairs[i + 3]);
+  }
+  // Columns j and j + 8 of the rows below 8, and these of the others.
+  for (int j = 0; j < 8; ++j) {
+    const __m512i both = j % 2 == 0 ? _mm512_unpacklo_epi64(fours[j / 2], fours[j / 2 + 4])
+                                    : _mm512_unpackhi_epi64(fours[j / 2], fours[j / 2 + 4]);
+    const __m512i sorted = _mm512_shuffle_i64x2(both, both, 0xd8);
+    _mm256_storeu_si256((__m256i*)(out + 16 * j), _mm512_castsi512_si256(sorted));
+    _mm256_storeu_si256((__m256i*)(out + 16 * (j + 8)), _mm512_extracti64x4_epi64(sorted, 1));
+  }
+}
 POTLUCK_LANES F32x16 load_bf16(const void* p) {
   const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p));
   return {_mm512_castsi512_ps(_mm512_slli_epi32(wide, 16))};

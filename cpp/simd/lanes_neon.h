@@ -234,6 +234,30 @@ POTLUCK_LANES void store_f16(uint16_t* p, F32x16 a) {
 POTLUCK_LANES float32x4_t bf16_to_f32(uint16x4_t h) {
   return vreinterpretq_f32_u32(vshll_n_u16(h, 16));
 }
+// Numbers, pairs and fours of them are interleaved in turn, 8 rows and columns at a time.
+POTLUCK_LANES void transpose_8x8(const uint16_t* in, uint16_t* out) {
+  uint32x4_t pairs[8];
+  uint64x2_t fours[8];
+  for (int i = 0; i < 8; i += 2) {
+    const uint16x8_t a = vld1q_u16(in + 16 * i), b = vld1q_u16(in + 16 * (i + 1));
+    pairs[i] = vreinterpretq_u32_u16(vzip1q_u16(a, b));
+    pairs[i + 1] = vreinterpretq_u32_u16(vzip2q_u16(a, b));
+  }
+  for (int i = 0; i < 8; i += 4) {
+    fours[i] = vreinterpretq_u64_u32(vzip1q_u32(pairs[i], pairs[i + 2]));
+    fours[i + 1] = vreinterpretq_u64_u32(vzip2q_u32(pairs[i], pairs[i + 2]));
+    fours[i + 2] = vreinterpretq_u64_u32(vzip1q_u32(pairs[i + 1], pairs[i + 3]));
+    fours[i + 3] = vreinterpretq_u64_u32(vzip2q_u32(pairs[i + 1], pairs[i + 3]));
+  }
+  for (int i = 0; i < 4; ++i) {
+    vst1q_u16(out + 16 * (2 * i), vreinterpretq_u16_u64(vzip1q_u64(fours[i], fours[i + 4])));
+    vst1q_u16(out + 16 * (2 * i + 1), vreinterpretq_u16_u64(vzip2q_u64(fours[i], fours[i + 4])));
+  }
+}
+POTLUCK_LANES void transpose_16(const uint16_t* in, uint16_t* out) {
+  for (int i = 0; i < 16; i += 8)
+    for (int j = 0; j < 16; j += 8) transpose_8x8(in + 16 * i + j, out + 16 * j + i);
+}
 POTLUCK_LANES F32x16 load_bf16(const void* p) {
   const uint8_t* b = (const uint8_t*)p;
   const uint16x8_t low = vreinterpretq_u16_u8(vld1q_u8(b));

@@ -309,6 +309,11 @@ POTLUCK_LANES F32x16 load_f16(const void* p) {
 POTLUCK_LANES void store_f16(uint16_t* p, F32x16 v) {
   POTLUCK_EACH_LANE p[i] = f32_to_f16(v.lane[i]);
 }
+// out[16 j + i] = in[16 i + j] for i and j below 16; they do not overlap.
+POTLUCK_LANES void transpose_16(const uint16_t* in, uint16_t* out) {
+  for (int i = 0; i < 16; ++i)
+    for (int j = 0; j < 16; ++j) out[16 * j + i] = in[16 * i + j];
+}
 // The upper half of an f32.
 POTLUCK_LANES F32x16 load_bf16(const void* p) {
   uint16_t h[16];

@@ -176,8 +176,16 @@ def test_state_and_metrics(api: RunningApi, client: httpx2.Client) -> None:
         ("hits_total", 14),
         ("saved_tokens_total", 1234),
         ("evictions_total", 6),
+        ("checkpoints_total", 8),
+        ("checkpoint_hits_total", 5),
+        ("checkpoint_evictions_total", 2),
+        ("uncovered_tokens_total", 77),
     ):
         assert after[f'potluck_prefix_cache_{name}{{model="{MODEL}"}}'] == number
+    for state, number in (("live", 3), ("checkpoint", 4), ("free", 1)):
+        of_model = f'{{model="{MODEL}",state="{state}"}}'
+        assert after[f"potluck_state_slots{of_model}"] == number
+        assert after[f"potluck_state_bytes{of_model}"] == number * 1000
     assert after[f'potluck_sequences{{model="{MODEL}",state="running"}}'] == 3
     stage = f'{{model="{MODEL}",node="00000000000000aa",stage="0"}}'
     assert after[f"potluck_stage_steps_total{stage}"] == 7

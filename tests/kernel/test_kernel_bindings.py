@@ -98,5 +98,5 @@ def test_attention_refuses_what_is_not_there() -> None:
             attention(q, keys, values, table, 14, 0, 1.0, out)
         with pytest.raises(ValueError, match="a token"):
             attention(zeros(0, 2, 8), keys, values, table, 14, None, 1.0, zeros(0, 2, 8))
-        with pytest.raises(ValueError, match="shape of q"):
+        with pytest.raises(ValueError, match="heads of q"):
             attention(q, keys, values, table, 14, None, 1.0, zeros(2, 1, 8))

@@ -17,6 +17,9 @@ from support.kernel_checks import KERNEL_NAMES, kernel_names
 
 from potluck.kernels import available_isas
 
+LATENT = "attention.latent"
+"""A line of its own: attention whose values are columns of the keys."""
+
 
 def run(*command: str | Path) -> str:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -37,7 +40,7 @@ def scalar_lines(native_program: Path) -> str:
 
 def test_it_covers_every_kernel(scalar_lines: str) -> None:
     names = [line.split()[0] for line in scalar_lines.splitlines()]
-    assert sorted(names) == sorted(KERNEL_NAMES)
+    assert sorted(names) == sorted((*KERNEL_NAMES, LATENT))
     assert all(line.endswith(" ok") for line in scalar_lines.splitlines())
 
 
@@ -48,7 +51,8 @@ def test_all_instruction_sets_agree(isa: str, native_program: Path, scalar_lines
         target = "kernel_check_amx"
         program = build("dev", target, f"-DPython_EXECUTABLE={sys.executable}") / target
     lines = run(program, isa)
-    assert sorted(line.split()[0] for line in lines.splitlines()) == sorted(kernel_names(isa))
+    names = sorted(line.split()[0] for line in lines.splitlines())
+    assert names == sorted((*kernel_names(isa), LATENT))
     assert same_lines(lines) == same_lines(scalar_lines)
 
 
@@ -105,14 +109,14 @@ def test_aarch64_gives_the_same_bits(
     lines = emulate(cpu, aarch64_program, isa)
     assert same_lines(lines) == scalar_lines.splitlines()
     names = sorted(line.split()[0] for line in lines.splitlines())
-    assert names == sorted(kernel_names(isa))
+    assert names == sorted((*kernel_names(isa), LATENT))
 
 
 @pytest.mark.parametrize(
     ("kernel", "wrong"),
     [
         # Near enough to the double precision; but the parts are no longer the whole.
-        ("neon.attention", {"attention_span", "attention_merge"}),
+        ("neon.attention", {"attention_span", "attention_merge", LATENT}),
         ("neon.linear.q6_k", {"linear.q6_k"}),  # one token and many no longer have the same bits
         ("dotprod.linear.q4_k", {"linear.q4_k"}),
         ("i8mm.linear.q8_0", {"linear.q8_0"}),

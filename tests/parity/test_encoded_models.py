@@ -40,6 +40,14 @@ SIZES = {
     "head_dim": 64,
 }
 GROUP = 128
+ENCODED = (
+    "_proj.weight",
+    "_proj_with_mqa.weight",
+    "in_proj_qkvz.weight",
+    "in_proj_qkv.weight",
+    "in_proj_z.weight",
+)
+"""How the names of encoded matrices end."""
 
 Encode = Callable[[Any, np.random.Generator], encoded.EncodedWeight]
 
@@ -109,7 +117,7 @@ def make_models(
     state = load_file(plain / "model.safetensors")
     values, stored = {}, {}
     for name, tensor in state.items():
-        is_quantized = name.endswith("_proj.weight")
+        is_quantized = name.endswith(ENCODED)
         if not is_quantized:
             # As such models have what is not quantized; each value is the same then.
             values[name] = tensor.to(torch.bfloat16).float()
@@ -203,6 +211,62 @@ def test_experts(case: str, tmp_path: Path) -> None:
     expected = transformers_logits(plain, tokens)
     description = describe_model(str(quantized))
     source = open_weights(description, [Shard.whole(2)])
+    with source, Stages(description.config, source) as stages:
+        exact = stages.logits_at_all_positions(tokens)
+    assert np.abs(exact - expected).max() < 2e-5 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("family", ["qwen3_next", "qwen3_5_moe_text"])
+def test_gated_delta_nets(family: str, tmp_path: Path) -> None:
+    """As Qwen publishes them in FP8: a fused matrix, and a tensor for each expert's."""
+    settings: dict[str, object] = {
+        "layer_types": ["linear_attention", "full_attention"],
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 64,
+        "linear_value_head_dim": 64,
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 128,
+        "shared_expert_intermediate_size": 128,
+        "pad_token_id": None,
+        "eos_token_id": None,
+    }
+    plain, quantized = make_models(family, settings, "fp8", tmp_path)
+    tokens = random_tokens(NUM_TOKENS, VOCAB)
+    expected = transformers_logits(plain, tokens)
+    description = describe_model(str(quantized))
+    assert description.encoding is not None
+    source = open_weights(description, [Shard.whole(2)])
+    with source, Stages(description.config, source, boundaries=[1]) as stages:
+        exact = stages.logits_at_all_positions(tokens)
+    assert np.abs(exact - expected).max() < 5e-5 * np.abs(expected).max()
+
+
+def test_latent_attention(tmp_path: Path) -> None:
+    """Heads of 72 rows in blocks of 128, of which keys are transposed."""
+    settings: dict[str, object] = {
+        "head_dim": 32,
+        "num_key_value_heads": 4,
+        "kv_lora_rank": 160,
+        "q_lora_rank": 64,
+        "qk_nope_head_dim": 40,
+        "qk_rope_head_dim": 32,
+        "v_head_dim": 32,
+        "first_k_dense_replace": 1,
+        "n_routed_experts": 8,
+        "n_group": 2,
+        "topk_group": 1,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 128,
+    }
+    plain, quantized = make_models("deepseek_v3", settings, "fp8", tmp_path)
+    tokens = random_tokens(NUM_TOKENS, VOCAB)
+    expected = transformers_logits(plain, tokens)
+    description = describe_model(str(quantized))
+    source = open_weights(description, [Shard.whole(2)])
+    up = source.info("model.layers.0.self_attn.kv_b_proj.weight")
+    assert (up.shape, up.format) == ((288, 160), TensorFormat.BF16)
     with source, Stages(description.config, source) as stages:
         exact = stages.logits_at_all_positions(tokens)
     assert np.abs(exact - expected).max() < 2e-5 * np.abs(expected).max()

@@ -19,7 +19,7 @@ from support.expert_models import (
     store_experts_in_mxfp4,
     write_expert_gguf,
 )
-from support.parity import assert_logits_agree, native_error_limit
+from support.parity import assert_logits_agree, assert_mostly_close, native_error_limit
 from support.random_models import RandomModel, random_tokens, torch_logits
 from support.stages import Stages, native_engine
 from support.state_dict_source import StateDictSource
@@ -299,18 +299,6 @@ def test_logits_at_every_position(case: Case, models: Callable[[Case], RandomMod
     model, tokens = models(case), random_tokens(100)
     actual = logits_of_files(model.directory, tokens, boundaries=[1])
     assert_logits_agree(actual, torch_logits(model, tokens), tolerance=TOLERANCE)
-
-
-def assert_mostly_close(
-    actual: NDArray[np.float32], expected: NDArray[np.float32], *, limit: float
-) -> None:
-    """Errors of half of the positions within ``limit``, and of nine of ten within twice as much.
-
-    At the others a router may have chosen another one of two experts with nearly equal scores.
-    """
-    errors = np.sqrt(((actual - expected) ** 2).mean(axis=1) / (expected**2).mean(axis=1))
-    assert np.quantile(errors, 0.5) < limit
-    assert np.quantile(errors, 0.9) < 2 * limit
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

@@ -40,6 +40,7 @@ CONSEQUENCES: Mapping[str, str] = {
     "hidden_size": "hidden size|head_dim|long_factor",
     "hidden_size_per_layer_input": "vocab_size_per_layer_input",
     "layer_types": "layers of one kind",
+    "linear_num_key_heads": "linear_num_value_heads",
     "n_routed_experts": "n_group",
     "num_attention_heads": "heads|head_dim|long_factor",
     "num_experts": "num_local_experts",
@@ -49,6 +50,7 @@ CONSEQUENCES: Mapping[str, str] = {
     "num_local_experts": "num_experts",
     "partial_rotary_factor": "long_factor",
     "per_layer_config": "layers of one kind",
+    "qk_rope_head_dim": "head_dim",
 }
 ROPE = "rope|long_factor|in rope scaling"
 

@@ -20,6 +20,7 @@ from potluck.types.step import (
     SequenceId,
     SequenceOpening,
     SequenceSlice,
+    StateCopy,
     Step,
     StepId,
 )
@@ -87,6 +88,7 @@ def slices(draw: st.DrawFn, sequence_id: int, before: tuple[int, ...]) -> Sequen
         next_token=None if sample or score_from is None else draw(TOKENS),
         pooling=pooling,
         ends_pooling=pooling is not None and draw(st.booleans()),
+        state=draw(st.none() | st.integers(0, 9)),
     )
 
 
@@ -127,6 +129,9 @@ def test_every_stage_sees_what_it_needs(data: st.DataObject, num_stages: int, mo
                 copies=(BlockCopy(source=1, target=2),) * data.draw(st.integers(0, 2)),
                 saves=(HashedBlock(block=7, hash=b"h" * 32, parent=b"p" * 32),)
                 * data.draw(st.integers(0, 2)),
+                state_copies=(StateCopy(source=3, target=5), StateCopy(source=5, target=8))[
+                    : data.draw(st.integers(0, 2))
+                ],
             )
             fails_at = data.draw(st.none() | st.integers(0, num_stages - 1))
             seen = pipeline.send(step, fails_at)
@@ -140,7 +145,7 @@ def test_every_stage_sees_what_it_needs(data: st.DataObject, num_stages: int, mo
 
 
 def assert_is_needed_part(step: Step, got: Step, *, is_first: bool, is_last: bool) -> None:
-    parts = ("step_id", "closed", "copies", "saves", "results")
+    parts = ("step_id", "closed", "copies", "state_copies", "saves", "results")
     assert [getattr(got, name) for name in parts] == [getattr(step, name) for name in parts]
     assert len(got.slices) == len(step.slices)
     for mine, its in zip(got.slices, step.slices, strict=True):
@@ -212,7 +217,7 @@ def test_neither_tokens_nor_their_count_of_bytes_reach_the_second_stage() -> Non
         (
             StepEncoder()
             .encode(Step(step_id=StepId(0), slices=(a_slice(1),)))
-            .replace(b"\x99\x00\x00\x01\x00", b"\x99\x00\x00\x01\x05"),
+            .replace(b"\x9a\x00\x00\x01\x00", b"\x9a\x00\x00\x01\x05"),
             "the table of sequence 0 is not known",
         ),
         (
@@ -237,6 +242,7 @@ def test_every_field_of_a_step_has_a_place_in_its_header() -> None:
         "copies",
         "saves",
         "restores",  # which have frames of their own
+        "state_copies",
     }
     assert {each.name for each in fields(SequenceSlice)} == {
         "sequence_id",
@@ -248,6 +254,7 @@ def test_every_field_of_a_step_has_a_place_in_its_header() -> None:
         "next_token",
         "pooling",
         "ends_pooling",
+        "state",
     }
     assert {each.name for each in fields(SampledToken)} == {
         "sequence_id",

@@ -18,17 +18,20 @@ SPAN_TOKENS = 256
 class AttentionCase:
     """Neighbouring tokens of a sequence, the first at ``position``, and a cache in shuffled blocks
     that is NaN wherever none of them sees anything.
+
+    With a ``value_start`` the values are columns of the keys.
     """
 
     q: F32  # [tokens, heads, head_dim]
     position: int
     window: int | None
     keys: NDArray[np.uint16]
-    values: NDArray[np.uint16]
+    values: NDArray[np.uint16] | None
     block_table: NDArray[np.int32]
     plain_keys: F64  # [positions, kv_heads, head_dim]
     plain_values: F64
     scale: float
+    value_start: int | None = None
     softcap: float = 0.0
     sinks: F32 | None = None
 
@@ -42,16 +45,26 @@ class AttentionCase:
         position: int,
         num_tokens: int = 1,
         window: int | None = None,
+        value_dim: int | None = None,
+        value_start: int | None = None,
     ) -> AttentionCase:
+        """Values are as wide as keys, unless ``value_dim`` says otherwise."""
         rng = np.random.default_rng(position + head_dim)
         num_positions = -(-(position + num_tokens) // 16) * 16
-        shape = (num_positions, num_kv_heads, head_dim)
+        shape = (num_positions, num_kv_heads)
+        q = rng.standard_normal((num_tokens, num_heads, head_dim)).astype(np.float32)
+        keys = rng.standard_normal((*shape, head_dim)).astype(np.float16)
+        if value_start is None:
+            values = rng.standard_normal((*shape, value_dim or head_dim)).astype(np.float16)
+        else:
+            values = keys[..., value_start : value_start + (value_dim or head_dim)]
         return cls._of(
-            q=rng.standard_normal((num_tokens, num_heads, head_dim)).astype(np.float32),
+            q=q,
             position=position,
             window=window,
-            plain_keys=rng.standard_normal(shape).astype(np.float16),
-            plain_values=rng.standard_normal(shape).astype(np.float16),
+            plain_keys=keys,
+            plain_values=values,
+            value_start=value_start,
         )
 
     @classmethod
@@ -63,33 +76,35 @@ class AttentionCase:
         window: int | None,
         plain_keys: NDArray[np.float16],
         plain_values: NDArray[np.float16],
+        value_start: int | None,
     ) -> AttentionCase:
         num_tokens, _, head_dim = q.shape
-        num_kv_heads = plain_keys.shape[1]
+        _, num_kv_heads, value_dim = plain_values.shape
         first, _ = visible(position, window)
         k, v = plain_keys.copy(), plain_values.copy()
         k[:first] = v[:first] = np.nan
         k[position + num_tokens :] = v[position + num_tokens :] = np.nan
         num_blocks = len(k) // 16
-        padded = -(-head_dim // 16) * 16
+        padded = -(-value_dim // 16) * 16
         rng = np.random.default_rng(num_blocks)
         table = rng.permutation(num_blocks + 2)[:num_blocks].astype(np.int32)
         keys = np.full((num_blocks + 2, num_kv_heads, head_dim, 16), np.nan, np.float16)
         values = np.full((num_blocks + 2, num_kv_heads, 16, padded), np.nan, np.float16)
         keys[table] = k.reshape(num_blocks, 16, num_kv_heads, head_dim).transpose(0, 2, 3, 1)
-        values[table, ..., :head_dim] = v.reshape(num_blocks, 16, num_kv_heads, head_dim).transpose(
-            0, 2, 1, 3
-        )
+        values[table, ..., :value_dim] = v.reshape(
+            num_blocks, 16, num_kv_heads, value_dim
+        ).transpose(0, 2, 1, 3)
         return cls(
             q=q,
             position=position,
             window=window,
             keys=keys.view(np.uint16),
-            values=values.view(np.uint16),
+            values=values.view(np.uint16) if value_start is None else None,
             block_table=table,
             plain_keys=plain_keys.astype(np.float64),
             plain_values=plain_values.astype(np.float64),
             scale=head_dim**-0.5,
+            value_start=value_start,
         )
 
     def alone(self, token: int) -> AttentionCase:
@@ -102,16 +117,30 @@ class AttentionCase:
             window=self.window,
             plain_keys=self.plain_keys[:num_positions].astype(np.float16),
             plain_values=self.plain_values[:num_positions].astype(np.float16),
+            value_start=self.value_start,
         )
         return replace(case, softcap=self.softcap, sinks=self.sinks)
 
+    def with_stored_values(self) -> AttentionCase:
+        """The same with values that lie beside the keys."""
+        return self._of(
+            q=self.q,
+            position=self.position,
+            window=self.window,
+            plain_keys=self.plain_keys.astype(np.float16),
+            plain_values=self.plain_values.astype(np.float16),
+            value_start=None,
+        )
+
     def run(self, kernels: Kernels, *, in_parts: bool = False) -> F32:
-        out = guarded_output(*self.q.shape, dtype=np.float32)
+        num_tokens, num_heads, _ = self.q.shape
+        value_dim = self.plain_values.shape[2]
+        out = guarded_output(num_tokens, num_heads, value_dim, dtype=np.float32)
         attention = kernels.attention_in_parts if in_parts else kernels.attention
         attention(
             guarded(self.q),
             guarded(self.keys),
-            guarded(self.values),
+            None if self.values is None else guarded(self.values),
             guarded(self.block_table),
             self.position,
             self.window,
@@ -119,6 +148,7 @@ class AttentionCase:
             out.array,
             self.softcap,
             None if self.sinks is None else guarded(self.sinks),
+            self.value_start or 0,
         )
         out.assert_intact()
         return out.array

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from potluck.types.model import ExpertsConfig, LayerConfig, ModelConfig
+from potluck.types.model import AttentionConfig, ExpertsConfig, LayerConfig, ModelConfig
 
 Change = Callable[[ModelConfig], ModelConfig]
 
@@ -22,10 +22,14 @@ def in_layers(**changes: Any) -> Change:
 
 
 def in_attention(**changes: Any) -> Change:
-    """The change of every layer's attention."""
-    return each_layer(
-        lambda layer: replace(layer, attention=replace(layer.grouped_attention, **changes))
-    )
+    """The change of the attention of every layer that has keys and values for heads."""
+
+    def changed(layer: LayerConfig) -> LayerConfig:
+        if not isinstance(layer.attention, AttentionConfig):
+            return layer
+        return replace(layer, attention=replace(layer.attention, **changes))
+
+    return each_layer(changed)
 
 
 def in_experts(**changes: Any) -> Change:
@@ -35,6 +39,26 @@ def in_experts(**changes: Any) -> Change:
         return None if experts is None else replace(experts, **changes)
 
     return each_layer(lambda layer: replace(layer, experts=changed(layer.experts)))
+
+
+def in_mlps(**changes: Any) -> Change:
+    """The change of the MLP of every layer that has one."""
+    return each_layer(
+        lambda layer: (
+            layer if layer.mlp is None else replace(layer, mlp=replace(layer.mlp, **changes))
+        )
+    )
+
+
+def in_recurrences(**changes: Any) -> Change:
+    """The change of the recurrence of every layer that has one."""
+    return each_layer(
+        lambda layer: (
+            layer
+            if layer.recurrence is None
+            else replace(layer, recurrence=replace(layer.recurrence, **changes))
+        )
+    )
 
 
 def in_ropes(**changes: Any) -> Change:

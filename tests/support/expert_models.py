@@ -13,6 +13,7 @@ from typing import Any
 import gguf
 import numpy as np
 from numpy.typing import NDArray
+from support.latent_models import LATENT_FAMILIES, add_latent_keys, convert_latent
 from support.random_models import SMALL, RandomModel
 
 Floats = NDArray[np.float32]
@@ -136,13 +137,17 @@ def write_expert_gguf(
     *,
     formats: Mapping[str, gguf.GGMLQuantizationType] | None = None,
     num_more_layers: int = 0,
+    has_joint_up: bool = False,
 ) -> None:
     """Write ``model`` as the converter does: its keys, its tensors' names, rows and shapes.
 
     Everything is F32, except tensors whose names hold a key of ``formats``. The last of its layers,
-    ``num_more_layers`` of them, are said to predict further tokens.
+    ``num_more_layers`` of them, are said to predict further tokens. With ``has_joint_up`` files of
+    models with latent attention are as the converter made them before April 2025.
     """
     config = model.config
+    if config["model_type"] in LATENT_FAMILIES:
+        config = {**config, "has_joint_up": has_joint_up, "head_dim": None}
     architecture, metadata, convert = _CONVERSIONS[config["model_type"]]
     writer = gguf.GGUFWriter(path, architecture)
     _add_common(writer, config)
@@ -175,7 +180,8 @@ def _add_common(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
     writer.add_embedding_length(config["hidden_size"])
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(config["num_attention_heads"])
-    writer.add_head_count_kv(config["num_key_value_heads"])
+    is_absorbed = config.get("has_joint_up") is False
+    writer.add_head_count_kv(1 if is_absorbed else config["num_key_value_heads"])
     rope = config["rope_parameters"]
     if rope["rope_type"] == "yarn":
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
@@ -355,6 +361,10 @@ def _ernie4_5_moe(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
         writer.add_expert_shared_feed_forward_length(width)
 
 
+def _convert_latent(tensors: Tensors, config: Mapping[str, Any]) -> Tensors:
+    return convert_latent(_convert_correction(tensors, config), config)
+
+
 _Metadata = Callable[[gguf.GGUFWriter, Mapping[str, Any]], None]
 _Convert = Callable[[Tensors, Mapping[str, Any]], Tensors]
 _CONVERSIONS: Mapping[str, tuple[str, _Metadata, _Convert]] = {
@@ -367,4 +377,5 @@ _CONVERSIONS: Mapping[str, tuple[str, _Metadata, _Convert]] = {
     "granitemoe": ("granitemoe", _granite_moe, _convert_granite_moe),
     "granitemoeshared": ("granitemoe", _granite_moe, _convert_granite_moe),
     "ernie4_5_moe": ("ernie4_5-moe", _ernie4_5_moe, _convert_correction),
+    **dict.fromkeys(LATENT_FAMILIES, ("deepseek2", add_latent_keys, _convert_latent)),
 }

@@ -248,6 +248,36 @@ def check_silu_gate(kernels: Kernels, scalar: Kernels) -> None:
         assert same_bits(out.array, reference)
 
 
+def check_product_gate(kernels: Kernels, scalar: Kernels) -> None:
+    del scalar  # one rounding: all have NumPy's bits
+    rng = np.random.default_rng(17)
+    for length in LENGTHS:
+        gate, up = rng.standard_normal((2, length)).astype(np.float32)
+        out = guarded_output(length, dtype=np.float32)
+        kernels.product_gate(guarded(gate), guarded(up), out.array)
+        out.assert_intact()
+        assert same_bits(out.array, gate * up)
+        kernels.product_gate(gate, up, up)
+        assert same_bits(out.array, up)
+
+
+def check_relu_squared(kernels: Kernels, scalar: Kernels) -> None:
+    del scalar
+    rng = np.random.default_rng(18)
+    for length in LENGTHS:
+        x = rng.standard_normal(length).astype(np.float32)
+        x[-1] = 0.75
+        x[: length // 8] = -0.0
+        out = guarded_output(length, dtype=np.float32)
+        kernels.relu_squared(guarded(x), out.array)
+        out.assert_intact()
+        assert same_bits(out.array, np.square(np.where(x > 0, x, np.float32(0))))
+        x[0] = np.nan
+        kernels.relu_squared(x, x)
+        assert np.isnan(x[0])
+        assert same_bits(x[1:], np.ascontiguousarray(out.array[1:]))
+
+
 def check_gate(
     name: str, expected: Callable[[F64, F64], F64], error: Callable[[F64], F64]
 ) -> Callable[[Kernels, Kernels], None]:
@@ -371,18 +401,22 @@ def check_add(kernels: Kernels, scalar: Kernels) -> None:
 def check_append_kv(kernels: Kernels, scalar: Kernels) -> None:
     del scalar  # one rounding: all have NumPy's bits
     rng = np.random.default_rng(8)
-    for num_kv_heads, head_dim in ((1, 8), (3, 24), (2, 64)):
-        padded = -(-head_dim // 16) * 16
+    shapes = ((1, 8, 8), (3, 24, 24), (2, 64, 64), (2, 24, 40), (1, 40, 5), (2, 24, 0))
+    for num_kv_heads, head_dim, value_dim in shapes:
+        padded = -(-value_dim // 16) * 16
         keys = guarded_output(3, num_kv_heads, head_dim, 16, dtype=np.uint16)
         values = guarded_output(3, num_kv_heads, 16, padded, dtype=np.uint16)
         expected_keys, expected_values = keys.array.copy(), values.array.copy()
         for block, offset in ((0, 0), (2, 15), (1, 6)):
             k = rng.standard_normal((num_kv_heads, head_dim)).astype(np.float32)
-            v = rng.standard_normal((num_kv_heads, head_dim)).astype(np.float32)
-            kernels.append_kv(guarded(k), guarded(v), keys.array, values.array, block, offset)
+            v = rng.standard_normal((num_kv_heads, value_dim)).astype(np.float32)
+            if value_dim == 0:
+                kernels.append_kv(guarded(k), None, keys.array, None, block, offset)
+            else:
+                kernels.append_kv(guarded(k), guarded(v), keys.array, values.array, block, offset)
             expected_keys[block, :, :, offset] = k.astype(np.float16).view(np.uint16)
-            expected_values[block, :, offset, :head_dim] = v.astype(np.float16).view(np.uint16)
-            expected_values[block, :, offset, head_dim:] = 0
+            expected_values[block, :, offset, :value_dim] = v.astype(np.float16).view(np.uint16)
+            expected_values[block, :, offset, value_dim:] = 0
             keys.assert_intact()
             values.assert_intact()
         assert same_bits(keys.array, expected_keys)
@@ -435,19 +469,57 @@ def capped_cases() -> Iterator[AttentionCase]:
         )
 
 
+# (heads, kv_heads, head_dim, value_dim, value_start): values of another width than keys, and values
+# that are columns of the keys, some of them as in multi-head latent attention.
+VALUE_SHAPES = (
+    (4, 2, 24, 5, None),
+    (6, 3, 8, 40, None),
+    (7, 1, 40, 32, 8),
+    (4, 2, 24, 19, 3),
+    (5, 1, 72, 64, 0),
+)
+
+
+def value_cases(
+    shapes: Iterable[tuple[int, int, int, int, int | None]],
+) -> Iterator[AttentionCase]:
+    for num_heads, num_kv_heads, head_dim, value_dim, value_start in shapes:
+        for position, num_tokens, window in ATTENTION_PLACES:
+            yield AttentionCase.make(
+                num_heads,
+                num_kv_heads,
+                head_dim,
+                position=position,
+                num_tokens=num_tokens,
+                window=window,
+                value_dim=value_dim,
+                value_start=value_start,
+            )
+
+
 def check_attention(kernels: Kernels, scalar: Kernels) -> None:
-    for case in (*attention_cases(ATTENTION_SHAPES), *capped_cases()):
+    for case in (
+        *attention_cases(ATTENTION_SHAPES),
+        *capped_cases(),
+        *value_cases(VALUE_SHAPES),
+    ):
         made = case.run(kernels)
         if kernels.isa == "scalar":
             assert_close(made, *case.oracle())
         assert same_bits(made, case.run(scalar))
+        if case.values is None:
+            assert same_bits(made, case.with_stored_values().run(kernels))
         # What a token gets does not depend on its neighbours, nor on what it does not see.
         for token in range(0, len(made) if len(made) > 1 else 0, 6):
             assert same_bits(case.alone(token).run(kernels)[0], made[token])
 
 
 def check_attention_in_parts(kernels: Kernels, scalar: Kernels) -> None:
-    for case in (*attention_cases(ATTENTION_SHAPES[1:4:2]), *capped_cases()):
+    for case in (
+        *attention_cases(ATTENTION_SHAPES[1:4:2]),
+        *capped_cases(),
+        *value_cases(VALUE_SHAPES[::2]),
+    ):
         assert same_bits(case.run(kernels, in_parts=True), case.run(scalar))
 
 
@@ -477,6 +549,8 @@ _PLAIN_CHECKS: dict[str, Callable[[Kernels, Kernels], None]] = {
     "silu_gate": check_silu_gate,
     "gelu_gate": check_gate("gelu_gate", gelu, gelu_error),
     "clamped_gate": check_gate("clamped_gate", clamped, clamped_error),
+    "product_gate": check_product_gate,
+    "relu_squared": check_relu_squared,
     "add": check_add,
     "add_scaled": check_scaling("add_scaled"),
     "scale": check_scaling("scale"),

@@ -14,6 +14,14 @@ _MULTIPLIERS: Mapping[str, Any] = {
     "residual_multiplier": 0.4,
     "logits_scaling": 0.5,
 }
+_MAMBA: Mapping[str, Any] = {
+    "layer_types": ["mamba", "attention", "mamba"],
+    "shared_intermediate_size": 64,
+    "mamba_n_heads": 8,
+    "mamba_d_head": 24,
+    "mamba_d_state": 16,
+    "mamba_chunk_size": 16,
+}
 _THETA: Mapping[str, Any] = {"rope_type": "default", "rope_theta": 500.0}
 _OLD_ROPE: Mapping[str, Any] = {"rope_parameters": _THETA}
 _TWO_ROPES: Mapping[str, Any] = {
@@ -42,6 +50,17 @@ _GEMMA4: Mapping[str, Any] = {
         "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
     },
 }
+_LATENT: Mapping[str, Any] = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 64,
+    "q_lora_rank": 32,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 48,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 48,
+}
 _YARN: Mapping[str, Any] = {
     "rope_type": "yarn",
     "rope_theta": 500.0,
@@ -49,6 +68,28 @@ _YARN: Mapping[str, Any] = {
     "beta_fast": 4.0,
     "beta_slow": 1.0,
     "original_max_position_embeddings": 32,
+}
+_GATED_DELTA: Mapping[str, Any] = {
+    "num_hidden_layers": 4,
+    "head_dim": 32,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 24,
+    "linear_value_head_dim": 48,
+}
+_WITH_SHARED_EXPERT: Mapping[str, Any] = {
+    "num_experts": 7,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 48,
+    "shared_expert_intermediate_size": 80,
+}
+_SECTIONS: Mapping[str, Any] = {
+    "rope_parameters": {
+        **_THETA,
+        "partial_rotary_factor": 0.25,
+        "mrope_section": [2, 1, 1],
+        "mrope_interleaved": True,
+    }
 }
 
 BASES = (
@@ -168,6 +209,18 @@ BASES = (
             **_OLD_ROPE,
         },
     ),
+    Base(
+        name="granitemoehybrid-mamba",
+        has_ropes=False,
+        family="granitemoehybrid",
+        settings={**_MULTIPLIERS, **_MAMBA, "num_local_experts": 0, "num_experts_per_tok": 0},
+    ),
+    Base(
+        name="granitemoehybrid-experts",
+        has_ropes=False,
+        family="granitemoehybrid",
+        settings={**_FEW, **_MULTIPLIERS, **_MAMBA, "mamba_n_groups": 2},
+    ),
     Base(family="glm4", settings={"head_dim": 24, "attention_bias": True, **_OLD_ROPE}),
     Base(
         family="seed_oss",
@@ -249,6 +302,27 @@ BASES = (
         settings={**_FEW, **_MULTIPLIERS, "shared_intermediate_size": 64, **_OLD_ROPE},
     ),
     Base(
+        family="lfm2",
+        settings={
+            "layer_types": ["conv", "full_attention", "conv"],
+            "block_multiple_of": 32,
+            "tie_word_embeddings": True,
+            **_OLD_ROPE,
+        },
+    ),
+    Base(
+        family="lfm2_moe",
+        settings={
+            "layer_types": ["conv", "full_attention", "conv"],
+            "num_experts": 7,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 48,
+            "num_dense_layers": 1,
+            "tie_word_embeddings": True,
+            **_OLD_ROPE,
+        },
+    ),
+    Base(
         family="ernie4_5_moe",
         settings={
             "moe_num_experts": 7,
@@ -258,5 +332,38 @@ BASES = (
             **_OLD_ROPE,
         },
     ),
+    Base(
+        family="qwen3_next",
+        settings={
+            **_GATED_DELTA,
+            **_WITH_SHARED_EXPERT,
+            "rope_parameters": {**_THETA, "partial_rotary_factor": 0.25},
+        },
+    ),
+    Base(family="qwen3_5_text", settings={**_GATED_DELTA, **_SECTIONS}),
+    Base(
+        family="qwen3_5_moe_text",
+        settings={**_GATED_DELTA, **_WITH_SHARED_EXPERT, **_SECTIONS},
+    ),
+    Base(
+        family="deepseek_v2",
+        settings={
+            **_LATENT,
+            "q_lora_rank": None,
+            "first_k_dense_replace": 1,
+            "rope_parameters": {**_YARN, "mscale": 0.707, "mscale_all_dim": 0.707},
+        },
+    ),
+    Base(
+        family="deepseek_v3",
+        settings={
+            **_LATENT,
+            "first_k_dense_replace": 1,
+            "n_group": 4,
+            "topk_group": 2,
+            "rope_parameters": {**_YARN, "mscale": 1.0, "mscale_all_dim": 1.0},
+        },
+    ),
+    Base(family="glm4_moe_lite", settings={**_LATENT, **_OLD_ROPE}),
 )
 """Every family at least once. Ropes turn fast, so that changes of them show within few tokens."""

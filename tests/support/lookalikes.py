@@ -93,12 +93,14 @@ _WITH_ALL_ROPES = ("llama", "gemma3_text", "ministral3")
 
 _WITH_OWN_ROPES = (
     *_WITH_ALL_ROPES,
+    "deepseek_v3",
     "gemma4_text",
     "gpt_oss",
     "hunyuan_v1_dense",
     "minimax_m2",
     "olmo3",
     "phi3",
+    "qwen3_5_text",
 )
 """Families that read ropes in a way of their own, or stand for the others: every kind is tried."""
 
@@ -110,6 +112,7 @@ _ROPE_KEYS: Mapping[str, tuple[Any, ...]] = {
     "high_freq_factor": (6.0,),
     "llama_4_scaling_beta": (0.3,),
     "low_freq_factor": (2.0,),
+    "mrope_interleaved": (True,),
     "mrope_section": ([4, 4, 4],),
     "mscale": (0.6,),
     "mscale_all_dim": (0.7,),
@@ -132,6 +135,7 @@ FOREIGN: Mapping[str, tuple[Any, ...]] = {
     "attn_logit_softcapping": (2.0,),
     "attn_output_gate": (True,),
     "attn_temperature_tuning": (True,),
+    "block_ff_dim": (128,),
     "clip_qkv": (0.5,),
     "decoder_sparse_step": (2,),
     "dual_chunk_attention_config": ({"chunk_size": 8},),
@@ -139,6 +143,7 @@ FOREIGN: Mapping[str, tuple[Any, ...]] = {
     "enable_moe_block": (True,),
     "final_logit_softcapping": (2.0,),
     "first_k_dense_replace": (2,),
+    "full_attention_interval": (2,),
     "global_head_dim": (32,),
     "head_dim": (16, 32),
     "hidden_act": ("gelu", "relu"),
@@ -170,6 +175,7 @@ FOREIGN: Mapping[str, tuple[Any, ...]] = {
     "num_kv_shared_layers": (2,),
     "num_local_experts": (4,),
     "original_max_position_embeddings": (16,),
+    "output_gate_type": ("sigmoid",),
     "partial_rotary_factor": (0.5,),
     "per_layer_config": ({"1": {"head_dim": 32}}, {"0": {"num_attention_heads": 2}}),
     "position_embedding_type": ("nope", "rope"),
@@ -193,11 +199,13 @@ FOREIGN: Mapping[str, tuple[Any, ...]] = {
     "sliding_window_pattern": (2,),
     "swiglu_alpha": (1.0,),
     "swiglu_limit": (0.5,),
+    "time_step_limit": ([0.2, 0.6],),
     "topk_group": (1,),
     "topk_method": ("greedy",),
     "use_bias": (True,),
     "use_bidirectional_attention": (True, "all"),
     "use_double_wide_mlp": (True,),
+    "use_expert_bias": (False,),
     "use_mrope": (True,),
     "use_parallel_residual": (True,),
     "use_qk_norm": (True, False),
@@ -349,7 +357,7 @@ class Original:
 def _named(model: Any) -> Iterator[tuple[str, Any]]:
     yield from model.named_parameters()
     for name, each in model.named_buffers():
-        if name.endswith(("layer_scalar", "e_score_correction_bias")):
+        if name.endswith(("layer_scalar", "e_score_correction_bias", "expert_bias")):
             yield name, each
 
 

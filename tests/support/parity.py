@@ -26,6 +26,18 @@ def assert_logits_agree(
     assert share >= MIN_DECIDED_SHARE, f"only {share:.0%} of the positions are decided"
 
 
+def assert_mostly_close(
+    actual: NDArray[np.float32], expected: NDArray[np.float32], *, limit: float
+) -> None:
+    """Errors of half of the positions within ``limit``, and of nine of ten within twice as much.
+
+    At the others a router may have chosen another one of two experts with nearly equal scores.
+    """
+    errors = np.sqrt(((actual - expected) ** 2).mean(axis=1) / (expected**2).mean(axis=1))
+    assert np.quantile(errors, 0.5) < limit
+    assert np.quantile(errors, 0.9) < 2 * limit
+
+
 def decided_share(logits: NDArray[np.float32], tolerance: float) -> float:
     """The share of rows whose two largest logits are more than twice ``tolerance`` apart."""
     second, first = np.partition(logits, -2, axis=-1)[:, -2:].T

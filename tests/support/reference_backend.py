@@ -46,9 +46,11 @@ class _Cost:
         return 4 * info.num_rows * info.num_columns
 
     def cache_bytes(self, program: Program, num_blocks: int, num_states: int = 0) -> int:
-        return sum(
-            2 * 4 * num_blocks * 16 * spec.num_kv_heads * spec.head_dim for spec in program.caches
+        of_blocks = sum(
+            4 * num_blocks * 16 * spec.num_kv_heads * (spec.head_dim + spec.value_dim)
+            for spec in program.caches
         )
+        return of_blocks + num_states * sum(spec.num_bytes for spec in program.states)
 
     def scratch_bytes(
         self, program: Program, max_step_tokens: int, *, num_threads: int, arithmetic: Arithmetic
@@ -63,8 +65,8 @@ COST = _Cost()
 
 
 class _ReferenceUnit(ReferenceEngine):
-    def __init__(self, program: Program, *, num_blocks: int) -> None:
-        super().__init__(program, num_blocks=num_blocks)
+    def __init__(self, program: Program, *, num_blocks: int, num_states: int) -> None:
+        super().__init__(program, num_blocks=num_blocks, num_states=num_states)
         self.weights_bytes = 4 * sum(
             spec.shape[0] * (spec.shape[1] if len(spec.shape) > 1 else 1)
             for spec in program.weights
@@ -83,7 +85,8 @@ def open_engine(
     num_threads: int,
     arithmetic: Arithmetic,
     pool: ThreadPool | None,
+    num_states: int = 0,
 ) -> _ReferenceUnit:
     if address.backend != SPEC.name:
         raise ValueError(f"{address.backend} is another backend")
-    return _ReferenceUnit(program, num_blocks=num_blocks)
+    return _ReferenceUnit(program, num_blocks=num_blocks, num_states=num_states)

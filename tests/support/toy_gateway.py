@@ -36,6 +36,7 @@ from potluck.types.gateway import (
 from potluck.types.model import EmbeddingConfig
 from potluck.types.prefix_cache import PrefixTotals
 from potluck.types.sequence import Cancel, CommittedToken, OnUpdate
+from potluck.types.states import StateSlots
 from potluck.types.step import Pooling, SampledToken, SamplingParams, SequenceId, Step, TokenLogprob
 from potluck.types.text import ChatEnding, ChatMessage, ChatPrompt, Tool
 
@@ -240,8 +241,16 @@ class ToyGateway:
                 num_free_blocks=NUM_BLOCKS - 12,
                 num_kept_blocks=9,
                 prefix=PrefixTotals(
-                    num_admissions=21, num_hits=14, num_saved_tokens=1234, num_evictions=6
+                    num_admissions=21,
+                    num_hits=14,
+                    num_saved_tokens=1234,
+                    num_evictions=6,
+                    num_checkpoints=8,
+                    num_checkpoint_hits=5,
+                    num_checkpoint_evictions=2,
+                    num_uncovered_tokens=77,
                 ),
+                states=StateSlots(num_live=3, num_checkpoints=4, num_free=1, slot_bytes=1000),
                 epoch=5,
                 num_recoveries=4,
                 recovery_seconds=2.5,

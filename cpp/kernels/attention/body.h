@@ -18,11 +18,26 @@ namespace potluck {
 namespace POTLUCK_ISA {
 namespace {
 
-// A span's partial. `q` is packed (pack_queries), `scores` is [rows][kScoreStride] of scratch.
-inline void attend_span(const Tile& tile, int64_t span, const float* q, float* scores,
+// The scratch memory of a tile.
+struct Scratch {
+  float* q;       // packed (pack_queries)
+  float* scores;  // [rows][kScoreStride]
+  float* turned;  // kTurnedFloats, unless there are values
+  float* end;
+
+  Scratch(const Tile& tile)
+      : q(tile.args.scratch),
+        scores(q + tile.num_rows * tile.args.head_dim),
+        turned(scores + tile.num_rows * kScoreStride),
+        end(turned + (tile.args.values ? 0 : kTurnedFloats)) {}
+};
+
+// A span's partial.
+inline void attend_span(const Tile& tile, int64_t span, const Scratch& scratch,
                         const Partial& partial) {
   const Span blocks = find_span(tile, span);
-  score_span(tile, blocks, span, q, scores);
+  float* scores = scratch.scores;
+  score_span(tile, blocks, span, scratch.q, scores);
   for (int64_t h = 0, row = 0; h < tile.num_kv_heads; ++h)
     for (int64_t i = 0; i < tile.rows_per_head; ++i, ++row) {
       const Range range = tile.visible(tile.token(i), span);
@@ -31,36 +46,40 @@ inline void attend_span(const Tile& tile, int64_t span, const float* q, float* s
       partial.largest[row] = softmax.largest;
       partial.total[row] = softmax.total;
     }
-  weigh_span(tile, blocks, span, scores, partial.weighted);
+  if (tile.args.values)
+    weigh_span(tile, blocks, span, scores, partial.weighted);
+  else
+    weigh_keys(tile, blocks, span, scores, scratch.turned, partial.weighted);
 }
 
 }  // namespace
 
 void append_kv(const float* k, const float* v, uint16_t* keys, uint16_t* values, int64_t block,
-               int64_t offset, int64_t num_kv_heads, int64_t head_dim) {
-  const int64_t stride = padded_head_dim(head_dim);
+               int64_t offset, int64_t num_kv_heads, int64_t head_dim, int64_t value_dim) {
+  const int64_t stride = padded_value_dim(value_dim);
   for (int64_t h = 0; h < num_kv_heads; ++h) {
     uint16_t* key = keys + (block * num_kv_heads + h) * head_dim * kBlockTokens + offset;
-    uint16_t* value = values + ((block * num_kv_heads + h) * kBlockTokens + offset) * stride;
     for (int64_t d = 0; d < head_dim; d += kNumLanes) {
-      const int64_t count = head_dim - d < kNumLanes ? head_dim - d : kNumLanes;
+      const int64_t count = smaller(head_dim - d, kNumLanes);
       uint16_t halves[kNumLanes];
       store_f16(halves, load_partial(k + h * head_dim + d, count));
       for (int64_t i = 0; i < count; ++i) key[(d + i) * kBlockTokens] = halves[i];
-      store_f16(value + d, load_partial(v + h * head_dim + d, count));
     }
+    uint16_t* value = values + ((block * num_kv_heads + h) * kBlockTokens + offset) * stride;
+    for (int64_t d = 0; d < value_dim; d += kNumLanes)
+      store_f16(value + d,
+                load_partial(v + h * value_dim + d, smaller(value_dim - d, kNumLanes)));
   }
 }
 
 void attention(const AttentionArgs& args) {
   const Tile tile(args);
-  float* q = args.scratch;
-  float* scores = q + tile.num_rows * args.head_dim;
-  const Partial of_span = partial_at(tile, scores + tile.num_rows * kScoreStride);
+  const Scratch scratch(tile);
+  const Partial of_span = partial_at(tile, scratch.end);
   const Partial merged = partial_at(tile, of_span.end);
-  pack_queries(tile, q);
+  pack_queries(tile, scratch.q);
   for (int64_t span = first_span(args); span < end_span(args); ++span) {
-    attend_span(tile, span, q, scores, of_span);
+    attend_span(tile, span, scratch, of_span);
     merge_span(tile, span, of_span, merged);
   }
   divide_by_total(tile, merged);
@@ -68,9 +87,9 @@ void attention(const AttentionArgs& args) {
 
 void attention_span(const AttentionArgs& args, int64_t span, float* partial) {
   const Tile tile(args);
-  float* q = args.scratch;
-  pack_queries(tile, q);
-  attend_span(tile, span, q, q + tile.num_rows * args.head_dim, partial_at(tile, partial));
+  const Scratch scratch(tile);
+  pack_queries(tile, scratch.q);
+  attend_span(tile, span, scratch, partial_at(tile, partial));
 }
 
 void attention_merge(const AttentionArgs& args, float* partials) {

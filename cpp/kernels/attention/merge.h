@@ -9,7 +9,7 @@ namespace {
 
 // What a span has for every row, where it lies: attention_partial_floats(...) floats, up to `end`.
 struct Partial {
-  float* weighted;  // [rows][padded head_dim]: sum of exp(score - largest) * value
+  float* weighted;  // [rows][padded value_dim]: sum of exp(score - largest) * value
   float* largest;   // [rows]: the largest score
   float* total;     // [rows]: sum of exp(score - largest)
   float* end;
@@ -68,16 +68,16 @@ inline void merge_sink(float sink, int64_t row, int64_t stride, const Partial& m
 }
 
 inline void divide_by_total(const Tile& tile, const Partial& merged) {
-  const int64_t head_dim = tile.args.head_dim;
+  const int64_t value_dim = tile.args.value_dim;
   for (int64_t h = 0, row = 0; h < tile.num_kv_heads; ++h)
     for (int64_t i = 0; i < tile.rows_per_head; ++i, ++row) {
       if (tile.args.sinks)
         merge_sink(tile.args.sinks[tile.head(h, i)], row, tile.stride, merged);
-      float* out = tile.args.out + tile.query_offset(h, i);
+      float* out = tile.args.out + tile.query_row(h, i) * value_dim;
       const float* sums = merged.weighted + row * tile.stride;
-      for (int64_t d = 0; d < head_dim; d += kNumLanes)
+      for (int64_t d = 0; d < value_dim; d += kNumLanes)
         store_partial(out + d, div(load(sums + d), splat(merged.total[row])),
-                      smaller(head_dim - d, kNumLanes));
+                      smaller(value_dim - d, kNumLanes));
     }
 }
 

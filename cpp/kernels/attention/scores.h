@@ -24,7 +24,7 @@ inline void pack_queries(const Tile& tile, float* packed) {
     for (int64_t step = 0, i = 0; step < steps.count; ++step) {
       const int64_t rows = steps.rows(step);
       for (int64_t r = 0; r < rows; ++r, ++i) {
-        const float* q = tile.args.q + tile.query_offset(h, i);
+        const float* q = tile.args.q + tile.query_row(h, i) * head_dim;
         for (int64_t d = 0; d < head_dim; ++d) packed[d * rows + r] = q[d];
       }
       packed += rows * head_dim;

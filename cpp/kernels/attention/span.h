@@ -2,7 +2,8 @@
 // lanes.
 //
 // The rows of a tile lie head after head: row r is one of key-value head r / rows_per_head, and
-// within it of token i / group_heads and query head i % group_heads, with i = r % rows_per_head.
+// within it of token i / heads and the i % heads-th of the tile's query heads of that head, with
+// i = r % rows_per_head.
 #pragma once
 
 #include "kernels/kernels.h"
@@ -28,6 +29,7 @@ POTLUCK_LANES int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 struct Tile {
   const AttentionArgs& args;
   int64_t group_heads;    // query heads that share a key-value head
+  int64_t heads;          // those of them that the tile has
   int64_t rows_per_head;  // of one key-value head
   int64_t num_kv_heads;
   int64_t num_rows;
@@ -38,22 +40,23 @@ struct Tile {
   explicit Tile(const AttentionArgs& a)
       : args(a),
         group_heads(a.num_heads / a.num_kv_heads),
-        rows_per_head(a.num_tokens * group_heads),
+        heads(a.end_in_group - a.first_in_group),
+        rows_per_head(a.num_tokens * heads),
         num_kv_heads(a.end_kv_head - a.first_kv_head),
         num_rows(rows_per_head * num_kv_heads),
-        stride(padded_head_dim(a.head_dim)),
+        stride(padded_value_dim(a.value_dim)),
         keys_size(a.head_dim * kBlockTokens),
         values_size(stride * kBlockTokens) {}
 
   // The token of row `i` of any head.
-  int64_t token(int64_t i) const { return args.num_tokens == 1 ? 0 : i / group_heads; }
+  int64_t token(int64_t i) const { return args.num_tokens == 1 ? 0 : i / heads; }
   // The query head of row `i` of key-value head `h`.
   int64_t head(int64_t h, int64_t i) const {
-    return (args.first_kv_head + h) * group_heads + i % group_heads;
+    return (args.first_kv_head + h) * group_heads + args.first_in_group + i % heads;
   }
-  // Where its query and its result lie, in floats.
-  int64_t query_offset(int64_t h, int64_t i) const {
-    return (token(i) * args.num_heads + head(h, i)) * args.head_dim;
+  // Which query it is of those of all tokens and heads.
+  int64_t query_row(int64_t h, int64_t i) const {
+    return token(i) * args.num_heads + head(h, i);
   }
   // What a token sees of a span.
   Range visible(int64_t token, int64_t span) const {
@@ -78,8 +81,8 @@ struct RowSteps {
 // of the tile's first key-value head; those of its other heads follow.
 struct Span {
   int64_t first_block, num_blocks;
-  // First the keys and then the values, each block after block, and of a block head after head;
-  // at last what the next span begins with.
+  // First the keys and then the values, if there are any beside the keys, each block after block,
+  // and of a block head after head; at last what the next span begins with.
   const uint16_t* reads[2 * kSpanBlocks + kBlocksAhead];
 
   const uint16_t* const* keys() const { return reads; }
@@ -100,12 +103,13 @@ inline Span find_span(const Tile& tile, int64_t span) {
   for (int64_t i = 0; i < r.num_blocks; ++i) {
     const int64_t part = table[first + i] * args.num_kv_heads + args.first_kv_head;
     r.reads[i] = args.keys + part * tile.keys_size;
-    r.reads[r.num_blocks + i] = args.values + part * tile.values_size;
+    if (args.values) r.reads[r.num_blocks + i] = args.values + part * tile.values_size;
   }
+  const uint16_t** next_reads = r.reads + (args.values ? 2 : 1) * r.num_blocks;
   for (int64_t i = 0; i < kBlocksAhead; ++i) {
     const int64_t next = smaller(first + r.num_blocks + i, last);
     const int64_t part = table[next] * args.num_kv_heads + args.first_kv_head;
-    r.reads[2 * r.num_blocks + i] = args.keys + part * tile.keys_size;
+    next_reads[i] = args.keys + part * tile.keys_size;
   }
   return r;
 }

@@ -10,10 +10,17 @@ namespace potluck {
 namespace POTLUCK_ISA {
 namespace {
 
-// Rows and lanes of values that share one pass over the positions, bounded by the registers.
+// Rows and lanes of values that share one pass over the positions, bounded by the registers. Those
+// that are converted on the way take more lanes, so that a conversion serves more products.
+template <class T>
 constexpr int kValueRows = 6;
+template <class T>
 constexpr int kValueLanes = kNumRegisters >= 32 ? 4 : 1;
-constexpr int kValueUnroll = kUnroll == 1 ? 1 : kValueRows;
+template <>
+constexpr int kValueRows<float> = kNumRegisters >= 32 ? 12 : 6;
+template <>
+constexpr int kValueLanes<float> = kNumRegisters >= 32 ? 2 : 1;
+constexpr int kValueUnroll = kUnroll == 1 ? 1 : 12;
 // Positions whose values stay in the first cache (8 KiB at 64 columns) while all rows of a head
 // pass. With several heads, whose values lie side by side, it is better to read along: 27 GB/s
 // instead of 24 (one core of a Zen 5, 8 heads of 64 columns; with one block it is as much, but of
@@ -22,19 +29,29 @@ constexpr int64_t kValueTokens = 4 * kBlockTokens;
 constexpr int64_t kManyHeadsTokens = 2 * kBlockTokens;
 static_assert(kBlocksAhead * kBlockTokens >= kValueTokens, "what is asked for is yet to come");
 
-// Where the values of one head of the tile lie, and those that are asked for meanwhile.
+// Where the values of one head of the tile lie, as f16 or float32, and those that are asked for
+// meanwhile.
+template <class T>
 struct HeadValues {
   int64_t first_block;  // of the span, which the pointers begin with
-  const uint16_t* const* blocks;
-  const uint16_t* const* ahead_blocks;
-  int64_t offset, ahead_offset;         // of the head in a block, in halves
-  int64_t stride;                       // halves of a position
+  const T* const* blocks;
+  const T* const* ahead_blocks;
+  int64_t offset, ahead_offset;  // of the head in a block, in numbers
+  int64_t stride;                // numbers of a position
+  int64_t num_columns;           // of these, so many are weighted, whole lanes
+  int64_t sums_stride;           // floats of a row's weighted values
 };
+
+POTLUCK_LANES F32x16 load_values(const uint16_t* p) { return load_f16(p); }
+POTLUCK_LANES F32x16 load_values(const float* p) { return load(p); }
+// What was copied is in the cache.
+POTLUCK_LANES void ask_for(const uint16_t* p) { __builtin_prefetch(p); }
+POTLUCK_LANES void ask_for(const float*) {}
 
 // Adds to kRows rows of kLanes x 16 columns, from column `start`: one fma per position of the
 // range, ascending.
-template <int kRows, int kLanes>
-inline void weigh_tile(const HeadValues& head, Range range, int64_t start, const float* terms,
+template <int kRows, int kLanes, class T>
+inline void weigh_tile(const HeadValues<T>& head, Range range, int64_t start, const float* terms,
                        float* weighted) {
   const int64_t stride = head.stride;
   F32x16 acc[kRows][kLanes];
@@ -42,20 +59,20 @@ inline void weigh_tile(const HeadValues& head, Range range, int64_t start, const
   for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll kValueUnroll
     for (int i = 0; i < kLanes; ++i)
-      acc[r][i] = load(weighted + r * stride + start + i * kNumLanes);
+      acc[r][i] = load(weighted + r * head.sums_stride + start + i * kNumLanes);
   for (int64_t position = range.begin; position < range.end;) {
     const int64_t block = position / kBlockTokens - head.first_block;
     const int64_t offset = position % kBlockTokens;
     const int64_t end = smaller(position - offset + kBlockTokens, range.end);
     const int64_t column = offset * stride + start;
-    const uint16_t* values = head.blocks[block] + head.offset + column;
-    const uint16_t* ahead = head.ahead_blocks[block] + head.ahead_offset + column;
+    const T* values = head.blocks[block] + head.offset + column;
+    const T* ahead = head.ahead_blocks[block] + head.ahead_offset + column;
     for (; position < end; ++position, values += stride, ahead += stride) {
 #pragma GCC unroll kValueUnroll
-      for (int i = 0; i < kLanes; i += 2) __builtin_prefetch(ahead + i * kNumLanes);
+      for (int i = 0; i < kLanes; i += 2) ask_for(ahead + i * kNumLanes);
       F32x16 value[kLanes];
 #pragma GCC unroll kValueUnroll
-      for (int i = 0; i < kLanes; ++i) value[i] = load_f16(values + i * kNumLanes);
+      for (int i = 0; i < kLanes; ++i) value[i] = load_values(values + i * kNumLanes);
 #pragma GCC unroll kValueUnroll
       for (int r = 0; r < kRows; ++r) {
         const F32x16 term = splat(terms[r * kScoreStride + position]);
@@ -68,20 +85,21 @@ inline void weigh_tile(const HeadValues& head, Range range, int64_t start, const
   for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll kValueUnroll
     for (int i = 0; i < kLanes; ++i)
-      store(weighted + r * stride + start + i * kNumLanes, acc[r][i]);
+      store(weighted + r * head.sums_stride + start + i * kNumLanes, acc[r][i]);
 }
 
 // weigh_tile over all columns for `rows` rows, which is at most kRows.
-template <int kRows>
-inline void weigh_rows(int64_t rows, const HeadValues& head, Range range, const float* terms,
+template <int kRows, class T>
+inline void weigh_rows(int64_t rows, const HeadValues<T>& head, Range range, const float* terms,
                        float* weighted) {
   if constexpr (kRows > 1) {
     if (rows < kRows) return weigh_rows<kRows - 1>(rows, head, range, terms, weighted);
   }
+  constexpr int kLanes = kValueLanes<T>;
   int64_t start = 0;
-  for (; start + kValueLanes * kNumLanes <= head.stride; start += kValueLanes * kNumLanes)
-    weigh_tile<kRows, kValueLanes>(head, range, start, terms, weighted);
-  for (; start < head.stride; start += kNumLanes)
+  for (; start + kLanes * kNumLanes <= head.num_columns; start += kLanes * kNumLanes)
+    weigh_tile<kRows, kLanes>(head, range, start, terms, weighted);
+  for (; start < head.num_columns; start += kNumLanes)
     weigh_tile<kRows, 1>(head, range, start, terms, weighted);
 }
 
@@ -91,7 +109,8 @@ POTLUCK_LANES Range common_part(Range a, Range b) {
 
 // Rows [first, first + rows) of a head over a part of the span: together where all of them see, one
 // by one before and after. `terms` and `weighted` are those of the first.
-inline void weigh_part(const Tile& tile, const HeadValues& head, int64_t span, Range part,
+template <class T>
+inline void weigh_part(const Tile& tile, const HeadValues<T>& head, int64_t span, Range part,
                        int64_t first, int64_t rows, const float* terms, float* weighted) {
   const int64_t first_token = tile.token(first), last_token = tile.token(first + rows - 1);
   Range common;
@@ -105,16 +124,32 @@ inline void weigh_part(const Tile& tile, const HeadValues& head, int64_t span, R
     }
   };
   if (first_token < last_token) weigh_alone({part.begin, common.begin});
-  if (common.begin < common.end) weigh_rows<kValueRows>(rows, head, common, terms, weighted);
+  if (common.begin < common.end) weigh_rows<kValueRows<T>>(rows, head, common, terms, weighted);
   if (first_token < last_token) weigh_alone({common.end, part.end});
 }
 
-// weighted [rows][padded head_dim].
-inline void weigh_span(const Tile& tile, const Span& blocks, int64_t span, const float* terms,
-                       float* weighted) {
+// weigh_part of all rows of a head. `terms` and `weighted` are those of its first row.
+template <class T>
+inline void weigh_head(const Tile& tile, const HeadValues<T>& head, int64_t span, Range part,
+                       const float* terms, float* weighted) {
+  const RowSteps steps(tile, kValueRows<T>);
+  for (int64_t step = 0, i = 0; step < steps.count; ++step) {
+    const int64_t rows = steps.rows(step);
+    weigh_part(tile, head, span, part, i, rows, terms + i * kScoreStride,
+               weighted + i * tile.stride);
+    i += rows;
+  }
+}
+
+inline void clear_weighted(const Tile& tile, float* weighted) {
   for (int64_t i = 0; i < tile.num_rows * tile.stride; i += kNumLanes)
     store(weighted + i, splat(0.0f));
-  const RowSteps steps(tile, kValueRows);
+}
+
+// weighted [rows][padded value_dim].
+inline void weigh_span(const Tile& tile, const Span& blocks, int64_t span, const float* terms,
+                       float* weighted) {
+  clear_weighted(tile, weighted);
   const int64_t begin = blocks.first_block * kBlockTokens;
   const int64_t end = begin + blocks.num_blocks * kBlockTokens;
   const int64_t num_together = tile.num_kv_heads > 1 ? kManyHeadsTokens : kValueTokens;
@@ -122,18 +157,63 @@ inline void weigh_span(const Tile& tile, const Span& blocks, int64_t span, const
   const int64_t steps_ahead = kBlocksAhead / step_blocks;
   for (int64_t position = begin; position < end; position += num_together) {
     const Range part = {position, smaller(position + num_together, end)};
-    for (int64_t h = 0, row = 0; h < tile.num_kv_heads; ++h) {
+    for (int64_t h = 0; h < tile.num_kv_heads; ++h) {
       const Ahead next(tile, h, steps_ahead);
-      const HeadValues head = {blocks.first_block,    blocks.values(),
-                               blocks.values() + next.blocks * step_blocks, h * tile.values_size,
-                               next.h * tile.values_size,     tile.stride};
-      for (int64_t step = 0, i = 0; step < steps.count; ++step) {
-        const int64_t rows = steps.rows(step);
-        weigh_part(tile, head, span, part, i, rows, terms + row * kScoreStride,
-                   weighted + row * tile.stride);
-        i += rows;
-        row += rows;
-      }
+      const HeadValues<uint16_t> head = {
+          blocks.first_block,   blocks.values(), blocks.values() + next.blocks * step_blocks,
+          h * tile.values_size, next.h * tile.values_size,
+          tile.stride,          tile.stride,     tile.stride};
+      const int64_t row = h * tile.rows_per_head;
+      weigh_head(tile, head, span, part, terms + row * kScoreStride, weighted + row * tile.stride);
+    }
+  }
+}
+
+// Values that are columns of the keys are turned, so that lanes are columns, some columns at a time:
+// then all rows pass over the whole span, and have the bits that stored values would give. To turn
+// a span takes as long as two of its rows.
+constexpr int64_t kTurnedColumns = kValueLanes<float> * kNumLanes;
+static_assert(kTurnedColumns * kSpanTokens <= kTurnedFloats, "what is turned fits");
+
+// `keys` [num_columns][16 positions] as float32 [16 positions][kTurnedColumns]. What fills up the
+// last lanes is 0.
+inline void turn_block(const uint16_t* keys, int64_t num_columns, float* turned) {
+  for (int64_t d = 0; d < num_columns; d += kNumLanes, keys += kNumLanes * kBlockTokens) {
+    uint16_t columns[kNumLanes * kBlockTokens], positions[kNumLanes * kBlockTokens];
+    const uint16_t* source = keys;
+    if (num_columns - d < kNumLanes) {
+      const int64_t count = (num_columns - d) * kBlockTokens;
+      for (int64_t i = 0; i < kNumLanes * kBlockTokens; ++i) columns[i] = i < count ? keys[i] : 0;
+      source = columns;
+    }
+    transpose_16(source, positions);
+    for (int64_t i = 0; i < kBlockTokens; ++i)
+      store(turned + i * kTurnedColumns + d, load_f16(positions + i * kNumLanes));
+  }
+}
+
+// weigh_span where the keys have the values. `turned` is kTurnedFloats floats of scratch.
+inline void weigh_keys(const Tile& tile, const Span& blocks, int64_t span, const float* terms,
+                       float* turned, float* weighted) {
+  clear_weighted(tile, weighted);
+  const AttentionArgs& args = tile.args;
+  const int64_t begin = blocks.first_block * kBlockTokens;
+  const Range part = {begin, begin + blocks.num_blocks * kBlockTokens};
+  const float* places[kSpanBlocks];
+  for (int64_t i = 0; i < blocks.num_blocks; ++i)
+    places[i] = turned + i * kBlockTokens * kTurnedColumns;
+  for (int64_t h = 0; h < tile.num_kv_heads; ++h) {
+    const int64_t row = h * tile.rows_per_head;
+    for (int64_t d = 0; d < args.value_dim; d += kTurnedColumns) {
+      const int64_t first = h * tile.keys_size + (args.value_start + d) * kBlockTokens;
+      const int64_t num_columns = smaller(args.value_dim - d, kTurnedColumns);
+      for (int64_t i = 0; i < blocks.num_blocks; ++i)
+        turn_block(blocks.keys()[i] + first, num_columns,
+                   turned + i * kBlockTokens * kTurnedColumns);
+      const HeadValues<float> head = {blocks.first_block, places, places, 0, 0, kTurnedColumns,
+                                      padded_value_dim(num_columns), tile.stride};
+      weigh_head(tile, head, span, part, terms + row * kScoreStride,
+                 weighted + row * tile.stride + d);
     }
   }
 }

@@ -48,6 +48,21 @@ void clamped_gate(const float* gate, const float* up, float* out, int64_t count)
   }
 }
 
+void product_gate(const float* gate, const float* up, float* out, int64_t count) {
+  for (int64_t i = 0; i < count; i += kNumLanes) {
+    const int64_t n = lanes_left(count, i);
+    store_partial(out + i, mul(load_partial(gate + i, n), load_partial(up + i, n)), n);
+  }
+}
+
+void relu_squared(const float* x, float* out, int64_t count) {
+  for (int64_t i = 0; i < count; i += kNumLanes) {
+    const int64_t n = lanes_left(count, i);
+    const F32x16 v = max(splat(0.0f), load_partial(x + i, n));  // in this order NaN stays
+    store_partial(out + i, mul(v, v), n);
+  }
+}
+
 void add(float* x, const float* y, int64_t count) {
   for (int64_t i = 0; i < count; i += kNumLanes) {
     const int64_t n = lanes_left(count, i);

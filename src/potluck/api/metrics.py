@@ -144,6 +144,7 @@ class _GatewayCollector(Collector):
         models = self._gateway.metrics()
         yield from _scheduler_families(models)
         yield from _prefix_families(models)
+        yield from _state_families(models)
         yield from _recovery_families(models)
         yield from _stage_families(models)
         yield from _edge_families(models)
@@ -181,11 +182,43 @@ def _prefix_families(models: Sequence[ModelMetrics]) -> Iterator[Metric]:
         ("saved_tokens", "Tokens that were not computed for that", "num_saved_tokens"),
         ("evictions", "Cached blocks that were given to other sequences", "num_evictions"),
         ("restored_tokens", "Tokens that were read from disk", "num_restored_tokens"),
+        ("checkpoints", "Checkpoints made of states", "num_checkpoints"),
+        ("checkpoint_hits", "Sequences that began with a checkpoint", "num_checkpoint_hits"),
+        ("checkpoint_evictions", "Checkpoints that were given up", "num_checkpoint_evictions"),
+        (
+            "uncovered_tokens",
+            "Tokens computed again because no checkpoint was after them",
+            "num_uncovered_tokens",
+        ),
     ):
         family = CounterMetricFamily(f"potluck_prefix_cache_{name}", text, labels=["model"])
         for model in models:
             family.add_metric([model.model_id], getattr(model.prefix, field))
         yield family
+
+
+def _state_families(models: Sequence[ModelMetrics]) -> Iterator[Metric]:
+    """Of models with state: their slots, and what those take on all stages together."""
+    slots = GaugeMetricFamily(
+        "potluck_state_slots", "Slots for states of sequences", labels=["model", "state"]
+    )
+    memory = GaugeMetricFamily(
+        "potluck_state_bytes",
+        "Memory of those slots, on all stages together",
+        labels=["model", "state"],
+    )
+    for model in models:
+        states = model.states
+        counts = {
+            "live": states.num_live,
+            "checkpoint": states.num_checkpoints,
+            "free": states.num_free,
+        }
+        for state, count in counts.items() if any(counts.values()) else ():
+            slots.add_metric([model.model_id, state], count)
+            memory.add_metric([model.model_id, state], count * states.slot_bytes)
+    yield slots
+    yield memory
 
 
 def _recovery_families(models: Sequence[ModelMetrics]) -> Iterator[Metric]:

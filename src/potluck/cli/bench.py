@@ -26,6 +26,7 @@ from potluck.cli.options import (
     Quant,
     QuantOption,
     StagesOption,
+    StatesOption,
     ThreadsOption,
     asked_backend,
     settings,
@@ -56,6 +57,7 @@ def bench(
     repeats: Annotated[int, typer.Option("--repeats", help="Counted runs.", min=1)] = 3,
     stages: StagesOption = 1,
     context: ContextOption = None,
+    states: StatesOption = None,
     threads: ThreadsOption = None,
     backend: LocalBackendOption = None,
     allow_software: AllowSoftwareOption = False,
@@ -83,6 +85,8 @@ def bench(
             stages=stages,
             context=max(2, workload.sequence_tokens) if asked_context is None else asked_context,
             cache_tokens=workload.cache_tokens,
+            states=states,
+            default_states=workload.num_states,
             threads=threads if threads is not None else chosen.threads,
             isa=chosen.isa,
             backend=asked_backend(backend),
@@ -97,6 +101,7 @@ def bench(
             raise _does_not_fit(
                 workload, f"a context of {opened.context_tokens}", hint="give a larger --context or"
             )
+        _check_states(opened, workload)
         result = _measure(opened, workload, repeats)
         document = bench_document(opened, workload, result)
     if json:
@@ -144,6 +149,17 @@ def _context_errors(workload: Workload, *, is_asked: bool) -> Iterator[None]:
         if is_asked or error.name != "context":
             raise
         raise _does_not_fit(workload, "any context here", hint=f"{error.hint}: give") from error
+
+
+def _check_states(model: Model, workload: Workload) -> None:
+    num_states = model.plan.size.num_states
+    if 0 < num_states < workload.num_states:
+        raise ParameterError(
+            "states",
+            f"{num_states} states are too few: {workload.num_states} are needed for"
+            f" {workload.num_sequences} sequences after {workload.depth_tokens} tokens of context",
+            hint=f"give --states {workload.num_states}, or leave it out",
+        )
 
 
 def _does_not_fit(workload: Workload, room: str, *, hint: str) -> ParameterError:

@@ -15,10 +15,14 @@ from potluck.cli.options import (
     ModelArgument,
     Quant,
     QuantOption,
+    StatesOption,
+    settings,
 )
 from potluck.cli.output import emit_json
+from potluck.cli.tables import states_text
 from potluck.quantities import format_bytes, format_few
 from potluck.types.memory import MemoryLimit
+from potluck.types.states import num_live_states
 
 if TYPE_CHECKING:
     from potluck.local.check import ContextMemory, Finding, ModelCheck
@@ -29,6 +33,7 @@ _NUM_NAMES = 8
 def check(
     model: ModelArgument,
     context: ContextOption = None,
+    states: StatesOption = None,
     quant: QuantOption = Quant.NONE,
     memory_limit: MemoryLimitOption = None,
     json: JsonOption = False,
@@ -43,6 +48,8 @@ def check(
     checked = check_model(
         model,
         context_tokens=context,
+        num_states=states,
+        default_states=settings().states,
         quantization=quant.quantization,
         limit=None if memory_limit is None else _limit(memory_limit),
     )
@@ -98,6 +105,13 @@ def check_document(checked: ModelCheck) -> dict[str, object]:
             {"name": each.name, "computes": not each.problem, "problem": each.problem}
             for each in checked.backends
         ],
+        "states": None
+        if checked.states is None
+        else {
+            "slot_bytes": checked.states.slot_bytes,
+            "num_states": checked.states.num_states,
+            "num_fitting": checked.states.num_fitting,
+        },
         "memory": [_memory_document(each) for each in checked.contexts],
         "usable_bytes": checked.limit.bytes,
         "usable_reason": checked.limit.reason,
@@ -116,13 +130,15 @@ def check_document(checked: ModelCheck) -> dict[str, object]:
 
 def _memory_document(each: ContextMemory) -> dict[str, object]:
     memory = each.memory
+    held_bytes = memory.weights_bytes + memory.cache_bytes + memory.state_bytes
     return {
         "context_tokens": each.context_tokens,
         "fits": each.fits,
         "total_bytes": memory.total_bytes,
         "weights_bytes": memory.weights_bytes,
         "cache_bytes": memory.cache_bytes,
-        "other_bytes": memory.total_bytes - memory.weights_bytes - memory.cache_bytes,
+        "state_bytes": memory.state_bytes,
+        "other_bytes": memory.total_bytes - held_bytes,
     }
 
 
@@ -154,6 +170,14 @@ def _rows(checked: ModelCheck) -> Iterator[tuple[str, str]]:
         room = "" if context.fits else ", which is too much"
         total = format_bytes(context.memory.total_bytes)
         yield title, f"{total} for {context.context_tokens} tokens of context{room}"
+    if (states := checked.states) is not None:
+        slots = states_text(states.num_states, states.num_states * states.slot_bytes)
+        num_live = num_live_states(states.num_states)
+        yield (
+            "states",
+            f"{slots}, {num_live} of them for live sequences; "
+            f"{states.num_fitting} fit with the shortest context",
+        )
     yield "usable", f"{format_bytes(checked.limit.bytes)} ({checked.limit.reason})"
 
 

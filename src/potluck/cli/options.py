@@ -15,6 +15,7 @@ from potluck.errors import UsageError
 from potluck.types.arithmetic import ArithmeticChoice
 from potluck.types.quantization import Quantization
 from potluck.types.ranges import MAX_THREADS
+from potluck.types.states import LEAST_DEFAULT_STATES, MOST_DEFAULT_STATES
 
 if TYPE_CHECKING:
     from potluck.cluster.agent.state import StateDirectory
@@ -55,6 +56,17 @@ ContextOption = Annotated[
     typer.Option(
         "--context",
         help="Longest sequence, in tokens. Default: what the model allows, at most 4096.",
+        show_default=False,
+    ),
+]
+StatesOption = Annotated[
+    int | None,
+    typer.Option(
+        "--states",
+        metavar="N",
+        help="Slots for the states of sequences and checkpoints of them, of models that keep more "
+        f"than keys and values. Default: as many as 512 MiB hold, {LEAST_DEFAULT_STATES} to "
+        f"{MOST_DEFAULT_STATES}.",
         show_default=False,
     ),
 ]

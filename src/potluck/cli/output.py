@@ -49,6 +49,8 @@ def opened_model(
     arithmetic: ArithmeticChoice,
     packed_cache_bytes: int | None,
     cache_tokens: int | None = None,
+    states: int | None = None,
+    default_states: int | None = None,
 ) -> Iterator[Model]:
     """Open a model with a progress bar (none when stderr is no terminal), close it at the end."""
     from rich.console import Console
@@ -87,6 +89,8 @@ def opened_model(
             stages=stages,
             context_tokens=context,
             cache_tokens=cache_tokens,
+            num_states=states,
+            default_states=default_states,
             num_threads=threads,
             isa=isa,
             backend=backend,

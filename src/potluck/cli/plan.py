@@ -18,6 +18,7 @@ from potluck.cli.options import (
     Quant,
     QuantOption,
     StateOption,
+    StatesOption,
     state_directory,
 )
 from potluck.cli.output import emit_json
@@ -51,6 +52,7 @@ def plan(
     fleet: FleetOption = None,
     context: ContextOption = None,
     cache: CacheOption = None,
+    states: StatesOption = None,
     quant: QuantOption = Quant.NONE,
     mmap: MmapOption = False,
     arithmetic: ArithmeticOption = None,
@@ -62,6 +64,7 @@ def plan(
         model,
         context=context,
         cache=cache,
+        states=states,
         quant=quant,
         mmap=mmap,
         arithmetic=arithmetic,

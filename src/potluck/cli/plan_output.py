@@ -11,7 +11,14 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from potluck.cli.tables import mapped_text, memory_lines, remark_lines, stage_memory, table
+from potluck.cli.tables import (
+    mapped_text,
+    memory_lines,
+    remark_lines,
+    stage_memory,
+    state_lines,
+    table,
+)
 from potluck.quantities import (
     format_bytes,
     format_few,
@@ -52,7 +59,7 @@ def plan_lines(plan: Mapping[str, Any], width: int | None = None) -> Iterator[st
     for title, text in rows:
         yield from _wrapped(f"{title.ljust(indent)}{text}", width, indent)
     yield ""
-    for lines in (_facts(plan), memory_lines(plan), remark_lines(plan)):
+    for lines in (_facts(plan), state_lines(plan), memory_lines(plan), remark_lines(plan)):
         for line in lines:
             yield from _wrapped(line, width)
     for line in _unused_lines(plan["rejections"], names):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from potluck.cli.tables import states_text
 from potluck.local import Generation, LoadPlan, Model, Piece, Timings
 from potluck.quantities import format_bytes, format_seconds
 from potluck.types.memory import MemoryPlan
@@ -23,8 +24,14 @@ def stage_lines(plan: LoadPlan) -> Iterator[str]:
         yield (
             f"stage {index}: {' + '.join(parts)}, "
             f"{_weights(stage.memory)}, "
-            f"cache {format_bytes(stage.memory.cache_bytes)}"
+            f"cache {format_bytes(stage.memory.cache_bytes)}{_states(plan, stage.memory)}"
         )
+
+
+def _states(plan: LoadPlan, memory: MemoryPlan) -> str:
+    if not memory.state_bytes:
+        return ""
+    return f", states: {states_text(plan.size.num_states, memory.state_bytes)}"
 
 
 def _weights(memory: MemoryPlan) -> str:
@@ -105,6 +112,7 @@ def run_document(model: Model, generation: Generation, *, load_seconds: float) -
                 "weights_bytes": stage.memory.weights_bytes,
                 "mapped_bytes": stage.memory.mapped_bytes,
                 "cache_bytes": stage.memory.cache_bytes,
+                "state_bytes": stage.memory.state_bytes,
                 "load": load_document(report),
             }
             for stage, report in zip(model.plan.stages, model.load_reports, strict=True)

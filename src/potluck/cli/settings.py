@@ -29,6 +29,7 @@ from potluck.types.ranges import (
     MIN_REBALANCE_THRESHOLD,
     MIN_TARGET_STEP_MS,
 )
+from potluck.types.states import MAX_STATES
 
 _PREFIX = "POTLUCK_"
 _NOT_SETTINGS = frozenset({"POTLUCK_SECRET", "POTLUCK_STATE"})
@@ -43,11 +44,12 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     ``drop_system_line`` is one beginning of lines or several, as ``--drop-system-line`` has them.
     ``recovery_wait_seconds``, ``spares``, ``rebalance``, ``rebalance_threshold``,
     ``prefix_cache``, ``cache_disk_bytes`` and ``target_step_ms`` are of what is deployed from here,
-    and ``objective`` and ``streams`` of plans as well.
+    and ``objective`` and ``streams`` of plans as well. ``states`` counts for models with state.
     """
 
     threads: Annotated[int, msgspec.Meta(ge=1, le=MAX_THREADS)] | None = None
     context: int | None = None
+    states: Annotated[int, msgspec.Meta(ge=1, le=MAX_STATES)] | None = None
     isa: str | None = None
     backend: str | None = None
     allow_software: bool = False

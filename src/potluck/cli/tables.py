@@ -180,6 +180,7 @@ def stage_lines(deployment: Mapping[str, Any]) -> Iterator[str]:
     if deployment["stages"]:
         yield from table(rows)
     yield from memory_lines(deployment)
+    yield from state_lines(deployment)
     yield from remark_lines(deployment)
     for rejection in deployment["rejections"]:
         yield f"not used: {rejection['node_id']} {rejection['unit_id']}: {rejection['reason']}"
@@ -196,6 +197,19 @@ def memory_lines(deployment: Mapping[str, Any]) -> Iterator[str]:
                 f"stage {stage['stage']}: {format_bytes(stage['read_bytes'])} read "
                 f"in {stage['load_seconds']:.1f} s"
             )
+
+
+def states_text(num_states: int, num_bytes: int) -> str:
+    """Return the state slots that take ``num_bytes`` together: ``10 x 50 MiB``."""
+    return f"{num_states} x {format_bytes(round(num_bytes / num_states))}"
+
+
+def state_lines(deployment: Mapping[str, Any]) -> Iterator[str]:
+    """The state slots of a deployment or a plan, of all stages together; nothing without state."""
+    num_states = deployment["num_states"]
+    if num_states and deployment["stages"]:
+        num_bytes = sum(stage["memory"]["state_bytes"] for stage in deployment["stages"])
+        yield f"states: {states_text(num_states, num_bytes)}"
 
 
 def remark_lines(deployment: Mapping[str, Any]) -> Iterator[str]:

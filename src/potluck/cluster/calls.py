@@ -291,7 +291,8 @@ class DeploymentRecord(msgspec.Struct, frozen=True, kw_only=True):
     ``model`` is MODEL, ``model_id`` what clients call it, ``created`` seconds since 1970.
     ``quantization`` is in force; with ``may_quantize`` every plan takes the most precise that fits.
     Weights that ``is_mapped`` speaks of stay in a file on every node. Every stage keeps at most
-    ``cache_disk_bytes`` of cache blocks on disk. ``arithmetic`` is that of every stage on a CPU;
+    ``cache_disk_bytes`` of cache blocks on disk, and has ``num_states`` state slots (0 for a model
+    without state). ``arithmetic`` is that of every stage on a CPU;
     None until the first plan has fixed a fast one, which later plans keep.
     ``arithmetic_note`` says in a line what it gains or costs; it may be empty. ``fingerprint`` is
     that of the model at the node that it was deployed from; None if nobody looked. ``done_bytes``
@@ -327,6 +328,7 @@ class DeploymentRecord(msgspec.Struct, frozen=True, kw_only=True):
     is_mapped: bool
     state: DeploymentState
     cache_disk_bytes: int = 0
+    num_states: int = 0
     arithmetic: Arithmetic | None = Arithmetic.EXACT
     arithmetic_note: str = ""
     reason: str = ""
@@ -368,13 +370,16 @@ class DeploymentRecord(msgspec.Struct, frozen=True, kw_only=True):
 class Deploy(msgspec.Struct, frozen=True, kw_only=True):
     """Deploy a model, coordinated by the agent that is asked.
 
-    ``quantization`` None takes the most precise one that fits.
+    ``quantization`` None takes the most precise one that fits. ``num_states`` are asked for of a
+    model with state, and refused of another; ``default_states`` are what the former gets otherwise.
     """
 
     model: str
     model_id: str | None = None
     context_tokens: int | None = None
     cache_tokens: int | None = None
+    num_states: int | None = None
+    default_states: int | None = None
     quantization: Quantization | None = Quantization.NONE
     is_mapped: bool = False
     cache_disk_bytes: int = 0

@@ -34,6 +34,7 @@ from potluck.types.step import (
     SequenceId,
     SequenceOpening,
     SequenceSlice,
+    StateCopy,
     Step,
     StepId,
     TokenLogprob,
@@ -73,6 +74,7 @@ class _Part(msgspec.Struct, frozen=True, array_like=True):
     score_from: int | None = None
     pooling: Pooling | None = None
     ends_pooling: bool = False
+    state: int | None = None
 
 
 class _Common(msgspec.Struct, frozen=True, array_like=True):
@@ -83,6 +85,7 @@ class _Common(msgspec.Struct, frozen=True, array_like=True):
     copies: tuple[tuple[int, int], ...] = ()
     forgotten: tuple[SequenceId, ...] = ()
     saves: tuple[tuple[int, bytes, bytes], ...] = ()
+    state_copies: tuple[tuple[int, int], ...] = ()
 
 
 class _Header(msgspec.Struct, frozen=True, array_like=True):
@@ -164,6 +167,7 @@ class StepEncoder:
             tuple((copy.source, copy.target) for copy in step.copies),
             self._forget_oldest(),
             tuple((each.block, each.hash, each.parent) for each in step.saves),
+            tuple((copy.source, copy.target) for copy in step.state_copies),
         )
         known: _Tokens = ()
         if any(part.score_from is not None or part.ends_pooling for part in slices):
@@ -194,6 +198,7 @@ class StepEncoder:
             part.score_from,
             part.pooling,
             part.ends_pooling,
+            part.state,
         )
 
     def _forget_oldest(self) -> tuple[SequenceId, ...]:
@@ -242,6 +247,9 @@ class StepDecoder:
             saves=tuple(
                 HashedBlock(block=block, hash=digest, parent=parent)
                 for block, digest, parent in common.saves
+            ),
+            state_copies=tuple(
+                StateCopy(source=each[0], target=each[1]) for each in common.state_copies
             ),
         )
 
@@ -354,6 +362,7 @@ def _slice(
         next_token=next_token,
         pooling=part.pooling,
         ends_pooling=part.ends_pooling,
+        state=part.state,
     )
 
 
@@ -416,6 +425,7 @@ def edge_limits(
     max_step_tokens: int,
     max_step_sequences: int,
     num_blocks: int,
+    num_states: int = 0,
 ) -> EdgeLimits:
     """Bounds on the frames of a deployment's edges: no step of its scheduler is larger.
 
@@ -423,9 +433,9 @@ def edge_limits(
     opening together, with the copy of a block that a sequence may begin with. Sequences share
     blocks, so the table of each may be as long as the context allows. Openings have whole prompts
     and grammars. A sequence closes once, and at most those that hold blocks or wait do. As many
-    blocks are saved as the step computes, and a few more. Where all of a step's tokens are scored,
-    they are sent twice, and each comes back with 20 alternatives, and where sequences are pooled,
-    each with its vector.
+    blocks are saved as the step computes, and a few more. No state slot is copied to twice. Where
+    all of a step's tokens are scored, they are sent twice, and each comes back with 20
+    alternatives, and where sequences are pooled, each with its vector.
     """
     per_sequence = (
         1024
@@ -435,7 +445,12 @@ def edge_limits(
     )
     num_tables = max_step_sequences * blocks_for(context_tokens)
     num_integers = (
-        3 * max_step_tokens + num_tables + num_blocks + MAX_WAITING_SEQUENCES + MAX_TABLES
+        3 * max_step_tokens
+        + num_tables
+        + num_blocks
+        + 3 * num_states
+        + MAX_WAITING_SEQUENCES
+        + MAX_TABLES
     )
     num_saved = max_step_tokens // KV_BLOCK_TOKENS + MAX_MOVED_BLOCKS
     return EdgeLimits(

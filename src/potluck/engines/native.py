@@ -215,9 +215,9 @@ class NativeEngine:
         num_blocks: int,
         max_step_tokens: int,
         pool: ThreadPool,
-        num_states: int = 0,
         isa: str | None = None,
         arithmetic: Arithmetic = Arithmetic.EXACT,
+        num_states: int = 0,
     ) -> None:
         self._program = program
         self.isa = choose_isa(None) if isa is None else isa

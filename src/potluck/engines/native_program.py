@@ -56,7 +56,11 @@ def core_program(program: Program) -> runner.Program:
                 for weight in program.weights
             ],
             caches=[
-                runner.CacheSpec(num_kv_heads=cache.num_kv_heads, head_dim=cache.head_dim)
+                runner.CacheSpec(
+                    num_kv_heads=cache.num_kv_heads,
+                    head_dim=cache.head_dim,
+                    value_dim=cache.value_dim,
+                )
                 for cache in program.caches
             ],
             states=[

@@ -36,6 +36,7 @@ class EngineModule(Protocol):
         num_threads: int,
         arithmetic: Arithmetic,
         pool: ThreadPool | None,
+        num_states: int = 0,
     ) -> LoadableEngine:
         """Make an engine on a unit of this backend; see :func:`open_engine`."""
         ...
@@ -55,9 +56,11 @@ def open_engine(
     num_threads: int,
     arithmetic: Arithmetic = Arithmetic.EXACT,
     pool: ThreadPool | None = None,
+    num_states: int = 0,
 ) -> LoadableEngine:
     """Make the engine of one stage on a unit, without its weights.
 
+    ``num_blocks`` cache blocks and ``num_states`` state slots are allocated with it.
     A backend that is set up by the environment sets this process's before it imports its library.
     ``arithmetic`` is one that the unit has (``engines.arithmetic_choice``), and says nothing to
     backends other than the native one. ``pool`` is shared by
@@ -73,4 +76,5 @@ def open_engine(
         num_threads=num_threads,
         arithmetic=arithmetic,
         pool=pool,
+        num_states=num_states,
     )

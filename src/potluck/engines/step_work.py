@@ -1,7 +1,8 @@
 """What the ops of a program read and compute, by op.
 
-Only what bounds a step is counted: bytes of weights and of the key-value cache, and multiply-adds
-of products with weights. An embedding's rows, norms and activations are small beside them.
+Only what bounds a step is counted: bytes of weights, of the key-value cache and of states, and
+multiply-adds of products with weights and with states. An embedding's rows, norms and activations
+are small beside them.
 """
 
 from __future__ import annotations
@@ -12,8 +13,23 @@ from dataclasses import dataclass, field
 
 from potluck.engines.native import loaded_bytes
 from potluck.engines.products import Operands
-from potluck.models.work import cache_bytes_per_position, num_visible, share_of_experts
-from potluck.types.program import Attention, Head, Linear, Moe, Program
+from potluck.models.work import (
+    cache_bytes_per_position,
+    num_visible,
+    share_of_experts,
+    state_multiply_adds,
+)
+from potluck.types.program import (
+    Attention,
+    CausalConv,
+    GatedDelta,
+    Head,
+    HeadLinear,
+    Linear,
+    Moe,
+    Program,
+    StateScan,
+)
 from potluck.types.step import Step
 from potluck.types.tensor import TensorFormat, TensorInfo
 
@@ -43,13 +59,13 @@ def work_of(
     ``labels`` are those of its ops, under which they are added up; ``weights`` as they are loaded,
     by name; ``operands`` of each of their formats. In every step each weight is read once (of
     experts as many as some token has chosen, were they chosen by chance), and by every token the
-    part of the cache that it sees.
+    part of the cache that it sees. A state is read and written once for each sequence.
     """
     work = Work()
     for step in steps:
         for op, label in zip(program.ops, labels, strict=True):
             match op:
-                case Linear() | Head():
+                case Linear() | HeadLinear() | Head():
                     num_tokens = step.num_wanted if isinstance(op, Head) else step.num_tokens
                     if num_tokens == 0 or op.weight is None:
                         continue
@@ -71,6 +87,11 @@ def work_of(
                 case Attention():
                     per_position = cache_bytes_per_position(op)
                     work.read_bytes[label] += per_position * _num_visible(step, op.window)
+                case CausalConv() | GatedDelta() | StateScan():
+                    state = program.states[op.state_index]
+                    work.read_bytes[label] += 2 * state.num_bytes * len(step.slices)
+                    key = (label, Operands.F32)
+                    work.multiply_adds[key] += state_multiply_adds(op, state) * step.num_tokens
                 case _:
                     pass
     return work

@@ -123,6 +123,8 @@ class Kernels:
     def silu_gate(self, gate: F32, up: F32, out: F32) -> None: ...
     def gelu_gate(self, gate: F32, up: F32, out: F32) -> None: ...
     def clamped_gate(self, gate: F32, up: F32, out: F32) -> None: ...
+    def product_gate(self, gate: F32, up: F32, out: F32) -> None: ...
+    def relu_squared(self, x: F32, out: F32) -> None: ...
     def sigmoid(self, x: F32, out: F32) -> None: ...
 
     # Likewise, in place of ``x``.
@@ -131,14 +133,16 @@ class Kernels:
     def scale(self, x: F32, factor: float) -> None: ...
     def multiply(self, x: F32, y: F32) -> None: ...
     def softcap(self, x: F32, cap: float) -> None: ...
-    def append_kv(self, k: F32, v: F32, keys: U16, values: U16, block: int, offset: int) -> None:
-        """``k, v [kv_heads, head_dim]``; the cache as bits of float16."""
+    def append_kv(
+        self, k: F32, v: F32 | None, keys: U16, values: U16 | None, block: int, offset: int
+    ) -> None:
+        """``k [kv_heads, head_dim], v [kv_heads, value_dim]``; the cache as bits of float16."""
 
     def attention(
         self,
         q: F32,
         keys: U16,
-        values: U16,
+        values: U16 | None,
         block_table: I32,
         position: int,
         window: int | None,
@@ -146,16 +150,18 @@ class Kernels:
         out: F32,
         softcap: float = 0.0,
         sinks: F32 | None = None,
+        value_start: int = 0,
     ) -> None:
-        """``q, out [tokens, heads, head_dim]`` of neighbouring tokens, the first at ``position``,
-        over all key-value heads. A ``softcap`` of 0 is none; ``sinks [heads]``.
+        """``q [tokens, heads, head_dim]`` and ``out [tokens, heads, value_dim]`` of neighbouring
+        tokens, the first at ``position``, over all key-value heads. A ``softcap`` of 0 is none;
+        ``sinks [heads]``. Without ``values`` they are columns of the keys from ``value_start`` on.
         """
 
     def attention_in_parts(
         self,
         q: F32,
         keys: U16,
-        values: U16,
+        values: U16 | None,
         block_table: I32,
         position: int,
         window: int | None,
@@ -163,9 +169,10 @@ class Kernels:
         out: F32,
         softcap: float = 0.0,
         sinks: F32 | None = None,
+        value_start: int = 0,
     ) -> None:
-        """The same head by head, by ``attention_span``, the last span first, and
-        ``attention_merge``.
+        """The same by key-value heads, and of each the query heads in two halves, by
+        ``attention_span``, the last span first, and ``attention_merge``.
         """
 
     # Ops with a state, which is as the kernels have it (cpp/kernels/kernels.h).
@@ -297,7 +304,7 @@ class WeightSpec:
     def __init__(self, *, name: str, shape: Sequence[int]) -> None: ...
 
 class CacheSpec:
-    def __init__(self, *, num_kv_heads: int, head_dim: int) -> None: ...
+    def __init__(self, *, num_kv_heads: int, head_dim: int, value_dim: int) -> None: ...
 
 class StateSpec:
     def __init__(self, *, rows: int, width: int) -> None: ...

@@ -23,6 +23,7 @@ def combined(plans: Sequence[MemoryPlan]) -> MemoryPlan:
         weights=_by_format(plan.weights for plan in plans),
         mapped=_by_format(plan.mapped for plan in plans),
         cache_bytes=sum(plan.cache_bytes for plan in plans),
+        state_bytes=sum(plan.state_bytes for plan in plans),
         rope_bytes=sum(plan.rope_bytes for plan in plans),
         scratch_bytes=sum(plan.scratch_bytes for plan in plans),
         staging_bytes=max((plan.staging_bytes for plan in plans), default=0),

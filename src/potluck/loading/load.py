@@ -82,6 +82,7 @@ def load_stage(
         unit,
         program,
         num_blocks=size.num_blocks,
+        num_states=size.num_states,
         max_step_tokens=size.max_step_tokens,
         num_threads=size.num_threads,
         arithmetic=size.arithmetic,

@@ -13,7 +13,7 @@ from potluck.types.engine import EngineCost
 from potluck.types.memory import MemoryPlan
 from potluck.types.model import ModelConfig
 from potluck.types.profile import ModelProfile
-from potluck.types.program import Head, Linear, Moe, Program, Shard
+from potluck.types.program import Head, HeadLinear, Linear, Moe, Program, Shard
 from potluck.types.stage import StagePlan, StageSize
 from potluck.types.tensor import TensorFormat, TensorInfo
 from potluck.types.unit import NATIVE
@@ -57,10 +57,13 @@ def plan_stage(
     else:
         staging += max(map(engine.staging_bytes, loaded), default=0)
     has_rope = bool(program.ropes)
+    cache_bytes = engine.cache_bytes(program, size.num_blocks)
+    held_bytes = engine.cache_bytes(program, size.num_blocks, size.num_states)
     memory = MemoryPlan(
         weights=() if size.is_mapped else by_format,
         mapped=by_format if size.is_mapped else (),
-        cache_bytes=engine.cache_bytes(program, size.num_blocks),
+        cache_bytes=cache_bytes,
+        state_bytes=held_bytes - cache_bytes,
         rope_bytes=rope_table_bytes(profile.config, size.context_tokens) if has_rope else 0,
         scratch_bytes=engine.scratch_bytes(
             program, size.max_step_tokens, num_threads=size.num_threads, arithmetic=size.arithmetic
@@ -93,7 +96,7 @@ def _multiplied(program: Program) -> frozenset[str]:
     """The names of the matrices in products."""
     names: set[str] = set()
     for op in program.ops:
-        if isinstance(op, Linear | Head):
+        if isinstance(op, Linear | HeadLinear | Head):
             if op.weight is not None:
                 names.add(op.weight)
         elif isinstance(op, Moe):

@@ -62,6 +62,8 @@ class Bounds:
             for of_prompts in (True, False)
             for each in engine.operands(of_prompts=of_prompts).values()
         }
+        if any(stage.program.states for stage in stages):
+            operands.add(Operands.F32)
         self._roofline = Roofline(engines[0].pool, engines[0].isa, operands)
         self.instructions: Mapping[Operands, str] = self._roofline.instructions
 

@@ -33,6 +33,7 @@ from potluck.loading.plan import program_to_count
 from potluck.models.names import FileKind
 from potluck.models.registry import config_from_hugging_face
 from potluck.placement.sizes import stronger_quantizations, what_fits
+from potluck.placement.states import num_states_of
 from potluck.probe.cores import default_num_threads
 from potluck.probe.memory import available_memory
 from potluck.quantities import format_bytes
@@ -99,11 +100,24 @@ class ContextMemory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StateMemory:
+    """State slots: what one takes, how many are planned with, and how many would fit.
+
+    ``num_fitting`` is with the shortest of the contexts.
+    """
+
+    slot_bytes: int
+    num_states: int
+    num_fitting: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCheck:
     """What the headers say. ``config`` and what follows from it are absent where it is refused.
 
     ``stored`` and ``loaded`` are bytes of weights by format. ``contexts`` are from the shortest to
-    the longest, empty where no memory can be counted. ``limit`` is what this machine may use.
+    the longest, empty where no memory can be counted. ``states`` is None then too, and for a model
+    without state. ``limit`` is what this machine may use.
     """
 
     files: ModelFiles
@@ -118,6 +132,7 @@ class ModelCheck:
     quantization: Quantization = Quantization.NONE
     backends: tuple[BackendFit, ...] = ()
     contexts: tuple[ContextMemory, ...] = ()
+    states: StateMemory | None = None
 
     @property
     def runs(self) -> bool:
@@ -129,16 +144,19 @@ def check_model(
     name: str,
     *,
     context_tokens: int | None = None,
+    num_states: int | None = None,
+    default_states: int | None = None,
     quantization: Quantization | None = Quantization.NONE,
     limit: MemoryLimit | None = None,
 ) -> ModelCheck:
     """Examine MODEL. Of a hub model small files and headers are fetched, and no weights.
 
-    ``context_tokens`` is the context that must fit, by default that of ``potluck run``.
+    ``context_tokens`` is the context that must fit, by default that of ``potluck run``, and so are
+    ``num_states`` and ``default_states`` (see ``Model.open``).
     ``quantization`` None takes the most precise one that fits. ``limit``
     is the memory that may be used, by default what is free on this machine. Raises
     ``ModelNotFoundError`` when there is no such model, and ``ParameterError`` for a context that it
-    was not made for.
+    was not made for, and for states that it does not have.
     """
     files = find_files(name)
     found = _Findings()
@@ -159,9 +177,11 @@ def check_model(
     profile = found.of(Part.TENSORS, lambda: read_profile(description))
     fits: tuple[BackendFit, ...] = ()
     contexts: tuple[ContextMemory, ...] = ()
+    slots = 0
     quantized = quantization or Quantization.NONE
     if profile is not None:
-        size = _size(description.config, context_tokens, quantized)
+        slots = num_states_of(description.config, num_states, default=default_states)
+        size = replace(_size(description.config, context_tokens, quantized), num_states=slots)
         if _check_tensors(profile, size, found):
             if quantization is None:
                 size = _quantized_to_fit(profile, size, usable)
@@ -189,6 +209,17 @@ def check_model(
         quantization=quantized,
         backends=fits,
         contexts=contexts,
+        states=_states(contexts[0].memory, slots, usable) if contexts and slots else None,
+    )
+
+
+def _states(memory: MemoryPlan, num_states: int, limit: MemoryLimit) -> StateMemory:
+    slot_bytes = memory.state_bytes // num_states
+    room_bytes = limit.bytes - (memory.total_bytes - memory.state_bytes)
+    return StateMemory(
+        slot_bytes=slot_bytes,
+        num_states=num_states,
+        num_fitting=max(0, room_bytes // slot_bytes),
     )
 
 

@@ -35,6 +35,7 @@ def plan_load(
     cache_tokens: int,
     num_threads: int | None,
     unit: LocalUnit,
+    num_states: int = 0,
     quantization: Quantization | None = Quantization.NONE,
     is_mapped: bool = False,
     arithmetic: ArithmeticChoice = ArithmeticChoice.EXACT,
@@ -53,6 +54,7 @@ def plan_load(
     size = StageSize(
         context_tokens=context_tokens,
         num_blocks=blocks_for(cache_tokens),
+        num_states=num_states,
         max_step_tokens=min(MAX_STEP_TOKENS, context_tokens),
         num_threads=num_threads or default_num_threads(),
         quantization=quantization or Quantization.NONE,

@@ -27,6 +27,7 @@ from potluck.types.step import (
     SequenceId,
     SequenceOpening,
     SequenceSlice,
+    StateCopy,
     Step,
     StepId,
 )
@@ -58,6 +59,11 @@ class Workload:
     def cache_tokens(self) -> int:
         """What all sequences together hold in the cache, in whole blocks."""
         return self.num_sequences * blocks_for(self.sequence_tokens) * KV_BLOCK_TOKENS
+
+    @property
+    def num_states(self) -> int:
+        """State slots for a model with state: of each sequence, and of each after its context."""
+        return self.num_sequences * (2 if self.depth_tokens else 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +115,7 @@ class Measurement:
         for engine in self._native:
             engine.time_ops()
         self._max_step_tokens = model.plan.size.max_step_tokens
+        self._has_states = model.plan.size.num_states > 0
         draw = random.Random(0)  # the same tokens in every run
         vocab_size = model.description.config.vocab_size
         self._tokens = [
@@ -199,6 +206,7 @@ class Measurement:
                 start_position=position,
                 block_table=self._block_table(sequence, position + 1),
                 sample=True,
+                state=self._slot(sequence),
             )
             for sequence in group
         ]
@@ -233,6 +241,7 @@ class Measurement:
                         start_position=position,
                         block_table=self._block_table(SequenceId(index), position + count),
                         sample=samples and position + count == end,
+                        state=self._slot(SequenceId(index), is_context=not samples),
                     )
                 )
                 position += count
@@ -247,6 +256,12 @@ class Measurement:
         first = sequence * blocks_for(self._workload.sequence_tokens)
         return tuple(range(first, first + blocks_for(end)))
 
+    def _slot(self, sequence: SequenceId, *, is_context: bool = False) -> int | None:
+        """The state slot of a sequence, or the one that keeps its state after its context."""
+        if not self._has_states:
+            return None
+        return sequence + (self._workload.num_sequences if is_context else 0)
+
     def _step(
         self,
         parts: Sequence[SequenceSlice],
@@ -255,8 +270,20 @@ class Measurement:
         closed: tuple[SequenceId, ...] = (),
     ) -> Step:
         self._num_steps += 1
+        depth = self._workload.depth_tokens
+        copies = [
+            StateCopy(source=context, target=part.state)
+            for part in parts
+            if 0 < depth == part.start_position
+            and part.state is not None
+            and (context := self._slot(part.sequence_id, is_context=True)) is not None
+        ]
         return Step(
-            step_id=StepId(self._num_steps), slices=tuple(parts), opened=opened, closed=closed
+            step_id=StepId(self._num_steps),
+            slices=tuple(parts),
+            opened=opened,
+            closed=closed,
+            state_copies=tuple(copies),
         )
 
     def _outcome(self) -> StepOutcome:

@@ -31,6 +31,7 @@ from potluck.local.scoring import Scores, score_tokens
 from potluck.local.tool_calls import ChatOutput, output_format, tool_use
 from potluck.local.units import find_unit
 from potluck.local.vectors import DocumentScore, Embeddings, embed_tokens, rank_documents
+from potluck.placement.states import num_states_of
 from potluck.scheduling import (
     DEFAULT_CONTEXT_TOKENS,
     MAX_STEP_SEQUENCES,
@@ -120,6 +121,8 @@ class Model:
         stages: int = 1,
         context_tokens: int | None = None,
         cache_tokens: int | None = None,
+        num_states: int | None = None,
+        default_states: int | None = None,
         num_threads: int | None = None,
         isa: str | None = None,
         backend: str | None = None,
@@ -137,6 +140,9 @@ class Model:
         ``stages``: how many in-process stages to cut it into.
         ``context_tokens``: the longest sequence; by default what the model allows, at most 4096.
         ``cache_tokens``: positions that all sequences share; by default one full context.
+        ``num_states``: slots for the states of sequences and checkpoints of them, of a model that
+        keeps more than keys and values; by default as many as 512 MiB hold, from 8 to 64.
+        ``default_states``: another default than that.
         ``num_threads``: by default the cores that may be used.
         ``isa``: an instruction set such as ``avx2``; by default the best that works.
         ``backend``: what computes it, such as ``tinygrad:CL``, on the first device where that
@@ -171,6 +177,7 @@ class Model:
             num_stages=stages,
             context_tokens=context,
             cache_tokens=max(cache_tokens or 0, context),
+            num_states=num_states_of(description.config, num_states, default=default_states),
             num_threads=num_threads,
             unit=unit,
             quantization=quantization,
@@ -194,6 +201,7 @@ class Model:
         plan = loaded.plan
         limits = SchedulerLimits(
             num_blocks=plan.size.num_blocks,
+            num_states=plan.size.num_states,
             context_tokens=context,
             max_step_tokens=plan.size.max_step_tokens,
             max_step_sequences=min(MAX_STEP_SEQUENCES, plan.size.max_step_tokens),

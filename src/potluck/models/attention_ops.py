@@ -35,6 +35,7 @@ def add_attention(builder: Builder, layer: int, config: AttentionConfig, x: str)
     if config.shared_layer is None:
         k, v = builder.register(_K, kv_width), builder.register(_V, kv_width)
         builder.linear(layer, "attn.k", x, k, bias=config.qkv_bias)
+        builder.scale(k, config.key_scale)
         if not config.values_are_keys:
             builder.linear(
                 layer, "attn.v", x, v, bias=config.qkv_bias, role=WeightRole.ATTENTION_VALUE
@@ -69,6 +70,7 @@ def add_attention(builder: Builder, layer: int, config: AttentionConfig, x: str)
     if gate is not None:
         builder.add(SigmoidGate(x=attended, gate=gate))
     builder.linear(layer, "attn.o", attended, BRANCH, bias=config.output_bias)
+    builder.scale(BRANCH, config.output_scale)
 
 
 def _cache(builder: Builder, layer: int, config: AttentionConfig) -> int:
@@ -118,7 +120,9 @@ def add_latent_attention(
     k_rope = builder.register(_K_ROPE, config.rope_dim)
     builder.linear(layer, "attn.latent", x, latent, bias=config.has_bias)
     builder.linear(layer, "attn.k_rope", x, k_rope, bias=config.has_bias)
-    builder.norm(layer_tensor(layer, "attn.latent_norm.weight"), latent, latent)
+    builder.norm(
+        layer_tensor(layer, "attn.latent_norm.weight"), latent, latent, epsilon=config.norm_epsilon
+    )
     k = builder.register(_K, head_dim)
     for part, start in ((k_rope, 0), (latent, config.rope_dim)):
         width = builder.registers[part]
@@ -190,7 +194,9 @@ def _add_latent_queries(builder: Builder, layer: int, config: LatentAttentionCon
     if config.query_rank is not None:
         low = builder.register(_Q_LOW, config.query_rank)
         builder.linear(layer, "attn.q_down", x, low, bias=config.has_bias)
-        builder.norm(layer_tensor(layer, "attn.q_down_norm.weight"), low, low)
+        builder.norm(
+            layer_tensor(layer, "attn.q_down_norm.weight"), low, low, epsilon=config.norm_epsilon
+        )
         x = low
     made = builder.register(_Q_HEADS, num_heads * made_dim)
     builder.linear(layer, "attn.q", x, made)

@@ -11,6 +11,7 @@ from potluck.types.program import (
     Linear,
     Op,
     RmsNorm,
+    Scale,
     StateSpec,
     WeightRole,
     WeightSpec,
@@ -84,14 +85,31 @@ class Builder:
             )
         )
 
-    def norm(self, weight: str | None, x: str, out: str, *, group: int | None = None) -> None:
-        """The model's norm over the whole width; over groups, or without a weight, an RMS norm."""
+    def scale(self, x: str, factor: float) -> None:
+        """A product with a factor, unless it is 1."""
+        if factor != 1:
+            self.add(Scale(x=x, factor=factor))
+
+    def norm(
+        self,
+        weight: str | None,
+        x: str,
+        out: str,
+        *,
+        group: int | None = None,
+        epsilon: float | None = None,
+    ) -> None:
+        """The model's norm over the whole width; over groups, or without a weight, an RMS norm.
+
+        ``epsilon`` is the model's if it is None.
+        """
         config, width = self.config, group or self.registers[x]
         name = None if weight is None else self.weight(weight, width)
+        epsilon = config.norm_epsilon if epsilon is None else epsilon
         if config.norm is NormKind.LAYER and name is not None and group is None:
-            self.add(LayerNorm(x=x, weight=name, out=out, epsilon=config.norm_epsilon))
+            self.add(LayerNorm(x=x, weight=name, out=out, epsilon=epsilon))
         else:
-            self.add(RmsNorm(x=x, weight=name, out=out, group=width, epsilon=config.norm_epsilon))
+            self.add(RmsNorm(x=x, weight=name, out=out, group=width, epsilon=epsilon))
 
     def cache(self, layer: int, spec: CacheSpec) -> int:
         """The index of a new cache, which the layer fills."""

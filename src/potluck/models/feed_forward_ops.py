@@ -45,6 +45,7 @@ def add_gate_and_up(builder: Builder, layer: int, stem: str, mlp: MlpConfig, x: 
     if mlp.activation.has_gate:
         gate = builder.register(_GATE, mlp.width)
         builder.linear(layer, f"{stem}.gate", x, gate, bias=mlp.has_bias)
+        builder.scale(gate, mlp.gate_scale)
     up = builder.register(_UP, mlp.width)
     builder.linear(layer, f"{stem}.up", x, up, bias=mlp.has_bias)
     out = gate or up
@@ -55,6 +56,7 @@ def add_gate_and_up(builder: Builder, layer: int, stem: str, mlp: MlpConfig, x: 
 def add_down(builder: Builder, layer: int, stem: str, mlp: MlpConfig, gate: str, out: str) -> None:
     """The last matrix of an MLP."""
     builder.linear(layer, f"{stem}.down", gate, out, bias=mlp.has_bias, role=WeightRole.MLP_DOWN)
+    builder.scale(out, mlp.output_scale)
 
 
 def _add_shared(

@@ -30,8 +30,10 @@ from potluck.types.model import (
     AttentionConfig,
     ExpertsConfig,
     HeadNorm,
+    LayerConfig,
     MlpConfig,
     ModelConfig,
+    Recurrence,
     RopeConfig,
     RopeScaling,
 )
@@ -168,6 +170,50 @@ def read_config(
     )
 
 
+def read_recurrent_config(
+    fields: Fields,
+    source: TensorSource,
+    *,
+    family: str,
+    implemented: frozenset[str],
+    recurrence: Recurrence,
+) -> ModelConfig:
+    """The configuration of a model whose layers are a recurrence alone.
+
+    ``implemented`` are the keys that ``family`` reads itself. Such files have no heads and no
+    feed-forward part, and say so by zeros.
+    """
+    known = _READ_KEYS - {"attention.head_count", "feed_forward_length"}
+    _refuse_unsupported(fields, known | _DESCRIPTIVE_KEYS | implemented)
+    names = frozenset(source.names())
+    layer = LayerConfig(attention=None, recurrence=recurrence)
+    return ModelConfig(
+        family=family,
+        hidden_size=fields.count("embedding_length", MAX_WIDTH),
+        vocab_size=_vocab_size(fields, source, names),
+        max_context_tokens=fields.count("context_length", MAX_CONTEXT_TOKENS),
+        norm_epsilon=fields.positive("attention.layer_norm_rms_epsilon"),
+        layers=(layer,) * fields.count("block_count", MAX_LAYERS),
+        ropes=(),
+        tied_head=_HEAD not in names,
+    )
+
+
+NEXT_KEY = "nextn_predict_layers"
+"""How many of the last layers predict further tokens."""
+
+
+def without_next_layers(fields: Fields) -> Fields:
+    """``fields`` whose number of layers is without those that predict further tokens."""
+    num_next = fields.count(NEXT_KEY, MAX_LAYERS, 0, minimum=0)
+    num_blocks = fields.count("block_count", MAX_LAYERS)
+    if num_next >= num_blocks:
+        raise fields.error(NEXT_KEY, f"must be less than {num_blocks}, the number of blocks")
+    return dataclasses.replace(
+        fields, values={**fields.values, "block_count": num_blocks - num_next}
+    )
+
+
 def layers_with_attention(fields: Fields) -> tuple[Fields, tuple[bool, ...]]:
     """``fields`` with one number of key-value heads, and which layers have attention.
 
@@ -266,14 +312,20 @@ def read_experts_of_layers(
         return dataclasses.replace(
             experts,
             has_correction=_CORRECTION.format(layer) in names,
-            shared=MlpConfig(width=source.info(shared).num_rows) if shared in names else None,
+            shared=(
+                MlpConfig(width=source.info(shared).num_rows, activation=activation)
+                if shared in names
+                else None
+            ),
             has_shared_gate=_SHARED_GATE.format(layer) in names,
         )
 
     return tuple(of_layer(layer) if is_there else None for layer, is_there in enumerate(has_router))
 
 
-def _refuse_unsupported(fields: Fields, known: frozenset[str], *, lists: frozenset[str]) -> None:
+def _refuse_unsupported(
+    fields: Fields, known: frozenset[str], *, lists: frozenset[str] = frozenset()
+) -> None:
     features = [
         f"{fields.prefix}{key}={value}"
         for key, value in fields.values.items()

@@ -46,7 +46,6 @@ _ACCEPTED: Mapping[str, tuple[object, ...]] = {
     "scoring_func": ("sigmoid",),
     "topk_method": ("noaux_tc",),
 }
-_NEXT_KEY = "nextn_predict_layers"
 
 
 def _from_hugging_face(fields: Fields) -> ModelConfig:
@@ -91,19 +90,13 @@ def _experts(fields: Fields) -> tuple[ExpertsConfig | None, ...]:
 
 
 def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
-    num_next = fields.count(_NEXT_KEY, MAX_LAYERS, 0, minimum=0)
-    num_blocks = fields.count("block_count", MAX_LAYERS)
-    if num_next >= num_blocks:
-        raise fields.error(_NEXT_KEY, f"must be less than {num_blocks}, the number of blocks")
-    fields = dataclasses.replace(
-        fields, values={**fields.values, "block_count": num_blocks - num_next}
-    )
+    fields = gguf.without_next_layers(fields)
     names = frozenset(source.names())
     return gguf.read_config(
         fields,
         source,
         family="glm4_moe",
-        implemented=gguf.EXPERT_KEYS | gguf.ROUTING_KEYS | gguf.PLACE_KEYS | {_NEXT_KEY},
+        implemented=gguf.EXPERT_KEYS | gguf.ROUTING_KEYS | gguf.PLACE_KEYS | {gguf.NEXT_KEY},
         qkv_bias="blk.0.attn_q.bias" in names,
         head_norm=HeadNorm.HEAD if "blk.0.attn_q_norm.weight" in names else HeadNorm.NONE,
         experts=gguf.read_experts_of_layers(

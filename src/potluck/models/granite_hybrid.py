@@ -108,7 +108,8 @@ def _mixer(fields: Fields, *, hidden_size: int) -> MambaConfig:
         raise fields.error("mamba_n_heads", f"must divide {inner}, mamba_expand * hidden_size")
     head_dim = inner // num_heads
     if fields.get("mamba_d_head") not in ("auto", head_dim):
-        raise fields.error("mamba_d_head", f"must be {head_dim}, a share of {inner}")
+        problem = f"must be {head_dim}, which is mamba_expand * hidden_size / mamba_n_heads"
+        raise fields.error("mamba_d_head", problem)
     return mamba_fields.mamba_config(
         fields,
         num_heads=num_heads,

@@ -384,11 +384,11 @@ def _read_yarn(
     # As ``_compute_yarn_parameters``: where both are given, the ratio of the two.
     scale, all_dims = rope.get("mscale"), rope.get("mscale_all_dim")
     if scale and all_dims:
-        default = _yarn_scale(factor, rope.positive("mscale")) / _yarn_scale(
+        default = yarn_scale(factor, rope.positive("mscale")) / yarn_scale(
             factor, rope.positive("mscale_all_dim")
         )
     else:
-        default = _yarn_scale(factor)
+        default = yarn_scale(factor)
     return RopeConfig(
         theta=theta,
         rotary_dim=rotary_dim,
@@ -403,7 +403,8 @@ def _read_yarn(
     )
 
 
-def _yarn_scale(factor: float, scale: float = 1.0) -> float:
+def yarn_scale(factor: float, scale: float = 1.0) -> float:
+    """What YaRN multiplies by for a context that is longer by ``factor`` (``mscale``)."""
     return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
 
 

@@ -1,12 +1,13 @@
 """LFM2 and LFM2.5 (Liquid AI 2025): gated short convolutions in most layers, attention in others.
 
 The width of the feed-forward part follows from ``intermediate_size``, of which it may be two
-thirds, rounded up.
+thirds, rounded up. Models that also see are read as far as text goes.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 
 from potluck.models import gguf, hugging_face
@@ -40,12 +41,14 @@ _DEFAULTS: Mapping[str, object] = {
     "tie_word_embeddings": True,
     "vocab_size": 65_536,
 }
+OLDER_TIE: Mapping[str, str] = {"tie_embedding": "tie_word_embeddings"}
+_OLDER_NAMES: Mapping[str, str] = {"block_ff_dim": "intermediate_size", **OLDER_TIE}
 _CONV = "conv"
 _KERNEL_KEY = "shortconv.l_cache"
 
 
 def _from_hugging_face(fields: Fields) -> ModelConfig:
-    fields = with_older_names(fields).with_defaults(_DEFAULTS)
+    fields = with_older_names(fields, _OLDER_NAMES).with_defaults(_DEFAULTS)
     values = {**fields.values, "intermediate_size": _feed_forward_width(fields)}
     return read_hugging_face(
         dataclasses.replace(fields, values=values),
@@ -54,16 +57,10 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
     )
 
 
-def with_older_names(fields: Fields) -> Fields:
-    """The fields with the values of keys that the first files call otherwise."""
-    values = dict(fields.values)
-    for older, key in (("block_ff_dim", "intermediate_size"), ("tie_embedding", _TIED)):
-        if older in values:
-            values[key] = values[older]
-    return dataclasses.replace(fields, values=values)
-
-
-_TIED = "tie_word_embeddings"
+def with_older_names(fields: Fields, names: Mapping[str, str]) -> Fields:
+    """The fields with the values of keys under older names, which count if they are there."""
+    values = {names[key]: value for key, value in fields.values.items() if key in names}
+    return dataclasses.replace(fields, values={**fields.values, **values})
 
 
 def read_hugging_face(
@@ -179,6 +176,9 @@ NAMES: Mapping[FileKind, NameTable] = {
             "mlp.experts.down": "feed_forward.experts.{expert}.w2",
         },
         stems={"norm": "model.embedding_norm"},
+        skipped={
+            "a vision tower": re.compile(r"model\.(?:vision_tower|multi_modal_projector)\."),
+        },
     ),
     FileKind.GGUF: GGUF_NAMES.changed(
         {
@@ -198,4 +198,5 @@ LFM2 = Family(
     from_hugging_face=_from_hugging_face,
     from_gguf=_from_gguf,
     names=NAMES,
+    wrappers={"lfm2_vl": "Lfm2VlForConditionalGeneration"},
 )

@@ -33,7 +33,7 @@ _DEFAULTS: Mapping[str, object] = {
 
 
 def _from_hugging_face(fields: Fields) -> ModelConfig:
-    fields = lfm2.with_older_names(fields).with_defaults(_DEFAULTS)
+    fields = lfm2.with_older_names(fields, lfm2.OLDER_TIE).with_defaults(_DEFAULTS)
     return lfm2.read_hugging_face(
         fields,
         family="lfm2_moe",

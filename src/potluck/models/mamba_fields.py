@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from potluck.models.fields import MAX_HEADS, MAX_KERNEL, MAX_WIDTH, Fields
 from potluck.models.names import StoredPart
@@ -100,10 +100,14 @@ def mamba_from_gguf(
     )
 
 
-def hugging_face_names(stem: str) -> Mapping[str, str | StoredPart]:
-    """The stems of a mixer that is the module ``stem`` of its layer."""
+def hugging_face_names(stem: str, *, has_scales: bool = False) -> Mapping[str, str | StoredPart]:
+    """The stems of a mixer that is the module ``stem`` of its layer.
+
+    ``has_scales`` is said of families whose mixers have scales.
+    """
+    parts = ("x", "b", "c") if has_scales else ("x",)
     return {
-        **_projection(f"{stem}.in_proj"),
+        **_projection(f"{stem}.in_proj", parts),
         "mamba.kernel": StoredPart(name=f"{stem}.conv1d", is_flat=True),
         "mamba.rate.weight": StoredPart(name=f"{stem}.A_log", is_negative_exp=True),
         "mamba.step_bias.weight": f"{stem}.dt_bias",
@@ -113,11 +117,12 @@ def hugging_face_names(stem: str) -> Mapping[str, str | StoredPart]:
     }
 
 
-def _projection(name: str) -> Mapping[str, StoredPart]:
+def _projection(name: str, parts: Sequence[str] = ("x",)) -> Mapping[str, StoredPart]:
+    """The parts of the input's projection, which has the gate first and the steps last."""
+    stems = tuple(f"mamba.{part}" for part in ("gate", *parts, "step"))
     return {
-        "mamba.gate": StoredPart(name=name, is_part=True),
-        "mamba.x": StoredPart(name=name, after=("mamba.gate",)),
-        "mamba.step": StoredPart(name=name, after=("mamba.gate", "mamba.x")),
+        stem: StoredPart(name=name, is_part=True, after=stems[:index])
+        for index, stem in enumerate(stems)
     }
 
 

@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from potluck.types.model import ModelConfig
+from potluck.types.model import AttentionConfig, LatentAttentionConfig, ModelConfig
 from potluck.types.program import WeightSpec
 from potluck.types.tensor import InterleavedHeads, RowRange, StoredTensor
 
@@ -60,6 +60,9 @@ class StoredPart:
     tensor that it consists of, for a model and the index of a layer.
     ``is_transposed``: if the file has it as floats, it has the transpose of each matrix.
     ``is_flat``: it is a vector, of the elements of the file's tensor one after another.
+
+    ``is_per_head``: the rows of the file's matrix go by heads, and what is said of a stack is meant
+    of it. ``is_turned``: the canonical tensor has the transpose of each head's part.
     """
 
     name: str
@@ -72,6 +75,8 @@ class StoredPart:
     is_negative_exp: bool = False
     rows_of: Callable[[ModelConfig, int], tuple[range, ...]] | None = None
     is_transposed: bool = False
+    is_per_head: bool = False
+    is_turned: bool = False
     is_flat: bool = False
 
 
@@ -278,11 +283,13 @@ def stored_tensor(
         stored_names=names,
         is_stacked=is_stacked,
         interleaved=_interleaved(config, weight) if part.is_interleaved else None,
-        row_range=_row_range(part, weight, weights),
+        num_matrices=weight.shape[0] if part.is_per_head else None,
+        row_range=_row_range(config, table, part, weight, weights),
         rows=_rows(config, part, weight),
         plus_one=part.plus_one,
         is_negative_exp=part.is_negative_exp,
         is_transposed=part.is_transposed,
+        is_part_transposed=part.is_turned,
         is_flat=part.is_flat,
         shape=weight.shape,
     )
@@ -295,8 +302,18 @@ def with_prefix(config: ModelConfig, name: str) -> str:
     return f"{config.head_prefix}{name}" if name.startswith("lm_head") else name
 
 
+def _attention_of(config: ModelConfig, name: str) -> AttentionConfig | LatentAttentionConfig | None:
+    """The attention of the layer that a canonical tensor belongs to."""
+    layer = _LAYER_TENSOR.fullmatch(name)
+    return None if layer is None else config.layers[int(layer[1])].attention
+
+
 def _row_range(
-    part: StoredPart, weight: WeightSpec, weights: Mapping[str, WeightSpec]
+    config: ModelConfig,
+    table: NameTable,
+    part: StoredPart,
+    weight: WeightSpec,
+    weights: Mapping[str, WeightSpec],
 ) -> RowRange | None:
     if not part.is_part and not part.after and part.stride == 1:
         return None
@@ -304,13 +321,16 @@ def _row_range(
     if layer is None:
         raise ValueError(f"{weight.name} is a part of a tensor and in no layer")
     suffix = weight.name.rpartition(".")[2]
-    rows = {
-        each: _num_rows(weights[layer_tensor(int(layer[1]), f"{each}.{suffix}")])
-        for each in part.after
-    }
+
+    def num_rows(each: WeightSpec) -> int:
+        """Of each matrix as the file has it, or the elements of each vector."""
+        is_turned = table.find(each.name, config.name_variants).is_turned
+        return each.shape[-1 if is_turned or _is_bias(each) else -2]
+
+    before = (weights[layer_tensor(int(layer[1]), f"{each}.{suffix}")] for each in part.after)
     return RowRange(
-        start=part.first + sum(rows.values()),
-        num_rows=_num_rows(weight),
+        start=part.first + sum(map(num_rows, before)),
+        num_rows=num_rows(weight),
         stride=part.stride,
         of_vectors=_is_bias(weight),
     )
@@ -325,11 +345,6 @@ def _rows(config: ModelConfig, part: StoredPart, weight: WeightSpec) -> tuple[ra
     return part.rows_of(config, int(layer[1]))
 
 
-def _num_rows(weight: WeightSpec) -> int:
-    """Of each matrix, or the elements of each vector."""
-    return weight.shape[-1] if _is_bias(weight) else weight.shape[-2]
-
-
 def _is_bias(weight: WeightSpec) -> bool:
     return weight.name.endswith(".bias")
 
@@ -337,9 +352,11 @@ def _is_bias(weight: WeightSpec) -> bool:
 def _interleaved(config: ModelConfig, weight: WeightSpec) -> InterleavedHeads | None:
     layer = _LAYER_TENSOR.fullmatch(weight.name)
     stem = "" if layer is None else layer[2].rpartition(".")[0]
-    if layer is None or stem not in _HEADS:
+    attention = _attention_of(config, weight.name)
+    if isinstance(attention, LatentAttentionConfig):
+        return _interleaved_latent(stem, attention)
+    if attention is None or stem not in _HEADS:
         raise ValueError(f"{weight.name} has no heads that rope turns")
-    attention = config.layers[int(layer[1])].grouped_attention
     if attention.rope is None:
         return None
     num_heads = attention.num_heads if stem == "attn.q" else attention.num_kv_heads
@@ -347,4 +364,20 @@ def _interleaved(config: ModelConfig, weight: WeightSpec) -> InterleavedHeads | 
         num_heads=num_heads,
         head_dim=attention.head_dim,
         rotary_dim=config.ropes[attention.rope].rotary_dim,
+    )
+
+
+def _interleaved_latent(stem: str, attention: LatentAttentionConfig) -> InterleavedHeads | None:
+    """What turns comes after the rest of a query's head, and after the latent row."""
+    if not attention.is_interleaved:
+        return None
+    num_heads, before = {
+        "attn.q": (attention.num_heads, attention.nope_dim),
+        "attn.k_rope": (1, attention.latent_rank),
+    }[stem]
+    return InterleavedHeads(
+        num_heads=num_heads,
+        head_dim=before + attention.rope_dim,
+        rotary_dim=attention.rope_dim,
+        start=before,
     )

@@ -32,6 +32,7 @@ from potluck.types.program import (
     RopeTable,
     Scale,
     Shard,
+    StateSpec,
     WeightRole,
     WeightSpec,
 )
@@ -83,6 +84,11 @@ def build_program(
 def weight_specs(config: ModelConfig, shard: Shard) -> tuple[WeightSpec, ...]:
     """Every tensor that the stage with ``shard`` reads, in the order of its program."""
     return tuple(_build(config, shard).weights.values())
+
+
+def state_specs(config: ModelConfig, shard: Shard) -> tuple[StateSpec, ...]:
+    """What the stage with ``shard`` keeps of a sequence, in the order of its program."""
+    return tuple(_build(config, shard).states)
 
 
 def _check_shard(config: ModelConfig, shard: Shard) -> None:

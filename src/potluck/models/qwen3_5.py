@@ -15,7 +15,6 @@ from potluck.models import qwen3_next
 from potluck.models.family import Family
 from potluck.models.fields import Fields
 from potluck.models.qwen3_next import (
-    EXPERT_DEFAULTS,
     GGUF_EXPERT_KEYS,
     names_of,
     read_experts_by_step,
@@ -44,8 +43,8 @@ _DEFAULTS: Mapping[str, object] = {
 }
 _MOE_DEFAULTS: Mapping[str, object] = {
     **_COMMON_DEFAULTS,
-    **EXPERT_DEFAULTS,
     "hidden_size": 2048,
+    "intermediate_size": 5632,
     "moe_intermediate_size": 512,
     "num_experts": 256,
     "num_experts_per_tok": 8,
@@ -65,6 +64,8 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
 
 def _moe_from_hugging_face(fields: Fields) -> ModelConfig:
     fields = _without_sections(fields).with_defaults(_MOE_DEFAULTS)
+    # As ``Qwen3_5MoeTopKRouter`` of transformers, whatever a file says.
+    fields = replace(fields, values={**fields.values, "norm_topk_prob": True})
     return read_text_config(fields, family="qwen3_5_moe_text", experts=read_experts_by_step(fields))
 
 

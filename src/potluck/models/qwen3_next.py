@@ -11,16 +11,17 @@ import dataclasses
 import re
 from collections.abc import Callable, Mapping
 
-from potluck.errors import ModelFileError
 from potluck.models import gguf, hugging_face
 from potluck.models.family import Family
 from potluck.models.fields import (
     MAX_HEADS,
+    MAX_KERNEL,
     MAX_LAYERS,
     MAX_WIDTH,
     Fields,
     unsupported,
 )
+from potluck.models.gemma import is_list, list_of_layers
 from potluck.models.layers import with_layers
 from potluck.models.names import GGUF_NAMES, HUGGING_FACE_NAMES, FileKind, NameTable, StoredPart
 from potluck.types.model import (
@@ -38,16 +39,10 @@ LINEAR = "linear_attention"
 
 ROTARY_SHARE = 0.25
 HEAD_DIM = 256
-MAX_KERNEL = 64
-"""Published models have kernels of 4 tokens."""
-
-EXPERT_DEFAULTS: Mapping[str, object] = {"intermediate_size": 5632, "norm_topk_prob": True}
-"""Of the configurations with experts, where files leave them out."""
-
 # ``Qwen3NextConfig`` of transformers.
 _DEFAULTS: Mapping[str, object] = {
-    **EXPERT_DEFAULTS,
     "hidden_size": 2048,
+    "intermediate_size": 5632,
     "linear_conv_kernel_dim": 4,
     "linear_key_head_dim": 128,
     "linear_num_key_heads": 16,
@@ -55,6 +50,7 @@ _DEFAULTS: Mapping[str, object] = {
     "linear_value_head_dim": 128,
     "max_position_embeddings": 32_768,
     "moe_intermediate_size": 512,
+    "norm_topk_prob": True,
     "num_attention_heads": 16,
     "num_experts": 512,
     "num_experts_per_tok": 10,
@@ -146,7 +142,6 @@ def with_recurrences(
     return with_layers(config, changed)
 
 
-NEXT_KEY = "nextn_predict_layers"
 GGUF_KEYS = frozenset(
     {
         "attention.recurrent_layers",
@@ -156,7 +151,7 @@ GGUF_KEYS = frozenset(
         "ssm.inner_size",
         "ssm.state_size",
         "ssm.time_step_rank",
-        NEXT_KEY,
+        gguf.NEXT_KEY,
     }
 )
 GGUF_EXPERT_KEYS = gguf.EXPERT_KEYS | gguf.PLACE_KEYS | {"expert_weights_scale"}
@@ -179,15 +174,13 @@ def read_gguf(
     ``is_tiled``: its heads with values take turns in the heads with keys.
     """
     num_blocks = fields.count("block_count", MAX_LAYERS)
-    num_next = fields.count(NEXT_KEY, MAX_LAYERS, 0, minimum=0)
-    if num_next >= num_blocks:
-        raise fields.error(NEXT_KEY, f"must be less than {num_blocks}, the number of blocks")
-    num_layers = num_blocks - num_next
-    is_recurrent = _recurrent_blocks(fields, num_blocks)[:num_layers]
-    fields = fields.without("attention.recurrent_layers")
-    fields = dataclasses.replace(fields, values={**fields.values, "block_count": num_layers})
-    # Models with experts in every layer have no width of other feed-forward parts.
-    fields = fields.with_defaults({"feed_forward_length": 1})
+    is_recurrent = _recurrent_blocks(fields, num_blocks)
+    fields = gguf.without_next_layers(fields.without("attention.recurrent_layers"))
+    is_recurrent = is_recurrent[: fields.count("block_count", MAX_LAYERS)]
+    # As llama.cpp's build_layer_ffn computes it.
+    experts = gguf.read_experts_of_layers(fields, source, normalize_shares=True)
+    if None not in experts:  # then there need be no width of other feed-forward parts
+        fields = fields.with_defaults({"feed_forward_length": 1})
     first = is_recurrent.index(False) if False in is_recurrent else 0
     config = gguf.read_config(
         fields,
@@ -196,8 +189,7 @@ def read_gguf(
         implemented=GGUF_KEYS | implemented,
         qkv_bias=f"blk.{first}.attn_q.bias" in frozenset(source.names()),
         head_norm=HeadNorm.HEAD,
-        # As llama.cpp's build_layer_ffn computes it.
-        experts=gguf.read_experts_of_layers(fields, source, normalize_shares=True),
+        experts=experts,
     )
     num_heads = fields.count("ssm.time_step_rank", MAX_HEADS)
     inner_size = fields.count("ssm.inner_size", MAX_WIDTH)
@@ -221,13 +213,9 @@ def _recurrent_blocks(fields: Fields, num_blocks: int) -> tuple[bool, ...]:
     if value is None:
         interval = fields.count("full_attention_interval", MAX_LAYERS, 4)
         return tuple((block + 1) % interval != 0 for block in range(num_blocks))
-    if isinstance(value, bool):
-        return (value,) * num_blocks
-    if not isinstance(value, list | tuple) or len(value) != num_blocks:
-        raise ModelFileError(
-            fields.path, f"{fields.prefix}{key} must have an entry for each of {num_blocks} blocks"
-        )
-    return tuple(bool(each) for each in value)
+    if not is_list(value):
+        return (fields.flag(key, default=False),) * num_blocks
+    return tuple(map(bool, list_of_layers(fields, key, num_blocks)))
 
 
 MTP: Mapping[str, re.Pattern[str]] = {

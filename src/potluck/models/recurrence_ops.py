@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from potluck.models.builder import Builder
 from potluck.models.names import layer_tensor
-from potluck.types.model import GatedDeltaConfig, MambaConfig, Recurrence, ShortConvConfig
+from potluck.types.model import (
+    GatedDeltaConfig,
+    MambaConfig,
+    MambaScales,
+    Recurrence,
+    ShortConvConfig,
+)
 from potluck.types.program import (
     Activation,
     CausalConv,
@@ -19,6 +25,7 @@ from potluck.types.program import (
 _GATE_IN, _GATE_OUT, _CONVOLVED = "conv_gate_in", "conv_gate_out", "convolved"
 _GATE, _OUT = "recurrence_gate", "recurrence_out"
 _BETA, _DECAY, _STEP = "beta", "decay", "step"
+_INPUTS, _VECTORS_B, _VECTORS_C = "mamba_x", "mamba_b", "mamba_c"
 _FUSED, _FUSED_FACTORS = "qkvz", "beta_and_decay"
 
 
@@ -154,8 +161,14 @@ def _add_mamba(builder: Builder, layer: int, config: MambaConfig, x: str, out: s
     gate, convolved = builder.register(_GATE, inner), builder.register(_CONVOLVED, width)
     step = builder.register(_STEP, num_heads)
     builder.linear(layer, "mamba.gate", x, gate, bias=config.has_bias)
-    builder.linear(layer, "mamba.x", x, convolved, bias=config.has_bias)
+    if config.scales is None:
+        builder.linear(layer, "mamba.x", x, convolved, bias=config.has_bias)
+    else:
+        _add_scaled_parts(builder, layer, config, config.scales, x, convolved)
     builder.linear(layer, "mamba.step", x, step, bias=config.has_bias)
+    if config.scales is not None:
+        builder.scale(gate, config.scales.gate)
+        builder.scale(step, config.scales.step)
     _add_conv(
         builder,
         layer,
@@ -198,4 +211,34 @@ def _add_mamba(builder: Builder, layer: int, config: MambaConfig, x: str, out: s
     builder.add(GatedActivation(gate=gate, up=made, out=made))
     if not config.norm_before_gate:
         add_norm()
-    builder.linear(layer, "mamba.out", made, out, bias=config.has_bias)
+    bias = config.has_bias if config.has_output_bias is None else config.has_output_bias
+    builder.linear(layer, "mamba.out", made, out, bias=bias)
+    builder.scale(out, config.output_scale)
+
+
+def _add_scaled_parts(
+    builder: Builder, layer: int, config: MambaConfig, scales: MambaScales, x: str, out: str
+) -> None:
+    """The inputs and the vectors ``b`` and ``c``, each with a factor, side by side in ``out``."""
+    vectors, width = config.num_groups * config.state_dim, builder.registers[out]
+    start = 0
+    for part, register, count, factor in (
+        ("x", _INPUTS, width - 2 * vectors, scales.x),
+        ("b", _VECTORS_B, vectors, scales.b),
+        ("c", _VECTORS_C, vectors, scales.c),
+    ):
+        made = builder.register(register, count)
+        builder.linear(layer, f"mamba.{part}", x, made, bias=config.has_bias)
+        builder.scale(made, factor)
+        builder.add(
+            CopyColumns(
+                x=made,
+                out=out,
+                num_groups=1,
+                count=count,
+                x_stride=count,
+                out_stride=width,
+                out_start=start,
+            )
+        )
+        start += count

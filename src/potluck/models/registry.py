@@ -8,9 +8,12 @@ from collections.abc import Callable, Iterable, Mapping
 from potluck.errors import ModelFileError, UnsupportedModelError
 from potluck.formats.encodings import read_encoding
 from potluck.models.cohere2 import COHERE2
+from potluck.models.deepseek_v2 import DEEPSEEK_V2
+from potluck.models.deepseek_v3 import DEEPSEEK_V3
 from potluck.models.ernie4_5 import ERNIE4_5
 from potluck.models.ernie4_5_moe import ERNIE4_5_MOE
 from potluck.models.exaone4 import EXAONE4
+from potluck.models.falcon_h1 import FALCON_H1
 from potluck.models.family import Family
 from potluck.models.fields import Fields, one_line, unsupported
 from potluck.models.gemma2 import GEMMA2
@@ -18,6 +21,7 @@ from potluck.models.gemma3 import GEMMA3
 from potluck.models.gemma4 import GEMMA4, GEMMA4_UNIFIED
 from potluck.models.glm4 import GLM4
 from potluck.models.glm4_moe import GLM4_MOE
+from potluck.models.glm4_moe_lite import GLM4_MOE_LITE
 from potluck.models.gpt_oss import GPT_OSS
 from potluck.models.granite import GRANITE
 from potluck.models.granite_hybrid import GRANITE_HYBRID
@@ -26,6 +30,7 @@ from potluck.models.hunyuan_dense import HUNYUAN_DENSE
 from potluck.models.lfm2 import LFM2
 from potluck.models.lfm2_moe import LFM2_MOE
 from potluck.models.llama import LLAMA
+from potluck.models.mamba2 import MAMBA2
 from potluck.models.minimax_m2 import MINIMAX_M2
 from potluck.models.ministral3 import MINISTRAL3
 from potluck.models.mistral import MISTRAL
@@ -39,6 +44,7 @@ from potluck.models.names import (
     stored_tensor,
     with_prefix,
 )
+from potluck.models.nemotron_h import NEMOTRON_H
 from potluck.models.olmo2 import OLMO2, OLMO3
 from potluck.models.olmoe import OLMOE
 from potluck.models.phi3 import PHI3
@@ -46,7 +52,9 @@ from potluck.models.program import weight_specs
 from potluck.models.qwen2 import QWEN2
 from potluck.models.qwen2_moe import QWEN2_MOE
 from potluck.models.qwen3 import QWEN3
+from potluck.models.qwen3_5 import QWEN3_5, QWEN3_5_MOE
 from potluck.models.qwen3_moe import QWEN3_MOE
+from potluck.models.qwen3_next import QWEN3_NEXT
 from potluck.models.seed_oss import SEED_OSS
 from potluck.models.smollm3 import SMOLLM3
 from potluck.types.model import ModelConfig
@@ -58,9 +66,11 @@ _PREFIXES = (
     ("", ""),
     ("model.language_model.", ""),
     ("language_model.model.", "language_model."),
+    ("backbone.", ""),
 )
 """Of the tensors of a Hugging Face model, and of its head: as ``…ForCausalLM`` has them, as the
-inner model alone, and as models that also see have their text part, in newer and older files."""
+inner model alone, as models that also see have their text part, in newer and older files, and as
+Mamba-2 and Nemotron-H have them."""
 
 FAMILIES: tuple[Family, ...] = (
     LLAMA,
@@ -94,8 +104,17 @@ FAMILIES: tuple[Family, ...] = (
     GRANITE_MOE,
     GRANITE_MOE_SHARED,
     ERNIE4_5_MOE,
+    QWEN3_NEXT,
+    QWEN3_5,
+    QWEN3_5_MOE,
+    DEEPSEEK_V2,
+    DEEPSEEK_V3,
+    GLM4_MOE_LITE,
     LFM2,
     LFM2_MOE,
+    MAMBA2,
+    NEMOTRON_H,
+    FALCON_H1,
 )
 
 
@@ -222,7 +241,8 @@ def with_stored_head(config: ModelConfig, names: Iterable[str], file_kind: FileK
     if file_kind is FileKind.HUGGING_FACE:
         config = _with_prefixes(config, stored)
     variants = _names(config, file_kind).found_variants(config, stored)
-    config = dataclasses.replace(config, name_variants=variants)
+    if variants:
+        config = dataclasses.replace(config, name_variants=variants)
     has_head = _stored_name(config, HEAD, file_kind) in stored
     if config.num_labels and not config.label_tokens:
         return config

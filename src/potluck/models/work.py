@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from potluck.types.model import ModelConfig
-from potluck.types.program import Attention
+from potluck.types.program import Attention, CausalConv, GatedDelta, StateScan, StateSpec
 
 _F16_BYTES = 2
 _LANES = 16
@@ -12,15 +12,41 @@ _LANES = 16
 def cache_bytes_per_position(op: Attention) -> int:
     """Return the bytes of keys and values that a token reads of each position that it sees.
 
-    They are f16, and rows of values are filled up to whole lanes of 16.
+    They are f16, and rows of values are filled up to whole lanes of 16. Values that are columns of
+    the keys are read with them.
     """
-    width = op.head_dim + -(-op.head_dim // _LANES) * _LANES
+    width = op.head_dim
+    if op.value_start is None:
+        width += -(-_value_dim(op) // _LANES) * _LANES
     return op.num_kv_heads * width * _F16_BYTES
 
 
 def attention_multiply_adds(op: Attention) -> int:
     """Return the multiply-adds of a token with each position that it sees."""
-    return op.num_heads * op.head_dim * 2
+    return op.num_heads * (op.head_dim + _value_dim(op))
+
+
+def _value_dim(op: Attention) -> int:
+    return op.head_dim if op.value_dim is None else op.value_dim
+
+
+StateOp = CausalConv | GatedDelta | StateScan
+"""Ops with a state, which every token reads and changes."""
+
+
+def state_multiply_adds(op: StateOp, state: StateSpec) -> int:
+    """Return the multiply-adds of a token with the state of its sequence.
+
+    An element of a matrix of the gated delta rule decays, is read, changed, and read again; the
+    scan of Mamba-2 reads it once. A multiplication alone counts as much as one with an addition.
+    """
+    match op:
+        case CausalConv():
+            return op.kernel * state.width
+        case GatedDelta():
+            return 4 * state.rows * state.width
+        case StateScan():
+            return 3 * state.rows * state.width
 
 
 def rope_table_bytes(config: ModelConfig, context_tokens: int) -> int:

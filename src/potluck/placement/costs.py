@@ -31,7 +31,7 @@ def model_cost(counting: Counting, size: StageSize) -> ModelCost:
         memory = counting.stage(shard, size).memory
         host_bytes = 0 if size.is_on_device else memory.staging_bytes
         return _Cost(
-            held=memory.weights_bytes + memory.cache_bytes,
+            held=memory.weights_bytes + memory.cache_bytes + memory.state_bytes,
             scratch=memory.scratch_bytes + memory.rope_bytes + host_bytes,
             process=0 if size.is_on_device else memory.process_bytes,
             total=memory.device_bytes if size.is_on_device else memory.total_bytes,
@@ -129,7 +129,7 @@ def mixed_cost(costs: Sequence[ModelCost]) -> MixedCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Cost:
-    """``held``: weights and cache; ``scratch``: what they are computed and loaded through."""
+    """``held``: weights, cache, states; ``scratch``: what they are computed and loaded through."""
 
     held: int
     scratch: int

@@ -72,6 +72,7 @@ def is_of_size(stage: HeldStage, size: StageSize) -> bool:
     return (
         stage.context_tokens == size.context_tokens
         and stage.num_blocks == size.num_blocks
+        and stage.num_states == size.num_states
         and stage.quantization is size.quantization
         and (stage.arithmetic is size.arithmetic or not size.has_arithmetics)
         and stage.is_mapped >= size.is_mapped

@@ -1,9 +1,10 @@
-"""Other sizes of a stage: on some unit, with a shorter context, or quantized further."""
+"""Other sizes of a stage: on some unit, of a shorter context or fewer states, or quantized."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from itertools import combinations
 
 from potluck.types.abilities import BackendAbilities
 from potluck.types.arithmetic import Arithmetic
@@ -13,6 +14,9 @@ from potluck.types.stage import StageSize
 
 _LEAST_CONTEXT_TOKENS = 256
 """A shorter context is not proposed: it would hold little more than a question."""
+
+_LEAST_STATES = 2
+"""Of a sequence and a checkpoint; fewer slots are not proposed."""
 
 
 def on_unit(size: StageSize, unit: UnitReport, abilities: BackendAbilities) -> StageSize:
@@ -32,24 +36,25 @@ def on_unit(size: StageSize, unit: UnitReport, abilities: BackendAbilities) -> S
 
 
 def what_fits(size: StageSize, fits: Callable[[StageSize], bool]) -> str:
-    """A hint that names a context and a quantization that would fit, each by itself if it can.
+    """A hint that names a context, a number of states and a quantization that would fit.
 
-    Empty if nothing does.
+    Each by itself if it can, otherwise as few of them together as fit. Empty if nothing does.
     """
-    context = next((each for each in smaller_contexts(size) if fits(each)), None)
-    quantized = next((each for each in stronger_quantizations(size) if fits(each)), None)
-    if context is None and quantized is None:
-        both = (each for other in stronger_quantizations(size) for each in smaller_contexts(other))
-        smallest = next((each for each in both if fits(each)), None)
-        if smallest is None:
-            return ""
-        return f"{_option(smallest)} --context {smallest.context_tokens} would fit"
-    options = []
-    if context is not None:
-        options.append(f"--context {context.context_tokens}")
-    if quantized is not None:
-        options.append(_option(quantized))
-    return f"{' or '.join(options)} would fit"
+    ways = (smaller_contexts, fewer_states, stronger_quantizations)
+    found = (next((each for each in smaller(size) if fits(each)), None) for smaller in ways)
+    alone = [_options(size, each) for each in found if each is not None]
+    if alone:
+        return f"{' or '.join(alone)} would fit"
+    # Every size takes a while to count: together with others, only the fewest states are tried.
+    ways = (smaller_contexts, _fewest_states, stronger_quantizations)
+    for together in (*combinations(ways, 2), ways):
+        sizes: Iterable[StageSize] = [size]
+        for smaller in reversed(together):
+            sizes = [each for other in sizes for each in smaller(other)]
+        smallest = next((each for each in sizes if fits(each)), None)
+        if smallest is not None:
+            return f"{_options(size, smallest)} would fit"
+    return ""
 
 
 def smaller_contexts(size: StageSize) -> Iterator[StageSize]:
@@ -64,6 +69,18 @@ def smaller_contexts(size: StageSize) -> Iterator[StageSize]:
         )
 
 
+def fewer_states(size: StageSize) -> Iterator[StageSize]:
+    """The same with half the state slots, a quarter …; nothing for a model without state."""
+    num_states = size.num_states
+    while (num_states := num_states // 2) >= _LEAST_STATES:
+        yield replace(size, num_states=num_states)
+
+
+def _fewest_states(size: StageSize) -> Iterator[StageSize]:
+    if size.num_states > _LEAST_STATES:
+        yield replace(size, num_states=_LEAST_STATES)
+
+
 def stronger_quantizations(size: StageSize) -> Iterator[StageSize]:
     """The same in every quantization of ``AUTOMATIC`` that is smaller, the most precise first."""
     if size.quantization not in AUTOMATIC:
@@ -73,5 +90,13 @@ def stronger_quantizations(size: StageSize) -> Iterator[StageSize]:
         yield replace(size, quantization=quantization)
 
 
-def _option(size: StageSize) -> str:
-    return f"--quant {size.quantization.value}"
+def _options(size: StageSize, smaller: StageSize) -> str:
+    """The options that make ``smaller`` of ``size``."""
+    options = []
+    if smaller.quantization is not size.quantization:
+        options.append(f"--quant {smaller.quantization.value}")
+    if smaller.context_tokens != size.context_tokens:
+        options.append(f"--context {smaller.context_tokens}")
+    if smaller.num_states != size.num_states:
+        options.append(f"--states {smaller.num_states}")
+    return " ".join(options)

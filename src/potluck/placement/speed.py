@@ -77,6 +77,10 @@ _BEYOND_CHUNK = 1.05
 _FLOATS_SLOWER = 3.0
 _DECODE_ATTENTION, _PREFILL_ATTENTION = 0.55, 0.65
 """Multiply-adds with the cache per second, of those of float32 products."""
+_STATE_OPS = 0.2
+"""Multiply-adds with states per second, of those of float32 products. An estimate: an element takes
+a load and a store for three or four of them, and tokens go one after the other, so that nothing is
+shared among those of a prompt."""
 _UNPACKING = 1.05
 """Of a chunk's arithmetic: what the fast arithmetic takes to convert quantized weights to bf16."""
 _LEAST_REST = 0.1
@@ -99,7 +103,8 @@ class UnitSpeed:
     weights in the trial's format for 32 tokens, ``floats`` those in float32, and ``fast_bf16``
     those in bf16 in a fast arithmetic; None in the exact one. ``has_int8`` says which formats are
     faster.
-    ``attention`` and ``prefill_attention`` are multiply-adds with the cache per second.
+    ``attention`` and ``prefill_attention`` are multiply-adds with the cache per second, and
+    ``states`` those with the states of sequences.
     ``layer_seconds`` and ``step_seconds`` pass whatever is computed, ``seconds_per_logit`` for each
     entry of the vocabulary of which a token is chosen, and ``seconds_per_embedded_value`` for each
     value of a token's row.
@@ -115,6 +120,7 @@ class UnitSpeed:
     has_int8: bool
     attention: Estimate
     prefill_attention: Estimate
+    states: Estimate
     layer_seconds: Estimate
     step_seconds: Estimate
     seconds_per_logit: float
@@ -228,6 +234,7 @@ def unit_speed(
         has_int8=has_int8,
         attention=Estimate(value=floats.value * _DECODE_ATTENTION, basis=floats.basis),
         prefill_attention=Estimate(value=floats.value * _PREFILL_ATTENTION, basis=floats.basis),
+        states=Estimate(value=floats.value * _STATE_OPS, basis=floats.basis),
         layer_seconds=layer,
         step_seconds=Estimate(value=STEP_SECONDS * slowness, basis=layer.basis),
         seconds_per_logit=_SECONDS_PER_LOGIT * slowness,

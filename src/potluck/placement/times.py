@@ -189,6 +189,7 @@ class UnitTimes:
                             model_bytes,
                             is_prompt=is_prompt,
                         )
+                        + _state_seconds(speed, part, num_tokens, model_bytes, is_prompt=is_prompt)
                     )
                 )
         head = _part_seconds(speed, work.head, num_wanted, model_bytes, is_prompt=False)
@@ -243,6 +244,17 @@ def _attention_seconds(
         return visible * part.attention_multiply_adds / speed.prefill_attention.value
     reading = visible * part.cache_bytes / speed.read_bytes_per_second(model_bytes)
     return reading + visible * part.attention_multiply_adds / speed.attention.value
+
+
+def _state_seconds(
+    speed: UnitSpeed, part: PartWork, num_tokens: int, model_bytes: float, *, is_prompt: bool
+) -> float:
+    """Return what the states of a part take: read and written once for each sequence."""
+    if not part.state_bytes:
+        return 0.0
+    num_sequences = 1 if is_prompt else num_tokens
+    moved = 2 * num_sequences * part.state_bytes / speed.read_bytes_per_second(model_bytes)
+    return moved + num_tokens * part.state_multiply_adds / speed.states.value
 
 
 def _correction(times: UnitTimes, measured: Sequence[StepTime]) -> Correction:

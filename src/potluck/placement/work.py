@@ -12,19 +12,27 @@ from dataclasses import dataclass
 
 from potluck.models.program import build_program
 from potluck.models.shape import model_shape
-from potluck.models.work import attention_multiply_adds, cache_bytes_per_position
+from potluck.models.work import (
+    attention_multiply_adds,
+    cache_bytes_per_position,
+    state_multiply_adds,
+)
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.model import ModelConfig
 from potluck.types.profile import ModelProfile
 from potluck.types.program import (
     Attention,
+    CausalConv,
     Embed,
+    GatedDelta,
     Head,
+    HeadLinear,
     Linear,
     Moe,
     Op,
     Program,
     Shard,
+    StateScan,
     WeightSpec,
 )
 from potluck.types.quantization import Quantization
@@ -54,13 +62,17 @@ class PartWork:
     """What a part reads and computes.
 
     With attention, each token reads ``cache_bytes`` of every position that it sees (the last
-    ``window`` ones, or all) and does ``attention_multiply_adds`` with it.
+    ``window`` ones, or all) and does ``attention_multiply_adds`` with it. With a state of
+    ``state_bytes``, a step reads and writes it for each of its sequences, and each token does
+    ``state_multiply_adds`` with it, however long the context is.
     """
 
     products: tuple[Product, ...] = ()
     cache_bytes: int = 0
     attention_multiply_adds: int = 0
     window: int | None = None
+    state_bytes: int = 0
+    state_multiply_adds: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,18 +129,22 @@ def model_work(
         format = quantization.target(specs[name], info, config.num_layers)
         return TensorInfo(name=name, shape=info.shape, format=format)
 
-    parts = [_Part(loaded, loaded_bytes) for _ in range(config.num_layers)]
-    head = _Part(loaded, loaded_bytes)
-    row_bytes = num_attentions = 0
+    parts = [_Part(loaded, loaded_bytes, program) for _ in range(config.num_layers)]
+    head = _Part(loaded, loaded_bytes, program)
+    row_bytes = 0
+    layer: int | None = None
     for op in program.ops:
         if isinstance(op, Embed):
             row_bytes += loaded(op.weight).row_bytes
-        elif isinstance(op, Attention):
-            parts[num_attentions].add(op)  # every layer has one
-            num_attentions += 1
-        elif (layer := _layer_of(op, specs)) is not None:
-            parts[layer].add(op)
-        elif num_attentions == 0 and parts:
+            continue
+        own = _layer_of(op, specs)
+        if own is not None:
+            layer = own
+        if isinstance(op, _WITHIN_LAYER):  # after the layer's projections to what they read
+            parts[layer or 0].add(op)
+        elif own is not None:
+            parts[own].add(op)
+        elif layer is None and parts:
             parts[0].add(op)  # of what every layer gets from the embedding (Gemma 4 E2B)
         else:
             head.add(op)
@@ -145,19 +161,27 @@ def model_work(
     )
 
 
+_WITHIN_LAYER = (Attention, CausalConv, GatedDelta, StateScan)
+"""Ops whose weights, if they have any, do not tell the layer."""
+
+
 class _Part:
     """Adds up the ops of a part."""
 
-    def __init__(self, loaded: Callable[[str], TensorInfo], loaded_bytes: LoadedBytes) -> None:
+    def __init__(
+        self, loaded: Callable[[str], TensorInfo], loaded_bytes: LoadedBytes, program: Program
+    ) -> None:
         self._loaded = loaded
         self._loaded_bytes = loaded_bytes
+        self._states = program.states
         self._bytes: Counter[tuple[TensorFormat, int, int]] = Counter()
         self._weights: Counter[tuple[TensorFormat, int, int]] = Counter()
         self._attention: Attention | None = None
+        self._state_bytes = self._state_multiply_adds = 0
 
     def add(self, op: Op) -> None:
         match op:
-            case Linear() | Head():
+            case Linear() | HeadLinear() | Head():
                 if op.weight is not None:
                     self._multiply(op.weight)
             case Moe():
@@ -165,6 +189,10 @@ class _Part:
                     self._multiply(name, op.num_experts, op.num_experts_per_token)
             case Attention():
                 self._attention = op
+            case CausalConv() | GatedDelta() | StateScan():
+                state = self._states[op.state_index]
+                self._state_bytes += state.num_bytes
+                self._state_multiply_adds += state_multiply_adds(op, state)
             case _:
                 pass
 
@@ -190,13 +218,15 @@ class _Part:
             cache_bytes=0 if attention is None else cache_bytes_per_position(attention),
             attention_multiply_adds=0 if attention is None else attention_multiply_adds(attention),
             window=None if attention is None else attention.window,
+            state_bytes=self._state_bytes,
+            state_multiply_adds=self._state_multiply_adds,
         )
 
 
 def _layer_of(op: Op, specs: Mapping[str, WeightSpec]) -> int | None:
-    """Return the decoder layer of an op that something is counted of, None for the others."""
+    """Return the decoder layer of an op by the weights that it has, None for the others."""
     match op:
-        case Linear():
+        case Linear() | HeadLinear():
             return specs[op.weight].layer
         case Moe():
             return specs[op.up].layer

@@ -15,10 +15,12 @@ from dataclasses import dataclass
 from itertools import islice
 
 from potluck.scheduling.blocks import BlockPool, blocks_for
+from potluck.scheduling.checkpoints import Checkpoint
 from potluck.scheduling.prefix_index import HashChain, PrefixIndex, PrefixMatch, root_hash
 from potluck.scheduling.sequence import SequenceState
 from potluck.types.prefix_cache import PrefixTotals
-from potluck.types.step import KV_BLOCK_TOKENS, BlockCopy, SequenceId
+from potluck.types.states import StateSlots
+from potluck.types.step import KV_BLOCK_TOKENS, BlockCopy, SequenceId, StateCopy
 
 _NOBODY = SequenceId(-1)
 
@@ -32,6 +34,10 @@ class PrefixCounters:
     num_saved_tokens: int = 0
     num_evictions: int = 0
     num_restored_tokens: int = 0
+    num_checkpoints: int = 0
+    num_checkpoint_hits: int = 0
+    num_checkpoint_evictions: int = 0
+    num_uncovered_tokens: int = 0
 
     @property
     def totals(self) -> PrefixTotals:
@@ -42,6 +48,10 @@ class PrefixCounters:
             num_saved_tokens=self.num_saved_tokens,
             num_evictions=self.num_evictions,
             num_restored_tokens=self.num_restored_tokens,
+            num_checkpoints=self.num_checkpoints,
+            num_checkpoint_hits=self.num_checkpoint_hits,
+            num_checkpoint_evictions=self.num_checkpoint_evictions,
+            num_uncovered_tokens=self.num_uncovered_tokens,
         )
 
 
@@ -53,6 +63,14 @@ class FullBlock:
     full_hash: bytes
     parent: bytes
     tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdmissionCopies:
+    """What is copied before the first step of a sequence that was admitted."""
+
+    blocks: tuple[BlockCopy, ...] = ()
+    states: tuple[StateCopy, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +120,11 @@ class BlockCache:
         """Blocks that no sequence holds and whose content is kept."""
         return self._pool.num_idle
 
+    @property
+    def state_slots(self) -> StateSlots:
+        """How many state slots are used for what: there are none."""
+        return StateSlots()
+
     def find(self, sequence: SequenceState) -> PrefixMatch:
         """Return the longest prefix of the sequence that is cached."""
         if not self._is_shared:
@@ -129,6 +152,10 @@ class BlockCache:
         num_missing = sequence.num_to_compute - start * KV_BLOCK_TOKENS
         return chain.after(end) if 2 * (end - start) * KV_BLOCK_TOKENS >= num_missing else None
 
+    def is_awaitable(self, full_hash: bytes) -> bool:
+        """Whether what ``worth_awaiting`` gave, or a restoration, has not come to its end."""
+        return full_hash in self._computing
+
     def is_computing(self, full_hash: bytes) -> bool:
         """Whether the block with that hash is being computed or restored."""
         return full_hash in self._computing
@@ -152,7 +179,7 @@ class BlockCache:
         num_idle = sum(not self._pool.is_held(block) for block in match.blocks)
         return num_new <= self._pool.num_free - num_idle
 
-    def admit(self, sequence: SequenceState, match: PrefixMatch) -> tuple[BlockCopy, ...]:
+    def admit(self, sequence: SequenceState, match: PrefixMatch) -> AdmissionCopies:
         """Give the sequence blocks for its known tokens, for which there must be room.
 
         Returns the copies to be made before the step that computes what follows ``match``.
@@ -169,8 +196,8 @@ class BlockCache:
         self._counters.num_hits += match.num_tokens > 0
         self._counters.num_saved_tokens += match.num_tokens
         if match.partial is None or match.partial == new[0]:
-            return ()
-        return (BlockCopy(source=match.partial, target=new[0]),)
+            return AdmissionCopies()
+        return AdmissionCopies(blocks=(BlockCopy(source=match.partial, target=new[0]),))
 
     def stored_candidates(self, sequence: SequenceState, match: PrefixMatch) -> tuple[bytes, ...]:
         """Return the hashes of the full blocks after ``match`` that could be restored from disk."""
@@ -237,6 +264,17 @@ class BlockCache:
             self._computing.pop(chain.after(index + 1), None)
         if end == len(sequence.tokens) and end == sequence.num_prompt_tokens:
             self._publish_rest(sequence)  # for others with this prompt
+
+    def cut(self, sequence: SequenceState, count: int) -> int:
+        """Return how many of the next ``count`` tokens are to be computed in one step."""
+        return count
+
+    def checkpoint(self, sequence: SequenceState) -> Checkpoint | None:
+        """Return the checkpoint to be made before the sequence's next slice: there is none."""
+        return None
+
+    def settle(self, made: Checkpoint, sequence: SequenceState, *, is_known: bool) -> None:
+        """Note that the step that was to make a checkpoint is complete."""
 
     def release(self, sequence: SequenceState) -> None:
         """Take the sequence's blocks back, and keep their content for later sequences."""

@@ -22,6 +22,7 @@ class SchedulerLimits:
     """What the stages can hold and what one step may bring.
 
     ``context_tokens`` is the longest sequence; ``num_blocks`` must hold at least one such.
+    ``num_states`` slots hold the states of sequences; 0 for models without state.
     Sequences share the blocks of equal prefixes if ``has_prefix_cache``; then those that the stages
     have on disk can be restored. They are known there by hashes with the ``disk_salt``, which is
     None where the stages do not keep blocks on disk. While somebody decodes, prompts are cut so
@@ -36,10 +37,13 @@ class SchedulerLimits:
     has_prefix_cache: bool = True
     disk_salt: bytes | None = None
     target_step_seconds: float = DEFAULT_TARGET_STEP_SECONDS
+    num_states: int = 0
 
     def __post_init__(self) -> None:
         smallest = min(self.max_step_tokens, self.max_step_sequences, self.max_steps_in_flight)
         if smallest < 1 or self.context_tokens < 2 or self.target_step_seconds <= 0:
             raise ValueError(f"limits must be positive: {self}")
+        if self.num_states < 0:
+            raise ValueError(f"there cannot be {self.num_states} state slots")
         if self.num_blocks < blocks_for(self.context_tokens):
             raise ValueError("the cache holds less than one full context")

@@ -62,16 +62,40 @@ class PrefixMatch:
 
     ``blocks`` are full and can be shared. The block ``partial`` holds the ``num_partial_tokens``
     that follow them. It must be copied before use, because the sequence writes to the rest of it.
+    Where models have a state, ``checkpoint`` is the slot that holds it after these tokens; None if
+    there are none. Keys and values of ``num_uncovered_tokens`` more are cached, but no state.
     """
 
     blocks: tuple[int, ...] = ()
     partial: int | None = None
     num_partial_tokens: int = 0
+    checkpoint: int | None = None
+    num_uncovered_tokens: int = 0
 
     @property
     def num_tokens(self) -> int:
         """The number of tokens that need not be computed."""
         return len(self.blocks) * KV_BLOCK_TOKENS + self.num_partial_tokens
+
+    @property
+    def num_known_tokens(self) -> int:
+        """The number of tokens whose keys and values are cached."""
+        return self.num_tokens + self.num_uncovered_tokens
+
+    def resumed_at(self, num_tokens: int, checkpoint: int | None) -> PrefixMatch:
+        """Return the match of the first ``num_tokens`` of these, whose state ``checkpoint`` has."""
+        num_blocks, num_rest = divmod(num_tokens, KV_BLOCK_TOKENS)
+        partial = None
+        if num_rest:
+            is_full = num_blocks < len(self.blocks)
+            partial = self.blocks[num_blocks] if is_full else self.partial
+        return PrefixMatch(
+            blocks=self.blocks[:num_blocks],
+            partial=partial,
+            num_partial_tokens=num_rest,
+            checkpoint=checkpoint,
+            num_uncovered_tokens=self.num_tokens - num_tokens,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +120,20 @@ class PrefixIndex:
     def block_of(self, full_hash: bytes) -> int | None:
         """Return the full block with that hash, or None if there is none."""
         return self._full.get(full_hash)
+
+    def place_of(self, block: int) -> tuple[bytes, bytes | None] | None:
+        """Return the hashes of what comes before ``block`` and, if it is full, of its end.
+
+        None if its content is not known.
+        """
+        entry = self._entries.get(block)
+        return None if entry is None else (entry.parent, entry.full_hash)
+
+    def holds(self, parent: bytes, rest: tuple[int, ...]) -> bool:
+        """Whether a block holds ``rest`` after ``parent``, as far as they are searched."""
+        return any(
+            self._entries[each].tokens[: len(rest)] == rest for each in self._siblings(parent)
+        )
 
     def match(self, chain: HashChain, tokens: Sequence[int], *, most: int) -> PrefixMatch:
         """Return the longest cached prefix of ``tokens``, of at most ``most`` tokens."""
@@ -129,9 +167,7 @@ class PrefixIndex:
             if full_hash in self._full:
                 return False
             self._full[full_hash] = block
-        elif any(
-            self._entries[each].tokens[: len(held)] == held for each in self._siblings(parent)
-        ):
+        elif self.holds(parent, held):
             return False
         self._entries[block] = _Entry(parent, held, full_hash)
         self._children.setdefault(parent, {})[block] = None

@@ -31,17 +31,19 @@ stages compute them again. The last stage is then told of the tokens generated b
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from functools import partial
 from itertools import chain
 
 from potluck.scheduling.block_cache import BlockCache, PrefixCounters
-from potluck.scheduling.blocks import blocks_for
 from potluck.scheduling.chunks import ChunkController
+from potluck.scheduling.forming import Forming, StepInFlight
 from potluck.scheduling.keeping import MAX_MOVED_BLOCKS, Restorer, hashed
 from potluck.scheduling.limits import SchedulerLimits
 from potluck.scheduling.prefix_index import PrefixMatch
 from potluck.scheduling.requests import num_new_tokens
 from potluck.scheduling.sequence import SequenceState
+from potluck.scheduling.stateful_cache import StatefulCache
 from potluck.types.prefix_cache import PrefixTotals
 from potluck.types.sequence import (
     NOTHING_COMMITTED,
@@ -50,13 +52,11 @@ from potluck.types.sequence import (
     FinishReason,
     SequenceRequest,
 )
+from potluck.types.states import StateSlots
 from potluck.types.step import (
     KV_BLOCK_TOKENS,
-    BlockCopy,
     SampledToken,
     SequenceId,
-    SequenceOpening,
-    SequenceSlice,
     Step,
     StepId,
 )
@@ -68,43 +68,6 @@ takes as long as computing 8 tokens (4 bits) to 40 (BF16 with matrix units)."""
 _CHUNKS_PER_STEP_IN_FLIGHT = 4
 """A prefill is cut into as many chunks for each step that may be in flight. At its beginning and
 its end some stages have nothing to do, for as long as one chunk takes."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Scheduled:
-    """A sequence's part of a step: its tokens up to ``end``, under one of its block tables.
-
-    ``num_chunk_tokens`` of them are of a prompt, or of what is computed again.
-    """
-
-    sequence: SequenceState
-    num_admissions: int
-    end: int
-    num_chunk_tokens: int
-
-    @property
-    def is_current(self) -> bool:
-        """The sequence still has the blocks that the step wrote to."""
-        sequence = self.sequence
-        return bool(sequence.block_table) and sequence.num_admissions == self.num_admissions
-
-
-@dataclass(frozen=True, slots=True)
-class _InFlight:
-    """A step that is not complete: its sequences, and those that it closes."""
-
-    scheduled: tuple[_Scheduled, ...] = ()
-    closed: tuple[SequenceId, ...] = ()
-
-
-@dataclass(slots=True)
-class _Forming:
-    """A step that is being formed."""
-
-    slices: list[SequenceSlice] = field(default_factory=list)
-    openings: list[SequenceOpening] = field(default_factory=list)
-    copies: list[BlockCopy] = field(default_factory=list)
-    scheduled: list[_Scheduled] = field(default_factory=list)
 
 
 class Scheduler:
@@ -119,7 +82,7 @@ class Scheduler:
         self._waiting: deque[SequenceState] = deque()
         self._running: list[SequenceState] = []  # in order of admission
         self._sequences: dict[SequenceId, SequenceState] = {}
-        self._steps_in_flight: dict[StepId, _InFlight] = {}
+        self._steps_in_flight: dict[StepId, StepInFlight] = {}
         self._closing: list[SequenceId] = []
         self._is_alone_in_flight = False
         self._is_turn_of_alone = True
@@ -145,6 +108,11 @@ class Scheduler:
     def num_kept_blocks(self) -> int:
         """Cache blocks that no sequence holds and that are kept for later ones."""
         return self._cache.num_kept
+
+    @property
+    def state_slots(self) -> StateSlots:
+        """State slots of live sequences, of checkpoints and free ones."""
+        return self._cache.state_slots
 
     @property
     def prefix_totals(self) -> PrefixTotals:
@@ -252,7 +220,7 @@ class Scheduler:
             return None
         if self._restorer.is_due:
             return self._restoring_step()
-        forming = _Forming()
+        forming = Forming()
         for is_alone in (self._is_turn_of_alone, not self._is_turn_of_alone):
             if is_alone and not self._has_alone:
                 continue
@@ -276,11 +244,12 @@ class Scheduler:
         closed = tuple(self._closing)
         self._closing.clear()
         return Step(
-            step_id=self._take_step_id(_InFlight(tuple(forming.scheduled), closed)),
+            step_id=self._take_step_id(StepInFlight(tuple(forming.scheduled), closed)),
             slices=tuple(forming.slices),
             opened=tuple(forming.openings),
             closed=closed,
             copies=tuple(forming.copies),
+            state_copies=tuple(forming.state_copies),
             saves=tuple(hashed(each) for each in saves),
         )
 
@@ -316,10 +285,12 @@ class Scheduler:
         self._restorer.complete(step_id, num_restored)
         if has_failed:
             self._closing.extend(in_flight.closed)
-        else:
-            for part in scheduled:
-                if part.is_current:
-                    self._cache.computed(part.sequence, part.end)
+        for part in scheduled:
+            is_known = part.is_current and not has_failed
+            if is_known:
+                self._cache.computed(part.sequence, part.end)
+            if part.checkpoint is not None:
+                self._cache.settle(part.checkpoint, part.sequence, is_known=is_known)
         committed: list[CommittedToken] = []
         for sample in sampled:
             sequence = self._sequences.get(sample.sequence_id)
@@ -362,7 +333,10 @@ class Scheduler:
 
     def _empty_cache(self) -> BlockCache:
         limits = self._limits
-        return BlockCache(
+        make: Callable[..., BlockCache] = BlockCache
+        if limits.num_states:
+            make = partial(StatefulCache, num_states=limits.num_states)
+        return make(
             limits.num_blocks,
             is_shared=limits.has_prefix_cache,
             counters=self._counters,
@@ -370,21 +344,21 @@ class Scheduler:
             is_stored=limits.disk_salt is not None,
         )
 
-    def _take_step_id(self, in_flight: _InFlight) -> StepId:
+    def _take_step_id(self, in_flight: StepInFlight) -> StepId:
         step_id = StepId(self._next_step)
         self._next_step += 1
         self._steps_in_flight[step_id] = in_flight
         return step_id
 
     def _restoring_step(self) -> Step:
-        step_id = self._take_step_id(_InFlight())
+        step_id = self._take_step_id(StepInFlight())
         return Step(step_id=step_id, slices=(), restores=self._restorer.take_due(step_id))
 
     def _new_controller(self) -> ChunkController:
         limits = self._limits
         return ChunkController(limits.target_step_seconds, limits.max_steps_in_flight)
 
-    def _fill(self, forming: _Forming, *, is_alone: bool) -> None:
+    def _fill(self, forming: Forming, *, is_alone: bool) -> None:
         """Put what is due into a step: of one sequence that is computed alone, or of the others."""
         running = [each for each in self._running if each.is_alone is is_alone]
         if is_alone:
@@ -401,7 +375,7 @@ class Scheduler:
                 return
             if sequence.is_alone is not is_alone or (is_alone and forming.slices):
                 return
-            if sequence.awaited is not None and self._cache.is_computing(sequence.awaited):
+            if sequence.awaited is not None and self._cache.is_awaitable(sequence.awaited):
                 continue
             match = self._admissible(sequence)
             if match is None:
@@ -418,9 +392,11 @@ class Scheduler:
         """Whether the sequence is to wait for blocks from the disks of the stages."""
         return self._limits.disk_salt is not None and self._restorer.seeks(sequence, match)
 
-    def _admit(self, sequence: SequenceState, match: PrefixMatch, forming: _Forming) -> None:
+    def _admit(self, sequence: SequenceState, match: PrefixMatch, forming: Forming) -> None:
         self._waiting.remove(sequence)
-        forming.copies.extend(self._cache.admit(sequence, match))
+        copies = self._cache.admit(sequence, match)
+        forming.copies.extend(copies.blocks)
+        forming.state_copies.extend(copies.states)
         sequence.num_admissions += 1
         sequence.num_scheduled = match.num_tokens
         if sequence.num_cached_tokens is None:
@@ -449,7 +425,7 @@ class Scheduler:
         match = self._cache.find(sequence)
         return match if self._cache.has_room(sequence, match) else None
 
-    def _add_decodes(self, running: list[SequenceState], forming: _Forming) -> None:
+    def _add_decodes(self, running: list[SequenceState], forming: Forming) -> None:
         decoding = sum(1 for sequence in running if _is_decoding(sequence))
         share = -(-decoding // self._limits.max_steps_in_flight)
         most = min(share, self._limits.max_step_tokens, self._limits.max_step_sequences)
@@ -461,12 +437,12 @@ class Scheduler:
             # A preemption below may have taken this very sequence's blocks away.
             if not sequence.block_table or not self._grow(sequence):
                 continue
-            self._take(sequence, 1, forming, is_decode=True)
+            forming.take(sequence, 1, is_decode=True, checkpoint=self._cache.checkpoint(sequence))
 
-    def _has_room(self, forming: _Forming) -> bool:
+    def _has_room(self, forming: Forming) -> bool:
         return len(forming.slices) < self._limits.max_step_sequences
 
-    def _add_prefill(self, sequence: SequenceState, budget: int, forming: _Forming) -> int:
+    def _add_prefill(self, sequence: SequenceState, budget: int, forming: Forming) -> int:
         """Add the sequence's next chunk, if it has one; returns what is left of the budget."""
         if sequence.num_unscheduled == 0 or sequence.wants_decode:
             return budget
@@ -474,44 +450,11 @@ class Scheduler:
             return budget
         return self._add_chunk(sequence, budget, forming)
 
-    def _add_chunk(self, sequence: SequenceState, budget: int, forming: _Forming) -> int:
+    def _add_chunk(self, sequence: SequenceState, budget: int, forming: Forming) -> int:
         """Add a chunk for which there is room; returns what is left of the budget."""
-        count = min(budget, sequence.num_unscheduled)
-        self._take(sequence, count, forming)
+        count = self._cache.cut(sequence, min(budget, sequence.num_unscheduled))
+        forming.take(sequence, count, checkpoint=self._cache.checkpoint(sequence))
         return budget - count
-
-    def _take(
-        self, sequence: SequenceState, count: int, forming: _Forming, *, is_decode: bool = False
-    ) -> None:
-        start = sequence.num_scheduled
-        end = start + count
-        sequence.num_scheduled = end
-        pooling = sequence.request.pooling
-        is_last = end == (len(sequence.tokens) if pooling is None else sequence.num_to_compute)
-        sequence.awaiting_sample = is_last
-        score_from = _score_from(sequence, start, end)
-        is_more_known = score_from is not None and not is_last
-        part = SequenceSlice(
-            sequence_id=sequence.sequence_id,
-            tokens=tuple(sequence.tokens[start:end]),
-            start_position=start,
-            block_table=tuple(sequence.block_table[: blocks_for(end)]),
-            sample=is_last and pooling is None,
-            score_from=score_from,
-            next_token=sequence.tokens[end] if is_more_known else None,
-            pooling=pooling,
-            ends_pooling=is_last and pooling is not None,
-        )
-        if pooling is not None:
-            sequence.is_opened = True  # the last stage has its sum until it is closed
-        if part.wanted and not sequence.is_opened:
-            forming.openings.append(sequence.opening())
-            sequence.is_opened = True
-        forming.slices.append(part)
-        num_chunk_tokens = 0 if is_decode else count
-        forming.scheduled.append(
-            _Scheduled(sequence, sequence.num_admissions, end, num_chunk_tokens)
-        )
 
     def _grow(self, sequence: SequenceState) -> bool:
         """Make room for the sequence's next position; False if it was preempted itself."""
@@ -540,21 +483,6 @@ class Scheduler:
         del self._sequences[sequence.sequence_id]
         if sequence.is_opened:
             self._closing.append(sequence.sequence_id)
-
-
-def _score_from(sequence: SequenceState, start: int, end: int) -> int | None:
-    """Ask for the scores that positions ``[start, end)`` can give and no step was asked for.
-
-    Returns the index in the slice of the first token that is followed by one to be scored. When
-    there is one, so are all to the slice's end, but for the token that is sampled: nothing was
-    generated yet, because the step that samples first is asked for the last scores, too.
-    """
-    first = max(sequence.next_score, start + 1)
-    last = min(end, sequence.num_prompt_tokens - 1)
-    if not sequence.request.score_prompt or first > last:
-        return None
-    sequence.next_score = last + 1
-    return first - 1 - start
 
 
 def _is_decoding(sequence: SequenceState) -> bool:

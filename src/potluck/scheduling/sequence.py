@@ -26,6 +26,9 @@ class SequenceState:
     admitted first; None before. ``chain`` is of ``tokens``. ``awaited`` is the hash of
     the last block that it waits for, if it does. Its leading ``num_sought_blocks`` were looked for
     on the disks of the stages; none is any more if it ``is_sought``.
+
+    Where the model has a state, ``state`` is its slot while it has blocks, and ``planned`` are the
+    positions after which a checkpoint is to be made of it, the next one last.
     """
 
     sequence_id: SequenceId
@@ -46,6 +49,8 @@ class SequenceState:
     awaited: bytes | None = None
     num_sought_blocks: int = 0
     is_sought: bool = False
+    state: int | None = None
+    planned: list[int] = field(default_factory=list)
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -105,6 +110,8 @@ class SequenceState:
     def restart(self) -> None:
         """Forget what was computed; the committed tokens and scores stay."""
         self.block_table = []
+        self.state = None
+        self.planned = []
         self.num_scheduled = 0
         self.num_computed = 0
         self.chain = None  # other stages may have another salt

@@ -23,6 +23,7 @@ from potluck.serving.ledger import Ledger, LedgerEntry, Subscriber, TimedToken, 
 from potluck.serving.pipeline import OnOutcome, Pipeline, StepOutcome
 from potluck.types.prefix_cache import PrefixTotals
 from potluck.types.sequence import NOTHING_COMMITTED, Continuation, SequenceRequest
+from potluck.types.states import StateSlots
 from potluck.types.step import SequenceId, StepId
 
 _log = logging.getLogger(__name__)
@@ -39,7 +40,7 @@ class Load:
     """Sequences that hold cache blocks (running) and that do not yet, and blocks nobody holds.
 
     Of the free blocks ``num_kept_blocks`` are kept for later sequences that begin alike; ``prefix``
-    says what that has saved.
+    says what that has saved. ``states`` are the slots of a model with state.
     """
 
     num_waiting: int
@@ -47,6 +48,7 @@ class Load:
     num_free_blocks: int
     num_kept_blocks: int = 0
     prefix: PrefixTotals = field(default_factory=PrefixTotals)
+    states: StateSlots = field(default_factory=StateSlots)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -107,6 +109,7 @@ class Dispatcher:
                 num_free_blocks=self._scheduler.num_free_blocks,
                 num_kept_blocks=self._scheduler.num_kept_blocks,
                 prefix=self._scheduler.prefix_totals,
+                states=self._scheduler.state_slots,
             )
 
     @property

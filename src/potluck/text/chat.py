@@ -20,6 +20,7 @@ from potluck.errors import ChatTemplateError, ParameterError
 from potluck.text.continuation import render_continued
 from potluck.text.reasoning import reasoning_format, thinking_variables
 from potluck.text.shield import Shield, texts_of, texts_of_message
+from potluck.text.template_calls import with_calls
 from potluck.text.template_data import EFFORT_VARIABLES, messages_data, tool_data
 from potluck.text.template_gaps import fill_gaps
 from potluck.types.text import ChatEnding, ChatMessage, ChatPrompt, Tokenizer, Tool
@@ -48,7 +49,8 @@ class ChatTemplate:
 
     def source_for(self, tools: Sequence[Tool]) -> str:
         """Return the source that renders a chat with ``tools``."""
-        return self.tool_source if tools and self.tool_source is not None else self.source
+        with_tools = self.tool_source if tools else None
+        return with_calls(self.source if with_tools is None else with_tools)
 
     def render(
         self,

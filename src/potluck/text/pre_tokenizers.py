@@ -115,6 +115,7 @@ BYTE_PRE_TOKENIZERS: dict[str, BytePreTokenizer] = {
     "llama-v3": _LLAMA,
     "falcon3": _LLAMA,
     "pixtral": _LLAMA,
+    "lfm2": _LLAMA,
     "midm-2.0": _LLAMA,
     "smaug-bpe": _CL100K,
     "dbrx": _CL100K,
@@ -172,5 +173,5 @@ BYTE_PRE_TOKENIZERS: dict[str, BytePreTokenizer] = {
     "hunyuan-dense": _DEEPSEEK3,
 }
 """By GGUF's ``tokenizer.ggml.pre``: the names that llama.cpp's converter gives to models of the
-families that Potluck runs. Those of other architectures only (falcon, bloom, lfm2 …) are left
+families that Potluck runs. Those of other architectures only (falcon, bloom …) are left
 out."""

@@ -14,7 +14,7 @@ UnitId = NewType("UnitId", str)
 
 DeploymentId = NewType("DeploymentId", str)
 
-WIRE_VERSION = 3
+WIRE_VERSION = 4
 """Of frames and control messages. Nodes of different versions do not work together."""
 
 

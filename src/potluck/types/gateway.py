@@ -18,6 +18,7 @@ from potluck.types.output import OutputFormat
 from potluck.types.placement import Prediction
 from potluck.types.prefix_cache import PrefixTotals
 from potluck.types.sequence import Cancel, CommittedToken, OnUpdate, SequenceRequest
+from potluck.types.states import StateSlots
 from potluck.types.text import ChatEncoder, GapEncoder, PairEncoder, Tokenizer
 
 
@@ -173,7 +174,7 @@ class ModelMetrics:
     time to one that was predicted to be faster by ``last_gain``, as a part; None if it never did.
     ``speed`` was measured lately, ``prediction`` is of the plan in force; None if it was made
     without one. Of the free blocks ``num_kept_blocks`` are kept for prompts that begin alike;
-    ``prefix`` says what that has saved.
+    ``prefix`` says what that has saved. ``states`` are the slots of a model with state.
     """
 
     model_id: str
@@ -191,6 +192,7 @@ class ModelMetrics:
     prediction: Prediction | None = None
     num_kept_blocks: int = 0
     prefix: PrefixTotals = field(default_factory=PrefixTotals)
+    states: StateSlots = field(default_factory=StateSlots)
     stages: tuple[StageMetrics, ...] = ()
     edges: tuple[EdgeMetrics, ...] = ()
 

@@ -34,9 +34,10 @@ class MemoryPlan:
 
     ``weights`` are by format (label, bytes), as the engine holds them. ``mapped`` are those that
     stay in a file: they take no memory but what the kernel has to spare, and are in no sum here.
+    ``cache_bytes`` are those of keys and values, ``state_bytes`` of all state slots.
     ``staging_bytes`` are held only while loading, ``process_bytes`` are a worker's own.
-    ``is_on_device``: weights, cache, rope tables and scratch are in memory that is the device's
-    own, and only the rest is the host's.
+    ``is_on_device``: weights, cache, states, rope tables and scratch are in memory that is the
+    device's own, and only the rest is the host's.
     """
 
     weights: tuple[tuple[str, int], ...]
@@ -47,6 +48,7 @@ class MemoryPlan:
     process_bytes: int = 0
     mapped: tuple[tuple[str, int], ...] = ()
     is_on_device: bool = False
+    state_bytes: int = 0
 
     @property
     def weights_bytes(self) -> int:
@@ -73,13 +75,15 @@ class MemoryPlan:
         """Of it, what is to be in the device's own memory."""
         if not self.is_on_device:
             return 0
-        return self.weights_bytes + self.cache_bytes + self.rope_bytes + self.scratch_bytes
+        held_bytes = self.weights_bytes + self.cache_bytes + self.state_bytes
+        return held_bytes + self.rope_bytes + self.scratch_bytes
 
     def parts(self) -> dict[str, int]:
         """The sizes by what they are for, as messages name them; nothing that is zero."""
         parts = {f"{label} weights": num_bytes for label, num_bytes in self.weights}
         parts |= {
             "cache": self.cache_bytes,
+            "states": self.state_bytes,
             "rope tables": self.rope_bytes,
             "scratch": self.scratch_bytes,
             "staging": self.staging_bytes,

@@ -123,6 +123,8 @@ class AttentionConfig:
     and rotation. ``shared_layer`` is the layer whose keys and values this one reads; it has no
     matrices for its own. ``has_output_gate``: each head's rows of the matrix for queries are
     followed by as many for a gate, by whose sigmoid the head's output is multiplied (Qwen3-Next).
+    Keys are multiplied by ``key_scale`` before they are turned, and what attention gives by
+    ``output_scale`` (Falcon-H1).
     """
 
     num_heads: int
@@ -142,6 +144,8 @@ class AttentionConfig:
     values_are_keys: bool = False
     shared_layer: int | None = None
     has_output_gate: bool = False
+    key_scale: float = 1.0
+    output_scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +156,10 @@ class LatentAttentionConfig:
     what the cache has, beside ``rope_dim`` columns that are rotated by the table ``rope``. Queries
     have ``nope_dim`` columns for the former and ``rope_dim`` for the latter; they pass through
     ``query_rank`` columns, unless that is None. ``has_bias``: the projections down have biases, and
-    that of the output.
+    that of the output. ``norm_epsilon`` is that of the norms of what they give; None for the
+    model's.
+
+    Files have the pairs that rope turns side by side if it ``is_interleaved``.
     """
 
     num_heads: int
@@ -164,6 +171,8 @@ class LatentAttentionConfig:
     scale: float
     rope: int = 0
     has_bias: bool = False
+    norm_epsilon: float | None = None
+    is_interleaved: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,12 +203,26 @@ class GatedDeltaConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MambaScales:
+    """What the parts of a Mamba-2 mixer's input projection are multiplied by (Falcon-H1)."""
+
+    gate: float
+    x: float
+    b: float
+    c: float
+    step: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MambaConfig:
     """A Mamba-2 mixer: a convolution over ``kernel`` tokens, the scan, and a gated norm.
 
     The fields from ``num_heads`` to ``largest_step`` are those of
     ``potluck.types.program.StateScan``. The norm goes by ``norm_groups`` groups of columns; None
-    for no norm, only the gate. With ``norm_before_gate`` the norm comes first.
+    for no norm, only the gate. With ``norm_before_gate`` the norm comes first. ``has_bias``: the
+    projection of the input has a bias, and so has that of the output, unless ``has_output_bias``
+    says otherwise. With ``scales`` the matrices of ``x``, ``b`` and ``c`` are three. What the mixer
+    gives is multiplied by ``output_scale``.
     """
 
     num_heads: int
@@ -213,6 +236,9 @@ class MambaConfig:
     norm_before_gate: bool = False
     has_conv_bias: bool = True
     has_bias: bool = False
+    has_output_bias: bool | None = None
+    scales: MambaScales | None = None
+    output_scale: float = 1.0
 
 
 Recurrence = ShortConvConfig | GatedDeltaConfig | MambaConfig
@@ -220,11 +246,17 @@ Recurrence = ShortConvConfig | GatedDeltaConfig | MambaConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MlpConfig:
-    """A feed-forward layer; ``width`` is that of up, and of the gate if the activation has one."""
+    """A feed-forward layer; ``width`` is that of up, and of the gate if the activation has one.
+
+    The gate is multiplied by ``gate_scale`` before the activation, and what the layer gives by
+    ``output_scale`` (Falcon-H1).
+    """
 
     width: int
     activation: Activation = Activation.SILU
     has_bias: bool = False
+    gate_scale: float = 1.0
+    output_scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -75,6 +75,7 @@ class HeldStage(msgspec.Struct, frozen=True, kw_only=True):
     is_mapped: bool
     num_bytes: _Bytes
     device_bytes: _Bytes
+    num_states: int = 0
 
     def is_same_holding(self, other: HeldStage) -> bool:
         """Return whether both are the same stage, whatever its epoch and what plans counted."""

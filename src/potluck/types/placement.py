@@ -139,9 +139,9 @@ class UnitOffer:
 class ModelCost:
     """What a model's parts take, in bytes, wherever they are placed: at most.
 
-    ``layer_bytes``: weights and cache of each decoder layer. ``embedding_bytes`` on the first
-    stage, ``head_bytes`` on the last, each with what is computed and loaded through for it alone;
-    ``shared_bytes`` of the two are held once when one stage has both (a tied head is the
+    ``layer_bytes``: weights, cache and states of each decoder layer. ``embedding_bytes`` on the
+    first stage, ``head_bytes`` on the last, each with what is computed and loaded through for it
+    alone; ``shared_bytes`` of the two are held once when one stage has both (a tied head is the
     embedding). ``scratch_bytes`` and ``process_bytes`` on every stage. No stage takes more than
     the sum of its parts, and an end without a layer takes ``lone_embedding_bytes`` or
     ``lone_head_bytes`` in all, which is less.

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from potluck.errors import ParameterError
+from potluck.types.states import MAX_STATES
 
 MAX_WHOLE = 2**63 - 1
 """What an int64 holds. No count comes near it; clients that mean "all" give large numbers."""
@@ -133,6 +134,9 @@ RANGES: Mapping[str, NumberRange] = MappingProxyType(
         "max_completion_tokens": _count(),
         "context": _count(2),
         "cache": _count(2),
+        "states": NumberRange(
+            least=1, most=MAX_STATES, words=f"a whole number from 1 to {MAX_STATES}", is_whole=True
+        ),
         "stages": _count(),
         "threads": _threads(),
         "recovery_wait": NumberRange(

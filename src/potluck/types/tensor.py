@@ -156,16 +156,17 @@ class TensorSink(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InterleavedHeads:
-    """Heads whose first ``rotary_dim`` rows are stored with their two halves interleaved.
+    """Heads of which ``rotary_dim`` rows are stored with their two halves interleaved.
 
-    The file's row ``h·d + 2j + s`` is canonical row ``h·d + s·r/2 + j``, where ``d`` is
-    ``head_dim`` and ``r`` is ``rotary_dim``; rows beyond ``r`` are in their places. Of a vector (a
-    bias) its elements are meant.
+    The file's row ``h·d + t + 2j + s`` is canonical row ``h·d + t + s·r/2 + j``, where ``d`` is
+    ``head_dim``, ``t`` is ``start`` and ``r`` is ``rotary_dim``; a head's other rows are in their
+    places. Of a vector (a bias) its elements are meant.
     """
 
     num_heads: int
     head_dim: int
     rotary_dim: int
+    start: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,14 +190,17 @@ class StoredTensor:
     columns]`` under a name of its own, in their order.
 
     ``interleaved``: rows of q and k in another order, as GGUF files of the ``llama`` architecture
-    have them. ``row_range``: it is only these rows of the file's tensor, of a stack these of each
-    matrix. ``rows``: it consists of these runs of rows of the file's tensor, one after another;
-    None is all of them. At most one of the three is given. ``plus_one``: 1 is added to what is
-    stored, which makes it float32. ``is_negative_exp``: it is ``-exp(w)`` of what is stored, in
-    float32.
+    have them. ``num_matrices``: the file's matrix is a stack of so many, one below another; None
+    for no more than its shape says. ``row_range``: it is only these rows of the file's tensor in
+    canonical order, of a stack these of each matrix. ``rows``: it consists of these runs of rows of
+    the file's tensor, one after another; None is all of them, and it is given alone. ``plus_one``:
+    1 is added to what is stored, which makes it float32. ``is_negative_exp``: it is ``-exp(w)`` of
+    what is stored, in float32.
     ``is_transposed``: where it is stored as floats, the file has the transpose of each matrix, of
-    which the others of these fields are meant. ``is_flat``: it is a vector, of the elements of the
-    file's tensor one after another (the kernels ``[channels, 1, k]`` of a convolution).
+    which the others of these fields are meant. ``is_part_transposed``: the canonical matrices are
+    the transposes of those that ``row_range`` takes, which must be stored as floats. ``is_flat``:
+    it is a vector, of the elements of the file's tensor one after another (the kernels
+    ``[channels, 1, k]`` of a convolution).
 
     ``shape`` is the canonical one; None is whatever the file has. A file's that differs from it in
     dimensions of 1 only is taken for it.
@@ -206,10 +210,12 @@ class StoredTensor:
     stored_names: tuple[str, ...]
     is_stacked: bool = False
     interleaved: InterleavedHeads | None = None
+    num_matrices: int | None = None
     row_range: RowRange | None = None
     rows: tuple[range, ...] | None = None
     plus_one: bool = False
     is_negative_exp: bool = False
     is_transposed: bool = False
+    is_part_transposed: bool = False
     is_flat: bool = False
     shape: tuple[int, ...] | None = None

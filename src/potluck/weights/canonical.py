@@ -10,7 +10,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from potluck.errors import ModelFileError
+from potluck.errors import ModelFileError, UnsupportedModelError
 from potluck.types.tensor import (
     InterleavedHeads,
     RowRange,
@@ -56,14 +56,18 @@ class CanonicalSource:
     def info(self, name: str) -> TensorInfo:
         """What is stored for ``name``; ``KeyError`` if nothing is.
 
-        Raises as ``raw`` does, and ``ModelFileError`` if of a stack a matrix is missing or unlike
-        the others, or a tensor does not have the rows that are a part of it.
+        Raises as ``raw`` does, ``ModelFileError`` if of a stack a matrix is missing or unlike the
+        others, or a tensor does not have the rows that are a part of it, and
+        ``UnsupportedModelError`` for a part that is to be transposed and stored in blocks.
         """
         stored = self._stored[name]
         info = self._first(stored)
         shape = info.shape
         if stored.row_range is not None:
             shape = self._shape_of_part(stored.row_range, info)
+            if stored.is_part_transposed:
+                self._check_transposable(info)
+                shape = (*shape[:-2], shape[-1], shape[-2])
         if stored.is_stacked:
             for each in stored.stored_names:
                 self._check_alike(each, info)
@@ -82,6 +86,8 @@ class CanonicalSource:
         """Return what reading ``name`` keeps in addition to its rows: a matrix, or nothing."""
         stored = self._stored[name]
         info = self._raw.info(stored.stored_names[0])
+        if stored.is_part_transposed and stored.row_range is not None:
+            return stored.row_range.num_rows * info.row_bytes + UNDOING_BYTES
         if not _is_transposed(stored, info):
             return 0
         return math.prod(info.shape[-2:]) * info.format.block_bytes + UNDOING_BYTES
@@ -123,42 +129,71 @@ class CanonicalSource:
         for name in stored.stored_names:
             with contextlib.suppress(KeyError):
                 info = self._raw.info(name)
+                if stored.num_matrices is not None:
+                    return self._divided(info, stored.num_matrices)
                 if not _is_transposed(stored, info):
                     return info
                 *stack, rows, columns = info.shape
                 return dataclasses.replace(info, shape=(*stack, columns, rows))
         raise KeyError(stored.canonical_name)
 
+    def _divided(self, info: TensorInfo, num_matrices: int) -> TensorInfo:
+        """A matrix as a stack of matrices."""
+        rows, rest = divmod(info.num_rows, num_matrices)
+        if len(info.shape) != 2 or rest:
+            raise ModelFileError(
+                self._path,
+                f"the tensor {info.name}, {list(info.shape)}, cannot have the rows of "
+                f"{num_matrices} heads",
+            )
+        return dataclasses.replace(info, shape=(num_matrices, rows, info.num_columns))
+
+    def _check_transposable(self, info: TensorInfo) -> None:
+        if info.format.is_quantized:
+            raise UnsupportedModelError(
+                f"{self._path}: the tensor {info.name} is stored as {info.format.label}, and has "
+                "to be transposed",
+                missing=(f"{info.format.label} matrices that are transposed",),
+                hint="get a file that a newer converter made, or one that is not quantized",
+            )
+
     def _read_stored(
         self, stored: StoredTensor, name: str, start_row: int, end_row: int, out: memoryview
     ) -> None:
-        """Rows of the tensor ``name``, or of the transposes of its matrices."""
+        """Rows of the tensor ``name`` in canonical order, or of the transposes of its matrices."""
         info = self._raw.info(name)
+        if stored.interleaved is not None:
+            self._read_interleaved(stored, stored.interleaved, start_row, end_row, out)
+            return
         if not _is_transposed(stored, info):
             self._raw.read_rows(name, start_row, end_row, out)
             return
-        num_rows, size = info.shape[-1], info.shape[-2] * info.format.block_bytes
+        stored_rows, num_rows = info.shape[-2:]
+        size = stored_rows * info.format.block_bytes
         row = start_row
         while row < end_row:
             index, begin = divmod(row, num_rows)
             end = min(begin + end_row - row, num_rows)
             target = out[(row - start_row) * size : (row - start_row + end - begin) * size]
-            _rows(target, size)[:] = self._transposed(info, index)[begin:end]
+            matrix = self._transposed(info, index * stored_rows, stored_rows)
+            _rows(target, size)[:] = matrix[begin:end]
             row += end - begin
 
-    def _transposed(self, info: TensorInfo, index: int) -> NDArray[np.uint8]:
-        """A matrix's transpose, as bytes of its rows; the last one is kept, as rows follow it."""
-        key = (info.name, index)
+    def _transposed(self, info: TensorInfo, first: int, num_rows: int) -> NDArray[np.uint8]:
+        """The transpose of rows of ``info``, as bytes of its own rows.
+
+        The last one is kept, as the rows that follow are of the same.
+        """
+        key = (info.name, first)
         if self._matrix is None or self._matrix[0] != key:
             self._matrix = None
-            num_rows, num_columns, size = *info.shape[-2:], info.format.block_bytes
+            num_columns, size = info.num_columns, info.format.block_bytes
             rows = np.empty((num_columns, num_rows, size), dtype=np.uint8)
             step = max(1, UNDOING_BYTES // info.row_bytes)
             for row in range(0, num_rows, step):
                 count = min(step, num_rows - row)
                 data = memoryview(bytearray(count * info.row_bytes))
-                first = index * num_rows + row
-                self._raw.read_rows(info.name, first, first + count, data)
+                self._raw.read_rows(info.name, first + row, first + row + count, data)
                 piece = _rows(data, size).reshape(count, num_columns, size)
                 rows[:, row : row + count] = piece.swapaxes(0, 1)
             self._matrix = (key, rows.reshape(num_columns, num_rows * size))
@@ -205,7 +240,10 @@ class CanonicalSource:
         info = self._first(stored)
         self._shape_of_part(part, info)
         if _is_vector(part, info):
-            self._read_part_of_vectors(info, part, start_row, end_row, out)
+            self._read_part_of_vectors(stored, info, part, start_row, end_row, out)
+            return
+        if stored.is_part_transposed:
+            self._read_transposed_part(info, part, start_row, end_row, out)
             return
         matrix_rows, size = info.shape[-2], info.row_bytes
         row = start_row
@@ -226,14 +264,38 @@ class CanonicalSource:
                 _rows(target, size)[:] = _rows(staging, size)[:: part.stride]
             row += count
 
-    def _read_part_of_vectors(
+    def _read_transposed_part(
         self, info: TensorInfo, part: RowRange, start_row: int, end_row: int, out: memoryview
     ) -> None:
+        """Rows of the transposes of parts, which are neighbouring rows of each matrix."""
+        self._check_transposable(info)
+        num_rows, size = info.num_columns, part.num_rows * info.format.block_bytes
+        row = start_row
+        while row < end_row:
+            index, begin = divmod(row, num_rows)
+            end = min(begin + end_row - row, num_rows)
+            target = out[(row - start_row) * size : (row - start_row + end - begin) * size]
+            first = index * info.shape[-2] + part.start
+            _rows(target, size)[:] = self._transposed(info, first, part.num_rows)[begin:end]
+            row += end - begin
+
+    def _read_part_of_vectors(
+        self,
+        stored: StoredTensor,
+        info: TensorInfo,
+        part: RowRange,
+        start_row: int,
+        end_row: int,
+        out: memoryview,
+    ) -> None:
         """Elements of each row of a small tensor of vectors."""
-        stored = memoryview(bytearray((end_row - start_row) * info.row_bytes))
-        self._raw.read_rows(info.name, start_row, end_row, stored)
+        data = memoryview(bytearray((end_row - start_row) * info.row_bytes))
+        if stored.interleaved is None:
+            self._raw.read_rows(info.name, start_row, end_row, data)
+        else:
+            self._read_interleaved(stored, stored.interleaved, start_row, end_row, data)
         size = info.format.block_bytes
-        elements = _rows(stored, size).reshape(end_row - start_row, info.num_columns, size)
+        elements = _rows(data, size).reshape(end_row - start_row, info.num_columns, size)
         end = part.start + (part.num_rows - 1) * part.stride + 1
         wanted = np.ascontiguousarray(elements[:, part.start : end : part.stride])
         out[:] = wanted.reshape(-1).data
@@ -333,12 +395,12 @@ class CanonicalSource:
         """The whole vector, whose elements are interleaved as the rows of a matrix are."""
         stored = bytearray(info.row_bytes)
         self._raw.read_rows(info.name, 0, 1, memoryview(stored))
+        out[:] = memoryview(stored)
         size = info.format.block_bytes
         for head in range(heads.num_heads):
-            begin = head * heads.head_dim * size
-            middle, end = begin + heads.rotary_dim * size, begin + heads.head_dim * size
-            _separate(memoryview(stored)[begin:middle], out[begin:middle], size)
-            out[middle:end] = memoryview(stored)[middle:end]
+            begin = (head * heads.head_dim + heads.start) * size
+            end = begin + heads.rotary_dim * size
+            _separate(memoryview(stored)[begin:end], out[begin:end], size)
 
     def _read_matrix(
         self,
@@ -360,18 +422,20 @@ class CanonicalSource:
         row = start_row
         while row < end_row:
             head, row_in_head = divmod(row, head_rows)
+            turned = row_in_head - heads.start
             begin = (row - start_row) * size
-            if row_in_head >= turning:
-                count = min(head_rows - row_in_head, end_row - row)
+            if not 0 <= turned < turning:
+                end = heads.start if turned < 0 else head_rows
+                count = min(end - row_in_head, end_row - row)
                 self._raw.read_rows(info.name, row, row + count, out[begin : begin + count * size])
-            elif row_in_head == 0 and row + turning <= end_row and half <= most_pairs:
+            elif turned == 0 and row + turning <= end_row and half <= most_pairs:
                 count = turning
                 self._raw.read_rows(info.name, row, row + turning, staging)
                 _separate(staging, out[begin : begin + turning * size], size)
             else:
-                is_second, pair = divmod(row_in_head, half)
+                is_second, pair = divmod(turned, half)
                 count = min(half - pair, most_pairs, end_row - row)
-                stored_row = head * head_rows + 2 * pair
+                stored_row = head * head_rows + heads.start + 2 * pair
                 pairs = staging[: 2 * size * count]
                 self._raw.read_rows(info.name, stored_row, stored_row + 2 * count, pairs)
                 _rows(out[begin : begin + count * size], size)[:] = _rows(pairs, 2 * size)[

@@ -8,7 +8,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from model_shapes import SHAPES, Experts, Shape, gguf_tensors, hugging_face_tensors, stored_bytes
+from model_shapes import (
+    SHAPES,
+    Experts,
+    GatedDelta,
+    Shape,
+    gguf_tensors,
+    hugging_face_tensors,
+    stored_bytes,
+)
 from random_gguf import GGUF_TYPES, stored_format, write_gguf
 from random_hugging_face import write_hugging_face
 from random_weights import STANDARD_DEVIATION, random_rows, random_tensor
@@ -16,7 +24,7 @@ from random_weights import STANDARD_DEVIATION, random_rows, random_tensor
 from potluck.catalog.description import describe_model, load_tokenizer
 from potluck.engines.dequantize import dequantize
 from potluck.formats.gguf import open_gguf
-from potluck.types.model import HeadNorm
+from potluck.types.model import HeadNorm, ShortConvConfig
 from potluck.types.tensor import COMPUTED_FORMATS, TensorFormat
 
 SMALL = Shape(
@@ -28,6 +36,14 @@ SMALL = Shape(
     num_key_value_heads=1,
     head_dim=128,
     vocab_size=2100,
+)
+SMALL_GATED_DELTA = dataclasses.replace(
+    SMALL,
+    family="qwen3_5_moe_text",
+    num_layers=4,
+    experts=Experts(num_experts=4, num_experts_per_token=2, intermediate_size=256, shared_size=256),
+    rotary_dim=32,
+    gated_delta=GatedDelta(num_heads=4, num_key_heads=2, head_dim=64),
 )
 SMALL_MIXTURE = dataclasses.replace(
     SMALL,
@@ -100,6 +116,43 @@ def test_a_gguf_file_of_experts(tmp_path: Path) -> None:
         source.close()
 
 
+@pytest.mark.parametrize("has_experts", [False, True])
+def test_a_gguf_file_of_gated_delta_nets(tmp_path: Path, has_experts: bool) -> None:
+    shape = SMALL_GATED_DELTA
+    if not has_experts:
+        shape = dataclasses.replace(shape, family="qwen3_5_text", experts=None)
+    path = tmp_path / "model.gguf"
+    write_gguf(shape, path, "Q4_K_M")
+    config = describe_model(str(path)).config
+    assert [layer.recurrence is not None for layer in config.layers] == [True, True, True, False]
+    assert config.layers[3].grouped_attention.has_output_gate
+    assert config.ropes[0].rotary_dim == 32
+    source = open_gguf(path)
+    try:
+        assert source.info("blk.0.attn_qkv.weight").format is TensorFormat.Q5_K
+        assert source.info("blk.0.attn_gate.weight").format is TensorFormat.Q4_K
+        assert source.info("blk.0.ssm_conv1d.weight").format is TensorFormat.F32
+        out = bytearray(16)
+        source.read_rows("blk.0.ssm_a", 0, 1, memoryview(out))
+        assert set(np.frombuffer(out, np.float32)) == {np.float32(-0.1)}
+    finally:
+        source.close()
+
+
+def test_a_gguf_file_of_convolutions(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    write_gguf(dataclasses.replace(SMALL, family="lfm2", conv_layers=(1,)), path, "Q4_0")
+    layers = describe_model(str(path)).config.layers
+    assert [layer.recurrence for layer in layers] == [None, ShortConvConfig(kernel=3)]
+    source = open_gguf(path)
+    try:
+        kernel = source.info("blk.1.shortconv.conv.weight")
+        assert (kernel.shape, kernel.format) == ((256, 3), TensorFormat.F32)
+        assert source.info("blk.1.shortconv.in_proj.weight").format is TensorFormat.Q4_0
+    finally:
+        source.close()
+
+
 def test_hugging_face_layout(tmp_path: Path) -> None:
     write_hugging_face(SMALL, tmp_path, "F16")
     config = describe_model(str(tmp_path)).config
@@ -126,6 +179,19 @@ def test_sizes_are_those_of_the_models() -> None:
     assert stored_bytes(SHAPES["Llama-3.2-1B"]) == 2 * 1_235_814_400
     assert stored_bytes(SHAPES["Llama-3.2-3B"]) == 2 * 3_212_749_824
     assert stored_bytes(SHAPES["Qwen3-0.6B"]) == 2 * 596_049_920
+    billions = {
+        name: sum(math.prod(each.dimensions) for each in gguf_tensors(SHAPES[name], 248_320)) / 1e9
+        for name in ("Qwen3.5-4B", "Qwen3.5-35B-A3B")
+    }
+    assert billions == {
+        "Qwen3.5-4B": pytest.approx(4.2, abs=0.1),
+        "Qwen3.5-35B-A3B": pytest.approx(34.7, abs=0.1),
+    }
+
+
+def test_a_model_that_is_only_gguf_has_its_size() -> None:
+    tensors = gguf_tensors(SHAPES["LFM2-1.2B"], 65_536)
+    assert sum(math.prod(tensor.dimensions) for tensor in tensors) == 1_170_340_608
 
 
 def test_the_mixture_is_that_of_the_quantizer() -> None:

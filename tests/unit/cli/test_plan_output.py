@@ -24,6 +24,7 @@ def stage(index: int, node_id: str, start: int, end: int, **changes: Any) -> dic
     memory = {
         "weights": {"bf16": 2 * GIB},
         "cache_bytes": GIB,
+        "state_bytes": 0,
         "rope_bytes": 0,
         "scratch_bytes": 0,
         "staging_bytes": 0,
@@ -84,6 +85,7 @@ def plan(**changes: Any) -> dict[str, Any]:
         "model": "m",
         "context_tokens": 4096,
         "cache_tokens": 16384,
+        "num_states": 0,
         "num_layers": 32,
         "quantization": "none",
         "is_mapped": False,
@@ -304,3 +306,13 @@ def test_names_are_not_broken() -> None:
     nodes = [{"node_id": A, "name": long}, {"node_id": B, "name": "b"}]
     unused = [{"node_id": A, "unit_id": "u", "reason": "slow " * 9, "added_seconds": None}]
     assert any(long in line for line in lines(40, nodes=nodes, rejections=unused)[6:])
+
+
+def test_state_slots_are_shown_beside_the_cache() -> None:
+    stages = [stage(0, A, 0, 20), stage(1, B, 20, 32)]
+    for each in stages:
+        each["memory"]["state_bytes"] = 250 * 2**20
+    shown = lines(stages=stages, num_states=10)
+    cache = next(index for index, line in enumerate(shown) if "the cache is for" in line)
+    assert shown[cache + 1] == "states: 10 x 50 MiB"
+    assert "cache 1 GiB, states 250 MiB, process" in shown[cache + 2]

@@ -92,6 +92,7 @@ PLAIN: dict[str, Any] = {
     "remarks": [],
     "rejections": [],
     "arithmetic_note": "",
+    "num_states": 0,
 }
 """Of a deployment or a plan about which there is nothing to say."""
 
@@ -119,6 +120,7 @@ def stage(index: int, node_id: str, start: int, end: int) -> dict[str, Any]:
         "memory": {
             "weights": {"bf16": 900 * 2**10, "f32": 24 * 2**10},
             "cache_bytes": 0,
+            "state_bytes": 0,
             "rope_bytes": 0,
             "scratch_bytes": 100 * 2**10,
             "staging_bytes": 0,
@@ -145,6 +147,7 @@ def test_a_deployment_shows_its_state_its_stages_and_who_got_nothing() -> None:
         ],
         "rejections": [{"node_id": C, "unit_id": "cpu/native", "reason": "too small"}],
         "arithmetic_note": "",
+        "num_states": 0,
         **UNDISTURBED,
     }
     assert list(deployment_lines(document)) == [
@@ -275,3 +278,22 @@ def test_devices_are_listed_with_their_speed_or_why_nothing_runs_on_them() -> No
         f"{A} has Acme soc, unused: native: it hung",
         f"{A} has Acme npu, unused: the driver is not loaded",
     ]
+
+
+def test_state_slots_have_a_line_of_their_own() -> None:
+    first, last = stage(0, A, 0, 5), stage(1, B, 5, 9)
+    first["memory"]["state_bytes"] = 300 * 2**20
+    last["memory"]["state_bytes"] = 200 * 2**20
+    document = {**PLAIN, "stages": [first, last], "num_states": 10}
+    shown = list(stage_lines(document))
+    assert "states: 10 x 50 MiB" in shown
+    assert (
+        "stage 1: bf16 weights 900 KiB, f32 weights 24 KiB, states 200 MiB, scratch 100 KiB"
+        in shown
+    )
+
+
+def test_a_model_without_state_has_no_line_of_states() -> None:
+    assert not any(
+        "states" in line for line in stage_lines({**PLAIN, "stages": [stage(0, A, 0, 5)]})
+    )

@@ -29,6 +29,7 @@ from potluck.types.step import (
     SequenceId,
     SequenceOpening,
     SequenceSlice,
+    StateCopy,
     Step,
     StepId,
     TokenLogprob,
@@ -51,8 +52,9 @@ SAMPLING = SamplingParams(
 )
 
 
+@pytest.mark.parametrize("num_states", [0, 1024])
 @pytest.mark.parametrize("context", [2, 64, 512, 4096])
-def test_the_largest_step_and_its_result_fit(context: int) -> None:
+def test_the_largest_step_and_its_result_fit(context: int, num_states: int) -> None:
     num_tokens = min(512, context)
     num_sequences = min(64, num_tokens)
     num_blocks = blocks_for(4 * context)
@@ -62,6 +64,7 @@ def test_the_largest_step_and_its_result_fit(context: int) -> None:
         max_step_tokens=num_tokens,
         max_step_sequences=num_sequences,
         num_blocks=num_blocks,
+        num_states=num_states,
     )
     slices = [
         SequenceSlice(
@@ -72,6 +75,7 @@ def test_the_largest_step_and_its_result_fit(context: int) -> None:
             sample=False,
             score_from=LARGE,
             next_token=TOKEN,
+            state=LARGE if num_states else None,
         )
     ] * num_sequences
     opened = [
@@ -88,6 +92,7 @@ def test_the_largest_step_and_its_result_fit(context: int) -> None:
         closed=closed,
         copies=(BlockCopy(source=LARGE, target=LARGE),) * num_sequences,
         saves=(saved,) * max(MAX_MOVED_BLOCKS, num_tokens // 16),
+        state_copies=(StateCopy(source=LARGE, target=LARGE),) * num_states,
     )
     assert len(encode_restores((saved,) * MAX_MOVED_BLOCKS)) <= limits.max_header_bytes
     assert len(StepEncoder().encode(step)) <= limits.max_header_bytes

@@ -41,6 +41,10 @@ AttentionDivision divide(const std::vector<std::pair<int64_t, int64_t>>& slices,
   }
   const AttentionDivision division = divide_attention(batch, shape, limits);
   const int64_t group = shape.num_heads / shape.num_kv_heads;
+  const auto rows_of = [&](const AttentionTile& tile, const AttentionHeads& heads) {
+    return tile.num_tokens * (heads.end_in_group - heads.first_in_group) *
+           (heads.end_kv_head - heads.first_kv_head);
+  };
 
   std::map<int64_t, int64_t> positions;  // of rows
   for (const AttentionTile& tile : division.tiles)
@@ -56,21 +60,22 @@ AttentionDivision divide(const std::vector<std::pair<int64_t, int64_t>>& slices,
   size_t num_wanted = 0;
   for (const AttentionTile& tile : division.tiles) {
     const AttentionArgs args = args_of(tile, shape);
-    num_wanted += static_cast<size_t>((end_span(args) - first_span(args)) * shape.num_kv_heads);
+    num_wanted += static_cast<size_t>((end_span(args) - first_span(args)) * shape.num_heads);
   }
   for (const AttentionPart& part : division.parts) {
     const AttentionTile& tile = division.tiles.at(static_cast<size_t>(part.tile));
     const AttentionArgs args = args_of(tile, shape);
-    const int64_t rows = tile.num_tokens * group * (part.end_kv_head - part.first_kv_head);
+    const int64_t rows = rows_of(tile, part.heads);
     expect(rows <= attention_part_rows(shape, limits), "no more rows than there is scratch for");
     const bool is_whole =
         part.first_span == first_span(args) && part.end_span == end_span(args);
     expect(is_whole == (part.partials == kNoPartials), "partials where they are needed");
     for (int64_t span = part.first_span; span < part.end_span; ++span) {
-      for (int64_t head = part.first_kv_head; head < part.end_kv_head; ++head)
-        expect(done.insert({part.tile, head, span}).second, "a span twice");
+      for (int64_t head = part.heads.first_kv_head; head < part.heads.end_kv_head; ++head)
+        for (int64_t i = part.heads.first_in_group; i < part.heads.end_in_group; ++i)
+          expect(done.insert({part.tile, head * group + i, span}).second, "a span twice");
       if (is_whole) continue;
-      const int64_t floats = attention_partial_floats(rows, shape.head_dim);
+      const int64_t floats = attention_partial_floats(rows, shape.value_dim);
       const int64_t place = part.partials + (span - part.first_span) * floats;
       expect(places.emplace(place, floats).second, "a place for each partial");
     }
@@ -87,12 +92,16 @@ AttentionDivision divide(const std::vector<std::pair<int64_t, int64_t>>& slices,
   for (const AttentionCut& cut : division.cuts) {
     const AttentionTile& tile = division.tiles.at(static_cast<size_t>(cut.tile));
     const AttentionArgs args = args_of(tile, shape);
-    const int64_t rows = tile.num_tokens * group * (cut.end_kv_head - cut.first_kv_head);
+    const int64_t rows = rows_of(tile, cut.heads);
     for (const AttentionPart& part : division.parts) {
-      if (part.tile != cut.tile || part.first_kv_head != cut.first_kv_head) continue;
-      expect(part.end_kv_head == cut.end_kv_head, "a cut's heads");
+      if (part.tile != cut.tile || part.heads.first_kv_head != cut.heads.first_kv_head ||
+          part.heads.first_in_group != cut.heads.first_in_group)
+        continue;
+      expect(part.heads.end_kv_head == cut.heads.end_kv_head &&
+                 part.heads.end_in_group == cut.heads.end_in_group,
+             "a cut's heads");
       expect(part.partials == cut.partials + (part.first_span - first_span(args)) *
-                                                 attention_partial_floats(rows, shape.head_dim),
+                                                 attention_partial_floats(rows, shape.value_dim),
              "a cut's partials");
     }
   }
@@ -117,15 +126,23 @@ double largest_chunk(const AttentionDivision& division, int num_threads) {
   return static_cast<double>(largest) * num_threads / static_cast<double>(total);
 }
 
+AttentionShape shape_of(int64_t num_heads, int64_t num_kv_heads, int64_t head_dim,
+                        int64_t window) {
+  return {num_heads, num_kv_heads, head_dim, head_dim, true, window};
+}
+
+// As multi-head latent attention has it.
+AttentionShape latent(int64_t num_heads) { return {num_heads, 1, 576, 512, false, kNoWindow}; }
+
 }  // namespace
 
 int main() {
-  const AttentionShape llama{32, 8, 64, kNoWindow};
+  const AttentionShape llama = shape_of(32, 8, 64, kNoWindow);
   for (const int num_threads : {1, 2, 5, 16, 64}) {
     const AttentionLimits limits{512, 131072, num_threads};
     for (const AttentionShape& shape :
-         {llama, AttentionShape{32, 32, 128, kNoWindow}, AttentionShape{7, 1, 40, kNoWindow},
-          AttentionShape{32, 8, 64, 1000}, AttentionShape{71, 1, 64, 1}}) {
+         {llama, shape_of(32, 32, 128, kNoWindow), shape_of(7, 1, 40, kNoWindow),
+          shape_of(32, 8, 64, 1000), shape_of(71, 1, 64, 1), latent(20), latent(128)}) {
       divide({{1, 0}}, shape, limits);
       divide({{1, 5000}, {1, 255}, {1, 256}}, shape, limits);
       divide({{300, 250}, {1, 70}, {17, 2000}}, shape, limits);
@@ -140,6 +157,19 @@ int main() {
     expect(largest_chunk(divide({{20, 8000}}, llama, limits), num_threads) <= 0.5, "a chunk");
     const auto ragged = divide({{1, 50}, {1, 9000}, {500, 0}, {1, 700}}, llama, limits);
     expect(largest_chunk(ragged, num_threads) <= 0.5, "a ragged batch");
+    // Where all query heads share one key-value head, too; also where there are no spans to cut by.
+    for (const AttentionShape& shape : {latent(20), latent(128)}) {
+      const auto share = [&](const std::vector<std::pair<int64_t, int64_t>>& slices) {
+        return largest_chunk(divide(slices, shape, limits), num_threads);
+      };
+      expect(share({{1, 8191}}) <= 0.5, "a long latent decode");
+      expect(share({{512, 0}}) <= 0.5, "a latent prompt");
+      expect(share({{3, 2000}}) <= 1, "a few latent tokens");
+    }
+    if (num_threads <= 5) {
+      expect(largest_chunk(divide({{1, 200}}, latent(128), limits), num_threads) <= 1,
+             "a short latent decode");
+    }
   }
   return 0;
 }

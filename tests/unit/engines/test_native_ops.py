@@ -17,10 +17,12 @@ from potluck.types.program import (
     Add,
     Attention,
     CacheSpec,
+    CopyColumns,
     Embed,
     ExpertScore,
     GatedActivation,
     Head,
+    HeadLinear,
     LayerNorm,
     Linear,
     Moe,
@@ -59,6 +61,10 @@ REGISTERS = {
     "v": WIDTH // 2,
     "a": WIDTH,
     "logits": EXPERTS,
+    "narrow": 16,
+    "few": 44,
+    "many": 96,
+    "many_v": 48,
 }
 WEIGHTS = {
     "embed": (VOCAB, WIDTH),
@@ -76,6 +82,12 @@ WEIGHTS = {
     "down_bias": (EXPERTS, WIDTH),
     "correction": (EXPERTS,),
     "expert_scale": (EXPERTS,),
+    "quarter": (16, WIDTH),
+    "more": (48, WIDTH),
+    "heads": (4, 16, 16),
+    "ragged_heads": (4, 11, 13),
+    "from_few": (4, 16, 11),
+    "from_many": (4, 16, 24),
 }
 
 
@@ -108,7 +120,11 @@ def program_of(*ops: Op, head: Head) -> Program:
             if name in named
         ),
         caches=tuple(
-            CacheSpec(num_kv_heads=op.num_kv_heads, head_dim=op.head_dim, value_dim=op.head_dim)
+            CacheSpec(
+                num_kv_heads=op.num_kv_heads,
+                head_dim=op.head_dim,
+                value_dim=0 if op.value_start is not None else op.value_dim or op.head_dim,
+            )
             for op in attentions
             if op.k is not None
         ),
@@ -158,6 +174,35 @@ MOE = Moe(
 ROUTER = Linear(x="x", weight="router", out="logits")
 
 
+RELU_SQUARED = GatedActivation(
+    gate=None, up="wide", out="a", activation=Activation.RELU_SQUARED, up_start=40
+)
+HEADS = HeadLinear(
+    x="y",
+    weight="heads",
+    out="a",
+    num_heads=4,
+    rows=16,
+    columns=16,
+    x_stride=16,
+    out_stride=16,
+)
+COPY = CopyColumns(
+    x="x",
+    out="y",
+    num_groups=4,
+    count=5,
+    x_stride=11,
+    out_stride=13,
+    x_start=7,
+    out_start=3,
+)
+LATENT = replace(
+    ATTENTION, k="narrow", v=None, out="few", num_kv_heads=1, value_dim=11, value_start=3
+)
+FROM_LATENT = replace(HEADS, x="few", weight="from_few", columns=11, x_stride=11)
+
+
 def gated(activation: Activation) -> Program:
     ops = (
         replace(op, activation=activation) if isinstance(op, GatedActivation) else op for op in GATE
@@ -193,15 +238,77 @@ PROGRAMS = {
     "sigmoid gate per token": program_of(
         Linear(x="x", weight="row", out="one"), SigmoidGate(x="hidden", gate="one"), head=HEAD
     ),
-    **{
-        f"gated {each.value}": gated(each)
-        for each in (Activation.SILU, Activation.GELU_TANH, Activation.CLAMPED_SWIGLU)
-    },
+    **{f"gated {each.value}": gated(each) for each in Activation if each.has_gate},
+    "relu squared": program_of(
+        Linear(x="x", weight="double", out="wide"), RELU_SQUARED, ADD, head=HEAD
+    ),
+    "relu squared in place": program_of(
+        Linear(x="x", weight="square", out="a"),
+        replace(RELU_SQUARED, up="a", up_start=0),
+        ADD,
+        head=HEAD,
+    ),
+    "gate in place of up": program_of(
+        Linear(x="x", weight="square", out="y"),
+        Linear(x="x", weight="square", out="a"),
+        GatedActivation(gate="y", up="a", out="a", activation=Activation.PRODUCT),
+        ADD,
+        head=HEAD,
+    ),
+    "heads": program_of(Linear(x="x", weight="square", out="y"), HEADS, ADD, head=HEAD),
+    "heads of some columns": program_of(
+        Linear(x="x", weight="double", out="wide"),
+        Linear(x="x", weight="square", out="a"),
+        replace(
+            HEADS,
+            x="wide",
+            weight="ragged_heads",
+            rows=11,
+            columns=13,
+            x_start=9,
+            x_stride=31,
+            out_start=2,
+            out_stride=14,
+        ),
+        ADD,
+        head=HEAD,
+    ),
+    "copied columns": program_of(
+        Linear(x="x", weight="square", out="y"), COPY, Add(x="hidden", y="y"), head=HEAD
+    ),
     "rope tables": program_of(
         *QKV,
         Rope(x="q", num_heads=4, head_dim=16, rotary_dim=8, table=1),
         Rope(x="k", num_heads=2, head_dim=16, rotary_dim=16, table=0),
         ATTENTION,
+        ADD,
+        head=HEAD,
+    ),
+    "wide values": program_of(
+        Linear(x="x", weight="square", out="q"),
+        Linear(x="x", weight="half", out="k"),
+        Linear(x="x", weight="more", out="many_v"),
+        replace(ATTENTION, v="many_v", out="many", value_dim=24),
+        replace(HEADS, x="many", weight="from_many", columns=24, x_stride=24),
+        ADD,
+        head=HEAD,
+    ),
+    "values in keys": program_of(
+        Linear(x="x", weight="square", out="q"),
+        Linear(x="x", weight="quarter", out="narrow"),
+        LATENT,
+        FROM_LATENT,
+        ADD,
+        head=HEAD,
+    ),
+    "values in shared keys": program_of(
+        Linear(x="x", weight="square", out="q"),
+        Linear(x="x", weight="quarter", out="narrow"),
+        LATENT,
+        FROM_LATENT,
+        ADD,
+        replace(LATENT, q="x", k=None, window=7, softcap=0.8, sinks="sinks"),
+        FROM_LATENT,
         ADD,
         head=HEAD,
     ),
@@ -246,6 +353,9 @@ PROGRAMS = {
             activation=Activation.CLAMPED_SWIGLU,
         )
     ),
+    "experts without a gate": with_experts(
+        replace(MOE, gate=None, up_bias="stack_bias", activation=Activation.RELU_SQUARED)
+    ),
     "experts gelu": with_experts(replace(MOE, activation=Activation.GELU_TANH)),
 }
 
@@ -289,6 +399,10 @@ def test_it_gives_what_the_reference_does(name: str) -> None:
     np.testing.assert_allclose(made, expected, atol=2e-3 * float(np.abs(expected).max()))
 
 
+OTHER_VALUES = {"value_start": 0}
+"""Of fields without whose value the registers would have other widths."""
+
+
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_every_field_matters(name: str) -> None:
     """That a field were ignored, the test above would show."""
@@ -298,7 +412,13 @@ def test_every_field_matters(name: str) -> None:
         for field in fields(op):
             if field.default is MISSING or getattr(op, field.name) == field.default:
                 continue
-            change: Any = {field.name: field.default}
+            # Without a width of their own values do not fit the registers; without a gate there is
+            # one activation only.
+            if field.name == "value_dim" or (
+                field.name == "activation" and getattr(op, "gate", None) is None
+            ):
+                continue
+            change: Any = {field.name: OTHER_VALUES.get(field.name, field.default)}
             ops = (*program.ops[:index], replace(op, **change), *program.ops[index + 1 :])
             difference = np.abs(reference_logits(replace(program, ops=ops)) - expected).max()
             assert difference > 2e-2 * np.abs(expected).max(), field.name

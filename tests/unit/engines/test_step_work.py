@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from potluck.engines.op_labels import label_of
@@ -10,13 +12,19 @@ from potluck.engines.step_work import work_of
 from potluck.types.program import (
     Add,
     Attention,
+    CausalConv,
+    CopyColumns,
+    GatedDelta,
     Head,
+    HeadLinear,
     Linear,
     Moe,
     Op,
     Program,
     RmsNorm,
     Shard,
+    StateScan,
+    StateSpec,
 )
 from potluck.types.step import SequenceId, SequenceSlice, Step, StepId
 from potluck.types.tensor import TensorFormat, TensorInfo
@@ -42,8 +50,9 @@ def attention(window: int | None) -> Attention:
     )
 
 
-def program(*ops: Op) -> Program:
+def program(*ops: Op, states: tuple[StateSpec, ...] = ()) -> Program:
     return Program(
+        states=states,
         shard=Shard.whole(4),
         registers=(),
         ops=ops,
@@ -151,3 +160,81 @@ def test_experts_are_read_as_far_as_tokens_choose_them(num_tokens: int) -> None:
     share = 1 - (5 / 7) ** num_tokens
     assert work.read_bytes == {"experts": pytest.approx(all_bytes * share, abs=3)}
     assert work.multiply_adds == {("experts", Operands.INT8): num_tokens * 2 * 3 * 32 * 64}
+
+
+CONV = CausalConv(x="x", weight="layers.3.conv.kernel.weight", out="x", state_index=0, kernel=4)
+DELTA = GatedDelta(
+    x="x",
+    decay="decay",
+    beta="beta",
+    rate="rate",
+    decay_bias="decay_bias",
+    out="y",
+    state_index=1,
+    num_heads=2,
+    num_key_heads=2,
+    key_dim=8,
+    value_dim=16,
+    epsilon=1e-6,
+)
+SCAN = StateScan(
+    x="x",
+    step="step",
+    rate="rate",
+    step_bias="step_bias",
+    skip="skip",
+    out="y",
+    state_index=2,
+    num_heads=3,
+    head_dim=8,
+    num_groups=1,
+    state_dim=4,
+)
+STATES = (StateSpec(rows=3, width=64), StateSpec(rows=16, width=16), StateSpec(rows=12, width=8))
+
+
+def test_states_are_read_and_written_once_for_each_sequence() -> None:
+    steps = [step((5, 0, False), (1, 9, True))]
+    ops = (CONV, DELTA, SCAN)
+    work = work_of(program(*ops, states=STATES), ("c", "d", "s"), WEIGHTS, steps, ARITHMETIC)
+    assert work.read_bytes == {
+        "c": 2 * 2 * 3 * 64 * 4,
+        "d": 2 * 2 * 16 * 16 * 4,
+        "s": 2 * 2 * 12 * 8 * 4,
+    }
+    assert work.multiply_adds == {
+        ("c", Operands.F32): 6 * 4 * 64,
+        ("d", Operands.F32): 6 * 4 * 16 * 16,
+        ("s", Operands.F32): 6 * 3 * 12 * 8,
+    }
+
+
+def test_matrices_of_heads_are_products_and_copies_are_nothing() -> None:
+    up = HeadLinear(
+        x="x",
+        weight="layers.3.attn.k_up.weight",
+        out="q",
+        num_heads=4,
+        rows=16,
+        columns=32,
+        x_stride=32,
+        out_stride=16,
+    )
+    copy = CopyColumns(x="x", out="q", num_groups=1, count=8, x_stride=8, out_stride=8)
+    info = TensorInfo(name=up.weight, shape=(4, 16, 32), format=TensorFormat.Q8_0)
+    work = work_of(
+        program(up, copy), ("u", "c"), {up.weight: info}, [step((3, 0, False))], ARITHMETIC
+    )
+    assert work.read_bytes == {"u": 4 * 16 * 34}
+    assert work.multiply_adds == {("u", Operands.INT8): 3 * 4 * 16 * 32}
+
+
+def test_latent_rows_are_read_once_for_keys_and_values() -> None:
+    latent = replace(attention(None), v=None, num_kv_heads=1, value_dim=16, value_start=8)
+    work = work_of(program(latent), ("a",), WEIGHTS, [step((1, 4, True))], ARITHMETIC)
+    assert work.read_bytes == {"a": 5 * 24 * 2}
+
+
+def test_labels_of_states_and_of_latent_attention() -> None:
+    assert label_of([CONV, DELTA]) == "convolution+recurrence"
+    assert label_of([SCAN]) == "recurrence"

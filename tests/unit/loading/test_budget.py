@@ -86,12 +86,47 @@ def test_what_would_fit(mebibytes: int, hint: str) -> None:
     assert what_fits(SIZE, lambda size: plan_of(size).total_bytes <= mebibytes * MIB) == hint
 
 
+STATES = 16
+
+
+def with_states(size: StageSize) -> MemoryPlan:
+    """A state slot of 10 MiB besides."""
+    return dataclasses.replace(plan_of(size), state_bytes=size.num_states * 10 * MIB)
+
+
+@pytest.mark.parametrize(
+    ("mebibytes", "hint"),
+    [
+        (1000, "--context 2048 or --states 8 or --quant q8_0 would fit"),
+        (830, "--context 256 or --quant q8_0 would fit"),
+        (600, "--quant q8_0 --context 1024 would fit"),
+        (300, "--quant q4_k --context 1024 --states 2 would fit"),
+        (200, ""),
+    ],
+)
+def test_fewer_states_are_proposed_too(mebibytes: int, hint: str) -> None:
+    size = dataclasses.replace(SIZE, num_states=STATES)
+    assert what_fits(size, lambda size: with_states(size).total_bytes <= mebibytes * MIB) == hint
+
+
+def test_states_are_named_and_are_on_the_device() -> None:
+    size = dataclasses.replace(SIZE, num_states=STATES)
+    with pytest.raises(InsufficientMemoryError, match="cache 256 MiB, states 160 MiB, scratch"):
+        require_memory(with_states(size), limit(1059), size, with_states)
+    require_memory(with_states(size), limit(1060), size, with_states)
+    on_device = dataclasses.replace(with_states(size), is_on_device=True)
+    assert on_device.device_bytes == plan_of(size).total_bytes - 32 * MIB + 160 * MIB
+
+
 def test_stages_of_one_process_load_one_after_the_other() -> None:
     one = plan_of(SIZE)
-    other = dataclasses.replace(one, weights=(("q8_0", 5), ("bf16", 7)), rope_bytes=3)
+    other = dataclasses.replace(
+        one, weights=(("q8_0", 5), ("bf16", 7)), rope_bytes=3, state_bytes=9
+    )
     assert combined([one, other]) == MemoryPlan(
         weights=(("bf16", 600 * MIB + 7), ("q8_0", 5)),
         cache_bytes=512 * MIB,
+        state_bytes=9,
         rope_bytes=3,
         scratch_bytes=24 * MIB,
         staging_bytes=32 * MIB,

@@ -34,7 +34,7 @@ class ByHand:
         return 1000
 
     def cache_bytes(self, program: Program, num_blocks: int, num_states: int = 0) -> int:
-        return 10 * num_blocks
+        return 10 * num_blocks + 3 * num_states
 
     def scratch_bytes(
         self, program: Program, max_step_tokens: int, *, num_threads: int, arithmetic: Arithmetic
@@ -55,12 +55,21 @@ def test_every_part_is_what_the_cost_says() -> None:
     memory = planned(SIZE, ByHand(), process_bytes=50).memory
     assert memory.weights_bytes % 1000 == 0
     assert memory.cache_bytes == 40
+    assert memory.state_bytes == 0
     assert memory.scratch_bytes == 800
     # The loader's own buffers, and the most that the sink holds of any one weight.
     assert memory.staging_bytes == native.staging_bytes + 10**9
     assert memory.process_bytes == 57
     assert memory.rope_bytes == native.rope_bytes
     assert not memory.is_on_device
+
+
+def test_states_are_a_part_of_their_own() -> None:
+    memory = planned(SIZE, ByHand()).memory
+    with_states = planned(dataclasses.replace(SIZE, num_states=9), ByHand()).memory
+    assert with_states == dataclasses.replace(memory, state_bytes=27)
+    assert with_states.total_bytes == memory.total_bytes + 27
+    assert "states 27 B" in with_states.described()
 
 
 def test_on_a_device_the_sum_is_split_and_no_part_changes() -> None:

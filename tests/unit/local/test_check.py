@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 from support.safetensors_bytes import safetensors_bytes, tensor_entry
 from support.sparse_models import SparseModel
 
 from potluck.catalog.locate import DEMO_DIRECTORY
+from potluck.cli.check import check_document, check_lines
 from potluck.errors import ModelNotFoundError, ParameterError
-from potluck.local.check import ModelCheck, Part, check_model
+from potluck.local.check import ModelCheck, Part, StateMemory, check_model
 from potluck.types.memory import MemoryLimit
 from potluck.types.quantization import Quantization
 
@@ -70,6 +74,32 @@ def test_a_model_that_runs() -> None:
     kv_heads = checked.config.layers[0].grouped_attention.num_kv_heads
     head_dim = checked.config.layers[0].grouped_attention.head_dim
     assert context.memory.cache_bytes == layers * width * kv_heads * head_dim * 2048
+
+
+def test_states_are_not_given_to_a_model_without() -> None:
+    assert check("demo", default_states=12).states is None
+    with pytest.raises(ParameterError, match="keep keys and values only"):
+        check("demo", num_states=12)
+
+
+def test_what_states_take_is_told_in_text_and_in_json() -> None:
+    mib = 2**20
+    plain = check("demo")
+    states = StateMemory(slot_bytes=50 * mib, num_states=10, num_fitting=214)
+    checked = dataclasses.replace(plain, states=states)
+    shown = [line for line in check_lines(checked) if line.startswith("states")]
+    assert [line.split(None, 1)[1] for line in shown] == [
+        "10 x 50 MiB, 7 of them for live sequences; 214 fit with the shortest context"
+    ]
+    schema = json.loads((resources.files("potluck.cli") / "schemas/check.json").read_text())
+    for each in (plain, checked):
+        jsonschema.validate(check_document(each), schema)
+    assert check_document(checked)["states"] == {
+        "slot_bytes": 50 * mib,
+        "num_states": 10,
+        "num_fitting": 214,
+    }
+    assert not any(line.startswith("states") for line in check_lines(plain))
 
 
 def test_longer_contexts_take_more(tmp_path: Path) -> None:

@@ -26,11 +26,23 @@ COMMON: Mapping[str, Any] = {
     "rope.dimension_count": 24,
     "vocab_size": 50,
 }
+_GATED_DELTA_KEYS: Mapping[str, Any] = {
+    "ssm.conv_kernel": 4,
+    "ssm.group_count": 2,
+    "ssm.inner_size": 192,
+    "ssm.state_size": 24,
+    "ssm.time_step_rank": 8,
+}
 NEEDED: Mapping[str, Mapping[str, Any]] = {
     "cohere2": {
         "attention.layer_norm_epsilon": 1e-5,
         "attention.sliding_window": 64,
         "logit_scale": 0.5,
+    },
+    "deepseek2": {
+        "attention.kv_lora_rank": 64,
+        "attention.value_length": 16,
+        "rope.dimension_count": 16,
     },
     "gemma4": {
         "attention.key_length_swa": 24,
@@ -50,6 +62,9 @@ NEEDED: Mapping[str, Mapping[str, Any]] = {
     },
     "lfm2": {"shortconv.l_cache": 3},
     "lfm2moe": {"attention.head_count_kv": [0, 2], "shortconv.l_cache": 3},
+    "qwen35": _GATED_DELTA_KEYS,
+    "qwen35moe": _GATED_DELTA_KEYS,
+    "qwen3next": _GATED_DELTA_KEYS,
 }
 """What some readers require besides."""
 
@@ -59,15 +74,11 @@ UNKNOWN: Mapping[str, Any] = {
     "attention.causal": False,
     "attention.clamp_kqv": 8.0,
     "attention.indexer.top_k": 8,
-    "attention.kv_lora_rank": 64,
     "attention.max_alibi_bias": 8.0,
     "attention.output_scale": 2.0,
-    "attention.q_lora_rank": 64,
     "attention.temperature_length": 64,
     "expert_group_scale": 2.0,
-    "full_attention_interval": 4,
     "moe_latent_size": 32,
-    "rope.dimension_sections": [4, 4, 4],
     "rope.scaling.alpha": 1000.0,
     "rope.scaling.yarn_ext_factor": 1.0,
     "router_logit_softcapping": 30.0,
@@ -80,7 +91,11 @@ UNKNOWN: Mapping[str, Any] = {
 """Keys of other architectures of llama.cpp, and one of none."""
 
 _GRANITE = frozenset({"granite", "granitehybrid", "granitemoe"})
+_QWEN3_5 = frozenset({"qwen35", "qwen35moe"})
+_GATED_DELTA = _QWEN3_5 | {"qwen3next"}
 READERS: Mapping[str, tuple[Any, frozenset[str]]] = {
+    "attention.kv_lora_rank": (64, frozenset({"deepseek2"})),
+    "attention.q_lora_rank": (64, frozenset({"deepseek2"})),
     "attention.key_length_swa": (24, frozenset({"gemma4"})),
     "attention.scale": (0.5, _GRANITE),
     "attention.shared_kv_layers": (1, frozenset({"gemma4"})),
@@ -90,11 +105,13 @@ READERS: Mapping[str, tuple[Any, frozenset[str]]] = {
     "embedding_scale": (12.0, _GRANITE),
     "final_logit_softcapping": (30.0, frozenset({"gemma2", "gemma3", "gemma4"})),
     "logit_scale": (8.0, _GRANITE | {"cohere2"}),
-    "nextn_predict_layers": (1, frozenset({"glm4moe"})),
+    "full_attention_interval": (2, _GATED_DELTA),
+    "nextn_predict_layers": (1, _GATED_DELTA | {"deepseek2", "glm4moe"}),
     "residual_scale": (0.5, _GRANITE),
     "rope.freq_base_swa": (10_000.0, frozenset({"gemma3", "gemma4", "olmo2"})),
+    "rope.dimension_sections": ([4, 4, 4, 0], _QWEN3_5),
     "rope.scaling.yarn_attn_factor": (1.0, frozenset({"mistral3", "olmo2"})),
-    "rope.scaling.yarn_log_multiplier": (0.1, frozenset({"mistral3"})),
+    "rope.scaling.yarn_log_multiplier": (0.1, frozenset({"deepseek2", "mistral3"})),
 }
 """Values of keys that change the arithmetic, and the architectures whose readers know them."""
 

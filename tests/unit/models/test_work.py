@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from potluck.models.work import (
@@ -34,6 +36,15 @@ def test_a_position_has_keys_and_padded_values_in_f16() -> None:
 
 def test_each_head_multiplies_with_keys_and_values() -> None:
     assert attention_multiply_adds(attention(64)) == 6 * 64 * 2
+
+
+def test_values_may_have_a_width_of_their_own_or_be_columns_of_the_keys() -> None:
+    narrow = replace(attention(64), value_dim=20)
+    assert cache_bytes_per_position(narrow) == 2 * (64 + 32) * 2
+    assert attention_multiply_adds(narrow) == 6 * (64 + 20)
+    latent = replace(narrow, v=None, value_start=44)
+    assert cache_bytes_per_position(latent) == 2 * 64 * 2
+    assert attention_multiply_adds(latent) == 6 * (64 + 20)
 
 
 @pytest.mark.parametrize(

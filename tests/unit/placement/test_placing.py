@@ -237,6 +237,7 @@ def test_no_unit_is_given_more_than_a_stage_takes_on_it_whatever_its_backend(
     size = DeploymentSize(
         context_tokens=SIZE.context_tokens,
         num_blocks=SIZE.num_blocks,
+        num_states=SIZE.num_states,
         max_step_tokens=SIZE.max_step_tokens,
         max_step_sequences=8,
         quantization=Quantization.NONE,

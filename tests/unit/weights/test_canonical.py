@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 from support.tensor_sources import MemorySource, read_in_pieces, read_whole
 
-from potluck.errors import ModelFileError
+from potluck.errors import ModelFileError, UnsupportedModelError
 from potluck.types.tensor import (
     InterleavedHeads,
     RowRange,
@@ -305,3 +305,117 @@ def test_quantized_matrices_are_never_transposed() -> None:
     assert source.info("gate").shape == (1, 1, 32)
     assert source.transposing_bytes("gate") == 0
     assert read_whole(source, "gate") == data[17:]
+
+
+HEADS, KEY_ROWS, VALUE_ROWS, RANK = 3, 4, 5, 6
+"""Of a matrix from a latent row up to the keys and the values of heads."""
+
+
+def up_from_latent(
+    format: TensorFormat,
+) -> tuple[NDArray[Any], MemorySource, CanonicalSource]:
+    """The matrix, and a source with the transposes of the keys' rows, and with the values' rows."""
+    dtype = np.float32 if format is TensorFormat.F32 else np.uint16
+    shape = (HEADS, KEY_ROWS + VALUE_ROWS, RANK)
+    values = np.arange(HEADS * (KEY_ROWS + VALUE_ROWS) * RANK).reshape(shape).astype(dtype)
+    info = TensorInfo(name="kv_b", shape=(shape[0] * shape[1], RANK), format=format)
+    raw = MemorySource({"kv_b": (info, values.tobytes())})
+    parts = {
+        "k_up": StoredTensor(
+            canonical_name="k_up",
+            stored_names=("kv_b",),
+            num_matrices=HEADS,
+            row_range=RowRange(start=0, num_rows=KEY_ROWS),
+            is_part_transposed=True,
+        ),
+        "v_up": StoredTensor(
+            canonical_name="v_up",
+            stored_names=("kv_b",),
+            num_matrices=HEADS,
+            row_range=RowRange(start=KEY_ROWS, num_rows=VALUE_ROWS),
+        ),
+    }
+    return values, raw, CanonicalSource(raw, parts.values(), path="m")
+
+
+@pytest.mark.parametrize("piece_rows", [1, 4, 5, 7, 1000])
+@pytest.mark.parametrize("format", [TensorFormat.F32, TensorFormat.BF16])
+def test_parts_of_each_head_and_their_transposes(format: TensorFormat, piece_rows: int) -> None:
+    values, raw, source = up_from_latent(format)
+    keys = np.ascontiguousarray(values[:, :KEY_ROWS].swapaxes(1, 2))
+    assert source.info("k_up") == TensorInfo(
+        name="k_up", shape=(HEADS, RANK, KEY_ROWS), format=format
+    )
+    assert source.transposing_bytes("k_up") == keys[0].nbytes + UNDOING_BYTES
+    assert read_in_pieces(source, "k_up", piece_rows) == keys.tobytes()
+    assert sum(end - start for _, start, end in raw.reads) == HEADS * KEY_ROWS  # each once
+    assert source.info("v_up").shape == (HEADS, VALUE_ROWS, RANK)
+    assert source.transposing_bytes("v_up") == 0
+    assert read_in_pieces(source, "v_up", piece_rows) == values[:, KEY_ROWS:].tobytes()
+
+
+def test_transposing_a_part_holds_one_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(canonical, "UNDOING_BYTES", 1)
+    values, raw, source = up_from_latent(TensorFormat.F32)
+    assert read_whole(source, "k_up") == values[:, :KEY_ROWS].swapaxes(1, 2).tobytes()
+    assert raw.largest_read_bytes == RANK * 4  # one row
+
+
+def test_a_part_in_blocks_is_not_transposed() -> None:
+    info = TensorInfo(name="attn_kv_b.weight", shape=(6, 32), format=TensorFormat.Q8_0)
+    raw = MemorySource({info.name: (info, bytes(info.num_bytes))})
+    stored = StoredTensor(
+        canonical_name="k_up",
+        stored_names=(info.name,),
+        num_matrices=2,
+        row_range=RowRange(start=0, num_rows=2),
+        is_part_transposed=True,
+    )
+    source = CanonicalSource(raw, [stored], path="m.gguf")
+    for read in (lambda: source.info("k_up"), lambda: read_whole(source, "k_up")):
+        with pytest.raises(UnsupportedModelError, match=r"m.gguf: .*attn_kv_b.* q8_0") as caught:
+            read()
+        assert caught.value.hint is not None
+        assert "newer converter" in caught.value.hint
+
+
+@pytest.mark.parametrize("shape", [(10, 4), (3, 4, 4)])
+def test_rows_that_cannot_be_those_of_so_many_matrices(shape: tuple[int, ...]) -> None:
+    info = TensorInfo(name="kv_b", shape=shape, format=TensorFormat.F32)
+    raw = MemorySource({"kv_b": (info, bytes(info.num_bytes))})
+    stored = StoredTensor(canonical_name="v_up", stored_names=("kv_b",), num_matrices=3)
+    with pytest.raises(ModelFileError, match=r"m: the tensor kv_b, .* of 3 heads"):
+        CanonicalSource(raw, [stored], path="m").info("v_up")
+
+
+@pytest.mark.parametrize("part", [None, RowRange(start=6, num_rows=8)])
+@pytest.mark.parametrize("piece_rows", [1, 3, 8, 11, 1000])
+def test_rows_that_turn_after_others(piece_rows: int, part: RowRange | None) -> None:
+    """Of queries in heads of 6 and 8 rows, and of keys whose 8 rows come after 6 others."""
+    num_heads = 3 if part is None else 1
+    heads = InterleavedHeads(num_heads=num_heads, head_dim=14, rotary_dim=8, start=6)
+    rows = np.arange(num_heads * 14 * 5, dtype=np.float32).reshape(num_heads, 14, 5)
+    turned = rows[:, 6:].reshape(num_heads, 2, 4, 5).swapaxes(1, 2).reshape(num_heads, 8, 5)
+    info = TensorInfo(name="stored", shape=(num_heads * 14, 5), format=TensorFormat.F32)
+    raw = MemorySource({"stored": (info, np.concatenate([rows[:, :6], turned], 1).tobytes())})
+    stored = StoredTensor(
+        canonical_name="q", stored_names=("stored",), interleaved=heads, row_range=part
+    )
+    source = CanonicalSource(raw, [stored])
+    wanted = rows if part is None else rows[:, 6:]
+    assert source.info("q").num_rows * 20 == wanted.nbytes
+    assert read_in_pieces(source, "q", piece_rows) == wanted.tobytes()
+
+
+def test_elements_that_turn_after_others() -> None:
+    vector = np.arange(14, dtype=np.float32)
+    turned = vector[6:].reshape(2, 4).T.reshape(8)
+    info = TensorInfo(name="bias", shape=(14,), format=TensorFormat.F32)
+    raw = MemorySource({"bias": (info, np.concatenate([vector[:6], turned]).tobytes())})
+    stored = StoredTensor(
+        canonical_name="k_rope",
+        stored_names=("bias",),
+        interleaved=InterleavedHeads(num_heads=1, head_dim=14, rotary_dim=8, start=6),
+        row_range=RowRange(start=6, num_rows=8, of_vectors=True),
+    )
+    assert read_whole(CanonicalSource(raw, [stored]), "k_rope") == vector[6:].tobytes()

@@ -14,11 +14,15 @@ from potluck.cluster.calls import (
 )
 from potluck.errors import ParameterError
 from potluck.placement.layout import check_layout
+from potluck.placement.states import num_states_of
 from potluck.scheduling import DEFAULT_CONTEXT_TOKENS
 from potluck.types.arithmetic import Arithmetic, ArithmeticChoice
 from potluck.types.cluster import DeploymentId, Epoch, NodeId
+from potluck.types.model import ModelConfig
+from potluck.types.placement import DEFAULT_NUM_STREAMS, Objective
 from potluck.types.quantization import Quantization
 from potluck.types.ranges import require_number
+from potluck.types.states import states_for
 
 _DEFAULT_CACHE_CONTEXTS = 4
 
@@ -33,7 +37,8 @@ def new_record(
 ) -> DeploymentRecord:
     """Return the record of a deployment that has no plan yet.
 
-    Raise ``ParameterError`` for a context, a cache or a layout that is not possible.
+    Raise ``ParameterError`` for a context, a cache, a number of states or a layout that is not
+    possible.
     """
     most = description.config.max_context_tokens
     for name, number in (
@@ -82,6 +87,7 @@ def new_record(
         created=int(time.time()),
         context_tokens=context,
         cache_tokens=cache,
+        num_states=_num_states(request, description.config),
         num_layers=description.config.num_layers,
         quantization=request.quantization or Quantization.NONE,
         may_quantize=request.quantization is None,
@@ -101,4 +107,20 @@ def new_record(
         prefix_cache=request.prefix_cache,
         target_step_ms=request.target_step_ms,
         tool_format=request.tool_format,
+    )
+
+
+def _num_states(request: Deploy, config: ModelConfig) -> int:
+    """Return the number of state slots; as many streams as throughput is wanted of can be live.
+
+    The default number of streams is only what a plan for something else predicts besides.
+    """
+    num_streams = request.num_streams
+    is_wanted = request.objective is Objective.THROUGHPUT or num_streams != DEFAULT_NUM_STREAMS
+    return num_states_of(
+        config,
+        request.num_states,
+        default=request.default_states,
+        least=states_for(num_streams) if is_wanted else 1,
+        why=f"{num_streams} streams",
     )

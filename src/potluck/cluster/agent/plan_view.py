@@ -22,6 +22,7 @@ _SHARED = (
     "model",
     "context_tokens",
     "cache_tokens",
+    "num_states",
     "num_layers",
     "quantization",
     "is_mapped",

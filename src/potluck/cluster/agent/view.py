@@ -144,6 +144,7 @@ def placed_view(index: int, stage: StageRecord) -> dict[str, object]:
         "memory": {
             "weights": dict(memory.weights),
             "cache_bytes": memory.cache_bytes,
+            "state_bytes": memory.state_bytes,
             "rope_bytes": memory.rope_bytes,
             "scratch_bytes": memory.scratch_bytes,
             "staging_bytes": memory.staging_bytes,
@@ -180,6 +181,7 @@ def deployment_view(record: DeploymentRecord) -> dict[str, object]:
         "created": record.created,
         "context_tokens": record.context_tokens,
         "cache_tokens": record.cache_tokens,
+        "num_states": record.num_states,
         "num_layers": record.num_layers,
         "quantization": record.quantization.value,
         "is_mapped": record.is_mapped,

@@ -91,6 +91,7 @@ class Attempt:
         """For the scheduler of the pipeline."""
         return SchedulerLimits(
             num_blocks=self.size.num_blocks,
+            num_states=self.size.num_states,
             context_tokens=self.size.context_tokens,
             max_step_tokens=self.size.max_step_tokens,
             max_step_sequences=self.size.max_step_sequences,

@@ -44,6 +44,7 @@ from potluck.cluster.coordinator.releasing import release_others, stop_everythin
 from potluck.cluster.coordinator.spares import load_spares
 from potluck.cluster.edges.path_figures import PathFigures
 from potluck.errors import DefectError, EngineError, MovedError, PotluckError
+from potluck.models.states import slot_bytes
 from potluck.placement.planned import PlannedModel
 from potluck.serving.dispatcher import Load
 from potluck.types.cluster import Epoch, NodeId
@@ -251,6 +252,7 @@ class Deployment:
             self._answering.rates.speed(record.num_streams),
             num_blocks=num_blocks,
             num_spares=self._num_spares,
+            slot_bytes=slot_bytes(self._config),
             num_moves=self._rebalancing.num_moves,
             last_gain=self._rebalancing.last_gain,
         )

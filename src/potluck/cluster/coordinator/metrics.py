@@ -6,6 +6,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 
 import msgspec
 
@@ -36,10 +37,14 @@ async def deployment_metrics(
     *,
     num_blocks: int,
     num_spares: int,
+    slot_bytes: int = 0,
     num_moves: int = 0,
     last_gain: float | None = None,
 ) -> ModelMetrics:
-    """Ask the stages of ``record``; one whose node does not answer in time is left out."""
+    """Ask the stages of ``record``; one whose node does not answer in time is left out.
+
+    ``slot_bytes`` is what a state slot takes on all of them together.
+    """
     stats = await stage_stats(membership, record)
     nodes = [stage.node_id for stage in record.stages]
     own = membership.node_id
@@ -73,6 +78,7 @@ async def deployment_metrics(
         num_free_blocks=load.num_free_blocks,
         num_kept_blocks=load.num_kept_blocks,
         prefix=load.prefix,
+        states=replace(load.states, slot_bytes=slot_bytes),
         epoch=record.epoch.number,
         num_recoveries=record.num_recoveries,
         recovery_seconds=record.recovery_seconds,

@@ -27,6 +27,7 @@ class DeploymentSize:
 
     context_tokens: int
     num_blocks: int
+    num_states: int
     max_step_tokens: int
     max_step_sequences: int
     quantization: Quantization
@@ -40,6 +41,7 @@ class DeploymentSize:
         return StageSize(
             context_tokens=self.context_tokens,
             num_blocks=self.num_blocks,
+            num_states=self.num_states,
             max_step_tokens=self.max_step_tokens,
             num_threads=1,
             quantization=self.quantization,
@@ -58,6 +60,7 @@ def size_of(config: ModelConfig, record: DeploymentRecord) -> DeploymentSize:
     return DeploymentSize(
         context_tokens=record.context_tokens,
         num_blocks=num_blocks,
+        num_states=record.num_states,
         max_step_tokens=max_step_tokens,
         max_step_sequences=max_step_sequences,
         quantization=Quantization.NONE if record.may_quantize else record.quantization,
@@ -69,6 +72,7 @@ def size_of(config: ModelConfig, record: DeploymentRecord) -> DeploymentSize:
             max_step_tokens=max_step_tokens,
             max_step_sequences=max_step_sequences,
             num_blocks=num_blocks,
+            num_states=record.num_states,
         ),
     )
 

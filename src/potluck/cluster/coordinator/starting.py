@@ -81,6 +81,7 @@ def stage_spec(record: DeploymentRecord, size: DeploymentSize, index: int) -> St
         end_layer=stage.end_layer,
         context_tokens=size.context_tokens,
         num_blocks=size.num_blocks,
+        num_states=size.num_states,
         max_step_tokens=size.max_step_tokens,
         max_step_sequences=size.max_step_sequences,
         quantization=size.quantization,

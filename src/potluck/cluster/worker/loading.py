@@ -82,6 +82,7 @@ def load_for(
     size = StageSize(
         context_tokens=spec.context_tokens,
         num_blocks=spec.num_blocks,
+        num_states=spec.num_states,
         max_step_tokens=spec.max_step_tokens,
         num_threads=load.num_threads,
         quantization=spec.quantization,

@@ -47,6 +47,7 @@ class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
     it of the machine's memory, without weights where they are to be mapped, ``device_bytes`` of
     memory that is the unit's own. ``arithmetic`` is computed in, or the stage is refused. With
     ``cache_disk_bytes`` cache blocks are kept on disk, in at most as much (see ``BlockStore``).
+    ``num_states`` is the number of state slots; 0 for a model without state.
     """
 
     deployment: DeploymentId
@@ -67,6 +68,7 @@ class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
     device_bytes: int = 0
     arithmetic: Arithmetic = Arithmetic.EXACT
     cache_disk_bytes: int = 0
+    num_states: int = 0
 
     @property
     def has_embedding(self) -> bool:
@@ -91,6 +93,7 @@ class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
             has_head=self.has_head,
             context_tokens=self.context_tokens,
             num_blocks=self.num_blocks,
+            num_states=self.num_states,
             quantization=self.quantization,
             arithmetic=self.arithmetic,
             is_mapped=self.is_mapped,

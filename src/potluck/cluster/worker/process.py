@@ -140,6 +140,7 @@ def _served(load: Load, share: LoadedShare, credentials: Credentials) -> ServedS
             max_step_tokens=spec.max_step_tokens,
             max_step_sequences=spec.max_step_sequences,
             num_blocks=spec.num_blocks,
+            num_states=spec.num_states,
         ),
         credentials=credentials,
         listen_host=load.listen_host,

@@ -33,9 +33,10 @@ def open_engine(
     num_threads: int,
     arithmetic: Arithmetic,
     pool: ThreadPool | None,
+    num_states: int = 0,
 ) -> TinygradEngine:
     """See ``engines.opening.open_engine``. ``pool`` is for sampling; whatever the
-    ``arithmetic``, it has one of its own.
+    ``arithmetic``, it has one of its own. No program that it computes has states.
 
     Changes this process's environment, for good: a process can use one device through tinygrad.
     """

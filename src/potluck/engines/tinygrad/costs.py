@@ -45,7 +45,10 @@ class TinygradCost:
         return MatrixLayout.of(info).num_bytes
 
     def cache_bytes(self, program: Program, num_blocks: int, num_states: int = 0) -> int:
-        """As of a device without f16, whose caches are float32: at most twice what is taken."""
+        """As of a device without f16, whose caches are float32: at most twice what is taken.
+
+        No program that is computed here has states.
+        """
         return sizes.cache_bytes(program, num_blocks, has_f16=False)
 
     def scratch_bytes(

@@ -46,6 +46,7 @@ _SIGNS: tuple[tuple[tuple[str, ...], ToolSyntax | None], ...] = (
     (("<|tool_call>", "<tool_call|>"), GEMMA),
     (("<start_function_call>",), FUNCTION_GEMMA),
     (("<|tool_call_start|>",), LFM2),
+    (("List of tools: ", "<|im_start|>"), LFM2),
     (("<minimax:tool_call>",), MINIMAX_M2),
     (("<seed:tool_call>",), SEED),
     (("<TOOLCALL>",), NEMOTRON),

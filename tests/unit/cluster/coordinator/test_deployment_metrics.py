@@ -23,6 +23,7 @@ from potluck.serving.dispatcher import Load
 from potluck.types.cluster import NodeId
 from potluck.types.gateway import ModelMetrics, StageTimes, TokenSpeed
 from potluck.types.speed import StepTime
+from potluck.types.states import StateSlots
 
 SPEED = TokenSpeed(tokens_per_second=40.0)
 
@@ -105,11 +106,17 @@ def told(answers: dict[NodeId, bytes]) -> ModelMetrics:
         deployment_metrics(
             cast(Any, Membership(answers)),
             record,
-            Load(num_waiting=0, num_running=0, num_free_blocks=1),
+            Load(
+                num_waiting=0,
+                num_running=0,
+                num_free_blocks=1,
+                states=StateSlots(num_live=2, num_checkpoints=3, num_free=1),
+            ),
             SentTotals(),
             SPEED,
             num_blocks=1,
             num_spares=0,
+            slot_bytes=7000,
         )
     )
 
@@ -123,6 +130,7 @@ def test_predictions_and_measurements_go_to_whoever_asks() -> None:
     )
     assert shown.speed == SPEED
     assert shown.prediction == prediction(A, B)
+    assert shown.states == StateSlots(num_live=2, num_checkpoints=3, num_free=1, slot_bytes=7000)
     assert [each.times.loaded_seconds for each in shown.stages] == [0.05, None]
     assert [(each.compute_seconds, each.cpu_seconds) for each in shown.stages] == [(1.5, 1.25)] * 2
     # As the coordinator answers another node's gateway.

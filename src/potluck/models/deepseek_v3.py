@@ -1,0 +1,75 @@
+"""DeepSeek-V3, R1 and V3.1, and Kimi K2 (DeepSeek-AI 2024; Kimi Team 2025): latent attention, and
+experts by sigmoid scores with corrections, in groups.
+
+GGUF files of all models with latent attention are of this family. Layers that predict further
+tokens are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from potluck.models import latent
+from potluck.models.family import Family
+from potluck.models.fields import Fields
+from potluck.models.latent import NAMES
+from potluck.types.model import ModelConfig
+from potluck.types.program import ExpertScore
+from potluck.types.tensor import TensorSource
+
+# ``DeepseekV3Config`` of transformers.
+_DEFAULTS: Mapping[str, object] = {
+    "first_k_dense_replace": 3,
+    "hidden_size": 7168,
+    "intermediate_size": 18_432,
+    "kv_lora_rank": 512,
+    "max_position_embeddings": 4096,
+    "moe_intermediate_size": 2048,
+    "n_group": 8,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "num_attention_heads": 128,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 61,
+    "q_lora_rank": 1536,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "rms_norm_eps": 1e-6,
+    "routed_scaling_factor": 2.5,
+    "topk_group": 4,
+    "v_head_dim": 128,
+    "vocab_size": 129_280,
+}
+# What the code of transformers does, whatever a file says.
+_ACCEPTED: Mapping[str, tuple[object, ...]] = {
+    "moe_layer_freq": (1,),
+    "scoring_func": ("sigmoid",),
+    "topk_method": ("noaux_tc",),
+}
+
+
+def _from_hugging_face(fields: Fields) -> ModelConfig:
+    fields = fields.with_defaults(_DEFAULTS)
+    fields.refuse_others(_ACCEPTED)
+    has_experts = latent.after_dense_layers(fields)
+    return latent.read_hugging_face(
+        fields,
+        family="deepseek_v3",
+        experts=latent.read_experts_of_layers(fields, ExpertScore.SIGMOID, has_experts),
+        is_interleaved=latent.has_neighbouring_pairs(fields),
+    )
+
+
+def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
+    return latent.read_gguf(fields, source, family="deepseek_v3")
+
+
+DEEPSEEK_V3 = Family(
+    name="deepseek_v3",
+    architecture="DeepseekV3ForCausalLM",
+    gguf_architectures=("deepseek2",),
+    from_hugging_face=_from_hugging_face,
+    from_gguf=_from_gguf,
+    names=NAMES,
+    aliases={"kimi_k2": "DeepseekV3ForCausalLM"},
+)

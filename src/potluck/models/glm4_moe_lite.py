@@ -1,0 +1,82 @@
+"""GLM-4.7-Flash (Z.ai 2026): latent attention, and the experts of GLM-4.5.
+
+Files hold a layer more, which predicts the token after the next and is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from potluck.errors import ModelFileError
+from potluck.models import hugging_face, latent
+from potluck.models.family import Family
+from potluck.models.fields import Fields, unsupported
+from potluck.models.latent import NAMES
+from potluck.types.model import ModelConfig
+from potluck.types.program import ExpertScore
+
+# ``Glm4MoeLiteConfig`` of transformers.
+_DEFAULTS: Mapping[str, object] = {
+    "hidden_size": 2048,
+    "intermediate_size": 10_240,
+    "kv_lora_rank": 512,
+    "max_position_embeddings": 202_752,
+    "moe_intermediate_size": 1536,
+    "n_routed_experts": 64,
+    "n_shared_experts": 1,
+    "num_attention_heads": 20,
+    "num_experts_per_tok": 4,
+    "num_hidden_layers": 47,
+    "q_lora_rank": 768,
+    "qk_nope_head_dim": 192,
+    "qk_rope_head_dim": 64,
+    "rms_norm_eps": 1e-5,
+    "routed_scaling_factor": 1.8,
+    "v_head_dim": 256,
+    "vocab_size": 154_880,
+}
+# What the code of transformers does, whatever a file says.
+_ACCEPTED: Mapping[str, tuple[object, ...]] = {
+    "moe_layer_freq": (1,),
+    "scoring_func": ("sigmoid",),
+    "topk_method": ("noaux_tc",),
+}
+_DENSE, _SPARSE = "dense", "sparse"
+
+
+def _from_hugging_face(fields: Fields) -> ModelConfig:
+    fields = fields.with_defaults(_DEFAULTS)
+    fields.refuse_others(_ACCEPTED)
+    kinds = fields.texts("mlp_layer_types")
+    if not kinds:
+        fields.refuse_others({"first_k_dense_replace": (1,)})
+        kinds = (_DENSE, *(_SPARSE,) * (hugging_face.num_hidden_layers(fields) - 1))
+    return latent.read_hugging_face(
+        fields,
+        family="glm4_moe_lite",
+        experts=latent.read_experts_of_layers(
+            fields, ExpertScore.SIGMOID, _has_experts(fields, kinds)
+        ),
+        is_interleaved=latent.has_neighbouring_pairs(fields),
+    )
+
+
+def _has_experts(fields: Fields, kinds: tuple[str, ...]) -> tuple[bool, ...]:
+    num_layers = hugging_face.num_hidden_layers(fields)
+    if len(kinds) != num_layers:
+        raise ModelFileError(
+            fields.path, f"mlp_layer_types has {len(kinds)} entries for {num_layers} layers"
+        )
+    if unknown := sorted(set(kinds) - {_DENSE, _SPARSE}):
+        raise unsupported(*(f"mlp_layer_types {kind}" for kind in unknown))
+    return tuple(kind == _SPARSE for kind in kinds)
+
+
+GLM4_MOE_LITE = Family(
+    name="glm4_moe_lite",
+    architecture="Glm4MoeLiteForCausalLM",
+    gguf_architectures=(),
+    from_hugging_face=_from_hugging_face,
+    from_gguf=None,
+    names=NAMES,
+)

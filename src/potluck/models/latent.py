@@ -1,0 +1,342 @@
+"""What the families with multi-head latent attention have in common (DeepSeek-AI 2024, DeepSeek-V2,
+section 2.1).
+
+Their files are those of ``transformers``' ``deepseek_v3`` and of llama.cpp's ``deepseek2``. The
+matrix from the latent row up to keys and values has its rows by heads: of each head those of keys,
+and then those of values. Newer GGUF files have two tensors in its place, the first one transposed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+
+from potluck.models import gguf, hugging_face
+from potluck.models.fields import (
+    HEAD_DIM_MULTIPLE,
+    MAX_EXPERTS,
+    MAX_HEADS,
+    MAX_LAYERS,
+    MAX_WIDTH,
+    Fields,
+    read_experts,
+    unsupported,
+    with_groups,
+)
+from potluck.models.layers import with_layers
+from potluck.models.names import GGUF_NAMES, HUGGING_FACE_NAMES, FileKind, NameTable, StoredPart
+from potluck.types.model import (
+    ExpertsConfig,
+    LatentAttentionConfig,
+    LayerConfig,
+    MlpConfig,
+    ModelConfig,
+    RopeScaling,
+)
+from potluck.types.program import ExpertScore
+from potluck.types.tensor import TensorSource
+
+_HEAD_ROWS_MULTIPLE = 16
+"""So must be the rows of matrices that each head has for itself: they are whole panels."""
+_NORM_EPSILON = 1e-6
+"""Of the norms within attention in ``transformers``, whatever ``rms_norm_eps`` is."""
+
+
+def read_hugging_face(
+    fields: Fields,
+    *,
+    family: str,
+    experts: tuple[ExpertsConfig | None, ...],
+    is_interleaved: bool = True,
+) -> ModelConfig:
+    """The configuration of a ``family`` with these ``experts`` in its layers."""
+    num_heads = fields.count("num_attention_heads", MAX_HEADS)
+    rope_dim = _dimension(fields, "qk_rope_head_dim")
+    nope_dim = _dimension(fields, "qk_nope_head_dim")
+    # Some files say what follows from other keys.
+    fields.refuse_others(
+        {
+            "head_dim": (rope_dim,),
+            "num_key_value_heads": (num_heads,),
+        }
+    )
+    has_query_rank = not fields.is_null("q_lora_rank")
+    has_bias = fields.flag("attention_bias", default=False)
+    as_heads = {"head_dim": rope_dim, "num_key_value_heads": num_heads}
+    config = hugging_face.read_config(
+        dataclasses.replace(fields, values={**fields.values, **as_heads}),
+        family=family,
+        implemented=hugging_face.EXPERT_KEYS | {"attention_bias", "n_routed_experts"},
+        experts=experts,
+    )
+    attention = LatentAttentionConfig(
+        num_heads=num_heads,
+        query_rank=_dimension(fields, "q_lora_rank") if has_query_rank else None,
+        latent_rank=_dimension(fields, "kv_lora_rank", _HEAD_ROWS_MULTIPLE),
+        rope_dim=rope_dim,
+        nope_dim=nope_dim,
+        value_dim=_dimension(fields, "v_head_dim", _HEAD_ROWS_MULTIPLE),
+        scale=(nope_dim + rope_dim) ** -0.5 * _mscale(fields, config) ** 2,
+        has_bias=has_bias,
+        norm_epsilon=_NORM_EPSILON,
+        is_interleaved=is_interleaved,
+    )
+    return _with_attention(config, attention)
+
+
+def _with_attention(config: ModelConfig, attention: LatentAttentionConfig) -> ModelConfig:
+    def change(_: int, layer: LayerConfig) -> LayerConfig:
+        return dataclasses.replace(layer, attention=attention)
+
+    return with_layers(config, change)
+
+
+def _dimension(fields: Fields, key: str, multiple: int = HEAD_DIM_MULTIPLE) -> int:
+    size = fields.count(key, MAX_WIDTH)
+    if size % multiple:
+        raise unsupported(f"{fields.prefix}{key} {size} (not a multiple of {multiple})")
+    return size
+
+
+def _mscale(fields: Fields, config: ModelConfig) -> float:
+    """What YaRN multiplies queries and keys by, besides their cosines and sines."""
+    rope = fields.section("rope_scaling") or fields.section("rope_parameters")
+    if rope is None or not rope.get("mscale_all_dim"):
+        return 1.0
+    return hugging_face.yarn_scale(config.ropes[0].factor, rope.positive("mscale_all_dim"))
+
+
+def read_experts_of_layers(
+    fields: Fields, score: ExpertScore, has_experts: Sequence[bool]
+) -> tuple[ExpertsConfig | None, ...]:
+    """The experts, in the layers that ``has_experts`` says.
+
+    With sigmoid scores they have corrections, may be in groups, and their shares are normalized
+    unless the file says otherwise. Softmax scores are taken as they are.
+    """
+    is_sigmoid = score is ExpertScore.SIGMOID
+    experts = read_experts(
+        fields,
+        hidden_size=fields.count("hidden_size", MAX_WIDTH),
+        normalize_shares=is_sigmoid and _is_true(fields, "norm_topk_prob"),
+        count_key="n_routed_experts",
+        used_key="num_experts_per_tok",
+        width_key="moe_intermediate_size",
+    )
+    hugging_face.check_num_tensors(
+        fields, "n_routed_experts", len(has_experts), experts.num_experts
+    )
+    experts = dataclasses.replace(
+        experts,
+        score=score,
+        share_scale=fields.positive("routed_scaling_factor"),
+        has_correction=is_sigmoid,
+        shared=MlpConfig(width=fields.count("n_shared_experts", MAX_EXPERTS) * experts.width),
+    )
+    if is_sigmoid:
+        experts = with_groups(fields, experts, count_key="n_group", used_key="topk_group")
+    return tuple(experts if is_there else None for is_there in has_experts)
+
+
+def after_dense_layers(fields: Fields) -> tuple[bool, ...]:
+    """Whether each layer has experts: those after the first ``first_k_dense_replace``."""
+    num_dense = fields.count("first_k_dense_replace", MAX_LAYERS, minimum=0)
+    return tuple(layer >= num_dense for layer in range(hugging_face.num_hidden_layers(fields)))
+
+
+def has_neighbouring_pairs(fields: Fields) -> bool:
+    """Whether the pairs that rope turns lie side by side."""
+    return _is_true(fields, "rope_interleave")
+
+
+def _is_true(fields: Fields, key: str) -> bool:
+    """A flag that is set unless the file has it; a null is false, as in ``transformers``."""
+    return not fields.is_null(key) and fields.flag(key, default=True)
+
+
+_LOG_MULTIPLIER_KEY = "rope.scaling.yarn_log_multiplier"
+_LATENT_KEYS = frozenset(
+    {
+        "attention.key_length_mla",
+        "attention.kv_lora_rank",
+        "attention.q_lora_rank",
+        "attention.value_length_mla",
+        gguf.NEXT_KEY,
+        _LOG_MULTIPLIER_KEY,
+    }
+)
+_SIGMOID = 2
+_FLASH_LAYERS, _FLASH_VOCAB = (47, 48), 154_880
+"""Files of GLM-4.7-Flash do not say how experts are scored; llama.cpp knows them by these."""
+
+
+def read_gguf(fields: Fields, source: TensorSource, *, family: str) -> ModelConfig:
+    """The configuration of a model of llama.cpp's architecture ``deepseek2``."""
+    fields = gguf.without_next_layers(fields)
+    names = frozenset(source.names())
+    num_heads = fields.count("attention.head_count", MAX_HEADS)
+    is_split = fields.get("attention.key_length_mla") is not None
+    suffix = "_mla" if is_split else ""
+    rope_dim = _dimension(fields, "rope.dimension_count")
+    latent_rank = _dimension(fields, "attention.kv_lora_rank", _HEAD_ROWS_MULTIPLE)
+    key_dim = _dimension(fields, f"attention.key_length{suffix}")
+    if key_dim <= rope_dim:
+        raise fields.error(f"attention.key_length{suffix}", f"must be more than {rope_dim}")
+    if is_split:
+        _check_absorbed(fields, rope_dim=rope_dim, latent_rank=latent_rank)
+    experts = _experts_in_gguf(fields, source)
+    as_heads = {
+        "attention.head_count_kv": num_heads,
+        "attention.key_length": rope_dim,
+        "attention.value_length": rope_dim,
+    }
+    config = gguf.read_config(
+        dataclasses.replace(fields, values={**fields.values, **as_heads}),
+        source,
+        family=family,
+        implemented=gguf.EXPERT_KEYS | gguf.ROUTING_KEYS | gguf.PLACE_KEYS | _LATENT_KEYS,
+        experts=experts,
+    )
+    config, mscale = _with_scaled_rope(fields, config)
+    attention = LatentAttentionConfig(
+        num_heads=num_heads,
+        query_rank=(
+            _dimension(fields, "attention.q_lora_rank")
+            if "blk.0.attn_q_a.weight" in names
+            else None
+        ),
+        latent_rank=latent_rank,
+        rope_dim=rope_dim,
+        nope_dim=key_dim - rope_dim,
+        value_dim=_dimension(fields, f"attention.value_length{suffix}", _HEAD_ROWS_MULTIPLE),
+        scale=key_dim**-0.5 * mscale**2,
+    )
+    return _with_attention(config, attention)
+
+
+def _check_absorbed(fields: Fields, *, rope_dim: int, latent_rank: int) -> None:
+    """Raise unless keys and values are said to be one head of the latent row."""
+    expected = {
+        "attention.head_count_kv": 1,
+        "attention.key_length": latent_rank + rope_dim,
+        "attention.value_length": latent_rank,
+    }
+    for key, value in expected.items():
+        if fields.get(key) != value:
+            raise fields.error(key, f"must be {value}")
+
+
+def _experts_in_gguf(fields: Fields, source: TensorSource) -> tuple[ExpertsConfig | None, ...]:
+    gating = fields.get("expert_gating_func")
+    is_flash = (
+        fields.count("block_count", MAX_LAYERS) in _FLASH_LAYERS
+        and source.info("token_embd.weight").num_rows == _FLASH_VOCAB
+    )
+    is_sigmoid = gating == _SIGMOID or (not gating and is_flash)
+    experts = gguf.read_experts_of_layers(
+        fields,
+        source,
+        normalize_shares=False,
+        score=ExpertScore.SIGMOID if is_sigmoid else ExpertScore.SOFTMAX,
+    )
+    if not is_sigmoid:
+        refuse_groups(fields, "expert_group_count")
+    return experts
+
+
+def refuse_groups(fields: Fields, key: str) -> None:
+    """Raise ``UnsupportedModelError`` for softmax scores in groups, as DeepSeek-V2 has them.
+
+    Its groups are chosen by their best expert, and not by their two best.
+    """
+    if fields.count(key, MAX_EXPERTS, 1) != 1:
+        raise unsupported(f"{fields.prefix}{key}={fields.get(key)} with softmax scores")
+
+
+def _with_scaled_rope(fields: Fields, config: ModelConfig) -> tuple[ModelConfig, float]:
+    """``config`` and what queries and keys are multiplied by besides, as llama.cpp scales them.
+
+    The files have a tenth of ``mscale_all_dim``, and llama.cpp takes ``mscale`` to be the same.
+    Without the former, and with linear scaling, what it computes is not what the model does.
+    """
+    (rope,) = config.ropes
+    if rope.scaling is RopeScaling.NONE:
+        return config, 1.0
+    if rope.scaling is not RopeScaling.YARN:
+        raise unsupported(f"rope scaling {rope.scaling.value}")
+    if not fields.get(_LOG_MULTIPLIER_KEY):
+        raise unsupported(f"rope scaling yarn without {fields.prefix}{_LOG_MULTIPLIER_KEY}")
+    factor = fields.positive("rope.scaling.attn_factor", 1.0)
+    rope = dataclasses.replace(rope, attention_factor=factor)
+    logarithm = max(0.0, math.log(rope.factor))
+    mscale = factor * (1.0 + fields.positive(_LOG_MULTIPLIER_KEY) * logarithm)
+    return dataclasses.replace(config, ropes=(rope,)), mscale
+
+
+_FULL_RANK = "queries of full rank"
+
+NAMES: Mapping[FileKind, NameTable] = {
+    FileKind.HUGGING_FACE: dataclasses.replace(
+        HUGGING_FACE_NAMES.changed(
+            {
+                "attn.q_down": "self_attn.q_a_proj",
+                "attn.q_down_norm": "self_attn.q_a_layernorm",
+                "attn.q": StoredPart(name="self_attn.q_b_proj", is_interleaved=True),
+                "attn.latent": StoredPart(name="self_attn.kv_a_proj_with_mqa", is_part=True),
+                "attn.k_rope": StoredPart(
+                    name="self_attn.kv_a_proj_with_mqa", after=("attn.latent",), is_interleaved=True
+                ),
+                "attn.latent_norm": "self_attn.kv_a_layernorm",
+                "attn.k_up": StoredPart(
+                    name="self_attn.kv_b_proj", is_part=True, is_per_head=True, is_turned=True
+                ),
+                "attn.v_up": StoredPart(
+                    name="self_attn.kv_b_proj", after=("attn.k_up",), is_per_head=True
+                ),
+                "mlp.correction.weight": "mlp.gate.e_score_correction_bias",
+                "mlp.shared.gate": "mlp.shared_experts.gate_proj",
+                "mlp.shared.up": "mlp.shared_experts.up_proj",
+                "mlp.shared.down": "mlp.shared_experts.down_proj",
+            },
+            variants={
+                _FULL_RANK: {
+                    "attn.q.weight": StoredPart(
+                        name="self_attn.q_proj.weight", is_interleaved=True
+                    ),
+                }
+            },
+        ),
+        has_more_layers=True,
+    ),
+    FileKind.GGUF: dataclasses.replace(
+        GGUF_NAMES.changed(
+            {
+                "attn.q_down": "attn_q_a",
+                "attn.q_down_norm": "attn_q_a_norm",
+                "attn.q": StoredPart(name="attn_q_b", is_interleaved=True),
+                "attn.latent": StoredPart(name="attn_kv_a_mqa", is_part=True),
+                "attn.k_rope": StoredPart(
+                    name="attn_kv_a_mqa", after=("attn.latent",), is_interleaved=True
+                ),
+                "attn.latent_norm": "attn_kv_a_norm",
+                "attn.k_up": "attn_k_b",
+                "attn.v_up": "attn_v_b",
+            },
+            variants={
+                _FULL_RANK: {
+                    "attn.q.weight": StoredPart(name="attn_q.weight", is_interleaved=True),
+                },
+                "keys and values in one": {
+                    "attn.k_up.weight": StoredPart(
+                        name="attn_kv_b.weight", is_part=True, is_per_head=True, is_turned=True
+                    ),
+                    "attn.v_up.weight": StoredPart(
+                        name="attn_kv_b.weight", after=("attn.k_up",), is_per_head=True
+                    ),
+                },
+            },
+        ),
+        has_more_layers=True,
+    ),
+}

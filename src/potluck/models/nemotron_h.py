@@ -1,0 +1,326 @@
+"""Nemotron-H and Nemotron 3 Nano (NVIDIA 2025): every layer is one thing, a Mamba-2 mixer,
+attention without rope, an MLP or experts.
+
+MLPs and experts have no gate and square what ReLU leaves. The mixers' steps are bounded by
+``time_step_limit``, as in NVIDIA's own code, vLLM and llama.cpp. transformers bounds those of
+prompts, but not those of tokens that it decodes, by ``time_step_min``, which changes the logits of
+published models (https://github.com/huggingface/transformers/pull/48989).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable, Mapping
+
+from potluck.models import gguf, hugging_face, mamba_fields
+from potluck.models.family import Family
+from potluck.models.fields import (
+    MAX_HEADS,
+    MAX_LAYERS,
+    MAX_WIDTH,
+    Fields,
+    read_experts,
+    unsupported,
+    with_groups,
+)
+from potluck.models.names import GGUF_NAMES, HUGGING_FACE_NAMES, FileKind
+from potluck.types.model import (
+    AttentionConfig,
+    ExpertsConfig,
+    LayerConfig,
+    MambaConfig,
+    MlpConfig,
+    ModelConfig,
+)
+from potluck.types.program import Activation, ExpertScore
+from potluck.types.tensor import TensorSource
+
+# ``NemotronHConfig`` of transformers.
+_DEFAULTS: Mapping[str, object] = {
+    "conv_kernel": 4,
+    "head_dim": 128,
+    "hidden_size": 4096,
+    "intermediate_size": 21_504,
+    "mamba_head_dim": 64,
+    "mamba_num_heads": 128,
+    "max_position_embeddings": 4096,
+    "moe_intermediate_size": 7688,
+    "moe_shared_expert_intermediate_size": 7688,
+    "n_groups": 8,
+    "n_routed_experts": 8,
+    "num_attention_heads": 32,
+    "num_experts_per_tok": 2,
+    "ssm_state_size": 128,
+    "vocab_size": 131_072,
+}
+_OLD_NAMES: Mapping[str, str] = {
+    "mamba_conv_bias": "use_conv_bias",
+    "mamba_d_conv": "conv_kernel",
+    "mamba_dt_limit": "time_step_limit",
+    "mamba_n_groups": "n_groups",
+}
+_ACCEPTED: Mapping[str, tuple[object, ...]] = {
+    "mamba_hidden_act": ("silu",),
+    "mamba_proj_bias": (False,),
+    "mlp_hidden_act": ("relu2",),
+    "moe_latent_size": (),
+}
+# Nothing reads rope's: there is none.
+_UNUSED_KEYS = (
+    "hidden_act",
+    "partial_rotary_factor",
+    "rope_parameters",
+    "rope_scaling",
+    "rope_theta",
+)
+_MAMBA, _ATTENTION, _MLP, _EXPERTS = "M", "*", "-", "E"
+_KINDS: Mapping[str, str] = {
+    "attention": _ATTENTION,
+    "full_attention": _ATTENTION,
+    "linear_attention": _MAMBA,
+    "mamba": _MAMBA,
+    "mlp": _MLP,
+    "moe": _EXPERTS,
+}
+"""What ``layers_block_type`` calls the letters of ``hybrid_override_pattern``."""
+
+
+def _from_hugging_face(fields: Fields) -> ModelConfig:
+    fields = _with_new_names(fields).with_defaults(_DEFAULTS)
+    fields.refuse_others(_ACCEPTED)
+    kinds = _kinds(fields)
+    fields = fields.without(*_UNUSED_KEYS)
+    has_bias = fields.flag("mlp_bias", default=False)
+    width = fields.count("intermediate_size", MAX_WIDTH)
+    config = hugging_face.read_config(
+        dataclasses.replace(fields, values={**fields.values, "num_hidden_layers": len(kinds)}),
+        family="nemotron_h",
+        implemented=hugging_face.EXPERT_KEYS | {"layer_types", "mlp_bias", "n_routed_experts"},
+        absent_kv_heads=8,
+    )
+    experts = None
+    if _EXPERTS in kinds:
+        experts = _experts(fields, config.hidden_size, has_bias=has_bias)
+        hugging_face.check_num_tensors(
+            fields, "n_routed_experts", kinds.count(_EXPERTS), experts.num_experts
+        )
+    return dataclasses.replace(
+        config,
+        norm_epsilon=fields.positive("layer_norm_epsilon", 1e-5),
+        layers=_layers(
+            kinds,
+            attention=config.layers[0].grouped_attention,
+            mixer=_mixer(fields) if _MAMBA in kinds else None,
+            mlp=MlpConfig(width=width, activation=Activation.RELU_SQUARED, has_bias=has_bias),
+            experts=(experts,) * len(kinds),
+        ),
+        ropes=(),
+    )
+
+
+def _with_new_names(fields: Fields) -> Fields:
+    """``fields`` under their present names; where there are both, old names win."""
+    values = dict(fields.values)
+    for old, new in _OLD_NAMES.items():
+        if old in values:
+            values[new] = values.pop(old)
+    if values.get("head_dim") is None and values.get("attention_head_dim") is not None:
+        values["head_dim"] = values["attention_head_dim"]
+    return dataclasses.replace(fields, values=values)
+
+
+def _kinds(fields: Fields) -> str:
+    """What each layer is, by the letters of ``hybrid_override_pattern``."""
+    key = "layers_block_type" if fields.get("layers_block_type") is not None else "layer_types"
+    names = fields.texts(key)
+    if others := sorted(set(names) - set(_KINDS)):
+        raise unsupported(*(f"{key} {name}" for name in others))
+    kinds = "".join(_KINDS[name] for name in names)
+    if not kinds:
+        kinds = fields.text("hybrid_override_pattern", "ME*-")
+        if others := sorted(set(kinds) - set(_KINDS.values())):
+            raise unsupported(*(f"hybrid_override_pattern {letter}" for letter in others))
+    if not 1 <= len(kinds) <= MAX_LAYERS:
+        raise fields.error(key, f"must have 1 to {MAX_LAYERS} layers")
+    if fields.count("num_hidden_layers", MAX_LAYERS, len(kinds)) != len(kinds):
+        raise fields.error("num_hidden_layers", f"must be {len(kinds)}, as many as are described")
+    return kinds
+
+
+def _mixer(fields: Fields) -> MambaConfig:
+    return mamba_fields.mamba_config(
+        fields,
+        num_heads=fields.count("mamba_num_heads", MAX_HEADS),
+        head_dim=fields.count("mamba_head_dim", MAX_WIDTH),
+        groups_key="n_groups",
+        state_key="ssm_state_size",
+        kernel_key="conv_kernel",
+        steps=mamba_fields.step_limits(fields, "time_step_limit"),
+        has_conv_bias=fields.flag("use_conv_bias", default=True),
+        has_bias=fields.flag("use_bias", default=False),
+    )
+
+
+def _experts(fields: Fields, hidden_size: int, *, has_bias: bool) -> ExpertsConfig:
+    experts = read_experts(
+        fields,
+        hidden_size=hidden_size,
+        normalize_shares=fields.flag("norm_topk_prob", default=True),
+        count_key="n_routed_experts",
+        used_key="num_experts_per_tok",
+        width_key="moe_intermediate_size",
+    )
+    shared = MlpConfig(
+        width=fields.count("moe_shared_expert_intermediate_size", MAX_WIDTH),
+        activation=Activation.RELU_SQUARED,
+        has_bias=has_bias,
+    )
+    experts = dataclasses.replace(
+        experts,
+        activation=Activation.RELU_SQUARED,
+        score=ExpertScore.SIGMOID,
+        share_scale=fields.positive("routed_scaling_factor", 1.0),
+        has_correction=True,
+        shared=shared,
+    )
+    return with_groups(fields, experts, count_key="n_group", used_key="topk_group")
+
+
+def _layers(
+    kinds: str,
+    *,
+    attention: AttentionConfig,
+    mixer: MambaConfig | None,
+    mlp: MlpConfig,
+    experts: Iterable[ExpertsConfig | None],
+) -> tuple[LayerConfig, ...]:
+    """Layers of these ``kinds``; ``experts`` are one for each."""
+    attention = dataclasses.replace(attention, rope=None)
+    return tuple(
+        LayerConfig(
+            attention=attention if kind == _ATTENTION else None,
+            recurrence=mixer if kind == _MAMBA else None,
+            mlp=mlp if kind == _MLP else None,
+            experts=its_experts if kind == _EXPERTS else None,
+        )
+        for kind, its_experts in zip(kinds, experts, strict=True)
+    )
+
+
+_WIDTHS, _KV_HEADS = "feed_forward_length", "attention.head_count_kv"
+_EPSILON, _RMS_EPSILON = "attention.layer_norm_epsilon", "attention.layer_norm_rms_epsilon"
+
+
+def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
+    names = frozenset(source.names())
+    num_layers = fields.count("block_count", MAX_LAYERS)
+    widths = _of_layers(fields, _WIDTHS, num_layers, MAX_WIDTH)
+    heads = _of_layers(fields, _KV_HEADS, num_layers, MAX_HEADS)
+    kinds = "".join(
+        (_EXPERTS if f"blk.{layer}.ffn_gate_inp.weight" in names else _MLP)
+        if width
+        else (_ATTENTION if num_heads else _MAMBA)
+        for layer, (width, num_heads) in enumerate(zip(widths, heads, strict=True))
+    )
+    # As llama.cpp: both epsilons are that of the norms, which have no means.
+    epsilon = fields.positive(_EPSILON if fields.get(_RMS_EPSILON) is None else _RMS_EPSILON)
+    values = {
+        **fields.values,
+        _WIDTHS: _one_number(fields, _WIDTHS, widths, 1),
+        _KV_HEADS: _one_number(fields, _KV_HEADS, heads, 1),
+        _RMS_EPSILON: epsilon,
+    }
+    fields = dataclasses.replace(fields, values=values)
+    first = max(kinds.find(_ATTENTION), 0)
+    config = gguf.read_config(
+        fields,
+        source,
+        family="nemotron_h",
+        implemented=gguf.EXPERT_KEYS
+        | gguf.ROUTING_KEYS
+        | gguf.PLACE_KEYS
+        | mamba_fields.GGUF_KEYS
+        | {_EPSILON, "rope.scaling.finetuned"},
+        qkv_bias=f"blk.{first}.attn_q.bias" in names,
+        output_bias=f"blk.{first}.attn_output.bias" in names,
+        mlp_bias=f"blk.{max(kinds.find(_MLP), 0)}.ffn_up.bias" in names,
+        activation=Activation.RELU_SQUARED,
+        experts=gguf.read_experts_of_layers(
+            fields,
+            source,
+            normalize_shares=False,
+            score=ExpertScore.SIGMOID,
+            activation=Activation.RELU_SQUARED,
+        ),
+    )
+    mixer = None
+    if _MAMBA in kinds:
+        has_others = tuple(kind != _MAMBA for kind in kinds)
+        mixer = mamba_fields.mamba_from_gguf(fields, source, has_others)
+    mlp = MlpConfig(
+        width=fields.count(_WIDTHS, MAX_WIDTH),
+        activation=Activation.RELU_SQUARED,
+        has_bias=f"blk.{max(kinds.find(_MLP), 0)}.ffn_up.bias" in names,
+    )
+    layers = _layers(
+        kinds,
+        attention=config.layers[first].grouped_attention,
+        mixer=mixer,
+        mlp=mlp,
+        experts=[layer.experts for layer in config.layers],
+    )
+    return dataclasses.replace(config, layers=layers, ropes=())
+
+
+def _of_layers(fields: Fields, key: str, num_layers: int, maximum: int) -> tuple[int, ...]:
+    """A number for each layer, of which a file may have one for all."""
+    value = fields.get(key)
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        return (fields.count(key, maximum, minimum=0),) * num_layers
+    listed = dataclasses.replace(fields, values={key: tuple(value)})
+    counts = listed.counts(key, maximum)
+    if len(counts) != num_layers:
+        raise unsupported(f"{fields.prefix}{key} of {len(counts)} layers, of {num_layers}")
+    return counts
+
+
+def _one_number(fields: Fields, key: str, counts: tuple[int, ...], default: int) -> int:
+    """The number in all the layers in which it is not 0."""
+    numbers = set(counts) - {0}
+    if len(numbers) > 1:
+        raise unsupported(f"{fields.prefix}{key}={counts}")
+    return numbers.pop() if numbers else default
+
+
+NEMOTRON_H = Family(
+    name="nemotron_h",
+    architecture="NemotronHForCausalLM",
+    gguf_architectures=("nemotron_h", "nemotron_h_moe"),
+    from_hugging_face=_from_hugging_face,
+    from_gguf=_from_gguf,
+    names={
+        FileKind.HUGGING_FACE: HUGGING_FACE_NAMES.changed(
+            {
+                "attn_norm": "norm",
+                "mlp_norm": "norm",
+                "attn.q": "mixer.q_proj",
+                "attn.k": "mixer.k_proj",
+                "attn.v": "mixer.v_proj",
+                "attn.o": "mixer.o_proj",
+                "mlp.up": "mixer.up_proj",
+                "mlp.down": "mixer.down_proj",
+                "mlp.router": "mixer.gate",
+                "mlp.correction.weight": "mixer.gate.e_score_correction_bias",
+                "mlp.experts.up": "mixer.experts.{expert}.up_proj",
+                "mlp.experts.down": "mixer.experts.{expert}.down_proj",
+                "mlp.shared.up": "mixer.shared_experts.up_proj",
+                "mlp.shared.down": "mixer.shared_experts.down_proj",
+                **mamba_fields.hugging_face_names("mixer"),
+            },
+            stems={"embed": "model.embeddings", "norm": "model.norm_f"},
+            skipped={"layers that predict further tokens": re.compile(r"mtp\..+")},
+        ),
+        FileKind.GGUF: GGUF_NAMES.changed({"mlp_norm": "attn_norm", **mamba_fields.GGUF_NAMES}),
+    },
+)

@@ -1,0 +1,271 @@
+"""The cache of a model with a state: its sequences resume where blocks and a checkpoint are.
+
+Keys and values are found as for other models. A sequence then begins at the longest checkpoint
+within what they cover; the tokens from there on are computed again, keys and values too. A
+checkpoint whose blocks are evicted is of no use, and goes with them; blocks are kept without one.
+
+Where checkpoints are made:
+
+1. *End of a prompt*: at the last border of a block that is ``_PROMPT_END_TOKENS`` or more before
+   the end. The next request of a chat repeats this prompt, but often not its last tokens: templates
+   end a prompt with the beginning of an answer, such as ``<|im_start|>assistant`` and ``<think>``,
+   and leave thoughts out of later ones. And the last token of a prompt is computed in any case.
+2. *End of a turn*: when a sequence ends or is preempted, its slot becomes a checkpoint, without a
+   copy. Where templates repeat the answer as it was, the next turn begins here.
+3. *On the way*: every ``LADDER_TOKENS``, for system prompts and tools that other chats share, for
+   prompts that are changed in the middle, and for what is preempted or cancelled.
+4. *At a branch*: where a prompt leaves what is cached or is being computed, at the border of the
+   block. Two requests show that they share a prefix, and the third does not compute it. If the
+   one that computes it has not come there yet, it makes the checkpoint, and the other one waits.
+
+A checkpoint is a copy of a slot that is made with the sequence's next slice, so slices are cut
+there (but not for 2), which costs a step each time. Of those that would be close together, the
+branch is made first, then the end of the prompt. A checkpoint can be used when the step that copied
+it is complete.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from operator import neg
+
+from potluck.scheduling.block_cache import AdmissionCopies, BlockCache, PrefixCounters
+from potluck.scheduling.checkpoints import Checkpoint, TokenPrefix
+from potluck.scheduling.chunks import STEP_COST_TOKENS
+from potluck.scheduling.prefix_index import PrefixMatch
+from potluck.scheduling.sequence import SequenceState
+from potluck.scheduling.states import StatePool
+from potluck.types.states import StateSlots
+from potluck.types.step import KV_BLOCK_TOKENS, SequenceId, StateCopy
+
+LADDER_TOKENS = 1024
+"""At most so many tokens are computed again where a long prompt is changed, as long as there are
+slots. Making a checkpoint takes a copy of some 60 MiB (10 ms), and computing so many tokens 1 s
+where 1,000 tokens are computed in a second."""
+
+LEAST_SAVED_TOKENS = 4 * STEP_COST_TOKENS
+"""No slice is cut for a checkpoint that saves less. A cut costs a step, which is as much as
+``STEP_COST_TOKENS``; it pays if one in four checkpoints is used."""
+
+_PROMPT_END_TOKENS = 8
+"""What templates begin an answer with takes 2 (DeepSeek) to 7 tokens (Qwen3 without thoughts)."""
+
+
+class StatefulCache(BlockCache):
+    """A ``BlockCache`` whose sequences also have one of ``num_states`` slots each."""
+
+    def __init__(
+        self,
+        num_blocks: int,
+        *,
+        num_states: int,
+        is_shared: bool,
+        counters: PrefixCounters,
+        salt: bytes = b"",
+        is_stored: bool = False,
+    ) -> None:
+        super().__init__(
+            num_blocks, is_shared=is_shared, counters=counters, salt=salt, is_stored=is_stored
+        )
+        self._states = StatePool(num_states, self._lost_checkpoint)
+        self._live: dict[SequenceId, SequenceState] = {}
+        # Hashes of planned checkpoints, which are all at borders of blocks, and who makes them.
+        self._expected: dict[bytes, SequenceId] = {}
+
+    @property
+    def state_slots(self) -> StateSlots:
+        """How many slots are used for what."""
+        return self._states.slots
+
+    def find(self, sequence: SequenceState) -> PrefixMatch:
+        """Return the longest prefix that is cached with the state after it."""
+        match = super().find(sequence)
+        if not match.num_tokens:
+            return match
+        found = self._states.checkpoints.longest(
+            self._chain(sequence), sequence.tokens, most=match.num_tokens
+        )
+        if found is None:
+            return match.resumed_at(0, None)
+        return match.resumed_at(found.prefix.num_tokens, found.slot)
+
+    def worth_awaiting(self, sequence: SequenceState, match: PrefixMatch) -> bytes | None:
+        """Return the hash of the last checkpoint after ``match`` that others will make.
+
+        One that computes more of the prompt is asked to make one there. None if they compute less
+        than half of what is missing.
+        """
+        if not self._computing and not self._expected:
+            return None
+        start = match.num_tokens
+        num_missing = sequence.num_to_compute - start
+        chain = self._chain(sequence)
+        end = self._num_shared_blocks(sequence, match)
+        if 2 * (end * KV_BLOCK_TOKENS - start) < num_missing:
+            return None
+        num_blocks = end
+        while (
+            num_blocks * KV_BLOCK_TOKENS > start and chain.after(num_blocks) not in self._expected
+        ):
+            num_blocks -= 1
+        num_more = end * KV_BLOCK_TOKENS - max(start, num_blocks * KV_BLOCK_TOKENS)
+        if num_more >= LEAST_SAVED_TOKENS and self._ask(chain.after(end), end * KV_BLOCK_TOKENS):
+            num_blocks = end
+        num_awaited = num_blocks * KV_BLOCK_TOKENS - start
+        return chain.after(num_blocks) if 2 * num_awaited >= num_missing else None
+
+    def is_awaitable(self, full_hash: bytes) -> bool:
+        """Whether the checkpoint is to be made yet, or the block is being restored."""
+        return full_hash in self._expected or (
+            full_hash in self._computing and self.is_restoring(full_hash)
+        )
+
+    def may_have_room(self, sequence: SequenceState) -> bool:
+        """Whether ``has_room`` could be true: a quick check, before ``find``."""
+        return self._states.has_room and super().may_have_room(sequence)
+
+    def has_room(self, sequence: SequenceState, match: PrefixMatch) -> bool:
+        """Whether there are a slot, and blocks for all known tokens of the sequence."""
+        return self._states.has_room and super().has_room(sequence, match)
+
+    def admit(self, sequence: SequenceState, match: PrefixMatch) -> AdmissionCopies:
+        """Give the sequence blocks and a slot; see ``BlockCache``."""
+        planned = self._places(sequence, match)  # before it is itself one that computes
+        slot = match.checkpoint
+        found = None if slot is None else self._states.checkpoints.in_slot(slot)
+        copies = super().admit(sequence, match)
+        sequence.state = self._states.take(found)
+        self._live[sequence.sequence_id] = sequence
+        chain = self._chain(sequence)
+        sequence.planned = planned
+        for position in planned:
+            full_hash = chain.after(position // KV_BLOCK_TOKENS)
+            self._expected.setdefault(full_hash, sequence.sequence_id)
+        self._counters.num_uncovered_tokens += match.num_uncovered_tokens
+        if found is None:
+            return copies
+        self._counters.num_checkpoint_hits += 1
+        if found in self._states.checkpoints:
+            self._states.checkpoints.use(found)
+        if found.slot == sequence.state:
+            return copies
+        restored = StateCopy(source=found.slot, target=sequence.state)
+        return AdmissionCopies(blocks=copies.blocks, states=(restored,))
+
+    def cut(self, sequence: SequenceState, count: int) -> int:
+        """Return how many of the next ``count`` tokens come before the next checkpoint."""
+        start = sequence.num_scheduled
+        after = next((each for each in reversed(sequence.planned) if each > start), None)
+        return count if after is None else min(count, after - start)
+
+    def checkpoint(self, sequence: SequenceState) -> Checkpoint | None:
+        """Return the checkpoint to be made before the sequence's next slice, if one is due.
+
+        It is a copy of the sequence's slot; ``settle`` follows when that step is complete.
+        """
+        position, planned = sequence.num_scheduled, sequence.planned
+        if planned:
+            if planned[-1] > position:
+                return None
+            planned.pop()  # slices end there
+        elif not self._is_shared or not position or position % LADDER_TOKENS:
+            return None
+        chain = self._chain(sequence)
+        made = self._states.make(TokenPrefix.of(chain, sequence.tokens, position))
+        if made is None:
+            self._expect_not(chain.after(position // KV_BLOCK_TOKENS), sequence)
+        return made
+
+    def settle(self, made: Checkpoint, sequence: SequenceState, *, is_known: bool) -> None:
+        """Note that the step that was to make a checkpoint is complete, and whether it is there."""
+        if is_known and self._states.publish(made):
+            self._counters.num_checkpoints += 1
+        else:
+            self._states.drop(made)
+        self._expect_not(made.prefix.parent, sequence)
+
+    def release(self, sequence: SequenceState) -> None:
+        """Take blocks and slot back, and keep what they hold for later sequences."""
+        num_computed = sequence.num_computed
+        is_known = self._is_shared and 0 < num_computed == sequence.num_scheduled
+        chain = self._chain(sequence)
+        super().release(sequence)
+        for position in sequence.planned:
+            self._expect_not(chain.after(position // KV_BLOCK_TOKENS), sequence)
+        sequence.planned = []
+        slot, sequence.state = sequence.state, None
+        del self._live[sequence.sequence_id]
+        if slot is None:
+            raise ValueError(f"sequence {sequence.sequence_id} has no state slot")
+        if not is_known:
+            self._states.give_back(slot)
+        elif self._states.keep(slot, TokenPrefix.of(chain, sequence.tokens, num_computed)):
+            self._counters.num_checkpoints += 1
+
+    def _publish(self, sequence: SequenceState, index: int, num_tokens: int) -> None:
+        super()._publish(sequence, index, num_tokens)
+        if num_tokens == KV_BLOCK_TOKENS:  # one that was computed again is in use
+            block = self._index.block_of(self._chain(sequence).after(index + 1))
+            if block is not None:
+                self._pool.touch(block)
+
+    def _evicted(self, block: int) -> None:
+        place = self._index.place_of(block)
+        super()._evicted(block)
+        if place is None:
+            return
+        for each in self._states.checkpoints:
+            if each.is_known and each.prefix.parent in place and not self._has_blocks(each.prefix):
+                self._states.evict(each)
+
+    def _has_blocks(self, prefix: TokenPrefix) -> bool:
+        """Whether the last blocks of ``prefix`` are cached: those before them are evicted later."""
+        if prefix.path and self._index.block_of(prefix.parent) is None:
+            return False
+        return not prefix.rest or self._index.holds(prefix.parent, prefix.rest)
+
+    def _lost_checkpoint(self) -> None:
+        self._counters.num_checkpoint_evictions += 1
+
+    def _places(self, sequence: SequenceState, match: PrefixMatch) -> list[int]:
+        """Return where checkpoints are to be made of its known tokens, the first one last."""
+        start, end = match.num_tokens, sequence.num_to_compute
+        is_pooled = sequence.request.pooling is not None
+        if not self._is_shared or is_pooled or self._states.num_states < 2:
+            return []
+        prompt_end = sequence.num_prompt_tokens - _PROMPT_END_TOKENS
+        prompt_end -= prompt_end % KV_BLOCK_TOKENS
+        branch = self._num_shared_blocks(sequence, match) * KV_BLOCK_TOKENS
+        if branch >= prompt_end:
+            branch = 0  # all of it is known
+        ladder = range(start - start % LADDER_TOKENS + LADDER_TOKENS, end, LADDER_TOKENS)
+        places: list[int] = []
+        for place in (branch, prompt_end, *ladder):
+            nearest = min((abs(place - each) for each in places), default=place)
+            if min(place - start, nearest) >= LEAST_SAVED_TOKENS:
+                places.append(place)
+        return sorted(places, reverse=True)
+
+    def _num_shared_blocks(self, sequence: SequenceState, match: PrefixMatch) -> int:
+        """Return how many full blocks of the sequence are cached or being computed."""
+        chain = self._chain(sequence)
+        most = sequence.most_cached_tokens // KV_BLOCK_TOKENS
+        count = match.num_known_tokens // KV_BLOCK_TOKENS
+        while count < most and chain.after(count + 1) in self._computing:
+            count += 1
+        return count
+
+    def _ask(self, full_hash: bytes, position: int) -> bool:
+        """Have whoever computes a block make a checkpoint after it; False if it is too late."""
+        owner_id = self._computing.get(full_hash)
+        owner = None if owner_id is None else self._live.get(owner_id)
+        if owner is None or owner.num_scheduled > position or self._states.num_states < 2:
+            return False
+        if position not in owner.planned:
+            insort(owner.planned, position, key=neg)
+        self._expected[full_hash] = owner.sequence_id
+        return True
+
+    def _expect_not(self, full_hash: bytes, sequence: SequenceState) -> None:
+        if self._expected.get(full_hash) == sequence.sequence_id:
+            del self._expected[full_hash]

@@ -1,0 +1,331 @@
+"""Qwen3-Next and Qwen3.5 against transformers, from safetensors and from GGUF files, in F32.
+
+Prompts are longer than the chunks of 64 tokens in which transformers computes the gated delta rule.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from support.changes import Change, each_layer, in_attention, in_experts, in_ropes
+from support.gated_delta_models import make_gated_delta_model, write_gated_delta_gguf
+from support.parity import assert_logits_agree
+from support.random_models import RandomModel, random_tokens, torch_logits
+from support.stages import Stages
+from support.state_dict_source import StateDictSource
+
+from potluck.catalog import describe_model, open_weights
+from potluck.models.names import FileKind
+from potluck.models.registry import skipped_parts
+from potluck.types.model import GatedDeltaConfig, HeadNorm, LayerConfig
+from potluck.types.program import Shard
+
+TOLERANCE = 1e-4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A model, and what configurations that forgot one of its features would say.
+
+    ``sees``: it is the text part of a model with a vision tower. ``has_gguf``: a GGUF file can say
+    all that the configuration does.
+    """
+
+    name: str
+    family: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    forgotten: Mapping[str, Change] = field(default_factory=dict)
+    sees: bool = False
+    has_gguf: bool = True
+
+    def __str__(self) -> str:
+        return self.name
+
+
+ROPE: dict[str, Any] = {
+    "rope_type": "default",
+    "rope_theta": 500.0,
+    "partial_rotary_factor": 0.25,
+}
+SECTIONS: dict[str, Any] = {"mrope_interleaved": True, "mrope_section": [2, 1, 1]}
+DELTA: dict[str, Any] = {
+    "num_hidden_layers": 5,
+    "head_dim": 32,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    # llama.cpp knows heads of one size only.
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 32,
+    "rope_parameters": ROPE,
+}
+DENSE = DELTA | {"rope_parameters": ROPE | SECTIONS}
+EXPERTS: dict[str, Any] = {
+    "num_experts": 7,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 48,
+    "shared_expert_intermediate_size": 80,
+}
+
+
+def in_recurrences(**changes: Any) -> Change:
+    """The change of the gated delta nets of all layers that have one."""
+
+    def changed(layer: LayerConfig) -> LayerConfig:
+        if not isinstance(layer.recurrence, GatedDeltaConfig):
+            return layer
+        return replace(layer, recurrence=replace(layer.recurrence, **changes))
+
+    return each_layer(changed)
+
+
+CASES: tuple[Case, ...] = (
+    Case(
+        name="qwen3-next",
+        family="qwen3_next",
+        settings=DELTA | EXPERTS,
+        forgotten={
+            "partial rope": in_ropes(rotary_dim=32),
+            "norms of heads": in_attention(head_norm=HeadNorm.NONE),
+            "shares": in_experts(normalize_shares=False),
+            "shared gate": in_experts(has_shared_gate=False),
+            "order of heads": in_recurrences(is_tiled=True),
+            "epsilon": in_recurrences(epsilon=0.1),
+        },
+    ),
+    Case(
+        name="qwen3-next-some-layers-dense-biases",
+        family="qwen3_next",
+        settings=DELTA
+        | EXPERTS
+        | {
+            "attention_bias": True,
+            "mlp_only_layers": [4],
+            "decoder_sparse_step": 2,
+            "norm_topk_prob": False,
+            "layer_types": ["full_attention", *["linear_attention"] * 3, "full_attention"],
+            "linear_conv_kernel_dim": 3,
+            "linear_key_head_dim": 24,
+            "linear_value_head_dim": 48,
+            "tie_word_embeddings": True,
+        },
+        has_gguf=False,
+    ),
+    Case(
+        name="qwen3-next-yarn",
+        family="qwen3_next",
+        settings=DELTA
+        | EXPERTS
+        | {
+            "num_hidden_layers": 4,
+            "rope_parameters": ROPE
+            | {
+                "rope_type": "yarn",
+                "factor": 8.0,
+                "original_max_position_embeddings": 32,
+            },
+        },
+    ),
+    Case(
+        name="qwen3.5",
+        family="qwen3_5_text",
+        settings=DENSE,
+        forgotten={
+            "partial rope": in_ropes(rotary_dim=32),
+            "order of heads": in_recurrences(is_tiled=True),
+        },
+    ),
+    Case(
+        name="qwen3.5-equal-heads-tied-sees",
+        family="qwen3_5_text",
+        settings=DENSE
+        | {"num_hidden_layers": 4, "linear_num_key_heads": 4, "tie_word_embeddings": True},
+        sees=True,
+    ),
+    Case(
+        name="qwen3.5-three-heads-for-one-sees",
+        family="qwen3_5_text",
+        settings=DENSE
+        | {
+            "num_hidden_layers": 3,
+            "linear_num_value_heads": 6,
+            "linear_key_head_dim": 48,
+            "linear_value_head_dim": 48,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "rope_parameters": ROPE
+            | SECTIONS
+            | {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
+        },
+        sees=True,
+    ),
+    Case(
+        name="qwen3.5-moe",
+        family="qwen3_5_moe_text",
+        settings=DENSE | EXPERTS,
+        forgotten={
+            "shares": in_experts(normalize_shares=False),
+            "shared gate": in_experts(has_shared_gate=False),
+        },
+    ),
+    Case(
+        name="qwen3.5-moe-sees",
+        family="qwen3_5_moe_text",
+        settings=DENSE | EXPERTS | {"num_hidden_layers": 4},
+        sees=True,
+    ),
+    Case(
+        name="qwen3.5-all-attention",
+        family="qwen3_5_text",
+        settings=DENSE | {"num_hidden_layers": 2, "layer_types": ["full_attention"] * 2},
+        has_gguf=False,
+    ),
+)
+FORGOTTEN = [
+    pytest.param(case, what, id=f"{case.name}-{what.replace(' ', '-')}")
+    for case in CASES
+    for what in case.forgotten
+]
+WITH_GGUF = [case for case in CASES if case.has_gguf]
+
+Models = Callable[[Case], RandomModel]
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
+    made: dict[str, RandomModel] = {}
+
+    def make(case: Case) -> RandomModel:
+        if case.name not in made:
+            directory = tmp_path_factory.mktemp("model")
+            made[case.name] = make_gated_delta_model(
+                case.family, case.settings, directory, seed=11, sees=case.sees
+            )
+        return made[case.name]
+
+    return make
+
+
+def logits_of_files(path: Path, tokens: list[int], **options: Any) -> NDArray[np.float32]:
+    """Of the model at ``path``, by its own files alone, one token a step."""
+    description = describe_model(str(path))
+    whole = Shard.whole(description.config.num_layers)
+    with (
+        closing(open_weights(description, [whole])) as source,
+        Stages(description.config, source, file_kind=description.files.kind, **options) as stages,
+    ):
+        return stages.logits_at_all_positions(tokens)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_logits_at_every_position(case: Case, models: Models) -> None:
+    model, tokens = models(case), random_tokens(150)
+    actual = logits_of_files(model.directory, tokens, boundaries=[1])
+    assert_logits_agree(actual, torch_logits(model, tokens), tolerance=TOLERANCE)
+
+
+@pytest.mark.parametrize("case", [CASES[0], CASES[3]], ids=str)
+def test_prompts_in_two_chunks(case: Case, models: Models) -> None:
+    model, tokens = models(case), random_tokens(72, seed=3)
+    expected = torch_logits(model, tokens)[-1]
+    description = describe_model(str(model.directory))
+    whole = Shard.whole(description.config.num_layers)
+    for boundary in range(1, 5):
+        with (
+            closing(open_weights(description, [whole])) as source,
+            Stages(description.config, source, boundaries=[boundary]) as stages,
+        ):
+            for length in range(boundary, 72, 4):
+                stages.logits(stages.slice(0, tokens[:length]))
+                logits = stages.logits(stages.slice(0, tokens[length:], length))
+                assert np.abs(logits[0] - expected).max() < TOLERANCE, length
+
+
+@pytest.mark.parametrize("case", WITH_GGUF, ids=str)
+def test_gguf_files_give_the_same_logits(case: Case, models: Models, tmp_path: Path) -> None:
+    model, tokens = models(case), random_tokens(100, seed=4)
+    path = tmp_path / "model.gguf"
+    write_gated_delta_gguf(path, model)
+    assert describe_model(str(path)).files.kind is FileKind.GGUF
+    actual, expected = logits_of_files(path, tokens), torch_logits(model, tokens)
+    assert_logits_agree(actual, expected, tolerance=TOLERANCE)
+
+
+def case_of(name: str) -> Case:
+    """The case of that name."""
+    (found,) = (case for case in CASES if case.name == name)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("qwen3-next", {"is_legacy": True}),
+        ("qwen3-next", {"fuses_experts": True}),
+        ("qwen3-next", {"predicts": True}),
+        ("qwen3.5", {"predicts": True}),
+        ("qwen3.5-moe", {"fuses_experts": True, "predicts": True}),
+    ],
+)
+def test_other_forms_of_gguf_files(
+    name: str, options: Mapping[str, Any], models: Models, tmp_path: Path
+) -> None:
+    model, tokens = models(case_of(name)), random_tokens(40, seed=4)
+    path = tmp_path / "model.gguf"
+    write_gated_delta_gguf(path, model, **options)
+    actual, expected = logits_of_files(path, tokens), torch_logits(model, tokens)
+    assert_logits_agree(actual, expected, tolerance=TOLERANCE)
+    names = list(open_names(path))
+    skipped = skipped_parts(describe_model(str(path)).config, names, FileKind.GGUF)
+    assert skipped == (("layers that predict further tokens",) if "predicts" in options else ())
+
+
+def open_names(path: Path) -> list[str]:
+    """The names of a file's tensors."""
+    from gguf import GGUFReader
+
+    return [tensor.name for tensor in GGUFReader(path).tensors]
+
+
+def test_published_forms_of_safetensors(models: Models, tmp_path: Path) -> None:
+    """Experts in one tensor for a layer, and layers that predict further tokens."""
+    from safetensors.numpy import save_file
+
+    model, tokens = models(case_of("qwen3.5-moe-sees")), random_tokens(40)
+    tensors = dict(model.state)
+    for name in [name for name in tensors if ".experts.0." in name]:
+        stem, _, tail = name.partition(".experts.0.")
+        stack = [tensors.pop(f"{stem}.experts.{expert}.{tail}") for expert in range(7)]
+        tensors[f"{stem}.experts.{tail}"] = np.stack(stack)
+    for name in [name for name in tensors if name.endswith("experts.gate_proj.weight")]:
+        stem = name.removesuffix("gate_proj.weight")
+        parts = tensors.pop(name), tensors.pop(f"{stem}up_proj.weight")
+        tensors[f"{stem}gate_up_proj"] = np.concatenate(parts, axis=1)
+        tensors[f"{stem}down_proj"] = tensors.pop(f"{stem}down_proj.weight")
+    tensors["mtp.fc.weight"] = np.ones((96, 192), np.float32)
+    tensors["mtp.layers.0.mlp.gate.weight"] = np.ones((7, 96), np.float32)
+    save_file(tensors, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(model.config))
+    description = describe_model(str(tmp_path))
+    assert description.config.name_variants == ("fused experts",)
+    assert skipped_parts(description.config, tensors, FileKind.HUGGING_FACE) == (
+        "layers that predict further tokens",
+        "a vision tower",
+    )
+    actual = logits_of_files(tmp_path, tokens, boundaries=[2])
+    assert_logits_agree(actual, torch_logits(model, tokens), tolerance=TOLERANCE)
+
+
+@pytest.mark.parametrize(("case", "what"), FORGOTTEN)
+def test_a_forgotten_feature_would_show(case: Case, what: str, models: Models) -> None:
+    model, tokens = models(case), random_tokens(60)
+    forgetful = case.forgotten[what](describe_model(str(model.directory)).config)
+    with Stages(forgetful, StateDictSource(model.state)) as stages:
+        actual = stages.logits_at_all_positions(tokens)
+    assert np.abs(actual - torch_logits(model, tokens)).max() > 100 * TOLERANCE

@@ -1,0 +1,153 @@
+"""Models with state: any interleaving gives every sequence its own text.
+
+With and without a prefix cache, with several steps in flight, and when sequences are cancelled or
+preempted, steps fail on one of the stages, and all stages are lost. Checkpoints are made more often
+than they would be, so that short prompts have many.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from dataclasses import replace
+
+import pytest
+from support.stateful_pipeline import StatefulPipeline
+from support.toy_pipeline import expected_tokens, toy_score
+
+from potluck.scheduling import Scheduler, SchedulerLimits, SequenceRequest, stateful_cache
+from potluck.scheduling.blocks import blocks_for
+from potluck.types.step import SamplingParams, SequenceId, Step
+
+CONTEXT_TOKENS = 120
+NUM_STAGES = 2
+NUM_EVENTS = 500
+
+Given = tuple[int, float | None]
+
+
+def check_slots(scheduler: Scheduler, limits: SchedulerLimits) -> None:
+    slots = scheduler.state_slots
+    assert slots.num_live == scheduler.num_sequences - scheduler.num_waiting
+    assert slots.num_live <= max(1, 3 * limits.num_states // 4)
+    assert slots.num_live + slots.num_checkpoints + slots.num_free == limits.num_states
+    assert limits.has_prefix_cache or not slots.num_checkpoints
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_every_sequence_gets_its_own_text(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    draws = random.Random(seed)
+    monkeypatch.setattr(stateful_cache, "LADDER_TOKENS", draws.choice([16, 48, 1024]))
+    monkeypatch.setattr(stateful_cache, "LEAST_SAVED_TOKENS", draws.choice([1, 16, 128]))
+    play(
+        SchedulerLimits(
+            num_blocks=draws.randint(blocks_for(CONTEXT_TOKENS), 40),
+            context_tokens=CONTEXT_TOKENS,
+            max_step_tokens=draws.choice([1, 7, 20, 40, 60]),
+            max_step_sequences=draws.randint(1, 6),
+            max_steps_in_flight=draws.randint(1, 4),
+            has_prefix_cache=draws.random() < 0.9,
+            num_states=draws.randint(1, 10),
+        ),
+        draws,
+    )
+
+
+def play(limits: SchedulerLimits, draws: random.Random) -> None:
+    scheduler = Scheduler(limits)
+    pipeline = StatefulPipeline(limits.num_states, NUM_STAGES)
+    in_flight: deque[Step] = deque()
+    asked: dict[SequenceId, list[Given]] = {}
+    texts: dict[SequenceId, list[int]] = {}
+    got: dict[SequenceId, list[Given]] = {}
+    over: set[SequenceId] = set()
+
+    def add(prompt: list[int], count: int, *, is_scored: bool, is_alone: bool) -> None:
+        request = SequenceRequest(
+            prompt_tokens=tuple(prompt),
+            sampling=SamplingParams(),
+            max_new_tokens=count,
+            score_prompt=is_scored,
+        )
+        sequence = scheduler.add(request, is_alone=is_alone)
+        new = expected_tokens(prompt, min(count, CONTEXT_TOKENS - len(prompt)))
+        scores = [(prompt[i], toy_score(prompt[:i], prompt[i])) for i in range(1, len(prompt))]
+        asked[sequence] = scores * is_scored + [(token, None) for token in new]
+        texts[sequence] = [*prompt, *new]
+        got[sequence] = []
+
+    def form() -> bool:
+        step = scheduler.next_step()
+        if step is None:
+            return False
+        assert step.num_tokens <= limits.max_step_tokens
+        pipeline.submit(step)
+        in_flight.append(step)
+        check_slots(scheduler, limits)
+        return True
+
+    def complete(fails_at: int | None = None) -> None:
+        step = in_flight.popleft()
+        step_id, sampled = pipeline.run_oldest(fails_at)
+        for token in scheduler.complete(step_id, sampled, has_failed=fails_at is not None):
+            assert token.sequence_id not in over
+            got[token.sequence_id].append((token.token, token.logprob))
+            if token.finish_reason is not None:
+                assert got[token.sequence_id] == asked[token.sequence_id]
+        if fails_at is not None:
+            for part in step.slices:
+                cancel(part.sequence_id)
+        check_slots(scheduler, limits)
+
+    def cancel(sequence: SequenceId) -> None:
+        if sequence in asked and got[sequence] != asked[sequence]:
+            over.add(sequence)
+        scheduler.cancel(sequence)
+        check_slots(scheduler, limits)
+
+    def prompt() -> list[int]:
+        """Return one that begins as others do, or goes on where one ended."""
+        tail = [draws.randrange(1000) for _ in range(draws.choice((0, 1, 5, 30)))]
+        if texts and draws.random() < 0.4:
+            text = draws.choice(list(texts.values())[-4:])
+            return [*text[: len(text) - draws.choice((0, 0, 1, 5, 20))], *tail]
+        return [*expected_tokens([draws.randrange(2)], draws.randrange(CONTEXT_TOKENS)), *tail]
+
+    for _ in range(NUM_EVENTS):
+        match draws.choices(
+            ("add", "cancel", "form", "complete", "fail", "restart"), (12, 4, 40, 40, 2, 0.5)
+        )[0]:
+            case "add" if len(asked) - len(over) < 40:
+                add(
+                    (prompt() or [7])[: CONTEXT_TOKENS - 1],
+                    draws.choice((1, 3, 20, 60)),
+                    is_scored=draws.random() < 0.1,
+                    is_alone=draws.random() < 0.05,
+                )
+            case "cancel" if asked:
+                cancel(draws.choice(list(asked)[-6:]))
+            case "form":
+                form()
+            case "complete" if len(pipeline):
+                complete()
+            case "fail" if len(pipeline):
+                complete(fails_at=draws.randrange(NUM_STAGES))
+            case "restart":
+                limits = replace(limits, num_states=draws.randint(1, 10))
+                scheduler.restart(limits)
+                pipeline = StatefulPipeline(limits.num_states, NUM_STAGES)
+                in_flight.clear()
+            case _:
+                pass
+    while form() or len(pipeline):
+        if len(pipeline):
+            complete()
+
+    for sequence, expected in asked.items():
+        if sequence in over:
+            assert got[sequence] == expected[: len(got[sequence])]
+        else:
+            assert got[sequence] == expected
+    assert scheduler.num_free_blocks == limits.num_blocks
+    assert scheduler.num_sequences == 0
+    assert scheduler.state_slots.num_live == 0

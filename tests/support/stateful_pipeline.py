@@ -1,0 +1,142 @@
+"""A pipeline of stages with state that computes nothing but notices every wrong state.
+
+Each stage remembers which token was written at which position of which block, as
+``toy_pipeline``, and in each state slot how many tokens it has seen and a hash of them. A token is
+that of ``expected_tokens`` only if the blocks and the slots of all stages show the same history.
+So it is wrong for a slot that was overwritten, copied too early, too late or from elsewhere, and
+for one that a step wrote which has failed on one of the stages.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from support.toy_pipeline import next_token, toy_score
+
+from potluck.types.step import KV_BLOCK_TOKENS, SampledToken, SequenceSlice, Step, StepId
+
+State = tuple[int, int]
+"""How many tokens were seen, and their hash."""
+
+_NOTHING: State = (0, 0)
+_UNKNOWN: State = (-1, 0)
+
+
+def state_after(tokens: Sequence[int], before: State = _NOTHING) -> State:
+    """Return the state after ``tokens``."""
+    count, digest = before
+    for token in tokens:
+        count, digest = count + 1, zlib.crc32(token.to_bytes(4, "little"), digest)
+    return count, digest
+
+
+@dataclass
+class ToyStage:
+    """One stage: what its cache blocks and its state slots hold."""
+
+    rows: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
+    states: dict[int, State] = field(default_factory=dict)
+
+    def copy(self, step: Step) -> None:
+        """Make the copies of a step."""
+        for copy in step.copies:
+            for offset in range(KV_BLOCK_TOKENS):
+                row = self.rows.get((copy.source, offset))
+                if row is not None:
+                    self.rows[copy.target, offset] = row
+        for state_copy in step.state_copies:
+            self.states[state_copy.target] = self.states.get(state_copy.source, _UNKNOWN)
+
+    def compute(self, part: SequenceSlice) -> list[list[int] | None]:
+        """Write a slice; return the history after each token, or None where it is not known."""
+        table, start = part.block_table, part.start_position
+        for position, token in enumerate(part.tokens, start):
+            place = table[position // KV_BLOCK_TOKENS], position % KV_BLOCK_TOKENS
+            self.rows[place] = (position, token)
+        history: list[int] = []
+        is_known = True
+        for position in range(start + len(part.tokens)):
+            place = table[position // KV_BLOCK_TOKENS], position % KV_BLOCK_TOKENS
+            written, token = self.rows.get(place, (-1, 0))
+            is_known = is_known and written == position
+            history.append(token)
+        assert part.state is not None
+        state = _NOTHING if start == 0 else self.states.get(part.state, _UNKNOWN)
+        seen: list[list[int] | None] = []
+        for index, token in enumerate(part.tokens):
+            state = state_after([token], state)
+            before = history[: start + index + 1]
+            seen.append(before if is_known and state == state_after(before) else None)
+        self.states[part.state] = state
+        return seen
+
+
+class StatefulPipeline:
+    """Takes steps and runs them, oldest first, when asked."""
+
+    def __init__(self, num_states: int, num_stages: int = 2) -> None:
+        self.num_states = num_states
+        self.stages = [ToyStage() for _ in range(num_stages)]
+        self.num_computed = 0
+        """Tokens of all steps that were run."""
+        self.num_state_copies = 0
+        self._steps: deque[Step] = deque()
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def submit(self, step: Step) -> None:
+        """Queue a step, and check what it writes."""
+        copied = [copy.target for copy in step.state_copies]
+        own = [part.state for part in step.slices]
+        assert None not in own
+        assert len(set(copied)) == len(copied), "a slot is copied to twice in one step"
+        assert len(set(own)) == len(own), "two sequences of one step have one slot"
+        for copy in step.state_copies:
+            part = next((each for each in step.slices if each.state == copy.target), None)
+            assert part is None or part.start_position > 0, "what begins with zeros is restored"
+        used = {*own, *copied, *(copy.source for copy in step.state_copies)}
+        assert used <= set(range(self.num_states))
+        self._steps.append(step)
+
+    @property
+    def oldest(self) -> Step:
+        """The step that is run next."""
+        return self._steps[0]
+
+    def run_oldest(self, fails_at: int | None = None) -> tuple[StepId, tuple[SampledToken, ...]]:
+        """Run the oldest step; from the stage ``fails_at`` on it is not computed."""
+        step = self._steps.popleft()
+        self.num_computed += step.num_tokens
+        self.num_state_copies += len(step.state_copies)
+        sampled: list[SampledToken] = []
+        for stage in self.stages[:fails_at]:
+            stage.copy(step)
+        for part in step.slices:
+            seen = [stage.compute(part) for stage in self.stages[:fails_at]]
+            if fails_at is None:
+                sampled += [
+                    _follows(part, index, [each[index] for each in seen]) for index in part.wanted
+                ]
+        return step.step_id, tuple(sampled)
+
+
+def _follows(part: SequenceSlice, index: int, seen: list[list[int] | None]) -> SampledToken:
+    history = seen[0]
+    is_right = history is not None and all(each == history for each in seen)
+    known = part.known_after(index)
+    if history is None or not is_right:
+        token, score = (1000 if known is None else known), 1.0  # no such token or score exists
+    elif known is None:
+        token, score = next_token(history), None
+    else:
+        token, score = known, toy_score(history, known)
+    return SampledToken(
+        sequence_id=part.sequence_id,
+        position=part.start_position + index + 1,
+        token=token,
+        logprob=None if known is None else score,
+    )

@@ -1,0 +1,81 @@
+"""The state slots of a deployment: asked for, by default, and passed on to its stages."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+from support.recurrent_configs import MAMBA, hybrid_config
+
+from potluck.catalog import ModelDescription, describe_model
+from potluck.cluster.agent.new_deployment import new_record
+from potluck.cluster.calls import Deploy, DeploymentRecord, ModelFingerprint, StageRecord
+from potluck.cluster.coordinator.planning import size_of
+from potluck.cluster.coordinator.starting import stage_spec
+from potluck.errors import ParameterError
+from potluck.placement.keeping import is_of_size
+from potluck.types.cluster import NodeId, UnitId
+from potluck.types.memory import MemoryPlan
+from potluck.types.placement import Objective
+
+DEMO = describe_model("demo")
+HYBRID = replace(DEMO, config=hybrid_config(MAMBA))
+NODE = NodeId("a" * 16)
+
+
+def record(description: ModelDescription = HYBRID, **asked: Any) -> DeploymentRecord:
+    fingerprint = ModelFingerprint(digest="d")
+    request = Deploy(model="m", context_tokens=64, **asked)
+    return new_record(request, description, fingerprint, model_id="m", coordinator=NODE)
+
+
+def test_small_states_are_as_many_as_a_step_has_sequences() -> None:
+    assert record().num_states == 64
+
+
+def test_what_is_asked_for_is_taken_before_the_default_of_the_settings() -> None:
+    assert record(num_states=5, default_states=9).num_states == 5
+    assert record(default_states=9).num_states == 9
+
+
+def test_a_model_without_state_has_none_whatever_the_settings_say() -> None:
+    assert record(DEMO).num_states == 0
+    assert record(DEMO, default_states=9).num_states == 0
+    with pytest.raises(ParameterError, match="keep keys and values only"):
+        record(DEMO, num_states=9)
+
+
+@pytest.mark.parametrize("wanted", [{"num_streams": 60}, {"objective": Objective.THROUGHPUT}])
+def test_streams_that_are_planned_for_can_all_be_live(wanted: dict[str, Any]) -> None:
+    num_streams = wanted.get("num_streams", 8)
+    needed = -(-num_streams * 4 // 3)
+    assert record(**wanted).num_states == max(64, needed)
+    assert record(default_states=2, **wanted).num_states == needed
+    with pytest.raises(ParameterError, match=f"{needed} are needed for {num_streams} streams"):
+        record(num_states=needed - 1, **wanted)
+    assert record(num_states=needed, **wanted).num_states == needed
+
+
+def test_streams_that_nobody_asked_for_need_nothing() -> None:
+    assert record(num_states=2).num_states == 2
+
+
+def test_stages_get_as_many_as_the_record_has() -> None:
+    memory = MemoryPlan(
+        weights=(), cache_bytes=0, rope_bytes=0, scratch_bytes=0, staging_bytes=0, state_bytes=7
+    )
+    stage = StageRecord(
+        node_id=NODE, unit_id=UnitId("u"), start_layer=0, end_layer=3, memory=memory
+    )
+    placed = msgspec.structs.replace(record(num_states=5), stages=(stage,))
+    size = size_of(HYBRID.config, placed)
+    spec = stage_spec(placed, size, 0)
+    assert (size.num_states, size.of_stage.num_states, spec.num_states) == (5, 5, 5)
+    assert is_of_size(spec.held, size.of_stage)
+    other = size_of(HYBRID.config, record(num_states=6))
+    assert not is_of_size(spec.held, other.of_stage), "its engine has other slots"
+    assert other.edge_limits.max_header_bytes > size.edge_limits.max_header_bytes
+    again = stage_spec(placed, other, 0)
+    assert not spec.is_same_holding(again)
