@@ -27,7 +27,8 @@ AttentionShape shape_of(const op::Attention<int>& o) {
 // Where everything lies in the scratch memory.
 struct Executor::Layout {
   std::vector<uint64_t> registers;
-  uint64_t q, q_scales, q_sums, bf16, attention, attention_floats, partials, head_linear, moe, head_input;
+  uint64_t q, q_scales, q_sums, bf16, attention, attention_floats, partials, head_linear, moe;
+  uint64_t head_input;
   uint64_t num_bytes = 0;
 
   Layout(const Program& program, int64_t max_tokens, int num_threads, Arithmetic arithmetic) {
