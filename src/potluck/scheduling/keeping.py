@@ -56,10 +56,12 @@ class Restorer:
         """
         if sequence.is_sought:
             return False
+        # Where blocks are cached without a state, the next ones may bring one.
+        is_worth_any = sequence.num_sought_blocks > 0 or match.num_uncovered_tokens > 0
         match = self._cache.find_blocks(sequence, match)
         start = len(match.blocks)
         candidates = self._cache.stored_candidates(sequence, match)
-        least = 1 if sequence.num_sought_blocks else LEAST_SOUGHT_BLOCKS
+        least = 1 if is_worth_any else LEAST_SOUGHT_BLOCKS
         # Where blocks are missing that were put back, there is too little room for all.
         if len(candidates) < least or start < sequence.num_sought_blocks:
             sequence.is_sought = True
