@@ -61,7 +61,7 @@ def open_keeper(
     parts = (name, stage.weights_key, description.config, shard.start_layer, shard.end_layer)
     key = hashlib.sha256(msgspec.json.encode(parts)).hexdigest()[:_KEY_DIGITS]
     try:
-        keeper = _open_stores(stage.engine, block_format, folder, key, limit_bytes)
+        keeper = open_stores(stage.engine, block_format, folder, key, limit_bytes)
     except OSError as error:
         reason = "another stage has its folder" if isinstance(error, BlockingIOError) else error
         _log.warning("no cache blocks are kept on disk: %s", reason)
@@ -69,7 +69,7 @@ def open_keeper(
     return KeptBlocks(keeper=keeper, name=name)
 
 
-def _open_stores(
+def open_stores(
     engine: LoadableEngine, block_format: BlockFormat, folder: Path, key: str, limit_bytes: int
 ) -> DiskKeeper:
     """Open what the stage has of blocks and states; with both, each takes half of the room."""
