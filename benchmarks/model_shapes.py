@@ -486,5 +486,5 @@ def _gated(shape: Shape, inner: int, prefix: str) -> Iterator[Tensor]:
 
 def stored_bytes(shape: Shape) -> int:
     """Of a model's weights in BF16; a vocabulary of demo's size is not counted."""
-    tensors = hugging_face_tensors(shape, shape.vocab_size or 0)
+    tensors = gguf_tensors(shape, shape.vocab_size or 0)
     return 2 * sum(math.prod(tensor.dimensions) for tensor in tensors)
