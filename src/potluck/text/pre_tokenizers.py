@@ -122,6 +122,7 @@ BYTE_PRE_TOKENIZERS: dict[str, BytePreTokenizer] = {
     "llama3": _LLAMA,
     "llama-v3": _LLAMA,
     "falcon3": _LLAMA,
+    "falcon-h1": _LLAMA,
     "pixtral": _LLAMA,
     "lfm2": _LLAMA,
     "midm-2.0": _LLAMA,

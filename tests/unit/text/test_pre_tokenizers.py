@@ -38,6 +38,7 @@ def words(name: str, text: str) -> list[str]:
         ("llama-bpe", LLAMA3),
         ("llama3", LLAMA3),
         ("falcon3", LLAMA3),
+        ("falcon-h1", LLAMA3),
         ("pixtral", LLAMA3),
         ("midm-2.0", LLAMA3),
         ("minicpm5", LLAMA3),
@@ -83,6 +84,7 @@ def test_what_else_differs_between_them() -> None:
     assert ignoring == {
         *("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "midm-2.0"),
         *("tekken", "minicpm5", "glm4", "glm5", "lfm2", "kimi-k2"),
+        *("falcon-h1", "tekken", "minicpm5", "glm4", "glm5", "lfm2"),
     }
     beginning = {name for name, each in BYTE_PRE_TOKENIZERS.items() if each.adds_bos}
     assert beginning == ignoring - {"minicpm5", "glm4", "glm5", "kimi-k2"}
