@@ -10,6 +10,10 @@
   makes them; 4 x columns operations per token, query head and visible position.
 - *Windows*, of shapes that have one: seconds of a token of decode, and of 512 tokens of prefill, at
   several depths. They should not grow with the depth.
+- *Latent*, of shapes as multi-head latent attention has them: seconds of a token of decode and of
+  prefill at several depths, in the absorbed form, where all heads share a key whose columns are the
+  values too, and in the expanded one, where each has a key and a value of its own. The products
+  that expand them are not among the seconds, but their multiply-adds are counted.
 
 Seconds are wall-clock and thread CPU time of every pass after one that does not count; figures are
 those of the fastest by CPU time, so that what else runs on the machine disturbs them little.
@@ -23,6 +27,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from circumstances import circumstances
@@ -37,6 +42,9 @@ PREFILL_TOKENS = 512
 PREFILL_STARTS = (0, 1536, 3584)
 WINDOW_STARTS = (2048, 8192, 32768)
 WINDOW_DECODES = 50
+LATENT_STARTS = (1023, 8191, 32767)
+LATENT_PREFILL_ROWS = 1024
+LATENT_DECODE_HEADS = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +57,17 @@ class HeadShape:
     window: int | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentShape:
+    """Heads of a model with multi-head latent attention."""
+
+    num_heads: int
+    latent_rank: int
+    rope_dim: int
+    nope_dim: int
+    value_dim: int
+
+
 SHAPES = {
     "llama-1b": HeadShape(num_heads=32, num_kv_heads=8, head_dim=64),
     "llama-8b": HeadShape(num_heads=32, num_kv_heads=8, head_dim=128),
@@ -56,6 +75,16 @@ SHAPES = {
     "gemma3-1b": HeadShape(num_heads=4, num_kv_heads=1, head_dim=256, window=512),
     "gemma3-4b": HeadShape(num_heads=8, num_kv_heads=4, head_dim=256, window=1024),
     "gpt-oss-20b": HeadShape(num_heads=64, num_kv_heads=8, head_dim=64, window=128),
+}
+
+
+LATENT_SHAPES = {
+    "glm-4.7-flash": LatentShape(
+        num_heads=20, latent_rank=512, rope_dim=64, nope_dim=192, value_dim=256
+    ),
+    "deepseek-v3": LatentShape(
+        num_heads=128, latent_rank=512, rope_dim=64, nope_dim=128, value_dim=128
+    ),
 }
 
 
@@ -67,14 +96,21 @@ class Cache:
     values: NDArray[np.uint16]
 
     @classmethod
-    def make(cls, num_blocks: int, num_kv_heads: int, head_dim: int) -> Cache:
-        """Made of one million drawn numbers, again and again."""
+    def make(
+        cls, num_blocks: int, num_kv_heads: int, head_dim: int, value_dim: int | None = None
+    ) -> Cache:
+        """Made of one million drawn numbers, again and again; values are as wide as keys, unless
+        ``value_dim`` says otherwise.
+        """
         drawn = np.random.default_rng(0).standard_normal(1 << 20).astype(np.float16)
-        num_numbers = num_blocks * num_kv_heads * BLOCK_TOKENS * head_dim
-        numbers = np.resize(drawn, num_numbers).view(np.uint16)
+        positions = num_blocks * num_kv_heads * BLOCK_TOKENS
+        width = head_dim if value_dim is None else value_dim
+        keys, values = (
+            np.resize(drawn, positions * each).view(np.uint16) for each in (head_dim, width)
+        )
         return cls(
-            keys=numbers.reshape(num_blocks, num_kv_heads, head_dim, BLOCK_TOKENS),
-            values=numbers.copy().reshape(num_blocks, num_kv_heads, BLOCK_TOKENS, head_dim),
+            keys=keys.reshape(num_blocks, num_kv_heads, head_dim, BLOCK_TOKENS),
+            values=values.reshape(num_blocks, num_kv_heads, BLOCK_TOKENS, width),
         )
 
     @property
@@ -200,16 +236,111 @@ def measure_window(
     }
 
 
+def latent_seconds(
+    kernels: Kernels,
+    shape: LatentShape,
+    start: int,
+    num_tokens: int,
+    repeats: int,
+    *,
+    absorbed: bool,
+) -> dict[str, object]:
+    """Seconds of ``num_tokens`` tokens from ``start`` on, of all heads, and their operations.
+
+    In the expanded form heads are all alike, and some are measured.
+    """
+    group = shape.num_heads if absorbed else 1
+    head_dim = shape.rope_dim + (shape.latent_rank if absorbed else shape.nope_dim)
+    value_dim = shape.latent_rank if absorbed else shape.value_dim
+    num_blocks = (start + num_tokens - 1) // BLOCK_TOKENS + 1
+    # In a decode the keys and values of neighbouring heads are read together.
+    num_kv_heads = 1 if absorbed or num_tokens > 1 else min(shape.num_heads, LATENT_DECODE_HEADS)
+    cache = Cache.make(num_blocks, num_kv_heads, head_dim, 0 if absorbed else value_dim)
+    table = np.random.default_rng(1).permutation(num_blocks).astype(np.int32)
+    rng = np.random.default_rng(2)
+    heads = group * num_kv_heads
+    q = rng.standard_normal((num_tokens, heads, head_dim)).astype(np.float32)
+    out = np.empty((num_tokens, heads, value_dim), np.float32)
+    scale = float(head_dim**-0.5)
+    tile_tokens = max(1, TILE_ROWS // heads)
+
+    def run() -> None:
+        for i in range(0, num_tokens, tile_tokens):
+            tile = slice(i, i + tile_tokens)
+            kernels.attention(
+                q[tile],
+                cache.keys,
+                None if absorbed else cache.values,
+                table,
+                start + i,
+                None,
+                scale,
+                out[tile],
+                value_start=shape.rope_dim if absorbed else 0,
+            )
+
+    passes = [time_pass(run) for _ in range(repeats + 1)][1:]
+    seconds = fastest(passes) * shape.num_heads / heads
+    num_visible = sum(start + i + 1 for i in range(num_tokens))
+    operations = 2 * (head_dim + value_dim) * shape.num_heads * num_visible
+    return {
+        "num_tokens": num_tokens,
+        "operations": operations,
+        "seconds_per_token": seconds / num_tokens,
+        "operations_per_second": operations / seconds,
+        "passes": [asdict(one) for one in passes],
+    }
+
+
+def measure_latent(
+    kernels: Kernels, shape: LatentShape, start: int, repeats: int
+) -> dict[str, Any]:
+    """Decode and prefill at the position ``start`` in both forms."""
+    num_tokens = LATENT_PREFILL_ROWS // shape.num_heads
+    row: dict[str, Any] = {"start": start}
+    for form in ("absorbed", "expanded"):
+        for phase, count in (("decode", 1), ("prefill", num_tokens)):
+            row[f"{form}_{phase}"] = latent_seconds(
+                kernels, shape, start, count, repeats, absorbed=form == "absorbed"
+            )
+    # Of the products with the matrices of all heads, for each token of a prompt; or for each
+    # position that a chunk of a prompt sees.
+    width = shape.num_heads * shape.latent_rank
+    row["absorbing_operations_per_token"] = 2 * width * (shape.nope_dim + shape.value_dim)
+    row["expanding_operations_per_position"] = 2 * width * (shape.nope_dim + shape.value_dim)
+    return row
+
+
 def parse_arguments() -> argparse.Namespace:
     """What to measure, and where to write it."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("out", type=Path, help="where the JSON goes")
     parser.add_argument("--isa", nargs="+", default=available_isas(), choices=available_isas())
-    parser.add_argument("--shape", nargs="+", default=list(SHAPES), choices=list(SHAPES))
+    every = [*SHAPES, *LATENT_SHAPES]
+    parser.add_argument("--shape", nargs="+", default=every, choices=every)
     parser.add_argument("--context", type=int, default=4096, help="a multiple of 16")
     parser.add_argument("--cache-mb", type=int, default=256)
     parser.add_argument("--repeats", type=int, default=7)
     return parser.parse_args()
+
+
+def latent_result(kernels: Kernels, name: str, repeats: int) -> dict[str, object]:
+    """Measure a latent shape at all depths, and print a line for each."""
+    shape = LATENT_SHAPES[name]
+    rows = []
+    for start in LATENT_STARTS:
+        row = measure_latent(kernels, shape, start, repeats)
+        rows.append(row)
+        texts = []
+        for form in ("absorbed", "expanded"):
+            for phase in ("decode", "prefill"):
+                part = row[f"{form}_{phase}"]
+                texts.append(
+                    f"{form} {phase} {part['seconds_per_token'] * 1e3:.3g} ms,"
+                    f" {part['operations_per_second']:.3g} op/s"
+                )
+        print(f"{kernels.isa:7} {name:13} at {start + 1}: {'; '.join(texts)}", flush=True)
+    return {"isa": kernels.isa, "shape": name, **asdict(shape), "latent": rows}
 
 
 def main() -> None:
@@ -219,6 +350,9 @@ def main() -> None:
     for isa in arguments.isa:
         kernels = kernels_for(isa)
         for name in arguments.shape:
+            if name in LATENT_SHAPES:
+                results.append(latent_result(kernels, name, arguments.repeats))
+                continue
             shape = SHAPES[name]
             decode = measure_decode(
                 kernels, shape, arguments.context, arguments.cache_mb << 20, arguments.repeats

@@ -13,7 +13,8 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,15 +28,22 @@ from random_weights import random_rows
 from potluck.engines import timing
 from potluck.engines.measure import Subject, measure
 from potluck.engines.native import NativeEngine, ThreadPool, choose_isa, loaded_bytes, make_pool
-from potluck.models.layers import plain_config
+from potluck.models.layers import plain_config, with_layers
 from potluck.models.program import build_program, weight_specs
 from potluck.models.rope import rope_tables
+from potluck.models.states import slot_bytes
 from potluck.placement.speed import unit_speed
 from potluck.placement.times import PartTimes, UnitTimes
 from potluck.placement.work import model_work
 from potluck.probe.cpu_cache import last_level_cache_bytes
 from potluck.types.hardware import Figure, Figures, Origin, Rates
-from potluck.types.model import ExpertsConfig, ModelConfig
+from potluck.types.model import (
+    ExpertsConfig,
+    GatedDeltaConfig,
+    LayerConfig,
+    ModelConfig,
+    ShortConvConfig,
+)
 from potluck.types.profile import ModelProfile
 from potluck.types.program import Program, Shard
 from potluck.types.quantization import Quantization
@@ -61,12 +69,16 @@ CASES = [
     ("1B", Quantization.Q4_K),
     ("1B", Quantization.NONE),
     ("Qwen3-30B-A3B-4-layers", Quantization.Q4_K),
+    ("LFM2-1.2B", Quantization.Q4_K),
+    ("Qwen3.5-4B", Quantization.Q4_K),
 ]
 """NONE is BF16, as it is stored."""
 DECODES = [(1, 64), (2, 64), (4, 64), (8, 64), (16, 64), (1, 1024), (1, 4096), (8, 512)]
 """Sequences, and the context of each."""
 PREFILLS = [(32, 32), (128, 128), (512, 512), (256, 2048)]
 """Tokens of the chunk, and the context at its end."""
+NUM_STATES = 16
+"""As many as a step here has sequences."""
 TURN_SECONDS = 0.4
 LEAST_SAMPLES = 3
 
@@ -199,18 +211,19 @@ def compare(
         }
 
     engine = loaded_engine(config, stage, quantization, pool, isa)
+    step_with = partial(step_of, has_states=slot_bytes(config) > 0)
     for count, context in DECODES:
-        samples = measured(engine, step_of(count, 1, context), config.hidden_size, clock)
+        samples = measured(engine, step_with(count, 1, context), config.hidden_size, clock)
         yield row(f"decode {count}@{context}", times.decode(count, context), 1, last + 1, samples)
     for count, context in PREFILLS:
-        samples = measured(engine, step_of(1, count, context), config.hidden_size, clock)
+        samples = measured(engine, step_with(1, count, context), config.hidden_size, clock)
         yield row(f"prefill {count}@{context}", times.prefill(count, context), 1, last + 1, samples)
     # Alone, a head may stay in a cache that the layers push it out of.
     for count in (1, 8):
-        without = step_of(count, 1, 64)
+        without = step_with(count, 1, 64)
         samples = measured(engine, without, config.hidden_size, clock)
         layers_seconds = quartile(samples)
-        step = step_of(count, 1, 64, sample=True)
+        step = step_with(count, 1, 64, sample=True)
         samples = measured(engine, step, config.hidden_size, clock)
         head = [max(0.0, each - layers_seconds) for each in samples]
         yield row(f"head {count}", times.decode(count, 64), last + 1, last + 2, head)
@@ -221,7 +234,7 @@ def compare(
 def config_of(shape: Shape) -> ModelConfig:
     """Return the configuration of a shape."""
     experts = shape.experts
-    return plain_config(
+    config = plain_config(
         family="llama",
         num_layers=shape.num_layers,
         hidden_size=shape.hidden_size,
@@ -244,6 +257,25 @@ def config_of(shape: Shape) -> ModelConfig:
             normalize_shares=True,
         ),
     )
+    net = shape.gated_delta
+
+    def changed(layer: int, plain: LayerConfig) -> LayerConfig:
+        if layer in shape.conv_layers:
+            return replace(plain, attention=None, recurrence=ShortConvConfig(kernel=shape.kernel))
+        if net is None:
+            return plain
+        if not shape.is_recurrent(layer):
+            return replace(plain, attention=replace(plain.grouped_attention, has_output_gate=True))
+        delta = GatedDeltaConfig(
+            num_heads=net.num_heads,
+            num_key_heads=net.num_key_heads,
+            key_dim=net.head_dim,
+            value_dim=net.head_dim,
+            kernel=net.kernel,
+        )
+        return replace(plain, attention=None, recurrence=delta)
+
+    return with_layers(config, changed)
 
 
 def profile_of(config: ModelConfig) -> ModelProfile:
@@ -271,9 +303,16 @@ def stored(name: str, shape: tuple[int, ...]) -> TensorInfo:
 def maker(pool: ThreadPool, isa: str) -> Callable[..., NativeEngine]:
     """Return what makes engines."""
 
-    def make(program: Program, *, num_blocks: int, max_step_tokens: int) -> NativeEngine:
+    def make(
+        program: Program, *, num_blocks: int, max_step_tokens: int, num_states: int = 0
+    ) -> NativeEngine:
         return NativeEngine(
-            program, num_blocks=num_blocks, max_step_tokens=max_step_tokens, pool=pool, isa=isa
+            program,
+            num_blocks=num_blocks,
+            max_step_tokens=max_step_tokens,
+            num_states=num_states,
+            pool=pool,
+            isa=isa,
         )
 
     return make
@@ -285,19 +324,24 @@ def loaded_engine(
     """Return an engine with random weights, which repeat in a large matrix."""
     rope = rope_tables(config, CONTEXT_TOKENS)
     program = build_program(config, shard, context_tokens=CONTEXT_TOKENS, ropes=rope)
-    engine = maker(pool, isa)(program, num_blocks=CONTEXT_TOKENS // 16, max_step_tokens=512)
+    engine = maker(pool, isa)(
+        program,
+        num_blocks=CONTEXT_TOKENS // 16,
+        max_step_tokens=512,
+        num_states=NUM_STATES if program.states else 0,
+    )
     sink = engine.sink()
     rng = np.random.default_rng(0)
-    pieces: dict[tuple[TensorFormat, int, int], memoryview] = {}
+    pieces: dict[tuple[TensorFormat, int, int, float], memoryview] = {}
     for spec in program.weights:
         info = stored(spec.name, spec.shape)
         fmt = quantization.target(spec, info, config.num_layers)
         info = TensorInfo(name=spec.name, shape=spec.shape, format=fmt)
         num_rows = min(info.num_rows, 512)
-        key = (fmt, info.num_columns, num_rows)
+        key = (fmt, info.num_columns, num_rows, _vector_value(spec.name))
         if key not in pieces:
             rows = (
-                np.ones(spec.shape, "<f4")
+                np.full(spec.shape, _vector_value(spec.name), "<f4")
                 if len(spec.shape) == 1
                 else random_rows(rng, fmt, num_rows, info.num_columns)
             )
@@ -310,7 +354,19 @@ def loaded_engine(
     return engine
 
 
-def step_of(num_sequences: int, num_tokens: int, context: int, *, sample: bool = False) -> Step:
+def _vector_value(name: str) -> float:
+    """Of every entry of a vector; states decay, so that they stay finite."""
+    return -1.0 if name.endswith("rate.weight") else 1.0
+
+
+def step_of(
+    num_sequences: int,
+    num_tokens: int,
+    context: int,
+    *,
+    has_states: bool,
+    sample: bool = False,
+) -> Step:
     """Return a step with ``num_tokens`` of each sequence, at the end of its context."""
     blocks = -(-context // 16)
     slices = tuple(
@@ -320,6 +376,7 @@ def step_of(num_sequences: int, num_tokens: int, context: int, *, sample: bool =
             start_position=context - num_tokens,
             block_table=tuple(range(number * blocks, (number + 1) * blocks)),
             sample=sample,
+            state=number if has_states else None,
         )
         for number in range(num_sequences)
     )

@@ -5,6 +5,8 @@
 The models are those of the parity tests, which compare them with ``transformers``. The peer is the
 package ``llama-cpp-python``; both sides compute in F32 with a cache in F32, Potluck in its
 reference engine. A row has the largest difference of two logits and the standard deviation of all.
+llama.cpp does not read YaRN's ``yarn_beta_fast`` in files of most architectures, which shows in
+``kimi-k2``; nor does it load models whose dense layers are not the first ones.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ import test_expert_parity as experts  # type: ignore[import-not-found]  # noqa: 
 import test_gated_delta_parity as gated_delta  # type: ignore[import-not-found]  # noqa: E402
 import test_gemma_parity as gemma  # type: ignore[import-not-found]  # noqa: E402
 import test_hybrid_parity as hybrids  # type: ignore[import-not-found]  # noqa: E402
+import test_latent_parity as latent  # type: ignore[import-not-found]  # noqa: E402
 from support.dense_models import write_dense_gguf  # noqa: E402
 from support.expert_models import make_expert_model, write_expert_gguf  # noqa: E402
 from support.gated_delta_models import (  # noqa: E402
@@ -92,6 +95,17 @@ def models() -> Iterator[Model]:
 
         return write
 
+    def write_latent(case: latent.Case, has_joint_up: bool) -> Callable[[Path], Path]:
+        def write(folder: Path) -> Path:
+            # llama.cpp knows models with queries of full rank by their number of layers.
+            is_lite = case.settings["q_lora_rank"] is None
+            settings = {**case.settings, **({"num_hidden_layers": 27} if is_lite else {})}
+            model = make_expert_model(case.family, settings, folder, seed=5)
+            write_expert_gguf(folder / "model.gguf", model, has_joint_up=has_joint_up)
+            return folder / "model.gguf"
+
+        return write
+
     def write_gated_delta(case: gated_delta.Case) -> Callable[[Path], Path]:
         def write(folder: Path) -> Path:
             model = make_gated_delta_model(
@@ -118,6 +132,14 @@ def models() -> Iterator[Model]:
     for one in experts.CASES:
         if one.has_gguf:
             yield Model(name=one.name, family=one.family, write=write_experts(one))
+    for any_latent in latent.CASES:
+        if any_latent.has_gguf:
+            for ending, is_old in (("", False), ("-old-file", True)):
+                yield Model(
+                    name=f"{any_latent.name}{ending}",
+                    family=any_latent.family,
+                    write=write_latent(any_latent, is_old),
+                )
     for net in gated_delta.WITH_GGUF:
         yield Model(name=net.name, family=net.family, write=write_gated_delta(net))
     for hybrid in hybrids.CASES:

@@ -17,14 +17,29 @@ MAX_CONTEXT_TOKENS = 8192
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
-    """Of a mixture of experts, in every layer; ``shared_size`` is the width of one for all tokens,
-    which has a gate of its own.
+    """Of a mixture of experts, in every layer after the first ``num_dense_layers``.
+
+    ``shared_size`` is the width of one for all tokens, which has a gate of its own. ``has_shared``:
+    every token has one more, without a gate, and the router has corrections of its scores.
     """
 
     num_experts: int
     num_experts_per_token: int
     intermediate_size: int
+    num_dense_layers: int = 0
+    has_shared: bool = False
     shared_size: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Latent:
+    """The ranks and the parts of heads of multi-head latent attention."""
+
+    query_rank: int
+    latent_rank: int
+    rope_dim: int
+    nope_dim: int
+    value_dim: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +61,8 @@ class Shape:
     ``qwen3_moe`` and ``gpt_oss``, or ``qwen3_5_text`` and ``qwen3_5_moe_text``; ``is_only_gguf`` of
     some of them. ``window`` is that of the layers that slide, ``rotary_dim`` what turns of a head,
     if not all. ``conv_layers`` have convolutions of ``kernel`` tokens instead of attention.
+    With ``latent`` (``glm4_moe_lite``) keys and values of all heads are of one row, whose sizes
+    ``num_key_value_heads`` and ``head_dim`` are.
     """
 
     family: str = "llama"
@@ -59,6 +76,7 @@ class Shape:
     has_tied_head: bool = True
     experts: Experts | None = None
     window: int | None = None
+    latent: Latent | None = None
     conv_layers: tuple[int, ...] = ()
     kernel: int = 3
     rotary_dim: int | None = None
@@ -76,8 +94,14 @@ class Shape:
     @property
     def is_only_gguf(self) -> bool:
         """Whether a model of this shape is made as a GGUF file only."""
-        families = ("gemma3_text", "gpt_oss", "lfm2", "qwen3_5_text", "qwen3_5_moe_text")
-        return self.family in families
+        return self.family in (
+            "gemma3_text",
+            "gpt_oss",
+            "glm4_moe_lite",
+            "lfm2",
+            "qwen3_5_text",
+            "qwen3_5_moe_text",
+        )
 
 
 _LLAMA_3_2_1B = Shape(
@@ -127,6 +151,26 @@ _QWEN3_5_35B_A3B = Shape(
     ),
     rotary_dim=64,
     gated_delta=GatedDelta(),
+)
+
+_GLM_4_7_FLASH = Shape(
+    family="glm4_moe_lite",
+    hidden_size=2048,
+    intermediate_size=10_240,
+    num_layers=47,
+    num_heads=20,
+    num_key_value_heads=1,
+    head_dim=576,
+    vocab_size=154_880,
+    has_tied_head=False,
+    experts=Experts(
+        num_experts=64,
+        num_experts_per_token=4,
+        intermediate_size=1536,
+        num_dense_layers=1,
+        has_shared=True,
+    ),
+    latent=Latent(query_rank=768, latent_rank=512, rope_dim=64, nope_dim=192, value_dim=256),
 )
 
 SHAPES = {
@@ -217,6 +261,8 @@ SHAPES = {
     ),
     "gpt-oss-20B": _GPT_OSS_20B,
     "gpt-oss-20B-4-layers": dataclasses.replace(_GPT_OSS_20B, num_layers=4),
+    "GLM-4.7-Flash": _GLM_4_7_FLASH,
+    "GLM-4.7-Flash-6-layers": dataclasses.replace(_GLM_4_7_FLASH, num_layers=6),
     "Qwen3.5-4B": Shape(
         family="qwen3_5_text",
         hidden_size=2560,
@@ -274,6 +320,8 @@ def gguf_tensors(shape: Shape, vocab_size: int) -> Iterator[Tensor]:
         prefix = f"blk.{layer}"
         if shape.gated_delta is not None and shape.is_recurrent(layer):
             yield from _gated_delta_net(shape, shape.gated_delta, prefix)
+        elif shape.latent is not None:
+            yield from _latent_attention(shape, shape.latent, prefix)
         elif layer in shape.conv_layers:
             yield from _short_conv(shape, prefix)
         else:
@@ -285,32 +333,50 @@ def gguf_tensors(shape: Shape, vocab_size: int) -> Iterator[Tensor]:
             yield from _gpt_oss_vectors(shape, prefix)
         inner, kind = shape.intermediate_size, ""
         stacked: tuple[int, ...] = ()
-        if shape.experts is not None:
+        if shape.experts is not None and layer >= shape.experts.num_dense_layers:
             count = shape.experts.num_experts
             inner, kind, stacked = shape.experts.intermediate_size, "_exps", (count,)
             yield Tensor(name=f"{prefix}.ffn_gate_inp.weight", dimensions=(count, hidden))
-        for name, matrix in (
-            ("gate", (inner, hidden)),
-            ("up", (inner, hidden)),
-            ("down", (hidden, inner)),
-        ):
-            yield Tensor(name=f"{prefix}.ffn_{name}{kind}.weight", dimensions=(*stacked, *matrix))
+            if shape.experts.has_shared:
+                yield Tensor(name=f"{prefix}.exp_probs_b.bias", dimensions=(count,))
+                yield from _gguf_gated(prefix, "_shexp", (), inner, hidden)
+        yield from _gguf_gated(prefix, kind, stacked, inner, hidden)
         if shape.experts is not None and shape.experts.shared_size is not None:
-            yield from _shared_expert(hidden, shape.experts.shared_size, prefix)
+            yield Tensor(name=f"{prefix}.ffn_gate_inp_shexp.weight", dimensions=(hidden,))
+            yield from _gguf_gated(prefix, "_shexp", (), shape.experts.shared_size, hidden)
     last_norm = "token_embd_norm" if shape.family == "lfm2" else "output_norm"
     yield Tensor(name=f"{last_norm}.weight", dimensions=(hidden,))
     if not shape.has_tied_head:
         yield Tensor(name="output.weight", dimensions=(vocab_size, hidden))
 
 
-def _shared_expert(hidden: int, inner: int, prefix: str) -> Iterator[Tensor]:
-    yield Tensor(name=f"{prefix}.ffn_gate_inp_shexp.weight", dimensions=(hidden,))
+def _gguf_gated(
+    prefix: str, kind: str, stacked: tuple[int, ...], inner: int, hidden: int
+) -> Iterator[Tensor]:
     for name, matrix in (
         ("gate", (inner, hidden)),
         ("up", (inner, hidden)),
         ("down", (hidden, inner)),
     ):
-        yield Tensor(name=f"{prefix}.ffn_{name}_shexp.weight", dimensions=matrix)
+        yield Tensor(name=f"{prefix}.ffn_{name}{kind}.weight", dimensions=(*stacked, *matrix))
+
+
+def _latent_attention(shape: Shape, latent: Latent, prefix: str) -> Iterator[Tensor]:
+    """Of one layer of a GGUF file, with the norms before and after it."""
+    hidden, heads = shape.hidden_size, shape.num_heads
+    for name, dimensions in (
+        ("attn_norm", (hidden,)),
+        ("attn_q_a", (latent.query_rank, hidden)),
+        ("attn_q_a_norm", (latent.query_rank,)),
+        ("attn_q_b", (heads * (latent.nope_dim + latent.rope_dim), latent.query_rank)),
+        ("attn_kv_a_mqa", (latent.latent_rank + latent.rope_dim, hidden)),
+        ("attn_kv_a_norm", (latent.latent_rank,)),
+        ("attn_k_b", (heads, latent.latent_rank, latent.nope_dim)),
+        ("attn_v_b", (heads, latent.value_dim, latent.latent_rank)),
+        ("attn_output", (hidden, heads * latent.value_dim)),
+        ("ffn_norm", (hidden,)),
+    ):
+        yield Tensor(name=f"{prefix}.{name}.weight", dimensions=dimensions)
 
 
 def _gated_delta_net(shape: Shape, net: GatedDelta, prefix: str) -> Iterator[Tensor]:
@@ -420,5 +486,5 @@ def _gated(shape: Shape, inner: int, prefix: str) -> Iterator[Tensor]:
 
 def stored_bytes(shape: Shape) -> int:
     """Of a model's weights in BF16; a vocabulary of demo's size is not counted."""
-    tensors = hugging_face_tensors(shape, shape.vocab_size or 0)
+    tensors = gguf_tensors(shape, shape.vocab_size or 0)
     return 2 * sum(math.prod(tensor.dimensions) for tensor in tensors)

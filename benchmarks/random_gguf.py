@@ -9,7 +9,15 @@ from typing import Any
 
 import gguf
 import numpy as np
-from model_shapes import MAX_CONTEXT_TOKENS, GatedDelta, Shape, Tensor, gguf_tensors
+from model_shapes import (
+    MAX_CONTEXT_TOKENS,
+    Experts,
+    GatedDelta,
+    Latent,
+    Shape,
+    Tensor,
+    gguf_tensors,
+)
 from random_weights import SEED, random_tensor
 
 from potluck.catalog.locate import DEMO_DIRECTORY
@@ -22,6 +30,7 @@ _ARCHITECTURES = {
     "qwen3_moe": "qwen3moe",
     "gemma3_text": "gemma3",
     "gpt_oss": "gpt-oss",
+    "glm4_moe_lite": "deepseek2",
     "lfm2": "lfm2",
     "qwen3_5_text": "qwen35",
     "qwen3_5_moe_text": "qwen35moe",
@@ -29,6 +38,7 @@ _ARCHITECTURES = {
 _ROPE_THETAS = {
     "gemma3_text": 1e6,
     "gpt_oss": 150_000.0,
+    "glm4_moe_lite": 1e6,
     "lfm2": 1e6,
     "qwen3_5_text": 1e7,
     "qwen3_5_moe_text": 1e7,
@@ -58,8 +68,11 @@ def write_gguf(
     else:
         writer.add_head_count_kv(shape.num_key_value_heads)
     writer.add_key_length(shape.head_dim)
-    writer.add_value_length(shape.head_dim)
-    writer.add_rope_dimension_count(shape.rotary_dim or shape.head_dim)
+    if shape.latent is None:
+        writer.add_value_length(shape.head_dim)
+        writer.add_rope_dimension_count(shape.rotary_dim or shape.head_dim)
+    else:
+        _add_latent(writer, shape.latent)
     writer.add_rope_freq_base(_ROPE_THETAS.get(shape.family, demo["rope_theta"]))
     if shape.window is not None:
         writer.add_sliding_window(shape.window)
@@ -72,6 +85,8 @@ def write_gguf(
         writer.add_expert_count(shape.experts.num_experts)
         writer.add_expert_used_count(shape.experts.num_experts_per_token)
         writer.add_expert_feed_forward_length(shape.experts.intermediate_size)
+        if shape.experts.has_shared:
+            _add_routing(writer, shape.experts)
         if shape.experts.shared_size is not None:
             writer.add_expert_shared_feed_forward_length(shape.experts.shared_size)
     if shape.gated_delta is not None:
@@ -101,6 +116,25 @@ def write_gguf(
             file.write(piece.data)
     writer.write_padding(file, file.tell())
     writer.close()
+
+
+def _add_latent(writer: gguf.GGUFWriter, latent: Latent) -> None:
+    """What the converter says of latent attention, besides the sizes of its one key."""
+    writer.add_value_length(latent.latent_rank)
+    writer.add_key_length_mla(latent.nope_dim + latent.rope_dim)
+    writer.add_value_length_mla(latent.value_dim)
+    writer.add_q_lora_rank(latent.query_rank)
+    writer.add_kv_lora_rank(latent.latent_rank)
+    writer.add_rope_dimension_count(latent.rope_dim)
+
+
+def _add_routing(writer: gguf.GGUFWriter, experts: Experts) -> None:
+    """As GLM-4.7-Flash routes."""
+    writer.add_leading_dense_block_count(experts.num_dense_layers)
+    writer.add_expert_shared_count(1)
+    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    writer.add_expert_weights_norm(True)
+    writer.add_expert_weights_scale(1.8)
 
 
 def _add_gated_delta(writer: Any, net: GatedDelta) -> None:
@@ -133,7 +167,7 @@ def stored_format(tensor: Tensor, type_name: str, shape: Shape) -> TensorFormat:
         return _that_fits(TensorFormat.Q6_K, tensor)
     if type_name == "Q4_K_M" and "attn_qkv" in tensor.name:
         return _that_fits(TensorFormat.Q5_K, tensor)
-    if type_name != "Q4_K_M" or not any(part in tensor.name for part in ("attn_v", "ffn_down")):
+    if type_name != "Q4_K_M" or not any(part in tensor.name for part in ("attn_v.", "ffn_down")):
         return _that_fits(fmt, tensor)
     layer, count = int(tensor.name.split(".")[1]), shape.num_layers
     is_at_an_end = layer < count // 8 or layer >= 7 * count // 8

@@ -12,11 +12,12 @@ import pytest
 from numpy.typing import NDArray
 from support.random_weights import as_bytes, stored_rows
 
-from potluck.engines.native import NativeEngine, ThreadPool
+from potluck.engines.native import NativeEngine, ThreadPool, scratch_bytes
 from potluck.engines.reference import ReferenceEngine
 from potluck.types.engine import Engine
 from potluck.types.program import (
     HIDDEN,
+    Activation,
     Head,
     Linear,
     Moe,
@@ -63,6 +64,13 @@ PROGRAM = Program(
     context_tokens=NUM_TOKENS,
 )
 NOT_NORMALIZED = replace(PROGRAM, ops=(PROGRAM.ops[0], replace(MOE, normalize_shares=False)))
+
+
+WITHOUT_GATE = replace(
+    PROGRAM,
+    ops=(PROGRAM.ops[0], replace(MOE, gate=None, activation=Activation.RELU_SQUARED)),
+    weights=tuple(weight for weight in PROGRAM.weights if weight.name != "gate"),
+)
 
 
 def load(
@@ -150,6 +158,28 @@ def test_formats(fmt: TensorFormat) -> None:
     hidden = hidden_with()
     actual = run(native(of(fmt), num_threads=2), hidden)
     assert_agree(actual, run(reference(of(fmt), PROGRAM), hidden), fmt)
+
+
+@pytest.mark.parametrize(
+    ("up", "down"),
+    [
+        (TensorFormat.F32, TensorFormat.F32),
+        (TensorFormat.Q8_0, TensorFormat.Q4_K),
+        (TensorFormat.Q4_K, TensorFormat.BF16),
+        (TensorFormat.BF16, TensorFormat.Q8_0),
+    ],
+)
+def test_experts_without_a_gate(up: TensorFormat, down: TensorFormat) -> None:
+    hidden, formats = hidden_with(), {"up": up, "down": down}
+    actual = run(native(formats, program=WITHOUT_GATE, num_threads=2), hidden)
+    assert_agree(actual, run(reference(formats, WITHOUT_GATE), hidden), up, down)
+    # They take no memory for a gate's products: of every token and expert that it goes to.
+    saved = scratch_of(PROGRAM) - scratch_of(WITHOUT_GATE)
+    assert saved == NUM_TOKENS * NUM_CHOSEN * EXPERT_WIDTH * 4
+
+
+def scratch_of(program: Program) -> int:
+    return scratch_bytes(program, NUM_TOKENS, num_threads=1)
 
 
 @pytest.mark.parametrize(

@@ -100,6 +100,12 @@ def test_attention_refuses_what_is_not_there() -> None:
             attention(zeros(0, 2, 8), keys, values, table, 14, None, 1.0, zeros(0, 2, 8))
         with pytest.raises(ValueError, match="heads of q"):
             attention(q, keys, values, table, 14, None, 1.0, zeros(2, 1, 8))
+        with pytest.raises(ValueError, match="padded value_dim"):
+            attention(q, keys, values, table, 14, None, 1.0, zeros(2, 2, 17))
+        attention(q, keys, None, table, 14, None, 1.0, zeros(2, 2, 6), value_start=2)
+        for start in (-1, 3):
+            with pytest.raises(ValueError, match="columns of the values"):
+                attention(q, keys, None, table, 14, None, 1.0, zeros(2, 2, 6), value_start=start)
 
 
 def test_convolutions_refuse_what_does_not_fit() -> None:

@@ -40,6 +40,7 @@ from potluck.types.model import (
     ModelConfig,
     NormKind,
     NormPlaces,
+    RopeConfig,
     RopeScaling,
 )
 
@@ -52,8 +53,10 @@ def in_model(**changes: Any) -> Change:
 
 
 def all_turn(config: ModelConfig) -> ModelConfig:
-    """Layers without rope have one."""
-    return in_attention(rope=0)(config)
+    """Layers without rope have one, and so has the model."""
+    head_dim = config.layers[0].grouped_attention.head_dim
+    ropes = config.ropes or (RopeConfig(theta=10_000.0, rotary_dim=head_dim),)
+    return replace(in_attention(rope=0)(config), ropes=ropes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

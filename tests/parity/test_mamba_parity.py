@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -20,11 +19,9 @@ from support.stages import Stages
 from support.state_dict_source import StateDictSource
 
 from potluck.catalog import describe_model, open_weights
-from potluck.errors import UnsupportedModelError
 from potluck.models.names import FileKind
-from potluck.models.registry import config_from_hugging_face
 from potluck.types.model import MambaScales
-from potluck.types.program import Activation, ExpertScore, Shard
+from potluck.types.program import ExpertScore, Shard
 
 TOLERANCE = 1e-4
 

@@ -52,7 +52,7 @@ def _space(share: float) -> bytes:
 
 def _index(share: float) -> bytes:
     pairs = (
-        f'"{number:0255}":"{number % MAX_FILES:0200}"' for number in range(int(share * MAX_TENSORS))
+        f'"{number:0160}":"{number % MAX_FILES:0160}"' for number in range(int(share * MAX_TENSORS))
     )
     return ('{"weight_map":{' + ",".join(pairs) + "}}").encode()
 

@@ -92,6 +92,16 @@ _SECTIONS: Mapping[str, Any] = {
     }
 }
 
+_NEMOTRON_H: Mapping[str, Any] = {
+    "num_hidden_layers": None,
+    "head_dim": 24,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 24,
+    "n_groups": 2,
+    "ssm_state_size": 16,
+    "chunk_size": 16,
+}
+
 BASES = (
     Base(family="llama", settings=_OLD_ROPE),
     Base(family="mistral", settings={"sliding_window": 9, **_OLD_ROPE}),
@@ -365,5 +375,62 @@ BASES = (
         },
     ),
     Base(family="glm4_moe_lite", settings={**_LATENT, **_OLD_ROPE}),
+    Base(
+        family="mamba2",
+        has_ropes=False,
+        settings={
+            "num_heads": 8,
+            "head_dim": 24,
+            "n_groups": 2,
+            "state_size": 16,
+            "chunk_size": 16,
+        },
+    ),
+    Base(
+        family="nemotron_h",
+        has_ropes=False,
+        settings={
+            **_NEMOTRON_H,
+            "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention"],
+        },
+    ),
+    Base(
+        name="nemotron_h-experts",
+        family="nemotron_h",
+        has_ropes=False,
+        settings={
+            **_NEMOTRON_H,
+            "layers_block_type": ["linear_attention", "moe", "full_attention", "moe"],
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 48,
+            "moe_shared_expert_intermediate_size": 64,
+            "routed_scaling_factor": 2.5,
+            "n_group": 4,
+            "topk_group": 2,
+        },
+    ),
+    Base(
+        family="falcon_h1",
+        settings={
+            "mamba_d_ssm": 144,
+            "mamba_n_heads": 6,
+            "mamba_d_state": 16,
+            "mamba_n_groups": 2,
+            "mamba_chunk_size": 16,
+            "mamba_rms_norm": True,
+            "mamba_norm_before_gate": False,
+            "attention_in_multiplier": 1.3,
+            "attention_out_multiplier": 0.9375,
+            "embedding_multiplier": 5.65,
+            "key_multiplier": 0.39,
+            "lm_head_multiplier": 0.7,
+            "mlp_multipliers": [0.88, 0.58],
+            "ssm_in_multiplier": 1.25,
+            "ssm_multipliers": [0.35, 0.25, 0.4, 0.5, 0.3],
+            "ssm_out_multiplier": 0.6,
+            **_OLD_ROPE,
+        },
+    ),
 )
 """Every family at least once. Ropes turn fast, so that changes of them show within few tokens."""

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from support.mamba_models import bound_steps
 from support.random_models import LLAMA3_ROPE, SMALL, draw
 
 Floats = NDArray[np.float32]
@@ -164,11 +165,13 @@ FOREIGN: Mapping[str, tuple[Any, ...]] = {
     "mlp_bias": (True,),
     "mlp_only_layers": ([0],),
     "moe_intermediate_size": (32,),
+    "moe_latent_size": (32,),
     "n_group": (2,),
     "n_routed_experts": (4,),
     "n_shared_experts": (1,),
     "no_rope_layer_interval": (2,),
     "no_rope_layers": ([1, 0, 1, 0],),
+    "norm_before_gate": (True, False),
     "norm_topk_prob": (True, False),
     "num_experts": (4,),
     "num_experts_per_tok": (2,),
@@ -351,6 +354,7 @@ class Original:
                     each.copy_(torch.from_numpy(_draw(name, tuple(each.shape))))
                 else:
                     each.copy_(same)
+        bound_steps(model)
         return model
 
 
@@ -476,7 +480,7 @@ def _others(key: str, value: Any) -> Iterator[Any]:
 def _of_layers(key: str, value: Any, config: Mapping[str, Any]) -> Any:
     if key != "layer_types":
         return value
-    count = config["num_hidden_layers"]
+    count = config.get("num_hidden_layers") or len(config["layers_block_type"])
     return (value * count)[:count]
 
 

@@ -19,16 +19,21 @@ Tensors = dict[str, Floats]
 def make_mamba_model(
     family: str, settings: Mapping[str, object], directory: Path, *, seed: int = 0
 ) -> RandomModel:
-    """As ``make_hybrid_model``, with steps bounded by ``time_step_limit`` in every family.
+    """As ``make_hybrid_model``, with steps bounded by ``time_step_limit`` in every family."""
+    model = make_hybrid_model(family, settings, directory, seed=seed)
+    bound_steps(model.torch_model)
+    return model
 
-    transformers bounds those of Nemotron-H by ``time_step_min``, but not when it decodes, which
+
+def bound_steps(torch_model: Any) -> None:
+    """Let a Nemotron-H model of transformers bound its steps by ``time_step_limit``.
+
+    It bounds them by ``time_step_min``, but not when it decodes, which
     https://github.com/huggingface/transformers/pull/48989 says is an error.
     """
-    model = make_hybrid_model(family, settings, directory, seed=seed)
-    for module in model.torch_model.modules():
+    for module in torch_model.modules():
         if type(module).__name__ == "NemotronHMamba2Mixer":
-            module.time_step_limit = model.torch_model.config.time_step_limit
-    return model
+            module.time_step_limit = torch_model.config.time_step_limit
 
 
 def write_mamba_gguf(

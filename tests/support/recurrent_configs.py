@@ -45,7 +45,6 @@ LATENT = LatentAttentionConfig(
 RECURRENCES: dict[str, Recurrence] = {
     "short_conv": SHORT_CONV,
     "gated_delta": GATED_DELTA,
-    "fused_delta": replace(GATED_DELTA, is_fused=True),
     "tiled_delta": replace(GATED_DELTA, is_tiled=True),
     "mamba": MAMBA,
     "mamba_norm_first": replace(MAMBA, norm_before_gate=True, norm_groups=1, has_bias=True),

@@ -9,6 +9,7 @@ for one that a step wrote which has failed on one of the stages.
 
 from __future__ import annotations
 
+import struct
 import zlib
 from collections import deque
 from collections.abc import Sequence
@@ -28,9 +29,8 @@ _UNKNOWN: State = (-1, 0)
 def state_after(tokens: Sequence[int], before: State = _NOTHING) -> State:
     """Return the state after ``tokens``."""
     count, digest = before
-    for token in tokens:
-        count, digest = count + 1, zlib.crc32(token.to_bytes(4, "little"), digest)
-    return count, digest
+    packed = struct.pack(f"<{len(tokens)}I", *tokens)
+    return count + len(tokens), zlib.crc32(packed, digest)
 
 
 @dataclass
@@ -50,27 +50,30 @@ class ToyStage:
         for state_copy in step.state_copies:
             self.states[state_copy.target] = self.states.get(state_copy.source, _UNKNOWN)
 
-    def compute(self, part: SequenceSlice) -> list[list[int] | None]:
-        """Write a slice; return the history after each token, or None where it is not known."""
+    def compute(self, part: SequenceSlice) -> dict[int, list[int] | None]:
+        """Write a slice; return the history after each token after which something is wanted.
+
+        None where blocks and state do not show the same one.
+        """
         table, start = part.block_table, part.start_position
         for position, token in enumerate(part.tokens, start):
             place = table[position // KV_BLOCK_TOKENS], position % KV_BLOCK_TOKENS
             self.rows[place] = (position, token)
         history: list[int] = []
-        is_known = True
         for position in range(start + len(part.tokens)):
             place = table[position // KV_BLOCK_TOKENS], position % KV_BLOCK_TOKENS
             written, token = self.rows.get(place, (-1, 0))
-            is_known = is_known and written == position
+            if written != position:
+                break
             history.append(token)
         assert part.state is not None
-        state = _NOTHING if start == 0 else self.states.get(part.state, _UNKNOWN)
-        seen: list[list[int] | None] = []
-        for index, token in enumerate(part.tokens):
-            state = state_after([token], state)
-            before = history[: start + index + 1]
-            seen.append(before if is_known and state == state_after(before) else None)
-        self.states[part.state] = state
+        before = _NOTHING if start == 0 else self.states.get(part.state, _UNKNOWN)
+        seen: dict[int, list[int] | None] = {}
+        for index in part.wanted:
+            known = history[: start + index + 1]
+            is_right = state_after(known) == state_after(part.tokens[: index + 1], before)
+            seen[index] = known if is_right else None
+        self.states[part.state] = state_after(part.tokens, before)
         return seen
 
 

@@ -170,8 +170,8 @@ inline void weigh_span(const Tile& tile, const Span& blocks, int64_t span, const
 }
 
 // Values that are columns of the keys are turned, so that lanes are columns, some columns at a time:
-// then all rows pass over the whole span, and have the bits that stored values would give. To turn
-// a span takes as long as two of its rows.
+// then all rows pass over the whole span, and have the bits that stored values would give. To read
+// and turn a span of 512 columns takes as long as 4 of its rows (docs/adr/0055).
 constexpr int64_t kTurnedColumns = kValueLanes<float> * kNumLanes;
 static_assert(kTurnedColumns * kSpanTokens <= kTurnedFloats, "what is turned fits");
 

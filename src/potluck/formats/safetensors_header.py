@@ -23,8 +23,8 @@ from potluck.formats.source import MAX_TENSORS, FileTensor, check_tensor_name
 from potluck.types.tensor import TensorFormat
 
 MAX_HEADER_BYTES = 64 * 2**20
-"""Of a header or an index: room for ``MAX_TENSORS`` of 512 bytes each. Tensors take 100 to 200; the
-largest index known (DeepSeek-V3, 91,991 tensors) has 9 MB. Bounds time, not memory."""
+"""Of a header or an index: room for ``MAX_TENSORS`` of 340 bytes each. Tensors take 100 to 200; the
+index of DeepSeek-V3, 91,991 tensors, has 9 MB. Bounds time, not memory."""
 
 MAX_FILES = 2**12
 """Of one model; DeepSeek-V3 has 163, Llama 3.1 405B 191."""

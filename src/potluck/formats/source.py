@@ -11,10 +11,10 @@ from potluck.errors import ModelFileError, UnsupportedModelError
 from potluck.formats.files import ByteFile, ReadableFile, quoted
 from potluck.types.tensor import TensorFormat, TensorInfo
 
-MAX_TENSORS = 2**17
+MAX_TENSORS = 3 * 2**16
 """Of one model. The largest dense one known (Llama 3.1 405B) has 1,138, Qwen3-235B, whose experts
-are tensors of their own, 36,945, and twice as many in FP8, with their scales; MiniMax M2 has 96,000
-then. Each takes up to 400 bytes here, so a header that claims more would cost more than 52 MB
+are tensors of their own, 36,945, and twice as many in FP8, with their scales; Kimi K2 has 140,000
+then. Each takes up to 400 bytes here, so a header that claims more would cost more than 79 MB
 whatever the size of its file."""
 
 MAX_NAME_BYTES = 255

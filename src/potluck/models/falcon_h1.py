@@ -93,10 +93,11 @@ def _mixer(fields: Fields, hidden_size: int) -> MambaConfig:
         else fields.count("mamba_d_ssm", MAX_WIDTH)
     )
     if inner % num_heads:
-        raise fields.error("mamba_n_heads", f"must divide {inner}, mamba_d_ssm")
+        raise fields.error("mamba_n_heads", f"must divide {inner}, which is mamba_d_ssm")
     head_dim = inner // num_heads
     if fields.get("mamba_d_head") not in ("auto", head_dim):
-        raise fields.error("mamba_d_head", f"must be {head_dim}, a share of {inner}, mamba_d_ssm")
+        what = f"mamba_d_ssm is {inner} and mamba_n_heads {num_heads}"
+        raise fields.error("mamba_d_head", f"must be {head_dim}, because {what}")
     has_bias = _flag(fields, "mamba_proj_bias")
     ssm_in = fields.positive("ssm_in_multiplier", 1.0)
     if has_bias and ssm_in != 1:

@@ -13,6 +13,7 @@ import dataclasses
 import re
 from collections.abc import Iterable, Mapping
 
+from potluck.errors import ModelFileError
 from potluck.models import gguf, hugging_face, mamba_fields
 from potluck.models.family import Family
 from potluck.models.fields import (
@@ -138,7 +139,11 @@ def _kinds(fields: Fields) -> str:
         raise unsupported(*(f"{key} {name}" for name in others))
     kinds = "".join(_KINDS[name] for name in names)
     if not kinds:
-        kinds = fields.text("hybrid_override_pattern", "ME*-")
+        if fields.get("hybrid_override_pattern") is None:
+            raise ModelFileError(
+                fields.path, "layers_block_type and hybrid_override_pattern are missing"
+            )
+        kinds = fields.text("hybrid_override_pattern")
         if others := sorted(set(kinds) - set(_KINDS.values())):
             raise unsupported(*(f"hybrid_override_pattern {letter}" for letter in others))
     if not 1 <= len(kinds) <= MAX_LAYERS:

@@ -26,7 +26,6 @@ _GATE_IN, _GATE_OUT, _CONVOLVED = "conv_gate_in", "conv_gate_out", "convolved"
 _GATE, _OUT = "recurrence_gate", "recurrence_out"
 _BETA, _DECAY, _STEP = "beta", "decay", "step"
 _INPUTS, _VECTORS_B, _VECTORS_C = "mamba_x", "mamba_b", "mamba_c"
-_FUSED, _FUSED_FACTORS = "qkvz", "beta_and_decay"
 
 
 def add_recurrence(builder: Builder, layer: int, config: Recurrence, x: str, out: str) -> None:
@@ -87,13 +86,10 @@ def _add_gated_delta(
     qkv = builder.register(_CONVOLVED, 2 * key_width + value_width)
     gate = builder.register(_GATE, value_width)
     beta, decay = builder.register(_BETA, num_heads), builder.register(_DECAY, num_heads)
-    if config.is_fused:
-        _add_fused_projections(builder, layer, config, x)
-    else:
-        builder.linear(layer, "delta.qkv", x, qkv)
-        builder.linear(layer, "delta.gate", x, gate)
-        builder.linear(layer, "delta.beta", x, beta, role=WeightRole.ROUTER)
-        builder.linear(layer, "delta.decay", x, decay, role=WeightRole.ROUTER)
+    builder.linear(layer, "delta.qkv", x, qkv)
+    builder.linear(layer, "delta.gate", x, gate)
+    builder.linear(layer, "delta.beta", x, beta, role=WeightRole.ROUTER)
+    builder.linear(layer, "delta.decay", x, decay, role=WeightRole.ROUTER)
     _add_conv(builder, layer, "delta", qkv, config.kernel, bias=False, has_silu=True)
     made = builder.register(_OUT, value_width)
     builder.add(
@@ -117,41 +113,6 @@ def _add_gated_delta(
     builder.norm(norm, made, made, group=config.value_dim)
     builder.add(GatedActivation(gate=gate, up=made, out=made))
     builder.linear(layer, "delta.out", made, out)
-
-
-def _add_fused_projections(builder: Builder, layer: int, config: GatedDeltaConfig, x: str) -> None:
-    """Matrices whose rows go by key heads (``fix_query_key_value_ordering`` of Qwen3-Next)."""
-    num_groups, key_dim = config.num_key_heads, config.key_dim
-    num_shared = config.num_heads // num_groups
-    key_width, values = num_groups * key_dim, num_shared * config.value_dim
-    group = 2 * (key_dim + values)
-    fused = builder.register(_FUSED, num_groups * group)
-    factors = builder.register(_FUSED_FACTORS, 2 * config.num_heads)
-    builder.linear(layer, "delta.qkvz", x, fused)
-    builder.linear(layer, "delta.ba", x, factors, role=WeightRole.ROUTER)
-    qkv, gate = builder.register(_CONVOLVED, 2 * key_width + num_groups * values), _GATE
-
-    def copy(x: str, x_stride: int, x_start: int, count: int, out: str, out_start: int = 0) -> None:
-        builder.add(
-            CopyColumns(
-                x=x,
-                out=out,
-                num_groups=num_groups,
-                count=count,
-                x_stride=x_stride,
-                out_stride=count,
-                x_start=x_start,
-                out_start=out_start,
-            )
-        )
-
-    copy(fused, group, 0, key_dim, qkv)
-    copy(fused, group, key_dim, key_dim, qkv, key_width)
-    copy(fused, group, 2 * key_dim, values, qkv, 2 * key_width)
-    copy(fused, group, 2 * key_dim + values, values, builder.register(gate, num_groups * values))
-    copy(factors, 2 * num_shared, 0, num_shared, builder.register(_BETA, config.num_heads))
-    decay = builder.register(_DECAY, config.num_heads)
-    copy(factors, 2 * num_shared, num_shared, num_shared, decay)
 
 
 def _add_mamba(builder: Builder, layer: int, config: MambaConfig, x: str, out: str) -> None:

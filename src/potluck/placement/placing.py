@@ -36,9 +36,11 @@ from potluck.types.placement import (
     Prediction,
     Rejection,
     UnitOffer,
+    wanted_streams,
 )
 from potluck.types.quantization import Quantization
 from potluck.types.stage import StageSize
+from potluck.types.states import states_for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +98,9 @@ class Placement:
                 return self._placed(other)
             except (InsufficientMemoryError, UnsupportedModelError):
                 continue
-        fitting = what_fits(size, self._fits)
+        wants = self._surveyed.preferences
+        least_states = states_for(wanted_streams(wants.objective, wants.num_streams))
+        fitting = what_fits(size, self._fits, least_states=least_states)
         raise InsufficientMemoryError(
             failure.needed_bytes,
             failure.available_bytes,

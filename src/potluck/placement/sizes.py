@@ -15,7 +15,7 @@ from potluck.types.stage import StageSize
 _LEAST_CONTEXT_TOKENS = 256
 """A shorter context is not proposed: it would hold little more than a question."""
 
-_LEAST_STATES = 2
+LEAST_STATES = 2
 """Of a sequence and a checkpoint; fewer slots are not proposed."""
 
 
@@ -35,18 +35,31 @@ def on_unit(size: StageSize, unit: UnitReport, abilities: BackendAbilities) -> S
     )
 
 
-def what_fits(size: StageSize, fits: Callable[[StageSize], bool]) -> str:
+def what_fits(
+    size: StageSize, fits: Callable[[StageSize], bool], *, least_states: int = LEAST_STATES
+) -> str:
     """A hint that names a context, a number of states and a quantization that would fit.
 
     Each by itself if it can, otherwise as few of them together as fit. Empty if nothing does.
+    ``least_states`` are needed for what is to run at the same time.
     """
-    ways = (smaller_contexts, fewer_states, stronger_quantizations)
-    found = (next((each for each in smaller(size) if fits(each)), None) for smaller in ways)
-    alone = [_options(size, each) for each in found if each is not None]
+    least = max(least_states, LEAST_STATES)
+
+    def fewer(size: StageSize) -> Iterator[StageSize]:
+        return fewer_states(size, least)
+
+    def fewest(size: StageSize) -> Iterator[StageSize]:
+        yield from list(fewer(size))[-1:]
+
+    alone = [
+        _options(size, found)
+        for smaller in (smaller_contexts, fewer, stronger_quantizations)
+        if (found := next((each for each in smaller(size) if fits(each)), None)) is not None
+    ]
     if alone:
         return f"{' or '.join(alone)} would fit"
     # Every size takes a while to count: together with others, only the fewest states are tried.
-    ways = (smaller_contexts, _fewest_states, stronger_quantizations)
+    ways = (smaller_contexts, fewest, stronger_quantizations)
     for together in (*combinations(ways, 2), ways):
         sizes: Iterable[StageSize] = [size]
         for smaller in reversed(together):
@@ -69,16 +82,15 @@ def smaller_contexts(size: StageSize) -> Iterator[StageSize]:
         )
 
 
-def fewer_states(size: StageSize) -> Iterator[StageSize]:
-    """The same with half the state slots, a quarter …; nothing for a model without state."""
+def fewer_states(size: StageSize, least: int = LEAST_STATES) -> Iterator[StageSize]:
+    """The same with half the state slots, a quarter …, and ``least`` at last.
+
+    Nothing for a model without state.
+    """
     num_states = size.num_states
-    while (num_states := num_states // 2) >= _LEAST_STATES:
+    while num_states > least:
+        num_states = max(least, num_states // 2)
         yield replace(size, num_states=num_states)
-
-
-def _fewest_states(size: StageSize) -> Iterator[StageSize]:
-    if size.num_states > _LEAST_STATES:
-        yield replace(size, num_states=_LEAST_STATES)
 
 
 def stronger_quantizations(size: StageSize) -> Iterator[StageSize]:

@@ -6,17 +6,20 @@ at all. It is named by the hash of the full blocks of its tokens and by the toke
 
 What a checkpoint is worth is what would be computed again without it: the tokens from the longest
 checkpoint before it on the same chain, its *base*. The longer it has not been used, the less likely
-that is. So the one with the fewest such tokens for each tick of a clock that counts uses is given
-up first. On one chain this leaves a ladder, whose steps grow with age: dense where a conversation
-is now, sparse where it was. A long prompt of another conversation outlives many short steps of
-this one, but not forever. Keeping only the latest would be worse: an agent that drops its thoughts
-from the history goes back by thousands of tokens, and finds nothing there (llama.cpp#23013).
+that is; and it is more likely for some kinds than for others (``CheckpointKind``). So the one with
+the fewest such tokens for each tick of a clock that counts uses is given up first. On one chain
+this leaves a ladder, whose steps grow with age: dense where a conversation is now, sparse where it
+was. A long prompt of another conversation outlives many short steps of this one, but not forever.
+Keeping only the latest would be worse: an agent that drops its thoughts from the history goes back
+by thousands of tokens, and finds nothing there (llama.cpp#23013).
 """
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from potluck.scheduling.prefix_index import HashChain
 from potluck.types.step import KV_BLOCK_TOKENS
@@ -24,6 +27,32 @@ from potluck.types.step import KV_BLOCK_TOKENS
 _PATH_BYTES = 8
 """Of each hash, to tell which checkpoint precedes which. A mistake would cost no more than the
 wrong choice of what to give up."""
+
+
+_LIKELY = 16
+"""How many times as likely a place for a later request to begin at is, as one on the way. Of 4 and
+16 the latter let agents whose thoughts are dropped after 10 to 30 calls of tools compute less again
+(8 to 16 slots, one to three conversations)."""
+
+
+class CheckpointKind(enum.Enum):
+    """Why a checkpoint was made.
+
+    ``PLACE`` is where a later request is likely to begin: near the end of a prompt, or where
+    prompts were seen to part. ``TURN_END`` is where a sequence ended, as likely until another has
+    gone on from there. ``ON_THE_WAY`` are the others.
+    """
+
+    PLACE = "place"
+    TURN_END = "turn end"
+    ON_THE_WAY = "on the way"
+
+
+class PlannedCheckpoint(NamedTuple):
+    """A checkpoint that is to be made after so many tokens of a sequence."""
+
+    position: int
+    kind: CheckpointKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +93,7 @@ class Checkpoint:
 
     slot: int
     prefix: TokenPrefix
+    kind: CheckpointKind
     is_known: bool
     used: int = 0
     base: Checkpoint | None = None
@@ -117,9 +147,12 @@ class CheckpointIndex:
                 longest, found = count, each
         return found
 
-    def insert(self, slot: int, prefix: TokenPrefix, *, is_known: bool) -> Checkpoint:
+    def insert(
+        self, slot: int, prefix: TokenPrefix, kind: CheckpointKind, *, is_known: bool
+    ) -> Checkpoint:
         """Record that ``slot`` holds the state after ``prefix``, of which there is no other."""
-        new = Checkpoint(slot=slot, prefix=prefix, is_known=is_known, base=self._base_of(prefix))
+        base = self._base_of(prefix)
+        new = Checkpoint(slot=slot, prefix=prefix, kind=kind, is_known=is_known, base=base)
         for each in self._checkpoints.values():
             if each.base is new.base and prefix.precedes(each.prefix):
                 each.base = new
@@ -148,13 +181,19 @@ class CheckpointIndex:
 
     def worth(self, checkpoint: Checkpoint) -> float:
         """Return the tokens that it saves for each tick since it was used."""
-        return checkpoint.num_saved_tokens / (self._clock + 1 - checkpoint.used)
+        age = self._clock + 1 - checkpoint.used
+        return checkpoint.num_saved_tokens * _weight(checkpoint.kind) / age
 
-    def worth_of_new(self, prefix: TokenPrefix) -> float:
+    def worth_of_new(self, prefix: TokenPrefix, kind: CheckpointKind) -> float:
         """Return what a checkpoint after ``prefix`` would be worth."""
         base = self._base_of(prefix)
-        return prefix.num_tokens - (0 if base is None else base.prefix.num_tokens)
+        num_saved = prefix.num_tokens - (0 if base is None else base.prefix.num_tokens)
+        return num_saved * _weight(kind)
 
     def _base_of(self, prefix: TokenPrefix) -> Checkpoint | None:
         shorter = (each for each in self._checkpoints.values() if each.prefix.precedes(prefix))
         return max(shorter, key=lambda each: each.prefix.num_tokens, default=None)
+
+
+def _weight(kind: CheckpointKind) -> int:
+    return 1 if kind is CheckpointKind.ON_THE_WAY else _LIKELY

@@ -231,6 +231,8 @@ class Scheduler:
                 self._is_alone_in_flight = is_alone
                 self._is_turn_of_alone = not is_alone
                 break
+        if self._limits.num_states and self._running:
+            self._announce_waiting()
         if not forming.slices and self._restorer.is_due:
             return self._restoring_step()
         num_tokens = sum(len(part.tokens) for part in forming.slices)
@@ -387,6 +389,14 @@ class Scheduler:
                 self._admit(sequence, match, forming)
                 # One token may be all that is not in the cache: it looks like a decode.
                 budget = self._add_chunk(sequence, budget, forming)
+
+    def _announce_waiting(self) -> None:
+        """Have those that compute what others wait for make checkpoints for them in time."""
+        for sequence in self._waiting:
+            if not (sequence.is_announced or sequence.is_alone or sequence.awaited):
+                sequence.is_announced = True
+                match = self._cache.find(sequence)
+                sequence.awaited = self._cache.worth_awaiting(sequence, match)
 
     def _seeks(self, sequence: SequenceState, match: PrefixMatch) -> bool:
         """Whether the sequence is to wait for blocks from the disks of the stages."""

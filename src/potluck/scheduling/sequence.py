@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from potluck.scheduling.checkpoints import PlannedCheckpoint
 from potluck.scheduling.prefix_index import HashChain
 from potluck.types.sequence import SequenceRequest
 from potluck.types.step import Pooling, SequenceId, SequenceOpening
@@ -28,7 +29,8 @@ class SequenceState:
     on the disks of the stages; none is any more if it ``is_sought``.
 
     Where the model has a state, ``state`` is its slot while it has blocks, and ``planned`` are the
-    positions after which a checkpoint is to be made of it, the next one last.
+    checkpoints that are to be made of it, the next one last. It ``is_announced`` once others may
+    have planned checkpoints for it.
     """
 
     sequence_id: SequenceId
@@ -50,7 +52,8 @@ class SequenceState:
     num_sought_blocks: int = 0
     is_sought: bool = False
     state: int | None = None
-    planned: list[int] = field(default_factory=list)
+    planned: list[PlannedCheckpoint] = field(default_factory=list)
+    is_announced: bool = False
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -112,6 +115,7 @@ class SequenceState:
         self.block_table = []
         self.state = None
         self.planned = []
+        self.is_announced = False
         self.num_scheduled = 0
         self.num_computed = 0
         self.chain = None  # other stages may have another salt

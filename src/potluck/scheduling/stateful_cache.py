@@ -10,6 +10,8 @@ Where checkpoints are made:
    the end. The next request of a chat repeats this prompt, but often not its last tokens: templates
    end a prompt with the beginning of an answer, such as ``<|im_start|>assistant`` and ``<think>``,
    and leave thoughts out of later ones. And the last token of a prompt is computed in any case.
+   There is none where a prompt goes on from the end of a turn: this chat's template repeats answers
+   as they were, and whatever else begins like this prompt begins at that end.
 2. *End of a turn*: when a sequence ends or is preempted, its slot becomes a checkpoint, without a
    copy. Where templates repeat the answer as it was, the next turn begins here.
 3. *On the way*: every ``LADDER_TOKENS``, for system prompts and tools that other chats share, for
@@ -26,11 +28,15 @@ it is complete.
 
 from __future__ import annotations
 
-from bisect import insort
-from operator import neg
+from operator import attrgetter
 
 from potluck.scheduling.block_cache import AdmissionCopies, BlockCache, PrefixCounters
-from potluck.scheduling.checkpoints import Checkpoint, TokenPrefix
+from potluck.scheduling.checkpoints import (
+    Checkpoint,
+    CheckpointKind,
+    PlannedCheckpoint,
+    TokenPrefix,
+)
 from potluck.scheduling.chunks import STEP_COST_TOKENS
 from potluck.scheduling.prefix_index import PrefixMatch
 from potluck.scheduling.sequence import SequenceState
@@ -49,6 +55,8 @@ LEAST_SAVED_TOKENS = 4 * STEP_COST_TOKENS
 
 _PROMPT_END_TOKENS = 8
 """What templates begin an answer with takes 2 (DeepSeek) to 7 tokens (Qwen3 without thoughts)."""
+
+_position_of = attrgetter("position")
 
 
 class StatefulCache(BlockCache):
@@ -130,16 +138,19 @@ class StatefulCache(BlockCache):
 
     def admit(self, sequence: SequenceState, match: PrefixMatch) -> AdmissionCopies:
         """Give the sequence blocks and a slot; see ``BlockCache``."""
-        planned = self._places(sequence, match)  # before it is itself one that computes
         slot = match.checkpoint
         found = None if slot is None else self._states.checkpoints.in_slot(slot)
+        goes_on = found is not None and found.kind is CheckpointKind.TURN_END
+        goes_on = goes_on and not match.num_uncovered_tokens
+        # Before it is itself one that computes.
+        planned = self._plan(sequence, match, goes_on=goes_on)
         copies = super().admit(sequence, match)
         sequence.state = self._states.take(found)
         self._live[sequence.sequence_id] = sequence
         chain = self._chain(sequence)
         sequence.planned = planned
-        for position in planned:
-            full_hash = chain.after(position // KV_BLOCK_TOKENS)
+        for each in planned:
+            full_hash = chain.after(each.position // KV_BLOCK_TOKENS)
             self._expected.setdefault(full_hash, sequence.sequence_id)
         self._counters.num_uncovered_tokens += match.num_uncovered_tokens
         if found is None:
@@ -147,6 +158,8 @@ class StatefulCache(BlockCache):
         self._counters.num_checkpoint_hits += 1
         if found in self._states.checkpoints:
             self._states.checkpoints.use(found)
+        if goes_on:
+            found.kind = CheckpointKind.ON_THE_WAY  # the turn that follows will end further on
         if found.slot == sequence.state:
             return copies
         restored = StateCopy(source=found.slot, target=sequence.state)
@@ -155,7 +168,8 @@ class StatefulCache(BlockCache):
     def cut(self, sequence: SequenceState, count: int) -> int:
         """Return how many of the next ``count`` tokens come before the next checkpoint."""
         start = sequence.num_scheduled
-        after = next((each for each in reversed(sequence.planned) if each > start), None)
+        places = (each.position for each in reversed(sequence.planned))
+        after = next((each for each in places if each > start), None)
         return count if after is None else min(count, after - start)
 
     def checkpoint(self, sequence: SequenceState) -> Checkpoint | None:
@@ -164,14 +178,15 @@ class StatefulCache(BlockCache):
         It is a copy of the sequence's slot; ``settle`` follows when that step is complete.
         """
         position, planned = sequence.num_scheduled, sequence.planned
+        kind = CheckpointKind.ON_THE_WAY
         if planned:
-            if planned[-1] > position:
+            if planned[-1].position > position:
                 return None
-            planned.pop()  # slices end there
+            kind = planned.pop().kind  # slices end there
         elif not self._is_shared or not position or position % LADDER_TOKENS:
             return None
         chain = self._chain(sequence)
-        made = self._states.make(TokenPrefix.of(chain, sequence.tokens, position))
+        made = self._states.make(TokenPrefix.of(chain, sequence.tokens, position), kind)
         if made is None:
             self._expect_not(chain.after(position // KV_BLOCK_TOKENS), sequence)
         return made
@@ -190,8 +205,8 @@ class StatefulCache(BlockCache):
         is_known = self._is_shared and 0 < num_computed == sequence.num_scheduled
         chain = self._chain(sequence)
         super().release(sequence)
-        for position in sequence.planned:
-            self._expect_not(chain.after(position // KV_BLOCK_TOKENS), sequence)
+        for each in sequence.planned:
+            self._expect_not(chain.after(each.position // KV_BLOCK_TOKENS), sequence)
         sequence.planned = []
         slot, sequence.state = sequence.state, None
         del self._live[sequence.sequence_id]
@@ -227,8 +242,10 @@ class StatefulCache(BlockCache):
     def _lost_checkpoint(self) -> None:
         self._counters.num_checkpoint_evictions += 1
 
-    def _places(self, sequence: SequenceState, match: PrefixMatch) -> list[int]:
-        """Return where checkpoints are to be made of its known tokens, the first one last."""
+    def _plan(
+        self, sequence: SequenceState, match: PrefixMatch, *, goes_on: bool
+    ) -> list[PlannedCheckpoint]:
+        """Return the checkpoints that are to be made of its known tokens, the first one last."""
         start, end = match.num_tokens, sequence.num_to_compute
         is_pooled = sequence.request.pooling is not None
         if not self._is_shared or is_pooled or self._states.num_states < 2:
@@ -236,15 +253,17 @@ class StatefulCache(BlockCache):
         prompt_end = sequence.num_prompt_tokens - _PROMPT_END_TOKENS
         prompt_end -= prompt_end % KV_BLOCK_TOKENS
         branch = self._num_shared_blocks(sequence, match) * KV_BLOCK_TOKENS
-        if branch >= prompt_end:
-            branch = 0  # all of it is known
+        likely = [branch] if branch < prompt_end else []  # otherwise all of it is known
+        likely += [prompt_end] if not goes_on else []
         ladder = range(start - start % LADDER_TOKENS + LADDER_TOKENS, end, LADDER_TOKENS)
-        places: list[int] = []
-        for place in (branch, prompt_end, *ladder):
-            nearest = min((abs(place - each) for each in places), default=place)
+        planned: dict[int, PlannedCheckpoint] = {}
+        for place in (*likely, *ladder):
+            nearest = min((abs(place - each) for each in planned), default=place)
             if min(place - start, nearest) >= LEAST_SAVED_TOKENS:
-                places.append(place)
-        return sorted(places, reverse=True)
+                is_likely = place in likely
+                kind = CheckpointKind.PLACE if is_likely else CheckpointKind.ON_THE_WAY
+                planned[place] = PlannedCheckpoint(place, kind)
+        return sorted(planned.values(), reverse=True, key=_position_of)
 
     def _num_shared_blocks(self, sequence: SequenceState, match: PrefixMatch) -> int:
         """Return how many full blocks of the sequence are cached or being computed."""
@@ -261,8 +280,9 @@ class StatefulCache(BlockCache):
         owner = None if owner_id is None else self._live.get(owner_id)
         if owner is None or owner.num_scheduled > position or self._states.num_states < 2:
             return False
-        if position not in owner.planned:
-            insort(owner.planned, position, key=neg)
+        if all(each.position != position for each in owner.planned):
+            owner.planned.append(PlannedCheckpoint(position, CheckpointKind.PLACE))
+            owner.planned.sort(reverse=True, key=_position_of)
         self._expected[full_hash] = owner.sequence_id
         return True
 

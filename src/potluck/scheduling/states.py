@@ -9,7 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from potluck.scheduling.checkpoints import Checkpoint, CheckpointIndex, TokenPrefix
+from potluck.scheduling.checkpoints import (
+    Checkpoint,
+    CheckpointIndex,
+    CheckpointKind,
+    TokenPrefix,
+)
 from potluck.types.states import StateSlots, num_live_states
 
 
@@ -84,10 +89,10 @@ class StatePool:
             self.give_back(slot)
             return False
         self._num_live -= 1
-        self.checkpoints.insert(slot, prefix, is_known=True)
+        self.checkpoints.insert(slot, prefix, CheckpointKind.TURN_END, is_known=True)
         return True
 
-    def make(self, prefix: TokenPrefix) -> Checkpoint | None:
+    def make(self, prefix: TokenPrefix, kind: CheckpointKind) -> Checkpoint | None:
         """Return a checkpoint whose slot is to become a copy of a sequence's.
 
         ``publish`` or ``drop`` follows. None if there is one already, or only such as are worth
@@ -100,10 +105,10 @@ class StatePool:
             return None
         if not self._free:
             victim = checkpoints.least_useful()
-            if victim is None or checkpoints.worth(victim) > checkpoints.worth_of_new(prefix):
+            if victim is None or checkpoints.worth(victim) > checkpoints.worth_of_new(prefix, kind):
                 return None
             self.evict(victim)
-        return checkpoints.insert(self._free.pop(), prefix, is_known=False)
+        return checkpoints.insert(self._free.pop(), prefix, kind, is_known=False)
 
     def publish(self, checkpoint: Checkpoint) -> bool:
         """Let others resume at a checkpoint that is written; return False if it is gone."""

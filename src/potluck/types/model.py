@@ -187,9 +187,6 @@ class ShortConvConfig:
 class GatedDeltaConfig:
     """A gated delta net (Qwen3-Next): a convolution over ``kernel`` tokens, the gated delta rule,
     and a gated norm. The fields are those of ``potluck.types.program.GatedDelta``.
-
-    ``is_fused``: the matrices of queries, keys, values and the gate are one, whose rows go by key
-    heads; and so are those of ``beta`` and ``decay``.
     """
 
     num_heads: int
@@ -199,7 +196,6 @@ class GatedDeltaConfig:
     kernel: int
     epsilon: float = 1e-6
     is_tiled: bool = False
-    is_fused: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

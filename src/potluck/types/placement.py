@@ -61,6 +61,15 @@ class Preferences:
     layout: tuple[LayoutStage, ...] = ()
 
 
+def wanted_streams(objective: Objective, num_streams: int) -> int:
+    """Return how many streams somebody wants at the same time, and must be able to be live.
+
+    The default number is only what a plan for something else predicts besides.
+    """
+    is_wanted = objective is Objective.THROUGHPUT or num_streams != DEFAULT_NUM_STREAMS
+    return num_streams if is_wanted else 1
+
+
 class Basis(enum.Enum):
     """What the predicted time of a stage or a hop rests on, best first. Each has a margin."""
 

@@ -12,6 +12,7 @@ from model_shapes import (
     SHAPES,
     Experts,
     GatedDelta,
+    Latent,
     Shape,
     gguf_tensors,
     hugging_face_tensors,
@@ -24,7 +25,8 @@ from random_weights import STANDARD_DEVIATION, random_rows, random_tensor
 from potluck.catalog.description import describe_model, load_tokenizer
 from potluck.engines.dequantize import dequantize
 from potluck.formats.gguf import open_gguf
-from potluck.types.model import HeadNorm, ShortConvConfig
+from potluck.types.model import HeadNorm, LatentAttentionConfig, ShortConvConfig
+from potluck.types.program import ExpertScore
 from potluck.types.tensor import COMPUTED_FORMATS, TensorFormat
 
 SMALL = Shape(
@@ -116,6 +118,31 @@ def test_a_gguf_file_of_experts(tmp_path: Path) -> None:
         source.close()
 
 
+def test_a_gguf_file_with_latent_attention(tmp_path: Path) -> None:
+    shape = dataclasses.replace(
+        SMALL_MIXTURE,
+        family="glm4_moe_lite",
+        head_dim=48,
+        experts=Experts(
+            num_experts=4,
+            num_experts_per_token=2,
+            intermediate_size=256,
+            num_dense_layers=1,
+            has_shared=True,
+        ),
+        latent=Latent(query_rank=64, latent_rank=32, rope_dim=16, nope_dim=32, value_dim=48),
+    )
+    path = tmp_path / "model.gguf"
+    write_gguf(shape, path, "Q8_0")
+    config = describe_model(str(path)).config  # which refuses tensors that nothing reads
+    attention = config.layers[1].attention
+    assert isinstance(attention, LatentAttentionConfig)
+    assert (attention.query_rank, attention.latent_rank, attention.value_dim) == (64, 32, 48)
+    assert config.layers[0].experts is None
+    assert config.layers[1].experts is not None
+    assert config.layers[1].experts.score is ExpertScore.SIGMOID
+
+
 @pytest.mark.parametrize("has_experts", [False, True])
 def test_a_gguf_file_of_gated_delta_nets(tmp_path: Path, has_experts: bool) -> None:
     shape = SMALL_GATED_DELTA
@@ -179,6 +206,10 @@ def test_sizes_are_those_of_the_models() -> None:
     assert stored_bytes(SHAPES["Llama-3.2-1B"]) == 2 * 1_235_814_400
     assert stored_bytes(SHAPES["Llama-3.2-3B"]) == 2 * 3_212_749_824
     assert stored_bytes(SHAPES["Qwen3-0.6B"]) == 2 * 596_049_920
+    flash = SHAPES["GLM-4.7-Flash"]
+    assert (
+        sum(math.prod(each.dimensions) for each in gguf_tensors(flash, 154_880)) == 29_943_393_920
+    )
     billions = {
         name: sum(math.prod(each.dimensions) for each in gguf_tensors(SHAPES[name], 248_320)) / 1e9
         for name in ("Qwen3.5-4B", "Qwen3.5-35B-A3B")

@@ -43,6 +43,15 @@ def test_arithmetic(tmp_path: Path) -> None:
         read_settings({"POTLUCK_ARITHMETIC": "quick"}, None)
 
 
+def test_states(tmp_path: Path) -> None:
+    write_config(tmp_path, "states = 12\n")
+    assert read_settings({}, tmp_path) == Settings(states=12)
+    assert read_settings({"POTLUCK_STATES": "1024"}, tmp_path).states == 1024
+    for wrong in ("0", "1025", "many"):
+        with pytest.raises(UsageError, match="POTLUCK_STATES: "):
+            read_settings({"POTLUCK_STATES": wrong}, None)
+
+
 def test_what_plans_are_made_for(tmp_path: Path) -> None:
     write_config(tmp_path, 'objective = "throughput"\nstreams = 4\nrebalance = "ask"\n')
     assert read_settings({"POTLUCK_STREAMS": "16"}, tmp_path) == Settings(

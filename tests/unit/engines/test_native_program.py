@@ -12,12 +12,15 @@ import pytest
 from potluck.engines.native import NativeEngine, ThreadPool
 from potluck.errors import EngineError
 from potluck.types.program import (
+    Activation,
     Add,
     Attention,
     CacheSpec,
+    CopyColumns,
     Embed,
     GatedActivation,
     Head,
+    HeadLinear,
     LayerNorm,
     Linear,
     Moe,
@@ -166,6 +169,32 @@ def with_register(name: str, width: int) -> Program:
     return replace(GOOD, registers=(*kept, Register(name=name, width=width)))
 
 
+COPY = CopyColumns(x="x", out="q", num_groups=2, count=8, x_stride=16, out_stride=8)
+HEADS = HeadLinear(
+    x="x", weight="wh", out="q", num_heads=2, rows=8, columns=16, x_stride=16, out_stride=8
+)
+
+
+def with_heads(op: HeadLinear) -> Program:
+    weight = WeightSpec(name="wh", shape=(2, 8, 16))
+    return replace(with_op(2, op), weights=(*GOOD.weights, weight))
+
+
+def latent(
+    *, value_start: int = 0, value_dim: int = 8, cached: int = 0, v: str | None = None
+) -> Program:
+    program = edited(
+        Attention, lambda op: replace(op, v=v, value_start=value_start, value_dim=value_dim)
+    )
+    return replace(program, caches=(replace(GOOD.caches[0], value_dim=cached),))
+
+
+def test_columns_and_values_in_keys_are_accepted() -> None:
+    make(with_op(2, COPY))
+    make(with_heads(HEADS))
+    make(latent())
+
+
 BAD: dict[str, tuple[Program, str]] = {
     "unknown register": (edited(Linear, lambda op: replace(op, x="z")), "no register 'z'"),
     "unknown weight": (edited(Linear, lambda op: replace(op, weight="z")), "no weight 'z'"),
@@ -266,6 +295,43 @@ BAD: dict[str, tuple[Program, str]] = {
     "sigmoid gate in place": (with_op(2, SigmoidGate(x="x", gate="x")), "input and output"),
     "factor": (with_op(2, Scale(x="x", factor=float("nan"))), "factor must be finite"),
     "factors": (with_op(2, Multiply(x="x", weight="bq")), r"\[16\], and \[32\] is needed"),
+    "no columns to copy": (with_op(2, replace(COPY, count=0)), "count must be at least 1"),
+    "columns of x": (with_op(2, replace(COPY, x_start=9)), "'x' does not have all of the columns"),
+    "columns before x": (with_op(2, replace(COPY, x_start=-1)), "'x' does not have all"),
+    "huge stride": (with_op(2, replace(COPY, x_stride=1 << 62)), "'x' does not have all"),
+    "many groups": (with_op(2, replace(COPY, num_groups=1 << 30)), "'x' does not have all"),
+    "columns of out": (with_op(2, replace(COPY, out_start=1)), "'q' does not have all"),
+    "columns twice": (with_op(2, replace(COPY, out_stride=4)), "columns of out are written twice"),
+    "copy in place": (with_op(2, replace(COPY, out="x")), "input and output at once"),
+    "heads' columns": (with_heads(replace(HEADS, x_start=1)), "'x' does not have all"),
+    "heads' rows": (with_heads(replace(HEADS, out_start=1)), "'q' does not have all"),
+    "heads' rows twice": (with_heads(replace(HEADS, out_stride=7)), "written twice"),
+    "heads' matrices": (with_heads(replace(HEADS, columns=8)), r"\[2, 8, 8\] is needed"),
+    "no heads": (with_heads(replace(HEADS, num_heads=0)), "must be at least 1"),
+    "heads in place": (with_heads(replace(HEADS, out="x")), "input and output at once"),
+    "values after keys": (latent(value_start=1), "keys have no 8 columns from 1 on"),
+    "values before keys": (latent(value_start=-1), "keys have no 8 columns from -1 on"),
+    "no values": (latent(value_dim=0), "value_dim must be at least 1"),
+    "values in keys and beside": (latent(v="v"), "and have no register"),
+    "values kept in vain": (latent(cached=8), "has other heads"),
+    "values not kept": (
+        replace(GOOD, caches=(CacheSpec(num_kv_heads=1, head_dim=8, value_dim=0),)),
+        "has other heads",
+    ),
+    "width of values": (
+        edited(Attention, lambda op: replace(op, value_dim=16)),
+        "'a' is 16 wide, and 32 is needed",
+    ),
+    "no gate": (edited(GatedActivation, lambda op: replace(op, gate=None)), "needs a gate"),
+    "a gate too many": (
+        edited(GatedActivation, lambda op: replace(op, activation=Activation.RELU_SQUARED)),
+        "the activation has no gate",
+    ),
+    "experts' gate": (edited(Moe, lambda op: replace(op, gate=None)), "needs a gate"),
+    "experts' gate too many": (
+        edited(Moe, lambda op: replace(op, activation=Activation.RELU_SQUARED)),
+        "the activation has no gate",
+    ),
     "no experts": (edited(Moe, lambda op: replace(op, num_experts=0)), "num_experts must be"),
     "too many chosen": (
         edited(Moe, lambda op: replace(op, num_experts_per_token=4)),

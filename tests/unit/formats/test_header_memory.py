@@ -10,7 +10,7 @@ from support.large_headers import LARGE_HEADERS
 
 from potluck.errors import ModelFileError
 
-MOST_BYTES = 64 * 2**20
+MOST_BYTES = 96 * 2**20
 """Beyond the size of the file, where the header is as large as it may be."""
 
 SHARE = 1 / 32

@@ -109,6 +109,20 @@ def test_fewer_states_are_proposed_too(mebibytes: int, hint: str) -> None:
     assert what_fits(size, lambda size: with_states(size).total_bytes <= mebibytes * MIB) == hint
 
 
+def test_no_fewer_states_are_proposed_than_are_needed() -> None:
+    size = dataclasses.replace(SIZE, num_states=STATES)
+
+    def hint(mebibytes: int) -> str:
+        limit_bytes = mebibytes * MIB
+        return what_fits(
+            size, lambda size: with_states(size).total_bytes <= limit_bytes, least_states=11
+        )
+
+    assert hint(1010) == "--context 2048 or --states 11 or --quant q8_0 would fit"
+    assert hint(1009) == "--context 2048 or --quant q8_0 would fit"
+    assert hint(340) == "--quant q4_k --context 256 --states 11 would fit"
+
+
 def test_states_are_named_and_are_on_the_device() -> None:
     size = dataclasses.replace(SIZE, num_states=STATES)
     with pytest.raises(InsufficientMemoryError, match="cache 256 MiB, states 160 MiB, scratch"):

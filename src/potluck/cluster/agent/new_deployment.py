@@ -19,7 +19,7 @@ from potluck.scheduling import DEFAULT_CONTEXT_TOKENS
 from potluck.types.arithmetic import Arithmetic, ArithmeticChoice
 from potluck.types.cluster import DeploymentId, Epoch, NodeId
 from potluck.types.model import ModelConfig
-from potluck.types.placement import DEFAULT_NUM_STREAMS, Objective
+from potluck.types.placement import wanted_streams
 from potluck.types.quantization import Quantization
 from potluck.types.ranges import require_number
 from potluck.types.states import states_for
@@ -111,16 +111,12 @@ def new_record(
 
 
 def _num_states(request: Deploy, config: ModelConfig) -> int:
-    """Return the number of state slots; as many streams as throughput is wanted of can be live.
-
-    The default number of streams is only what a plan for something else predicts besides.
-    """
-    num_streams = request.num_streams
-    is_wanted = request.objective is Objective.THROUGHPUT or num_streams != DEFAULT_NUM_STREAMS
+    """Return the number of state slots; as many streams as are wanted can be live."""
+    num_streams = wanted_streams(request.objective, request.num_streams)
     return num_states_of(
         config,
         request.num_states,
         default=request.default_states,
-        least=states_for(num_streams) if is_wanted else 1,
+        least=states_for(num_streams),
         why=f"{num_streams} streams",
     )
