@@ -144,14 +144,13 @@ def test_the_delta_rule_refuses_what_does_not_fit() -> None:
     kernels.gated_delta(wide, products, factors, factors, values, state, False, True, out, 0, 4)
     with pytest.raises(ValueError, match="no such strips"):
         kernels.gated_delta(wide, products, factors, factors, values, state, False, True, out, 0, 5)
+    three, of_three, of_two = zeros(3, 3, 20), zeros(3, 3, 20), zeros(3, 2)
     with pytest.raises(ValueError, match="multiple of key heads"):
-        three, of_three = zeros(3, 3, 20), zeros(3, 3, 20)
-        two_heads = zeros(2, 3, 2, 4)
         kernels.gated_delta(
-            two_heads, zeros(3, 2), factors, factors, three, state, False, True, of_three, 0, 4
+            zeros(2, 3, 2, 4), of_two, of_two, of_two, three, state, False, True, of_three, 0, 4
         )
+    small = zeros(2, 1, 4, 16)
     with pytest.raises(ValueError, match="state must be"):
-        small = zeros(2, 1, 4, 16)
         kernels.gated_delta(wide, products, factors, factors, values, small, False, True, out, 0, 2)
 
 
