@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from simulation.schedules import run_random
 from simulation.stages import Switches
 from simulation.world import World, room_for
 
+from potluck.scheduling.block_cache import AdmissionCopies
+from potluck.scheduling.prefix_index import PrefixMatch
 from potluck.scheduling.sequence import SequenceState
+from potluck.scheduling.stateful_cache import StatefulCache
 
 _MOST = 200
 
@@ -66,6 +71,22 @@ def test_random_schedules_notice_if_the_last_stage_is_not_told_what_was_generate
 
     with monkeypatch.context() as patch:
         patch.setattr(SequenceState, "opening", empty_opening)
+        seed = find("is given")
+    assert not run_random(seed).violations
+
+
+def test_random_schedules_notice_if_states_are_not_restored(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    admit = StatefulCache.admit
+
+    def without_copies(
+        cache: StatefulCache, sequence: SequenceState, match: PrefixMatch
+    ) -> AdmissionCopies:
+        return replace(admit(cache, sequence, match), states=())
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StatefulCache, "admit", without_copies)
         seed = find("is given")
     assert not run_random(seed).violations
 
