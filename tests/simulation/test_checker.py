@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from simulation.schedules import run_random
 from simulation.stages import Switches
 from simulation.world import World, room_for
 
-from potluck.scheduling.block_cache import AdmissionCopies
-from potluck.scheduling.prefix_index import PrefixMatch
+from potluck.scheduling.checkpoints import Checkpoint
 from potluck.scheduling.sequence import SequenceState
-from potluck.scheduling.stateful_cache import StatefulCache
+from potluck.scheduling.states import StatePool
 
 _MOST = 200
 
@@ -75,18 +72,17 @@ def test_random_schedules_notice_if_the_last_stage_is_not_told_what_was_generate
     assert not run_random(seed).violations
 
 
-def test_random_schedules_notice_if_states_are_not_restored(
+def test_random_schedules_notice_if_sequences_share_a_state_slot(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    admit = StatefulCache.admit
+    take = StatePool.take
 
-    def without_copies(
-        cache: StatefulCache, sequence: SequenceState, match: PrefixMatch
-    ) -> AdmissionCopies:
-        return replace(admit(cache, sequence, match), states=())
+    def always_the_first(pool: StatePool, source: Checkpoint | None) -> int:
+        take(pool, source)
+        return 0
 
     with monkeypatch.context() as patch:
-        patch.setattr(StatefulCache, "admit", without_copies)
+        patch.setattr(StatePool, "take", always_the_first)
         seed = find("is given")
     assert not run_random(seed).violations
 
