@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -24,6 +25,7 @@ from potluck.types.model import MambaScales
 from potluck.types.program import ExpertScore, Shard
 
 TOLERANCE = 1e-4
+Q8_0 = gguf.GGMLQuantizationType.Q8_0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -334,6 +336,20 @@ def test_gguf_files_give_the_same_logits(
     write_mamba_gguf(path, model)
     assert describe_model(str(path)).files.kind is FileKind.GGUF
     actual, expected = logits_of_files(path, tokens), torch_logits(model, tokens)
+    assert_logits_agree(actual, expected, tolerance=TOLERANCE)
+
+
+@pytest.mark.parametrize("name", ["mamba-codestral", "nemotron-3-nano", "falcon-h1"])
+def test_quantized_matrices_in_gguf_files(
+    name: str, models: Callable[[Case], RandomModel], tmp_path: Path
+) -> None:
+    model, tokens = models(case_of(name)), random_tokens(60)
+    formats = dict.fromkeys(("ssm_in", "ssm_out", "ffn_up", "attn_k"), Q8_0)
+    for are_rounded_only in (False, True):
+        path = tmp_path / f"{are_rounded_only}.gguf"
+        write_mamba_gguf(path, model, formats=formats, are_rounded_only=are_rounded_only)
+    actual = logits_of_files(tmp_path / "False.gguf", tokens, boundaries=[1])
+    expected = logits_of_files(tmp_path / "True.gguf", tokens)
     assert_logits_agree(actual, expected, tolerance=TOLERANCE)
 
 
