@@ -209,14 +209,3 @@ def test_states_are_planned_and_divided_among_the_stages(tmp_path: Path) -> None
     assert wanted["num_states"] == 80
     with pytest.raises(ParameterError, match="6 states are too few: 11 are needed for 8 streams"):
         plan(tmp_path, FLEET, stateful, num_states=6, objective="throughput")
-
-
-def test_fewer_states_are_proposed_where_memory_is_short(tmp_path: Path) -> None:
-    small = '[[machines]]\nname = "board"\nmemory = "{} MiB"\n'
-    stateful = write_small_lfm2(tmp_path / "lfm2")
-    enough = plan(tmp_path, small.format(4096), stateful, num_states=1)
-    needed = sum(stage["num_bytes"] for stage in enough["stages"])
-    fleet = small.format((needed + SLOT_BYTES) // 2**20 + 80)
-    with pytest.raises(InsufficientMemoryError, match="may use") as caught:
-        plan(tmp_path, fleet, stateful, num_states=1024, context_tokens=32)
-    assert "--states" in caught.value.hint
