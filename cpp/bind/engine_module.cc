@@ -72,6 +72,12 @@ std::vector<BlockCopy> as_copies(const Pairs& pairs) {
   return copies;
 }
 
+std::vector<StateCopy> as_state_copies(const Pairs& pairs) {
+  std::vector<StateCopy> copies;
+  for (const auto& [source, target] : pairs) copies.push_back({source, target});
+  return copies;
+}
+
 void check_num_threads(int num_threads) {
   if (num_threads < 1) throw Error("num_threads must be at least 1");
 }
@@ -83,10 +89,11 @@ void bind_values(nb::module_& m) {
       .value("MEAN", Pooling::Mean);
   nb::class_<Slice>(m, "Slice")
       .def(nb::init<int64_t, std::vector<int64_t>, int64_t, std::vector<int64_t>, bool,
-                    std::optional<int64_t>, std::optional<int64_t>, std::optional<Pooling>, bool>(),
+                    std::optional<int64_t>, std::optional<int64_t>, std::optional<Pooling>, bool,
+                    std::optional<int64_t>>(),
            nb::kw_only(), "sequence_id"_a, "tokens"_a, "start_position"_a, "block_table"_a,
            "sample"_a, "score_from"_a = nb::none(), "next_token"_a = nb::none(),
-           "pooling"_a = nb::none(), "ends_pooling"_a = false);
+           "pooling"_a = nb::none(), "ends_pooling"_a = false, "state"_a = nb::none());
   nb::class_<SamplingParams>(m, "SamplingParams")
       .def(nb::init<float, std::optional<int64_t>, float, float, float, float, float,
                     std::vector<std::pair<int64_t, float>>, uint64_t, bool, int64_t>(),
@@ -121,14 +128,16 @@ void bind_stage(nb::module_& m) {
       .def_ro("seconds", &TimedOps::seconds);
   nb::class_<Stage>(m, "Stage")
       .def(nb::new_([](std::shared_ptr<const Program> program, const std::string& isa,
-                       std::shared_ptr<ThreadPool> pool, int64_t num_blocks,
+                       std::shared_ptr<ThreadPool> pool, int64_t num_blocks, int64_t num_states,
                        int64_t max_step_tokens, bool is_fast) {
              return std::make_unique<Stage>(std::move(program), find_kernels(isa), std::move(pool),
-                                            num_blocks, max_step_tokens, as_arithmetic(is_fast));
+                                            num_blocks, num_states, max_step_tokens,
+                                            as_arithmetic(is_fast));
            }),
-           nb::kw_only(), "program"_a, "isa"_a, "pool"_a, "num_blocks"_a, "max_step_tokens"_a,
-           "is_fast"_a)
-      .def_static("cache_bytes", &Stage::cache_bytes, nb::kw_only(), "program"_a, "num_blocks"_a)
+           nb::kw_only(), "program"_a, "isa"_a, "pool"_a, "num_blocks"_a, "num_states"_a,
+           "max_step_tokens"_a, "is_fast"_a)
+      .def_static("cache_bytes", &Stage::cache_bytes, nb::kw_only(), "program"_a, "num_blocks"_a,
+                  "num_states"_a)
       .def_static(
           "scratch_bytes",
           [](const Program& program, int64_t max_step_tokens, int num_threads, bool is_fast) {
@@ -165,28 +174,29 @@ void bind_stage(nb::module_& m) {
       .def(
           "step",
           [](Stage& stage, std::vector<Slice> slices, std::vector<Opening> opened,
-             std::vector<int64_t> closed, const Pairs& copies, const Masks& masks,
+             std::vector<int64_t> closed, const Pairs& copies, const Pairs& state_copies,
+             const Masks& masks,
              std::optional<InMatrix> hidden, std::optional<OutMatrix> out) {
             const Step step{std::move(slices), std::move(opened), std::move(closed),
-                            as_copies(copies), view(masks)};
+                            as_copies(copies), as_state_copies(state_copies), view(masks)};
             nb::gil_scoped_release released;
             StepOutput output = stage.step(step, view(hidden), view(out));
             return std::make_pair(std::move(output.sampled), std::move(output.vectors));
           },
-          nb::kw_only(), "slices"_a, "opened"_a, "closed"_a, "copies"_a, "masks"_a,
+          nb::kw_only(), "slices"_a, "opened"_a, "closed"_a, "copies"_a, "state_copies"_a, "masks"_a,
           "hidden"_a.none(), "out"_a.none())
       .def(
           "logits",
           [](Stage& stage, std::vector<Slice> slices, std::vector<Opening> opened,
-             std::vector<int64_t> closed, const Pairs& copies, std::optional<InMatrix> hidden,
-             OutMatrix out) {
+             std::vector<int64_t> closed, const Pairs& copies, const Pairs& state_copies,
+             std::optional<InMatrix> hidden, OutMatrix out) {
             const Step step{std::move(slices), std::move(opened), std::move(closed),
-                            as_copies(copies), {}};
+                            as_copies(copies), as_state_copies(state_copies), {}};
             nb::gil_scoped_release released;
             stage.logits(step, view(hidden), view(out));
           },
-          nb::kw_only(), "slices"_a, "opened"_a, "closed"_a, "copies"_a, "hidden"_a.none(),
-          "out"_a)
+          nb::kw_only(), "slices"_a, "opened"_a, "closed"_a, "copies"_a, "state_copies"_a,
+          "hidden"_a.none(), "out"_a)
       .def(
           "read_blocks",
           [](Stage& stage, const std::vector<int64_t>& blocks, const OutBytes& out) {
@@ -202,6 +212,21 @@ void bind_stage(nb::module_& m) {
           },
           "blocks"_a, "data"_a)
       .def_prop_ro("block_bytes", &Stage::block_bytes)
+      .def(
+          "read_states",
+          [](Stage& stage, const std::vector<int64_t>& states, const OutBytes& out) {
+            nb::gil_scoped_release released;
+            stage.read_states(states, out.data(), out.size());
+          },
+          "states"_a, "out"_a)
+      .def(
+          "write_states",
+          [](Stage& stage, const std::vector<int64_t>& states, const Bytes& data) {
+            nb::gil_scoped_release released;
+            stage.write_states(states, data.data(), data.size());
+          },
+          "states"_a, "data"_a)
+      .def_prop_ro("state_bytes", &Stage::state_bytes)
       .def("time_ops", &Stage::time_ops)
       .def("times",
            [](Stage& stage) {

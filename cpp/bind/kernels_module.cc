@@ -471,6 +471,148 @@ void attention_in_parts(const Kernels& kernels, HeadsIn q, CacheIn keys,
   }
 }
 
+// The states of the ops below are as the kernels have them; 0 tokens are refused, as there is no
+// state of theirs.
+void causal_conv(const Kernels& kernels, Rows<const float> x, Rows<const float> weight,
+                 std::optional<Vector<const float>> bias, Rows<float> state, bool is_fresh,
+                 bool has_silu, Rows<float> out, int64_t first_column, int64_t end_column) {
+  const int64_t num_tokens = x.shape(0), width = x.shape(1), kernel = weight.shape(1);
+  require(num_tokens > 0, "there must be a token");
+  require(kernel >= 2 && kernel <= kMaxConvKernel, "the kernel must be from 2 to 16");
+  require_shape(weight, "weight must be [width, kernel]", width, kernel);
+  require_shape(state, "state must be [kernel - 1, width]", kernel - 1, width);
+  require_shape(out, "out must have the shape of x", num_tokens, width);
+  if (bias) require_shape(*bias, "bias must be [width]", width);
+  require(first_column >= 0 && first_column % 16 == 0 && first_column < end_column &&
+              end_column <= width && (end_column % 16 == 0 || end_column == width),
+          "no such columns");
+  nb::gil_scoped_release release;
+  kernels.causal_conv({x.data(), out.data(), num_tokens, width, kernel, weight.data(),
+                       bias ? bias->data() : nullptr, state.data(), is_fresh, has_silu,
+                       first_column, end_column});
+}
+
+// Keys and queries [key_heads, 2, key_dim] of one token.
+void delta_inputs(const Kernels& kernels, Vector<const float> x, Vector<const float> decay,
+                  Vector<const float> beta, Vector<const float> rate,
+                  Vector<const float> decay_bias, float epsilon, Heads keys,
+                  Vector<float> products, Vector<float> decays, Vector<float> betas) {
+  const int64_t num_heads = decay.shape(0), num_key_heads = keys.shape(0);
+  const int64_t key_dim = keys.shape(2);
+  require(num_key_heads > 0 && key_dim > 0, "there are no keys");
+  require_shape(keys, "keys must be [key_heads, 2, key_dim]", num_key_heads, 2, key_dim);
+  require(static_cast<int64_t>(x.shape(0)) >= 2 * num_key_heads * key_dim,
+          "x does not have the queries and keys");
+  for (const auto& each : {beta, rate, decay_bias})
+    require_shape(each, "there must be one factor for each head", num_heads);
+  require_shape(products, "there must be one product for each key head", num_key_heads);
+  for (const auto& each : {decays, betas})
+    require_shape(each, "there must be one factor for each head", num_heads);
+  nb::gil_scoped_release release;
+  kernels.delta_inputs({x.data(), decay.data(), beta.data(), rate.data(), decay_bias.data(),
+                        num_heads, num_key_heads, key_dim, epsilon, keys.data(), 2 * key_dim,
+                        products.data(), decays.data(), betas.data()});
+}
+
+// keys [key_heads, tokens, 2, key_dim], values [tokens, heads, value_dim].
+void gated_delta(const Kernels& kernels, Array<const float, 4> keys, Rows<const float> products,
+                 Rows<const float> decays, Rows<const float> betas, HeadsIn values,
+                 Array<float, 4> state, bool is_tiled, bool is_fresh, Heads out,
+                 int64_t first_strip, int64_t end_strip) {
+  const int64_t num_key_heads = keys.shape(0), num_tokens = keys.shape(1);
+  const int64_t key_dim = keys.shape(3), num_heads = values.shape(1);
+  const int64_t value_dim = values.shape(2), num_strips = num_state_strips(value_dim);
+  require(num_tokens > 0, "there must be a token");
+  require(num_key_heads > 0 && num_heads % num_key_heads == 0,
+          "heads must be a multiple of key heads");
+  require_shape(keys, "keys must be [key_heads, tokens, 2, key_dim]", num_key_heads, num_tokens, 2,
+                key_dim);
+  require_shape(products, "products must be [tokens, key_heads]", num_tokens, num_key_heads);
+  for (const auto& each : {decays, betas})
+    require_shape(each, "factors must be [tokens, heads]", num_tokens, num_heads);
+  require_shape(values, "values must be [tokens, heads, value_dim]", num_tokens, num_heads,
+                value_dim);
+  require_shape(out, "out must have the shape of values", num_tokens, num_heads, value_dim);
+  require_shape(state, "state must be [heads, strips, key_dim, 16]", num_heads, num_strips, key_dim,
+                16);
+  require(0 <= first_strip && first_strip <= end_strip && end_strip <= num_heads * num_strips,
+          "no such strips");
+  DeltaArgs args{};
+  args.keys = keys.data();
+  args.key_head_stride = num_tokens * 2 * key_dim;
+  args.products = products.data();
+  args.decays = decays.data();
+  args.betas = betas.data();
+  args.values = values.data();
+  args.value_stride = num_heads * value_dim;
+  args.out = out.data();
+  args.out_stride = num_heads * value_dim;
+  args.num_tokens = num_tokens;
+  args.num_heads = num_heads;
+  args.num_key_heads = num_key_heads;
+  args.key_dim = key_dim;
+  args.value_dim = value_dim;
+  args.is_tiled = is_tiled;
+  args.is_fresh = is_fresh;
+  args.state = state.data();
+  args.first_strip = first_strip;
+  args.end_strip = end_strip;
+  nb::gil_scoped_release release;
+  kernels.gated_delta(args);
+}
+
+void scan_inputs(const Kernels& kernels, Vector<const float> step, Vector<const float> step_bias,
+                 Vector<const float> rate, float least_step, float largest_step,
+                 Vector<float> steps, Vector<float> decays) {
+  const int64_t num_heads = step.shape(0);
+  for (const auto& each : {step_bias, rate})
+    require_shape(each, "there must be one factor for each head", num_heads);
+  for (const auto& each : {steps, decays})
+    require_shape(each, "there must be one factor for each head", num_heads);
+  nb::gil_scoped_release release;
+  kernels.scan_inputs({step.data(), step_bias.data(), rate.data(), num_heads, least_step,
+                       largest_step, steps.data(), decays.data()});
+}
+
+// x [tokens, heads * head_dim + 2 * groups * state_dim].
+void state_scan(const Kernels& kernels, Rows<const float> x, Rows<const float> steps,
+                Rows<const float> decays, Vector<const float> skip, int64_t num_groups,
+                Array<float, 4> state, bool is_fresh, Heads out, int64_t first_strip,
+                int64_t end_strip) {
+  const int64_t num_tokens = out.shape(0), num_heads = out.shape(1), head_dim = out.shape(2);
+  const int64_t state_dim = state.shape(2), num_strips = num_state_strips(head_dim);
+  require(num_tokens > 0, "there must be a token");
+  require(num_groups > 0 && num_heads % num_groups == 0, "heads must be a multiple of groups");
+  require_shape(x, "x must be [tokens, heads * head_dim + 2 * groups * state_dim]", num_tokens,
+                num_heads * head_dim + 2 * num_groups * state_dim);
+  for (const auto& each : {steps, decays})
+    require_shape(each, "factors must be [tokens, heads]", num_tokens, num_heads);
+  require_shape(skip, "skip must have one for each head", num_heads);
+  require_shape(state, "state must be [heads, strips, state_dim, 16]", num_heads, num_strips,
+                state_dim, 16);
+  require(0 <= first_strip && first_strip <= end_strip && end_strip <= num_heads * num_strips,
+          "no such strips");
+  ScanArgs args{};
+  args.x = x.data();
+  args.x_stride = x.shape(1);
+  args.steps = steps.data();
+  args.decays = decays.data();
+  args.skip = skip.data();
+  args.out = out.data();
+  args.out_stride = num_heads * head_dim;
+  args.num_tokens = num_tokens;
+  args.num_heads = num_heads;
+  args.head_dim = head_dim;
+  args.num_groups = num_groups;
+  args.state_dim = state_dim;
+  args.is_fresh = is_fresh;
+  args.state = state.data();
+  args.first_strip = first_strip;
+  args.end_strip = end_strip;
+  nb::gil_scoped_release release;
+  kernels.state_scan(args);
+}
+
 }  // namespace
 
 void bind_kernels(nb::module_& m, KernelLookup lookup) {
@@ -539,6 +681,23 @@ void bind_kernels(nb::module_& m, KernelLookup lookup) {
            "values"_a.noconvert().none(), "block_table"_a.noconvert(), "position"_a,
            "window"_a.none(), "scale"_a, "out"_a.noconvert(), "softcap"_a = 0.0f,
            "sinks"_a.noconvert() = nb::none(), "value_start"_a = 0)
+      .def("causal_conv", &causal_conv, "x"_a.noconvert(), "weight"_a.noconvert(),
+           "bias"_a.noconvert().none(), "state"_a.noconvert(), "is_fresh"_a, "has_silu"_a,
+           "out"_a.noconvert(), "first_column"_a, "end_column"_a)
+      .def("delta_inputs", &delta_inputs, "x"_a.noconvert(), "decay"_a.noconvert(),
+           "beta"_a.noconvert(), "rate"_a.noconvert(), "decay_bias"_a.noconvert(), "epsilon"_a,
+           "keys"_a.noconvert(), "products"_a.noconvert(), "decays"_a.noconvert(),
+           "betas"_a.noconvert())
+      .def("gated_delta", &gated_delta, "keys"_a.noconvert(), "products"_a.noconvert(),
+           "decays"_a.noconvert(), "betas"_a.noconvert(), "values"_a.noconvert(),
+           "state"_a.noconvert(), "is_tiled"_a, "is_fresh"_a, "out"_a.noconvert(),
+           "first_strip"_a, "end_strip"_a)
+      .def("scan_inputs", &scan_inputs, "step"_a.noconvert(), "step_bias"_a.noconvert(),
+           "rate"_a.noconvert(), "least_step"_a, "largest_step"_a, "steps"_a.noconvert(),
+           "decays"_a.noconvert())
+      .def("state_scan", &state_scan, "x"_a.noconvert(), "steps"_a.noconvert(),
+           "decays"_a.noconvert(), "skip"_a.noconvert(), "num_groups"_a, "state"_a.noconvert(),
+           "is_fresh"_a, "out"_a.noconvert(), "first_strip"_a, "end_strip"_a)
       .def("exp_sum", &exp_sum, "x"_a.noconvert(), "max"_a, "out"_a.noconvert())
       .def("copy_allowed", &copy_allowed, "logits"_a.noconvert(), "mask"_a.noconvert(),
            "out"_a.noconvert())

@@ -89,9 +89,12 @@ void bind_program(nb::module_& m) {
   nb::class_<CacheSpec>(m, "CacheSpec")
       .def(nb::init<int64_t, int64_t, int64_t>(), nb::kw_only(), "num_kv_heads"_a, "head_dim"_a,
            "value_dim"_a);
+  nb::class_<StateSpec>(m, "StateSpec")
+      .def(nb::init<int64_t, int64_t>(), nb::kw_only(), "rows"_a, "width"_a);
   nb::class_<Program>(m, "Program")
       .def(nb::new_([](std::vector<Register> registers, const nb::sequence& ops,
                        std::vector<WeightSpec> weights, std::vector<CacheSpec> caches,
+                       std::vector<StateSpec> states,
                        const std::vector<std::pair<Table, Table>>& ropes,
                        int64_t hidden_size, int64_t vocab_size, int64_t context_tokens,
                        bool has_embedding, bool has_head) {
@@ -99,10 +102,10 @@ void bind_program(nb::module_& m) {
              for (const auto& rope : ropes) tables.push_back(rope_table(rope));
              return std::make_shared<const Program>(ProgramSpec{
                  std::move(registers), read_ops(ops), std::move(weights), std::move(caches),
-                 std::move(tables), hidden_size, vocab_size, context_tokens, has_embedding,
+                 std::move(states), std::move(tables), hidden_size, vocab_size, context_tokens, has_embedding,
                  has_head});
            }),
-           nb::kw_only(), "registers"_a, "ops"_a, "weights"_a, "caches"_a, "ropes"_a,
+           nb::kw_only(), "registers"_a, "ops"_a, "weights"_a, "caches"_a, "states"_a, "ropes"_a,
            "hidden_size"_a, "vocab_size"_a, "context_tokens"_a,
            "has_embedding"_a, "has_head"_a);
 }

@@ -77,7 +77,7 @@ std::vector<uint8_t> stored_rows(Format format) {
 // What the stage makes of slices of `lengths` tokens, in rows of kWidth.
 std::vector<float> computed(const Kernels& kernels, Arithmetic arithmetic, Format format,
                             const std::vector<int64_t>& lengths) {
-  Stage stage(two_products(), kernels, std::make_shared<ThreadPool>(2), 0, 64, arithmetic);
+  Stage stage(two_products(), kernels, std::make_shared<ThreadPool>(2), 0, 0, 64, arithmetic);
   const std::vector<uint8_t> rows = stored_rows(format);
   for (const char* name : {"first", "second"}) {
     stage.begin_weight(name, {kWidth, kWidth}, format);

@@ -595,6 +595,7 @@ int main(int argc, char** argv) {
   check_attention(*kernels, random, report);
   check_sampling(*kernels, random, report);
   check_convert(*kernels, random, report);
+  check_states(*kernels, report);
   Random of_formats;
   for (int f = kOldFormats; f < kNumFormats; ++f)
     check_format(*kernels, static_cast<Format>(f), activity, of_formats, report);

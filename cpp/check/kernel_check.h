@@ -208,4 +208,7 @@ inline double file_value(Format format, const uint8_t* row, int64_t column) {
 // The kernels that convert weights (convert_check.cc).
 void check_convert(const Kernels& kernels, check::Random& random, check::Report& report);
 
+// The kernels of ops with a state (state_check.cc), on numbers of their own.
+void check_states(const Kernels& kernels, check::Report& report);
+
 }  // namespace potluck

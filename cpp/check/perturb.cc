@@ -15,7 +15,8 @@ constexpr const char* kPlainKernels[] = {
     "rms_norm",       "layer_norm",   "rope",            "silu_gate", "gelu_gate",
     "clamped_gate",   "product_gate", "relu_squared",    "add",       "add_scaled",
     "scale",          "multiply",     "sigmoid",         "softcap",   "append_kv",
-    "attention",      "attention_span", "attention_merge", "exp_sum", "copy_allowed",
+    "attention",      "attention_span", "attention_merge", "causal_conv", "delta_inputs",
+    "gated_delta",    "scan_inputs",  "state_scan",      "exp_sum",   "copy_allowed",
     "draw_weights",   "kept_sums",    "split_logits"};
 constexpr int kNumPlainKernels = sizeof kPlainKernels / sizeof *kPlainKernels;
 constexpr int kNumIds =
@@ -284,6 +285,75 @@ struct Perturbed {
     return args.out + end_head * args.value_dim - 1;
   }
 
+  static void causal_conv(const ConvArgs& args) {
+    ConvArgs changed = args;
+    std::vector<float> weight;
+    const bool spoil = is_active("causal_conv");
+    if (spoil && kIsScalar) {  // the last column forgets the oldest input
+      weight.assign(args.weight, args.weight + args.width * args.kernel);
+      weight[static_cast<size_t>((args.end_column - 1) * args.kernel)] = 0.0f;
+      changed.weight = weight.data();
+    }
+    real().causal_conv(changed);
+    if (spoil && !kIsScalar)
+      nudge(args.out + (args.num_tokens - 1) * args.width + args.end_column - 1);
+  }
+
+  static void delta_inputs(const DeltaInputArgs& args) {
+    real().delta_inputs(args);
+    if (!is_active("delta_inputs")) return;
+    if (kIsScalar)  // the last head forgets too little
+      args.decays[args.num_heads - 1] *= 1.01f;
+    else
+      nudge(args.products + args.num_key_heads - 1);
+  }
+
+  // Of the last strip: the last of its columns that there are.
+  static float* last_of_strip(float* heads, int64_t end_strip, int64_t columns) {
+    const int64_t strips = num_state_strips(columns);
+    const int64_t head = (end_strip - 1) / strips, strip = (end_strip - 1) % strips;
+    const int64_t end = (strip + 1) * 16 < columns ? (strip + 1) * 16 : columns;
+    return heads + head * columns + end - 1;
+  }
+
+  static void gated_delta(const DeltaArgs& args) {
+    DeltaArgs changed = args;
+    const bool spoil = is_active("gated_delta");
+    std::vector<float> betas;
+    if (spoil && kIsScalar) {  // the last token is written too weakly
+      betas.assign(args.betas, args.betas + args.num_tokens * args.num_heads);
+      for (int64_t h = 0; h < args.num_heads; ++h) betas[betas.size() - 1 - static_cast<size_t>(h)] *= 0.99f;
+      changed.betas = betas.data();
+    }
+    real().gated_delta(changed);
+    if (spoil && !kIsScalar)
+      nudge(last_of_strip(args.out + (args.num_tokens - 1) * args.out_stride, args.end_strip,
+                          args.value_dim));
+  }
+
+  static void scan_inputs(const ScanInputArgs& args) {
+    real().scan_inputs(args);
+    if (!is_active("scan_inputs")) return;
+    if (kIsScalar)
+      args.decays[args.num_heads - 1] *= 1.01f;
+    else
+      nudge(args.steps + args.num_heads - 1);
+  }
+
+  static void state_scan(const ScanArgs& args) {
+    ScanArgs changed = args;
+    const bool spoil = is_active("state_scan");
+    std::vector<float> skip;
+    if (spoil && kIsScalar) {  // the inputs that skip the state are forgotten
+      skip.assign(static_cast<size_t>(args.num_heads), 0.0f);
+      changed.skip = skip.data();
+    }
+    real().state_scan(changed);
+    if (spoil && !kIsScalar)
+      nudge(last_of_strip(args.out + (args.num_tokens - 1) * args.out_stride, args.end_strip,
+                          args.head_dim));
+  }
+
   static float exp_sum(const float* x, int64_t count, float max, float* out) {
     float total = real().exp_sum(x, count, max, out);
     if (is_active("exp_sum")) {
@@ -364,6 +434,11 @@ struct Perturbed {
                                     attention,
                                      attention_span,
                                      attention_merge,
+                                    causal_conv,
+                                    delta_inputs,
+                                    gated_delta,
+                                    scan_inputs,
+                                    state_scan,
                                      exp_sum,
                                      copy_allowed,
                                      draw_weights,

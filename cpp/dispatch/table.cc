@@ -55,7 +55,9 @@ namespace {
         isa::silu_gate, isa::gelu_gate, isa::clamped_gate, isa::product_gate,          \
         isa::relu_squared, isa::add, isa::add_scaled,                                  \
         isa::scale, isa::multiply, isa::sigmoid, isa::softcap, isa::append_kv,         \
-        isa::attention, isa::attention_span, isa::attention_merge, isa::exp_sum,       \
+        isa::attention, isa::attention_span, isa::attention_merge,                      \
+        isa::causal_conv, isa::delta_inputs, isa::gated_delta, isa::scan_inputs,       \
+        isa::state_scan, isa::exp_sum,                                                 \
         isa::copy_allowed, isa::draw_weights, isa::kept_sums, isa::split_logits, {}    \
   }
 

@@ -142,9 +142,102 @@ constexpr int64_t kScoreStride = kSpanTokens + 16;
 int64_t attention_partial_floats(int64_t num_rows, int64_t value_dim);
 // Values that are columns of the keys are copied for some columns of one span at a time, as float32
 // and position after position: so many floats.
-constexpr int64_t kTurnedFloats = 32 * kSpanTokens;
+constexpr int64_t kTransposedFloats = 32 * kSpanTokens;
 int64_t attention_scratch_floats(int64_t num_rows, int64_t head_dim, int64_t value_dim,
                                  bool has_values);
+
+// A state of float32 matrices lies in strips of 16 columns, [matrix][strip][rows][16], the last
+// strip filled up with zeros: a strip stays in the first cache while tokens pass through it.
+static inline int64_t num_state_strips(int64_t columns) { return (columns + 15) / 16; }
+
+// Neighbouring tokens of one sequence. `state` is that before the first, and becomes that after the
+// last; with `is_fresh` it begins as zeros, whatever it holds.
+constexpr int64_t kMaxConvKernel = 16;
+struct ConvArgs {
+  const float* x;  // [num_tokens][width]
+  float* out;      // likewise; may be x
+  int64_t num_tokens;
+  int64_t width;
+  int64_t kernel;       // from 2 to kMaxConvKernel
+  const float* weight;  // [width][kernel]
+  const float* bias;    // [width], or null
+  float* state;         // [kernel - 1][width]: the inputs before, oldest first
+  bool is_fresh;
+  bool has_silu;
+  int64_t first_column;  // computed are columns [first_column, end_column); a multiple of 16
+  int64_t end_column;
+};
+
+// One token's.
+struct DeltaInputArgs {
+  const float* x;           // [num_key_heads][key_dim] queries, then keys
+  const float* decay;       // [num_heads]
+  const float* beta;        // [num_heads]
+  const float* rate;        // [num_heads]
+  const float* decay_bias;  // [num_heads]
+  int64_t num_heads;
+  int64_t num_key_heads;
+  int64_t key_dim;
+  float epsilon;
+  float* keys;     // of a key head: its key, then its query; key_stride floats from head to head
+  int64_t key_stride;
+  float* products;  // [num_key_heads]: key . query
+  float* decays;    // [num_heads]
+  float* betas;     // [num_heads]
+};
+
+struct DeltaArgs {
+  const float* keys;  // [num_key_heads at key_head_stride][num_tokens][2][key_dim]
+  int64_t key_head_stride;
+  const float* products;  // [num_tokens][num_key_heads]
+  const float* decays;    // [num_tokens][num_heads]
+  const float* betas;     // likewise
+  const float* values;    // [num_tokens at value_stride][num_heads][value_dim]
+  int64_t value_stride;
+  float* out;  // [num_tokens at out_stride][num_heads][value_dim]
+  int64_t out_stride;
+  int64_t num_tokens;
+  int64_t num_heads;
+  int64_t num_key_heads;
+  int64_t key_dim;
+  int64_t value_dim;
+  bool is_tiled;  // head h has key head h % num_key_heads, and not h / (num_heads / num_key_heads)
+  bool is_fresh;
+  float* state;         // [num_heads][strips of value_dim][key_dim][16]
+  int64_t first_strip;  // computed are strips [first_strip, end_strip) of those of all heads
+  int64_t end_strip;
+};
+
+// One token's.
+struct ScanInputArgs {
+  const float* step;       // [num_heads]
+  const float* step_bias;  // [num_heads]
+  const float* rate;       // [num_heads]
+  int64_t num_heads;
+  float least_step;
+  float largest_step;
+  float* steps;   // [num_heads]
+  float* decays;  // [num_heads]
+};
+
+struct ScanArgs {
+  const float* x;  // [num_tokens at x_stride]: inputs [num_heads][head_dim], then b and c,
+  int64_t x_stride;  // [num_groups][state_dim] each
+  const float* steps;   // [num_tokens][num_heads]
+  const float* decays;  // likewise
+  const float* skip;    // [num_heads]
+  float* out;           // [num_tokens at out_stride][num_heads][head_dim]
+  int64_t out_stride;
+  int64_t num_tokens;
+  int64_t num_heads;
+  int64_t head_dim;
+  int64_t num_groups;
+  int64_t state_dim;
+  bool is_fresh;
+  float* state;         // [num_heads][strips of head_dim][state_dim][16]
+  int64_t first_strip;  // as in DeltaArgs
+  int64_t end_strip;
+};
 
 // Logits of a vocabulary that sampling looks at together.
 constexpr int64_t kSamplingBlock = 128;
@@ -239,6 +332,28 @@ struct Kernels {
   // attention_partial_floats(...) floats.
   void (*attention_span)(const AttentionArgs& args, int64_t span, float* partial);
   void (*attention_merge)(const AttentionArgs& args, float* partials);
+
+  // A short convolution of each column over its last inputs: one fma per input, the oldest first,
+  // then the bias is added; with has_silu y / (1 + exp(-y)) of that.
+  void (*causal_conv)(const ConvArgs& args);
+
+  // What the gated delta rule takes of a token. Keys and queries are divided by
+  // sqrt(sum of squares + epsilon), queries also by sqrt(key_dim);
+  // decays = exp(rate * softplus(decay + decay_bias)), betas = 1 / (1 + exp(-beta)).
+  void (*delta_inputs)(const DeltaInputArgs& args);
+
+  // Token after token, with S the head's state and d = beta * (value - decay * (key . S)):
+  // out = (key . query) * d + decay * (query . S), and S = S * decay + key d. Sums over key_dim go
+  // in ascending order, one fma per term.
+  void (*gated_delta)(const DeltaArgs& args);
+
+  // steps = softplus(step + step_bias) within [least_step, largest_step],
+  // decays = exp(rate * steps).
+  void (*scan_inputs)(const ScanInputArgs& args);
+
+  // Token after token, with S the head's state: S = S * decay + b (step * x), out = skip * x + c . S.
+  // Sums over state_dim go in ascending order, one fma per term.
+  void (*state_scan)(const ScanArgs& args);
 
   // out[i] = exp(x[i] - max); returns the sum over 16 lanes and one tree. For log-probabilities.
   float (*exp_sum)(const float* x, int64_t count, float max, float* out);

@@ -55,6 +55,11 @@
   void attention(const AttentionArgs& args);                                                      \
   void attention_span(const AttentionArgs& args, int64_t span, float* partial);                   \
   void attention_merge(const AttentionArgs& args, float* partials);                               \
+  void causal_conv(const ConvArgs& args);                                                         \
+  void delta_inputs(const DeltaInputArgs& args);                                                  \
+  void gated_delta(const DeltaArgs& args);                                                        \
+  void scan_inputs(const ScanInputArgs& args);                                                    \
+  void state_scan(const ScanArgs& args);                                                          \
   float exp_sum(const float* x, int64_t count, float max, float* out);                            \
   void copy_allowed(const float* logits, const uint32_t* mask, int64_t count, float* out);        \
   void draw_weights(const float* logits, int64_t count, float largest, float temperature,         \

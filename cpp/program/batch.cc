@@ -49,6 +49,14 @@ void check_pooled(const Slice& slice) {
   }
 }
 
+void check_state(const Slice& slice, int64_t num_states) {
+  if (!slice.state) fail(slice, "it has no state slot, and the model keeps states");
+  if (*slice.state < 0 || *slice.state >= num_states) {
+    fail(slice, "there is no state slot " + std::to_string(*slice.state) + " (there are " +
+                    std::to_string(num_states) + ")");
+  }
+}
+
 void check_slice(const Slice& slice, const BatchLimits& limits) {
   if (slice.tokens.empty()) fail(slice, "the slice has no tokens");
   if (slice.start_position < 0 || slice.start_position >= limits.context_tokens ||
@@ -65,6 +73,7 @@ void check_slice(const Slice& slice, const BatchLimits& limits) {
   }
   check_scored(slice, limits);
   check_pooled(slice);
+  if (limits.num_states) check_state(slice, *limits.num_states);
   if (!limits.num_blocks) return;
   const int64_t num_needed = blocks_for(end_position(slice));
   if (static_cast<int64_t>(slice.block_table.size()) < num_needed) {
@@ -97,6 +106,17 @@ void check_sharing(const std::vector<Slice>& slices) {
   }
 }
 
+// All slots are written.
+void check_states(const std::vector<Slice>& slices) {
+  std::unordered_set<int64_t> states;
+  for (const Slice& slice : slices) {
+    if (!states.insert(*slice.state).second) {
+      fail(slice, "state slot " + std::to_string(*slice.state) +
+                      " is that of another sequence in the same step");
+    }
+  }
+}
+
 }  // namespace
 
 void check_copies(const std::vector<BlockCopy>& copies, const BatchLimits& limits) {
@@ -110,6 +130,21 @@ void check_copies(const std::vector<BlockCopy>& copies, const BatchLimits& limit
     }
     if (copy.source == copy.target) {
       throw Error("cache block " + std::to_string(copy.source) + " is copied to itself");
+    }
+  }
+}
+
+void check_state_copies(const std::vector<StateCopy>& copies, const BatchLimits& limits) {
+  if (!limits.num_states) return;
+  for (const StateCopy& copy : copies) {
+    for (const int64_t state : {copy.source, copy.target}) {
+      if (state < 0 || state >= *limits.num_states) {
+        throw Error("there is no state slot " + std::to_string(state) + " to copy (there are " +
+                    std::to_string(*limits.num_states) + ")");
+      }
+    }
+    if (copy.source == copy.target) {
+      throw Error("state slot " + std::to_string(copy.source) + " is copied to itself");
     }
   }
 }
@@ -129,6 +164,7 @@ Batch::Batch(const std::vector<Slice>& slices, const BatchLimits& limits) {
                 std::to_string(limits.max_tokens) + " that the stage was made for");
   }
   if (limits.num_blocks) check_sharing(slices);
+  if (limits.num_states) check_states(slices);
 
   rows_.reserve(num_tokens);
   blocks_.reserve(num_blocks);  // never grows: rows point into it
@@ -140,7 +176,8 @@ Batch::Batch(const std::vector<Slice>& slices, const BatchLimits& limits) {
       }
     }
     slices_.push_back({static_cast<int64_t>(rows_.size()),
-                       static_cast<int64_t>(slice.tokens.size()), slice.start_position});
+                       static_cast<int64_t>(slice.tokens.size()), slice.start_position,
+                       slice.state.value_or(0)});
     if (slice.pooling) {
       pooled_.push_back({slices_.back(), slice.sequence_id, *slice.pooling, slice.ends_pooling});
     }

@@ -23,6 +23,7 @@ struct Slice {
   std::optional<int64_t> next_token = std::nullopt;
   std::optional<Pooling> pooling = std::nullopt;
   bool ends_pooling = false;
+  std::optional<int64_t> state = std::nullopt;
 };
 
 // As potluck.types.step.BlockCopy.
@@ -31,10 +32,17 @@ struct BlockCopy {
   int64_t target;
 };
 
+// As potluck.types.step.StateCopy.
+struct StateCopy {
+  int64_t source;
+  int64_t target;
+};
+
 // What a stage can take in one step.
 struct BatchLimits {
   int64_t max_tokens;
   std::optional<int64_t> num_blocks;  // none: without caches block tables do not matter
+  std::optional<int64_t> num_states;  // likewise without states
   int64_t context_tokens;
   int64_t vocab_size;
 };
@@ -54,11 +62,13 @@ struct RowRange {
   bool is_prefill;
 };
 
-// Rows [first_row, first_row + num_tokens), of one sequence, at positions from `position` on.
+// Rows [first_row, first_row + num_tokens), of one sequence, at positions from `position` on. Its
+// states are in the slot `state`, where the stage has any.
 struct BatchSlice {
   int64_t first_row;
   int64_t num_tokens;
   int64_t position;
+  int64_t state = 0;
 };
 
 // A row whose logits are wanted: those of a slice from `score_from` on, and the last with `sample`.
@@ -71,6 +81,9 @@ struct WantedRow {
 
 // Throws Error for a block that does not exist, and for a copy of a block to itself.
 void check_copies(const std::vector<BlockCopy>& copies, const BatchLimits& limits);
+
+// Throws Error for a slot that does not exist, and for a copy of a slot to itself.
+void check_state_copies(const std::vector<StateCopy>& copies, const BatchLimits& limits);
 
 // A slice whose rows go into a vector.
 struct PooledSlice {
@@ -85,7 +98,8 @@ class Batch {
   // Throws Error, naming the sequence, for a slice without tokens, a token outside the vocabulary,
   // a position outside the context, scores from no token of the slice on or of a last token that is
   // sampled, tokens that are to be pooled and sampled or scored, a block table that is too short or names a block that does not
-  // exist, a sequence that appears twice, and a block that one slice writes and another one has.
+  // exist, no state slot where there are states or one that does not exist, a sequence that appears
+  // twice, a block that one slice writes and another one has, and a slot that two slices have.
   Batch(const std::vector<Slice>& slices, const BatchLimits& limits);
 
   const std::vector<BatchRow>& rows() const { return rows_; }

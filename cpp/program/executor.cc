@@ -1,6 +1,7 @@
 #include "program/executor.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "program/gate_kernel.h"
@@ -15,6 +16,22 @@ constexpr int64_t kCopyWork = 1;
 constexpr int64_t kNormWork = 2;
 constexpr int64_t kExpWork = 16;
 
+// Exponentials, logarithms and quotients of a recurrence's factors, of one head.
+constexpr int64_t kFactorsWork = 4 * kExpWork;
+
+// What make_input makes of a token, in floats: keys and queries with their products, and two factors
+// for each head.
+int64_t input_floats(const op::GatedDelta<int>& o) {
+  return o.num_key_heads * (2 * o.key_dim + 1) + 2 * o.num_heads;
+}
+int64_t input_floats(const op::StateScan<int>& o) { return 2 * o.num_heads; }
+
+// Units are strips of heads. As many as kernels take at once are not cut.
+StateShape strip_shape(int64_t num_heads, int64_t rows, int64_t columns, int64_t work) {
+  constexpr int64_t kMostAtOnce = 4;
+  const int64_t strips = num_state_strips(columns);
+  return {num_heads * strips, strips % kMostAtOnce == 0 ? kMostAtOnce : strips, work * rows * 16};
+}
 int64_t value_dim_of(const op::Attention<int>& o) { return o.value_dim.value_or(o.head_dim); }
 
 AttentionShape shape_of(const op::Attention<int>& o) {
@@ -27,7 +44,8 @@ AttentionShape shape_of(const op::Attention<int>& o) {
 // Where everything lies in the scratch memory.
 struct Executor::Layout {
   std::vector<uint64_t> registers;
-  uint64_t q, q_scales, q_sums, bf16, attention, attention_floats, partials, head_linear, moe, head_input;
+  uint64_t q, q_scales, q_sums, bf16, attention, attention_floats, partials, head_linear, moe,
+      state_inputs, head_input;
   uint64_t num_bytes = 0;
 
   Layout(const Program& program, int64_t max_tokens, int num_threads, Arithmetic arithmetic) {
@@ -60,6 +78,15 @@ struct Executor::Layout {
     partials = take(static_cast<uint64_t>(cut_floats) * sizeof(float));
     head_linear = take(HeadLinearRunner::scratch_bytes(program, max_tokens, num_threads));
     moe = take(MoeRunner::scratch_bytes(program, max_tokens));
+    int64_t token_floats = 0;
+    for (const op::Resolved& any : program.ops()) {
+      if (const auto* o = std::get_if<op::GatedDelta<int>>(&any)) {
+        token_floats = std::max(token_floats, input_floats(*o));
+      } else if (const auto* scan = std::get_if<op::StateScan<int>>(&any)) {
+        token_floats = std::max(token_floats, input_floats(*scan));
+      }
+    }
+    state_inputs = take(tokens * static_cast<uint64_t>(token_floats) * sizeof(float));
     const int input = program.head_input();
     const uint64_t head_rows = std::min<uint64_t>(tokens, kMaxHeadRows);
     head_input = take(input < 0 ? 0
@@ -79,13 +106,15 @@ struct Executor::Layout {
 };
 
 Executor::Executor(const Program& program, const Kernels& kernels, const WeightStore& weights,
-                   int64_t num_blocks, int64_t max_step_tokens, int num_threads, Arithmetic arithmetic)
+                   int64_t num_blocks, int64_t num_states, int64_t max_step_tokens,
+                   int num_threads, Arithmetic arithmetic)
     : program_(program),
       kernels_(kernels),
       arithmetic_(arithmetic),
       weights_(weights),
       phases_(schedule(program.ops())),
       read_ahead_(program, weights),
+      states_(program, num_states),
       attention_limits_{max_step_tokens, program.spec().context_tokens, num_threads} {
   Layout layout(program, max_step_tokens, num_threads, arithmetic);
   scratch_ = Buffer(layout.num_bytes, Pages::Huge, "scratch");
@@ -97,6 +126,7 @@ Executor::Executor(const Program& program, const Kernels& kernels, const WeightS
   attention_offset_ = layout.attention;
   attention_floats_ = layout.attention_floats;
   partials_offset_ = layout.partials;
+  state_inputs_offset_ = layout.state_inputs;
   head_input_offset_ = layout.head_input;
   head_linear_.emplace(program, kernels, weights, arithmetic, max_step_tokens,
                        scratch_.data() + layout.head_linear);
@@ -111,8 +141,8 @@ Executor::Executor(const Program& program, const Kernels& kernels, const WeightS
   }
 }
 
-uint64_t Executor::cache_bytes(const Program& program, int64_t num_blocks) {
-  uint64_t sum = 0;
+uint64_t Executor::cache_bytes(const Program& program, int64_t num_blocks, int64_t num_states) {
+  uint64_t sum = StateCache::num_bytes(program, num_states);
   for (const CacheSpec& spec : program.spec().caches) {
     sum += KvCache::keys_bytes(spec, num_blocks) + KvCache::values_bytes(spec, num_blocks);
   }
@@ -128,6 +158,11 @@ void Executor::copy_blocks(const std::vector<BlockCopy>& copies) {
   for (const BlockCopy& copy : copies) {
     for (KvCache& cache : caches_) cache.copy_block(copy.source, copy.target);
   }
+}
+
+void Executor::copy_states(const std::vector<StateCopy>& copies, ThreadPool::Session& session) {
+  if (states_.slot_bytes() == 0) return;
+  for (const StateCopy& copy : copies) states_.copy_slot(copy.source, copy.target, session);
 }
 
 uint64_t Executor::block_bytes() const {
@@ -152,6 +187,7 @@ void Executor::write_block(int64_t block, const uint8_t* data) {
 
 void Executor::run(const Batch& batch, ThreadPool::Session& session) {
   divisions_.clear();
+  state_divisions_.clear();
   if (batch.num_tokens() == 0) return;
   read_ahead_.begin_step();
   timer_.start();
@@ -441,6 +477,161 @@ const AttentionDivision& Executor::division_for(const AttentionShape& shape, con
   }
   divisions_.emplace_back(shape, divide_attention(batch.slices(), shape, attention_limits_));
   return divisions_.back().second;
+}
+
+template <typename F>
+void Executor::run_states(const StateShape& shape, int64_t state_index, const Batch& batch,
+                          ThreadPool::Session& session, const F& function) {
+  const StateDivision& division = division_for(shape, batch);
+  session.parallel_for(division.num_chunks(), [&](int64_t chunk, int) {
+    const auto begin = static_cast<size_t>(division.chunks[static_cast<size_t>(chunk)]);
+    const auto end = static_cast<size_t>(division.chunks[static_cast<size_t>(chunk) + 1]);
+    for (size_t i = begin; i < end; ++i) {
+      const StatePart& part = division.parts[i];
+      const BatchSlice& slice = batch.slices()[static_cast<size_t>(part.slice)];
+      function(slice, states_.state(slice.state, state_index), part.first_unit, part.end_unit);
+    }
+  });
+}
+
+const StateDivision& Executor::division_for(const StateShape& shape, const Batch& batch) {
+  for (const auto& [known, division] : state_divisions_) {
+    if (known == shape) return division;
+  }
+  state_divisions_.emplace_back(
+      shape, divide_states(batch.slices(), shape, attention_limits_.num_threads));
+  return state_divisions_.back().second;
+}
+
+void Executor::run_op(const op::CausalConv<int>& o, const Batch& batch,
+                      ThreadPool::Session& session) {
+  // Columns by 16, of which neighbours are read at a stretch.
+  constexpr int64_t kGranularity = 16;
+  const int64_t width = program_.width(o.x);
+  const StateShape shape{(width + 15) / 16, kGranularity,
+                         16 * (o.kernel + (o.has_silu ? kExpWork : 0))};
+  run_states(shape, o.state_index, batch, session,
+             [&](const BatchSlice& slice, float* state, int64_t first_unit, int64_t end_unit) {
+               kernels_.causal_conv({row(o.x, slice.first_row), row(o.out, slice.first_row),
+                                     slice.num_tokens, width, o.kernel, vector(o.weight),
+                                     vector(o.bias), state, slice.position == 0, o.has_silu,
+                                     16 * first_unit, std::min(16 * end_unit, width)});
+             });
+}
+
+// Of all tokens of the batch.
+struct Executor::DeltaInputs {
+  float* keys;      // [key head][token][key, query][key_dim]
+  float* products;  // [token][key head]
+  float* decays;    // [token][head]
+  float* betas;     // likewise
+};
+
+Executor::DeltaInputs Executor::delta_inputs(const op::GatedDelta<int>& o, const Batch& batch) {
+  const int64_t num_tokens = batch.num_tokens();
+  float* keys = floats(state_inputs_offset_);
+  float* products = keys + num_tokens * o.num_key_heads * 2 * o.key_dim;
+  float* decays = products + num_tokens * o.num_key_heads;
+  return {keys, products, decays, decays + num_tokens * o.num_heads};
+}
+
+int64_t Executor::input_work(const op::GatedDelta<int>& o) const {
+  return 4 * kNormWork * o.num_key_heads * o.key_dim + kFactorsWork * o.num_heads;
+}
+
+void Executor::make_input(const op::GatedDelta<int>& o, const Batch& batch, int64_t t) {
+  const DeltaInputs inputs = delta_inputs(o, batch);
+  kernels_.delta_inputs({row(o.x, t), row(o.decay, t), row(o.beta, t), vector(o.rate),
+                         vector(o.decay_bias), o.num_heads, o.num_key_heads, o.key_dim, o.epsilon,
+                         inputs.keys + t * 2 * o.key_dim, batch.num_tokens() * 2 * o.key_dim,
+                         inputs.products + t * o.num_key_heads, inputs.decays + t * o.num_heads,
+                         inputs.betas + t * o.num_heads});
+}
+
+void Executor::run_op(const op::GatedDelta<int>& o, const Batch& batch,
+                      ThreadPool::Session& session) {
+  const DeltaInputs inputs = delta_inputs(o, batch);
+  const auto run = [&](const BatchSlice& slice, float* state, int64_t first_unit,
+                       int64_t end_unit) {
+    const int64_t t = slice.first_row;
+    DeltaArgs args{};
+    args.keys = inputs.keys + t * 2 * o.key_dim;
+    args.key_head_stride = batch.num_tokens() * 2 * o.key_dim;
+    args.products = inputs.products + t * o.num_key_heads;
+    args.decays = inputs.decays + t * o.num_heads;
+    args.betas = inputs.betas + t * o.num_heads;
+    args.values = row(o.x, t) + 2 * o.num_key_heads * o.key_dim;
+    args.value_stride = program_.width(o.x);
+    args.out = row(o.out, t);
+    args.out_stride = program_.width(o.out);
+    args.num_tokens = slice.num_tokens;
+    args.num_heads = o.num_heads;
+    args.num_key_heads = o.num_key_heads;
+    args.key_dim = o.key_dim;
+    args.value_dim = o.value_dim;
+    args.is_tiled = o.is_tiled;
+    args.is_fresh = slice.position == 0;
+    args.state = state;
+    args.first_strip = first_unit;
+    args.end_strip = end_unit;
+    kernels_.gated_delta(args);
+  };
+  constexpr int64_t kTermWork = 4;  // a product and three multiply-adds
+  run_states(strip_shape(o.num_heads, o.key_dim, o.value_dim, kTermWork), o.state_index, batch,
+             session, run);
+}
+
+// Of all tokens of the batch, [token][head].
+struct Executor::ScanInputs {
+  float* steps;
+  float* decays;
+};
+
+Executor::ScanInputs Executor::scan_inputs(const op::StateScan<int>& o, const Batch& batch) {
+  float* steps = floats(state_inputs_offset_);
+  return {steps, steps + batch.num_tokens() * o.num_heads};
+}
+
+int64_t Executor::input_work(const op::StateScan<int>& o) const {
+  return kFactorsWork * o.num_heads;
+}
+
+void Executor::make_input(const op::StateScan<int>& o, const Batch& batch, int64_t t) {
+  const ScanInputs inputs = scan_inputs(o, batch);
+  constexpr float kNoLimit = std::numeric_limits<float>::infinity();
+  kernels_.scan_inputs({row(o.step, t), vector(o.step_bias), vector(o.rate), o.num_heads,
+                        o.least_step, o.largest_step.value_or(kNoLimit),
+                        inputs.steps + t * o.num_heads, inputs.decays + t * o.num_heads});
+}
+
+void Executor::run_op(const op::StateScan<int>& o, const Batch& batch,
+                      ThreadPool::Session& session) {
+  const ScanInputs inputs = scan_inputs(o, batch);
+  const auto run = [&](const BatchSlice& slice, float* state, int64_t first_unit,
+                       int64_t end_unit) {
+    const int64_t t = slice.first_row;
+    ScanArgs args{};
+    args.x = row(o.x, t);
+    args.x_stride = program_.width(o.x);
+    args.steps = inputs.steps + t * o.num_heads;
+    args.decays = inputs.decays + t * o.num_heads;
+    args.skip = vector(o.skip);
+    args.out = row(o.out, t);
+    args.out_stride = program_.width(o.out);
+    args.num_tokens = slice.num_tokens;
+    args.num_heads = o.num_heads;
+    args.head_dim = o.head_dim;
+    args.num_groups = o.num_groups;
+    args.state_dim = o.state_dim;
+    args.is_fresh = slice.position == 0;
+    args.state = state;
+    args.first_strip = first_unit;
+    args.end_strip = end_unit;
+    kernels_.state_scan(args);
+  };
+  constexpr int64_t kTermWork = 3;  // a product and two multiply-adds
+  run_states(strip_shape(o.num_heads, o.state_dim, o.head_dim, kTermWork), o.state_index, batch,
+             session, run);
 }
 
 int64_t Executor::input_work(const op::Moe<int>& o) const {

@@ -21,6 +21,8 @@
 #include "program/program.h"
 #include "program/read_ahead.h"
 #include "program/schedule.h"
+#include "program/state_cache.h"
+#include "program/state_division.h"
 #include "program/thread_pool.h"
 #include "program/weights.h"
 
@@ -30,9 +32,10 @@ class Executor {
  public:
   // Allocates all that any step needs. The references must outlive it. Throws OutOfMemoryError.
   Executor(const Program& program, const Kernels& kernels, const WeightStore& weights,
-           int64_t num_blocks, int64_t max_step_tokens, int num_threads, Arithmetic arithmetic);
+           int64_t num_blocks, int64_t num_states, int64_t max_step_tokens, int num_threads,
+           Arithmetic arithmetic);
 
-  static uint64_t cache_bytes(const Program& program, int64_t num_blocks);
+  static uint64_t cache_bytes(const Program& program, int64_t num_blocks, int64_t num_states);
   static uint64_t scratch_bytes(const Program& program, int64_t max_step_tokens, int num_threads,
                                 Arithmetic arithmetic);
 
@@ -42,6 +45,11 @@ class Executor {
 
   // In every cache, in order.
   void copy_blocks(const std::vector<BlockCopy>& copies);
+
+  // In order.
+  void copy_states(const std::vector<StateCopy>& copies, ThreadPool::Session& session);
+  StateCache& states() { return states_; }
+  const StateCache& states() const { return states_; }
 
   // What a block holds in every cache, one after another.
   uint64_t block_bytes() const;
@@ -110,18 +118,27 @@ class Executor {
   void make_input(const Linears& linears, const Batch& batch, int64_t t);
   void make_input(const op::HeadLinear<int>&, const Batch&, int64_t) {}
   void make_input(const op::Attention<int>& o, const Batch& batch, int64_t t);
+  void make_input(const op::CausalConv<int>&, const Batch&, int64_t) {}
+  void make_input(const op::GatedDelta<int>& o, const Batch& batch, int64_t t);
+  void make_input(const op::StateScan<int>& o, const Batch& batch, int64_t t);
   void make_input(const op::Moe<int>& o, const Batch& batch, int64_t t);
   void make_input(const op::Head<int>&, const Batch&, int64_t) {}
   int64_t input_work(std::monostate) const { return 0; }
   int64_t input_work(const Linears& linears) const;
   int64_t input_work(const op::HeadLinear<int>&) const { return 0; }
   int64_t input_work(const op::Attention<int>& o) const;
+  int64_t input_work(const op::CausalConv<int>&) const { return 0; }
+  int64_t input_work(const op::GatedDelta<int>& o) const;
+  int64_t input_work(const op::StateScan<int>& o) const;
   int64_t input_work(const op::Moe<int>& o) const;
   int64_t input_work(const op::Head<int>&) const { return 0; }
   void run_op(std::monostate, const Batch&, ThreadPool::Session&) {}
   void run_op(const Linears& linears, const Batch& batch, ThreadPool::Session& session);
   void run_op(const op::HeadLinear<int>& o, const Batch& batch, ThreadPool::Session& session);
   void run_op(const op::Attention<int>& o, const Batch& batch, ThreadPool::Session& session);
+  void run_op(const op::CausalConv<int>& o, const Batch& batch, ThreadPool::Session& session);
+  void run_op(const op::GatedDelta<int>& o, const Batch& batch, ThreadPool::Session& session);
+  void run_op(const op::StateScan<int>& o, const Batch& batch, ThreadPool::Session& session);
   void run_op(const op::Moe<int>& o, const Batch& batch, ThreadPool::Session& session);
   void run_op(const op::Head<int>&, const Batch&, ThreadPool::Session&) {}
 
@@ -144,8 +161,20 @@ class Executor {
   void shape_logits(const op::Head<int>& o, float* logits, int64_t count,
                     ThreadPool::Session& session);
 
+  // What make_input makes of the tokens for recurrences, in the scratch memory.
+  struct DeltaInputs;
+  struct ScanInputs;
+  DeltaInputs delta_inputs(const op::GatedDelta<int>& o, const Batch& batch);
+  ScanInputs scan_inputs(const op::StateScan<int>& o, const Batch& batch);
+
+  // Calls function(slice, state, first_unit, end_unit) for parts of all slices, on all threads.
+  template <typename F>
+  void run_states(const StateShape& shape, int64_t state_index, const Batch& batch,
+                  ThreadPool::Session& session, const F& function);
+
   // How the batch of this step is divided, remembered from one layer to the next.
   const AttentionDivision& division_for(const AttentionShape& shape, const Batch& batch);
+  const StateDivision& division_for(const StateShape& shape, const Batch& batch);
 
   const Program& program_;
   const Kernels& kernels_;
@@ -154,6 +183,7 @@ class Executor {
   const std::vector<Phase> phases_;
   ReadAhead read_ahead_;
   std::vector<KvCache> caches_;
+  StateCache states_;
   Buffer scratch_;
   std::vector<uint64_t> register_offsets_;
   uint64_t q_offset_;
@@ -163,6 +193,7 @@ class Executor {
   uint64_t attention_offset_;
   uint64_t attention_floats_;
   uint64_t partials_offset_;
+  uint64_t state_inputs_offset_;
   uint64_t head_input_offset_;
   std::optional<HeadLinearRunner> head_linear_;
   std::optional<MoeRunner> moe_;
@@ -173,6 +204,7 @@ class Executor {
   size_t timed_head_ = 0;
   const AttentionLimits attention_limits_;
   std::vector<std::pair<AttentionShape, AttentionDivision>> divisions_;
+  std::vector<std::pair<StateShape, StateDivision>> state_divisions_;
 };
 
 }  // namespace potluck

@@ -11,6 +11,8 @@
 namespace potluck {
 namespace {
 
+// Sizes that are to be multiplied by a number of slots and stay within 64 bits.
+constexpr int64_t kMaxStateFloats = int64_t{1} << 36;
 // Sizes above this make no sense, and below it no product of two of them overflows.
 constexpr int64_t kMaxSize = int64_t{1} << 31;
 
@@ -59,6 +61,15 @@ class Resolver {
       check_size(cache.head_dim, "head_dim of a cache");
       if (cache.value_dim != 0) check_size(cache.value_dim, "value_dim of a cache");
     }
+    int64_t state_floats = 0;
+    for (const StateSpec& state : spec.states) {
+      check_size(state.rows, "the rows of a state");
+      check_size(state.width, "the width of a state");
+      if (state.rows * state.width > kMaxStateFloats - state_floats) {
+        throw Error("the states of a sequence have more than 2^36 numbers");
+      }
+      state_floats += state.rows * state.width;
+    }
     const auto hidden = registers_.find("hidden");
     if (hidden == registers_.end()) throw Error("the program has no register 'hidden'");
     hidden_ = hidden->second;
@@ -69,6 +80,7 @@ class Resolver {
     written_[hidden_] = !spec.has_embedding;
     weight_used_.resize(weights_.size());
     cache_filled_.resize(spec.caches.size());
+    state_used_.resize(spec.states.size());
     for (const RopeTable& rope : spec.ropes) {
       if (rope.num_positions != spec.context_tokens) {
         throw Error("a rope table does not have one row per position of the context");
@@ -331,10 +343,95 @@ class Resolver {
     if (num_groups > 1 && stride < count) fail("columns of out are written twice");
   }
 
-  // Ops that are not computed yet.
-  template <template <typename> typename Op>
-  Op<int> resolve(const Op<Name>&) {
-    fail("is not computed by the native engine");
+  void want_count(int64_t count, const char* what) const {
+    if (count < 1 || count >= kMaxSize) {
+      fail(std::string(what) + " is " + std::to_string(count) +
+           ", and must be from 1 to 2^31 - 1");
+    }
+  }
+
+  // The state of an op, which no other op has.
+  void use_state(int64_t index, int64_t rows, int64_t columns) {
+    const std::string state_name = "state " + std::to_string(index);
+    if (index < 0 || index >= static_cast<int64_t>(spec_.states.size())) {
+      fail("there is no " + state_name);
+    }
+    const StateSpec& state = spec_.states[static_cast<size_t>(index)];
+    if (state.rows != rows || state.width != columns) {
+      fail(state_name + " is " + shape_text({state.rows, state.width}) + ", and " +
+           shape_text({rows, columns}) + " is needed");
+    }
+    if (state_used_[static_cast<size_t>(index)]) fail(state_name + " is that of another op");
+    state_used_[static_cast<size_t>(index)] = true;
+  }
+
+  op::CausalConv<int> resolve(const op::CausalConv<Name>& o) {
+    auto r = op::copy_values<int>(o);
+    if (o.kernel < 2 || o.kernel > kMaxConvKernel) {
+      fail("kernel is " + std::to_string(o.kernel) + ", and must be from 2 to " +
+           std::to_string(kMaxConvKernel));
+    }
+    want_width(o.out, width(o.x));
+    use_state(o.state_index, o.kernel - 1, width(o.x));
+    r.weight = weight(o.weight, {width(o.x) * o.kernel});
+    r.bias = weight(o.bias, {width(o.x)});
+    r.x = read(o.x);
+    r.out = write(o.out);
+    return r;
+  }
+
+  op::GatedDelta<int> resolve(const op::GatedDelta<Name>& o) {
+    auto r = op::copy_values<int>(o);
+    want_count(o.num_heads, "num_heads");
+    want_count(o.num_key_heads, "num_key_heads");
+    want_count(o.key_dim, "key_dim");
+    want_count(o.value_dim, "value_dim");
+    if (o.num_heads % o.num_key_heads != 0) fail("num_key_heads does not divide num_heads");
+    want_count(o.num_key_heads * o.key_dim, "the width of the keys");
+    want_count(o.num_heads * o.value_dim, "the width of the values");
+    want_width(o.x, 2 * o.num_key_heads * o.key_dim + o.num_heads * o.value_dim);
+    want_width(o.out, o.num_heads * o.value_dim);
+    want_epsilon(o.epsilon);
+    for (const Name* name : {&o.decay, &o.beta}) {
+      want_width(*name, o.num_heads);
+      want_different(*name, o.out);
+    }
+    use_state(o.state_index, o.num_heads * o.key_dim, o.value_dim);
+    r.rate = weight(o.rate, {o.num_heads});
+    r.decay_bias = weight(o.decay_bias, {o.num_heads});
+    r.x = read(o.x);
+    r.decay = read(o.decay);
+    r.beta = read(o.beta);
+    r.out = write(o.out);
+    return r;
+  }
+
+  op::StateScan<int> resolve(const op::StateScan<Name>& o) {
+    auto r = op::copy_values<int>(o);
+    want_count(o.num_heads, "num_heads");
+    want_count(o.num_groups, "num_groups");
+    want_count(o.head_dim, "head_dim");
+    want_count(o.state_dim, "state_dim");
+    if (o.num_heads % o.num_groups != 0) fail("num_groups does not divide num_heads");
+    want_count(o.num_groups * o.state_dim, "the width of b");
+    want_count(o.num_heads * o.head_dim, "the width of the inputs");
+    want_width(o.x, o.num_heads * o.head_dim + 2 * o.num_groups * o.state_dim);
+    want_width(o.step, o.num_heads);
+    want_width(o.out, o.num_heads * o.head_dim);
+    want_different(o.step, o.out);
+    want_finite(o.least_step, "least_step");
+    if (o.largest_step) {
+      want_finite(*o.largest_step, "largest_step");
+      if (*o.largest_step < o.least_step) fail("largest_step is less than least_step");
+    }
+    use_state(o.state_index, o.num_heads * o.state_dim, o.head_dim);
+    r.rate = weight(o.rate, {o.num_heads});
+    r.step_bias = weight(o.step_bias, {o.num_heads});
+    r.skip = weight(o.skip, {o.num_heads});
+    r.x = read(o.x);
+    r.step = read(o.step);
+    r.out = write(o.out);
+    return r;
   }
 
   op::GatedActivation<int> resolve(const op::GatedActivation<Name>& o) {
@@ -471,6 +568,9 @@ class Resolver {
     for (size_t i = 0; i < cache_filled_.size(); ++i) {
       if (!cache_filled_[i]) throw Error("cache " + std::to_string(i) + " is never used");
     }
+    for (size_t i = 0; i < state_used_.size(); ++i) {
+      if (!state_used_[i]) throw Error("state " + std::to_string(i) + " is never used");
+    }
   }
 
   const ProgramSpec& spec_;
@@ -479,6 +579,7 @@ class Resolver {
   std::vector<bool> written_;
   std::vector<bool> weight_used_;
   std::vector<bool> cache_filled_;
+  std::vector<bool> state_used_;
   size_t index_ = 0;
   int hidden_ = -1;
 };

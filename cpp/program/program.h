@@ -26,6 +26,12 @@ struct CacheSpec {
   int64_t value_dim;  // 0 where values are columns of the keys
 };
 
+// float32 [rows][width] of a sequence; the cache may have more (StateLayout).
+struct StateSpec {
+  int64_t rows;
+  int64_t width;
+};
+
 // [num_positions][num_pairs] each. Not copied, as it takes 67 MB for a long context: `owner` keeps
 // it alive, and nobody changes it.
 struct RopeTable {
@@ -42,6 +48,7 @@ struct ProgramSpec {
   std::vector<op::Named> ops;
   std::vector<WeightSpec> weights;
   std::vector<CacheSpec> caches;
+  std::vector<StateSpec> states;
   std::vector<RopeTable> ropes;
   int64_t hidden_size;
   int64_t vocab_size;

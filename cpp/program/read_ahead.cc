@@ -22,12 +22,38 @@ void add_weights(const op::Resolved& any, std::vector<int>& weights) {
   if (const auto* norm = std::get_if<op::LayerNorm<int>>(&any)) add(norm->weight);
   if (const auto* product = std::get_if<op::Multiply<int>>(&any)) add(product->weight);
   if (const auto* attention = std::get_if<op::Attention<int>>(&any)) add(attention->sinks);
+  if (const auto* conv = std::get_if<op::CausalConv<int>>(&any)) {
+    add(conv->weight);
+    add(conv->bias);
+  }
+  if (const auto* delta = std::get_if<op::GatedDelta<int>>(&any)) {
+    add(delta->rate);
+    add(delta->decay_bias);
+  }
+  if (const auto* scan = std::get_if<op::StateScan<int>>(&any)) {
+    add(scan->rate);
+    add(scan->step_bias);
+    add(scan->skip);
+  }
   if (const auto* head = std::get_if<op::Head<int>>(&any)) add(head->weight);
   if (const auto* heads = std::get_if<op::HeadLinear<int>>(&any)) add(heads->weight);
   if (const auto* linear = std::get_if<op::Linear<int>>(&any)) {
     add(linear->weight);
     add(linear->bias);
   }
+}
+
+bool reads_matrix(const op::Resolved& any) {
+  return std::holds_alternative<op::Linear<int>>(any) ||
+         std::holds_alternative<op::HeadLinear<int>>(any) ||
+         std::holds_alternative<op::Moe<int>>(any);
+}
+
+bool mixes_tokens(const op::Resolved& any) {
+  return std::holds_alternative<op::Attention<int>>(any) ||
+         std::holds_alternative<op::CausalConv<int>>(any) ||
+         std::holds_alternative<op::GatedDelta<int>>(any) ||
+         std::holds_alternative<op::StateScan<int>>(any);
 }
 
 // How often this thread has waited for a page.
@@ -48,11 +74,16 @@ int64_t num_reads() {
 
 ReadAhead::ReadAhead(const Program& program, const WeightStore& weights)
     : weights_(weights), layers_(1) {
-  // Programs do not say where their layers begin; as much is read from one attention to the next.
+  // Programs do not say where their layers begin; as much is read from one attention, or one op with
+  // a state, to the next. Of such ops without matrices between them the first one counts.
+  bool has_matrix = false;
   for (const op::Resolved& any : program.ops()) {
     layer_of_op_.push_back(static_cast<int64_t>(layers_.size()) - 1);
     add_weights(any, layers_.back());
-    if (std::holds_alternative<op::Attention<int>>(any)) layers_.emplace_back();
+    has_matrix = has_matrix || reads_matrix(any);
+    if (!has_matrix || !mixes_tokens(any)) continue;
+    layers_.emplace_back();
+    has_matrix = false;
   }
 }
 

@@ -30,6 +30,9 @@ bool joins(const op::Resolved& any, const Linears& linears) {
 Wide take_wide(const std::vector<op::Resolved>& ops, size_t& index) {
   const op::Resolved& any = ops[index++];
   if (const auto* attention = std::get_if<op::Attention<int>>(&any)) return *attention;
+  if (const auto* conv = std::get_if<op::CausalConv<int>>(&any)) return *conv;
+  if (const auto* delta = std::get_if<op::GatedDelta<int>>(&any)) return *delta;
+  if (const auto* scan = std::get_if<op::StateScan<int>>(&any)) return *scan;
   if (const auto* heads = std::get_if<op::HeadLinear<int>>(&any)) return *heads;
   if (const auto* moe = std::get_if<op::Moe<int>>(&any)) return *moe;
   if (const auto* head = std::get_if<op::Head<int>>(&any)) return *head;

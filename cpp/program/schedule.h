@@ -24,14 +24,16 @@ struct Linears {
 
 // Ops that are worth dividing within a row, or need rows of several tokens.
 using Wide =
-    std::variant<std::monostate, Linears, op::HeadLinear<int>, op::Attention<int>, op::Moe<int>,
+    std::variant<std::monostate, Linears, op::HeadLinear<int>, op::Attention<int>,
+                 op::CausalConv<int>, op::GatedDelta<int>, op::StateScan<int>, op::Moe<int>,
                  op::Head<int>>;
 
 // Consecutive ops that run as two parallel loops at most.
 //
 // The row-wise ones run one after another on one row, then on the next: rows stay in the cache, and
 // a single token wakes nobody. What the wide one takes of each row (quantized activations, keys and
-// values that are appended to a cache, a choice of experts) is made along with them.
+// values that are appended to a cache, factors of a recurrence, a choice of experts) is made along
+// with them.
 struct Phase {
   size_t first_op;  // of the program
   std::vector<RowWise> row_wise;

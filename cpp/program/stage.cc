@@ -14,12 +14,17 @@ uint64_t logits_bytes(const Program& program, int64_t max_step_tokens) {
   return static_cast<uint64_t>(rows * program.spec().vocab_size) * sizeof(float);
 }
 
-BatchLimits make_limits(const Program& program, int64_t num_blocks, int64_t max_step_tokens) {
+BatchLimits make_limits(const Program& program, int64_t num_blocks, int64_t num_states,
+                        int64_t max_step_tokens) {
   // Beyond these bounds the products that sizes are made of could overflow.
   constexpr int64_t kMaxBlocks = int64_t{1} << 28;
+  constexpr int64_t kMaxStates = int64_t{1} << 16;
   constexpr int64_t kMaxTokens = int64_t{1} << 20;
   if (num_blocks < 0 || num_blocks > kMaxBlocks) {
     throw Error("num_blocks is " + std::to_string(num_blocks) + ", and must be from 0 to 2^28");
+  }
+  if (num_states < 0 || num_states > kMaxStates) {
+    throw Error("num_states is " + std::to_string(num_states) + ", and must be from 0 to 2^16");
   }
   if (max_step_tokens < 1 || max_step_tokens > kMaxTokens) {
     throw Error("max_step_tokens is " + std::to_string(max_step_tokens) +
@@ -28,6 +33,7 @@ BatchLimits make_limits(const Program& program, int64_t num_blocks, int64_t max_
   const ProgramSpec& spec = program.spec();
   return {max_step_tokens,
           spec.caches.empty() ? std::nullopt : std::optional<int64_t>(num_blocks),
+          spec.states.empty() ? std::nullopt : std::optional<int64_t>(num_states),
           spec.context_tokens, spec.vocab_size};
 }
 
@@ -72,14 +78,14 @@ class Stage::Call {
 };
 
 Stage::Stage(std::shared_ptr<const Program> program, const Kernels& kernels,
-             std::shared_ptr<ThreadPool> pool, int64_t num_blocks, int64_t max_step_tokens,
-             Arithmetic arithmetic)
+             std::shared_ptr<ThreadPool> pool, int64_t num_blocks, int64_t num_states,
+             int64_t max_step_tokens, Arithmetic arithmetic)
     : program_(std::move(program)),
       pool_(std::move(pool)),
-      limits_(make_limits(*program_, num_blocks, max_step_tokens)),
+      limits_(make_limits(*program_, num_blocks, num_states, max_step_tokens)),
       weights_(program_->spec().weights),
-      executor_(*program_, kernels, weights_, num_blocks, max_step_tokens, pool_->num_threads(),
-                arithmetic),
+      executor_(*program_, kernels, weights_, num_blocks, num_states, max_step_tokens,
+                pool_->num_threads(), arithmetic),
       logits_(logits_bytes(*program_, max_step_tokens), Pages::Normal, "logits") {
   sampling_timer_.add_part(program_->ops().size(), program_->ops().size());
   if (program_->has_logits()) {
@@ -87,14 +93,14 @@ Stage::Stage(std::shared_ptr<const Program> program, const Kernels& kernels,
   }
 }
 
-uint64_t Stage::cache_bytes(const Program& program, int64_t num_blocks) {
-  make_limits(program, num_blocks, 1);
-  return Executor::cache_bytes(program, num_blocks);
+uint64_t Stage::cache_bytes(const Program& program, int64_t num_blocks, int64_t num_states) {
+  make_limits(program, num_blocks, num_states, 1);
+  return Executor::cache_bytes(program, num_blocks, num_states);
 }
 
 uint64_t Stage::scratch_bytes(const Program& program, int64_t max_step_tokens, int num_threads,
                               Arithmetic arithmetic) {
-  make_limits(program, 0, max_step_tokens);
+  make_limits(program, 0, 0, max_step_tokens);
   const ProgramSpec& spec = program.spec();
   return Executor::scratch_bytes(program, max_step_tokens, num_threads, arithmetic) +
          logits_bytes(program, max_step_tokens) +
@@ -156,6 +162,37 @@ void Stage::check_blocks(const std::vector<int64_t>& blocks, uint64_t num_bytes)
   }
 }
 
+void Stage::read_states(const std::vector<int64_t>& states, uint8_t* out, uint64_t num_bytes) {
+  const Call call(*this);
+  check_states(states, num_bytes);
+  for (size_t i = 0; i < states.size(); ++i) {
+    executor_.states().read_slot(states[i], out + i * state_bytes());
+  }
+}
+
+void Stage::write_states(const std::vector<int64_t>& states, const uint8_t* data,
+                         uint64_t num_bytes) {
+  const Call call(*this);
+  check_states(states, num_bytes);
+  for (size_t i = 0; i < states.size(); ++i) {
+    executor_.states().write_slot(states[i], data + i * state_bytes());
+  }
+}
+
+void Stage::check_states(const std::vector<int64_t>& states, uint64_t num_bytes) const {
+  for (const int64_t state : states) {
+    if (limits_.num_states && (state < 0 || state >= *limits_.num_states)) {
+      throw Error("there is no state slot " + std::to_string(state) + " (there are " +
+                  std::to_string(*limits_.num_states) + ")");
+    }
+  }
+  if (num_bytes != states.size() * state_bytes()) {
+    throw Error(std::to_string(num_bytes) + " bytes are not those of " +
+                std::to_string(states.size()) + " state slots of " +
+                std::to_string(state_bytes()));
+  }
+}
+
 void Stage::time_ops() {
   const Call call(*this);
   executor_.timer().turn_on();
@@ -171,6 +208,7 @@ Batch Stage::check(const Step& step, const std::optional<MatrixView>& hidden_in)
   weights_.check_complete();
   Batch batch(step.slices, limits_);
   check_copies(step.copies, limits_);
+  check_state_copies(step.state_copies, limits_);
   const ProgramSpec& spec = program_->spec();
   if (hidden_in.has_value() == spec.has_embedding) {
     throw Error(spec.has_embedding ? "a stage with the embedding takes no hidden states"
@@ -192,6 +230,7 @@ void Stage::compute(const Step& step, const Batch& batch,
                     const std::optional<MatrixView>& hidden_in, ThreadPool::Session& session) {
   if (sampler_) sampler_->open(step.opened);
   executor_.copy_blocks(step.copies);
+  executor_.copy_states(step.state_copies, session);
   if (hidden_in) {
     std::copy_n(hidden_in->data, hidden_in->rows * hidden_in->columns, executor_.hidden());
   }

@@ -25,6 +25,7 @@ struct Step {
   std::vector<Opening> opened;
   std::vector<int64_t> closed;
   std::vector<BlockCopy> copies;  // made in order, before anything is computed
+  std::vector<StateCopy> state_copies;  // likewise
   std::vector<TokenMask> masks;  // of sequences that are sampled
 };
 
@@ -52,11 +53,11 @@ class Stage {
  public:
   // Throws OutOfMemoryError.
   Stage(std::shared_ptr<const Program> program, const Kernels& kernels,
-        std::shared_ptr<ThreadPool> pool, int64_t num_blocks, int64_t max_step_tokens,
-        Arithmetic arithmetic);
+        std::shared_ptr<ThreadPool> pool, int64_t num_blocks, int64_t num_states,
+        int64_t max_step_tokens, Arithmetic arithmetic);
 
   // What a stage allocates besides its weights.
-  static uint64_t cache_bytes(const Program& program, int64_t num_blocks);
+  static uint64_t cache_bytes(const Program& program, int64_t num_blocks, int64_t num_states);
   static uint64_t scratch_bytes(const Program& program, int64_t max_step_tokens, int num_threads,
                                 Arithmetic arithmetic);
 
@@ -82,6 +83,10 @@ class Stage {
   uint64_t block_bytes() const { return executor_.block_bytes(); }
   void read_blocks(const std::vector<int64_t>& blocks, uint8_t* out, uint64_t num_bytes);
   void write_blocks(const std::vector<int64_t>& blocks, const uint8_t* data, uint64_t num_bytes);
+  // Likewise what the slots `states` hold.
+  uint64_t state_bytes() const { return executor_.states().slot_bytes(); }
+  void read_states(const std::vector<int64_t>& states, uint8_t* out, uint64_t num_bytes);
+  void write_states(const std::vector<int64_t>& states, const uint8_t* data, uint64_t num_bytes);
 
   // Seconds that steps took since `time_ops`: of ops of the program, and of sampling.
   struct Times {
@@ -97,6 +102,7 @@ class Stage {
  private:
   class Call;
 
+  void check_states(const std::vector<int64_t>& states, uint64_t num_bytes) const;
   void check_blocks(const std::vector<int64_t>& blocks, uint64_t num_bytes) const;
   Batch check(const Step& step, const std::optional<MatrixView>& hidden_in) const;
   void compute(const Step& step, const Batch& batch, const std::optional<MatrixView>& hidden_in,

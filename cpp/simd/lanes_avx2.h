@@ -25,6 +25,8 @@ constexpr int kPairTokenTile = 5;
 constexpr bool kReloadsFloats = true;  // gcc 12: BF16 by 5 tokens 78 -> 124 Gop/s (Zen 5)
 constexpr int kUnroll = 8;
 constexpr int kNumLanes = 16;
+constexpr int kStateStrips = 1;
+constexpr int kStateTokens = 2;
 constexpr int kNumRegisters = 8;
 
 struct F32x16 {

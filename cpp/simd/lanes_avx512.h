@@ -26,6 +26,8 @@ constexpr int kPairTokenTile = 6;
 constexpr bool kReloadsFloats = false;
 constexpr int kUnroll = 8;
 constexpr int kNumLanes = 16;
+constexpr int kStateStrips = 4;
+constexpr int kStateTokens = 2;
 constexpr int kNumRegisters = 32;
 
 struct F32x16 {

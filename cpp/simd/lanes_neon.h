@@ -23,6 +23,8 @@ constexpr int kPairTokenTile = 5;
 constexpr bool kReloadsFloats = false;
 constexpr int kUnroll = 8;
 constexpr int kNumLanes = 16;
+constexpr int kStateStrips = 1;
+constexpr int kStateTokens = 2;
 // As many F32x16 as the registers hold.
 constexpr int kNumRegisters = 8;
 

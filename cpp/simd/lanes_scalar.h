@@ -29,6 +29,8 @@ constexpr bool kReloadsFloats = false;
 // there are any for them.
 constexpr int kUnroll = 1;
 constexpr int kNumLanes = 16;
+constexpr int kStateStrips = 1;
+constexpr int kStateTokens = 1;
 // As many F32x16 as the registers hold; here, where there is no such limit, as many as anywhere.
 constexpr int kNumRegisters = 8;
 

@@ -52,6 +52,43 @@ POTLUCK_LANES F32x16 exp(F32x16 x) {
   return mul(mul(p, factor), rest_factor);
 }
 
+// v / (1 + exp(-w)).
+POTLUCK_LANES F32x16 over_one_plus_exp(F32x16 v, F32x16 w) {
+  return div(v, add(splat(1.0f), exp(sub(splat(0.0f), w))));
+}
+
+// log(1 + x) within 0.83 ulp (the largest error over a third of all f32) for finite x >= 0; NaN for
+// NaN. With u = 1 + x = 2^n m and m from sqrt(1/2) to sqrt(2) it is the polynomial of Cephes for
+// log(m) (logf.c, Moshier 1989) and n times ln 2 in two parts, as in `exp`; what rounding u has lost
+// of x is added as lost / u (log1p of fdlibm, Sun 1993).
+POTLUCK_LANES F32x16 log1p(F32x16 x) {
+  const F32x16 one = splat(1.0f);
+  const F32x16 u = add(x, one);
+  const F32x16 lost = div(sub(x, sub(u, one)), u);
+  const I32x16 root_half = splat_i32(0x3f3504f3);
+  const I32x16 exponent = shift_right<23>(sub(as_i32(u), root_half));
+  const F32x16 n = to_f32(exponent);
+  const F32x16 f = sub(as_f32(sub(as_i32(u), shift_left<23>(exponent))), one);
+  F32x16 p = splat(7.0376836292e-2f);
+  p = fma(p, f, splat(-1.1514610310e-1f));
+  p = fma(p, f, splat(1.1676998740e-1f));
+  p = fma(p, f, splat(-1.2420140846e-1f));
+  p = fma(p, f, splat(1.4249322787e-1f));
+  p = fma(p, f, splat(-1.6668057665e-1f));
+  p = fma(p, f, splat(2.0000714765e-1f));
+  p = fma(p, f, splat(-2.4999993993e-1f));
+  p = fma(p, f, splat(3.3333331174e-1f));
+  p = fma(p, f, splat(-0.5f));
+  const F32x16 rest = fma(mul(p, f), f, fma(n, splat(kLn2Low), lost));
+  return fma(n, splat(kLn2High), add(f, rest));
+}
+
+// log(1 + e^x) within 1.7 ulp (the largest error over a seventh of all f32); x above 20, NaN for
+// NaN.
+POTLUCK_LANES F32x16 softplus(F32x16 x) {
+  return where_less(splat(20.0f), x, x, log1p(exp(x)));
+}
+
 // tanh within 1.4 ulp (the largest error of 20 million numbers); NaN for NaN. It is
 // 1 - 2 / (e^2x + 1) where that does not cancel, and for |x| < 0.625 the polynomial of Cephes
 // (tanhf.c, Moshier 1989).

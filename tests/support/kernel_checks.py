@@ -35,6 +35,13 @@ from support.sampling_checks import (
     check_kept_sums,
     check_split_logits,
 )
+from support.state_checks import (
+    check_causal_conv,
+    check_delta_inputs,
+    check_gated_delta,
+    check_scan_inputs,
+    check_state_scan,
+)
 
 from potluck.kernels import Kernels
 from potluck.types.arithmetic import arithmetics_with
@@ -554,6 +561,11 @@ _PLAIN_CHECKS: dict[str, Callable[[Kernels, Kernels], None]] = {
     "attention": check_attention,
     "attention_span": check_attention_in_parts,
     "attention_merge": check_attention_in_parts,
+    "causal_conv": check_causal_conv,
+    "delta_inputs": check_delta_inputs,
+    "gated_delta": check_gated_delta,
+    "scan_inputs": check_scan_inputs,
+    "state_scan": check_state_scan,
     "exp_sum": check_exp_sum,
     "copy_allowed": check_copy_allowed,
     "draw_weights": check_draw_weights,

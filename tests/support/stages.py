@@ -49,7 +49,13 @@ def reference_engine(program: Program, num_blocks: int) -> Engine:
 
 def native_engine(program: Program, num_blocks: int) -> Engine:
     """The native engine in this thread."""
-    return NativeEngine(program, num_blocks=num_blocks, max_step_tokens=64, pool=ThreadPool(1))
+    return NativeEngine(
+        program,
+        num_blocks=num_blocks,
+        num_states=NUM_STATES,
+        max_step_tokens=64,
+        pool=ThreadPool(1),
+    )
 
 
 def cut(num_layers: int, boundaries: Sequence[int]) -> list[Shard]:

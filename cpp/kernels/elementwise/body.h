@@ -13,11 +13,6 @@ POTLUCK_LANES int64_t lanes_left(int64_t count, int64_t i) {
   return count - i < kNumLanes ? count - i : kNumLanes;
 }
 
-// v / (1 + exp(-w)).
-POTLUCK_LANES F32x16 over_one_plus_exp(F32x16 v, F32x16 w) {
-  return div(v, add(splat(1.0f), exp(sub(splat(0.0f), w))));
-}
-
 }  // namespace
 
 void silu_gate(const float* gate, const float* up, float* out, int64_t count) {

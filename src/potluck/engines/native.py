@@ -53,7 +53,8 @@ PANEL_ROWS = 16
 """``kPanelRows`` of ``cpp/kernels/kernels.h``."""
 
 BLOCK_LAYOUT = 1
-"""The layout of keys and values within a block (``AttentionArgs``): counted up when it changes."""
+"""The layout of keys and values within a block (``AttentionArgs``) and of states within a slot
+(``StateLayout``): counted up when it changes."""
 
 _DECODED_VALUES = 2**18
 """Of a format without kernels, at once: 1 MiB of float32, or one row where that is longer."""
@@ -116,13 +117,11 @@ def _require_available(isa: str) -> None:
 
 
 def cache_bytes(program: Program, num_blocks: int, num_states: int = 0) -> int:
-    """What the key-value caches of ``num_blocks`` blocks and ``num_states`` state slots take.
-
-    Allocates nothing.
-    """
+    """What ``num_blocks`` blocks and ``num_states`` slots for states take. Allocates nothing."""
     with core_errors():
-        of_blocks = runner.Stage.cache_bytes(program=core_program(program), num_blocks=num_blocks)
-    return of_blocks + num_states * sum(state.num_bytes for state in program.states)
+        return runner.Stage.cache_bytes(
+            program=core_program(program), num_blocks=num_blocks, num_states=num_states
+        )
 
 
 def loaded_bytes(info: TensorInfo) -> int:
@@ -202,11 +201,11 @@ def convert_on(pool: ThreadPool) -> Convert:
 class NativeEngine:
     """One stage (see ``Engine``).
 
-    ``num_blocks`` cache blocks and scratch for steps of up to ``max_step_tokens`` are allocated
-    here, weights as they come. ``isa`` is one of ``available_isas()``, taken untried; None is
-    ``choose_isa``'s. A fast ``arithmetic`` needs the instruction set that it is named after; with
-    another one ``ParameterError`` is raised. A call while another thread's call runs raises
-    ``EngineError``.
+    ``num_blocks`` cache blocks, ``num_states`` slots for states and scratch for steps of up to
+    ``max_step_tokens`` are allocated here, weights as they come. ``isa`` is one of
+    ``available_isas()``, taken untried; None is ``choose_isa``'s. A fast ``arithmetic`` needs the
+    instruction set that it is named after; with another one ``ParameterError`` is raised. A call
+    while another thread's call runs raises ``EngineError``.
     """
 
     def __init__(
@@ -240,6 +239,7 @@ class NativeEngine:
                 isa=self.isa,
                 pool=pool,
                 num_blocks=num_blocks,
+                num_states=num_states,
                 max_step_tokens=max_step_tokens,
                 is_fast=arithmetic is not Arithmetic.EXACT,
             )
@@ -333,6 +333,7 @@ class NativeEngine:
                 opened=[core_opening(opening) for opening in step.opened],
                 closed=step.closed,
                 copies=[(copy.source, copy.target) for copy in step.copies],
+                state_copies=[(copy.source, copy.target) for copy in step.state_copies],
                 masks=core_masks(masks),
                 hidden=_as_core_takes_it(hidden),
                 out=out,
@@ -352,6 +353,7 @@ class NativeEngine:
                 opened=[core_opening(opening) for opening in step.opened],
                 closed=step.closed,
                 copies=[(copy.source, copy.target) for copy in step.copies],
+                state_copies=[(copy.source, copy.target) for copy in step.state_copies],
                 hidden=_as_core_takes_it(hidden),
                 out=out,
             )
@@ -364,6 +366,7 @@ class NativeEngine:
         return BlockFormat(
             name=f"native-{BLOCK_LAYOUT}/{self.isa}/{self.arithmetic.value}",
             num_bytes=self._stage.block_bytes,
+            state_bytes=self._stage.state_bytes,
         )
 
     def read_blocks(self, blocks: Sequence[int]) -> NDArray[np.uint8]:
@@ -381,14 +384,16 @@ class NativeEngine:
 
     def read_states(self, states: Sequence[int]) -> NDArray[np.uint8]:
         """See ``LoadableEngine``."""
-        raise EngineError(
-            "the native engine keeps no states",
-            hint="this is a defect in Potluck; please report it",
-        )
+        stage = self._stage
+        data = np.empty((len(states), stage.state_bytes), dtype=np.uint8)
+        with core_errors():
+            stage.read_states(states, data.reshape(-1))
+        return data
 
     def write_states(self, states: Sequence[int], data: NDArray[np.uint8]) -> None:
         """See ``LoadableEngine``."""
-        self.read_states(states)
+        with core_errors():
+            self._stage.write_states(states, np.ascontiguousarray(data).reshape(-1))
 
     def reset(self) -> None:
         """See ``Engine``: only the stage with the head knows of sequences."""
@@ -401,6 +406,7 @@ class NativeEngine:
                     opened=[],
                     closed=sorted(self._sequences),
                     copies=[],
+                    state_copies=[],
                     masks=(),
                     hidden=None if self._program.shard.has_embedding else no_rows,
                     out=None,

@@ -5,14 +5,8 @@ from __future__ import annotations
 from potluck.types.abilities import ALL_FEATURES, BackendAbilities
 from potluck.types.tensor import COMPUTED_FORMATS
 
-_NOT_YET = frozenset(
-    each
-    for each in ALL_FEATURES
-    if each.partition(" ")[0] in ("CausalConv", "GatedDelta", "StateScan")
-)
-
 ABILITIES = BackendAbilities(
-    features=ALL_FEATURES - _NOT_YET,
+    features=ALL_FEATURES,
     formats=frozenset(COMPUTED_FORMATS),
     has_arithmetics=True,
     maps_weights=True,

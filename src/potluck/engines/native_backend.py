@@ -75,9 +75,9 @@ def open_engine(
     return NativeEngine(
         program,
         num_blocks=num_blocks,
+        num_states=num_states,
         max_step_tokens=max_step_tokens,
         pool=pool or make_pool(num_threads),
         isa=arithmetic.isa or address.variant or None,
         arithmetic=arithmetic,
-        num_states=num_states,
     )

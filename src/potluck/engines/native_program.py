@@ -63,6 +63,9 @@ def core_program(program: Program) -> runner.Program:
                 )
                 for cache in program.caches
             ],
+            states=[
+                runner.StateSpec(rows=state.rows, width=state.width) for state in program.states
+            ],
             ropes=[(rope.cos, rope.sin) for rope in program.ropes],
             hidden_size=program.hidden_size,
             vocab_size=program.vocab_size,
@@ -91,6 +94,7 @@ def core_slice(part: SequenceSlice) -> runner.Slice:
         next_token=part.next_token,
         pooling=None if part.pooling is None else _POOLINGS[part.pooling],
         ends_pooling=part.ends_pooling,
+        state=part.state,
     )
 
 

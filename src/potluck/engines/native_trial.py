@@ -105,11 +105,11 @@ def _maker(isa: str, num_threads: int, arithmetic: Arithmetic | None = None) -> 
         return NativeEngine(
             program,
             num_blocks=num_blocks,
+            num_states=num_states,
             max_step_tokens=max_step_tokens,
             pool=pool,
             isa=isa,
             arithmetic=arithmetic or Arithmetic.EXACT,
-            num_states=num_states,
         )
 
     return make_engine

@@ -175,6 +175,69 @@ class Kernels:
         ``attention_span``, the last span first, and ``attention_merge``.
         """
 
+    # Ops with a state, which is as the kernels have it (cpp/kernels/kernels.h).
+    def causal_conv(
+        self,
+        x: F32,
+        weight: F32,
+        bias: F32 | None,
+        state: F32,
+        is_fresh: bool,
+        has_silu: bool,
+        out: F32,
+        first_column: int,
+        end_column: int,
+    ) -> None: ...
+    def delta_inputs(
+        self,
+        x: F32,
+        decay: F32,
+        beta: F32,
+        rate: F32,
+        decay_bias: F32,
+        epsilon: float,
+        keys: F32,
+        products: F32,
+        decays: F32,
+        betas: F32,
+    ) -> None: ...
+    def gated_delta(
+        self,
+        keys: F32,
+        products: F32,
+        decays: F32,
+        betas: F32,
+        values: F32,
+        state: F32,
+        is_tiled: bool,
+        is_fresh: bool,
+        out: F32,
+        first_strip: int,
+        end_strip: int,
+    ) -> None: ...
+    def scan_inputs(
+        self,
+        step: F32,
+        step_bias: F32,
+        rate: F32,
+        least_step: float,
+        largest_step: float,
+        steps: F32,
+        decays: F32,
+    ) -> None: ...
+    def state_scan(
+        self,
+        x: F32,
+        steps: F32,
+        decays: F32,
+        skip: F32,
+        num_groups: int,
+        state: F32,
+        is_fresh: bool,
+        out: F32,
+        first_strip: int,
+        end_strip: int,
+    ) -> None: ...
     def exp_sum(self, x: F32, max: float, out: F32) -> float:
         """``out = exp(x - max)``; returns its sum."""
 
@@ -243,6 +306,9 @@ class WeightSpec:
 class CacheSpec:
     def __init__(self, *, num_kv_heads: int, head_dim: int, value_dim: int) -> None: ...
 
+class StateSpec:
+    def __init__(self, *, rows: int, width: int) -> None: ...
+
 class Program:
     def __init__(
         self,
@@ -251,6 +317,7 @@ class Program:
         ops: Sequence[Op],  # read by the names of their fields
         weights: Sequence[WeightSpec],
         caches: Sequence[CacheSpec],
+        states: Sequence[StateSpec],
         ropes: Sequence[tuple[F32, F32]],  # cosines and sines
         hidden_size: int,
         vocab_size: int,
@@ -295,6 +362,7 @@ class Slice:
         next_token: int | None = None,
         pooling: Pooling | None = None,
         ends_pooling: bool = False,
+        state: int | None = None,
     ) -> None: ...
 
 class SamplingParams:
@@ -370,11 +438,12 @@ class Stage:
         isa: str,
         pool: ThreadPool,
         num_blocks: int,
+        num_states: int,
         max_step_tokens: int,
         is_fast: bool,
     ) -> None: ...
     @staticmethod
-    def cache_bytes(*, program: Program, num_blocks: int) -> int: ...
+    def cache_bytes(*, program: Program, num_blocks: int, num_states: int) -> int: ...
     @staticmethod
     def scratch_bytes(
         *, program: Program, max_step_tokens: int, num_threads: int, is_fast: bool
@@ -392,6 +461,7 @@ class Stage:
         opened: Sequence[Opening],
         closed: Sequence[int],
         copies: Sequence[tuple[int, int]],
+        state_copies: Sequence[tuple[int, int]],
         masks: Sequence[tuple[int, U32]],
         hidden: F32 | None,
         out: F32 | None,
@@ -403,6 +473,7 @@ class Stage:
         opened: Sequence[Opening],
         closed: Sequence[int],
         copies: Sequence[tuple[int, int]],
+        state_copies: Sequence[tuple[int, int]],
         hidden: F32 | None,
         out: F32,
     ) -> None: ...
@@ -410,6 +481,10 @@ class Stage:
     def write_blocks(self, blocks: Sequence[int], data: U8) -> None: ...
     @property
     def block_bytes(self) -> int: ...
+    def read_states(self, states: Sequence[int], out: U8) -> None: ...
+    def write_states(self, states: Sequence[int], data: U8) -> None: ...
+    @property
+    def state_bytes(self) -> int: ...
     def time_ops(self) -> None: ...
     def times(self) -> tuple[list[TimedOps], float]:
         """By ops of the program, and seconds of sampling; since ``time_ops``."""
