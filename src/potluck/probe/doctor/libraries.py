@@ -31,7 +31,10 @@ def libraries(case: Case, pattern: str) -> Iterator[PurePosixPath]:
     for template in _DIRECTORIES:
         directory = template.format(machine=case.report.cpu.architecture)
         path = case.below_files(directory)
-        resolved = path.resolve()  # /usr/lib64 may be a link to /usr/lib
+        try:
+            resolved = path.resolve()  # /usr/lib64 may be a link to /usr/lib
+        except (OSError, RuntimeError):  # a RuntimeError: links in a circle
+            continue
         if resolved in seen:
             continue
         seen.add(resolved)
