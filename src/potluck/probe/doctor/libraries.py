@@ -28,8 +28,8 @@ _DIRECTORIES = (
 def libraries(case: Case, pattern: str) -> Iterator[PurePosixPath]:
     """Files whose whole name matches ``pattern``, as they are called on the machine."""
     seen: set[Path] = set()
-    for template in _DIRECTORIES:
-        directory = template.format(machine=case.report.cpu.architecture)
+    usual = (each.format(machine=case.report.cpu.architecture) for each in _DIRECTORIES)
+    for directory in (*case.library_folders, *usual):
         path = case.below_files(directory)
         try:
             resolved = path.resolve()  # /usr/lib64 may be a link to /usr/lib
