@@ -22,9 +22,9 @@ from potluck.formats.json_reader import JsonReader
 from potluck.formats.source import MAX_TENSORS, FileTensor, check_tensor_name
 from potluck.types.tensor import TensorFormat
 
-MAX_HEADER_BYTES = 64 * 2**20
-"""Of a header or an index: room for ``MAX_TENSORS`` of 340 bytes each. Tensors take 100 to 200; the
-index of DeepSeek-V3, 91,991 tensors, has 9 MB. Bounds time, not memory."""
+MAX_HEADER_BYTES = 100_000_000
+"""Of a header or an index: the format's own limit (``MAX_HEADER_SIZE`` of the reference). Tensors
+take 100 to 200; the index of DeepSeek-V3, 91,991 tensors, has 9 MB. Bounds time, not memory."""
 
 MAX_FILES = 2**12
 """Of one model; DeepSeek-V3 has 163, Llama 3.1 405B 191."""
@@ -68,7 +68,9 @@ def read_header(file: ByteFile) -> list[FileTensor]:
     data_start = _LENGTH.size + length
     if length > MAX_HEADER_BYTES:
         raise ModelFileError(
-            file.path, f"not a safetensors file: its header would have {length} bytes"
+            file.path,
+            f"not a safetensors file: its header would have {length} bytes, and the format allows "
+            f"{MAX_HEADER_BYTES}",
         )
     if data_start > file.size:
         raise ModelFileError(

@@ -6,14 +6,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from potluck.errors import InsufficientMemoryError
+from potluck.errors import InsufficientMemoryError, ParameterError
 from potluck.placement.sizes import what_fits
 from potluck.quantities import format_bytes
 from potluck.types.memory import MemoryLimit, MemoryPlan
 from potluck.types.stage import StageSize
 
 _NOTHING_FITS = (
-    "no smaller --context and no --quant makes it fit; potluck up joins several machines"
+    "no smaller --context, no --quant and no --mmap makes it fit; potluck up joins several machines"
 )
 
 
@@ -68,6 +68,13 @@ def require_memory(
     """
     if room.holds(memory):
         return
+
+    def fits(other: StageSize) -> bool:
+        try:
+            return room.holds(count(other))
+        except ParameterError:  # not every backend can map weights
+            return False
+
     needed, available, whose = memory.host_bytes, room.host, ""
     if room.device is not None and needed <= available.bytes:
         needed, available, whose = memory.device_bytes, room.device, " of the device"
@@ -79,5 +86,5 @@ def require_memory(
         f"{because}{format_bytes(needed)} of memory{whose} are needed{besides} "
         f"({memory.described()}), and "
         f"{format_bytes(available.bytes)} may be used ({available.reason})",
-        hint=what_fits(size, lambda other: room.holds(count(other))) or _NOTHING_FITS,
+        hint=what_fits(size, fits) or _NOTHING_FITS,
     )

@@ -389,11 +389,13 @@ def _say_memory_lacks(
         what_fits(size, lambda other: _fits(profile, other, limit))
         or "potluck up joins several machines"
     )
+    if "--mmap" in hint:
+        hint += "; --mmap is an option of potluck run"
     found.stop(
         Part.MEMORY,
         f"{format_bytes(least.memory.total_bytes)} are needed for {least.context_tokens} tokens of "
         f"context, and {format_bytes(limit.bytes)} may be used ({limit.reason})",
-        hint or "potluck up joins several machines",
+        hint,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations
 
@@ -40,8 +40,9 @@ def what_fits(
 ) -> str:
     """A hint that names a context, a number of states and a quantization that would fit.
 
-    Each by itself if it can, otherwise as few of them together as fit. Empty if nothing does.
-    ``least_states`` are needed for what is to run at the same time.
+    Each by itself if it can, and mapped weights; otherwise as few of them together as fit, with
+    mapped weights only where nothing else does. Empty if nothing fits. ``least_states`` are needed
+    for what is to run at the same time.
     """
     least = max(least_states, LEAST_STATES)
 
@@ -53,20 +54,22 @@ def what_fits(
 
     alone = [
         _options(size, found)
-        for smaller in (smaller_contexts, fewer, stronger_quantizations)
+        for smaller in (smaller_contexts, fewer, stronger_quantizations, mapped)
         if (found := next((each for each in smaller(size) if fits(each)), None)) is not None
     ]
     if alone:
-        return f"{' or '.join(alone)} would fit"
+        return _would_fit(alone)
     # Every size takes a while to count: together with others, only the fewest states are tried.
     ways = (smaller_contexts, fewest, stronger_quantizations)
-    for together in (*combinations(ways, 2), ways):
+    smaller_caches = (smaller_contexts, fewest)
+    with_mapped = ((mapped, way) for way in smaller_caches)
+    for together in (*combinations(ways, 2), ways, *with_mapped, (mapped, *smaller_caches)):
         sizes: Iterable[StageSize] = [size]
         for smaller in reversed(together):
             sizes = [each for other in sizes for each in smaller(other)]
         smallest = next((each for each in sizes if fits(each)), None)
         if smallest is not None:
-            return f"{_options(size, smallest)} would fit"
+            return _would_fit([_options(size, smallest)])
     return ""
 
 
@@ -102,6 +105,18 @@ def stronger_quantizations(size: StageSize) -> Iterator[StageSize]:
         yield replace(size, quantization=quantization)
 
 
+def mapped(size: StageSize) -> Iterator[StageSize]:
+    """The same with weights in a file that is mapped, which memory need not hold all at once."""
+    if not size.is_mapped:
+        yield replace(size, is_mapped=True)
+
+
+def _would_fit(options: Sequence[str]) -> str:
+    names = " or ".join(options)
+    condition = " (--mmap: given room on the disk)" if "--mmap" in names else ""
+    return f"{names} would fit{condition}"
+
+
 def _options(size: StageSize, smaller: StageSize) -> str:
     """The options that make ``smaller`` of ``size``."""
     options = []
@@ -111,4 +126,6 @@ def _options(size: StageSize, smaller: StageSize) -> str:
         options.append(f"--context {smaller.context_tokens}")
     if smaller.num_states != size.num_states:
         options.append(f"--states {smaller.num_states}")
+    if smaller.is_mapped != size.is_mapped:
+        options.append("--mmap")
     return " ".join(options)

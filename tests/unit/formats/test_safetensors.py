@@ -191,6 +191,19 @@ def test_corrupt_headers(
     assert message in error_of(tmp_path, safetensors_bytes(header, data))
 
 
+def test_a_header_as_long_as_the_format_allows(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    header = json.dumps({"w": tensor_entry("F32", [2], 0, 8)}).encode()
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", 100_000_000) + header)
+        num_spaces = 100_000_000 - len(header)
+        for _ in range(num_spaces // 2**20):
+            file.write(b" " * 2**20)
+        file.write(b" " * (num_spaces % 2**20) + bytes(8))
+    with open_safetensors(path) as source:
+        assert list(source.names()) == ["w"]
+
+
 def test_lengths_are_bounded_before_anything_is_read(tmp_path: Path) -> None:
     assert "truncated" in error_of(tmp_path, b"1234567")
     assert "truncated" in error_of(tmp_path, struct.pack("<Q", 3) + b"{}")

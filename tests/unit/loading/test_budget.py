@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from potluck.errors import InsufficientMemoryError
+from potluck.errors import InsufficientMemoryError, ParameterError
 from potluck.loading import Room, StageSize, combined, require_memory
 from potluck.placement.sizes import what_fits
 from potluck.types.memory import MemoryLimit, MemoryPlan
@@ -145,3 +145,49 @@ def test_stages_of_one_process_load_one_after_the_other() -> None:
         scratch_bytes=24 * MIB,
         staging_bytes=32 * MIB,
     )
+
+
+_ON_DISK = " (--mmap: given room on the disk)"
+
+
+def mappable(size: StageSize) -> MemoryPlan:
+    """As ``plan_of``, on a backend that can map weights."""
+    memory = plan_of(size)
+    if not size.is_mapped:
+        return memory
+    return dataclasses.replace(memory, weights=(), mapped=memory.weights)
+
+
+@pytest.mark.parametrize(
+    ("mebibytes", "hint"),
+    [
+        (
+            800,
+            f"--context 2048 or --quant q8_0 or --mmap would fit{_ON_DISK}",
+        ),
+        (600, f"--quant q6_k or --mmap would fit{_ON_DISK}"),
+        (420, f"--mmap would fit{_ON_DISK}"),
+        (299, "--quant q4_k --context 1024 would fit"),
+        (200, f"--context 2048 --mmap would fit{_ON_DISK}"),
+        (40, ""),
+    ],
+)
+def test_mapped_weights_are_proposed_where_they_would_fit(mebibytes: int, hint: str) -> None:
+    room = limit(mebibytes)
+    assert what_fits(SIZE, lambda size: room.holds(mappable(size))) == hint
+
+
+def test_mapped_weights_are_not_proposed_to_who_maps_them_or_cannot() -> None:
+    is_mapped = dataclasses.replace(SIZE, is_mapped=True)
+    assert what_fits(is_mapped, lambda size: limit(299).holds(mappable(size))) == (
+        "--context 2048 would fit"
+    )
+
+    def unmappable(size: StageSize) -> MemoryPlan:
+        if size.is_mapped:
+            raise ParameterError("mmap", "weights cannot be mapped for this backend", hint="")
+        return plan_of(size)
+
+    with pytest.raises(InsufficientMemoryError) as caught:
+        require_memory(unmappable(SIZE), limit(800), SIZE, unmappable)
+    assert caught.value.hint == "--context 2048 or --quant q8_0 would fit"

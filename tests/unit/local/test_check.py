@@ -246,7 +246,10 @@ def test_memory_that_lacks() -> None:
     ((part, problem),) = stops(checked)
     assert part is Part.MEMORY
     assert "as the test says" in problem
-    assert "--quant q8_0 would fit" in checked.findings[-1].hint
+    assert checked.findings[-1].hint.endswith(
+        "--quant q8_0 or --mmap would fit (--mmap: given room on the disk); "
+        "--mmap is an option of potluck run"
+    )
     assert check("demo", limit=MemoryLimit(bytes=needed, reason="")).runs
 
 
