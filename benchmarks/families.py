@@ -6,7 +6,8 @@ The models are those of the parity tests, which compare them with ``transformers
 package ``llama-cpp-python``; both sides compute in F32 with a cache in F32, Potluck in its
 reference engine. A row has the largest difference of two logits and the standard deviation of all.
 llama.cpp does not read YaRN's ``yarn_beta_fast`` in files of most architectures, which shows in
-``kimi-k2``; nor does it load models whose dense layers are not the first ones.
+``kimi-k2``; nor does it load models whose dense layers are not the first ones, or a Nemotron-H
+without any attention.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ import test_gated_delta_parity as gated_delta  # type: ignore[import-not-found] 
 import test_gemma_parity as gemma  # type: ignore[import-not-found]  # noqa: E402
 import test_hybrid_parity as hybrids  # type: ignore[import-not-found]  # noqa: E402
 import test_latent_parity as latent  # type: ignore[import-not-found]  # noqa: E402
+import test_mamba_parity as mambas  # type: ignore[import-not-found]  # noqa: E402
 from support.dense_models import write_dense_gguf  # noqa: E402
 from support.expert_models import make_expert_model, write_expert_gguf  # noqa: E402
 from support.gated_delta_models import (  # noqa: E402
@@ -46,6 +48,7 @@ from support.gated_delta_models import (  # noqa: E402
 )
 from support.gemma_models import make_gemma, write_gemma_gguf  # noqa: E402
 from support.hybrid_models import make_hybrid_model, write_hybrid_gguf  # noqa: E402
+from support.mamba_models import make_mamba_model, write_mamba_gguf  # noqa: E402
 from support.random_models import make_random_model, random_tokens  # noqa: E402
 from support.stages import Stages  # noqa: E402
 
@@ -124,6 +127,14 @@ def models() -> Iterator[Model]:
 
         return write
 
+    def write_mamba(case: mambas.Case) -> Callable[[Path], Path]:
+        def write(folder: Path) -> Path:
+            model = make_mamba_model(case.family, case.settings, folder, seed=5)
+            write_mamba_gguf(folder / "model.gguf", model)
+            return folder / "model.gguf"
+
+        return write
+
     for case in dense.CASES:
         if case.architecture:
             yield Model(name=case.name, family=case.family, write=write_dense(case))
@@ -145,6 +156,9 @@ def models() -> Iterator[Model]:
     for hybrid in hybrids.CASES:
         if hybrid.has_gguf:
             yield Model(name=hybrid.name, family=hybrid.family, write=write_hybrid(hybrid))
+    for mamba in mambas.CASES:
+        if mamba.has_gguf:
+            yield Model(name=mamba.name, family=mamba.family, write=write_mamba(mamba))
 
 
 def with_vocabulary(path: Path) -> Path:
@@ -161,6 +175,9 @@ def with_vocabulary(path: Path) -> Path:
         inner = field.types[-1] if kind is gguf.GGUFValueType.ARRAY else None
         writer.add_key_value(name, field.contents(), kind, sub_type=inner)
     writer.add_string("tokenizer.ggml.model", "no_vocab")
+    if f"{architecture}.vocab_size" not in fields:
+        (embedding,) = (each for each in reader.tensors if each.name == "token_embd.weight")
+        writer.add_vocab_size(int(embedding.shape[1]))
     for tensor in reader.tensors:
         writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
     writer.write_header_to_file()

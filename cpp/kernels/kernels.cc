@@ -42,10 +42,10 @@ int64_t attention_partial_floats(int64_t num_rows, int64_t value_dim) {
 }
 
 // Per row its query, its scores in a span, and two partials: the span's and that of the spans
-// before. Values that keys hold are turned in a place of their own.
+// before. Values that keys hold are transposed in a place of their own.
 int64_t attention_scratch_floats(int64_t num_rows, int64_t head_dim, int64_t value_dim,
                                  bool has_values) {
-  return num_rows * (head_dim + kScoreStride) + (has_values ? 0 : kTurnedFloats) +
+  return num_rows * (head_dim + kScoreStride) + (has_values ? 0 : kTransposedFloats) +
          2 * attention_partial_floats(num_rows, value_dim);
 }
 

@@ -142,7 +142,7 @@ constexpr int64_t kScoreStride = kSpanTokens + 16;
 int64_t attention_partial_floats(int64_t num_rows, int64_t value_dim);
 // Values that are columns of the keys are copied for some columns of one span at a time, as float32
 // and position after position: so many floats.
-constexpr int64_t kTurnedFloats = 32 * kSpanTokens;
+constexpr int64_t kTransposedFloats = 32 * kSpanTokens;
 int64_t attention_scratch_floats(int64_t num_rows, int64_t head_dim, int64_t value_dim,
                                  bool has_values);
 

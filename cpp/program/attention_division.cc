@@ -13,7 +13,7 @@ namespace {
 constexpr int64_t kPartRows = 64;
 // What reading a position costs, as rows that are computed: 32 bytes a nanosecond come from memory
 // per core, or less, while 32 multiply-adds are done. Values that are columns of the keys are not
-// read, but turned: together it takes as long (docs/adr/0055).
+// read, but transposed: together it takes as long (docs/adr/0055).
 constexpr int64_t kReadRows = 4;
 // Query heads that share a key-value head are divided into parts of as many rows, not of fewer:
 // each part reads all keys.

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from support.stateful_pipeline import StatefulPipeline
+from support.stateful_pipeline import Disk, StatefulDiskPipeline, StatefulPipeline
 from support.toy_pipeline import expected_tokens, toy_score
 
 from potluck.scheduling import Scheduler, SchedulerLimits, SequenceRequest, stateful_cache
@@ -30,7 +31,8 @@ def check_slots(scheduler: Scheduler, limits: SchedulerLimits) -> None:
     slots = scheduler.state_slots
     assert slots.num_live == scheduler.num_sequences - scheduler.num_waiting
     assert slots.num_live <= max(1, 3 * limits.num_states // 4)
-    assert slots.num_live + slots.num_checkpoints + slots.num_free == limits.num_states
+    num_used = slots.num_live + slots.num_checkpoints + slots.num_free
+    assert num_used == limits.num_states or limits.disk_salt is not None, "one is being restored"
     assert limits.has_prefix_cache or not slots.num_checkpoints
 
 
@@ -53,9 +55,42 @@ def test_every_sequence_gets_its_own_text(seed: int, monkeypatch: pytest.MonkeyP
     )
 
 
-def play(limits: SchedulerLimits, draws: random.Random) -> None:
+@pytest.mark.parametrize("seed", range(24))
+def test_states_on_disks_change_no_text(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the disks lose; a long prompt may be found there or be computed again."""
+    draws = random.Random(f"disk {seed}")
+    monkeypatch.setattr(stateful_cache, "LADDER_TOKENS", draws.choice([16, 48, 1024]))
+    monkeypatch.setattr(stateful_cache, "LEAST_SAVED_TOKENS", draws.choice([1, 16]))
+    loss = draws.choice((0.0, 0.0, 0.2))
+    play(
+        SchedulerLimits(
+            num_blocks=draws.randint(blocks_for(CONTEXT_TOKENS), 40),
+            context_tokens=CONTEXT_TOKENS,
+            max_step_tokens=draws.choice([7, 20, 40, 60]),
+            max_step_sequences=draws.randint(1, 6),
+            max_steps_in_flight=draws.randint(1, 4),
+            num_states=draws.randint(1, 10),
+            disk_salt=b"salt",
+        ),
+        draws,
+        [Disk() for _ in range(NUM_STAGES)],
+        lambda: draws.random() >= loss,
+    )
+
+
+def play(
+    limits: SchedulerLimits,
+    draws: random.Random,
+    disks: list[Disk] | None = None,
+    keeps: Callable[[], bool] = lambda: True,
+) -> None:
+    def new_pipeline() -> StatefulPipeline:
+        if disks is None:
+            return StatefulPipeline(limits.num_states, NUM_STAGES)
+        return StatefulDiskPipeline(limits.num_states, disks, keeps)
+
     scheduler = Scheduler(limits)
-    pipeline = StatefulPipeline(limits.num_states, NUM_STAGES)
+    pipeline = new_pipeline()
     in_flight: deque[Step] = deque()
     asked: dict[SequenceId, list[Given]] = {}
     texts: dict[SequenceId, list[int]] = {}
@@ -89,7 +124,12 @@ def play(limits: SchedulerLimits, draws: random.Random) -> None:
     def complete(fails_at: int | None = None) -> None:
         step = in_flight.popleft()
         step_id, sampled = pipeline.run_oldest(fails_at)
-        for token in scheduler.complete(step_id, sampled, has_failed=fails_at is not None):
+        restored = {}
+        if isinstance(pipeline, StatefulDiskPipeline) and fails_at is None:
+            restored = {"num_restored": pipeline.num_restored, "state_end": pipeline.state_end}
+        for token in scheduler.complete(
+            step_id, sampled, has_failed=fails_at is not None, **restored
+        ):
             assert token.sequence_id not in over
             got[token.sequence_id].append((token.token, token.logprob))
             if token.finish_reason is not None:
@@ -135,7 +175,7 @@ def play(limits: SchedulerLimits, draws: random.Random) -> None:
             case "restart":
                 limits = replace(limits, num_states=draws.randint(1, 10))
                 scheduler.restart(limits)
-                pipeline = StatefulPipeline(limits.num_states, NUM_STAGES)
+                pipeline = new_pipeline()
                 in_flight.clear()
             case _:
                 pass
@@ -150,4 +190,64 @@ def play(limits: SchedulerLimits, draws: random.Random) -> None:
             assert got[sequence] == expected
     assert scheduler.num_free_blocks == limits.num_blocks
     assert scheduler.num_sequences == 0
-    assert scheduler.state_slots.num_live == 0
+    slots = scheduler.state_slots
+    assert slots.num_live == 0
+    assert slots.num_checkpoints + slots.num_free == limits.num_states
+
+
+def test_long_prompts_are_restored_with_their_states() -> None:
+    """By another pipeline, as after a restart: all but the end, once for all that ask."""
+    disks = [Disk() for _ in range(NUM_STAGES)]
+    prompt = expected_tokens([0], 700)
+
+    def computed(num_sequences: int, salt: bytes = b"salt") -> tuple[int, int, int]:
+        """How many tokens are computed for as many with the same prompt, and restored."""
+        scheduler = Scheduler(
+            SchedulerLimits(
+                num_blocks=200,
+                context_tokens=800,
+                max_step_tokens=64,
+                max_step_sequences=4,
+                max_steps_in_flight=2,
+                num_states=8,
+                disk_salt=salt,
+            )
+        )
+        pipeline = StatefulDiskPipeline(8, disks, lambda: True)
+        request = SequenceRequest(
+            prompt_tokens=tuple(prompt), sampling=SamplingParams(), max_new_tokens=2
+        )
+        for _ in range(num_sequences):
+            scheduler.add(request)
+        tokens = []
+        while True:
+            while (step := scheduler.next_step()) is not None:
+                pipeline.submit(step)
+            if not len(pipeline):
+                break
+            step_id, sampled = pipeline.run_oldest()
+            tokens += scheduler.complete(
+                step_id, sampled, num_restored=pipeline.num_restored, state_end=pipeline.state_end
+            )
+        for sequence in range(num_sequences):
+            its = [token.token for token in tokens if token.sequence_id == sequence]
+            assert its == expected_tokens(prompt, 2)
+        totals = scheduler.prefix_totals
+        num_decoded = num_sequences
+        return (
+            pipeline.num_computed - num_decoded,
+            totals.num_restored_tokens,
+            totals.num_checkpoint_hits,
+        )
+
+    assert computed(1) == (700, 0, 0)
+    assert [len(disk.states) for disk in disks] == [1, 1], "that of the end of the prompt"
+    assert computed(1) == (700 - 688, 688, 1)
+    assert computed(3) == (3 * (700 - 688), 688, 3)
+    assert computed(1, b"another") == (700, 0, 0)
+    # What one of the stages has lost is of no use to the others.
+    disks[1].states.clear()
+    assert computed(1)[0] == 700
+    assert computed(1)[0] == 700 - 688, "it was kept again"
+    del disks[0].blocks[list(disks[0].blocks)[30]]
+    assert computed(1)[0] == 700

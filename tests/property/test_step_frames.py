@@ -14,6 +14,7 @@ from potluck.errors import EngineError
 from potluck.types.step import (
     BlockCopy,
     HashedBlock,
+    HashedState,
     Pooling,
     SampledToken,
     SamplingParams,
@@ -132,6 +133,7 @@ def test_every_stage_sees_what_it_needs(data: st.DataObject, num_stages: int, mo
                 state_copies=(StateCopy(source=3, target=5), StateCopy(source=5, target=8))[
                     : data.draw(st.integers(0, 2))
                 ],
+                state_saves=(HashedState(state=4, hash=b"s" * 32),) * data.draw(st.integers(0, 2)),
             )
             fails_at = data.draw(st.none() | st.integers(0, num_stages - 1))
             seen = pipeline.send(step, fails_at)
@@ -145,7 +147,7 @@ def test_every_stage_sees_what_it_needs(data: st.DataObject, num_stages: int, mo
 
 
 def assert_is_needed_part(step: Step, got: Step, *, is_first: bool, is_last: bool) -> None:
-    parts = ("step_id", "closed", "copies", "state_copies", "saves", "results")
+    parts = ("step_id", "closed", "copies", "state_copies", "saves", "state_saves", "results")
     assert [getattr(got, name) for name in parts] == [getattr(step, name) for name in parts]
     assert len(got.slices) == len(step.slices)
     for mine, its in zip(got.slices, step.slices, strict=True):
@@ -242,7 +244,9 @@ def test_every_field_of_a_step_has_a_place_in_its_header() -> None:
         "copies",
         "saves",
         "restores",  # which have frames of their own
+        "restored_state",
         "state_copies",
+        "state_saves",
     }
     assert {each.name for each in fields(SequenceSlice)} == {
         "sequence_id",

@@ -122,6 +122,7 @@ def new_record(
     *,
     recovery_wait_seconds: float,
     rebalance: Rebalance = Rebalance.NEVER,
+    num_states: int = 0,
 ) -> DeploymentRecord:
     """Of a deployment that is about to be made."""
     return DeploymentRecord(
@@ -133,6 +134,7 @@ def new_record(
         created=0,
         context_tokens=256,
         cache_tokens=384,
+        num_states=num_states,
         num_layers=NUM_LAYERS,
         quantization=Quantization.NONE,
         may_quantize=False,

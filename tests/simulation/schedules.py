@@ -22,8 +22,8 @@ _SLOWNESS = (1.0, 1.0, 1.5, 2.0, 4.0)
 def run_random(seed: int, switches: Switches | None = None) -> History:
     """Run a schedule, check what came of it and return the history.
 
-    Every other one has nodes that are unequally fast, and become slow and fast again; its
-    deployment moves to better plans.
+    Half of them are of models with state. Every other one has nodes that are unequally fast, and
+    become slow and fast again; its deployment moves to better plans.
     """
     draws = random.Random(seed)
     rebalances = seed % 2 == 1
@@ -34,6 +34,7 @@ def run_random(seed: int, switches: Switches | None = None) -> History:
         switches=switches,
         duplicates=draws.choice((0.0, 0.05, 0.3)),
         rebalance=Rebalance.AUTO if rebalances else Rebalance.NEVER,
+        num_states=random.Random(f"{seed} states").choice((0, 0, 2, 6)),
     )
     with world:
         if rebalances:

@@ -15,6 +15,7 @@ from typing import cast
 
 from simulation.history import History, next_token, score
 from simulation.network import Network, Process
+from support.stateful_pipeline import State, state_after
 
 from potluck.cluster.agent.stage_calls import report_lost
 from potluck.cluster.calls import (
@@ -53,6 +54,8 @@ _ANSWER_SECONDS = 1.0
 """For a worker to say that it is ready for other edges; then it is killed."""
 _MAX_LATE_FRAMES = 8
 _SPOILT = 7919
+_NOTHING: State = (0, 0)
+_UNKNOWN: State = (-1, 0)
 
 Holding = tuple[object, ...]
 
@@ -114,6 +117,7 @@ class Worker:
     queue: deque[Frame] = field(default_factory=deque)
     seen: list[Frame] = field(default_factory=list)
     cache: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
+    states: dict[int, State] = field(default_factory=dict)
     opened: dict[SequenceId, tuple[int, list[int]]] = field(default_factory=dict)
 
     @property
@@ -156,6 +160,8 @@ class Worker:
                 row = self.cache.get((copy.source, offset))
                 if row is not None:
                     self.cache[copy.target, offset] = row
+        for state_copy in frame.step.state_copies:
+            self.states[state_copy.target] = self.states.get(state_copy.source, _UNKNOWN)
         for opening in frame.step.opened:
             known = [*opening.prompt_tokens, *opening.output_tokens]
             self.opened[opening.sequence_id] = (opening.sampling.seed, known)
@@ -173,7 +179,10 @@ class Worker:
         return passed_on, tuple(sampled)
 
     def _write(self, part: SequenceSlice) -> list[int] | None:
-        """Write a slice, and return its sequence as the cache has it; None if anything lacks."""
+        """Write a slice, and return its sequence as the cache has it; None if anything lacks.
+
+        If there are states, the slice's must be of the same sequence.
+        """
         table, cache = part.block_table, self.cache
         for position, token in enumerate(part.tokens, part.start_position):
             cache[table[position // KV_BLOCK_TOKENS], position % KV_BLOCK_TOKENS] = position, token
@@ -183,7 +192,11 @@ class Worker:
             if written is None or written[0] != position:
                 return None
             history.append(written[1])
-        return history
+        if part.state is None:
+            return None if self.spec.num_states else history
+        before = _NOTHING if part.start_position == 0 else self.states.get(part.state, _UNKNOWN)
+        state = self.states[part.state] = state_after(part.tokens, before)
+        return history if state == state_after(history) else None
 
     def _sample(
         self, part: SequenceSlice, history: list[int], spoilt: int, epoch: Epoch
@@ -468,6 +481,7 @@ class StageHost:
         worker.next_step = 0
         worker.queue.clear()
         worker.cache.clear()
+        worker.states.clear()
         worker.opened.clear()
         for frame in worker.seen:  # what a network may still deliver of the epoch before
             again = self._disturb()

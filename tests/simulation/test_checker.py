@@ -7,7 +7,9 @@ from simulation.schedules import run_random
 from simulation.stages import Switches
 from simulation.world import World, room_for
 
+from potluck.scheduling.checkpoints import Checkpoint
 from potluck.scheduling.sequence import SequenceState
+from potluck.scheduling.states import StatePool
 
 _MOST = 200
 
@@ -66,6 +68,21 @@ def test_random_schedules_notice_if_the_last_stage_is_not_told_what_was_generate
 
     with monkeypatch.context() as patch:
         patch.setattr(SequenceState, "opening", empty_opening)
+        seed = find("is given")
+    assert not run_random(seed).violations
+
+
+def test_random_schedules_notice_if_sequences_share_a_state_slot(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    take = StatePool.take
+
+    def always_the_first(pool: StatePool, source: Checkpoint | None) -> int:
+        take(pool, source)
+        return 0
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StatePool, "take", always_the_first)
         seed = find("is given")
     assert not run_random(seed).violations
 

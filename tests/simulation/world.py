@@ -63,6 +63,7 @@ class World:
         duplicates: float = 0.0,
         rebalance: Rebalance = Rebalance.NEVER,
         rebalance_policy: RebalancePolicy = QUICK,
+        num_states: int = 0,
     ) -> None:
         draws = random.Random(f"{seed} threads")
         self.loop = VirtualLoop(lambda: draws.uniform(0.0, 0.002))  # type: ignore[abstract]
@@ -78,6 +79,7 @@ class World:
             rebalance_policy=rebalance_policy,
         )
         self._rebalance = rebalance
+        self._num_states = num_states
         self._slowness: dict[int, float] = {}
         self._seed = seed
         self._num_starts = 0
@@ -156,6 +158,7 @@ class World:
             agent.node_id,
             recovery_wait_seconds=self._recovery_wait_seconds,
             rebalance=self._rebalance,
+            num_states=self._num_states,
         )
         agent.process.run(self._start_task, agent.deploy(record))
         if not self.run_while(lambda: not self.is_serving, at_most=30.0):
@@ -468,6 +471,8 @@ class World:
                 continue
             if load.num_free_blocks != limits.num_blocks or load.num_running or load.num_waiting:
                 self.history.violation(f"blocks do not balance: {load} of {limits.num_blocks}")
+            if load.states.num_live:
+                self.history.violation(f"state slots are left over: {load.states}")
             if dispatcher.live:
                 self.history.violation(f"sequences are left over: {dispatcher.live}")
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import struct
 import zlib
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from support.toy_pipeline import next_token, toy_score
@@ -143,3 +143,67 @@ def _follows(part: SequenceSlice, index: int, seen: list[list[int] | None]) -> S
         token=token,
         logprob=None if known is None else score,
     )
+
+
+@dataclass
+class Disk:
+    """What a stage keeps: rows of blocks and states, by their hashes."""
+
+    blocks: dict[bytes, list[tuple[int, int]]] = field(default_factory=dict)
+    states: dict[bytes, State] = field(default_factory=dict)
+
+
+class StatefulDiskPipeline(StatefulPipeline):
+    """Stages that keep blocks and states on ``disks``, one each, which may lose any.
+
+    A disk keeps something only if ``keeps`` says so. ``num_restored`` and ``state_end`` are those
+    of the last step.
+    """
+
+    def __init__(self, num_states: int, disks: Sequence[Disk], keeps: Callable[[], bool]) -> None:
+        super().__init__(num_states, len(disks))
+        self._disks = disks
+        self._keeps = keeps
+        self.num_restored = 0
+        self.state_end = 0
+
+    def run_oldest(self, fails_at: int | None = None) -> tuple[StepId, tuple[SampledToken, ...]]:
+        """Run the oldest step; what it restores and saves goes from and to the disks."""
+        step = self.oldest
+        assert not step.restores or step == Step(
+            step_id=step.step_id,
+            slices=(),
+            restores=step.restores,
+            restored_state=step.restored_state,
+        )
+        for stage, disk in zip(self.stages, self._disks, strict=True):
+            self._save(step, stage, disk)
+        count = len(step.restores)
+        has_state = step.restored_state is not None
+        ends = list(range(1, count + 1)) if has_state else []
+        for stage, disk in zip(self.stages, self._disks, strict=True):
+            while any(each.hash not in disk.blocks for each in step.restores[:count]):
+                count -= 1
+            for index, each in enumerate(step.restores):
+                for offset in range(KV_BLOCK_TOKENS):
+                    row = disk.blocks[each.hash][offset] if index < count else (-1, -1)
+                    stage.rows[each.block, offset] = row
+            hashes = {end: step.restores[end - 1].hash for end in ends if end <= count}
+            ends = sorted((end for end, each in hashes.items() if each in disk.states))[-1:]
+            if step.restored_state is not None:
+                found = disk.states[hashes[ends[0]]] if ends else _UNKNOWN
+                stage.states[step.restored_state] = found
+        self.num_restored, self.state_end = count, max(ends, default=0)
+        return super().run_oldest(fails_at)
+
+    def _save(self, step: Step, stage: ToyStage, disk: Disk) -> None:
+        for each in step.saves:
+            rows = [stage.rows[each.block, offset] for offset in range(KV_BLOCK_TOKENS)]
+            assert disk.blocks.get(each.hash, rows) == rows, "two contents have one name"
+            if self._keeps():
+                disk.blocks[each.hash] = rows
+        for saved in step.state_saves:
+            state = stage.states[saved.state]
+            assert disk.states.get(saved.hash, state) == state, "two states have one name"
+            if self._keeps():
+                disk.states[saved.hash] = state

@@ -22,14 +22,14 @@ namespace {
 struct Scratch {
   float* q;       // packed (pack_queries)
   float* scores;  // [rows][kScoreStride]
-  float* turned;  // kTurnedFloats, unless there are values
+  float* transposed;  // kTransposedFloats, unless there are values
   float* end;
 
   Scratch(const Tile& tile)
       : q(tile.args.scratch),
         scores(q + tile.num_rows * tile.args.head_dim),
-        turned(scores + tile.num_rows * kScoreStride),
-        end(turned + (tile.args.values ? 0 : kTurnedFloats)) {}
+        transposed(scores + tile.num_rows * kScoreStride),
+        end(transposed + (tile.args.values ? 0 : kTransposedFloats)) {}
 };
 
 // A span's partial.
@@ -49,7 +49,7 @@ inline void attend_span(const Tile& tile, int64_t span, const Scratch& scratch,
   if (tile.args.values)
     weigh_span(tile, blocks, span, scores, partial.weighted);
   else
-    weigh_keys(tile, blocks, span, scores, scratch.turned, partial.weighted);
+    weigh_keys(tile, blocks, span, scores, scratch.transposed, partial.weighted);
 }
 
 }  // namespace

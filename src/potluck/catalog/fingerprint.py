@@ -46,6 +46,7 @@ TEXT_FILES = (
     "processor_config.json",
     "special_tokens_map.json",
     "tekken.json",
+    "tiktoken.model",
     "tokenizer.json",
     "tokenizer.model",
     "tokenizer_config.json",

@@ -53,7 +53,7 @@ _SMALL_FILES = (
     *VECTOR_FILES,
     INDEX_FILE,
 )
-_OTHER_TOKENIZERS = ("tekken.json", "tokenizer.model")
+_OTHER_TOKENIZERS = ("tekken.json", "tiktoken.model", "tokenizer.model")
 """Those of models without a tokenizer.json; beside one they are the same vocabulary once more."""
 _SPLIT_GGUF = re.compile(r"(.*)-00001-of-(\d{5})\.gguf")
 

@@ -22,7 +22,6 @@ from potluck.cli.output import emit_json
 from potluck.cli.tables import states_text
 from potluck.quantities import format_bytes, format_few
 from potluck.types.memory import MemoryLimit
-from potluck.types.states import num_live_states
 
 if TYPE_CHECKING:
     from potluck.local.check import ContextMemory, Finding, ModelCheck
@@ -172,12 +171,7 @@ def _rows(checked: ModelCheck) -> Iterator[tuple[str, str]]:
         yield title, f"{total} for {context.context_tokens} tokens of context{room}"
     if (states := checked.states) is not None:
         slots = states_text(states.num_states, states.num_states * states.slot_bytes)
-        num_live = num_live_states(states.num_states)
-        yield (
-            "states",
-            f"{slots}, {num_live} of them for live sequences; "
-            f"{states.num_fitting} fit with the shortest context",
-        )
+        yield "states", f"{slots}; {states.num_fitting} fit with the shortest context"
     yield "usable", f"{format_bytes(checked.limit.bytes)} ({checked.limit.reason})"
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from potluck.cli.tables import states_text
 from potluck.local import Generation, LoadPlan, Model, Piece, Timings
 from potluck.quantities import format_bytes, format_seconds
 from potluck.types.memory import MemoryPlan
@@ -24,14 +23,12 @@ def stage_lines(plan: LoadPlan) -> Iterator[str]:
         yield (
             f"stage {index}: {' + '.join(parts)}, "
             f"{_weights(stage.memory)}, "
-            f"cache {format_bytes(stage.memory.cache_bytes)}{_states(plan, stage.memory)}"
+            f"cache {format_bytes(stage.memory.cache_bytes)}{_states(stage.memory)}"
         )
 
 
-def _states(plan: LoadPlan, memory: MemoryPlan) -> str:
-    if not memory.state_bytes:
-        return ""
-    return f", states: {states_text(plan.size.num_states, memory.state_bytes)}"
+def _states(memory: MemoryPlan) -> str:
+    return f", states {format_bytes(memory.state_bytes)}" if memory.state_bytes else ""
 
 
 def _weights(memory: MemoryPlan) -> str:

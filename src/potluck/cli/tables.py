@@ -7,6 +7,7 @@ from typing import Any
 
 from potluck.quantities import format_bytes, format_rate
 from potluck.types.memory import MemoryPlan
+from potluck.types.states import num_live_states
 
 
 def node_lines(cluster: Mapping[str, Any]) -> Iterator[str]:
@@ -200,8 +201,9 @@ def memory_lines(deployment: Mapping[str, Any]) -> Iterator[str]:
 
 
 def states_text(num_states: int, num_bytes: int) -> str:
-    """Return the state slots that take ``num_bytes`` together: ``10 x 50 MiB``."""
-    return f"{num_states} x {format_bytes(round(num_bytes / num_states))}"
+    """Return the state slots that take ``num_bytes`` together: ``10 x 50 MiB, …``."""
+    slots = f"{num_states} x {format_bytes(round(num_bytes / num_states))}"
+    return f"{slots}, {num_live_states(num_states)} of them for live sequences"
 
 
 def state_lines(deployment: Mapping[str, Any]) -> Iterator[str]:

@@ -22,13 +22,14 @@ from potluck.cluster.edges.edge import EdgeLimits
 from potluck.errors import EngineError, PotluckError
 from potluck.grammars.limits import MAX_GRAMMAR_BYTES
 from potluck.scheduling.blocks import blocks_for
-from potluck.scheduling.keeping import MAX_MOVED_BLOCKS
+from potluck.scheduling.keeping import MAX_MOVED_BLOCKS, MAX_SAVED_STATES
 from potluck.types.ranges import MAX_TOP_LOGPROBS
 from potluck.types.sampling import MAX_LOGIT_BIAS_TOKENS
 from potluck.types.step import (
     KV_BLOCK_TOKENS,
     BlockCopy,
     HashedBlock,
+    HashedState,
     Pooling,
     SampledToken,
     SequenceId,
@@ -86,6 +87,7 @@ class _Common(msgspec.Struct, frozen=True, array_like=True):
     forgotten: tuple[SequenceId, ...] = ()
     saves: tuple[tuple[int, bytes, bytes], ...] = ()
     state_copies: tuple[tuple[int, int], ...] = ()
+    state_saves: tuple[tuple[int, bytes], ...] = ()
 
 
 class _Header(msgspec.Struct, frozen=True, array_like=True):
@@ -113,12 +115,40 @@ class _FailedStep(msgspec.Struct, frozen=True, array_like=True):
     common: msgspec.Raw = msgspec.Raw(b"\xc0")  # nil: nothing
 
 
+class Restores(msgspec.Struct, frozen=True, array_like=True):
+    """The header of a step with ``restores``: a stage sends on what it has put back of it.
+
+    ``blocks`` are those, from the first on. To the slot ``state`` goes the state after as many of
+    them as one of ``ends`` says: the numbers for which all stages so far may have kept it.
+    """
+
+    blocks: tuple[HashedBlock, ...]
+    state: int | None = None
+    ends: tuple[Annotated[int, msgspec.Meta(ge=1)], ...] = ()
+
+    @classmethod
+    def of(cls, step: Step) -> Restores:
+        """Return what the first stage is sent."""
+        if step.restored_state is None:
+            return cls(step.restores)
+        return cls(step.restores, step.restored_state, tuple(range(1, len(step.restores) + 1)))
+
+
+class Restored(msgspec.Struct, frozen=True, array_like=True):
+    """The header of such a step's result.
+
+    All stages have put back ``num_blocks``, and the state after the first ``state_end`` of them,
+    unless that is 0.
+    """
+
+    num_blocks: Annotated[int, msgspec.Meta(ge=0)]
+    state_end: Annotated[int, msgspec.Meta(ge=0)] = 0
+
+
 encode_restores = msgspec.msgpack.Encoder().encode
-"""Of a step's ``restores``, from the first on: a stage sends on those that it has put back."""
-decode_restores = msgspec.msgpack.Decoder(tuple[HashedBlock, ...]).decode
+decode_restores = msgspec.msgpack.Decoder(Restores).decode
 encode_restored = msgspec.msgpack.Encoder().encode
-"""How many of them all stages have put back: the header of such a step's result."""
-decode_restored = msgspec.msgpack.Decoder(Annotated[int, msgspec.Meta(ge=0)]).decode
+decode_restored = msgspec.msgpack.Decoder(Restored).decode
 
 
 class _Sampled(msgspec.Struct, frozen=True, array_like=True):
@@ -168,6 +198,7 @@ class StepEncoder:
             self._forget_oldest(),
             tuple((each.block, each.hash, each.parent) for each in step.saves),
             tuple((copy.source, copy.target) for copy in step.state_copies),
+            tuple((each.state, each.hash) for each in step.state_saves),
         )
         known: _Tokens = ()
         if any(part.score_from is not None or part.ends_pooling for part in slices):
@@ -250,6 +281,9 @@ class StepDecoder:
             ),
             state_copies=tuple(
                 StateCopy(source=each[0], target=each[1]) for each in common.state_copies
+            ),
+            state_saves=tuple(
+                HashedState(state=state, hash=digest) for state, digest in common.state_saves
             ),
         )
 
@@ -433,8 +467,8 @@ def edge_limits(
     opening together, with the copy of a block that a sequence may begin with. Sequences share
     blocks, so the table of each may be as long as the context allows. Openings have whole prompts
     and grammars. A sequence closes once, and at most those that hold blocks or wait do. As many
-    blocks are saved as the step computes, and a few more. No state slot is copied to twice. Where
-    all of a step's tokens are scored, they are sent twice, and each comes back with 20
+    blocks are saved as the step computes, and a few more, and a state. No state slot is copied to
+    twice. Where all of a step's tokens are scored, they are sent twice, and each comes back with 20
     alternatives, and where sequences are pooled, each with its vector.
     """
     per_sequence = (
@@ -452,7 +486,7 @@ def edge_limits(
         + MAX_WAITING_SEQUENCES
         + MAX_TABLES
     )
-    num_saved = max_step_tokens // KV_BLOCK_TOKENS + MAX_MOVED_BLOCKS
+    num_saved = max_step_tokens // KV_BLOCK_TOKENS + MAX_MOVED_BLOCKS + MAX_SAVED_STATES
     return EdgeLimits(
         max_header_bytes=8 * _MAX_FAILURE_CHARACTERS
         + 4096

@@ -76,7 +76,11 @@ _UNUSED_KEYS = (
     "rope_theta",
 )
 _MAMBA, _ATTENTION, _MLP, _EXPERTS = "M", "*", "-", "E"
+_PATTERN = "hybrid_override_pattern"
+# transformers has two names for the list.
+_LISTS = ("layers_block_type", "layer_types")
 _KINDS: Mapping[str, str] = {
+    **{letter: letter for letter in (_MAMBA, _ATTENTION, _MLP, _EXPERTS)},
     "attention": _ATTENTION,
     "full_attention": _ATTENTION,
     "linear_attention": _MAMBA,
@@ -84,7 +88,7 @@ _KINDS: Mapping[str, str] = {
     "mlp": _MLP,
     "moe": _EXPERTS,
 }
-"""What ``layers_block_type`` calls the letters of ``hybrid_override_pattern``."""
+"""What the list calls the letters of the pattern."""
 
 
 def _from_hugging_face(fields: Fields) -> ModelConfig:
@@ -133,24 +137,17 @@ def _with_new_names(fields: Fields) -> Fields:
 
 def _kinds(fields: Fields) -> str:
     """What each layer is, by the letters of ``hybrid_override_pattern``."""
-    key = "layers_block_type" if fields.get("layers_block_type") is not None else "layer_types"
-    names = fields.texts(key)
+    key = next((key for key in _LISTS if fields.get(key) is not None), _PATTERN)
+    if fields.get(key) is None:
+        raise ModelFileError(fields.path, f"layers_block_type and {_PATTERN} are missing")
+    names = tuple(fields.text(key)) if key == _PATTERN else fields.texts(key)
     if others := sorted(set(names) - set(_KINDS)):
         raise unsupported(*(f"{key} {name}" for name in others))
-    kinds = "".join(_KINDS[name] for name in names)
-    if not kinds:
-        if fields.get("hybrid_override_pattern") is None:
-            raise ModelFileError(
-                fields.path, "layers_block_type and hybrid_override_pattern are missing"
-            )
-        kinds = fields.text("hybrid_override_pattern")
-        if others := sorted(set(kinds) - set(_KINDS.values())):
-            raise unsupported(*(f"hybrid_override_pattern {letter}" for letter in others))
-    if not 1 <= len(kinds) <= MAX_LAYERS:
+    if not 1 <= len(names) <= MAX_LAYERS:
         raise fields.error(key, f"must have 1 to {MAX_LAYERS} layers")
-    if fields.count("num_hidden_layers", MAX_LAYERS, len(kinds)) != len(kinds):
-        raise fields.error("num_hidden_layers", f"must be {len(kinds)}, as many as are described")
-    return kinds
+    if fields.count("num_hidden_layers", MAX_LAYERS, len(names)) != len(names):
+        raise fields.error("num_hidden_layers", f"must be {len(names)}, as {key} has")
+    return "".join(_KINDS[name] for name in names)
 
 
 def _mixer(fields: Fields) -> MambaConfig:

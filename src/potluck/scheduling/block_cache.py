@@ -20,7 +20,7 @@ from potluck.scheduling.prefix_index import HashChain, PrefixIndex, PrefixMatch,
 from potluck.scheduling.sequence import SequenceState
 from potluck.types.prefix_cache import PrefixTotals
 from potluck.types.states import StateSlots
-from potluck.types.step import KV_BLOCK_TOKENS, BlockCopy, SequenceId, StateCopy
+from potluck.types.step import KV_BLOCK_TOKENS, BlockCopy, HashedState, SequenceId, StateCopy
 
 _NOBODY = SequenceId(-1)
 
@@ -77,11 +77,13 @@ class AdmissionCopies:
 class Restoration:
     """Blocks that are to be filled from disk, in the order of their positions.
 
-    They follow the blocks in ``held``, which cannot be evicted meanwhile.
+    They follow the blocks in ``held``, which cannot be evicted meanwhile. Where the model has a
+    state, the one after some of them is to be put into the slot ``state``, if there was room.
     """
 
     blocks: tuple[FullBlock, ...]
     held: tuple[int, ...]
+    state: int | None = None
 
 
 class BlockCache:
@@ -199,6 +201,10 @@ class BlockCache:
             return AdmissionCopies()
         return AdmissionCopies(blocks=(BlockCopy(source=match.partial, target=new[0]),))
 
+    def find_blocks(self, sequence: SequenceState, match: PrefixMatch) -> PrefixMatch:
+        """Return what is cached of the sequence's keys and values; ``match`` is of all."""
+        return match
+
     def stored_candidates(self, sequence: SequenceState, match: PrefixMatch) -> tuple[bytes, ...]:
         """Return the hashes of the full blocks after ``match`` that could be restored from disk."""
         if not self._is_shared:
@@ -229,8 +235,18 @@ class BlockCache:
             self._computing.setdefault(each.full_hash, None)
         return Restoration(blocks=blocks, held=match.blocks)
 
-    def insert_restored(self, restoration: Restoration, num_restored: int) -> None:
-        """Keep the first ``num_restored`` blocks, which were restored, and free the others."""
+    def insert_restored(
+        self,
+        restoration: Restoration,
+        num_restored: int,
+        *,
+        sequence: SequenceState,
+        state_end: int = 0,
+    ) -> None:
+        """Keep the first ``num_restored`` blocks, which were restored, and free the others.
+
+        They are of ``sequence``. The state after the first ``state_end`` was restored as well.
+        """
         self._counters.num_restored_tokens += num_restored * KV_BLOCK_TOKENS
         for each in restoration.blocks[:num_restored]:
             if self._index.publish(each.block, each.parent, each.tokens, each.full_hash):
@@ -245,6 +261,10 @@ class BlockCache:
         """Return up to ``most`` full blocks that were computed and not evicted; each only once."""
         blocks = tuple(islice(self._filled, most))
         return tuple(self._filled.pop(block) for block in blocks)
+
+    def take_unsaved_states(self, most: int) -> tuple[HashedState, ...]:
+        """Return up to ``most`` checkpoints that were made and not given up; each only once."""
+        return ()
 
     def grow(self, sequence: SequenceState) -> bool:
         """Give the sequence one more block; False if none is free."""

@@ -13,11 +13,14 @@ from dataclasses import dataclass
 from potluck.scheduling.block_cache import BlockCache, FullBlock, Restoration
 from potluck.scheduling.prefix_index import PrefixMatch
 from potluck.scheduling.sequence import SequenceState
-from potluck.types.step import HashedBlock, StepId
+from potluck.types.step import HashedBlock, Step, StepId
 
 MAX_MOVED_BLOCKS = 8
 """The most blocks that a step restores, or saves beyond those that it computes. Other sequences
 wait meanwhile: 8 blocks of a 1B model are 4 MiB, about 5 ms from the page cache."""
+
+MAX_SAVED_STATES = 1
+"""The most states that a step saves: one is as large as the blocks of some 1,000 tokens."""
 
 LEAST_SOUGHT_BLOCKS = 4
 """Computing fewer blocks takes hardly longer than the step that would restore them."""
@@ -53,9 +56,12 @@ class Restorer:
         """
         if sequence.is_sought:
             return False
+        # Where blocks are cached without a state, the next ones may bring one.
+        is_worth_any = sequence.num_sought_blocks > 0 or match.num_uncovered_tokens > 0
+        match = self._cache.find_blocks(sequence, match)
         start = len(match.blocks)
         candidates = self._cache.stored_candidates(sequence, match)
-        least = 1 if sequence.num_sought_blocks else LEAST_SOUGHT_BLOCKS
+        least = 1 if is_worth_any else LEAST_SOUGHT_BLOCKS
         # Where blocks are missing that were put back, there is too little room for all.
         if len(candidates) < least or start < sequence.num_sought_blocks:
             sequence.is_sought = True
@@ -76,18 +82,26 @@ class Restorer:
         self._due.append(_Seeking(sequence, restoration, start + count))
         return True
 
-    def take_due(self, step_id: StepId) -> tuple[HashedBlock, ...]:
-        """Return the blocks that the step ``step_id`` is to restore; ``complete`` follows."""
+    def take_due(self, step_id: StepId) -> Step:
+        """Return the next step, which restores blocks; ``complete`` follows."""
         seeking = self._due.popleft()
         self._in_flight[step_id] = seeking
-        return tuple(hashed(each) for each in seeking.restoration.blocks)
+        restoration = seeking.restoration
+        return Step(
+            step_id=step_id,
+            slices=(),
+            restores=tuple(hashed(each) for each in restoration.blocks),
+            restored_state=restoration.state,
+        )
 
-    def complete(self, step_id: StepId, num_restored: int) -> None:
+    def complete(self, step_id: StepId, num_restored: int, state_end: int = 0) -> None:
         """Take the result of a step. Steps that were not to restore anything are accepted."""
         seeking = self._in_flight.pop(step_id, None)
         if seeking is None:
             return
-        self._cache.insert_restored(seeking.restoration, num_restored)
+        self._cache.insert_restored(
+            seeking.restoration, num_restored, sequence=seeking.sequence, state_end=state_end
+        )
         seeking.sequence.num_sought_blocks = seeking.end
         seeking.sequence.is_sought = num_restored < len(seeking.restoration.blocks)
 

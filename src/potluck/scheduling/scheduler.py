@@ -38,7 +38,7 @@ from itertools import chain
 from potluck.scheduling.block_cache import BlockCache, PrefixCounters
 from potluck.scheduling.chunks import ChunkController
 from potluck.scheduling.forming import Forming, StepInFlight
-from potluck.scheduling.keeping import MAX_MOVED_BLOCKS, Restorer, hashed
+from potluck.scheduling.keeping import MAX_MOVED_BLOCKS, MAX_SAVED_STATES, Restorer, hashed
 from potluck.scheduling.limits import SchedulerLimits
 from potluck.scheduling.prefix_index import PrefixMatch
 from potluck.scheduling.requests import num_new_tokens
@@ -241,7 +241,10 @@ class Scheduler:
             if forming.slices
             else MAX_MOVED_BLOCKS * (not self._steps_in_flight)
         )
-        if not forming.slices and not saves:
+        state_saves = self._cache.take_unsaved_states(
+            MAX_SAVED_STATES * (bool(forming.slices) or not self._steps_in_flight)
+        )
+        if not forming.slices and not saves and not state_saves:
             return None
         closed = tuple(self._closing)
         self._closing.clear()
@@ -252,6 +255,7 @@ class Scheduler:
             closed=closed,
             copies=tuple(forming.copies),
             state_copies=tuple(forming.state_copies),
+            state_saves=state_saves,
             saves=tuple(hashed(each) for each in saves),
         )
 
@@ -262,6 +266,7 @@ class Scheduler:
         *,
         has_failed: bool = False,
         num_restored: int = 0,
+        state_end: int = 0,
         seconds: float | None = None,
     ) -> list[CommittedToken]:
         """Take a step's result; returns the tokens that its sequences were given.
@@ -269,7 +274,8 @@ class Scheduler:
         Scored tokens of prompts are among them, each once and in order. The sequences of a step
         that ``has_failed`` are to be cancelled: what the cache holds of it is not known. Those that
         it closed are closed again, because the stages after the one that failed did not see it.
-        ``num_restored`` blocks were there of those that the step was to restore. It took
+        ``num_restored`` blocks were there of those that the step was to restore, and the state
+        after the first ``state_end`` of them, unless that is 0. It took
         ``seconds`` from when it was formed, or from the end of the step before if that was later;
         None if that is not known.
         """
@@ -284,7 +290,7 @@ class Scheduler:
                 num_chunk_tokens=num_chunk_tokens,
             )
         self._is_alone_in_flight = False  # nothing is in flight beside such a step
-        self._restorer.complete(step_id, num_restored)
+        self._restorer.complete(step_id, num_restored, state_end)
         if has_failed:
             self._closing.extend(in_flight.closed)
         for part in scheduled:
@@ -353,8 +359,7 @@ class Scheduler:
         return step_id
 
     def _restoring_step(self) -> Step:
-        step_id = self._take_step_id(StepInFlight())
-        return Step(step_id=step_id, slices=(), restores=self._restorer.take_due(step_id))
+        return self._restorer.take_due(self._take_step_id(StepInFlight()))
 
     def _new_controller(self) -> ChunkController:
         limits = self._limits

@@ -28,9 +28,16 @@ it is complete.
 
 from __future__ import annotations
 
+from collections import deque
+from dataclasses import replace
 from operator import attrgetter
 
-from potluck.scheduling.block_cache import AdmissionCopies, BlockCache, PrefixCounters
+from potluck.scheduling.block_cache import (
+    AdmissionCopies,
+    BlockCache,
+    PrefixCounters,
+    Restoration,
+)
 from potluck.scheduling.checkpoints import (
     Checkpoint,
     CheckpointKind,
@@ -42,7 +49,7 @@ from potluck.scheduling.prefix_index import PrefixMatch
 from potluck.scheduling.sequence import SequenceState
 from potluck.scheduling.states import StatePool
 from potluck.types.states import StateSlots
-from potluck.types.step import KV_BLOCK_TOKENS, SequenceId, StateCopy
+from potluck.types.step import KV_BLOCK_TOKENS, HashedState, SequenceId, StateCopy
 
 LADDER_TOKENS = 1024
 """At most so many tokens are computed again where a long prompt is changed, as long as there are
@@ -79,6 +86,7 @@ class StatefulCache(BlockCache):
         self._live: dict[SequenceId, SequenceState] = {}
         # Hashes of planned checkpoints, which are all at borders of blocks, and who makes them.
         self._expected: dict[bytes, SequenceId] = {}
+        self._unsaved: deque[Checkpoint] = deque()
 
     @property
     def state_slots(self) -> StateSlots:
@@ -195,6 +203,8 @@ class StatefulCache(BlockCache):
         """Note that the step that was to make a checkpoint is complete, and whether it is there."""
         if is_known and self._states.publish(made):
             self._counters.num_checkpoints += 1
+            if self._is_stored:
+                self._unsaved.append(made)
         else:
             self._states.drop(made)
         self._expect_not(made.prefix.parent, sequence)
@@ -216,6 +226,44 @@ class StatefulCache(BlockCache):
             self._states.give_back(slot)
         elif self._states.keep(slot, TokenPrefix.of(chain, sequence.tokens, num_computed)):
             self._counters.num_checkpoints += 1
+
+    def find_blocks(self, sequence: SequenceState, match: PrefixMatch) -> PrefixMatch:
+        """Return what is cached of the sequence's keys and values."""
+        return super().find(sequence)
+
+    def reserve(
+        self, sequence: SequenceState, match: PrefixMatch, num_blocks: int
+    ) -> Restoration | None:
+        """Allocate blocks, and a slot for the state after one of them; see ``BlockCache``."""
+        restoration = super().reserve(sequence, match, num_blocks)
+        return restoration and replace(restoration, state=self._states.reserve())
+
+    def insert_restored(
+        self,
+        restoration: Restoration,
+        num_restored: int,
+        *,
+        sequence: SequenceState,
+        state_end: int = 0,
+    ) -> None:
+        """Keep what was restored; see ``BlockCache``."""
+        super().insert_restored(restoration, num_restored, sequence=sequence, state_end=state_end)
+        if restoration.state is None:
+            return
+        prefix = None
+        if state_end:
+            num_tokens = (len(restoration.held) + state_end) * KV_BLOCK_TOKENS
+            prefix = TokenPrefix.of(self._chain(sequence), sequence.tokens, num_tokens)
+        self._states.fill(restoration.state, prefix)
+
+    def take_unsaved_states(self, most: int) -> tuple[HashedState, ...]:
+        """Return up to ``most`` checkpoints that were made and not given up; each only once."""
+        unsaved: list[HashedState] = []
+        while self._unsaved and len(unsaved) < most:
+            each = self._unsaved.popleft()
+            if each in self._states.checkpoints:
+                unsaved.append(HashedState(state=each.slot, hash=each.prefix.parent))
+        return tuple(unsaved)
 
     def _publish(self, sequence: SequenceState, index: int, num_tokens: int) -> None:
         super()._publish(sequence, index, num_tokens)

@@ -123,6 +123,25 @@ class StatePool:
             self.checkpoints.remove(checkpoint)
             self._free.append(checkpoint.slot)
 
+    def reserve(self) -> int | None:
+        """Return a slot that is to be filled from elsewhere; None if there is no room for it."""
+        if not self._free:
+            victim = self.checkpoints.least_useful()
+            if victim is None:
+                return None
+            self.evict(victim)
+        return self._free.pop()
+
+    def fill(self, slot: int, prefix: TokenPrefix | None) -> None:
+        """Make a checkpoint of a reserved slot; free it if there is one already, or no ``prefix``.
+
+        A checkpoint that is being written stays: its sequence counts on it.
+        """
+        if prefix is None or self.checkpoints.at(prefix) is not None:
+            self._free.append(slot)
+        else:
+            self.checkpoints.insert(slot, prefix, CheckpointKind.PLACE, is_known=True)
+
     def evict(self, checkpoint: Checkpoint) -> None:
         """Forget a known checkpoint, and free its slot."""
         self.drop(checkpoint)

@@ -276,6 +276,7 @@ class Dispatcher:
                     has_failed=outcome.error is not None,
                     seconds=attachment.seconds_of(step_id, now),
                     num_restored=outcome.num_restored,
+                    state_end=outcome.state_end,
                 ):
                     entry = self._ledger.commit(token)
                     update = TimedToken(

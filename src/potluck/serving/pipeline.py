@@ -14,13 +14,15 @@ from potluck.types.step import SampledToken, Step
 class StepOutcome:
     """What became of a step: its sampled tokens, or the error of the stage that gave up.
 
-    ``num_restored`` are those of its ``restores``, from the first, that every stage has put back.
+    ``num_restored`` are those of its ``restores``, from the first, that every stage has put back,
+    and ``state_end`` is after how many of them the state is in its slot; 0 if it is not.
     """
 
     step: Step
     sampled: tuple[SampledToken, ...] = ()
     error: PotluckError | None = None
     num_restored: int = 0
+    state_end: int = 0
 
 
 OnOutcome = Callable[[StepOutcome], None]

@@ -1,8 +1,9 @@
 """The tokenizer and the chat template of a model directory in Hugging Face layout.
 
 The vocabulary is in ``tokenizer.json``, or in ``vocab.json`` and ``merges.txt`` where the class is
-a known byte-level one, or in ``tekken.json`` (Mistral) or ``tokenizer.model`` (SentencePiece). From
-the other files come the tokens that begin and end a text, and more tokens that are special.
+a known byte-level one, or in ``tekken.json`` (Mistral), ``tiktoken.model`` (Kimi) or
+``tokenizer.model`` (SentencePiece). From the other files come the tokens that begin and end a text,
+and more tokens that are special.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from potluck.errors import ModelFileError, UnsupportedModelError
-from potluck.text import tekken
+from potluck.text import tekken, tiktoken
 from potluck.text.added_tokens import AddedToken, is_turn_marker
 from potluck.text.bpe import build_byte_level
 from potluck.text.chat import ChatTemplate
@@ -24,6 +25,8 @@ from potluck.text.makers_vocabularies import (
     read_ranks,
     read_sentence_piece_vocabulary,
     read_tekken_vocabulary,
+    read_tiktoken_ranks,
+    read_tiktoken_vocabulary,
 )
 from potluck.text.mistral_template import mistral_template
 from potluck.text.model_directory import ModelDirectory, read_text
@@ -80,6 +83,8 @@ def load_tokenizer(directory: Path) -> TextTokenizer:
             return _assemble(_read_vocabulary_and_merges(files), files)
         if files.has(tekken.TEKKEN_FILE):
             return _assemble(read_tekken_vocabulary(files), files)
+        if files.has(tiktoken.TIKTOKEN_FILE):
+            return _assemble(read_tiktoken_vocabulary(files), files)
         if files.has(SENTENCE_PIECE_FILE):
             return _assemble(read_sentence_piece_vocabulary(files), files)
     except (AttributeError, LookupError, TypeError, ValueError) as error:
@@ -102,6 +107,8 @@ def load_token_list(directory: Path) -> TokenList:
             parts, num_pieces = _read_vocabulary(files)
         elif files.has(tekken.TEKKEN_FILE):
             parts, num_pieces = read_ranks(files)
+        elif files.has(tiktoken.TIKTOKEN_FILE):
+            parts, num_pieces = read_tiktoken_ranks(files)
         elif files.has(SENTENCE_PIECE_FILE):
             parts, num_pieces = read_pieces(files)
         else:

@@ -1,4 +1,5 @@
-"""Vocabularies in the files of their makers' own libraries: ``tekken.json``, ``tokenizer.model``.
+"""Vocabularies in the files of their makers' own libraries: ``tekken.json``, ``tiktoken.model`` and
+``tokenizer.model``.
 
 What they say is brought into the form of a ``tokenizer.json``'s parts.
 """
@@ -7,7 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from potluck.text import tekken
+from potluck.errors import UnsupportedModelError
+from potluck.text import tekken, tiktoken
 from potluck.text.model_directory import ModelDirectory
 from potluck.text.pieces import SPACE_MARK, Notation, PieceType
 from potluck.text.sentence_piece import (
@@ -61,6 +63,44 @@ def _special_entries(file: tekken.Tekken) -> dict[int, dict[str, Any]]:
 
 def _ids_of(file: tekken.Tekken, special: str) -> tuple[int, ...]:
     return tuple(token for token, text in enumerate(file.special) if text == special)
+
+
+def read_tiktoken_ranks(files: ModelDirectory) -> tuple[TokenParts, int]:
+    """Return what tiktoken.model says of single tokens, and one more than its largest id."""
+    _tiktoken_class(files)
+    pieces = PieceList(tiktoken.read_tiktoken(files.path / tiktoken.TIKTOKEN_FILE))
+    parts = TokenParts(
+        model=pieces, added={}, leading=(), trailing=(), notation=Notation.BYTE_LEVEL
+    )
+    return parts, pieces.size
+
+
+def read_tiktoken_vocabulary(files: ModelDirectory) -> VocabularyParts:
+    """Return the vocabulary in tiktoken.model."""
+    pre_tokenizer = _tiktoken_class(files)
+    pieces = tiktoken.read_tiktoken(files.path / tiktoken.TIKTOKEN_FILE)
+    return VocabularyParts(
+        model=tiktoken.build_model(pieces, pre_tokenizer),
+        added={},
+        leading=(),
+        trailing=(),
+        notation=Notation.BYTE_LEVEL,
+        prefix_space=PrefixSpace.NEVER,
+        strips_prefix_space=False,
+    )
+
+
+def _tiktoken_class(files: ModelDirectory) -> str:
+    """The pre-tokenizer of a tiktoken.model, which only its class says."""
+    tokenizer_class = files.config.get("tokenizer_class")
+    pre_tokenizer = tiktoken.KNOWN_CLASSES.get(str(tokenizer_class))
+    if pre_tokenizer is None:
+        raise UnsupportedModelError(
+            f"{files.path} has a {tiktoken.TIKTOKEN_FILE} of the class {tokenizer_class}",
+            missing=("tokenizer.json",),
+            hint="add tokenizer.json: load and save the tokenizer with a recent transformers",
+        )
+    return pre_tokenizer
 
 
 def read_pieces(files: ModelDirectory) -> tuple[TokenParts, int]:

@@ -49,6 +49,14 @@ _DEEPSEEK_V3 = (
     r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
     r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+# Kimi K2: Chinese characters are words of their own, and the letters of GPT-4o's words are others.
+_KIMI_UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
+_KIMI_LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
+_KIMI_K2 = (
+    rf"[\p{{Han}}]+|[^\r\n\p{{L}}\p{{N}}]?{_KIMI_UPPER}*{_KIMI_LOWER}+{_CONTRACTION}"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?{_KIMI_UPPER}+{_KIMI_LOWER}*{_CONTRACTION}|\p{{N}}{{1,3}}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 # Digits in threes from the right, before GPT-4o's pattern.
 _THREES_FROM_THE_RIGHT = r"\d{1,3}(?=(?:\d{3})*\b)"
 # Cased letters, as DeepSeek LLM's tokenizer.json lists them (it leaves out mathematical ones).
@@ -114,6 +122,7 @@ BYTE_PRE_TOKENIZERS: dict[str, BytePreTokenizer] = {
     "llama3": _LLAMA,
     "llama-v3": _LLAMA,
     "falcon3": _LLAMA,
+    "falcon-h1": _LLAMA,
     "pixtral": _LLAMA,
     "lfm2": _LLAMA,
     "midm-2.0": _LLAMA,
@@ -170,6 +179,7 @@ BYTE_PRE_TOKENIZERS: dict[str, BytePreTokenizer] = {
         )
     ),
     "deepseek-v3": _DEEPSEEK3,
+    "kimi-k2": BytePreTokenizer(splits=(_KIMI_K2,), ignores_merges=True),
     "hunyuan-dense": _DEEPSEEK3,
 }
 """By GGUF's ``tokenizer.ggml.pre``: the names that llama.cpp's converter gives to models of the

@@ -92,6 +92,14 @@ class HashedBlock:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HashedState:
+    """A state slot that holds the state after the tokens with ``hash``, which fill blocks."""
+
+    state: int
+    hash: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceSlice:
     """The part that one sequence has in a step.
 
@@ -156,11 +164,12 @@ class Step:
     """One ragged batch. ``opened`` and ``closed`` are applied before and after the computation.
 
     First, stages that keep blocks on disk may keep those in ``saves``, whose content earlier steps
-    have computed. Then ``copies`` and ``state_copies`` are made in order, before anything is
-    computed.
+    have computed, and the states in ``state_saves``. Then ``copies`` and ``state_copies`` are made
+    in order, before anything is computed.
 
     A step with ``restores`` has nothing else. Every stage puts back what it has kept of them, in
-    order, up to the first one that it does not have.
+    order, up to the first one that it does not have. If there is a slot ``restored_state``, the
+    state after one of these blocks is put there, where all stages have kept one.
     """
 
     step_id: StepId
@@ -171,6 +180,8 @@ class Step:
     saves: tuple[HashedBlock, ...] = ()
     restores: tuple[HashedBlock, ...] = ()
     state_copies: tuple[StateCopy, ...] = ()
+    state_saves: tuple[HashedState, ...] = ()
+    restored_state: int | None = None
 
     @property
     def num_tokens(self) -> int:

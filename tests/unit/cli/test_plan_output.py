@@ -314,5 +314,5 @@ def test_state_slots_are_shown_beside_the_cache() -> None:
         each["memory"]["state_bytes"] = 250 * 2**20
     shown = lines(stages=stages, num_states=10)
     cache = next(index for index, line in enumerate(shown) if "the cache is for" in line)
-    assert shown[cache + 1] == "states: 10 x 50 MiB"
+    assert shown[cache + 1] == "states: 10 x 50 MiB, 7 of them for live sequences"
     assert "cache 1 GiB, states 250 MiB, process" in shown[cache + 2]

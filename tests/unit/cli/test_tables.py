@@ -286,7 +286,7 @@ def test_state_slots_have_a_line_of_their_own() -> None:
     last["memory"]["state_bytes"] = 200 * 2**20
     document = {**PLAIN, "stages": [first, last], "num_states": 10}
     shown = list(stage_lines(document))
-    assert "states: 10 x 50 MiB" in shown
+    assert "states: 10 x 50 MiB, 7 of them for live sequences" in shown
     assert (
         "stage 1: bf16 weights 900 KiB, f32 weights 24 KiB, states 200 MiB, scratch 100 KiB"
         in shown

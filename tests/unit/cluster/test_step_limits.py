@@ -8,6 +8,7 @@ import pytest
 
 from potluck.cluster.steps import (
     MAX_WAITING_SEQUENCES,
+    Restores,
     StepEncoder,
     decode_failure,
     edge_limits,
@@ -18,12 +19,13 @@ from potluck.cluster.steps import (
 )
 from potluck.errors import EngineError, ParameterError
 from potluck.scheduling.blocks import blocks_for
-from potluck.scheduling.keeping import MAX_MOVED_BLOCKS
+from potluck.scheduling.keeping import MAX_MOVED_BLOCKS, MAX_SAVED_STATES
 from potluck.types.ranges import MAX_TOP_LOGPROBS
 from potluck.types.sampling import MAX_LOGIT_BIAS_TOKENS, validate_sampling
 from potluck.types.step import (
     BlockCopy,
     HashedBlock,
+    HashedState,
     SampledToken,
     SamplingParams,
     SequenceId,
@@ -92,9 +94,11 @@ def test_the_largest_step_and_its_result_fit(context: int, num_states: int) -> N
         closed=closed,
         copies=(BlockCopy(source=LARGE, target=LARGE),) * num_sequences,
         saves=(saved,) * max(MAX_MOVED_BLOCKS, num_tokens // 16),
+        state_saves=(HashedState(state=LARGE, hash=bytes(32)),) * MAX_SAVED_STATES,
         state_copies=(StateCopy(source=LARGE, target=LARGE),) * num_states,
     )
-    assert len(encode_restores((saved,) * MAX_MOVED_BLOCKS)) <= limits.max_header_bytes
+    asked = Restores((saved,) * MAX_MOVED_BLOCKS, LARGE, (LARGE,) * MAX_MOVED_BLOCKS)
+    assert len(encode_restores(asked)) <= limits.max_header_bytes
     assert len(StepEncoder().encode(step)) <= limits.max_header_bytes
     sample = SampledToken(
         sequence_id=SequenceId(LARGE),

@@ -11,6 +11,13 @@ from unittest.mock import patch
 import pytest
 from support import reference_backend
 from support.native_pipeline import small_config
+from support.recurrent_configs import (
+    GATED_DELTA,
+    SHORT_CONV,
+    hybrid_config,
+    latent_config,
+    parallel_config,
+)
 
 from potluck.engines import native
 from potluck.engines.backends import BACKENDS, native_unit, unit_address
@@ -22,6 +29,7 @@ from potluck.models.program import build_program
 from potluck.models.rope import rope_tables
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.hardware import Interface, Trial
+from potluck.types.model import ModelConfig
 from potluck.types.program import Moe, Program, Shard
 from potluck.types.tensor import TensorFormat, TensorInfo
 from potluck.types.unit import UnitAddress
@@ -70,6 +78,36 @@ def test_experts_are_computed_by_the_native_engine_alone() -> None:
     dense = replace(program, ops=tuple(op for op in program.ops if not isinstance(op, Moe)))
     for spec in BACKENDS:
         check_backend(spec.name, cost_of(spec.name), dense)
+
+
+@pytest.mark.parametrize(
+    ("config", "missing"),
+    [
+        (
+            hybrid_config(SHORT_CONV),
+            {"CopyColumns", "CausalConv", "GatedActivation with activation product"},
+        ),
+        (hybrid_config(GATED_DELTA), {"CopyColumns", "CausalConv", "GatedDelta"}),
+        (parallel_config(), {"CausalConv", "StateScan"}),
+        (
+            latent_config(),
+            {
+                "HeadLinear",
+                "CopyColumns",
+                "Attention with value_dim",
+                "Attention with value_start",
+            },
+        ),
+    ],
+    ids=["short convolution", "gated delta", "mamba", "latent"],
+)
+def test_tinygrad_names_what_it_does_not_compute(config: ModelConfig, missing: set[str]) -> None:
+    whole = Shard.whole(config.num_layers)
+    program = build_program(config, whole, context_tokens=64, ropes=rope_tables(config, 64))
+    for spec in BACKENDS[1:]:
+        with pytest.raises(UnsupportedModelError, match=f"{spec.name} does not compute") as caught:
+            check_backend(spec.name, cost_of(spec.name), program)
+        assert set(caught.value.missing) == missing
 
 
 def test_a_backend_of_another_version_is_named() -> None:

@@ -33,6 +33,18 @@ _GATED_DELTA_KEYS: Mapping[str, Any] = {
     "ssm.state_size": 24,
     "ssm.time_step_rank": 8,
 }
+_MAMBA_KEYS: Mapping[str, Any] = {
+    "ssm.conv_kernel": 4,
+    "ssm.group_count": 1,
+    "ssm.inner_size": 192,
+    "ssm.state_size": 16,
+    "ssm.time_step_rank": 8,
+}
+_NEMOTRON_KEYS: Mapping[str, Any] = {
+    **_MAMBA_KEYS,
+    "attention.head_count_kv": [0, 2],
+    "feed_forward_length": [0, 0],
+}
 NEEDED: Mapping[str, Mapping[str, Any]] = {
     "cohere2": {
         "attention.layer_norm_epsilon": 1e-5,
@@ -52,16 +64,13 @@ NEEDED: Mapping[str, Mapping[str, Any]] = {
     },
     "gpt-oss": {"attention.sliding_window": 64},
     "granite": {"logit_scale": 8.0},
-    "granitehybrid": {
-        "attention.head_count_kv": [0, 2],
-        "ssm.conv_kernel": 4,
-        "ssm.group_count": 1,
-        "ssm.inner_size": 192,
-        "ssm.state_size": 16,
-        "ssm.time_step_rank": 8,
-    },
+    "falcon-h1": _MAMBA_KEYS,
+    "granitehybrid": {**_MAMBA_KEYS, "attention.head_count_kv": [0, 2]},
     "lfm2": {"shortconv.l_cache": 3},
     "lfm2moe": {"attention.head_count_kv": [0, 2], "shortconv.l_cache": 3},
+    "mamba2": {**_MAMBA_KEYS, "attention.head_count": 0, "feed_forward_length": 0},
+    "nemotron_h": _NEMOTRON_KEYS,
+    "nemotron_h_moe": _NEMOTRON_KEYS,
     "qwen35": _GATED_DELTA_KEYS,
     "qwen35moe": _GATED_DELTA_KEYS,
     "qwen3next": _GATED_DELTA_KEYS,

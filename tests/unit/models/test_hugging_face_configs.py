@@ -269,7 +269,7 @@ def test_qwen3_moe_slides_in_every_layer_or_in_none() -> None:
     [
         ({"num_experts": ...}, "num_experts is missing"),
         ({"num_experts": "many"}, "num_experts must be a whole number"),
-        ({"num_experts": 4096}, "num_experts in 48 layers means more than 131072 tensors"),
+        ({"num_experts": 4096}, "num_experts in 48 layers means more than 196608 tensors"),
         ({"num_experts_per_tok": ...}, "num_experts_per_tok is missing"),
         ({"num_experts_per_tok": 0}, "num_experts_per_tok must be a whole number"),
         ({"num_experts_per_tok": 129}, "num_experts_per_tok must be at most 128"),

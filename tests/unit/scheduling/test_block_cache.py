@@ -70,7 +70,7 @@ def test_restored_blocks_count_as_computed() -> None:
     awaited = cache.worth_awaiting(sequence, match)
     assert awaited == hashes(3)[2]
     assert cache.is_computing(awaited)
-    cache.insert_restored(restoration, 2)
+    cache.insert_restored(restoration, 2, sequence=sequence)
     assert not cache.is_computing(awaited)
     assert (cache.num_free, cache.num_kept) == (8, 2)
     match = cache.find(sequence)
@@ -81,7 +81,7 @@ def test_restored_blocks_count_as_computed() -> None:
     assert again is not None
     assert again.held == match.blocks
     assert cache.num_free == 5, "what comes before it is not evicted meanwhile"
-    cache.insert_restored(again, 1)
+    cache.insert_restored(again, 1, sequence=sequence)
     assert cache.find(sequence).num_tokens == 48
     assert cache.num_free == 8
     assert cache.take_filled(99) == (), "what was restored is stored already"

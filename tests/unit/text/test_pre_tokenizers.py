@@ -38,6 +38,7 @@ def words(name: str, text: str) -> list[str]:
         ("llama-bpe", LLAMA3),
         ("llama3", LLAMA3),
         ("falcon3", LLAMA3),
+        ("falcon-h1", LLAMA3),
         ("pixtral", LLAMA3),
         ("midm-2.0", LLAMA3),
         ("minicpm5", LLAMA3),
@@ -65,6 +66,7 @@ def words(name: str, text: str) -> list[str]:
         ("solar-open", QWEN2),
         ("qwen35", QWEN2),
         ("minimax-m2", GPT4O),
+        ("kimi-k2", GPT4O),
         ("llama4", GPT4O),
         ("kanana2", GPT4O),
         ("tiny_aya", TINY_AYA),
@@ -81,10 +83,10 @@ def test_what_else_differs_between_them() -> None:
     ignoring = {name for name, each in BYTE_PRE_TOKENIZERS.items() if each.ignores_merges}
     assert ignoring == {
         *("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "midm-2.0"),
-        *("tekken", "minicpm5", "glm4", "glm5", "lfm2"),
+        *("falcon-h1", "tekken", "minicpm5", "glm4", "glm5", "lfm2", "kimi-k2"),
     }
     beginning = {name for name, each in BYTE_PRE_TOKENIZERS.items() if each.adds_bos}
-    assert beginning == ignoring - {"minicpm5", "glm4", "glm5"}
+    assert beginning == ignoring - {"minicpm5", "glm4", "glm5", "kimi-k2"}
     composing = {name for name, each in BYTE_PRE_TOKENIZERS.items() if each.composes}
     assert composing == {"qwen2", "qwen35", "olmo", "mpt", "command-r"}
 
@@ -97,6 +99,9 @@ def test_what_else_differs_between_them() -> None:
         ("qwen35", "हिन्दी!", ["हिन्दी", "!"]),
         # Letters that single spaces separate are one word, as in initials.
         ("exaone-moe", "U S A x1", ["U S A x", "1"]),
+        # Chinese characters are words of their own.
+        ("gpt-4o", "a中文b", ["a中文b"]),
+        ("kimi-k2", "a中文b の'll", ["a", "中文", "b", " の'll"]),
         # Digits are cut in threes from the right, where they end a word.
         ("tiny_aya", "1234567 12345x", ["1", "234", "567", " ", "123", "45", "x"]),
     ],

@@ -15,6 +15,7 @@ from potluck.cluster.edges.edge import IncomingEdge, OutgoingEdge
 from potluck.cluster.edges.frames import Frame, FrameKind
 from potluck.cluster.edges.path_figures import PathFigures
 from potluck.cluster.steps import (
+    Restores,
     StepEncoder,
     decode_failure,
     decode_restored,
@@ -160,10 +161,15 @@ class RemotePipeline:
 
     def _encoded(self, step: Step) -> bytes:
         try:
-            return encode_restores(step.restores) if step.restores else self._encoder.encode(step)
+            return self._header(step)
         except Exception as error:  # noqa: BLE001 - whatever it is, this step will have no result
             self._give_up_sending(error)
             return b""
+
+    def _header(self, step: Step) -> bytes:
+        if step.restores:
+            return encode_restores(Restores.of(step))
+        return self._encoder.encode(step)
 
     def _send(self, step: Step, header: bytes) -> None:
         started = time.perf_counter()
@@ -227,10 +233,13 @@ class RemotePipeline:
             if frame.kind is FrameKind.FAILURE:
                 return StepOutcome(step=step, error=decode_failure(frame.header))
             if step.restores:
-                count = decode_restored(frame.header)
-                if frame.kind is not FrameKind.RESULT or count > len(step.restores):
+                restored = decode_restored(frame.header)
+                count, state_end = restored.num_blocks, restored.state_end
+                most_end = 0 if step.restored_state is None else count
+                is_of_step = count <= len(step.restores) and state_end <= most_end
+                if frame.kind is not FrameKind.RESULT or not is_of_step:
                     raise DefectError(f"edge with {peer}: its result is not that of the step")
-                return StepOutcome(step=step, num_restored=count)
+                return StepOutcome(step=step, num_restored=count, state_end=state_end)
             sampled = decode_sampled(frame.header)
         except ValueError as error:  # DecodeError, or text that is no UTF-8
             raise DefectError(f"edge with {peer}: it sent a malformed result ({error})") from error

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Protocol
@@ -18,13 +18,19 @@ import numpy as np
 
 from potluck.cluster.worker.block_store import BlockStore
 from potluck.types.engine import LoadableEngine
-from potluck.types.step import HashedBlock
+from potluck.types.step import HashedBlock, HashedState
 
 _log = logging.getLogger(__name__)
 
 MAX_QUEUED_BYTES = 64 * 2**20
 """Of blocks that are to be written: those of a chunk of 512 tokens of an 8B model (32 layers, 8
 key-value heads of 128) on one stage."""
+
+MAX_QUEUED_STATES = 2
+"""Besides those: of a stage, a state takes up to 75 MiB."""
+
+_NO_PARENT = bytes(32)
+"""States are kept one by one: no block comes before them."""
 
 _END_SECONDS = 2.0
 """For what is queued to be written when the stage ends."""
@@ -44,6 +50,18 @@ class BlockKeeper(Protocol):
         """
         ...
 
+    def save_states(self, states: Sequence[HashedState]) -> None:
+        """Have the states in those slots kept; they may change when this returns."""
+        ...
+
+    def restore_state(self, state: int, hashes: Mapping[int, bytes]) -> Sequence[int]:
+        """Put the state with one of ``hashes`` into the slot ``state``; return the key of that one.
+
+        The largest key that is here is taken. All are returned by a stage without state, and none
+        where none was kept. Raises as ``LoadableEngine.write_states``.
+        """
+        ...
+
     def close(self) -> None:
         """Write what is queued, if that does not take long, and keep nothing from now on."""
         ...
@@ -59,72 +77,125 @@ class CachelessKeeper:
         """Return the number of ``blocks``."""
         return len(blocks)
 
+    def save_states(self, states: Sequence[HashedState]) -> None:
+        """There is nothing to be kept."""
+
+    def restore_state(self, state: int, hashes: Mapping[int, bytes]) -> Sequence[int]:
+        """Return all."""
+        return tuple(hashes)
+
     def close(self) -> None:
         """There is nothing to be done."""
 
 
 class DiskKeeper:
-    """Keeps blocks of ``engine`` in ``store``, which it closes."""
+    """Keeps blocks of ``engine`` in ``store``, and states in ``states``; it closes both.
 
-    def __init__(self, engine: LoadableEngine, store: BlockStore) -> None:
+    None for what the engine does not have.
+    """
+
+    def __init__(
+        self, engine: LoadableEngine, store: BlockStore | None, states: BlockStore | None = None
+    ) -> None:
         self._engine = engine
         self._store = store
-        self.most_queued = max(2, MAX_QUEUED_BYTES // store.block_bytes)
+        self._states = states
+        self.most_queued = 2 if store is None else max(2, MAX_QUEUED_BYTES // store.block_bytes)
         self._queue: SimpleQueue[_Save | None] = SimpleQueue()
         self._queued: set[bytes] = set()
+        self._queued_states: set[bytes] = set()
         self._num_dropped = 0
         self._thread = threading.Thread(target=self._write_all, name="blocks", daemon=True)
         self._thread.start()
 
     @property
     def num_queued(self) -> int:
-        """Blocks that are to be written: at most ``most_queued``."""
-        return len(self._queued)
+        """Blocks and states that are to be written: at most ``most_queued``, and two."""
+        return len(self._queued) + len(self._queued_states)
 
     @property
     def num_dropped(self) -> int:
-        """Blocks that were not kept because the disk did not keep up."""
+        """Blocks and states that were not kept because the disk did not keep up."""
         return self._num_dropped
 
     def save(self, blocks: Sequence[HashedBlock]) -> None:
         """See ``BlockKeeper``."""
+        store = self._store
+        if store is None:
+            return
         for each in blocks:
-            if each.hash in self._queued or each.hash in self._store:
+            if each.hash in self._queued or each.hash in store:
                 continue
             if len(self._queued) >= self.most_queued:
                 self._num_dropped += 1
                 continue
             (data,) = self._engine.read_blocks((each.block,))
             self._queued.add(each.hash)
-            self._queue.put(_Save(each, data.data))
+            self._queue.put(_Save(store, self._queued, each.hash, each.parent, data.data))
+
+    def save_states(self, states: Sequence[HashedState]) -> None:
+        """See ``BlockKeeper``."""
+        store = self._states
+        if store is None:
+            return
+        for each in states:
+            if each.hash in self._queued_states or each.hash in store:
+                continue
+            if len(self._queued_states) >= MAX_QUEUED_STATES:
+                self._num_dropped += 1
+                continue
+            (data,) = self._engine.read_states((each.state,))
+            self._queued_states.add(each.hash)
+            self._queue.put(_Save(store, self._queued_states, each.hash, _NO_PARENT, data.data))
 
     def restore(self, blocks: Sequence[HashedBlock]) -> int:
         """See ``BlockKeeper``."""
-        data = np.empty((len(blocks), self._store.block_bytes), np.uint8)
+        store = self._store
+        if store is None:
+            return len(blocks)
+        data = np.empty((len(blocks), store.block_bytes), np.uint8)
         count = 0
-        while count < len(blocks) and self._store.read(blocks[count].hash, data[count].data):
+        while count < len(blocks) and store.read(blocks[count].hash, data[count].data):
             count += 1
         if count:
             self._engine.write_blocks([each.block for each in blocks[:count]], data[:count])
         return count
 
+    def restore_state(self, state: int, hashes: Mapping[int, bytes]) -> Sequence[int]:
+        """See ``BlockKeeper``."""
+        store = self._states
+        if store is None:
+            return tuple(hashes)
+        found = sorted((key for key, each in hashes.items() if each in store), reverse=True)
+        data = np.empty((1, store.block_bytes), np.uint8)
+        for key in found:
+            if store.read(hashes[key], data[0].data):
+                self._engine.write_states((state,), data)
+                return (key,)
+        return ()
+
     def close(self) -> None:
         """See ``BlockKeeper``."""
         self._queue.put(None)
         self._thread.join(_END_SECONDS)
-        self._store.close()
+        for store in (self._store, self._states):
+            if store is not None:
+                store.close()
 
     def _write_all(self) -> None:
         while (save := self._queue.get()) is not None:
             try:
-                self._store.write(save.block.hash, save.block.parent, save.data)
+                save.store.write(save.hash, save.parent, save.data)
             except Exception:  # noqa: BLE001 - the boundary of the thread
                 _log.exception("a cache block could not be kept")
             finally:
-                self._queued.discard(save.block.hash)
+                save.queued.discard(save.hash)
 
 
 @dataclass(frozen=True, slots=True)
 class _Save:
-    block: HashedBlock
+    store: BlockStore
+    queued: set[bytes]
+    hash: bytes
+    parent: bytes
     data: memoryview

@@ -23,7 +23,7 @@ import struct
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,10 +76,18 @@ class BlockStore:
     is no room, what others left goes first, and then of the own blocks the one that was used
     longest ago and that no other block continues: without it the others can still be used.
     Raises ``OSError`` where the folder cannot be used, and ``BlockingIOError`` where another
-    process has it.
+    process has it. The folder ``beside`` is of the same stage, and not left behind.
     """
 
-    def __init__(self, folder: Path, key: str, *, block_bytes: int, limit_bytes: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        key: str,
+        *,
+        block_bytes: int,
+        limit_bytes: int,
+        beside: str | None = None,
+    ) -> None:
         self._folder = folder / key
         self.block_bytes = block_bytes
         self._file_bytes = HEADER_BYTES + block_bytes
@@ -92,7 +100,7 @@ class BlockStore:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._descriptor = _lock_folder(self._folder)
         try:
-            self._leftovers = _leftovers(folder, self._folder)
+            self._leftovers = _leftovers(folder, {key, beside})
             self._scan()
         except BaseException:
             os.close(self._descriptor)
@@ -287,11 +295,11 @@ def _lock_folder(folder: Path) -> int:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
-def _leftovers(folder: Path, own: Path) -> list[_Leftover]:
+def _leftovers(folder: Path, own: Collection[str | None]) -> list[_Leftover]:
     """Return the folders of other stages, the one that was used longest ago first."""
     found = []
     for path in folder.iterdir():
-        if path == own or not path.is_dir() or path.is_symlink():
+        if path.name in own or not path.is_dir() or path.is_symlink():
             continue
         with contextlib.suppress(OSError):
             if not _is_locked(path):

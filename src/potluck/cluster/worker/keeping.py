@@ -6,6 +6,7 @@ import hashlib
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 
@@ -13,11 +14,13 @@ from potluck.catalog import ModelDescription
 from potluck.cluster.worker.block_keeper import BlockKeeper, CachelessKeeper, DiskKeeper
 from potluck.cluster.worker.block_store import BlockStore, default_block_folder
 from potluck.loading.load import LoadedStage
+from potluck.types.engine import BlockFormat, LoadableEngine
 from potluck.version import __version__
 
 _log = logging.getLogger(__name__)
 
 _KEY_DIGITS = 40
+_OF_STATES = "-states"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +49,7 @@ def open_keeper(
         _log.warning("no cache blocks are kept on disk: this backend cannot read them")
         return None
     name = f"{block_format.name}/{__version__}"
-    if not block_format.num_bytes:
+    if not block_format.num_bytes and not block_format.state_bytes:
         return KeptBlocks(keeper=CachelessKeeper(), name=name)
     if stage.weights_key is None:
         raise ValueError("the stage was loaded without its weights_key")
@@ -58,10 +61,40 @@ def open_keeper(
     parts = (name, stage.weights_key, description.config, shard.start_layer, shard.end_layer)
     key = hashlib.sha256(msgspec.json.encode(parts)).hexdigest()[:_KEY_DIGITS]
     try:
-        store = BlockStore(folder, key, block_bytes=block_format.num_bytes, limit_bytes=limit_bytes)
+        keeper = open_stores(stage.engine, block_format, folder, key, limit_bytes)
     except OSError as error:
         reason = "another stage has its folder" if isinstance(error, BlockingIOError) else error
         _log.warning("no cache blocks are kept on disk: %s", reason)
         return None
-    _log.info("%d cache blocks are on disk", store.num_blocks)
-    return KeptBlocks(keeper=DiskKeeper(stage.engine, store), name=name)
+    return KeptBlocks(keeper=keeper, name=name)
+
+
+def open_stores(
+    engine: LoadableEngine, block_format: BlockFormat, folder: Path, key: str, limit_bytes: int
+) -> DiskKeeper:
+    """Open what the stage has of blocks and states; with both, each takes half of the room."""
+    sizes = {key: block_format.num_bytes, key + _OF_STATES: block_format.state_bytes}
+    num_stores = sum(size > 0 for size in sizes.values())
+    stores: list[BlockStore | None] = []
+    try:
+        for name, size in sizes.items():
+            store = None
+            if size:
+                store = BlockStore(
+                    folder,
+                    name,
+                    block_bytes=size,
+                    limit_bytes=limit_bytes // num_stores,
+                    beside=next(each for each in sizes if each != name),
+                )
+                _log.info(
+                    "%d %s are on disk", store.num_blocks, "blocks" if name == key else "states"
+                )
+            stores.append(store)
+    except OSError:
+        for store in stores:
+            if store is not None:
+                store.close()
+        raise
+    blocks, states = stores
+    return DiskKeeper(engine, blocks, states)

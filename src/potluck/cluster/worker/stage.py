@@ -10,6 +10,8 @@ import numpy as np
 from potluck.cluster.edges.edge import IncomingEdge, OutgoingEdge
 from potluck.cluster.edges.frames import Frame, FrameKind
 from potluck.cluster.steps import (
+    Restored,
+    Restores,
     StepDecoder,
     decode_restores,
     encode_failure,
@@ -137,8 +139,9 @@ class Stage:
                     raise EngineError(f"{step.num_tokens} tokens came with {flat.size} numbers")
                 hidden = flat.reshape(step.num_tokens, self._hidden_size)
             masks = self._masks.before(step) if self._shard.has_head else NO_MASKS
-            if step.saves and self._keeper is not None:
+            if (step.saves or step.state_saves) and self._keeper is not None:
                 self._keeper.save(step.saves)
+                self._keeper.save_states(step.state_saves)
                 started = time.perf_counter()
             cpu_started = time.thread_time()
             result = self._engine.step(step, hidden, masks)
@@ -172,12 +175,12 @@ class Stage:
             totals.recent.took(step, computed - started, at=computed)
 
     def _restore(self, frame: Frame) -> None:
-        """Put back the blocks that the stages before have put back too, as far as they are here."""
-        blocks = decode_restores(frame.header)
+        """Put back what the stages before have put back too, as far as it is here."""
+        asked = decode_restores(frame.header)
         totals = self._totals
         totals.computing_since = time.perf_counter()
         try:
-            count = 0 if self._keeper is None else self._keeper.restore(blocks)
+            restored = _restored(self._keeper, asked)
         except UnitFaultError:
             raise
         except PotluckError as error:
@@ -186,13 +189,26 @@ class Stage:
         totals.sending_since = time.perf_counter()
         totals.computing_since = 0.0
         if self._shard.has_head:
-            self._outgoing.send(FrameKind.RESULT, frame.step_id, encode_restored(count))
+            state_end = max(restored.ends, default=0)
+            header = encode_restored(Restored(len(restored.blocks), state_end))
+            self._outgoing.send(FrameKind.RESULT, frame.step_id, header)
         else:
-            header = encode_restores(blocks[:count])
-            self._outgoing.send(FrameKind.RESTORE, frame.step_id, header)
+            self._outgoing.send(FrameKind.RESTORE, frame.step_id, encode_restores(restored))
         totals.sending_since = 0.0
 
     def _fail(self, frame: Frame, failure: bytes) -> None:
         """Send on why a step has no result."""
         self._totals.computing_since = 0.0
         self._outgoing.send(FrameKind.FAILURE, frame.step_id, failure)
+
+
+def _restored(keeper: BlockKeeper | None, asked: Restores) -> Restores:
+    """Return what of it the stage has put back: the beginning of the blocks, and a state."""
+    if keeper is None:
+        return Restores(())
+    count = keeper.restore(asked.blocks)
+    blocks = asked.blocks[:count]
+    hashes = {end: asked.blocks[end - 1].hash for end in asked.ends if end <= count}
+    if asked.state is None:
+        return Restores(blocks)
+    return Restores(blocks, asked.state, tuple(keeper.restore_state(asked.state, hashes)))

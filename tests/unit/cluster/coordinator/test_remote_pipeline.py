@@ -25,6 +25,8 @@ from potluck.cluster.edges.frames import (
     encode_scope,
 )
 from potluck.cluster.steps import (
+    Restored,
+    Restores,
     decode_restores,
     encode_failure,
     encode_restored,
@@ -122,14 +124,22 @@ BLOCKS = tuple(HashedBlock(block=i, hash=bytes([i]) * 32, parent=bytes(32)) for 
 
 def test_steps_that_restore_blocks_say_how_many() -> None:
     with played() as stages:
-        for number, count in enumerate((3, 0, 2)):
-            asked = Step(step_id=StepId(number), slices=(), restores=BLOCKS)
+        for number, (count, end) in enumerate(((3, 3), (0, 0), (2, 1))):
+            asked = Step(
+                step_id=StepId(number),
+                slices=(),
+                restores=BLOCKS,
+                restored_state=4 if end else None,
+            )
             stages.pipeline.submit(asked)
             frame = stages.steps.receive(5)
             assert (frame.kind, frame.step_id) == (FrameKind.RESTORE, number)
-            assert decode_restores(frame.header) == BLOCKS
-            stages.results.send(FrameKind.RESULT, StepId(number), encode_restored(count))
-            assert stages.outcomes.get(timeout=5) == StepOutcome(step=asked, num_restored=count)
+            assert decode_restores(frame.header) == Restores.of(asked)
+            header = encode_restored(Restored(count, end))
+            stages.results.send(FrameKind.RESULT, StepId(number), header)
+            assert stages.outcomes.get(timeout=5) == StepOutcome(
+                step=asked, num_restored=count, state_end=end
+            )
         stages.pipeline.submit(Step(step_id=StepId(3), slices=(), restores=BLOCKS))
         stages.results.send(FrameKind.FAILURE, StepId(3), encode_failure(EngineError("none")))
         failed = stages.outcomes.get(timeout=5)
@@ -137,7 +147,16 @@ def test_steps_that_restore_blocks_say_how_many() -> None:
         assert failed.num_restored == 0
 
 
-@pytest.mark.parametrize("header", [encode_restored(4), encode_restored(-1), b"", result(0)])
+@pytest.mark.parametrize(
+    "header",
+    [
+        encode_restored(Restored(4)),
+        encode_restored(Restored(-1)),
+        encode_restored(Restored(2, 1)),  # no state was asked for
+        b"",
+        result(0),
+    ],
+)
 def test_more_restored_blocks_than_were_asked_for_are_a_defect(header: bytes) -> None:
     with played() as stages:
         stages.pipeline.submit(Step(step_id=StepId(0), slices=(), restores=BLOCKS))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -13,6 +13,8 @@ from support.edges import edge
 from potluck.cluster.edges.edge import IncomingEdge, OutgoingEdge
 from potluck.cluster.edges.frames import FrameKind
 from potluck.cluster.steps import (
+    Restored,
+    Restores,
     StepEncoder,
     decode_failure,
     decode_restored,
@@ -25,7 +27,7 @@ from potluck.errors import EdgeClosedError, EngineError
 from potluck.grammars.step_masks import StepMasks
 from potluck.types.engine import StepResult
 from potluck.types.program import Shard
-from potluck.types.step import HashedBlock, Step, StepId
+from potluck.types.step import HashedBlock, HashedState, Step, StepId
 
 BLOCKS = tuple(
     HashedBlock(block=7 - i, hash=bytes([i + 1]) * 32, parent=bytes([i]) * 32) for i in range(3)
@@ -44,9 +46,16 @@ class Engine:
 
 
 class PlayedKeeper:
-    """Has ``count`` blocks of any sequence; none of the others."""
+    """Has ``count`` blocks of any sequence; none of the others. States are after ``ends``."""
 
-    def __init__(self, done: list[object], count: int, error: EngineError | None = None) -> None:
+    def __init__(
+        self,
+        done: list[object],
+        count: int,
+        error: EngineError | None = None,
+        ends: tuple[int, ...] = (),
+    ) -> None:
+        self._ends = ends
         self._done = done
         self._count = count
         self._error = error
@@ -59,6 +68,14 @@ class PlayedKeeper:
             raise self._error
         self._done.append(("restore", tuple(blocks)))
         return min(self._count, len(blocks))
+
+    def save_states(self, states: Sequence[HashedState]) -> None:
+        if states:
+            self._done.append(("save states", tuple(states)))
+
+    def restore_state(self, state: int, hashes: Mapping[int, bytes]) -> Sequence[int]:
+        self._done.append(("restore state", state, dict(hashes)))
+        return tuple(end for end in hashes if end in self._ends)
 
     def close(self) -> None:
         pass
@@ -98,10 +115,10 @@ def stage(
 def test_what_a_stage_has_goes_on_to_the_next(count: int) -> None:
     done: list[object] = []
     with stage(PlayedKeeper(done, count), done, has_head=False) as (steps, results):
-        steps.send(FrameKind.RESTORE, StepId(0), encode_restores(BLOCKS))
+        steps.send(FrameKind.RESTORE, StepId(0), encode_restores(Restores(BLOCKS)))
         frame = results.receive(5)
         assert (frame.kind, frame.step_id) == (FrameKind.RESTORE, 0)
-        assert decode_restores(frame.header) == BLOCKS[:count]
+        assert decode_restores(frame.header) == Restores(BLOCKS[:count])
     assert done == [("restore", BLOCKS)]
 
 
@@ -109,15 +126,32 @@ def test_what_a_stage_has_goes_on_to_the_next(count: int) -> None:
 def test_the_last_stage_says_how_many_all_have(count: int) -> None:
     done: list[object] = []
     with stage(PlayedKeeper(done, count), done, has_head=True) as (steps, results):
-        steps.send(FrameKind.RESTORE, StepId(0), encode_restores(BLOCKS))
+        steps.send(FrameKind.RESTORE, StepId(0), encode_restores(Restores(BLOCKS)))
         frame = results.receive(5)
-        assert (frame.kind, decode_restored(frame.header)) == (FrameKind.RESULT, count)
+        assert frame.kind is FrameKind.RESULT
+        assert decode_restored(frame.header) == Restored(count)
+
+
+@pytest.mark.parametrize(("ends", "is_last"), [((2,), False), ((1, 2), True), ((), True)])
+def test_a_state_is_put_back_after_blocks_that_are(ends: tuple[int, ...], is_last: bool) -> None:
+    done: list[object] = []
+    keeper = PlayedKeeper(done, 2, ends=ends)
+    with stage(keeper, done, has_head=is_last) as (steps, results):
+        asked = Restores(BLOCKS, 5, (1, 2, 3))
+        steps.send(FrameKind.RESTORE, StepId(0), encode_restores(asked))
+        frame = results.receive(5)
+        if is_last:
+            assert decode_restored(frame.header) == Restored(2, max(ends, default=0))
+        else:
+            assert decode_restores(frame.header) == Restores(BLOCKS[:2], 5, ends)
+    hashes = {1: BLOCKS[0].hash, 2: BLOCKS[1].hash}
+    assert done == [("restore", BLOCKS), ("restore state", 5, hashes)]
 
 
 def test_a_stage_that_keeps_nothing_has_none() -> None:
     with stage(None, [], has_head=True) as (steps, results):
-        steps.send(FrameKind.RESTORE, StepId(0), encode_restores(BLOCKS))
-        assert decode_restored(results.receive(5).header) == 0
+        steps.send(FrameKind.RESTORE, StepId(0), encode_restores(Restores(BLOCKS)))
+        assert decode_restored(results.receive(5).header) == Restored(0)
         steps.send(
             FrameKind.STEP,
             StepId(1),
@@ -135,10 +169,20 @@ def test_blocks_are_saved_before_the_step_that_may_change_them() -> None:
     assert done == [("save", BLOCKS), "step"]
 
 
+def test_states_are_saved_before_the_step_that_may_change_them() -> None:
+    done: list[object] = []
+    states = (HashedState(state=2, hash=bytes(32)),)
+    with stage(PlayedKeeper(done, 0), done, has_head=True) as (steps, results):
+        step = Step(step_id=StepId(0), slices=(), state_saves=states)
+        steps.send(FrameKind.STEP, step.step_id, StepEncoder().encode(step))
+        assert results.receive(5).kind is FrameKind.RESULT
+    assert done == [("save", ()), ("save states", states), "step"]
+
+
 def test_an_engine_that_cannot_take_blocks_fails_the_step() -> None:
     keeper = PlayedKeeper([], 0, EngineError("no cache block 9"))
     with stage(keeper, [], has_head=False) as (steps, results):
-        steps.send(FrameKind.RESTORE, StepId(0), encode_restores(BLOCKS))
+        steps.send(FrameKind.RESTORE, StepId(0), encode_restores(Restores(BLOCKS)))
         frame = results.receive(5)
         assert frame.kind is FrameKind.FAILURE
         assert decode_failure(frame.header).message == "no cache block 9"
