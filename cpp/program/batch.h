@@ -68,7 +68,7 @@ struct BatchSlice {
   int64_t first_row;
   int64_t num_tokens;
   int64_t position;
-  int64_t state;
+  int64_t state = 0;
 };
 
 // A row whose logits are wanted: those of a slice from `score_from` on, and the last with `sample`.

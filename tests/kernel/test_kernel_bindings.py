@@ -106,3 +106,65 @@ def test_attention_refuses_what_is_not_there() -> None:
         for start in (-1, 3):
             with pytest.raises(ValueError, match="columns of the values"):
                 attention(q, keys, None, table, 14, None, 1.0, zeros(2, 2, 6), value_start=start)
+
+
+def test_convolutions_refuse_what_does_not_fit() -> None:
+    conv = kernels_for("scalar").causal_conv
+    x, weight, state = zeros(2, 20), zeros(20, 3), zeros(2, 20)
+    conv(x, weight, None, state, False, False, x, 16, 20)
+    with pytest.raises(ValueError, match="a token"):
+        conv(zeros(0, 20), weight, None, state, False, False, zeros(0, 20), 0, 20)
+    with pytest.raises(ValueError, match="kernel"):
+        conv(x, zeros(20, 1), None, zeros(0, 20), False, False, x, 0, 20)
+    with pytest.raises(ValueError, match="kernel"):
+        conv(x, zeros(20, 17), None, zeros(16, 20), False, False, x, 0, 20)
+    with pytest.raises(ValueError, match="weight must be"):
+        conv(x, zeros(21, 3), None, state, False, False, x, 0, 20)
+    with pytest.raises(ValueError, match="state must be"):
+        conv(x, weight, None, zeros(3, 20), False, False, x, 0, 20)
+    with pytest.raises(ValueError, match="bias must be"):
+        conv(x, weight, zeros(19), state, False, False, x, 0, 20)
+    for first, end in ((-16, 20), (8, 20), (0, 19), (0, 32), (16, 16)):
+        with pytest.raises(ValueError, match="no such columns"):
+            conv(x, weight, None, state, False, False, x, first, end)
+
+
+def test_the_delta_rule_refuses_what_does_not_fit() -> None:
+    kernels = kernels_for("scalar")
+    one, two, keys = zeros(1), zeros(2), zeros(1, 2, 4)
+    kernels.delta_inputs(zeros(8), two, two, two, two, 1e-6, keys, one, zeros(2), zeros(2))
+    with pytest.raises(ValueError, match="queries and keys"):
+        kernels.delta_inputs(zeros(7), two, two, two, two, 1e-6, keys, one, zeros(2), zeros(2))
+    with pytest.raises(ValueError, match="one factor"):
+        kernels.delta_inputs(zeros(8), two, one, two, two, 1e-6, keys, one, zeros(2), zeros(2))
+    with pytest.raises(ValueError, match="one product"):
+        kernels.delta_inputs(zeros(8), two, two, two, two, 1e-6, keys, two, zeros(2), zeros(2))
+    wide, values, out = zeros(1, 3, 2, 4), zeros(3, 2, 20), zeros(3, 2, 20)
+    products, factors, state = zeros(3, 1), zeros(3, 2), zeros(2, 2, 4, 16)
+    kernels.gated_delta(wide, products, factors, factors, values, state, False, True, out, 0, 4)
+    with pytest.raises(ValueError, match="no such strips"):
+        kernels.gated_delta(wide, products, factors, factors, values, state, False, True, out, 0, 5)
+    three, of_three, of_two = zeros(3, 3, 20), zeros(3, 3, 20), zeros(3, 2)
+    with pytest.raises(ValueError, match="multiple of key heads"):
+        kernels.gated_delta(
+            zeros(2, 3, 2, 4), of_two, of_two, of_two, three, state, False, True, of_three, 0, 4
+        )
+    small = zeros(2, 1, 4, 16)
+    with pytest.raises(ValueError, match="state must be"):
+        kernels.gated_delta(wide, products, factors, factors, values, small, False, True, out, 0, 2)
+
+
+def test_the_scan_refuses_what_does_not_fit() -> None:
+    kernels = kernels_for("scalar")
+    two = zeros(2)
+    kernels.scan_inputs(two, two, two, 0.0, 1.0, zeros(2), zeros(2))
+    with pytest.raises(ValueError, match="one factor"):
+        kernels.scan_inputs(two, zeros(1), two, 0.0, 1.0, zeros(2), zeros(2))
+    x, factors, state, out = zeros(3, 48), zeros(3, 2), zeros(2, 2, 4, 16), zeros(3, 2, 20)
+    kernels.state_scan(x, factors, factors, two, 1, state, True, out, 0, 4)
+    with pytest.raises(ValueError, match="x must be"):
+        kernels.state_scan(zeros(3, 47), factors, factors, two, 1, state, True, out, 0, 4)
+    with pytest.raises(ValueError, match="multiple of groups"):
+        kernels.state_scan(x, factors, factors, two, 3, state, True, out, 0, 4)
+    with pytest.raises(ValueError, match="no such strips"):
+        kernels.state_scan(x, factors, factors, two, 1, state, True, out, 3, 2)

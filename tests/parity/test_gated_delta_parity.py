@@ -12,14 +12,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 from support.changes import Change, each_layer, in_attention, in_experts, in_ropes
 from support.gated_delta_models import make_gated_delta_model, write_gated_delta_gguf
-from support.parity import assert_logits_agree
+from support.parity import assert_logits_agree, assert_mostly_close, native_error_limit
+from support.proofs import PROOFS
 from support.random_models import RandomModel, random_tokens, torch_logits
-from support.stages import Stages
+from support.stages import Stages, native_engine
 from support.state_dict_source import StateDictSource
 
 from potluck.catalog import describe_model, open_weights
@@ -330,10 +332,65 @@ def test_published_forms_of_safetensors(tmp_path: Path) -> None:
     assert_logits_agree(actual, torch_logits(model, tokens), tolerance=TOLERANCE)
 
 
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_native_engine(case: Case, models: Models, tmp_path: Path) -> None:
+    model, tokens = models(case), random_tokens(90, seed=4)
+    expected = torch_logits(model, tokens)
+    paths = [model.directory]
+    if case.has_gguf:
+        paths.append(tmp_path / "model.gguf")
+        write_gated_delta_gguf(paths[1], model)
+    num_layers = describe_model(str(model.directory)).config.num_layers
+    limit = native_error_limit(num_layers=num_layers, is_quantized=False)
+    for path in paths:
+        actual = logits_of_files(path, tokens, engine_factory=native_engine)
+        assert_mostly_close(actual, expected, limit=limit)
+
+
+def test_the_native_engine_with_quantized_weights(models: Models, tmp_path: Path) -> None:
+    model, tokens = models(case_of("qwen3.5")), random_tokens(60, seed=4)
+    path = tmp_path / "model.gguf"
+    kind = gguf.GGMLQuantizationType.Q8_0
+    parts = ("attn_qkv", "attn_gate", "attn_q.", "attn_k.", "attn_v.", "ffn_", "ssm_alpha")
+    write_gated_delta_gguf(path, model, formats=dict.fromkeys((*parts, "ssm_out"), kind))
+    expected = logits_of_files(path, tokens)
+    actual = logits_of_files(path, tokens, engine_factory=native_engine)
+    # Twice, as the norms of gated delta nets enlarge the errors of small outputs.
+    limit = 2 * native_error_limit(num_layers=5, is_quantized=True)
+    assert_mostly_close(actual, expected, limit=limit)
+
+
+@pytest.mark.parametrize("name", ["qwen3-next", "qwen3.5", "qwen3.5-three-heads-for-one-sees"])
+def test_bits_depend_on_neither_chunks_nor_cuts_nor_batches(name: str, models: Models) -> None:
+    model, tokens = models(case_of(name)), random_tokens(70, seed=5)
+    description = describe_model(str(model.directory))
+    num_layers = description.config.num_layers
+    expected: NDArray[np.float32] | None = None
+    for boundaries in ([], *([each] for each in range(num_layers + 1))):
+        with (
+            closing(open_weights(description, [Shard.whole(num_layers)])) as source,
+            Stages(
+                description.config, source, boundaries=boundaries, engine_factory=native_engine
+            ) as stages,
+        ):
+            if expected is None:
+                expected = stages.logits_at_all_positions(tokens)
+            for length in range(1, 56, 5 if boundaries else 1):
+                stages.logits(stages.slice(0, tokens[:length]), stages.slice(1, tokens[:7]))
+                end = min(70, length + 60)
+                logits = stages.logits(
+                    stages.slice(1, tokens[7:9], 7),
+                    stages.slice(0, tokens[length:end], length),
+                )
+                assert np.array_equal(logits[0], expected[8])
+                assert np.array_equal(logits[1], expected[end - 1]), (boundaries, length)
+
+
 @pytest.mark.parametrize(("case", "what"), FORGOTTEN)
 def test_a_forgotten_feature_would_show(case: Case, what: str, models: Models) -> None:
     model, tokens = models(case), random_tokens(60)
     forgetful = case.forgotten[what](describe_model(str(model.directory)).config)
     with Stages(forgetful, StateDictSource(model.state)) as stages:
         actual = stages.logits_at_all_positions(tokens)
+    PROOFS.noted.clear()  # no model of the family is so
     assert np.abs(actual - torch_logits(model, tokens)).max() > 100 * TOLERANCE

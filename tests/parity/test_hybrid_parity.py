@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 from support.changes import Change, in_attention, in_experts, in_layers
 from support.hybrid_models import make_hybrid_model, write_hybrid_gguf
-from support.parity import assert_logits_agree
+from support.parity import assert_logits_agree, assert_mostly_close, native_error_limit
+from support.proofs import PROOFS
 from support.random_models import RandomModel, random_tokens, torch_logits
-from support.stages import Stages
+from support.stages import Stages, native_engine
 from support.state_dict_source import StateDictSource
 
 from potluck.catalog import describe_model, open_weights
@@ -260,6 +261,38 @@ def test_cuts_change_no_bit(case: Case, models: Callable[[Case], RandomModel]) -
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_native_engine(case: Case, models: Callable[[Case], RandomModel]) -> None:
+    model, tokens = models(case), random_tokens(70, seed=4)
+    actual = logits_of_files(model.directory, tokens, engine_factory=native_engine)
+    limit = native_error_limit(num_layers=model.config["num_hidden_layers"], is_quantized=False)
+    assert_mostly_close(actual, torch_logits(model, tokens), limit=limit)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_native_bits_depend_on_neither_chunks_nor_cuts_nor_what_else_runs(
+    case: Case, models: Callable[[Case], RandomModel]
+) -> None:
+    model, tokens = models(case), random_tokens(40)
+    config = describe_model(str(model.directory)).config
+    source = StateDictSource(model.state)
+    with Stages(config, source, num_sequences=3, engine_factory=native_engine) as stages:
+        one_by_one = stages.logits_at_all_positions(tokens)
+        for split in range(1, len(tokens)):
+            first, other = stages.logits(
+                stages.slice(1, tokens[:split]), stages.slice(2, tokens[split:])
+            )
+            assert np.array_equal(first, one_by_one[split - 1]), split
+            last = stages.logits(
+                stages.slice(2, tokens[::-1][:9]), stages.slice(1, tokens[split:], split)
+            )[1]
+            assert np.array_equal(last, one_by_one[-1]), split
+            assert not np.array_equal(other, last)  # which has forgotten nothing
+    boundaries = [1, config.num_layers - 1]
+    with Stages(config, source, boundaries=boundaries, engine_factory=native_engine) as stages:
+        assert np.array_equal(stages.logits_at_all_positions(tokens), one_by_one)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
 def test_prompts_split_at_every_place(case: Case, models: Callable[[Case], RandomModel]) -> None:
     model, tokens = models(case), random_tokens(40)
     config = describe_model(str(model.directory)).config
@@ -283,6 +316,10 @@ def test_gguf_files_give_the_same_logits(
     assert describe_model(str(path)).files.kind is FileKind.GGUF
     actual, expected = logits_of_files(path, tokens), torch_logits(model, tokens)
     assert_logits_agree(actual, expected, tolerance=TOLERANCE)
+
+    by_native = logits_of_files(path, tokens, engine_factory=native_engine)
+    limit = native_error_limit(num_layers=model.config["num_hidden_layers"], is_quantized=False)
+    assert_mostly_close(by_native, expected, limit=limit)
 
 
 @pytest.mark.parametrize("name", ["lfm2", "lfm2-moe", "granite-4-h"])
@@ -328,4 +365,5 @@ def test_a_forgotten_feature_would_show(
     forgetful = case.forgotten[what](describe_model(str(model.directory)).config)
     with Stages(forgetful, StateDictSource(model.state)) as stages:
         actual = stages.logits_at_all_positions(tokens)
+    PROOFS.noted.clear()  # what is shown here is not what a family's models need
     assert np.abs(actual - torch_logits(model, tokens)).max() > 100 * TOLERANCE

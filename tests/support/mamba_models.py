@@ -41,10 +41,12 @@ def write_mamba_gguf(
     model: RandomModel,
     *,
     formats: Mapping[str, gguf.GGMLQuantizationType] | None = None,
+    are_rounded_only: bool = False,
 ) -> None:
     """Write ``model`` as llama.cpp's converter does: its keys, its tensors' names and shapes.
 
-    Everything is F32, except matrices whose names hold a key of ``formats``.
+    Everything is F32, except matrices of whole blocks of 32 whose names hold a key of ``formats``;
+    and these too, if they ``are_rounded_only`` to what the formats can say.
     """
     config = model.config
     architecture, metadata, convert = _CONVERSIONS[config["model_type"]]
@@ -60,9 +62,13 @@ def write_mamba_gguf(
         found = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert found is not None, name
         kinds = [kind for part, kind in (formats or {}).items() if part in found]
-        if kinds and values.ndim > 1:
+        if kinds and values.ndim > 1 and values.shape[-1] % 32 == 0:
             data = gguf.quants.quantize(np.ascontiguousarray(values), kinds[0])
-            writer.add_tensor(found, data, raw_dtype=kinds[0])
+            if are_rounded_only:
+                rounded = gguf.quants.dequantize(data, kinds[0])
+                writer.add_tensor(found, rounded.reshape(values.shape))
+            else:
+                writer.add_tensor(found, data, raw_dtype=kinds[0])
         else:
             writer.add_tensor(found, np.ascontiguousarray(values))
     writer.write_header_to_file()

@@ -39,8 +39,12 @@ struct HeadValues {
   int64_t offset, ahead_offset;  // of the head in a block, in numbers
   int64_t stride;                // numbers of a position
   int64_t num_columns;           // of these, so many are weighted, whole lanes
-  int64_t sums_stride;           // floats of a row's weighted values
+  int64_t sums_stride;           // floats of a row's weighted values; unless copied, also `stride`
 };
+template <class T>
+constexpr bool kAreCopied = false;
+template <>
+constexpr bool kAreCopied<float> = true;
 
 POTLUCK_LANES F32x16 load_values(const uint16_t* p) { return load_f16(p); }
 POTLUCK_LANES F32x16 load_values(const float* p) { return load(p); }
@@ -53,13 +57,15 @@ POTLUCK_LANES void ask_for(const float*) {}
 template <int kRows, int kLanes, class T>
 inline void weigh_tile(const HeadValues<T>& head, Range range, int64_t start, const float* terms,
                        float* weighted) {
+  // In one register where they are the same: 5 % of a prefill.
   const int64_t stride = head.stride;
+  const int64_t sums_stride = kAreCopied<T> ? head.sums_stride : stride;
   F32x16 acc[kRows][kLanes];
 #pragma GCC unroll kValueUnroll
   for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll kValueUnroll
     for (int i = 0; i < kLanes; ++i)
-      acc[r][i] = load(weighted + r * head.sums_stride + start + i * kNumLanes);
+      acc[r][i] = load(weighted + r * sums_stride + start + i * kNumLanes);
   for (int64_t position = range.begin; position < range.end;) {
     const int64_t block = position / kBlockTokens - head.first_block;
     const int64_t offset = position % kBlockTokens;
@@ -85,7 +91,7 @@ inline void weigh_tile(const HeadValues<T>& head, Range range, int64_t start, co
   for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll kValueUnroll
     for (int i = 0; i < kLanes; ++i)
-      store(weighted + r * head.sums_stride + start + i * kNumLanes, acc[r][i]);
+      store(weighted + r * sums_stride + start + i * kNumLanes, acc[r][i]);
 }
 
 // weigh_tile over all columns for `rows` rows, which is at most kRows.
@@ -209,7 +215,7 @@ inline void weigh_keys(const Tile& tile, const Span& blocks, int64_t span, const
       const int64_t num_columns = smaller(args.value_dim - d, kTransposedColumns);
       for (int64_t i = 0; i < blocks.num_blocks; ++i)
         transpose_block(blocks.keys()[i] + first, num_columns,
-                   transposed + i * kBlockTokens * kTransposedColumns);
+                        transposed + i * kBlockTokens * kTransposedColumns);
       const HeadValues<float> head = {blocks.first_block, places, places, 0, 0, kTransposedColumns,
                                       padded_value_dim(num_columns), tile.stride};
       weigh_head(tile, head, span, part, terms + row * kScoreStride,

@@ -35,11 +35,11 @@ def add_attention(builder: Builder, layer: int, config: AttentionConfig, x: str)
     if config.shared_layer is None:
         k, v = builder.register(_K, kv_width), builder.register(_V, kv_width)
         builder.linear(layer, "attn.k", x, k, bias=config.qkv_bias)
-        builder.scale(k, config.key_scale)
         if not config.values_are_keys:
             builder.linear(
                 layer, "attn.v", x, v, bias=config.qkv_bias, role=WeightRole.ATTENTION_VALUE
             )
+        builder.scale(k, config.key_scale)
         if config.values_are_keys and not config.has_value_norm:
             raise ValueError("values that are keys need their norm")
         if config.has_value_norm:

@@ -45,9 +45,10 @@ def add_gate_and_up(builder: Builder, layer: int, stem: str, mlp: MlpConfig, x: 
     if mlp.activation.has_gate:
         gate = builder.register(_GATE, mlp.width)
         builder.linear(layer, f"{stem}.gate", x, gate, bias=mlp.has_bias)
-        builder.scale(gate, mlp.gate_scale)
     up = builder.register(_UP, mlp.width)
     builder.linear(layer, f"{stem}.up", x, up, bias=mlp.has_bias)
+    if gate is not None:
+        builder.scale(gate, mlp.gate_scale)
     out = gate or up
     builder.add(GatedActivation(gate=gate, up=up, out=out, activation=mlp.activation))
     return out

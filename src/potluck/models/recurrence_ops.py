@@ -124,12 +124,10 @@ def _add_mamba(builder: Builder, layer: int, config: MambaConfig, x: str, out: s
     builder.linear(layer, "mamba.gate", x, gate, bias=config.has_bias)
     if config.scales is None:
         builder.linear(layer, "mamba.x", x, convolved, bias=config.has_bias)
+        builder.linear(layer, "mamba.step", x, step, bias=config.has_bias)
     else:
-        _add_scaled_parts(builder, layer, config, config.scales, x, convolved)
-    builder.linear(layer, "mamba.step", x, step, bias=config.has_bias)
-    if config.scales is not None:
+        _add_scaled_parts(builder, layer, config, config.scales, x, convolved, step)
         builder.scale(gate, config.scales.gate)
-        builder.scale(step, config.scales.step)
     _add_conv(
         builder,
         layer,
@@ -178,18 +176,27 @@ def _add_mamba(builder: Builder, layer: int, config: MambaConfig, x: str, out: s
 
 
 def _add_scaled_parts(
-    builder: Builder, layer: int, config: MambaConfig, scales: MambaScales, x: str, out: str
+    builder: Builder,
+    layer: int,
+    config: MambaConfig,
+    scales: MambaScales,
+    x: str,
+    out: str,
+    step: str,
 ) -> None:
-    """The inputs and the vectors ``b`` and ``c``, each with a factor, side by side in ``out``."""
+    """The inputs and the vectors ``b`` and ``c`` side by side in ``out``, and the steps."""
     vectors, width = config.num_groups * config.state_dim, builder.registers[out]
-    start = 0
-    for part, register, count, factor in (
-        ("x", _INPUTS, width - 2 * vectors, scales.x),
-        ("b", _VECTORS_B, vectors, scales.b),
-        ("c", _VECTORS_C, vectors, scales.c),
-    ):
-        made = builder.register(register, count)
+    parts = (
+        ("x", builder.register(_INPUTS, width - 2 * vectors), scales.x),
+        ("b", builder.register(_VECTORS_B, vectors), scales.b),
+        ("c", builder.register(_VECTORS_C, vectors), scales.c),
+    )
+    # Products one after another, which share their phase.
+    for part, made, _ in (*parts, ("step", step, scales.step)):
         builder.linear(layer, f"mamba.{part}", x, made, bias=config.has_bias)
+    start = 0
+    for _, made, factor in parts:
+        count = builder.registers[made]
         builder.scale(made, factor)
         builder.add(
             CopyColumns(
@@ -203,3 +210,4 @@ def _add_scaled_parts(
             )
         )
         start += count
+    builder.scale(step, scales.step)

@@ -36,7 +36,7 @@ AttentionDivision divide(const std::vector<std::pair<int64_t, int64_t>>& slices,
   std::vector<BatchSlice> batch;
   int64_t num_rows = 0;
   for (const auto& [num_tokens, position] : slices) {
-    batch.push_back({num_rows, num_tokens, position});
+    batch.push_back({num_rows, num_tokens, position, 0});
     num_rows += num_tokens;
   }
   const AttentionDivision division = divide_attention(batch, shape, limits);

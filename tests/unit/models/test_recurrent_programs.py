@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+from support.configs import make_config
 from support.recurrent_configs import (
     GATED_DELTA,
     LATENT,
@@ -16,18 +19,23 @@ from support.recurrent_configs import (
 )
 from support.stages import cut
 
+from potluck.models.layers import with_layers
 from potluck.models.program import build_program
 from potluck.models.rope import rope_tables
-from potluck.types.model import ModelConfig
+from potluck.types.model import LayerConfig, MambaScales, ModelConfig
 from potluck.types.program import (
     Attention,
     CacheSpec,
+    CopyColumns,
     GatedActivation,
+    Linear,
     Moe,
     Program,
     RmsNorm,
+    Scale,
     Shard,
     SigmoidGate,
+    StateScan,
     StateSpec,
 )
 
@@ -101,3 +109,50 @@ def test_attention_beside_a_recurrence_reads_the_same_input() -> None:
     assert sum(name.endswith("attn_norm.weight") for name in names) == 1
     assert any(".mamba." in name for name in names)
     assert any(".attn.q." in name for name in names)
+
+
+def test_multipliers_are_ops_where_they_are_used() -> None:
+    scales = MambaScales(gate=2.0, x=3.0, b=1.0, c=5.0, step=7.0)
+    recurrence = replace(MAMBA, scales=scales, output_scale=11.0)
+
+    def changed(_: int, layer: LayerConfig) -> LayerConfig:
+        assert layer.mlp is not None
+        return replace(
+            layer,
+            attention=replace(layer.grouped_attention, key_scale=13.0, output_scale=17.0),
+            recurrence=recurrence,
+            mlp=replace(layer.mlp, gate_scale=19.0, output_scale=23.0),
+        )
+
+    program = program_of(with_layers(make_config(num_layers=1), changed))
+    factors = {op.x: op.factor for op in program.ops if isinstance(op, Scale) and op.x != "branch"}
+    assert factors == {
+        "mamba_x": 3.0,
+        "mamba_c": 5.0,
+        "step": 7.0,
+        "recurrence_gate": 2.0,
+        "beside": 11.0,
+        "k": 13.0,
+        "gate": 19.0,
+    }
+    of_branch = [op.factor for op in program.ops if isinstance(op, Scale) and op.x == "branch"]
+    assert of_branch == [17.0, 23.0]
+
+
+def test_the_parts_of_a_scaled_mixer_lie_side_by_side() -> None:
+    scales = MambaScales(gate=2.0, x=3.0, b=4.0, c=5.0, step=7.0)
+    config = hybrid_config(replace(MAMBA, scales=scales))
+    shard = Shard(
+        start_layer=0,
+        end_layer=1,
+        num_layers=config.num_layers,
+        has_embedding=True,
+        has_head=False,
+    )
+    program = program_of(config, shard)
+    copies = [op for op in program.ops if isinstance(op, CopyColumns)]
+    assert [(op.out_start, op.count) for op in copies] == [(0, 32), (32, 32), (64, 32)]
+    scan = next(op for op in program.ops if isinstance(op, StateScan))
+    assert {op.out for op in copies} == {scan.x}
+    first = [type(op) for op in program.ops].index(Scale)
+    assert sum(isinstance(op, Linear) for op in program.ops[:first]) == 5
