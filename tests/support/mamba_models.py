@@ -46,8 +46,7 @@ def write_mamba_gguf(
     """Write ``model`` as llama.cpp's converter does: its keys, its tensors' names and shapes.
 
     Everything is F32, except matrices of whole blocks of 32 whose names hold a key of ``formats``;
-    and these too, if they
-    ``are_rounded_only`` to what the formats can say.
+    and these too, if they ``are_rounded_only`` to what the formats can say.
     """
     config = model.config
     architecture, metadata, convert = _CONVERSIONS[config["model_type"]]
