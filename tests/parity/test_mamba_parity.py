@@ -315,7 +315,7 @@ def test_logits_at_every_position(
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_prompts_split_at_every_place(case: Case, models: Callable[[Case], RandomModel]) -> None:
-    model, tokens = models(case), random_tokens(40)
+    model, tokens = models(case), random_tokens(24)
     config = describe_model(str(model.directory)).config
     expected = torch_logits(model, tokens)
     with Stages(config, StateDictSource(model.state), num_sequences=2) as stages:
