@@ -73,10 +73,11 @@ def read_text_config(
     # Code that has other gates than these says so.
     fields.refuse_others({"attn_output_gate": (True,), "output_gate_type": ("silu", "swish")})
     has_bias = fields.flag("attention_bias", default=False)
+    implemented = frozenset({"attention_bias", "layer_types"})
     config = hugging_face.read_config(
         fields,
         family=family,
-        implemented=hugging_face.EXPERT_KEYS | {"attention_bias", "layer_types"},
+        implemented=implemented if experts is None else implemented | hugging_face.EXPERT_KEYS,
         default_head_dim=HEAD_DIM,
         qkv_bias=has_bias,
         output_bias=has_bias,

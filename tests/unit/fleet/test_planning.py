@@ -9,6 +9,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+from support.small_lfm2 import SLOT_BYTES, write_small_lfm2
 from support.sparse_models import SparseModel
 
 from potluck.errors import InsufficientMemoryError, ParameterError
@@ -194,3 +195,17 @@ def test_the_coordinator_may_be_another_machine(tmp_path: Path, model: str) -> N
     (stage,) = document["stages"]
     assert stage["node_id"] == node_id_of("desktop")
     assert document["prediction"]["entry_seconds"] > 0.0003
+
+
+def test_states_are_planned_and_divided_among_the_stages(tmp_path: Path) -> None:
+    stateful = write_small_lfm2(tmp_path / "lfm2")
+    layout = "desktop=3,board-1=2"
+    document = plan(tmp_path, FLEET, stateful, layout, num_states=6)
+    assert document["num_states"] == 6
+    of_stages = [stage["memory"]["state_bytes"] for stage in document["stages"]]
+    assert of_stages == [6 * SLOT_BYTES * 2 // 3, 6 * SLOT_BYTES // 3]
+    assert plan(tmp_path, FLEET, stateful)["num_states"] == 64
+    wanted = plan(tmp_path, FLEET, stateful, objective="throughput", num_streams=60)
+    assert wanted["num_states"] == 80
+    with pytest.raises(ParameterError, match="6 states are too few: 11 are needed for 8 streams"):
+        plan(tmp_path, FLEET, stateful, num_states=6, objective="throughput")

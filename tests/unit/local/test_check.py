@@ -12,6 +12,7 @@ from typing import Any
 import jsonschema
 import pytest
 from support.safetensors_bytes import safetensors_bytes, tensor_entry
+from support.small_lfm2 import SLOT_BYTES, write_small_lfm2
 from support.sparse_models import SparseModel
 
 from potluck.catalog.locate import DEMO_DIRECTORY
@@ -80,6 +81,27 @@ def test_states_are_not_given_to_a_model_without() -> None:
     assert check("demo", default_states=12).states is None
     with pytest.raises(ParameterError, match="keep keys and values only"):
         check("demo", num_states=12)
+
+
+def test_states_of_a_model_are_counted_in_its_memory(tmp_path: Path) -> None:
+    stateful = write_small_lfm2(tmp_path / "lfm2")
+    few, many = (check(stateful, num_states=each) for each in (4, 100))
+    assert few.runs
+    assert few.states is not None
+    assert many.states is not None
+    assert (few.states.slot_bytes, few.states.num_states) == (SLOT_BYTES, 4)
+    memory = few.contexts[0].memory
+    assert memory.state_bytes == 4 * SLOT_BYTES
+    assert many.contexts[0].memory.total_bytes - memory.total_bytes == 96 * SLOT_BYTES
+    assert few.states.num_fitting == many.states.num_fitting
+    limit = MemoryLimit(bytes=memory.total_bytes + SLOT_BYTES // 2, reason="as the test says")
+    tight = check(stateful, num_states=4, limit=limit)
+    assert tight.states is not None
+    assert (tight.runs, tight.states.num_fitting) == (True, 4)
+    (finding,) = [
+        each for each in check(stateful, num_states=8, limit=limit).findings if each.stops
+    ]
+    assert "--states 4" in finding.hint
 
 
 def test_what_states_take_is_told_in_text_and_in_json() -> None:

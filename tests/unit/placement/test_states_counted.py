@@ -7,7 +7,8 @@ from functools import partial
 
 import pytest
 from support import reference_backend
-from support.placement import candidate, profile_of, work_of
+from support.node_reports import node_report
+from support.placement import candidate, profile_of, rates, work_of
 from support.recurrent_configs import (
     GATED_DELTA,
     LATENT,
@@ -22,11 +23,17 @@ from support.recurrent_configs import (
 from potluck.cluster.coordinator.counting import counting_of
 from potluck.engines.backends import BACKENDS
 from potluck.engines.costs import cost_of
+from potluck.errors import InsufficientMemoryError
 from potluck.models.states import slot_bytes
 from potluck.placement.costs import model_cost
 from potluck.placement.counting import Counting
+from potluck.placement.placing import Placement
+from potluck.placement.surveyed import Surveyed
 from potluck.placement.work import ModelWork
+from potluck.types.cluster import NodeId, UnitId
 from potluck.types.model import LayerConfig, ModelConfig
+from potluck.types.node import UnitReport
+from potluck.types.placement import Preferences
 from potluck.types.program import Shard
 from potluck.types.quantization import Quantization
 from potluck.types.stage import StageSize
@@ -172,3 +179,31 @@ def test_states_take_time_by_the_token_and_by_the_sequence() -> None:
     )
     # A prompt's states are read and written once.
     assert 0 < prompt - bare < extra(8)
+
+
+def test_fewer_states_are_proposed_where_memory_is_short() -> None:
+    config = hybrid_config(GATED_DELTA)
+    counting = counting_for(config)
+    usable = counting.stage(Shard.whole(3), replace(SIZE, num_states=600)).memory.total_bytes
+
+    def hint(preferences: Preferences) -> str:
+        unit = UnitReport(
+            unit_id=UnitId("cpu/reference"),
+            backend=reference_backend.SPEC.name,
+            description="",
+            usable_bytes=usable,
+            is_shared=True,
+            num_threads=2,
+            rates=rates(50.0, 500.0),
+        )
+        node = node_report("n0", unit, usable_bytes=usable)
+        surveyed = Surveyed(
+            reports=(node,), able=(node,), coordinator=NodeId("n0"), preferences=preferences
+        )
+        with pytest.raises(InsufficientMemoryError) as caught:
+            Placement(counting, surveyed).of(replace(SIZE, num_states=1000), may_quantize=False)
+        return caught.value.hint
+
+    assert "--states 500 would fit" in hint(Preferences())
+    assert "--states 534 would fit" in hint(Preferences(num_streams=400))
+    assert "--states" not in hint(Preferences(num_streams=480))
