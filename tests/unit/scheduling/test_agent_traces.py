@@ -172,6 +172,24 @@ def test_long_answers_have_rungs_too() -> None:
     assert served.serve([*cut, *served.words(10)])[0] == 1160 - 1024
 
 
+def test_a_checkpoint_goes_with_its_blocks() -> None:
+    """Even where there are free slots: without the blocks it is of no use."""
+    served = Served(num_states=64, num_blocks=2048)
+    prompt = served.words(1000)
+    served.serve(prompt, count=1)
+    before = served.scheduler.state_slots.num_checkpoints
+    assert before == 2, "at the end of the prompt and of the turn"
+    served.serve(served.words(32_000), count=1)
+    totals = served.scheduler.prefix_totals
+    assert totals.num_evictions > 0
+    checkpoints = served.scheduler._cache._states.checkpoints  # type: ignore[attr-defined]
+    kept = [each.prefix.num_tokens for each in checkpoints]
+    assert served.scheduler.state_slots.num_free > 20
+    assert (1000 in kept, 992 in kept) == (False, False)
+    num_computed, _ = served.serve(prompt, count=1)
+    assert num_computed == 1000
+
+
 def test_without_a_prefix_cache_there_are_no_checkpoints() -> None:
     limits = SchedulerLimits(
         num_blocks=300,
