@@ -28,6 +28,7 @@ from potluck.errors import UnsupportedModelError
 from potluck.models.names import FileKind
 from potluck.types.model import LatentAttentionConfig, LayerConfig
 from potluck.types.program import ExpertScore, Shard
+from potluck.types.tensor import TensorSource
 
 TOLERANCE = 1e-4
 
@@ -269,6 +270,33 @@ def test_prompts_in_two_chunks(name: str, models: Callable[[Case], RandomModel])
                     stages.logits(stages.slice(0, begun))
                 actual = stages.logits(stages.slice(0, rest, cut))
                 assert np.abs(actual - expected[length - 1]).max() <= TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["deepseek-v2-lite", "deepseek-v3", "glm-4.7-flash-other-layers"])
+def test_the_native_engine_gives_the_same_bits(
+    name: str, models: Callable[[Case], RandomModel]
+) -> None:
+    """However a prompt comes in two chunks, beside another one, and wherever layers are cut."""
+    model = models(case_of(name))
+    description = describe_model(str(model.directory))
+    config, tokens = description.config, random_tokens(37, seed=5)
+    whole = Shard.whole(config.num_layers)
+
+    def stages(source: TensorSource, boundaries: list[int]) -> Stages:
+        return Stages(config, source, boundaries=boundaries, engine_factory=native_engine)
+
+    with closing(open_weights(description, [whole])) as source, stages(source, []) as one:
+        expected = one.logits(one.slice(0, tokens))
+        for cut in range(1, len(tokens)):
+            one.logits(one.slice(1, tokens[:cut]))
+            rest, other = one.slice(1, tokens[cut:], cut), one.slice(2, tokens[:cut])
+            assert np.array_equal(one.logits(rest, other)[:1], expected)
+    for cut in range(config.num_layers + 1):
+        with (
+            closing(open_weights(description, [whole])) as source,
+            stages(source, [cut]) as two,
+        ):
+            assert np.array_equal(two.logits(two.slice(0, tokens)), expected)
 
 
 @pytest.mark.parametrize("name", ["deepseek-v3", "glm-4.7-flash-other-layers"])

@@ -46,8 +46,7 @@ def write_mamba_gguf(
     """Write ``model`` as llama.cpp's converter does: its keys, its tensors' names and shapes.
 
     Everything is F32, except matrices of whole blocks of 32 whose names hold a key of ``formats``;
-    and these too, if they
-    ``are_rounded_only`` to what the formats can say.
+    and these too, if they ``are_rounded_only`` to what the formats can say.
     """
     config = model.config
     architecture, metadata, convert = _CONVERSIONS[config["model_type"]]
@@ -158,6 +157,8 @@ def _nemotron_h(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
     writer.add_expert_weights_scale(config["routed_scaling_factor"])
     writer.add_expert_group_count(config["n_group"])
     writer.add_expert_group_used_count(config["topk_group"])
+    if config["moe_latent_size"] is not None:
+        writer.add_moe_latent_size(config["moe_latent_size"])
 
 
 def _convert_nemotron_h(tensors: Tensors, config: Mapping[str, Any]) -> Tensors:

@@ -215,7 +215,7 @@ inline void weigh_keys(const Tile& tile, const Span& blocks, int64_t span, const
       const int64_t num_columns = smaller(args.value_dim - d, kTransposedColumns);
       for (int64_t i = 0; i < blocks.num_blocks; ++i)
         transpose_block(blocks.keys()[i] + first, num_columns,
-                   transposed + i * kBlockTokens * kTransposedColumns);
+                        transposed + i * kBlockTokens * kTransposedColumns);
       const HeadValues<float> head = {blocks.first_block, places, places, 0, 0, kTransposedColumns,
                                       padded_value_dim(num_columns), tile.stride};
       weigh_head(tile, head, span, part, terms + row * kScoreStride,

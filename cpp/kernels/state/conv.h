@@ -11,6 +11,14 @@ namespace {
 // stays in the first cache, and rows are read at a stretch.
 constexpr int64_t kConvColumns = 256;
 
+// Weights [16][kernel] as [kernel][16]; compilers do well with a size that they know.
+template <int known_kernel>
+inline void transpose_weights(const float* weight, int64_t kernel, float* out) {
+  const int64_t size = known_kernel != 0 ? known_kernel : kernel;
+  for (int64_t j = 0; j < size; ++j)
+    for (int64_t i = 0; i < kNumLanes; ++i) out[j * kNumLanes + i] = weight[i * size + j];
+}
+
 // Columns [first, first + count), of which `first` is a multiple of 16.
 inline void convolve(const ConvArgs& args, int64_t first, int64_t count) {
   const int64_t kernel = args.kernel, width = args.width;
@@ -18,13 +26,21 @@ inline void convolve(const ConvArgs& args, int64_t first, int64_t count) {
   float bias[kConvColumns];
   float rows[(kMaxConvKernel - 1) * kConvColumns];
   float* past[kMaxConvKernel];  // the rows before a token, oldest first
-  const int64_t last_group = (count - 1) / kNumLanes * kNumLanes;
-  for (int64_t j = 0; j < kernel; ++j)
-    store(weights + last_group * kernel + j * kNumLanes, splat(0.0f));
-  for (int64_t i = 0; i < count; ++i) {
-    const float* column = args.weight + (first + i) * kernel;
-    float* lane = weights + i / kNumLanes * kernel * kNumLanes + i % kNumLanes;
-    for (int64_t j = 0; j < kernel; ++j) lane[j * kNumLanes] = column[j];
+  for (int64_t i = 0; i < count; i += kNumLanes) {
+    const float* group = args.weight + (first + i) * kernel;
+    float padded[kNumLanes * kMaxConvKernel];
+    if (count - i < kNumLanes) {
+      fill_zeros(padded, kNumLanes * kernel);
+      for (int64_t j = 0; j < (count - i) * kernel; ++j) padded[j] = group[j];
+      group = padded;
+    }
+    float* transposed = weights + i * kernel;
+    if (kernel == 4)
+      transpose_weights<4>(group, kernel, transposed);
+    else if (kernel == 3)
+      transpose_weights<3>(group, kernel, transposed);
+    else
+      transpose_weights<0>(group, kernel, transposed);
   }
   for (int64_t i = 0; i < count; i += kNumLanes) {
     const int64_t n = count - i < kNumLanes ? count - i : kNumLanes;
