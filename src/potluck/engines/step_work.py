@@ -59,7 +59,8 @@ def work_of(
     ``labels`` are those of its ops, under which they are added up; ``weights`` as they are loaded,
     by name; ``operands`` of each of their formats. In every step each weight is read once (of
     experts as many as some token has chosen, were they chosen by chance), and by every token the
-    part of the cache that it sees. A state is read once for each sequence, and writing it is not counted.
+    part of the cache that it sees. A state is read once for each sequence; that it is written is
+    not counted.
     """
     work = Work()
     for step in steps:
