@@ -55,7 +55,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], RandomMo
         if family not in made:
             directory = tmp_path_factory.mktemp(family) / "model"
             write_model_directory(directory, qwen2_json())
-            made[family] = make_mamba_model(family, {**SIZES, **SETTINGS[family]}, directory, seed=2)
+            made[family] = make_mamba_model(
+                family, {**SIZES, **SETTINGS[family]}, directory, seed=2
+            )
         return made[family]
 
     return make

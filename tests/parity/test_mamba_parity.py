@@ -195,6 +195,11 @@ CASES: tuple[Case, ...] = (
         has_gguf=False,
     ),
     Case(
+        name="nemotron-3-super",
+        family="nemotron_h",
+        settings=NEMOTRON_3 | {"moe_latent_size": 32, "num_experts_per_tok": 4},
+    ),
+    Case(
         name="nemotron-3-no-attention",
         family="nemotron_h",
         settings=NEMOTRON_3 | {"hybrid_override_pattern": "MEM"},
@@ -348,7 +353,7 @@ def test_the_native_engine(case: Case, models: Callable[[Case], RandomModel]) ->
     assert_mostly_close(actual, torch_logits(model, tokens), model)
 
 
-@pytest.mark.parametrize("name", ["mamba-codestral", "nemotron-3-nano", "falcon-h1-34b"])
+@pytest.mark.parametrize("name", ["mamba-codestral", "nemotron-3-super", "falcon-h1-34b"])
 def test_native_bits_depend_on_neither_chunks_nor_cuts(
     name: str, models: Callable[[Case], RandomModel]
 ) -> None:
@@ -381,7 +386,7 @@ def test_gguf_files_give_the_same_logits(
     assert_mostly_close(by_native, expected, model)
 
 
-@pytest.mark.parametrize("name", ["mamba-codestral", "nemotron-3-nano", "falcon-h1"])
+@pytest.mark.parametrize("name", ["mamba-codestral", "nemotron-3-super", "falcon-h1"])
 def test_quantized_matrices_in_gguf_files(
     name: str, models: Callable[[Case], RandomModel], tmp_path: Path
 ) -> None:

@@ -124,9 +124,14 @@ def _recurrent_layers(fields: Fields, num_layers: int) -> tuple[bool, ...]:
 
 
 def check_recurrence(fields: Fields, recurrence: GatedDeltaConfig, *, key: str) -> None:
-    """Raise unless every key head serves equally many heads; ``key`` is that of the number."""
+    """Raise unless every key head serves equally many heads, and their widths are possible.
+
+    ``key`` is that of the number of heads.
+    """
     if recurrence.num_heads % recurrence.num_key_heads:
         raise fields.error(key, f"must be a multiple of {recurrence.num_key_heads}, of key heads")
+    if recurrence.num_heads * max(recurrence.key_dim, recurrence.value_dim) > MAX_WIDTH:
+        raise fields.error(key, f"means more than {MAX_WIDTH} columns")
 
 
 def with_recurrences(
