@@ -11,7 +11,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from potluck.uname import replace_denied_uname
 from potluck.version import __version__
+
+replace_denied_uname()  # before any module is imported that asks it
 
 if TYPE_CHECKING:
     from potluck.capabilities import device_capabilities

@@ -56,3 +56,10 @@ def test_a_host_that_loads_it(tmp_path: Path) -> None:
 def test_a_wrong_use(tmp_path: Path, arguments: list[str], message: str, hint: str) -> None:
     wheel = [] if arguments[0].endswith(".whl") else [a_wheel(tmp_path)]
     assert_refused(run_command("wheel", "check", *wheel, *arguments), 2, message, hint)
+
+
+def test_a_circle_of_links_is_no_project(tmp_path: Path) -> None:
+    circle = tmp_path / "numpy"
+    circle.symlink_to("numpy")
+    completed = run_command("wheel", "check", str(circle), "--host", NEW)
+    assert_refused(completed, 2, f"{circle}: it is a symbolic link", "name a wheel")

@@ -16,6 +16,7 @@ from potluck.cli.addresses import DEFAULT_HTTP_PORT, LOOPBACK, HttpAddress, pars
 from potluck.cli.options import settings
 from potluck.cli.output import note
 from potluck.errors import UsageError
+from potluck.uname import host_name
 
 if TYPE_CHECKING:
     from potluck.cluster.agent.gateway import AgentGateway
@@ -224,7 +225,7 @@ def _own_names(host: str) -> Iterator[str]:
     import psutil
 
     yield from ("localhost", "127.0.0.1", "::1", host.strip("[]"))
-    name = socket.gethostname()
+    name = host_name()
     yield from (name, f"{name}.local" if "." not in name else name)
     for addresses in psutil.net_if_addrs().values():
         for address in addresses:

@@ -101,6 +101,11 @@ def gather(
         shared_memory_bytes=look_at_shared_memory(system),
         network=None if cluster is not None else _network(),
         cluster=cluster,
+        library_folders=tuple(
+            folder
+            for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":")
+            if folder.startswith("/")
+        ),
     )
 
 

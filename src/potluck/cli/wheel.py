@@ -119,6 +119,11 @@ def _paths(argument: str, hosts: Sequence[Host]) -> Sequence[Path]:
     path = Path(argument)
     if path.exists():
         return [path]
+    if path.is_symlink():
+        raise UsageError(
+            f"{argument}: it is a symbolic link to nothing, or one of a circle",
+            hint="name a wheel, a library or a folder",
+        )
     if "/" in argument or argument.endswith((".whl", ".so")):
         raise UsageError(
             f"{argument}: there is no such file", hint="name a wheel, a library or a folder"

@@ -166,7 +166,10 @@ class _Folder:
             for name in sorted(names):
                 path = Path(folder, name)
                 installed = path.relative_to(root).as_posix()
-                target = path.resolve()
+                try:
+                    target = path.resolve()
+                except (OSError, RuntimeError):  # a RuntimeError: links in a circle
+                    continue  # which nothing can open, let alone load
                 if target == path and path.is_file():
                     self._files[installed] = path
                 elif target.is_relative_to(root):

@@ -14,6 +14,9 @@ from pathlib import Path
 from potluck.probe.system import Access, System
 from potluck.types.hardware import DeviceMemory
 
+_MAX_CLOCK_HZ = 8_000_000_000
+"""Some four times the highest of a GPU in a board: above it, a value is a driver's error."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlatformDevice:
@@ -83,11 +86,14 @@ def problem(system: System, driver: str, device_file: Path | None) -> str:
 
 
 def max_clock_hz(system: System, device: Path) -> int | None:
-    """The highest clock that the system allows a device, if its frequency is managed at all."""
+    """The highest clock that the system allows a device, if its frequency is managed at all.
+
+    None for a clock that no GPU can have.
+    """
     for governed in system.entries(device / "devfreq"):
         clock_hz = system.number(governed / "max_freq")
         if clock_hz:
-            return clock_hz
+            return clock_hz if 0 < clock_hz <= _MAX_CLOCK_HZ else None
     return None
 
 

@@ -39,9 +39,20 @@ def default_num_threads() -> int:
     return own_usable_cores().num_cores
 
 
+def affine_cores() -> frozenset[int]:
+    """Return the cores that this process may run on; all there are where that may not be asked.
+
+    Sandboxes deny ``sched_getaffinity(2)``. The first cores then stand for as many as are online.
+    """
+    try:
+        return frozenset(os.sched_getaffinity(0))
+    except OSError:
+        return frozenset(range(os.cpu_count() or 1))
+
+
 def own_usable_cores() -> UsableCores:
     """Return what this process may use now."""
-    return usable_cores(THIS_MACHINE, num_affine_cores=len(os.sched_getaffinity(0)))
+    return usable_cores(THIS_MACHINE, num_affine_cores=len(affine_cores()))
 
 
 def usable_cores(system: System, *, num_affine_cores: int) -> UsableCores:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from potluck.probe.cores import affine_cores
 from potluck.probe.regular_file import read_regular_file
 
 _MAX_BYTES = 4096
@@ -14,7 +14,7 @@ _MAX_BYTES = 4096
 
 def last_level_cache_bytes() -> int | None:
     """Of all cores that this process may use, together; None where the kernel does not say."""
-    return cache_bytes(Path("/sys"), os.sched_getaffinity(0))
+    return cache_bytes(Path("/sys"), affine_cores())
 
 
 def cache_bytes(sys: Path, cores: Iterable[int]) -> int | None:

@@ -13,7 +13,6 @@ import enum
 import math
 import os
 import queue
-import socket
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +21,7 @@ from functools import partial
 
 from potluck.probe.cache import ProbeCache
 from potluck.probe.container import container
+from potluck.probe.cores import affine_cores
 from potluck.probe.guard import guarded, start_thread
 from potluck.probe.layer import Layer
 from potluck.probe.layers.cpu import LAYER as CPU_LAYER
@@ -33,6 +33,7 @@ from potluck.probe.opencl_match import match_opencl
 from potluck.probe.system import System
 from potluck.probe.trials import failed_trial, is_tried_on, pending_trial, try_backend
 from potluck.types.hardware import BackendSpec, Device, LayerReport, ProbeReport, Trial
+from potluck.uname import host_name
 
 DEADLINE_SECONDS = 20.0
 """For finding devices: a cold driver may take this long to answer."""
@@ -142,10 +143,10 @@ def files_report(system: System) -> ProbeReport:
 def _nothing(system: System) -> ProbeReport:
     """A report without devices."""
     return ProbeReport(
-        host_name=socket.gethostname(),
+        host_name=host_name(),
         kernel=os.uname().release,
         container=container(system),
-        cpu=cpu_facts(system, num_affine_cores=len(os.sched_getaffinity(0))),
+        cpu=cpu_facts(system, num_affine_cores=len(affine_cores())),
         memory=memory_facts(system),
         layers=(),
         trials=(),

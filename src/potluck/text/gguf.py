@@ -17,11 +17,16 @@ from potluck.text.added_tokens import AddedToken, is_turn_marker
 from potluck.text.bpe import build_byte_level, build_sentence_piece, merges_from_scores
 from potluck.text.chat import ChatTemplate
 from potluck.text.end_tokens import METADATA_KEYS, end_tokens
-from potluck.text.pieces import Notation, PieceType
+from potluck.text.pieces import Notation, PieceType, is_utf8, piece_bytes
 from potluck.text.pre_tokenizers import BYTE_PRE_TOKENIZERS
 from potluck.text.token_list import list_tokens
 from potluck.text.tokenizer import Boundaries, PrefixSpace, TextTokenizer
 from potluck.types.text import TokenList
+
+_NO_TOKEN = (-1, 2**32 - 1)
+"""What says that a file has no such token: ``LLAMA_TOKEN_NULL`` of llama.cpp, as i32 and as u32."""
+
+_OTHER_FILE = "convert the model again, or use another file"
 
 _ADDED = (PieceType.UNKNOWN, PieceType.CONTROL, PieceType.USER_DEFINED)
 
@@ -64,13 +69,16 @@ def list_gguf_tokens(metadata: Mapping[str, object], *, path: str = "GGUF") -> T
 def read_chat_template(
     metadata: Mapping[str, object], *, path: str = "GGUF"
 ) -> ChatTemplate | None:
-    """The chat template, or None if there is no default one."""
+    """The chat template, or None if there is no default one.
+
+    Bytes in it that are not UTF-8 become U+FFFD.
+    """
     source = metadata.get("tokenizer.chat_template")
     tool_source = metadata.get("tokenizer.chat_template.tool_use")
     if source is None:
         return None
     if not isinstance(source, str) or not isinstance(tool_source, str | None):
-        raise ModelFileError(path, "tokenizer.chat_template is not text")
+        raise ModelFileError(path, "tokenizer.chat_template is not text", hint=_OTHER_FILE)
     fields = _Fields(metadata, path)
     tokens = fields.tokens()
     special = {}
@@ -81,9 +89,13 @@ def read_chat_template(
         ("pad_token", "padding_token_id"),
     ):
         token = fields.token_id(key, len(tokens))
-        if token is not None:
+        if token is not None and is_utf8(tokens[token]):
             special[variable] = tokens[token]
-    return ChatTemplate(source=source, special_tokens=special, tool_source=tool_source)
+    return ChatTemplate(
+        source=_with_replacements(source),
+        special_tokens=special,
+        tool_source=None if tool_source is None else _with_replacements(tool_source),
+    )
 
 
 def read_fill_in_tokens(metadata: Mapping[str, object], *, path: str = "GGUF") -> dict[str, int]:
@@ -97,6 +109,10 @@ def read_fill_in_tokens(metadata: Mapping[str, object], *, path: str = "GGUF") -
             if token is not None:
                 found.setdefault(name, token)
     return found
+
+
+def _with_replacements(text: str) -> str:
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def _kind(fields: _Fields) -> str:
@@ -132,6 +148,7 @@ def _byte_level(fields: _Fields) -> TextTokenizer:
         prefix_space=PrefixSpace.NEVER,
         strips_prefix_space=False,
         vocab_size=len(vocabulary.tokens),
+        bytes_only=vocabulary.bytes_only(Notation.BYTE_LEVEL),
         boundaries=vocabulary.boundaries(
             adds_bos=adds_bos, adds_eos=fields.flag("add_eos_token", False)
         ),
@@ -150,7 +167,12 @@ def _sentence_piece(fields: _Fields) -> TextTokenizer:
     }
     prefixed = fields.flag("add_space_prefix", True)
     unknown = next(
-        (t.text for t in vocabulary.added if vocabulary.types[t.token] == PieceType.UNKNOWN), None
+        (
+            token.text
+            for token in vocabulary.added
+            if token.text and vocabulary.types[token.token] == PieceType.UNKNOWN
+        ),
+        None,
     )
     pieces = vocabulary.pieces()
     if unknown is not None:
@@ -162,6 +184,7 @@ def _sentence_piece(fields: _Fields) -> TextTokenizer:
         prefix_space=PrefixSpace.EACH if prefixed else PrefixSpace.NEVER,
         strips_prefix_space=prefixed,
         vocab_size=len(vocabulary.tokens),
+        bytes_only=vocabulary.bytes_only(Notation.SENTENCE_PIECE),
         boundaries=vocabulary.boundaries(
             adds_bos=fields.flag("add_bos_token", True),
             adds_eos=fields.flag("add_eos_token", False),
@@ -179,6 +202,7 @@ def _gemma(fields: _Fields) -> TextTokenizer:
         prefix_space=PrefixSpace.NEVER,
         strips_prefix_space=False,
         vocab_size=len(vocabulary.tokens),
+        bytes_only=vocabulary.bytes_only(Notation.SENTENCE_PIECE),
         # Files that deny it do so by mistake, as llama.cpp has it.
         boundaries=vocabulary.boundaries(adds_bos=True, adds_eos=False),
     )
@@ -193,7 +217,11 @@ def _split_merge(merge: str, fields: _Fields) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Vocabulary:
-    """Tokens by id, and what is special about some of them."""
+    """Tokens by id, and what is special about some of them.
+
+    Where the text of a token is not UTF-8, ``tokens`` has lone surrogates, and ``added`` no text:
+    no text of a user can have it.
+    """
 
     tokens: Sequence[str]
     types: Sequence[int]
@@ -216,7 +244,7 @@ class _Vocabulary:
         eos = end_tokens(tokens, ends)
         added = tuple(
             AddedToken(
-                text=text,
+                text=text if is_utf8(text) else "",
                 token=token,
                 control=kind in (PieceType.UNKNOWN, PieceType.CONTROL)
                 or token == bos
@@ -224,7 +252,9 @@ class _Vocabulary:
                 or is_turn_marker(text),
             )
             for token, (text, kind) in enumerate(zip(tokens, types, strict=True))
-            if kind in _ADDED or token == bos or token in eos
+            if (kind in _ADDED and (kind != PieceType.USER_DEFINED or is_utf8(text)))
+            or token == bos
+            or token in eos
         )
         return cls(
             tokens=tokens,
@@ -238,7 +268,20 @@ class _Vocabulary:
     def pieces(self) -> dict[str, int]:
         """Ids of the pieces that text can become by merging."""
         added = {token.token for token in self.added}
-        return {text: token for token, text in enumerate(self.tokens) if token not in added}
+        return {
+            text: token
+            for token, text in enumerate(self.tokens)
+            if token not in added and is_utf8(text)
+        }
+
+    def bytes_only(self, notation: Notation) -> dict[int, bytes]:
+        """Return the bytes of the tokens that are not UTF-8 and not control tokens, by id."""
+        added = {token.token for token in self.added}
+        return {
+            token: piece_bytes(text, notation)
+            for token, text in enumerate(self.tokens)
+            if token not in added and not is_utf8(text)
+        }
 
     def boundaries(self, *, adds_bos: bool, adds_eos: bool) -> Boundaries:
         """How a text begins and ends."""
@@ -258,7 +301,7 @@ class _Fields:
         self._path = path
 
     def error(self, message: str) -> ModelFileError:
-        return ModelFileError(self._path, message)
+        return ModelFileError(self._path, message, hint=_OTHER_FILE)
 
     def text(self, key: str, default: str | None = None) -> str:
         value = self._get(key, default)
@@ -313,6 +356,8 @@ class _Fields:
             token = int(value)
         except (TypeError, ValueError, OverflowError) as error:
             raise self.error(f"tokenizer.ggml.{key} is not a number") from error
+        if token in _NO_TOKEN:
+            return None
         if not 0 <= token < num_tokens:
             raise self.error(f"tokenizer.ggml.{key} is {token}, of {num_tokens} tokens")
         return token

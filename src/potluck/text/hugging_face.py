@@ -8,7 +8,7 @@ and more tokens that are special.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,6 +46,11 @@ from potluck.types.text import TokenList
 
 if TYPE_CHECKING:
     import tokenizers
+
+_MAX_TOKENS = 2**24
+"""Of a vocabulary, as of a model's configuration. No model has over 300,000."""
+
+_MAX_SHOWN = 60
 
 TOOL_TEMPLATE_FILE = "additional_chat_templates/tool_use.jinja"
 """Where ``transformers`` keeps the template for chats with tools, if it is another one."""
@@ -87,7 +92,7 @@ def load_tokenizer(directory: Path) -> TextTokenizer:
             return _assemble(read_tiktoken_vocabulary(files), files)
         if files.has(SENTENCE_PIECE_FILE):
             return _assemble(read_sentence_piece_vocabulary(files), files)
-    except (AttributeError, LookupError, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise ModelFileError(
             str(directory), f"the tokenizer files are malformed ({type(error).__name__}: {error})"
         ) from error
@@ -116,13 +121,13 @@ def load_token_list(directory: Path) -> TokenList:
         parts = replace(parts, added=_with_stated_tokens(parts.added, files.config))
         boundaries = _boundaries(parts, files)
         return list_tokens(
-            max([num_pieces, *(token + 1 for token in parts.added)]),
+            _vocab_size(num_pieces, parts.added),
             parts.model.id_to_token,
             _added_tokens(parts, boundaries, _flagged_texts(files.config)),
             parts.notation,
             boundaries.eos_token_ids,
         )
-    except (AttributeError, LookupError, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise ModelFileError(
             str(directory), f"the tokenizer files are malformed ({type(error).__name__}: {error})"
         ) from error
@@ -226,7 +231,7 @@ def _assemble(parts: VocabularyParts, files: ModelDirectory) -> TextTokenizer:
         notation=parts.notation,
         prefix_space=parts.prefix_space,
         strips_prefix_space=parts.strips_prefix_space,
-        vocab_size=max([_model_size(parts.model), *(token + 1 for token in parts.added)]),
+        vocab_size=_vocab_size(_model_size(parts.model), parts.added),
         boundaries=boundaries,
         unknown=parts.unknown,
         normalize=parts.normalize,
@@ -243,6 +248,16 @@ def _with_stated_tokens(
         special = bool(entry.get("special") or known.get("special"))
         merged[int(key)] = {**entry, **known, "special": special}
     return merged
+
+
+def _vocab_size(num_pieces: int, added: Iterable[int]) -> int:
+    """Return one more than the largest id. Raise ``ValueError`` where there can be no such id."""
+    least, most = min(added, default=0), max(added, default=0)
+    size = max(num_pieces, most + 1)
+    if least < 0 or size > _MAX_TOKENS:
+        wrong = least if least < 0 else size - 1
+        raise ValueError(f"a token has the id {wrong}, and ids are from 0 to {_MAX_TOKENS - 1}")
+    return size
 
 
 def _model_size(model: tokenizers.Tokenizer) -> int:
@@ -263,17 +278,10 @@ def _boundaries(parts: TokenParts, files: ModelDirectory) -> Boundaries:
     bos_tokens = parts.leading
     if adds_bos is not None:
         bos_tokens = (bos,) if adds_bos and bos is not None else ()
-    eos: list[int] = []
-    config = files.json("config.json")
-    inner = config.get("text_config")  # of models that see or hear as well
-    for stated in (files.json("generation_config.json"), config, inner or {}):
-        listed = stated.get("eos_token_id")
-        eos += listed if isinstance(listed, list) else [] if listed is None else [listed]
+    eos = _stated_ends(files)
     named = parts.find(texts["eos_token"]) if "eos_token" in texts else parts.eos
     if named is not None:
         eos.append(named)
-    if any(not isinstance(token, int) for token in eos):
-        raise ModelFileError(str(files.path), f"eos_token_id {eos} is not a list of integers")
     closing = parts.trailing
     if not closing and files.config.get("add_eos_token") is True and named is not None:
         closing = (named,)
@@ -283,6 +291,38 @@ def _boundaries(parts: TokenParts, files: ModelDirectory) -> Boundaries:
         eos_token_ids=tuple(dict.fromkeys(eos)),
         closing_tokens=closing,
     )
+
+
+def _stated_ends(files: ModelDirectory) -> list[int]:
+    """Return the tokens that end a text by ``eos_token_id``, of which -1 says that there is none.
+
+    An id that only the logits have, in a padded vocabulary, ends a text too.
+    """
+    config = files.json("config.json")
+    inner = config.get("text_config")  # of models that see or hear as well
+    ends: list[int] = []
+    for name, stated in (
+        ("generation_config.json", files.json("generation_config.json")),
+        ("config.json", config),
+        ("config.json", inner or {}),
+    ):
+        listed = stated.get("eos_token_id")
+        if listed is None:
+            continue
+        for token in listed if isinstance(listed, list) else [listed]:
+            if not isinstance(token, int) or isinstance(token, bool):
+                problem = "is neither an integer nor a list of integers"
+            elif not -1 <= token < _MAX_TOKENS:
+                problem = "is not the id of a token"
+            else:
+                ends += [token] if token >= 0 else []
+                continue
+            raise ModelFileError(
+                str(files.path / name),
+                f"eos_token_id: {repr(token)[:_MAX_SHOWN]} {problem}",
+                hint="correct or remove that line",
+            )
+    return ends
 
 
 def _added_tokens(

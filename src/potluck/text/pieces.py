@@ -61,16 +61,26 @@ _BYTE_OF = {character: byte for byte, character in enumerate(BYTE_ALPHABET)}
 def piece_bytes(piece: str, notation: Notation) -> bytes:
     """The bytes that a vocabulary entry stands for.
 
-    A byte-level piece with a character outside the alphabet is taken as plain text.
+    A byte-level piece with a character outside the alphabet is taken as plain text. Lone surrogates
+    stand for bytes that are not UTF-8 (``surrogateescape``), as in metadata of GGUF files.
     """
     if notation is Notation.BYTE_LEVEL:
         try:
             return bytes([_BYTE_OF[character] for character in piece])
         except KeyError:
-            return piece.encode("utf-8")
+            return piece.encode("utf-8", "surrogateescape")
     if match := _BYTE_PIECE.fullmatch(piece):
         return bytes([int(match[1], 16)])
-    return piece.replace(SPACE_MARK, " ").encode("utf-8")
+    return piece.replace(SPACE_MARK, " ").encode("utf-8", "surrogateescape")
+
+
+def is_utf8(piece: str) -> bool:
+    """Return whether a piece has no lone surrogates, so that a text can have it."""
+    try:
+        piece.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def byte_piece(byte: int, notation: Notation) -> str:

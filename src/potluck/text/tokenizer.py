@@ -10,8 +10,9 @@ threads may use it.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from potluck.errors import ParameterError, PromptTooLongError
@@ -61,7 +62,8 @@ class TextTokenizer:
     A model whose vocabulary has neither a character nor its bytes encodes it as its unknown token;
     no other control token ever comes from text that is not to be parsed for them. ``unknown`` is
     that token's id; without it, the one that ``model`` names. ``normalize`` changes ordinary text
-    before everything else; what it leaves empty has no tokens.
+    before everything else; what it leaves empty has no tokens. ``bytes_only`` are tokens whose
+    bytes are not UTF-8, by id: the library cannot hold them, and no text has them.
     """
 
     def __init__(
@@ -76,8 +78,10 @@ class TextTokenizer:
         boundaries: Boundaries,
         unknown: int | None = None,
         normalize: Callable[[str], str] | None = None,
+        bytes_only: Mapping[int, bytes] = MappingProxyType({}),
     ) -> None:
         self._model = model
+        self._bytes_only = bytes_only
         self._encoder = SlicedEncoder(model)
         self._normalize = normalize
         self._added = AddedTokens(added)
@@ -177,7 +181,9 @@ class TextTokenizer:
         if added := self._added.by_id.get(token):
             return b"" if added.control else added.text.encode("utf-8")
         piece = self._model.id_to_token(token)
-        return b"" if piece is None else piece_bytes(piece, self._notation)
+        if piece is None:
+            return self._bytes_only.get(token, b"")
+        return piece_bytes(piece, self._notation)
 
     def control_text(self, token: int) -> str:
         """The text of a control token; empty for every other id."""

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from support.command import environment
+from support import denied_calls
+from support.command import environment, run_command
 from support.confinement import as_user, control_group, covered, inside, limited
 from support.kernel_build import require_tool
 
@@ -25,14 +26,14 @@ SCRIPT = """
 import json, os
 from dataclasses import asdict
 from potluck.probe.container import container
-from potluck.probe.cores import default_num_threads
+from potluck.probe.cores import affine_cores, default_num_threads
 from potluck.probe.layers.cpu import LAYER, cpu_facts
 from potluck.probe.memory import available_memory, memory_facts
 from potluck.probe.system import THIS_MACHINE
 
 report = LAYER.find(THIS_MACHINE)
 print(json.dumps({
-    "cpu": asdict(cpu_facts(THIS_MACHINE, num_affine_cores=len(os.sched_getaffinity(0)))),
+    "cpu": asdict(cpu_facts(THIS_MACHINE, num_affine_cores=len(affine_cores()))),
     "memory": asdict(memory_facts(THIS_MACHINE)),
     "num_threads": default_num_threads(),
     "available": available_memory().bytes,
@@ -163,3 +164,23 @@ def test_an_empty_proc() -> None:
     assert probed.num_usable_cores == probed.num_threads >= 1
     assert probed.usable_bytes == 0
     assert probed.problems == ["/proc/meminfo cannot be read: is /proc mounted?"]
+
+
+@pytest.mark.parametrize("denied", ["sched_getaffinity", "uname", "sched_getaffinity,uname"])
+def test_denied_system_calls(unlimited: Probed, denied: str) -> None:
+    probed = probe(sys.executable, denied_calls.__file__, denied)
+    assert (probed.name, probed.num_cores) == (unlimited.name, unlimited.num_cores)
+    assert 1 <= probed.num_usable_cores == probed.num_threads <= probed.num_cores
+
+
+@pytest.mark.parametrize("denied", ["sched_getaffinity", "uname"])
+def test_the_command_where_system_calls_are_denied(tmp_path: Path, denied: str) -> None:
+    prefix = (sys.executable, denied_calls.__file__, denied)
+    env = {"XDG_CACHE_HOME": str(tmp_path)}
+    completed = run_command("probe", "--json", "--wait", prefix=prefix, env=env)
+    assert completed.returncode == 0, completed.stderr
+    document = json.loads(completed.stdout)
+    machine = os.uname()
+    assert (document["host_name"], document["kernel"]) == (machine.nodename, machine.release)
+    assert document["cpu"]["architecture"] == machine.machine
+    assert "cpu/native" in [unit["unit_id"] for unit in document["units"] if unit["role"] != "out"]

@@ -105,6 +105,8 @@ def test_a_folder_and_the_links_in_it(tmp_path: Path) -> None:
     (folder / "outside.so").symlink_to("/usr/lib/libc.so.6")
     (folder / "loop").symlink_to(folder)
     (folder / "nowhere.so").symlink_to("gone")
+    (folder / "circle.so").symlink_to("elcric.so")
+    (folder / "elcric.so").symlink_to("circle.so")
     (folder / "a.txt").write_bytes(b"text")
     with open_package(folder) as package:
         assert [name for name, _ in package.elf_files()] == ["sub/libx.so.1.2"]

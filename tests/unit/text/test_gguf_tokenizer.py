@@ -29,7 +29,7 @@ from tokenizers import pre_tokenizers as pre
 
 from potluck.errors import ModelFileError, UnsupportedModelError
 from potluck.text.bpe import merges_from_scores
-from potluck.text.gguf import build_tokenizer, read_chat_template
+from potluck.text.gguf import build_tokenizer, list_gguf_tokens, read_chat_template
 from potluck.text.pre_tokenizers import BYTE_PRE_TOKENIZERS
 
 GPT2 = pre.ByteLevel(add_prefix_space=False)
@@ -270,12 +270,81 @@ def test_unknown_kinds_are_refused_by_name(key: str, value: str | None, named: s
         ("bos_token_id", float("inf"), "not a number"),
         ("bos_token_id", 10_000, "is 10000"),
         ("eos_token_id", "x", "not a number"),
+        ("eos_token_id", 2**40, "is 1099511627776"),
+        ("eot_token_id", -2, "is -2"),
     ],
 )
 def test_metadata_that_contradicts_itself(key: str, value: object, message: str) -> None:
     metadata = {**sentence_piece_metadata(), f"tokenizer.ggml.{key}": value}
-    with pytest.raises(ModelFileError, match=message):
+    with pytest.raises(ModelFileError, match=message) as error:
         build_tokenizer(metadata, path="x.gguf")
+    assert "convert" in error.value.hint
+
+
+@pytest.mark.parametrize("none", [-1, 2**32 - 1])
+@pytest.mark.parametrize("key", ["bos_token_id", "eot_token_id", "padding_token_id"])
+def test_an_id_of_minus_one_says_that_there_is_no_such_token(key: str, none: int) -> None:
+    metadata = {**sentence_piece_metadata(), f"tokenizer.ggml.{key}": none}
+    metadata["tokenizer.chat_template"] = "{{ messages[0].content }}{{ pad_token }}"
+    tokenizer = build_tokenizer(metadata)
+    assert (tokenizer.bos_token_id is None) == (key == "bos_token_id")
+    assert none not in tokenizer.eos_token_ids
+    template = read_chat_template(metadata)
+    assert template is not None
+    assert "pad_token" not in template.special_tokens
+
+
+def with_token(metadata: dict[str, Any], text: str, kind: int) -> int:
+    """Add a token to ``metadata``; its id."""
+    tokens = [*metadata["tokenizer.ggml.tokens"], text]
+    metadata["tokenizer.ggml.tokens"] = tokens
+    types = metadata.get("tokenizer.ggml.token_type", [1] * (len(tokens) - 1))
+    metadata["tokenizer.ggml.token_type"] = [*types, kind]
+    if "tokenizer.ggml.scores" in metadata:
+        metadata["tokenizer.ggml.scores"] = [*metadata["tokenizer.ggml.scores"], 0.0]
+    return len(tokens) - 1
+
+
+@pytest.mark.parametrize("kind", [1, 2, 3, 4])
+@pytest.mark.parametrize("style", ["llama", "gpt2", "gemma4"])
+def test_a_token_that_is_not_utf_8_has_its_bytes(style: str, kind: int) -> None:
+    metadata: dict[str, Any] = {
+        "llama": sentence_piece_metadata,
+        "gpt2": lambda: byte_level_metadata(train_byte_level(GPT2), "gpt-2", ("<|endoftext|>",)),
+        "gemma4": gemma4_metadata,
+    }[style]()
+    plain = build_tokenizer(metadata)
+    metadata = dict(metadata)
+    # As ``Metadata`` reads bytes that are not UTF-8: the second two of the three of an euro sign.
+    token = with_token(metadata, b"ab\x82\xac".decode("utf-8", "surrogateescape"), kind)
+    metadata["tokenizer.chat_template"] = "{{ messages[0].content }}"
+    tokenizer = build_tokenizer(metadata)
+    is_control = kind in (2, 3)
+    assert tokenizer.token_bytes(token) == (b"" if is_control else b"ab\x82\xac")
+    assert tokenizer.decode([token]) == ("" if is_control else "ab\ufffd\ufffd")
+    assert tokenizer.control_text(token) == ""
+    assert list_gguf_tokens(metadata).data[token] == tokenizer.token_bytes(token)
+    assert tokenizer.special_tokens == plain.special_tokens
+    for text in (*HARD_TEXTS, *SENTENCES):
+        for parse_special in (True, False):
+            expected = plain.encode(text, parse_special=parse_special)
+            assert tokenizer.encode(text, parse_special=parse_special) == expected
+
+
+def test_named_tokens_and_templates_that_are_not_utf_8() -> None:
+    metadata: dict[str, Any] = dict(sentence_piece_metadata())
+    token = with_token(metadata, "\udcff", 3)
+    metadata["tokenizer.ggml.bos_token_id"] = metadata["tokenizer.ggml.eos_token_id"] = token
+    metadata["tokenizer.chat_template"] = "\udcff{{ messages[0].content }}"
+    metadata["tokenizer.chat_template.tool_use"] = "tools \udcff"
+    tokenizer = build_tokenizer(metadata)
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_ids[0]) == (token, token)
+    assert tokenizer.encode("the")[0] == token
+    template = read_chat_template(metadata)
+    assert template is not None
+    assert template.source == "\ufffd{{ messages[0].content }}"
+    assert template.tool_source == "tools \ufffd"
+    assert not {"bos_token", "eos_token"} & template.special_tokens.keys()
 
 
 def test_a_merge_that_is_not_two_pieces() -> None:

@@ -22,7 +22,12 @@ from support.text_models import (
 from tokenizers import Tokenizer
 
 from potluck.errors import ModelFileError, ParameterError, UnsupportedModelError
-from potluck.text.hugging_face import TOOL_TEMPLATE_FILE, load_chat_template, load_tokenizer
+from potluck.text.hugging_face import (
+    TOOL_TEMPLATE_FILE,
+    load_chat_template,
+    load_token_list,
+    load_tokenizer,
+)
 from potluck.text.tokenizer import TextTokenizer
 from potluck.types.text import Tool
 
@@ -146,6 +151,11 @@ def with_document(style: str, **changes: object) -> str:
     return json.dumps(document)
 
 
+def added(token: int) -> dict[str, object]:
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
+    return {"id": token, "content": "<x>", **flags}
+
+
 def test_what_counts_as_control(tmp_path: Path) -> None:
     document = json.loads(qwen2_json())
     for entry in document["added_tokens"]:
@@ -245,15 +255,39 @@ def test_what_a_directory_lacks_is_named(tmp_path: Path) -> None:
         ("tokenizer.json", with_document("llama3", added_tokens=[{"id": 5}])),
         ("tokenizer_config.json", '{"chat_template": '),
         ("generation_config.json", '{"eos_token_id": "</s>"}'),
+        ("generation_config.json", '{"eos_token_id": 1099511627776}'),
+        ("generation_config.json", '{"eos_token_id": [1, -2]}'),
+        ("generation_config.json", '{"eos_token_id": true}'),
+        ("config.json", '{"eos_token_id": 16777216}'),
+        ("config.json", '{"text_config": {"eos_token_id": [4294967296]}}'),
+        ("tokenizer_config.json", '{"added_tokens_decoder": {"-1": {"content": "x"}}}'),
+        ("tokenizer_config.json", '{"added_tokens_decoder": {"1099511627776": {"content": "x"}}}'),
+        ("tokenizer.json", with_document("llama3", added_tokens=[added(-1)])),
+        ("tokenizer.json", with_document("llama3", added_tokens=[added(2**40)])),
         ("config.json", "\udcff"),
     ],
 )
 def test_damaged_files(name: str, content: str, tmp_path: Path) -> None:
     directory = write_model_directory(tmp_path, llama3_json())
     (directory / name).write_bytes(content.encode("utf-8", "surrogateescape"))
-    with pytest.raises(ModelFileError) as error:
-        load_tokenizer(directory)
-    assert "\n" not in error.value.message
+    for load in (load_tokenizer, load_token_list):
+        with pytest.raises(ModelFileError) as error:
+            load(directory)
+        assert "\n" not in error.value.message
+        assert error.value.hint
+
+
+@pytest.mark.parametrize("stated", [-1, [-1], None, []])
+def test_an_end_of_minus_one_is_none(stated: object, tmp_path: Path) -> None:
+    files: dict[str, object] = {
+        "generation_config.json": {"eos_token_id": stated},
+        "config.json": {"eos_token_id": stated},
+    }
+    directory = write_model_directory(
+        tmp_path, llama3_json(), config={"eos_token": LLAMA3_SPECIAL[4]}, files=files
+    )
+    assert load_tokenizer(directory).eos_token_ids == (679,)
+    assert load_token_list(directory).end_tokens == (679,)
 
 
 def test_an_unknown_decoder_is_refused(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from potluck.probe.system import THIS_MACHINE
 from potluck.types.cluster import DeploymentId, NodeId, UnitId
 from potluck.types.hardware import ProbeReport
 from potluck.types.node import HeldStage, NodeReport, UnitReport
+from potluck.uname import host_name
 from potluck.version import __version__
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -66,7 +66,7 @@ def report(
     cores = own_usable_cores()
     return NodeReport(
         node_id=facts.node_id,
-        name=socket.gethostname(),
+        name=host_name(),
         host_id=host_id,
         version=__version__,
         address=facts.address,
@@ -130,4 +130,4 @@ def _host_id() -> str:
     try:
         return _BOOT_ID.read_text(encoding="ascii").strip()
     except OSError:
-        return socket.gethostname()
+        return host_name()

@@ -159,7 +159,8 @@ class Case:
     ``unloadable_packages`` are installed in vain. ``opened_libraries`` are those of backends that
     do not work.
     ``missing_folder`` says why a folder has no place at all (no home directory), or nothing.
-    ``cluster`` is None when no agent runs here.
+    ``cluster`` is None when no agent runs here. ``library_folders`` are the absolute folders of
+    ``LD_LIBRARY_PATH``.
     """
 
     system: System
@@ -175,6 +176,7 @@ class Case:
     shared_memory_bytes: int | None
     network: LocalNetwork | None
     cluster: Cluster | None
+    library_folders: tuple[str, ...] = ()
 
     @property
     def accelerators(self) -> tuple[Device, ...]:

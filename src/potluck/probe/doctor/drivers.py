@@ -129,9 +129,10 @@ def nvidia_versions(case: Case) -> Iterator[Finding]:
         for library in libraries(case, rf"libnvidia-ml\.so\.{_VERSION}")
         for version in re.findall(_VERSION, library.name)
     }
-    if not found and not _has_any_library(case):
+    is_answered = any(map(_is_told_by_nvml, case.accelerators))  # by some library, wherever it is
+    if not is_answered and not found and not _has_any_library(case):
         yield _no_library(case, cards[0])
-    elif kernel and found and kernel not in found:
+    elif not is_answered and kernel and found and kernel not in found:
         version, library = sorted(found.items())[-1]
         yield _mismatch(
             case,
@@ -142,6 +143,12 @@ def nvidia_versions(case: Case) -> Iterator[Finding]:
         yield _mismatch(
             case, cards[0], "the NVIDIA driver and its library differ in their versions"
         )
+
+
+def _is_told_by_nvml(device: Device) -> bool:
+    """Whether NVML told of a device: it told its memory, or the CUDA that its driver can do."""
+    is_known = device.memory.source.startswith("NVML") or "CUDA" in dict(device.versions)
+    return device.make == "NVIDIA" and is_known
 
 
 def _kernel_version(case: Case) -> str:
@@ -184,7 +191,7 @@ def _no_library(case: Case, card: Device) -> Finding:
     return Finding(
         check="driver-library",
         severity=case.severity(card),
-        message="the NVIDIA driver is loaded, and its library libnvidia-ml.so is nowhere",
+        message="the NVIDIA driver is loaded, and its library libnvidia-ml.so was not found",
         command=command,
         device_id=card.device_id,
     )

@@ -28,10 +28,13 @@ _DIRECTORIES = (
 def libraries(case: Case, pattern: str) -> Iterator[PurePosixPath]:
     """Files whose whole name matches ``pattern``, as they are called on the machine."""
     seen: set[Path] = set()
-    for template in _DIRECTORIES:
-        directory = template.format(machine=case.report.cpu.architecture)
+    usual = (each.format(machine=case.report.cpu.architecture) for each in _DIRECTORIES)
+    for directory in (*case.library_folders, *usual):
         path = case.below_files(directory)
-        resolved = path.resolve()  # /usr/lib64 may be a link to /usr/lib
+        try:
+            resolved = path.resolve()  # /usr/lib64 may be a link to /usr/lib
+        except (OSError, RuntimeError):  # a RuntimeError: links in a circle
+            continue
         if resolved in seen:
             continue
         seen.add(resolved)

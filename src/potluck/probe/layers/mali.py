@@ -25,7 +25,7 @@ from potluck.probe.derive import mali_figures, merge_figures
 from potluck.probe.layer import Layer
 from potluck.probe.names import normalize_name, printable
 from potluck.probe.system import System
-from potluck.types.hardware import Device, DeviceKind, Figures, LayerReport
+from potluck.types.hardware import Device, DeviceKind, Figure, Figures, LayerReport
 
 RENDER_DRIVERS = frozenset({"panthor", "panfrost", "lima"})
 
@@ -35,7 +35,12 @@ _NODE_WORDS = ("gpu", "mali", "bifrost", "midgard", "valhall")
 _KBASE_MODULES = ("mali_kbase", "bifrost_kbase", "midgard_kbase")
 """Arm's name of the module, and those in Rockchip's kernels."""
 
-_GPUINFO = re.compile(r"(?P<name>.+) (?P<cores>\d+) cores r\d+p\d+ 0x(?P<id>[0-9A-Fa-f]{4,})")
+_GPUINFO = re.compile(
+    r"(?P<name>.+) (?P<cores>[0-9]{1,6}) cores r\d+p\d+ 0x(?P<id>[0-9A-Fa-f]{4,8})"
+)
+
+_MAX_CORES = 128
+"""Four times what the largest has (Mali-G71, 32): above it, and at 0, a number means nothing."""
 
 _COMPATIBLE = re.compile(r"arm,mali-.*|arm,mali[tg]\d.*|[^,]+,[^,]+-mali")
 
@@ -133,6 +138,17 @@ def _figures(product: _Product, chip: str, clock_hz: int | None) -> Figures:
     table = table_figures(product.name, chip=chip)
     if product.id is None or product.num_cores is None or clock_hz is None:
         return table
+    if not 0 < product.num_cores <= _MAX_CORES:
+        impossible = Figure(
+            source=f"its driver tells {product.num_cores} cores, which no Mali has; not measured"
+        )
+        told = Figures(
+            read_bytes_per_second=impossible,
+            f32_operations_per_second=impossible,
+            f16_operations_per_second=impossible,
+            int8_operations_per_second=impossible,
+        )
+        return merge_figures(table, told)
     return merge_figures(mali_figures(product.id, product.num_cores, clock_hz), table)
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from potluck.probe.boards import device_id, platform_devices, problem, resolve, shared_memory
 from potluck.probe.layer import Layer
 from potluck.probe.layers import adreno, mali
+from potluck.probe.layers.ascend import ascend_npus
 from potluck.probe.system import System
 from potluck.types.hardware import Device, DeviceKind, DeviceMemory, LayerReport
 
@@ -104,11 +105,12 @@ def _find(system: System) -> LayerReport:
     for function in system.pci_devices():
         if function.path in files or function.ids in _BY_PCI_IDS:
             pci_ids[function.path] = function.ids
+    npus, places = ascend_npus(system, known={*pci_ids}, unused=UNUSED)
     devices = tuple(
         _device(system, path, tuple(files[path]), pci_ids.get(path, ""))
-        for path in sorted({*files, *pci_ids})
+        for path in sorted({*files, *pci_ids} - places)
     )
-    return LayerReport(layer=LAYER.name, devices=devices)
+    return LayerReport(layer=LAYER.name, devices=devices + npus)
 
 
 def _device_files(system: System) -> Iterator[tuple[Path, Path]]:

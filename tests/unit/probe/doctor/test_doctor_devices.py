@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.doctor_cases import (
+    CPU,
     NATIVE,
     a_case,
     a_gpu,
@@ -225,13 +228,46 @@ def test_a_driver_without_its_library(tmp_path: Path) -> None:
     system = a_system(tmp_path, {"dev/nvidiactl": ""})
     gpu = a_gpu("NVIDIA", "A10", "nvidia", system.dev / "nvidiactl")
     found = the_finding(a_case(system, a_report(gpu)))
-    assert (
-        found.message == "the NVIDIA driver is loaded, and its library libnvidia-ml.so is nowhere"
+    assert found.message == (
+        "the NVIDIA driver is loaded, and its library libnvidia-ml.so was not found"
     )
     assert found.command == "sudo apt install libnvidia-ml1"
     assert the_finding(a_case(system, a_report(gpu, container="docker"))).command == (
         "docker run --gpus all -e NVIDIA_DRIVER_CAPABILITIES=compute,utility …"
     )
+
+
+def test_a_library_of_nvml_in_a_folder_that_the_user_named(tmp_path: Path) -> None:
+    files = {
+        "dev/nvidiactl": "",
+        "sys/module/nvidia/version": "535.104.05\n",
+        "opt/nvidia/libnvidia-ml.so.535.104.05": "",
+    }
+    system = a_system(tmp_path, files)
+    gpu = a_gpu("NVIDIA", "A10", "nvidia", system.dev / "nvidiactl")
+    report = a_report(gpu)
+    named = a_case(system, report, library_folders=("/opt/nvidia", "/opt/none"))
+    assert "driver-library" not in [finding.check for finding in examine(named)]
+    assert the_finding(a_case(system, report)).check == "driver-library"
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"memory": replace(CPU.memory, source="NVML", is_shared=False)},
+        {"versions": (("driver", "535.104.05"), ("CUDA", "12.2"))},
+    ],
+)
+@pytest.mark.parametrize("files", [{}, {f"{LIBRARY}.550.54.14": "", f"{LIBRARY}.1": ""}])
+def test_a_library_that_answered_is_there(
+    tmp_path: Path, told: dict[str, Any], files: dict[str, str]
+) -> None:
+    """Whichever was loaded, it fits the driver in the kernel."""
+    files = {"dev/nvidiactl": "", "sys/module/nvidia/version": "535.104.05\n", **files}
+    system = a_system(tmp_path, files)
+    gpu = a_gpu("NVIDIA", "A10", "nvidia", system.dev / "nvidiactl", **told)
+    found = examine(a_case(system, a_report(gpu)))
+    assert "driver-library" not in [finding.check for finding in found]
 
 
 @pytest.mark.parametrize(

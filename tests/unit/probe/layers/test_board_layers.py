@@ -75,6 +75,98 @@ def test_a_gpuinfo_that_is_none_leaves_the_device_tree(tree: Tree, gpuinfo: str)
     assert device.device_id == "of-13000000.mali"
 
 
+@pytest.mark.parametrize(
+    ("cores", "clock", "is_known"),
+    [
+        ("4", "1000000000", True),
+        ("32", "1000000000", True),
+        ("0", "1000000000", False),
+        ("129", "1000000000", False),
+        ("999999", "1000000000", False),
+        ("4", "8000000001", False),
+        ("4", "-1", False),
+        ("4", "9" * 30, False),
+    ],
+)
+def test_figures_of_kbase_that_cannot_be(
+    tree: Tree, cores: str, clock: str, is_known: bool
+) -> None:
+    place = "devices/platform/13000000.mali"
+    tree.add(f"{place}/devfreq/13000000.mali/max_freq", clock)
+    figures = tree.kbase(f"Mali-G610 {cores} cores r0p0 0xA867\n", "arm,mali-valhall").figures
+    for figure in (figures.f32_operations_per_second, figures.f16_operations_per_second):
+        assert (figure.value is not None) == is_known
+        assert "not measured" in figure.source or is_known
+
+
+@pytest.mark.parametrize("gpuinfo", ["Mali-G57 {} cores r0p1 0x9091", "Mali-G57 4 cores r0p1 0x{}"])
+def test_numbers_of_kbase_that_are_too_long(tree: Tree, gpuinfo: str) -> None:
+    device = tree.kbase(gpuinfo.format("9" * 5000), "arm,mali-valhall")
+    assert (device.name, device.chip) == ("arm,mali-valhall", "arm,mali-valhall")
+
+
+def add_ascend(tree: Tree, address: str, device: str = "0xd802", kind: str = "0x120000") -> None:
+    place = f"devices/pci0000:00/{address}"
+    for name, text in (("vendor", "0x19e5"), ("device", device), ("class", kind)):
+        tree.add(f"{place}/{name}", text)
+    tree.add(f"{place}/uevent", "DRIVER=devdrv_device_driver")
+    tree.link(f"{place}/subsystem", "bus/pci")
+    tree.link(f"bus/pci/devices/{address}", place)
+
+
+def add_files(tree: Tree, *names: str) -> None:
+    tree.system.dev.mkdir(exist_ok=True)
+    for name in (*names, "davinci_manager", "davinci_manager_docker"):
+        (tree.system.dev / name).touch()
+
+
+def test_ascend_npus_on_the_pci_bus(tree: Tree) -> None:
+    for address in ("0000:01:00.0", "0000:02:00.0"):
+        add_ascend(tree, address)
+    add_ascend(tree, "0000:03:00.0", device="0x0200", kind="0x020000")  # a network card
+    add_files(tree, "davinci10", "davinci9")
+    first, second = other.LAYER.find(tree.system).devices
+    assert (first.device_id, first.make, first.name, first.chip) == (
+        "pci-0000:01:00.0",
+        "Huawei",
+        "Ascend 910B",
+        "19e5:d802",
+    )
+    assert first.kind is DeviceKind.NPU
+    assert not first.memory.is_shared
+    assert first.problem == other.UNUSED
+    assert first.device_files == (str(tree.system.dev / "davinci9"),)
+    assert second.device_files == (str(tree.system.dev / "davinci10"),)
+
+
+def test_an_ascend_npu_of_a_container_that_sees_the_others_on_the_bus(tree: Tree) -> None:
+    for address in ("0000:01:00.0", "0000:02:00.0"):
+        add_ascend(tree, address, device="0xd999")
+    add_files(tree, "davinci1")
+    devices = other.LAYER.find(tree.system).devices
+    assert [device.name for device in devices] == ["Ascend NPU", "Ascend NPU"]
+    assert {device.device_files for device in devices} == {()}
+    assert {device.problem for device in devices} == {other.UNUSED}
+
+
+def test_an_ascend_npu_without_a_driver_file(tree: Tree) -> None:
+    add_ascend(tree, "0000:01:00.0")
+    (device,) = other.LAYER.find(tree.system).devices
+    assert device.problem.startswith(f"{other.UNUSED}; its driver devdrv_device_driver has made no")
+
+
+def test_an_ascend_npu_inside_a_board(tree: Tree) -> None:
+    add_files(tree, "davinci0")
+    (device,) = other.LAYER.find(tree.system).devices
+    assert (device.device_id, device.name, device.kind) == (
+        "davinci0",
+        "Ascend NPU",
+        DeviceKind.NPU,
+    )
+    assert device.memory.is_shared
+    assert device.problem == other.UNUSED
+
+
 def test_what_a_driver_reports_is_safe_to_print(tree: Tree) -> None:
     device = tree.kbase("Mali-G57\x1b[31m 5 cores r0p1 0x9091\n", "arm,mali-valhall")
     assert device.reported_name == "Mali-G57 [31m"
