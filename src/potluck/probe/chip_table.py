@@ -90,12 +90,18 @@ class MaliCore(_Row, frozen=True):
 
 
 class NvidiaMultiprocessor(_Row, frozen=True):
-    """What one multiprocessor of a compute capability computes per clock, dense."""
+    """What one multiprocessor of a compute capability computes per clock, dense.
+
+    Where matrix units of GeForce RTX cards run at another rate than those of professional cards,
+    the rates of the former are apart.
+    """
 
     capability: Annotated[str, msgspec.Meta(pattern=r"^\d+\.\d$")]
     cores: Positive
     f16_operations: Rate | None = None
     int8_operations: Rate | None = None
+    geforce_f16_operations: Rate | None = None
+    geforce_int8_operations: Rate | None = None
 
 
 class AmdComputeUnit(_Row, frozen=True):
@@ -145,6 +151,7 @@ class ChipTable(_Row, frozen=True):
         candidates = [rate for row in self.chip for rate in row.rates]
         for sm in self.nvidia:
             candidates += [sm.f16_operations, sm.int8_operations]
+            candidates += [sm.geforce_f16_operations, sm.geforce_int8_operations]
         for unit in self.amd:
             candidates += [unit.f32_operations, unit.f16_operations, unit.int8_operations]
             candidates.append(unit.memory_transfers)

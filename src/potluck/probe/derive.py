@@ -8,10 +8,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from potluck.probe.names import search_key
 from potluck.types.hardware import Figure, Figures, Origin
 
 if TYPE_CHECKING:
     from potluck.probe.chip_table import ChipTable, MaliCore, Rate
+
+
+_GEFORCE = "geforce rtx"
+"""What the names of consumer cards with matrix units have, those in laptops too."""
 
 
 def nvidia_figures(
@@ -21,11 +26,12 @@ def nvidia_figures(
     bus_width_bits: int | None,
     max_memory_clock_hz: int | None,
     compute_capability: tuple[int, int] | None = None,
+    name: str = "",
 ) -> Figures:
     """From what NVML tells of a whole GPU (not of a MIG slice); None or 0 is not known.
 
     The clock of the memory is NVML's, which is half of the data rate. 16-bit and 8-bit rates are
-    told where a compute capability settles them.
+    told where a compute capability settles them, for some together with the product's ``name``.
     """
     from potluck.probe.chip_table import shipped_table
 
@@ -36,8 +42,12 @@ def nvidia_figures(
         for sm in (row for row in table.nvidia if row.capability == capability):
             per_sm = f"multiprocessors of compute capability {capability}"
             num_sms = _exact_quotient(num_cores, sm.cores)
-            f16 = _unit_rate(table, sm.f16_operations, num_sms, per_sm, max_sm_clock_hz)
-            int8 = _unit_rate(table, sm.int8_operations, num_sms, per_sm, max_sm_clock_hz)
+            f16_rate, int8_rate = sm.f16_operations, sm.int8_operations
+            if _GEFORCE in search_key(name):
+                f16_rate = f16_rate or sm.geforce_f16_operations
+                int8_rate = int8_rate or sm.geforce_int8_operations
+            f16 = _unit_rate(table, f16_rate, num_sms, per_sm, max_sm_clock_hz)
+            int8 = _unit_rate(table, int8_rate, num_sms, per_sm, max_sm_clock_hz)
     return Figures(
         read_bytes_per_second=_bandwidth(
             table, table.nvidia_memory, bus_width_bits, max_memory_clock_hz

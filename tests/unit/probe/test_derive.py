@@ -97,6 +97,42 @@ class TestNvidia:
             None if f16 is None else pytest.approx(f16, rel=6e-3)
         )
 
+    @pytest.mark.parametrize(
+        ("name", "cores", "clock_mhz", "capability", "f16", "int8"),
+        [
+            # Dense rates, as NVIDIA's white papers on GA102, Ada and RTX Blackwell give them.
+            ("NVIDIA GeForce RTX 3090", 10496, 1695, (8, 6), 71e12, 284e12),
+            ("NVIDIA GeForce RTX 4090", 16384, 2520, (8, 9), 165.2e12, 660.6e12),
+            ("NVIDIA GeForce RTX 5090", 21760, 2407, (12, 0), 209.5e12, 838e12),
+            ("NVIDIA GeForce RTX 4090 Laptop GPU", 9728, 2040, (8, 9), 79.4e12, 317.5e12),
+            ("NVIDIA A10G", 9216, 1710, (8, 6), None, None),
+            ("NVIDIA RTX A6000", 10752, 1800, (8, 6), None, None),
+            ("NVIDIA GeForce MX570", 2048, 1155, (8, 6), None, None),
+            ("NVIDIA GeForce RTX 2080 Ti", 4352, 1545, (7, 5), None, None),
+            ("", 16384, 2520, (8, 9), None, None),
+        ],
+    )
+    def test_matrix_units_of_geforce_rtx(
+        self,
+        name: str,
+        cores: int,
+        clock_mhz: int,
+        capability: tuple[int, int],
+        f16: float | None,
+        int8: float | None,
+    ) -> None:
+        figures = nvidia_figures(
+            num_cores=cores,
+            max_sm_clock_hz=clock_mhz * MHZ,
+            bus_width_bits=None,
+            max_memory_clock_hz=None,
+            compute_capability=capability,
+            name=name,
+        )
+        found = (figures.f16_operations_per_second, figures.int8_operations_per_second)
+        for figure, rate in zip(found, (f16, int8), strict=True):
+            assert figure.value == (None if rate is None else pytest.approx(rate, rel=6e-3))
+
     def test_the_formula_is_told(self) -> None:
         figures = nvidia_figures(**A100)
         assert figures.f32_operations_per_second.source == "2 × 6912 cores × 1.41 GHz"

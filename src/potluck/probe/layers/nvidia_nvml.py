@@ -246,6 +246,7 @@ def _figures(card: NvmlCard) -> Figures:
         bus_width_bits=_plausible(card.bus_width_bits, _MAX_BUS_BITS),
         max_memory_clock_hz=_hertz(card.max_memory_clock_mhz),
         compute_capability=card.compute_capability,
+        name=printable(card.name or ""),
     )
 
 
