@@ -55,10 +55,15 @@ class Peer(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaBench:
-    """An executable ``llama-bench`` and what was built beside it."""
+    """An executable ``llama-bench`` and what was built beside it.
+
+    ``repacks``: weights are brought into the order of its kernels, as by default. llama.cpp 0.3.36
+    ends when it repacks a model with latent attention.
+    """
 
     executable: Path
     timeout_seconds: float
+    repacks: bool = True
 
     def describe(self, model: Path) -> Build:
         """The commit from ``--version``, the features from ``llama-completion``'s log."""
@@ -94,6 +99,7 @@ class LlamaBench:
             *("-d", str(setting.depth_tokens), "-t", str(setting.num_threads)),
             *("-b", str(_BATCH_TOKENS), "-ub", str(_MICROBATCH_TOKENS)),
             *("-fa", str(int(flash_attention)), "-ngl", "0", "-r", str(num_repeats)),
+            *(() if self.repacks else ("--repack", "0")),
         ]
 
     def _several_sequences(
@@ -108,13 +114,20 @@ class LlamaBench:
             *("-npl", ",".join([str(count)] * num_repeats), "-t", str(setting.num_threads)),
             *("-b", str(_BATCH_TOKENS), "-ub", str(_MICROBATCH_TOKENS)),
             *("-fa", "on" if flash_attention else "off", "-ngl", "0"),
+            *self._without_repacking,
         ]
+
+    @property
+    def _without_repacking(self) -> tuple[str, ...]:
+        """The option of all programs but ``llama-bench``."""
+        return () if self.repacks else ("--no-repack",)
 
     def _features(self, model: Path) -> tuple[str, ...] | None:
         beside = self.executable.with_name("llama-completion")
         if not beside.exists():
             return None
         command = [str(beside), "-m", str(model), "-no-cnv", "-p", "a", "-n", "1", "-ngl", "0"]
+        command += self._without_repacking
         return parse_features(output_of(command, self.timeout_seconds, with_errors=True))
 
 

@@ -1,7 +1,8 @@
 """Potluck and llama.cpp on the same files, in turn: ``METHODOLOGY.md``, "Beside llama.cpp".
 
     python benchmarks/vs_llamacpp.py OUT.json [--llama-bench PATH] [--shape Llama-3.2-1B …]
-        [--claim decode prefill …] [--type Q8_0 …] [--llama-bench-avx2 PATH] [--quick]
+        [--claim decode prefill …] [--type Q8_0 …] [--llama-bench-avx2 PATH] [--no-repack]
+        [--quick]
 
 Without ``--llama-bench`` the package ``xllamacpp`` is the peer (the extra ``bench``). Makes the
 model files that are missing, in ``--directory``. Every run is a process of its own, and no two
@@ -204,6 +205,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--llama-bench", type=Path, help="a build for this CPU")
     for isa in ISAS:
         parser.add_argument(f"--llama-bench-{isa}", type=Path, help=f"a build for {isa} alone")
+    parser.add_argument("--no-repack", action="store_true", help="of llama-bench's weights")
     parser.add_argument("--directory", type=Path, default=Path("build/benchmarks"))
     parser.add_argument("--shape", nargs="+", choices=_ALL_SHAPES, default=["Llama-3.2-1B"])
     parser.add_argument("--type", nargs="+", choices=GGUF_TYPES, default=list(TYPES))
@@ -228,7 +230,11 @@ def peers_of(arguments: argparse.Namespace) -> dict[str | None, Peer]:
     seconds = arguments.run_seconds
     best: Peer = Xllamacpp(timeout_seconds=seconds)
     if arguments.llama_bench is not None:
-        best = LlamaBench(executable=arguments.llama_bench.absolute(), timeout_seconds=seconds)
+        best = LlamaBench(
+            executable=arguments.llama_bench.absolute(),
+            timeout_seconds=seconds,
+            repacks=not arguments.no_repack,
+        )
     peers: dict[str | None, Peer] = {None: best}
     for isa in ISAS:
         path = getattr(arguments, f"llama_bench_{isa}")

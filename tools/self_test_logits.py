@@ -9,6 +9,7 @@ import json
 
 from potluck.engines.reference import ReferenceEngine
 from potluck.engines.self_test import program_logits
+from potluck.types.expert_use import NO_EXPERTS
 from potluck.types.program import Program
 
 
@@ -16,6 +17,7 @@ class _Reference(ReferenceEngine):
     """With what an engine that is loaded has besides."""
 
     weights_bytes = 0
+    expert_use = NO_EXPERTS
 
     def warm_up(self) -> None:
         """Nothing is compiled."""

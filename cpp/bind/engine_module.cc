@@ -234,7 +234,11 @@ void bind_stage(nb::module_& m) {
              return std::make_pair(std::move(times.ops), times.sampling_seconds);
            })
       .def_prop_ro("weights_bytes", &Stage::weights_bytes)
-      .def_prop_ro("mapped_bytes", &Stage::mapped_bytes);
+      .def_prop_ro("mapped_bytes", &Stage::mapped_bytes)
+      .def_prop_ro("expert_use", [](const Stage& stage) {
+        const ExpertUse use = stage.expert_use();
+        return std::make_pair(use.num_used, use.num_in_memory);
+      });
 }
 
 // A sampler without a stage, for logits that come from elsewhere.

@@ -322,7 +322,7 @@ struct Perturbed {
     std::vector<float> betas;
     if (spoil && kIsScalar) {  // the last token is written too weakly
       betas.assign(args.betas, args.betas + args.num_tokens * args.num_heads);
-      for (int64_t h = 0; h < args.num_heads; ++h) betas[betas.size() - 1 - static_cast<size_t>(h)] *= 0.99f;
+      for (auto beta = betas.end() - args.num_heads; beta != betas.end(); ++beta) *beta *= 0.99f;
       changed.betas = betas.data();
     }
     real().gated_delta(changed);

@@ -647,7 +647,8 @@ void Executor::make_input(const op::Moe<int>& o, const Batch&, int64_t t) {
 }
 
 void Executor::run_op(const op::Moe<int>& o, const Batch& batch, ThreadPool::Session& session) {
-  moe_->run(o, activations(register_data(o.x)), batch.num_tokens(), register_data(o.out), session);
+  moe_->run(o, activations(register_data(o.x)), batch.num_tokens(), register_data(o.out),
+            read_ahead_.is_active(), session);
 }
 
 Activations Executor::activations(const float* x) {

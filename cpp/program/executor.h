@@ -52,6 +52,8 @@ class Executor {
   const StateCache& states() const { return states_; }
 
   // What a block holds in every cache, one after another.
+  ExpertUse expert_use() const { return moe_->expert_use(); }
+
   uint64_t block_bytes() const;
   void read_block(int64_t block, uint8_t* out) const;
   void write_block(int64_t block, const uint8_t* data);

@@ -133,10 +133,11 @@ bool MoeRunner::takes_bf16(const Matrix& stack) const {
 }
 
 void MoeRunner::run(const op::Moe<int>& o, const Activations& input, int64_t num_tokens,
-                    float* out, ThreadPool::Session& session) {
+                    float* out, bool may_be_absent, ThreadPool::Session& session) {
   const Matrix &up = weights_.matrix(o.up), &down = weights_.matrix(o.down);
   const Scratch& s = scratch_;
   const int64_t num_rows = group(o, num_tokens);
+  bring_in(o, may_be_absent);
   parallel_ranges(session, num_rows, 1, kCopyWork * up.columns,
                   [&](int64_t begin, int64_t end, int) {
                     for (int64_t row = begin; row < end; ++row) gather(o, input, row);
@@ -248,6 +249,33 @@ int64_t MoeRunner::group(const op::Moe<int>& o, int64_t num_tokens) {
   for (int64_t e = o.num_experts; e > 0; --e) s.first_rows[e] = s.first_rows[e - 1];
   s.first_rows[0] = 0;
   return s.first_rows[o.num_experts];
+}
+
+// Asks for the mapped experts that were chosen and are not in memory: all of them at once, so that
+// the disk has as much to do as it can take, and those that come last arrive while others are
+// computed.
+void MoeRunner::bring_in(const op::Moe<int>& o, bool may_be_absent) {
+  int64_t num_used = 0, num_in_memory = 0;
+  const auto for_stack = [&](int index) {
+    if (!weights_.is_mapped(index)) return;
+    const uint64_t expert_bytes =
+        weights_.mapped_bytes(index) / static_cast<uint64_t>(o.num_experts);
+    for (int64_t e = 0; e < o.num_experts; ++e) {
+      if (scratch_.first_rows[e + 1] == scratch_.first_rows[e]) continue;
+      const uint64_t offset = static_cast<uint64_t>(e) * expert_bytes;
+      ++num_used;
+      if (!may_be_absent || weights_.is_in_memory(index, offset, expert_bytes)) {
+        ++num_in_memory;
+      } else {
+        weights_.ask_for(index, offset, expert_bytes);
+      }
+    }
+  };
+  if (o.gate) for_stack(*o.gate);
+  for_stack(o.up);
+  for_stack(o.down);
+  num_used_.fetch_add(num_used, std::memory_order_relaxed);
+  num_in_memory_.fetch_add(num_in_memory, std::memory_order_relaxed);
 }
 
 // Copies the input of one row, in the forms that its products take.

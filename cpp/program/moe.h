@@ -6,6 +6,7 @@
 // nor on how the work is divided.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -19,6 +20,12 @@
 #include "program/weights.h"
 
 namespace potluck {
+
+// Matrices of mapped experts that steps have used, and those of them that were in memory.
+struct ExpertUse {
+  int64_t num_used = 0;
+  int64_t num_in_memory = 0;
+};
 
 class MoeRunner {
  public:
@@ -40,8 +47,13 @@ class MoeRunner {
 
   // Computes what `choose` has chosen for tokens [0, num_tokens). Of `input`, x is read and, where
   // they are wanted, the integers. `out` is [num_tokens][rows of `down`], and may be input.x.
+  // If they `may_be_absent`, mapped experts that are not in memory are asked for before any is
+  // computed.
   void run(const op::Moe<int>& o, const Activations& input, int64_t num_tokens, float* out,
-           ThreadPool::Session& session);
+           bool may_be_absent, ThreadPool::Session& session);
+
+  // Since this was made. Any thread may ask.
+  ExpertUse expert_use() const { return {num_used_.load(), num_in_memory_.load()}; }
 
  private:
   struct Layout;
@@ -74,6 +86,7 @@ class MoeRunner {
   void leave_groups_out(const op::Moe<int>& o, int64_t token, float* preferences) const;
   int64_t group(const op::Moe<int>& o, int64_t num_tokens);
   void unpack_biases();
+  void bring_in(const op::Moe<int>& o, bool may_be_absent);
   void gather(const op::Moe<int>& o, const Activations& input, int64_t row);
   void activate(const op::Moe<int>& o, int64_t row);
   void add_products(const op::Moe<int>& o, const Matrix& stack, std::optional<int> bias,
@@ -88,6 +101,8 @@ class MoeRunner {
   std::map<int, float*> biases_;
   bool has_unpacked_biases_ = false;
   std::vector<Product> products_;  // of the op that runs
+  std::atomic<int64_t> num_used_{0};
+  std::atomic<int64_t> num_in_memory_{0};
 };
 
 }  // namespace potluck

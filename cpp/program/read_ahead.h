@@ -14,8 +14,8 @@
 namespace potluck {
 
 // While one layer computes, a thread of its own reads the next: otherwise every page that is not in
-// memory stops all threads until the disk has it. An embedding and experts are left out, as few of
-// their rows are used. In a step after one that read nothing everything is there, and the thread
+// memory stops all threads until the disk has it. An embedding is left out, as few of its
+// rows are used, and so are experts: MoeRunner asks for those that were chosen. In a step after one that read nothing everything is there, and the thread
 // sleeps.
 class ReadAhead {
  public:
@@ -26,6 +26,8 @@ class ReadAhead {
   ReadAhead& operator=(const ReadAhead&) = delete;
 
   void begin_step();
+  // Whether something had to be read in the step before this one.
+  bool is_active() const { return is_active_; }
   // Before op `op_index` of the program is run; ascending within a step.
   void before_op(size_t op_index) {
     if (is_active_ && layer_of_op_[op_index] != layer_.load(std::memory_order_relaxed)) {

@@ -98,6 +98,7 @@ class Stage {
 
   uint64_t weights_bytes() const { return weights_.num_bytes(); }
   uint64_t mapped_bytes() const { return weights_.num_mapped_bytes(); }
+  ExpertUse expert_use() const { return executor_.expert_use(); }
 
  private:
   class Call;

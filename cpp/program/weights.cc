@@ -207,6 +207,16 @@ void WeightStore::ask_for(int index, uint64_t offset, uint64_t num_bytes) const 
   }
 }
 
+bool WeightStore::is_in_memory(int index, uint64_t offset, uint64_t num_bytes) const {
+  static const auto page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+  const Range pages = pages_of(index, offset, num_bytes);
+  std::vector<unsigned char> is_there((pages.end - pages.start + page - 1) / page);
+  if (mincore(reinterpret_cast<void*>(pages.start), pages.end - pages.start, is_there.data())) {
+    return true;
+  }
+  return std::all_of(is_there.begin(), is_there.end(), [](unsigned char each) { return each & 1; });
+}
+
 WeightStore::Range WeightStore::pages_of(int index, uint64_t offset, uint64_t num_bytes) const {
   static const auto page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
   const Entry& entry = entries_[index];

@@ -63,6 +63,8 @@ class WeightStore {
   // requests to have them read soon, which may not be heeded.
   bool fault_in(int index, uint64_t offset, uint64_t num_bytes) const;
   void ask_for(int index, uint64_t offset, uint64_t num_bytes) const;
+  // Whether all of those bytes are in memory, as far as the operating system tells.
+  bool is_in_memory(int index, uint64_t offset, uint64_t num_bytes) const;
 
   // In memory of their own, and where somebody else keeps them.
   uint64_t num_bytes() const;

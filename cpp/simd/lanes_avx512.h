@@ -26,6 +26,8 @@ constexpr int kPairTokenTile = 6;
 constexpr bool kReloadsFloats = false;
 constexpr int kUnroll = 8;
 constexpr int kNumLanes = 16;
+// 4 strips and 12 sums and terms of 32 registers: as many chains of additions as are in flight. Two
+// strips: 24 -> 28 us a token and 32 heads of 128 x 128 (Sapphire Rapids).
 constexpr int kStateStrips = 4;
 constexpr int kStateTokens = 2;
 constexpr int kNumRegisters = 32;

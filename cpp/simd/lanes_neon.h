@@ -23,6 +23,7 @@ constexpr int kPairTokenTile = 5;
 constexpr bool kReloadsFloats = false;
 constexpr int kUnroll = 8;
 constexpr int kNumLanes = 16;
+// A strip takes 4 of 32 registers, its sums 8, what is added to it 4.
 constexpr int kStateStrips = 1;
 constexpr int kStateTokens = 2;
 // As many F32x16 as the registers hold.

@@ -29,6 +29,8 @@ constexpr bool kReloadsFloats = false;
 // there are any for them.
 constexpr int kUnroll = 1;
 constexpr int kNumLanes = 16;
+// Strips of a state that pass through the tokens together, and tokens that a scan takes in one pass:
+// their sums are to stay in the registers, and the strips in the first cache.
 constexpr int kStateStrips = 1;
 constexpr int kStateTokens = 1;
 // As many F32x16 as the registers hold; here, where there is no such limit, as many as anywhere.

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from support.agents import AgentProcess, Fleet, await_ready, eventually, no_end
+from support.small_lfm2 import SLOT_BYTES, write_small_lfm2
 
 WORDS = "the small boat crossed the quiet lake before the storm came over the hills "
 PROMPT = WORDS * 20
@@ -89,6 +90,33 @@ def test_a_prompt_survives_the_loss_of_a_stage_and_a_restart(
     with two_nodes(tmp_path / "once more") as (first, _):
         deploy(first, 2**30)
         assert answer(first) == (expected, num_tokens, num_known)
+
+
+def test_states_survive_a_redeployment_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a model with short convolutions: the prompt goes on from the checkpoint near its end."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder = tmp_path / "cache" / "potluck" / "kv"
+    model = write_small_lfm2(tmp_path / "model")
+    with Fleet(tmp_path / "fleet") as fleet:
+        agent = fleet.start(0).await_up()
+
+        def deploy_it() -> None:
+            agent.ask("deploy", model=model, model_id="demo", cache_disk_bytes=2**30)
+            await_ready(agent, "demo")
+
+        deploy_it()
+        expected, num_tokens, num_cached = answer(agent)
+        num_kept = (num_tokens - 8) // 16 * 16
+        assert num_cached == 0
+        assert num_kept > 128
+        assert answer(agent) == (expected, num_tokens, num_kept), "in memory"
+        assert agent.metric("potluck_prefix_cache_checkpoint_hits_total", model="demo") == 1
+        assert agent.metric("potluck_state_slots", model="demo", state="live") == 0
+        assert agent.metric("potluck_state_bytes", model="demo", state="checkpoint") >= SLOT_BYTES
+        eventually(lambda: list(folder.glob("*-states/*.block")), within=10, what="it is on disk")
+        agent.ask("undeploy", name="demo")
+        deploy_it()
+        assert answer(agent) == (expected, num_tokens, num_kept)
 
 
 def test_a_folder_that_cannot_be_used_is_told_once(

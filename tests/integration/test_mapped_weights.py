@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import gc
 import json
 import os
 import shutil
@@ -14,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from model_shapes import SHAPES, Experts
+from random_gguf import write_gguf
 from support.command import assert_refused, environment, run_command
 from support.kernel_build import not_shown
 from support.large_models import make_large_model
@@ -22,6 +26,7 @@ from potluck import Model
 from potluck.catalog.locate import DEMO_DIRECTORY
 from potluck.formats.source import FileTensorSource
 from potluck.local import LoadProgress
+from potluck.types.expert_use import NO_EXPERTS
 from potluck.types.quantization import Quantization
 
 MIB = 2**20
@@ -255,3 +260,43 @@ def test_a_changed_model_is_packed_again(cache: Path, tmp_path: Path) -> None:
         after = logprobs(opened)
     assert after == expected != before
     assert len(list(cache.iterdir())) == 2
+
+
+def test_experts_that_are_not_in_memory_are_counted(cache: Path, tmp_path: Path) -> None:
+    """The first token after a start finds them on the disk, later ones in memory."""
+    shape = dataclasses.replace(
+        SHAPES["Qwen3-30B-A3B-4-layers"],
+        hidden_size=256,
+        num_layers=2,
+        num_heads=4,
+        num_key_value_heads=2,
+        head_dim=64,
+        experts=Experts(num_experts=16, num_experts_per_token=4, intermediate_size=512),
+        vocab_size=None,
+    )
+    path = tmp_path / "experts.gguf"
+    write_gguf(shape, path, "Q8_0")
+    with Model.open(str(path)) as loaded:
+        expected = logprobs(loaded)
+        assert loaded.expert_use == NO_EXPERTS
+    with Model.open(str(path), mmap=True) as mapped:
+        assert logprobs(mapped) == expected
+    (packed,) = cache.iterdir()
+    del mapped
+    gc.collect()  # what is mapped stays in memory
+    with packed.open("rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    with Model.open(str(path), mmap=True) as mapped:
+        first = mapped.expert_use
+        assert first.num_used == 0
+        assert logprobs(mapped) == expected
+        cold = mapped.expert_use
+        assert (
+            cold.num_used >= 12 * 2 * 3 * 4
+        )  # of each token in each layer, three matrices of four
+        if cold.num_in_memory == cold.num_used:
+            not_shown("the file system keeps all of a file in memory")
+        assert logprobs(mapped) == expected
+        warm = mapped.expert_use
+    assert warm.num_in_memory - cold.num_in_memory == warm.num_used - cold.num_used

@@ -150,6 +150,7 @@ def native_logits(path: Path) -> NDArray[np.float32]:
         num_blocks=-(-NUM_TOKENS // KV_BLOCK_TOKENS),
         max_step_tokens=NUM_TOKENS,
         num_threads=2,
+        num_states=1,
     )
     shard = Shard.whole(2)
     plan = plan_stage(read_profile(description), shard, size)
@@ -164,6 +165,7 @@ def native_logits(path: Path) -> NDArray[np.float32]:
         start_position=0,
         block_table=tuple(range(size.num_blocks)),
         sample=True,
+        state=0 if any(layer.recurrence for layer in description.config.layers) else None,
     )
     with closing(stage.engine):
         return stage.engine.logits(Step(step_id=StepId(0), slices=(part,)), None)
@@ -241,6 +243,9 @@ def test_gated_delta_nets(family: str, tmp_path: Path) -> None:
     with source, Stages(description.config, source, boundaries=[1]) as stages:
         exact = stages.logits_at_all_positions(tokens)
     assert np.abs(exact - expected).max() < 5e-5 * np.abs(expected).max()
+    actual = native_logits(quantized)
+    limit = native_error_limit(num_layers=2, is_quantized=False, are_activations_bf16=True)
+    assert rms(actual - expected[-1:]) < 2 * limit * rms(expected[-1:])
 
 
 def test_latent_attention(tmp_path: Path) -> None:

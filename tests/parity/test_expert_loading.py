@@ -26,6 +26,18 @@ NUM_TOKENS = 40
 NUM_LAYERS = 2
 COMMON: dict[str, Any] = {"num_hidden_layers": NUM_LAYERS, "hidden_size": 128, "head_dim": 32}
 FEW: dict[str, Any] = {"num_local_experts": 6, "num_experts_per_tok": 2}
+LATENT: dict[str, Any] = {
+    "head_dim": None,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 64,
+    "q_lora_rank": 64,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 32,
+    "v_head_dim": 48,
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+}
 SETTINGS: dict[str, dict[str, Any]] = {
     "gpt_oss": FEW | {"intermediate_size": 64, "sliding_window": 9},
     "glm4_moe": {
@@ -51,6 +63,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 64,
         "head_dim": None,
     },
+    "deepseek_v2": LATENT | {"q_lora_rank": None},
+    "deepseek_v3": LATENT | {"n_group": 2, "topk_group": 1, "first_k_dense_replace": 1},
+    "glm4_moe_lite": LATENT,
 }
 
 
@@ -104,7 +119,9 @@ def median_error(actual: NDArray[Any], expected: NDArray[Any]) -> float:
 @pytest.mark.parametrize("quantization", [Quantization.NONE, Quantization.Q8_0])
 @pytest.mark.parametrize("family", SETTINGS)
 def test_logits_are_close(family: str, quantization: Quantization, tmp_path: Path) -> None:
-    wanted = {key: each for key, each in (COMMON | SETTINGS[family]).items() if each is not None}
+    wanted = COMMON | SETTINGS[family]
+    if wanted["head_dim"] is None:
+        del wanted["head_dim"]
     model = make_expert_model(family, wanted, tmp_path, seed=7)
     tokens = random_tokens(NUM_TOKENS)
     actual = loaded_logits(tmp_path, tokens, quantization)

@@ -328,8 +328,12 @@ def test_published_forms_of_safetensors(tmp_path: Path) -> None:
         "a vision tower",
     )
     tokens = random_tokens(40)
+    expected = torch_logits(model, tokens)
     actual = logits_of_files(tmp_path, tokens, boundaries=[2])
-    assert_logits_agree(actual, torch_logits(model, tokens), tolerance=TOLERANCE)
+    assert_logits_agree(actual, expected, tolerance=TOLERANCE)
+    by_native = logits_of_files(tmp_path, tokens, engine_factory=native_engine)
+    limit = native_error_limit(num_layers=4, is_quantized=False, are_activations_bf16=True)
+    assert_mostly_close(by_native, expected, limit=limit)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

@@ -23,11 +23,11 @@ from support.random_models import RandomModel, random_tokens, torch_logits
 from support.stages import Stages, native_engine
 from support.state_dict_source import StateDictSource
 
-from potluck.catalog import describe_model, open_weights
-from potluck.errors import UnsupportedModelError
+from potluck.catalog import describe_model, open_weights, read_profile
 from potluck.models.names import FileKind
 from potluck.types.model import LatentAttentionConfig, LayerConfig
 from potluck.types.program import ExpertScore, Shard
+from potluck.types.tensor import TensorFormat, TensorSource
 
 TOLERANCE = 1e-4
 
@@ -271,6 +271,33 @@ def test_prompts_in_two_chunks(name: str, models: Callable[[Case], RandomModel])
                 assert np.abs(actual - expected[length - 1]).max() <= TOLERANCE
 
 
+@pytest.mark.parametrize("name", ["deepseek-v2-lite", "deepseek-v3", "glm-4.7-flash-other-layers"])
+def test_the_native_engine_gives_the_same_bits(
+    name: str, models: Callable[[Case], RandomModel]
+) -> None:
+    """However a prompt comes in two chunks, beside another one, and wherever layers are cut."""
+    model = models(case_of(name))
+    description = describe_model(str(model.directory))
+    config, tokens = description.config, random_tokens(37, seed=5)
+    whole = Shard.whole(config.num_layers)
+
+    def stages(source: TensorSource, boundaries: list[int]) -> Stages:
+        return Stages(config, source, boundaries=boundaries, engine_factory=native_engine)
+
+    with closing(open_weights(description, [whole])) as source, stages(source, []) as one:
+        expected = one.logits(one.slice(0, tokens))
+        for cut in range(1, len(tokens)):
+            one.logits(one.slice(1, tokens[:cut]))
+            rest, other = one.slice(1, tokens[cut:], cut), one.slice(2, tokens[:cut])
+            assert np.array_equal(one.logits(rest, other)[:1], expected)
+    for cut in range(config.num_layers + 1):
+        with (
+            closing(open_weights(description, [whole])) as source,
+            stages(source, [cut]) as two,
+        ):
+            assert np.array_equal(two.logits(two.slice(0, tokens)), expected)
+
+
 @pytest.mark.parametrize("name", ["deepseek-v3", "glm-4.7-flash-other-layers"])
 def test_every_cut_gives_the_same_bits(name: str, models: Callable[[Case], RandomModel]) -> None:
     model, tokens = models(case_of(name)), random_tokens(40, seed=6)
@@ -341,16 +368,23 @@ def test_layers_that_predict_further_tokens_are_left_out(name: str, tmp_path: Pa
     assert_logits_agree(logits_of_files(path, tokens), expected, tolerance=TOLERANCE)
 
 
-def test_old_gguf_files_in_blocks_are_refused(
-    models: Callable[[Case], RandomModel], tmp_path: Path
-) -> None:
+def test_old_gguf_files_in_blocks(models: Callable[[Case], RandomModel], tmp_path: Path) -> None:
+    """Keys and values in one, in blocks, of which keys are transposed: as the same in floats."""
+    model, tokens = models(case_of("deepseek-v2-lite")), random_tokens(40)
+    kind = gguf.GGMLQuantizationType.Q8_0
+    rounded = {
+        name: gguf.quants.dequantize(gguf.quants.quantize(values, kind), kind).reshape(values.shape)
+        if name.endswith("kv_b_proj.weight")
+        else values
+        for name, values in model.state.items()
+    }
+    config = describe_model(str(model.directory)).config
+    with Stages(config, StateDictSource(rounded)) as stages:
+        expected = stages.logits_at_all_positions(tokens)
     path = tmp_path / "model.gguf"
-    formats = {"attn_kv_b": gguf.GGMLQuantizationType.Q8_0}
-    write_expert_gguf(path, models(case_of("deepseek-v2-lite")), formats=formats, has_joint_up=True)
-    with pytest.raises(UnsupportedModelError, match=r"attn_kv_b.weight is stored as q8_0") as error:
-        logits_of_files(path, random_tokens(3))
-    assert "newer converter" in (error.value.hint or "")
-    # Of newer files both are whole blocks.
-    formats = {"attn_k_b": gguf.GGMLQuantizationType.Q8_0}
-    write_expert_gguf(path, models(case_of("deepseek-v2-lite")), formats=formats)
-    logits_of_files(path, random_tokens(3))
+    write_expert_gguf(path, model, formats={"attn_kv_b": kind}, has_joint_up=True)
+    assert_logits_agree(logits_of_files(path, tokens), expected, tolerance=TOLERANCE)
+    description = describe_model(str(path))
+    profile = read_profile(description)
+    assert profile.info("layers.0.attn.k_up.weight").format is TensorFormat.F32
+    assert profile.info("layers.0.attn.v_up.weight").format is TensorFormat.Q8_0

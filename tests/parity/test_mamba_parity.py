@@ -195,6 +195,11 @@ CASES: tuple[Case, ...] = (
         has_gguf=False,
     ),
     Case(
+        name="nemotron-3-super",
+        family="nemotron_h",
+        settings=NEMOTRON_3 | {"moe_latent_size": 32, "num_experts_per_tok": 4},
+    ),
+    Case(
         name="nemotron-3-no-attention",
         family="nemotron_h",
         settings=NEMOTRON_3 | {"hybrid_override_pattern": "MEM"},
@@ -315,7 +320,7 @@ def test_logits_at_every_position(
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_prompts_split_at_every_place(case: Case, models: Callable[[Case], RandomModel]) -> None:
-    model, tokens = models(case), random_tokens(40)
+    model, tokens = models(case), random_tokens(24)
     config = describe_model(str(model.directory)).config
     expected = torch_logits(model, tokens)
     with Stages(config, StateDictSource(model.state), num_sequences=2) as stages:
@@ -327,19 +332,28 @@ def test_prompts_split_at_every_place(case: Case, models: Callable[[Case], Rando
             assert_logits_agree(actual, expected[[split - 1, -1]], tolerance=TOLERANCE)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_the_native_engine(case: Case, models: Callable[[Case], RandomModel]) -> None:
-    model, tokens = models(case), random_tokens(70, seed=4)
-    actual = logits_of_files(model.directory, tokens, engine_factory=native_engine)
-    expected = torch_logits(model, tokens)
+def assert_mostly_close(
+    actual: NDArray[np.float32], expected: NDArray[np.float32], model: RandomModel
+) -> None:
+    """Errors of half of the positions within the native engine's limit, of nine of ten within two.
+
+    At the others a router may have chosen another one of two experts with nearly equal scores.
+    """
     errors = np.sqrt(((actual - expected) ** 2).mean(axis=1) / (expected**2).mean(axis=1))
-    config = describe_model(str(model.directory)).config
-    limit = native_error_limit(num_layers=config.num_layers, is_quantized=False)
+    num_layers = describe_model(str(model.directory)).config.num_layers
+    limit = native_error_limit(num_layers=num_layers, is_quantized=False)
     assert np.quantile(errors, 0.5) < limit
     assert np.quantile(errors, 0.9) < 2 * limit
 
 
-@pytest.mark.parametrize("name", ["mamba-codestral", "nemotron-3-nano", "falcon-h1-34b"])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_native_engine(case: Case, models: Callable[[Case], RandomModel]) -> None:
+    model, tokens = models(case), random_tokens(70, seed=4)
+    actual = logits_of_files(model.directory, tokens, engine_factory=native_engine)
+    assert_mostly_close(actual, torch_logits(model, tokens), model)
+
+
+@pytest.mark.parametrize("name", ["mamba-codestral", "nemotron-3-super", "falcon-h1-34b"])
 def test_native_bits_depend_on_neither_chunks_nor_cuts(
     name: str, models: Callable[[Case], RandomModel]
 ) -> None:
@@ -368,9 +382,11 @@ def test_gguf_files_give_the_same_logits(
     assert describe_model(str(path)).files.kind is FileKind.GGUF
     actual, expected = logits_of_files(path, tokens), torch_logits(model, tokens)
     assert_logits_agree(actual, expected, tolerance=TOLERANCE)
+    by_native = logits_of_files(path, tokens, engine_factory=native_engine)
+    assert_mostly_close(by_native, expected, model)
 
 
-@pytest.mark.parametrize("name", ["mamba-codestral", "nemotron-3-nano", "falcon-h1"])
+@pytest.mark.parametrize("name", ["mamba-codestral", "nemotron-3-super", "falcon-h1"])
 def test_quantized_matrices_in_gguf_files(
     name: str, models: Callable[[Case], RandomModel], tmp_path: Path
 ) -> None:

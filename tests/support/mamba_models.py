@@ -157,6 +157,8 @@ def _nemotron_h(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
     writer.add_expert_weights_scale(config["routed_scaling_factor"])
     writer.add_expert_group_count(config["n_group"])
     writer.add_expert_group_used_count(config["topk_group"])
+    if config["moe_latent_size"] is not None:
+        writer.add_moe_latent_size(config["moe_latent_size"])
 
 
 def _convert_nemotron_h(tensors: Tensors, config: Mapping[str, Any]) -> Tensors:

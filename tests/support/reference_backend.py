@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from potluck.engines.reference import ReferenceEngine
 from potluck.types.abilities import ALL_FEATURES, BackendAbilities
+from potluck.types.expert_use import NO_EXPERTS, ExpertUse
 from potluck.types.hardware import BackendSpec, DeviceKind
 from potluck.types.tensor import TensorFormat
 
@@ -71,6 +72,10 @@ class _ReferenceUnit(ReferenceEngine):
             spec.shape[0] * (spec.shape[1] if len(spec.shape) > 1 else 1)
             for spec in program.weights
         )
+
+    @property
+    def expert_use(self) -> ExpertUse:
+        return NO_EXPERTS
 
     def warm_up(self) -> None:
         """There is nothing to compile."""

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from support.proofs import PROOFS
 
+from potluck.engines.dequantize import dequantize
 from potluck.engines.native import NativeEngine
 from potluck.engines.reference import ReferenceEngine
 from potluck.kernels.runner import ThreadPool
@@ -78,7 +79,7 @@ def load_weights(
     engine: Engine, tensors: Sequence[StoredTensor], source: TensorSource, *, rows_at_once: int = 7
 ) -> None:
     """Feed an engine a few rows at a time."""
-    sink, canonical = engine.sink(), CanonicalSource(source, tensors)
+    sink, canonical = engine.sink(), CanonicalSource(source, tensors, dequantize=dequantize)
     for tensor in tensors:
         name = tensor.canonical_name
         info = canonical.info(name)

@@ -284,9 +284,18 @@ def _stage_families(models: Sequence[ModelMetrics]) -> Iterator[Metric]:
     memory = GaugeMetricFamily(
         "potluck_stage_memory_bytes", "Memory that the stage's process holds", labels=labels
     )
+    experts = CounterMetricFamily(
+        "potluck_stage_experts",
+        "Matrices of mapped experts that were used, by where they were",
+        labels=[*labels, "in"],
+    )
     for model in models:
         for stage in model.stages:
             values = [model.model_id, str(stage.stage), stage.node_id]
+            use = stage.experts
+            if use.num_used:
+                experts.add_metric([*values, "memory"], use.num_in_memory)
+                experts.add_metric([*values, "file"], use.num_used - use.num_in_memory)
             steps.add_metric(values, stage.num_steps)
             seconds.add_metric(values, stage.compute_seconds)
             cpu_seconds.add_metric(values, stage.cpu_seconds)
@@ -300,6 +309,7 @@ def _stage_families(models: Sequence[ModelMetrics]) -> Iterator[Metric]:
     yield memory
     yield dropped
     yield slowdown
+    yield experts
 
 
 def _edge_families(models: Sequence[ModelMetrics]) -> Iterator[Metric]:

@@ -51,7 +51,7 @@ from potluck.types.text import Tokenizer, TokenList
 if TYPE_CHECKING:
     from potluck.grammars.vocabulary import Vocabulary
     from potluck.text.chat import ChatTemplate
-    from potluck.weights.canonical import CanonicalSource
+    from potluck.weights.canonical import CanonicalSource, Dequantize
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,13 +148,21 @@ def open_weights(
 
 
 def canonical_source(
-    description: ModelDescription, tensors: FileTensorSource, program: Program
+    description: ModelDescription,
+    tensors: FileTensorSource,
+    program: Program,
+    *,
+    dequantize: Dequantize | None = None,
 ) -> CanonicalSource:
-    """What ``program`` reads, under canonical names; ``tensors`` stay open with their owner."""
+    """What ``program`` reads, under canonical names; ``tensors`` stay open with their owner.
+
+    ``dequantize`` is needed to read what some old files store in blocks (``CanonicalSource``).
+    """
     from potluck.weights.canonical import CanonicalSource
 
     stored = stored_tensors(description.config, program, description.files.kind)
-    return CanonicalSource(tensors, stored, path=str(description.files.path))
+    path = str(description.files.path)
+    return CanonicalSource(tensors, stored, path=path, dequantize=dequantize)
 
 
 def load_tokenizer(files: ModelFiles) -> Tokenizer:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from potluck.local import Generation, LoadPlan, Model, Piece, Timings
 from potluck.quantities import format_bytes, format_seconds
+from potluck.types.expert_use import NO_EXPERTS, ExpertUse
 from potluck.types.memory import MemoryPlan
 from potluck.types.sampling import default_sampling
 from potluck.weights.report import LoadReport
@@ -53,7 +54,9 @@ def sampling_line(values: Mapping[str, object]) -> str:
     return f"sampling: {', '.join(parts)}"
 
 
-def figures_line(timings: Timings, *, load_seconds: float | None) -> str:
+def figures_line(
+    timings: Timings, *, load_seconds: float | None, experts: ExpertUse = NO_EXPERTS
+) -> str:
     """Tokens, seconds and rates on one line; loading too, unless ``load_seconds`` is None.
 
     Rates count no tokens that were in the cache.
@@ -73,6 +76,9 @@ def figures_line(timings: Timings, *, load_seconds: float | None) -> str:
             f" in {format_seconds(timings.decode_seconds)} "
             f"({timings.decode_tokens_per_second:.1f} tokens/s)"
         )
+    if experts.num_used:
+        share = experts.num_in_memory / experts.num_used
+        parts.append(f"{share:.1%} of the experts used were in memory")
     return "; ".join(parts)
 
 
@@ -121,6 +127,10 @@ def run_document(model: Model, generation: Generation, *, load_seconds: float) -
             "decode_seconds": timings.decode_seconds,
             "decode_tokens_per_second": timings.decode_tokens_per_second,
             "num_cached_tokens": timings.num_cached_tokens,
+        },
+        "experts": {
+            "num_used": model.expert_use.num_used,
+            "num_in_memory": model.expert_use.num_in_memory,
         },
     }
 

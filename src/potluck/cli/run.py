@@ -218,7 +218,9 @@ def run(
         for piece in generation:
             print(piece.text, end="", flush=True)
         print(flush=True)
-        figures = figures_line(generation.result().timings, load_seconds=load_seconds)
+        figures = figures_line(
+            generation.result().timings, load_seconds=load_seconds, experts=opened.expert_use
+        )
         note(f"{figures}; {chosen_line}")
 
 

@@ -33,6 +33,7 @@ from potluck.kernels import runner
 from potluck.probe.cores import default_num_threads
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.engine import NO_MASKS, BlockFormat, StepResult
+from potluck.types.expert_use import ExpertUse
 from potluck.types.sampling import validate_sampling
 from potluck.types.tensor import TensorFormat
 
@@ -253,6 +254,12 @@ class NativeEngine:
     def mapped_bytes(self) -> int:
         """Of the weights that are computed with where they lie."""
         return self._stage.mapped_bytes
+
+    @property
+    def expert_use(self) -> ExpertUse:
+        """See ``LoadableEngine``. Any thread may ask."""
+        num_used, num_in_memory = self._stage.expert_use
+        return ExpertUse(num_used=num_used, num_in_memory=num_in_memory)
 
     def sink(self) -> TensorSink:
         """Takes matrices in every format, and vectors as F32, F16 or BF16."""

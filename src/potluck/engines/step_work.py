@@ -59,7 +59,8 @@ def work_of(
     ``labels`` are those of its ops, under which they are added up; ``weights`` as they are loaded,
     by name; ``operands`` of each of their formats. In every step each weight is read once (of
     experts as many as some token has chosen, were they chosen by chance), and by every token the
-    part of the cache that it sees. A state is read and written once for each sequence.
+    part of the cache that it sees. A state is read once for each sequence; that it is written is
+    not counted.
     """
     work = Work()
     for step in steps:
@@ -89,7 +90,7 @@ def work_of(
                     work.read_bytes[label] += per_position * _num_visible(step, op.window)
                 case CausalConv() | GatedDelta() | StateScan():
                     state = program.states[op.state_index]
-                    work.read_bytes[label] += 2 * state.num_bytes * len(step.slices)
+                    work.read_bytes[label] += state.num_bytes * len(step.slices)
                     key = (label, Operands.F32)
                     work.multiply_adds[key] += state_multiply_adds(op, state) * step.num_tokens
                 case _:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from potluck.catalog import ModelDescription, canonical_source
+from potluck.engines.dequantize import dequantize
 from potluck.engines.native import NativeEngine, convert_on
 from potluck.engines.opening import open_engine
 from potluck.formats.source import FileTensorSource
@@ -96,7 +97,7 @@ def load_stage(
         else:
             report = load_weights(
                 program,
-                canonical_source(description, tensors, program),
+                canonical_source(description, tensors, program, dequantize=dequantize),
                 engine.sink(),
                 convert=convert_on(pool),
                 quantization=size.quantization,

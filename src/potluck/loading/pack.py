@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from potluck import kernels
 from potluck.catalog import ModelDescription, canonical_source
+from potluck.engines.dequantize import dequantize
 from potluck.engines.native import ThreadPool, convert_on, loaded_bytes
 from potluck.engines.native_packing import PackingSink, packed_info
 from potluck.formats.packed import packed_layout
@@ -32,7 +33,7 @@ def packed_weights(
     path = str(description.files.path)
     quantization = plan.size.quantization
     program = program_to_count(description.config, plan.shard, plan.size.context_tokens)
-    source = canonical_source(description, tensors, program)
+    source = canonical_source(description, tensors, program, dequantize=dequantize)
     stored = check_weights(program, source, path=path)
     loaded = [packed_info(info) for info in loaded_weights(program, stored, quantization)]
     key = packed_key(description, tensors, program, loaded)

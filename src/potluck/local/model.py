@@ -44,6 +44,7 @@ from potluck.serving.vectors import check_dimensions
 from potluck.text.chat import ChatTemplate, chat_ending, prompt_chat
 from potluck.text.rerank import check_labels, encode_pair, rerank_template
 from potluck.types.arithmetic import ArithmeticChoice
+from potluck.types.expert_use import NO_EXPERTS, ExpertUse
 from potluck.types.output import ToolMode
 from potluck.types.quantization import Quantization
 from potluck.types.ranges import MAX_TOP_LOGPROBS, require_number, shown
@@ -234,6 +235,11 @@ class Model:
     def load_reports(self) -> tuple[LoadReport, ...]:
         """What loading each stage did."""
         return tuple(stage.report for stage in self.stages)
+
+    @property
+    def expert_use(self) -> ExpertUse:
+        """How much of what was used of mapped experts was in memory, on all stages so far."""
+        return sum((stage.engine.expert_use for stage in self.stages), NO_EXPERTS)
 
     @property
     def context_tokens(self) -> int:

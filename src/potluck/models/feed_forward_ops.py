@@ -18,6 +18,7 @@ from potluck.types.program import (
 _GATE, _UP = "gate", "up"
 _ROUTER_INPUT, _ROUTER_LOGITS = "router_input", "router_logits"
 _SHARED_GATE = "shared_gate"
+_LATENT = "experts_latent"
 
 
 def add_feed_forward(builder: Builder, layer: int, config: LayerConfig, x: str) -> None:
@@ -32,7 +33,13 @@ def add_feed_forward(builder: Builder, layer: int, config: LayerConfig, x: str) 
         beside = None
         if experts.shared is not None:
             beside = _add_shared(builder, layer, experts, experts.shared, x)
-        _add_moe(builder, layer, experts, x, BRANCH)
+        if experts.latent_width is None:
+            _add_moe(builder, layer, experts, x, BRANCH)
+        else:
+            latent = builder.register(_LATENT, experts.latent_width)
+            builder.linear(layer, "mlp.latent_down", x, latent)
+            _add_moe(builder, layer, experts, latent, latent)
+            builder.linear(layer, "mlp.latent_up", latent, BRANCH)
         if beside is not None:
             builder.add(Add(x=BRANCH, y=beside))
     else:
@@ -101,11 +108,11 @@ def _add_router(builder: Builder, layer: int, experts: ExpertsConfig, x: str) ->
 
 
 def _add_moe(builder: Builder, layer: int, experts: ExpertsConfig, x: str, out: str) -> None:
-    hidden_size, num_experts = builder.config.hidden_size, experts.num_experts
+    width, num_experts = builder.registers[x], experts.num_experts
     shapes = {
-        **({"gate": (experts.width, hidden_size)} if experts.activation.has_gate else {}),
-        "up": (experts.width, hidden_size),
-        "down": (hidden_size, experts.width),
+        **({"gate": (experts.width, width)} if experts.activation.has_gate else {}),
+        "up": (experts.width, width),
+        "down": (width, experts.width),
     }
     names = {
         part: builder.weight(

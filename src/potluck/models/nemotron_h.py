@@ -1,5 +1,5 @@
-"""Nemotron-H and Nemotron 3 Nano (NVIDIA 2025): every layer is one thing, a Mamba-2 mixer,
-attention without rope, an MLP or experts.
+"""Nemotron-H and Nemotron 3 (NVIDIA 2025): every layer is one thing, a Mamba-2 mixer, attention
+without rope, an MLP or experts, which are narrower than the model in Nemotron 3 Super.
 
 MLPs and experts have no gate and square what ReLU leaves. The mixers' steps are bounded by
 ``time_step_limit``, as in NVIDIA's own code, vLLM and llama.cpp. transformers bounds those of
@@ -17,6 +17,7 @@ from potluck.errors import ModelFileError
 from potluck.models import gguf, hugging_face, mamba_fields
 from potluck.models.family import Family
 from potluck.models.fields import (
+    EXPERT_ROWS_MULTIPLE,
     MAX_HEADS,
     MAX_LAYERS,
     MAX_WIDTH,
@@ -65,7 +66,6 @@ _ACCEPTED: Mapping[str, tuple[object, ...]] = {
     "mamba_hidden_act": ("silu",),
     "mamba_proj_bias": (False,),
     "mlp_hidden_act": ("relu2",),
-    "moe_latent_size": (),
 }
 # Nothing reads rope's: there is none.
 _UNUSED_KEYS = (
@@ -76,7 +76,7 @@ _UNUSED_KEYS = (
     "rope_theta",
 )
 _MAMBA, _ATTENTION, _MLP, _EXPERTS = "M", "*", "-", "E"
-_PATTERN = "hybrid_override_pattern"
+_PATTERN, _LATENT = "hybrid_override_pattern", "moe_latent_size"
 # transformers has two names for the list.
 _LISTS = ("layers_block_type", "layer_types")
 _KINDS: Mapping[str, str] = {
@@ -186,7 +186,20 @@ def _experts(fields: Fields, hidden_size: int, *, has_bias: bool) -> ExpertsConf
         has_correction=True,
         shared=shared,
     )
+    experts = _with_latent(fields, experts)
+    if has_bias and experts.latent_width is not None:
+        raise unsupported(f"mlp_bias with {_LATENT}={experts.latent_width}")
     return with_groups(fields, experts, count_key="n_group", used_key="topk_group")
+
+
+def _with_latent(fields: Fields, experts: ExpertsConfig) -> ExpertsConfig:
+    """``experts`` of so many columns as the file says, if it says that."""
+    if not fields.get(_LATENT):
+        return experts
+    width = fields.count(_LATENT, MAX_WIDTH)
+    if width % EXPERT_ROWS_MULTIPLE:
+        raise unsupported(f"{fields.prefix}{_LATENT} {width} (not a multiple of 16)")
+    return dataclasses.replace(experts, latent_width=width)
 
 
 def _layers(
@@ -216,9 +229,11 @@ _EPSILON, _RMS_EPSILON = "attention.layer_norm_epsilon", "attention.layer_norm_r
 
 def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
     names = frozenset(source.names())
+    num_blocks = fields.count("block_count", MAX_LAYERS)
+    fields = gguf.without_next_layers(fields)
     num_layers = fields.count("block_count", MAX_LAYERS)
-    widths = _of_layers(fields, _WIDTHS, num_layers, MAX_WIDTH)
-    heads = _of_layers(fields, _KV_HEADS, num_layers, MAX_HEADS)
+    widths = _of_blocks(fields, _WIDTHS, num_blocks, MAX_WIDTH)[:num_layers]
+    heads = _of_blocks(fields, _KV_HEADS, num_blocks, MAX_HEADS)[:num_layers]
     kinds = "".join(
         (_EXPERTS if f"blk.{layer}.ffn_gate_inp.weight" in names else _MLP)
         if width
@@ -243,7 +258,7 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
         | gguf.ROUTING_KEYS
         | gguf.PLACE_KEYS
         | mamba_fields.GGUF_KEYS
-        | {_EPSILON, "rope.scaling.finetuned"},
+        | {_EPSILON, _LATENT, gguf.NEXT_KEY, "rope.scaling.finetuned"},
         qkv_bias=f"blk.{first}.attn_q.bias" in names,
         output_bias=f"blk.{first}.attn_output.bias" in names,
         mlp_bias=f"blk.{max(kinds.find(_MLP), 0)}.ffn_up.bias" in names,
@@ -270,20 +285,23 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
         attention=config.layers[first].grouped_attention,
         mixer=mixer,
         mlp=mlp,
-        experts=[layer.experts for layer in config.layers],
+        experts=[
+            None if layer.experts is None else _with_latent(fields, layer.experts)
+            for layer in config.layers
+        ],
     )
     return dataclasses.replace(config, layers=layers, ropes=())
 
 
-def _of_layers(fields: Fields, key: str, num_layers: int, maximum: int) -> tuple[int, ...]:
-    """A number for each layer, of which a file may have one for all."""
+def _of_blocks(fields: Fields, key: str, num_blocks: int, maximum: int) -> tuple[int, ...]:
+    """A number for each block, of which a file may have one for all."""
     value = fields.get(key)
     if isinstance(value, str) or not isinstance(value, Iterable):
-        return (fields.count(key, maximum, minimum=0),) * num_layers
+        return (fields.count(key, maximum, minimum=0),) * num_blocks
     listed = dataclasses.replace(fields, values={key: tuple(value)})
     counts = listed.counts(key, maximum)
-    if len(counts) != num_layers:
-        raise unsupported(f"{fields.prefix}{key} of {len(counts)} layers, of {num_layers}")
+    if len(counts) != num_blocks:
+        raise unsupported(f"{fields.prefix}{key} of {len(counts)} blocks, of {num_blocks}")
     return counts
 
 
@@ -314,6 +332,8 @@ NEMOTRON_H = Family(
                 "mlp.down": "mixer.down_proj",
                 "mlp.router": "mixer.gate",
                 "mlp.correction.weight": "mixer.gate.e_score_correction_bias",
+                "mlp.latent_down": "mixer.fc1_latent_proj",
+                "mlp.latent_up": "mixer.fc2_latent_proj",
                 "mlp.experts.up": "mixer.experts.{expert}.up_proj",
                 "mlp.experts.down": "mixer.experts.{expert}.down_proj",
                 "mlp.shared.up": "mixer.shared_experts.up_proj",
@@ -323,6 +343,16 @@ NEMOTRON_H = Family(
             stems={"embed": "model.embeddings", "norm": "model.norm_f"},
             skipped={"layers that predict further tokens": re.compile(r"mtp\..+")},
         ),
-        FileKind.GGUF: GGUF_NAMES.changed({"mlp_norm": "attn_norm", **mamba_fields.GGUF_NAMES}),
+        FileKind.GGUF: dataclasses.replace(
+            GGUF_NAMES.changed(
+                {
+                    "mlp_norm": "attn_norm",
+                    "mlp.latent_down": "ffn_latent_down",
+                    "mlp.latent_up": "ffn_latent_up",
+                    **mamba_fields.GGUF_NAMES,
+                }
+            ),
+            has_more_layers=True,
+        ),
     },
 )

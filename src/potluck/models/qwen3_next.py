@@ -73,10 +73,11 @@ def read_text_config(
     # Code that has other gates than these says so.
     fields.refuse_others({"attn_output_gate": (True,), "output_gate_type": ("silu", "swish")})
     has_bias = fields.flag("attention_bias", default=False)
+    implemented = frozenset({"attention_bias", "layer_types"})
     config = hugging_face.read_config(
         fields,
         family=family,
-        implemented=hugging_face.EXPERT_KEYS | {"attention_bias", "layer_types"},
+        implemented=implemented if experts is None else implemented | hugging_face.EXPERT_KEYS,
         default_head_dim=HEAD_DIM,
         qkv_bias=has_bias,
         output_bias=has_bias,
@@ -123,9 +124,14 @@ def _recurrent_layers(fields: Fields, num_layers: int) -> tuple[bool, ...]:
 
 
 def check_recurrence(fields: Fields, recurrence: GatedDeltaConfig, *, key: str) -> None:
-    """Raise unless every key head serves equally many heads; ``key`` is that of the number."""
+    """Raise unless every key head serves equally many heads, and their widths are possible.
+
+    ``key`` is that of the number of heads.
+    """
     if recurrence.num_heads % recurrence.num_key_heads:
         raise fields.error(key, f"must be a multiple of {recurrence.num_key_heads}, of key heads")
+    if recurrence.num_heads * max(recurrence.key_dim, recurrence.value_dim) > MAX_WIDTH:
+        raise fields.error(key, f"means more than {MAX_WIDTH} columns")
 
 
 def with_recurrences(

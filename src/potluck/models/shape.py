@@ -47,6 +47,7 @@ def model_shape(config: ModelConfig, format_label: str, arithmetic: Arithmetic) 
         *([f"w{min(windows)}"] if windows else []),
         *(
             f"e{each.num_experts}.{each.num_experts_per_token}.{each.width}"
+            + (f".{each.latent_width}" if each.latent_width else "")
             for each in dict.fromkeys(experts)
         ),
         *(f"s{width}" for width in _widths_of_shared(experts)),

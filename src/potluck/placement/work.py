@@ -63,7 +63,7 @@ class PartWork:
 
     With attention, each token reads ``cache_bytes`` of every position that it sees (the last
     ``window`` ones, or all) and does ``attention_multiply_adds`` with it. With a state of
-    ``state_bytes``, a step reads and writes it for each of its sequences, and each token does
+    ``state_bytes``, a step reads and writes one for each of its sequences, and each token does
     ``state_multiply_adds`` with it, however long the context is.
     """
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from potluck.types.abilities import BackendAbilities
     from potluck.types.arithmetic import Arithmetic
+    from potluck.types.expert_use import ExpertUse
     from potluck.types.program import Program
     from potluck.types.step import SampledToken, SequenceId, Step
     from potluck.types.tensor import TensorInfo, TensorSink
@@ -133,6 +134,11 @@ class LoadableEngine(Engine, Protocol):
     @property
     def weights_bytes(self) -> int:
         """What the weights taken so far occupy."""
+        ...
+
+    @property
+    def expert_use(self) -> ExpertUse:
+        """How much of what was used of mapped experts was in memory, so far."""
         ...
 
     def warm_up(self) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from potluck.types.cluster import NodeId
+from potluck.types.expert_use import NO_EXPERTS, ExpertUse
 from potluck.types.model import EmbeddingConfig, RerankConfig
 from potluck.types.output import OutputFormat
 from potluck.types.placement import Prediction
@@ -137,7 +138,8 @@ class StageMetrics:
 
     ``cpu_seconds`` are those of ``compute_seconds`` in which the thread that computes had a core.
     ``num_dropped_frames`` came late or twice. ``slowdown`` is how many times as long as before its
-    steps take lately; None while that is not known. ``times`` were measured lately.
+    steps take lately; None while that is not known. ``times`` were measured lately. ``experts`` is
+    of those that are mapped.
     """
 
     stage: int
@@ -149,6 +151,7 @@ class StageMetrics:
     num_dropped_frames: int = 0
     slowdown: float | None = None
     times: StageTimes = StageTimes()
+    experts: ExpertUse = NO_EXPERTS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

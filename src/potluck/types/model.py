@@ -263,7 +263,9 @@ class ExpertsConfig:
     ``share_scale`` are those of ``potluck.types.program.Moe``, as are the tensors that
     ``has_correction``, ``has_expert_scale`` and ``has_bias`` say there are. ``has_bias`` is also
     that of the router. ``shared`` is an MLP for all tokens beside the experts, multiplied by the
-    sigmoid of a scalar of its own with ``has_shared_gate``.
+    sigmoid of a scalar of its own with ``has_shared_gate``. With ``latent_width`` experts read and
+    give so many columns, which one matrix makes of the input and another turns into the output
+    (Nemotron 3 Super); the router and ``shared`` read the input itself.
     """
 
     num_experts: int
@@ -280,6 +282,7 @@ class ExpertsConfig:
     has_bias: bool = False
     shared: MlpConfig | None = None
     has_shared_gate: bool = False
+    latent_width: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -236,7 +236,7 @@ class GatedDelta:
         out[t][h] = q @ S
 
     ``S`` is ``[key_dim, value_dim]``; the state ``state_index`` has those of all heads, one after
-    another. Sums over ``key_dim`` go in ascending order. ``out`` is ``num_heads * value_dim`` wide.
+    another. The sums with ``S`` go in ascending order. ``out`` is ``num_heads * value_dim`` wide.
     """
 
     x: str

@@ -198,8 +198,8 @@ class StoredTensor:
     what is stored, in float32.
     ``is_transposed``: where it is stored as floats, the file has the transpose of each matrix, of
     which the others of these fields are meant. ``is_part_transposed``: the canonical matrices are
-    the transposes of those that ``row_range`` takes, which must be stored as floats. ``is_flat``:
-    it is a vector, of the elements of the file's tensor one after another (the kernels
+    the transposes of those that ``row_range`` takes, in float32 if they are stored in blocks.
+    ``is_flat``: it is a vector, of the elements of the file's tensor one after another (the kernels
     ``[channels, 1, k]`` of a convolution).
 
     ``shape`` is the canonical one; None is whatever the file has. A file's that differs from it in

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from potluck.errors import ModelFileError, UnsupportedModelError
+from potluck.errors import ModelFileError
 from potluck.types.tensor import (
     InterleavedHeads,
     RowRange,
@@ -21,17 +21,26 @@ from potluck.types.tensor import (
 )
 from potluck.weights.sizes import UNDOING_BYTES
 
+Dequantize = Callable[[memoryview, TensorFormat, int], NDArray[np.float32]]
+"""Float32 ``[rows, columns]`` of whole stored rows: their bytes, format and columns."""
+
 
 class CanonicalSource:
     """``raw`` with the names and the row order that programs use; a ``TensorSource``.
 
     It has those of ``stored_tensors`` that ``raw`` has, in the order given. It owns ``raw`` and
-    closes it. ``path`` is what messages call the model. Raises ``ValueError`` when a canonical
-    name is given twice.
+    closes it. ``path`` is what messages call the model. ``dequantize`` is needed to read parts that
+    are stored in blocks and have to be transposed, which become float32. Raises ``ValueError`` when
+    a canonical name is given twice.
     """
 
     def __init__(
-        self, raw: TensorSource, stored_tensors: Iterable[StoredTensor], *, path: str = "the model"
+        self,
+        raw: TensorSource,
+        stored_tensors: Iterable[StoredTensor],
+        *,
+        path: str = "the model",
+        dequantize: Dequantize | None = None,
     ) -> None:
         by_name: dict[str, StoredTensor] = {}
         for stored in stored_tensors:
@@ -47,6 +56,7 @@ class CanonicalSource:
             if not present.isdisjoint(stored.stored_names)
         }
         self._path = path
+        self._dequantize = dequantize
         self._matrix: tuple[tuple[str, int], NDArray[np.uint8]] | None = None
 
     def names(self) -> Iterable[str]:
@@ -56,9 +66,8 @@ class CanonicalSource:
     def info(self, name: str) -> TensorInfo:
         """What is stored for ``name``; ``KeyError`` if nothing is.
 
-        Raises as ``raw`` does, ``ModelFileError`` if of a stack a matrix is missing or unlike the
-        others, or a tensor does not have the rows that are a part of it, and
-        ``UnsupportedModelError`` for a part that is to be transposed and stored in blocks.
+        Raises as ``raw`` does, and ``ModelFileError`` if of a stack a matrix is missing or unlike
+        the others, or a tensor does not have the rows that are a part of it.
         """
         stored = self._stored[name]
         info = self._first(stored)
@@ -66,7 +75,7 @@ class CanonicalSource:
         if stored.row_range is not None:
             shape = self._shape_of_part(stored.row_range, info)
             if stored.is_part_transposed:
-                self._check_transposable(info)
+                info = dataclasses.replace(info, format=_transposable(info.format))
                 shape = (*shape[:-2], shape[-1], shape[-2])
         if stored.is_stacked:
             for each in stored.stored_names:
@@ -87,7 +96,8 @@ class CanonicalSource:
         stored = self._stored[name]
         info = self._raw.info(stored.stored_names[0])
         if stored.is_part_transposed and stored.row_range is not None:
-            return stored.row_range.num_rows * info.row_bytes + UNDOING_BYTES
+            row_bytes = _transposable(info.format).row_bytes(info.num_columns)
+            return stored.row_range.num_rows * row_bytes + UNDOING_BYTES
         if not _is_transposed(stored, info):
             return 0
         return math.prod(info.shape[-2:]) * info.format.block_bytes + UNDOING_BYTES
@@ -148,14 +158,13 @@ class CanonicalSource:
             )
         return dataclasses.replace(info, shape=(num_matrices, rows, info.num_columns))
 
-    def _check_transposable(self, info: TensorInfo) -> None:
-        if info.format.is_quantized:
-            raise UnsupportedModelError(
-                f"{self._path}: the tensor {info.name} is stored as {info.format.label}, and has "
-                "to be transposed",
-                missing=(f"{info.format.label} matrices that are transposed",),
-                hint="get a file that a newer converter made, or one that is not quantized",
-            )
+    def _floats(self, data: memoryview, info: TensorInfo) -> NDArray[np.uint8]:
+        """The bytes of the numbers of stored rows, of which those in blocks are dequantized."""
+        if not info.format.is_quantized:
+            return np.frombuffer(data, dtype=np.uint8)
+        if self._dequantize is None:
+            raise ValueError(f"there is no function to dequantize {info.name}")
+        return self._dequantize(data, info.format, info.num_columns).view(np.uint8)
 
     def _read_stored(
         self, stored: StoredTensor, name: str, start_row: int, end_row: int, out: memoryview
@@ -187,14 +196,14 @@ class CanonicalSource:
         key = (info.name, first)
         if self._matrix is None or self._matrix[0] != key:
             self._matrix = None
-            num_columns, size = info.num_columns, info.format.block_bytes
+            num_columns, size = info.num_columns, _transposable(info.format).block_bytes
             rows = np.empty((num_columns, num_rows, size), dtype=np.uint8)
-            step = max(1, UNDOING_BYTES // info.row_bytes)
+            step = max(1, UNDOING_BYTES // (num_columns * size))
             for row in range(0, num_rows, step):
                 count = min(step, num_rows - row)
                 data = memoryview(bytearray(count * info.row_bytes))
                 self._raw.read_rows(info.name, first + row, first + row + count, data)
-                piece = _rows(data, size).reshape(count, num_columns, size)
+                piece = self._floats(data, info).reshape(count, num_columns, size)
                 rows[:, row : row + count] = piece.swapaxes(0, 1)
             self._matrix = (key, rows.reshape(num_columns, num_rows * size))
         return self._matrix[1]
@@ -268,8 +277,8 @@ class CanonicalSource:
         self, info: TensorInfo, part: RowRange, start_row: int, end_row: int, out: memoryview
     ) -> None:
         """Rows of the transposes of parts, which are neighbouring rows of each matrix."""
-        self._check_transposable(info)
-        num_rows, size = info.num_columns, part.num_rows * info.format.block_bytes
+        num_rows = info.num_columns
+        size = part.num_rows * _transposable(info.format).block_bytes
         row = start_row
         while row < end_row:
             index, begin = divmod(row, num_rows)
@@ -447,6 +456,11 @@ class CanonicalSource:
 def _is_computed(stored: StoredTensor) -> bool:
     """Whether values are not those of the file."""
     return stored.plus_one or stored.is_negative_exp
+
+
+def _transposable(format: TensorFormat) -> TensorFormat:
+    """What a part is that is transposed."""
+    return TensorFormat.F32 if format.is_quantized else format
 
 
 def _is_transposed(stored: StoredTensor, info: TensorInfo) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -58,6 +59,13 @@ def test_a_run(tmp_path: Path) -> None:
     run = bench.run(tmp_path / "m.gguf", PLAIN, flash_attention=True, num_repeats=3)
     assert run.outcome.rates == Rates(prefill=(513.0,), decode=(49.0,))
     assert run.command[:3] == ("llama-bench", "-m", "m.gguf")
+
+
+def test_a_run_without_repacking(tmp_path: Path) -> None:
+    bench = dataclasses.replace(fake_build(tmp_path), repacks=False)
+    run = bench.run(tmp_path / "m.gguf", PLAIN, flash_attention=True, num_repeats=3)
+    assert run.command[-2:] == ("--repack", "0")
+    assert run.outcome.rates == Rates(prefill=(513.0,), decode=(49.0,))
 
 
 def test_samples_of_llama_bench() -> None:

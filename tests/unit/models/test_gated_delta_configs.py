@@ -206,10 +206,12 @@ def test_names_of_models_that_see() -> None:
     [
         ({"attn_output_gate": False}, UnsupportedModelError, "attn_output_gate"),
         ({"output_gate_type": "sigmoid"}, UnsupportedModelError, "output_gate_type"),
+        ({"num_experts": 8}, UnsupportedModelError, "num_experts"),
         ({"hidden_act": "gelu"}, UnsupportedModelError, "hidden_act"),
         ({"layer_types": ["linear_attention"] * 31}, ModelFileError, "layer_types"),
         ({"layer_types": ["sliding_attention"] * 32}, UnsupportedModelError, "sliding_attention"),
         ({"linear_num_key_heads": 7}, ModelFileError, "linear_num_value_heads"),
+        ({"linear_value_head_dim": 2**19}, ModelFileError, "linear_num_value_heads"),
         ({"linear_conv_kernel_dim": 1}, ModelFileError, "linear_conv_kernel_dim"),
         ({"rope_parameters": {"rope_type": "dynamic"}}, UnsupportedModelError, "dynamic"),
     ],

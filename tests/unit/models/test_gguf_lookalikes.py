@@ -87,7 +87,6 @@ UNKNOWN: Mapping[str, Any] = {
     "attention.output_scale": 2.0,
     "attention.temperature_length": 64,
     "expert_group_scale": 2.0,
-    "moe_latent_size": 32,
     "rope.scaling.alpha": 1000.0,
     "rope.scaling.yarn_ext_factor": 1.0,
     "router_logit_softcapping": 30.0,
@@ -102,6 +101,7 @@ UNKNOWN: Mapping[str, Any] = {
 _GRANITE = frozenset({"granite", "granitehybrid", "granitemoe"})
 _QWEN3_5 = frozenset({"qwen35", "qwen35moe"})
 _GATED_DELTA = _QWEN3_5 | {"qwen3next"}
+_NEMOTRON = frozenset({"nemotron_h", "nemotron_h_moe"})
 READERS: Mapping[str, tuple[Any, frozenset[str]]] = {
     "attention.kv_lora_rank": (64, frozenset({"deepseek2"})),
     "attention.q_lora_rank": (64, frozenset({"deepseek2"})),
@@ -115,7 +115,11 @@ READERS: Mapping[str, tuple[Any, frozenset[str]]] = {
     "final_logit_softcapping": (30.0, frozenset({"gemma2", "gemma3", "gemma4"})),
     "logit_scale": (8.0, _GRANITE | {"cohere2"}),
     "full_attention_interval": (2, _GATED_DELTA),
-    "nextn_predict_layers": (1, _GATED_DELTA | {"deepseek2", "glm4moe"}),
+    "moe_latent_size": (32, _NEMOTRON),
+    "nextn_predict_layers": (
+        1,
+        _GATED_DELTA | _NEMOTRON | {"deepseek2", "glm4moe"},
+    ),
     "residual_scale": (0.5, _GRANITE),
     "rope.freq_base_swa": (10_000.0, frozenset({"gemma3", "gemma4", "olmo2"})),
     "rope.dimension_sections": ([4, 4, 4, 0], _QWEN3_5),

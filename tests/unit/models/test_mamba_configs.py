@@ -171,7 +171,12 @@ def test_a_norm_of_falcon_h1_goes_by_groups() -> None:
     [
         (MAMBA_CODESTRAL_7B, {"rms_norm": False}, "rms_norm=False"),
         (MAMBA_CODESTRAL_7B, {"hidden_act": "gelu"}, "hidden_act=gelu"),
-        (NEMOTRON_3_NANO_30B_A3B, {"moe_latent_size": 1024}, "moe_latent_size=1024"),
+        (NEMOTRON_3_NANO_30B_A3B, {"moe_latent_size": 1000}, "moe_latent_size 1000"),
+        (
+            NEMOTRON_3_NANO_30B_A3B,
+            {"moe_latent_size": 1024, "mlp_bias": True},
+            "mlp_bias with moe_latent_size=1024",
+        ),
         (NEMOTRON_H_8B, {"mlp_hidden_act": "silu"}, "mlp_hidden_act=silu"),
         (NEMOTRON_H_8B, {"mamba_hidden_act": "gelu"}, "mamba_hidden_act=gelu"),
         (NEMOTRON_H_8B, {"attention_bias": True}, "attention_bias=True"),
@@ -312,14 +317,23 @@ def test_gguf_files_of_nemotron_h_say_of_each_layer_what_it_is() -> None:
     assert config.norm_epsilon == 1e-5
 
 
+def test_blocks_that_predict_further_tokens_are_no_layers() -> None:
+    changes = {
+        "block_count": 5,
+        "nextn_predict_layers": 1,
+        "feed_forward_length": [0, 48, 0, 0, 48],
+        "attention.head_count_kv": [0, 0, 1, 0, 1],
+    }
+    assert read_gguf(NEMOTRON_METADATA, **changes) == read_gguf(NEMOTRON_METADATA)
+
+
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
         ({"feed_forward_length": [0, 48, 0, 64]}, "feed_forward_length"),
         ({"feed_forward_length": [0, 48]}, "feed_forward_length"),
         ({"attention.head_count_kv": [0, 1, 2, 0]}, "attention.head_count_kv"),
-        ({"moe_latent_size": 16}, "moe_latent_size"),
-        ({"nextn_predict_layers": 1}, "nextn_predict_layers"),
+        ({"expert_group_scale": 2.0}, "expert_group_scale"),
     ],
 )
 def test_other_gguf_files_of_nemotron_h_are_refused(changes: Mapping[str, Any], named: str) -> None:

@@ -10,6 +10,7 @@ import pytest
 from potluck.engines import self_test
 from potluck.engines.reference import ReferenceEngine
 from potluck.probe import program_case as case
+from potluck.types.expert_use import NO_EXPERTS
 from potluck.types.program import (
     Add,
     Attention,
@@ -28,6 +29,7 @@ class Reference(ReferenceEngine):
     """With what an engine that is loaded has besides."""
 
     weights_bytes = 0
+    expert_use = NO_EXPERTS
 
     def warm_up(self) -> None:
         pass

@@ -46,7 +46,7 @@ class Served:
     def words(self, count: int) -> list[int]:
         return [self.draws.randrange(10, 1000) for _ in range(count)]
 
-    def serve(self, *prompts: list[int], count: int = 40) -> tuple[int, list[int]]:
+    def serve(self, *prompts: list[int], count: int = 12) -> tuple[int, list[int]]:
         """Serve prompts that come together; return how many tokens of them were computed, and the
         first one's answer.
         """
@@ -115,7 +115,7 @@ def test_thoughts_that_are_dropped_after_many_calls_of_tools(num_states: int) ->
                 end = len(loop) + 3
             result = served.words(200)
             loop = [*loop, *GENERATION, *THINK, *answer, *result]
-            kept = [*kept, *GENERATION, *answer[20:], *result]
+            kept = [*kept, *GENERATION, *answer[6:], *result]
         history = kept
 
 
@@ -167,9 +167,27 @@ def test_with_few_slots_rungs_are_thinned_out_but_for_the_last_ones() -> None:
 def test_long_answers_have_rungs_too() -> None:
     served = Served()
     prompt = served.words(100)
-    _, answer = served.serve(prompt, count=3000)
-    cut = [*prompt, *answer][:2500]
-    assert served.serve([*cut, *served.words(10)])[0] == 2510 - 2048
+    _, answer = served.serve(prompt, count=1100)
+    cut = [*prompt, *answer][:1150]
+    assert served.serve([*cut, *served.words(10)])[0] == 1160 - 1024
+
+
+def test_a_checkpoint_goes_with_its_blocks() -> None:
+    """Even where there are free slots: without the blocks it is of no use."""
+    served = Served(num_states=64, num_blocks=2048)
+    prompt = served.words(1000)
+    served.serve(prompt, count=1)
+    before = served.scheduler.state_slots.num_checkpoints
+    assert before == 2, "at the end of the prompt and of the turn"
+    served.serve(served.words(32_000), count=1)
+    totals = served.scheduler.prefix_totals
+    assert totals.num_evictions > 0
+    checkpoints = served.scheduler._cache._states.checkpoints  # type: ignore[attr-defined]
+    kept = [each.prefix.num_tokens for each in checkpoints]
+    assert served.scheduler.state_slots.num_free > 20
+    assert (1000 in kept, 992 in kept) == (False, False)
+    num_computed, _ = served.serve(prompt, count=1)
+    assert num_computed == 1000
 
 
 def test_without_a_prefix_cache_there_are_no_checkpoints() -> None:

@@ -4,10 +4,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gguf import GGMLQuantizationType
+from gguf.quants import dequantize as gguf_dequantize
+from gguf.quants import quantize
 from numpy.typing import NDArray
 from support.tensor_sources import MemorySource, read_in_pieces, read_whole
 
-from potluck.errors import ModelFileError, UnsupportedModelError
+from potluck.engines.dequantize import dequantize
+from potluck.errors import ModelFileError
 from potluck.types.tensor import (
     InterleavedHeads,
     RowRange,
@@ -361,9 +365,11 @@ def test_transposing_a_part_holds_one_head(monkeypatch: pytest.MonkeyPatch) -> N
     assert raw.largest_read_bytes == RANK * 4  # one row
 
 
-def test_a_part_in_blocks_is_not_transposed() -> None:
-    info = TensorInfo(name="attn_kv_b.weight", shape=(6, 32), format=TensorFormat.Q8_0)
-    raw = MemorySource({info.name: (info, bytes(info.num_bytes))})
+def test_a_part_in_blocks_becomes_float32() -> None:
+    rows = np.random.default_rng(5).standard_normal((6, 64)).astype(np.float32)
+    stored_rows = quantize(rows, GGMLQuantizationType.Q8_0)
+    values = gguf_dequantize(stored_rows, GGMLQuantizationType.Q8_0).reshape(2, 3, 64)
+    info = TensorInfo(name="attn_kv_b.weight", shape=(6, 64), format=TensorFormat.Q8_0)
     stored = StoredTensor(
         canonical_name="k_up",
         stored_names=(info.name,),
@@ -371,12 +377,13 @@ def test_a_part_in_blocks_is_not_transposed() -> None:
         row_range=RowRange(start=0, num_rows=2),
         is_part_transposed=True,
     )
-    source = CanonicalSource(raw, [stored], path="m.gguf")
-    for read in (lambda: source.info("k_up"), lambda: read_whole(source, "k_up")):
-        with pytest.raises(UnsupportedModelError, match=r"m.gguf: .*attn_kv_b.* q8_0") as caught:
-            read()
-        assert caught.value.hint is not None
-        assert "newer converter" in caught.value.hint
+    raw = MemorySource({info.name: (info, stored_rows.tobytes())})
+    source = CanonicalSource(raw, [stored], dequantize=dequantize)
+    assert source.info("k_up") == TensorInfo(name="k_up", shape=(2, 64, 2), format=TensorFormat.F32)
+    assert source.transposing_bytes("k_up") == 2 * 64 * 4 + UNDOING_BYTES
+    assert read_in_pieces(source, "k_up", 50) == values[:, :2].swapaxes(1, 2).tobytes()
+    with pytest.raises(ValueError, match=r"no function to dequantize attn_kv_b.weight"):
+        read_whole(CanonicalSource(raw, [stored]), "k_up")
 
 
 @pytest.mark.parametrize("shape", [(10, 4), (3, 4, 4)])

@@ -18,6 +18,7 @@ from potluck.errors import PotluckError
 from potluck.log_rate import LogRateFilter
 from potluck.serving.dispatcher import Load
 from potluck.types.cluster import NodeId
+from potluck.types.expert_use import ExpertUse
 from potluck.types.gateway import EdgeMetrics, ModelMetrics, StageMetrics, StageTimes, TokenSpeed
 from potluck.types.placement import Prediction
 from potluck.types.speed import StepTime
@@ -97,6 +98,10 @@ async def deployment_metrics(
                 memory_bytes=stats[index].resident_bytes,
                 num_dropped_frames=stats[index].num_dropped_frames,
                 slowdown=stats[index].slowdown,
+                experts=ExpertUse(
+                    num_used=stats[index].num_experts_used,
+                    num_in_memory=stats[index].num_experts_in_memory,
+                ),
                 times=stage_times(stats[index].step_times, loaded_sequences(record.prediction)),
             )
             for index, node in enumerate(nodes)

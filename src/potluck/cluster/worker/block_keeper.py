@@ -26,7 +26,7 @@ MAX_QUEUED_BYTES = 64 * 2**20
 """Of blocks that are to be written: those of a chunk of 512 tokens of an 8B model (32 layers, 8
 key-value heads of 128) on one stage."""
 
-MAX_QUEUED_STATES = 2
+MAX_QUEUED_STATES = 1
 """Besides those: of a stage, a state takes up to 75 MiB."""
 
 _NO_PARENT = bytes(32)
@@ -110,7 +110,7 @@ class DiskKeeper:
 
     @property
     def num_queued(self) -> int:
-        """Blocks and states that are to be written: at most ``most_queued``, and two."""
+        """Blocks and states that are to be written: at most ``most_queued``, and one."""
         return len(self._queued) + len(self._queued_states)
 
     @property

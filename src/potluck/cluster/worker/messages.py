@@ -271,7 +271,8 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     a result has been on its way out; 0 between two. ``slowdown`` is how many times as long as
     before steps take lately (see ``worker.pace``); None while that is not known. ``step_times`` are
     those of recent steps (see ``worker.step_times``). ``way`` is that of its results, None while
-    the stage is not connected.
+    the stage is not connected. ``num_experts_in_memory`` of the ``num_experts_used`` matrices of
+    mapped experts were there when they were used (see ``ExpertUse``).
     """
 
     num_steps: int
@@ -287,6 +288,8 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     slowdown: float | None = None
     step_times: tuple[StepTime, ...] = ()
     way: WayInUse | None = None
+    num_experts_used: int = 0
+    num_experts_in_memory: int = 0
 
 
 ToWorker = Load | Listen | Connect | Disconnect | Report

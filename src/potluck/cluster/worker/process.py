@@ -217,6 +217,7 @@ def _answer(channel: ControlChannel, serving: Serving, watch: CallWatch) -> None
 
 def _stats(serving: Serving, resident_bytes: int, busy_seconds: float) -> Stats:
     totals, now = serving.totals, time.perf_counter()
+    experts = serving.expert_use
     return Stats(
         num_steps=totals.num_steps,
         num_tokens=totals.num_tokens,
@@ -231,6 +232,8 @@ def _stats(serving: Serving, resident_bytes: int, busy_seconds: float) -> Stats:
         slowdown=totals.pace.slowdown(now),
         step_times=totals.recent.times(serving.shard, now),
         way=serving.way(),
+        num_experts_used=experts.num_used,
+        num_experts_in_memory=experts.num_in_memory,
     )
 
 

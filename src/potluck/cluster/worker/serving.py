@@ -29,6 +29,7 @@ from potluck.grammars.step_masks import StepMasks
 from potluck.loading.load import LoadedStage
 from potluck.quantities import format_seconds
 from potluck.types.cluster import DeploymentId, Epoch
+from potluck.types.expert_use import ExpertUse
 from potluck.types.program import Shard
 
 _log = logging.getLogger(__name__)
@@ -131,6 +132,11 @@ class Serving:
             self._told.edges(Disconnected(epoch=epoch, message="there are no edges"))
         else:
             session.cut("its epoch is over")  # and says so when it is
+
+    @property
+    def expert_use(self) -> ExpertUse:
+        """See ``LoadableEngine``."""
+        return self._stage.loaded.engine.expert_use
 
     def way(self) -> WayInUse | None:
         """Return what is known of the way of the results; None while there is no edge."""

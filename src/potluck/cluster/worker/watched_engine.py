@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from potluck.types.engine import TokenMasks
+    from potluck.types.expert_use import ExpertUse
     from potluck.types.program import Program
     from potluck.types.step import Step
     from potluck.types.unit import UnitAddress
@@ -109,6 +110,11 @@ class WatchedEngine:
         """As the engine's."""
         with self._watch.call("writing states"):
             self._engine.write_states(states, data)
+
+    @property
+    def expert_use(self) -> ExpertUse:
+        """As the engine's."""
+        return self._engine.expert_use
 
     def reset(self) -> None:
         """As the engine's."""

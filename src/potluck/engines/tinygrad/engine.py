@@ -21,6 +21,7 @@ from potluck.engines.tinygrad.pieces import padding_piece, pieces_of
 from potluck.engines.tinygrad.weights import DeviceWeights
 from potluck.errors import EngineError, UnitFaultError
 from potluck.types.engine import NO_MASKS, StepResult
+from potluck.types.expert_use import NO_EXPERTS, ExpertUse
 from potluck.types.unit import Fault
 
 if TYPE_CHECKING:
@@ -151,6 +152,11 @@ class TinygradEngine:
     def write_states(self, states: Sequence[int], data: NDArray[np.uint8]) -> None:
         """See ``LoadableEngine``."""
         raise _no_block_format()
+
+    @property
+    def expert_use(self) -> ExpertUse:
+        """See ``LoadableEngine``: no weight is mapped."""
+        return NO_EXPERTS
 
     def reset(self) -> None:
         """See ``Engine``: the sampler and the pooler alone know of sequences."""
