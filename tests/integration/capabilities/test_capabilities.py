@@ -93,7 +93,11 @@ def test_a_machine_with_cards_of_nvidia(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("LD_LIBRARY_PATH", str(build(tmp_path)))
     devices = on_machine("nvidia-two-cards")
     # 2 × 16384 cores × 2.52 GHz; 2 transfers × 384 bits / 8 × 10.501 GHz.
-    assert devices["GeForce RTX 4090"]["flops"] == {"fp32": 82.57536, "fp16": None, "int8": None}
+    assert devices["GeForce RTX 4090"]["flops"] == {
+        "fp32": 82.57536,
+        "fp16": 165.15072,
+        "int8": 660.60288,
+    }
     assert devices["GeForce RTX 4090"]["read_bytes_per_second"] == 1008.096e9
     assert devices["GeForce RTX 4090"]["memory"] == 20 * 1024
     assert devices["GeForce RTX 4090"]["total_memory"] == 24 * 1024
