@@ -16,6 +16,7 @@ from support.members import Events, Handlers, make_config, node_id, until
 
 from potluck.cluster.membership import Address, Membership, MembershipConfig, PemPaths
 from potluck.errors import JoinError
+from potluck.types.cluster import WIRE_VERSION
 
 
 @contextmanager
@@ -165,15 +166,17 @@ def test_another_wire_version_is_reported_on_both_sides() -> None:
     async def body() -> None:
         old, new = Events(), Events()
         async with await Membership.open(make_config(0), observer=old.observer()) as member:
-            newer = make_config(1, member.address, wire_version=4)
+            newer = make_config(1, member.address, wire_version=WIRE_VERSION + 1)
             with pytest.raises(JoinError) as refused:
                 await Membership.open(newer, observer=new.observer())
             assert refused.value.message == (
-                f"could not join at {member.address}: the nodes there speak wire version 3, "
-                "and this node 4"
+                f"could not join at {member.address}: the nodes there speak wire version "
+                f"{WIRE_VERSION}, and this node {WIRE_VERSION + 1}"
             )
-            await until(lambda: old.seen == [f"incompatible {node_id(1)} 4"], within=2)
-            assert new.seen == [f"incompatible {node_id(0)} 3"]
+            await until(
+                lambda: old.seen == [f"incompatible {node_id(1)} {WIRE_VERSION + 1}"], within=2
+            )
+            assert new.seen == [f"incompatible {node_id(0)} {WIRE_VERSION}"]
             assert member.nodes() == frozenset()
 
     asyncio.run(body())
