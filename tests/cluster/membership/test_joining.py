@@ -164,18 +164,16 @@ def test_one_address_with_a_member_is_enough() -> None:
 
 def test_another_wire_version_is_reported_on_both_sides() -> None:
     async def body() -> None:
-        old, new = Events(), Events()
+        old, new, later = Events(), Events(), WIRE_VERSION + 1
         async with await Membership.open(make_config(0), observer=old.observer()) as member:
-            newer = make_config(1, member.address, wire_version=WIRE_VERSION + 1)
+            newer = make_config(1, member.address, wire_version=later)
             with pytest.raises(JoinError) as refused:
                 await Membership.open(newer, observer=new.observer())
             assert refused.value.message == (
                 f"could not join at {member.address}: the nodes there speak wire version "
-                f"{WIRE_VERSION}, and this node {WIRE_VERSION + 1}"
+                f"{WIRE_VERSION}, and this node {later}"
             )
-            await until(
-                lambda: old.seen == [f"incompatible {node_id(1)} {WIRE_VERSION + 1}"], within=2
-            )
+            await until(lambda: old.seen == [f"incompatible {node_id(1)} {later}"], within=2)
             assert new.seen == [f"incompatible {node_id(0)} {WIRE_VERSION}"]
             assert member.nodes() == frozenset()
 
