@@ -25,6 +25,7 @@ from potluck.types.unit import Fault, UnitAddress
 if TYPE_CHECKING:
     from potluck.types.abilities import BackendAbilities
     from potluck.types.engine import TokenMasks
+    from potluck.types.expert_use import ExpertUse
 
 
 class _Cost(native_backend.NativeCost):
@@ -55,6 +56,10 @@ class FaultyEngine:
     @property
     def weights_bytes(self) -> int:
         return self._engine.weights_bytes
+
+    @property
+    def expert_use(self) -> ExpertUse:
+        return self._engine.expert_use
 
     def sink(self) -> TensorSink:
         return _Sink(self._engine.sink())
