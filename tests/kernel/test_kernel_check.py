@@ -13,12 +13,9 @@ from pathlib import Path
 import pytest
 from support.instruction_sets import TESTED_ISAS
 from support.kernel_build import build, require_tool
-from support.kernel_checks import KERNEL_NAMES, kernel_names
+from support.kernel_checks import KERNEL_NAMES, LATENT, line_names
 
 from potluck.kernels import available_isas
-
-LATENT = "attention.latent"
-"""A line of its own: attention whose values are columns of the keys."""
 
 
 def run(*command: str | Path) -> str:
@@ -52,7 +49,7 @@ def test_all_instruction_sets_agree(isa: str, native_program: Path, scalar_lines
         program = build("dev", target, f"-DPython_EXECUTABLE={sys.executable}") / target
     lines = run(program, isa)
     names = sorted(line.split()[0] for line in lines.splitlines())
-    assert names == sorted((*kernel_names(isa), LATENT))
+    assert names == sorted(line_names(isa))
     assert same_lines(lines) == same_lines(scalar_lines)
 
 
@@ -109,7 +106,7 @@ def test_aarch64_gives_the_same_bits(
     lines = emulate(cpu, aarch64_program, isa)
     assert same_lines(lines) == scalar_lines.splitlines()
     names = sorted(line.split()[0] for line in lines.splitlines())
-    assert names == sorted((*kernel_names(isa), LATENT))
+    assert names == sorted(line_names(isa))
 
 
 @pytest.mark.parametrize(

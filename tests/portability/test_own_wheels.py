@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from support.kernel_checks import kernel_names
+from support.kernel_checks import line_names
 from support.own_wheels import own_wheel
 from support.roots import RootPython, require_packages, require_root, root_python
 from support.wheel_build import kernel_check_program
@@ -83,7 +83,7 @@ def test_every_kernel_has_the_bits_of_scalar(place: Place, scalar_lines: list[st
     """Compiled as it is in the wheels; of the CPU's best instruction set."""
     isa = place.isas[-1]
     lines = check_kernels(place, isa)
-    assert sorted(line.split()[0] for line in lines) == sorted(kernel_names(isa))
+    assert sorted(line.split()[0] for line in lines) == sorted(line_names(isa))
     assert all(line.endswith(" ok") for line in lines)
     exact = [line for line in lines if not line.startswith("linear_fast.")]
     assert exact == [line for line in scalar_lines if not line.startswith("linear_fast.")]

@@ -605,6 +605,15 @@ def kernel_names(isa: str) -> tuple[str, ...]:
     return (*KERNEL_NAMES, *(f"linear_fast.{format.label}" for format in fast))
 
 
+LATENT = "attention.latent"
+"""A line of its own in the check program: attention whose values are columns of the keys."""
+
+
+def line_names(isa: str) -> tuple[str, ...]:
+    """How the lines begin that the check program (cpp/check) prints of an instruction set."""
+    return (*kernel_names(isa), LATENT)
+
+
 def check_kernel(name: str, kernels: Kernels, scalar: Kernels) -> None:
     """Run the check of ``kernel`` or ``kernel.format`` on ``kernels``."""
     kernel, _, label = name.partition(".")
