@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import closing
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
 import pytest
-from numpy.typing import NDArray
-from support.changes import Change, in_attention, in_experts, in_layers, in_ropes
+from support.changes import in_attention, in_experts, in_layers, in_ropes
 from support.expert_models import (
     add_layer_that_predicts,
     make_expert_model,
@@ -20,33 +18,23 @@ from support.expert_models import (
     write_expert_gguf,
 )
 from support.parity import assert_logits_agree, assert_mostly_close, native_error_limit
+from support.parity_cases import (
+    Case,
+    case_named,
+    forgotten_in,
+    logits_forgetting,
+    logits_of_files,
+    made_once,
+)
 from support.random_models import RandomModel, random_tokens, torch_logits
-from support.stages import Stages, native_engine
-from support.state_dict_source import StateDictSource
+from support.stages import native_engine
 
-from potluck.catalog import describe_model, open_weights
+from potluck.catalog import describe_model
 from potluck.models.names import FileKind
 from potluck.types.model import HeadNorm
-from potluck.types.program import Activation, ExpertScore, Shard
+from potluck.types.program import Activation, ExpertScore
 
 TOLERANCE = 1e-4
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """A model, and what configurations that forgot one of its features would say.
-
-    ``has_gguf``: a GGUF file can say all that the configuration does.
-    """
-
-    name: str
-    family: str
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    forgotten: Mapping[str, Change] = field(default_factory=dict)
-    has_gguf: bool = True
-
-    def __str__(self) -> str:
-        return self.name
 
 
 YARN: dict[str, Any] = {
@@ -263,35 +251,14 @@ CASES: tuple[Case, ...] = (
         },
     ),
 )
-FORGOTTEN = [
-    pytest.param(case, what, id=f"{case.name}-{what.replace(' ', '-')}")
-    for case in CASES
-    for what in case.forgotten
-]
 
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Case], RandomModel]:
-    made: dict[str, RandomModel] = {}
+    def make(case: Case, directory: Path) -> RandomModel:
+        return make_expert_model(case.family, case.settings, directory, seed=11)
 
-    def make(case: Case) -> RandomModel:
-        if case.name not in made:
-            directory = tmp_path_factory.mktemp("model")
-            made[case.name] = make_expert_model(case.family, case.settings, directory, seed=11)
-        return made[case.name]
-
-    return make
-
-
-def logits_of_files(path: Path, tokens: list[int], **options: Any) -> NDArray[np.float32]:
-    """Of the model at ``path``, by its own files alone, one token a step."""
-    description = describe_model(str(path))
-    whole = Shard.whole(description.config.num_layers)
-    with (
-        closing(open_weights(description, [whole])) as source,
-        Stages(description.config, source, file_kind=description.files.kind, **options) as stages,
-    ):
-        return stages.logits_at_all_positions(tokens)
+    return made_once(tmp_path_factory, make)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -326,21 +293,13 @@ def test_gguf_files_give_the_same_logits(
     assert_mostly_close(by_native, expected, limit=limit)
 
 
-@pytest.mark.parametrize(("case", "what"), FORGOTTEN)
+@pytest.mark.parametrize(("case", "what"), forgotten_in(CASES))
 def test_a_forgotten_feature_would_show(
     case: Case, what: str, models: Callable[[Case], RandomModel]
 ) -> None:
     model, tokens = models(case), random_tokens(60)
-    forgetful = case.forgotten[what](describe_model(str(model.directory)).config)
-    with Stages(forgetful, StateDictSource(model.state)) as stages:
-        actual = stages.logits_at_all_positions(tokens)
+    actual = logits_forgetting(model, case.forgotten[what], tokens)
     assert np.abs(actual - torch_logits(model, tokens)).max() > 100 * TOLERANCE
-
-
-def case_of(name: str) -> Case:
-    """The case of that name."""
-    (found,) = (case for case in CASES if case.name == name)
-    return found
 
 
 def test_experts_in_mxfp4(tmp_path: Path) -> None:
@@ -382,5 +341,5 @@ def test_layers_that_predict_further_tokens_are_left_out(tmp_path: Path) -> None
 
 def test_norms_over_the_width_are_not_those_of_heads(models: Callable[[Case], RandomModel]) -> None:
     for name in ("minimax-m2", "olmoe"):
-        config = describe_model(str(models(case_of(name)).directory)).config
+        config = describe_model(str(models(case_named(CASES, name)).directory)).config
         assert {layer.grouped_attention.head_norm for layer in config.layers} == {HeadNorm.WIDTH}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,40 +16,35 @@ import gguf
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support.changes import Change, each_layer, in_attention, in_experts, in_ropes
+from support import parity_cases
+from support.changes import in_attention, in_experts, in_recurrences, in_ropes
 from support.gated_delta_models import make_gated_delta_model, write_gated_delta_gguf
 from support.parity import assert_logits_agree, assert_mostly_close, native_error_limit
+from support.parity_cases import (
+    case_named,
+    forgotten_in,
+    logits_forgetting,
+    logits_of_files,
+    made_once,
+)
 from support.proofs import PROOFS
 from support.random_models import RandomModel, random_tokens, torch_logits
 from support.stages import Stages, native_engine
-from support.state_dict_source import StateDictSource
 
 from potluck.catalog import describe_model, open_weights
 from potluck.models.names import FileKind
 from potluck.models.registry import skipped_parts
-from potluck.types.model import GatedDeltaConfig, HeadNorm, LayerConfig
+from potluck.types.model import HeadNorm
 from potluck.types.program import Shard
 
 TOLERANCE = 1e-4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """A model, and what configurations that forgot one of its features would say.
+class Case(parity_cases.Case):
+    """``sees``: it is the text part of a model with a vision tower."""
 
-    ``sees``: it is the text part of a model with a vision tower. ``has_gguf``: a GGUF file can say
-    all that the configuration does.
-    """
-
-    name: str
-    family: str
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    forgotten: Mapping[str, Change] = field(default_factory=dict)
     sees: bool = False
-    has_gguf: bool = True
-
-    def __str__(self) -> str:
-        return self.name
 
 
 ROPE: dict[str, Any] = {
@@ -75,17 +70,6 @@ EXPERTS: dict[str, Any] = {
     "moe_intermediate_size": 48,
     "shared_expert_intermediate_size": 80,
 }
-
-
-def in_recurrences(**changes: Any) -> Change:
-    """The change of the gated delta nets of all layers that have one."""
-
-    def changed(layer: LayerConfig) -> LayerConfig:
-        if not isinstance(layer.recurrence, GatedDeltaConfig):
-            return layer
-        return replace(layer, recurrence=replace(layer.recurrence, **changes))
-
-    return each_layer(changed)
 
 
 CASES: tuple[Case, ...] = (
@@ -189,11 +173,6 @@ CASES: tuple[Case, ...] = (
         has_gguf=False,
     ),
 )
-FORGOTTEN = [
-    pytest.param(case, what, id=f"{case.name}-{what.replace(' ', '-')}")
-    for case in CASES
-    for what in case.forgotten
-]
 WITH_GGUF = [case for case in CASES if case.has_gguf]
 
 Models = Callable[[Case], RandomModel]
@@ -201,28 +180,12 @@ Models = Callable[[Case], RandomModel]
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
-    made: dict[str, RandomModel] = {}
+    def make(case: Case, directory: Path) -> RandomModel:
+        return make_gated_delta_model(
+            case.family, case.settings, directory, seed=11, sees=case.sees
+        )
 
-    def make(case: Case) -> RandomModel:
-        if case.name not in made:
-            directory = tmp_path_factory.mktemp("model")
-            made[case.name] = make_gated_delta_model(
-                case.family, case.settings, directory, seed=11, sees=case.sees
-            )
-        return made[case.name]
-
-    return make
-
-
-def logits_of_files(path: Path, tokens: list[int], **options: Any) -> NDArray[np.float32]:
-    """Of the model at ``path``, by its own files alone, one token a step."""
-    description = describe_model(str(path))
-    whole = Shard.whole(description.config.num_layers)
-    with (
-        closing(open_weights(description, [whole])) as source,
-        Stages(description.config, source, file_kind=description.files.kind, **options) as stages,
-    ):
-        return stages.logits_at_all_positions(tokens)
+    return made_once(tmp_path_factory, make)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -259,12 +222,6 @@ def test_gguf_files_give_the_same_logits(case: Case, models: Models, tmp_path: P
     assert_logits_agree(actual, expected, tolerance=TOLERANCE)
 
 
-def case_of(name: str) -> Case:
-    """The case of that name."""
-    (found,) = (case for case in CASES if case.name == name)
-    return found
-
-
 @pytest.mark.parametrize(
     ("name", "options"),
     [
@@ -278,7 +235,7 @@ def case_of(name: str) -> Case:
 def test_other_forms_of_gguf_files(
     name: str, options: Mapping[str, Any], models: Models, tmp_path: Path
 ) -> None:
-    model, tokens = models(case_of(name)), random_tokens(40, seed=4)
+    model, tokens = models(case_named(CASES, name)), random_tokens(40, seed=4)
     path = tmp_path / "model.gguf"
     write_gated_delta_gguf(path, model, **options)
     actual, expected = logits_of_files(path, tokens), torch_logits(model, tokens)
@@ -300,7 +257,7 @@ def test_published_forms_of_safetensors(tmp_path: Path) -> None:
     import torch
     from safetensors.torch import save_file
 
-    case = case_of("qwen3.5-moe-sees")
+    case = case_named(CASES, "qwen3.5-moe-sees")
     model = make_gated_delta_model(
         case.family, case.settings, tmp_path / "model", seed=11, sees=True
     )
@@ -352,7 +309,7 @@ def test_the_native_engine(case: Case, models: Models, tmp_path: Path) -> None:
 
 
 def test_the_native_engine_with_quantized_weights(models: Models, tmp_path: Path) -> None:
-    model, tokens = models(case_of("qwen3.5")), random_tokens(60, seed=4)
+    model, tokens = models(case_named(CASES, "qwen3.5")), random_tokens(60, seed=4)
     path = tmp_path / "model.gguf"
     kind = gguf.GGMLQuantizationType.Q8_0
     parts = ("attn_qkv", "attn_gate", "attn_q.", "attn_k.", "attn_v.", "ffn_", "ssm_alpha")
@@ -366,7 +323,7 @@ def test_the_native_engine_with_quantized_weights(models: Models, tmp_path: Path
 
 @pytest.mark.parametrize("name", ["qwen3-next", "qwen3.5", "qwen3.5-three-heads-for-one-sees"])
 def test_bits_depend_on_neither_chunks_nor_cuts_nor_batches(name: str, models: Models) -> None:
-    model, tokens = models(case_of(name)), random_tokens(70, seed=5)
+    model, tokens = models(case_named(CASES, name)), random_tokens(70, seed=5)
     description = describe_model(str(model.directory))
     num_layers = description.config.num_layers
     expected: NDArray[np.float32] | None = None
@@ -390,11 +347,9 @@ def test_bits_depend_on_neither_chunks_nor_cuts_nor_batches(name: str, models: M
                 assert np.array_equal(logits[1], expected[end - 1]), (boundaries, length)
 
 
-@pytest.mark.parametrize(("case", "what"), FORGOTTEN)
+@pytest.mark.parametrize(("case", "what"), forgotten_in(CASES))
 def test_a_forgotten_feature_would_show(case: Case, what: str, models: Models) -> None:
     model, tokens = models(case), random_tokens(60)
-    forgetful = case.forgotten[what](describe_model(str(model.directory)).config)
-    with Stages(forgetful, StateDictSource(model.state)) as stages:
-        actual = stages.logits_at_all_positions(tokens)
+    actual = logits_forgetting(model, case.forgotten[what], tokens)
     PROOFS.noted.clear()  # no model of the family is so
     assert np.abs(actual - torch_logits(model, tokens)).max() > 100 * TOLERANCE

@@ -3,60 +3,29 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from contextlib import closing
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 from safetensors.numpy import save_file
-from support.changes import Change, in_attention, in_experts, in_layers
+from support.changes import in_attention, in_experts, in_layers, in_recurrences
 from support.hybrid_models import make_hybrid_model, write_hybrid_gguf
 from support.parity import assert_logits_agree, assert_mostly_close, native_error_limit
+from support.parity_cases import Case, forgotten_in, logits_forgetting, logits_of_files, made_once
 from support.proofs import PROOFS
 from support.random_models import RandomModel, random_tokens, torch_logits
 from support.stages import Stages, native_engine
 from support.state_dict_source import StateDictSource
 
-from potluck.catalog import describe_model, open_weights
+from potluck.catalog import describe_model
 from potluck.models.names import FileKind
 from potluck.types.model import HeadNorm
-from potluck.types.program import ExpertScore, Shard
+from potluck.types.program import ExpertScore
 
 TOLERANCE = 1e-4
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """A model, and what configurations that forgot one of its features would say.
-
-    ``has_gguf``: a GGUF file can say all that the configuration does.
-    """
-
-    name: str
-    family: str
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    forgotten: Mapping[str, Change] = field(default_factory=dict)
-    has_gguf: bool = True
-
-    def __str__(self) -> str:
-        return self.name
-
-
-def in_recurrences(**changes: Any) -> Change:
-    """Replace fields of every recurrence."""
-    return lambda config: replace(
-        config,
-        layers=tuple(
-            layer
-            if layer.recurrence is None
-            else replace(layer, recurrence=replace(layer.recurrence, **changes))
-            for layer in config.layers
-        ),
-    )
 
 
 THETA = {"rope_type": "default", "rope_theta": 500.0}
@@ -212,35 +181,14 @@ CASES: tuple[Case, ...] = (
         has_gguf=False,
     ),
 )
-FORGOTTEN = [
-    pytest.param(case, what, id=f"{case.name}-{what.replace(' ', '-')}")
-    for case in CASES
-    for what in case.forgotten
-]
 
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Case], RandomModel]:
-    made: dict[str, RandomModel] = {}
+    def make(case: Case, directory: Path) -> RandomModel:
+        return make_hybrid_model(case.family, case.settings, directory, seed=11)
 
-    def make(case: Case) -> RandomModel:
-        if case.name not in made:
-            directory = tmp_path_factory.mktemp("model")
-            made[case.name] = make_hybrid_model(case.family, case.settings, directory, seed=11)
-        return made[case.name]
-
-    return make
-
-
-def logits_of_files(path: Path, tokens: list[int], **options: Any) -> NDArray[np.float32]:
-    """Of the model at ``path``, by its own files alone, one token a step."""
-    description = describe_model(str(path))
-    whole = Shard.whole(description.config.num_layers)
-    with (
-        closing(open_weights(description, [whole])) as source,
-        Stages(description.config, source, file_kind=description.files.kind, **options) as stages,
-    ):
-        return stages.logits_at_all_positions(tokens)
+    return made_once(tmp_path_factory, make)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -357,13 +305,11 @@ def test_the_text_part_of_a_model_that_also_sees(tmp_path: Path) -> None:
     assert_logits_agree(actual, torch_logits(model, tokens), tolerance=TOLERANCE)
 
 
-@pytest.mark.parametrize(("case", "what"), FORGOTTEN)
+@pytest.mark.parametrize(("case", "what"), forgotten_in(CASES))
 def test_a_forgotten_feature_would_show(
     case: Case, what: str, models: Callable[[Case], RandomModel]
 ) -> None:
     model, tokens = models(case), random_tokens(60)
-    forgetful = case.forgotten[what](describe_model(str(model.directory)).config)
-    with Stages(forgetful, StateDictSource(model.state)) as stages:
-        actual = stages.logits_at_all_positions(tokens)
+    actual = logits_forgetting(model, case.forgotten[what], tokens)
     PROOFS.noted.clear()  # what is shown here is not what a family's models need
     assert np.abs(actual - torch_logits(model, tokens)).max() > 100 * TOLERANCE

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 from support.changes import Change, each_layer, in_experts, in_ropes
 from support.expert_models import (
     add_layer_that_predicts,
@@ -19,6 +18,14 @@ from support.expert_models import (
     write_expert_gguf,
 )
 from support.parity import assert_logits_agree, assert_mostly_close, native_error_limit
+from support.parity_cases import (
+    Case,
+    case_named,
+    forgotten_in,
+    logits_forgetting,
+    logits_of_files,
+    made_once,
+)
 from support.random_models import RandomModel, random_tokens, torch_logits
 from support.stages import Stages, native_engine
 from support.state_dict_source import StateDictSource
@@ -40,23 +47,6 @@ def in_latent(**changes: Any) -> Change:
         return replace(layer, attention=replace(layer.attention, **changes))
 
     return each_layer(changed)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """A model, and what configurations that forgot one of its features would say.
-
-    ``has_gguf``: a GGUF file can say all that the configuration does.
-    """
-
-    name: str
-    family: str
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    forgotten: Mapping[str, Change] = field(default_factory=dict)
-    has_gguf: bool = True
-
-    def __str__(self) -> str:
-        return self.name
 
 
 YARN: dict[str, Any] = {
@@ -197,35 +187,14 @@ CASES: tuple[Case, ...] = (
         has_gguf=False,
     ),
 )
-FORGOTTEN = [
-    pytest.param(case, what, id=f"{case.name}-{what.replace(' ', '-')}")
-    for case in CASES
-    for what in case.forgotten
-]
 
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Case], RandomModel]:
-    made: dict[str, RandomModel] = {}
+    def make(case: Case, directory: Path) -> RandomModel:
+        return make_expert_model(case.family, case.settings, directory, seed=11)
 
-    def make(case: Case) -> RandomModel:
-        if case.name not in made:
-            directory = tmp_path_factory.mktemp("model")
-            made[case.name] = make_expert_model(case.family, case.settings, directory, seed=11)
-        return made[case.name]
-
-    return make
-
-
-def logits_of_files(path: Path, tokens: list[int], **options: Any) -> NDArray[np.float32]:
-    """Of the model at ``path``, by its own files alone, one token a step."""
-    description = describe_model(str(path))
-    whole = Shard.whole(description.config.num_layers)
-    with (
-        closing(open_weights(description, [whole])) as source,
-        Stages(description.config, source, file_kind=description.files.kind, **options) as stages,
-    ):
-        return stages.logits_at_all_positions(tokens)
+    return made_once(tmp_path_factory, make)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -233,12 +202,6 @@ def test_logits_at_every_position(case: Case, models: Callable[[Case], RandomMod
     model, tokens = models(case), random_tokens(100)
     actual = logits_of_files(model.directory, tokens, boundaries=[1])
     assert_logits_agree(actual, torch_logits(model, tokens), tolerance=TOLERANCE)
-
-
-def case_of(name: str) -> Case:
-    """The case of that name."""
-    (found,) = (case for case in CASES if case.name == name)
-    return found
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -253,7 +216,7 @@ def test_the_native_engine(case: Case, models: Callable[[Case], RandomModel]) ->
 @pytest.mark.parametrize("name", ["deepseek-v2-lite", "deepseek-v3", "glm-4.7-flash-other-layers"])
 def test_prompts_in_two_chunks(name: str, models: Callable[[Case], RandomModel]) -> None:
     """Of several lengths, below and above a block's, and cut after every token."""
-    model = models(case_of(name))
+    model = models(case_named(CASES, name))
     description = describe_model(str(model.directory))
     tokens = random_tokens(37, seed=5)
     expected = torch_logits(model, tokens)
@@ -276,7 +239,7 @@ def test_the_native_engine_gives_the_same_bits(
     name: str, models: Callable[[Case], RandomModel]
 ) -> None:
     """However a prompt comes in two chunks, beside another one, and wherever layers are cut."""
-    model = models(case_of(name))
+    model = models(case_named(CASES, name))
     description = describe_model(str(model.directory))
     config, tokens = description.config, random_tokens(37, seed=5)
     whole = Shard.whole(config.num_layers)
@@ -300,7 +263,7 @@ def test_the_native_engine_gives_the_same_bits(
 
 @pytest.mark.parametrize("name", ["deepseek-v3", "glm-4.7-flash-other-layers"])
 def test_every_cut_gives_the_same_bits(name: str, models: Callable[[Case], RandomModel]) -> None:
-    model, tokens = models(case_of(name)), random_tokens(40, seed=6)
+    model, tokens = models(case_named(CASES, name)), random_tokens(40, seed=6)
     num_layers = model.config["num_hidden_layers"]
     whole = logits_of_files(model.directory, tokens)
     for cut in range(num_layers + 1):
@@ -327,20 +290,18 @@ def test_gguf_files_give_the_same_logits(
     assert_mostly_close(by_native, expected, limit=limit)
 
 
-@pytest.mark.parametrize(("case", "what"), FORGOTTEN)
+@pytest.mark.parametrize(("case", "what"), forgotten_in(CASES))
 def test_a_forgotten_feature_would_show(
     case: Case, what: str, models: Callable[[Case], RandomModel]
 ) -> None:
     model, tokens = models(case), random_tokens(60)
-    forgetful = case.forgotten[what](describe_model(str(model.directory)).config)
-    with Stages(forgetful, StateDictSource(model.state)) as stages:
-        actual = stages.logits_at_all_positions(tokens)
+    actual = logits_forgetting(model, case.forgotten[what], tokens)
     assert np.abs(actual - torch_logits(model, tokens)).max() > 100 * TOLERANCE
 
 
 @pytest.mark.parametrize("name", ["deepseek-v3", "glm-4.7-flash"])
 def test_layers_that_predict_further_tokens_are_left_out(name: str, tmp_path: Path) -> None:
-    case = case_of(name)
+    case = case_named(CASES, name)
     model = make_expert_model(case.family, case.settings, tmp_path, seed=3)
     tokens = random_tokens(30)
     expected = torch_logits(model, tokens)
@@ -370,7 +331,7 @@ def test_layers_that_predict_further_tokens_are_left_out(name: str, tmp_path: Pa
 
 def test_old_gguf_files_in_blocks(models: Callable[[Case], RandomModel], tmp_path: Path) -> None:
     """Keys and values in one, in blocks, of which keys are transposed: as the same in floats."""
-    model, tokens = models(case_of("deepseek-v2-lite")), random_tokens(40)
+    model, tokens = models(case_named(CASES, "deepseek-v2-lite")), random_tokens(40)
     kind = gguf.GGMLQuantizationType.Q8_0
     rounded = {
         name: gguf.quants.dequantize(gguf.quants.quantize(values, kind), kind).reshape(values.shape)

@@ -2,47 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import closing
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 from support.changes import Change, in_attention, in_experts, in_layers, in_mlps, in_recurrences
 from support.mamba_models import make_mamba_model, write_mamba_gguf
-from support.parity import assert_logits_agree, native_error_limit
+from support.parity import assert_logits_agree, assert_mostly_close, native_error_limit
+from support.parity_cases import (
+    Case,
+    case_named,
+    forgotten_in,
+    logits_forgetting,
+    logits_of_files,
+    made_once,
+)
 from support.random_models import RandomModel, random_tokens, torch_logits
 from support.stages import Stages, native_engine
 from support.state_dict_source import StateDictSource
 
-from potluck.catalog import describe_model, open_weights
+from potluck.catalog import describe_model
 from potluck.models.names import FileKind
 from potluck.types.model import MambaScales
-from potluck.types.program import ExpertScore, Shard
+from potluck.types.program import ExpertScore
 
 TOLERANCE = 1e-4
 Q8_0 = gguf.GGMLQuantizationType.Q8_0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """A model, and what configurations that forgot one of its features would say.
-
-    ``has_gguf``: a GGUF file can say all that the configuration does.
-    """
-
-    name: str
-    family: str
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    forgotten: Mapping[str, Change] = field(default_factory=dict)
-    has_gguf: bool = True
-
-    def __str__(self) -> str:
-        return self.name
 
 
 # Chunks of transformers' scan are shorter than the prompts here.
@@ -271,41 +260,14 @@ CASES: tuple[Case, ...] = (
         },
     ),
 )
-FORGOTTEN = [
-    pytest.param(case, what, id=f"{case.name}-{what.replace(' ', '-')}")
-    for case in CASES
-    for what in case.forgotten
-]
 
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Case], RandomModel]:
-    made: dict[str, RandomModel] = {}
+    def make(case: Case, directory: Path) -> RandomModel:
+        return make_mamba_model(case.family, case.settings, directory, seed=11)
 
-    def make(case: Case) -> RandomModel:
-        if case.name not in made:
-            directory = tmp_path_factory.mktemp("model")
-            made[case.name] = make_mamba_model(case.family, case.settings, directory, seed=11)
-        return made[case.name]
-
-    return make
-
-
-def case_of(name: str) -> Case:
-    """The case of that name."""
-    (found,) = (case for case in CASES if case.name == name)
-    return found
-
-
-def logits_of_files(path: Path, tokens: list[int], **options: Any) -> NDArray[np.float32]:
-    """Of the model at ``path``, by its own files alone, one token a step."""
-    description = describe_model(str(path))
-    whole = Shard.whole(description.config.num_layers)
-    with (
-        closing(open_weights(description, [whole])) as source,
-        Stages(description.config, source, file_kind=description.files.kind, **options) as stages,
-    ):
-        return stages.logits_at_all_positions(tokens)
+    return made_once(tmp_path_factory, make)
 
 
 @pytest.mark.parametrize("boundaries", [[], [1, 2]], ids=["whole", "cut"])
@@ -332,32 +294,24 @@ def test_prompts_split_at_every_place(case: Case, models: Callable[[Case], Rando
             assert_logits_agree(actual, expected[[split - 1, -1]], tolerance=TOLERANCE)
 
 
-def assert_mostly_close(
-    actual: NDArray[np.float32], expected: NDArray[np.float32], model: RandomModel
-) -> None:
-    """Errors of half of the positions within the native engine's limit, of nine of ten within two.
-
-    At the others a router may have chosen another one of two experts with nearly equal scores.
-    """
-    errors = np.sqrt(((actual - expected) ** 2).mean(axis=1) / (expected**2).mean(axis=1))
+def native_limit(model: RandomModel) -> float:
+    """Of the native engine's errors, for so many layers."""
     num_layers = describe_model(str(model.directory)).config.num_layers
-    limit = native_error_limit(num_layers=num_layers, is_quantized=False)
-    assert np.quantile(errors, 0.5) < limit
-    assert np.quantile(errors, 0.9) < 2 * limit
+    return native_error_limit(num_layers=num_layers, is_quantized=False)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_native_engine(case: Case, models: Callable[[Case], RandomModel]) -> None:
     model, tokens = models(case), random_tokens(70, seed=4)
     actual = logits_of_files(model.directory, tokens, engine_factory=native_engine)
-    assert_mostly_close(actual, torch_logits(model, tokens), model)
+    assert_mostly_close(actual, torch_logits(model, tokens), limit=native_limit(model))
 
 
 @pytest.mark.parametrize("name", ["mamba-codestral", "nemotron-3-super", "falcon-h1-34b"])
 def test_native_bits_depend_on_neither_chunks_nor_cuts(
     name: str, models: Callable[[Case], RandomModel]
 ) -> None:
-    model, tokens = models(case_of(name)), random_tokens(50)
+    model, tokens = models(case_named(CASES, name)), random_tokens(50)
     config = describe_model(str(model.directory)).config
     source = StateDictSource(model.state)
     with Stages(config, source, engine_factory=native_engine) as stages:
@@ -383,14 +337,14 @@ def test_gguf_files_give_the_same_logits(
     actual, expected = logits_of_files(path, tokens), torch_logits(model, tokens)
     assert_logits_agree(actual, expected, tolerance=TOLERANCE)
     by_native = logits_of_files(path, tokens, engine_factory=native_engine)
-    assert_mostly_close(by_native, expected, model)
+    assert_mostly_close(by_native, expected, limit=native_limit(model))
 
 
 @pytest.mark.parametrize("name", ["mamba-codestral", "nemotron-3-super", "falcon-h1"])
 def test_quantized_matrices_in_gguf_files(
     name: str, models: Callable[[Case], RandomModel], tmp_path: Path
 ) -> None:
-    model, tokens = models(case_of(name)), random_tokens(60)
+    model, tokens = models(case_named(CASES, name)), random_tokens(60)
     formats = dict.fromkeys(("ssm_in", "ssm_out", "ffn_up", "attn_k"), Q8_0)
     for are_rounded_only in (False, True):
         path = tmp_path / f"{are_rounded_only}.gguf"
@@ -400,12 +354,10 @@ def test_quantized_matrices_in_gguf_files(
     assert_logits_agree(actual, expected, tolerance=TOLERANCE)
 
 
-@pytest.mark.parametrize(("case", "what"), FORGOTTEN)
+@pytest.mark.parametrize(("case", "what"), forgotten_in(CASES))
 def test_a_forgotten_feature_would_show(
     case: Case, what: str, models: Callable[[Case], RandomModel]
 ) -> None:
     model, tokens = models(case), random_tokens(60)
-    forgetful = case.forgotten[what](describe_model(str(model.directory)).config)
-    with Stages(forgetful, StateDictSource(model.state)) as stages:
-        actual = stages.logits_at_all_positions(tokens)
+    actual = logits_forgetting(model, case.forgotten[what], tokens)
     assert np.abs(actual - torch_logits(model, tokens)).max() > 100 * TOLERANCE
