@@ -80,13 +80,11 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
 
 def _layers_with_attention(fields: Fields) -> tuple[bool, ...]:
     """Those that ``layer_types`` says have attention; without it, none."""
-    num_layers = hugging_face.num_hidden_layers(fields)
     kinds = fields.texts("layer_types") or fields.texts("layers_block_type")
-    if unknown := sorted(set(kinds) - _ATTENTION - _MAMBA):
-        raise unsupported(*(f"layer_types {name}" for name in unknown))
-    if kinds and len(kinds) != num_layers:
-        raise fields.error("layer_types", f"must have {num_layers} entries, one for each layer")
-    return tuple(kind in _ATTENTION for kind in kinds) or (False,) * num_layers
+    if not kinds:
+        return (False,) * hugging_face.num_hidden_layers(fields)
+    hugging_face.check_layer_kinds(fields, kinds, _ATTENTION | _MAMBA)
+    return tuple(kind in _ATTENTION for kind in kinds)
 
 
 def _experts(fields: Fields, shared_width: int) -> ExpertsConfig:

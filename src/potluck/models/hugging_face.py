@@ -7,7 +7,7 @@ Keys, their defaults and their meaning are those of ``transformers`` 5 (``config
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence, Set
 
 from potluck.errors import ModelFileError
 from potluck.formats.source import MAX_TENSORS
@@ -312,6 +312,15 @@ def layers_that_slide(fields: Fields) -> tuple[bool, ...]:
     if unknown := sorted(set(layer_types) - {FULL, SLIDING}):
         raise unsupported(*(f"layer_types {name}" for name in unknown))
     return tuple(kind == SLIDING for kind in layer_types)
+
+
+def check_layer_kinds(fields: Fields, kinds: Sequence[str], known: Set[str]) -> None:
+    """Raise unless ``kinds``, which are ``layer_types``, have one of ``known`` for each layer."""
+    if unknown := sorted(set(kinds) - known):
+        raise unsupported(*(f"layer_types {kind}" for kind in unknown))
+    num_layers = num_hidden_layers(fields)
+    if len(kinds) != num_layers:
+        raise fields.error("layer_types", f"must have {num_layers} entries, one for each layer")
 
 
 def read_rope(

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from potluck.models import gguf, hugging_face
 from potluck.models.family import Family
-from potluck.models.fields import MAX_KERNEL, MAX_LAYERS, MAX_WIDTH, Fields, unsupported
+from potluck.models.fields import MAX_KERNEL, MAX_LAYERS, MAX_WIDTH, Fields
 from potluck.models.layers import with_recurrences
 from potluck.models.names import (
     GGUF_NAMES,
@@ -112,11 +112,8 @@ def _layers_with_attention(fields: Fields) -> tuple[bool, ...]:
 
 def layers_with_attention(fields: Fields) -> tuple[bool, ...]:
     """Those that ``layer_types`` says have attention, of convolutions and attention."""
-    kinds, num_layers = fields.texts("layer_types"), hugging_face.num_hidden_layers(fields)
-    if unknown := sorted(set(kinds) - {_CONV, hugging_face.FULL}):
-        raise unsupported(*(f"layer_types {name}" for name in unknown))
-    if len(kinds) != num_layers:
-        raise fields.error("layer_types", f"must have {num_layers} entries, one for each layer")
+    kinds = fields.texts("layer_types")
+    hugging_face.check_layer_kinds(fields, kinds, {_CONV, hugging_face.FULL})
     return tuple(kind == hugging_face.FULL for kind in kinds)
 
 

@@ -19,7 +19,6 @@ from potluck.models.fields import (
     MAX_LAYERS,
     MAX_WIDTH,
     Fields,
-    unsupported,
 )
 from potluck.models.gemma import is_list, list_of_layers
 from potluck.models.layers import with_layers
@@ -116,10 +115,7 @@ def _recurrent_layers(fields: Fields, num_layers: int) -> tuple[bool, ...]:
     if fields.get("layer_types") is None:
         interval = fields.count("full_attention_interval", MAX_LAYERS, 4)
         return tuple((layer + 1) % interval != 0 for layer in range(num_layers))
-    if len(kinds) != num_layers:
-        raise fields.error("layer_types", f"must have {num_layers} entries")
-    if unknown := sorted(set(kinds) - {LINEAR, hugging_face.FULL}):
-        raise unsupported(*(f"layer_types {kind}" for kind in unknown))
+    hugging_face.check_layer_kinds(fields, kinds, {LINEAR, hugging_face.FULL})
     return tuple(kind == LINEAR for kind in kinds)
 
 
