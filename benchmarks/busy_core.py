@@ -25,7 +25,7 @@ from pathlib import Path
 from circumstances import circumstances
 
 from potluck.local import Model
-from potluck.probe.cores import default_num_threads
+from potluck.probe.machine.cores import default_num_threads
 
 SCHEMA = "potluck.benchmark.busy_core/1"
 

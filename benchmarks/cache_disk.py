@@ -27,12 +27,12 @@ from circumstances import circumstances
 
 from potluck.cluster.worker.block_keeper import DiskKeeper
 from potluck.cluster.worker.block_store import BlockStore
-from potluck.engines.native import NativeEngine, make_pool
-from potluck.engines.synthetic_weights import load_random
+from potluck.engines.native.engine import NativeEngine, make_pool
+from potluck.engines.profiling.synthetic_weights import load_random
 from potluck.models.layers import plain_config
 from potluck.models.program import build_program
 from potluck.models.rope import rope_tables
-from potluck.scheduling.keeping import MAX_MOVED_BLOCKS
+from potluck.scheduling.step_limits import MAX_MOVED_BLOCKS
 from potluck.types.program import Shard
 from potluck.types.step import (
     KV_BLOCK_TOKENS,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import ssl
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -22,6 +23,16 @@ def circumstances() -> dict[str, object]:
         "load_average": os.getloadavg(),
         "kernel": platform.release(),
         "python": platform.python_version(),
+    }
+
+
+def edge_circumstances(warm_up_rounds: int) -> dict[str, object]:
+    """The same for runs that measure edges."""
+    return {
+        **circumstances(),
+        "num_cpus": os.cpu_count(),
+        "openssl": ssl.OPENSSL_VERSION,
+        "warm_up_rounds": warm_up_rounds,
     }
 
 

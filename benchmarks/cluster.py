@@ -32,7 +32,7 @@ from typing import Any
 from circumstances import circumstances
 
 from potluck.child_environment import SECRET_VARIABLE
-from potluck.cluster.agent.control import ask
+from potluck.cluster.agent.asking import ask
 from potluck.cluster.agent.state import StateDirectory
 from potluck.cluster.trust.secret import generate_secret
 

@@ -25,9 +25,15 @@ from circumstances import circumstances
 from model_shapes import SHAPES, Shape
 from random_weights import random_rows
 
-from potluck.engines import timing
-from potluck.engines.measure import Subject, measure
-from potluck.engines.native import NativeEngine, ThreadPool, choose_isa, loaded_bytes, make_pool
+from potluck.engines.native.engine import (
+    NativeEngine,
+    ThreadPool,
+    choose_isa,
+    loaded_bytes,
+    make_pool,
+)
+from potluck.engines.profiling import timing
+from potluck.engines.profiling.measure import MeasurementSetup, measure
 from potluck.models.layers import plain_config, with_layers
 from potluck.models.program import build_program, weight_specs
 from potluck.models.rope import rope_tables
@@ -35,7 +41,7 @@ from potluck.models.states import slot_bytes
 from potluck.placement.speed import unit_speed
 from potluck.placement.times import PartTimes, UnitTimes
 from potluck.placement.work import model_work
-from potluck.probe.cpu_cache import last_level_cache_bytes
+from potluck.probe.machine.cpu_cache import last_level_cache_bytes
 from potluck.types.hardware import Figure, Figures, Origin, Rates
 from potluck.types.model import (
     ExpertsConfig,
@@ -148,7 +154,7 @@ def errors(results: list[dict[str, Any]], kind: str) -> dict[str, float]:
 
 def trial(pool: ThreadPool, isa: str, clock: Clock) -> tuple[Rates, Figures]:
     """Return what a node's trial measures, with this clock."""
-    subject = Subject(
+    setup = MeasurementSetup(
         make_engine=maker(pool, isa),
         formats={
             "f32_operations_per_second": TensorFormat.F32,
@@ -160,7 +166,7 @@ def trial(pool: ThreadPool, isa: str, clock: Clock) -> tuple[Rates, Figures]:
         ending="",
     )
     with patch.object(timing, "time", SimpleNamespace(perf_counter=clock.now)):
-        document = measure(subject, 1 << 30, lambda _: None)
+        document = measure(setup, 1 << 30, lambda _: None)
 
     def figure(each: dict[str, object]) -> Figure:
         return Figure(value=float(str(each["value"])), origin=Origin.MEASURED, source="")
@@ -254,7 +260,7 @@ def config_of(shape: Shape) -> ModelConfig:
             num_experts=experts.num_experts,
             num_experts_per_token=experts.num_experts_per_token,
             width=experts.intermediate_size,
-            normalize_shares=True,
+            norm_topk_prob=True,
         ),
     )
     net = shape.gated_delta

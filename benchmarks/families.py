@@ -40,17 +40,17 @@ import test_gemma_parity as gemma  # type: ignore[import-not-found]  # noqa: E40
 import test_hybrid_parity as hybrids  # type: ignore[import-not-found]  # noqa: E402
 import test_latent_parity as latent  # type: ignore[import-not-found]  # noqa: E402
 import test_mamba_parity as mambas  # type: ignore[import-not-found]  # noqa: E402
-from support.dense_models import write_dense_gguf  # noqa: E402
-from support.expert_models import make_expert_model, write_expert_gguf  # noqa: E402
-from support.gated_delta_models import (  # noqa: E402
+from support.engines.stages import Stages  # noqa: E402
+from support.models.dense_models import write_dense_gguf  # noqa: E402
+from support.models.expert_models import make_expert_model, write_expert_gguf  # noqa: E402
+from support.models.gated_delta_models import (  # noqa: E402
     make_gated_delta_model,
     write_gated_delta_gguf,
 )
-from support.gemma_models import make_gemma, write_gemma_gguf  # noqa: E402
-from support.hybrid_models import make_hybrid_model, write_hybrid_gguf  # noqa: E402
-from support.mamba_models import make_mamba_model, write_mamba_gguf  # noqa: E402
-from support.random_models import make_random_model, random_tokens  # noqa: E402
-from support.stages import Stages  # noqa: E402
+from support.models.gemma_models import make_gemma, write_gemma_gguf  # noqa: E402
+from support.models.hybrid_models import make_hybrid_model, write_hybrid_gguf  # noqa: E402
+from support.models.mamba_models import make_mamba_model, write_mamba_gguf  # noqa: E402
+from support.models.random_models import make_random_model, random_tokens  # noqa: E402
 
 from potluck.formats.gguf import open_gguf  # noqa: E402
 from potluck.models.names import FileKind  # noqa: E402
@@ -100,7 +100,7 @@ def models() -> Iterator[Model]:
 
     def write_latent(case: latent.Case, has_joint_up: bool) -> Callable[[Path], Path]:
         def write(folder: Path) -> Path:
-            # llama.cpp knows models with queries of full rank by their number of layers.
+            # llama.cpp knows models with full-rank queries by their number of layers.
             is_lite = case.settings["q_lora_rank"] is None
             settings = {**case.settings, **({"num_hidden_layers": 27} if is_lite else {})}
             model = make_expert_model(case.family, settings, folder, seed=5)

@@ -5,7 +5,7 @@
 Makes a model in bf16 in the shape of Llama-3-8B (16 GB, in the folder --work, used again), starts
 14 agents on this machine, each with its worker in a control group of 1.5 GiB without swap, deploys
 the model, and asks for 8 tokens. Nothing may be killed. With ``--naive`` each stage also asks for
-the embedding and the head, and something must be. ``--small``: 1 GB on boards of 244 MiB.
+the embedding and the head, and something must be. ``--small``: 1 GB on boards of 272 MiB.
 
 Needs root, and version 1 of the kernel's memory controller.
 """
@@ -35,7 +35,7 @@ from model_shapes import SHAPES, Shape, stored_bytes
 from random_hugging_face import write_hugging_face
 
 from potluck.child_environment import SECRET_VARIABLE
-from potluck.cluster.agent.control import ask
+from potluck.cluster.agent.asking import ask
 from potluck.cluster.agent.state import StateDirectory
 from potluck.cluster.trust.secret import generate_secret
 from potluck.errors import PotluckError
@@ -97,7 +97,7 @@ class Drill:
 
 
 FULL_SIZE = Drill(name="8B", shape=SHAPES["8B"], cap_bytes=1536 * 2**20)
-SMALL_SIZE = Drill(name="small", shape=SMALL, cap_bytes=244 * 2**20)
+SMALL_SIZE = Drill(name="small", shape=SMALL, cap_bytes=272 * 2**20)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -166,7 +166,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--small", action="store_true", help="1 GB on boards of 244 MiB")
+    parser.add_argument("--small", action="store_true", help="1 GB on boards of 272 MiB")
     parser.add_argument("--naive", action="store_true", help="every stage loads both ends too")
     parser.add_argument("--work", type=Path, default=_WORK, help="folder for the model")
     parser.add_argument("--output", type=Path)
@@ -243,7 +243,7 @@ def run_drill(drill: Drill, model: Path, *, is_naive: bool) -> DrillResult:
             if not is_loss or len(result.losses) == MAX_LOSSES:
                 break
             result.losses.append((result.failure, time.monotonic() - started))
-            _await_all(boards)
+            await_boards(boards, _START_SECONDS)
         for board, into in zip(boards, result.boards, strict=True):
             into.worker_peak_bytes = sampler.worker_peaks.get(board.group, 0)
             into.board_peak_bytes = sampler.board_peaks.get(board.group, 0)
@@ -408,22 +408,22 @@ def _start_boards(
                 stdout=file,
                 stderr=file,
             )
-        opened.callback(_end, agent)
+        opened.callback(end_agent, agent)
         boards.append(Board(group=group, state=state, agent=agent, log=log))
         if not join:
             while (seen := boards[0].state_of_cluster()) is None:
                 _pause_until(deadline, "the first agent did not start")
             join = ["--join", seen["nodes"][0]["address"]]
-    _await_all(boards)
+    await_boards(boards, _START_SECONDS)
     for board in boards:  # the probe's trials are no part of what is measured
         for name in ("memory.max_usage_in_bytes", "memory.failcnt"):
             (board.group / name).write_text("0", encoding="ascii")
     return boards
 
 
-def _await_all(boards: list[Board]) -> None:
+def await_boards(boards: list[Board], seconds: float) -> None:
     """Wait until the first agent sees all of them, and each knows what it runs on."""
-    deadline = time.monotonic() + _START_SECONDS
+    deadline = time.monotonic() + seconds
     while True:
         seen = boards[0].state_of_cluster()
         measured = [node for node in seen["nodes"] if _is_measured(node)] if seen else []
@@ -432,7 +432,10 @@ def _await_all(boards: list[Board]) -> None:
         for board in boards:
             if board.agent.poll() is not None:
                 raise RuntimeError(f"an agent ended: {board.log.read_text(encoding='utf-8')}")
-        _pause_until(deadline, "the agents did not find one another")
+        if time.monotonic() > deadline:
+            logs = "\n".join(board.log.read_text(encoding="utf-8") for board in boards)
+            raise RuntimeError(f"the agents did not find one another:\n{logs}")
+        time.sleep(0.2)
 
 
 def node_id(board: int) -> str:
@@ -450,7 +453,8 @@ def _pause_until(deadline: float, failure: str) -> None:
     time.sleep(0.2)
 
 
-def _end(agent: subprocess.Popen[bytes]) -> None:
+def end_agent(agent: subprocess.Popen[bytes]) -> None:
+    """Kill an agent and wait for its end."""
     agent.kill()
     agent.wait()
 

@@ -3,15 +3,15 @@
     PYTHONPATH=src:tests python benchmarks/fuzz_headers.py OUT.json [--cases 100000] [--seed 0]
 
 - *Fuzz*: so many mutated safetensors headers, indexes and GGUF headers
-  (``support.header_mutations``; a case is the same for the same kind and seed), each read from
-  memory as it is when a model is opened, then all its tensors and values. A case fails that raises
-  anything but a refusal, takes a second of CPU time, holds more than 2 MiB beyond the file's own
-  size at any moment (``tracemalloc``), or whose message is not one short line. The command then
-  exits with 1, and the failures are in the document.
+  (``support.formats.header_mutations``; a case is the same for the same kind and seed), each read
+  from memory as it is when a model is opened, then all its tensors and values. A case fails that
+  raises anything but a refusal, takes a second of CPU time, holds more than 2 MiB beyond the
+  file's own size at any moment (``tracemalloc``), or whose message is not one short line. The
+  command then exits with 1, and the failures are in the document.
 - *Parsing*: CPU seconds of opening and, in a pass of its own, the peak and what stays held: an
   index and 20 files with 1,000 tensors and a GGUF file with a vocabulary of 151,936 tokens and
   151,387 merges, both on disk, and from memory the costliest headers that are read or refused
-  (``support.large_headers``).
+  (``support.formats.large_headers``).
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from functools import partial
 from pathlib import Path
 
 from circumstances import circumstances
-from support import gguf_bytes as gb
-from support.header_cases import (
+from support.formats import gguf_bytes as gb
+from support.formats.header_cases import (
     ALLOWED_BYTES,
     HEADER_READERS,
     MOST_SECONDS,
     MemoryFile,
     run_case,
 )
-from support.header_mutations import Kind, mutated
-from support.large_headers import LARGE_HEADERS
-from support.safetensors_bytes import safetensors_bytes, tensor_entry
+from support.formats.header_mutations import Kind, mutated
+from support.formats.large_headers import LARGE_HEADERS
+from support.formats.safetensors_bytes import safetensors_bytes, tensor_entry
 
 from potluck.errors import ModelFileError
 from potluck.formats.gguf import open_gguf

@@ -3,8 +3,8 @@
     PYTHONPATH=src:tests python benchmarks/fuzz_http.py OUT.json [--cases 10000] [--seed 0]
 
 Starts ``potluck up``, deploys the demo model, and sends so many bodies to the addresses of each
-dialect (``support.http_documents``), each with something wrong about it
-(``support.http_mutations.body_of``: a body is the same for the same dialect, seed and number). A
+dialect (``support.http.documents``), each with something wrong about it
+(``support.http.mutations.body_of``: a body is the same for the same dialect, seed and number). A
 request fails that is answered with 500, whose stream ends with an internal error, or that has no
 answer after 20 s. After each dialect all cache blocks must be free or kept for later prompts, and
 the agent's log must have no traceback; otherwise, or if a request has failed, the command exits
@@ -24,10 +24,11 @@ from pathlib import Path
 
 import psutil
 from circumstances import circumstances
-from support.agents import AgentProcess, Fleet, eventually
-from support.http_documents import DOCUMENTS
-from support.http_fuzzing import NUM_CLIENTS, SECONDS_PER_ANSWER, fuzz
-from support.http_mutations import body_of
+from support.cluster.agents import AgentProcess, Fleet
+from support.http.documents import DOCUMENTS
+from support.http.fuzzing import NUM_CLIENTS, SECONDS_PER_ANSWER, fuzz
+from support.http.mutations import body_of
+from support.processes.waiting import eventually
 
 SCHEMA = "potluck.benchmark.fuzz_http/1"
 MODEL = "demo"

@@ -24,13 +24,13 @@ from circumstances import circumstances
 from gpu_child import SHAPES, THIN, Case
 
 from potluck.engines.backends import BACKENDS, unit_address
-from potluck.probe.all_layers import LAYERS
+from potluck.probe.all_detectors import DETECTORS
 from potluck.probe.cache import ProbeCache
-from potluck.probe.child import ChildAnswer, run_child
-from potluck.probe.cores import default_num_threads
-from potluck.probe.memory import available_memory
+from potluck.probe.machine.cores import default_num_threads
+from potluck.probe.machine.memory import available_memory
+from potluck.probe.machine.system import THIS_MACHINE
 from potluck.probe.probe import Measuring, ProbeOptions, probe_node
-from potluck.probe.system import THIS_MACHINE
+from potluck.probe.processes.child import ChildAnswer, run_child
 from potluck.types.hardware import ProbeReport, Trial
 
 SCHEMA = "potluck.benchmark.gpu/1"
@@ -98,7 +98,7 @@ def probe_units(arguments: argparse.Namespace) -> ProbeReport:
         # Who names a backend means it, also where only software has it.
         allow_software=arguments.allow_software or arguments.backend is not None,
     )
-    return probe_node(THIS_MACHINE, options, ProbeCache(None), layers=LAYERS)
+    return probe_node(THIS_MACHINE, options, ProbeCache(None), detectors=DETECTORS)
 
 
 def unit_document(report: ProbeReport, trial: Trial) -> dict[str, object]:

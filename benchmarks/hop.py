@@ -13,7 +13,6 @@ import contextlib
 import json
 import os
 import socket
-import ssl
 import statistics
 import subprocess
 import sys
@@ -22,8 +21,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from circumstances import circumstances
+from circumstances import edge_circumstances
 
+from potluck.cluster.edges.address import EdgeAddress
 from potluck.cluster.edges.connect import connect_edge
 from potluck.cluster.edges.edge import EdgeLimits, IncomingEdge, OutgoingEdge
 from potluck.cluster.edges.frames import FrameKind, Scope
@@ -74,7 +74,11 @@ def main() -> None:
                     flush=True,
                 )
     if arguments.output:
-        document = {"schema": "potluck.benchmark.hop/1", **_circumstances(), "results": results}
+        document = {
+            "schema": "potluck.benchmark.hop/1",
+            **edge_circumstances(WARM_UP_ROUNDS),
+            "results": results,
+        }
         arguments.output.write_text(json.dumps(document) + "\n", encoding="utf-8")
 
 
@@ -160,12 +164,12 @@ def _listen(node_id: NodeId, directory: Path | None) -> EdgeListener | socket.so
     """What an edge's receiver listens with; without credentials a plain socket."""
     if directory is None:
         return socket.create_server(("127.0.0.1", 0))
-    return EdgeListener("127.0.0.1", read_pem_files(directory / node_id, node_id))
+    return EdgeListener.at("127.0.0.1", read_pem_files(directory / node_id, node_id))
 
 
 def _port(listening: EdgeListener | socket.socket) -> int:
     if isinstance(listening, EdgeListener):
-        return listening.address[1]
+        return listening.address.port
     return int(listening.getsockname()[1])
 
 
@@ -182,9 +186,9 @@ def _accept(listening: EdgeListener | socket.socket, peer: NodeId, expected: Hel
 def _connect(
     port: int, node_id: NodeId, peer: NodeId, hello: Hello, directory: Path | None
 ) -> OutgoingEdge:
-    address = ("127.0.0.1", port)
+    address = EdgeAddress(host="127.0.0.1", port=port)
     if directory is None:
-        connection = socket.create_connection(address)
+        connection = socket.create_connection(address.endpoint)
         set_edge_options(connection)
         return OutgoingEdge(connection, peer, SCOPE, LIMITS)
     return connect_edge(
@@ -195,16 +199,6 @@ def _connect(
         limits=LIMITS,
         timeout_seconds=DEADLINE_SECONDS,
     )
-
-
-def _circumstances() -> dict[str, object]:
-    """What has to be known to measure the same again."""
-    return {
-        **circumstances(),
-        "num_cpus": os.cpu_count(),
-        "openssl": ssl.OPENSSL_VERSION,
-        "warm_up_rounds": WARM_UP_ROUNDS,
-    }
 
 
 if __name__ == "__main__":

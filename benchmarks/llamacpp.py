@@ -139,12 +139,12 @@ class Xllamacpp:
 
     def describe(self, model: Path) -> Build:
         """What the package says of itself; it does not need ``model``."""
-        told = json.loads(output_of([sys.executable, str(_CHILD)], self.timeout_seconds))
+        output = json.loads(output_of([sys.executable, str(_CHILD)], self.timeout_seconds))
         return Build(
-            name=f"xllamacpp {told['version']}",
-            commit=told["commit"],
-            compiler=told["compiler"],
-            features=parse_features(told["system_info"]),
+            name=f"xllamacpp {output['version']}",
+            commit=output["commit"],
+            compiler=output["compiler"],
+            features=parse_features(output["system_info"]),
         )
 
     def run(self, model: Path, setting: Setting, *, flash_attention: bool, num_repeats: int) -> Run:
@@ -190,8 +190,8 @@ def parse_batched_bench(printed: str) -> Outcome:
 
 def parse_child(printed: str) -> Outcome:
     """Of ``xllamacpp_child.py``; llama.cpp may print before it."""
-    told: dict[str, Any] = json.loads(printed.strip().rpartition("\n")[2])
-    return Outcome(rates=Rates(prefill=tuple(told["prefill"]), decode=tuple(told["decode"])))
+    output: dict[str, Any] = json.loads(printed.strip().rpartition("\n")[2])
+    return Outcome(rates=Rates(prefill=tuple(output["prefill"]), decode=tuple(output["decode"])))
 
 
 def parse_features(printed: str) -> tuple[str, ...] | None:

@@ -27,10 +27,10 @@ def potluck(path: Path, quantization: str) -> Loaded:
     """The whole model in the native engine, on all cores."""
     from potluck.catalog import describe_model, open_weights, read_profile
     from potluck.engines.backends import native_unit
-    from potluck.engines.native import make_pool
+    from potluck.engines.native.engine import make_pool
     from potluck.loading import StageSize, plan_stage
     from potluck.loading.load import load_stage
-    from potluck.probe.cores import default_num_threads
+    from potluck.probe.machine.cores import default_num_threads
     from potluck.types.program import Shard
     from potluck.types.quantization import Quantization
 

@@ -35,7 +35,7 @@ from placement_fleets import FLEETS, FleetCase  # noqa: E402
 from placement_layouts import Layout, alternatives, layout_of  # noqa: E402
 from random_gguf import write_gguf  # noqa: E402
 from random_hugging_face import FLOAT_TYPES, write_hugging_face  # noqa: E402
-from support.throttled_fleet import Machine, ThrottledFleet, throttled_fleet  # noqa: E402
+from support.cluster.throttled_fleet import Machine, ThrottledFleet, throttled_fleet  # noqa: E402
 from token_stream import Ask, TokenStream  # noqa: E402
 
 from potluck.errors import PotluckError  # noqa: E402

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from support.throttled_fleet import Distance, Machine
+from support.cluster.throttled_fleet import Distance, Machine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

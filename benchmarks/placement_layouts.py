@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from support.throttled_fleet import ThrottledFleet
+from support.cluster.throttled_fleet import ThrottledFleet
 
 _UNIT = "cpu/native"
 

@@ -3,11 +3,11 @@
     python benchmarks/probe.py [--runs 9] [--output benchmarks/results/probe.json]
     python benchmarks/probe.py --busy 10 [--runs 5] [--compare PYTHON] [--output OUT.json]
 
-Times of each layer, of the whole probe and of its parts on this machine, and the memory of an agent
-that does nothing. With ``--busy`` instead: ``potluck probe`` and ``potluck doctor`` beside as many
-processes that want a core each, in turns with those of another installation (``--compare``, its
-Python) and with a plain program of 200 ms. Medians go to stdout, the JSON document with all samples
-to the file.
+Times of each detector, of the whole probe and of its parts on this machine, and the memory of an
+agent that does nothing. With ``--busy`` instead: ``potluck probe`` and ``potluck doctor`` beside as
+many processes that want a core each, in turns with those of another installation (``--compare``,
+its Python) and with a plain program of 200 ms. Medians go to stdout, the JSON document with all
+samples to the file.
 """
 
 from __future__ import annotations
@@ -25,21 +25,22 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from circumstances import circumstances
 
-from potluck.cluster.agent.control import ask
+from potluck.cluster.agent.asking import ask
 from potluck.cluster.agent.state import StateDirectory
 from potluck.engines.backends import BACKENDS
 from potluck.errors import UsageError
-from potluck.probe.all_layers import LAYERS
-from potluck.probe.child import ChildFailure, run_child
-from potluck.probe.layers.cpu import LAYER as CPU_LAYER
-from potluck.probe.system import THIS_MACHINE
+from potluck.probe.all_detectors import DETECTORS
+from potluck.probe.detectors.cpu import DETECTOR as CPU_DETECTOR
+from potluck.probe.machine.system import THIS_MACHINE
+from potluck.probe.processes.child import ChildFailure, run_child
 
 LOOKS_PER_RUN = 10
-"""A layer takes about a millisecond: a sample is the mean of as many."""
+"""A detector takes about a millisecond: a sample is the mean of as many."""
 
 AGENT_RUNS = 3
 IDLE_SECONDS = 3.0
@@ -115,10 +116,11 @@ def main() -> None:
 
 
 def _measure(runs: int) -> Iterator[Result]:
-    for layer in (CPU_LAYER, *LAYERS):
-        samples = [_look(lambda layer=layer: layer.find(THIS_MACHINE)) for _ in range(runs + 1)]  # type: ignore[misc]
-        # The first imports what only a layer that finds something needs.
-        yield Result(name=f"layer {layer.name}", unit="ms", samples=tuple(samples[1:]))
+    for detector in (CPU_DETECTOR, *DETECTORS):
+        find = partial(detector.find, THIS_MACHINE)
+        samples = [_look(find) for _ in range(runs + 1)]
+        # The first imports what only a detector that finds something needs.
+        yield Result(name=f"detector {detector.name}", unit="ms", samples=tuple(samples[1:]))
     with tempfile.TemporaryDirectory() as directory:
         empty = [Path(directory, str(number)) for number in range(runs)]
         cold = tuple(_run_probe(cache) for cache in empty)

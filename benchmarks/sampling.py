@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from peer_process import published
 from random_weights import random_rows
 
-from potluck.engines.native import NativeEngine, choose_isa, make_pool
+from potluck.engines.native.engine import NativeEngine, choose_isa, make_pool
 from potluck.models.program import build_program
 from potluck.models.rope import rope_tables
 from potluck.types.program import Program, Shard, WeightSpec
@@ -216,7 +216,7 @@ def compared(
     ]
     opened = [turns.open(params) for _, params, _ in cases]
     for (name, _, is_masked), ids in zip(cases, opened, strict=True):
-        masks = dict.fromkeys(ids, mask) if is_masked else {}
+        masks = dict.fromkeys(ids, mask[np.newaxis]) if is_masked else {}
         samples: tuple[list[tuple[float, float]], ...] = ([], [])
         for number in range(-2, num_rounds):
             now = turns.step(greedy, number + 2, {}), turns.step(ids, number + 2, masks)

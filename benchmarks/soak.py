@@ -364,13 +364,13 @@ def _disturb(
 
 def _with_pauses(kills: Sequence[Kill], gaps: Sequence[tuple[float, float]]) -> list[Kill]:
     """The kills, each with the longest gap that reaches into the time until the next one."""
-    told = []
+    completed = []
     for kill, following in itertools.pairwise([*kills, None]):
         assert kill is not None
         end = following.at if following else float("inf")
         lengths = [length for at, length in gaps if at > kill.at and at - length < end]
-        told.append(dataclasses.replace(kill, pause_seconds=max(lengths, default=0.0)))
-    return told
+        completed.append(dataclasses.replace(kill, pause_seconds=max(lengths, default=0.0)))
+    return completed
 
 
 def _sample(cluster: LiveCluster, started_at: float) -> list[MemorySample]:

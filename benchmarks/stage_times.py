@@ -60,10 +60,10 @@ def main() -> None:
                 for index, stage in enumerate(model.stages):
                     started = time.perf_counter()
                     hidden = stage.engine.step(step, hidden).hidden
-                    took = time.perf_counter() - started
+                    elapsed = time.perf_counter() - started
                     if number > 0:
                         key = (len(model.stages), index, num_sequences)
-                        seconds.setdefault(key, []).append(took)
+                        seconds.setdefault(key, []).append(elapsed)
     for model in models:
         model.close()
     medians = {key: statistics.median(each) for key, each in seconds.items()}

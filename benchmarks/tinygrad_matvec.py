@@ -42,27 +42,27 @@ def main() -> None:
     parser.add_argument("--weights-mb", type=int, default=256)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if asked.child:
-        print(json.dumps(measure_device(asked)))
+    arguments = parser.parse_args()
+    if arguments.child:
+        print(json.dumps(measure_device(arguments)))
         return
     document: dict[str, Any] = {"schema": SCHEMA, **circumstances(), "devices": {}}
-    for device in asked.device:
+    for device in arguments.device:
         environ = {**os.environ, "DEV": device, "PARALLEL": "0"}
         command = [sys.executable, *sys.argv, "--child", "--device", device]
         done = subprocess.run(command, env=environ, stdout=subprocess.PIPE, check=True)
         document["devices"][device] = json.loads(done.stdout)
-    asked.output.write_text(json.dumps(document, indent=1) + "\n")
+    arguments.output.write_text(json.dumps(document, indent=1) + "\n")
 
 
-def measure_device(asked: argparse.Namespace) -> list[dict[str, Any]]:
+def measure_device(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """All formats on the device ``DEV``."""
     results = []
-    for label in asked.format:
+    for label in arguments.format:
         format = next(each for each in BLOCKS if each.label == label)
-        num_rows = asked.weights_mb * 2**20 // format.row_bytes(COLUMNS) // _BLOCK_ROWS
-        result = measure_format(format, num_rows * _BLOCK_ROWS, asked.repeats)
-        print(asked.device[0], summary(result), file=sys.stderr, flush=True)
+        num_rows = arguments.weights_mb * 2**20 // format.row_bytes(COLUMNS) // _BLOCK_ROWS
+        result = measure_format(format, num_rows * _BLOCK_ROWS, arguments.repeats)
+        print(arguments.device[0], summary(result), file=sys.stderr, flush=True)
         results.append(result)
     return results
 

@@ -1,4 +1,4 @@
-"""Potluck and llama.cpp on the same files, in turn: ``METHODOLOGY.md``, "Beside llama.cpp".
+"""Potluck and llama.cpp on the same files: ``METHODOLOGY.md``, "Comparison with llama.cpp".
 
     python benchmarks/vs_llamacpp.py OUT.json [--llama-bench PATH] [--shape Llama-3.2-1B …]
         [--claim decode prefill …] [--type Q8_0 …] [--llama-bench-avx2 PATH] [--no-repack]
@@ -47,7 +47,7 @@ from peer_process import Run, RunFailedError, published
 from potluck_bench import run_potluck
 from random_gguf import GGUF_TYPES, write_gguf
 
-from potluck.probe.cores import default_num_threads
+from potluck.probe.machine.cores import default_num_threads
 
 SCHEMA = "potluck.benchmark.vs_llamacpp/1"
 TYPES = ("Q8_0", "Q4_0", "Q4_K_M", "BF16")
@@ -245,13 +245,13 @@ def peers_of(arguments: argparse.Namespace) -> dict[str | None, Peer]:
 
 def described(peers: Mapping[str | None, Peer], model: Path) -> dict[str | None, Build | str]:
     """Each build, or why it does not start."""
-    told: dict[str | None, Build | str] = {}
+    builds: dict[str | None, Build | str] = {}
     for isa, peer in peers.items():
         try:
-            told[isa] = peer.describe(model)
+            builds[isa] = peer.describe(model)
         except RunFailedError as error:
-            told[isa] = str(error)
-    return told
+            builds[isa] = str(error)
+    return builds
 
 
 def cpu_has_amx() -> bool:
@@ -350,7 +350,7 @@ def main() -> None:
         )
         builds = described(peers, session.model(scope.types[0]))
         for isa, build in builds.items():
-            print(f"llama.cpp{'' if isa is None else f' for {isa}'}: {_told(build)}")
+            print(f"llama.cpp{'' if isa is None else f' for {isa}'}: {_build_text(build)}")
         rows = measured_rows(session, scope, arguments.claim, builds[None])
         works = {each: work_of(session.shape, each) for each in scope.types}
         document["shapes"].append(
@@ -377,7 +377,7 @@ def main() -> None:
         print("\n".join(lines_of(rows)))
 
 
-def _told(build: Build | str) -> str:
+def _build_text(build: Build | str) -> str:
     if isinstance(build, str):
         return f"does not start: {build}"
     features = "features unknown" if build.features is None else " ".join(build.features)

@@ -24,14 +24,14 @@ from pathlib import Path
 import msgspec
 from circumstances import circumstances
 
-from potluck.portability.cuda_needs import CudaNeeds
-from potluck.portability.feature_rules import rules_for
+from potluck.portability.checks.host_check import HostCheck
+from potluck.portability.checks.needs import read_needs
+from potluck.portability.checks.prepared_wheel import PreparedWheel
+from potluck.portability.cuda.needs import CudaNeeds
+from potluck.portability.features.rules import rules_for
 from potluck.portability.finding import Finding, Severity, Verdict
-from potluck.portability.host import Host
-from potluck.portability.host_check import HostCheck
-from potluck.portability.installed_host import describe_host
-from potluck.portability.needs import read_needs
-from potluck.portability.prepared_wheel import PreparedWheel
+from potluck.portability.hosts.host import Host
+from potluck.portability.hosts.installed import describe_host
 
 CHILD_SECONDS = 600.0
 

@@ -4,7 +4,8 @@
         [--output benchmarks/results/wheel_check.json]
 
 ``--large`` is a wheel of about 150 MB, ``--own`` one of ours, ``--fleet`` a folder of which the
-first 20 wheels are checked against 1,000 hosts. Medians go to stdout, all samples to the document.
+first 20 wheels are checked against 1,000 hosts. Medians of times and the greatest peak of memory go
+to stdout, all samples to the document.
 """
 
 from __future__ import annotations
@@ -24,11 +25,12 @@ from pathlib import Path
 
 from circumstances import circumstances
 
-from potluck.portability.host_check import HostCheck
-from potluck.portability.host_document import host_document, read_host
-from potluck.portability.needs_cache import cached_needs
-from potluck.portability.prepared_wheel import PreparedWheel
-from potluck.portability.shipped_hosts import load_shipped_host, shipped_hosts
+from potluck.portability.checks.host_check import HostCheck
+from potluck.portability.checks.needs_cache import cached_needs
+from potluck.portability.checks.prepared_wheel import PreparedWheel
+from potluck.portability.hosts.document import read_host
+from potluck.portability.hosts.shipped import load_shipped_host, shipped_hosts
+from potluck.portability.hosts.writing import host_document
 
 _ROUNDS = 5
 _NUM_HOSTS = 1000
@@ -36,6 +38,7 @@ _NUM_WHEELS = 20
 _LEFT_OUT = 0.2
 """The share of its libraries that a host of the fleet lacks."""
 _HOST = "ubuntu-22.04-x86_64"
+_LAUNCHER = Path(__file__).with_name("measured_command.py")
 
 
 def main() -> None:
@@ -52,7 +55,7 @@ def main() -> None:
     for name, taken in samples.items():
         wall = statistics.median(each.wall_seconds for each in taken)
         cpu = statistics.median(each.cpu_seconds for each in taken)
-        print(f"{name:30} median {wall:.3f} s, of which computing {cpu:.3f} s")
+        print(f"{name:30} median {wall:.3f} s, of which computing {cpu:.3f} s{_peak(taken)}")
     if arguments.output:
         document = {
             "schema": "potluck.benchmark.wheel_check/1",
@@ -70,16 +73,24 @@ def main() -> None:
         arguments.output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
+def _peak(taken: list[Taken]) -> str:
+    peaks = [each.peak_bytes for each in taken if each.peak_bytes is not None]
+    return f", peak {max(peaks) / 2**20:.0f} MiB" if peaks else ""
+
+
 class _Formatter(argparse.RawDescriptionHelpFormatter):
     """Leaves the docstring as it is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Taken:
-    """Time from begin to end, and that of cores which computed."""
+    """Time from begin to end, and that of cores which computed; the peak of the resident set of a
+    command's process (``ru_maxrss``), None of what runs in this one.
+    """
 
     wall_seconds: float
     cpu_seconds: float
+    peak_bytes: int | None = None
 
 
 def _commands(wheels: dict[str, Path]) -> dict[str, list[Taken]]:
@@ -96,13 +107,17 @@ def _commands(wheels: dict[str, Path]) -> dict[str, list[Taken]]:
 def _command(wheel: Path, cache: str) -> Taken:
     command = [sys.executable, "-m", "potluck", "wheel", "check", str(wheel), "--host", _HOST]
     env = {**os.environ, "XDG_CACHE_HOME": cache}
-    started, before = time.perf_counter(), os.times()
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-    wall, after = time.perf_counter() - started, os.times()
-    if done.returncode not in (0, 1):
+    done = subprocess.run(
+        [sys.executable, str(_LAUNCHER), *command],
+        env=env,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    taken = json.loads(done.stdout)
+    if taken.pop("exit_code") not in (0, 1):
         raise RuntimeError(done.stderr)
-    cpu = after.children_user + after.children_system
-    return Taken(wall_seconds=wall, cpu_seconds=cpu - before.children_user - before.children_system)
+    return Taken(**taken)
 
 
 def _fleet(wheels: list[Path]) -> list[Taken]:

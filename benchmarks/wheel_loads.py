@@ -7,12 +7,13 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from potluck.portability.host import Host, HostPython
-from potluck.portability.host_check import HostCheck
-from potluck.portability.host_document import host_document, read_host
-from potluck.portability.installed_host import describe_host
-from potluck.portability.prepared_wheel import PreparedWheel
-from potluck.portability.wheel_report import FileReport
+from potluck.portability.checks.host_check import HostCheck
+from potluck.portability.checks.prepared_wheel import PreparedWheel
+from potluck.portability.checks.report import FileReport
+from potluck.portability.hosts.document import read_host
+from potluck.portability.hosts.host import Host, HostPython
+from potluck.portability.hosts.installed import describe_host
+from potluck.portability.hosts.writing import host_document
 from tools.roots.enter import Root
 from tools.roots.loads import try_loads
 from tools.roots.wheel_site import SITE

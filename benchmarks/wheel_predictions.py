@@ -24,9 +24,9 @@ from circumstances import circumstances
 from wheel_loads import Load, compare_loads, describe_root
 from wheel_trials import fetch_wheel, wheel_trials
 
-from potluck.portability.host_check import HostCheck
-from potluck.portability.needs import read_needs
-from potluck.portability.prepared_wheel import PreparedWheel
+from potluck.portability.checks.host_check import HostCheck
+from potluck.portability.checks.needs import read_needs
+from potluck.portability.checks.prepared_wheel import PreparedWheel
 from tools.roots.enter import Root
 from tools.roots.loads import OPENED
 from tools.roots.package_set import roots

@@ -21,19 +21,19 @@ from wheel_trials import Explanation, explanations, tag_explanations
 _MACHINES = ("x86_64", "aarch64")
 
 _INTRODUCTION = """\
-# Wheels, as predicted and as they load
+# Wheel predictions and actual loads
 
 Made by `benchmarks/wheel_table.py` from `benchmarks/results/wheel_predictions.json`
-([how it is measured](../../benchmarks/METHODOLOGY.md#wheel-predictions)).
+([methodology](../../benchmarks/METHODOLOGY.md#wheel-predictions)).
 
-Every shared object of each wheel was opened (`dlopen`, `RTLD_NOW`) by the dynamic linker of real
-systems' own packages, those for aarch64 under qemu, each alone and without the wheel's
-dependencies; and Potluck was asked before, of the same files and a description of the same system.
-A cell says how many of a wheel's shared objects load, and nothing else where all outcomes are as
-predicted; where not, how many differ, and which note says why. The last column is of systems for
-the other machine. Files that are linked and whose initializers then end the process count as
+Every shared object of each wheel was opened (`dlopen`, `RTLD_NOW`) with the dynamic linkers of real
+systems, those for aarch64 under qemu, each file by itself and without the wheel's dependencies. The
+results are compared with Potluck's predictions for the same files and a description of the same
+system. A cell shows how many of a wheel's shared objects load; if some outcomes differ from the
+predictions, it also shows how many, and which note explains them. The last column is for systems of
+the other architecture. Files that are linked but whose initializers then kill the process count as
 loading: matplotlib's `ft2font` calls Python, which is not started here, and onnxruntime for aarch64
-does not get on with the emulated CPU."""
+does not support the emulated CPU."""
 
 
 def page(

@@ -27,11 +27,11 @@ _NUM_TOKENS = 1000
 
 def build() -> dict[str, str]:
     """Version, commit, compiler and features."""
-    told = xllamacpp.BUILD_INFO
+    info = xllamacpp.BUILD_INFO
     return {
         "version": version("xllamacpp"),
-        "commit": told["commit"],
-        "compiler": told["compiler"],
+        "commit": info["commit"],
+        "compiler": info["compiler"],
         "system_info": xllamacpp.get_system_info(),
     }
 

@@ -1,13 +1,26 @@
-"""Reports the seconds of each tier and what could not be shown on this machine."""
+"""Reports the seconds of each tier and what could not be shown on this machine.
+
+With ``TEST_DURATIONS``, a folder, it also leaves the seconds of each test there.
+"""
 
 from __future__ import annotations
 
+import gc
+import os
 import signal
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
+from support.recorded.record import ON_RECORD
+
+# An example takes as long as the other processes of a busy machine let it.
+hypothesis.settings.register_profile("potluck", deadline=None)
+hypothesis.settings.load_profile("potluck")
+
+pytest_plugins = ("support.recorded.plugin",)
 
 _TESTS = Path(__file__).parent
 
@@ -29,20 +42,46 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Keep thousands of tests, which live to the end, from the garbage collector.
+
+    It would go through them again and again, while they are collected and in every test.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     seconds: dict[str, float] = defaultdict(float)
+    of_tests: dict[str, float] = defaultdict(float)
     counts: dict[str, int] = defaultdict(int)
     for reports in terminalreporter.stats.values():
         for report in reports:
             if isinstance(report, pytest.TestReport):
                 tier = _tier(report)
                 seconds[tier] += report.duration
+                of_tests[report.nodeid] += report.duration
                 counts[tier] += report.when == "call"
     terminalreporter.section("tiers")
     for tier in sorted(seconds):
         terminalreporter.write_line(f"{tier:12} {counts[tier]:5} tests {seconds[tier]:7.1f} s")
+    num_recorded = 0
     for report in terminalreporter.stats.get("skipped", []):
-        terminalreporter.write_line(f"not shown: {report.nodeid}: {report.longrepr[2]}")
+        if ON_RECORD in report.longrepr[2]:
+            num_recorded += 1
+        else:
+            terminalreporter.write_line(f"not shown: {report.nodeid}: {report.longrepr[2]}")
+    if num_recorded:
+        terminalreporter.write_line(f"on record: {num_recorded} tests (tests/proof.json)")
+    folder = os.environ.get("TEST_DURATIONS")
+    if folder and "PYTEST_XDIST_WORKER" not in os.environ:  # a worker's are also its controller's
+        lines = [f"{spent:8.1f} s  {name}\n" for name, spent in of_tests.items()]
+        (Path(folder) / str(os.getpid())).write_text("".join(lines))
 
 
 def _tier(report: pytest.TestReport) -> str:

@@ -39,7 +39,7 @@ from typing import Any  # noqa: E402
 from potluck.child_environment import SECRET_VARIABLE  # noqa: E402
 from potluck.cli.report import figures_line  # noqa: E402
 from potluck.cli.tables import stage_lines  # noqa: E402
-from potluck.cluster.agent.control import ask  # noqa: E402
+from potluck.cluster.agent.asking import ask  # noqa: E402
 from potluck.cluster.agent.state import StateDirectory  # noqa: E402
 from potluck.cluster.trust.secret import generate_secret  # noqa: E402
 from potluck.errors import PotluckError  # noqa: E402
@@ -287,7 +287,7 @@ def _how_to_go_on() -> str:
         ("up", "a node of your own; then, in another terminal:"),
         ("deploy demo", "the same model, or MODEL: a directory, a .gguf file, a hub id"),
         ("ps", "nodes and stages"),
-        ("up --lan", "a cluster of several machines: docs/cluster.md"),
+        ("up --lan", "a cluster of several machines: docs/guides/cluster.md"),
         ("run demo", "a chat without a cluster; Ctrl-D ends it"),
     )
     width = max(len(name) for name, _ in rows)

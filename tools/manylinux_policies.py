@@ -1,6 +1,6 @@
-"""Prints src/potluck/portability/policies.toml from the policies of the installed auditwheel.
+"""Prints src/potluck/portability/linking/policies.toml from the installed auditwheel's policies.
 
-    python tools/manylinux_policies.py > src/potluck/portability/policies.toml
+    python tools/manylinux_policies.py > src/potluck/portability/linking/policies.toml
 
 auditwheel's list is what the builders of wheels go by; PEP 600 leaves it to "common practice". Each
 version and library is listed with the oldest policy that allows it. A later policy that takes one

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from potluck.engines.backends import BACKENDS
+from potluck.models.families import all_families
 from potluck.models.family import Family
-from potluck.models.registry import FAMILIES
-from potluck.types.hardware import BackendSpec
+from potluck.types.backend import BackendSpec
 from potluck.types.quantization import Quantization
 from potluck.types.tensor import TensorFormat
 
@@ -38,15 +38,15 @@ def _families(shown: Mapping[str, Any], published: Mapping[str, str]) -> Iterato
         "Each family was compared with `transformers`, logit by logit, on small models with random "
         "weights: in the reference engine and, where the table says so, in the native one (CPUs). "
         "GGUF files were compared with the same weights in safetensors. A GPU backend runs a "
-        "family if it has all of its operations; what it lacks is named, after *some* if only "
-        "some of the family's models have it."
+        "family if it supports all of its operations; missing operations are listed, after *some* "
+        "if only some of the family's models need them."
     )
     yield ""
     backends = _gpu_backends()
     columns = ["published models", "`model_type`", "safetensors", "GGUF", *backends]
     yield f"| {' | '.join(columns)} |"
     yield f"|{'---|' * len(columns)}"
-    for family in FAMILIES:
+    for family in all_families():
         if (proof := shown.get(family.name)) is None:
             continue
         cells = [
@@ -96,8 +96,8 @@ def _formats() -> Iterator[str]:
     yield "## Formats of weights"
     yield ""
     yield (
-        "Formats without kernels are turned into Q8_0 when they are loaded. The names are those of "
-        "GGUF; docs/models.md says which of them other files turn into."
+        "Formats without kernels are converted to Q8_0 while loading. The names are those of GGUF; "
+        "docs/guides/models.md says to which of them the formats of other files are converted."
     )
     yield ""
     backends = _gpu_backends()

@@ -1,13 +1,13 @@
-"""Prints src/potluck/probe/program_case_logits.json: what the reference engine makes of the case.
+"""Prints src/potluck/probe/cases/program_case_logits.json, with the reference engine.
 
-python tools/self_test_logits.py > src/potluck/probe/program_case_logits.json
+python tools/self_test_logits.py > src/potluck/probe/cases/program_case_logits.json
 """
 
 from __future__ import annotations
 
 import json
 
-from potluck.engines.reference import ReferenceEngine
+from potluck.engines.reference.engine import ReferenceEngine
 from potluck.engines.self_test import program_logits
 from potluck.types.expert_use import NO_EXPERTS
 from potluck.types.program import Program

@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "bind/find_format.h"
+#include "bind/python_exchange.h"
 #include "dispatch/table.h"
 #include "program/error.h"
 #include "program/sampler.h"
@@ -32,14 +33,15 @@ using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::
 using Pairs = std::vector<std::pair<int64_t, int64_t>>;
 using OutBytes = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-using Mask = nb::ndarray<const uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Mask = nb::ndarray<const uint32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Masks = std::vector<std::pair<int64_t, Mask>>;
 
-// Valid while `masks` is.
+// Valid as long as `masks` is.
 std::vector<TokenMask> view(const Masks& masks) {
   std::vector<TokenMask> views;
   for (const auto& [sequence_id, mask] : masks) {
-    views.push_back({sequence_id, mask.data(), static_cast<int64_t>(mask.shape(0))});
+    views.push_back({sequence_id, mask.data(), static_cast<int64_t>(mask.shape(0)),
+                     static_cast<int64_t>(mask.shape(1))});
   }
   return views;
 }
@@ -90,10 +92,11 @@ void bind_values(nb::module_& m) {
   nb::class_<Slice>(m, "Slice")
       .def(nb::init<int64_t, std::vector<int64_t>, int64_t, std::vector<int64_t>, bool,
                     std::optional<int64_t>, std::optional<int64_t>, std::optional<Pooling>, bool,
-                    std::optional<int64_t>>(),
+                    std::optional<int64_t>, int64_t>(),
            nb::kw_only(), "sequence_id"_a, "tokens"_a, "start_position"_a, "block_table"_a,
            "sample"_a, "score_from"_a = nb::none(), "next_token"_a = nb::none(),
-           "pooling"_a = nb::none(), "ends_pooling"_a = false, "state"_a = nb::none());
+           "pooling"_a = nb::none(), "ends_pooling"_a = false, "state"_a = nb::none(),
+           "num_drafts"_a = 0);
   nb::class_<SamplingParams>(m, "SamplingParams")
       .def(nb::init<float, std::optional<int64_t>, float, float, float, float, float,
                     std::vector<std::pair<int64_t, float>>, uint64_t, bool, int64_t>(),
@@ -101,8 +104,10 @@ void bind_values(nb::module_& m) {
            "repetition_penalty"_a, "frequency_penalty"_a, "presence_penalty"_a, "logit_bias"_a,
            "seed"_a, "logprobs"_a, "top_logprobs"_a);
   nb::class_<Opening>(m, "Opening")
-      .def(nb::init<int64_t, SamplingParams, std::vector<int64_t>, std::vector<int64_t>>(),
-           nb::kw_only(), "sequence_id"_a, "sampling"_a, "prompt_tokens"_a, "output_tokens"_a);
+      .def(nb::init<int64_t, SamplingParams, std::vector<int64_t>, std::vector<int64_t>,
+                    bool>(),
+           nb::kw_only(), "sequence_id"_a, "sampling"_a, "prompt_tokens"_a, "output_tokens"_a,
+           "has_grammar"_a = false);
   nb::class_<TokenLogprob>(m, "TokenLogprob")
       .def_ro("token", &TokenLogprob::token)
       .def_ro("logprob", &TokenLogprob::logprob);
@@ -175,28 +180,32 @@ void bind_stage(nb::module_& m) {
           "step",
           [](Stage& stage, std::vector<Slice> slices, std::vector<Opening> opened,
              std::vector<int64_t> closed, const Pairs& copies, const Pairs& state_copies,
-             const Masks& masks,
-             std::optional<InMatrix> hidden, std::optional<OutMatrix> out) {
+             const Masks& masks, std::optional<InMatrix> hidden, std::optional<OutMatrix> out,
+             nb::object exchange) {
+            PythonExchange others(exchange);
             const Step step{std::move(slices), std::move(opened), std::move(closed),
-                            as_copies(copies), as_state_copies(state_copies), view(masks)};
+                            as_copies(copies), as_state_copies(state_copies), view(masks),
+                            exchange.is_none() ? nullptr : &others};
             nb::gil_scoped_release released;
             StepOutput output = stage.step(step, view(hidden), view(out));
             return std::make_pair(std::move(output.sampled), std::move(output.vectors));
           },
           nb::kw_only(), "slices"_a, "opened"_a, "closed"_a, "copies"_a, "state_copies"_a, "masks"_a,
-          "hidden"_a.none(), "out"_a.none())
+          "hidden"_a.none(), "out"_a.none(), "exchange"_a = nb::none())
       .def(
           "logits",
           [](Stage& stage, std::vector<Slice> slices, std::vector<Opening> opened,
              std::vector<int64_t> closed, const Pairs& copies, const Pairs& state_copies,
-             std::optional<InMatrix> hidden, OutMatrix out) {
+             std::optional<InMatrix> hidden, OutMatrix out, nb::object exchange) {
+            PythonExchange others(exchange);
             const Step step{std::move(slices), std::move(opened), std::move(closed),
-                            as_copies(copies), as_state_copies(state_copies), {}};
+                            as_copies(copies), as_state_copies(state_copies), {},
+                            exchange.is_none() ? nullptr : &others};
             nb::gil_scoped_release released;
             stage.logits(step, view(hidden), view(out));
           },
           nb::kw_only(), "slices"_a, "opened"_a, "closed"_a, "copies"_a, "state_copies"_a,
-          "hidden"_a.none(), "out"_a)
+          "hidden"_a.none(), "out"_a, "exchange"_a = nb::none())
       .def(
           "read_blocks",
           [](Stage& stage, const std::vector<int64_t>& blocks, const OutBytes& out) {
@@ -241,7 +250,7 @@ void bind_stage(nb::module_& m) {
       });
 }
 
-// A sampler without a stage, for logits that come from elsewhere.
+// A sampler without a stage, for logits that are computed elsewhere.
 class StandaloneSampler {
  public:
   StandaloneSampler(int64_t vocab_size, const std::string& isa, std::shared_ptr<ThreadPool> pool)
@@ -263,31 +272,52 @@ class StandaloneSampler {
   std::vector<SampledToken> sample(const std::vector<std::pair<int64_t, int64_t>>& wanted,
                                    MatrixView logits,
                                    const std::vector<std::optional<int64_t>>& known,
-                                   const std::vector<TokenMask>& masks) {
-    if (!known.empty() && known.size() != wanted.size()) {
-      throw Error("known must have an entry per sequence, or none");
-    }
+                                   const std::vector<TokenMask>& masks,
+                                   const std::vector<std::optional<int64_t>>& drafts,
+                                   const std::vector<int64_t>& mask_rows) {
+    check_count("known", known.size(), wanted.size());
+    check_count("drafts", drafts.size(), wanted.size());
+    check_count("mask_rows", mask_rows.size(), wanted.size());
     if (logits.rows != static_cast<int64_t>(wanted.size()) || logits.columns != vocab_size_) {
       throw Error("logits must have a row of the vocabulary's size per sequence");
     }
     std::vector<WantedRow> rows;
     for (size_t i = 0; i < wanted.size(); ++i) {
       rows.push_back({0, wanted[i].first, wanted[i].second,
-                      known.empty() ? std::nullopt : known[i]});
+                      known.empty() ? std::nullopt : known[i],
+                      drafts.empty() ? std::nullopt : drafts[i],
+                      mask_rows.empty() ? 0 : mask_rows[i]});
       if (rows.back().known && (*rows.back().known < 0 || *rows.back().known >= vocab_size_)) {
         throw Error("a known token is not within the vocabulary");
       }
     }
     const std::lock_guard<std::mutex> lock(mutex_);
     sampler_.check_masks(masks);
+    for (const TokenMask& mask : masks) check_rows(mask, rows);
     ThreadPool::Session session(*pool_);
+    Sampler::Recording recording(sampler_);
     auto sampled =
         sampler_.sample(rows.data(), rows.data() + rows.size(), logits.data, masks, session);
-    sampler_.record(sampled);
+    recording.keep();
     return sampled;
   }
 
  private:
+  static void check_count(const std::string& name, size_t count, size_t num_wanted) {
+    if (count != 0 && count != num_wanted) {
+      throw Error(name + " must have an entry per sequence, or none");
+    }
+  }
+  static void check_rows(const TokenMask& mask, const std::vector<WantedRow>& rows) {
+    for (const WantedRow& row : rows) {
+      if (row.sequence_id != mask.sequence_id || row.known) continue;
+      if (row.mask_row < 0 || row.mask_row >= mask.rows) {
+        throw Error("sequence " + std::to_string(mask.sequence_id) + ": it has no mask " +
+                    std::to_string(row.mask_row));
+      }
+    }
+  }
+
   const int64_t vocab_size_;
   const std::shared_ptr<ThreadPool> pool_;
   std::mutex mutex_;
@@ -306,13 +336,15 @@ void bind_sampler(nb::module_& m) {
           "sample",
           [](StandaloneSampler& sampler, const std::vector<std::pair<int64_t, int64_t>>& wanted,
              const InMatrix& logits, const std::vector<std::optional<int64_t>>& known,
-             const Masks& masks) {
+             const Masks& masks, const std::vector<std::optional<int64_t>>& drafts,
+             const std::vector<int64_t>& mask_rows) {
             const std::vector<TokenMask> views = view(masks);
             nb::gil_scoped_release released;
-            return sampler.sample(wanted, view(logits), known, views);
+            return sampler.sample(wanted, view(logits), known, views, drafts, mask_rows);
           },
           "wanted"_a, "logits"_a, "known"_a = std::vector<std::optional<int64_t>>(),
-          "masks"_a = Masks());
+          "masks"_a = Masks(), "drafts"_a = std::vector<std::optional<int64_t>>(),
+          "mask_rows"_a = std::vector<int64_t>());
 }
 
 void bind_packing(nb::module_& m) {

@@ -1,12 +1,12 @@
-// What computes steps.
+// The classes that compute steps.
 #pragma once
 
 #include <nanobind/nanobind.h>
 
 namespace potluck {
 
-// Adds the classes ThreadPool, Stage and Sampler, and the values that they take and give, to `m`.
-// After bind_program.
+// Adds the classes ThreadPool, Stage and Sampler, and their argument and result types, to `m`. Call
+// bind_program first.
 void bind_engine(nanobind::module_& m);
 
 }  // namespace potluck

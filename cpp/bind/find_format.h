@@ -1,4 +1,4 @@
-// Storage formats by the names that Python has for them.
+// Storage formats by their names in Python.
 #pragma once
 
 #include <string>

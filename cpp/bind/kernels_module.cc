@@ -20,14 +20,14 @@ using namespace nb::literals;
 namespace potluck {
 namespace {
 
-// Arguments are given as they are or refused: no copy, no conversion of types.
+// Arguments are used as they are or rejected: no copies, and no type conversions.
 template <class T, int num_dims>
 using Array = nb::ndarray<T, nb::ndim<num_dims>, nb::c_contig, nb::device::cpu>;
 template <class T>
 using Vector = Array<T, 1>;
 template <class T>
 using Rows = Array<T, 2>;
-// Rows that may be farther apart than they are long.
+// Rows whose stride may exceed their length.
 using StridedRows = nb::ndarray<float, nb::ndim<2>, nb::device::cpu>;
 
 void require(bool condition, const char* what) {
@@ -217,7 +217,7 @@ bool encode(const Kernels& kernels, const std::string& format, Vector<const floa
   return kernels.encode[target - kTargets](x.data(), count, out.data());
 }
 
-// Without a weight a group is a row.
+// Without a weight, the group is the whole row.
 void rms_norm(const Kernels& kernels, Rows<const float> x,
               std::optional<Vector<const float>> weight, Rows<float> out, float epsilon) {
   const int64_t group = weight ? weight->shape(0) : x.shape(1);
@@ -244,7 +244,7 @@ void rope(const Kernels& kernels, Rows<float> x, Vector<const float> cos, Vector
   kernels.rope(x.data(), cos.data(), sin.data(), x.shape(0), head_dim, 2 * num_pairs);
 }
 
-// out = gate and up, by one of the gated activations.
+// Computes out from gate and up, with one of the gated activations.
 template <void (*Kernels::*gate_kernel)(const float*, const float*, float*, int64_t)>
 void run_gate(const Kernels& kernels, Vector<const float> gate, Vector<const float> up,
               Vector<float> out) {
@@ -344,7 +344,7 @@ void split_logits(const Kernels& kernels, Vector<const float> logits, Vector<con
                        num_above.data(), within.data(), num_within.data());
 }
 
-// Keys and values as the cache has them, f16 by their bits.
+// Keys and values as stored in the cache, f16 as raw bits.
 using CacheIn = Array<const uint16_t, 4>;
 using CacheOut = Array<uint16_t, 4>;
 
@@ -374,8 +374,8 @@ void append_kv(const Kernels& kernels, Rows<const float> k, std::optional<Rows<c
                     value_dim);
 }
 
-// Neighbouring tokens [tokens, heads, head_dim] of a sequence; without a window they see
-// everything. Without values they are columns of the keys from `value_start` on.
+// Consecutive tokens [tokens, heads, head_dim] of a sequence; without a window they see everything.
+// Without values, these are columns of the keys from `value_start` on.
 using Heads = Array<float, 3>;
 using HeadsIn = Array<const float, 3>;
 
@@ -444,7 +444,7 @@ void attention(const Kernels& kernels, HeadsIn q, CacheIn keys, std::optional<Ca
   kernels.attention(args);
 }
 
-// Key-value heads, and those that share one in two halves, by themselves.
+// Key-value heads separately, and the heads that share one in two halves.
 void attention_in_parts(const Kernels& kernels, HeadsIn q, CacheIn keys,
                         std::optional<CacheIn> values, Vector<const int32_t> block_table,
                         int64_t position, std::optional<int64_t> window, float scale, Heads out,
@@ -471,8 +471,8 @@ void attention_in_parts(const Kernels& kernels, HeadsIn q, CacheIn keys,
   }
 }
 
-// The states of the ops below are as the kernels have them; 0 tokens are refused, as there is no
-// state of theirs.
+// The states of the ops below have the kernels' layout; 0 tokens are rejected, because they have no
+// state.
 void causal_conv(const Kernels& kernels, Rows<const float> x, Rows<const float> weight,
                  std::optional<Vector<const float>> bias, Rows<float> state, bool is_fresh,
                  bool has_silu, Rows<float> out, int64_t first_column, int64_t end_column) {

@@ -1,4 +1,4 @@
-// The kernels on NumPy arrays, one by one. Tests and benchmarks use this; the engine does not.
+// The individual kernels on NumPy arrays. Used by tests and benchmarks, but not by the engine.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -7,7 +7,7 @@
 
 namespace potluck {
 
-// Finds kernels by the name of their instruction set; null where there are none.
+// Returns the kernels of a named instruction set, or null if there are none.
 using KernelLookup = const Kernels* (*)(const char* isa);
 
 // Adds the class Kernels, and the functions kernels_for, available_isas, format_info, panel_bytes

@@ -1,4 +1,4 @@
-// The rate of memory and the peak of arithmetic.
+// Memory bandwidth and peak arithmetic throughput.
 #include "bind/measure_module.h"
 
 #include <nanobind/stl/optional.h>

@@ -1,4 +1,4 @@
-// What the machine can do at best, for Python.
+// The machine's peak rates, for Python.
 #pragma once
 
 #include <nanobind/nanobind.h>

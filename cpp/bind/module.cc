@@ -2,6 +2,7 @@
 // do no arithmetic.
 #include "bind/convert_module.h"
 #include "bind/engine_module.h"
+#include "bind/hashing_module.h"
 #include "bind/kernels_module.h"
 #include "bind/measure_module.h"
 #include "bind/program_module.h"
@@ -13,4 +14,5 @@ NB_MODULE(_core, m) {
   potluck::bind_engine(m);
   potluck::bind_convert(m);
   potluck::bind_measure(m);
+  potluck::bind_hashing(m);
 }

@@ -1,4 +1,4 @@
-// Programs: ops are read from potluck.types.program's own, by the names of their fields.
+// Programs: converts the ops of potluck.types.program by their field names.
 #include "bind/program_module.h"
 
 #include <nanobind/ndarray.h>
@@ -27,7 +27,7 @@ namespace {
 using Name = std::string;
 using Table = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
-// Sets the fields of an op to the attributes of the dataclass that defines it.
+// Sets the fields of an op from the attributes of the dataclass that defines it.
 struct FieldReader {
   nb::handle object;
 
@@ -44,7 +44,7 @@ struct FieldReader {
   }
 };
 
-// The op whose name is that of the object's class.
+// Returns the op named after the object's class.
 template <size_t index = 0>
 op::Named read_op(nb::handle object, const std::string& name) {
   if constexpr (index == std::variant_size_v<op::Named>) {
@@ -78,7 +78,7 @@ RopeTable rope_table(const std::pair<Table, Table>& tables) {
 }  // namespace
 
 void bind_program(nb::module_& m) {
-  // The later registered is tried first, so the derived classes come last.
+  // Types registered later are tried first, so derived classes come last.
   const nb::exception<Error> error(m, "Error", PyExc_RuntimeError);
   nb::exception<OutOfMemoryError>(m, "OutOfMemoryError", error);
   nb::exception<NonFiniteError>(m, "NonFiniteError", error);
@@ -97,17 +97,18 @@ void bind_program(nb::module_& m) {
                        std::vector<StateSpec> states,
                        const std::vector<std::pair<Table, Table>>& ropes,
                        int64_t hidden_size, int64_t vocab_size, int64_t context_tokens,
-                       bool has_embedding, bool has_head) {
+                       bool has_embedding, bool has_head, int64_t member,
+                       int64_t num_members) {
              std::vector<RopeTable> tables;
              for (const auto& rope : ropes) tables.push_back(rope_table(rope));
              return std::make_shared<const Program>(ProgramSpec{
                  std::move(registers), read_ops(ops), std::move(weights), std::move(caches),
                  std::move(states), std::move(tables), hidden_size, vocab_size, context_tokens, has_embedding,
-                 has_head});
+                 has_head, member, num_members});
            }),
            nb::kw_only(), "registers"_a, "ops"_a, "weights"_a, "caches"_a, "states"_a, "ropes"_a,
            "hidden_size"_a, "vocab_size"_a, "context_tokens"_a,
-           "has_embedding"_a, "has_head"_a);
+           "has_embedding"_a, "has_head"_a, "member"_a = 0, "num_members"_a = 1);
 }
 
 }  // namespace potluck

@@ -1,4 +1,4 @@
-// Programs as Python gives them.
+// Programs as passed in from Python.
 #pragma once
 
 #include <nanobind/nanobind.h>

@@ -39,7 +39,7 @@ thread_local State state;
 AmxDefect defect = AmxDefect::none;
 std::atomic<uint64_t> num_emulated{0};
 
-// A fault of the hardware: #UD or #GP. Only what a signal handler may call.
+// Reports a hardware fault, #UD or #GP, using only functions that are safe in a signal handler.
 [[noreturn]] void fault(const char* instruction, const char* what) {
   for (const char* part : {"amx_emulator: ", instruction, ": ", what, "\n"})
     static_cast<void>(!write(STDERR_FILENO, part, strlen(part)));
@@ -50,8 +50,8 @@ void require(bool condition, const char* instruction, const char* what) {
   if (!condition) fault(instruction, what);
 }
 
-// SDM, LDTILECFG: all faults are found before anything changes, and the tiles are zeroed. Palette 0
-// is the initial state.
+// SDM, LDTILECFG: all faults are detected before anything changes, and the tiles are zeroed.
+// Palette 0 is the initial state.
 void load_config(const uint8_t* config) {
   const char* name = "ldtilecfg";
   require(config[kPaletteAt] <= 1, name, "there is no such palette");
@@ -116,7 +116,7 @@ void store_tile(int index, const Memory& memory) {
            tile.data[r], static_cast<size_t>(tile.row_bytes));
 }
 
-// What TDP* of any kind demands of its operands (exception class AMX-E4).
+// The requirements of every TDP* instruction on its operands (exception class AMX-E4).
 void require_product(int out, int a, int b, const char* name) {
   require(out != a && out != b && a != b, name, "two operands are one tile");
   const Tile &c = tile_at(out, name), &x = tile_at(a, name), &y = tile_at(b, name);
@@ -134,7 +134,7 @@ void clear_outside(Tile& tile) {
   }
 }
 
-// In the first row, which no kernel fills up with nothing.
+// Placed in the first row, which no kernel pads.
 void spoil(Tile& tile) {
   if (defect == AmxDefect::wrong_products) tile.data[0][0] ^= 1;
 }
@@ -170,9 +170,9 @@ float widen_bf16(const uint8_t* p) {
   return value;
 }
 
-// SDM, TDPBF16PS: for every element a chain of fused multiply-adds over the even columns of the
-// pairs and one over the odd ones, both from 0, then C += even + odd. Rounding to nearest even,
-// subnormal inputs and results are 0; MXCSR is neither asked nor changed.
+// SDM, TDPBF16PS: for every element, a chain of fused multiply-adds over the even columns of the
+// pairs and one over the odd ones, both starting at 0, then C += even + odd. Rounding is to nearest
+// even, subnormal inputs and results are 0; MXCSR is neither read nor changed.
 void dot_bf16(int out, int a, int b) {
   const char* name = "tdpbf16ps";
   require_product(out, a, b, name);
@@ -203,16 +203,16 @@ void dot_bf16(int out, int a, int b) {
   spoil(c);
 }
 
-// The fields of a VEX prefix of three bytes with ModRM, SIB and displacement (SDM volume 2,
-// sections 2.1.5 and 2.3). AMX needs map 0F38, and so has no shorter form.
+// The fields of a three-byte VEX prefix with ModRM, SIB and displacement (SDM volume 2, sections
+// 2.1.5 and 2.3). AMX uses map 0F38, and so has no shorter form.
 struct Instruction {
   int prefix;  // pp: 0 none, 1 66, 2 F3, 3 F2
   int opcode;
-  int third;  // vvvv: the register that ModRM has no room for
+  int third;  // vvvv: the register that does not fit in ModRM
   int mod, reg, rm;
   bool has_sib;
   int length;
-  Memory memory;  // where mod is not 3
+  Memory memory;  // if mod is not 3
 };
 
 bool decode(const uint8_t* code, const AmxRegisters& registers, Instruction& in) {
@@ -238,7 +238,7 @@ bool decode(const uint8_t* code, const AmxRegisters& registers, Instruction& in)
     if (index != 4) in.memory.stride = registers[index] << (sib >> 6);
     has_base = !((sib & 7) == 5 && in.mod == 0);
   } else if (in.mod == 0 && (code[4] & 7) == 5) {
-    return false;  // relative to rip, which no kernel uses: the caller has not given it
+    return false;  // relative to rip, which the caller has not passed: no kernel uses it
   }
   int64_t displacement = 0;
   if (in.mod == 1) {
@@ -266,7 +266,7 @@ bool run_config(const Instruction& in) {
     }
     return false;
   }
-  // A 64-byte operand: a SIB index is part of the address here, and no stride.
+  // A 64-byte operand: here a SIB index is part of the address, and there is no stride.
   const uint64_t address = in.memory.base + in.memory.stride;
   if (in.reg != 0 || in.prefix > 1) return false;
   if (in.prefix == 0)
@@ -281,7 +281,7 @@ bool run_memory(const Instruction& in) {
   if (in.prefix == 2)
     store_tile(in.reg, in.memory);
   else
-    load_tile(in.reg, in.memory);  // F2 TILELOADD, 66 TILELOADDT1, which differ in caching
+    load_tile(in.reg, in.memory);  // F2 TILELOADD, 66 TILELOADDT1, which differ in cache hints
   return true;
 }
 
@@ -316,7 +316,7 @@ void on_illegal_instruction(int, siginfo_t*, void* raw) {
   AmxRegisters registers;
   for (int i = 0; i < 16; ++i) registers[i] = static_cast<uint64_t>(saved[kByEncoding[i]]);
   const int length = emulate_amx(reinterpret_cast<const uint8_t*>(saved[REG_RIP]), registers);
-  if (length == 0) {  // not ours: it happens again, and ends the process as without a handler
+  if (length == 0) {  // not ours: it recurs, and terminates the process as without a handler
     signal(SIGILL, SIG_DFL);
     return;
   }

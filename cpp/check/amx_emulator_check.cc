@@ -53,7 +53,7 @@ void expect(bool condition, const std::string& what) {
   all_ok = all_ok && condition;
 }
 
-// Instructions as bytes, so that they are the manual's and no assembler's, with the registers that
+// Instructions as bytes, as in the manual and independent of any assembler, with the registers that
 // they name: the base in rax (0), the stride in rcx (1).
 using Code = std::vector<uint8_t>;
 const Code kLoadConfig = {0xc4, 0xe2, 0x78, 0x49, 0x00};
@@ -204,7 +204,7 @@ void check_bf16() {
   expect(tiny * 0.5f == 0x1p-131f, "the thread's own arithmetic keeps subnormals");
 }
 
-// What the CPU makes of the same bytes, by itself or by the handler. The tiles are 16 x 64.
+// The result of the CPU for the same bytes, native or through the handler. The tiles are 16 x 64.
 void run_here(Product kind, TileBytes& c, const TileBytes& a, const TileBytes& b) {
   const int64_t stride = 64;
   Config config;
@@ -225,7 +225,7 @@ void run_here(Product kind, TileBytes& c, const TileBytes& a, const TileBytes& b
   __asm__ volatile("tilerelease" ::: "memory");
 }
 
-// Any bits are numbers of some kind for every product. A sum that is NaN may have any payload.
+// Arbitrary bits are valid inputs of every product. A NaN sum may have any payload.
 void check_against_this_machine() {
   uint64_t state = 0x9e3779b97f4a7c15ull;
   const auto fill = [&state](TileBytes& tile, bool tame) {
@@ -233,7 +233,7 @@ void check_against_this_machine() {
       for (int i = 0; i < 64; i += 2) {
         state = state * 6364136223846793005ull + 1442695040888963407ull;
         uint16_t bits = static_cast<uint16_t>(state >> 40);
-        // bf16 of 2^-10 to 2^5, so that sums are not all infinite.
+        // bf16 from 2^-10 to 2^5, so that not all sums are infinite.
         if (tame) bits = static_cast<uint16_t>((bits & 0x807f) | (117 + bits % 16) << 7);
         memcpy(row + i, &bits, 2);
       }
@@ -315,13 +315,13 @@ int main(int argc, char** argv) {
     faults().at(asked)();
     return 0;
   }
-  if (!may_use_tiles()) {
+  if (!request_amx_permission()) {
     printf("WRONG: no tiles here\n");
     return 1;
   }
   check_configuration();
   check_memory();
-  // Products of 255 or -1 with what it meets, and of 128 or -128.
+  // Products of 255 or -1 with their counterparts, and of 128 or -128.
   check_bytes(Product::uu, {{1000 + 10 + 5, 128, 2 + 8 * 255}, {1020, 255 * 128, 510}});
   check_bytes(Product::us, {{1000 + 10 + 5, -128, 2 - 8}, {1020, -255 * 128, 510}});
   check_bytes(Product::su, {{1000 + 10 + 5, 128, 2 + 8 * 255}, {-4, -128, -2}});

@@ -23,10 +23,10 @@ void check_widen(const Kernels& kernels, Format format, Random& random, Report& 
   report.line(std::string("widen.") + format_info(format).name, sum, ok && magnitude == largest);
 }
 
-// Of numbers in [-2, 2) nothing is farther off than a step of the coarsest scale that a block can
-// need, max|x| / 8, / 16 or / 32 (of formats with few steps more, as the search
-// leaves extremes outside), for Q4_K the range / 15, with what rounding the scales adds; in
-// Q8_0, where nothing is cut off, than half a step, max|x| / 127 / 2, and that.
+// The error of numbers in [-2, 2) is at most a step of the coarsest scale that a block can need,
+// max|x| / 8, / 16 or / 32 (for formats with few steps more, since the search clips extremes), for
+// Q4_K the range / 15, plus the error of rounding the scales; in Q8_0, which clips nothing, at most
+// half a step, max|x| / 127 / 2, plus the same.
 double largest_error(Format format) {
   switch (format) {
     case Format::Q8_0: return 2.0 / 127 * 0.57;
@@ -42,7 +42,7 @@ double largest_error(Format format) {
 void check_encode(const Kernels& kernels, int target, Random& random, Report& report) {
   const Format format = kTargets[target];
   const FormatInfo info = format_info(format);
-  constexpr int64_t kOddColumns = 3 * 256;  // a pair of the largest blocks and one alone
+  constexpr int64_t kOddColumns = 3 * 256;  // a pair of the largest blocks and a single one
   const int64_t row_bytes = kOddColumns / info.block_columns * info.block_bytes;
   const std::vector<float> x = random.numbers(kRows * kOddColumns);
   std::vector<uint8_t> blocks(at(kRows * row_bytes));

@@ -23,7 +23,7 @@ bool plays(const char* defect) {
 bool make_tiles_work() {
   if (plays("refused")) return false;
   if (plays("faults")) return true;
-  if (syscall(SYS_arch_prctl, 0x1023, 18) == 0) return true;  // as amx_support.cc: there are some
+  if (syscall(SYS_arch_prctl, 0x1023, 18) == 0) return true;  // like amx_support.cc: tiles exist
   install_amx_emulator(plays("wrong") ? AmxDefect::wrong_products : AmxDefect::none);
   return true;
 }
@@ -32,7 +32,7 @@ bool make_tiles_work() {
 
 bool cpu_has_amx() { return true; }
 
-bool may_use_tiles() {
+bool request_amx_permission() {
   static const bool works = make_tiles_work();
   return works;
 }

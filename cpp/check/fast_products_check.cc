@@ -1,6 +1,6 @@
-// Which rows of a ragged step go through linear_fast, with kernels that mark what they computed: of
-// quantized weights those of prompts, of BF16 weights all.
-// Exits with 1 and a line on stderr when a row went another way than it should.
+// Checks which rows of a ragged step go through linear_fast, using kernels that mark their results:
+// with quantized weights those of prompts, with BF16 weights all. Exits with 1 and a line on stderr
+// if a row took another path than it should.
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -33,7 +33,7 @@ float from_bf16(uint16_t bits) {
   return x;
 }
 
-// A mark, plus the activation of the output's own column as it came in.
+// A mark, plus the input activation in the output's own column.
 void marking_linear(const LinearArgs& args, int64_t first_panel, int64_t end_panel) {
   for (int64_t t = 0; t < args.num_tokens; ++t) {
     for (int64_t r = first_panel * kPanelRows; r < end_panel * kPanelRows; ++r) {
@@ -43,7 +43,7 @@ void marking_linear(const LinearArgs& args, int64_t first_panel, int64_t end_pan
   }
 }
 
-// hidden += first hidden + second hidden, both of the hidden state that came in.
+// hidden += first hidden + second hidden, both for the input hidden state.
 std::shared_ptr<const Program> two_products() {
   ProgramSpec spec{};
   spec.registers = {{"hidden", kWidth}, {"x", kWidth}, {"y", kWidth}};
@@ -57,8 +57,8 @@ std::shared_ptr<const Program> two_products() {
   return std::make_shared<const Program>(std::move(spec));
 }
 
-// Rows of Q8_0: a scale of 1 in f16, and quanta that differ from row to row. Of BF16: the same byte
-// twice, which is a number.
+// Rows of Q8_0: an f16 scale of 1, and quanta that differ between rows. For BF16: the same byte
+// twice, which is a valid number.
 std::vector<uint8_t> stored_rows(Format format) {
   std::vector<uint8_t> rows;
   if (format == Format::BF16) rows.assign(2 * kWidth * kWidth, 0x3e);
@@ -74,7 +74,7 @@ std::vector<uint8_t> stored_rows(Format format) {
   return rows;
 }
 
-// What the stage makes of slices of `lengths` tokens, in rows of kWidth.
+// The stage's output for slices of `lengths` tokens, in rows of kWidth.
 std::vector<float> computed(const Kernels& kernels, Arithmetic arithmetic, Format format,
                             const std::vector<int64_t>& lengths) {
   Stage stage(two_products(), kernels, std::make_shared<ThreadPool>(2), 0, 0, 64, arithmetic);
@@ -92,7 +92,7 @@ std::vector<float> computed(const Kernels& kernels, Arithmetic arithmetic, Forma
     num_tokens += length;
   }
   std::vector<float> in(static_cast<size_t>(num_tokens * kWidth));
-  // Multiples of 1/4 below 64: bf16 has them all, and so have sums with marks.
+  // Multiples of 1/4 below 64: bf16 represents them and their sums with marks exactly.
   for (size_t i = 0; i < in.size(); ++i) in[i] = static_cast<float>(i * 37 % 256) / 4.0f;
   std::vector<float> out(in.size());
   stage.step(step, MatrixView{in.data(), num_tokens, kWidth},
@@ -103,7 +103,7 @@ std::vector<float> computed(const Kernels& kernels, Arithmetic arithmetic, Forma
 }  // namespace
 
 int main() {
-  // Decodes among chunks of prompts, one of which has one token.
+  // Decodes between chunks of prompts, one of which has a single token.
   const std::vector<int64_t> lengths = {1, 1, 3, 1, 2, 5, 1};
   const Kernels& real = *kernels_at(0);
   for (const Format format : {Format::Q8_0, Format::BF16}) {

@@ -76,7 +76,7 @@ bool are_products(const std::vector<float>& out, const std::vector<float>& bias,
         expected += product;
         norm += fabs(product);
       }
-      // One rounding per column at most, 2^-24 each.
+      // At most one rounding per column, 2^-24 each.
       const double error = norm * static_cast<double>(columns) * 0x1p-24;
       ok = ok && near(out[at(t * kRows + r)], expected, error);
     }
@@ -86,8 +86,8 @@ bool are_products(const std::vector<float>& out, const std::vector<float>& bias,
 
 using Linear = void (*)(const LinearArgs& args, int64_t first_panel, int64_t end_panel);
 
-// Adds what `linear` makes of kRows rows of `columns` columns to `sum`. The products, by the values
-// x(t, k) and w(r, k), must be near those in double precision, and have the same bits for any
+// Adds the results of `linear` for kRows rows of `columns` columns to `sum`. The products must be
+// close to those of the values x(t, k) and w(r, k) in double precision, and bit-identical for any
 // number of tokens at once.
 template <class X, class W>
 bool check_products(Linear linear, Format format, const std::vector<uint8_t>& rows, int64_t columns,
@@ -158,7 +158,7 @@ void check_format(const Kernels& kernels, Format format, const Activity& a, Rand
                           products);
   };
   ok = check(kColumns);
-  // An odd last column. The same bytes and values, as rows of one column less.
+  // An odd last column: the same bytes and values, as rows with one column less.
   if (!is_quantized(format)) ok = check(kColumns - 1) && ok;
   report.line("linear." + name, products, ok);
 
@@ -194,7 +194,7 @@ void check_rms_norm(const Kernels& kernels, Random& random, Report& report) {
   }
   Checksum sum;
   sum.add(out);
-  // Without a weight it is that of ones.
+  // Without a weight, the result is that of ones.
   const std::vector<float> ones(kGroup, 1.0f);
   std::vector<float> unweighted(x.size());
   kernels.rms_norm(x.data(), ones.data(), out.data(), 2, 3 * kGroup, kGroup, 1e-5f);
@@ -231,7 +231,7 @@ void check_rope(const Kernels& kernels, Random& random, Report& report) {
   const std::vector<float> cos = random.numbers(kHalf), sin = random.numbers(kHalf);
   std::vector<float> x = before;
   kernels.rope(x.data(), cos.data(), sin.data(), kHeads, kHeadDim, kHeadDim);
-  // A part of each head alone, as if it were the head.
+  // Part of each head separately, as if it were the head.
   constexpr size_t kRotary = 18;
   std::vector<float> partly = before;
   kernels.rope(partly.data(), cos.data(), sin.data(), kHeads, kHeadDim, kRotary);
@@ -344,7 +344,8 @@ void check_other_elementwise(const Kernels& kernels, Report& report) {
   });
 }
 
-// Logits of three blocks, the last one short; what counts is decided by the naive calculation.
+// Logits of three blocks, of which the last is short; the expected values come from a naive
+// calculation.
 void check_sampling(const Kernels& kernels, Random& random, Report& report) {
   constexpr int64_t kCount = 2 * kSamplingBlock + 37;
   constexpr int64_t kBlocks = 3;
@@ -420,8 +421,8 @@ void check_sampling(const Kernels& kernels, Random& random, Report& report) {
   report.line("split_logits", split, ok);
 }
 
-// A sequence of 270 positions, two spans, in shuffled blocks; its tokens 254 to 258 look back 250
-// positions.
+// A sequence of 270 positions, two spans, in shuffled blocks; its tokens 254 to 258 have a window
+// of 250 positions.
 void check_attention(const Kernels& kernels, Random& random, Report& report) {
   constexpr int64_t kHeads = 10, kKvHeads = 2, kHeadDim = 24, kPositions = 270;
   constexpr int64_t kTokens = 5, kPosition = 254, kWindow = 250, kPadded = 32, kNumBlocks = 19;
@@ -509,7 +510,7 @@ void check_attention(const Kernels& kernels, Random& random, Report& report) {
   report.line("attention_span", spans, out == whole);
   report.line("attention_merge", merged, out == whole);
 
-  // Scores with a cap and sinks, and the kernel that caps as they are.
+  // Scores with a cap and sinks, and the kernel for caps by itself.
   Random own;
   const std::vector<float> sinks = own.numbers(kHeads), x = own.numbers(531);
   args.softcap = 0.75f;
@@ -527,8 +528,8 @@ void check_attention(const Kernels& kernels, Random& random, Report& report) {
   capped.add(out);
   report.line("softcap", capped, ok);
 
-  // Values that are columns of the keys have the bits of the same values stored apart, whoever
-  // computes which heads.
+  // Values that are columns of the keys give the same bits as separately stored values, however
+  // heads are divided.
   constexpr int64_t kStart = 3, kValueDim = 20;
   args.softcap = 0.0f;
   args.sinks = nullptr;
@@ -583,7 +584,7 @@ int main(int argc, char** argv) {
   Report report;
   Activity activity = check_quantize(*kernels, random, report);
   check_round_bf16(*kernels, activity, report);
-  // The others draw numbers of their own, so that all other checks have the checksums they had.
+  // The others generate their own numbers, so that the checksums of all other checks stay the same.
   constexpr int kOldFormats = static_cast<int>(Format::Q6_K) + 1;
   for (int f = 0; f < kOldFormats; ++f)
     check_format(*kernels, static_cast<Format>(f), activity, random, report);

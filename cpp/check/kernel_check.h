@@ -1,5 +1,5 @@
-// What the checks of kernel_check have in common: inputs, checksums, lines, and what a file's bytes
-// are worth, written apart from the kernels.
+// Shared by the checks of kernel_check: inputs, checksums, output lines, and the values of a file's
+// bytes, written independently of the kernels.
 #pragma once
 
 #include <math.h>
@@ -90,7 +90,7 @@ inline float from_bf16(uint16_t b) {
   return value;
 }
 
-// Adding half a step, or just less where the last bit that stays is even, carries into it.
+// Adding half a step, or slightly less if the last kept bit is even, carries into that bit.
 inline float nearest_bf16(float value) {
   uint32_t bits;
   memcpy(&bits, &value, sizeof bits);
@@ -102,7 +102,7 @@ size_t at(T index) {
   return static_cast<size_t>(index);
 }
 
-// kRows rows of kColumns random columns as a file has them.
+// kRows rows of kColumns random columns in the file's layout.
 inline std::vector<uint8_t> make_rows(Format format, Random& random) {
   const FormatInfo info = format_info(format);
   const int64_t num_blocks = kRows * kColumns / info.block_columns;
@@ -129,7 +129,7 @@ inline std::vector<uint8_t> make_rows(Format format, Random& random) {
   return rows;
 }
 
-// What a column of a row is worth, from the file's bytes; written apart from the kernels.
+// The value of a column of a row, from the file's bytes; written independently of the kernels.
 inline double file_value(Format format, const uint8_t* row, int64_t column) {
   const FormatInfo info = format_info(format);
   const uint8_t* b = row + column / info.block_columns * info.block_bytes;
@@ -208,7 +208,7 @@ inline double file_value(Format format, const uint8_t* row, int64_t column) {
 // The kernels that convert weights (convert_check.cc).
 void check_convert(const Kernels& kernels, check::Random& random, check::Report& report);
 
-// The kernels of ops with a state (state_check.cc), on numbers of their own.
+// The kernels of ops with a state (state_check.cc), on their own inputs.
 void check_states(const Kernels& kernels, check::Report& report);
 
 }  // namespace potluck

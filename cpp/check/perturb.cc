@@ -26,7 +26,7 @@ static_assert(sizeof(Kernels) == offsetof(Kernels, quantize) + kNumIds * sizeof(
 
 std::string active;
 
-// The other float or integer next to the value that is there: one unit in the last place.
+// The next float or integer: one unit in the last place.
 template <class T>
 void nudge(T* value) {
   uint8_t low;
@@ -48,7 +48,7 @@ struct Perturbed {
                        float* scales, int32_t* sums) {
     real().quantize(x, num_tokens, columns, q, scales, sums);
     if (!is_active("quantize")) return;
-    if (kIsScalar)  // the last column is forgotten in its group's sum
+    if (kIsScalar)  // the last column is missing from its group's sum
       sums[num_tokens * (columns / kGroupColumns) - 1] -= q[num_tokens * columns - 1];
     else
       nudge(q + num_tokens * columns - 1);
@@ -73,7 +73,7 @@ struct Perturbed {
     if (!is_active(std::string("linear.") + info.name)) return run(args, first_panel, end_panel);
     LinearArgs changed = args;
     std::vector<float> factors;
-    if (kIsScalar) {  // compared with a tolerance: the last group, or column, is forgotten
+    if (kIsScalar) {  // compared with a tolerance: the last group, or column, is missing
       const bool quantized = is_quantized(args.weight.format);
       const int64_t width = args.weight.columns / (quantized ? kGroupColumns : 1);
       const float* source = quantized ? args.input.scales : args.input.x;
@@ -121,7 +121,7 @@ struct Perturbed {
     const FormatInfo info = format_info(kTargets[target]);
     const bool is_finite = real().encode[target](x, count, out);
     if (!is_active(std::string("encode.") + info.name)) return is_finite;
-    // The scale of the last block, in K formats of its last group; in IQ4_NL a value.
+    // The scale of the last block, in K formats that of its last group; in IQ4_NL a value.
     int64_t place = 0;
     if (kTargets[target] == Format::Q4_K) place = 15;
     if (kTargets[target] == Format::Q6_K) place = 207;
@@ -138,7 +138,7 @@ struct Perturbed {
     if (!is_active("rms_norm")) return;
     float* end = out + num_tokens * columns;
     if (!kIsScalar) return nudge(end - 1);
-    double squares = 0;  // the last column is forgotten in the last group's sum
+    double squares = 0;  // the last column is missing from the last group's sum
     for (float v : last) squares += static_cast<double>(v) * v;
     const double n = static_cast<double>(group);
     const double without = squares - static_cast<double>(last.back()) * last.back();
@@ -222,7 +222,7 @@ struct Perturbed {
     if (is_active("softcap")) spoil_last(x, count, last);
   }
 
-  // The last element is forgotten, and is what `unmade` says.
+  // The last element is left out, and keeps the value `unmade`.
   static void spoil_last(float* out, int64_t count, float unmade) {
     if (kIsScalar)
       out[count - 1] = unmade;
@@ -238,7 +238,7 @@ struct Perturbed {
       nudge(keys + ((block + 1) * num_kv_heads * head_dim - 1) * kBlockTokens + offset);
   }
 
-  // The scalar kernel forgets the last position of a lone token that sees more than one.
+  // The scalar kernel ignores the last position for a single token that sees more than one.
   static AttentionArgs spoil_position(const AttentionArgs& args) {
     AttentionArgs changed = args;
     const int64_t last = args.position + args.num_tokens - 1;
@@ -259,7 +259,7 @@ struct Perturbed {
     real().attention_span(args, span, partial);
     if (!is_active("attention_span") || span != end_span(args) - 1) return;
     const int64_t rows = attention_rows(args);
-    if (kIsScalar)  // the last row's sum is forgotten
+    if (kIsScalar)  // the last row's sum is missing
       partial[attention_partial_floats(rows, args.value_dim) - 1] = 0.0f;
     else
       nudge(partial + (rows - 1) * padded_value_dim(args.value_dim) + args.value_dim - 1);
@@ -268,7 +268,7 @@ struct Perturbed {
   static void attention_merge(const AttentionArgs& args, float* partials) {
     const bool spoil = is_active("attention_merge");
     AttentionArgs changed = args;
-    // The last span is forgotten, where the token sees another.
+    // The last span is ignored, if the token sees another.
     const int64_t end = (end_span(args) - 1) * kSpanTokens;
     if (spoil && kIsScalar && args.num_tokens == 1 && first_position(args, 0) < end) {
       if (args.window != kNoWindow) changed.window -= args.position + 1 - end;
@@ -289,7 +289,7 @@ struct Perturbed {
     ConvArgs changed = args;
     std::vector<float> weight;
     const bool spoil = is_active("causal_conv");
-    if (spoil && kIsScalar) {  // the last column forgets the oldest input
+    if (spoil && kIsScalar) {  // the last column ignores the oldest input
       weight.assign(args.weight, args.weight + args.width * args.kernel);
       weight[static_cast<size_t>((args.end_column - 1) * args.kernel)] = 0.0f;
       changed.weight = weight.data();
@@ -302,13 +302,13 @@ struct Perturbed {
   static void delta_inputs(const DeltaInputArgs& args) {
     real().delta_inputs(args);
     if (!is_active("delta_inputs")) return;
-    if (kIsScalar)  // the last head forgets too little
+    if (kIsScalar)  // the last head decays too little
       args.decays[args.num_heads - 1] *= 1.01f;
     else
       nudge(args.products + args.num_key_heads - 1);
   }
 
-  // Of the last strip: the last of its columns that there are.
+  // The last real column of the last strip.
   static float* last_of_strip(float* heads, int64_t end_strip, int64_t columns) {
     const int64_t strips = num_state_strips(columns);
     const int64_t head = (end_strip - 1) / strips, strip = (end_strip - 1) % strips;
@@ -320,7 +320,7 @@ struct Perturbed {
     DeltaArgs changed = args;
     const bool spoil = is_active("gated_delta");
     std::vector<float> betas;
-    if (spoil && kIsScalar) {  // the last token is written too weakly
+    if (spoil && kIsScalar) {  // the update by the last token is too weak
       betas.assign(args.betas, args.betas + args.num_tokens * args.num_heads);
       for (auto beta = betas.end() - args.num_heads; beta != betas.end(); ++beta) *beta *= 0.99f;
       changed.betas = betas.data();
@@ -344,7 +344,7 @@ struct Perturbed {
     ScanArgs changed = args;
     const bool spoil = is_active("state_scan");
     std::vector<float> skip;
-    if (spoil && kIsScalar) {  // the inputs that skip the state are forgotten
+    if (spoil && kIsScalar) {  // the inputs that bypass the state are ignored
       skip.assign(static_cast<size_t>(args.num_heads), 0.0f);
       changed.skip = skip.data();
     }

@@ -1,4 +1,4 @@
-// The extension module _perturbed: the kernels of potluck.kernels._core, and a way to spoil each.
+// The extension module _perturbed: the kernels of potluck.kernels._core, and a way to corrupt each.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>

@@ -1,4 +1,4 @@
-// Ops with a state, by the definitions of potluck.types.program.
+// Ops with a state, checked against the definitions of potluck.types.program.
 #include <math.h>
 
 #include <algorithm>
@@ -22,13 +22,13 @@ void check_conv(const Kernels& kernels, Random& random, Report& report) {
   const std::vector<float> weight = random.numbers(kWidth * kKernel), bias = random.numbers(kWidth);
   const std::vector<float> start = random.numbers((kKernel - 1) * kWidth);
   std::vector<float> state = start, out(x.size());
-  // In two parts, of tokens and of columns.
+  // Computed in two parts, by tokens and by columns.
   for (const auto& [t, end] : {std::pair<int64_t, int64_t>{0, 2}, {2, kTokens}})
     for (const auto& [c, end_c] : {std::pair<int64_t, int64_t>{0, 272}, {272, kWidth}})
       kernels.causal_conv({x.data() + t * kWidth, out.data() + t * kWidth, end - t, kWidth, kKernel,
                            weight.data(), bias.data(), state.data(), false, true, c, end_c});
   bool ok = true;
-  const auto row = [&](int64_t t) {  // from kKernel - 1 rows before the first on
+  const auto row = [&](int64_t t) {  // starts kKernel - 1 rows before the first
     return t < 0 ? start.data() + (t + kKernel - 1) * kWidth : x.data() + t * kWidth;
   };
   for (int64_t t = 0; t < kTokens; ++t)
@@ -48,7 +48,7 @@ void check_conv(const Kernels& kernels, Random& random, Report& report) {
   report.line("causal_conv", sum, ok);
 }
 
-// Of the last column of the last head, whose strip is not full.
+// The last column of the last head, whose strip is not full.
 void check_delta(const Kernels& kernels, Random& random, Report& report) {
   constexpr int64_t kHeads = 6, kKeyHeads = 3, kKeyDim = 33, kValueDim = 84;
   constexpr int64_t kKeys = 2 * kKeyHeads * kKeyDim, kValues = kHeads * kValueDim;
@@ -96,7 +96,7 @@ void check_delta(const Kernels& kernels, Random& random, Report& report) {
   report.line("delta_inputs", inputs, ok);
 
   std::vector<float> state(at(kHeads * kStrips * kKeyDim * 16)), out(at(kTokens * kValues));
-  std::fill(state.begin(), state.end(), NAN);  // it begins from zeros
+  std::fill(state.begin(), state.end(), NAN);  // starts with zeros
   DeltaArgs args{};
   args.key_head_stride = kTokens * 2 * kKeyDim;
   args.value_stride = kKeys + kValues;
@@ -137,7 +137,7 @@ void check_delta(const Kernels& kernels, Random& random, Report& report) {
           s[at(i)] += key[i] * (betas[at(t * kHeads + h)] * (value - known));
           expected += key[kKeyDim + i] * s[at(i)];
         }
-        // The norm of a key and a query is 1, and its root, and rates have both signs.
+        // The norm of a key and a query is 1, and so is its root; rates have both signs.
         const double size = 1 + fabs(expected) + fabs(known);
         ok = ok && near(out[at(t * kValues + h * kValueDim + c)], expected, 1e-4 * size);
       }
@@ -175,7 +175,7 @@ void check_scan(const Kernels& kernels, Random& random, Report& report) {
   report.line("scan_inputs", inputs, ok);
 
   std::vector<float> state(at(kHeads * kStrips * kStateDim * 16)), out(at(kTokens * kInner));
-  std::fill(state.begin(), state.end(), NAN);  // it begins from zeros
+  std::fill(state.begin(), state.end(), NAN);  // starts with zeros
   ScanArgs args{};
   args.x_stride = kWidth;
   args.skip = skip.data();

@@ -1,6 +1,6 @@
 // Bits: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2A, CPUID; volume 1,
-// section 13.2 (XCR0). Permission: Linux, Documentation/arch/x86/xstate.rst. Without it the first
-// use of a tile is a SIGILL. It is refused where a thread has an alternate signal stack too
+// section 13.2 (XCR0). Permission: Linux, Documentation/arch/x86/xstate.rst. Without permission,
+// the first use of a tile raises SIGILL. It is denied if a thread has an alternate signal stack too
 // small for a frame with 8 KB of tiles; it is inherited by fork and lost by exec.
 #include "dispatch/amx_support.h"
 
@@ -33,13 +33,13 @@ bool cpu_has_amx() {
   return (low & kTileState) == kTileState;
 }
 
-bool may_use_tiles() {
+bool request_amx_permission() {
   static const bool granted = syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
   return granted;
 }
 #else
 bool cpu_has_amx() { return false; }
-bool may_use_tiles() { return false; }
+bool request_amx_permission() { return false; }
 #endif
 
 }  // namespace potluck

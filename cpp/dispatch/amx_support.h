@@ -1,13 +1,15 @@
-// Whether AMX can be used: by the CPU, and by leave of the kernel.
+// Whether AMX can be used: CPU support, and permission from the Linux kernel.
 #pragma once
 
 namespace potluck {
 
-// Tiles, their 8-bit and their bf16 products, and an operating system that switches tile state.
+// Return whether the CPU has AMX-TILE, AMX-INT8 and AMX-BF16, and the operating system saves tile
+// state on context switches.
 bool cpu_has_amx();
 
-// Whether the kernel lets this process use tiles. It is asked once, at the first call; the answer
-// holds for all threads, those that exist and those to come, and for forked children.
-bool may_use_tiles();
+// Request permission to use AMX tiles (arch_prctl ARCH_REQ_XCOMP_PERM) and return whether the kernel
+// grants it. The request is made once, on the first call; the result applies to all existing and
+// future threads of the process and to forked children.
+bool request_amx_permission();
 
 }  // namespace potluck

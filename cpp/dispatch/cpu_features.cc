@@ -19,7 +19,7 @@ namespace {
 
 bool has(uint32_t word, int bit) { return (word >> bit & 1) != 0; }
 
-// XCR0, by its instruction: the intrinsic wants a compiler flag for the whole file.
+// Reads XCR0 with inline assembly: the intrinsic requires a compiler flag for the whole file.
 uint64_t enabled_state() {
   uint32_t low, high;
   __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
@@ -48,7 +48,7 @@ CpuFeatures cpu_features() {
 }
 #elif defined(__aarch64__)
 CpuFeatures cpu_features() {
-  // Not from the system's header, which may be older than these bits.
+  // Not from the system's header, which may be too old to have these bits.
   constexpr unsigned long kAsimd = 1ul << 1, kAsimdDp = 1ul << 20;  // AT_HWCAP
   constexpr unsigned long kI8mm = 1ul << 13, kBf16 = 1ul << 14;     // AT_HWCAP2
   const unsigned long first = getauxval(AT_HWCAP), second = getauxval(AT_HWCAP2);

@@ -1,4 +1,4 @@
-// What the CPU has and the operating system saves across context switches.
+// The features that the CPU has and the operating system preserves across context switches.
 #pragma once
 
 namespace potluck {
@@ -13,8 +13,8 @@ struct CpuFeatures {
   bool i8mm = false;     // USDOT and the matrix products of bytes, with BF16
 };
 
-// Asks the CPU itself (x86-64: CPUID and XCR0) or the kernel (aarch64: the auxiliary vector, which
-// has what all cores of a machine share): /proc/cpuinfo may show another machine's CPU.
+// Queries the CPU itself (x86-64: CPUID and XCR0) or the kernel (aarch64: the auxiliary vector,
+// which has the features common to all cores): /proc/cpuinfo may describe another machine's CPU.
 CpuFeatures cpu_features();
 
 }  // namespace potluck

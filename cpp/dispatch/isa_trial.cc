@@ -16,13 +16,13 @@
 namespace potluck {
 namespace {
 
-constexpr int64_t kTokens = 17;   // two tiles, the second not full
-constexpr int64_t kRows = 24;     // two panels, the second not full
+constexpr int64_t kTokens = 17;   // two tiles, of which the second is not full
+constexpr int64_t kRows = 24;     // two panels, of which the second is not full
 constexpr int64_t kColumns = 256;  // one of the largest blocks
-constexpr unsigned kDeadlineSeconds = 10;  // a thousand times what it takes
+constexpr unsigned kDeadlineSeconds = 10;  // a thousand times the usual duration
 
-// Integers as activations in every form, with scales of 1: products of BF16 weights that are small
-// integers, and of Q4_0 weights with scales that are powers of two, are then exact in any order.
+// Integer activations in every form, with scales of 1: products of BF16 weights that are small
+// integers, and of Q4_0 weights with power-of-two scales, are then exact in any order.
 struct Input {
   std::vector<float> x, scales;
   std::vector<int8_t> q;
@@ -32,7 +32,7 @@ struct Input {
 
 size_t size(int64_t count) { return static_cast<size_t>(count); }
 
-// A linear congruential generator's upper bits (Knuth's constants).
+// The upper bits of a linear congruential generator (Knuth's constants).
 class Draws {
  public:
   int below(int bound) {
@@ -67,12 +67,12 @@ Input make_input(Draws& draws) {
   return input;
 }
 
-// Where a block's f16 scales and minimums lie in the file (ggml-common.h); -1: none.
+// The offsets of a block's f16 scales and minimums in the file (ggml-common.h); -1: none.
 constexpr int64_t kHalves[kNumFormats][2] = {{-1, -1}, {-1, -1}, {-1, -1}, {0, -1}, {0, -1}, {0, 2},
                                              {0, -1},  {0, 2},   {0, 2},   {0, 2},  {208, -1},
                                              {80, 82}, {108, -1}, {0, -1},  {0, -1},  {-1, -1}};
 
-// Any integers with scales of 1/16 to 2, or small integers as BF16.
+// Random integers with scales of 1/16 to 2, or small integers as BF16.
 std::vector<uint8_t> make_rows(Format format, Draws& draws) {
   const FormatInfo info = format_info(format);
   const int64_t num_blocks = kRows * kColumns / info.block_columns;
@@ -123,8 +123,8 @@ Case make_case(Format format, void (*linear)(const LinearArgs&, int64_t, int64_t
   return made;
 }
 
-// What the child writes and the parent reads: its exit status is lost where SIGCHLD is ignored, as
-// it may be by whoever started this process, or another thread waits for all children.
+// Shared memory that the child writes and the parent reads: the exit status is lost if SIGCHLD is
+// ignored, which this process may have inherited, or if another thread waits for all children.
 class SharedInt {
  public:
   SharedInt()
@@ -143,12 +143,12 @@ class SharedInt {
   void* const place_;
 };
 
-// What the child has found before it has compared everything; otherwise see first_wrong.
+// The child's result until it has compared everything; afterwards see first_wrong.
 constexpr int kUnfinished = -1;
 
 std::string not_tried() { return std::string("it could not be tried: ") + strerror(errno); }
 
-// In the child: 0, or 1 + the number of the case that is wrong.
+// Runs in the child: returns 0, or 1 + the number of the first wrong case.
 int first_wrong(std::vector<Case>& cases, const Input& input) {
   for (size_t i = 0; i < cases.size(); ++i) {
     Case& one = cases[i];
@@ -163,7 +163,7 @@ int first_wrong(std::vector<Case>& cases, const Input& input) {
 
 std::string isa_problem(const Kernels& kernels) {
   if (!uses_tiles(kernels)) return "";
-  if (!may_use_tiles()) return "the kernel does not let this process use tiles";
+  if (!request_amx_permission()) return "the Linux kernel denies this process permission to use AMX tiles";
   Draws draws;
   const Input input = make_input(draws);
   std::vector<Case> cases;
@@ -174,7 +174,7 @@ std::string isa_problem(const Kernels& kernels) {
   fast(Format::BF16);
   for (int f = static_cast<int>(Format::Q8_0); f < kNumFormats; ++f)
     cases.push_back(make_case(static_cast<Format>(f), kernels.linear[f], input, draws));
-  fast(Format::Q4_0);  // weights of 4 bits and a power of two are bf16
+  fast(Format::Q4_0);  // 4-bit weights times a power of two are exact in bf16
 
   const SharedInt found;
   if (!found.is_there()) return not_tried();
@@ -182,7 +182,7 @@ std::string isa_problem(const Kernels& kernels) {
   const pid_t child = fork();
   if (child < 0) return not_tried();
   if (child == 0) {
-    prctl(PR_SET_DUMPABLE, 0);  // no core of what is expected
+    prctl(PR_SET_DUMPABLE, 0);  // no core dump for an expected crash
     signal(SIGALRM, SIG_DFL);
     sigset_t deadline;
     sigemptyset(&deadline);
@@ -194,7 +194,7 @@ std::string isa_problem(const Kernels& kernels) {
   }
   int status = 0;
   while (waitpid(child, &status, 0) < 0)
-    if (errno != EINTR) break;  // it has ended, and how is not known
+    if (errno != EINTR) break;  // it has ended, but its status is unknown
   const int wrong = found.value();
   if (wrong == kUnfinished && WIFSIGNALED(status))
     return std::string("it ended by the signal ") + strsignal(WTERMSIG(status));

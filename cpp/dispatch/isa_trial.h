@@ -1,4 +1,4 @@
-// Instruction sets that are announced, tried out before they are trusted.
+// Tests advertised instruction sets before they are used.
 #pragma once
 
 #include <string>
@@ -7,13 +7,14 @@
 
 namespace potluck {
 
-// What is wrong with `kernels` on this machine, in a few words; empty if nothing is, and for those
-// that are trusted untried, which are all that use no tiles.
+// Returns a short description of what is wrong with `kernels` on this machine; empty if nothing is,
+// and for instruction sets that need no test, which are all that use no tiles.
 //
-// Tiles depend on more than a CPU's announcement: the kernel's leave, a hypervisor that passes on
-// the state, and emulators that announce what they lack. A forked child multiplies every format
-// by tiles and compares bit for bit with the scalar kernels, so that an illegal instruction ends
-// the child alone. Takes a few milliseconds; the child allocates nothing and takes no lock.
+// Tiles depend on more than the CPU's feature bits: the kernel's permission, a hypervisor that
+// saves the state, and emulators that advertise features they lack. A forked child multiplies
+// weights of every format with tiles and compares the results bit for bit with the scalar kernels,
+// so that an illegal instruction only terminates the child. This takes a few milliseconds; the
+// child allocates nothing and takes no lock.
 std::string isa_problem(const Kernels& kernels);
 
 }  // namespace potluck

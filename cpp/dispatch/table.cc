@@ -42,7 +42,7 @@ void linear_bf16(const LinearArgs& args, int64_t first_panel, int64_t end_panel)
 #endif
 namespace {
 
-// In the order of struct Kernels.
+// In the order of the members of struct Kernels.
 #define POTLUCK_LINEAR(format, suffix) POTLUCK_TABLE_ISA::linear_##suffix,
 #define POTLUCK_EMBED(format, suffix) POTLUCK_TABLE_ISA::embed_##suffix,
 #define POTLUCK_WIDEN(format, suffix) POTLUCK_TABLE_ISA::widen_##suffix,
@@ -79,7 +79,7 @@ constexpr Kernels kNeon = POTLUCK_ROW(neon);
 #endif
 
 #if defined(POTLUCK_HAS_AVX512_BF16) || defined(POTLUCK_HAS_I8MM)
-// As `row`, with a fast product for BF16 weights.
+// Like `row`, with a fast product for BF16 weights.
 constexpr Kernels with_bf16_products(Kernels row, const char* isa,
                                      void (*linear)(const LinearArgs&, int64_t, int64_t)) {
   row.isa = isa;
@@ -92,8 +92,8 @@ constexpr Kernels kAvx512Bf16 =
     with_bf16_products(kAvx512, "avx512_bf16", avx512_bf16::linear_bf16);
 #endif
 #if defined(POTLUCK_HAS_AMX)
-// To copy 512 tokens of 2048 columns to tiles takes some 50 us (Zen 5), to multiply them with one
-// panel of BF16 weights 11 us (16 cycles for a product of tiles, at 3 GHz).
+// Copying 512 tokens of 2048 columns to tiles takes about 50 us (Zen 5), multiplying them with one
+// panel of BF16 weights 11 us (16 cycles per product of tiles, at 3 GHz).
 constexpr int64_t kLeastTilePanels = 16;
 
 constexpr Kernels with_tiles(Kernels row) {
@@ -108,7 +108,7 @@ constexpr Kernels with_tiles(Kernels row) {
 constexpr Kernels kAmx = with_tiles(with_bf16_products(kAvx512, "amx", amx::linear_bf16));
 #endif
 #if defined(POTLUCK_HAS_DOTPROD)
-// As neon, with other products for quantized weights.
+// Like neon, with other products for quantized weights.
 constexpr Kernels dotprod_row() {
   using Linear = void(const LinearArgs& args, int64_t first_panel, int64_t end_panel);
 #define POTLUCK_TABLE_ISA dotprod
@@ -123,7 +123,7 @@ constexpr Kernels dotprod_row() {
 constexpr Kernels kDotprod = dotprod_row();
 #endif
 #if defined(POTLUCK_HAS_I8MM)
-// As dotprod, with other products for Q8_0 and fast ones for BF16.
+// Like dotprod, with other products for Q8_0 and fast ones for BF16.
 constexpr Kernels i8mm_row() {
   Kernels row = with_bf16_products(kDotprod, "i8mm", i8mm::linear_bf16);
   row.linear[static_cast<int>(Format::Q8_0)] = i8mm::linear_q8_0;
@@ -134,10 +134,10 @@ constexpr Kernels kI8mm = i8mm_row();
 
 struct Row {
   const Kernels* kernels;
-  bool CpuFeatures::* needs;  // null: nothing
+  bool CpuFeatures::* needs;  // null: no requirement
 };
 
-// Slowest first. Each needs what the one before it needs.
+// Slowest first. Each requires everything that the previous one requires.
 constexpr Row kTable[] = {
     {&kScalar, nullptr},
 #if defined(__x86_64__)
@@ -165,8 +165,8 @@ constexpr Row kTable[] = {
 
 int num_isas() {
   const CpuFeatures features = cpu_features();
-  // Before a kernel is handed out. Where it is refused isa_problem says so.
-  if (features.amx) may_use_tiles();
+  // Called before kernels are used. If it fails, isa_problem says so.
+  if (features.amx) request_amx_permission();
   int count = 0;
   for (const Row& row : kTable)
     if (!row.needs || features.*row.needs) ++count;

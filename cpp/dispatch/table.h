@@ -1,21 +1,22 @@
-// The kernels that this build has and this CPU can run.
+// The kernels that this build contains and this CPU can run.
 #pragma once
 
 #include "kernels/kernels.h"
 
 namespace potluck {
 
-// Variants that CPU and operating system announce, slowest first; the scalar one is always there.
+// Instruction sets that the CPU and the operating system support, slowest first; scalar is always
+// there.
 int num_isas();
 const Kernels* kernels_at(int index);
 
-// By name, or null if this build or this CPU does not have it.
+// Returns the kernels by name, or null if this build or this CPU does not have them.
 const Kernels* kernels_for(const char* isa);
 
-// Whether they need tiles of AMX, which are to be tried before they are trusted (isa_trial.h).
+// Whether they use AMX tiles, which must be tested before use (isa_trial.h).
 bool uses_tiles(const Kernels& kernels);
 
-// The fastest that is announced here.
+// The fastest supported one.
 const Kernels* best_kernels();
 
 }  // namespace potluck

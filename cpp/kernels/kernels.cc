@@ -1,4 +1,4 @@
-// Sizes: of formats, panels and scratch.
+// Sizes of formats, panels and scratch memory.
 #include "kernels/kernels.h"
 
 #include "kernels/linear/layout.h"
@@ -36,13 +36,13 @@ int64_t panel_bytes(Format format, int64_t columns) {
   return kPanelRows * (columns / info.block_columns) * info.block_bytes;
 }
 
-// Per row its weighted values, its maximum and its sum.
+// For each row, its weighted values, its maximum and its sum.
 int64_t attention_partial_floats(int64_t num_rows, int64_t value_dim) {
   return num_rows * (padded_value_dim(value_dim) + 2);
 }
 
-// Per row its query, its scores in a span, and two partials: the span's and that of the spans
-// before. Values that keys hold are transposed in a place of their own.
+// For each row, its query, its scores in a span, and two partials: that of the span and that of the
+// preceding spans. Values that are columns of the keys are transposed in a separate area.
 int64_t attention_scratch_floats(int64_t num_rows, int64_t head_dim, int64_t value_dim,
                                  bool has_values) {
   return num_rows * (head_dim + kScoreStride) + (has_values ? 0 : kTransposedFloats) +

@@ -1,10 +1,11 @@
-// The interface between kernels and everything above them: what a kernel takes and promises.
+// The interface between kernels and everything above them: the arguments and guarantees of each
+// kernel.
 //
 // Every kernel exists once per instruction set, built from one body over 16 virtual lanes
-// (cpp/simd). All variants give the same bits as the scalar one for every format (docs/adr/0004),
-// but for `linear_fast`, whose products of bf16 are an instruction set's own (docs/adr/0026).
-// Kernels do not allocate, lock, throw or divide work among threads: the program runner calls
-// them on ranges. Pointers need no alignment beyond their element's.
+// (cpp/simd). All variants are bit-identical to the scalar one for every format (docs/adr/0004),
+// except `linear_fast`, whose products of bf16 depend on the instruction set (docs/adr/0026).
+// Kernels do not allocate, lock, throw or divide work among threads: the program runner calls them
+// on ranges. Pointers need no alignment beyond their element's.
 //
 // Inline functions here are static: a plain one has one copy for the whole program, and the linker
 // may keep the one from a file compiled for AVX-512.
@@ -39,8 +40,9 @@ FormatInfo format_info(Format format);
 static inline bool is_quantized(Format format) { return format >= Format::Q8_0; }
 
 // A weight matrix in panels of 16 rows: panel p holds rows [16 p, 16 p + 16), block after block of
-// columns, each field of the block interleaved over the 16 rows (see layout.h for every format).
-// The last panel is filled up with rows of zero bytes. It takes as many bytes as the file's rows.
+// columns, with each field of the block interleaved over the 16 rows (see layout.h for every
+// format). The last panel is padded with rows of zero bytes. It has as many bytes as the file's
+// rows.
 struct Matrix {
   Format format;
   int64_t rows;     // real rows
@@ -48,28 +50,29 @@ struct Matrix {
   const uint8_t* data;
 };
 int64_t panel_bytes(Format format, int64_t columns);
-// Names the bytes that panels have, which are kept in files: to be raised with whatever changes
-// what pack_rows or `encode` write. The same on every machine.
+// Version of the bytes of panels, which are stored in files: increment it with every change to the
+// output of pack_rows or `encode`. The same on every machine.
 constexpr int kPanelLayout = 2;
 static inline int64_t num_panels(int64_t rows) { return (rows + kPanelRows - 1) / kPanelRows; }
 
 // Writes stored rows [start_row, start_row + num_rows) of the file's layout into the panels at
-// `panels`. Any split into row ranges gives the same result; `panels` was zeroed before the first.
+// `panels`. Any split into row ranges gives the same result; `panels` must be zeroed before the
+// first call.
 void pack_rows(Format format, int64_t columns, const uint8_t* rows, int64_t start_row,
                int64_t num_rows, uint8_t* panels);
 
-// The formats that weights can be quantized to; the order is that of the dispatch table.
+// The formats to which weights can be quantized; the order is that of the dispatch table.
 constexpr int kNumTargets = 7;
 constexpr Format kTargets[kNumTargets] = {Format::Q8_0, Format::Q4_0, Format::Q5_0,  Format::Q4_K,
                                           Format::Q6_K, Format::Q3_K, Format::IQ4_NL};
 
-// Dequantizes `count` columns, whole blocks, of a quantized format. The arithmetic is that of the
-// `gguf` package: one multiplication per value, and an addition or subtraction where the format has
-// a minimum.
+// Dequantizes `count` columns, in whole blocks, of a quantized format. The arithmetic is that of
+// the `gguf` package: one multiplication per value, and an addition or subtraction if the format
+// has a minimum.
 void dequantize(Format format, const uint8_t* stored, int64_t count, float* out);
 
-// Activations as products take them. Integers are q = round(x * 127 / max|x|) per group of 32
-// columns. A kernel reads one form only; those of the others may be null.
+// Activations in the forms that products read. Integers are q = round(x * 127 / max|x|) per group
+// of 32 columns. A kernel reads only one form; the others may be null.
 struct Activations {
   const float* x;        // [tokens][columns], for float formats
   const int8_t* q;       // [tokens][columns], for quantized formats
@@ -87,8 +90,8 @@ struct LinearArgs {
   int64_t out_stride;
 };
 
-// Neighbouring tokens of one sequence, which look back together: token i stands at position + i and
-// sees the last `window` positions up to its own.
+// Consecutive tokens of one sequence, which attend together: token i is at position + i and sees
+// the last `window` positions up to its own.
 struct AttentionArgs {
   const float* q;               // [num_tokens][num_heads][head_dim]
   float* out;                   // [num_tokens][num_heads][value_dim]
@@ -117,14 +120,15 @@ constexpr int64_t kNoWindow = INT64_MAX;
 // Value rows are filled up to whole lanes.
 static inline int64_t padded_value_dim(int64_t value_dim) { return (value_dim + 15) / 16 * 16; }
 
-// Attention goes by spans [256 s, 256 s + 256) of absolute positions (docs/adr/0019): each has its
-// own maximum, sum and weighted values, its *partial*, and these are merged in ascending order.
+// Attention is computed in spans [256 s, 256 s + 256) of absolute positions (docs/adr/0019): each
+// has its own maximum, sum and weighted values, its *partial*, and these are merged in ascending
+// order.
 constexpr int64_t kSpanTokens = 256;
 static inline int64_t first_position(const AttentionArgs& args, int64_t token) {
   const int64_t position = args.position + token;
   return position >= args.window ? position + 1 - args.window : 0;
 }
-// The spans [first, end) that at least one token sees something of.
+// The spans [first, end) of which at least one token sees something.
 static inline int64_t first_span(const AttentionArgs& args) {
   return first_position(args, 0) / kSpanTokens;
 }
@@ -136,22 +140,22 @@ static inline int64_t attention_rows(const AttentionArgs& args) {
   return args.num_tokens * (args.end_kv_head - args.first_kv_head) *
          (args.end_in_group - args.first_in_group);
 }
-// The scores of a row in a span lie a line farther apart than they are long, so that neighbours do
-// not fall into the same cache set.
+// Each row of scores in a span is padded by one cache line, so that neighbouring rows do not fall
+// into the same cache set.
 constexpr int64_t kScoreStride = kSpanTokens + 16;
 int64_t attention_partial_floats(int64_t num_rows, int64_t value_dim);
-// Values that are columns of the keys are copied for some columns of one span at a time, as float32
-// and position after position: so many floats.
+// Values that are columns of the keys are copied for some columns of one span at a time, as
+// float32, position by position: the number of floats.
 constexpr int64_t kTransposedFloats = 32 * kSpanTokens;
 int64_t attention_scratch_floats(int64_t num_rows, int64_t head_dim, int64_t value_dim,
                                  bool has_values);
 
-// A state of float32 matrices lies in strips of 16 columns, [matrix][strip][rows][16], the last
-// strip filled up with zeros: a strip stays in the first cache while tokens pass through it.
+// A state of float32 matrices is stored in strips of 16 columns, [matrix][strip][rows][16], with
+// the last strip padded with zeros: a strip stays in the L1 cache while tokens pass through it.
 static inline int64_t num_state_strips(int64_t columns) { return (columns + 15) / 16; }
 
-// Neighbouring tokens of one sequence. `state` is that before the first, and becomes that after the
-// last; with `is_fresh` it begins as zeros, whatever it holds.
+// Consecutive tokens of one sequence. `state` is the state before the first and becomes that after
+// the last; with `is_fresh` it starts as zeros, whatever it contains.
 constexpr int64_t kMaxConvKernel = 16;
 struct ConvArgs {
   const float* x;  // [num_tokens][width]
@@ -161,14 +165,14 @@ struct ConvArgs {
   int64_t kernel;       // from 2 to kMaxConvKernel
   const float* weight;  // [width][kernel]
   const float* bias;    // [width], or null
-  float* state;         // [kernel - 1][width]: the inputs before, oldest first
+  float* state;         // [kernel - 1][width]: the preceding inputs, oldest first
   bool is_fresh;
   bool has_silu;
   int64_t first_column;  // computed are columns [first_column, end_column); a multiple of 16
   int64_t end_column;
 };
 
-// One token's.
+// The arguments for one token.
 struct DeltaInputArgs {
   const float* x;           // [num_key_heads][key_dim] queries, then keys
   const float* decay;       // [num_heads]
@@ -208,7 +212,7 @@ struct DeltaArgs {
   int64_t end_strip;
 };
 
-// One token's.
+// The arguments for one token.
 struct ScanInputArgs {
   const float* step;       // [num_heads]
   const float* step_bias;  // [num_heads]
@@ -239,47 +243,48 @@ struct ScanArgs {
   int64_t end_strip;
 };
 
-// Logits of a vocabulary that sampling looks at together.
+// Number of logits that sampling processes as a block.
 constexpr int64_t kSamplingBlock = 128;
-// A weight of e^-80 is one that no draw of 24 bits can reach, whatever the size of the vocabulary.
+// No draw of 24 bits can select a weight of e^-80, whatever the size of the vocabulary.
 constexpr float kLeastExponent = -80.0f;
 
-// One instruction set's kernels.
+// The kernels of one instruction set.
 struct Kernels {
   const char* isa;
 
-  // How many panels a call of linear or linear_fast with many tokens should have at least: more than
-  // one where it copies all of them first.
+  // Minimum number of panels per call of linear or linear_fast with many tokens: more than one if
+  // it first copies all of the tokens.
   int64_t least_panels;
 
-  // q, scales, sums of rows of x; columns is a multiple of 32.
+  // Computes q, scales, sums for rows of x; columns is a multiple of 32.
   void (*quantize)(const float* x, int64_t num_tokens, int64_t columns, int8_t* q, float* scales,
                    int32_t* sums);
 
-  // The bf16 nearest to each of `count` numbers, of two the even one; NaN stays NaN.
+  // Rounds each of `count` numbers to the nearest bf16, ties to even; NaN stays NaN.
   void (*round_bf16)(const float* x, int64_t count, uint16_t* out);
 
-  // out = weight x + bias for all tokens and the rows of panels [first_panel, end_panel). Per
-  // output element: quantized formats add, group after group in ascending order, one fma of the
-  // exact integer sum (and one of the minimum's term where the format has one); float formats one
+  // out = weight x + bias for all tokens and the rows of panels [first_panel, end_panel). For each
+  // output element, quantized formats add group by group in ascending order, with one fma of the
+  // exact integer sum (and one of the minimum's term if the format has one); float formats use one
   // fma per column, ascending. bias is added last.
   void (*linear[kNumFormats])(const LinearArgs& args, int64_t first_panel, int64_t end_panel);
 
   // One row of a matrix as float32.
   void (*embed[kNumFormats])(const Matrix& weight, int64_t row, float* out);
 
-  // `count` stored numbers of F32, F16 or BF16, which need no alignment, as float32. Returns
-  // max |x|, which is infinite or NaN where not all are finite.
+  // Converts `count` stored numbers of F32, F16 or BF16, which need no alignment, to float32.
+  // Returns max |x|, which is infinite or NaN if not all are finite.
   float (*widen[kNumFloatFormats])(const uint8_t* stored, int64_t count, float* out);
 
-  // Quantizes `count` finite numbers, whole blocks, to the file's layout of kTargets[i]. Q8_0, Q4_0
-  // and Q5_0 have the bytes that the `gguf` package makes; the K formats and IQ4_NL minimize
-  // each block's squared error by a search (convert/q4_k.h, q6_k.h, q3_k.h, iq4_nl.h). Returns false where a scale is
-  // beyond f16: such a block of 32 has an infinite scale, one of a K format only zero bytes.
+  // Quantizes `count` finite numbers, in whole blocks, to the file's layout of kTargets[i]. Q8_0,
+  // Q4_0 and Q5_0 have the same bytes as in the `gguf` package; the K formats and IQ4_NL minimize
+  // each block's squared error by a search (convert/q4_k.h, q6_k.h, q3_k.h, iq4_nl.h). Returns
+  // false if a scale exceeds f16: such a block of 32 has an infinite scale, and one of a K format
+  // only zero bytes.
   bool (*encode[kNumTargets])(const float* x, int64_t count, uint8_t* out);
 
   // out = x / sqrt(mean(x^2) + epsilon) * weight per group of columns; weight has `group` entries,
-  // or is null: they are 1.
+  // or is null, which means ones.
   void (*rms_norm)(const float* x, const float* weight, float* out, int64_t num_tokens,
                    int64_t columns, int64_t group, float epsilon);
 
@@ -297,7 +302,7 @@ struct Kernels {
   // gate / (1 + exp(-2 u)) * up with u = sqrt(2 / pi) (gate + 0.044715 gate^3), which is
   // 0.5 gate (1 + tanh(u)) * up.
   void (*gelu_gate)(const float* gate, const float* up, float* out, int64_t count);
-  // g / (1 + exp(-1.702 g)) * (u + 1) with g = min(gate, 7) and u = up, within -7 and 7.
+  // g / (1 + exp(-1.702 g)) * (u + 1) with g = min(gate, 7) and u = up, clamped to [-7, 7].
   void (*clamped_gate)(const float* gate, const float* up, float* out, int64_t count);
 
   // gate * up.
@@ -327,39 +332,40 @@ struct Kernels {
   // before the softmax, and a head's sink is one more score, without a value.
   void (*attention)(const AttentionArgs& args);
 
-  // The same in parts, with the same bits: the partial of one span, and what comes of those of all
-  // the spans [first_span(args), end_span(args)), which lie one after another, each of
+  // The same in two steps, with the same bits: compute the partial of one span, and merge those of
+  // all the spans [first_span(args), end_span(args)), which are contiguous, each of
   // attention_partial_floats(...) floats.
   void (*attention_span)(const AttentionArgs& args, int64_t span, float* partial);
   void (*attention_merge)(const AttentionArgs& args, float* partials);
 
-  // A short convolution of each column over its last inputs: one fma per input, the oldest first,
-  // then the bias is added; with has_silu y / (1 + exp(-y)) of that.
+  // A short convolution of each column over its last inputs: one fma per input, oldest first, then
+  // the bias is added; with has_silu, the result y becomes y / (1 + exp(-y)).
   void (*causal_conv)(const ConvArgs& args);
 
-  // What the gated delta rule takes of a token. Keys and queries are divided by
-  // sqrt(sum of squares + epsilon), queries also by sqrt(key_dim);
-  // decays = exp(rate * softplus(decay + decay_bias)), betas = 1 / (1 + exp(-beta)).
+  // The factors of the gated delta rule for a token. Keys and queries are divided by sqrt(sum of
+  // squares + epsilon), queries also by sqrt(key_dim); decays = exp(rate * softplus(decay +
+  // decay_bias)), betas = 1 / (1 + exp(-beta)).
   void (*delta_inputs)(const DeltaInputArgs& args);
 
-  // Token after token, with S the head's state and d = beta * (value - decay * (key . S)):
-  // out = (key . query) * d + decay * (query . S), and S = S * decay + key d. Sums over key_dim go
-  // in ascending order, one fma per term.
+  // Token by token, with S the head's state and d = beta * (value - decay * (key . S)): out = (key
+  // . query) * d + decay * (query . S), and S = S * decay + key d. Sums over key_dim are in
+  // ascending order, one fma per term.
   void (*gated_delta)(const DeltaArgs& args);
 
-  // steps = softplus(step + step_bias) within [least_step, largest_step],
-  // decays = exp(rate * steps).
+  // steps = softplus(step + step_bias) clamped to [least_step, largest_step], decays = exp(rate *
+  // steps).
   void (*scan_inputs)(const ScanInputArgs& args);
 
-  // Token after token, with S the head's state: S = S * decay + b (step * x), out = skip * x + c . S.
-  // Sums over state_dim go in ascending order, one fma per term.
+  // Token by token, with S the head's state: S = S * decay + b (step * x), out = skip * x + c . S.
+  // Sums over state_dim are in ascending order, one fma per term.
   void (*state_scan)(const ScanArgs& args);
 
-  // out[i] = exp(x[i] - max); returns the sum over 16 lanes and one tree. For log-probabilities.
+  // out[i] = exp(x[i] - max); returns the sum over 16 lanes and one tree. Used for
+  // log-probabilities.
   float (*exp_sum)(const float* x, int64_t count, float max, float* out);
 
-  // For sampling, from logits that are at most finite, by blocks of kSamplingBlock (the last one may
-  // be shorter). Sums of a block's weights are in float64, over 16 lanes and one tree.
+  // For sampling, from logits that are finite or minus infinity, by blocks of kSamplingBlock (the
+  // last may be shorter). Sums of a block's weights are in float64, over 16 lanes and one tree.
   //
   // out[i] = logits[i] where bit i % 32 of mask[i / 32] is 1, elsewhere minus infinity.
   void (*copy_allowed)(const float* logits, const uint32_t* mask, int64_t count, float* out);
@@ -367,21 +373,22 @@ struct Kernels {
   // kLeastExponent, and the sum of each block.
   void (*draw_weights)(const float* logits, int64_t count, float largest, float temperature,
                        float* weights, double* sums);
-  // The sum of each block's weights that are at least `least_weight`, of logits that are at least
+  // The sum of each block's weights that are at least `least_weight` and whose logits are at least
   // `least_logit`.
   void (*kept_sums)(const float* logits, const float* weights, int64_t count, float least_logit,
                     float least_weight, double* sums);
-  // For each block the sum of the weights of logits above `high`, their number, and, from
-  // within[kSamplingBlock * block] on, the places in the block of those in [low, high], in ascending
-  // order, and their number. `within` has room for whole blocks, and low <= high.
+  // For each block, the sum of the weights of logits above `high` and their number, and, from
+  // within[kSamplingBlock * block] on, the offsets in the block of those in [low, high], in
+  // ascending order, and their number. `within` has room for whole blocks, and low <= high.
   void (*split_logits)(const float* logits, const float* weights, int64_t count, float low,
                        float high, double* above, int32_t* num_above, int32_t* within,
                        int32_t* num_within);
 
-  // As `linear`, faster and with bits of its own: BF16 weights, or quantized ones rounded to bf16,
-  // are multiplied with Activations::bf16 in the instruction set's order of additions, subnormals
-  // taken as zero (docs/adr/0017). An output element still depends on its token alone. Null where
-  // the instruction set has no such product of the format; F32 and F16 never have one.
+  // Like `linear`, but faster and not bit-identical to it: BF16 weights, or quantized ones rounded
+  // to bf16, are multiplied with Activations::bf16 in the instruction set's order of additions, and
+  // subnormals are treated as zero (docs/adr/0017). An output element still depends on its token
+  // alone. Null if the instruction set has no such product of the format, as always for F32 and
+  // F16.
   void (*linear_fast[kNumFormats])(const LinearArgs& args, int64_t first_panel, int64_t end_panel);
 };
 

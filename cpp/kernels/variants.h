@@ -1,4 +1,4 @@
-// The functions that every instruction set defines, each in its own namespace.
+// The functions that every instruction set defines, in separate namespaces.
 #pragma once
 
 #include "kernels/kernels.h"
@@ -72,8 +72,7 @@
   }                                                                                               \
   }
 
-// The same for the quantized formats alone, of an instruction set that has its own products of
-// bytes.
+// The same for the quantized formats only, for an instruction set with its own products of bytes.
 #define POTLUCK_DECLARE_LINEAR(format, suffix) \
   void linear_##suffix(const LinearArgs& args, int64_t first_panel, int64_t end_panel);
 #define POTLUCK_DECLARE_QUANTIZED_LINEAR(isa)          \

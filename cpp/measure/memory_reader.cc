@@ -8,26 +8,26 @@
 namespace potluck {
 namespace {
 
-// What one thread takes at a time: some 0.1 ms, so that unequal or disturbed cores even out.
+// What one thread reads at a time: about 0.1 ms, so that unequal or disturbed cores even out.
 constexpr uint64_t kChunkBytes = uint64_t{4} << 20;
-// Streams that a thread reads side by side, as a product reads several panels' scales and weights:
-// one alone is bound by what a core's prefetcher keeps in flight.
+// Streams that a thread reads concurrently, as a product reads several panels' scales and weights:
+// a single one is limited by what a core's prefetcher keeps in flight.
 constexpr uint64_t kStreams = 4;
 constexpr uint64_t kStreamBytes = kChunkBytes / kStreams;
 constexpr uint64_t kLineBytes = 64;
-// How far ahead of use a line is asked for; a few KiB cover the latency of memory.
+// How far ahead a line is prefetched; a few KiB cover the latency of memory.
 constexpr uint64_t kAheadBytes = 2048;
 
 uint64_t whole_chunks(uint64_t num_bytes) {
   return (num_bytes + kChunkBytes - 1) / kChunkBytes * kChunkBytes;
 }
 
-// What every 64-bit CPU has registers for.
+// A vector size for which every 64-bit CPU has registers.
 using Vector = uint8_t __attribute__((vector_size(16)));
 constexpr uint64_t kLineVectors = kLineBytes / sizeof(Vector);
 
 // A number that depends on every byte, so that all must be read. All streams add to the sums of one
-// line: these must stay in registers, or the core and not the memory is what is measured.
+// line: these must stay in registers, or the core would be measured instead of the memory.
 uint64_t read_chunk(const uint8_t* chunk) {
   Vector sums[kLineVectors] = {};
   for (uint64_t offset = 0; offset < kStreamBytes; offset += kLineBytes) {
@@ -60,7 +60,7 @@ MemoryReader::MemoryReader(uint64_t num_bytes, std::shared_ptr<ThreadPool> pool)
   ThreadPool::Session session(*pool_);
   session.parallel_for(static_cast<int64_t>(memory_.num_bytes() / kChunkBytes),
                        [&](int64_t chunk, int) {
-                         // Any value but zero: untouched pages would all be one page of zeros.
+                         // Any value except zero: untouched pages would all be the same zero page.
                          std::memset(memory_.data() + static_cast<uint64_t>(chunk) * kChunkBytes,
                                      0x5a, kChunkBytes);
                        });

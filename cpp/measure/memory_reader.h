@@ -1,4 +1,4 @@
-// Reads memory as fast as the threads of a pool can: what decoding could reach at best.
+// Reads memory as fast as the threads of a pool can: the upper bound for decoding.
 #pragma once
 
 #include <cstdint>
@@ -11,13 +11,14 @@ namespace potluck {
 
 class MemoryReader {
  public:
-  // Touches `num_bytes` in large pages, rounded up to whole chunks, on all threads of `pool`. For
-  // the rate of memory they must be several times the last cache. Throws OutOfMemoryError.
+  // Touches `num_bytes` in large pages, rounded up to whole chunks, on all threads of `pool`. To
+  // measure the memory's rate, this must be several times the last-level cache. Throws
+  // OutOfMemoryError.
   MemoryReader(uint64_t num_bytes, std::shared_ptr<ThreadPool> pool);
 
   uint64_t num_bytes() const { return memory_.num_bytes(); }
 
-  // Reads all of it once, and returns the seconds that took.
+  // Reads all of it once, and returns the elapsed seconds.
   double read();
 
  private:

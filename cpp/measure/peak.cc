@@ -9,7 +9,7 @@
 namespace potluck {
 namespace {
 
-// Multiply-adds: those of one instruction, times the instructions of one round (peak/loops.h).
+// Multiply-adds per instruction, times the instructions of one round (peak/loops.h).
 constexpr PeakLoop kLoops[] = {
 #if defined(__x86_64__)
     {"avx2", Operands::Int8, "vpmaddubsw ymm", 32 * kRoundRegisters, avx2::int8_rounds},
@@ -40,7 +40,7 @@ constexpr PeakLoop kLoops[] = {
     {"i8mm", Operands::F32, "fmla v.4s", 4 * kRoundRegisters, neon::f32_rounds},
 #endif
 #endif
-    {"", Operands::F32, "", 0, nullptr},  // ends the table, which may be empty without it
+    {"", Operands::F32, "", 0, nullptr},  // terminates the table, which may otherwise be empty
 };
 
 }  // namespace

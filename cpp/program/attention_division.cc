@@ -8,15 +8,16 @@
 namespace potluck {
 namespace {
 
-// Rows of one part: with fewer that share what they read, a thread waits for keys and values; with
-// more, their queries and scores leave the second cache (64 rows are 200 KB at 128 columns).
+// Rows of one part: with fewer rows that share what they read, a thread waits for keys and values;
+// with more, their queries and scores do not fit in the L2 cache (64 rows are 200 KB at 128
+// columns).
 constexpr int64_t kPartRows = 64;
-// What reading a position costs, as rows that are computed: 32 bytes a nanosecond come from memory
-// per core, or less, while 32 multiply-adds are done. Values that are columns of the keys are not
-// read, but transposed: together it takes as long (docs/adr/0055).
+// The cost of reading a position, in rows that are computed: at most 32 bytes per nanosecond and
+// core come from memory, the time of 32 multiply-adds. Values that are columns of the keys are
+// transposed instead of read, which takes as long in total (docs/adr/0055).
 constexpr int64_t kReadRows = 4;
-// Query heads that share a key-value head are divided into parts of as many rows, not of fewer:
-// each part reads all keys.
+// Query heads that share a key-value head are divided into parts of this many rows, not fewer,
+// because each part reads all keys.
 constexpr int64_t kLeastRows = 8;
 
 int64_t group_heads(const AttentionShape& shape) { return shape.num_heads / shape.num_kv_heads; }
@@ -28,18 +29,18 @@ int64_t most_tokens(const AttentionShape& shape, const AttentionLimits& limits) 
   return std::min(tokens, limits.max_step_tokens);
 }
 
-// Query heads of one part that share a key-value head.
+// Number of query heads of one part that share a key-value head.
 int64_t most_in_group(const AttentionShape& shape, int64_t num_tokens) {
   return std::clamp<int64_t>(kPartRows / num_tokens, 1, group_heads(shape));
 }
 
-// Key-value heads of one part.
+// Number of key-value heads of one part.
 int64_t most_heads(const AttentionShape& shape, int64_t num_tokens) {
   const int64_t heads = kPartRows / (num_tokens * group_heads(shape));
   return std::clamp<int64_t>(heads, 1, shape.num_kv_heads);
 }
 
-// The args of a tile, as far as spans follow from them.
+// The args of a tile, as far as spans depend on them.
 AttentionArgs args_of(const AttentionTile& tile, const AttentionShape& shape) {
   AttentionArgs args{};
   args.num_tokens = tile.num_tokens;
@@ -48,7 +49,7 @@ AttentionArgs args_of(const AttentionTile& tile, const AttentionShape& shape) {
   return args;
 }
 
-// Of one key-value head.
+// For one key-value head.
 int64_t work_of(const AttentionTile& tile, const AttentionShape& shape) {
   const AttentionArgs args = args_of(tile, shape);
   const int64_t last = tile.position + tile.num_tokens - 1;
@@ -81,7 +82,7 @@ class Divider {
   }
 
  private:
-  // In tiles as large as they may be while none is more than its fair share.
+  // In tiles as large as possible while none exceeds its fair share.
   void add_slice(const BatchSlice& slice) {
     int64_t most = tile_tokens_;
     const int64_t end = slice.num_tokens;
@@ -95,7 +96,7 @@ class Divider {
       add_tile({slice.first_row + i, std::min(most, end - i), slice.position + i});
   }
 
-  // As many heads at once as fit, if need be cut by spans, then by heads.
+  // As many heads at once as fit; if necessary, cut by spans, then by heads.
   void add_tile(const AttentionTile& tile) {
     const AttentionArgs args = args_of(tile, shape_);
     const int64_t num_spans = end_span(args) - first_span(args);
@@ -132,12 +133,12 @@ class Divider {
     }
   }
 
-  // Of one key-value head, and `in_group` query heads that share it.
+  // For one key-value head, and `in_group` query heads that share it.
   int64_t partial_floats(const AttentionTile& tile, int64_t in_group) const {
     return attention_partial_floats(tile.num_tokens * in_group, shape_.value_dim);
   }
 
-  // `floats` are those of one span.
+  // `floats` is the size per span.
   void cut(const AttentionPart& whole, int64_t num_cuts, int64_t floats) {
     const int64_t num_spans = whole.end_span - whole.first_span;
     division_.cuts.push_back({whole.tile, whole.heads, used_floats_});
@@ -197,7 +198,7 @@ int64_t attention_cut_floats(const AttentionShape& shape, const AttentionLimits&
   const int64_t num_groups = std::max<int64_t>(1, group_heads(shape) / kLeastRows);
   const int64_t num_sequences = divide_up(limits.num_threads, shape.num_kv_heads * num_groups);
   const int64_t visible = std::min(limits.context_tokens, shape.window);
-  // A window may begin and end within a span.
+  // A window may start and end within a span.
   const int64_t num_spans =
       std::min(divide_up(limits.context_tokens, kSpanTokens), divide_up(visible, kSpanTokens) + 1);
   if (num_spans == 1) return 0;

@@ -1,10 +1,10 @@
-// How attention over a batch is divided among threads.
+// Divides attention over a batch among threads.
 //
-// What is divided is tiles of neighbouring tokens, which share the keys and values that they read,
-// times key-value heads: one at a time for many tokens, and several for few, as their keys and
-// values lie side by side. Of a key-value head that very many query heads share a part has some of
-// these. Where that is too little to keep all threads busy, as in the decoding of one long sequence,
-// parts are cut into ranges of spans, whose partials are kept and merged when all are there. No
+// The unit of division is a tile of consecutive tokens, which share the keys and values that they
+// read, times key-value heads: one head at a time for many tokens, and several for few, as their
+// keys and values are contiguous. If very many query heads share a key-value head, a part has some
+// of them. If that yields too few parts to keep all threads busy, as in decoding one long sequence,
+// parts are cut into ranges of spans, whose partials are kept and merged when all are complete. No
 // result depends on any of this (see AttentionArgs in kernels.h).
 #pragma once
 
@@ -20,7 +20,7 @@ struct AttentionShape {
   int64_t num_kv_heads;
   int64_t head_dim;
   int64_t value_dim;
-  bool has_values;  // beside the keys
+  bool has_values;  // in addition to the keys
   int64_t window;   // kNoWindow for none
 };
 bool operator==(const AttentionShape& a, const AttentionShape& b);
@@ -31,15 +31,15 @@ struct AttentionLimits {
   int num_threads;
 };
 
-// Rows [first_row, first_row + num_tokens) of the batch: neighbours in one sequence.
+// Rows [first_row, first_row + num_tokens) of the batch: consecutive tokens of one sequence.
 struct AttentionTile {
   int64_t first_row;
   int64_t num_tokens;
   int64_t position;  // of the first
 };
 
-// Key-value heads [first_kv_head, end_kv_head), and of the query heads that share each of them those
-// with the places [first_in_group, end_in_group).
+// Key-value heads [first_kv_head, end_kv_head), and of the query heads that share each of them,
+// those with indices [first_in_group, end_in_group).
 struct AttentionHeads {
   int64_t first_kv_head;
   int64_t end_kv_head;
@@ -47,14 +47,14 @@ struct AttentionHeads {
   int64_t end_in_group;
 };
 
-// Spans [first_span, end_span) of a tile and some of its heads: all of them, or some of a cut.
+// Spans [first_span, end_span) of a tile and some of its heads: all of them, or part of a cut.
 struct AttentionPart {
   int64_t tile;
   AttentionHeads heads;
   int64_t first_span;
   int64_t end_span;
-  int64_t partials;  // where those of its spans go, in floats; kNoPartials if it has all spans
-  int64_t work;      // in multiply-adds, or what takes as long
+  int64_t partials;  // offset of its spans' partials, in floats; kNoPartials if it has all spans
+  int64_t work;      // in multiply-adds, or work that takes as long
 };
 constexpr int64_t kNoPartials = -1;
 
@@ -67,17 +67,17 @@ struct AttentionCut {
 
 struct AttentionDivision {
   std::vector<AttentionTile> tiles;
-  std::vector<AttentionPart> parts;  // the dearest first
+  std::vector<AttentionPart> parts;  // the most expensive first
   std::vector<AttentionCut> cuts;
-  // Parts [chunks[i], chunks[i + 1]) are worth handing out together.
+  // Parts [chunks[i], chunks[i + 1]) are assigned together.
   std::vector<int64_t> chunks;
 
   int64_t num_chunks() const { return static_cast<int64_t>(chunks.size()) - 1; }
 };
 
-// The most rows of one part: tokens times query heads.
+// Maximum number of rows of one part: tokens times query heads.
 int64_t attention_part_rows(const AttentionShape& shape, const AttentionLimits& limits);
-// The memory for partials that cuts may take, in floats; 0 with one thread.
+// Memory for the partials of cuts, in floats; 0 with one thread.
 int64_t attention_cut_floats(const AttentionShape& shape, const AttentionLimits& limits);
 
 // `slices` are within `limits`.

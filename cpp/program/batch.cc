@@ -1,5 +1,6 @@
 #include "program/batch.h"
 
+#include <algorithm>
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
@@ -18,7 +19,7 @@ int64_t end_position(const Slice& slice) {
   return slice.start_position + static_cast<int64_t>(slice.tokens.size());
 }
 
-// Blocks that hold positions [0, end).
+// Number of blocks that hold positions [0, end).
 int64_t blocks_for(int64_t end) { return (end + kBlockTokens - 1) / kBlockTokens; }
 
 void check_scored(const Slice& slice, const BatchLimits& limits) {
@@ -36,6 +37,16 @@ void check_scored(const Slice& slice, const BatchLimits& limits) {
     fail(slice, "token " + std::to_string(*slice.next_token) + " is not within the vocabulary of " +
                     std::to_string(limits.vocab_size));
   }
+}
+
+void check_drafts(const Slice& slice) {
+  if (slice.num_drafts == 0) return;
+  const auto num_tokens = static_cast<int64_t>(slice.tokens.size());
+  if (slice.num_drafts < 0 || slice.num_drafts > num_tokens) {
+    fail(slice, std::to_string(slice.num_drafts) + " of its " + std::to_string(num_tokens) +
+                    " tokens are drafts");
+  }
+  if (!slice.sample || slice.score_from) fail(slice, "it has drafts and is not only sampled");
 }
 
 void check_pooled(const Slice& slice) {
@@ -71,6 +82,7 @@ void check_slice(const Slice& slice, const BatchLimits& limits) {
                       std::to_string(limits.vocab_size));
     }
   }
+  check_drafts(slice);
   check_scored(slice, limits);
   check_pooled(slice);
   if (limits.num_states) check_state(slice, *limits.num_states);
@@ -89,7 +101,7 @@ void check_slice(const Slice& slice, const BatchLimits& limits) {
 }
 
 // A block that is written may appear once in the whole step; one that is only read (a common
-// prefix) as often as it likes.
+// prefix) may appear any number of times.
 void check_sharing(const std::vector<Slice>& slices) {
   std::unordered_map<int64_t, int64_t> num_uses;
   for (const Slice& slice : slices) {
@@ -182,7 +194,7 @@ Batch::Batch(const std::vector<Slice>& slices, const BatchLimits& limits) {
       pooled_.push_back({slices_.back(), slice.sequence_id, *slice.pooling, slice.ends_pooling});
     }
     int64_t position = slice.start_position;
-    const bool is_prefill = slice.tokens.size() > 1;
+    const bool is_prefill = slice.tokens.size() > 1 && slice.num_drafts == 0;
     const auto begin = static_cast<int64_t>(rows_.size());
     for (const int64_t token : slice.tokens) {
       rows_.push_back({token, position++, table, is_prefill});
@@ -193,13 +205,40 @@ Batch::Batch(const std::vector<Slice>& slices, const BatchLimits& limits) {
     } else {
       ranges_.push_back({begin, end, is_prefill});
     }
-    const auto num_rows = static_cast<int64_t>(slice.tokens.size());
-    const int64_t unscored = slice.sample ? num_rows - 1 : num_rows;
-    for (int64_t i = slice.score_from.value_or(unscored); i < num_rows; ++i) {
-      std::optional<int64_t> known = slice.next_token;
-      if (i + 1 < num_rows) known = slice.tokens[static_cast<size_t>(i) + 1];
-      wanted_.push_back({begin + i, slice.sequence_id, slice.start_position + i + 1, known});
+    add_wanted(slice, begin);
+  }
+}
+
+Batch::Batch(const Batch& whole, int64_t begin, int64_t end)
+    : rows_(whole.rows_.begin() + begin, whole.rows_.begin() + end) {
+  for (const RowRange& range : whole.ranges_) {
+    const int64_t first = std::max(range.begin, begin), last = std::min(range.end, end);
+    if (first < last) ranges_.push_back({first - begin, last - begin, range.is_prefill});
+  }
+  for (const BatchSlice& slice : whole.slices_) {
+    const int64_t first = std::max(slice.first_row, begin);
+    const int64_t last = std::min(slice.first_row + slice.num_tokens, end);
+    if (first >= last) continue;
+    slices_.push_back({first - begin, last - first, slice.position + first - slice.first_row,
+                       slice.state});
+  }
+}
+
+void Batch::add_wanted(const Slice& slice, int64_t first_row) {
+  const auto num_rows = static_cast<int64_t>(slice.tokens.size());
+  const int64_t first_draft = num_rows - slice.num_drafts;
+  const int64_t unscored =
+      slice.sample ? std::max<int64_t>(0, first_draft - 1) : num_rows;
+  const int64_t first_sampled = slice.num_drafts > 0 ? unscored : num_rows - 1;
+  for (int64_t i = slice.score_from.value_or(unscored); i < num_rows; ++i) {
+    WantedRow wanted{first_row + i, slice.sequence_id, slice.start_position + i + 1, std::nullopt};
+    if (slice.num_drafts == 0) {
+      wanted.known = i + 1 < num_rows ? slice.tokens[static_cast<size_t>(i) + 1] : slice.next_token;
+    } else if (i >= first_draft) {
+      wanted.draft = slice.tokens[static_cast<size_t>(i)];
     }
+    wanted.mask_row = std::max<int64_t>(0, i - first_sampled);
+    wanted_.push_back(wanted);
   }
 }
 

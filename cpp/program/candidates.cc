@@ -8,7 +8,7 @@
 namespace potluck {
 namespace {
 
-// Compilers make vectors of loops over this many independent results.
+// Compilers vectorize loops over this many independent results.
 constexpr int64_t kLanes = 16;
 
 template <bool kMustBeFinite>
@@ -63,9 +63,9 @@ int64_t BlockedLogits::argmax() const {
   return std::find(logits + first, logits + std::min(first + kBlock, count), *largest) - logits;
 }
 
-// Writes the indices of the `size` largest logits, among few others, to `order`, and returns how
-// many it has written. As many blocks as are wanted have a logit that is at least the `size`-th
-// largest of the maxima; so what is smaller is none of the `size` largest.
+// Writes the indices of the `size` largest logits, and a few others, to `order`, and returns how
+// many it has written. At least `size` blocks have a logit that is at least the `size`-th largest
+// of the maxima, so smaller logits are not among the `size` largest.
 int64_t Candidates::gather(int64_t size) const {
   const int64_t blocks = BlockedLogits::num_blocks(blocked_.count);
   if (size == 0) return 0;

@@ -11,11 +11,11 @@
 namespace potluck {
 namespace {
 
-// Rows are worked on in pieces, of whole blocks of every format, whose float32 form stays in the
-// first cache.
+// Rows are processed in pieces, of whole blocks of every format, whose float32 form fits in the L1
+// cache.
 constexpr int64_t kPieceColumns = 2048;
-// What a column takes in multiply-adds, about, for parallel_ranges: moving it, or searching scales
-// (q4_k.h and q6_k.h look at each value some 20 times, with ten operations).
+// The approximate cost per column in multiply-adds, for parallel_ranges: copying it, or searching
+// scales (q4_k.h and q6_k.h examine each value about 20 times, with ten operations).
 constexpr int64_t kPlainWork = 4;
 constexpr int64_t kSearchWork = 200;
 
@@ -23,7 +23,7 @@ struct Piece {
   int64_t row, first_column, num_columns;
 };
 
-// The pieces of all rows, row after row.
+// The pieces of all rows, row by row.
 class Pieces {
  public:
   explicit Pieces(const StoredRows& rows)
@@ -50,7 +50,7 @@ void for_pieces(const Pieces& pieces, int64_t work_per_column, ThreadPool* pool,
   parallel_ranges(session, pieces.count(), 1, kPieceColumns * work_per_column, function);
 }
 
-// The first row that is refused, whichever thread finds it first.
+// The first rejected row, whichever thread finds it.
 class FirstRow {
  public:
   void note(int64_t row) {
@@ -98,7 +98,7 @@ const uint8_t* stored_at(const StoredRows& rows, const Piece& piece) {
          bytes_of(info, piece.first_column);
 }
 
-// One piece as float32, and its max |x|: infinite or NaN where not all are finite.
+// Converts one piece to float32, and returns max |x|: infinite or NaN if not all are finite.
 float load_piece(const Kernels& kernels, const StoredRows& rows, const Piece& piece,
                  float out[kPieceColumns]) {
   const uint8_t* stored = stored_at(rows, piece);

@@ -1,4 +1,4 @@
-// Rows of weights from one storage format to another, on all threads of a pool.
+// Converts rows of weights from one storage format to another, on all threads of a pool.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 
 namespace potluck {
 
-// Whole rows as a file has them, one after another; `data` needs no alignment.
+// Whole rows in the file's layout, contiguous; `data` needs no alignment.
 struct StoredRows {
   Format format;
   int64_t num_rows;
@@ -18,16 +18,16 @@ struct StoredRows {
   size_t num_bytes;
 };
 
-// Whether rows can be converted to `format`: it is one of kTargets, or F32.
+// Whether rows can be converted to `format`: it must be in kTargets, or F32.
 bool is_target(Format format);
 
 // Writes `rows` in the format `target` to `out`, of `out_bytes`, which must not overlap the rows.
-// Rows of that format already are copied. Other quantized rows are dequantized on the way. The
-// result does not depend on the threads; `pool` may be null, then there is one.
+// Rows that already have that format are copied. Other quantized rows are dequantized first. The
+// result does not depend on the number of threads; if `pool` is null, the calling thread is used.
 //
-// Throws Error: sizes that do not match, columns that are not whole blocks, a format that is no
-// target; and, naming the first such row, a value that is not finite, or so large that the scale it
-// needs is beyond f16. In the latter two cases `out` is not to be used.
+// Throws Error for mismatched sizes, columns that are not whole blocks, and a format that is not a
+// target; and, naming the first such row, for a value that is not finite, or so large that its
+// scale exceeds f16. In the last two cases the contents of `out` are unspecified.
 void convert_rows(const Kernels& kernels, const StoredRows& rows, Format target, uint8_t* out,
                   size_t out_bytes, ThreadPool* pool);
 

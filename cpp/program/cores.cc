@@ -7,7 +7,7 @@ int current_core() {
   return core >= 0 ? core : kNoCore;
 }
 
-// A machine of more cores than cpu_set_t has gives an error.
+// This fails on a machine with more cores than cpu_set_t supports.
 AllowedCores::AllowedCores() : is_known_(sched_getaffinity(0, sizeof cores_, &cores_) == 0) {}
 
 bool AllowedCores::avoid(const std::vector<int>& taken) const {

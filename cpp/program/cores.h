@@ -1,4 +1,4 @@
-// The cores that a thread may run on.
+// The cores on which a thread is allowed to run.
 #pragma once
 
 #include <sched.h>
@@ -9,17 +9,17 @@ namespace potluck {
 
 constexpr int kNoCore = -1;
 
-// The core that this thread runs on now, which may be another one in the next moment; kNoCore where
-// the system does not say.
+// The core on which this thread currently runs, which can change at any time; kNoCore if the system
+// does not report it.
 int current_core();
 
-// Those that a thread might run on when this was made by it.
+// Records the cores on which the constructing thread is allowed to run.
 class AllowedCores {
  public:
   AllowedCores();
 
-  // Moves this thread off `taken` at once, and lets it run on all others. Returns false, and
-  // changes nothing, where there is no other.
+  // Moves this thread off `taken` immediately, and allows it to run on all others. Returns false,
+  // and changes nothing, if there is no other.
   bool avoid(const std::vector<int>& taken) const;
 
  private:

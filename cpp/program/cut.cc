@@ -9,13 +9,13 @@ namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// A population this small is sorted; a larger one is narrowed down first.
+// A population of this size is sorted; a larger one is narrowed down first.
 constexpr int64_t kMaxSorted = 64;
-// So many of a population, evenly spread, say where to look. With three standard deviations to both
-// sides, some 3 to 5 % of the population remain.
+// Size of an evenly spread sample that determines where to search. With three standard deviations
+// in either direction, about 3 to 5 % of the population remain.
 constexpr int64_t kSample = 2048;
 constexpr int kBins = 512;
-// The range goes at first at most so many times farther down than the sample's estimate.
+// Initially, the range extends at most this many times farther down than the sample's estimate.
 constexpr int64_t kGenerosity = 2;
 
 }  // namespace
@@ -59,11 +59,11 @@ Cut CutSearch::find(Measure measure, double limit, double total) {
   }
 }
 
-// The cut that keeps `limit` of the tokens in `order`, which are in ascending order.
+// The cut that keeps `limit` of the tokens in `order`, which is ascending.
 Cut CutSearch::find_among(Measure measure, int64_t count, double limit) {
   int32_t* order = scratch_.order;
   const float* logits = blocked_.logits;
-  // By a histogram of all of them, of which one bin is left.
+  // Uses a histogram of all of them, until a single bin remains.
   while (count > kMaxSorted) {
     const Bins bins = bins_of(measure, order, count);
     if (!(bins.width > 0.0)) break;
@@ -86,7 +86,7 @@ Cut CutSearch::find_among(Measure measure, int64_t count, double limit) {
   const auto before = [logits](int32_t a, int32_t b) {
     return logits[a] > logits[b] || (logits[a] == logits[b] && a < b);
   };
-  // Where all are equal they are in order already.
+  // If all are equal, they are already in order.
   if (!std::is_sorted(order, order + count, before)) std::sort(order, order + count, before);
   double cumulative = 0.0;
   int64_t rank = 0;
@@ -129,7 +129,7 @@ CutSearch::Bins CutSearch::bins_of(Measure measure, const int32_t* tokens, int64
   float bottom = kInfinity;
   for (int64_t i = 0; i < count; ++i) {
     const float x = blocked_.logits[tokens[i]];
-    // Far down nothing has any weight.
+    // Far below the maximum, nothing has any weight.
     const bool counts =
         x != -kInfinity && !(measure == Measure::Weight && weights_[tokens[i]] == 0.0f);
     top = std::max(top, counts ? x : -kInfinity);
@@ -139,8 +139,8 @@ CutSearch::Bins CutSearch::bins_of(Measure measure, const int32_t* tokens, int64
   return {top, width, 1.0 / width};
 }
 
-// A range of logits in which the cut probably is, from a histogram of a sample. Only how long the
-// search takes depends on it.
+// A range of logits that probably contains the cut, from a histogram of a sample. Only the duration
+// of the search depends on it.
 CutSearch::Range CutSearch::guess(Measure measure, double part, int64_t generosity) const {
   int32_t sample[kSample] = {};
   const int64_t size = std::min(blocked_.count, kSample);
@@ -175,7 +175,7 @@ CutSearch::Range CutSearch::guess(Measure measure, double part, int64_t generosi
     variance += (1.0 - part) * (1.0 - part) * squares[at];
   }
   for (int bin = at + 1; bin < kBins; ++bin) variance += part * part * squares[bin];
-  // A sample that is everything has no error.
+  // A sample of the whole population has no error.
   const double margin = size == blocked_.count ? 0.0 : 3.0 * std::sqrt(variance);
   int first = 0;
   cumulative = amounts[0];

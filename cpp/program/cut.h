@@ -1,5 +1,5 @@
-// Finds where a vocabulary in sampling order (larger logit first, lower id first among equals) is
-// cut: after so many tokens, or after so much of their weight. Without sorting it.
+// Finds where to cut a vocabulary in sampling order (larger logit first, lower id first among
+// equals): after a number of tokens, or after a sum of weights. Does not sort it.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace potluck {
 
-// Keeps a token if its logit is larger than `least`, or equal and its id at most `last_tie`.
+// Keeps a token if its logit is greater than `least`, or equal and its id at most `last_tie`.
 struct Cut {
   float least;
   int64_t last_tie;
@@ -24,10 +24,10 @@ struct Cut {
   }
 };
 
-// Blocks of one row, divided among the threads of `session`, or done by this one where it is null.
+// Processes the blocks of one row, on the threads of `session`, or on this one if it is null.
 template <typename F>
 void for_blocks(ThreadPool::Session* session, int64_t num_blocks, const F& function) {
-  // A block is looked at in some 10 operations a logit.
+  // Scanning a block takes about 10 operations per logit.
   constexpr int64_t kBlockWork = 10 * kSamplingBlock;
   if (session == nullptr) return function(int64_t{0}, num_blocks);
   parallel_ranges(*session, num_blocks, 1, kBlockWork,
@@ -45,12 +45,13 @@ class CutSearch {
     int32_t* num_within;  // likewise
   };
 
-  // `weights` are draw_weights' of the logits.
+  // `weights` are the result of draw_weights for the logits.
   CutSearch(const Kernels& kernels, const BlockedLogits& blocked, const float* weights,
             const Scratch& scratch, ThreadPool::Session* session);
 
-  // The shortest prefix of at least `limit`, which is greater than zero and at most `total`, that of
-  // all. How the sums are added up, and so what rounding makes of them, depends on the logits alone.
+  // The shortest prefix whose weight is at least `limit`, which is greater than zero and at most
+  // `total`, the weight of all. The order of additions, and so rounding, depends on the logits
+  // alone.
   Cut find(Measure measure, double limit, double total);
 
  private:
@@ -58,15 +59,15 @@ class CutSearch {
     float low;
     float high;
   };
-  // The measure of what is above a range, and how many tokens are within, which `order` has.
+  // The measure of everything above a range, and the number of tokens within, which are in `order`.
   struct Split {
     double above;
     int64_t num_within;
   };
-  // Equal parts of a range of logits, from the top down; the last one has all that is below, too.
+  // Equal parts of a range of logits, from the top down; the last one includes everything below.
   struct Bins {
     float top;
-    double width;    // 0 where all are equal
+    double width;    // 0 if all are equal
     double per_unit;  // 1 / width
 
     int bin_of(float logit) const;

@@ -1,4 +1,4 @@
-// What the runner throws. The binding turns each into a Python exception.
+// The exceptions of the runner. The binding converts each to a Python exception.
 #pragma once
 
 #include <cstdint>
@@ -7,21 +7,21 @@
 
 namespace potluck {
 
-// A call that was refused, or a program that makes no sense. Nothing has been changed, unless the
-// function that throws it says otherwise.
+// An invalid call, or an inconsistent program. Nothing has changed, unless the throwing function
+// documents otherwise.
 class Error : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-// The operating system gave no memory.
+// The operating system could not provide memory.
 class OutOfMemoryError : public Error {
  public:
   OutOfMemoryError(uint64_t needed_bytes, const std::string& what_for)
       : Error("no memory for " + what_for + " (" + std::to_string(needed_bytes) + " bytes)") {}
 };
 
-// The model computed something that is not a number.
+// The model computed a value that is not finite.
 class NonFiniteError : public Error {
  public:
   using Error::Error;

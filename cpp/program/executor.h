@@ -1,6 +1,6 @@
 // Runs the ops of a program on a batch: owns the registers and the key-value caches, and divides
-// every op among the threads. Each output element has an order of operations of its own, so the
-// result does not depend on how many there are.
+// every op among the threads. Each output element has its own fixed order of operations, so results
+// do not depend on the number of threads.
 #pragma once
 
 #include <cstdint>
@@ -12,6 +12,9 @@
 #include "kernels/kernels.h"
 #include "program/attention_division.h"
 #include "program/batch.h"
+#include "program/exchange.h"
+#include "program/exchange_queue.h"
+#include "program/gathers.h"
 #include "program/head_linear.h"
 #include "program/kv_cache.h"
 #include "program/memory.h"
@@ -21,6 +24,7 @@
 #include "program/program.h"
 #include "program/read_ahead.h"
 #include "program/schedule.h"
+#include "program/slice_exchange.h"
 #include "program/state_cache.h"
 #include "program/state_division.h"
 #include "program/thread_pool.h"
@@ -30,7 +34,8 @@ namespace potluck {
 
 class Executor {
  public:
-  // Allocates all that any step needs. The references must outlive it. Throws OutOfMemoryError.
+  // Allocates everything that any step requires. The references must outlive it. Throws
+  // OutOfMemoryError.
   Executor(const Program& program, const Kernels& kernels, const WeightStore& weights,
            int64_t num_blocks, int64_t num_states, int64_t max_step_tokens, int num_threads,
            Arithmetic arithmetic);
@@ -39,8 +44,8 @@ class Executor {
   static uint64_t scratch_bytes(const Program& program, int64_t max_step_tokens, int num_threads,
                                 Arithmetic arithmetic);
 
-  // The register `hidden`, [tokens][hidden_size]: the input before `run` without an embedding, the
-  // output after it without a head.
+  // The register `hidden`, [tokens][hidden_size]: the input of `run` without an embedding, or its
+  // output without a head.
   float* hidden() { return register_data(program_.hidden()); }
 
   // In every cache, in order.
@@ -51,35 +56,44 @@ class Executor {
   StateCache& states() { return states_; }
   const StateCache& states() const { return states_; }
 
-  // What a block holds in every cache, one after another.
+  // The contents of a block in all caches, concatenated.
   ExpertUse expert_use() const { return moe_->expert_use(); }
 
   uint64_t block_bytes() const;
   void read_block(int64_t block, uint8_t* out) const;
   void write_block(int64_t block, const uint8_t* data);
 
-  // All ops but the head.
-  void run(const Batch& batch, ThreadPool::Session& session);
+  // Runs all ops except the head. `exchange` is set if the program belongs to a member of a group;
+  // its exceptions end the run.
+  void run(const Batch& batch, Exchange* exchange, ThreadPool::Session& session);
 
   // The head's input [tokens][width] after `run`.
   const float* head_input() { return register_data(program_.head_input()); }
 
-  // Logits [num_rows][vocab_size] of rows that `run` has computed; the head has a weight.
-  void head(const WantedRow* rows, int64_t num_rows, float* logits, ThreadPool::Session& session);
-  // As many rows at a time as the head takes.
+  // Logits [num_rows][vocab_size] of rows that `run` has computed; the head must have a weight. In
+  // a group, the leader gets them; for rows of which only the `largest` logits are requested, only
+  // these are valid, and the others are so low that they do not matter. Other members write their
+  // part, [num_rows][rows of the head], unless the head is whole: then there is nothing to do for
+  // them.
+  void head(const WantedRow* rows, int64_t num_rows, const std::vector<bool>& largest,
+            float* logits, Exchange* exchange, ThreadPool::Session& session);
+  // Maximum number of rows per call of the head.
   static constexpr int64_t kMaxHeadRows = 32;
 
   OpTimer& timer() { return timer_; }
 
  private:
   struct Layout;
-  // What kernels take of rows besides float32.
+  // The inputs of kernels for rows in addition to float32.
   struct Forms {
     bool integers = false;
     bool bf16 = false;
   };
 
-  float* register_data(int index) { return floats(register_offsets_[index]); }
+  // For the rows that are running: those of part of a batch, from its first on.
+  float* register_data(int index) {
+    return floats(register_offsets_[index]) + first_row_ * program_.width(index);
+  }
   float* floats(uint64_t offset) { return reinterpret_cast<float*>(scratch_.data() + offset); }
 
   float* row(int index, int64_t token) {
@@ -89,10 +103,30 @@ class Executor {
     return weight ? weights_.vector(*weight) : nullptr;
   }
 
-  // The row-wise ops of a phase, and the input of its wide op.
+  // Rows that go through the phases together. While data of one part is being sent, another one is
+  // computed: the results of a token are the same in any batch.
+  struct Part {
+    Part(const Batch& rows, int64_t first, SliceExchange messages)
+        : batch(rows), first_row(first), slices(std::move(messages)) {}
+    const Batch& batch;
+    int64_t first_row;
+    SliceExchange slices;
+    std::optional<int64_t> exchange;  // whose rows are still to be copied
+    // How the rows are divided, cached from one layer to the next.
+    std::vector<std::pair<AttentionShape, AttentionDivision>> divisions;
+    std::vector<std::pair<StateShape, StateDivision>> state_divisions;
+  };
+  // The first row of the second part; none if all rows are one part.
+  std::optional<int64_t> second_part(const Batch& batch) const;
+  SliceExchange messages_from(int64_t first_row);
+  void run_phases(std::vector<Part>& parts, ThreadPool::Session& session);
+  void run_phase(size_t index, Part& part, ThreadPool::Session& session);
+  void take_gathered(Part& part, ThreadPool::Session& session);
+
+  // Runs the row-wise ops of a phase, and prepares the input of its wide op.
   void run_rows(const Phase& phase, const Batch& batch, ThreadPool::Session& session);
 
-  // One token's row, and how much work that is (see kMinChunkWork).
+  // Runs them for one token's row; the cost per row (see kMinChunkWork).
   void run_row(const op::Embed<int>& o, const Batch& batch, int64_t t);
   void run_row(const op::RmsNorm<int>& o, const Batch& batch, int64_t t);
   void run_row(const op::LayerNorm<int>& o, const Batch& batch, int64_t t);
@@ -114,10 +148,12 @@ class Executor {
   int64_t row_work(const op::Multiply<int>& o) const;
   int64_t row_work(const op::Add<int>& o) const;
 
-  // What a wide op takes of one token's row that is not in a register, and how much work it is to
-  // make it; then the op itself, of all tokens.
+  // Prepares the inputs of a wide op for one token's row that are not in a register; the cost of
+  // that; and the op itself, for all tokens.
   void make_input(std::monostate, const Batch&, int64_t) {}
   void make_input(const Linears& linears, const Batch& batch, int64_t t);
+  void make_input(const op::Embed<int>&, const Batch&, int64_t) {}
+  void make_input(const op::AllGather<int>& o, const Batch& batch, int64_t t);
   void make_input(const op::HeadLinear<int>&, const Batch&, int64_t) {}
   void make_input(const op::Attention<int>& o, const Batch& batch, int64_t t);
   void make_input(const op::CausalConv<int>&, const Batch&, int64_t) {}
@@ -127,6 +163,8 @@ class Executor {
   void make_input(const op::Head<int>&, const Batch&, int64_t) {}
   int64_t input_work(std::monostate) const { return 0; }
   int64_t input_work(const Linears& linears) const;
+  int64_t input_work(const op::Embed<int>&) const { return 0; }
+  int64_t input_work(const op::AllGather<int>& o) const;
   int64_t input_work(const op::HeadLinear<int>&) const { return 0; }
   int64_t input_work(const op::Attention<int>& o) const;
   int64_t input_work(const op::CausalConv<int>&) const { return 0; }
@@ -136,6 +174,8 @@ class Executor {
   int64_t input_work(const op::Head<int>&) const { return 0; }
   void run_op(std::monostate, const Batch&, ThreadPool::Session&) {}
   void run_op(const Linears& linears, const Batch& batch, ThreadPool::Session& session);
+  void run_op(const op::Embed<int>& o, const Batch& batch, ThreadPool::Session& session);
+  void run_op(const op::AllGather<int>& o, const Batch& batch, ThreadPool::Session& session);
   void run_op(const op::HeadLinear<int>& o, const Batch& batch, ThreadPool::Session& session);
   void run_op(const op::Attention<int>& o, const Batch& batch, ThreadPool::Session& session);
   void run_op(const op::CausalConv<int>& o, const Batch& batch, ThreadPool::Session& session);
@@ -148,22 +188,36 @@ class Executor {
   Forms forms(const Matrix& weight, bool is_prefill) const;
   Forms forms(const Linears& linears, bool is_prefill) const;
 
-  // `x` as kernels take it, with what `make_forms` has made of it, if it has.
+  // The form in which rows are gathered; if either prompts or decodes use Floats, both do.
+  SliceForm slice_form(const Gather& gather, bool is_prefill) const;
+  // The address of rows that were gathered in other forms, which is in their register.
+  MutableActivations gathered(const Gather& gather, int64_t num_rows);
+  // Whether the input of the running phase comes from an AllGather, in the required forms.
+  bool has_gathered_input() const {
+    return gather_ != nullptr && slice_form(*gather_, false) != SliceForm::Floats;
+  }
+  void begin_gather(Part& part);
+
+  // Returns `x` as kernel input, with the results of `make_forms`, if any.
   Activations activations(const float* x);
-  // Of rows that are all decoded, or all of prompts.
-  Product product(const Matrix& weight, const float* bias, const float* x, int64_t num_tokens,
-                  float* out, bool is_prefill);
-  // Adds to products_: one product, or one for every range of rows where only prompts are fast.
+  // The input of the running phase's products.
+  Activations input_of(const op::Linear<int>& o, int64_t num_rows);
+  // For rows that are either all decodes or all prompts.
+  Product product(const Matrix& weight, const float* bias, const Activations& input,
+                  int64_t num_tokens, float* out, bool is_prefill);
+  // Adds to products_: one product, or one per range of rows if only prompts are fast.
   void add_products(const op::Linear<int>& o, const Batch& batch);
   void make_forms(Forms forms, const float* x, int64_t num_tokens, int64_t columns,
                   ThreadPool::Session& session);
   void make_form_rows(Forms forms, const float* x, int64_t columns, int64_t begin, int64_t end);
 
-  // Scales and caps `count` logits, as the head says.
+  void exchange_logits(const op::Head<int>& o, int64_t num_rows, const std::vector<bool>& largest,
+                       float* logits, Exchange& exchange, ThreadPool::Session& session);
+  // Scales and caps `count` logits, as specified by the head.
   void shape_logits(const op::Head<int>& o, float* logits, int64_t count,
                     ThreadPool::Session& session);
 
-  // What make_input makes of the tokens for recurrences, in the scratch memory.
+  // The results of make_input for recurrences, in the scratch memory.
   struct DeltaInputs;
   struct ScanInputs;
   DeltaInputs delta_inputs(const op::GatedDelta<int>& o, const Batch& batch);
@@ -174,7 +228,7 @@ class Executor {
   void run_states(const StateShape& shape, int64_t state_index, const Batch& batch,
                   ThreadPool::Session& session, const F& function);
 
-  // How the batch of this step is divided, remembered from one layer to the next.
+  // How the running part is divided.
   const AttentionDivision& division_for(const AttentionShape& shape, const Batch& batch);
   const StateDivision& division_for(const StateShape& shape, const Batch& batch);
 
@@ -183,6 +237,7 @@ class Executor {
   const Arithmetic arithmetic_;
   const WeightStore& weights_;
   const std::vector<Phase> phases_;
+  const Gathers gathers_;
   ReadAhead read_ahead_;
   std::vector<KvCache> caches_;
   StateCache states_;
@@ -197,16 +252,22 @@ class Executor {
   uint64_t partials_offset_;
   uint64_t state_inputs_offset_;
   uint64_t head_input_offset_;
+  uint64_t messages_offset_;
+  int64_t first_row_ = 0;           // of the running part
+  Part* part_ = nullptr;            // the running part
+  ExchangeQueue queue_;
+  ExchangeQueue::Step* queued_ = nullptr;  // if there are several parts
   std::optional<HeadLinearRunner> head_linear_;
   std::optional<MoeRunner> moe_;
-  std::vector<Product> products_;  // of the op that runs
+  std::vector<Product> products_;  // of the running op
+  const Gather* gather_ = nullptr;  // of the running phase, if it uses gathered rows
+  Exchange* exchange_ = nullptr;    // of the running step
   OpTimer timer_;
-  // The first of a phase's two parts, its rows; the other is the wide op. The head has its own.
+  // The rows of the first of a phase's two parts; the other part is the wide op. The head has its
+  // own.
   std::vector<size_t> timed_phases_;
   size_t timed_head_ = 0;
   const AttentionLimits attention_limits_;
-  std::vector<std::pair<AttentionShape, AttentionDivision>> divisions_;
-  std::vector<std::pair<StateShape, StateDivision>> state_divisions_;
 };
 
 }  // namespace potluck

@@ -8,7 +8,7 @@ namespace potluck {
 
 using GateKernel = void (*)(const float* gate, const float* up, float* out, int64_t count);
 
-// Of one that has a gate.
+// The kernel of an activation with a gate.
 inline GateKernel gate_kernel(const Kernels& kernels, op::Activation activation) {
   switch (activation) {
     case op::Activation::Silu: return kernels.silu_gate;
@@ -20,7 +20,7 @@ inline GateKernel gate_kernel(const Kernels& kernels, op::Activation activation)
   return nullptr;
 }
 
-// `gate` is null where the activation has none.
+// `gate` is null if the activation has none.
 inline void activate(const Kernels& kernels, op::Activation activation, const float* gate,
                      const float* up, float* out, int64_t count) {
   if (activation == op::Activation::ReluSquared) return kernels.relu_squared(up, out, count);

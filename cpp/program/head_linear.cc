@@ -8,13 +8,13 @@ namespace {
 
 constexpr uint64_t kAlignment = 64;
 
-// Tokens that are multiplied at once: the weights of a head, of some 100 KB, are read once for all
-// of them, and their columns stay in the second cache (128 KiB at 512 columns).
+// Tokens that are multiplied at once: the weights of a head, about 100 KB, are read once for all of
+// them, and their columns stay in the L2 cache (128 KiB at 512 columns).
 constexpr int64_t kMostTokens = 64;
 
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// The panels that have a head's rows, which may begin and end within one.
+// The panels that contain a head's rows, which may start and end within a panel.
 int64_t most_panels(const op::HeadLinear<int>& o) {
   return o.rows % kPanelRows == 0 ? num_panels(o.rows) : num_panels(o.rows - 1) + 1;
 }
@@ -24,8 +24,8 @@ uint64_t aligned(int64_t num_floats) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }
 
-// The largest of all HeadLinear ops: the columns of one head, and its rows where they are not whole
-// panels, of the tokens that are multiplied at once.
+// The maximum over all HeadLinear ops: the columns of one head, and its rows if they are not whole
+// panels, for the tokens that are multiplied at once.
 struct Sizes {
   uint64_t input_bytes = 0, output_bytes = 0;
 
@@ -75,7 +75,7 @@ void HeadLinearRunner::find_tokens(const Matrix& stack, const Batch& batch) {
   for (const RowRange& range : batch.ranges()) add(range.begin, range.end, range.is_prefill);
 }
 
-// Of rows `stride` apart; those of one token need no copy if they are taken as they are.
+// For rows `stride` apart; those of one token are not copied if they are used as they are.
 Activations HeadLinearRunner::gather(const Matrix& stack, bool is_fast, const float* x,
                                      int64_t stride, int64_t num_tokens, int worker) const {
   const int64_t columns = stack.columns, groups = columns / kGroupColumns;
@@ -112,7 +112,7 @@ void HeadLinearRunner::run(const op::HeadLinear<int>& o, const Batch& batch, con
   const Matrix& stack = weights_.matrix(o.weight);
   const int64_t x_width = program_.width(o.x), out_width = program_.width(o.out);
   find_tokens(stack, batch);
-  // A head's panels are divided where there are too few heads for all threads.
+  // A head's panels are divided if there are too few heads for all threads.
   const auto num_wholes = static_cast<int64_t>(tokens_.size()) * o.num_heads;
   int64_t num_pieces = 1;
   if (session.num_threads() > 1 && o.rows % kPanelRows == 0) {
@@ -146,7 +146,7 @@ void HeadLinearRunner::run(const op::HeadLinear<int>& o, const Batch& batch, con
   });
 }
 
-// By way of memory for whole panels, which have rows of other heads as well.
+// Goes through memory for whole panels, which also have rows of other heads.
 void HeadLinearRunner::multiply_across(const op::HeadLinear<int>& o, const Matrix& stack,
                                        int64_t head, LinearKernel kernel, LinearArgs args,
                                        int worker) const {

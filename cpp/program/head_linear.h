@@ -1,8 +1,8 @@
-// Runs products of every head with a matrix of its own (op::HeadLinear).
+// Runs products of every head with a separate matrix (op::HeadLinear).
 //
-// Each thread takes some heads, and some panels of them, for some tokens: it brings the columns of
-// a head together in memory of its own, in the form that the product takes, and multiplies. What an
-// element of the output is does not depend on the other tokens, nor on how the work is divided.
+// Each thread processes some heads, and some panels of them, for some tokens: it copies the columns
+// of a head to its own memory, in the form that the product reads, and multiplies. An output
+// element depends neither on the other tokens nor on how the work is divided.
 #pragma once
 
 #include <cstdint>
@@ -20,21 +20,21 @@ namespace potluck {
 
 class HeadLinearRunner {
  public:
-  // What `run` needs for any HeadLinear op of the program with up to `max_tokens` tokens: a multiple
-  // of 64, 0 without such an op.
+  // The scratch memory of `run` for any HeadLinear op of the program with up to `max_tokens`
+  // tokens: a multiple of 64, or 0 without such an op.
   static uint64_t scratch_bytes(const Program& program, int64_t max_tokens, int num_threads);
 
   // The references and `scratch_bytes` bytes at `scratch`, aligned to 64, must outlive it.
   HeadLinearRunner(const Program& program, const Kernels& kernels, const WeightStore& weights,
                    Arithmetic arithmetic, int64_t max_tokens, uint8_t* scratch);
 
-  // Rows of `x` and `out` are those of their registers. Rows of prompts may be multiplied otherwise
-  // than those of decodes (uses_fast).
+  // Rows of `x` and `out` are those of their registers. Rows of prompts may be multiplied
+  // differently from those of decodes (uses_fast).
   void run(const op::HeadLinear<int>& o, const Batch& batch, const float* x, float* out,
            ThreadPool::Session& session);
 
  private:
-  // Neighbouring tokens that are multiplied alike.
+  // Consecutive tokens that are multiplied in the same way.
   struct Tokens {
     int64_t begin;
     int64_t end;
@@ -56,9 +56,9 @@ class HeadLinearRunner {
   const WeightStore& weights_;
   const Arithmetic arithmetic_;
   uint8_t* const scratch_;
-  uint64_t input_bytes_;  // of a thread, and with what follows
+  uint64_t input_bytes_;  // per thread, including what follows
   uint64_t thread_bytes_;
-  std::vector<Tokens> tokens_;  // of the op that runs
+  std::vector<Tokens> tokens_;  // of the running op
 };
 
 }  // namespace potluck

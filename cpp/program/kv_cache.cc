@@ -23,7 +23,7 @@ KvCache::KvCache(const CacheSpec& spec, int64_t num_blocks)
       keys_(keys_bytes(spec, num_blocks), Pages::Huge, "the key cache"),
       values_(values_bytes(spec, num_blocks), Pages::Huge, "the value cache") {}
 
-// Without values there is no address to copy them to, either.
+// Without values there is no destination address either.
 void KvCache::copy_block(int64_t source, int64_t target) {
   std::memmove(keys_.data() + target * key_block_bytes_, keys_.data() + source * key_block_bytes_,
                key_block_bytes_);

@@ -9,7 +9,7 @@
 
 namespace potluck {
 
-// Who owns which block is the scheduler's business; here a block is a place. The layout is that of
+// The scheduler decides who owns which block; here a block is just a place. The layout is that of
 // AttentionArgs in kernels.h.
 class KvCache {
  public:
@@ -17,13 +17,13 @@ class KvCache {
   KvCache(const CacheSpec& spec, int64_t num_blocks);
 
   uint16_t* keys() const { return reinterpret_cast<uint16_t*>(keys_.data()); }
-  // Null if the keys have them.
+  // Null if values are columns of the keys.
   uint16_t* values() const { return reinterpret_cast<uint16_t*>(values_.data()); }
 
-  // The block `target` becomes a copy of `source`; both exist.
+  // Copies the block `source` to `target`; both exist.
   void copy_block(int64_t source, int64_t target);
 
-  // What a block holds, as bytes: its keys, then its values.
+  // The contents of a block, as bytes: its keys, then its values.
   uint64_t block_bytes() const { return key_block_bytes_ + value_block_bytes_; }
   void read_block(int64_t block, uint8_t* out) const;
   void write_block(int64_t block, const uint8_t* data);

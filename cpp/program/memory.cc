@@ -23,14 +23,14 @@ Buffer::Buffer(uint64_t num_bytes, Pages pages, const std::string& what_for)
   if (num_bytes == 0) return;
   const bool huge = pages == Pages::Huge && num_bytes >= kHugePageBytes;
   const uint64_t slack = huge ? kHugePageBytes : 0;
-  // The bound keeps the sum from wrapping around; no address space is that large.
+  // This limit prevents the sum from overflowing; no address space is that large.
   void* mapped =
       num_bytes > (uint64_t{1} << 62) ? MAP_FAILED : map_anonymous(num_bytes + slack);
   if (mapped == MAP_FAILED) throw OutOfMemoryError(num_bytes, what_for);
   data_ = static_cast<uint8_t*>(mapped);
   if (!huge) return;
 
-  // mmap aligns to one small page only: map 2 MB more, and give back what lies before and after.
+  // mmap only aligns to small pages: map 2 MB more, and unmap the excess before and after.
   const uint64_t page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
   const uint64_t misaligned = reinterpret_cast<uintptr_t>(data_) % kHugePageBytes;
   const uint64_t head = misaligned == 0 ? 0 : kHugePageBytes - misaligned;
@@ -40,7 +40,7 @@ Buffer::Buffer(uint64_t num_bytes, Pages pages, const std::string& what_for)
   const uint64_t mapped_bytes = (num_bytes + slack + page - 1) / page * page;
   const uint64_t tail = mapped_bytes - head - kept;
   if (tail > 0) munmap(data_ + kept, tail);
-  // Advice only: without transparent huge pages everything works, a little slower.
+  // Only a hint: without transparent huge pages everything works, slightly slower.
   madvise(data_, num_bytes, MADV_HUGEPAGE);
 }
 

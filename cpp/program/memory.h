@@ -1,4 +1,4 @@
-// Large zeroed memory that is given back when its owner goes.
+// Large zeroed memory that is freed with its owner.
 #pragma once
 
 #include <cstdint>
@@ -6,12 +6,12 @@
 
 namespace potluck {
 
-// Whether to ask for 2 MB pages, which save page walks: weights are read whole in every step, of
-// the key-value cache a block here and there, and scratch in every prompt (1 to 6 % of its time
-// with 256 tokens of a 0.6B model).
+// Whether to request 2 MB pages, which save page walks: weights are read completely in every step,
+// a block here and there of the key-value cache, and scratch memory in every prompt (1 to 6 % of
+// its time with 256 tokens of a 0.6B model).
 enum class Pages { Normal, Huge };
 
-// Zeroed bytes, aligned to 64 bytes at least, and to 2 MB with huge pages from that size on. The
+// Zeroed bytes, aligned to at least 64 bytes, and with huge pages to 2 MB from that size on. The
 // operating system provides (and zeroes) a page when it is first touched.
 class Buffer {
  public:

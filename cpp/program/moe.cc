@@ -12,14 +12,20 @@ namespace {
 
 constexpr uint64_t kAlignment = 64;
 
-// Work in multiply-adds per element, for parallel loops.
+// Cost per element in multiply-adds, for parallel loops.
 constexpr int64_t kCopyWork = 1;
 constexpr int64_t kExpWork = 16;
 constexpr int64_t kQuantizeWork = 2;
 
-// The largest of all Moe ops.
+// The number of rows of `gate` and `up` of an expert that the program has.
+int64_t own_width(const Program& program, const op::Moe<int>& o) {
+  return program.spec().weights[static_cast<size_t>(o.up)].shape[1];
+}
+
+// The maximum over all Moe ops.
 struct Sizes {
-  int64_t experts = 0, chosen = 0, expert_width = 0, gate_width = 0, columns = 0, groups = 0;
+  int64_t experts = 0, chosen = 0, expert_width = 0, gate_width = 0, divided_width = 0, columns = 0,
+          groups = 0;
 
   explicit Sizes(const Program& program) {
     for (const op::Resolved& any : program.ops()) {
@@ -27,7 +33,10 @@ struct Sizes {
         experts = std::max(experts, o->num_experts);
         chosen = std::max(chosen, o->num_experts_per_token);
         expert_width = std::max(expert_width, o->expert_width);
-        if (o->gate) gate_width = std::max(gate_width, o->expert_width);
+        if (o->gate) gate_width = std::max(gate_width, own_width(program, *o));
+        if (!o->expert_widths.empty()) {
+          divided_width = std::max(divided_width, own_width(program, *o));
+        }
         columns = std::max({columns, program.width(o->x), program.width(o->out)});
         groups = std::max(groups, o->num_groups);
       }
@@ -35,10 +44,9 @@ struct Sizes {
   }
 };
 
-// Sets `found`, ascending, to the indices of the `num` largest values; of equal ones those with lower
-// indices.
+// Sets `found`, ascending, to the indices of the `num` largest values; ties go to lower indices.
 void find_largest(const float* values, int64_t count, int64_t num, int32_t* found) {
-  // Largest first; a later one goes before none that is as large.
+  // Largest first; a later value precedes only smaller ones.
   int64_t num_found = 0;
   for (int64_t i = 0; i < count; ++i) {
     if (num_found == num && !(values[i] > values[found[num - 1]])) continue;
@@ -51,7 +59,7 @@ void find_largest(const float* values, int64_t count, int64_t num, int32_t* foun
   std::sort(found, found + num);
 }
 
-// The activations from row `row` on; a row has `columns`.
+// The activations from row `row` on; a row has `columns` columns.
 Activations rows_from(const Activations& all, int64_t row, int64_t columns) {
   const int64_t groups = columns / kGroupColumns;
   return {all.x + row * columns, all.q + row * columns, all.scales + row * groups,
@@ -60,7 +68,7 @@ Activations rows_from(const Activations& all, int64_t row, int64_t columns) {
 
 }  // namespace
 
-// Where everything lies in the scratch memory.
+// The layout of the scratch memory.
 struct MoeRunner::Layout {
   Scratch scratch{};
   std::map<int, float*> biases;
@@ -82,6 +90,7 @@ struct MoeRunner::Layout {
     take(scratch.tokens, rows);
     take(scratch.x, rows * sizes.columns);
     take(scratch.gate, rows * sizes.gate_width);
+    take(scratch.own_up, rows * sizes.divided_width);
     take(scratch.up, rows * sizes.expert_width);
     take(scratch.q, rows * q_columns);
     take(scratch.q_scales, rows * q_groups);
@@ -113,6 +122,18 @@ uint64_t MoeRunner::scratch_bytes(const Program& program, int64_t max_tokens) {
   return Layout(program, max_tokens, nullptr).num_bytes;
 }
 
+uint64_t MoeRunner::message_bytes(const Program& program, int64_t max_tokens) {
+  uint64_t bytes = 0;
+  for (const op::Resolved& any : program.ops()) {
+    const auto* o = std::get_if<op::Moe<int>>(&any);
+    if (o == nullptr || o->expert_widths.empty()) continue;
+    bytes = std::max(bytes, SliceExchange::message_bytes(max_tokens * o->num_experts_per_token,
+                                                         o->expert_width,
+                                                         program.spec().num_members));
+  }
+  return bytes;
+}
+
 MoeRunner::MoeRunner(const Program& program, const Kernels& kernels, const WeightStore& weights,
                      Arithmetic arithmetic, int64_t max_tokens, uint8_t* scratch)
     : kernels_(kernels),
@@ -132,8 +153,18 @@ bool MoeRunner::takes_bf16(const Matrix& stack) const {
   return uses_fast(kernels_, arithmetic_, stack.format, false);
 }
 
+SliceForm MoeRunner::inner_form(const op::Moe<int>& o) const {
+  const Matrix& down = weights_.matrix(o.down);
+  if (is_quantized(down.format)) {
+    return has_whole_groups(o.expert_widths) ? SliceForm::Integers : SliceForm::Floats;
+  }
+  return takes_bf16(down) ? SliceForm::Bf16 : SliceForm::Floats;
+}
+
 void MoeRunner::run(const op::Moe<int>& o, const Activations& input, int64_t num_tokens,
-                    float* out, bool may_be_absent, ThreadPool::Session& session) {
+                    float* out, bool may_be_absent, SliceExchange& slices, Exchange* exchange,
+                    ThreadPool::Session& session) {
+  slices_ = &slices;
   const Matrix &up = weights_.matrix(o.up), &down = weights_.matrix(o.down);
   const Scratch& s = scratch_;
   const int64_t num_rows = group(o, num_tokens);
@@ -145,12 +176,26 @@ void MoeRunner::run(const op::Moe<int>& o, const Activations& input, int64_t num
   unpack_biases();
   products_.clear();
   if (o.gate) add_products(o, weights_.matrix(*o.gate), o.gate_bias, s.x, s.gate);
-  add_products(o, up, o.up_bias, s.x, s.up);
+  const bool is_divided = !o.expert_widths.empty();
+  add_products(o, up, o.up_bias, s.x, is_divided ? s.own_up : s.up);
   multiply(products_, session);
+  if (is_divided) {
+    slices.begin(o.expert_widths, {{0, num_rows, inner_form(o)}},
+                  {s.up, s.q, s.q_scales, s.q_sums, s.bf16});
+  }
   parallel_ranges(session, num_rows, 1, (kExpWork + kQuantizeWork) * o.expert_width,
                   [&](int64_t begin, int64_t end, int) {
                     for (int64_t row = begin; row < end; ++row) activate(o, row);
                   });
+  if (is_divided) {
+    slices.run(*exchange, session);
+    if (inner_form(o) == SliceForm::Floats) {
+      parallel_ranges(session, num_rows, 1, kQuantizeWork * o.expert_width,
+                      [&](int64_t begin, int64_t end, int) {
+                        for (int64_t row = begin; row < end; ++row) make_inner_forms(o, row);
+                      });
+    }
+  }
   products_.clear();
   add_products(o, down, o.down_bias, s.up, s.x);
   multiply(products_, session);
@@ -174,7 +219,7 @@ void MoeRunner::choose(const op::Moe<int>& o, const float* logits, int64_t token
     return;
   }
   float* scores = scratch_.scores + token * o.num_experts;
-  float total = 1.0f;  // what scores are to be divided by
+  float total = 1.0f;  // the divisor of the scores
   if (o.score == op::ExpertScore::Sigmoid) {
     kernels_.sigmoid(logits, scores, o.num_experts);
   } else {
@@ -198,13 +243,13 @@ void MoeRunner::choose(const op::Moe<int>& o, const float* logits, int64_t token
   }
   const float* expert_scale = o.expert_scale ? weights_.vector(*o.expert_scale) : nullptr;
   for (int64_t i = 0; i < o.num_experts_per_token; ++i) {
-    if (o.normalize_shares) shares[i] /= of_chosen;
+    if (o.norm_topk_prob) shares[i] /= of_chosen;
     shares[i] *= o.share_scale;
     if (expert_scale) shares[i] *= expert_scale[chosen[i]];
   }
 }
 
-// Leaves the experts of all groups but the best out of the choice of one token.
+// Excludes the experts of all groups except the best from the choice for one token.
 void MoeRunner::leave_groups_out(const op::Moe<int>& o, int64_t token, float* preferences) const {
   constexpr float kNever = -std::numeric_limits<float>::infinity();
   const int64_t group_size = o.num_experts / o.num_groups;
@@ -227,8 +272,8 @@ void MoeRunner::leave_groups_out(const op::Moe<int>& o, int64_t token, float* pr
   }
 }
 
-// Gives every chosen expert of every token a row, those of one expert together and in the order of
-// the tokens. Returns how many rows there are.
+// Assigns a row to every chosen expert of every token; rows of one expert are contiguous and in the
+// order of tokens. Returns the number of rows.
 int64_t MoeRunner::group(const op::Moe<int>& o, int64_t num_tokens) {
   const Scratch& s = scratch_;
   const int64_t num_chosen = o.num_experts_per_token;
@@ -241,7 +286,8 @@ int64_t MoeRunner::group(const op::Moe<int>& o, int64_t num_tokens) {
   std::fill_n(s.first_rows, o.num_experts + 1, 0);
   for_chosen([&](int64_t, int64_t i) { ++s.first_rows[s.experts[i] + 1]; });
   for (int64_t e = 0; e < o.num_experts; ++e) s.first_rows[e + 1] += s.first_rows[e];
-  // Each is the expert's next row until all have theirs, and then the first of the expert after it.
+  // During assignment, each entry is the expert's next row; afterwards, it is the first row of the
+  // next expert.
   for_chosen([&](int64_t t, int64_t i) {
     s.rows[i] = s.first_rows[s.experts[i]]++;
     s.tokens[s.rows[i]] = static_cast<int32_t>(t);
@@ -251,9 +297,8 @@ int64_t MoeRunner::group(const op::Moe<int>& o, int64_t num_tokens) {
   return s.first_rows[o.num_experts];
 }
 
-// Asks for the mapped experts that were chosen and are not in memory: all of them at once, so that
-// the disk has as much to do as it can take, and those that come last arrive while others are
-// computed.
+// Requests the chosen mapped experts that are not in memory, all of them at once, so that the disk
+// is kept as busy as possible, and the last ones arrive while others are being computed.
 void MoeRunner::bring_in(const op::Moe<int>& o, bool may_be_absent) {
   int64_t num_used = 0, num_in_memory = 0;
   const auto for_stack = [&](int index) {
@@ -278,7 +323,7 @@ void MoeRunner::bring_in(const op::Moe<int>& o, bool may_be_absent) {
   num_in_memory_.fetch_add(num_in_memory, std::memory_order_relaxed);
 }
 
-// Copies the input of one row, in the forms that its products take.
+// Copies the input of one row, in the forms that its products read.
 void MoeRunner::gather(const op::Moe<int>& o, const Activations& input, int64_t row) {
   const Scratch& s = scratch_;
   const Matrix& up = weights_.matrix(o.up);
@@ -291,20 +336,35 @@ void MoeRunner::gather(const op::Moe<int>& o, const Activations& input, int64_t 
     floats = floats || (!is_quantized(stack->format) && !takes_bf16(*stack));
   }
   if (floats) std::copy_n(x, columns, s.x + row * columns);
-  if (bf16) kernels_.round_bf16(x, columns, s.bf16 + row * columns);  // no dearer than a copy
+  if (bf16) kernels_.round_bf16(x, columns, s.bf16 + row * columns);  // as cheap as a copy
   if (!wants_integers(o)) return;
   std::copy_n(input.q + token * columns, columns, s.q + row * columns);
   std::copy_n(input.scales + token * groups, groups, s.q_scales + row * groups);
   std::copy_n(input.sums + token * groups, groups, s.q_sums + row * groups);
 }
 
-// Makes the input of `down` of one row.
+// Prepares the input of `down` for one row.
 void MoeRunner::activate(const op::Moe<int>& o, int64_t row) {
   const Scratch& s = scratch_;
-  const int64_t width = o.expert_width, groups = width / kGroupColumns;
+  if (!o.expert_widths.empty()) {
+    const int64_t width = weights_.matrix(o.up).rows / o.num_experts;
+    float* own = s.own_up + row * width;
+    potluck::activate(kernels_, o.activation, o.gate ? s.gate + row * width : nullptr, own, own,
+                      width);
+    return slices_->put(row, own);
+  }
+  const int64_t width = o.expert_width;
   float* inner = s.up + row * width;
   potluck::activate(kernels_, o.activation, o.gate ? s.gate + row * width : nullptr, inner, inner,
                     width);
+  make_inner_forms(o, row);
+}
+
+// Whole inner activations.
+void MoeRunner::make_inner_forms(const op::Moe<int>& o, int64_t row) {
+  const Scratch& s = scratch_;
+  const int64_t width = o.expert_width, groups = width / kGroupColumns;
+  const float* inner = s.up + row * width;
   const Matrix& down = weights_.matrix(o.down);
   if (is_quantized(down.format)) {
     kernels_.quantize(inner, 1, width, s.q + row * width, s.q_scales + row * groups,
@@ -314,7 +374,7 @@ void MoeRunner::activate(const op::Moe<int>& o, int64_t row) {
   }
 }
 
-// Once, as soon as all weights are there.
+// Done once, as soon as all weights are loaded.
 void MoeRunner::unpack_biases() {
   if (has_unpacked_biases_) return;
   has_unpacked_biases_ = true;
@@ -327,8 +387,8 @@ void MoeRunner::unpack_biases() {
   }
 }
 
-// Of every expert that has rows: these times its matrix of `stack`, plus its biases if there are
-// any. `x` and `out` are of all rows.
+// For every expert that has rows: multiplies these by its matrix of `stack`, and adds its biases if
+// there are any. `x` and `out` are for all rows.
 void MoeRunner::add_products(const op::Moe<int>& o, const Matrix& stack, std::optional<int> bias,
                              const float* x, float* out) {
   const Scratch& s = scratch_;
@@ -349,7 +409,7 @@ void MoeRunner::add_products(const op::Moe<int>& o, const Matrix& stack, std::op
   }
 }
 
-// The output of one token.
+// Computes the output of one token.
 void MoeRunner::add_up(const op::Moe<int>& o, int64_t token, float* out) const {
   const int64_t columns = weights_.matrix(o.down).rows / o.num_experts;
   const int64_t num_chosen = o.num_experts_per_token, first = token * num_chosen;

@@ -9,6 +9,7 @@
 #include <optional>
 #include <string>
 #include <variant>
+#include <vector>
 
 namespace potluck::op {
 
@@ -42,19 +43,22 @@ struct Embed {
   static constexpr const char* kName = "Embed";
   Ref weight{};
   Ref out{};
+  std::vector<int64_t> bounds{};
 
   // Calls visit(name, field) for every field.
   template <typename Visitor>
   void each_field(const Visitor& visit) {
     visit("weight", weight);
     visit("out", out);
+    visit("bounds", bounds);
   }
 };
 
 // The same op, whose references are yet to be set.
 template <typename To, typename From>
-Embed<To> copy_values(const Embed<From>&) {
+Embed<To> copy_values(const Embed<From>& o) {
   Embed<To> copy;
+  copy.bounds = o.bounds;
   return copy;
 }
 
@@ -135,6 +139,30 @@ struct Linear {
 template <typename To, typename From>
 Linear<To> copy_values(const Linear<From>&) {
   Linear<To> copy;
+  return copy;
+}
+
+template <typename Ref>
+struct AllGather {
+  static constexpr const char* kName = "AllGather";
+  Ref x{};
+  Ref out{};
+  std::vector<int64_t> widths{};
+
+  // Calls visit(name, field) for every field.
+  template <typename Visitor>
+  void each_field(const Visitor& visit) {
+    visit("x", x);
+    visit("out", out);
+    visit("widths", widths);
+  }
+};
+
+// The same op, whose references are yet to be set.
+template <typename To, typename From>
+AllGather<To> copy_values(const AllGather<From>& o) {
+  AllGather<To> copy;
+  copy.widths = o.widths;
   return copy;
 }
 
@@ -481,7 +509,7 @@ struct Moe {
   int64_t num_experts{};
   int64_t num_experts_per_token{};
   int64_t expert_width{};
-  bool normalize_shares{};
+  bool norm_topk_prob{};
   Activation activation = Activation::Silu;
   ExpertScore score = ExpertScore::Softmax;
   std::optional<Ref> correction{};
@@ -492,6 +520,7 @@ struct Moe {
   std::optional<Ref> gate_bias{};
   std::optional<Ref> up_bias{};
   std::optional<Ref> down_bias{};
+  std::vector<int64_t> expert_widths{};
 
   // Calls visit(name, field) for every field.
   template <typename Visitor>
@@ -505,7 +534,7 @@ struct Moe {
     visit("num_experts", num_experts);
     visit("num_experts_per_token", num_experts_per_token);
     visit("expert_width", expert_width);
-    visit("normalize_shares", normalize_shares);
+    visit("norm_topk_prob", norm_topk_prob);
     visit("activation", activation);
     visit("score", score);
     visit("correction", correction);
@@ -516,6 +545,7 @@ struct Moe {
     visit("gate_bias", gate_bias);
     visit("up_bias", up_bias);
     visit("down_bias", down_bias);
+    visit("expert_widths", expert_widths);
   }
 };
 
@@ -526,12 +556,13 @@ Moe<To> copy_values(const Moe<From>& o) {
   copy.num_experts = o.num_experts;
   copy.num_experts_per_token = o.num_experts_per_token;
   copy.expert_width = o.expert_width;
-  copy.normalize_shares = o.normalize_shares;
+  copy.norm_topk_prob = o.norm_topk_prob;
   copy.activation = o.activation;
   copy.score = o.score;
   copy.num_groups = o.num_groups;
   copy.num_groups_used = o.num_groups_used;
   copy.share_scale = o.share_scale;
+  copy.expert_widths = o.expert_widths;
   return copy;
 }
 
@@ -631,6 +662,7 @@ struct Head {
   int64_t vocab_size{};
   float scale = 1.0f;
   std::optional<float> softcap{};
+  std::vector<int64_t> bounds{};
 
   // Calls visit(name, field) for every field.
   template <typename Visitor>
@@ -640,6 +672,7 @@ struct Head {
     visit("vocab_size", vocab_size);
     visit("scale", scale);
     visit("softcap", softcap);
+    visit("bounds", bounds);
   }
 };
 
@@ -650,16 +683,17 @@ Head<To> copy_values(const Head<From>& o) {
   copy.vocab_size = o.vocab_size;
   copy.scale = o.scale;
   copy.softcap = o.softcap;
+  copy.bounds = o.bounds;
   return copy;
 }
 
 template <typename Ref>
 using Any =
     std::variant<Embed<Ref>, RmsNorm<Ref>, LayerNorm<Ref>, Linear<Ref>,
-                 HeadLinear<Ref>, CopyColumns<Ref>, Rope<Ref>, Attention<Ref>,
-                 CausalConv<Ref>, GatedDelta<Ref>, StateScan<Ref>, GatedActivation<Ref>,
-                 Moe<Ref>, SigmoidGate<Ref>, Scale<Ref>, Multiply<Ref>,
-                 Add<Ref>, Head<Ref>>;
+                 AllGather<Ref>, HeadLinear<Ref>, CopyColumns<Ref>, Rope<Ref>,
+                 Attention<Ref>, CausalConv<Ref>, GatedDelta<Ref>, StateScan<Ref>,
+                 GatedActivation<Ref>, Moe<Ref>, SigmoidGate<Ref>, Scale<Ref>,
+                 Multiply<Ref>, Add<Ref>, Head<Ref>>;
 
 using Named = Any<std::string>;
 using Resolved = Any<int>;

@@ -1,4 +1,4 @@
-// How long the parts of a step take, for whoever asks.
+// Measures how long the parts of a step take.
 #pragma once
 
 #include <chrono>
@@ -7,19 +7,19 @@
 
 namespace potluck {
 
-// Ops [first_op, end_op) of a program, which run together, and the seconds that they took. None of
-// them: what is made of registers for the op at `end_op`.
+// Ops [first_op, end_op) of a program, which run together, and the seconds that they took. If the
+// range is empty, the preparation of registers for the op at `end_op`.
 struct TimedOps {
   size_t first_op;
   size_t end_op;
   double seconds;
 };
 
-// Off, and then free, until it is turned on; a reading of the clock costs some 25 ns. Not
+// Disabled, and then free, until it is enabled; reading the clock takes about 25 ns. Not
 // thread-safe.
 class OpTimer {
  public:
-  // Adds a part; returns its index.
+  // Adds a part and returns its index.
   size_t add_part(size_t first_op, size_t end_op) {
     parts_.push_back({first_op, end_op, 0.0});
     return parts_.size() - 1;
@@ -38,7 +38,7 @@ class OpTimer {
     last_ = now;
   }
 
-  // In the order in which they were added; since the timer was turned on.
+  // In the order in which they were added; times since the timer was enabled.
   const std::vector<TimedOps>& parts() const { return parts_; }
 
  private:

@@ -1,6 +1,7 @@
-// Makes one vector of the rows of a sequence, as potluck.types.step.Pooling specifies it.
+// Computes one vector from the rows of a sequence, as specified by potluck.types.step.Pooling.
 //
-// The bits depend neither on how the sequence was cut into slices nor on what else was in its steps.
+// The result depends, in every bit, neither on how the sequence was divided into slices nor on what
+// else was in its steps.
 #pragma once
 
 #include <cstdint>
@@ -20,14 +21,14 @@ struct PooledVector {
 
 class Pooler {
  public:
-  // Throws Error for a mean whose slices do not begin at position 0 and follow one another.
+  // Throws Error if the slices of a mean do not start at position 0 or are not consecutive.
   void check(const Batch& batch) const;
 
-  // The vectors of slices that are the last of their sequences; `x` is [tokens][width]. After
-  // check. Throws NonFiniteError for a vector that is not finite.
+  // The vectors of slices that are the last of their sequences; `x` is [tokens][width]. Call check
+  // first. Throws NonFiniteError for a vector that is not finite.
   std::vector<PooledVector> pool(const Batch& batch, const float* x, int64_t width);
 
-  // A sequence that is not known is none of our concern.
+  // Ignores an unknown sequence.
   void close(int64_t sequence_id) { sums_.erase(sequence_id); }
 
  private:
@@ -38,7 +39,7 @@ class Pooler {
 
   std::vector<float> vector_of(const PooledSlice& slice, const float* rows, int64_t width);
 
-  std::unordered_map<int64_t, Sum> sums_;  // of means that are not complete
+  std::unordered_map<int64_t, Sum> sums_;  // of means that are incomplete
 };
 
 }  // namespace potluck

@@ -5,23 +5,23 @@
 namespace potluck {
 namespace {
 
-// A piece is worth some 3 us of one core: long enough that taking it costs nothing, short enough
-// that nobody waits long for the last one. Counted in bytes of weights read at some 20 GB/s; with
-// many tokens multiply-adds are what takes time, about as many in the time of a byte as a vector
-// has lanes.
+// A piece takes about 3 us on one core: long enough that the cost of taking it is negligible, and
+// short enough that nobody waits long for the last one. Counted in bytes of weights read at about
+// 20 GB/s; with many tokens, multiply-adds dominate, and about as many of them take the time of a
+// byte as a vector has lanes.
 constexpr int64_t kPieceCost = 65536;
 constexpr int64_t kMultiplyAddsPerByte = 32;
 
-// Kernels take several panels at a time where there are enough.
+// Kernels process several panels at a time if there are enough.
 constexpr int64_t kUnitPanels = 4;
-// With fewer units for each worker, single panels are divided.
+// With fewer units per worker, single panels are divided.
 constexpr int64_t kLeastUnits = 4;
 
-// From here on products take longer than reading their weights from memory.
+// From this number of tokens on, products take longer than reading their weights from memory.
 constexpr int64_t kManyTokens = 16;
 
-// How one product is divided: `unit_panels * num_units` panels, the last unit maybe less, in
-// `num_pieces` pieces of every worker's.
+// How one product is divided: `unit_panels * num_units` panels (the last unit may have fewer), in
+// `num_pieces` pieces per worker.
 struct Division {
   int64_t unit_panels;
   int64_t num_units;
@@ -54,7 +54,7 @@ void run_piece(const Product& product, const Division& division, int64_t piece,
   const int64_t begin = division.num_units * piece / num_pieces * division.unit_panels;
   const int64_t end =
       std::min(division.num_units * (piece + 1) / num_pieces * division.unit_panels, panels);
-  // With fewer units than workers some pieces have none.
+  // With fewer units than workers, some pieces are empty.
   if (begin < end) product.kernel(product.args, begin, end);
 }
 
@@ -69,7 +69,7 @@ bool uses_fast(const Kernels& kernels, Arithmetic arithmetic, Format format, boo
 void multiply(const std::vector<Product>& products, ThreadPool::Session& session) {
   const int64_t num_workers = session.num_threads();
   std::vector<Division> divisions;
-  int64_t num_pieces = 0;  // of each worker
+  int64_t num_pieces = 0;  // per worker
   int64_t cost = 0;
   for (const Product& product : products) {
     divisions.push_back(divide(product, num_workers));

@@ -11,9 +11,9 @@
 namespace potluck {
 namespace {
 
-// Sizes that are to be multiplied by a number of slots and stay within 64 bits.
+// Limit of sizes that are multiplied by a number of slots, so that the product fits in 64 bits.
 constexpr int64_t kMaxStateFloats = int64_t{1} << 36;
-// Sizes above this make no sense, and below it no product of two of them overflows.
+// Larger sizes are invalid; the product of two valid sizes does not overflow.
 constexpr int64_t kMaxSize = int64_t{1} << 31;
 
 std::string shape_text(const std::vector<int64_t>& shape) {
@@ -26,18 +26,22 @@ std::string shape_text(const std::vector<int64_t>& shape) {
 
 void check_size(int64_t value, const std::string& what) {
   if (value < 1 || value >= kMaxSize) {
-    throw Error(what + " is " + std::to_string(value) + ", and must be from 1 to 2^31 - 1");
+    throw Error(what + " is " + std::to_string(value) + ", but must be from 1 to 2^31 - 1");
   }
 }
 
-// Walks the ops once, in order: resolves names, checks shapes, and follows which registers hold
-// something.
+// Processes the ops once, in order: resolves names, checks shapes, and tracks which registers have
+// contents.
 class Resolver {
  public:
   explicit Resolver(const ProgramSpec& spec) : spec_(spec) {
     check_size(spec.hidden_size, "hidden_size");
     check_size(spec.vocab_size, "vocab_size");
     check_size(spec.context_tokens, "context_tokens");
+    if (spec.member < 0 || spec.member >= spec.num_members) {
+      throw Error("there is no member " + std::to_string(spec.member) + " of " +
+                  std::to_string(spec.num_members));
+    }
     for (const Register& reg : spec.registers) {
       check_size(reg.width, "the width of register '" + reg.name + "'");
       if (!registers_.emplace(reg.name, static_cast<int>(registers_.size())).second) {
@@ -160,7 +164,7 @@ class Resolver {
   void want_heads(int64_t num_heads, int64_t head_dim) const {
     if (num_heads < 1 || num_heads >= kMaxSize) fail("num_heads must be at least 1");
     if (head_dim < 8 || head_dim >= kMaxSize || head_dim % 8 != 0) {
-      fail("head_dim is " + std::to_string(head_dim) + ", and must be a multiple of 8");
+      fail("head_dim is " + std::to_string(head_dim) + ", but must be a multiple of 8");
     }
   }
 
@@ -186,7 +190,7 @@ class Resolver {
   op::Embed<int> resolve(const op::Embed<Name>& o) {
     auto r = op::copy_values<int>(o);
     if (!spec_.has_embedding) fail("the program does not have the embedding");
-    r.weight = weight(o.weight, {spec_.vocab_size, width(o.out)});
+    r.weight = weight(o.weight, {own_rows(o.bounds, spec_.vocab_size), width(o.out)});
     r.out = write(o.out);
     return r;
   }
@@ -220,6 +224,47 @@ class Resolver {
     r.x = read(o.x);
     r.out = write(o.out);
     return r;
+  }
+
+  op::AllGather<int> resolve(const op::AllGather<Name>& o) {
+    auto r = op::copy_values<int>(o);
+    want_members(o.widths.size(), "widths");
+    int64_t sum = 0;
+    for (const int64_t each : o.widths) {
+      if (each < 0 || each >= kMaxSize || each % kPanelRows != 0) {
+        fail("widths must be multiples of " + std::to_string(kPanelRows));
+      }
+      sum += each;
+    }
+    want_width(o.out, sum);
+    want_different(o.x, o.out);
+    const int64_t own = o.widths[static_cast<size_t>(spec_.member)];
+    if (own != 0) want_width(o.x, own);
+    r.x = own != 0 ? read(o.x) : find(o.out);
+    r.out = write(o.out);
+    return r;
+  }
+
+  void want_members(size_t count, const char* what) const {
+    if (spec_.num_members == 1) fail("the program is not for a member of a group");
+    if (static_cast<int64_t>(count) != spec_.num_members) {
+      fail(std::string(what) + " are not those of " + std::to_string(spec_.num_members) +
+           " members");
+    }
+  }
+
+  // How many of `count` rows the program has; all if they are not divided.
+  int64_t own_rows(const std::vector<int64_t>& bounds, int64_t count) const {
+    if (bounds.empty()) return count;
+    want_members(bounds.size() - 1, "bounds");
+    if (bounds.front() != 0 || bounds.back() != count) {
+      fail("bounds must go from 0 to " + std::to_string(count));
+    }
+    for (size_t i = 1; i < bounds.size(); ++i) {
+      if (bounds[i] <= bounds[i - 1]) fail("bounds must ascend");
+    }
+    const auto member = static_cast<size_t>(spec_.member);
+    return bounds[member + 1] - bounds[member];
   }
 
   op::Rope<int> resolve(const op::Rope<Name>& o) {
@@ -271,7 +316,7 @@ class Resolver {
     if (o.v) fail("values are columns of the keys, and have no register");
   }
 
-  // The first op of a cache fills it with its keys and values; the others have none.
+  // The first op of a cache stores its keys and values in it; the others have none.
   void resolve_cache(const op::Attention<Name>& o, op::Attention<int>& r) {
     const std::string cache_name = "cache " + std::to_string(o.cache_index);
     if (o.cache_index < 0 || o.cache_index >= static_cast<int64_t>(spec_.caches.size())) {
@@ -329,7 +374,8 @@ class Resolver {
     return r;
   }
 
-  // Whether groups of `count` columns, `stride` apart from `start` on, are in the register.
+  // Whether groups of `count` columns, `stride` apart, starting at `start`, are within the
+  // register.
   void want_columns(const Name& name, int64_t start, int64_t stride, int64_t num_groups,
                     int64_t count) const {
     const int64_t columns = width(name);
@@ -346,11 +392,11 @@ class Resolver {
   void want_count(int64_t count, const char* what) const {
     if (count < 1 || count >= kMaxSize) {
       fail(std::string(what) + " is " + std::to_string(count) +
-           ", and must be from 1 to 2^31 - 1");
+           ", but must be from 1 to 2^31 - 1");
     }
   }
 
-  // The state of an op, which no other op has.
+  // The state of an op, which belongs to no other op.
   void use_state(int64_t index, int64_t rows, int64_t columns) {
     const std::string state_name = "state " + std::to_string(index);
     if (index < 0 || index >= static_cast<int64_t>(spec_.states.size())) {
@@ -368,7 +414,7 @@ class Resolver {
   op::CausalConv<int> resolve(const op::CausalConv<Name>& o) {
     auto r = op::copy_values<int>(o);
     if (o.kernel < 2 || o.kernel > kMaxConvKernel) {
-      fail("kernel is " + std::to_string(o.kernel) + ", and must be from 2 to " +
+      fail("kernel is " + std::to_string(o.kernel) + ", but must be from 2 to " +
            std::to_string(kMaxConvKernel));
     }
     want_width(o.out, width(o.x));
@@ -469,18 +515,19 @@ class Resolver {
     want_width(o.logits, o.num_experts);
     want_different(o.logits, o.out);
     const int64_t rows = width(o.out);
-    // So that every expert is a range of panels.
+    // This makes every expert a range of panels.
     for (const int64_t each : {o.expert_width, rows}) {
       if (each < 1 || each >= kMaxSize || each % kPanelRows != 0) {
         fail("experts have " + std::to_string(each) + " rows, which must be a multiple of " +
              std::to_string(kPanelRows));
       }
     }
-    r.gate = weight(o.gate, {o.num_experts, o.expert_width, width(o.x)});
-    r.up = weight(o.up, {o.num_experts, o.expert_width, width(o.x)});
+    const int64_t own = own_expert_width(o);
+    r.gate = weight(o.gate, {o.num_experts, own, width(o.x)});
+    r.up = weight(o.up, {o.num_experts, own, width(o.x)});
     r.down = weight(o.down, {o.num_experts, rows, o.expert_width});
-    r.gate_bias = weight(o.gate_bias, {o.num_experts, o.expert_width});
-    r.up_bias = weight(o.up_bias, {o.num_experts, o.expert_width});
+    r.gate_bias = weight(o.gate_bias, {o.num_experts, own});
+    r.up_bias = weight(o.up_bias, {o.num_experts, own});
     r.down_bias = weight(o.down_bias, {o.num_experts, rows});
     r.correction = weight(o.correction, {o.num_experts});
     r.expert_scale = weight(o.expert_scale, {o.num_experts});
@@ -488,6 +535,21 @@ class Resolver {
     r.logits = read(o.logits);
     r.out = write(o.out);
     return r;
+  }
+
+  // The number of rows of `gate` and `up` of an expert that the program has.
+  int64_t own_expert_width(const op::Moe<Name>& o) const {
+    if (o.expert_widths.empty()) return o.expert_width;
+    want_members(o.expert_widths.size(), "expert_widths");
+    int64_t sum = 0;
+    for (const int64_t each : o.expert_widths) {
+      if (each < 1 || each >= kMaxSize || each % kPanelRows != 0) {
+        fail("expert_widths must be multiples of " + std::to_string(kPanelRows));
+      }
+      sum += each;
+    }
+    if (sum != o.expert_width) fail("the sum of expert_widths is not expert_width");
+    return o.expert_widths[static_cast<size_t>(spec_.member)];
   }
 
   void check_groups(const op::Moe<Name>& o) const {
@@ -542,7 +604,7 @@ class Resolver {
     if (o.vocab_size != spec_.vocab_size) fail("vocab_size is not the program's");
     want_finite(o.scale, "scale");
     want_softcap(o.softcap);
-    r.weight = weight(o.weight, {spec_.vocab_size, width(o.x)});
+    r.weight = weight(o.weight, {own_rows(o.bounds, spec_.vocab_size), width(o.x)});
     r.x = read(o.x);
     return r;
   }
@@ -594,6 +656,13 @@ Program::Program(ProgramSpec spec) : spec_(std::move(spec)) {
   const auto& head = std::get<op::Head<int>>(ops_.back());
   head_input_ = head.x;
   has_logits_ = head.weight.has_value();
+}
+
+Program::Rows Program::head_rows() const {
+  const auto& head = std::get<op::Head<int>>(ops_.back());
+  if (head.bounds.empty()) return {0, head.vocab_size};
+  const auto member = static_cast<size_t>(spec_.member);
+  return {head.bounds[member], head.bounds[member + 1]};
 }
 
 int64_t Program::max_width() const {

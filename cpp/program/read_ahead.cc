@@ -9,9 +9,9 @@
 namespace potluck {
 namespace {
 
-// A slice is read to its end even if the computation has come past it.
+// A slice is read to its end even if the computation has overtaken it.
 constexpr uint64_t kSliceBytes = uint64_t{1} << 20;
-// For a slice, of a disk that reads at least 256 KiB ahead.
+// Maximum number of waits per slice for a disk that reads at least 256 KiB ahead.
 constexpr int64_t kMaxWaits = 4;
 
 void add_weights(const op::Resolved& any, std::vector<int>& weights) {
@@ -74,8 +74,9 @@ int64_t num_reads() {
 
 ReadAhead::ReadAhead(const Program& program, const WeightStore& weights)
     : weights_(weights), layers_(1) {
-  // Programs do not say where their layers begin; as much is read from one attention, or one op with
-  // a state, to the next. Of such ops without matrices between them the first one counts.
+  // Programs do not mark where layers begin, so a unit of reading extends from one attention, or
+  // one op with a state, to the next. Among such ops with no matrices between them, the first one
+  // counts.
   bool has_matrix = false;
   for (const op::Resolved& any : program.ops()) {
     layer_of_op_.push_back(static_cast<int64_t>(layers_.size()) - 1);
@@ -92,7 +93,7 @@ ReadAhead::~ReadAhead() {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     is_ending_ = true;
-    layer_ = static_cast<int64_t>(layers_.size());  // so that what is being read is given up
+    layer_ = static_cast<int64_t>(layers_.size());  // so that the current read is abandoned
   }
   changed_.notify_one();
   reader_.join();
@@ -112,7 +113,7 @@ void ReadAhead::begin_step() {
 void ReadAhead::compute(int64_t layer) {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    // Behind what is computed there is nothing to do any more, or the step is a new one.
+    // The computation has caught up, or the step is a new one.
     if (next_ < layer || layer == 0) next_ = layer;
     layer_ = layer;
   }
@@ -145,8 +146,9 @@ void ReadAhead::read_layer(int64_t layer) {
 }
 
 void ReadAhead::read_slice(int index, uint64_t offset) {
-  // Page faults bring large pieces where the disk is set up to read much ahead, with few waits and
-  // little work. Where it reads 128 KiB at a time, requests keep more of it busy, at more work.
+  // Page faults read large pieces if the disk is configured for much read-ahead, with few waits and
+  // little work. If it reads 128 KiB at a time, requests keep the disk busier, at a higher CPU
+  // cost.
   if (!asks_) {
     const int64_t before = num_waits();
     const bool can_fault_in = weights_.fault_in(index, offset, kSliceBytes);

@@ -1,4 +1,4 @@
-// Has mapped weights read from their file before they are needed.
+// Reads mapped weights from their file before they are needed.
 #pragma once
 
 #include <atomic>
@@ -13,22 +13,22 @@
 
 namespace potluck {
 
-// While one layer computes, a thread of its own reads the next: otherwise every page that is not in
-// memory stops all threads until the disk has it. An embedding is left out, as few of its
-// rows are used, and so are experts: MoeRunner asks for those that were chosen. In a step after one that read nothing everything is there, and the thread
-// sleeps.
+// While one layer computes, a separate thread reads the next: otherwise every page that is not in
+// memory would stop all threads until the disk has read it. Embeddings are excluded, as few of
+// their rows are used, and so are experts: MoeRunner requests the selected ones. In a step after
+// one that read nothing, everything is in memory, and the thread sleeps.
 class ReadAhead {
  public:
-  // The references must outlive it; weights are looked at when a step begins.
+  // The references must outlive it; weights are accessed when a step begins.
   ReadAhead(const Program& program, const WeightStore& weights);
   ~ReadAhead();
   ReadAhead(const ReadAhead&) = delete;
   ReadAhead& operator=(const ReadAhead&) = delete;
 
   void begin_step();
-  // Whether something had to be read in the step before this one.
+  // Whether something had to be read in the previous step.
   bool is_active() const { return is_active_; }
-  // Before op `op_index` of the program is run; ascending within a step.
+  // Call before op `op_index` of the program is run; indices are ascending within a step.
   void before_op(size_t op_index) {
     if (is_active_ && layer_of_op_[op_index] != layer_.load(std::memory_order_relaxed)) {
       compute(layer_of_op_[op_index]);
@@ -43,17 +43,17 @@ class ReadAhead {
 
   const WeightStore& weights_;
   std::vector<int64_t> layer_of_op_;
-  std::vector<std::vector<int>> layers_;  // the weights of each
+  std::vector<std::vector<int>> layers_;  // the weights of each layer
   int64_t num_reads_ = -1;                // of this process, when the last step began
   bool is_active_ = false;
 
-  std::thread reader_;  // from the first step with mapped weights on
+  std::thread reader_;  // created in the first step with mapped weights
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::atomic<int64_t> layer_{0};  // that is computed; written with the mutex held
+  std::atomic<int64_t> layer_{0};  // being computed; written with the mutex held
   int64_t next_ = 0;               // to be read, at most one after `layer_`
   bool is_ending_ = false;
-  bool asks_ = false;  // of the reader alone
+  bool asks_ = false;  // used only by the reader
 };
 
 }  // namespace potluck

@@ -20,14 +20,9 @@ namespace {
 
 bool within(float value, float low, float high) { return value >= low && value <= high; }
 
-bool has_penalties(const SamplingParams& params) {
-  return params.repetition_penalty != 1.0f || params.frequency_penalty != 0.0f ||
-         params.presence_penalty != 0.0f;
-}
-
-// As many tokens are sorted at most to find what top_k and top_p leave of them.
+// Maximum number of tokens that are sorted to find those that top_k and top_p keep.
 constexpr int64_t kFew = 512;
-// And as many at first. A model that is sure of itself puts almost all its probability there.
+// The initial number. A confident model puts almost all its probability there.
 constexpr int64_t kFirstFew = 64;
 
 }  // namespace
@@ -100,7 +95,11 @@ void Sampler::check_openings(const std::vector<Opening>& openings) const {
 
 void Sampler::open(const std::vector<Opening>& openings) {
   for (const Opening& opening : openings) {
-    Sequence sequence{opening.sampling, has_penalties(opening.sampling), {}};
+    Sequence sequence{opening.sampling, has_penalties(opening.sampling), std::nullopt, {}};
+    if (!opening.output_tokens.empty()) {
+      const size_t length = opening.prompt_tokens.size() + opening.output_tokens.size();
+      sequence.last = {static_cast<int64_t>(length) - 1, opening.output_tokens.back()};
+    }
     if (sequence.keeps_history) {
       auto& counts = sequence.output_counts;
       for (const int64_t token : opening.prompt_tokens) counts.try_emplace(token, 0);
@@ -120,29 +119,40 @@ void Sampler::check_masks(const std::vector<TokenMask>& masks) const {
       fail(mask.sequence_id, "its mask has " + std::to_string(mask.count) + " words, and " +
                                  std::to_string(num_words) + " are needed");
     }
-    const bool allows_any =
-        std::any_of(mask.words, mask.words + num_words - 1, [](uint32_t x) { return x != 0; }) ||
-        (mask.words[num_words - 1] & last_bits) != 0;
-    if (!allows_any) fail(mask.sequence_id, "its mask allows no token");
+    for (int64_t row = 0; row < mask.rows; ++row) {
+      const uint32_t* words = mask.words + row * num_words;
+      const bool allows_any =
+          std::any_of(words, words + num_words - 1, [](uint32_t x) { return x != 0; }) ||
+          (words[num_words - 1] & last_bits) != 0;
+      if (!allows_any) fail(mask.sequence_id, "its mask allows no token");
+    }
   }
+}
+
+bool Sampler::is_followed(const WantedRow& wanted) const {
+  if (!wanted.draft) return true;
+  const auto found = sequences_.find(wanted.sequence_id);
+  if (found == sequences_.end() || !found->second.last) return false;
+  const LastToken& last = *found->second.last;
+  return last.position == wanted.next_position - 1 && last.token == *wanted.draft;
 }
 
 std::vector<SampledToken> Sampler::sample(const WantedRow* first, const WantedRow* last,
                                           const float* logits,
                                           const std::vector<TokenMask>& masks,
                                           ThreadPool::Session& session) {
-  std::vector<const Sequence*> sequences;
   std::vector<const uint32_t*> row_masks;
   std::vector<SampledToken> sampled;
   for (const WantedRow* wanted = first; wanted != last; ++wanted) {
     const auto found = sequences_.find(wanted->sequence_id);
     if (found == sequences_.end()) fail(wanted->sequence_id, "it is not open for sampling");
-    sequences.push_back(&found->second);
     const bool is_known = wanted->known.has_value();
     const auto mask = std::find_if(masks.begin(), masks.end(), [&](const TokenMask& each) {
       return each.sequence_id == wanted->sequence_id;
     });
-    row_masks.push_back(is_known || mask == masks.end() ? nullptr : mask->words);
+    row_masks.push_back(is_known || mask == masks.end()
+                            ? nullptr
+                            : mask->words + wanted->mask_row * mask->count);
     sampled.push_back({wanted->sequence_id, wanted->next_position, wanted->known.value_or(-1),
                        std::nullopt, {}, is_known});
     // Here and not in the parallel loop, which must not throw.
@@ -167,19 +177,68 @@ std::vector<SampledToken> Sampler::sample(const WantedRow* first, const WantedRo
                                   maxima.data() + row * blocks);
                     }
                   });
+  // In rounds, each with the rows that do not depend on rows still to be sampled: a draft waits for
+  // the row before it. Rows without results are in no round.
+  std::vector<int64_t> waiting;  // the next row of each sequence, or a later one
+  std::vector<int64_t> now;
+  std::vector<bool> is_sampled(static_cast<size_t>(num_rows), false);
+  const auto begins = [&](int64_t i) {
+    return i == 0 || first[i].sequence_id != first[i - 1].sequence_id;
+  };
   for (int64_t i = 0; i < num_rows; ++i) {
-    if (!rows[i].all_finite()) {
+    if (begins(i)) waiting.push_back(i);
+  }
+  for (;;) {
+    now.clear();
+    size_t num_waiting = 0;
+    for (int64_t i : waiting) {
+      bool is_taken = false;  // a row on which the next one may depend
+      while (i < num_rows && !(is_taken && (begins(i) || first[i].draft))) {
+        if (!is_followed(first[i])) break;
+        now.push_back(i++);
+        is_taken = true;
+      }
+      if (is_taken && i < num_rows && !begins(i)) waiting[num_waiting++] = i;
+    }
+    if (now.empty()) break;
+    waiting.resize(num_waiting);
+    sample_rows(now, rows, row_masks, sampled, session);
+    for (const int64_t i : now) {
+      record(sampled[static_cast<size_t>(i)]);
+      is_sampled[static_cast<size_t>(i)] = true;
+    }
+  }
+  std::vector<SampledToken> followed;
+  for (int64_t i = 0; i < num_rows; ++i) {
+    const auto at = static_cast<size_t>(i);
+    if (is_sampled[at]) followed.push_back(std::move(sampled[at]));
+  }
+  return followed;
+}
+
+void Sampler::sample_rows(const std::vector<int64_t>& now, const std::vector<BlockedLogits>& all,
+                          const std::vector<const uint32_t*>& masks,
+                          std::vector<SampledToken>& sampled,
+                          ThreadPool::Session& session) const {
+  std::vector<const Sequence*> sequences;
+  for (const int64_t row : now) {
+    const auto i = static_cast<size_t>(row);
+    if (!all[i].all_finite()) {
       throw NonFiniteError("sequence " + std::to_string(sampled[i].sequence_id) +
                            ": its logits are not finite (NaN or infinity)");
     }
+    sequences.push_back(&sequences_.find(sampled[i].sequence_id)->second);
   }
-  const auto sample_row = [&](int64_t i, const Scratch& scratch, ThreadPool::Session* others) {
-    sample_one(rows[i], {*sequences[i], row_masks[i], scratch, others}, sampled[i]);
+  const auto num_rows = static_cast<int64_t>(now.size());
+  const auto sample_row = [&](int64_t at, const Scratch& scratch, ThreadPool::Session* others) {
+    const auto i = static_cast<size_t>(now[static_cast<size_t>(at)]);
+    sample_one(all[i], {*sequences[static_cast<size_t>(at)], masks[i], scratch, others},
+               sampled[i]);
   };
   if (num_rows < session.num_threads()) {
     for (int64_t i = 0; i < num_rows; ++i) sample_row(i, scratch(0), &session);
   } else {
-    // Without truncation every logit is looked at about five times: scale, exp, sum ...
+    // Without truncation, every logit is processed about five times: scale, exp, sum ...
     parallel_ranges(session, num_rows, 1, 5 * vocab_size_,
                     [&](int64_t begin, int64_t end, int worker) {
                       for (int64_t i = begin; i < end; ++i) {
@@ -187,16 +246,31 @@ std::vector<SampledToken> Sampler::sample(const WantedRow* first, const WantedRo
                       }
                     });
   }
-  return sampled;
 }
 
-void Sampler::record(const std::vector<SampledToken>& sampled) {
-  for (const SampledToken& token : sampled) {
-    const auto found = sequences_.find(token.sequence_id);
-    if (!token.is_known && found != sequences_.end() && found->second.keeps_history) {
-      ++found->second.output_counts[token.token];
+void Sampler::record(const SampledToken& sampled) {
+  if (sampled.is_known) return;
+  Sequence& sequence = sequences_.find(sampled.sequence_id)->second;
+  recorded_.push_back({sampled.sequence_id, sampled.token, sequence.last,
+                       sequence.output_counts.count(sampled.token) == 0});
+  sequence.last = {sampled.position, sampled.token};
+  if (sequence.keeps_history) ++sequence.output_counts[sampled.token];
+}
+
+void Sampler::take_back() {
+  for (auto each = recorded_.rbegin(); each != recorded_.rend(); ++each) {
+    const auto found = sequences_.find(each->sequence_id);
+    if (found == sequences_.end()) continue;
+    Sequence& sequence = found->second;
+    sequence.last = each->last_before;
+    if (!sequence.keeps_history) continue;
+    if (each->is_new) {
+      sequence.output_counts.erase(each->token);
+    } else {
+      --sequence.output_counts[each->token];
     }
   }
+  recorded_.clear();
 }
 
 void Sampler::sample_one(const BlockedLogits& logits, const Row& row, SampledToken& out) const {
@@ -227,7 +301,7 @@ BlockedLogits Sampler::adjust(const BlockedLogits& logits, const Row& row) const
                             adjusted + first);
     }
   });
-  // Whatever the parameters, logits stay finite, but for those that are not allowed.
+  // Whatever the parameters, logits stay finite, except those that are not allowed.
   const auto bounded = [](float x) { return std::clamp(x, -FLT_MAX, FLT_MAX); };
   const auto is_allowed = [&](int64_t token) {
     return row.mask == nullptr || (row.mask[token / 32] >> (token % 32) & 1) != 0;
@@ -253,8 +327,8 @@ BlockedLogits Sampler::adjust(const BlockedLogits& logits, const Row& row) const
 
 int64_t Sampler::draw(const BlockedLogits& adjusted, const Row& row, int64_t position) const {
   const SamplingParams& params = row.sequence.params;
-  // The middle of the interval that a number of 24 bits stands for. Its lower end would give all of
-  // the first interval to the token of the lowest id, however small its weight.
+  // The middle of the interval that a 24-bit number represents. Its lower end would assign all of
+  // the first interval to the token with the lowest id, however small its weight.
   const double number =
       static_cast<double>(uniform_draw(params.seed, static_cast<uint64_t>(position))) + 0x1p-25;
   double total = 0.0;
@@ -305,7 +379,7 @@ std::optional<int64_t> Sampler::draw_from_few(const BlockedLogits& adjusted, con
   } else if (params.top_p < 1.0f && (!params.top_k || *params.top_k >= vocab_size_)) {
     const double enough = params.top_p * total;
     double cumulative = 0.0;
-    // No weight is more than 1, and none more than those before it.
+    // No weight exceeds 1, nor any of those before it.
     for (int64_t size : {kFirstFew, kFew}) {
       size = std::min(size, vocab_size_);
       const double most = kept == 0 ? 1.0 : static_cast<double>(weights[tokens[kept - 1]]);
@@ -334,7 +408,7 @@ std::optional<int64_t> Sampler::draw_from_few(const BlockedLogits& adjusted, con
     cumulative += static_cast<double>(weights[tokens[i]]);
     if (cumulative > target) return tokens[i];
   }
-  // Not reached: `number` is at most 1 - 2^-25, and the sums are the same.
+  // Unreachable: `number` is at most 1 - 2^-25, and the sums are the same.
   return tokens[kept - 1];
 }
 
@@ -352,7 +426,7 @@ int64_t Sampler::draw_from_all(const BlockedLogits& adjusted, const Row& row, do
     total = sum_kept(adjusted, row, cut, 0.0f);
   }
   if (params.top_p < 1.0f) {
-    // At least the largest weight stays.
+    // At least the largest weight is kept.
     const double least = DBL_MIN;
     const Cut nucleus = search.find(Measure::Weight, std::max(params.top_p * total, least), everything);
     if (nucleus.is_narrower_than(cut)) cut = nucleus;
@@ -376,7 +450,7 @@ int64_t Sampler::draw_from_all(const BlockedLogits& adjusted, const Row& row, do
     cumulative += static_cast<double>(weights[i]);
     if (cumulative > target) break;
   }
-  // The last that is kept, where the block's sum was rounded up.
+  // The last one that is kept, if the block's sum was rounded up.
   return token;
 }
 
@@ -391,7 +465,7 @@ double Sampler::sum_kept(const BlockedLogits& adjusted, const Row& row, const Cu
     kernels_.kept_sums(adjusted.logits + first, row.scratch.weights + first, last - first, least,
                        least_weight, sums + begin);
   };
-  // In blocks after the last tie that is kept, those equal to `least` are not.
+  // In blocks after the last tie that is kept, those equal to `least` are not kept.
   const int64_t tie_block = std::min(cut.last_tie / kSamplingBlock, blocks);
   const float more = std::nextafter(cut.least, std::numeric_limits<float>::infinity());
   for_blocks(row.session, blocks, [&](int64_t begin, int64_t end) {
@@ -417,7 +491,7 @@ void Sampler::add_logprobs(const BlockedLogits& blocked, const Row& row,
   const float* logits = blocked.logits;
   const float largest = logits[blocked.argmax()];
   const float sum = kernels_.exp_sum(logits, vocab_size_, largest, row.scratch.weights);
-  // In double and rounded once: the C library's logf may differ from machine to machine.
+  // In double and rounded once: the C library's logf may differ between machines.
   const float log_sum = static_cast<float>(std::log(static_cast<double>(sum)));
   const auto logprob = [&](int64_t token) { return (logits[token] - largest) - log_sum; };
   out.logprob = logprob(out.token);

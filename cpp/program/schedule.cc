@@ -11,14 +11,17 @@ namespace {
 std::optional<RowWise> as_row_wise(const op::Resolved& any) {
   return std::visit(
       [](const auto& o) -> std::optional<RowWise> {
+        if constexpr (std::is_same_v<decltype(o), const op::Embed<int>&>) {
+          if (!o.bounds.empty()) return std::nullopt;
+        }
         if constexpr (std::is_constructible_v<RowWise, decltype(o)>) return RowWise(o);
         return std::nullopt;
       },
       any);
 }
 
-// Whether `any` is a linear op that can be computed at the same time as `linears`: it has their
-// input, which none of them writes (Program has checked that), and its output is its own.
+// Whether `any` is a linear op that can be computed together with `linears`: it has the same input,
+// which none of them writes (Program has checked that), and a different output.
 bool joins(const op::Resolved& any, const Linears& linears) {
   const auto* linear = std::get_if<op::Linear<int>>(&any);
   if (linear == nullptr || linear->x != linears.x) return false;
@@ -26,9 +29,11 @@ bool joins(const op::Resolved& any, const Linears& linears) {
                       [&](const op::Linear<int>& other) { return other.out == linear->out; });
 }
 
-// The wide op that begins with ops[index], which becomes that of what follows.
+// The wide op that starts at ops[index], which advances past it.
 Wide take_wide(const std::vector<op::Resolved>& ops, size_t& index) {
   const op::Resolved& any = ops[index++];
+  if (const auto* embed = std::get_if<op::Embed<int>>(&any)) return *embed;
+  if (const auto* gather = std::get_if<op::AllGather<int>>(&any)) return *gather;
   if (const auto* attention = std::get_if<op::Attention<int>>(&any)) return *attention;
   if (const auto* conv = std::get_if<op::CausalConv<int>>(&any)) return *conv;
   if (const auto* delta = std::get_if<op::GatedDelta<int>>(&any)) return *delta;

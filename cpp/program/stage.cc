@@ -1,6 +1,7 @@
 #include "program/stage.h"
 
 #include <algorithm>
+#include <exception>
 #include <utility>
 
 #include "program/error.h"
@@ -11,24 +12,28 @@ namespace {
 uint64_t logits_bytes(const Program& program, int64_t max_step_tokens) {
   if (!program.has_logits()) return 0;
   const int64_t rows = std::min(max_step_tokens, Executor::kMaxHeadRows);
-  return static_cast<uint64_t>(rows * program.spec().vocab_size) * sizeof(float);
+  const int64_t columns =
+      program.is_led() ? program.head_rows().count() : program.spec().vocab_size;
+  return static_cast<uint64_t>(rows * columns) * sizeof(float);
 }
+
+bool samples(const Program& program) { return program.has_logits() && !program.is_led(); }
 
 BatchLimits make_limits(const Program& program, int64_t num_blocks, int64_t num_states,
                         int64_t max_step_tokens) {
-  // Beyond these bounds the products that sizes are made of could overflow.
+  // Above these limits, products of sizes could overflow.
   constexpr int64_t kMaxBlocks = int64_t{1} << 28;
   constexpr int64_t kMaxStates = int64_t{1} << 16;
   constexpr int64_t kMaxTokens = int64_t{1} << 20;
   if (num_blocks < 0 || num_blocks > kMaxBlocks) {
-    throw Error("num_blocks is " + std::to_string(num_blocks) + ", and must be from 0 to 2^28");
+    throw Error("num_blocks is " + std::to_string(num_blocks) + ", but must be from 0 to 2^28");
   }
   if (num_states < 0 || num_states > kMaxStates) {
-    throw Error("num_states is " + std::to_string(num_states) + ", and must be from 0 to 2^16");
+    throw Error("num_states is " + std::to_string(num_states) + ", but must be from 0 to 2^16");
   }
   if (max_step_tokens < 1 || max_step_tokens > kMaxTokens) {
     throw Error("max_step_tokens is " + std::to_string(max_step_tokens) +
-                ", and must be from 1 to 2^20");
+                ", but must be from 1 to 2^20");
   }
   const ProgramSpec& spec = program.spec();
   return {max_step_tokens,
@@ -46,22 +51,34 @@ void check_shape(const char* what, int64_t rows, int64_t columns, int64_t wanted
   }
 }
 
+// The rows of a slice after which a token is sampled.
+int64_t num_sampled_rows(const Slice& slice) {
+  if (!slice.sample) return 0;
+  return std::min(slice.num_drafts + 1, static_cast<int64_t>(slice.tokens.size()));
+}
+
 void check_masks_are_used(const Step& step, bool has_head) {
   if (!has_head && !step.masks.empty()) throw Error("a stage without the head takes no masks");
   for (const TokenMask& mask : step.masks) {
     const auto is_sampled = [&](const Slice& slice) {
       return slice.sequence_id == mask.sequence_id && slice.sample;
     };
-    if (std::none_of(step.slices.begin(), step.slices.end(), is_sampled)) {
+    const auto slice = std::find_if(step.slices.begin(), step.slices.end(), is_sampled);
+    if (slice == step.slices.end()) {
       throw Error("sequence " + std::to_string(mask.sequence_id) +
                   ": it has a mask and is not sampled");
+    }
+    if (mask.rows != num_sampled_rows(*slice)) {
+      throw Error("sequence " + std::to_string(mask.sequence_id) + ": it has " +
+                  std::to_string(mask.rows) + " masks, and " +
+                  std::to_string(num_sampled_rows(*slice)) + " of its rows are sampled");
     }
   }
 }
 
 }  // namespace
 
-// Marks the stage as busy while it lives.
+// Marks the stage as busy during its lifetime.
 class Stage::Call {
  public:
   explicit Call(Stage& stage) : stage_(stage) {
@@ -88,7 +105,7 @@ Stage::Stage(std::shared_ptr<const Program> program, const Kernels& kernels,
                 pool_->num_threads(), arithmetic),
       logits_(logits_bytes(*program_, max_step_tokens), Pages::Normal, "logits") {
   sampling_timer_.add_part(program_->ops().size(), program_->ops().size());
-  if (program_->has_logits()) {
+  if (samples(*program_)) {
     sampler_.emplace(program_->spec().vocab_size, kernels, pool_->num_threads());
   }
 }
@@ -104,7 +121,7 @@ uint64_t Stage::scratch_bytes(const Program& program, int64_t max_step_tokens, i
   const ProgramSpec& spec = program.spec();
   return Executor::scratch_bytes(program, max_step_tokens, num_threads, arithmetic) +
          logits_bytes(program, max_step_tokens) +
-         (program.has_logits() ? Sampler::scratch_bytes(spec.vocab_size, num_threads) : 0);
+         (samples(program) ? Sampler::scratch_bytes(spec.vocab_size, num_threads) : 0);
 }
 
 void Stage::begin_weight(const std::string& name, const std::vector<int64_t>& shape,
@@ -218,31 +235,74 @@ Batch Stage::check(const Step& step, const std::optional<MatrixView>& hidden_in)
     check_shape("hidden", hidden_in->rows, hidden_in->columns, batch.num_tokens(),
                 spec.hidden_size);
   }
-  if (spec.has_head && !sampler_ && !batch.wanted().empty()) {
+  if (program_->is_part() && step.exchange == nullptr && batch.num_tokens() != 0) {
+    throw Error("the stage is for a member of a group, and has no exchange with the others");
+  }
+  if (spec.has_head && !program_->has_logits() && !batch.wanted().empty()) {
     throw Error("the model has no head, and so no logits");
   }
   if (sampler_) sampler_->check_openings(step.opened);
-  if (spec.has_head) pooler_.check(batch);
+  if (spec.has_head && !program_->is_led()) pooler_.check(batch);
   return batch;
 }
 
+// All slices have passed the checks. Members of a group decide based on what all of them know.
+std::vector<bool> Stage::find_dead(const Step& step, const Batch& batch) const {
+  std::vector<bool> is_dead(step.slices.size(), false);
+  if (!sampler_ || program_->is_part()) return is_dead;
+  for (const WantedRow& wanted : batch.wanted()) {
+    if (!wanted.draft) continue;
+    const auto is_it = [&](const Slice& each) { return each.sequence_id == wanted.sequence_id; };
+    const auto slice = std::find_if(step.slices.begin(), step.slices.end(), is_it);
+    const auto num_tokens = static_cast<int64_t>(slice->tokens.size());
+    if (slice->num_drafts < num_tokens || wanted.next_position != slice->start_position + 1) {
+      continue;
+    }
+    is_dead[static_cast<size_t>(slice - step.slices.begin())] =
+        sampler_->is_open(wanted.sequence_id) && !sampler_->is_followed(wanted);
+  }
+  return is_dead;
+}
+
 void Stage::compute(const Step& step, const Batch& batch,
-                    const std::optional<MatrixView>& hidden_in, ThreadPool::Session& session) {
-  if (sampler_) sampler_->open(step.opened);
+                    const std::optional<MatrixView>& hidden_in, const std::vector<bool>& is_dead,
+                    ThreadPool::Session& session) {
+  open(step);
   executor_.copy_blocks(step.copies);
   executor_.copy_states(step.state_copies, session);
   if (hidden_in) {
-    std::copy_n(hidden_in->data, hidden_in->rows * hidden_in->columns, executor_.hidden());
+    const float* rows = hidden_in->data;
+    float* out = executor_.hidden();
+    for (size_t i = 0; i < step.slices.size(); ++i) {
+      const auto count = static_cast<int64_t>(step.slices[i].tokens.size()) * hidden_in->columns;
+      if (!is_dead[i]) out = std::copy_n(rows, count, out);
+      rows += count;
+    }
   }
-  executor_.run(batch, session);
+  executor_.run(batch, step.exchange, session);
+}
+
+void Stage::open(const Step& step) {
+  if (sampler_) sampler_->open(step.opened);
+  if (program_->is_part() && program_->has_logits()) greedy_rows_.open(step.opened);
+}
+
+void Stage::close(const Step& step) {
+  for (const int64_t id : step.closed) {
+    if (sampler_) sampler_->close(id);
+    pooler_.close(id);
+    greedy_rows_.close(id);
+  }
 }
 
 StepOutput Stage::step(const Step& step, std::optional<MatrixView> hidden_in,
                        std::optional<MutableMatrixView> hidden_out) {
   const Call call(*this);
-  const Batch batch = check(step, hidden_in);
+  Batch batch = check(step, hidden_in);
   const ProgramSpec& spec = program_->spec();
-  if (hidden_out.has_value() == spec.has_head) {
+  if (program_->is_led()) {
+    if (hidden_out) throw Error("a stage that another member of its group leads gives nothing");
+  } else if (hidden_out.has_value() == spec.has_head) {
     throw Error(spec.has_head ? "a stage with the head gives no hidden states"
                               : "a stage without the head needs room for hidden states");
   }
@@ -251,6 +311,7 @@ StepOutput Stage::step(const Step& step, std::optional<MatrixView> hidden_in,
                 spec.hidden_size);
   }
   check_masks_are_used(step, spec.has_head);
+  if (program_->is_part() && !step.masks.empty()) check_masks_are_known(step);
   if (sampler_) {
     sampler_->check_masks(step.masks);
     for (const WantedRow& wanted : batch.wanted()) {
@@ -263,49 +324,129 @@ StepOutput Stage::step(const Step& step, std::optional<MatrixView> hidden_in,
     }
   }
 
+  // A slice that consists of drafts and starts with a wrong one has no results, and what it would
+  // store in the cache has no meaning.
+  const std::vector<bool> is_dead = find_dead(step, batch);
+  if (std::find(is_dead.begin(), is_dead.end(), true) != is_dead.end()) {
+    std::vector<Slice> live;
+    for (size_t i = 0; i < is_dead.size(); ++i) {
+      if (!is_dead[i]) live.push_back(step.slices[i]);
+    }
+    batch = Batch(live, limits_);
+  }
+
   ThreadPool::Session session(*pool_);
-  compute(step, batch, hidden_in, session);
+  compute(step, batch, hidden_in, is_dead, session);
   if (hidden_out) {
     std::copy_n(executor_.hidden(), hidden_out->rows * hidden_out->columns, hidden_out->data);
     return {};
   }
+  if (program_->is_led()) {
+    if (spec.has_head) add_logits(step, batch, session);
+    close(step);
+    return {};
+  }
   StepOutput output;
-  output.vectors =
-      pooler_.pool(batch, executor_.head_input(), program_->width(program_->head_input()));
-  std::vector<SampledToken>& sampled = output.sampled;
+  std::exception_ptr failure;
+  try {
+    output.vectors =
+        pooler_.pool(batch, executor_.head_input(), program_->width(program_->head_input()));
+  } catch (const NonFiniteError&) {
+    failure = std::current_exception();
+  }
+  if (sampler_ && (!failure || program_->is_part())) {
+    output.sampled = sample(step, batch, failure, session);
+  }
+  if (failure) std::rethrow_exception(failure);
+  close(step);
+  return output;
+}
+
+std::vector<SampledToken> Stage::sample(const Step& step, const Batch& batch,
+                                        std::exception_ptr& failure,
+                                        ThreadPool::Session& session) {
+  auto* logits = reinterpret_cast<float*>(logits_.data());
+  const std::vector<WantedRow>& wanted = batch.wanted();
+  std::vector<SampledToken> sampled;
+  Sampler::Recording recording(*sampler_);
+  size_t next = 0;
+  while (next < wanted.size()) {
+    // As many rows as the head computes at once, without drafts known to be wrong and everything
+    // after them; except in a group, whose other members do not know it.
+    std::vector<WantedRow> rows;
+    std::optional<int64_t> given_up;
+    while (next < wanted.size() && rows.size() < static_cast<size_t>(Executor::kMaxHeadRows)) {
+      const WantedRow& row = wanted[next++];
+      if (row.sequence_id == given_up) continue;
+      const bool is_known = rows.empty() || rows.back().sequence_id != row.sequence_id;
+      if (!program_->is_part() && is_known && !sampler_->is_followed(row)) {
+        given_up = row.sequence_id;
+      } else {
+        rows.push_back(row);
+      }
+    }
+    if (rows.empty()) break;
+    const auto count = static_cast<int64_t>(rows.size());
+    executor_.head(rows.data(), count, greedy_rows_.of(rows.data(), count), logits, step.exchange,
+                   session);
+    if (failure) continue;
+    sampling_timer_.start();
+    try {
+      auto chosen =
+          sampler_->sample(rows.data(), rows.data() + rows.size(), logits, step.masks, session);
+      for (SampledToken& token : chosen) sampled.push_back(std::move(token));
+    } catch (const NonFiniteError&) {
+      failure = std::current_exception();
+      if (!program_->is_part()) return {};
+    }
+    sampling_timer_.add_to(0);
+  }
+  if (!failure) recording.keep();
+  return sampled;
+}
+
+// The caller's part of the logits that the leader needs.
+void Stage::add_logits(const Step& step, const Batch& batch, ThreadPool::Session& session) {
   auto* logits = reinterpret_cast<float*>(logits_.data());
   const auto num_wanted = static_cast<int64_t>(batch.wanted().size());
   for (int64_t begin = 0; begin < num_wanted; begin += Executor::kMaxHeadRows) {
     const int64_t count = std::min(num_wanted - begin, Executor::kMaxHeadRows);
     const WantedRow* rows = batch.wanted().data() + begin;
-    executor_.head(rows, count, logits, session);
-    sampling_timer_.start();
-    auto chosen = sampler_->sample(rows, rows + count, logits, step.masks, session);
-    for (SampledToken& token : chosen) sampled.push_back(std::move(token));
-    sampling_timer_.add_to(0);
+    executor_.head(rows, count, greedy_rows_.of(rows, count), logits, step.exchange, session);
   }
-  if (sampler_) sampler_->record(sampled);
-  for (const int64_t id : step.closed) {
-    if (sampler_) sampler_->close(id);
-    pooler_.close(id);
+}
+
+// The other members do not see masks: they would send too few logits.
+void Stage::check_masks_are_known(const Step& step) const {
+  GreedyRows greedy = greedy_rows_;
+  greedy.open(step.opened);
+  for (const TokenMask& mask : step.masks) {
+    if (greedy.has(mask.sequence_id)) {
+      throw Error("sequence " + std::to_string(mask.sequence_id) +
+                  ": it has a mask, and was opened without a grammar");
+    }
   }
-  return output;
 }
 
 void Stage::logits(const Step& step, std::optional<MatrixView> hidden_in, MutableMatrixView out) {
   const Call call(*this);
   const Batch batch = check(step, hidden_in);
-  if (!sampler_) throw Error("this stage has no logits");
+  if (!program_->has_logits()) throw Error("this stage has no logits");
   const auto num_wanted = static_cast<int64_t>(batch.wanted().size());
-  check_shape("the output", out.rows, out.columns, num_wanted, program_->spec().vocab_size);
+  check_shape("the output", out.rows, out.columns, program_->is_led() ? 0 : num_wanted,
+              program_->spec().vocab_size);
 
   ThreadPool::Session session(*pool_);
-  compute(step, batch, hidden_in, session);
+  compute(step, batch, hidden_in, std::vector<bool>(step.slices.size(), false), session);
+  auto* part = reinterpret_cast<float*>(logits_.data());  // of a stage that is led
   for (int64_t begin = 0; begin < num_wanted; begin += Executor::kMaxHeadRows) {
     const int64_t count = std::min(num_wanted - begin, Executor::kMaxHeadRows);
-    executor_.head(batch.wanted().data() + begin, count, out.data + begin * out.columns, session);
+    executor_.head(batch.wanted().data() + begin, count,
+                   std::vector<bool>(static_cast<size_t>(count), false),
+                   program_->is_led() ? part : out.data + begin * out.columns, step.exchange,
+                   session);
   }
-  for (const int64_t id : step.closed) sampler_->close(id);
+  close(step);
 }
 
 }  // namespace potluck

@@ -54,7 +54,7 @@ uint64_t StateCache::num_bytes(const Program& program, int64_t num_slots) {
 }
 
 void StateCache::copy_slot(int64_t source, int64_t target, ThreadPool::Session& session) {
-  // Worth a thread from some microseconds on: a line is read and written in about 4 ns.
+  // Worth a thread from a few microseconds on: reading and writing a line takes about 4 ns.
   constexpr int64_t kLineWork = 128;
   const uint8_t* from = at(source);
   uint8_t* to = at(target);

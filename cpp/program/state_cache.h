@@ -1,5 +1,5 @@
-// What the ops of a program keep of whole sequences: a fixed number of slots, each for the states of
-// all ops of one sequence.
+// The data that the ops of a program keep of whole sequences: a fixed number of slots, each for the
+// states of all ops of one sequence.
 #pragma once
 
 #include <cstdint>
@@ -11,16 +11,16 @@
 
 namespace potluck {
 
-// Where the states of a program lie within a slot. A state of an op has the layout that the op's
-// kernel takes (ConvArgs, DeltaArgs, ScanArgs in kernels.h), and begins at a cache line.
+// The layout of the states of a program within a slot. The state of an op has the layout that the
+// op's kernel expects (ConvArgs, DeltaArgs, ScanArgs in kernels.h), and starts at a cache line.
 struct StateLayout {
   explicit StateLayout(const Program& program);
 
-  std::vector<uint64_t> offsets;  // of each state, in bytes
+  std::vector<uint64_t> offsets;  // size of each state in bytes
   uint64_t slot_bytes = 0;
 };
 
-// Who owns which slot is the scheduler's business; here a slot is a place.
+// The scheduler decides who owns which slot; here a slot is just a place.
 class StateCache {
  public:
   // Throws OutOfMemoryError.
@@ -33,10 +33,10 @@ class StateCache {
                                     layout_.offsets[static_cast<size_t>(state_index)]);
   }
 
-  // The slot `target` becomes a copy of `source`; both exist, and differ.
+  // Copies the slot `source` to `target`; both exist, and differ.
   void copy_slot(int64_t source, int64_t target, ThreadPool::Session& session);
 
-  // What a slot holds, as bytes.
+  // The contents of a slot, as bytes.
   uint64_t slot_bytes() const { return layout_.slot_bytes; }
   void read_slot(int64_t slot, uint8_t* out) const;
   void write_slot(int64_t slot, const uint8_t* data);

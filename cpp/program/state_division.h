@@ -1,6 +1,6 @@
-// How an op with a state is divided among threads: by slices of the batch, and by units of columns
-// that have nothing to do with one another. Tokens of a slice go one after another in every unit. No
-// result depends on any of this.
+// Divides an op with a state among threads: by slices of the batch, and by independent units of
+// columns. In every unit, the tokens of a slice are processed one after another. No result depends
+// on any of this.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,8 @@ namespace potluck {
 
 struct StateShape {
   int64_t num_units;
-  int64_t granularity;  // parts have a multiple of so many units, but the last
-  int64_t unit_work;    // of one token, in multiply-adds or what takes as long
+  int64_t granularity;  // parts have a multiple of this many units, except the last
+  int64_t unit_work;    // per token, in multiply-adds or work that takes as long
 };
 bool operator==(const StateShape& a, const StateShape& b);
 
@@ -26,8 +26,8 @@ struct StatePart {
 };
 
 struct StateDivision {
-  std::vector<StatePart> parts;  // the dearest first
-  // Parts [chunks[i], chunks[i + 1]) are worth handing out together.
+  std::vector<StatePart> parts;  // the most expensive first
+  // Parts [chunks[i], chunks[i + 1]) are assigned together.
   std::vector<int64_t> chunks;
 
   int64_t num_chunks() const { return static_cast<int64_t>(chunks.size()) - 1; }

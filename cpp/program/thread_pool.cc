@@ -20,15 +20,15 @@
 namespace potluck {
 namespace {
 
-// Ops of a step follow one another within a few microseconds, so a worker that waits this long
-// meets the next one awake, which saves a wake-up of 5 to 50 us; spinning longer than a wake-up
-// costs would only take time from other processes.
+// Ops of a step follow one another within a few microseconds, so a worker that spins this long is
+// awake for the next one, which saves a wake-up of 5 to 50 us; spinning longer than a wake-up costs
+// would only take time from other processes.
 constexpr std::chrono::microseconds kSpinTime{30};
-// Pauses between two looks at the clock (a pause is 40 to 140 cycles on x86).
+// Pauses between two reads of the clock (a pause is 40 to 140 cycles on x86).
 constexpr int kPausesPerLook = 16;
 
-// How many times as long as the caller's own chunks took a worker may be in the last one, as cores
-// and chunks are unequal; and kSpinTime at least.
+// How many times as long as the caller's own chunks a worker may take for its last one, as cores
+// and chunks are unequal; but at least kSpinTime.
 constexpr int kPatienceChunks = 8;
 
 constexpr int kMaxThreads = 1024;
@@ -47,7 +47,7 @@ inline void pause() {
 #endif
 }
 
-// Whether `ready` came true while spinning.
+// Returns whether `ready` became true while spinning.
 template <typename Ready>
 bool spin_until(const Ready& ready) {
   const auto deadline = Clock::now() + kSpinTime;
@@ -60,17 +60,17 @@ bool spin_until(const Ready& ready) {
   return ready();
 }
 
-// The gate of a job: its generation, whether workers may still enter, and how many are inside.
-// A worker enters by a compare-and-swap that sees the job open, so that one that comes late
-// neither touches the next job's state by mistake nor is waited for.
+// The gate of a job: its generation, whether workers may still enter, and how many are inside. A
+// worker enters by a compare-and-swap that requires an open job, so that a late worker neither
+// modifies the next job's state nor is waited for.
 constexpr int kGenerationShift = 24;
 constexpr uint64_t kOpen = uint64_t{1} << 23;
 constexpr uint64_t kInsideMask = kOpen - 1;
 
 uint64_t generation(uint64_t gate) { return gate >> kGenerationShift; }
 
-// Chunks that nobody has taken yet, of one worker's share: its begin in the lower half, its end in
-// the upper. Within a job a share never has the same value twice, as it only shrinks.
+// The chunks of one worker's share that nobody has taken yet: its begin in the lower half, its end
+// in the upper. Within a job, a share never has the same value twice, because it only shrinks.
 class Share {
  public:
   void assign(int64_t begin, int64_t end) { bounds_.store(pack(begin, end)); }
@@ -101,15 +101,16 @@ class Share {
   std::atomic<uint64_t> bounds_{0};
 };
 
-// What a pool keeps of each worker, on a cache line of its own.
+// The pool's data about each worker, on a separate cache line.
 struct alignas(64) WorkerState {
   Share share;
-  // Where it was when it began to wait for jobs without sleeping; the caller, when it began a job.
+  // The core on which it was when it started to spin for jobs; for the caller, when it started a
+  // job.
   std::atomic<int> core{kNoCore};
-  // The rest is of the worker alone.
+  // The rest is used only by the worker itself.
   std::optional<AllowedCores> allowed_cores;  // from when it begins
   Leave leave;
-  bool is_late = false;  // has kept others waiting, and has not sat out for it yet
+  bool is_late = false;  // has kept others waiting, and has not yet been excluded for it
 };
 
 }  // namespace
@@ -124,14 +125,14 @@ struct ThreadPool::State {
   // The job. Written by the session's thread while nobody is inside the gate.
   std::atomic<uint64_t> gate{0};
   const ChunkFunction* function = nullptr;
-  // Set before the gate is closed: who leaves it later was late. In nanoseconds.
+  // Set before the gate is closed: a worker that leaves it later was late. In nanoseconds.
   std::atomic<int64_t> late_after{0};
 
-  // Sleeping. Each flag is set before its owner looks at the gate a last time under the mutex, and
+  // Sleeping. Each flag is set before its owner checks the gate a last time under the mutex, and
   // read after the gate was changed: one of the two sides always sees the other.
   std::mutex mutex;
   std::condition_variable wake;
-  std::condition_variable come_back;  // for those that are left out, whom no job is to wake
+  std::condition_variable come_back;  // for excluded workers, which no job should wake
   std::condition_variable done;
   std::atomic<int> num_sleeping{0};
   std::atomic<bool> caller_sleeping{false};
@@ -160,7 +161,7 @@ struct ThreadPool::State {
     return std::nullopt;
   }
 
-  // How many there were.
+  // Runs chunks until none are left; returns how many it has run.
   int64_t run_chunks(int worker) {
     int64_t num_run = 0;
     while (const auto chunk = take(worker)) {
@@ -209,9 +210,9 @@ struct ThreadPool::State {
     num_sleeping.fetch_sub(1);
   }
 
-  // Two threads on one core stop each other again and again, as each spins while the other is to be
-  // waited for. The system may put a thread that wakes up beside the one that woke it, and then it
-  // goes elsewhere; where there is no other core, the others do without it.
+  // Two threads on one core repeatedly block each other, as each spins while the other is waited
+  // for. The system may place a waking thread on the core of the thread that woke it, and the
+  // thread then moves elsewhere; if there is no other core, the others continue without it.
   bool has_core_to_itself(WorkerState& self) const {
     self.core.store(current_core());
     const std::vector<int> taken = cores_of_others(self);
@@ -277,8 +278,8 @@ struct ThreadPool::State {
     caller_sleeping.store(false);
   }
 
-  // How long a worker may be in a chunk after the caller has done its last one, when that has run
-  // `num_run` of them in `run_time`.
+  // How long a worker may stay in a chunk after the caller has finished its last one, when the
+  // caller has run `num_run` of them in `run_time`.
   static Clock::duration patience(Clock::duration run_time, int64_t num_run) {
     // A caller that has run none does not know how long they take.
     if (num_run == 0) return std::chrono::seconds(1);
@@ -305,7 +306,7 @@ ThreadPool::ThreadPool(int num_threads) {
 
 ThreadPool::~ThreadPool() {
   // In a forked child the threads do not exist, and joining them or destroying what they wait on
-  // would hang: leave it to the end of the process.
+  // would hang: leave it until the process exits.
   if (state_ != nullptr && getpid() != state_->owner) static_cast<void>(state_.release());
 }
 
@@ -313,7 +314,7 @@ int ThreadPool::num_threads() const { return static_cast<int>(state_->threads.si
 
 ThreadPool::Session::Session(ThreadPool& pool)
     : pool_(pool), in_owner_(getpid() == pool.state_->owner) {
-  // A forked child works alone: it has no workers, and may have inherited a lock that is held.
+  // A forked child works alone: it has no workers, and may have inherited a locked mutex.
   if (!in_owner_) return;
   State& state = *pool_.state_;
   std::unique_lock<std::mutex> lock(state.turn_mutex);

@@ -1,9 +1,9 @@
 // A pool of threads for short parallel loops, and nothing else.
 //
-// Made for machines that are shared and have unequal cores: chunks are taken by whoever is free, a
-// worker that the system does not run delays nobody unless it is in the middle of a chunk, and is
-// left out for a while when that has happened (leave.h); waiting threads spin only for microseconds
-// and then sleep, and an idle pool costs nothing. Threads are bound to no core (docs/adr/0020).
+// Designed for shared machines with unequal cores: any free thread takes the next chunk, a
+// preempted worker delays nobody unless it is in the middle of a chunk, and is excluded for a while
+// after that has happened (leave.h); waiting threads spin only for microseconds and then sleep, and
+// an idle pool costs nothing. Threads are not bound to cores (docs/adr/0020).
 #pragma once
 
 #include <cstdint>
@@ -11,8 +11,8 @@
 
 namespace potluck {
 
-// A reference to a callable `void(int64_t chunk, int worker)`. It must not throw: an exception in
-// a chunk ends the process, because there is no caller to give it to.
+// A reference to a callable `void(int64_t chunk, int worker)`. It must not throw: an exception in a
+// chunk terminates the process, because no caller could handle it.
 class ChunkFunction {
  public:
   template <typename F>
@@ -29,7 +29,7 @@ class ChunkFunction {
 
 class ThreadPool {
  public:
-  // `num_threads` counts the calling thread: 1 makes none. Throws Error.
+  // `num_threads` includes the calling thread: 1 creates none. Throws Error.
   explicit ThreadPool(int num_threads);
   // Waits for the threads to end. In a forked child, which has none of them, it leaves the pool's
   // state alone.
@@ -39,8 +39,8 @@ class ThreadPool {
 
   int num_threads() const;
 
-  // The right to use the pool. Sessions are granted one at a time, in the order asked for, so
-  // that stages that share a pool take turns by whole steps. A thread may hold one at most.
+  // The right to use the pool. Sessions are granted one at a time, in the order requested, so that
+  // stages that share a pool take turns by whole steps. A thread may hold at most one.
   class Session {
    public:
     explicit Session(ThreadPool& pool);
@@ -51,10 +51,10 @@ class ThreadPool {
     int num_threads() const;
 
     // Calls function(chunk, worker) exactly once for every chunk in [0, num_chunks), and returns
-    // when all are done. Worker w of n has the chunks
-    // [num_chunks * w / n, num_chunks * (w + 1) / n) and takes them in ascending order; one that has
-    // done its own takes the last ones of others. `worker` is in [0, num_threads), and no two
-    // concurrent calls have the same. Not to be nested. Throws Error for 2^32 chunks or more.
+    // when all are done. Worker w of n has the chunks [num_chunks * w / n, num_chunks * (w + 1) /
+    // n) and takes them in ascending order; a worker that has finished its own takes the last ones
+    // of others. `worker` is in [0, num_threads), and no two concurrent calls have the same. Must
+    // not be nested. Throws Error for 2^32 chunks or more.
     void parallel_for(int64_t num_chunks, const ChunkFunction& function);
 
    private:
@@ -67,15 +67,16 @@ class ThreadPool {
   std::unique_ptr<State> state_;
 };
 
-// What parallel loops are cut by, in multiply-adds or operations as dear. Waking a sleeping
-// thread takes some 5 to 50 us on the machines this is for, a hot one under 1 us: a loop of
-// less than kMinChunkWork (a few us of one core) is not worth sharing, nor is a chunk of it.
+// The unit by which parallel loops are divided, in multiply-adds or operations of the same cost.
+// Waking a sleeping thread takes about 5 to 50 us on the intended machines, a spinning one under 1
+// us: a loop of less than kMinChunkWork (a few us on one core) is not worth sharing, nor is a
+// smaller chunk.
 constexpr int64_t kMinChunkWork = 32768;
 // More chunks than threads even out unequal cores and preempted threads.
 constexpr int64_t kChunksPerThread = 4;
 
 // Calls function(begin, end, worker) on ranges that cover [0, count), each a multiple of
-// `granularity` items (but the last) and worth at least kMinChunkWork at `work_per_item`.
+// `granularity` items (except the last) and worth at least kMinChunkWork at `work_per_item`.
 template <typename F>
 void parallel_ranges(ThreadPool::Session& session, int64_t count, int64_t granularity,
                      int64_t work_per_item, const F& function) {

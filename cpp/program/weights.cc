@@ -86,13 +86,13 @@ WeightStore::Entry& WeightStore::absent(const std::string& name,
   if (entry.state != State::Absent) throw Error("weight '" + name + "' was begun before");
   const bool is_vector = shape.size() == 1;
   const int64_t columns = shape.back();
-  // Of a stack, those of all its matrices.
+  // For a stack, the size of all its matrices.
   int64_t rows = 1;
   for (size_t i = 0; i + 1 < shape.size(); ++i) rows *= shape[i];
   const FormatInfo info = format_info(format);
   if (is_vector && is_quantized(format)) {
     throw Error("vector '" + name + "' is stored as " + info.name +
-                ", and vectors are taken as floats only");
+                ", but vectors must be stored as floats");
   }
   if (columns % info.block_columns != 0) {
     throw Error("weight '" + name + "' has " + std::to_string(columns) +
@@ -120,7 +120,7 @@ void WeightStore::map(const std::string& name, const std::vector<int64_t>& shape
   const bool is_vector = shape.size() == 1;
   if (is_vector && format != Format::F32) {
     throw Error("vector '" + name + "' is mapped as " + format_info(format).name +
-                ", and must be f32");
+                ", but must be f32");
   }
   if (num_bytes != entry.num_bytes) {
     throw Error("weight '" + name + "' is mapped with " + std::to_string(num_bytes) +
@@ -147,7 +147,7 @@ void WeightStore::write_rows(const std::string& name, int64_t start_row, int64_t
                              const uint8_t* data, uint64_t num_bytes, ThreadPool& pool) {
   Entry& entry = begun(name);
   const Matrix& matrix = entry.matrix;
-  // Ascending, without gaps: so that counting rows shows that all are there.
+  // Ascending, without gaps, so that counting rows is enough to detect missing ones.
   if (start_row != entry.rows_written || end_row < start_row || end_row > matrix.rows) {
     throw Error("rows [" + std::to_string(start_row) + ", " + std::to_string(end_row) +
                 ") of weight '" + name + "' do not follow the " +
@@ -197,8 +197,8 @@ bool WeightStore::fault_in(int index, uint64_t offset, uint64_t num_bytes) const
 }
 
 void WeightStore::ask_for(int index, uint64_t offset, uint64_t num_bytes) const {
-  // The kernel takes no more of one request than it reads ahead, which is 128 KiB unless the disk
-  // was set up otherwise (mm/readahead.c, force_page_cache_ra).
+  // The kernel limits a request to its read-ahead size, which is 128 KiB by default
+  // (mm/readahead.c, force_page_cache_ra).
   constexpr uint64_t kRequestBytes = uint64_t{128} << 10;
   const Range pages = pages_of(index, offset, num_bytes);
   for (uintptr_t at = pages.start; at < pages.end; at += kRequestBytes) {

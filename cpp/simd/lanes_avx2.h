@@ -1,5 +1,5 @@
-// Sixteen virtual lanes as two 256-bit registers: AVX2, FMA and F16C. lanes_scalar.h says what each
-// operation means.
+// Sixteen virtual lanes as two 256-bit registers: AVX2, FMA and F16C. lanes_scalar.h defines each
+// operation.
 #pragma once
 
 #include <immintrin.h>
@@ -12,21 +12,22 @@ namespace potluck {
 namespace avx2 {
 namespace {
 
-// A lane of 16 takes two of the 16 registers: 8 hold sums of integers, 2 a quad, one a token's. The
-// sums of floats are in the first cache meanwhile.
+// 16 lanes take two of the 16 registers: 8 hold sums of integers, 2 a quad, one a token's. The sums
+// of floats are meanwhile in the L1 cache.
 constexpr int kPanelTile = 1;
 constexpr int kTokenTile = 4;
 constexpr int kHalfScalesTokenTile = 2;
-// 12 registers hold sums, 2 a column of weights, one a token's. The pairs of BF16 take a mask as
-// well, and leave room for 10.
+constexpr int kWideTokenTile = 0;  // none
+// 12 registers hold sums, 2 a column of weights, one a token's. Pairs of BF16 also need a mask,
+// which leaves room for 10 sums.
 constexpr int kFloatPanelTile = 1;
 constexpr int kFloatTokenTile = 6;
 constexpr int kPairTokenTile = 5;
 constexpr bool kReloadsFloats = true;  // gcc 12: BF16 by 5 tokens 78 -> 124 Gop/s (Zen 5)
 constexpr int kUnroll = 8;
 constexpr int kNumLanes = 16;
-// Of 16 registers a strip takes 2, its sums 4, what is added to it 2; with two strips compilers spill
-// (gated delta rule, 128 x 128: 40 -> 54 us a token and 32 heads, Sapphire Rapids).
+// Of 16 registers, a strip takes 2, its sums 4, and its update 2; with two strips, compilers spill
+// (gated delta rule, 128 x 128: 40 -> 54 us per token and 32 heads, Sapphire Rapids).
 constexpr int kStateStrips = 1;
 constexpr int kStateTokens = 2;
 constexpr int kNumRegisters = 8;
@@ -226,7 +227,7 @@ POTLUCK_LANES I32x16 load_i8(const uint8_t* p) {
   return {_mm256_cvtepi8_epi32(v), _mm256_cvtepi8_epi32(_mm_srli_si128(v, 8))};
 }
 POTLUCK_LANES void store_i8(int8_t* p, I32x16 v) {
-  // packs works within 128-bit halves: lanes 0-3, 8-11, 4-7, 12-15, then put in order.
+  // packs works within 128-bit halves: lanes 0-3, 8-11, 4-7, 12-15, which are then reordered.
   const __m256i pairs = _mm256_permute4x64_epi64(_mm256_packs_epi32(v.low, v.high), 0xd8);
   const __m128i bytes =
       _mm_packs_epi16(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1));
@@ -234,7 +235,7 @@ POTLUCK_LANES void store_i8(int8_t* p, I32x16 v) {
 }
 
 POTLUCK_LANES void store_u16(uint16_t* p, I32x16 v) {
-  // packus works within 128-bit halves, and takes lanes below 2^16 as they are.
+  // packus works within 128-bit halves, and leaves lanes below 2^16 unchanged.
   const __m256i lower = _mm256_set1_epi32(0xffff);
   const __m256i halves = _mm256_packus_epi32(_mm256_and_si256(v.low, lower),
                                              _mm256_and_si256(v.high, lower));
@@ -249,7 +250,7 @@ POTLUCK_LANES void store_f16(uint16_t* p, F32x16 v) {
   _mm_storeu_si128(h, _mm256_cvtps_ph(v.low, _MM_FROUND_TO_NEAREST_INT));
   _mm_storeu_si128(h + 1, _mm256_cvtps_ph(v.high, _MM_FROUND_TO_NEAREST_INT));
 }
-// Of 8 registers, whose halves are transposed by themselves: numbers, pairs and fours of them are
+// 8 registers, whose halves are transposed separately: numbers, pairs and groups of four are
 // interleaved in turn.
 POTLUCK_LANES void transpose_8x8(__m256i* r) {
   __m256i pairs[8], fours[8];
@@ -333,15 +334,15 @@ POTLUCK_LANES Quad splat_quad(const int8_t* a) {
   __builtin_memcpy(&four, a, 4);
   return {_mm256_set1_epi32(four)};
 }
-// maddubs adds two products in 16 bits, where those of several quads fit: 2 * 15 * 127 * 8 quads of
-// 4 bits, 4 of 5 bits, 2 of 6 bits are at most 32,004. Then madd widens them.
+// maddubs adds two products in 16 bits, which hold those of several quads: 2 * 15 * 127 * 8 quads
+// of 4 bits, 4 of 5 bits, 2 of 6 bits are at most 32,004. Then madd widens them.
 template <int bits, int zero>
 struct Dot {
-  // Of fewer than 4 bits only halves of groups are summed, which are four quads.
+  // For fewer than 4 bits, only halves of groups are summed, which are four quads.
   static constexpr int kQuadsPerWidening = bits == 4 ? 8 : bits <= 5 ? 4 : 2;
   static_assert(2 * ((1 << bits) - 1) * 127 * kQuadsPerWidening < 32768, "16 bits overflow");
   __m256i low, high, low_pairs, high_pairs;
-  int32_t first;  // added last, so that it takes no register
+  int32_t first;  // added last, so that it needs no register
 
   POTLUCK_LANES void start(int32_t sum_a) { first = -zero * sum_a; }
   template <int index>
@@ -363,7 +364,7 @@ struct Dot {
     return {_mm256_add_epi32(low, more), _mm256_add_epi32(high, more)};
   }
 };
-// w - 128 as magnitudes, with its signs given to `a`: 2 * 128 * 127 fits in 16 bits.
+// The magnitudes of w - 128, with its signs applied to `a`: 2 * 128 * 127 fits in 16 bits.
 template <>
 struct Dot<8, 128> {
   __m256i low, high;
@@ -384,7 +385,7 @@ struct Dot<8, 128> {
   }
 };
 POTLUCK_LANES int32_t sum_16(const int8_t* a) {
-  // Sums of absolute differences want unsigned bytes: a + 128.
+  // Sums of absolute differences require unsigned bytes: a + 128.
   const __m128i v = _mm_xor_si128(_mm_loadu_si128((const __m128i*)a), _mm_set1_epi8(-128));
   const __m128i sums = _mm_sad_epu8(v, _mm_setzero_si128());
   return _mm_cvtsi128_si32(_mm_add_epi32(sums, _mm_unpackhi_epi64(sums, sums))) - 16 * 128;

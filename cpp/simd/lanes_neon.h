@@ -16,17 +16,18 @@ namespace potluck {
 namespace POTLUCK_ISA {
 namespace {
 
-// 20 of the 32 registers hold sums of floats, 4 or 8 one or two columns of weights, one a token's.
+// 20 of the 32 registers hold sums of floats, 4 or 8 one or two columns of weights, and one a
+// token's.
 constexpr int kFloatPanelTile = 1;
 constexpr int kFloatTokenTile = 5;
 constexpr int kPairTokenTile = 5;
 constexpr bool kReloadsFloats = false;
 constexpr int kUnroll = 8;
 constexpr int kNumLanes = 16;
-// A strip takes 4 of 32 registers, its sums 8, what is added to it 4.
+// A strip takes 4 of 32 registers, its sums 8, and its update 4.
 constexpr int kStateStrips = 1;
 constexpr int kStateTokens = 2;
-// As many F32x16 as the registers hold.
+// As many F32x16 as fit in the registers.
 constexpr int kNumRegisters = 8;
 
 struct F32x16 {
@@ -42,7 +43,7 @@ struct U8x64 {
   uint8x16_t v[4];
 };
 
-// An operation on each of the four registers.
+// Applies an operation to each of the four registers.
 #define POTLUCK_SPLAT(r) {{r, r, r, r}}
 #define POTLUCK_MAP(f, a) {{f(a.v[0]), f(a.v[1]), f(a.v[2]), f(a.v[3])}}
 #define POTLUCK_MAP_2(f, a, b) \
@@ -90,7 +91,7 @@ POTLUCK_LANES F32x16 fma(F32x16 a, F32x16 b, F32x16 c) {
   return {{vfmaq_f32(c.v[0], a.v[0], b.v[0]), vfmaq_f32(c.v[1], a.v[1], b.v[1]),
            vfmaq_f32(c.v[2], a.v[2], b.v[2]), vfmaq_f32(c.v[3], a.v[3], b.v[3])}};
 }
-// FMAX and FMAXNM treat NaN and the two zeros in ways of their own.
+// FMAX and FMAXNM handle NaN and the two zeros differently.
 POTLUCK_LANES float32x4_t max_4(float32x4_t a, float32x4_t b) {
   return vbslq_f32(vcgtq_f32(a, b), a, b);
 }
@@ -235,7 +236,7 @@ POTLUCK_LANES void store_f16(uint16_t* p, F32x16 a) {
 POTLUCK_LANES float32x4_t bf16_to_f32(uint16x4_t h) {
   return vreinterpretq_f32_u32(vshll_n_u16(h, 16));
 }
-// Numbers, pairs and fours of them are interleaved in turn, 8 rows and columns at a time.
+// Numbers, pairs and groups of four are interleaved in turn, 8 rows and columns at a time.
 POTLUCK_LANES void transpose_8x8(const uint16_t* in, uint16_t* out) {
   uint32x4_t pairs[8];
   uint64x2_t fours[8];

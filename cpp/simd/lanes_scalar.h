@@ -14,26 +14,28 @@ namespace potluck {
 namespace scalar {
 namespace {
 
-// Panels and tokens of a tile of `linear`, whose sums are to stay in the registers of the set. With
-// half scales there are two sums of integers for each. Here none fit.
+// Panels and tokens of a tile of `linear`, whose sums should stay in the registers of the
+// instruction set. With half scales, there are two sums of integers for each. Here none fit.
 constexpr int kPanelTile = 1;
 constexpr int kTokenTile = 1;
 constexpr int kHalfScalesTokenTile = 1;
+constexpr int kWideTokenTile = 0;  // none
 constexpr int kFloatPanelTile = 1;
 constexpr int kFloatTokenTile = 1;
-constexpr int kPairTokenTile = 1;  // of formats whose columns lie in pairs
-// Whether tiles of floats read again what they use again, since sums take nearly all registers and
-// compilers would spill them.
+constexpr int kPairTokenTile = 1;  // for formats whose columns are stored in pairs
+// Whether tiles of floats reload data that they reuse, because sums take nearly all registers and
+// compilers would spill it.
 constexpr bool kReloadsFloats = false;
-// How far loops over tiles and quads are unrolled: their arrays are to stay in registers, where
-// there are any for them.
+// How far loops over tiles and quads are unrolled: their arrays should stay in registers, if there
+// are any for them.
 constexpr int kUnroll = 1;
 constexpr int kNumLanes = 16;
-// Strips of a state that pass through the tokens together, and tokens that a scan takes in one pass:
-// their sums are to stay in the registers, and the strips in the first cache.
+// Strips of a state that are processed together, and tokens that a scan processes in one pass:
+// their sums should stay in the registers, and the strips in the L1 cache.
 constexpr int kStateStrips = 1;
 constexpr int kStateTokens = 1;
-// As many F32x16 as the registers hold; here, where there is no such limit, as many as anywhere.
+// As many F32x16 as fit in the registers; there is no such limit here, so as many as in any other
+// file.
 constexpr int kNumRegisters = 8;
 
 struct F32x16 {
@@ -100,7 +102,7 @@ POTLUCK_LANES F32x16 fma(F32x16 a, F32x16 b, F32x16 c) {
   POTLUCK_EACH_LANE c.lane[i] = __builtin_fmaf(a.lane[i], b.lane[i], c.lane[i]);
   return c;
 }
-// Of equal operands, or where one is NaN, the second (as x86 has it).
+// If the operands are equal, or one is NaN, the result is the second (as on x86).
 POTLUCK_LANES F32x16 max(F32x16 a, F32x16 b) {
   POTLUCK_EACH_LANE b.lane[i] = a.lane[i] > b.lane[i] ? a.lane[i] : b.lane[i];
   return b;
@@ -109,7 +111,7 @@ POTLUCK_LANES F32x16 min(F32x16 a, F32x16 b) {
   POTLUCK_EACH_LANE b.lane[i] = a.lane[i] < b.lane[i] ? a.lane[i] : b.lane[i];
   return b;
 }
-// x where a < b; y elsewhere, also where a or b is NaN.
+// x where a < b; y elsewhere, including where a or b is NaN.
 POTLUCK_LANES F32x16 where_less(F32x16 a, F32x16 b, F32x16 x, F32x16 y) {
   POTLUCK_EACH_LANE y.lane[i] = a.lane[i] < b.lane[i] ? x.lane[i] : y.lane[i];
   return y;
@@ -125,7 +127,7 @@ POTLUCK_LANES F32x16 keep_range(F32x16 v, int64_t begin, int64_t end, float othe
   return v;
 }
 
-// The one tree of every reduction: halves of 8, 4, 2 and 1 lanes.
+// The tree that every reduction uses: halves of 8, 4, 2 and 1 lanes.
 POTLUCK_LANES float sum(F32x16 v) {
   for (int half = 8; half > 0; half /= 2)
     for (int i = 0; i < half; ++i) v.lane[i] = v.lane[i] + v.lane[i + half];
@@ -160,8 +162,8 @@ POTLUCK_LANES uint32_t lanes_within(F32x16 v, F32x16 low, F32x16 high) {
     lanes |= (uint32_t)(low.lane[i] <= v.lane[i] && v.lane[i] <= high.lane[i]) << i;
   return lanes;
 }
-// Writes first + i for every bit i < 16 that is 1, in ascending order, and returns how many. What
-// is behind them, up to 16 entries in all, may be overwritten.
+// Writes first + i for every bit i < 16 that is 1, in ascending order, and returns how many.
+// Entries after them, up to 16 in total, may be overwritten.
 POTLUCK_LANES int store_indices(int32_t* p, int32_t first, uint32_t lanes) {
   int count = 0;
   for (; lanes != 0; lanes &= lanes - 1) p[count++] = first + __builtin_ctz(lanes);

@@ -1,4 +1,4 @@
-// Functions of many lane operations, the same for every instruction set. Included by lanes_*.h.
+// Functions composed of lane operations, the same for every instruction set. Included by lanes_*.h.
 #pragma once
 
 #include <stdint.h>
@@ -18,7 +18,7 @@ POTLUCK_LANES I32x16 round_i32(F32x16 v) {
   return sub(as_i32(add(v, rounder)), as_i32(rounder));
 }
 
-// The polynomial of `exp`: e^r where r is what n times ln 2 leaves of x.
+// The polynomial of `exp`: e^r, where r is the remainder of x after subtracting n times ln 2.
 POTLUCK_LANES F32x16 exp_of_rest(F32x16 x, F32x16 n) {
   F32x16 r = fma(n, splat(-kLn2High), x);
   r = fma(n, splat(-kLn2Low), r);
@@ -110,13 +110,13 @@ POTLUCK_LANES F32x16 capped(F32x16 x, float cap) {
   return mul(tanh(div(x, splat(cap))), splat(cap));
 }
 
-// The same bits for x in [-80, 0], where one factor is enough.
+// The same results, bit for bit, for x in [-80, 0], where one factor is sufficient.
 POTLUCK_LANES F32x16 exp_of_small(F32x16 x) {
   const F32x16 rounder = splat(kRounder);
   const F32x16 shifted = fma(x, splat(0x1.715476p0f), rounder);
   const F32x16 n = sub(shifted, rounder);
   const F32x16 p = exp_of_rest(x, n);
-  // The bits of the rounder are in the upper ones, and shifted out.
+  // The bits of the rounder are in the upper bits, and are shifted out.
   return mul(p, as_f32(add(shift_left<23>(as_i32(shifted)), splat_i32(127 << 23))));
 }
 

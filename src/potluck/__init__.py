@@ -29,8 +29,8 @@ if TYPE_CHECKING:
         Scores,
         TokenScore,
     )
-    from potluck.types.arithmetic import ArithmeticChoice
     from potluck.types.capabilities import DeviceCapabilities
+    from potluck.types.choices import ArithmeticChoice
     from potluck.types.quantization import Quantization
     from potluck.types.step import SamplingParams
     from potluck.types.text import ChatMessage, Tool, ToolCall

@@ -13,6 +13,9 @@ from collections.abc import Mapping
 SECRET_VARIABLE = "POTLUCK_SECRET"
 """The cluster's secret, for ``potluck up``."""
 
+INVITATION_VARIABLE = "POTLUCK_INVITATION"
+"""An invitation to a cluster, for the first ``potluck up``: arguments are seen by other users."""
+
 _HUB_TOKENS = frozenset({"HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"})
 """What the library ``huggingface_hub`` reads."""
 
@@ -24,6 +27,6 @@ def child_environment(
 
     ``may_fetch``: with the token for the hub, for a child that fetches files from there.
     """
-    held_back = {SECRET_VARIABLE} if may_fetch else {SECRET_VARIABLE, *_HUB_TOKENS}
+    held_back = {SECRET_VARIABLE, INVITATION_VARIABLE, *(() if may_fetch else _HUB_TOKENS)}
     given = os.environ if environment is None else environment
     return {name: value for name, value in given.items() if name not in held_back}

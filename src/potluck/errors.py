@@ -6,6 +6,9 @@
     │   └── PromptTooLongError   a prompt does not fit in the context
     ├── ModelNotFoundError       nothing at the path or hub id given
     ├── ModelFileError           a file is truncated, corrupt, or contradicts another
+    │   └── DamagedChunkError        bytes of a file do not have the SHA-256 that they must have
+    ├── StoreFullError           bytes cannot be kept: the limit is reached or the disk is full
+    ├── TransferError            bytes of a file cannot be had from any node or the hub
     ├── WheelFileError           a wheel, or a file in it, is broken, hostile or no wheel at all
     ├── WheelDownloadError       pip found no wheel, could not download it, or is not there
     ├── UnsupportedModelError    a sound model that this build cannot run
@@ -25,7 +28,8 @@
     ├── EdgeError                a connection between two stages failed or was refused
     │   └── EdgeClosedError      it was closed, by either side, between two frames
     ├── JoinError                a node could not take its place in the cluster
-    │   └── NodeIdInUseError     another agent runs under its id
+    │   ├── NodeIdInUseError     another agent runs under its id
+    │   └── RemovedFromClusterError  the others refuse it, for good
     └── CallError                a control call to another node failed
         ├── NodeLostError        the node called is not in the cluster, or left during the call
         └── SilentNodeError      the node called is there, and says nothing
@@ -44,8 +48,8 @@ class PotluckError(Exception):
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
-        self.message = _tellable(message)
-        self.hint = _tellable(hint)
+        self.message = _encodable(message)
+        self.hint = _encodable(hint)
 
 
 class UsageError(PotluckError):
@@ -70,9 +74,9 @@ class PromptTooLongError(UsageError):
 
     def __init__(self, num_tokens: int, context_tokens: int, *, is_least: bool = False) -> None:
         super().__init__(
-            f"the prompt has {'at least ' if is_least else ''}{num_tokens} tokens,"
-            f" and the context holds {context_tokens}",
-            hint="shorten the prompt, or give a larger --context if the model allows it",
+            f"the prompt has {'at least ' if is_least else ''}{num_tokens} tokens, but the "
+            f"context size is {context_tokens}",
+            hint="shorten the prompt, or set a larger --context if the model supports it",
         )
         self.num_tokens = num_tokens
         self.context_tokens = context_tokens
@@ -93,6 +97,22 @@ class ModelFileError(PotluckError):
         self.problem = problem
 
 
+class DamagedChunkError(ModelFileError):
+    """Chunk ``chunk`` of the file ``path`` does not have the SHA-256 that it must have."""
+
+    def __init__(self, path: str, chunk: int, problem: str, *, hint: str = "") -> None:
+        super().__init__(path, f"chunk {chunk} {problem}", hint=hint)
+        self.chunk = chunk
+
+
+class StoreFullError(PotluckError):
+    """Bytes cannot be kept in a store: its limit is reached, or the disk is full or broken."""
+
+
+class TransferError(PotluckError):
+    """Bytes of a file cannot be had from any source, or what brings them ended."""
+
+
 class WheelFileError(PotluckError):
     """The file ``path`` is no wheel that can be read, or tries to do harm: ``problem``."""
 
@@ -101,7 +121,7 @@ class WheelFileError(PotluckError):
     def __init__(self, path: str, problem: str, *, hint: str = "") -> None:
         super().__init__(
             f"{path}: {problem}",
-            hint=hint or "do not install it: get the file again, from where its project says",
+            hint=hint or "do not install it: download the file again from the project's own site",
         )
         self.path = path
         self.problem = problem
@@ -154,7 +174,7 @@ class OverloadedError(PotluckError):
     """There is no room for another request now; after ``retry_after_seconds`` there may be."""
 
     def __init__(self, message: str, *, retry_after_seconds: int) -> None:
-        super().__init__(message, hint=f"try again in {retry_after_seconds} s")
+        super().__init__(message, hint=f"retry in {retry_after_seconds} s")
         self.retry_after_seconds = retry_after_seconds
 
 
@@ -193,7 +213,7 @@ class EdgeError(PotluckError):
     """The connection with ``peer`` (a node id or an address) failed or was refused."""
 
     def __init__(self, peer: str, reason: str, *, hint: str = "") -> None:
-        super().__init__(f"edge with {peer}: {reason}", hint=hint)
+        super().__init__(f"connection to node {peer}: {reason}", hint=hint)
         self.peer = peer
         self.reason = reason
 
@@ -214,6 +234,17 @@ class NodeIdInUseError(JoinError):
         self.node_id = node_id
 
 
+class RemovedFromClusterError(JoinError):
+    """The node ``node_id`` was removed from the cluster: no other will ever take it again."""
+
+    def __init__(self, node_id: str) -> None:
+        super().__init__(
+            f"node {node_id} was removed from the cluster",
+            hint="to rejoin as a new node, use a new invitation: potluck up --join INVITATION",
+        )
+        self.node_id = node_id
+
+
 class CallError(PotluckError):
     """A control call to another node failed: there, on the way, or here."""
 
@@ -230,6 +261,6 @@ class SilentNodeError(CallError):
     """A node that is in the cluster has sent no part of its answer for too long."""
 
 
-def _tellable(text: str) -> str:
+def _encodable(text: str) -> str:
     """``text`` as it can be encoded: the name of a file may hold bytes that are no UTF-8."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")

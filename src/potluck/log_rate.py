@@ -74,5 +74,5 @@ class LogRateFilter(logging.Filter):
         if not rate.allows():
             return False
         if left_out:
-            record.msg = f"{message} ({left_out} more since the last such line)"
+            record.msg = f"{message} ({left_out} similar messages suppressed)"
         return True

@@ -42,6 +42,11 @@ def format_number(value: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
+def format_count(count: int, noun: str) -> str:
+    """``1, "stage"`` → ``1 stage``, ``3, "stage"`` → ``3 stages``."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def format_percent(part: float) -> str:
     """``0.0123`` → ``1.2 %``, ``0.353`` → ``35 %``: two significant digits below 10 %."""
     return f"{part * 100:.2g} %" if part < 0.1 else f"{part * 100:.0f} %"

@@ -17,8 +17,9 @@ from typing import Any
 
 import jsonschema
 import pytest
-from support.agents import Fleet, eventually
-from support.command import environment
+from support.cluster.agents import Fleet
+from support.processes.environment import environment
+from support.processes.waiting import eventually
 
 HERE = Path(__file__).parent
 CLIENTS = HERE.parents[1] / "build" / "clients"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.agents import AgentProcess, Fleet, no_end
+from support.cluster.agents import AgentProcess, Fleet, no_end
 
 from potluck import Model
 from potluck.kernels import available_isas, fast_formats
@@ -78,10 +78,10 @@ def test_fast_takes_only_what_all_its_units_have(agents: list[AgentProcess]) -> 
     options = ("--context", "256", "--cache", "256", "--arithmetic", "fast")
     done = agents[1].command_line("plan", "demo", *options)
     if not HAS_FAST:
-        assert "exact, since no CPU here has fast products of its weights (bf16" in done.stdout
+        assert "exact, since no CPU here has fast products for its weights (bf16" in done.stdout
         return
     assert done.returncode == 1
-    assert f"in {ISAS[-1]} arithmetic the model takes" in done.stderr
+    assert f"in {ISAS[-1]} arithmetic the model needs" in done.stderr
     assert "--arithmetic exact uses every unit" in done.stderr
 
 
@@ -97,7 +97,7 @@ def test_fast_leaves_out_units_that_lack_it(tmp_path: Path) -> None:
         assert [stage["node_id"] for stage in deployed["stages"]] == [fleet.agents[1].node_id]
         (rejection,) = deployed["rejections"]
         assert rejection["node_id"] == first.node_id
-        reason = f"it does not compute in {ISAS[-1]}, which this deployment does"
+        reason = f"it does not support the {ISAS[-1]} arithmetic of this deployment"
         assert rejection["reason"] == reason
         bias = {int(token): value for token, value in no_end().items()}
         with Model.open("demo", context_tokens=256) as model:

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
-from support.agents import AgentProcess, Document, Fleet, await_ready, eventually, no_end
-from support.netns import Host, require_namespaces
-from support.relay import PERFECT, Link, Relay, relayed_lan
+from support.cluster.agents import AgentProcess, Document, Fleet, await_ready, no_end
+from support.network.netns import Host, require_namespaces
+from support.network.relay import PERFECT, Link, Relay, relayed_lan
+from support.processes.waiting import eventually
 
 PROMPT = "The harbour at night was quiet"
-NOTICE_SECONDS = 2.5
-"""See ``membership.test_lost_links``."""
-VIEW_SECONDS = 1.0
+NOTICE_SECONDS = 4.5
+"""While others compute; ``membership.test_lost_links`` shows 2.5 s where nothing else runs."""
+VIEW_SECONDS = 3.0
+"""For a view while a node does not answer; tens of milliseconds where nothing else runs."""
 
 _STREAM = """
 import json, sys, urllib.request
@@ -104,19 +104,17 @@ class Stream:
 class Cluster:
     """Agents on the hosts of a relay; the last two hold no layers, and are gateways only."""
 
-    def __init__(self, relay: Relay, fleet: Fleet, stack: contextlib.ExitStack) -> None:
+    def __init__(self, relay: Relay, fleet: Fleet) -> None:
         self.relay = relay
         self.hosts = relay.hosts
         self.agents: list[AgentProcess] = []
-        self._stack = stack
+        self.streams: list[Stream] = []
         last = len(self.hosts) - 1
         for number, host in enumerate(self.hosts):
             join = None if number == 0 else fleet.agents[0]
             limit = "1MiB" if number >= last - 1 else None
             options = ("--lan",) if number == 0 else ()
-            agent = fleet.start(
-                number, *options, join=join, memory_limit=limit, prefix=host.command()
-            )
+            agent = fleet.start(number, *options, join=join, memory_limit=limit, host=host)
             self.agents.append(agent.await_up())
         fleet.await_members()
         self.deployed: Document = self.agents[0].deploy(context=1024, cache=8192)
@@ -126,20 +124,31 @@ class Cluster:
     def stream(self, number: int, max_tokens: int) -> Stream:
         """A client of agent ``number``, on its host."""
         stream = Stream(self.hosts[number], self.agents[number], max_tokens)
-        self._stack.callback(stream.close)
+        self.streams.append(stream)
         return stream
+
+    def reset(self) -> None:
+        """Leave it as it was found: no streams, and links that lose and delay nothing."""
+        while self.streams:
+            self.streams.pop().close()
+        self.relay.set_all(PERFECT)
 
     def holders(self) -> set[str]:
         """Nodes with a stage."""
         return {stage["node_id"] for stage in self.deployed["stages"]}
 
 
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
+@pytest.fixture(scope="module")
+def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     require_namespaces()
-    with relayed_lan(4) as relay, contextlib.ExitStack() as stack:
-        fleet = stack.enter_context(Fleet(tmp_path))
-        yield Cluster(relay, fleet, stack)
+    with relayed_lan(4) as relay, Fleet(tmp_path_factory.mktemp("bad-links")) as fleet:
+        yield Cluster(relay, fleet)
+
+
+@pytest.fixture
+def cluster(started: Cluster) -> Iterator[Cluster]:
+    yield started
+    started.reset()
 
 
 class Watch:
@@ -186,45 +195,6 @@ class Watch:
             thread.join()
 
 
-def both_ways(relay: Relay, host: Host) -> None:
-    relay.isolate(host)
-
-
-def to_it(relay: Relay, host: Host) -> None:
-    relay.isolate(host, sends=True)
-
-
-@pytest.mark.parametrize("cut", [both_ways, to_it])
-def test_a_gateway_that_vanishes_while_it_streams_disturbs_nobody_else(
-    cluster: Cluster, cut: Callable[[Relay, Host], None]
-) -> None:
-    vanishing, others = cluster.agents[3], cluster.agents[:3]
-    assert vanishing.node_id not in cluster.holders()
-    lost = [cluster.stream(3, 800) for _ in range(6)]
-    kept = [cluster.stream(2, 900), cluster.stream(0, 900)]
-    for stream in (*lost, *kept):
-        eventually(lambda s=stream: len(s.arrivals) > 5, within=20, what="streams flow")  # type: ignore[misc]
-    with Watch(others) as watch:
-        since = time.monotonic()
-        cut(cluster.relay, cluster.hosts[3])
-        time.sleep(5)
-        until = time.monotonic()
-    assert watch.noticed(vanishing.node_id, since) < NOTICE_SECONDS
-    assert watch.slowest < VIEW_SECONDS
-    for other in others:
-        assert not watch.missed(other.node_id), "the link to a healthy node was lost"
-    for stream in kept:
-        assert stream.slowest(since, until) < NOTICE_SECONDS
-    cluster.relay.set_all(PERFECT)
-    texts = {stream.complete(within=60) for stream in kept}
-    assert len(texts) == 1
-    eventually(
-        lambda: all(vanishing.node_id in agent.members() for agent in others),
-        within=10,
-        what="the gateway is back",
-    )
-
-
 def test_slow_and_lossy_links_lose_no_node_and_no_token(cluster: Cluster) -> None:
     alone = cluster.stream(2, 24).complete(within=30)
     watched = cluster.agents
@@ -245,6 +215,34 @@ def test_slow_and_lossy_links_lose_no_node_and_no_token(cluster: Cluster) -> Non
         assert texts == {alone}, f"other text over {link}"
         for agent in watched:
             assert not watch.missed(agent.node_id), f"a node was lost over {link}"
-        slowest = VIEW_SECONDS if link.delay_seconds < 0.2 else 1.5
         print(link, watch.slowest)
-        assert watch.slowest < slowest, f"the view took long over {link}"
+        assert watch.slowest < VIEW_SECONDS, f"the view took long over {link}"
+
+
+def test_a_gateway_that_vanishes_while_it_streams_disturbs_nobody_else(cluster: Cluster) -> None:
+    """Its packets still arrive, so only what it does not answer shows that it is gone."""
+    vanishing, others = cluster.agents[3], cluster.agents[:3]
+    assert vanishing.node_id not in cluster.holders()
+    lost = [cluster.stream(3, 800) for _ in range(6)]
+    kept = [cluster.stream(2, 900), cluster.stream(0, 900)]
+    for stream in (*lost, *kept):
+        eventually(lambda s=stream: len(s.arrivals) > 5, within=20, what="streams flow")  # type: ignore[misc]
+    with Watch(others) as watch:
+        since = time.monotonic()
+        cluster.relay.isolate(cluster.hosts[3], sends=True)
+        time.sleep(5)
+        until = time.monotonic()
+    assert watch.noticed(vanishing.node_id, since) < NOTICE_SECONDS
+    assert watch.slowest < VIEW_SECONDS
+    for other in others:
+        assert not watch.missed(other.node_id), "the link to a healthy node was lost"
+    for stream in kept:
+        assert stream.slowest(since, until) < NOTICE_SECONDS
+    cluster.relay.set_all(PERFECT)
+    texts = {stream.complete(within=60) for stream in kept}
+    assert len(texts) == 1
+    eventually(
+        lambda: all(vanishing.node_id in agent.members() for agent in others),
+        within=10,
+        what="the gateway is back",
+    )

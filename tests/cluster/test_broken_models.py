@@ -6,8 +6,8 @@ import os
 import shutil
 from pathlib import Path
 
-from support.agents import Fleet
-from support.command import assert_refused
+from support.cluster.agents import Fleet
+from support.processes.command import assert_refused
 
 from potluck.catalog.locate import DEMO_DIRECTORY
 

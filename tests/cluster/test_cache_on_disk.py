@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.agents import AgentProcess, Fleet, await_ready, eventually, no_end
-from support.small_lfm2 import SLOT_BYTES, write_small_lfm2
+from support.cluster.agents import AgentProcess, Fleet, await_ready, measured_cache, no_end
+from support.models.small_lfm2 import SLOT_BYTES, write_small_lfm2
+from support.processes.waiting import eventually
 
 WORDS = "the small boat crossed the quiet lake before the storm came over the hills "
 PROMPT = WORDS * 20
@@ -39,7 +40,7 @@ def deploy(agent: AgentProcess, disk_bytes: int) -> None:
 
 def test_a_prompt_survives_a_redeployment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Over two stages, each with a folder of its own; without the option nothing is written."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_CACHE_HOME", measured_cache(tmp_path / "cache"))
     folder = tmp_path / "cache" / "potluck" / "kv"
     with two_nodes(tmp_path / "fleet") as (first, second):
         deploy(first, 0)
@@ -65,7 +66,7 @@ def test_a_prompt_survives_the_loss_of_a_stage_and_a_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker is killed; then both agents are; and damage to the files costs time only."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_CACHE_HOME", measured_cache(tmp_path / "cache"))
     folder = tmp_path / "cache" / "potluck" / "kv"
     with two_nodes(tmp_path / "fleet") as (first, second):
         deploy(first, 2**30)
@@ -94,7 +95,7 @@ def test_a_prompt_survives_the_loss_of_a_stage_and_a_restart(
 
 def test_states_survive_a_redeployment_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a model with short convolutions: the prompt goes on from the checkpoint near its end."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_CACHE_HOME", measured_cache(tmp_path / "cache"))
     folder = tmp_path / "cache" / "potluck" / "kv"
     model = write_small_lfm2(tmp_path / "model")
     with Fleet(tmp_path / "fleet") as fleet:
@@ -124,8 +125,8 @@ def test_a_folder_that_cannot_be_used_is_told_once(
 ) -> None:
     """The model is served as without the option."""
     cache = tmp_path / "cache"
-    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
-    (cache / "potluck").mkdir(parents=True)
+    monkeypatch.setenv("XDG_CACHE_HOME", measured_cache(cache))
+    (cache / "potluck").mkdir(parents=True, exist_ok=True)
     (cache / "potluck" / "kv").write_text("not a folder", encoding="ascii")
     with Fleet(tmp_path / "fleet") as fleet:
         agent = fleet.start(0).await_up()
@@ -134,7 +135,7 @@ def test_a_folder_that_cannot_be_used_is_told_once(
         assert answer(agent) == (expected, num_tokens, num_tokens - 1)
         for _ in range(3):
             assert agent.metric("potluck_kv_blocks", model="demo", state="used") == 0
-        assert agent.log.count("demo keeps no cache blocks on disk: node") == 1
+        assert agent.log.count("demo stores no cache blocks on disk, because node") == 1
 
 
 def is_kept(folder: Path, num_blocks: int) -> bool:

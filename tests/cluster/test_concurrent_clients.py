@@ -12,7 +12,8 @@ from pathlib import Path
 
 import openai
 import pytest
-from support.agents import AgentProcess, Fleet, eventually, no_end
+from support.cluster.agents import AgentProcess, Fleet, no_end
+from support.processes.waiting import eventually
 
 from potluck import Model
 

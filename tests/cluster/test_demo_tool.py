@@ -7,20 +7,22 @@ import re
 import signal
 import subprocess
 import sys
-import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
+from support.processes.waiting import eventually
 
 ROOT = Path(__file__).parents[2]
+SECONDS = 60
 
 
 class Demo:
     """The program, in a process group of its own as a terminal would start it."""
 
     def __init__(self, directory: Path, **environment: str) -> None:
-        self._directory = directory
+        self.directory = directory
         self.process = subprocess.Popen(
             [sys.executable, str(ROOT / "tools" / "demo.py")],
             env={**os.environ, "TMPDIR": str(directory), **environment},
@@ -34,19 +36,33 @@ class Demo:
         """Ctrl-C."""
         os.killpg(self.process.pid, signal.SIGINT)
 
+    def catches(self, number: signal.Signals) -> bool:
+        """Whether it has a handler for a signal."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text(encoding="ascii")
+        (caught,) = re.findall(r"^SigCgt:\s*([0-9a-f]+)$", status, re.MULTILINE)
+        return bool(int(caught, 16) >> (number - 1) & 1)
+
+    def await_line(self, start: str) -> None:
+        """Wait until it has written a line that begins with ``start``."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.startswith(start):
+                return
+        raise AssertionError(f"it ended without saying {start!r}")
+
     def finish(self) -> tuple[str, str]:
         """stdout and stderr, once it has ended."""
         return self.process.communicate(timeout=90)
 
     def leftovers(self) -> list[str]:
         """Files in its temporary directory, and processes that work in it or name it."""
-        left = [str(path) for path in self._directory.iterdir()]
+        left = [str(path) for path in self.directory.iterdir()]
         for process in psutil.process_iter():
             try:
                 inherited = process.environ().get("TMPDIR")
             except psutil.Error:
                 continue
-            if inherited == str(self._directory):
+            if inherited == str(self.directory):
                 left.append(" ".join(process.cmdline()))
         return left
 
@@ -70,21 +86,45 @@ def test_the_demo_answers_over_three_agents(tmp_path: Path) -> None:
     assert demo.leftovers() == []
 
 
-@pytest.mark.parametrize("seconds", [0.1, 1.0, 2.5])
-def test_after_ctrl_c_nothing_is_left(tmp_path: Path, seconds: float) -> None:
+def has_handlers(demo: Demo) -> None:
+    """Nothing is imported yet."""
+    # Python handles SIGINT itself; SIGHUP is the last signal for which the program has a handler.
+    eventually(lambda: demo.catches(signal.SIGHUP), within=SECONDS, what="it has handlers")
+
+
+def starts_agents(demo: Demo) -> None:
+    """The first may not have been started."""
+    demo.await_line("Starting 3 agents")
+
+
+def has_started_agents(demo: Demo) -> None:
+    """The others join the first."""
+    eventually(
+        lambda: any(demo.directory.glob("*/3.stderr")), within=SECONDS, what="all are started"
+    )
+
+
+def deploys(demo: Demo) -> None:
+    """All agents are up, and their workers start."""
+    demo.await_line("Deploying demo")
+
+
+@pytest.mark.parametrize(
+    "reaches", [has_handlers, starts_agents, has_started_agents, deploys], ids=lambda f: f.__name__
+)
+def test_after_ctrl_c_nothing_is_left(tmp_path: Path, reaches: Callable[[Demo], None]) -> None:
     demo = Demo(tmp_path)
-    time.sleep(seconds)
+    reaches(demo)
     demo.interrupt()
     _, errors = demo.finish()
-    # On a fast machine it may have been done by then.
-    assert demo.process.returncode in ((130,) if seconds < 2 else (130, 0)), errors
+    assert demo.process.returncode == 130, errors
     assert "Traceback" not in errors
     assert demo.leftovers() == []
 
 
 def test_a_second_ctrl_c_leaves_nothing_either(tmp_path: Path) -> None:
     demo = Demo(tmp_path)
-    time.sleep(1.5)
+    has_started_agents(demo)
     demo.interrupt()
     demo.interrupt()
     demo.finish()

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import openai
 import pytest
-from support.agents import Fleet
-from support.kernel_build import not_shown
+from support.cluster.agents import Fleet
+from support.kernels.build import not_shown
 
 from potluck.catalog.locate import DEMO_DIRECTORY
 
@@ -44,7 +44,7 @@ def test_nodes_compare_weights_and_gateways_tokenizers(tmp_path: Path) -> None:
         assert "tokenizer" in refused.value.message
         for agent in (first, second):
             shown = agent.command_line("ps").stdout
-            assert f"no answers from: {second.node_id}: this node's tokenizer" in shown
+            assert f"refuses requests: {second.node_id}: this node's tokenizer" in shown
 
         # The same agents, a file that has been written to: nothing old is believed.
         first.ask("undeploy", name="m")
@@ -56,4 +56,5 @@ def test_nodes_compare_weights_and_gateways_tokenizers(tmp_path: Path) -> None:
         deployed = first.deploy(str(model), name="m", context=CONTEXT)
         assert {stage["node_id"] for stage in deployed["stages"]} == {first.node_id}
         reasons = {each["node_id"]: each["reason"] for each in deployed["rejections"]}
-        assert reasons[second.node_id].endswith("not those of the coordinator: other weights")
+        said = "differ from those of the coordinator: different weights"
+        assert reasons[second.node_id].endswith(said)

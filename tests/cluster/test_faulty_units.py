@@ -1,7 +1,7 @@
 """Units that fail in use: the node stays up, answers from its CPU, and says why.
 
 Agents and workers are real, on a machine that plays a GPU: an engine that computes as the native
-one does, and fails when it is told to (``support.faulty_unit``).
+one does, and fails when it is told to (``support.machines.faulty_unit``).
 """
 
 from __future__ import annotations
@@ -17,21 +17,23 @@ from pathlib import Path
 
 import psutil
 import pytest
-from support import faulty_unit
-from support.agents import AgentProcess, Document, Fleet, await_ready, eventually, no_end
-from support.faulty_unit import CL_UNIT, UNIT, Misbehaviour
-from support.icds import build_icd, change_icd
-from support.safetensors_bytes import safetensors_bytes
+from support.cluster.agents import AgentProcess, Document, Fleet, await_ready, no_end
+from support.formats.safetensors_bytes import safetensors_bytes
+from support.machines import faulty_unit
+from support.machines.faulty_unit import CL_UNIT, UNIT, Misbehaviour
+from support.machines.icds import build_icd, change_icd
+from support.processes.waiting import eventually
 
 from potluck import Model
 from potluck.catalog.locate import DEMO_DIRECTORY
 
 ROOT = Path(__file__).parents[2]
-COMMAND = (sys.executable, "-m", "support.faulty_unit.agent")
+COMMAND = (sys.executable, "-m", "support.machines.faulty_unit.agent")
 PROMPT = "Once upon a time"
 STEP_SECONDS = 1.0
-BACK_SECONDS = 5.0
-"""From the fault to an answer of the CPU, besides loading."""
+BACK_SECONDS = 25.0
+"""From the fault to an answer of the CPU, without loading: 2 seconds where nothing else runs. What
+must not happen lasts 30: to wait for a step as long as units are usually given."""
 
 
 class Machine:
@@ -83,7 +85,7 @@ class Machine:
         return self.agent.deploy(self.model, name="demo", context=256, cache=256)
 
     def ask(self, max_tokens: int = 8) -> str:
-        with self.agent.client(timeout=20) as client:
+        with self.agent.client(timeout=60) as client:
             answer = client.completions.create(
                 model="demo",
                 prompt=PROMPT,
@@ -129,26 +131,32 @@ def units_of(deployment: Document) -> list[str]:
     return [stage["unit_id"] for stage in deployment["stages"]]
 
 
+def computed(process: psutil.Process) -> float:
+    """The seconds of processor time that it has used; 0 once it has ended."""
+    try:
+        return sum(process.cpu_times()[:2])
+    except psutil.NoSuchProcess:
+        return 0.0
+
+
 def check_left(machine: Machine, reason: str, since: float) -> None:
-    """The unit is out for ``reason``; the CPU answers in time."""
-
-    def is_out() -> bool:
-        unit = machine.unit()
-        return unit["role"] == "out" and str(unit["reason"]).startswith(reason)
-
-    eventually(is_out, within=1, what=f"{machine.unit()} is out: {reason}")
+    """The unit was left for ``reason``, perhaps for a moment only; the CPU answers in time."""
+    told = f"{machine.unit_id} is no longer used: {reason}"
+    eventually(lambda: told in machine.agent.log, within=15, what=told)
     deployment = await_ready(machine.agent, "demo")
     assert units_of(deployment) == ["cpu/native"]
     loading = deployment["stages"][0]["load_seconds"]
     assert machine.ask() == expected_text(machine.model)
     assert time.monotonic() - since < BACK_SECONDS + loading
-    assert f"{machine.unit_id} is not used any more: {reason}" in machine.agent.log
     eventually(lambda: len(machine.agent.workers()) == 1, within=5, what="one worker is left")
 
 
 IN_A_STEP = [
     (Misbehaviour.CRASH, "killed: the worker was killed by SIGSEGV"),
-    (Misbehaviour.EXIT, "driver error: the worker ended with exit code 77 and said nothing"),
+    (
+        Misbehaviour.EXIT,
+        "driver error: the worker ended with exit code 77 without an error message",
+    ),
     (Misbehaviour.HANG, "hung: a step took longer than 1 s"),
     (Misbehaviour.HOG, "hung: its worker has said nothing for 1 s"),
     (Misbehaviour.NAN, "not finite: its logits are not finite"),
@@ -161,13 +169,22 @@ def test_a_unit_that_fails_in_a_step(machine: Machine, how: Misbehaviour, reason
     assert units_of(deployed) == [UNIT]
     assert machine.ask() == expected_text()
     (worker,) = machine.agent.workers()
+    logged = len(machine.agent.log)
     machine.misbehave(how)
     started = time.monotonic()
     assert machine.ask() == expected_text(), "it goes on where the CPU computes it"
     check_left(machine, reason, started + 3 * STEP_SECONDS + 1)
     if how is Misbehaviour.NAN:
-        verdict = f"{UNIT} is still not used: {reason}, and its self-test passes"
-        eventually(lambda: verdict in machine.agent.log, within=5, what="suspicion is followed up")
+        # Tested at once. On a busy machine that takes longer than the pause, and it is used again.
+        verdicts = (
+            f"{UNIT} is still not used: {reason}, and its self-test passes",
+            f"{UNIT} works again",
+        )
+        eventually(
+            lambda: any(verdict in machine.agent.log[logged:] for verdict in verdicts),
+            within=15,
+            what="suspicion is followed up",
+        )
     assert not psutil.pid_exists(worker)
 
 
@@ -176,7 +193,7 @@ def test_a_worker_that_is_killed_while_it_serves(machine: Machine) -> None:
     (worker,) = machine.agent.workers()
     machine.misbehave(Misbehaviour.LIE)  # in tests only: it stays out as long as this is looked at
     with (
-        machine.agent.client(timeout=20) as client,
+        machine.agent.client(timeout=60) as client,
         client.completions.create(
             model="demo",
             prompt=PROMPT,
@@ -228,7 +245,7 @@ def test_what_is_shown_of_a_unit_that_is_out_and_that_nothing_is_left_running(
     reason = "driver error: the context is lost"
     check_left(machine, reason, time.monotonic())
     shown = machine.agent.command_line("ps", "--json")
-    with urllib.request.urlopen(f"{machine.agent.url}/cluster", timeout=20) as answer:
+    with urllib.request.urlopen(f"{machine.agent.url}/cluster", timeout=60) as answer:
         documents = [json.loads(shown.stdout), json.load(answer)]
     for document in documents:
         (node,) = document["nodes"]
@@ -239,11 +256,11 @@ def test_what_is_shown_of_a_unit_that_is_out_and_that_nothing_is_left_running(
     (line,) = (line for line in lines if f"{UNIT}: out" in line)
     assert reason in line
 
-    processes = [psutil.Process(machine.agent.pid)]
-    processes += processes[0].children(recursive=True)
-    used = [sum(process.cpu_times()[:2]) for process in processes]
+    agent = psutil.Process(machine.agent.pid)
+    before = {process: computed(process) for process in (agent, *agent.children(recursive=True))}
     time.sleep(1)  # the length of the measurement
-    burnt = sum(sum(process.cpu_times()[:2]) for process in processes) - sum(used)
+    # Children that test the unit again come and go, and their time is no matter here.
+    burnt = sum(computed(each) - used for each, used in before.items() if each.is_running())
     assert burnt < 0.4, "a thread spins"
 
 
@@ -257,11 +274,11 @@ def test_a_unit_that_lies_while_idle_is_not_met_again_after_a_restart(
         assert units_of(machine.deploy()) == [UNIT]
         machine.misbehave(Misbehaviour.LIE)
         eventually(
-            lambda: machine.unit()["role"] == "out", within=10, what="the idle unit is found out"
+            lambda: machine.unit()["role"] == "out", within=30, what="the idle unit is found out"
         )
         check_left(
             machine,
-            "wrong numbers: its self-test, repeated while it was idle, fails: "
+            "wrong numbers: its self-test failed while it was idle: "
             "opencl: wrong numbers: the q8_0 product[0][0]",
             time.monotonic(),
         )
@@ -271,12 +288,13 @@ def test_a_unit_that_lies_while_idle_is_not_met_again_after_a_restart(
         eventually(machine.trial, within=20, what="the GPU was looked at")
         trial = machine.trial()
         assert not trial["works"]
-        assert trial["reason"].startswith("not tried again: wrong numbers: its self-test, repeated")
+        # What was found while it was idle, or by the test after that.
+        assert "wrong numbers: the q8_0 product[0][0]" in trial["reason"]
         assert machine.unit()["role"] != "serves"
 
 
 # tinygrad on a real OpenCL driver, PoCL, through a library that spoils some calls
-# (``support.icds``): PoCL computes on the CPU, and passes for a GPU here.
+# (``support.machines.icds``): PoCL computes on the CPU, and passes for a GPU here.
 
 
 @pytest.fixture(scope="module")
@@ -288,7 +306,8 @@ def icd(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def started_opencl(tmp_path_factory: pytest.TempPathFactory, icd: Path) -> Iterator[Machine]:
     """A machine whose GPU is PoCL's."""
     folder = tmp_path_factory.mktemp("opencl")
-    environ = {faulty_unit.ICD: str(icd), "POTLUCK_UNIT_STEP_SECONDS": "0.2"}
+    # Opening the unit may take twenty times as long, which it does on a busy machine.
+    environ = {faulty_unit.ICD: str(icd), "POTLUCK_UNIT_STEP_SECONDS": "0.6"}
     model = first_layer_of_demo(folder / "model")
     machine = Machine(folder, unit_id=CL_UNIT, model=str(model), **environ)
     with machine.fleet:
@@ -317,7 +336,7 @@ def first_layer_of_demo(folder: Path) -> Path:
 @pytest.mark.parametrize(
     ("fault", "reason"),
     [
-        ("out-of-resources", "out of memory: the device has no memory left: "),
+        ("out-of-resources", "out of memory: the device is out of memory: "),
         ("hang", "hung: "),
     ],
 )
@@ -329,7 +348,9 @@ def test_an_opencl_driver_that_fails_while_a_model_is_loaded(
     machine.await_gpu()
     change_icd(icd, fault=fault)
     machine.misbehave(Misbehaviour.LIE)  # in tests only
-    assert units_of(machine.deploy()) == ["cpu/native"]
-    check_left(machine, reason, time.monotonic())
-    machine.behave()
+    try:
+        assert units_of(machine.deploy()) == ["cpu/native"]
+        check_left(machine, reason, time.monotonic())
+    finally:
+        machine.behave()
     machine.agent.ask("undeploy", name="demo")

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.agents import Document
-from support.kernel_build import not_shown
+from support.cluster.agents import Document
+from support.kernels.build import not_shown
 
 _ROOT = Path(__file__).resolve().parents[2]
 _SCRIPT = _ROOT / "benchmarks" / "fourteen_boards.py"

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.agents import AgentProcess, Fleet, eventually
-from support.fake_backends.behaviour import device, spec
-from support.hidden_modules import REASON, hide_core
-from support.members import until
+from support.cluster.agents import AgentProcess, Fleet
+from support.engines.fake_backends.behaviour import device, spec
+from support.processes.hidden_modules import REASON, hide_core
+from support.processes.waiting import eventually, until
 
 from potluck.cluster.agent.config import AgentConfig
 from potluck.cluster.agent.service import Agent
@@ -25,10 +25,11 @@ from potluck.cluster.agent.state import StateDirectory
 from potluck.cluster.coordinator.survey import gather_reports
 from potluck.cluster.membership import Address
 from potluck.cluster.trust.secret import generate_secret, parse_secret
-from potluck.probe.layer import Layer
-from potluck.probe.system import System
+from potluck.probe.detector import Detector
+from potluck.probe.machine.system import System
+from potluck.types.backend import DeviceKind
 from potluck.types.cluster import UnitId
-from potluck.types.hardware import DeviceKind, LayerReport
+from potluck.types.hardware import DetectorReport
 from potluck.types.node import NodeReport, UnitReport
 from potluck.types.unit import Role
 
@@ -45,13 +46,15 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
 
 def own_hardware(agent: AgentProcess) -> dict[str, Any]:
     """Through ``/cluster``: the roles of units by id, and how fast each device's units read."""
-    with urllib.request.urlopen(f"{agent.url}/cluster", timeout=20) as answer:
+    with urllib.request.urlopen(f"{agent.url}/cluster", timeout=60) as answer:
         (node,) = json.load(answer)["nodes"]
     trials = node["hardware"]["trials"]
     return {
         "units": {unit["unit_id"]: unit["role"] for unit in node["units"]},
         "devices": [
-            each["device_id"] for layer in node["hardware"]["layers"] for each in layer["devices"]
+            each["device_id"]
+            for detector in node["hardware"]["detectors"]
+            for each in detector["devices"]
         ],
         "rates": [trial["figures"]["read_bytes_per_second"]["value"] for trial in trials],
     }
@@ -105,7 +108,7 @@ def test_a_node_whose_core_cannot_be_loaded_takes_part_and_says_why(
 
 @asynccontextmanager
 async def an_agent(
-    directory: Path, *layers: Layer, gpu_backend: str = "works"
+    directory: Path, *detectors: Detector, gpu_backend: str = "works"
 ) -> AsyncIterator[Agent]:
     native, gpu = spec("works"), spec(gpu_backend)
     config = AgentConfig(
@@ -116,7 +119,7 @@ async def an_agent(
             dataclasses.replace(native, name="native", kinds=frozenset({DeviceKind.CPU})),
             dataclasses.replace(gpu, name="gpu", kinds=frozenset({DeviceKind.GPU})),
         ),
-        layers=layers,
+        detectors=detectors,
     )
     state = StateDirectory(directory)
     with state.locked():
@@ -130,12 +133,12 @@ async def report_of(agent: Agent) -> NodeReport:
     return report
 
 
-def a_layer(name: str, before: Callable[[], object] = lambda: None) -> Layer:
-    def find(_: System) -> LayerReport:
+def a_detector(name: str, before: Callable[[], object] = lambda: None) -> Detector:
+    def find(_: System) -> DetectorReport:
         before()
-        return LayerReport(layer=name, devices=(device(f"of-{name}"),))
+        return DetectorReport(detector=name, devices=(device(f"of-{name}"),))
 
-    return Layer(name=name, find=find)
+    return Detector(name=name, find=find)
 
 
 @pytest.fixture
@@ -150,14 +153,14 @@ def test_a_gpu_that_is_slow_to_be_found_becomes_a_unit_with_its_own_memory(tmp_p
     may_find = threading.Event()
 
     async def run() -> None:
-        layers = (a_layer("slow", may_find.wait), a_layer("quick"))
-        async with an_agent(tmp_path / "state", *layers) as agent:
+        detectors = (a_detector("slow", may_find.wait), a_detector("quick"))
+        async with an_agent(tmp_path / "state", *detectors) as agent:
 
             async def is_found(device_id: str) -> bool:
                 report = await report_of(agent)
                 return device_id in [each.device_id for each in report.hardware.devices]
 
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while not await is_found("of-quick"):
                     await asyncio.sleep(0.01)
                 report = await report_of(agent)
@@ -169,7 +172,11 @@ def test_a_gpu_that_is_slow_to_be_found_becomes_a_unit_with_its_own_memory(tmp_p
                 # Then both are tried: OpenCL may have shown a third.
                 while not (report := await report_of(agent)).hardware.is_complete:
                     await asyncio.sleep(0.01)
-            assert [layer.layer for layer in report.hardware.layers] == ["cpu", "slow", "quick"]
+            assert [detector.detector for detector in report.hardware.detectors] == [
+                "cpu",
+                "slow",
+                "quick",
+            ]
             cpu, *gpus = report.units
             assert cpu.is_shared
             assert cpu.usable_bytes <= report.available_bytes
@@ -196,7 +203,7 @@ def test_a_gpu_that_is_slow_to_be_found_becomes_a_unit_with_its_own_memory(tmp_p
 @pytest.mark.usefixtures("fakes")
 def test_a_gpu_that_does_not_work_is_listed_and_is_no_unit(tmp_path: Path) -> None:
     async def run() -> NodeReport:
-        async with an_agent(tmp_path / "state", a_layer("bad"), gpu_backend="crashes") as agent:
+        async with an_agent(tmp_path / "state", a_detector("bad"), gpu_backend="crashes") as agent:
             await until(lambda: agent.hardware.report.is_complete, within=20)
             return await report_of(agent)
 

@@ -10,13 +10,17 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from support.agents import AgentProcess, Fleet, eventually
-from support.kernel_build import require_tool
+from support.cluster.agents import AgentProcess, Fleet
+from support.kernels.build import require_tool
+from support.portability.local_index import local_index
+from support.portability.wheel_bytes import write_wheel
+from support.processes.waiting import eventually
 
 import potluck
-from potluck.cluster.agent.control import ask
-from potluck.portability.host_document import MAX_DOCUMENT_BYTES, read_host
-from potluck.portability.installed_host import describe_host
+from potluck.cluster.agent.asking import ask
+from potluck.portability.hosts.document import read_host
+from potluck.portability.hosts.installed import describe_host
+from potluck.portability.hosts.writing import MAX_DOCUMENT_BYTES
 
 SCHEMAS = Path(potluck.__file__).parent / "cli/schemas"
 
@@ -70,6 +74,45 @@ def test_every_node_describes_itself_or_says_why_not(
     assert "No module named" in answers[broken.node_id]["problem"]
 
 
+def test_packages_are_planned_for_every_node(
+    pair: tuple[AgentProcess, AgentProcess], tmp_path: Path
+) -> None:
+    sound, broken = pair
+    with local_index(tmp_path / "files") as index:
+        for version in ("1.0", "2.0"):
+            write_wheel(
+                index.folder,
+                name="app",
+                version=version,
+                tag="py3-none-any",
+                metadata="Requires-Dist: lib\n",
+            )
+        write_wheel(index.folder, name="lib", tag="py3-none-any")
+        completed = sound.command_line(
+            *("wheel", "plan", "app", "--cluster", "--json"), environ=index.environment(tmp_path)
+        )
+        assert completed.returncode == 1, "a node did not answer"
+        document = json.loads(completed.stdout)
+        jsonschema.validate(document, json.loads((SCHEMAS / "wheel-plan.json").read_text()))
+        (host,) = document["hosts"]
+        assert host["machine"] == describe_host().machine
+        (own,) = document["own"]
+        assert own["host"] == host["name"]
+        assert [(each["name"], each["version"]) for each in own["wheels"]] == [
+            ("app", "2.0"),
+            ("lib", "1.0"),
+        ]
+        assert document["problems"] == []
+        (silent,) = document["silent"]
+        assert silent["node_id"] == broken.node_id
+        assert silent["problem"].startswith("cannot describe this machine: ")
+        completed = sound.command_line(
+            *("wheel", "plan", "app", "--cluster"), environ=index.environment(tmp_path)
+        )
+        assert completed.returncode == 1
+        assert f"node {broken.node_id} did not describe its host: " in completed.stdout
+
+
 def test_a_wheel_is_checked_on_every_node(
     pair: tuple[AgentProcess, AgentProcess], library: Path
 ) -> None:
@@ -82,7 +125,7 @@ def test_a_wheel_is_checked_on_every_node(
     assert [each["verdict"] for each in report["hosts"]] == ["loads"]
     (silent,) = document["silent"]
     assert silent["node_id"] == broken.node_id
-    assert silent["problem"].startswith("it cannot be described: ")
+    assert silent["problem"].startswith("cannot describe this machine: ")
     broken.end()
     alone = {sound.node_id}
     eventually(lambda: sound.members() == alone, within=20, what="the other node has left")

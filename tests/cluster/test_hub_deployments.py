@@ -1,18 +1,19 @@
-"""Deploying from a hub: every node fetches the files that hold its own stage, and no others."""
+"""Deploying from a hub: one node fetches each part of the files, and passes it on."""
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from support.agents import Fleet
-from support.fake_hub import FakeHub, serve_hub
-from support.hub_models import DEMO, cut_demo, hub_environment
+from support.cluster.agents import AgentProcess, Fleet, await_transfers, measured_cache
+from support.models.hub_models import DEMO, cut_demo, hub_environment
+from support.network.fake_hub import Repository, serve_hub
+from support.processes.waiting import eventually
 
-from potluck.cluster.agent.control import ask
+from potluck.cluster.agent.asking import ask
 
 HUB_ID = "table/cut"
 NUM_LAYERS = 12
@@ -27,32 +28,24 @@ def file_of(tensor: str) -> str:
     return EMBEDDING if "embed" in tensor else NORM
 
 
-def files_of_stage(start_layer: int, end_layer: int) -> set[str]:
-    """The head is tied: the last stage reads it from the embedding's bytes."""
-    files = {f"layer-{layer:02}.safetensors" for layer in range(start_layer, end_layer)}
-    if start_layer == 0:
-        files |= {EMBEDDING}
-    if end_layer == NUM_LAYERS:
-        files |= {EMBEDDING, NORM}
-    return files
-
-
 @pytest.fixture
 def fleet(tmp_path: Path) -> Iterator[Fleet]:
     with Fleet(tmp_path) as fleet:
         yield fleet
 
 
-def test_a_node_fetches_the_files_of_its_stage_alone(fleet: Fleet) -> None:
+def test_nothing_crosses_the_uplink_twice(fleet: Fleet) -> None:
     files = cut_demo(file_of)
     assert set(files) >= WEIGHTS
-    with ExitStack() as serving:
-        hubs: list[FakeHub] = []
+    with serve_hub({HUB_ID: files}) as hub:
         for number in range(3):
-            hub = serving.enter_context(serve_hub({HUB_ID: files}))
-            hubs.append(hub)
-            environ = hub_environment(fleet.directory / f"hub-{number}", hub.endpoint)
-            # By their limits, so that the model is always cut in the same way.
+            folder = fleet.directory / f"hub-{number}"
+            # The last one does not reach the hub. By their limits, so that the model is always cut
+            # in the same way.
+            endpoint = hub.endpoint if number < 2 else "http://127.0.0.1:9"
+            environ = hub_environment(
+                folder, endpoint, XDG_CACHE_HOME=measured_cache(folder / "cache")
+            )
             fleet.start(
                 number,
                 join=fleet.agents.get(0),
@@ -63,41 +56,73 @@ def test_a_node_fetches_the_files_of_its_stage_alone(fleet: Fleet) -> None:
         agents = list(fleet.agents.values())
         planned = agents[0].command_line("plan", HUB_ID, "--context", "64")
         assert planned.returncode == 0, planned.stderr
-        assert not any(WEIGHTS & set(hub.fetched) for hub in hubs), "a plan fetches no weights"
+        of_plan = sum(hub.sent_bytes[name] for name in WEIGHTS)
+        assert of_plan <= sum(min(2**20, len(files[name])) for name in WEIGHTS), "headers alone"
         deployed = agents[0].deploy(HUB_ID, context=64)
         by_node = {stage["node_id"]: stage for stage in deployed["stages"]}
-        assert len(by_node) == 3
-        for agent, hub in zip(agents, hubs, strict=True):
-            stage = by_node[agent.node_id]
-            expected = files_of_stage(stage["start_layer"], stage["end_layer"])
-            assert expected < WEIGHTS
-            assert WEIGHTS & set(hub.fetched) == expected
-            assert len(hub.fetched) == len(set(hub.fetched)), "a file was sent twice"
-            if agent is not agents[0]:  # the coordinator reads the headers of all
-                others = WEIGHTS - expected
-                assert not any(hub.sent_bytes[name] for name in others)
-        commit = hubs[0].repositories[HUB_ID].commit
+        assert set(by_node) == {agent.node_id for agent in agents}
+        for name in WEIGHTS:
+            assert hub.sent_bytes[name] == len(files[name]), f"{name} came not once"
+        whole = sum(len(files[name]) for name in WEIGHTS)
+        transfers = await_transfers(agents[0], HUB_ID, {agents[2].node_id})
+        assert sum(each["by_source"].get("hub", 0) for each in transfers.values()) <= whole
+        last = transfers[agents[2].node_id]["by_source"]
+        assert last.get("hub", 0) == 0
+        assert sum(last.values()) > 0
+        eventually(
+            lambda: verification(agents[0]) == "verified", within=10, what="the files are verified"
+        )
+        commit = hub.repositories[HUB_ID].commit
         assert deployed["model"] == f"{HUB_ID}@{commit}"
-        with agents[2].client() as client:
+        with agents[1].client() as client:
             answer = client.completions.create(
                 model=HUB_ID, prompt="The fox", max_tokens=8, temperature=0
             )
-        served = [len(hub.fetched) + len(hub.header_reads) for hub in hubs]
         agents[0].ask("undeploy", name=HUB_ID)
-        # Without the hub: the files of the stages are on the disks, and the headers on the first.
-        for hub in hubs:
-            hub.repositories.clear()
+        # Without the hub: everything is on the disks.
+        hub.repositories.clear()
         again = agents[0].deploy(f"{HUB_ID}@{commit}", name="again", context=64)
         moved = {stage["node_id"]: stage["start_layer"] for stage in again["stages"]}
         assert moved == {node: stage["start_layer"] for node, stage in by_node.items()}
-        assert served == [len(hub.fetched) + len(hub.header_reads) for hub in hubs]
     demo = fleet.agents[0].deploy("demo", context=64)
     with fleet.agents[0].client() as client:
         expected_answer = client.completions.create(
             model=demo["model_id"], prompt="The fox", max_tokens=8, temperature=0
         )
     assert answer.choices[0].text == expected_answer.choices[0].text
-    assert set(DEMO) - {"model.safetensors"} <= set(hubs[2].fetched)
+
+
+def test_wrong_bytes_of_the_hub_end_the_deployment(fleet: Fleet) -> None:
+    weights = DEMO["model.safetensors"]
+    wrong = weights[:-1] + bytes([weights[-1] ^ 1])
+    repository = Repository(
+        files={**DEMO, "model.safetensors": wrong}, listed={"model.safetensors": weights}
+    )
+    with serve_hub({HUB_ID: repository}) as hub:
+        for number in range(2):
+            folder = fleet.directory / f"hub-{number}"
+            environ = hub_environment(
+                folder, hub.endpoint, XDG_CACHE_HOME=measured_cache(folder / "cache")
+            )
+            fleet.start(number, join=fleet.agents.get(0), environ=environ).await_up()
+        fleet.await_members()
+        first = fleet.agents[0]
+        deployed = first.deploy(HUB_ID, context=64)
+        assert len(deployed["stages"]) == 2
+        eventually(lambda: first.deployment(HUB_ID) is None, within=20, what="it was undeployed")
+    assert "does not match the announced" not in fleet.agents[1].log
+    (line,) = [each for each in first.log.splitlines() if "was undeployed" in each]
+    assert "model.safetensors of table/cut: what was fetched of it does not match" in line
+    digest = hashlib.sha256(weights).hexdigest()
+    for number in range(2):
+        store = fleet.directory / f"hub-{number}" / "cache" / "potluck" / "weights"
+        assert not any(store.rglob(f"{digest}*")), "wrong bytes were kept"
+
+
+def verification(agent: AgentProcess) -> str | None:
+    """What is known of the files of the deployment."""
+    deployment = agent.deployment(HUB_ID)
+    return None if deployment is None else deployment["verification"]
 
 
 def test_fetching_is_told_while_it_lasts(fleet: Fleet) -> None:

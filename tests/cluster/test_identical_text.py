@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import pytest
-from support.agents import POTLUCK, AgentProcess, Fleet
+from support.cluster.agents import POTLUCK, AgentProcess, Fleet
 
 import potluck
 

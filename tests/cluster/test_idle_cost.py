@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import psutil
 import pytest
-from support.agents import AgentProcess, Fleet, acceptor_of
+from support.cluster.agents import POTLUCK, AgentProcess, Fleet, acceptor_of
 
 from potluck.cluster.worker.plan import PROCESS_BYTES
 
@@ -36,11 +36,12 @@ ACCEPTOR_BYTES = 26 * 2**20
 @pytest.fixture(scope="module")
 def agents(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[AgentProcess]]:
     with Fleet(tmp_path_factory.mktemp("idle")) as fleet:
-        agents = fleet.start_all(range(2))
-        agents += fleet.start_all([2], has_http=False)
+        agents = fleet.start_all(range(2), command=POTLUCK)
+        agents += fleet.start_all([2], has_http=False, command=POTLUCK)
         yield agents
 
 
+@pytest.mark.alone
 def test_an_idle_cluster_costs_next_to_no_time_and_little_memory(
     agents: list[AgentProcess],
 ) -> None:

@@ -18,8 +18,9 @@ import msgspec
 import openai
 import psutil
 import pytest
-from support.agents import AgentProcess, Document, Fleet, await_ready, eventually, no_end
-from support.orphans import LIKE_A_WORKER, Orphan
+from support.cluster.agents import AgentProcess, Document, Fleet, await_ready, no_end
+from support.processes.orphans import LIKE_A_WORKER, Orphan
+from support.processes.waiting import eventually
 
 from potluck import Model
 from potluck.cluster.agent.worker_notes import ProcessFacts, WorkerNotes
@@ -240,7 +241,7 @@ def test_an_agent_that_only_hosts_and_its_return(
         returned = fleet.start(2, memory_limit="400M", join=agents[0], has_http=False).await_up()
         eventually(lambda: not old.is_running, within=1, what="the old worker is ended")
         assert stranger.is_running
-        assert "workers that an earlier agent left behind, ended now: 1" in returned.log
+        assert "ended workers left behind by an earlier agent: 1" in returned.log
     fleet.await_members()
     assert returned.node_id in {stage["node_id"] for stage in redeploy(agents)["stages"]}
 
@@ -268,13 +269,12 @@ def test_the_gateway_of_a_stream(fleet: Fleet, agents: dict[int, AgentProcess]) 
     before = await_ready(agents[1], "demo")
     with streaming(agents[1]) as other:
         with streaming(agents[3]) as stream:
-            killed_at = time.monotonic()
             agents[3].kill()
-            stream.end(within=2)
+            stream.end(within=8)
             assert stream.error is not None
         eventually(
             lambda: agents[1].metric("potluck_sequences", model="demo", state="running") == 1,
-            within=2 - (time.monotonic() - killed_at),
+            within=2,
             what="the sequence of the lost gateway is given up",
         )
         assert other.is_live

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import psutil
 import pytest
-from support.agents import Fleet, await_ready, eventually, no_end
+from support.cluster.agents import Fleet, await_ready, measured_cache, no_end
+from support.processes.waiting import eventually
 
 from potluck import Model
-from potluck.engines.native import choose_isa
+from potluck.engines.native.engine import choose_isa
 from potluck.kernels import fast_formats
 
 PROMPT = "Once upon a time"
@@ -18,7 +19,7 @@ PROMPT = "Once upon a time"
 
 def test_a_mapped_deployment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Over two nodes that share a cache; it answers as one process does, and mends itself."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_CACHE_HOME", measured_cache(tmp_path / "cache"))
     packed = tmp_path / "cache" / "potluck" / "packed"
     with Model.open("demo") as model:
         bias = {int(token): value for token, value in no_end().items()}
@@ -29,7 +30,7 @@ def test_a_mapped_deployment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         second = fleet.start(1, memory_limit="400M", join=first).await_up()
         fleet.await_members()
         planned = first.command_line("plan", "demo", "--mmap")
-        assert "weights are mapped, and take no memory" in planned.stdout
+        assert "weights are memory-mapped and do not count as used memory" in planned.stdout
         loaded = first.ask("plan", model="demo", is_mapped=False, objective="memory")
         deployment = first.ask(
             "deploy", model="demo", is_mapped=True, arithmetic="fast", objective="memory"

@@ -10,7 +10,8 @@ from typing import Any
 
 import jsonschema
 import pytest
-from support.agents import AgentProcess, Fleet, eventually, no_end
+from support.cluster.agents import AgentProcess, Fleet, no_end
+from support.processes.waiting import eventually
 
 import potluck
 
@@ -40,6 +41,7 @@ def shown(agent: AgentProcess) -> dict[str, Any]:
     return dict(deployment)
 
 
+@pytest.mark.alone
 def test_measured_speeds_are_shown_everywhere_and_kept(tmp_path: Path) -> None:
     with Fleet(tmp_path) as fleet:
         agents = fleet.start_all(range(2))
@@ -103,6 +105,6 @@ def test_a_broken_file_of_step_times_keeps_no_agent_from_serving(tmp_path: Path)
         (agent.state / "step-times.json").write_bytes(b"\xff{" * 1000)
         again = fleet.start(0).await_up()
         assert again.state == agent.state
-        assert again.log.count("step-times.json is ignored") == 1
+        assert again.log.count("step-times.json: JSON is malformed") == 1
         again.deploy(context=256, cache=256)
         generate(again, 20)

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support import reference_backend
-from support.kernel_build import not_shown
-from support.parity import MIN_DECIDED_SHARE, decided_share, native_error_limit, rms
-from support.stages import Stages
-from support.updates import tokens_of
+from support.engines import reference_backend
+from support.engines.parity import MIN_DECIDED_SHARE, decided_share, native_error_limit, rms
+from support.engines.stages import Stages
+from support.kernels.build import not_shown
+from support.scheduling.updates import tokens_of
 
 from potluck.catalog import describe_model, load_tokenizer, open_headers, read_profile
 from potluck.cluster.agent.config import AgentConfig
@@ -30,8 +30,8 @@ from potluck.engines.backends import BACKENDS
 from potluck.engines.costs import cost_of
 from potluck.loading import StageSize
 from potluck.placement.costs import mixed_cost, model_cost
-from potluck.types.hardware import BackendSpec
-from potluck.types.placement import Objective
+from potluck.types.backend import BackendSpec
+from potluck.types.choices import Objective
 from potluck.types.sequence import CommittedToken, SequenceRequest
 from potluck.types.step import SamplingParams
 from potluck.types.unit import NATIVE
@@ -47,7 +47,7 @@ NATIVE_SPEC, TINYGRAD_SPEC = (
 TABLE = (
     NATIVE_SPEC,
     # Its trial is tested elsewhere, and takes longer than all of this.
-    dataclasses.replace(TINYGRAD_SPEC, module="support.fake_backends.works_with_clang"),
+    dataclasses.replace(TINYGRAD_SPEC, module="support.engines.fake_backends.works_with_clang"),
     reference_backend.SPEC,
 )
 
@@ -70,10 +70,10 @@ async def agents(
             opened.enter_context(state.locked())
             config = a_config(secret, unit, limit, table, running)
             running.append(await opened.enter_async_context(Agent.open(config, state)))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while any(len(each.membership.nodes()) < len(running) - 1 for each in running):
                 await asyncio.sleep(0.02)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             while not all(each.hardware.report.is_complete for each in running):
                 await asyncio.sleep(0.02)
         yield running
@@ -90,7 +90,7 @@ def a_config(
         num_threads=1,
         backends=tuple(table),
         backend=unit,
-        layers=(),
+        detectors=(),
     )
 
 
@@ -187,6 +187,6 @@ def test_stages_of_two_backends_are_one_model(
         assert stage.load_seconds is not None
         assert formats  # what its worker has planned with
     # The other backends of each node are idle, and the plan says why.
-    idle = {each.unit_id for each in record.rejections if "was asked for" in each.reason}
+    idle = {each.unit_id for each in record.rejections if "was requested" in each.reason}
     assert idle >= {"cpu/native", "cpu/reference"}
     assert_greedy(prompt, tokens)

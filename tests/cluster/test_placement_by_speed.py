@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from model_shapes import SHAPES
 from random_gguf import write_gguf
-from support.agents import Document
-from support.kernel_build import not_shown
-from support.throttled_fleet import Machine, ThrottledFleet, require_groups, throttled_fleet
+from support.cluster.agents import Document
+from support.cluster.throttled_fleet import Machine, ThrottledFleet, require_groups, throttled_fleet
+from support.kernels.build import not_shown
 from token_stream import Ask, stream_whole
 
-from potluck.cluster.agent.control import RemoteError
+from potluck.cluster.agent.asking import RemoteError
 
 NUM_LAYERS = SHAPES["100M"].num_layers
 NUM_ROUNDS = 5

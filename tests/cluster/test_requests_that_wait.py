@@ -10,12 +10,16 @@ from typing import Any
 
 import httpx2
 import pytest
-from support.agents import AgentProcess, Fleet, await_ready, eventually
+from support.cluster.agents import AgentProcess, Fleet, await_ready
+from support.processes.waiting import done_within, eventually
 
 import potluck
 
 WAIT_SECONDS = 7.0
 """Longer than a stream may be silent."""
+
+LONG_WAIT_SECONDS = 60.0
+"""Longer than an agent takes to start on a busy machine."""
 
 PROMPT = "The old boat"
 NUM_TOKENS = 20
@@ -34,14 +38,18 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Fleet, A
         gateway = fleet.start(0, memory_limit="1M").await_up()
         fleet.start(1, memory_limit="400M", join=gateway, has_http=False).await_up()
         fleet.await_members()
-        gateway.ask(
-            "deploy",
-            model="demo",
-            context_tokens=256,
-            recovery_wait_seconds=WAIT_SECONDS,
-            objective="memory",
-        )
+        deploy(gateway, WAIT_SECONDS)
         yield fleet, gateway
+
+
+def deploy(gateway: AgentProcess, wait_seconds: float) -> None:
+    gateway.ask(
+        "deploy",
+        model="demo",
+        context_tokens=256,
+        recovery_wait_seconds=wait_seconds,
+        objective="memory",
+    )
 
 
 def post(gateway: AgentProcess, **fields: Any) -> httpx2.Response:
@@ -62,11 +70,11 @@ def test_they_fail_after_the_wait_and_say_what_is_missing(
     fleet, agent = gateway
     fleet.agents[1].kill()
     eventually(lambda: not is_ready(agent), within=5, what="the loss is noticed")
-    with ThreadPoolExecutor(2) as pool:
-        started = time.monotonic()
+    started = time.monotonic()
+    with done_within(10), ThreadPoolExecutor(2) as pool:
         answers = [pool.submit(post, agent, stream=is_stream) for is_stream in (False, True)]
         whole, streamed = (each.result() for each in answers)
-        assert WAIT_SECONDS - 1 < time.monotonic() - started < WAIT_SECONDS + 3
+        assert time.monotonic() - started > WAIT_SECONDS - 1
     error = whole.json()["error"]
     assert (whole.status_code, error["code"]) == (503, "model_not_ready")
     assert "MiB" in error["message"]
@@ -82,6 +90,9 @@ def test_they_are_answered_when_a_machine_comes_in_time(
     gateway: tuple[Fleet, AgentProcess],
 ) -> None:
     fleet, agent = gateway
+    await_ready(agent, "demo")
+    agent.ask("undeploy", name="demo")
+    deploy(agent, LONG_WAIT_SECONDS)
     await_ready(agent, "demo")
     before = agent.deployment("demo")
     assert before is not None

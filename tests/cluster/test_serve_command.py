@@ -12,7 +12,8 @@ import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from support.agents import POTLUCK, AgentProcess, Fleet, await_ready, eventually
+from support.cluster.agents import POTLUCK, AgentProcess, Fleet, await_ready
+from support.processes.waiting import eventually
 
 SECONDS = 60
 
@@ -62,7 +63,7 @@ def test_the_address_comes_when_the_model_is_ready_and_ctrl_c_ends_all(tmp_path:
         url = process.await_ready()
         assert models(url) == {"up": "ready"}
         assert process.output == f"{url}\n"
-        assert "up is ready on 1 stages" in process.log
+        assert "up is ready on 1 stage\n" in process.log
         with process.client() as client:
             answer = client.completions.create(model="up", prompt="Once", max_tokens=4)
         assert answer.usage is not None
@@ -135,7 +136,7 @@ def test_clients_are_served_https_with_the_clusters_authority(tmp_path: Path) ->
         url = process.await_ready()
         assert url.startswith("https://127.0.0.1:")
         authority = process.state / "tls" / "authority.pem"
-        assert f"clients trust it by the file {authority}" in process.log
+        assert f"clients that trust {authority}" in process.log
         der = ssl.PEM_cert_to_DER_cert(authority.read_text())
         fingerprint = hashlib.sha256(der).digest().hex(":").upper()
         assert f"TLS authority: SHA-256 {fingerprint}" in process.log

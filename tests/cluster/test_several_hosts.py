@@ -14,8 +14,9 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from support.agents import AgentProcess, Document, Fleet, eventually
-from support.netns import Host, lan, require_namespaces
+from support.cluster.agents import AgentProcess, Document, Fleet
+from support.network.netns import Host, lan, require_namespaces
+from support.processes.waiting import eventually
 
 from potluck import Model
 
@@ -93,17 +94,15 @@ def complete(host: Host, agent: AgentProcess, max_tokens: int) -> str:
 def test_hosts_meet_as_the_first_says_and_nothing_can_be_overheard(
     hosts: tuple[Host, ...], fleet: Fleet, tmp_path: Path
 ) -> None:
-    first = fleet.start(
-        0, "--lan", prefix=hosts[0].command(), environ={"POTLUCK_SECRET": ""}
-    ).await_up()
+    first = fleet.start(0, "--lan", host=hosts[0], environ={"POTLUCK_SECRET": ""}).await_up()
     assert first.address == "10.77.0.1:7333"
     assert re.search(r"^  potluck up --join 10\.77\.0\.1:7333$", first.log, re.MULTILINE), first.log
     kept = re.search(r"^the secret is in (\S+) \(--show-secret prints it here\)$", first.log, re.M)
     assert kept is not None, first.log
     fleet.secret = Path(kept[1]).read_text(encoding="ascii").strip()
     assert fleet.secret not in first.log  # which is a file, as a service's journal is
-    second = fleet.start(1, "--lan", prefix=hosts[1].command()).await_up()
-    third = fleet.start(2, join=first, prefix=hosts[2].command()).await_up()
+    second = fleet.start(1, "--lan", host=hosts[1]).await_up()
+    third = fleet.start(2, join=first, host=hosts[2]).await_up()
     assert third.address == "10.77.0.3:7333"
     fleet.await_members()
 
@@ -144,8 +143,8 @@ def test_only_what_the_cluster_needs_listens_on_the_network(
     hosts: tuple[Host, ...], fleet: Fleet
 ) -> None:
     """Once stages are connected nobody waits for edges any more; the rest stays on loopback."""
-    first = fleet.start(0, "--lan", prefix=hosts[0].command()).await_up()
-    second = fleet.start(1, join=first, prefix=hosts[1].command()).await_up()
+    first = fleet.start(0, "--lan", host=hosts[0]).await_up()
+    second = fleet.start(1, join=first, host=hosts[1]).await_up()
     fleet.await_members()
     assert len(first.deploy(context=256, cache=256)["stages"]) == 2
     for host, agent in ((hosts[0], first), (hosts[1], second)):

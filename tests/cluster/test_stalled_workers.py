@@ -19,7 +19,8 @@ from itertools import pairwise
 
 import psutil
 import pytest
-from support.agents import AgentProcess, Fleet, await_ready, eventually, no_end
+from support.cluster.agents import AgentProcess, Fleet, await_ready, no_end
+from support.processes.waiting import done_within, eventually
 
 STALL_SECONDS = 2.0
 BOUND_SECONDS = 3 * STALL_SECONDS + 6
@@ -63,6 +64,7 @@ def deploy(agent: AgentProcess) -> subprocess.CompletedProcess[str]:
     return agent.command_line("deploy", "demo", "--context", "256", "--for", "memory", timeout=60)
 
 
+@pytest.mark.alone
 def test_a_node_whose_worker_stands_still_is_left_out_and_tried_again_later(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
@@ -91,12 +93,10 @@ def test_where_there_is_nothing_else_the_deployment_fails_and_says_why(
     with Fleet(tmp_path_factory.mktemp("stalled")) as fleet:
         # By its usual settings: the kernel says that it was stopped.
         (agent,) = fleet.start_all([0], memory_limit="400M")
-        started = time.monotonic()
-        with stopping_the_first_worker(agent) as stopped:
+        with done_within(BOUND_SECONDS), stopping_the_first_worker(agent) as stopped:
             refused = deploy(agent)
         assert refused.returncode == 1
-        assert time.monotonic() - started < BOUND_SECONDS
-        assert "cpu/native on node 0000000000000000 is left out for now" in refused.stderr
+        assert "cpu/native on node 0000000000000000 is temporarily excluded" in refused.stderr
         assert "Traceback" not in refused.stderr + agent.log
         (pid,) = stopped
         assert not psutil.pid_exists(pid)
@@ -164,7 +164,7 @@ def test_a_worker_that_is_stopped_while_it_decodes_is_lost_within_seconds(
                 within=NOTICED_SECONDS,
                 what="the loss is noticed",
             )
-            reading.result(timeout=60)
+            reading.result(timeout=120)
         pause = max(after - before for before, after in pairwise(received))
         print(f"noticed after {seconds:.1f} s; the longest pause took {pause:.1f} s")
         assert len(received) > 1800  # a few tokens are parts of characters
@@ -226,16 +226,17 @@ def test_a_long_prefill_on_a_crowded_core_is_not_lost(
         workers = [agent.workers() for agent in agents]
         confine(agents[1], core)
         started = time.monotonic()
-        with hogs(20, core):
+        with hogs(8, core):
             tokens = list(stream(agents[0], LONG_PROMPT, max_tokens=12))
         print(f"with hogs: a prompt and 12 tokens took {time.monotonic() - started:.1f} s")
         assert len(tokens) >= 12
         (pid,) = workers[1]
         started = time.monotonic()
         with throttled(pid, runs=0.012, rests=0.5):
-            tokens = list(stream(agents[0], "Another. " + LONG_PROMPT, max_tokens=2))
+            half = LONG_PROMPT[: len(LONG_PROMPT) // 2]
+            tokens = list(stream(agents[0], "Another. " + half, max_tokens=2))
         seconds = time.monotonic() - started
-        print(f"with hardly a turn: a prompt and 2 tokens took {seconds:.1f} s")
+        print(f"with hardly a turn: half a prompt and 2 tokens took {seconds:.1f} s")
         assert seconds > NOTICED_SECONDS
         assert [agent.workers() for agent in agents] == workers
         assert "lost" not in agents[0].log

@@ -13,9 +13,11 @@ from pathlib import Path
 
 import psutil
 import pytest
-from support.agents import Fleet, acceptor_of, eventually
-from support.command import COMMAND, assert_refused, environment, run_command
-from support.kernel_build import not_shown
+from support.cluster.agents import Fleet, acceptor_of, transfers_of
+from support.kernels.build import not_shown
+from support.processes.command import COMMAND, assert_refused, run_command
+from support.processes.environment import environment
+from support.processes.waiting import done_within, eventually
 
 from potluck.catalog.locate import DEMO_DIRECTORY
 from potluck.cluster.trust.secret import generate_secret
@@ -68,17 +70,17 @@ def test_a_full_disk_is_named_and_leaves_nothing_that_refuses_the_next_start(
         filler = fill(disk)
         for environ in ({}, {"POTLUCK_SECRET": fleet.secret}):
             refused = run_command("up", "--state", str(state), "--no-http", env=environ)
-            assert_refused(refused, 1, "No space left on device", "make room on its disk")
+            assert_refused(refused, 1, "No space left on device", "free space on its disk")
         assert {path.name for path in state.rglob("*")} == {"lock", "tls", "workers"}
         filler.unlink()
 
         agent = fleet.start(0, has_http=False).await_up()
         filler = fill(disk)
         failed = agent.command_line("deploy", "demo", "--context", "64")
-        assert_refused(failed, 1, "No space left on device", "make room")
+        assert_refused(failed, 1, "No space left on device", "free space")
         acceptor = acceptor_of(agent)
         eventually(
-            lambda: psutil.Process(agent.pid).children() == [acceptor],
+            lambda: set(psutil.Process(agent.pid).children()) == {acceptor, *transfers_of(agent)},
             within=5,
             what="no worker is left",
         )
@@ -126,8 +128,9 @@ def test_no_child_has_the_secret(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) 
     for child in children:
         names = child.environ()
         assert fleet.secret not in "".join(names.values())
-        # A worker fetches weights.
-        assert names.get("HF_TOKEN") == ("hub-token" if child in workers else None)
+        # These fetch weights.
+        may_fetch = child in (*workers, *transfers_of(agent))
+        assert names.get("HF_TOKEN") == ("hub-token" if may_fetch else None)
     assert stat.S_IMODE(agent.state.stat().st_mode) == 0o700
     assert stat.S_IMODE((agent.state / "control.sock").stat().st_mode) == 0o600
 
@@ -177,16 +180,17 @@ def test_a_copied_state_directory_is_told_whose_it_is_and_how_to_get_its_own(
     copy = first.state.parent / "copy"
     shutil.copytree(second.state, copy, ignore=shutil.ignore_patterns("control.sock"))
     for joined in (first, second):
-        started = time.monotonic()
         options = ("--state", str(copy), "--no-http", "--threads", "1", "--join", joined.address)
-        refused = run_command("up", *options, env={"POTLUCK_SECRET": fleet.secret})
-        assert time.monotonic() - started < 10  # with all that Python takes to start and end
+        with done_within(10):  # with all that Python takes to start and end
+            refused = run_command("up", *options, env={"POTLUCK_SECRET": fleet.secret})
         assert refused.returncode == 1
         said = refused.stderr.splitlines()
         assert f"is in use by the agent at {second.address}" in said[-2], refused.stderr
         assert "--new-node-id" in said[-1]
     eventually(
-        lambda: f"has this node's id {second.node_id}" in second.log, within=2, what="it is told"
+        lambda: f"also uses this node's id {second.node_id}" in second.log,
+        within=2,
+        what="it is told",
     )
     assert first.cluster()["deployments"] == before
     assert len(second.workers()) == 1

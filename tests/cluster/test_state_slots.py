@@ -10,10 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support import reference_backend
-from support.small_lfm2 import KINDS, SLOT_BYTES, VOCABULARY, write_small_lfm2
-from support.stages import Stages
-from support.updates import tokens_of
+from support.engines import reference_backend
+from support.engines.stages import Stages
+from support.models.small_lfm2 import KINDS, SLOT_BYTES, VOCABULARY, write_small_lfm2
+from support.scheduling.updates import tokens_of
 
 from potluck.catalog import describe_model, open_headers
 from potluck.cluster.agent.config import AgentConfig
@@ -55,7 +55,7 @@ async def two_agents(directory: Path) -> AsyncIterator[list[Agent]]:
                 num_threads=1,
                 backends=(reference_backend.SPEC,),
                 backend=UNIT,
-                layers=(),
+                detectors=(),
             )
             running.append(await opened.enter_async_context(Agent.open(config, state)))
         async with asyncio.timeout(60):
@@ -137,7 +137,7 @@ def test_states_that_do_not_fit_the_model_are_refused(tmp_path: Path) -> None:
             deploy = partial(running[0].coordination.deploy)
             with pytest.raises(ParameterError, match="22 are needed for 16 streams"):
                 await deploy(Deploy(model=model, num_states=NUM_STATES, num_streams=16))
-            with pytest.raises(ParameterError, match="keep keys and values only"):
+            with pytest.raises(ParameterError, match="have no state slots"):
                 await deploy(Deploy(model="demo", num_states=NUM_STATES))
 
     asyncio.run(run())

@@ -16,7 +16,7 @@ from potluck.catalog.locate import DEMO_DIRECTORY
 from potluck.cluster.worker import process
 from potluck.cluster.worker.messages import Failed, Identity, Load, Progress, StageSpec
 from potluck.engines.backends import native_unit
-from potluck.engines.native import NativeEngine
+from potluck.engines.native.engine import NativeEngine
 from potluck.errors import ModelFileError
 from potluck.loading import PackedCache
 from potluck.local.loading import load_stages, plan_load
@@ -198,5 +198,5 @@ def test_in_a_worker(
     assert isinstance(failed, Failed)
     assert failed.message.startswith(f"{model / 'model.safetensors'}: ")
     assert "while it was read" in failed.message
-    assert "nothing write to the model's files" in failed.hint
+    assert "nothing writes to the model's files" in failed.hint
     assert engines == []

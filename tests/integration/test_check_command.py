@@ -8,9 +8,9 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from support.command import assert_refused, run_command
-from support.fake_hub import serve_hub
-from support.hub_models import DEMO, cut_demo, hub_environment
+from support.models.hub_models import DEMO, cut_demo, hub_environment
+from support.network.fake_hub import serve_hub
+from support.processes.command import assert_refused, run_command
 
 SCHEMA = json.loads((resources.files("potluck.cli") / "schemas/check.json").read_text())
 WEIGHTS = "model.safetensors"
@@ -23,7 +23,7 @@ def test_a_model_that_runs() -> None:
     assert lines[0] == (
         "model      llama, 12 layers, 7.61 million parameters, up to 2048 tokens of context"
     )
-    assert lines[-1] == "it runs on this machine"
+    assert lines[-1] == "this machine can run the model"
     assert any(line.startswith("memory     ") and "2048 tokens" in line for line in lines)
 
 
@@ -43,7 +43,7 @@ def test_one_that_does_not_fit() -> None:
 
 def test_wrong_uses() -> None:
     done = run_command("check", "demo", "--context", "9999")
-    assert_refused(done, 2, "at most 2048 tokens", "--context 2048")
+    assert_refused(done, 2, "at most 2048 tokens", "set --context to at most 2048")
 
 
 @pytest.mark.parametrize("kind", ["one file", "several", "unsupported"])

@@ -11,7 +11,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from support.command import assert_refused, run_command
+from support.processes.command import assert_refused, run_command
 
 import potluck
 from potluck.kernels import available_isas
@@ -121,15 +121,31 @@ def test_bench_measures() -> None:
     assert 0.8 * weights < per_step < 1.2 * weights
 
 
+@pytest.mark.parametrize(
+    ("arguments", "setting", "is_drafted"),
+    [((), "small.gguf", True), (("--draft", "ngram"), "off", True), ((), "off", False)],
+)
+def test_bench_drafts_as_its_option_or_the_setting_says(
+    arguments: tuple[str, ...], setting: str, is_drafted: bool
+) -> None:
+    """A setting may name a model, for commands that load it."""
+    shape = ("--prompt", "8", "--decode", "8", "--repeats", "1")
+    completed = run_command(
+        "bench", "demo", *shape, *arguments, "--json", env={"POTLUCK_DRAFT": setting}
+    )
+    assert completed.returncode == 0, completed.stderr
+    assert (json.loads(completed.stdout)["drafted"] is not None) == is_drafted
+
+
 def test_arithmetic_is_exact_where_nothing_is_faster_and_says_so() -> None:
     arguments = ("run", "demo", *PROMPT)
     scalar = {"POTLUCK_ISA": "scalar"}
     exact = run_command(*arguments, env=scalar)
     fast = run_command(*arguments, "--arithmetic", "fast", env=scalar)
     assert (fast.returncode, fast.stdout) == (0, exact.stdout)
-    said = "potluck: arithmetic is exact: the instruction set scalar has no fast products"
+    said = "potluck: using exact arithmetic: the instruction set scalar has no fast kernels"
     assert fast.stderr.splitlines()[0] == said
-    assert "arithmetic is exact" not in exact.stderr
+    assert "exact arithmetic" not in exact.stderr
 
 
 def test_exact_arithmetic_has_the_same_bits_on_every_instruction_set() -> None:
@@ -158,14 +174,14 @@ def test_bench_has_a_table() -> None:
     ("arguments", "code", "message", "hint"),
     [
         (("run",), 2, "Missing argument", "--help"),
-        (("run", "./nowhere", "-p", "x"), 2, "no model at ./nowhere", "hub id"),
+        (("run", "./nowhere", "-p", "x"), 2, "no model found at ./nowhere", "hub id"),
         (("run", "demo", "-p", "x", "--stages", "13"), 2, "13 stages", "1 to 12"),
-        (("run", "demo", "-p", "x", "--context", "1000000"), 2, "context of 1000000", "allows"),
+        (("run", "demo", "-p", "x", "--context", "1000000"), 2, "context of 1000000", "supports"),
         (("run", "demo", "-p", "x", "--temperature", "-1"), 2, "temperature", "temperature"),
         (("run", "demo", "-p", "x", "--threads", "0"), 2, "--threads", "--help"),
-        (("run", "demo", "-p", "x", "-n", "0"), 2, "whole number from 1", "max_tokens"),
+        (("run", "demo", "-p", "x", "-n", "0"), 2, "integer from 1", "max_tokens"),
         (("run", "demo", "-p", "x", "--system", "y"), 2, "--system", "--chat"),
-        (("run", "demo", "-p", "x " * 4000), 2, "the context holds", "shorten"),
+        (("run", "demo", "-p", "x " * 4000), 2, "the context size is", "shorten"),
         (("frobnicate",), 2, "frobnicate", "--help"),
         (("bench", "demo", "--prompt", "9999"), 2, "0 + 9999 tokens do not fit", "2 to 2048"),
         (
@@ -173,6 +189,12 @@ def test_bench_has_a_table() -> None:
             2,
             "90 + 512 tokens do not fit in a context of 100",
             "--context",
+        ),
+        (
+            ("bench", "demo", "--draft", "small.gguf"),
+            2,
+            "--draft small.gguf: bench does not measure draft models",
+            "ngram or off",
         ),
     ],
 )
@@ -243,7 +265,7 @@ def redirected(redirection: str) -> tuple[str, ...]:
 )
 def test_a_full_disk_is_said(arguments: tuple[str, ...]) -> None:
     completed = run_command(*arguments, prefix=redirected(">/dev/full"))
-    assert_refused(completed, 1, "No space left on device", "room")
+    assert_refused(completed, 1, "No space left on device", "disk space")
 
 
 def test_without_standard_streams() -> None:
@@ -282,8 +304,8 @@ def test_importing_potluck_is_light() -> None:
 @pytest.mark.parametrize("command", ["run", "bench"])
 def test_a_backend_that_works_nowhere_here_is_refused(command: str) -> None:
     completed = run_command(command, "demo", "--backend", "tinygrad:QCOM")
-    said = "tinygrad:QCOM works on no device of this machine"
-    assert_refused(completed, 2, said, "without --backend the CPU computes")
+    said = "tinygrad:QCOM does not work on any device of this machine"
+    assert_refused(completed, 2, said, "the CPU is used if no backend is given")
     unknown = run_command(command, "demo", "--backend", "tinygrad:METAL")
-    said = "there is no backend tinygrad:METAL"
+    said = "unknown backend tinygrad:METAL"
     assert_refused(unknown, 2, said, "native, tinygrad:CUDA")

@@ -1,4 +1,4 @@
-"""Every field that the HTTP API accepts is in ``docs/http-api.md``, and no other."""
+"""Every field that the HTTP API accepts is in ``docs/reference/http-api.md``, and no other."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from pydantic import BaseModel
 
 from potluck import api
 from potluck.api import dialects
-from potluck.api.other_fields import Others
+from potluck.api.other_fields import InertFields
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "http-api.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "reference" / "http-api.md"
 
 _OPENAI = "potluck.api.dialects.openai"
 _PLACES = {
     f"{_OPENAI}.bodies": ("Chat completions and completions",),
     f"{_OPENAI}.other_fields": ("Chat completions and completions",),
     f"{_OPENAI}.responses.bodies": ("Responses",),
-    f"{_OPENAI}.vector_bodies": ("Embeddings", "Scores of documents"),
+    f"{_OPENAI}.vector_bodies": ("Embeddings", "Reranking"),
     f"{_OPENAI}.token_bodies": ("Tokens",),
     "potluck.api.dialects.anthropic.bodies": ("Anthropic's Messages",),
     "potluck.api.dialects.anthropic.other_fields": ("Anthropic's Messages",),
@@ -43,7 +43,7 @@ def _fields(module: ModuleType) -> dict[str, str]:
     """The names that a module's bodies and tables accept, with where each was found."""
     fields: dict[str, str] = {}
     for name, value in vars(module).items():
-        if isinstance(value, Others):
+        if isinstance(value, InertFields):
             fields |= dict.fromkeys((*value.harmless, *value.neutral), name)
         elif _is_body(value) and value.__module__ == module.__name__:
             named = ((each.alias or key) for key, each in value.model_fields.items())

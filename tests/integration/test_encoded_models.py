@@ -7,10 +7,10 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
-from support import encoded_tensors as encoded
-from support.command import assert_refused, run_command
-from support.fake_hub import serve_hub
-from support.hub_models import INDEX, SMALL, hub_environment
+from support.models import encoded_tensors as encoded
+from support.models.hub_models import INDEX, SMALL, hub_environment
+from support.network.fake_hub import serve_hub
+from support.processes.command import assert_refused, run_command
 
 from potluck.catalog.locate import DEMO_DIRECTORY
 
@@ -46,7 +46,10 @@ def write_models(plain: Path, quantized: Path) -> None:
 
 
 def test_text_of_a_model_in_fp8(tmp_path: Path) -> None:
-    """The same bits as of its values in BF16: loaded, mapped, cut, quantized, and from a hub."""
+    """The same bits as of its values in BF16: loaded, mapped, cut, quantized, and from a hub.
+
+    Each is a process that loads the model: ten of them take 20 s on two cores.
+    """
     plain, quantized = tmp_path / "plain", tmp_path / "quantized"
     write_models(plain, quantized)
     env = {"XDG_CACHE_HOME": str(tmp_path / "cache")}

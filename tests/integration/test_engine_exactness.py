@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from support.native_pipeline import VOCAB_SIZE, Part, Pipeline, small_config
+from support.engines.native_pipeline import VOCAB_SIZE, Part, Pipeline, small_config
 
-from potluck.engines.native import available_isas
+from potluck.engines.native.engine import available_isas
 from potluck.types.arithmetic import Arithmetic, arithmetics_with
 from potluck.types.tensor import COMPUTED_FORMATS, TensorFormat
 

@@ -12,10 +12,12 @@ from typing import Any
 
 import jsonschema
 import pytest
-from support.command import COMMAND, assert_refused, environment, run_command
-from support.fake_hub import FakeHub, Repository, serve_hub
-from support.hub_models import DEMO, SMALL, WEIGHTS, hub_environment
-from support.kernel_build import not_shown
+from support.kernels.build import not_shown
+from support.models.hub_models import DEMO, SMALL, WEIGHTS, hub_environment
+from support.network.fake_hub import FakeHub, Repository, serve_hub
+from support.processes.command import COMMAND, assert_refused, run_command
+from support.processes.environment import environment
+from support.processes.waiting import eventually
 
 import potluck
 
@@ -46,10 +48,7 @@ def start(env: dict[str, str]) -> subprocess.Popen[bytes]:
 
 
 def await_bytes(hub: FakeHub, num_bytes: int) -> None:
-    deadline = time.monotonic() + 30
-    while hub.sent_bytes[WEIGHTS] < num_bytes:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    eventually(lambda: hub.sent_bytes[WEIGHTS] >= num_bytes, within=30)
 
 
 def nothing_kept(home: Path) -> bool:
@@ -72,7 +71,7 @@ def test_what_was_fetched_and_what_was_there(tmp_path: Path) -> None:
         assert sum(hub.sent_bytes.values()) == sent
         said = run_command("fetch", MODEL, env=env)
         assert said.stdout.strip() == first["path"]
-        assert "fetched 0 B in 0 files" in said.stderr
+        assert "downloaded 0 B in 0 files" in said.stderr
         pinned = run_command("fetch", first["pinned"], env={**env, "HF_HUB_OFFLINE": "1"})
         assert pinned.stdout == said.stdout, pinned.stderr
     assert Path(first["path"]).name == hub.repositories[MODEL].commit
@@ -84,8 +83,8 @@ def test_named_files_only(tmp_path: Path) -> None:
         fetch(env, MODEL, "--file", "tokenizer.json", "--file", "config.json")
         assert hub.fetched == ["tokenizer.json", "config.json"]
         missing = run_command("fetch", MODEL, "--file", "absent.safetensors", env=env)
-        assert_refused(missing, 2, "no file org/fox:absent.safetensors", "hub's page")
-        assert_refused(run_command("fetch", "demo", env=env), 2, "not a hub id", "org/name")
+        assert_refused(missing, 2, "no file org/fox:absent.safetensors", "Hub page")
+        assert_refused(run_command("fetch", "demo", env=env), 2, "not a Hub model id", "org/name")
         unknown = run_command("fetch", f"{MODEL}@v9", env=env)
         assert_refused(unknown, 2, "no such revision", "a tag")
 
@@ -107,7 +106,9 @@ def test_a_killed_fetch_is_taken_up_again(tmp_path: Path) -> None:
         hub.held_after = HALF
         killed = start(env)
         await_bytes(hub, HALF)
-        time.sleep(0.3)  # for the last of it to be written
+        eventually(
+            lambda: any(path.stat().st_size >= HALF - 2**20 for path in tmp_path.rglob("partial/*"))
+        )
         killed.send_signal(signal.SIGKILL)
         killed.wait()
         hub.held_after = None
@@ -123,7 +124,7 @@ def test_what_was_kept_and_is_damaged_is_fetched_anew(tmp_path: Path) -> None:
         hub.breaks[WEIGHTS] = [HALF] * 9
         hub.has_ranges = False
         broken = run_command("fetch", MODEL, env=env)
-        assert_refused(broken, 2, "could not be fetched", "network")
+        assert_refused(broken, 2, "could not be downloaded", "network")
         (partial,) = (path for path in tmp_path.rglob("partial/*") if path.stat().st_size == HALF)
         partial.write_bytes(bytes(HALF))
         hub.breaks.clear()
@@ -151,7 +152,7 @@ def test_a_hub_that_says_to_wait_is_waited_for(tmp_path: Path) -> None:
         fetch(env, MODEL, "--file", "tokenizer.json")
         hub.busy, hub.retry_after = 99, "3600"
         completed = run_command("fetch", MODEL, env=hub_environment(tmp_path / "b", hub.endpoint))
-        assert_refused(completed, 2, "takes no more requests", "in 3600 s")
+        assert_refused(completed, 2, "rate limit is exceeded", "in 3600 s")
         assert "HF_TOKEN" in completed.stderr
 
 
@@ -164,8 +165,8 @@ def altered(data: bytes) -> bytes:
     [
         (WEIGHTS, altered(DEMO[WEIGHTS]), "has the digest"),
         ("tokenizer.json", altered(DEMO["tokenizer.json"]), "has the digest"),
-        (WEIGHTS, DEMO[WEIGHTS][:-9], f"has {NUM_WEIGHTS_BYTES - 9} bytes, and"),
-        (WEIGHTS, DEMO[WEIGHTS] + b"more", f"more than the {NUM_WEIGHTS_BYTES} bytes"),
+        (WEIGHTS, DEMO[WEIGHTS][:-9], f"has {NUM_WEIGHTS_BYTES - 9} bytes, but"),
+        (WEIGHTS, DEMO[WEIGHTS] + b"more", f"larger than the {NUM_WEIGHTS_BYTES} bytes"),
     ],
     ids=["content", "small-file", "short", "long"],
 )
@@ -176,7 +177,7 @@ def test_what_is_not_what_the_hub_lists_is_removed(
     with serve_hub({MODEL: repository}) as hub:
         env = hub_environment(tmp_path, hub.endpoint)
         completed = run_command("fetch", MODEL, env=env)
-        assert_refused(completed, 1, message, "fetch it again")
+        assert_refused(completed, 1, message, "try again")
         assert f"{MODEL}:{name}" in completed.stderr
         assert nothing_kept(tmp_path)
         hub.repositories[MODEL] = Repository(files=DEMO)
@@ -204,14 +205,14 @@ def test_what_would_fill_the_disk_is_not_begun(tmp_path: Path) -> None:
     with serve_hub({MODEL: DEMO}) as hub:
         env = hub_environment(home, hub.endpoint)
         completed = run_command("fetch", MODEL, env=env, prefix=(*mounted, "sh"))
-        assert_refused(completed, 1, "are to be fetched, and", "HF_HOME")
+        assert_refused(completed, 1, "must be downloaded, but", "HF_HOME")
         assert WEIGHTS not in hub.fetched
 
 
 def test_a_gated_repository(tmp_path: Path) -> None:
     with serve_hub({MODEL: Repository(files=DEMO, is_gated=True)}) as hub:
         completed = run_command("fetch", MODEL, env=hub_environment(tmp_path, hub.endpoint))
-        assert_refused(completed, 2, "is gated", "accept its terms")
+        assert_refused(completed, 2, "is a gated model", "accept its terms")
 
 
 def test_two_at_once_fetch_it_once(tmp_path: Path) -> None:

@@ -15,8 +15,9 @@ import httpx2
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.api_server import RunningApi, running_api
-from support.toy_gateway import MODEL, ToyGateway, expected_text
+from support.http.api_server import RunningApi, running_api
+from support.http.toy_gateway import MODEL, ToyGateway, expected_text
+from support.processes.waiting import done_within, eventually
 
 from potluck.api import ApiConfig, ApiKeys, ApiLimits, create_api_key, serve
 from potluck.errors import PotluckError, UsageError
@@ -128,7 +129,7 @@ _fields = st.sampled_from(
 )  # fmt: skip
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow])
 @given(
     path=st.sampled_from(["/v1/chat/completions", "/v1/completions"]),
     fields=st.dictionaries(_fields | st.text(max_size=6), _json_values, max_size=4),
@@ -182,6 +183,14 @@ def test_state_and_metrics(api: RunningApi, client: httpx2.Client) -> None:
         ("uncovered_tokens_total", 77),
     ):
         assert after[f'potluck_prefix_cache_{name}{{model="{MODEL}"}}'] == number
+    for name, number in (
+        ("tokens", 40),
+        ("accepted_tokens", 30),
+        ("verifications", 10),
+        ("samples", 41),
+        ("cancelled_steps", 2),
+    ):
+        assert after[f"potluck_draft_{name}_total{label}"] == number
     for state, number in (("live", 3), ("checkpoint", 4), ("free", 1)):
         of_model = f'{{model="{MODEL}",state="{state}"}}'
         assert after[f"potluck_state_slots{of_model}"] == number
@@ -292,7 +301,7 @@ def test_other_machines_are_not_let_in_without_keys(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="no API keys"):
             _start(ApiConfig(host=host))
     for host in ("", "no.such.name.invalid", "a" * 100):
-        with pytest.raises(UsageError, match="no address"):
+        with pytest.raises(UsageError, match="no such address"):
             _start(ApiConfig(host=host))
     create_api_key(tmp_path / "keys", "x")
     keys = ApiKeys.load(tmp_path / "keys")
@@ -304,7 +313,7 @@ def test_addresses_that_cannot_be_had_are_errors() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(PotluckError, match=f"cannot listen on 127.0.0.1 port {port}"):
             _start(ApiConfig(port=port))
-    with pytest.raises(UsageError, match="no port 70000"):
+    with pytest.raises(UsageError, match="70000 is not a valid port"):
         _start(ApiConfig(port=70_000))
 
 
@@ -316,21 +325,19 @@ def test_version_6_addresses() -> None:
 
 
 def test_the_end_lets_requests_go_on_for_a_while() -> None:
-    limits = ApiLimits(shutdown_seconds=10)
+    limits = ApiLimits(shutdown_seconds=40)
     answers: list[httpx2.Response] = []
 
     def ask(url: str) -> None:
         answers.append(
-            httpx2.post(f"{url}/v1/completions", json=completion(max_tokens=20), timeout=20)
+            httpx2.post(f"{url}/v1/completions", json=completion(max_tokens=20), timeout=60)
         )
 
-    with running_api(ApiConfig(limits=limits), step_seconds=0.02) as api:
+    with done_within(5), running_api(ApiConfig(limits=limits), step_seconds=0.02) as api:
         thread = threading.Thread(target=ask, args=(api.url,))
         thread.start()
-        _wait_for(lambda: api.gateway.num_used_blocks > 0)
-        started = time.monotonic()
-    assert time.monotonic() - started < 5
-    thread.join(5)
+        eventually(lambda: api.gateway.num_used_blocks > 0)
+    thread.join(20)
     assert answers[0].json()["choices"][0]["text"] == expected_text("go", 1, 20)
 
 
@@ -340,36 +347,27 @@ def test_the_end_comes_in_time_and_says_so() -> None:
 
     def ask(url: str, name: str, stream: bool) -> None:
         body = completion(max_tokens=900, stream=stream)
-        results[name] = httpx2.post(f"{url}/v1/completions", json=body, timeout=20)
+        results[name] = httpx2.post(f"{url}/v1/completions", json=body, timeout=60)
 
-    with running_api(ApiConfig(limits=limits), step_seconds=0.05) as api:
+    with done_within(5), running_api(ApiConfig(limits=limits), step_seconds=0.05) as api:
         threads = [
             threading.Thread(target=ask, args=(api.url, "whole", False)),
             threading.Thread(target=ask, args=(api.url, "stream", True)),
         ]
         for thread in threads:
             thread.start()
-        _wait_for(lambda: len(api.gateway.live) == 2 and api.gateway.live[1].committed != [])
+        eventually(lambda: len(api.gateway.live) == 2 and api.gateway.live[1].committed != [])
         silent = socket.create_connection(("127.0.0.1", api.port))
         half = socket.create_connection(("127.0.0.1", api.port))
         half.sendall(
             b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{"
         )
         time.sleep(0.1)
-        started = time.monotonic()
-    assert time.monotonic() - started < 4
     for thread in threads:
-        thread.join(5)
+        thread.join(20)
     assert results["whole"].status_code == 503
     assert error_of(results["whole"])["code"] == "shutting_down"
     last = results["stream"].text.strip().split("\n\n")[-1]
     assert json.loads(last.removeprefix("data: "))["error"]["code"] == "shutting_down"
     for connection in (silent, half):
         connection.close()
-
-
-def _wait_for(condition: Any, seconds: float = 10.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.005)

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import httpx2
 import pytest
-from support.api_server import running_api
+from support.http.api_server import running_api
+from support.processes.waiting import done_within, eventually
 
 from potluck.api import ApiConfig, ApiLimits
 
@@ -40,7 +41,7 @@ class SmallServer:
 @contextmanager
 def small_server(log: Path, num_held: int) -> Iterator[SmallServer]:
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
-    command = [sys.executable, "-m", "support.small_server", str(LIMIT), str(num_held)]
+    command = [sys.executable, "-m", "support.http.small_server", str(LIMIT), str(num_held)]
     with (
         log.open("wb") as errors,
         subprocess.Popen(
@@ -82,20 +83,18 @@ def test_a_burst_of_connections_leaves_descriptors_and_a_short_log(
     log = tmp_path / "log"
     with small_server(log, num_held) as server:
         idle = server.num_descriptors
-        slowest, most = 0.0, 0
+        most = 0
         for _ in range(3):
             with burst(server.address, NUM_CONNECTS):
                 for _ in range(10):
-                    started = time.monotonic()
-                    assert httpx2.get(f"{server.url}/health", timeout=10).status_code == 200
-                    slowest = max(slowest, time.monotonic() - started)
+                    with done_within(5):
+                        assert httpx2.get(f"{server.url}/health", timeout=40).status_code == 200
                     most = max(most, server.num_descriptors)
-        assert slowest < 5
         assert most <= (idle + LIMIT // 2 + 1 if num_held == 0 else LIMIT)
-        end = time.monotonic() + 10
-        while server.num_descriptors > idle + 2:
-            assert time.monotonic() < end, "connections that were closed are still held"
-            time.sleep(0.05)
+        eventually(
+            lambda: server.num_descriptors <= idle + 2,
+            what="connections that were closed are no longer held",
+        )
     assert log.stat().st_size < 4000, log.read_text()[:4000]
 
 
@@ -115,14 +114,11 @@ def test_a_connection_beyond_busy_ones_is_refused_in_words() -> None:
     body = b'{"model": "toy/model", "prompt": "go", "seed": 1, "max_tokens": 400}'
     head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
     limits = ApiLimits(max_connections=2)
-    with running_api(ApiConfig(limits=limits), step_seconds=0.01) as api:
+    with running_api(ApiConfig(limits=limits), step_seconds=0.05) as api:
         address = ("127.0.0.1", api.port)
         with socket.create_connection(address) as one, socket.create_connection(address) as two:
             for busy in (one, two):
                 busy.sendall(head % len(body) + body)
-            end = time.monotonic() + 10
-            while len(api.gateway.live) < 2:
-                assert time.monotonic() < end
-                time.sleep(0.01)
-            with socket.create_connection(address, timeout=5) as third:
+            eventually(lambda: len(api.gateway.live) == 2)
+            with socket.create_connection(address, timeout=20) as third:
                 assert third.recv(1000).startswith(b"HTTP/1.1 503 ")

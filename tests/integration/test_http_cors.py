@@ -7,8 +7,8 @@ from pathlib import Path
 
 import httpx2
 import pytest
-from support.api_server import running_api
-from support.toy_gateway import MODEL
+from support.http.api_server import running_api
+from support.http.toy_gateway import MODEL
 
 from potluck.api import ApiConfig
 from potluck.api.cors import checked_origin
@@ -135,7 +135,7 @@ def test_origins_as_browsers_write_them() -> None:
         "http://a b",
         "http://a,",
     ):
-        with pytest.raises(ParameterError, match="no origin"):
+        with pytest.raises(ParameterError, match="not an origin"):
             checked_origin(wrong)
 
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from typing import Any
 
 import httpx2
 import pytest
-from support.api_server import RunningApi, running_api
-from support.rendered import Event, events, lines
-from support.scripted_gateway import ScriptedGateway
-from support.toy_gateway import CONTEXT_TOKENS, MODEL
+from support.http.api_server import RunningApi, running_api
+from support.http.scripted_gateway import ScriptedGateway
+from support.http.toy_gateway import CONTEXT_TOKENS, MODEL
+from support.processes.waiting import eventually
+from support.text.rendered import Event, events, lines
 
 from potluck.api import ApiConfig, ApiLimits
 from potluck.errors import EngineError
@@ -73,13 +73,6 @@ def prompt(gateway: ScriptedGateway) -> str:
     return bytes(request(gateway).prompt_tokens).decode()
 
 
-def wait_for_end(gateway: ScriptedGateway) -> None:
-    deadline = time.monotonic() + 10
-    while gateway.num_open:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def test_an_answer_whose_grammar_cannot_be_followed_is_an_error(
     client: httpx2.Client, gateway: ScriptedGateway
 ) -> None:
@@ -87,7 +80,7 @@ def test_an_answer_whose_grammar_cannot_be_followed_is_an_error(
     body: Event = {"messages": [{"role": "user", "content": "hi"}]}
     constrained = {**body, "response_format": {"type": "json_object"}}
     error = asked(client, "/v1/chat/completions", constrained, 503)["error"]
-    assert "cannot follow the grammar" in error["message"]
+    assert "cannot apply the grammar" in error["message"]
     assert asked(client, "/v1/chat/completions", {**constrained, "max_tokens": 1})["choices"]
     assert asked(client, "/v1/chat/completions", body)["choices"]
 
@@ -195,7 +188,7 @@ def test_anthropic_stop_sequences(client: httpx2.Client, gateway: ScriptedGatewa
     answer = asked(client, "/v1/messages", {**ANTHROPIC, "stop_sequences": ["two", "zwei"]})
     assert (answer["stop_reason"], answer["stop_sequence"]) == ("stop_sequence", "two")
     assert answer["content"] == [{"type": "text", "text": "one "}]
-    wait_for_end(gateway)
+    eventually(lambda: not gateway.num_open)
 
 
 def test_anthropic_counts_the_tokens_of_the_prompt(
@@ -239,7 +232,7 @@ def test_a_client_that_goes_away_ends_its_sequence(
     body = {"model": MODEL, "stream": True, **ANTHROPIC, "max_tokens": 900}
     with client.stream("POST", "/v1/messages", json=body) as response:
         next(response.iter_raw())
-    wait_for_end(gateway)
+    eventually(lambda: not gateway.num_open)
 
 
 # Ollama
@@ -326,7 +319,7 @@ def test_ollama_loads_without_a_prompt(
 
 def test_ollama_errors(client: httpx2.Client, gateway: ScriptedGateway) -> None:
     unknown = asked(client, "/api/chat", {**OLLAMA, "model": "gpt"}, status=404)
-    assert unknown == {"error": "there is no model 'gpt' here"}
+    assert unknown == {"error": "model 'gpt' is not deployed"}
     told = asked(client, "/api/chat", {**OLLAMA, "options": {"repeat_penalty": 0}}, status=400)
     assert told["error"].startswith("options.repeat_penalty is 0")
     gateway.failure_after = (len("<think>Hmm.</think>I "), EngineError("stage 1 is gone"))
@@ -344,7 +337,7 @@ def test_ollama_models(client: httpx2.Client) -> None:
         shown = client.post("/api/show", json={"model": name}).json()
         assert {"completion", "tools", "thinking"} <= set(shown["capabilities"])
     assert client.post("/api/show", json={"model": "gpt"}).status_code == 404
-    assert client.post("/api/show", json={}).json() == {"error": "model is missing"}
+    assert client.post("/api/show", json={}).json() == {"error": "model is required"}
 
 
 # Responses
@@ -457,6 +450,8 @@ def test_chat_tools(client: httpx2.Client, gateway: ScriptedGateway) -> None:
     ids = {call["id"] for each in answer["choices"] for call in each["message"]["tool_calls"]}
     assert len(ids) == 4
     assert answer["usage"]["prompt_tokens_details"] == {"cached_tokens": 3}
+    details = answer["usage"]["completion_tokens_details"]
+    assert (details["accepted_prediction_tokens"], details["rejected_prediction_tokens"]) == (4, 2)
 
     data = streamed(client, "/v1/chat/completions", CHAT)
     chunks = events(data.removesuffix(b"data: [DONE]\n\n"))

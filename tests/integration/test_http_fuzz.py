@@ -10,19 +10,19 @@ import logging
 import os
 import secrets
 import socket
-import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import httpx2
 import pytest
-from support.api_server import running_api
-from support.chat_templates import CHATML
-from support.http_documents import DOCUMENTS
-from support.http_fuzzing import fuzz
-from support.http_mutations import GET_PATHS, body_of, request_of
-from support.toy_gateway import MODEL, ToyGateway, ToyTokenizer, toy_chat
+from support.http.api_server import running_api
+from support.http.documents import DOCUMENTS
+from support.http.fuzzing import fuzz
+from support.http.mutations import GET_PATHS, body_of, request_of
+from support.http.toy_gateway import MODEL, ToyGateway, ToyTokenizer, toy_chat
+from support.processes.waiting import done_within
+from support.text.chat_templates import CHATML
 
 from potluck.api import ApiConfig, ApiLimits
 from potluck.text.tool_formats import choose_output_format
@@ -105,8 +105,9 @@ def test_no_body_breaks_a_dialect(
         requests = partial(body_of, seed, dialect=dialect, model=MODEL)
         fuzzed = fuzz(api.port, requests, 0, NUM_BODIES)
         assert fuzzed.failures == (), seed
-        # The mutations leave a good part of the requests valid, or they would test little.
-        assert fuzzed.statuses[200] > NUM_BODIES // 10, fuzzed.statuses
+        # Mutations leave 12 % (ollama) to 35 % (anthropic) of the bodies valid; a test of bodies of
+        # which few are valid would test little.
+        assert fuzzed.statuses[200] > NUM_BODIES // 20, fuzzed.statuses
         assert fuzzed.statuses[400] > NUM_BODIES // 10, fuzzed.statuses
     errors = [each.getMessage() for each in caplog.records if each.levelno >= logging.ERROR]
     assert not errors, (seed, errors[:3])
@@ -114,15 +115,14 @@ def test_no_body_breaks_a_dialect(
 
 @pytest.mark.parametrize("path", [*GET_PATHS, "/nothing", "/v1/completions"])
 def test_head_is_answered_as_get_without_a_body(path: str) -> None:
-    with running_api() as api, socket.create_connection(("127.0.0.1", api.port), timeout=5) as raw:
+    with running_api() as api, socket.create_connection(("127.0.0.1", api.port), timeout=20) as raw:
         answers = []
         for method in ("GET", "HEAD", "GET"):
-            started = time.monotonic()
-            raw.sendall(f"{method} {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
-            response = http.client.HTTPResponse(raw, method=method)
-            response.begin()
-            body = response.read()
-            assert time.monotonic() - started < 3
+            with done_within(3):
+                raw.sendall(f"{method} {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+                response = http.client.HTTPResponse(raw, method=method)
+                response.begin()
+                body = response.read()
             headers = {name.lower(): value for name, value in response.getheaders()}
             answers.append((response.status, headers, body))
         got, head, again = answers

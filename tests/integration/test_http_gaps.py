@@ -9,8 +9,8 @@ from typing import Any
 import httpx2
 import numpy as np
 import pytest
-from support.api_server import RunningApi, running_api
-from support.toy_gateway import (
+from support.http.api_server import RunningApi, running_api
+from support.http.toy_gateway import (
     CONTEXT_TOKENS,
     MODEL,
     VOCAB_SIZE,
@@ -19,7 +19,7 @@ from support.toy_gateway import (
     expected_tokens,
     toy_chat,
 )
-from support.toy_pipeline import toy_vector
+from support.scheduling.toy_pipeline import toy_vector
 
 from potluck.types.gateway import ServedModel
 from potluck.types.model import EmbeddingConfig
@@ -119,7 +119,7 @@ def test_a_model_without_such_tokens_refuses(gateway: ToyGateway, http: httpx2.C
     assert (response.status_code, response.json()["error"]["param"]) == (400, "suffix")
     response = http.post("/api/generate", json=body)
     assert response.status_code == 400
-    assert "filling in" in response.json()["error"]
+    assert "fill-in" in response.json()["error"]
     assert "insert" not in http.post("/api/show", json={"model": MODEL}).json()["capabilities"]
 
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import httpx2
 import pytest
-from support.agents import AgentProcess, Fleet, eventually
+from support.cluster.agents import AgentProcess, Fleet
+from support.processes.waiting import done_within, eventually
 
 SECONDS = 20
 """For any answer here, on a busy machine; a check of a grammar may take 3 s of CPU time."""
@@ -104,18 +105,15 @@ def test_costly_grammars_harm_nobody(http: httpx2.Client, what: str) -> None:
     body = {"model": "demo", "messages": QUESTION, "max_tokens": 4, **HOSTILE[what]}
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(http.post, "/v1/chat/completions", content=text_of(body))
-        slowest = 0.0
         while not waiting.done():
-            started = time.monotonic()
-            assert http.get("/health").status_code == 200
-            slowest = max(slowest, time.monotonic() - started)
+            with done_within(2):
+                assert http.get("/health").status_code == 200
             time.sleep(0.02)
     answer = waiting.result()
     assert answer.status_code in (200, 400), answer.text
     if answer.status_code == 400:
         error = answer.json()["error"]
         assert error["param"] or error["code"] == "invalid_json", answer.text
-    assert slowest < 3
     plain = {"model": "demo", "messages": QUESTION, "max_tokens": 2}
     assert http.post("/v1/chat/completions", json=plain).status_code == 200
 

@@ -7,14 +7,15 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import httpx2
 import pytest
-from support.api_server import RunningApi, running_api
-from support.toy_gateway import MODEL, expected_text
+from support.http.api_server import RunningApi, running_api
+from support.http.toy_gateway import MODEL, expected_text
+from support.processes.waiting import done_within, eventually
 
 from potluck.api import ApiConfig, ApiLimits
 
@@ -36,14 +37,7 @@ def connected(api: RunningApi) -> Iterator[socket.socket]:
 
 
 def ask(api: RunningApi, **fields: Any) -> httpx2.Response:
-    return httpx2.post(f"{api.url}/v1/completions", content=body_of(**fields), timeout=20)
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 10.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.005)
+    return httpx2.post(f"{api.url}/v1/completions", content=body_of(**fields), timeout=60)
 
 
 def seconds_until_closed(connection: socket.socket) -> float:
@@ -58,14 +52,14 @@ def seconds_until_closed(connection: socket.socket) -> float:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_goes_away_frees_its_blocks_within_a_step(stream: bool) -> None:
-    with running_api(step_seconds=0.2) as api:
+    with running_api(step_seconds=0.5) as api:
         with connected(api) as connection:
             body = body_of(max_tokens=900, n=3, stream=stream)
             connection.sendall(head_of(len(body)) + body)
-            wait_for(lambda: len(api.gateway.live) == 3 and bool(api.gateway.live[2].committed))
+            eventually(lambda: len(api.gateway.live) == 3 and bool(api.gateway.live[2].committed))
             assert api.gateway.num_used_blocks == 3
             before = [len(live.committed) for live in api.gateway.live]
-        wait_for(lambda: api.gateway.num_used_blocks == 0)
+        eventually(lambda: api.gateway.num_used_blocks == 0)
         for live, count in zip(api.gateway.live, before, strict=True):
             assert len(live.committed) <= count + 2
         metrics = httpx2.get(f"{api.url}/metrics").text
@@ -79,11 +73,11 @@ def test_a_client_that_goes_away_while_it_waits_leaves_the_queue() -> None:
         with connected(api) as first:
             body = body_of(max_tokens=900)
             first.sendall(head_of(len(body)) + body)
-            wait_for(lambda: bool(api.gateway.live))
+            eventually(lambda: bool(api.gateway.live))
             with connected(api) as second:
                 second.sendall(head_of(len(body)) + body)
-                wait_for(lambda: _gauge(api, "potluck_http_requests_queued") == 1)
-            wait_for(lambda: _gauge(api, "potluck_http_requests_queued") == 0)
+                eventually(lambda: _gauge(api, "potluck_http_requests_queued") == 1)
+            eventually(lambda: _gauge(api, "potluck_http_requests_queued") == 0)
         assert ask(api, max_tokens=2).status_code == 200
         assert len(api.gateway.live) == 2
 
@@ -96,7 +90,9 @@ def _gauge(api: RunningApi, name: str) -> float:
 def test_too_many_requests_are_told_when_to_come_again() -> None:
     limits = ApiLimits(max_concurrent_requests=2, max_queued_requests=1, retry_after_seconds=7)
     answers: list[httpx2.Response] = []
-    with running_api(ApiConfig(limits=limits), step_seconds=0.02) as api:
+    with running_api(ApiConfig(limits=limits)) as api:
+        released = threading.Event()
+        api.gateway.pause_after = (3, released)
 
         def client() -> None:
             answers.append(ask(api, max_tokens=30))
@@ -104,8 +100,9 @@ def test_too_many_requests_are_told_when_to_come_again() -> None:
         threads = [threading.Thread(target=client) for _ in range(3)]
         for thread in threads:
             thread.start()
-        wait_for(lambda: _gauge(api, "potluck_http_requests_queued") == 1)
+        eventually(lambda: _gauge(api, "potluck_http_requests_queued") == 1)
         refused = ask(api)
+        released.set()
         for thread in threads:
             thread.join()
         assert ask(api, max_tokens=3).status_code == 200
@@ -138,39 +135,45 @@ def test_all_bodies_together_are_limited() -> None:
     with running_api(ApiConfig(limits=limits)) as api:
         with connected(api) as first:
             first.sendall(head_of(5000) + b" " * 4900)
-            wait_for(lambda: ask(api, metadata=metadata).status_code == 429)
-        wait_for(lambda: ask(api, metadata=metadata).status_code == 200)
+            eventually(lambda: ask(api, metadata=metadata).status_code == 429)
+        eventually(lambda: ask(api, metadata=metadata).status_code == 200)
 
 
 def test_a_body_at_a_byte_a_second_is_cut_off_and_others_are_served() -> None:
     limits = ApiLimits(body_seconds=1.0)
     with running_api(ApiConfig(limits=limits)) as api, connected(api) as slow:
         started = time.monotonic()
-        slow.sendall(head_of(100))
-        while not select.select([slow], [], [], 0.25)[0]:
-            slow.send(b" ")
-            assert ask(api, max_tokens=2).status_code == 200
-        assert b" 408 " in slow.recv(65536)
-        assert 0.8 < time.monotonic() - started < 3
-        assert seconds_until_closed(slow) < 1
+        with done_within(2):
+            slow.sendall(head_of(100))
+            while not select.select([slow], [], [], 0.25)[0]:
+                slow.send(b" ")
+                assert ask(api, max_tokens=2).status_code == 200
+            assert b" 408 " in slow.recv(65536)
+            assert time.monotonic() - started > 0.8
+            seconds_until_closed(slow)
 
 
 def test_a_head_at_a_byte_a_second_is_cut_off() -> None:
     limits = ApiLimits(head_seconds=1.0)
     with running_api(ApiConfig(limits=limits)) as api, connected(api) as slow:
         started = time.monotonic()
-        for byte in head_of(9):
-            if select.select([slow], [], [], 0.25)[0]:
-                break
-            slow.send(bytes([byte]))
-        assert seconds_until_closed(slow) < 1
-        assert 0.8 < time.monotonic() - started < 3
+        with done_within(2):
+            for byte in head_of(9):
+                if select.select([slow], [], [], 0.25)[0]:
+                    break
+                slow.send(bytes([byte]))
+            seconds_until_closed(slow)
+        assert time.monotonic() - started > 0.8
 
 
 def test_a_connection_that_says_nothing_is_closed() -> None:
     limits = ApiLimits(head_seconds=0.5)
-    with running_api(ApiConfig(limits=limits)) as api, connected(api) as silent:
-        assert 0.3 < seconds_until_closed(silent) < 2
+    with (
+        running_api(ApiConfig(limits=limits)) as api,
+        connected(api) as silent,
+        done_within(2),  # it has 10 s by default
+    ):
+        assert seconds_until_closed(silent) > 0.3
 
 
 def test_the_next_head_of_a_connection_has_its_time_too() -> None:
@@ -185,18 +188,18 @@ def test_the_next_head_of_a_connection_has_its_time_too() -> None:
             assert received.startswith(b"HTTP/1.1 200 ")
             time.sleep(0.6)  # between requests it may be silent for longer
         connection.sendall(b"POST /v1/comp")
-        assert 0.3 < seconds_until_closed(connection) < 2
+        with done_within(2):
+            assert seconds_until_closed(connection) > 0.3
 
 
 def test_200_connections_that_say_nothing_keep_nobody_out() -> None:
-    limits = ApiLimits(max_connections=100)
+    limits = ApiLimits(max_connections=100, head_seconds=60)
     with running_api(ApiConfig(limits=limits)) as api, ExitStack() as silent:
         for _ in range(200):
             silent.enter_context(connected(api))
-        started = time.monotonic()
-        for _ in range(5):
-            assert ask(api, max_tokens=3).status_code == 200
-        assert time.monotonic() - started < 5
+        with done_within(5):
+            for _ in range(5):
+                assert ask(api, max_tokens=3).status_code == 200
 
 
 def test_silence_costs_a_busy_connection_nothing() -> None:
@@ -205,7 +208,7 @@ def test_silence_costs_a_busy_connection_nothing() -> None:
     with running_api(ApiConfig(limits=limits), step_seconds=0.02) as api, ExitStack() as silent:
         thread = threading.Thread(target=lambda: answers.append(ask(api, max_tokens=30)))
         thread.start()
-        wait_for(lambda: bool(api.gateway.live))
+        eventually(lambda: bool(api.gateway.live))
         for _ in range(10):
             silent.enter_context(connected(api))
         thread.join()
@@ -214,23 +217,22 @@ def test_silence_costs_a_busy_connection_nothing() -> None:
 
 def test_a_stream_that_nobody_reads_is_cut_off() -> None:
     limits = ApiLimits(send_seconds=0.5, max_concurrent_requests=1)
-    with running_api(ApiConfig(limits=limits), step_seconds=0.001) as api:
+    with running_api(ApiConfig(limits=limits), step_seconds=0.002) as api:
         with socket.socket() as stalled:
             stalled.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             stalled.settimeout(10)
             stalled.connect(("127.0.0.1", api.port))
             body = body_of(max_tokens=900, n=4, stream=True, logprobs=20)
             stalled.sendall(head_of(len(body)) + body)
-            wait_for(lambda: len(api.gateway.live) == 4)
-            started = time.monotonic()
-            assert ask(api, max_tokens=3).status_code == 200  # the one slot is free again
-            assert time.monotonic() - started < 10
+            eventually(lambda: len(api.gateway.live) == 4)
+            with done_within(10):
+                assert ask(api, max_tokens=3).status_code == 200  # the one slot is free again
             assert any(len(live.committed) < 900 for live in api.gateway.live[:4])
         assert api.gateway.num_used_blocks == 0
 
 
 def test_a_slow_reader_who_keeps_reading_gets_everything() -> None:
-    limits = ApiLimits(send_seconds=0.8)
+    limits = ApiLimits(send_seconds=1.5)
     with running_api(ApiConfig(limits=limits)) as api, socket.socket() as slow:
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16384)
         slow.settimeout(10)
@@ -243,8 +245,8 @@ def test_a_slow_reader_who_keeps_reading_gets_everything() -> None:
             part = slow.recv(20_000)
             assert part, "cut off"
             received += part
-            time.sleep(0.08)
-        assert time.monotonic() - started > 1.6
+            time.sleep(0.15)
+        assert time.monotonic() - started > 3
         answer = json.loads(received.split(b"\r\n\r\n", 1)[1])
         assert answer["choices"][0]["text"] == expected_text("go", 1, 900)
 

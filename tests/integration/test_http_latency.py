@@ -5,7 +5,7 @@ from __future__ import annotations
 import http.client
 import time
 
-from support.api_server import running_api
+from support.http.api_server import running_api
 
 DELAYED_ACKNOWLEDGEMENT_SECONDS = 0.04
 """For so long Linux leaves data unacknowledged, and a sender with Nagle's algorithm waits."""

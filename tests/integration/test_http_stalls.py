@@ -12,12 +12,13 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import pytest
-from support.heavy_bodies import heavy_bodies
-from support.toy_gateway import CONTEXT_TOKENS, MODEL, VOCAB_SIZE, ToyGateway
+from support.http.heavy_bodies import heavy_bodies
+from support.http.toy_gateway import CONTEXT_TOKENS, MODEL, VOCAB_SIZE, ToyGateway
 
 from potluck.allocator import limit_arenas
 from potluck.api import ApiConfig, serve
@@ -28,8 +29,12 @@ from potluck.text.chat import prompt_chat
 from potluck.types.gateway import ServedModel
 
 MAX_STALL_SECONDS = 0.05
+"""In which this process computes. What else the machine does in between is not counted."""
+
+MAX_WAIT_SECONDS = 2.0
+"""By the clock, on a machine that is busy with other things."""
+
 ATTEMPTS = 5
-"""A machine that is busy with other things stalls everybody at times, and not five times."""
 
 KINDS = tuple(heavy_bodies(MODEL, 1000))
 
@@ -70,14 +75,32 @@ def post(address: tuple[str, int], path: str, body: bytes) -> int:
         connection.close()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gap:
+    """A silence, as far as this process computed in it, and by the clock."""
+
+    busy_seconds: float
+    seconds: float
+
+    @property
+    def is_short(self) -> bool:
+        return self.busy_seconds < MAX_STALL_SECONDS and self.seconds < MAX_WAIT_SECONDS
+
+
 class Gaps:
     """The longest silences of a coroutine that ticks and of another client's stream."""
 
     def __init__(self) -> None:
-        self.longest = 0.0
+        self.start()
+
+    def start(self) -> None:
+        self.longest_busy = self.longest = 0.0
+
+    def longest_yet(self) -> Gap:
+        return Gap(busy_seconds=min(self.longest_busy, self.longest), seconds=self.longest)
 
     async def tick(self) -> None:
-        last = time.monotonic()
+        last = now()
         while True:
             await asyncio.sleep(0.001)
             last = self._note(last)
@@ -89,47 +112,57 @@ class Gaps:
             reader, writer = await asyncio.open_connection(*address)
             try:
                 writer.write(head % len(body) + body)
-                last: float | None = None
+                last: tuple[float, float] | None = None
                 while (line := await reader.readline()) != b"data: [DONE]\n":
                     assert line, "the stream was cut off"
                     if line.startswith(b"data: "):
-                        last = time.monotonic() if last is None else self._note(last)
+                        last = now() if last is None else self._note(last)
             finally:
                 writer.transport.abort()
                 await asyncio.sleep(0)
 
-    def _note(self, last: float) -> float:
-        now = time.monotonic()
-        self.longest = max(self.longest, now - last)
-        return now
+    def _note(self, last: tuple[float, float]) -> tuple[float, float]:
+        latest = now()
+        self.longest_busy = max(self.longest_busy, latest[0] - last[0])
+        self.longest = max(self.longest, latest[1] - last[1])
+        return latest
 
 
+def now() -> tuple[float, float]:
+    return time.process_time(), time.monotonic()
+
+
+@pytest.mark.alone
 @pytest.mark.parametrize("size", [400_000, 4_000_000])
 def test_a_large_body_stalls_nobody(served: ServedModel, size: int) -> None:
     bodies = heavy_bodies(MODEL, size)
 
-    async def main() -> dict[str, float]:
-        longest: dict[str, float] = {}
+    async def main() -> dict[str, Gap]:
+        too_long: dict[str, Gap] = {}
         async with serving(served) as address:
             gaps = Gaps()
             others = [asyncio.create_task(each) for each in (gaps.tick(), gaps.stream(address))]
             for kind, (path, body) in bodies.items():
-                longest[kind] = 1e9
                 for _ in range(ATTEMPTS):
-                    gaps.longest = 0.0
+                    gaps.start()
                     assert await asyncio.to_thread(post, address, path, body) in (200, 400)
-                    longest[kind] = min(longest[kind], gaps.longest)
-                    if longest[kind] < MAX_STALL_SECONDS:
+                    gap = gaps.longest_yet()
+                    if gap.is_short:
                         break
+                else:
+                    too_long[kind] = gap
             assert not any(task.done() for task in others)
             for task in others:
                 task.cancel()
             await asyncio.gather(*others, return_exceptions=True)
-        return longest
+        return too_long
 
-    longest = asyncio.run(main())
-    too_long = {kind: gap for kind, gap in longest.items() if gap >= MAX_STALL_SECONDS}
-    assert not too_long
+    gc.collect()
+    gc.freeze()  # as an agent does: its collections do not look at what is always there
+    try:
+        assert not asyncio.run(main())
+    finally:
+        gc.unfreeze()
 
 
 def resident_mebibytes() -> float:
@@ -137,6 +170,7 @@ def resident_mebibytes() -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
+@pytest.mark.alone
 def test_memory_is_bounded_and_comes_back(served: ServedModel) -> None:
     """48 clients with 4 MB each, of every third kind of body; the clients' memory is not theirs."""
     limit_arenas()

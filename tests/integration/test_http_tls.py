@@ -12,8 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.api_server import RunningApi, running_api
-from support.toy_gateway import MODEL
+from support.http.api_server import RunningApi, running_api
+from support.http.toy_gateway import MODEL
+from support.processes.waiting import done_within
 
 from potluck.api import ApiConfig
 from potluck.api.config import ApiLimits
@@ -119,16 +120,15 @@ def test_a_handshake_has_a_time_limit() -> None:
     with (
         running_api(replace(CONFIG, limits=limits)) as running,
         socket.create_connection(("127.0.0.1", running.port), 20) as silent,
-    ):
-        start = time.monotonic()
+        done_within(2),
+    ):  # it has 10 s by default
         assert silent.recv(100) == b""
-        assert time.monotonic() - start < 5
 
 
 def test_a_client_that_does_not_read_is_cut_off_and_a_slow_one_is_not(
     trusting: ssl.SSLContext,
 ) -> None:
-    limits = ApiLimits(send_seconds=1.0)
+    limits = ApiLimits(send_seconds=2.0)
     with running_api(replace(CONFIG, limits=limits)) as running:
         # An answer of 1.1 MiB.
         body = json.dumps({"content": "a" * 50_000, "with_pieces": True}).encode()
@@ -145,7 +145,7 @@ def test_a_client_that_does_not_read_is_cut_off_and_a_slow_one_is_not(
                 client.sendall(head % len(body) + body)
                 received = client.recv(16)
                 if not is_served:
-                    time.sleep(4)
+                    time.sleep(6)
                 while data := _some(client, 32 * 1024):
                     received += data
                     if is_served:

@@ -7,8 +7,8 @@ from typing import Any
 
 import httpx2
 import pytest
-from support.api_server import RunningApi, running_api
-from support.toy_gateway import CONTEXT_TOKENS, END_OF_TEXT, MODEL, VOCAB_SIZE, ToyGateway
+from support.http.api_server import RunningApi, running_api
+from support.http.toy_gateway import CONTEXT_TOKENS, END_OF_TEXT, MODEL, VOCAB_SIZE, ToyGateway
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -13,8 +12,8 @@ import numpy as np
 import openai
 import pytest
 from numpy.typing import NDArray
-from support.api_server import RunningApi, running_api
-from support.toy_gateway import (
+from support.http.api_server import RunningApi, running_api
+from support.http.toy_gateway import (
     CONTEXT_TOKENS,
     MODEL,
     VOCAB_SIZE,
@@ -22,7 +21,8 @@ from support.toy_gateway import (
     ToyTokenizer,
     toy_chat,
 )
-from support.toy_pipeline import toy_vector
+from support.processes.waiting import eventually
+from support.scheduling.toy_pipeline import toy_vector
 
 from potluck.errors import ChatTemplateError, EngineError
 from potluck.types.gateway import ServedModel
@@ -42,7 +42,7 @@ def normalized(values: Floats) -> Floats:
 
 def toy_pair(query: str, document: str, *, instruction: str | None = None) -> list[int]:
     if document == "no template":
-        raise ChatTemplateError("the model has no template for a query and a document")
+        raise ChatTemplateError("the model has no template for queries and documents")
     return list(f"{instruction or ''}{query}?{document}".encode())
 
 
@@ -248,7 +248,4 @@ def test_one_failure_ends_all_sequences(gateway: ToyGateway, http: httpx2.Client
     gateway.failure_after = (0, EngineError("a stage was lost"))
     response = http.post("/v1/embeddings", json={"model": MODEL, "input": ["a"] * 40})
     assert response.status_code >= 500
-    deadline = time.monotonic() + 5
-    while gateway.num_open and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert (gateway.num_open, gateway.num_used_blocks) == (0, 0)
+    eventually(lambda: (gateway.num_open, gateway.num_used_blocks) == (0, 0), within=5)

@@ -5,22 +5,25 @@ from __future__ import annotations
 import json
 import re
 import socket
-import time
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import tokenizers
-from support.command import assert_refused, run_command
-from support.fake_hub import FakeHub, serve_hub
-from support.gguf_models import write_gguf_model
-from support.hub_models import DEMO, cut_demo, hub_environment
-from support.random_models import make_random_model
-from support.text_models import (
+from support.models.gguf_models import write_gguf_model
+from support.models.hub_models import DEMO, cut_demo, hub_environment
+from support.models.random_models import make_random_model
+from support.models.text_models import (
     LLAMA3_SPECIAL,
     byte_level_metadata,
     llama3_json,
     train_sentence_piece,
 )
+from support.network.fake_hub import FakeHub, serve_hub
+from support.processes.command import assert_refused, run_command
+from support.processes.environment import environment
+from support.processes.waiting import done_within
 
 from potluck.types.tensor import TensorFormat
 
@@ -67,10 +70,9 @@ def test_a_repository_and_then_its_copy_in_the_cache(tmp_path: Path) -> None:
         assert again.stdout == first.stdout
         assert names(hub) == set(DEMO), "nothing is fetched again"
     for offline in ({"HF_ENDPOINT": dead_endpoint()}, {"HF_HUB_OFFLINE": "1"}):
-        started = time.monotonic()
-        cached = run_command("run", "org/fox", *ARGUMENTS, env={**env, **offline})
+        with done_within(8):
+            cached = run_command("run", "org/fox", *ARGUMENTS, env={**env, **offline})
         assert cached.stdout == first.stdout, cached.stderr
-        assert time.monotonic() - started < 20
 
 
 def test_weights_in_several_files(tmp_path: Path) -> None:
@@ -113,7 +115,7 @@ def test_gguf_files(tmp_path: Path, gguf_files: dict[str, bytes]) -> None:
         unnamed = run_command("run", "org/model-GGUF", *ARGUMENTS, env=env)
         assert_refused(unnamed, 2, "name one", "org/model-GGUF:")
         missing = run_command("run", "org/model-GGUF:two.gguf", *ARGUMENTS, env=env)
-        assert_refused(missing, 2, "two.gguf", "hub's page")
+        assert_refused(missing, 2, "two.gguf", "Hub page")
     cached = run_command(
         "run", f"org/model-GGUF:{parts[0]}", *ARGUMENTS, env={**env, "HF_HUB_OFFLINE": "1"}
     )
@@ -142,7 +144,7 @@ def test_what_cannot_run_is_refused_before_its_weights_are_fetched(tmp_path: Pat
     with serve_hub(repositories) as hub:
         env = hub_environment(tmp_path, hub.endpoint)
         completed = run_command("run", "org/unknown", *ARGUMENTS, env=env)
-        assert_refused(completed, 1, "mamba", "supported are")
+        assert_refused(completed, 1, "mamba", "supported: ")
         assert hub.fetched == ["config.json"]
         completed = run_command("run", "org/mute", *ARGUMENTS, env=env)
         assert_refused(completed, 1, "no tokenizer", "tokenizer.json")
@@ -153,15 +155,28 @@ def test_what_cannot_run_is_refused_before_its_weights_are_fetched(tmp_path: Pat
     assert not {"model.safetensors", "pytorch_model.bin"} & set(hub.fetched)
 
 
+IMPATIENT = """
+import sys
+from potluck.catalog import hub_client
+from potluck.cli.main import main
+hub_client._LISTING_SECONDS = 1.0
+main(sys.argv[1:])
+"""
+
+
 def test_a_hub_that_never_answers_is_given_up(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as mute:
         endpoint = f"http://127.0.0.1:{mute.getsockname()[1]}"
-        started = time.monotonic()
-        completed = run_command(
-            "run", "org/fox", *ARGUMENTS, env=hub_environment(tmp_path, endpoint)
-        )
+        with done_within(10):
+            completed = subprocess.run(
+                [sys.executable, "-c", IMPATIENT, "run", "org/fox", *ARGUMENTS],
+                env=environment(**hub_environment(tmp_path, endpoint)),
+                capture_output=True,
+                text=True,
+                timeout=60,
+                check=False,
+            )
         assert_refused(completed, 2, "timed out", "HF_ENDPOINT")
-        assert time.monotonic() - started < 30
 
 
 @pytest.mark.parametrize("offline", [False, True])
@@ -169,7 +184,6 @@ def test_a_hub_out_of_reach_is_said_at_once(tmp_path: Path, offline: bool) -> No
     env = hub_environment(tmp_path, dead_endpoint())
     if offline:
         env["HF_HUB_OFFLINE"] = "1"
-    started = time.monotonic()
-    completed = run_command("run", "org/fox", *ARGUMENTS, env=env)
-    assert_refused(completed, 2, "org/fox is not on this disk", "HF_ENDPOINT")
-    assert time.monotonic() - started < 20
+    with done_within(8):
+        completed = run_command("run", "org/fox", *ARGUMENTS, env=env)
+    assert_refused(completed, 2, "org/fox is not in the local cache", "HF_ENDPOINT")

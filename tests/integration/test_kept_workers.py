@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import psutil
 import pytest
-from support.hosted_stages import (
+from support.cluster.hosted_stages import (
     COORDINATOR,
     DEPLOYMENT,
     NODE,
@@ -22,6 +22,7 @@ from support.hosted_stages import (
     node,
     stage_specs,
 )
+from support.processes.waiting import until
 
 from potluck.cluster.calls import ConnectStage, ReleaseStages, StageScope
 from potluck.cluster.worker.messages import Connect, Peer, Stats
@@ -41,13 +42,6 @@ def on_a_node(folder: Path, test: Test, seconds: float = 60.0) -> None:
             await test(ours)
 
     asyncio.run(run())
-
-
-async def eventually(holds: Callable[[], bool], seconds: float = 10.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.01)
 
 
 def has_ended(pid: int) -> bool:
@@ -90,6 +84,7 @@ def test_tokens_are_the_same_after_a_reconnect_also_in_another_order_of_stages(
     on_a_node(tmp_path, test)
 
 
+@pytest.mark.alone
 def test_fifty_reconnects_leave_nothing_behind(tmp_path: Path) -> None:
     def held_by(pid: int) -> tuple[int, int, int, int]:
         process = psutil.Process(pid)
@@ -179,8 +174,8 @@ def test_frames_that_come_twice_or_late_are_dropped_and_counted(tmp_path: Path) 
             pipeline.send(pipeline.step([1], 3))
             with pytest.raises(EdgeError):
                 pipeline.receive()
-        await eventually(lambda: len(ours.lost) >= 1)
-        assert any("it sent step 7 and not 6" in each.message for each in ours.lost)
+        late = "it sent step 7 instead of 6"
+        await until(lambda: any(late in each.message for each in ours.lost))
         assert all(each.is_held for each in ours.lost)
 
     on_a_node(tmp_path, test)
@@ -225,7 +220,7 @@ def test_a_worker_that_crashes_is_told_to_who_ends_the_epoch(tmp_path: Path) -> 
             os.kill(pid, signal.SIGSEGV)
             # A crash stops all threads at once. A signal from outside does not: until one of them
             # takes it, another may still answer that its edges are closed.
-            await eventually(lambda: has_ended(pid))
+            await until(lambda: has_ended(pid))
             ends = await ours.host.end(StageScope(deployment=DEPLOYMENT, epoch=epoch(1)))
             assert ends.crashes == (f"stage 1 on node {NODE}: the worker was killed by SIGSEGV",)
         assert len(ours.host.memory.held) == 1
@@ -258,7 +253,7 @@ def test_a_stopped_worker_is_given_up_when_it_is_asked_for(
             os.kill(pid, signal.SIGSTOP)
             with pytest.raises(EngineError, match="its worker has not answered for 500 ms"):
                 await ours.start(stage_specs([], epoch(2))[0])
-        await eventually(lambda: not psutil.pid_exists(pid))
+        await until(lambda: not psutil.pid_exists(pid))
         with await ours.serve(stage_specs([], epoch(3))) as pipeline:
             assert len(pipeline.generate(PROMPT, 2, SAMPLED)) == 2
 

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.kernel_build import not_shown, require_tool
-from support.programs import program_reading
+from support.engines.programs import program_reading
+from support.kernels.build import not_shown, require_tool
 
 from potluck.catalog.locate import DEMO_DIRECTORY
-from potluck.engines.native import convert_on, make_pool
+from potluck.engines.native.engine import convert_on, make_pool
 from potluck.formats.safetensors import open_safetensors
 from potluck.types.quantization import Quantization
 from potluck.types.tensor import TensorInfo

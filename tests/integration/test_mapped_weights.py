@@ -18,9 +18,10 @@ from typing import Any
 import pytest
 from model_shapes import SHAPES, Experts
 from random_gguf import write_gguf
-from support.command import assert_refused, environment, run_command
-from support.kernel_build import not_shown
-from support.large_models import make_large_model
+from support.kernels.build import not_shown
+from support.models.large_models import make_large_model
+from support.processes.command import assert_refused, run_command
+from support.processes.environment import environment
 
 from potluck import Model
 from potluck.catalog.locate import DEMO_DIRECTORY
@@ -74,6 +75,7 @@ def test_the_same_numbers(cache: Path, quantization: Quantization) -> None:
     assert len(list(cache.iterdir())) == 4
 
 
+@pytest.mark.alone
 def test_the_second_start_reads_headers_only(
     cache: Path, large_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,7 +193,7 @@ def test_a_model_larger_than_the_memory(cache: Path, large_model: Path) -> None:
             env={"POTLUCK_PACKED_CACHE_BYTES": "1000"},
             prefix=enter,
         )
-        assert_refused(refused, 1, "weights cannot be mapped (", "--quant")
+        assert_refused(refused, 1, "weights cannot be memory-mapped (", "--quant")
         assert "control group" in refused.stderr
 
 
@@ -200,7 +202,7 @@ def assert_loaded_instead(completed: subprocess.CompletedProcess[str], reason: s
     assert completed.returncode == 0, completed.stderr
     assert completed.stdout == run_command("run", "demo", *PROMPT).stdout
     warning, _figures = completed.stderr.splitlines()
-    assert "weights are loaded, not mapped" in warning
+    assert "weights are loaded instead of memory-mapped" in warning
     assert reason in warning
 
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import potluck
+from potluck.catalog.locate import DEMO_DIRECTORY
 from potluck.errors import ParameterError, PotluckError, PromptTooLongError
 from potluck.local import SamplingOptions
+from potluck.scheduling.draft_lengths import DraftLengths
 
 PROMPTS = (
     "Once upon a time, there was a little fox who",
@@ -145,7 +150,7 @@ def test_a_text_that_is_left_gives_its_blocks_back(model: potluck.Model) -> None
         next(pieces)
         assert free_blocks(model) < model.plan.size.num_blocks
     assert free_blocks(model) == model.plan.size.num_blocks
-    with pytest.raises(PotluckError, match="not generated to its end"):
+    with pytest.raises(PotluckError, match="closed before its end"):
         generation.result()
 
 
@@ -268,6 +273,74 @@ def test_timings_add_up(model: potluck.Model) -> None:
     assert timings.prefill_tokens_per_second * seconds[0] == pytest.approx(
         len(result.prompt_tokens) - timings.num_cached_tokens
     )
+
+
+def test_drafts_and_predictions_change_nothing_but_the_number_of_steps() -> None:
+    prompt = "Once upon a time"
+
+    def told(model: potluck.Model, prediction: str | list[int] = "", **options: Any) -> Any:
+        generation = model.generate(
+            prompt, max_tokens=NUM_NEW, prediction=prediction, logprobs=True, **options
+        )
+        return generation.result()
+
+    def told_of(result: Any) -> Any:
+        return [(each.token, each.logprob) for each in result.pieces], result.finish_reason
+
+    with (
+        potluck.Model.open("demo", draft="off") as plain,
+        potluck.Model.open("demo", stages=2) as drafting,
+    ):
+        both: tuple[dict[str, Any], ...] = ({"temperature": 0.0}, {"temperature": 0.9, "seed": 3})
+        for options in both:
+            expected = told(plain, **options)
+            assert (expected.timings.num_drafted_tokens, expected.timings.tokens_per_step) == (0, 1)
+            whole = told(drafting, expected.text, **options)
+            by_tokens = told(drafting, [each.token for each in expected.pieces], **options)
+            wrong = told(drafting, "of something else altogether", **options)
+            for result in (whole, by_tokens, wrong):
+                assert told_of(result) == told_of(expected)
+            timings = by_tokens.timings
+            # How many follows from what steps take just now.
+            assert timings.num_drafted_tokens >= timings.num_accepted_tokens > 0
+            assert timings.tokens_per_step > 1
+        with pytest.raises(ParameterError, match="outside the model's vocabulary") as caught:
+            told(drafting, [10**6])
+        assert caught.value.name == "prediction"
+
+
+def test_a_model_that_drafts_changes_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    # However busy the machine is, it is asked and waited for.
+    monkeypatch.setattr(DraftLengths, "length", lambda *_, **__: 3)
+    monkeypatch.setattr("potluck.drafting.model._NEXT_SECONDS", 60.0)
+    monkeypatch.setattr("potluck.drafting.model._FIRST_SECONDS", 60.0)
+    with (
+        potluck.Model.open("demo", draft="off") as plain,
+        potluck.Model.open("demo", draft="demo") as drafting,
+    ):
+        assert drafting.draft_model is not None
+        for options in (GREEDY, SamplingOptions(temperature=0.9, seed=3)):
+            expected = generate(plain, PROMPTS[0], options).result()
+            found = generate(drafting, PROMPTS[0], options).result()
+            assert found.text == expected.text
+            # It is the same model, which draws what it verifies.
+            assert found.timings.num_accepted_tokens == found.timings.num_drafted_tokens > 0
+
+
+def test_a_model_with_another_vocabulary_does_not_draft(tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(DEMO_DIRECTORY, other)
+    tokenizer = json.loads((other / "tokenizer.json").read_text("utf-8"))
+    vocabulary = tokenizer["model"]["vocab"]
+    words = sorted(vocabulary, key=vocabulary.__getitem__)[300:302]
+    vocabulary[words[0]], vocabulary[words[1]] = vocabulary[words[1]], vocabulary[words[0]]
+    (other / "tokenizer.json").write_text(json.dumps(tokenizer), "utf-8")
+    differs = r"the vocabularies differ \(token 300 differs\)"
+    with pytest.raises(ParameterError, match=differs) as caught:
+        potluck.Model.open("demo", draft=str(other))
+    assert caught.value.name == "draft"
+    with pytest.raises(PotluckError, match="nowhere"):
+        potluck.Model.open("demo", draft="/nowhere/small.gguf")
 
 
 def test_a_prompt_that_is_known_is_not_computed_again() -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
-from support.random_models import make_random_model
-from support.text_models import qwen2_json, write_model_directory
+from support.models.random_models import make_random_model
+from support.models.text_models import qwen2_json, write_model_directory
 
 from potluck import Model
 from potluck.catalog import describe_model, open_headers, read_profile
@@ -114,16 +114,16 @@ def test_a_backend_that_lacks_experts_is_refused_before_anything_is_read(model: 
     profile = read_profile(description)
     with pytest.raises(UnsupportedModelError) as caught:
         plan_stage(profile, Shard.whole(3), size)
-    assert caught.value.message == "the backend tinygrad:CL does not compute Moe"
-    assert caught.value.hint.startswith("use the CPU: --backend native")
+    assert caught.value.message == "the backend tinygrad:CL does not support Moe"
+    assert caught.value.hint.startswith("use the CPU: give --backend native")
 
 
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
         ("missing", "experts.3.up_proj.weight is missing"),
-        ("other rows", r"experts.3.up_proj.weight is f32 \[128, 256\], and .*experts.0.up_proj"),
-        ("other type", r"experts.3.up_proj.weight is f16 \[256, 256\], and .*is f32"),
+        ("other rows", r"experts.3.up_proj.weight is f32 \[128, 256\], but .*experts.0.up_proj"),
+        ("other type", r"experts.3.up_proj.weight is f16 \[256, 256\], but .*is f32"),
         ("one more", r"the tensor model.layers.1.mlp.experts.5.up_proj.weight"),
     ],
 )

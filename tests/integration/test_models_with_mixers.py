@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.mamba_models import make_mamba_model
-from support.random_models import RandomModel, torch_greedy
-from support.text_models import qwen2_json, write_model_directory
+from support.models.mamba_models import make_mamba_model
+from support.models.random_models import RandomModel, torch_greedy
+from support.models.text_models import qwen2_json, write_model_directory
 
 from potluck import Model
 from potluck.types.quantization import Quantization

@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support.configs import with_experts
-from support.native_pipeline import VOCAB_SIZE, Part, Pipeline, make_program, small_config
-from support.parity import native_error_limit, rms
-from support.random_weights import load_random_weights
+from support.engines.native_pipeline import VOCAB_SIZE, Part, Pipeline, make_program, small_config
+from support.engines.parity import native_error_limit, rms
+from support.models.configs import with_experts
+from support.models.random_weights import load_random_weights
 
-from potluck.engines.reference import ReferenceEngine
+from potluck.engines.reference.engine import ReferenceEngine
 from potluck.kernels import available_isas
 from potluck.types.arithmetic import Arithmetic, arithmetics_with
 from potluck.types.model import ModelConfig

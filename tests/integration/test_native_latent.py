@@ -8,19 +8,19 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support.configs import make_config
-from support.native_pipeline import (
+from support.engines.native_pipeline import (
     CONTEXT_TOKENS,
     VOCAB_SIZE,
     Part,
     Pipeline,
     make_program,
 )
-from support.parity import native_error_limit, rms
-from support.random_weights import load_random_weights
+from support.engines.parity import native_error_limit, rms
+from support.models.configs import make_config
+from support.models.random_weights import load_random_weights
 
-from potluck.engines.native import NativeEngine, ThreadPool, cache_bytes, scratch_bytes
-from potluck.engines.reference import ReferenceEngine
+from potluck.engines.native.engine import NativeEngine, ThreadPool, cache_bytes, scratch_bytes
+from potluck.engines.reference.engine import ReferenceEngine
 from potluck.kernels import available_isas
 from potluck.models.layers import with_layers
 from potluck.types.arithmetic import Arithmetic, arithmetics_with

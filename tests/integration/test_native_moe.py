@@ -10,10 +10,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support.random_weights import as_bytes, stored_rows
+from support.models.random_weights import as_bytes, stored_rows
 
-from potluck.engines.native import NativeEngine, ThreadPool, scratch_bytes
-from potluck.engines.reference import ReferenceEngine
+from potluck.engines.native.engine import NativeEngine, ThreadPool, scratch_bytes
+from potluck.engines.reference.engine import ReferenceEngine
 from potluck.types.engine import Engine
 from potluck.types.program import (
     HIDDEN,
@@ -45,7 +45,7 @@ MOE = Moe(
     num_experts=NUM_EXPERTS,
     num_experts_per_token=NUM_CHOSEN,
     expert_width=EXPERT_WIDTH,
-    normalize_shares=True,
+    norm_topk_prob=True,
 )
 PROGRAM = Program(
     shard=Shard(start_layer=0, end_layer=1, num_layers=1, has_embedding=False, has_head=False),
@@ -63,7 +63,7 @@ PROGRAM = Program(
     vocab_size=10,
     context_tokens=NUM_TOKENS,
 )
-NOT_NORMALIZED = replace(PROGRAM, ops=(PROGRAM.ops[0], replace(MOE, normalize_shares=False)))
+NOT_NORMALIZED = replace(PROGRAM, ops=(PROGRAM.ops[0], replace(MOE, norm_topk_prob=False)))
 
 
 WITHOUT_GATE = replace(

@@ -10,10 +10,17 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from support.native_pipeline import VOCAB_SIZE, Part, Pipeline, cut, make_program, small_config
-from support.random_weights import load_random_weights
+from support.engines.native_pipeline import (
+    VOCAB_SIZE,
+    Part,
+    Pipeline,
+    cut,
+    make_program,
+    small_config,
+)
+from support.models.random_weights import load_random_weights
 
-from potluck.engines.native import NativeEngine, ThreadPool
+from potluck.engines.native.engine import NativeEngine, ThreadPool
 from potluck.kernels import available_isas
 from potluck.types.arithmetic import Arithmetic, arithmetics_with
 from potluck.types.program import HIDDEN, Linear, Op, Program, Register, RmsNorm, WeightSpec

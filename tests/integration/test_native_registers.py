@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support.random_weights import load_random_weights
+from support.models.random_weights import load_random_weights
 
-from potluck.engines.native import NativeEngine, ThreadPool
-from potluck.engines.reference import ReferenceEngine
+from potluck.engines.native.engine import NativeEngine, ThreadPool
+from potluck.engines.reference.engine import ReferenceEngine
 from potluck.types.program import (
     HIDDEN,
     Add,
@@ -52,7 +52,7 @@ WRITERS: tuple[Op, ...] = (
         num_experts=WIDTH,
         num_experts_per_token=WIDTH,  # a choice could hang on a rounding
         expert_width=32,
-        normalize_shares=True,
+        norm_topk_prob=True,
     ),
     Attention(
         q=HIDDEN,

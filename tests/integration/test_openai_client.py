@@ -9,8 +9,8 @@ from typing import Any
 
 import openai
 import pytest
-from support.api_server import RunningApi, running_api
-from support.toy_gateway import (
+from support.http.api_server import RunningApi, running_api
+from support.http.toy_gateway import (
     CREATED,
     END_OF_TEXT,
     MODEL,

@@ -17,16 +17,16 @@ from queue import SimpleQueue
 
 import numpy as np
 import pytest
-from support.byte_tokenizer import ByteTokenizer
-from support.native_pipeline import CONTEXT_TOKENS, VOCAB_SIZE, Pipeline, small_config
+from support.engines.native_pipeline import CONTEXT_TOKENS, VOCAB_SIZE, Pipeline, small_config
+from support.text.byte_tokenizer import ByteTokenizer
 
 from potluck import grammars
-from potluck.engines.native import NativeEngine
+from potluck.engines.native.engine import NativeEngine
 from potluck.errors import PotluckError
 from potluck.grammars.vocabulary import Vocabulary
 from potluck.local.generation import Generation, Piece
 from potluck.local.pipeline import LocalPipeline
-from potluck.scheduling import SchedulerLimits
+from potluck.scheduling.limits import SchedulerLimits
 from potluck.serving.dispatcher import Dispatcher
 from potluck.serving.ledger import Update
 from potluck.serving.pipeline import OnOutcome, StepOutcome

@@ -7,7 +7,7 @@ from importlib import resources
 from pathlib import Path
 
 import jsonschema
-from support.command import run_command
+from support.processes.command import run_command
 
 FLEET = """
 [[machines]]
@@ -74,11 +74,11 @@ def test_a_wrong_key_is_a_wrong_use(tmp_path: Path) -> None:
 def test_a_wrong_layout_is_a_wrong_use(tmp_path: Path) -> None:
     code, _, err = plan(tmp_path, "--layout", "desktop=3")
     assert code == 2
-    assert "--layout has 3 layers, and the model has 12" in err
+    assert "--layout has 3 layers, but the model has 12" in err
 
 
 def test_a_model_that_does_not_fit_is_a_failure(tmp_path: Path) -> None:
     text = '[[machines]]\nname = "a"\nmemory = "1 GiB"\nusable_memory = "20 MiB"\n'
     code, out, err = plan(tmp_path, text=text)
     assert (code, out) == (1, "")
-    assert "the model takes" in err
+    assert "the model needs" in err

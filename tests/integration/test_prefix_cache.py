@@ -1,7 +1,7 @@
 """With a prefix cache, every sequence has the bits that it has alone without one.
 
-Random traffic over real engines (``support.prefix_traffic``). Tokens, log-probabilities and
-alternatives are compared, greedy, sampled and scored.
+Random traffic over real engines (``support.scheduling.prefix_traffic``). Tokens, log-probabilities
+and alternatives are compared, greedy, sampled and scored.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import random
 from pathlib import Path
 
 import pytest
-from support.prefix_traffic import SAMPLINGS, Traffic, alone, limits_of
+from support.scheduling.prefix_traffic import SAMPLINGS, Traffic, alone, limits_of
 
 from potluck.scheduling import stateful_cache
 from potluck.types.sequence import SequenceRequest

@@ -17,9 +17,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.engine_dispatcher import dispatcher, received, start
-from support.held_memory import held_bytes
-from support.native_pipeline import (
+from support.engines.engine_dispatcher import dispatcher, received, start
+from support.engines.native_pipeline import (
     VOCAB_SIZE,
     Part,
     Pipeline,
@@ -27,10 +26,11 @@ from support.native_pipeline import (
     make_program,
     small_config,
 )
-from support.random_weights import load_random_weights
+from support.models.random_weights import load_random_weights
+from support.processes.held_memory import held_bytes
 
-from potluck.engines.native import scratch_bytes
-from potluck.engines.reference import ReferenceEngine
+from potluck.engines.native.engine import scratch_bytes
+from potluck.engines.reference.engine import ReferenceEngine
 from potluck.errors import ParameterError, PromptTooLongError
 from potluck.local import Model
 from potluck.scheduling.blocks import blocks_for
@@ -96,7 +96,7 @@ def test_scores_of_generated_text_are_its_log_probabilities() -> None:
         assert plain(received(start(opened, scoring(text)))) == plain(both)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(data=st.data())
 def test_scores_depend_on_their_own_text_alone(data: st.DataObject) -> None:
     """Other sequences come and go beside it, and take its blocks away."""

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from support.small_lfm2 import SLOT_BYTES, VOCABULARY, write_small_lfm2
+from support.models.small_lfm2 import SLOT_BYTES, VOCABULARY, write_small_lfm2
 
 import potluck
 from potluck.errors import ParameterError
@@ -61,7 +61,7 @@ def test_texts_at_the_same_time_are_those_of_each_alone(
 
 
 def test_states_are_for_models_that_have_some(model: str) -> None:
-    with pytest.raises(ParameterError, match="llama models keep keys and values only"):
+    with pytest.raises(ParameterError, match="llama models have no state slots"):
         potluck.Model.open("demo", num_states=4)
     with potluck.Model.open("demo", default_states=4) as opened:
         assert opened.plan.size.num_states == 0

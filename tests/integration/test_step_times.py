@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
-from support.hosted_stages import (
+from support.cluster.hosted_stages import (
     CONTEXT_TOKENS,
     DEPLOYMENT,
     NODE,
@@ -28,6 +28,7 @@ from potluck.cluster.agent.node import NodeFacts
 from potluck.cluster.agent.node_calls import NodeCalls
 from potluck.cluster.calls import AskSpeeds, StageScope, decode, encode
 from potluck.cluster.membership import MethodTable
+from potluck.cluster.worker.step_times import LEAST_SAMPLES
 from potluck.models.shape import model_shape
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.node import CPU_UNIT
@@ -67,6 +68,10 @@ def serve(pipeline: Pipeline) -> None:
         for position in range(64, CONTEXT_TOKENS - 8):
             pipeline.send(pipeline.step((1,), position))
             pipeline.sampled()
+    for _ in range(2 * LEAST_SAMPLES):  # each long enough after the last sample to be one
+        time.sleep(0.06)
+        pipeline.send(pipeline.step(range(64), 0))
+        pipeline.sampled()
 
 
 async def settled(*, within_seconds: float) -> tuple[LinkSpeed, ...]:
@@ -103,7 +108,7 @@ def of_stage(speeds: NodeSpeeds, *, has_head: bool, num_tokens: int) -> StepTime
 
 def test_step_times_flow_from_workers_to_whoever_plans_and_outlive_them(tmp_path: Path) -> None:
     async def run() -> None:
-        async with asyncio.timeout(60), node(tmp_path) as ours:
+        async with asyncio.timeout(120), node(tmp_path) as ours:
             with await ours.serve(stage_specs([4], epoch(1))) as pipeline:
                 await asyncio.to_thread(serve, pipeline)
                 speeds = await asked(ours)
@@ -119,7 +124,7 @@ def test_step_times_flow_from_workers_to_whoever_plans_and_outlive_them(tmp_path
                 assert each.num_sequences == each.num_tokens == 1
                 assert 64 < each.context_tokens <= CONTEXT_TOKENS
                 assert each.num_samples >= 8
-                assert each.age_seconds < 5
+                assert each.age_seconds < 60
             prompt = of_stage(speeds, has_head=True, num_tokens=64)
             assert (prompt.num_sequences, prompt.num_tokens, prompt.context_tokens) == (1, 64, 64)
             # Most of its steps were decodes.
@@ -131,7 +136,7 @@ def test_step_times_flow_from_workers_to_whoever_plans_and_outlive_them(tmp_path
             assert not ours.workers
             assert {each.has_head for each in ours.speeds.of(SHAPE)[CPU_UNIT]} == {False, True}
             ours.speeds.close()
-        async with asyncio.timeout(60), node(tmp_path) as ours:
+        async with asyncio.timeout(120), node(tmp_path) as ours:
             again = await asked(ours)
             assert of_stage(again, has_head=True, num_tokens=1).seconds == last.seconds
 
@@ -140,7 +145,7 @@ def test_step_times_flow_from_workers_to_whoever_plans_and_outlive_them(tmp_path
 
 def test_what_was_measured_last_is_asked_for_before_a_worker_is_ended(tmp_path: Path) -> None:
     async def run() -> None:
-        async with asyncio.timeout(60), node(tmp_path) as ours:
+        async with asyncio.timeout(120), node(tmp_path) as ours:
             with await ours.serve(stage_specs([], epoch(1))) as pipeline:
                 await asyncio.to_thread(serve, pipeline)
             assert ours.speeds.of(SHAPE) == {}
@@ -153,7 +158,7 @@ def test_what_was_measured_last_is_asked_for_before_a_worker_is_ended(tmp_path: 
 
 def test_stages_of_one_model_have_one_shape_those_without_layers_too(tmp_path: Path) -> None:
     async def run() -> None:
-        async with asyncio.timeout(60), node(tmp_path) as ours:
+        async with asyncio.timeout(120), node(tmp_path) as ours:
             specs = [
                 msgspec.structs.replace(spec, quantization=Quantization.Q4_K)
                 for spec in stage_specs([0, 1, NUM_LAYERS], epoch(1))
@@ -169,14 +174,14 @@ def test_stages_of_one_model_have_one_shape_those_without_layers_too(tmp_path: P
 
 def test_a_worker_that_is_stuck_keeps_nobody_waiting_who_may_not_wait(tmp_path: Path) -> None:
     async def run() -> None:
-        async with asyncio.timeout(60), node(tmp_path) as ours:
+        async with asyncio.timeout(120), node(tmp_path) as ours:
             with await ours.serve(stage_specs([4], epoch(1))) as pipeline:
                 await asyncio.to_thread(serve, pipeline)
                 await ours.host.collect()
                 (stuck, *_) = ours.workers
                 os.kill(stuck.pid, signal.SIGSTOP)
                 try:
-                    async with asyncio.timeout(0.5):
+                    async with asyncio.timeout(4):
                         speeds = await asked(ours, may_wait=False)
                 finally:
                     os.kill(stuck.pid, signal.SIGCONT)

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.command import COMMAND, environment, run_command
-from support.terminal import Terminal, on_terminal
+from support.processes.command import COMMAND, run_command
+from support.processes.environment import environment
+from support.processes.terminal import Terminal, on_terminal
 
 import potluck
 from potluck.types.text import ChatMessage
@@ -27,7 +28,7 @@ def chat(tmp_path: Path) -> Iterator[Terminal]:
     """A greedy chat of short answers."""
     arguments = ("run", "demo", "--temperature", "0", "-n", "30")
     with on_terminal((*COMMAND, *arguments), environment(HOME=str(tmp_path))) as terminal:
-        terminal.wait_for("Ctrl-D ends it")
+        terminal.wait_for("Ctrl-D quits")
         terminal.wait_for("> ")
         yield terminal
 
@@ -62,7 +63,7 @@ def test_a_chat_has_a_history_that_can_be_cleared(chat: Terminal) -> None:
     assert ask(chat, first) == with_history[0]
     assert ask(chat, second) == with_history[1]
     chat.type("/clear\n")
-    chat.wait_for("forgotten")
+    chat.wait_for("History cleared")
     chat.wait_for("> ")
     assert ask(chat, second) == without
     chat.type("\4")

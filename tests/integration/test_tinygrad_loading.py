@@ -8,9 +8,9 @@ import subprocess
 import sys
 
 import pytest
-from support.held_memory import held_bytes, peak_until_output
-from support.kernel_build import not_shown
-from support.tinygrad_needs import what_is_missing
+from support.kernels.build import not_shown
+from support.processes.held_memory import held_bytes, peak_until_output
+from support.tinygrad.needs import what_is_missing
 
 from potluck.engines.tinygrad.costs import TinygradCost
 
@@ -27,7 +27,7 @@ def test_the_peak_is_the_weights_and_a_little(device: str) -> None:
     if missing:
         not_shown(missing)
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "DEV": device}
-    command = [sys.executable, "-m", "support.tinygrad_loading_child", str(WEIGHTS_MIB)]
+    command = [sys.executable, "-m", "support.tinygrad.loading_child", str(WEIGHTS_MIB)]
     with subprocess.Popen(
         command,
         stdin=subprocess.PIPE,

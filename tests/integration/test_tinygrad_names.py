@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from support.tinygrad_child import BACKENDS, check_names, outcomes
+from support.tinygrad.child import BACKENDS, check_names, outcomes
 
-MODULES = ("tinygrad_name_checks",)
+MODULES = ("name_checks",)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("check", check_names(*MODULES))
+@pytest.mark.parametrize("check", check_names(*MODULES, BACKENDS[0]))
 def test_check(backend: str, check: str) -> None:
     error = outcomes(BACKENDS, MODULES)[backend][check]
     assert not error, error
@@ -48,7 +48,7 @@ def run(code: str, environment: Mapping[str, str]) -> str:
 
 def test_tinygrad_is_not_imported_without_a_device() -> None:
     written = run("import potluck.engines.tinygrad.adapter", {})
-    assert "EngineError: tinygrad may not be imported before DEV" in written
+    assert "EngineError: DEV must name the device to open" in written
 
 
 def test_another_version_is_refused(tmp_path: Path) -> None:
@@ -57,13 +57,13 @@ def test_another_version_is_refused(tmp_path: Path) -> None:
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: tinygrad\nVersion: 0.15.0\n")
     code = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
     written = run(code + "import potluck.engines.tinygrad.adapter", {"DEV": "CPU"})
-    assert "EngineError: tinygrad 0.15.0 is installed, not 0.14.0" in written
+    assert "EngineError: tinygrad 0.15.0 is installed, but Potluck requires 0.14.0" in written
 
 
 def test_without_clang_the_cpu_backend_says_so(tmp_path: Path) -> None:
     code = "from potluck.engines.tinygrad.device import open_device; open_device()"
     written = run(code, {"DEV": "CPU", "CACHELEVEL": "0", "PATH": str(tmp_path)})
-    assert "EngineError: tinygrad lacks a program or file" in written, written
+    assert "EngineError: tinygrad requires a program or file that is missing" in written, written
 
 
 @pytest.mark.parametrize(

@@ -16,17 +16,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from support.engine_dispatcher import dispatcher, received, start
-from support.native_pipeline import (
+from support.engines.engine_dispatcher import dispatcher, received, start
+from support.engines.native_pipeline import (
     VOCAB_SIZE,
     Pipeline,
     make_program,
     small_config,
 )
-from support.parity import rms
-from support.random_weights import load_random_weights
+from support.engines.parity import rms
+from support.models.random_weights import load_random_weights
 
-from potluck.engines.reference import ReferenceEngine
+from potluck.engines.reference.engine import ReferenceEngine
 from potluck.errors import EngineError
 from potluck.scheduling.blocks import blocks_for
 from potluck.serving.ledger import Update
@@ -129,7 +129,7 @@ def test_native_vectors_are_those_of_the_reference(pooling: Pooling, num_labels:
     assert rms(actual - wanted) / rms(wanted) < 2e-3
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(data=st.data())
 def test_a_vector_depends_on_its_own_prompt_alone(data: st.DataObject) -> None:
     """Other sequences come and go beside it, and take its blocks away."""

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from support.command import assert_refused, run_command
-from support.elf_bytes import Elf, Need, Symbol
-from support.wheel_bytes import write_wheel
+from support.portability.elf_bytes import Elf, Need, Symbol
+from support.portability.wheel_bytes import write_wheel
+from support.processes.command import assert_refused, run_command
 
 import potluck
 
@@ -36,7 +36,7 @@ def test_two_hosts_in_a_document(tmp_path: Path) -> None:
     jsonschema.validate(document, SCHEMA)
     (found,) = document["wheels"]
     assert [each["verdict"] for each in found["hosts"]] == ["loads", "will not load"]
-    assert found["promise"] == "promises more than it keeps"
+    assert found["promise"] == "the tag claims compatibility that the files lack"
 
 
 def test_a_host_that_loads_it(tmp_path: Path) -> None:
@@ -48,7 +48,7 @@ def test_a_host_that_loads_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message", "hint"),
     [
-        (["no/such.whl"], "there is no such file", "name a wheel"),
+        (["no/such.whl"], "no such file", "give a wheel"),
         (["--host", "debian-99"], "--host debian-99", "debian-1"),
         (["--host", "."], "no host named", ""),
     ],
@@ -62,4 +62,25 @@ def test_a_circle_of_links_is_no_project(tmp_path: Path) -> None:
     circle = tmp_path / "numpy"
     circle.symlink_to("numpy")
     completed = run_command("wheel", "check", str(circle), "--host", NEW)
-    assert_refused(completed, 2, f"{circle}: it is a symbolic link", "name a wheel")
+    assert_refused(completed, 2, f"{circle}: dangling or circular symbolic link", "give a wheel")
+
+
+def test_a_folder_of_wheels(tmp_path: Path) -> None:
+    """Each project needs one wheel that works, and no more."""
+    a_wheel(tmp_path)
+    extension = Elf(needed=["libc.so.6"]).build()
+    for name in ("pack", "other"):
+        write_wheel(
+            tmp_path, {f"{name}/_c.so": extension}, name=name, tag="py3-none-manylinux_2_17_x86_64"
+        )
+    completed = run_command("wheel", "check", str(tmp_path), "--host", OLD, "--short")
+    assert (completed.returncode, completed.stderr) == (0, "")
+    lines = completed.stdout.splitlines()
+    assert [line.split()[-1] for line in lines[1:]] == [
+        "other-1.0-py3-none-manylinux_2_17_x86_64.whl",
+        "pack-1.0-py3-none-manylinux_2_17_x86_64.whl",
+    ]
+
+    (tmp_path / "other-1.0-py3-none-manylinux_2_17_x86_64.whl").unlink()
+    (tmp_path / "pack-1.0-py3-none-manylinux_2_17_x86_64.whl").unlink()
+    assert run_command("wheel", "check", str(tmp_path), "--host", OLD).returncode == 1

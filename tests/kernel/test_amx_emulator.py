@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.instruction_sets import IS_AMX_TESTED
-from support.kernel_build import build
+from support.kernels.build import build
+from support.kernels.instruction_sets import IS_AMX_TESTED
 
 FAULTS = {
     "palette": "there is no such palette",
@@ -35,9 +35,12 @@ FAULTS = {
     "part_of_a_word": "not whole groups of 4 bytes",
 }
 
-pytestmark = pytest.mark.skipif(
-    not IS_AMX_TESTED, reason="not shown: this CPU has no AVX-512 BF16, or is none of x86-64"
-)
+pytestmark = [
+    pytest.mark.skipif(
+        not IS_AMX_TESTED, reason="not shown: this CPU has no AVX-512 BF16, or is none of x86-64"
+    ),
+    pytest.mark.timeout(900),  # compilers take minutes on a busy machine
+]
 
 
 @pytest.fixture(scope="module")

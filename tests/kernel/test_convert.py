@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import gguf
 import numpy as np
 import pytest
-from support.convert_checks import TARGET_FORMATS, encode
-from support.kernel_inputs import (
+from support.kernels.convert_checks import TARGET_FORMATS, encode
+from support.kernels.inputs import (
     F32,
     FLOAT_FORMATS,
     FORMATS,

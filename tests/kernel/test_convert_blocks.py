@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.convert_checks import TARGET_FORMATS, encode
-from support.kernel_inputs import F32, F64, U8, same_bits
+from support.kernels.convert_checks import TARGET_FORMATS, encode
+from support.kernels.inputs import F32, F64, U8, same_bits
 
 from potluck.kernels import Kernels, available_isas, kernels_for
 from potluck.types.tensor import TensorFormat
@@ -238,7 +238,7 @@ def blocks_of_any_kind(draw: st.DrawFn) -> F32:
     return (x * 10.0 ** draw(st.integers(-7, 3))).astype(np.float32).reshape(-1)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(x=blocks_of_any_kind(), target=st.sampled_from(TARGET_FORMATS))
 def test_no_value_is_far_off(x: F32, target: TensorFormat) -> None:
     """No value is off by more than one and a half steps of the coarsest grid its block may need.

@@ -11,11 +11,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.instruction_sets import TESTED_ISAS
-from support.kernel_build import build, require_tool
-from support.kernel_checks import KERNEL_NAMES, LATENT, line_names
+from support.kernels.build import build, require_tool
+from support.kernels.checks import KERNEL_NAMES, LATENT, line_names
+from support.kernels.instruction_sets import TESTED_ISAS
 
 from potluck.kernels import available_isas
+
+pytestmark = pytest.mark.timeout(900)  # compilers take minutes on a busy machine
 
 
 def run(*command: str | Path) -> str:
@@ -93,6 +95,7 @@ def emulate(cpu: str, *command: str | Path) -> str:
     ],
 )
 def test_aarch64_detects(cpu: str, isas: list[str], aarch64_program: Path) -> None:
+    """The first one compiles all kernels for aarch64, which takes a minute or two on two cores."""
     assert emulate(cpu, aarch64_program, "--list").split() == isas
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from support.instruction_sets import TESTED_ISAS, kernels_to_test
-from support.kernel_checks import check_kernel, kernel_names
+from support.kernels.checks import check_kernel, kernel_names
+from support.kernels.instruction_sets import TESTED_ISAS, kernels_to_test
 
 from potluck.kernels import kernels_for
+
+pytestmark = pytest.mark.timeout(900)  # compilers take minutes on a busy machine
 
 
 @pytest.mark.parametrize(

@@ -8,14 +8,19 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.kernel_build import build, not_shown, require_tool
+from support.kernels.build import build, installed_build, not_shown, require_tool
+
+pytestmark = pytest.mark.timeout(900)
+"""The first test may compile the core: minutes on a busy machine."""
 
 
 @pytest.fixture(scope="module")
 def objects() -> list[Path]:
-    python = f"-DPython_EXECUTABLE={sys.executable}"
-    build("dev", "potluck_measure", python)
-    folder = build("dev", "potluck_kernels", python)
+    folder = installed_build()
+    if folder is None:
+        python = f"-DPython_EXECUTABLE={sys.executable}"
+        build("dev", "potluck_measure", python)
+        folder = build("dev", "potluck_kernels", python)
     isas = ("scalar", "avx2", "avx512") if platform.machine() == "x86_64" else ("scalar", "neon")
     found = [path for isa in isas for path in folder.glob(f"cpp/kernels/**/{isa}.cc.o")]
     assert len(found) == 11 * len(isas)
@@ -28,7 +33,10 @@ def objects() -> list[Path]:
 
 
 def test_no_code_is_shared_between_instruction_sets(objects: list[Path]) -> None:
-    """No weak symbols (inline functions), of which the linker would keep one for all files."""
+    """No weak symbols (inline functions), of which the linker would keep one for all files.
+
+    Takes a minute or two where pip's build is not up to date, as it compiles the core.
+    """
     nm = require_tool("nm")
     for path in objects:
         listing = subprocess.run([nm, path], capture_output=True, text=True, check=True).stdout

@@ -10,8 +10,10 @@ from collections.abc import Iterator
 from types import ModuleType
 
 import pytest
-from support.instruction_sets import TESTED_ISAS, load_perturbed
-from support.kernel_checks import check_kernel, kernel_names
+from support.kernels.checks import check_kernel, kernel_names
+from support.kernels.instruction_sets import TESTED_ISAS, load_perturbed
+
+pytestmark = pytest.mark.timeout(900)  # compilers take minutes on a busy machine
 
 IDS = [f"{isa}.{name}" for isa in TESTED_ISAS for name in kernel_names(isa)]
 
@@ -28,6 +30,7 @@ def perturbed(perturbed_module: ModuleType) -> Iterator[ModuleType]:
 
 
 def test_every_entry_of_the_table_has_an_id_and_a_check(perturbed: ModuleType) -> None:
+    """Takes most of a minute on two cores, as it compiles the module."""
     # That the ids cover the table is asserted where they are made, by its size.
     assert sorted(perturbed.perturbation_ids()) == sorted(IDS)
 

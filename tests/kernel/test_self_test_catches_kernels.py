@@ -7,12 +7,14 @@ from types import ModuleType
 
 import numpy as np
 import pytest
-from support.fake_backends.behaviour import right_results
-from support.kernel_build import build, load_extension
+from support.engines.fake_backends.behaviour import right_results
+from support.kernels.build import build, load_extension
 
 from potluck.kernels import Kernels, available_isas, pack_rows, panel_bytes
-from potluck.probe import self_test as case
+from potluck.probe.cases import self_test as case
 from potluck.types.tensor import TensorFormat
+
+pytestmark = pytest.mark.timeout(900)  # compilers take minutes on a busy machine
 
 KERNELS = {
     "quantize": TensorFormat.Q8_0,

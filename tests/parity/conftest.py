@@ -1,4 +1,4 @@
-"""Keeps the record of what these tests show (``support.proofs``).
+"""Keeps the record of what these tests show (``support.engines.proofs``).
 
     python -m pytest tests/parity --write-proofs
 
@@ -8,10 +8,14 @@ than what was shown.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pytest
-from support.proofs import PROOFS, record_of, recorded, write_record
+from support.engines.proofs import PROOFS, record_of, recorded, write_record
+
+_HERE = Path(__file__).parent
+_IS_PART = pytest.StashKey[bool]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -25,6 +29,12 @@ def _noted(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     if request.session.testsfailed == failed:
         PROOFS.shown |= PROOFS.noted
+
+
+def pytest_deselected(items: Sequence[pytest.Item]) -> None:
+    for item in items:
+        if item.path.is_relative_to(_HERE):
+            item.config.stash[_IS_PART] = True
 
 
 @pytest.hookimpl(trylast=True)
@@ -42,8 +52,10 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def _is_whole(session: pytest.Session) -> bool:
-    """Whether no test of the folder was left out by name or by mark."""
-    config = session.config
-    wants_all = not config.getoption("keyword") and not config.getoption("markexpr")
-    names = [argument.split("::")[0].rstrip("/") for argument in config.args]
-    return wants_all and any(name.endswith(("tests/parity", "tests")) for name in names)
+    """Whether no test of the folder was left out, by name, by mark or because it is on record."""
+    is_part = session.config.stash.get(_IS_PART, False) or any(
+        item.path.is_relative_to(_HERE) and item.get_closest_marker("skip")
+        for item in session.items
+    )
+    names = [argument.split("::")[0].rstrip("/") for argument in session.config.args]
+    return not is_part and any(name.endswith(("tests/parity", "tests")) for name in names)

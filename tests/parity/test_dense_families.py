@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.dense_models import Rewrite, same, write_dense_gguf
-from support.parity import assert_logits_agree
-from support.random_models import (
+from support.engines.parity import assert_logits_agree
+from support.engines.stages import Stages, native_engine
+from support.models.dense_models import Rewrite, same, write_dense_gguf
+from support.models.random_models import (
     LLAMA3_ROPE,
     RandomModel,
     make_random_model,
     random_tokens,
     torch_logits,
 )
-from support.stages import Stages, native_engine
-from support.state_dict_source import StateDictSource
+from support.models.state_dict_source import StateDictSource
 
 from potluck.formats.gguf import open_gguf
 from potluck.models.names import FileKind

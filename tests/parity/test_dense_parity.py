@@ -6,26 +6,26 @@ gives every position's logits, and so does the native one, which keeps keys and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from support.changes import Change, each_layer, in_attention, in_ropes
-from support.converted_models import make_model_that_sees, write_converted_gguf
-from support.parity import assert_logits_agree, native_error_limit, rms
-from support.random_models import (
+from support.engines.parity import assert_logits_agree, native_error_limit, rms
+from support.engines.parity_cases import Case
+from support.engines.stages import Stages, native_engine
+from support.models.changes import Change, each_layer, in_attention, in_ropes
+from support.models.converted_models import make_model_that_sees, write_converted_gguf
+from support.models.random_models import (
     LLAMA3_ROPE,
     RandomModel,
     make_random_model,
     random_tokens,
     torch_logits,
 )
-from support.stages import Stages, native_engine
-from support.state_dict_source import StateDictSource
+from support.models.state_dict_source import StateDictSource
 
 from potluck.formats.gguf import open_gguf
 from potluck.models.names import FileKind
@@ -57,20 +57,6 @@ def all_turn(config: ModelConfig) -> ModelConfig:
     head_dim = config.layers[0].grouped_attention.head_dim
     ropes = config.ropes or (RopeConfig(theta=10_000.0, rotary_dim=head_dim),)
     return replace(in_attention(rope=0)(config), ropes=ropes)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """A model, and what configurations that forgot one of its features would say."""
-
-    name: str
-    family: str
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    forgotten: Mapping[str, Change] = field(default_factory=dict)
-    has_gguf: bool = True
-
-    def __str__(self) -> str:
-        return self.name
 
 
 YARN: dict[str, Any] = {

@@ -14,15 +14,15 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
-from support import encoded_tensors as encoded
-from support.expert_models import make_expert_model
-from support.parity import native_error_limit, rms
-from support.random_models import make_random_model, random_tokens
-from support.stages import Stages
+from support.engines.parity import native_error_limit, rms
+from support.engines.stages import Stages
+from support.models import encoded_tensors as encoded
+from support.models.expert_models import make_expert_model
+from support.models.random_models import make_random_model, random_tokens
 
 from potluck.catalog import describe_model, open_weights, read_profile
 from potluck.engines.backends import native_unit
-from potluck.engines.native import make_pool
+from potluck.engines.native.engine import make_pool
 from potluck.errors import ModelFileError, UnsupportedModelError
 from potluck.loading import StageSize, plan_stage
 from potluck.loading.load import load_stage

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support.expert_models import make_expert_model, store_experts_in_mxfp4
-from support.parity import native_error_limit
-from support.random_models import random_tokens, torch_logits
+from support.engines.parity import native_error_limit
+from support.models.expert_models import make_expert_model, store_experts_in_mxfp4
+from support.models.random_models import random_tokens, torch_logits
 
 from potluck.catalog import describe_model, open_weights, read_profile
 from potluck.engines.backends import native_unit
-from potluck.engines.native import make_pool
+from potluck.engines.native.engine import make_pool
 from potluck.loading import StageSize, plan_stage
 from potluck.loading.load import load_stage
 from potluck.types.program import Shard

@@ -16,20 +16,20 @@ import gguf
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support import parity_cases
-from support.changes import in_attention, in_experts, in_recurrences, in_ropes
-from support.gated_delta_models import make_gated_delta_model, write_gated_delta_gguf
-from support.parity import assert_logits_agree, assert_mostly_close, native_error_limit
-from support.parity_cases import (
+from support.engines import parity_cases
+from support.engines.parity import assert_logits_agree, assert_mostly_close, native_error_limit
+from support.engines.parity_cases import (
     case_named,
     forgotten_in,
     logits_forgetting,
     logits_of_files,
     made_once,
 )
-from support.proofs import PROOFS
-from support.random_models import RandomModel, random_tokens, torch_logits
-from support.stages import Stages, native_engine
+from support.engines.proofs import PROOFS
+from support.engines.stages import Stages, native_engine
+from support.models.changes import in_attention, in_experts, in_recurrences, in_ropes
+from support.models.gated_delta_models import make_gated_delta_model, write_gated_delta_gguf
+from support.models.random_models import RandomModel, random_tokens, torch_logits
 
 from potluck.catalog import describe_model, open_weights
 from potluck.models.names import FileKind
@@ -80,7 +80,7 @@ CASES: tuple[Case, ...] = (
         forgotten={
             "partial rope": in_ropes(rotary_dim=32),
             "norms of heads": in_attention(head_norm=HeadNorm.NONE),
-            "shares": in_experts(normalize_shares=False),
+            "shares": in_experts(norm_topk_prob=False),
             "shared gate": in_experts(has_shared_gate=False),
             "order of heads": in_recurrences(is_tiled=True),
             "epsilon": in_recurrences(epsilon=0.1),
@@ -156,7 +156,7 @@ CASES: tuple[Case, ...] = (
         family="qwen3_5_moe_text",
         settings=DENSE | EXPERTS,
         forgotten={
-            "shares": in_experts(normalize_shares=False),
+            "shares": in_experts(norm_topk_prob=False),
             "shared gate": in_experts(has_shared_gate=False),
         },
     ),
@@ -242,7 +242,7 @@ def test_other_forms_of_gguf_files(
     assert_logits_agree(actual, expected, tolerance=TOLERANCE)
     names = list(open_names(path))
     skipped = skipped_parts(describe_model(str(path)).config, names, FileKind.GGUF)
-    assert skipped == (("layers that predict further tokens",) if "predicts" in options else ())
+    assert skipped == (("multi-token prediction layers",) if "predicts" in options else ())
 
 
 def open_names(path: Path) -> list[str]:
@@ -281,7 +281,7 @@ def test_published_forms_of_safetensors(tmp_path: Path) -> None:
     description = describe_model(str(tmp_path))
     assert description.config.name_variants == ("fused experts",)
     assert skipped_parts(description.config, tensors, FileKind.HUGGING_FACE) == (
-        "layers that predict further tokens",
+        "multi-token prediction layers",
         "a vision tower",
     )
     tokens = random_tokens(40)
@@ -352,4 +352,4 @@ def test_a_forgotten_feature_would_show(case: Case, what: str, models: Models) -
     model, tokens = models(case), random_tokens(60)
     actual = logits_forgetting(model, case.forgotten[what], tokens)
     PROOFS.noted.clear()  # no model of the family is so
-    assert np.abs(actual - torch_logits(model, tokens)).max() > 100 * TOLERANCE
+    assert np.abs(actual - torch_logits(model, tokens)[-1]).max() > 100 * TOLERANCE

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.continuation import assert_continues_as_transformers
-from support.gemma_models import make_gemma, write_gemma_gguf
-from support.parity import native_error_limit
-from support.text_models import (
+from support.engines.continuation import assert_continues_as_transformers
+from support.engines.parity import native_error_limit
+from support.models.gemma_models import make_gemma, write_gemma_gguf
+from support.models.text_models import (
     gemma4_metadata,
     gemma_json,
     sentence_piece_metadata,

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.changes import Change, each_layer, in_attention
-from support.gemma_models import make_gemma, write_gemma_gguf
-from support.parity import assert_logits_agree
-from support.random_models import RandomModel, random_tokens, torch_logits
-from support.stages import Stages
-from support.state_dict_source import StateDictSource
+from support.engines.parity import assert_logits_agree
+from support.engines.stages import Stages
+from support.models.changes import Change, each_layer, in_attention
+from support.models.gemma_models import make_gemma, write_gemma_gguf
+from support.models.random_models import RandomModel, random_tokens, torch_logits
+from support.models.state_dict_source import StateDictSource
 
 from potluck.formats.gguf import open_gguf
 from potluck.models.names import FileKind

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from support.gemma_configs import PUBLISHED
+from support.models.gemma_configs import PUBLISHED
 
 from potluck.models.names import FileKind
 from potluck.models.program import weight_specs

@@ -11,14 +11,20 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
-from support.changes import in_attention, in_experts, in_layers, in_recurrences
-from support.hybrid_models import make_hybrid_model, write_hybrid_gguf
-from support.parity import assert_logits_agree, assert_mostly_close, native_error_limit
-from support.parity_cases import Case, forgotten_in, logits_forgetting, logits_of_files, made_once
-from support.proofs import PROOFS
-from support.random_models import RandomModel, random_tokens, torch_logits
-from support.stages import Stages, native_engine
-from support.state_dict_source import StateDictSource
+from support.engines.parity import assert_logits_agree, assert_mostly_close, native_error_limit
+from support.engines.parity_cases import (
+    Case,
+    forgotten_in,
+    logits_forgetting,
+    logits_of_files,
+    made_once,
+)
+from support.engines.proofs import PROOFS
+from support.engines.stages import Stages, native_engine
+from support.models.changes import in_attention, in_experts, in_layers, in_recurrences
+from support.models.hybrid_models import make_hybrid_model, write_hybrid_gguf
+from support.models.random_models import RandomModel, random_tokens, torch_logits
+from support.models.state_dict_source import StateDictSource
 
 from potluck.catalog import describe_model
 from potluck.models.names import FileKind
@@ -112,7 +118,7 @@ CASES: tuple[Case, ...] = (
         forgotten={
             "correction": in_experts(has_correction=False),
             "score": in_experts(score=ExpertScore.SOFTMAX, has_correction=False),
-            "shares": in_experts(normalize_shares=False),
+            "shares": in_experts(norm_topk_prob=False),
         },
     ),
     Case(
@@ -147,7 +153,7 @@ CASES: tuple[Case, ...] = (
         settings=GRANITE_EXPERTS | {"mamba_n_groups": 2, "tie_word_embeddings": False},
         forgotten={
             "shared": in_experts(shared=None),
-            "shares": in_experts(normalize_shares=False),
+            "shares": in_experts(norm_topk_prob=False),
             "groups of the norm": in_recurrences(norm_groups=1),
         },
     ),
@@ -312,4 +318,4 @@ def test_a_forgotten_feature_would_show(
     model, tokens = models(case), random_tokens(60)
     actual = logits_forgetting(model, case.forgotten[what], tokens)
     PROOFS.noted.clear()  # what is shown here is not what a family's models need
-    assert np.abs(actual - torch_logits(model, tokens)).max() > 100 * TOLERANCE
+    assert np.abs(actual - torch_logits(model, tokens)[-1]).max() > 100 * TOLERANCE

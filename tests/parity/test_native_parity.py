@@ -14,17 +14,17 @@ from typing import Any
 
 import pytest
 import tokenizers
-from support.continuation import assert_continues_as_transformers
-from support.gguf_models import write_gguf_model
-from support.parity import native_error_limit
-from support.random_models import (
+from support.engines.continuation import assert_continues_as_transformers
+from support.engines.parity import native_error_limit
+from support.models.gguf_models import write_gguf_model
+from support.models.random_models import (
     LLAMA3_ROPE,
     RandomModel,
     aim_embedding,
     load_state,
     make_random_model,
 )
-from support.text_models import (
+from support.models.text_models import (
     LLAMA3_SPECIAL,
     QWEN2_SPECIAL,
     byte_level_metadata,

@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Any
 
 import pytest
-from support.chats import (
+from support.text.chats import (
     CLOCK,
     ONE_CALL,
     SYSTEM,
@@ -28,8 +28,8 @@ from support.chats import (
     user,
     with_texts,
 )
-from support.published_templates import published_templates
-from support.recording_tokenizer import RecordingTokenizer
+from support.text.published_templates import published_templates
+from support.text.recording_tokenizer import RecordingTokenizer
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from potluck.errors import ChatTemplateError
@@ -68,6 +68,10 @@ CASES: dict[str, Case] = {
     "thinking off, with calls": (THOUGHTS_AND_CALLS, TOOLS, {"enable_thinking": False}),
     "effort": ([user("Hi")], [], {"reasoning_effort": "high"}),
 }
+
+
+# All tests of a template come together, so that it is compiled once and not for each of them.
+each_template = pytest.mark.parametrize("name", TEMPLATES, scope="module")
 
 
 def rendered_by_transformers(
@@ -145,7 +149,7 @@ def control_texts(source: str) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("ending", [ChatEnding.NEW_TURN, ChatEnding.CLOSED])
-@pytest.mark.parametrize("name", TEMPLATES)
+@each_template
 def test_published_templates(name: str, ending: ChatEnding) -> None:
     source = TEMPLATES[name]
     is_opened = ending is ChatEnding.NEW_TURN
@@ -168,7 +172,7 @@ def has_gaps(source: str, messages: list[Message], tools: list[Message]) -> bool
     return chat != fill_gaps(chat, tools_of(tools), source=source, special_tokens=SPECIAL)
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
+@each_template
 def test_gaps_of_published_templates(name: str) -> None:
     source = TEMPLATES[name]
     if "Zebra" not in (expected(source, [user("Zebra")], [], add_generation_prompt=True) or ""):
@@ -195,7 +199,7 @@ BEGUN: dict[str, tuple[list[Message], list[Message], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
+@each_template
 def test_continued(name: str) -> None:
     source = TEMPLATES[name]
     for title, (messages, tools, field) in BEGUN.items():
@@ -210,7 +214,7 @@ def test_continued(name: str) -> None:
             assert prompt.text == text, title
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
+@each_template
 def test_no_text_becomes_a_control_token(name: str) -> None:
     """Control tokens in contents, arguments, results and schemas are text, wherever they are."""
     source = TEMPLATES[name]

@@ -8,9 +8,9 @@ import re
 from datetime import datetime
 
 import pytest
-from support.chats import CLOCK, WEATHER, Message, assistant, call, messages_of, tools_of, user
-from support.published_templates import published_templates
-from support.tool_outputs import found
+from support.text.chats import CLOCK, WEATHER, Message, assistant, call, messages_of, tools_of, user
+from support.text.published_templates import published_templates
+from support.text.tool_outputs import found
 
 from potluck.errors import ChatTemplateError
 from potluck.text.chat import ChatTemplate
@@ -34,6 +34,8 @@ TWO = [assistant("", tool_calls=[WEATHER_CALL, call("abcdef013", "clock")])]
 ONE = [assistant("", tool_calls=[WEATHER_CALL])]
 NOT_READ = re.compile("muse_glimmer")
 """Formats of their own, which are not supported."""
+LEAST_READ = 60
+"""Of the templates, those that write calls; the others refuse them, or leave them out."""
 
 
 def rendered(source: str, messages: list[Message], *, is_open: bool) -> str:
@@ -62,19 +64,24 @@ def written(source: str, answer: list[Message]) -> tuple[str, str]:
     return before[-40:], after
 
 
-@pytest.mark.parametrize("name", sorted(TEMPLATES))
-def test_calls_are_read_as_they_were_written(name: str) -> None:
+def test_calls_are_read_as_they_were_written() -> None:
+    num_read = sum(is_read(name, source) for name, source in sorted(TEMPLATES.items()))
+    assert num_read >= LEAST_READ
+
+
+def is_read(name: str, source: str) -> bool:
+    """Whether the template writes calls; fails if they are not read as they were written."""
     for answer in (TWO, ONE):
         try:
-            prompt_end, text = written(TEMPLATES[name], answer)
+            prompt_end, text = written(source, answer)
         except ChatTemplateError:
             continue
         break
     else:
-        pytest.skip("the template refuses calls")
+        return False
     if "get_weather" not in text or NOT_READ.search(name):
-        pytest.skip("the template writes no calls")
-    output_format = choose_output_format(TEMPLATES[name], ())
+        return False
+    output_format = choose_output_format(source, ())
     parser = output_format.parser(ToolUse(tools=TOOLS), prompt_end=prompt_end)
     parts = found([*(part for each in text for part in parser.push(each)), *parser.finish()])
     calls = [(part[0], json.loads(part[1])) for part in parts if isinstance(part, tuple)]
@@ -84,4 +91,5 @@ def test_calls_are_read_as_they_were_written(name: str) -> None:
     ]
     if output_format.name == "harmony":  # which calls one tool at a time
         expected = expected[:1]
-    assert calls == expected, text
+    assert calls == expected, (name, text)
+    return True

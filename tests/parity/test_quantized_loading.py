@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support.gguf_models import write_gguf_model
-from support.parity import native_error_limit, rms
-from support.random_models import RandomModel, make_random_model, random_tokens
+from support.engines.parity import native_error_limit, rms
+from support.models.gguf_models import write_gguf_model
+from support.models.random_models import RandomModel, make_random_model, random_tokens
 
 from potluck.catalog import ModelDescription, describe_model, open_weights, read_profile
 from potluck.engines.backends import native_unit
-from potluck.engines.native import make_pool
+from potluck.engines.native.engine import make_pool
 from potluck.loading import StageSize, plan_stage
 from potluck.loading.load import load_stage
 from potluck.types.program import Shard

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.configs import with_experts, with_windows
-from support.parity import assert_logits_agree, decided_share
-from support.random_models import (
+from support.engines.parity import assert_logits_agree, decided_share
+from support.engines.stages import Stages
+from support.models.configs import with_experts, with_windows
+from support.models.random_models import (
     LLAMA3_ROPE,
     RandomModel,
     make_random_model,
@@ -19,8 +20,7 @@ from support.random_models import (
     torch_greedy,
     torch_logits,
 )
-from support.stages import Stages
-from support.state_dict_source import StateDictSource
+from support.models.state_dict_source import StateDictSource
 
 from potluck.models.registry import config_from_hugging_face
 from potluck.types.model import ExpertsConfig, ModelConfig, RopeConfig
@@ -61,7 +61,7 @@ WANTED: dict[str, Any] = {
     "num_experts": 7,
     "num_experts_per_token": 3,
     "width": 48,
-    "normalize_shares": True,
+    "norm_topk_prob": True,
 }
 
 CASES = (

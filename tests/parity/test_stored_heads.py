@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
-from support.parity import assert_logits_agree
-from support.random_models import make_random_model, random_tokens
-from support.stages import Stages
-from support.state_dict_source import StateDictSource
+from support.engines.parity import assert_logits_agree
+from support.engines.stages import Stages
+from support.models.random_models import make_random_model, random_tokens
+from support.models.state_dict_source import StateDictSource
 
 from potluck.catalog import describe_model, read_profile
 from potluck.loading import StageSize, plan_stage

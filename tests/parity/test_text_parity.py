@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.chat_templates import CHATML, LLAMA3, MISTRAL, NAMED, QWEN3
-from support.chats import encode_chat
-from support.text_models import (
+from support.models.text_models import (
     HARD_TEXTS,
     llama2_json,
     llama3_json,
     qwen2_json,
     write_model_directory,
 )
+from support.text.chat_templates import CHATML, LLAMA3, MISTRAL, NAMED, QWEN3
+from support.text.chats import encode_chat
 from transformers import PreTrainedTokenizerFast
 
 from potluck.text.hugging_face import load_chat_template, load_tokenizer

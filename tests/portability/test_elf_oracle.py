@@ -14,8 +14,8 @@ import pytest
 from elftools.elf.elffile import ELFFile
 from elftools.elf.relocation import RelocationSection
 
-from potluck.portability.elf_reader import read_elf
-from potluck.portability.elf_sections import section
+from potluck.portability.elf.reader import read_elf
+from potluck.portability.elf.sections import section
 
 MOST_BYTES = 2**22
 MOST_FILES = 60

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from support.portability.checked_wheel import check_wheel
 
-from potluck.portability.check import check_wheel
-from potluck.portability.host import Host
-from potluck.portability.installed_host import describe_host
+from potluck.portability.hosts.host import Host
+from potluck.portability.hosts.installed import describe_host
 
 pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="there is no gcc")
 

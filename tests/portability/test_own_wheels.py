@@ -8,14 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from support.kernel_checks import line_names
-from support.own_wheels import own_wheel
-from support.roots import RootPython, require_packages, require_root, root_python
-from support.wheel_build import kernel_check_program
+from support.kernels.checks import line_names
+from support.portability.own_wheels import own_wheel
+from support.portability.roots import RootPython, require_packages, require_root, root_python
+from support.portability.wheel_build import BUILD_SECONDS, kernel_check_program
 
 from potluck.kernels import available_isas
-from potluck.probe.self_test import deviation
+from potluck.probe.cases.self_test import deviation
 from tools.roots.enter import EVERY_FEATURE
+
+pytestmark = pytest.mark.timeout(BUILD_SECONDS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +61,7 @@ PLACES = (
 @pytest.mark.parametrize("place", PLACES, ids=str)
 def test_every_instruction_set_passes_its_self_test(place: Place, tmp_path: Path) -> None:
     python = python_with_core(place, tmp_path)
-    done = python.run("-m", "potluck.engines.native_trial", "self-test", "cpu", "-")
+    done = python.run("-m", "potluck.engines.native.trial", "self-test", "cpu", "-")
     assert done.returncode == 0, done.stderr
     results = json.loads(done.stdout)["results"]
     assert tuple(results) == place.isas

@@ -9,14 +9,14 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from support.kernel_build import not_shown
-from support.roots import require_root
+from support.kernels.build import not_shown
+from support.portability.roots import require_root
 from wheel_loads import compare_loads, describe_root
 from wheel_trials import WheelTrial, explanations, fetch_wheel, wheel_trials
 
-from potluck.portability.host_check import HostCheck
-from potluck.portability.needs import read_needs
-from potluck.portability.prepared_wheel import PreparedWheel
+from potluck.portability.checks.host_check import HostCheck
+from potluck.portability.checks.needs import read_needs
+from potluck.portability.checks.prepared_wheel import PreparedWheel
 from tools.roots.made_once import FOLDER
 from tools.roots.package_set import roots
 from tools.roots.wheel_site import unzip_wheel

@@ -6,10 +6,13 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from support.command import run_command
-from support.kernel_build import ROOT
-from support.own_wheels import own_wheel
-from support.roots import require_packages, require_root, root_python
+from support.kernels.build import ROOT
+from support.portability.own_wheels import own_wheel
+from support.portability.roots import require_packages, require_root, root_python
+from support.portability.wheel_build import BUILD_SECONDS
+from support.processes.command import run_command
+
+pytestmark = pytest.mark.timeout(BUILD_SECONDS)
 
 ASKED = ("run", "demo", "-p", "The fox", "-n", "24", "--temperature", "0")
 

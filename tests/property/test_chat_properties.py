@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.chats import encode_chat
-from support.recording_tokenizer import RecordingTokenizer
+from support.text.chats import encode_chat
+from support.text.recording_tokenizer import RecordingTokenizer
 
 from potluck.text.chat import ChatTemplate
 from potluck.text.reasoning import ReasoningFormat, ReasoningSplitter, ThoughtState
@@ -55,6 +56,7 @@ def split(
     return said, runs
 
 
+@pytest.mark.slow
 @given(outputs(), st.integers(1, 9))
 def test_thoughts_do_not_depend_on_how_an_output_is_cut(
     output: tuple[ReasoningFormat, ThoughtState, list[str]], size: int
@@ -95,6 +97,7 @@ SOURCE = (
 )
 
 
+@pytest.mark.slow
 @given(texts, texts, objects, objects, objects, texts)
 def test_only_the_template_makes_control_tokens_of_tools(
     content: str,

@@ -6,12 +6,13 @@ import random
 from collections import Counter
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.hardware import CPU, device, report
+from support.machines.hardware import CPU, device, report
 
 from potluck.probe.choose import choose_units
-from potluck.types.hardware import Figure, LayerReport, Origin, ProbeReport, Rates, Trial
+from potluck.types.hardware import DetectorReport, Figure, Origin, ProbeReport, Rates, Trial
 from potluck.types.unit import Role
 
 BACKENDS = ("native", "tinygrad:CL", "tinygrad:CUDA")
@@ -47,26 +48,29 @@ def machines(draw: st.DrawFn) -> ProbeReport:
                     rates=rates,
                 )
             )
-    return report(LayerReport(layer="gpus", devices=tuple(devices[1:])), trials=tuple(trials))
+    return report(DetectorReport(detector="gpus", devices=tuple(devices[1:])), trials=tuple(trials))
 
 
-@settings(max_examples=300, deadline=None)
+@pytest.mark.slow
+@settings(max_examples=300)
 @given(
     machine=machines(),
-    asked=st.none() | st.sampled_from([*BACKENDS, "pci-0/tinygrad:CL"]),
+    requested=st.none() | st.sampled_from([*BACKENDS, "pci-0/tinygrad:CL"]),
     allow_software=st.booleans(),
     num_out=st.integers(0, 2),
     seed=st.integers(0, 99),
 )
 def test_roles(
-    machine: ProbeReport, asked: str | None, allow_software: bool, num_out: int, seed: int
+    machine: ProbeReport, requested: str | None, allow_software: bool, num_out: int, seed: int
 ) -> None:
     shuffled = list(machine.trials)
     random.Random(seed).shuffle(shuffled)
     out = {trial.unit_id: "hung" for trial in shuffled[:num_out]}
-    units = choose_units(machine, asked=asked, allow_software=allow_software, out=out)
-    reordered = replace(machine, trials=tuple(shuffled), layers=machine.layers[::-1])
-    assert units == choose_units(reordered, asked=asked, allow_software=allow_software, out=out)
+    units = choose_units(machine, requested=requested, allow_software=allow_software, out=out)
+    reordered = replace(machine, trials=tuple(shuffled), detectors=machine.detectors[::-1])
+    assert units == choose_units(
+        reordered, requested=requested, allow_software=allow_software, out=out
+    )
 
     trials = {trial.unit_id: trial for trial in machine.trials}
     assert Counter(unit.unit_id for unit in units) == Counter(list(trials))
@@ -90,15 +94,15 @@ def test_roles(
         assert unit.role is Role.SERVES or unit.reason
         assert "\n" not in unit.reason
         if unit in used and not allow_software and devices[unit.device_id].is_software:
-            assert unit.unit_id == asked
-    if asked is None and any(unit.role is not Role.OUT for unit in units) and allow_software:
+            assert unit.unit_id == requested
+    if requested is None and any(unit.role is not Role.OUT for unit in units) and allow_software:
         assert used
 
     # What serves by itself is in its memory at most a tenth slower than any other that works.
     for unit, memory in zip(used, memories, strict=True):
         decode = trials[unit.unit_id].rates.decode_tokens_per_second.value or 0.0
         for other in units:
-            is_rival = other.role is Role.IDLE and allow_software and asked is None
+            is_rival = other.role is Role.IDLE and allow_software and requested is None
             is_rival = is_rival and unit.role is Role.SERVES
             own = devices[other.device_id]
             place = "the machine's" if own.memory.is_shared or own.is_software else own.device_id

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support import gguf_bytes as gb
-from support.safetensors_bytes import safetensors_bytes, tensor_entry
-from support.tensor_sources import read_whole
+from support.formats import gguf_bytes as gb
+from support.formats.safetensors_bytes import safetensors_bytes, tensor_entry
+from support.models.tensor_sources import read_whole
 
 from potluck.errors import ModelFileError, UnsupportedModelError
 from potluck.formats.gguf import open_gguf
@@ -80,6 +80,7 @@ def is_read(path: Path, content: bytes, open_source: Opener) -> bool:
     return True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("content", "open_source"), FORMATS)
 @pytest.mark.usefixtures("bounded_memory")
 def test_the_whole_file_is_read_and_no_beginning_of_it(
@@ -90,6 +91,7 @@ def test_the_whole_file_is_read_and_no_beginning_of_it(
     assert not any(is_read(path, content[:size], open_source) for size in range(len(content)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("content", "open_source"), FORMATS)
 @pytest.mark.parametrize("mask", [0x01, 0x80, 0xFF])
 @pytest.mark.usefixtures("bounded_memory")
@@ -103,11 +105,10 @@ def test_every_byte_changed(tmp_path: Path, content: bytes, open_source: Opener,
     assert 0 < num_read < len(content) * 3 / 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("content", [SAFETENSORS, GGUF], ids=["safetensors", "gguf"])
 @given(data=st.data())
-@settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_stretches_replaced(tmp_path: Path, content: bytes, data: st.DataObject) -> None:
     start = data.draw(st.integers(0, len(content)))
     length = data.draw(st.integers(0, 16))

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from hypothesis import given, settings
+import pytest
+from hypothesis import given
 from hypothesis import strategies as st
-from support.placement import candidate, llama_config, with_times, work_of
+from support.placement.units import candidate, llama_config, with_times, work_of
 
 from potluck.placement.cuts import Cut
 from potluck.placement.links import link_table
@@ -69,7 +70,7 @@ UNITS = st.builds(
 )
 
 
-@settings(deadline=None)
+@pytest.mark.slow
 @given(
     speed=UNITS,
     step_times=st.lists(STEP_TIMES, max_size=6),

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.elf_bytes import Definition, Elf, Need, Segment, Symbol, property_note
+from support.portability.elf_bytes import Definition, Elf, Need, Segment, Symbol, property_note
 
 from potluck.errors import ElfError
-from potluck.portability.cpu_needs import cpu_needs
-from potluck.portability.elf_reader import read_elf
-from potluck.portability.elf_sections import section
-from potluck.portability.opened_libraries import opened_libraries
+from potluck.portability.elf.reader import read_elf
+from potluck.portability.elf.sections import section
+from potluck.portability.instructions.cpu_needs import cpu_needs
+from potluck.portability.linking.opened_libraries import opened_libraries
 
 MOST_BYTES = 2**22
 """Marks for as many symbols as are allowed take 1 MiB; files of 2 KB can ask for 2**64."""
@@ -116,12 +116,14 @@ def assert_bounded(look: Callable[[], None]) -> None:
     assert time.thread_time() - start < MOST_SECONDS
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@pytest.mark.slow
+@settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
 @given(data=mutated())
 def test_mutated_files(data: bytes) -> None:
     assert_bounded(lambda: look_at_everything(data))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SEEDS)
 def test_every_word_of_the_headers_and_tables(name: str) -> None:
     """Each aligned word in turn becomes numbers that are likely to do harm."""
@@ -134,6 +136,7 @@ def test_every_word_of_the_headers_and_tables(name: str) -> None:
             look_at_everything(bytes(changed))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SEEDS)
 def test_every_length(name: str) -> None:
     data = SEEDS[name]

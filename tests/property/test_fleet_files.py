@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -75,6 +76,7 @@ fleets = st.one_of(
 )
 
 
+@pytest.mark.slow
 @given(values=fleets)
 def test_a_fleet_or_an_error_that_names_the_file(values: dict[str, object]) -> None:
     try:

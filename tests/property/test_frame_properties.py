@@ -8,7 +8,7 @@ import threading
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.edges import HELLO, LIMITS, RECEIVER, bare_edge
+from support.cluster.edges import HELLO, LIMITS, RECEIVER, bare_edge
 
 from potluck.cluster.edges.edge import EdgeLimits, IncomingEdge, OutgoingEdge
 from potluck.cluster.edges.frames import (
@@ -44,6 +44,7 @@ preambles = st.builds(
 )
 
 
+@pytest.mark.slow
 @given(preambles)
 def test_decode_undoes_encode(preamble: Preamble) -> None:
     buffer = bytearray(PREAMBLE_BYTES)
@@ -70,6 +71,7 @@ def test_nonsense_is_refused(data: bytes) -> None:
         decode_preamble(bytearray(data))
 
 
+@pytest.mark.slow
 @given(
     st.lists(
         st.tuples(

@@ -9,8 +9,8 @@ import tracemalloc
 from collections import Counter
 
 import pytest
-from support.header_cases import run_case
-from support.header_mutations import Kind, mutated
+from support.formats.header_cases import run_case
+from support.formats.header_mutations import Kind, mutated
 
 NUM_CASES = 1000
 """Of each kind: 2 s."""
@@ -19,6 +19,7 @@ NUM_CASES = 1000
 LEAST_REFUSALS = {Kind.SAFETENSORS: 16, Kind.INDEX: 9, Kind.GGUF: 32}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", Kind)
 def test_mutated_headers(kind: Kind) -> None:
     refusals: Counter[str | None] = Counter()

@@ -6,14 +6,15 @@ import io
 import zipfile
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.elf_bytes import Definition, Elf, Need, Symbol
-from support.linking import a_host
-from support.wheel_bytes import write_wheel
+from support.portability.checked_wheel import check_wheel
+from support.portability.elf_bytes import Definition, Elf, Need, Symbol
+from support.portability.linking import a_host
+from support.portability.wheel_bytes import write_wheel
 
 from potluck.errors import PotluckError
-from potluck.portability.check import check_wheel
 
 EXTENSION = Elf(
     needed=["libc.so.6", "libx.so"],
@@ -29,7 +30,6 @@ EXTENSION = Elf(
 
 SETTINGS = settings(
     max_examples=50,
-    deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 
@@ -78,12 +78,14 @@ def test_a_broken_archive(tmp_path: Path, data: bytes) -> None:
     check(path)
 
 
+@pytest.mark.slow
 @SETTINGS
 @given(data=changed(EXTENSION))
 def test_a_broken_file_in_a_sound_wheel(tmp_path: Path, data: bytes) -> None:
     check(write_wheel(tmp_path, {"pack/a.so": data}, tag="py3-none-linux_x86_64"))
 
 
+@pytest.mark.slow
 @SETTINGS
 @given(
     name=st.text(max_size=30),

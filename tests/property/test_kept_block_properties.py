@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.toy_pipeline import DiskPipeline, expected_tokens
+from support.scheduling.toy_pipeline import DiskPipeline, expected_tokens
 
-from potluck.scheduling import Scheduler, SchedulerLimits, SequenceRequest
 from potluck.scheduling.blocks import blocks_for
+from potluck.scheduling.limits import SchedulerLimits
+from potluck.scheduling.scheduler import Scheduler
+from potluck.types.sequence import SequenceRequest
 from potluck.types.step import SamplingParams, SequenceId
 
 CONTEXT_TOKENS = 320
@@ -42,7 +45,8 @@ events_of = st.lists(
 )
 
 
-@settings(max_examples=120, deadline=None)
+@pytest.mark.slow
+@settings(max_examples=120)
 @given(limits=limits_of, events=events_of, seed=st.integers(0, 3), loss=st.sampled_from([0, 0.3]))
 def test_every_sequence_gets_its_own_text(
     limits: SchedulerLimits, events: list[tuple[object, ...]], seed: int, loss: float

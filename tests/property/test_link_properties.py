@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.linking import LIBC, a_host, an_elf
+from support.portability.linking import LIBC, a_host, an_elf
 
-from potluck.portability.elf_file import DefinedSymbol, ElfFile, UndefinedSymbol
-from potluck.portability.host import Definition
-from potluck.portability.link import Linker
-from potluck.portability.object_tree import ObjectTree
+from potluck.portability.elf.defined_symbols import DefinedSymbol
+from potluck.portability.elf.file import ElfFile, UndefinedSymbol
+from potluck.portability.hosts.host import Definition
+from potluck.portability.linking.link import Linker
+from potluck.portability.linking.object_tree import ObjectTree
 
 PATHS = ["a.so", "lib/b.so", "lib/c.so", "d.so"]
 NAMES = ["a.so", "b.so", "c.so", "d.so", "libm.so.6", "libc.so.6", "libnowhere.so"]
@@ -146,7 +148,8 @@ class Plain:
         return not elf.version_definitions or given.version in ("", symbol.version)
 
 
-@settings(max_examples=100, deadline=None)
+@pytest.mark.slow
+@settings(max_examples=100)
 @given(objects=st.fixed_dictionaries({path: files() for path in PATHS}))
 def test_linking_follows_the_plain_rules(objects: dict[str, ElfFile]) -> None:
     tree = ObjectTree(objects)

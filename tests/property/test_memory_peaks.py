@@ -7,12 +7,15 @@ import os
 import random
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
-from support.held_memory import held_bytes, peak_until_output
-from support.sparse_models import SparseModel
+from support.cluster.content_files import ContentFolder
+from support.models.sparse_models import SparseModel
+from support.processes.held_memory import held_bytes, peak_until_output
 
 MIB = 2**20
 MARGIN_BYTES = 12 * MIB
@@ -66,15 +69,41 @@ def random_case(seed: int) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3 * len(KINDS)))
-def test_the_peak_is_what_was_planned(seed: int, tmp_path: Path) -> None:
+def test_the_peak_is_what_was_planned(
+    seed: int, child: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
     case = random_case(seed)
     model: SparseModel = case["model"]
-    result, peak = load_in_child({**case, "model": str(model.write(tmp_path))})
+    result, peak = load_in(child, {**case, "model": str(model.write(tmp_path))}, tmp_path)
     detail = f"peak {peak / MIB:.1f} MiB, plan {result['plan_bytes'] / MIB:.1f} MiB: {case, result}"
     assert peak <= result["plan_bytes"] + MARGIN_BYTES, detail
     assert result["plan_bytes"] <= 1.15 * peak + 64 * MIB, detail
     assert result["read_bytes"] == own_bytes(model, case["shard"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(len(KINDS)))
+def test_nor_is_it_more_where_the_bytes_come_from_elsewhere(
+    seed: int, child: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
+    """Files that are known by their content are read through the same buffers."""
+    case = random_case(seed)
+    model: SparseModel = case["model"]
+    folder = ContentFolder()
+    manifest = folder.add_model(str(model.write(tmp_path)))
+    served = {
+        "model": "m",
+        "manifest": msgspec.to_builtins(manifest),
+        "paths": {sha256: str(path) for sha256, path in folder.paths.items()},
+    }
+    result, peak = load_in(child, {**case, **served}, tmp_path / "cache")
+    detail = f"peak {peak / MIB:.1f} MiB, plan {result['plan_bytes'] / MIB:.1f} MiB: {case, result}"
+    assert peak <= result["plan_bytes"] + MARGIN_BYTES, detail
+    # What was read with the header is not read again.
+    own = own_bytes(model, case["shard"])
+    assert own - 2**18 <= result["read_bytes"] <= own, detail
 
 
 def own_bytes(model: SparseModel, shard: dict[str, Any]) -> int:
@@ -91,26 +120,39 @@ def own_bytes(model: SparseModel, shard: dict[str, Any]) -> int:
     return model.stored_bytes(tensors)
 
 
-def load_in_child(case: dict[str, Any]) -> tuple[dict[str, Any], int]:
-    """What the child says, and its largest RssAnon + RssShmem above that before it began."""
+@pytest.fixture(scope="module")
+def child() -> Iterator[subprocess.Popen[bytes]]:
+    """What forks a process for each case: imports cost more than most of the cases."""
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-m", "support.loading_child"]
+    command = [sys.executable, "-m", "support.engines.loading_child"]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environ, bufsize=0
-    ) as child:
-        assert child.stdin is not None
-        assert child.stdout is not None
-        child.stdin.write(json.dumps(case).encode() + b"\n")
-        assert child.stdout.readline() == b"ready\n"
-        status = os.open(f"/proc/{child.pid}/status", os.O_RDONLY)
-        try:
-            baseline = held_bytes(status)
-            child.stdin.write(b"\n")
-            peak = peak_until_output(status, child.stdout)
-        finally:
-            os.close(status)
-        line = child.stdout.readline()
-        child.stdin.close()
-    assert child.returncode == 0
-    result: dict[str, Any] = json.loads(line)
+    ) as process:
+        yield process
+        assert process.stdin is not None
+        process.stdin.close()
+    assert process.returncode == 0
+
+
+def load_in(
+    child: subprocess.Popen[bytes], case: dict[str, Any], cache: Path
+) -> tuple[dict[str, Any], int]:
+    """What a process for the case says, and its largest RssAnon + RssShmem above that before it
+    began.
+    """
+    assert child.stdin is not None
+    assert child.stdout is not None
+    child.stdin.write(json.dumps({**case, "cache": str(cache)}).encode() + b"\n")
+    word, pid = child.stdout.readline().split()
+    assert word == b"ready"
+    status = os.open(f"/proc/{int(pid)}/status", os.O_RDONLY)
+    try:
+        baseline = held_bytes(status)
+        child.stdin.write(b"\n")
+        peak = peak_until_output(status, child.stdout)
+    finally:
+        os.close(status)
+    result: dict[str, Any] = json.loads(child.stdout.readline())
+    child.stdin.write(b"\n")
+    assert child.stdout.readline() == b"ended 0\n"
     return result, peak - baseline

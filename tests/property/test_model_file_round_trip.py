@@ -12,16 +12,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
-from support.tensor_sources import read_in_pieces
+from support.models.tensor_sources import read_in_pieces
 
 from potluck.formats.gguf import open_gguf
 from potluck.formats.gguf_metadata import MetadataArray
 from potluck.formats.safetensors import open_safetensors
 from potluck.types.tensor import COMPUTED_FORMATS, TensorFormat
 
-QUICK = settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+QUICK = settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 NAMES = st.text(st.characters(min_codepoint=32, max_codepoint=126), min_size=1, max_size=20).filter(
     lambda name: name != "__metadata__"
 )

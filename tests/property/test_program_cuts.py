@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.configs import make_config
-from support.stages import cut
+from support.engines.stages import cut
+from support.models.configs import make_config
 
 from potluck.models.program import build_program
 from potluck.models.rope import rope_tables
@@ -59,6 +60,7 @@ def cut_models(draw: st.DrawFn) -> tuple[ModelConfig, list[int]]:
     return config, sorted(boundaries)
 
 
+@pytest.mark.slow
 @given(cut_models())
 def test_every_op_and_weight_exactly_once(model: tuple[ModelConfig, list[int]]) -> None:
     config, boundaries = model

@@ -9,17 +9,26 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.toy_pipeline import ToyPipeline, expected_tokens, toy_score
+from support.scheduling.drafters import CheckedDrafts
+from support.scheduling.toy_pipeline import ToyPipeline, expected_tokens, next_token, toy_score
 
 from potluck.errors import DefectError, EngineError, PotluckError
-from potluck.scheduling import FinishReason, Scheduler, SchedulerLimits, SequenceRequest
 from potluck.scheduling.blocks import blocks_for
+from potluck.scheduling.limits import SchedulerLimits
+from potluck.scheduling.scheduler import Scheduler
 from potluck.serving.dispatcher import Dispatcher
 from potluck.serving.ledger import Update
 from potluck.serving.pipeline import OnOutcome, StepOutcome
-from potluck.types.sequence import NOTHING_COMMITTED, CommittedToken, Continuation
+from potluck.types.sequence import (
+    NOTHING_COMMITTED,
+    CommittedToken,
+    Continuation,
+    FinishReason,
+    SequenceRequest,
+)
 from potluck.types.step import SamplingParams, SequenceId, Step
 
 CONTEXT_TOKENS = 80
@@ -59,7 +68,7 @@ def make_request(
         stop_tokens=frozenset(range(60)) if has_stop else frozenset(),
     )
     fits = len(prompt) + (count > 0) <= CONTEXT_TOKENS
-    return request if fits and not request.asks_for_nothing else None
+    return request if fits and not request.generates_nothing else None
 
 
 requests = st.builds(
@@ -154,13 +163,20 @@ scheduler_events = st.lists(
 )
 
 
-@settings(max_examples=100, deadline=None)
-@given(first=limits, events=scheduler_events)
+sources = st.one_of(
+    st.none(),
+    st.builds(CheckedDrafts, st.just(next_token), st.integers(0, 99)),
+)
+
+
+@pytest.mark.slow
+@settings(max_examples=50)
+@given(first=limits, events=scheduler_events, drafts=sources)
 def test_a_scheduler_that_restarts_commits_every_token_once(
-    first: SchedulerLimits, events: list[tuple[object, ...]]
+    first: SchedulerLimits, events: list[tuple[object, ...]], drafts: CheckedDrafts | None
 ) -> None:
     within = first
-    scheduler = Scheduler(first)
+    scheduler = Scheduler(first, drafts)
     pipeline = ToyPipeline()
     watched: dict[SequenceId, Watched] = {}
     cancelled: set[SequenceId] = set()
@@ -274,13 +290,14 @@ dispatcher_events = st.lists(
 )
 
 
-@settings(max_examples=100, deadline=None)
-@given(first=limits, events=dispatcher_events)
+@pytest.mark.slow
+@settings(max_examples=50)
+@given(first=limits, events=dispatcher_events, drafts=sources)
 def test_a_dispatcher_whose_pipelines_are_swapped_tells_every_token_once(
-    first: SchedulerLimits, events: list[tuple[object, ...]]
+    first: SchedulerLimits, events: list[tuple[object, ...]], drafts: CheckedDrafts | None
 ) -> None:
     broken: list[PotluckError] = []
-    dispatcher = Dispatcher(first, broken.append)
+    dispatcher = Dispatcher(first, broken.append, drafts)
     pipelines: list[PlayedPipeline] = []
     watched: dict[SequenceId, Watched] = {}
     cancelled: set[SequenceId] = set()
@@ -350,10 +367,12 @@ def test_a_dispatcher_whose_pipelines_are_swapped_tells_every_token_once(
     assert (load.num_running, load.num_waiting) == (0, 0)
     assert load.num_free_blocks == first.num_blocks
     dispatcher.close(EngineError("over"))
+    assert drafts is None or all(drafter.is_closed for drafter in drafts.opened)
     assert all(pipeline.is_closed for pipeline in pipelines)
 
 
-@settings(max_examples=60, deadline=None)
+@pytest.mark.slow
+@settings(max_examples=40)
 @given(within=limits, request_=requests)
 def test_a_sequence_can_be_continued_from_every_token(
     within: SchedulerLimits, request_: SequenceRequest

@@ -6,11 +6,14 @@ Of prompts that are scored it gives every token's score once, in order.
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.toy_pipeline import ToyPipeline, expected_tokens, toy_score
+from support.scheduling.drafters import CheckedDrafts
+from support.scheduling.toy_pipeline import ToyPipeline, expected_tokens, next_token, toy_score
 
 from potluck.errors import PromptTooLongError
-from potluck.scheduling import FinishReason, Scheduler, SchedulerLimits, SequenceRequest
 from potluck.scheduling.blocks import blocks_for
+from potluck.scheduling.limits import SchedulerLimits
+from potluck.scheduling.scheduler import Scheduler
+from potluck.types.sequence import FinishReason, SequenceRequest
 from potluck.types.step import SamplingParams, SequenceId
 
 CONTEXT_TOKENS = 80
@@ -52,12 +55,19 @@ events = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
-@given(limits=limits, events=events)
+sources = st.one_of(
+    st.none(),
+    st.builds(CheckedDrafts, st.just(next_token), st.integers(0, 99)),
+)
+
+
+@pytest.mark.slow
+@settings(max_examples=150)
+@given(limits=limits, events=events, drafts=sources)
 def test_every_sequence_gets_its_own_text_and_all_blocks_come_back(
-    limits: SchedulerLimits, events: list[tuple[object, ...]]
+    limits: SchedulerLimits, events: list[tuple[object, ...]], drafts: CheckedDrafts | None
 ) -> None:
-    scheduler = Scheduler(limits)
+    scheduler = Scheduler(limits, drafts)
     pipeline = ToyPipeline()
     asked: dict[SequenceId, list[tuple[int, float | None]]] = {}
     got: dict[SequenceId, list[tuple[int, float | None]]] = {}
@@ -84,6 +94,7 @@ def test_every_sequence_gets_its_own_text_and_all_blocks_come_back(
             assert token.sequence_id not in cancelled
             texts = got[token.sequence_id]
             texts.append((token.token, token.logprob))
+            assert texts == asked[token.sequence_id][: len(texts)]
             is_last = len(texts) == len(asked[token.sequence_id])
             assert token.finish_reason is (FinishReason.LENGTH if is_last else None)
 
@@ -96,7 +107,7 @@ def test_every_sequence_gets_its_own_text_and_all_blocks_come_back(
                     max_new_tokens=count,
                     score_prompt=is_scored,
                 )
-                if request.asks_for_nothing or len(prompt) + (count > 0) > CONTEXT_TOKENS:
+                if request.generates_nothing or len(prompt) + (count > 0) > CONTEXT_TOKENS:
                     with pytest.raises((ValueError, PromptTooLongError)):
                         scheduler.add(request)
                     continue
@@ -132,3 +143,4 @@ def test_every_sequence_gets_its_own_text_and_all_blocks_come_back(
             assert got[sequence] == expected
     assert scheduler.num_free_blocks == limits.num_blocks
     assert scheduler.num_sequences == 0
+    assert drafts is None or all(drafter.is_closed for drafter in drafts.opened)

@@ -7,7 +7,7 @@ from functools import cache, partial
 
 import numpy as np
 import pytest
-from support.path_problems import (
+from support.placement.path_problems import (
     all_answers,
     fleet_problem,
     for_sequences,
@@ -40,6 +40,7 @@ def check_answer(problem: PathProblem, cuts: tuple[Cut, ...]) -> None:
         assert problem.bytes_of(cut) <= problem.usable_bytes[cut.unit]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", range(5))
 def test_one_stream_gets_the_best_of_all_answers_on_small_fleets(part: int) -> None:
     random = np.random.default_rng(part)
@@ -70,6 +71,7 @@ def test_one_stream_gets_the_best_of_all_answers_on_small_fleets(part: int) -> N
     assert num_solved > NUM_FLEETS // 10
 
 
+@pytest.mark.slow
 def test_prices_and_few_tracked_kinds_lead_to_the_best_of_all_answers_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -94,6 +96,7 @@ def test_prices_and_few_tracked_kinds_lead_to_the_best_of_all_answers_too(
     assert num_solved > 20
 
 
+@pytest.mark.slow
 def test_proofs_hold_whether_or_not_all_kinds_are_tracked(monkeypatch: pytest.MonkeyPatch) -> None:
     random = np.random.default_rng(60)
     for links in ("unequal", "sites"):
@@ -110,6 +113,7 @@ def test_proofs_hold_whether_or_not_all_kinds_are_tracked(monkeypatch: pytest.Mo
         assert priced.seconds == pytest.approx(tracked.seconds, rel=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", range(5))
 def test_several_streams_get_the_best_of_all_answers_on_small_fleets(part: int) -> None:
     random = np.random.default_rng(100 + part)
@@ -144,6 +148,7 @@ def test_several_streams_get_the_best_of_all_answers_on_small_fleets(part: int) 
     assert num_solved > NUM_FLEETS // 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("links", ["equal", "unequal", "sites"])
 @pytest.mark.parametrize("part", [(0.02, 0.2), (0.1, 1.2)])
 def test_no_random_answer_on_a_larger_fleet_is_better(
@@ -175,9 +180,10 @@ def test_no_random_answer_on_a_larger_fleet_is_better(
                 assert found.path.bound_seconds <= period * (1 + 1e-9)
 
 
+@pytest.mark.slow
 def test_bounds_hold_when_there_is_no_work_left_to_spend() -> None:
     random = np.random.default_rng(3)
-    for _ in range(20):
+    for _ in range(10):
         problem = fleet_problem(
             random, num_units=9, num_layers=20, part=(0.1, 0.4), links="unequal"
         )
@@ -191,6 +197,7 @@ def test_bounds_hold_when_there_is_no_work_left_to_spend() -> None:
             assert hasty.seconds >= best.seconds * (1 - 1e-9)
 
 
+@pytest.mark.slow
 def test_many_units_are_searched_by_parts_and_bounded_as_a_whole() -> None:
     random = np.random.default_rng(5)
     problem = fleet_problem(random, num_units=140, num_layers=10, part=(0.1, 0.6), links="sites")
@@ -212,6 +219,7 @@ def test_many_units_are_searched_by_parts_and_bounded_as_a_whole() -> None:
         check_answer(problem, each.path.cuts)
 
 
+@pytest.mark.slow
 def test_the_same_problem_has_the_same_answer() -> None:
     problem = fleet_problem(
         np.random.default_rng(1), num_units=20, num_layers=30, part=(0.05, 0.3), links="sites"
@@ -219,6 +227,7 @@ def test_the_same_problem_has_the_same_answer() -> None:
     assert shortest_path(problem) == shortest_path(problem)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_units", [10, 60, 200])
 def test_a_fleet_without_room_has_no_answer_and_says_what_it_lacks(num_units: int) -> None:
     random = np.random.default_rng(2)

@@ -13,30 +13,37 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from support.stateful_pipeline import Disk, StatefulDiskPipeline, StatefulPipeline
-from support.toy_pipeline import expected_tokens, toy_score
+from support.scheduling.drafters import CheckedDrafts
+from support.scheduling.stateful_pipeline import Disk, StatefulDiskPipeline, StatefulPipeline
+from support.scheduling.toy_pipeline import expected_tokens, next_token, toy_score
 
-from potluck.scheduling import Scheduler, SchedulerLimits, SequenceRequest, stateful_cache
+from potluck.scheduling import stateful_cache
 from potluck.scheduling.blocks import blocks_for
+from potluck.scheduling.limits import SchedulerLimits
+from potluck.scheduling.scheduler import Scheduler
+from potluck.types.sequence import SequenceRequest
 from potluck.types.step import SamplingParams, SequenceId, Step
 
 CONTEXT_TOKENS = 120
 NUM_STAGES = 2
 NUM_EVENTS = 500
+STOP_TOKENS = frozenset(range(30))
 
 Given = tuple[int, float | None]
 
 
 def check_slots(scheduler: Scheduler, limits: SchedulerLimits) -> None:
     slots = scheduler.state_slots
-    assert slots.num_live == scheduler.num_sequences - scheduler.num_waiting
-    assert slots.num_live <= max(1, 3 * limits.num_states // 4)
+    num_running = scheduler.num_sequences - scheduler.num_waiting
+    assert num_running <= max(1, 3 * limits.num_states // 4)
+    assert num_running <= slots.num_live <= 2 * num_running, "some have a snapshot"
     num_used = slots.num_live + slots.num_checkpoints + slots.num_free
     assert num_used == limits.num_states or limits.disk_salt is not None, "one is being restored"
     assert limits.has_prefix_cache or not slots.num_checkpoints
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(12))
 def test_every_sequence_gets_its_own_text(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     draws = random.Random(seed)
     monkeypatch.setattr(stateful_cache, "LADDER_TOKENS", draws.choice([16, 48, 1024]))
@@ -55,7 +62,8 @@ def test_every_sequence_gets_its_own_text(seed: int, monkeypatch: pytest.MonkeyP
     )
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(12))
 def test_states_on_disks_change_no_text(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the disks lose; a long prompt may be found there or be computed again."""
     draws = random.Random(f"disk {seed}")
@@ -89,7 +97,8 @@ def play(
             return StatefulPipeline(limits.num_states, NUM_STAGES)
         return StatefulDiskPipeline(limits.num_states, disks, keeps)
 
-    scheduler = Scheduler(limits)
+    drafts = CheckedDrafts(next_token, draws.randrange(99))
+    scheduler = Scheduler(limits, drafts if draws.random() < 0.8 else None)
     pipeline = new_pipeline()
     in_flight: deque[Step] = deque()
     asked: dict[SequenceId, list[Given]] = {}
@@ -103,9 +112,12 @@ def play(
             sampling=SamplingParams(),
             max_new_tokens=count,
             score_prompt=is_scored,
+            stop_tokens=STOP_TOKENS,
         )
         sequence = scheduler.add(request, is_alone=is_alone)
         new = expected_tokens(prompt, min(count, CONTEXT_TOKENS - len(prompt)))
+        end = next((i for i, token in enumerate(new) if token in STOP_TOKENS), len(new))
+        new = new[: end + 1]
         scores = [(prompt[i], toy_score(prompt[:i], prompt[i])) for i in range(1, len(prompt))]
         asked[sequence] = scores * is_scored + [(token, None) for token in new]
         texts[sequence] = [*prompt, *new]

@@ -11,9 +11,7 @@ from tempfile import TemporaryDirectory
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from support.byte_tokenizer import ByteTokenizer
-from support.chats import encode_chat
-from support.text_models import (
+from support.models.text_models import (
     LLAMA3_SPECIAL,
     QWEN2_SPECIAL,
     SENTENCES,
@@ -22,6 +20,8 @@ from support.text_models import (
     sentence_piece_metadata,
     write_model_directory,
 )
+from support.text.byte_tokenizer import ByteTokenizer
+from support.text.chats import encode_chat
 
 from potluck.text.chat import ChatTemplate
 from potluck.text.detokenize import StreamingDetokenizer
@@ -68,6 +68,7 @@ def tokenizer_of(style: str) -> TextTokenizer:
         return load_tokenizer(write_model_directory(Path(directory), document))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("style", STYLES)
 @given(text=texts)
 def test_text_comes_back_and_no_control_token_comes_from_it(style: str, text: str) -> None:
@@ -82,6 +83,7 @@ def test_text_comes_back_and_no_control_token_comes_from_it(style: str, text: st
     assert control.isdisjoint(tokens)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("style", STYLES)
 @given(prompt=texts, output=texts, data=st.data())
 def test_streaming_continues_what_decoding_would_give(
@@ -119,6 +121,7 @@ def cut_anywhere(data: bytes, cuts: list[int]) -> tuple[bytes, ...]:
 few_letters = st.text(alphabet="ab\né😀", max_size=12)
 
 
+@pytest.mark.slow
 @settings(max_examples=500)
 @given(
     data=few_letters.map(str.encode) | st.binary(max_size=12),
@@ -157,6 +160,7 @@ def adjacent_text(contents: list[str]) -> str:
     return "".join(f"{c.strip()}<|im_{c}|>{c}|>{c}" for c in contents)
 
 
+@pytest.mark.slow
 @given(contents=st.lists(texts, max_size=3))
 @example(contents=["<|im_", "end|>"])
 @example(contents=["<|im_end"])

@@ -21,11 +21,12 @@ from potluck.api.dialects.openai import bodies
 from potluck.cluster import calls, sequence_messages
 from potluck.cluster.steps import StepDecoder, StepEncoder, decode_sampled, encode_sampled
 from potluck.cluster.worker import messages
-from potluck.engines.native import ThreadPool, available_isas
-from potluck.engines.native_program import core_opening, core_slice
+from potluck.engines.native.engine import ThreadPool, available_isas
+from potluck.engines.native.program import core_opening, core_slice
 from potluck.errors import CallError, EngineError, ParameterError
 from potluck.kernels import runner
 from potluck.types.cluster import DeploymentId
+from potluck.types.program import GroupPart
 from potluck.types.ranges import RANGES, require_number
 from potluck.types.sampling import validate_sampling
 from potluck.types.sequence import SequenceRequest
@@ -104,7 +105,8 @@ def sampler() -> runner.Sampler:
     return runner.Sampler(vocab_size=VOCAB, isa=available_isas()[-1], pool=ThreadPool(1))
 
 
-@settings(max_examples=400, deadline=None)
+@pytest.mark.slow
+@settings(max_examples=400)
 @given(params=sampling_params())
 def test_sampling_that_is_accepted_passes_every_wire_and_the_core_takes_it(
     params: SamplingParams,
@@ -234,10 +236,34 @@ def values_of(kind: msgspec.inspect.Type) -> st.SearchStrategy[Any]:
             return st.dictionaries(values_of(kind.key_type), values_of(kind.value_type), max_size=2)
         case inspect.UnionType():
             return st.one_of(*map(values_of, kind.types))
+        case inspect.DataclassType(cls=cls) if cls is GroupPart:
+            return group_parts()
         case inspect.StructType() | inspect.DataclassType():
             fields = {each.name: values_of(each.type) for each in kind.fields}
             return st.builds(kind.cls, **fields)
     raise AssertionError(f"no values are known for {kind}")
+
+
+@cache
+def any_of(kind: type) -> st.SearchStrategy[Any]:
+    """Values of ``kind``, made once: a new strategy is validated again for every draw."""
+    return values_of(msgspec.inspect.type_info(kind))
+
+
+@st.composite
+def group_parts(draw: st.DrawFn) -> GroupPart:
+    """Any part of a group that there can be."""
+    shares = draw(st.lists(st.integers(1, 2**64 - 1), min_size=2, max_size=4))
+    return GroupPart(member=draw(st.integers(0, len(shares) - 1)), shares=tuple(shares))
+
+
+@pytest.mark.parametrize(
+    "part", [{"member": 0, "shares": []}, {"member": 2, "shares": [1, 1]}, {"member": -1}]
+)
+def test_a_part_that_no_group_has_is_a_malformed_message(part: dict[str, object]) -> None:
+    payload = calls.encode(part)
+    with pytest.raises(CallError, match="a malformed message"):
+        calls.decode(payload, GroupPart)
 
 
 WIRE_TYPES = [
@@ -245,15 +271,15 @@ WIRE_TYPES = [
 ]
 
 
+@pytest.mark.slow
 @settings(
     max_examples=15,
-    deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 @pytest.mark.parametrize("kind", WIRE_TYPES, ids=lambda kind: kind.__name__)
 @given(data=st.data())
 def test_whatever_a_message_holds_it_comes_out_equal(kind: type, data: st.DataObject) -> None:
-    value = data.draw(values_of(msgspec.inspect.type_info(kind)))
+    value = data.draw(any_of(kind))
     assert calls.decode(calls.encode(value), kind) == value
 
 
@@ -274,4 +300,4 @@ def test_bytes_that_make_no_sense_fail_a_call_and_nothing_else(payload: bytes) -
 def test_text_that_is_no_utf_8_fails_a_call_and_nothing_else() -> None:
     payload = msgspec.msgpack.encode({"deployment": "xx"}).replace(b"xx", b"\xff\xfe")
     with pytest.raises(CallError):
-        calls.decode(payload, calls.Named)
+        calls.decode(payload, calls.DeploymentReference)

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
-from simulation.history import VOCAB_SIZE, Answer, History
+from simulation.history import VOCAB_SIZE, Answer, History, next_token
 from simulation.network import Process
 from simulation.stages import (
     NUM_LAYERS,
@@ -25,21 +25,25 @@ from simulation.stages import (
     Check,
     Frame,
     Result,
+    Slice,
     StageHost,
     Switches,
     ToyPipeline,
     epoch_of,
 )
-from support.updates import tokens_of
+from simulation.weights import Disks, Hub, ToyFiles, ToyWeights
+from support.scheduling.drafters import CheckedDrafter
+from support.scheduling.updates import tokens_of
 
 from potluck.catalog import ModelDescription
 from potluck.cluster.agent.coordination import Coordination
+from potluck.cluster.agent.coordinator_views import CoordinatorViews
 from potluck.cluster.agent.deployment_calls import DeploymentCalls
 from potluck.cluster.agent.leaving import Leaving
-from potluck.cluster.agent.outlooks import Outlooks
 from potluck.cluster.agent.relaying import Relaying
 from potluck.cluster.agent.sequence_calls import SequenceCalls
 from potluck.cluster.agent.takeover import Takeovers
+from potluck.cluster.agent.weights import ReadModel
 from potluck.cluster.background import Background
 from potluck.cluster.calls import (
     Claim,
@@ -53,11 +57,11 @@ from potluck.cluster.calls import (
 )
 from potluck.cluster.coordinator.alternatives import Alternative
 from potluck.cluster.coordinator.answering import OnOver, OpenPipeline
-from potluck.cluster.coordinator.attempt import Attempt, Surroundings
+from potluck.cluster.coordinator.attempt import Attempt, DeploymentDependencies
 from potluck.cluster.coordinator.claiming import Grant, Refusal
 from potluck.cluster.coordinator.counting import counting_of
 from potluck.cluster.coordinator.deployment import Deployment
-from potluck.cluster.coordinator.left_out import NodeUnitId
+from potluck.cluster.coordinator.stalled_units import NodeUnitId
 from potluck.cluster.membership import Membership
 from potluck.cluster.worker.messages import Connect, Peer
 from potluck.errors import CallError, EngineError, PotluckError
@@ -66,16 +70,21 @@ from potluck.placement.keeping import Holding, is_of_size, keep_and_fill, kept
 from potluck.placement.planned import PlannedModel, PlannedStage
 from potluck.placement.proportional import place
 from potluck.placement.rebalancing import RebalancePolicy
-from potluck.scheduling import Scheduler
+from potluck.scheduling.scheduler import Scheduler
 from potluck.serving.ledger import Ledger
 from potluck.serving.pipeline import OnOutcome, StepOutcome
+from potluck.types.choices import Rebalance
 from potluck.types.cluster import DeploymentId, Epoch, NodeId
+from potluck.types.drafting import Drafter
+from potluck.types.held_stage import HeldStage
 from potluck.types.memory import MemoryPlan
-from potluck.types.node import CPU_UNIT, HeldStage
-from potluck.types.placement import ModelCost, PlacedStage, Prediction, Rebalance, UnitOffer
+from potluck.types.node import CPU_UNIT
+from potluck.types.placement import ModelCost, PlacedStage, Prediction, UnitOffer
 from potluck.types.profile import ModelProfile
-from potluck.types.program import Shard
+from potluck.types.program import GroupPart, Shard
 from potluck.types.quantization import Quantization
+from potluck.types.sequence import SequenceRequest
+from potluck.types.step import SequenceId
 
 COST = ModelCost(
     layer_bytes=(10,) * NUM_LAYERS,
@@ -105,6 +114,7 @@ HOP_SECONDS = 0.002
 """About what the network takes from one node to another."""
 
 _FINGERPRINT = ModelFingerprint(digest="toy")
+_READ = ReadModel(description=cast(ModelDescription, None), fingerprint=_FINGERPRINT, weights=None)
 
 
 class ReportOfNode(msgspec.Struct, frozen=True, kw_only=True):
@@ -149,10 +159,11 @@ class ToyAttempt(Attempt):
     """An attempt that plans on toy reports and connects toy stages; it claims and loads as ever."""
 
     def __init__(
-        self, deployment: ToyDeployment, around: Surroundings, record: DeploymentRecord
+        self, deployment: ToyDeployment, around: DeploymentDependencies, record: DeploymentRecord
     ) -> None:
         counting = counting_of(_PROFILE, around.cost_of)
-        super().__init__(around, record, _PROFILE.config, counting, _FINGERPRINT)
+        weights = cast(Any, around).weights
+        super().__init__(around, record, _PROFILE.config, counting, _FINGERPRINT, weights)
         self._deployment = deployment
         self._is_connected = False
 
@@ -173,8 +184,11 @@ class ToyAttempt(Attempt):
             plan = keep_and_fill(keeping, self._offers(reports, freed), COST)
             if plan is not None:
                 return self._planned_model(plan.stages, size, held, needs_room=needs_room)
-        plan = place(self._offers(reports, held), COST)
-        return self._planned_model(plan.stages, size, held, needs_room=bool(held))
+        offers = self._offers(reports, held)
+        stages = place(offers, COST).stages
+        if self._agent().switches.has_groups:
+            stages = tuple(_grouped(stages, offers))
+        return self._planned_model(stages, size, held, needs_room=bool(held))
 
     async def _reports(self) -> dict[NodeId, ReportOfNode]:
         process = self._agent().process
@@ -302,17 +316,22 @@ class ToyAttempt(Attempt):
     async def connect(self) -> None:
         """Have the stages connected, each to the one before and the one after."""
         process = self._agent().process
-        own, stages = process.node_id, self.record.stages
-        nodes = [own, *(stage.node_id for stage in stages), own]
+        own, stages, groups = process.node_id, self.record.stages, self.record.groups
+        nodes = [own, *(stages[group[0]].node_id for group in groups), own]
 
-        async def connect(index: int) -> None:
+        async def connect(number: int, member: int) -> None:
+            group = groups[number]
+            index = group[member]
+            members = tuple(Peer(node_id=stages[each].node_id) for each in group)
             request = ConnectStage(
                 deployment=self.record.deployment,
                 connect=Connect(
                     epoch=self.record.epoch,
                     index=index,
-                    preceding=Peer(node_id=nodes[index]),
-                    following=Peer(node_id=nodes[index + 2]),
+                    preceding=Peer(node_id=nodes[number]),
+                    following=Peer(node_id=nodes[number + 2]),
+                    members=members if len(members) > 1 else (),
+                    member=member,
                 ),
             )
             try:
@@ -322,7 +341,13 @@ class ToyAttempt(Attempt):
             except CallError as error:
                 raise EngineError(f"stage {index}: {error.message}") from error
 
-        await asyncio.gather(*(connect(index) for index in range(len(stages))))
+        await asyncio.gather(
+            *(
+                connect(number, member)
+                for number, group in enumerate(groups)
+                for member in range(len(group))
+            )
+        )
         self._is_connected = True
 
     def pipeline_opener(self, on_first_result: Callable[[], None]) -> OpenPipeline:
@@ -370,6 +395,24 @@ def _usable(
     }
 
 
+def _grouped(stages: Sequence[PlacedStage], offers: Sequence[UnitOffer]) -> Iterator[PlacedStage]:
+    """Have neighbours hold their layers together, if both have room for half of them."""
+    room = {each.node_id: each.usable_bytes for each in offers}
+    rest = list(stages)
+    while rest:
+        pair = rest[:2]
+        half = sum(each.num_bytes for each in pair) // 2 + COST.process_bytes
+        if len(pair) < 2 or any(room[each.node_id] < half for each in pair):
+            yield rest.pop(0)
+            continue
+        first, last = pair
+        whole = replace(first.shard, end_layer=last.shard.end_layer, has_head=last.shard.has_head)
+        for member, each in enumerate(pair):
+            part = GroupPart(member=member, shares=(1, 1))
+            yield replace(each, shard=replace(whole, part=part), num_bytes=half)
+        del rest[:2]
+
+
 def _placed(node: NodeId, start: int, end: int) -> PlacedStage:
     shard = Shard(
         start_layer=start,
@@ -407,6 +450,22 @@ def _prediction(stages: list[tuple[ReportOfNode, int]]) -> Prediction:
     )
 
 
+class ToyDrafts:
+    """Drafters that know the toy model, and err more or less often by the seed of the request."""
+
+    def open(self, sequence_id: SequenceId, request: SequenceRequest) -> Drafter:
+        """See ``DraftSource``."""
+        seed = request.sampling.seed
+        draws = random.Random(f"{sequence_id} {seed}")
+        return CheckedDrafter(
+            partial(next_token, seed), draws, error=draws.choice((0.0, 0.1, 0.3, 1.0))
+        )
+
+    def seconds(self, k: int) -> float:
+        """Guessing takes no time."""
+        return 0.0
+
+
 class ToyDeployment(Deployment):
     """The deployment of production, with attempts on toy stages."""
 
@@ -419,7 +478,7 @@ class ToyDeployment(Deployment):
         """Lose the ledger, and the scheduler with it."""
         dispatcher = cast(Any, self._answering)._dispatcher
         dispatcher._ledger = Ledger()
-        dispatcher._scheduler = Scheduler(dispatcher._limits)
+        dispatcher._scheduler = Scheduler(dispatcher._limits, dispatcher._drafts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -430,6 +489,9 @@ class Rules:
     switches: Switches
     duplicates: float  # the share of frames and results that come twice
     rebalance_policy: RebalancePolicy
+    has_drafts: bool
+    hub: Hub | None = None  # from where nodes get the weights, which none has
+    disks: Disks = field(default_factory=dict)
 
 
 class ToyCoordination(Coordination):
@@ -437,33 +499,39 @@ class ToyCoordination(Coordination):
 
     agent: Agent
 
-    async def _read(self, model: str) -> tuple[ModelDescription, ModelProfile, ModelFingerprint]:
+    async def _read(
+        self, model: str, record: DeploymentRecord | None = None
+    ) -> tuple[ReadModel, ModelProfile]:
         await asyncio.sleep(0.01)
-        return cast(ModelDescription, None), _PROFILE, _FINGERPRINT
+        return _READ, _PROFILE
 
-    def _make(
-        self, record: DeploymentRecord, profile: ModelProfile, print_of: ModelFingerprint
-    ) -> Deployment:
+    def _make(self, record: DeploymentRecord, read: ReadModel, profile: ModelProfile) -> Deployment:
         clock = self.agent.clock
         around = cast(
-            Surroundings,
+            DeploymentDependencies,
             SimpleNamespace(
                 membership=self.agent.process,
                 cost_of=None,  # toy plans count nothing
+                start_draft=None,
                 rebalance_policy=self.agent.rebalance_policy,
+                weights=None if self.agent.rules.hub is None else ToyWeights(),
             ),
         )
         deployment = ToyDeployment(
             record,
             profile,
-            print_of,
+            read.fingerprint,
             around,
             publish=self._publish,
-            heard=self.heard,
+            on_record=self.learn,
             clock=clock,
         )
         deployment.agent = self.agent
-        cast(Any, deployment)._answering._clock = clock
+        answering = cast(Any, deployment)._answering
+        dispatcher = answering._dispatcher
+        answering._clock = dispatcher._clock = clock
+        dispatcher._drafts = self.agent.drafts
+        dispatcher._scheduler = Scheduler(dispatcher._limits, dispatcher._drafts)
         return deployment
 
     def _publish(self, record: DeploymentRecord) -> None:
@@ -484,15 +552,27 @@ class Agent:
 
     def __init__(self, process: Process, rules: Rules, *, capacity: int, seed: str) -> None:
         self.process = process
+        self.rules = rules
         self.node_id = process.node_id
         self.switches = rules.switches
         self.history = rules.history
         self.clock = process.network.loop.time
         self.pipelines: dict[tuple[DeploymentId, Epoch], ToyPipeline] = {}
         self.rebalance_policy = rules.rebalance_policy
+        self.drafts = ToyDrafts() if rules.has_drafts else None
         self._duplicates = rules.duplicates
         self._draws = random.Random(seed)
-        self.stages = StageHost(process, capacity, rules.history, rules.switches, self.disturb)
+        files = None
+        if rules.hub is not None:
+            files = ToyFiles(process, rules.disks.setdefault(self.node_id, set()), rules.hub)
+        self.stages = StageHost(
+            process,
+            capacity,
+            rules.history,
+            rules.switches,
+            self.disturb,
+            None if files is None else files.get,
+        )
         background = Background()
         membership = cast(Membership, process)
         self.coordination = ToyCoordination(
@@ -506,11 +586,11 @@ class Agent:
             spawn=background.spawn,
         )
         self.coordination.agent = self
-        outlooks = Outlooks(membership)
+        views = CoordinatorViews(membership)
         takeovers = Takeovers(
-            membership, self.coordination, outlooks, spawn=background.spawn, clock=self.clock
+            membership, self.coordination, views, spawn=background.spawn, clock=self.clock
         )
-        self._relaying = Relaying(membership, self.coordination, outlooks, clock=self.clock)
+        self._relaying = Relaying(membership, self.coordination, views, clock=self.clock)
         self._leaving = Leaving(membership, self.coordination, self._relaying, clock=self.clock)
         process.methods.register("toy.report", self._on_report)
         DeploymentCalls(self.coordination).register(process.methods)
@@ -532,7 +612,7 @@ class Agent:
 
     async def deploy(self, record: DeploymentRecord) -> None:
         """Deploy here."""
-        deployment = self.coordination._make(record, _PROFILE, _FINGERPRINT)
+        deployment = self.coordination._make(record, _READ, _PROFILE)
         self.coordination.coordinated[record.deployment] = deployment
         await deployment.start()
 
@@ -569,7 +649,9 @@ class Agent:
             case Result():
                 pipeline = self.pipelines.get((message.deployment, message.epoch))
                 if pipeline is not None:
-                    pipeline.take(message.step, message.sampled)
+                    pipeline.take(message.outcome)
+            case Slice():
+                self.stages.take_slice(message)
             case Check():
                 self.stages.check()
 

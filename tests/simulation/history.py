@@ -78,6 +78,7 @@ class History:
         self._acted: dict[tuple[int, DeploymentId], Epoch] = {}
         self._computed: set[tuple[int, Epoch, int]] = set()
         self.num_dropped_frames = 0
+        self.num_skipped_steps = 0
         self.num_steps = 0
 
     def note(self, now: float, line: str) -> None:

@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
-from simulation.loop import Owner, VirtualLoop, owner
+from support.virtual_time.loop import Owner, VirtualLoop, owner
 
 from potluck.cluster.membership import MethodTable
 from potluck.errors import CallError, NodeLostError, PotluckError, SilentNodeError

@@ -8,12 +8,15 @@ from simulation.history import History
 from simulation.stages import Switches
 from simulation.world import World, room_for
 
-from potluck.types.placement import Rebalance
+from potluck.types.choices import Rebalance
 
 _SHORT_SECONDS, _LONG_SECONDS = 7.0, 28.0
 """Far less than requests wait for stages, so none may fail; in the longer time a side of a cluster
 that is cut in two goes on alone.
 """
+
+_WITH_GROUPS = 0.3
+"""Of all schedules."""
 
 _SLOWNESS = (1.0, 1.0, 1.5, 2.0, 4.0)
 """How many times as long as on the fastest nodes a layer takes."""
@@ -22,9 +25,12 @@ _SLOWNESS = (1.0, 1.0, 1.5, 2.0, 4.0)
 def run_random(seed: int, switches: Switches | None = None) -> History:
     """Run a schedule, check what came of it and return the history.
 
-    Half of them are of models with state. Every other one has nodes that are unequally fast, and
-    become slow and fast again; its deployment moves to better plans.
+    Half of them are of models with state, in more than half drafts are verified, and some have
+    groups. Every other one has nodes that are unequally fast, and become slow and fast again; its
+    deployment moves to better plans.
     """
+    if switches is None:
+        switches = Switches(has_groups=random.Random(f"{seed} groups").random() < _WITH_GROUPS)
     draws = random.Random(seed)
     rebalances = seed % 2 == 1
     num_nodes = draws.choice((2, 3, 3, 4, 5))
@@ -35,6 +41,7 @@ def run_random(seed: int, switches: Switches | None = None) -> History:
         duplicates=draws.choice((0.0, 0.05, 0.3)),
         rebalance=Rebalance.AUTO if rebalances else Rebalance.NEVER,
         num_states=random.Random(f"{seed} states").choice((0, 0, 2, 6)),
+        has_drafts=random.Random(f"{seed} drafts").random() < 0.6,
     )
     with world:
         if rebalances:

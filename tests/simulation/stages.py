@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, field, replace
-from typing import cast
+from functools import partial
+from typing import Any, cast
 
 from simulation.history import History, next_token, score
 from simulation.network import Network, Process
-from support.stateful_pipeline import State, state_after
+from support.scheduling.stateful_pipeline import State, state_after
 
 from potluck.cluster.agent.stage_calls import report_lost
 from potluck.cluster.calls import (
@@ -33,8 +34,8 @@ from potluck.cluster.worker.messages import Loaded, Progress, StageSpec, Stats
 from potluck.errors import CallError, EngineError, PotluckError
 from potluck.serving.pipeline import OnOutcome, StepOutcome
 from potluck.types.cluster import DeploymentId, Epoch, NodeId
+from potluck.types.held_stage import HeldStage
 from potluck.types.memory import MemoryPlan
-from potluck.types.node import HeldStage
 from potluck.types.sequence import CommittedToken
 from potluck.types.step import (
     KV_BLOCK_TOKENS,
@@ -68,11 +69,16 @@ class Switches:
     has_idempotence: bool = True
     has_ledger: bool = True
     has_quorum: bool = True
+    has_groups: bool = False
+    """Neighbouring stages are held by groups. Not on as a rule."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """A step on its way through the stages; ``spoilt`` as soon as one of them was wrong."""
+    """A step on its way through the stages; ``spoilt`` as soon as one of them was wrong.
+
+    That goes for its ``spoilt_parts`` where a stage did not have the whole sequence.
+    """
 
     deployment: DeploymentId
     epoch: Epoch
@@ -80,6 +86,8 @@ class Frame:
     step: Step
     layer: int = 0
     spoilt: int = 0
+    spoilt_parts: frozenset[SequenceId] = frozenset()
+    is_skipped: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +96,20 @@ class Result:
 
     deployment: DeploymentId
     epoch: Epoch
+    outcome: StepOutcome
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slice:
+    """What a member of a group sends its leader, stage ``index``, for a step."""
+
+    deployment: DeploymentId
+    epoch: Epoch
+    index: int
+    member: int
     step: Step
-    sampled: tuple[SampledToken, ...]
+    spoilt: int
+    spoilt_parts: frozenset[SequenceId]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +131,15 @@ class Worker:
     index: int = 0
     following: NodeId | None = None
     preceding: NodeId | None = None
+    members: tuple[NodeId, ...] = ()
+    member: int = 0
+    slices: dict[int, dict[int, Slice]] = field(default_factory=dict)
+    waiting: Frame | None = None
     is_last: bool = False
     next_step: int = 0
     is_busy: bool = False
     queue: deque[Frame] = field(default_factory=deque)
+    cancelled: set[int] = field(default_factory=set)
     seen: list[Frame] = field(default_factory=list)
     cache: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
     states: dict[int, State] = field(default_factory=dict)
@@ -143,6 +168,7 @@ class Worker:
             context_tokens=spec.context_tokens,
             num_blocks=spec.num_blocks,
             num_states=spec.num_states,
+            part=spec.part,
             quantization=spec.quantization,
             arithmetic=spec.arithmetic,
             is_mapped=spec.is_mapped,
@@ -150,9 +176,18 @@ class Worker:
             device_bytes=spec.device_bytes,
         )
 
+    @property
+    def is_sampling(self) -> bool:
+        """Whether it is the last stage, or leads it."""
+        return self.is_last and self.member == 0
+
+    def following_index(self, index: int) -> int:
+        """The index of the next stage, after all members of this one."""
+        return index - self.member + max(1, len(self.members))
+
     def run(self, frame: Frame) -> tuple[Frame, tuple[SampledToken, ...]]:
         """Compute a step: what the next stage is sent, and what the last one samples."""
-        spoilt = frame.spoilt
+        spoilt, spoilt_parts = frame.spoilt, set(frame.spoilt_parts)
         if frame.layer != self.spec.start_layer:
             spoilt = _SPOILT
         for copy in frame.step.copies:
@@ -169,14 +204,28 @@ class Worker:
         for part in frame.step.slices:
             history = self._write(part)
             if history is None:
-                spoilt = _SPOILT
+                spoilt_parts.add(part.sequence_id)
                 history = []
-            if self.is_last and part.wanted:
-                sampled += self._sample(part, history, spoilt, frame.epoch)
+            if self.is_sampling and part.wanted and self.is_reached(part):
+                is_spoilt = spoilt or part.sequence_id in spoilt_parts
+                sampled += self._sample(part, history, _SPOILT if is_spoilt else 0, frame.epoch)
         for sequence_id in frame.step.closed:
             self.opened.pop(sequence_id, None)
-        passed_on = replace(frame, index=frame.index + 1, layer=self.spec.end_layer, spoilt=spoilt)
+        passed_on = replace(
+            frame,
+            index=self.following_index(frame.index),
+            layer=self.spec.end_layer,
+            spoilt=spoilt,
+            spoilt_parts=frozenset(spoilt_parts),
+        )
         return passed_on, tuple(sampled)
+
+    def is_reached(self, part: SequenceSlice) -> bool:
+        """Whether the first draft of a slice of drafts is the token sampled last."""
+        if not part.num_drafts or not part.begins_with_draft:
+            return True
+        known = self.opened.get(part.sequence_id, (_SPOILT, []))[1]
+        return len(known) == part.start_position + 1 and known[-1] == part.tokens[0]
 
     def _write(self, part: SequenceSlice) -> list[int] | None:
         """Write a slice, and return its sequence as the cache has it; None if anything lacks.
@@ -217,6 +266,8 @@ class Worker:
                         sequence_id=part.sequence_id, position=position, token=token, top=mark
                     )
                 )
+                if index + 1 < len(part.tokens) and part.tokens[index + 1] != token:
+                    break  # a wrong draft, which only now is known
             else:
                 samples.append(
                     SampledToken(
@@ -253,6 +304,7 @@ def _holding(spec: StageSpec) -> Holding:
         spec.quantization,
         spec.is_mapped,
         spec.arithmetic,
+        spec.part,
     )
 
 
@@ -268,7 +320,9 @@ class StageHost:
         history: History,
         switches: Switches,
         disturb: Callable[[], float],
+        get_chunk: Callable[[DeploymentId, int], Awaitable[None]] | None = None,
     ) -> None:
+        self._get_chunk = get_chunk
         self.workers: list[Worker] = []
         self.capacity = capacity
         self.slowness = 1.0
@@ -319,8 +373,7 @@ class StageHost:
         for worker in self.workers:
             of_it = worker.spec.deployment == deployment
             if of_it and worker.epoch is not None and worker.epoch < epoch:
-                worker.epoch = None
-                worker.queue.clear()
+                _disconnect(worker)
 
     def take(self, frame: Frame) -> None:
         """A frame arrives from the stage before, or from the coordinator."""
@@ -335,11 +388,32 @@ class StageHost:
                 continue
             worker.next_step = frame.step.step_id + 1
             worker.queue.append(frame)
+            worker.cancelled.update(frame.step.cancels)
             if len(worker.seen) < _MAX_LATE_FRAMES:
                 worker.seen.append(frame)
             self._next(worker)
             return
         self._history.num_dropped_frames += 1
+
+    def _pass_on(self, worker: Worker, frame: Frame) -> None:
+        """The leader of a group sends on what it receives."""
+        for member, node in enumerate(worker.members):
+            if member > worker.member == 0:
+                of_member = replace(frame, index=frame.index + member)
+                self._network.send(self._process, node, partial(_taken, of_member))
+
+    def take_slice(self, slice_: Slice) -> None:
+        """A slice arrives at the leader of a group, perhaps before the leader has computed."""
+        for worker in self.workers:
+            if (worker.spec.deployment, worker.epoch, worker.index) == (
+                slice_.deployment,
+                slice_.epoch,
+                slice_.index,
+            ):
+                step_id = slice_.step.step_id
+                worker.slices.setdefault(step_id, {})[slice_.member] = slice_
+                if worker.waiting is not None and worker.waiting.step.step_id == step_id:
+                    self._computed(worker, worker.waiting)
 
     def freeze(self, worker: Worker) -> None:
         """The worker's process is stopped: it answers nothing."""
@@ -348,6 +422,8 @@ class StageHost:
     def thaw(self, worker: Worker) -> None:
         """It goes on."""
         worker.is_frozen = False
+        if worker.waiting is not None:
+            self._computed(worker, worker.waiting)
         self._next(worker)
 
     def check(self) -> None:
@@ -365,10 +441,10 @@ class StageHost:
     def left(self, node_id: NodeId) -> None:
         """A node is gone: edges to it are, too."""
         for worker in self.workers:
-            if worker.epoch is not None and node_id in (worker.preceding, worker.following):
+            neighbours = (worker.preceding, worker.following, *worker.members)
+            if worker.epoch is not None and node_id in neighbours:
                 self._tell_lost(worker, "its edge was cut")
-                worker.epoch = None
-                worker.queue.clear()
+                _disconnect(worker)
 
     def _tell_lost(self, worker: Worker, message: str) -> None:
         epoch = worker.epoch or worker.spec.epoch
@@ -385,9 +461,19 @@ class StageHost:
     def _next(self, worker: Worker) -> None:
         if worker.is_busy or worker.is_frozen or worker.is_ended or not worker.queue:
             return
+        frame = worker.queue.popleft()
+        is_cancelled = frame.step.step_id in worker.cancelled and frame.step.can_be_skipped
+        if frame.is_skipped or (is_cancelled and worker.member == 0):
+            self._history.num_skipped_steps += 1
+            skipped = replace(frame, is_skipped=True)
+            self._pass_on(worker, skipped)
+            following = worker.following_index(frame.index)
+            self._send_on(worker, replace(skipped, index=following), ())
+            self._next(worker)
+            return
+        self._pass_on(worker, frame)
         worker.is_busy = True
         layers = worker.spec.end_layer - worker.spec.start_layer
-        frame = worker.queue.popleft()
         self._network.loop.call_later(
             layers * STEP_SECONDS_PER_LAYER * self.slowness,
             self._process.run,
@@ -397,25 +483,47 @@ class StageHost:
         )
 
     def _computed(self, worker: Worker, frame: Frame) -> None:
-        worker.is_busy = False
         if worker.is_ended:
             return
+        if worker.is_frozen and worker.waiting is not None:
+            return
         if worker.is_frozen:
+            worker.is_busy = False
             worker.queue.appendleft(frame)
             return
+        missing = len(worker.members) - 1 - len(worker.slices.get(frame.step.step_id, {}))
+        if worker.epoch == frame.epoch and worker.member == 0 and worker.members and missing:
+            worker.waiting = frame
+            return
+        worker.is_busy, worker.waiting = False, None
         is_stale = worker.epoch != frame.epoch
         if is_stale and self._switches.has_fencing:
             self._next(worker)
             return
         self._history.computed(worker.number, frame.deployment, frame.epoch, frame.step.step_id)
-        passed_on, sampled = worker.run(frame)
-        if worker.is_last:
-            coordinator = frame.epoch.coordinator
+        slices = worker.slices.pop(frame.step.step_id, {}).values()
+        passed_on, sampled = worker.run(
+            replace(
+                frame,
+                spoilt=max([frame.spoilt, *(each.spoilt for each in slices)]),
+                spoilt_parts=frame.spoilt_parts.union(*(each.spoilt_parts for each in slices)),
+            )
+        )
+        self._send_on(worker, passed_on, sampled)
+        self._next(worker)
+
+    def _send_on(self, worker: Worker, passed_on: Frame, sampled: tuple[SampledToken, ...]) -> None:
+        if worker.member:
+            self._send_slice(worker, passed_on)
+        elif worker.is_last:
+            outcome = StepOutcome(
+                step=passed_on.step, sampled=sampled, is_skipped=passed_on.is_skipped
+            )
             self._network.send(
                 self._process,
-                coordinator,
+                passed_on.epoch.coordinator,
                 lambda process: process.take(
-                    Result(frame.deployment, frame.epoch, frame.step, sampled)
+                    Result(passed_on.deployment, passed_on.epoch, outcome)
                 ),
             )
         elif worker.following is not None:
@@ -424,7 +532,20 @@ class StageHost:
                 worker.following,
                 lambda process: process.take(passed_on),
             )
-        self._next(worker)
+
+    def _send_slice(self, worker: Worker, computed: Frame) -> None:
+        """A member that does not lead tells the leader of its part."""
+        told = Slice(
+            deployment=computed.deployment,
+            epoch=computed.epoch,
+            index=worker.index - worker.member,
+            member=worker.member,
+            step=computed.step,
+            spoilt=computed.spoilt,
+            spoilt_parts=computed.spoilt_parts,
+        )
+        if not computed.is_skipped:
+            self._network.send(self._process, worker.members[0], lambda process: process.take(told))
 
     async def _on_start(self, payload: bytes) -> AsyncGenerator[bytes, None]:
         spec = decode(payload, StageSpec)
@@ -455,6 +576,8 @@ class StageHost:
             layers = spec.end_layer - spec.start_layer
             for done in range(layers):
                 yield encode(Progress(done_bytes=done, total_bytes=layers))
+                if spec.files is not None and self._get_chunk is not None:
+                    await self._get_chunk(spec.deployment, spec.start_layer + done)
                 await asyncio.sleep(LOAD_SECONDS_PER_LAYER)
                 if worker.is_ended or self.cannot_load:
                     raise CallError("the worker ended while it loaded")
@@ -476,10 +599,19 @@ class StageHost:
             raise CallError("there is no such stage")
         self._highest[deployment] = epoch
         worker.epoch, worker.index = epoch, connect.index
-        worker.preceding, worker.following = connect.preceding.node_id, connect.following.node_id
+        worker.members = tuple(each.node_id for each in connect.members)
+        worker.member = connect.member
+        worker.preceding = worker.following = None
+        if worker.member == 0:
+            worker.preceding = connect.preceding.node_id
+            worker.following = connect.following.node_id
         worker.is_last = worker.spec.end_layer == NUM_LAYERS
         worker.next_step = 0
         worker.queue.clear()
+        worker.slices.clear()
+        if worker.waiting is not None:
+            worker.is_busy, worker.waiting = False, None
+        worker.cancelled.clear()
         worker.cache.clear()
         worker.states.clear()
         worker.opened.clear()
@@ -493,7 +625,8 @@ class StageHost:
         deadline = loop.time() + _CONNECT_SECONDS
         while not all(
             self._network.hears(own, peer) and self._network.hears(peer, own)
-            for peer in (worker.preceding, worker.following)
+            for peer in (worker.preceding, worker.following, *worker.members)
+            if peer not in (None, own)
         ):
             if loop.time() > deadline or worker.epoch != epoch or worker.is_ended:
                 raise CallError("the edges could not be made")
@@ -557,8 +690,19 @@ class StageHost:
             self.workers.remove(worker)
 
 
+def _disconnect(worker: Worker) -> None:
+    worker.epoch = None
+    worker.queue.clear()
+    if worker.waiting is not None:
+        worker.is_busy, worker.waiting = False, None
+
+
+def _taken(frame: Frame, process: Any) -> None:
+    process.take(frame)
+
+
 def _identity(stage: HeldStage) -> Holding:
-    return (stage.unit_id, stage.start_layer, stage.end_layer, stage.num_blocks)
+    return (stage.unit_id, stage.start_layer, stage.end_layer, stage.num_blocks, stage.part)
 
 
 def _loaded(worker: Worker, *, is_kept: bool) -> Loaded:
@@ -627,10 +771,9 @@ class ToyPipeline:
         if not self._is_watching:
             self._watch()
 
-    def take(self, step: Step, sampled: tuple[SampledToken, ...]) -> None:
+    def take(self, outcome: StepOutcome) -> None:
         """A step is through; also one that is late, or was there before."""
-        self._awaited.pop(step.step_id, None)
-        outcome = StepOutcome(step=step, sampled=sampled)
+        self._awaited.pop(outcome.step.step_id, None)
         self._on_outcome(outcome)
         again = self._disturb()
         if again:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from simulation.schedules import run_random
-from simulation.stages import Switches
+from simulation.stages import Switches, Worker
 from simulation.world import World, room_for
 
 from potluck.scheduling.checkpoints import Checkpoint
@@ -83,6 +83,15 @@ def test_random_schedules_notice_if_sequences_share_a_state_slot(
 
     with monkeypatch.context() as patch:
         patch.setattr(StatePool, "take", always_the_first)
+        seed = find("is given")
+    assert not run_random(seed).violations
+
+
+def test_random_schedules_notice_if_a_wrong_draft_is_taken_for_right(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(Worker, "is_reached", lambda *_: True)
         seed = find("is given")
     assert not run_random(seed).violations
 

@@ -8,7 +8,7 @@ from simulation.world import World, room_for
 
 from potluck.cluster.calls import MoveOutcome, RebalanceReport
 from potluck.placement.rebalancing import RebalancePolicy
-from potluck.types.placement import Rebalance
+from potluck.types.choices import Rebalance
 
 SEEDS = pytest.mark.parametrize("seed", range(3))
 
@@ -158,7 +158,7 @@ def test_a_move_that_cannot_be_loaded_leaves_the_epoch_as_it_is(seed: int) -> No
         assert all(len(answer.epochs) <= 1 for answer in world.history.answers)
         record = world.records[1]
         assert record is not None
-        assert "given up: " in record.rebalance_note
+        assert "abandoned: " in record.rebalance_note
         assert "cannot be read" in record.rebalance_note
         world.repair_disk(2)
         world.run(400.0)
@@ -287,7 +287,7 @@ def test_what_was_loaded_for_a_move_that_fails_is_released(seed: int) -> None:
         assert world.run_while(lambda: not early.held(), at_most=2.0)
         world.break_disk(3)
         assert world.run_while(lambda: not note_of(world), at_most=60.0)
-        assert "given up" in note_of(world)
+        assert "abandoned" in note_of(world)
         world.run(2.0)
         assert world.stages == [("n1", 0, 6)]
         assert not early.workers

@@ -11,14 +11,15 @@ from typing import Any, Self, cast
 
 from simulation.agent import Agent, Rules, new_record
 from simulation.history import Answer, History
-from simulation.loop import VirtualLoop
 from simulation.network import LEASE_SECONDS, Network
 from simulation.stages import Switches
+from simulation.weights import Hub
+from support.virtual_time.loop import VirtualLoop
 
 from potluck.cluster.calls import DeploymentRecord, DeploymentState
 from potluck.placement.rebalancing import RebalancePolicy
+from potluck.types.choices import Rebalance
 from potluck.types.cluster import DeploymentId, Epoch, NodeId
-from potluck.types.placement import Rebalance
 from potluck.types.sequence import SequenceRequest
 from potluck.types.step import SamplingParams
 
@@ -64,6 +65,8 @@ class World:
         rebalance: Rebalance = Rebalance.NEVER,
         rebalance_policy: RebalancePolicy = QUICK,
         num_states: int = 0,
+        has_drafts: bool = False,
+        hub: Hub | None = None,
     ) -> None:
         draws = random.Random(f"{seed} threads")
         self.loop = VirtualLoop(lambda: draws.uniform(0.0, 0.002))  # type: ignore[abstract]
@@ -77,6 +80,8 @@ class World:
             switches=switches or Switches(),
             duplicates=duplicates,
             rebalance_policy=rebalance_policy,
+            has_drafts=has_drafts,
+            hub=hub,
         )
         self._rebalance = rebalance
         self._num_states = num_states

@@ -10,7 +10,7 @@ import pytest
 
 import potluck
 from potluck.child_environment import SECRET_VARIABLE, child_environment
-from potluck.probe.child import ChildAnswer, run_child
+from potluck.probe.processes.child import ChildAnswer, run_child
 
 SOURCE = Path(potluck.__file__).parent
 STARTERS = frozenset(
@@ -35,7 +35,7 @@ STARTERS = frozenset(
 )
 MODULES = frozenset({"os", "subprocess", "asyncio", "multiprocessing"})
 NO_PROCESS = frozenset({("asyncio", "run")})
-FORKS = frozenset({Path("probe/child_supervisor.py")})
+FORKS = frozenset({Path("probe/processes/supervisor.py")})
 """Processes that were themselves started with a child's environment, which a fork shares."""
 
 
@@ -54,6 +54,7 @@ def starts() -> Iterator[tuple[Path, ast.Call]]:
                 yield path, node
 
 
+@pytest.mark.slow
 def test_every_process_is_started_with_an_environment_of_its_own() -> None:
     found = list(starts())
     assert len(found) >= 4

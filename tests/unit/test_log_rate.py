@@ -53,6 +53,6 @@ def test_a_message_passes_once_in_a_while_and_says_how_many_did_not() -> None:
     now = 9.9
     assert passed("no %s", "room") is None
     now = 10.0
-    assert passed("no %s", "air") == "no air (6 more since the last such line)"
+    assert passed("no %s", "air") == "no air (6 similar messages suppressed)"
     now = 20.0
     assert passed("no %s", "air") == "no air"

@@ -74,7 +74,7 @@ def main() -> None:
     args = parser.parse_args()
     model = AutoModelForCausalLM.from_pretrained(args.out)
     tokenizer = AutoTokenizer.from_pretrained(args.out)
-    told = "\n\n".join(
+    samples = "\n\n".join(
         f"**Prompt:** `{sample.prompt}`  \n**Settings:** {sample.settings}\n\n"
         + quoted(answer(model, tokenizer, sample))
         for sample in SAMPLES
@@ -83,7 +83,7 @@ def main() -> None:
     per_token, per_byte = held_out_loss(model, raw)
     progress = torch.load(args.run / "checkpoint.pt", weights_only=True)["progress"]
     facts = {
-        "samples": told,
+        "samples": samples,
         "parameters": f"{model.num_parameters():,}",
         "bytes": f"{(args.out / 'model.safetensors').stat().st_size:,}",
         "per_token": f"{per_token:.4f}",

@@ -216,8 +216,8 @@ def _fill(value: str, slots: Mapping[str, str], rng: random.Random) -> str:
 
 def _section(beats: tuple[Beat, ...], slots: Mapping[str, str], rng: random.Random) -> str:
     """One paragraph: each beat told in one of its ways."""
-    told = (weave(rng.choice(beat), slots, rng) for beat in beats)
-    return " ".join(sentence for sentence in told if sentence)
+    sentences = (weave(rng.choice(beat), slots, rng) for beat in beats)
+    return " ".join(sentence for sentence in sentences if sentence)
 
 
 def _notes(cast: Cast) -> Beat:

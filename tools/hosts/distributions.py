@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Annotated
 
 import msgspec
 
-from potluck.portability.described_libraries import GLIBC_LIBRARIES
-from potluck.portability.host import Host
-from potluck.portability.installed_host import describe_host
+from potluck.portability.hosts.c_library import read_library
+from potluck.portability.hosts.described_libraries import GLIBC_LIBRARIES
+from potluck.portability.hosts.host import Host, HostPython
+from potluck.portability.hosts.installed import describe_host
+from potluck.portability.hosts.root_files import RootFiles
+from potluck.portability.hosts.shared_symbols import LibrarySymbols
 from tools.hosts.apt_tree import AptTree, Archive, unpack_packages
 
-_PACKAGES = ("?essential", "libstdc++6", "libgomp1", "libatomic1", "zlib1g", "python3")
-"""What every installation has, Python, and the runtimes that builds of C++ take from the system."""
+_PACKAGES = ("?essential", "apt", "zlib1g", "python3")
+"""A minimal installation with Python: apt and Python bring libstdc++6, libgcc and zlib1g. There is
+no libgomp1 and no libatomic1 in it, which wheels need that do not bring their own.
+"""
 
 _MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
 _CROSS_ROOT = "usr/{machine}-linux-gnu"
@@ -37,14 +42,39 @@ class Distribution(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     cross: dict[_Text, tuple[_Text, ...]] = {}
 
 
-class _Distributions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Musl(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A distribution with musl whose own archive cannot be reached: another build of the same
+    release of musl stands for it. ``because`` has the source of what is said.
+    """
+
+    name: _Text
+    because: _Text
+    python: Annotated[str, msgspec.Meta(pattern=r"^3\.\d+$")]
+    archive: _Text
+    suite: _Text
+    components: Annotated[tuple[_Text, ...], msgspec.Meta(min_length=1)]
+    keyring: _Text
+    architectures: Annotated[tuple[_Text, ...], msgspec.Meta(min_length=1)]
+
+
+class _Rows(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     distribution: tuple[Distribution, ...]
+    musl: tuple[Musl, ...]
 
 
 def distributions() -> tuple[Distribution, ...]:
-    """All rows, in their order."""
+    """All distributions with glibc, in their order."""
+    return _rows().distribution
+
+
+def musl_distributions() -> tuple[Musl, ...]:
+    """Those with musl."""
+    return _rows().musl
+
+
+def _rows() -> _Rows:
     text = Path(__file__).with_name("distributions.toml").read_text(encoding="utf-8")
-    return msgspec.convert(tomllib.loads(text), _Distributions).distribution
+    return msgspec.convert(tomllib.loads(text), _Rows)
 
 
 def describe_distribution(
@@ -76,7 +106,7 @@ def _from_packages(
     return describe_host(
         tree.root,
         name=f"{distribution.name}-{_MACHINES[architecture]}",
-        origin=f"{distribution.title}, essential packages and python3: {_versions(tree)}",
+        origin=f"{distribution.title}, essential packages, apt and python3: {_versions(tree)}",
     )
 
 
@@ -100,6 +130,58 @@ def _from_cross_packages(
     not_alike = {*GLIBC_LIBRARIES, PurePosixPath(like.libraries[0].path).name}
     names = like.other_libraries | {each.soname for each in like.libraries}
     return replace(host, other_libraries=names - described - not_alike, python=like.python)
+
+
+def describe_musl(folder: Path, keyrings: Path) -> Iterator[Host]:
+    """A host for each row and machine: Debian's build of musl, and Python as the row says. No more
+    than that is known, so that it is not complete.
+    """
+    for row in _rows().musl:
+        archive = Archive(
+            url=row.archive,
+            suite=row.suite,
+            components=row.components,
+            keyring=keyrings / row.keyring,
+        )
+        for architecture in row.architectures:
+            machine = _MACHINES[architecture]
+            place = folder / row.name / architecture
+            tree = unpack_packages(archive, architecture, ["musl"], place)
+            if not (tree.root / "lib").exists():  # what base-files has
+                (tree.root / "lib").symlink_to("usr/lib")
+            host = describe_host(
+                tree.root,
+                name=f"{row.name}-{machine}",
+                origin=f"{row.because}: musl {tree.versions['musl']} of {row.suite}",
+            )
+            major, _, minor = row.python.partition(".")
+            yield replace(
+                host,
+                is_complete=False,
+                python=HostPython(implementation="cpython", version=(int(major), int(minor))),
+            )
+
+
+def library_symbols(host: Host, roots: Iterable[Path]) -> dict[str, LibrarySymbols]:
+    """What the described libraries of a host define, read from the roots that it was made of."""
+    found = {}
+    for root in roots:
+        files = RootFiles(root)
+        for library in host.libraries:
+            elf = read_library(files, library.path)
+            if elf is not None and elf.defined is not None and elf.machine == host.machine:
+                found[library.soname] = LibrarySymbols(
+                    symbols=elf.defined, versions=elf.version_definitions
+                )
+    return found
+
+
+def roots_of(host: str, folder: Path) -> tuple[Path, ...]:
+    """The unpacked trees in ``folder`` that a host was described from."""
+    name, _, machine = host.rpartition("-")
+    architecture = next(key for key, value in _MACHINES.items() if value == machine)
+    cross = folder / name / f"{architecture}-cross" / "root" / _CROSS_ROOT.format(machine=machine)
+    return (cross,) if cross.is_dir() else (folder / name / architecture / "root",)
 
 
 def _versions(tree: AptTree) -> str:

@@ -12,9 +12,14 @@ from collections.abc import Iterator, Mapping
 from importlib import metadata, resources
 from typing import Any
 
-from potluck.portability.described_libraries import GLIBC_LIBRARIES
-from potluck.portability.host import Host, HostLibrary
-from potluck.portability.symbol_set import SymbolsOfVersions
+from potluck.portability.hosts.described_libraries import GLIBC_LIBRARIES
+from potluck.portability.hosts.host import Host, HostLibrary
+from potluck.portability.hosts.symbol_set import SymbolsOfVersions
+
+_OLD_UNWINDER = "GLIBC_2.0"
+"""Of libgcc_s.so.1 too, on machines whose first glibc this was no longer, by the rules of GCC's
+libgcc/config/libgcc-glibc.ver; x86_64 has rules of its own. All described systems of aarch64 have
+it, and TensorFlow's and JAX's wheels ask for it there."""
 
 _LOADERS = {"x86_64": "ld-linux-x86-64.so.2", "aarch64": "ld-linux-aarch64.so.1"}
 
@@ -47,6 +52,8 @@ def _host(
     for family, numbers in policy["symbol_versions"][machine].items():
         for library in _LIBRARIES[family]:
             versions.setdefault(library, set()).update(f"{family}_{each}" for each in numbers)
+    if _OLD_UNWINDER in versions["libc.so.6"]:
+        versions["libgcc_s.so.1"].add(_OLD_UNWINDER)
     sonames = dict.fromkeys((*policy["lib_whitelist"], _LOADERS[machine]))
     return Host(
         name=f"{policy['name']}_{machine}",

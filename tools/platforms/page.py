@@ -24,20 +24,20 @@ _HEAD = """\
 Made by `python -m tools.platforms` on {date}, from the package index and `pyproject.toml`; the
 figures are in `tools/platforms/platforms.json`.
 
-Potluck's own wheels take glibc {ours} on both machines, and so do not decide. An installation also
-needs the wheels of its dependencies, and pip takes a wheel only where the C library is as new as
-the wheel's tag says. Tags are promises: whether a wheel keeps its own, `potluck wheel check` tells.
+Potluck's own wheels require glibc {ours} on both architectures. An installation also needs the
+wheels of its dependencies, which require newer versions: pip accepts a wheel only if the C library
+is at least as new as the wheel's tag says. `potluck wheel check` shows whether a tag is correct.
 """
 _FLOORS = """\
 ## The oldest glibc of an installation
 
-With every dependency in the version that pip takes on a new system, and from a wheel.
+With all dependencies installed from wheels, in the versions that pip chooses on a new system.
 """
 _PROJECTS = """\
-## Who sets it
+## Dependencies with native code
 
-Projects with native code: the oldest glibc that a wheel of the newest version takes. Where one
-figure stands for a machine, it is that of every Python from {first} to {last}.
+The oldest glibc that a wheel of the newest version supports. A single figure for an architecture
+applies to every Python from {first} to {last}.
 """
 _PURE = """\
 Without native code, for any system: {names}.
@@ -45,10 +45,10 @@ Without native code, for any system: {names}.
 _OLDER = """\
 ## On older systems
 
-What pip does there without being told. It does not say that it took an older version, so the lower
-bounds in `pyproject.toml` are such that no version is old (`tests/unit/tools/test_platforms.py`).
-"Builds" means from the source, for which it needs a compiler, and often Rust's; a wheel is what it
-takes with `--only-binary=:all:`.
+What pip does there by default. Because pip does not report that it chose an older version, the
+lower bounds in `pyproject.toml` exclude old versions (`tests/unit/tools/test_platforms.py`).
+"Builds" means from source, which requires a compiler, often also for Rust; "as a wheel" is what pip
+chooses with `--only-binary=:all:`.
 """
 
 

@@ -10,7 +10,7 @@ import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,6 +19,10 @@ from tools.roots.launcher import launcher
 EVERY_FEATURE = "max,pauth-impdef=on"
 """The CPU with all that the emulator knows; pointers are signed with a cipher of its own, as the
 architecture's takes most of the time where a distribution's builds sign them (Debian since 13)."""
+
+CPUINFO = Path(__file__).with_name("cpuinfo-aarch64.txt")
+"""What the kernel says of a Raspberry Pi 4's processors, for programs that believe it more than the
+registers: ``shared={"cpuinfo": CPUINFO}``. Of this machine's, ONNX Runtime for aarch64 crashes."""
 
 _SCRIPT = Path(__file__).with_name("enter.sh")
 
@@ -60,13 +64,8 @@ class Root:
             shared |= {"emulator": _emulator(self.machine), "launch": launcher()}
             env |= {"EMULATED_PROGRAM": command[0], "QEMU_CPU": self.cpu}
             command = ("/mnt/launch", *command[1:])
-        as_root = [] if os.geteuid() == 0 else ["--map-root-user"]
         return subprocess.run(
-            [
-                *("unshare", "--mount", *as_root, "--", "sh", str(_SCRIPT), str(self.path)),
-                *(f"{name}={path}" for name, path in shared.items()),
-                *("--", *command),
-            ],
+            self._entering(command, shared),
             input=stdin,
             env=env,
             capture_output=True,
@@ -74,6 +73,21 @@ class Root:
             timeout=timeout_seconds,
             check=False,
         )
+
+    def command_line(self, *command: str) -> list[str]:
+        """The command of this machine that runs a program of the root, for its own programs only.
+
+        It has its caller's environment.
+        """
+        return self._entering(command, self.shared)
+
+    def _entering(self, command: Sequence[str], shared: Mapping[str, Path]) -> list[str]:
+        as_root = [] if os.geteuid() == 0 else ["--map-root-user"]
+        return [
+            *("unshare", "--mount", *as_root, "--", "sh", str(_SCRIPT), str(self.path)),
+            *(f"{name}={path}" for name, path in shared.items()),
+            *("--", *command),
+        ]
 
 
 def _emulator(machine: str) -> Path:

@@ -37,8 +37,13 @@ class PackageSet:
 
 
 def roots() -> Mapping[str, PackageSet]:
-    """All roots by their names."""
+    """All roots that builds are tried in, by their names."""
     return _sets("root")
+
+
+def newcomers() -> Mapping[str, PackageSet]:
+    """Roots of machines that know nothing of Potluck yet, by their names."""
+    return _sets("newcomer")
 
 
 def interpreter_parts(machine: str) -> PackageSet:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tools.roots.enter import Root
 from tools.roots.made_once import FOLDER, made_once
-from tools.roots.package_set import roots
+from tools.roots.package_set import newcomers, roots
 from tools.roots.unpack import unpack
 
 _MOUNT_POINTS = ("dev", "mnt", "proc", "sys", "tmp")
@@ -18,7 +18,7 @@ def system(name: str, folder: Path = FOLDER) -> Root:
     Any number of processes may ask at a time. Raises as ``unpack`` and ``Root.run`` do, and
     ``OSError`` where the loader's cache cannot be made.
     """
-    package_set = roots()[name]
+    package_set = {**roots(), **newcomers()}[name]
     path = folder / f"{name}-{package_set.digest}"
     with made_once(path) as made:
         if made:

@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 _HERE = Path(__file__).resolve().parent
 _WORK = ROOT / "build" / "wheels"
-_LIBRARIES = ("potluck_kernels", "potluck_program", "potluck_measure")
+_LIBRARIES = ("potluck_kernels", "potluck_program", "potluck_measure", "potluck_hashing")
 
 
 def module(target: Target) -> Path:

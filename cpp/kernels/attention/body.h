@@ -1,10 +1,10 @@
-// Attention over the paged cache, and what appends to it. Included once per instruction set, after
-// its lanes.
+// Attention over the paged cache, and appending to it. Included once per instruction set, after its
+// lanes.
 //
-// Everything goes by absolute position, in ascending order, and per row in an order of its own, so
-// that a token's result depends on its own sequence alone, whatever tile it is in. Positions that a
-// token does not see are never read as its values, and their scores are not used: the cache may
-// hold anything there.
+// Everything is ordered by absolute position, ascending, and each row is computed independently, so
+// that a token's result depends on its own sequence alone, whatever tile it is in. Values at
+// positions that a token does not see are never read, and the scores there are not used: the cache
+// may contain anything.
 #pragma once
 
 #include "kernels/attention/merge.h"
@@ -32,7 +32,7 @@ struct Scratch {
         end(transposed + (tile.args.values ? 0 : kTransposedFloats)) {}
 };
 
-// A span's partial.
+// The partial of a span.
 inline void attend_span(const Tile& tile, int64_t span, const Scratch& scratch,
                         const Partial& partial) {
   const Span blocks = find_span(tile, span);

@@ -1,4 +1,5 @@
-// Partials of spans, and how those of a row become its result. Included by body.h, after the lanes.
+// Partials of spans, and how those of a row are merged into its result. Included by body.h, after
+// the lanes.
 #pragma once
 
 #include "kernels/attention/span.h"
@@ -7,7 +8,7 @@ namespace potluck {
 namespace POTLUCK_ISA {
 namespace {
 
-// What a span has for every row, where it lies: attention_partial_floats(...) floats, up to `end`.
+// The partials of a span for all rows: attention_partial_floats(...) floats, up to `end`.
 struct Partial {
   float* weighted;  // [rows][padded value_dim]: sum of exp(score - largest) * value
   float* largest;   // [rows]: the largest score
@@ -20,7 +21,7 @@ POTLUCK_LANES Partial partial_at(const Tile& tile, float* floats) {
   return {floats, largest, total, total + tile.num_rows};
 }
 
-// One row of a span after those before it; the first that the row sees is taken as it is.
+// Merges one row of a span into the preceding spans; the first span that the row sees is copied.
 inline void merge_row(const Partial& next, int64_t row, int64_t stride, bool is_first,
                       const Partial& merged) {
   const float* weighted = next.weighted + row * stride;
@@ -43,7 +44,7 @@ inline void merge_row(const Partial& next, int64_t row, int64_t stride, bool is_
     store(sums + d, fma(load(weighted + d), take, mul(load(sums + d), keep)));
 }
 
-// Spans are merged in ascending order; each row only those that it sees.
+// Spans are merged in ascending order; each row merges only those that it sees.
 inline void merge_span(const Tile& tile, int64_t span, const Partial& next,
                        const Partial& merged) {
   for (int64_t h = 0, row = 0; h < tile.num_kv_heads; ++h)

@@ -1,4 +1,5 @@
-// Scaled scores of a span, and the terms that become of them. Included by body.h, after the lanes.
+// Scaled scores of a span, and the softmax terms computed from them. Included by body.h, after the
+// lanes.
 #pragma once
 
 #include "kernels/attention/span.h"
@@ -7,16 +8,16 @@ namespace potluck {
 namespace POTLUCK_ISA {
 namespace {
 
-// Rows and blocks of keys that share one pass over the head's columns: their sums, the keys and one
-// query fill the registers, and suffice to hide what an fma takes (8 to 10 under way).
+// Rows and blocks of keys that share a pass over the head's columns: their sums, the keys and one
+// query fill the registers, and there are enough of them to hide the latency of an fma (8 to 10 in
+// flight).
 constexpr int kScoreRows = kNumRegisters >= 32 ? 12 : 6;
 constexpr int kScoreBlocks = kNumRegisters >= 32 ? 2 : 1;
 constexpr int kScoreUnroll = kUnroll == 1 ? 1 : kScoreRows;
-// How many steps before they are read keys are asked for; a step is one head of kScoreBlocks
-// blocks.
+// How many steps ahead keys are prefetched; a step is one head of kScoreBlocks blocks.
 constexpr int64_t kStepsAhead = kBlocksAhead / kScoreBlocks;
 
-// The queries, step by step of a head's rows: [head_dim][rows of the step].
+// Packs the queries, step by step of a head's rows: [head_dim][rows of the step].
 inline void pack_queries(const Tile& tile, float* packed) {
   const RowSteps steps(tile, kScoreRows);
   const int64_t head_dim = tile.args.head_dim;
@@ -31,7 +32,7 @@ inline void pack_queries(const Tile& tile, float* packed) {
     }
 }
 
-// Of kBlocks blocks: lanes are positions, one fma per column of the head, ascending.
+// For kBlocks blocks: lanes are positions, with one fma per column of the head, ascending.
 template <int kRows, int kBlocks>
 inline void score_tile(const AttentionArgs& args, const float* q, const uint16_t* const* keys,
                        const uint16_t* const* ahead, float* scores) {
@@ -64,7 +65,7 @@ inline void score_tile(const AttentionArgs& args, const float* q, const uint16_t
       store(scores + r * kScoreStride + b * kNumLanes, mul(acc[r][b], splat(args.scale)));
 }
 
-// score_tile of `rows` rows, which is at most kRows.
+// score_tile for `rows` rows, at most kRows.
 template <int kRows, int kBlocks>
 inline void score_rows(int64_t rows, const AttentionArgs& args, const float* q,
                        const uint16_t* const* keys, const uint16_t* const* ahead, float* scores) {
@@ -74,8 +75,8 @@ inline void score_rows(int64_t rows, const AttentionArgs& args, const float* q,
   score_tile<kRows, kBlocks>(args, q, keys, ahead, scores);
 }
 
-// The scores of blocks [i, i + kBlocks) for head `h` of the tile, of the rows that see any of them;
-// those of the others are not used.
+// The scores of blocks [i, i + kBlocks) for head `h` of the tile, for the rows that see any of
+// them; those of other rows are not used.
 template <int kBlocks>
 inline void score_blocks(const Tile& tile, const Span& blocks, int64_t span, int64_t i, int64_t h,
                          const RowSteps& steps, const float* q, float* scores) {
@@ -113,16 +114,16 @@ inline void score_span(const Tile& tile, const Span& blocks, int64_t span, const
       score_blocks<1>(tile, blocks, span, i, h, steps, q, scores);
 }
 
-// Of 16 scores, those outside of the range become -inf.
+// Sets those of 16 scores that are outside of the range to -inf.
 POTLUCK_LANES void hide_outside(float* scores, Range range) {
   const int64_t begin = larger(range.begin, 0);
   const int64_t end = smaller(range.end, kNumLanes);
   store(scores, keep_range(load(scores), begin, end, -__builtin_inff()));
 }
 
-// scores -> exp(score - largest) in place, over the visible positions of one row: the maximum and
-// the sum of these. Lanes are positions modulo 16; positions that are not visible, which may hold
-// anything, count as -inf.
+// Replaces scores by exp(score - largest) in place, over the visible positions of one row; computes
+// their maximum and sum. Lanes are positions modulo 16; positions that are not visible, which may
+// contain anything, count as -inf.
 struct Softmax {
   float largest, total;
 };

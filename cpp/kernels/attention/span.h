@@ -1,9 +1,9 @@
 // The rows of a tile, and one span of the cache as they see it. Included by body.h, after the
 // lanes.
 //
-// The rows of a tile lie head after head: row r is one of key-value head r / rows_per_head, and
-// within it of token i / heads and the i % heads-th of the tile's query heads of that head, with
-// i = r % rows_per_head.
+// The rows of a tile are ordered by head: row r belongs to key-value head r / rows_per_head. Within
+// the head, with i = r % rows_per_head, it is token i / heads and the i % heads-th of the tile's
+// query heads.
 #pragma once
 
 #include "kernels/kernels.h"
@@ -13,28 +13,28 @@ namespace POTLUCK_ISA {
 namespace {
 
 constexpr int64_t kSpanBlocks = kSpanTokens / kBlockTokens;
-// How many blocks of one head before they are read they are asked for, as blocks lie apart, where
-// no prefetcher of the hardware looks for the next: 8 KiB at 64 columns. 2 blocks read 19 GB/s, 4
-// and 8 23 (one core of a Zen 5).
+// How many blocks of one head ahead are prefetched: blocks are not contiguous, so hardware
+// prefetchers do not find the next one. 8 KiB at 64 columns. Reading reaches 19 GB/s with 2 blocks,
+// and 23 with 4 and 8 (one core of a Zen 5).
 constexpr int64_t kBlocksAhead = 4;
 
-// A range of positions, counted from the beginning of the span; empty where end <= begin.
+// A range of positions, relative to the start of the span; empty if end <= begin.
 struct Range {
   int64_t begin, end;
 };
 POTLUCK_LANES int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 POTLUCK_LANES int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 
-// What follows from the args, found once: a division takes as long as a row does for a block.
+// Values derived from the args once: a division takes as long as a row does for a block.
 struct Tile {
   const AttentionArgs& args;
   int64_t group_heads;    // query heads that share a key-value head
-  int64_t heads;          // those of them that the tile has
+  int64_t heads;          // the number of these in the tile
   int64_t rows_per_head;  // of one key-value head
   int64_t num_kv_heads;
   int64_t num_rows;
-  int64_t stride;       // halves of a position's values, and floats of a row's weighted values
-  int64_t keys_size;    // halves of a block and key-value head
+  int64_t stride;       // halves per position of values, and floats per row of weighted values
+  int64_t keys_size;    // halves per block and key-value head
   int64_t values_size;
 
   explicit Tile(const AttentionArgs& a)
@@ -48,17 +48,17 @@ struct Tile {
         keys_size(a.head_dim * kBlockTokens),
         values_size(stride * kBlockTokens) {}
 
-  // The token of row `i` of any head.
+  // Returns the token of row `i` of any head.
   int64_t token(int64_t i) const { return args.num_tokens == 1 ? 0 : i / heads; }
-  // The query head of row `i` of key-value head `h`.
+  // Returns the query head of row `i` of key-value head `h`.
   int64_t head(int64_t h, int64_t i) const {
     return (args.first_kv_head + h) * group_heads + args.first_in_group + i % heads;
   }
-  // Which query it is of those of all tokens and heads.
+  // Returns the index of the query among those of all tokens and heads.
   int64_t query_row(int64_t h, int64_t i) const {
     return token(i) * args.num_heads + head(h, i);
   }
-  // What a token sees of a span.
+  // Returns the part of a span that a token sees.
   Range visible(int64_t token, int64_t span) const {
     const int64_t start = span * kSpanTokens;
     return {larger(first_position(args, token) - start, 0),
@@ -66,7 +66,7 @@ struct Tile {
   }
 };
 
-// The rows of a head in as few steps as can be of at most `most` rows, and these of even size.
+// Divides the rows of a head into the fewest steps of at most `most` rows, of equal size.
 struct RowSteps {
   int64_t count, size, num_larger;
 
@@ -77,12 +77,12 @@ struct RowSteps {
   int64_t rows(int64_t i) const { return size + (i < num_larger); }
 };
 
-// Where the blocks [first_block, first_block + num_blocks) of a span lie, those that any row sees:
-// of the tile's first key-value head; those of its other heads follow.
+// The addresses of those blocks [first_block, first_block + num_blocks) of a span that any row
+// sees, for the tile's first key-value head; those of its other heads follow.
 struct Span {
   int64_t first_block, num_blocks;
-  // First the keys and then the values, if there are any beside the keys, each block after block,
-  // and of a block head after head; at last what the next span begins with.
+  // First the keys and then the values, if these are stored separately, each block by block, and
+  // each block head by head; finally the beginning of the next span.
   const uint16_t* reads[2 * kSpanBlocks + kBlocksAhead];
 
   const uint16_t* const* keys() const { return reads; }
@@ -114,7 +114,8 @@ inline Span find_span(const Tile& tile, int64_t span) {
   return r;
 }
 
-// What is read `steps` heads later, going on to the next blocks after the last head.
+// Returns the data that is read `steps` heads later, continuing with the next blocks after the last
+// head.
 struct Ahead {
   int64_t blocks, h;
 

@@ -1,7 +1,7 @@
 // Weighted values of a span. Included by body.h, after the lanes.
 //
-// Values are read at visible positions only: the cache may hold anything at the others, and where a
-// term is 0, an infinite value would still spoil a sum.
+// Values are read at visible positions only: the cache may contain anything elsewhere, and even
+// with a weight of 0 an infinite value would corrupt a sum.
 #pragma once
 
 #include "kernels/attention/span.h"
@@ -10,8 +10,8 @@ namespace potluck {
 namespace POTLUCK_ISA {
 namespace {
 
-// Rows and lanes of values that share one pass over the positions, bounded by the registers. Those
-// that are converted on the way take more lanes, so that a conversion serves more products.
+// Rows and lanes of values that share a pass over the positions, limited by the registers. Values
+// that are converted on the fly use more lanes, so that each conversion is used by more products.
 template <class T>
 constexpr int kValueRows = 6;
 template <class T>
@@ -21,25 +21,25 @@ constexpr int kValueRows<float> = kNumRegisters >= 32 ? 12 : 6;
 template <>
 constexpr int kValueLanes<float> = kNumRegisters >= 32 ? 2 : 1;
 constexpr int kValueUnroll = kUnroll == 1 ? 1 : 12;
-// Positions whose values stay in the first cache (8 KiB at 64 columns) while all rows of a head
-// pass. With several heads, whose values lie side by side, it is better to read along: 27 GB/s
-// instead of 24 (one core of a Zen 5, 8 heads of 64 columns; with one block it is as much, but of
-// what comes from a cache 34 GB/s instead of 39).
+// Number of positions whose values stay in the L1 cache (8 KiB at 64 columns) while all rows of a
+// head pass over them. With several heads, whose values are contiguous, it is better to read ahead:
+// 27 GB/s instead of 24 (one core of a Zen 5, 8 heads of 64 columns; with one block it is the same,
+// but data in a cache is read at 34 GB/s instead of 39).
 constexpr int64_t kValueTokens = 4 * kBlockTokens;
 constexpr int64_t kManyHeadsTokens = 2 * kBlockTokens;
 static_assert(kBlocksAhead * kBlockTokens >= kValueTokens, "what is asked for is yet to come");
 
-// Where the values of one head of the tile lie, as f16 or float32, and those that are asked for
+// The addresses of the values of one head of the tile, as f16 or float32, and of those to prefetch
 // meanwhile.
 template <class T>
 struct HeadValues {
-  int64_t first_block;  // of the span, which the pointers begin with
+  int64_t first_block;  // of the span at which the pointers start
   const T* const* blocks;
   const T* const* ahead_blocks;
-  int64_t offset, ahead_offset;  // of the head in a block, in numbers
-  int64_t stride;                // numbers of a position
-  int64_t num_columns;           // of these, so many are weighted, whole lanes
-  int64_t sums_stride;           // floats of a row's weighted values; unless copied, also `stride`
+  int64_t offset, ahead_offset;  // of the head in a block, in elements
+  int64_t stride;                // elements per position
+  int64_t num_columns;           // number of these that are weighted, in whole lanes
+  int64_t sums_stride;           // floats of a row's weighted values; also `stride`, unless copied
 };
 template <class T>
 constexpr bool kAreCopied = false;
@@ -48,16 +48,16 @@ constexpr bool kAreCopied<float> = true;
 
 POTLUCK_LANES F32x16 load_values(const uint16_t* p) { return load_f16(p); }
 POTLUCK_LANES F32x16 load_values(const float* p) { return load(p); }
-// What was copied is in the cache.
+// Copied data is in the cache already.
 POTLUCK_LANES void ask_for(const uint16_t* p) { __builtin_prefetch(p); }
 POTLUCK_LANES void ask_for(const float*) {}
 
-// Adds to kRows rows of kLanes x 16 columns, from column `start`: one fma per position of the
+// Adds to kRows rows of kLanes x 16 columns, from column `start` on: one fma per position of the
 // range, ascending.
 template <int kRows, int kLanes, class T>
 inline void weigh_tile(const HeadValues<T>& head, Range range, int64_t start, const float* terms,
                        float* weighted) {
-  // In one register where they are the same: 5 % of a prefill.
+  // In one register if they are equal: saves 5 % of a prefill.
   const int64_t stride = head.stride;
   const int64_t sums_stride = kAreCopied<T> ? head.sums_stride : stride;
   F32x16 acc[kRows][kLanes];
@@ -94,7 +94,7 @@ inline void weigh_tile(const HeadValues<T>& head, Range range, int64_t start, co
       store(weighted + r * sums_stride + start + i * kNumLanes, acc[r][i]);
 }
 
-// weigh_tile over all columns for `rows` rows, which is at most kRows.
+// weigh_tile over all columns for `rows` rows, at most kRows.
 template <int kRows, class T>
 inline void weigh_rows(int64_t rows, const HeadValues<T>& head, Range range, const float* terms,
                        float* weighted) {
@@ -113,8 +113,8 @@ POTLUCK_LANES Range common_part(Range a, Range b) {
   return {larger(a.begin, b.begin), smaller(a.end, b.end)};
 }
 
-// Rows [first, first + rows) of a head over a part of the span: together where all of them see, one
-// by one before and after. `terms` and `weighted` are those of the first.
+// Rows [first, first + rows) of a head over part of the span: together where all of them see, and
+// one by one before and after that. `terms` and `weighted` are those of the first row.
 template <class T>
 inline void weigh_part(const Tile& tile, const HeadValues<T>& head, int64_t span, Range part,
                        int64_t first, int64_t rows, const float* terms, float* weighted) {
@@ -134,7 +134,7 @@ inline void weigh_part(const Tile& tile, const HeadValues<T>& head, int64_t span
   if (first_token < last_token) weigh_alone({common.end, part.end});
 }
 
-// weigh_part of all rows of a head. `terms` and `weighted` are those of its first row.
+// weigh_part for all rows of a head. `terms` and `weighted` are those of its first row.
 template <class T>
 inline void weigh_head(const Tile& tile, const HeadValues<T>& head, int64_t span, Range part,
                        const float* terms, float* weighted) {
@@ -176,13 +176,14 @@ inline void weigh_span(const Tile& tile, const Span& blocks, int64_t span, const
 }
 
 // Values that are columns of the keys are transposed, so that lanes are columns, some columns at a
-// time: then all rows pass over the whole span, and have the bits that stored values would give. To
-// read and transpose a span of 512 columns takes as long as 4 of its rows (docs/adr/0055).
+// time: then all rows pass over the whole span, with the same results, bit for bit, as for stored
+// values. Reading and transposing a span of 512 columns takes as long as 4 of its rows
+// (docs/adr/0055).
 constexpr int64_t kTransposedColumns = kValueLanes<float> * kNumLanes;
 static_assert(kTransposedColumns * kSpanTokens <= kTransposedFloats, "what is transposed fits");
 
-// `keys` [num_columns][16 positions] as float32 [16 positions][kTransposedColumns]. What fills up
-// the last lanes is 0.
+// Converts `keys` [num_columns][16 positions] to float32 [16 positions][kTransposedColumns]. The
+// last lanes are padded with 0.
 inline void transpose_block(const uint16_t* keys, int64_t num_columns, float* transposed) {
   for (int64_t d = 0; d < num_columns; d += kNumLanes, keys += kNumLanes * kBlockTokens) {
     uint16_t columns[kNumLanes * kBlockTokens], positions[kNumLanes * kBlockTokens];
@@ -198,7 +199,8 @@ inline void transpose_block(const uint16_t* keys, int64_t num_columns, float* tr
   }
 }
 
-// weigh_span where the keys have the values. `transposed` is kTransposedFloats floats of scratch.
+// weigh_span for values that are columns of the keys. `transposed` is kTransposedFloats floats of
+// scratch.
 inline void weigh_keys(const Tile& tile, const Span& blocks, int64_t span, const float* terms,
                        float* transposed, float* weighted) {
   clear_weighted(tile, weighted);

@@ -1,5 +1,5 @@
-// Q8_0, Q4_0 and Q5_0: 32 values with one scale, which is that of the largest magnitude. The bytes are
-// those of `gguf.quants` (the Python package gguf), which says of Q8_0 that they are ggml's.
+// Q8_0, Q4_0 and Q5_0: 32 values with one scale, determined by the largest magnitude. The bytes are
+// those of `gguf.quants` (the Python package gguf), whose Q8_0 is documented to match ggml's.
 #pragma once
 
 #include "kernels/kernels.h"
@@ -11,7 +11,7 @@ namespace {
 constexpr int64_t kColumnsOf32 = 32;
 constexpr float kLargestF32 = 0x1.fffffep127f;
 
-// Puts `scale` as f16 at the beginning of a block; whether it is finite there.
+// Writes `scale` as f16 to the beginning of a block; returns whether it is finite as f16.
 POTLUCK_LANES bool put_scale(float scale, uint8_t* block) {
   uint16_t halves[kNumLanes];
   store_f16(halves, splat(scale));
@@ -23,7 +23,7 @@ POTLUCK_LANES F32x16 magnitudes(F32x16 x) {
   return as_f32(bit_and(as_i32(x), splat_i32(0x7fffffff)));
 }
 
-// To the nearest, halves away from zero; |v| < 2^22. Adding the number before 0.5 instead of 0.5
+// Rounds to nearest, halves away from zero; |v| < 2^22. Adding the number before 0.5 instead of 0.5
 // keeps 0.49999997 from becoming 1.
 POTLUCK_LANES I32x16 round_half_away(F32x16 v) {
   const I32x16 sign = bit_and(as_i32(v), splat_i32(INT32_MIN));
@@ -54,14 +54,14 @@ POTLUCK_LANES float extreme(const float* x, F32x16 low, F32x16 high) {
   return *x;
 }
 
-// The 32 values as integers from 0 to 2 * half - 1, which stand for themselves less `half`; returns
-// the scale. The extreme value becomes -half, so the scale has its sign turned.
+// Converts the 32 values to integers from 0 to 2 * half - 1, which represent themselves minus
+// `half`; returns the scale. The extreme value becomes -half, so the scale has the opposite sign.
 POTLUCK_LANES float round_to_offsets(const float* x, float half, int8_t* integers) {
   const F32x16 low = load(x), high = load(x + 16);
   const float scale = extreme(x, low, high) / -half;
   const float inverse = scale == 0.0f ? 0.0f : 1.0f / scale;
   __builtin_memset(integers, 0, kColumnsOf32);
-  // Where the inverse overflows the scale is 0 as f16; gguf gives 0 as for Q8_0.
+  // If the inverse overflows, the scale is 0 as f16; gguf gives 0 as for Q8_0.
   if (inverse >= -kLargestF32 && inverse <= kLargestF32) {
     const F32x16 offset = splat(half + 0.5f), most = splat(2 * half - 0.5f);
     store_i8(integers, truncate_i32(min(add(mul(low, splat(inverse)), offset), most)));
@@ -70,8 +70,7 @@ POTLUCK_LANES float round_to_offsets(const float* x, float half, int8_t* integer
   return scale;
 }
 
-// f16 scale, 16 bytes of nibbles: column i low, column i + 16 high; a nibble stands for itself
-// less 8.
+// f16 scale, 16 bytes of nibbles: column i low, column i + 16 high; a value is its nibble minus 8.
 POTLUCK_LANES bool encode_block_q4_0(const float* x, uint8_t* block) {
   int8_t nibbles[kColumnsOf32];
   const float scale = round_to_offsets(x, 8.0f, nibbles);
@@ -79,8 +78,8 @@ POTLUCK_LANES bool encode_block_q4_0(const float* x, uint8_t* block) {
   return put_scale(scale, block);
 }
 
-// f16 scale, the fifth bits of the columns in 4 bytes, and the other four as in Q4_0; a value
-// stands for itself less 16.
+// f16 scale, the fifth bits of the columns in 4 bytes, and the other four as in Q4_0; a value is
+// its five bits minus 16.
 POTLUCK_LANES bool encode_block_q5_0(const float* x, uint8_t* block) {
   int8_t values[kColumnsOf32];
   const float scale = round_to_offsets(x, 16.0f, values);

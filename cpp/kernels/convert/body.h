@@ -1,5 +1,5 @@
-// Weights from one storage format to another, on rows as the file has them. Included once per
-// instruction set, after its lanes.
+// Converts rows of weights in the file's layout from one storage format to another. Included once
+// per instruction set, after its lanes.
 #pragma once
 
 #include "kernels/convert/blocks_of_32.h"
@@ -16,7 +16,8 @@ namespace potluck {
 namespace POTLUCK_ISA {
 namespace {
 
-// The largest |x| is found as the largest bit pattern, so that NaN counts as larger than infinity.
+// The largest |x| is determined as the largest bit pattern, so that NaN counts as larger than
+// infinity.
 template <class Weights>
 float widen(const uint8_t* stored, int64_t count, float* out) {
   const I32x16 sign_off = splat_i32(0x7fffffff);

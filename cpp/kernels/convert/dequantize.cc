@@ -1,4 +1,4 @@
-// Quantized rows as the file has them to float32. Plain C++: the same on every machine.
+// Converts quantized rows in the file's layout to float32. Plain C++: the same on every machine.
 #include <string.h>
 
 #include "kernels/kernels.h"
@@ -14,7 +14,7 @@ float half_at(const uint8_t* bytes) {
   return scalar::f16_to_f32(half);
 }
 
-// Values less `zero`, times the scale.
+// Values minus `zero`, times the scale.
 void scale_values(const uint8_t v[32], int zero, float scale, float* out) {
   for (int64_t i = 0; i < 32; ++i) out[i] = scale * static_cast<float>(v[i] - zero);
 }

@@ -9,14 +9,14 @@ namespace potluck {
 namespace POTLUCK_ISA {
 namespace {
 
-// The extreme value is to become an entry near either end of the table, or one somewhat beyond it:
-// that is tried in so many steps on either side. Then d is the one with the least
-// squared error for the entries that were chosen, as in llama.cpp's quantize_row_iq4_nl_impl.
+// The extreme value is to become an entry near either end of the table, or slightly beyond it: this
+// many steps are tried in either direction. Then d is the one with the least squared error for the
+// chosen entries, as in llama.cpp's quantize_row_iq4_nl_impl.
 constexpr int kIq4Steps = 4;
 constexpr float kIq4Step = 3.0f;
 constexpr float kIq4Ends[2] = {-127.0f, 113.0f};
 
-// The index of the nearest entry: how many of the 15 middles between neighbours lie below.
+// The index of the nearest entry: the number of the 15 midpoints between neighbours that are below.
 POTLUCK_LANES F32x16 nearest_index_iq4(F32x16 v) {
   F32x16 index = splat(0.0f);
   for (int i = 0; i < 15; ++i) {
@@ -45,7 +45,7 @@ POTLUCK_LANES float search_iq4_nl(F32x16 low, F32x16 high, float most) {
       const F32x16 b = nearest_entry_iq4(mul(high, inverse));
       const float products = sum(fma(b, high, mul(a, low)));
       const float squares = sum(fma(b, b, mul(a, a)));
-      // The squared error is that of zeros less products^2 / squares.
+      // The squared error is that of zeros minus products^2 / squares.
       const float gain = products * (products / squares);
       if (gain > best_gain) {
         best_gain = gain;
@@ -57,7 +57,7 @@ POTLUCK_LANES float search_iq4_nl(F32x16 low, F32x16 high, float most) {
 }
 
 POTLUCK_LANES bool encode_block_iq4_nl(const float* x, uint8_t* block) {
-  // As numbers of at most 1, whose squares are neither too large nor too small.
+  // Scaled to numbers of at most 1, whose squares neither overflow nor underflow.
   const F32x16 stored_low = load(x), stored_high = load(x + 16);
   const float most = extreme(x, stored_low, stored_high);
   const float magnitude = most < 0.0f ? -most : most;

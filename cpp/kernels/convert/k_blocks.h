@@ -1,9 +1,9 @@
-// What the searches for Q4_K and Q6_K share. A lane is a group of columns with a scale of its own;
-// sixteen groups are searched at once, and no sum goes across lanes.
+// Shared by the searches for Q4_K and Q6_K. A lane is a group of columns with its own scale;
+// sixteen groups are searched at once, and no sum crosses lanes.
 //
 // A block's scale d is an f16; a group's scale is d times an integer. The searches try integers and
-// measure the squared error of what will be read back from them, so that rounding the scales is
-// part of what is minimized. The sum of squares has no weights: for uncorrelated activations of
+// measure the squared error of the values after dequantization, so that rounding the scales is
+// included in the minimization. The sum of squares is unweighted: for uncorrelated activations of
 // equal variance, the expected squared error of an output is proportional to it.
 #pragma once
 
@@ -27,25 +27,25 @@ POTLUCK_LANES F32x16 clamp(F32x16 v, float least, float most) {
   return min(max(v, splat(least)), splat(most));
 }
 
-// To the nearest integer, halves to even; |v| <= 2^22.
+// Rounds to the nearest integer, halves to even; |v| <= 2^22.
 POTLUCK_LANES F32x16 nearest(F32x16 v) {
   const F32x16 rounder = splat(kRounder);
   return sub(add(v, rounder), rounder);
 }
 
-// 1 / v, or 0 for a v so small that it can only be 0: scales are multiples of 2^-24.
+// 1 / v, or 0 for a v so small that it must be 0: scales are multiples of 2^-24.
 POTLUCK_LANES F32x16 inverse_or_zero(F32x16 v) {
   return div(v, max(mul(v, v), splat(0x1p-100f)));
 }
 
-// An f16 scale per lane, and what it is worth.
+// An f16 scale per lane, and its value.
 struct Scales {
   uint16_t half[kNumLanes];
   F32x16 value;
 };
 
-// largest / nominal, rounded to f16, but never so small that `largest` takes more than `most`
-// steps, which it could where f16 is subnormal. Not finite where `largest` is too large.
+// largest / nominal, rounded to f16, but at least so large that `largest` is at most `most` steps,
+// which it could exceed where f16 is subnormal. Not finite if `largest` is too large.
 POTLUCK_LANES Scales scales_for(F32x16 largest, float nominal, float most) {
   Scales scales;
   store_f16(scales.half, div(largest, splat(nominal)));

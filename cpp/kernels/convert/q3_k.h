@@ -8,8 +8,8 @@ namespace POTLUCK_ISA {
 namespace {
 
 constexpr int64_t kQ3Columns = 16;
-// With so few steps the best scale of a group may lie far below the one that takes its extreme to
-// -4: all magnitudes are tried.
+// With so few steps, the best scale of a group may be far below the one that maps its extreme to
+// -4, so all magnitudes are tried.
 constexpr float kQ3MostScale = 31.0f;
 
 POTLUCK_LANES F32x16 round_q3(F32x16 x, F32x16 inverse) {
@@ -58,7 +58,7 @@ POTLUCK_LANES bool encode_block_q3_k(const float* x, uint8_t* block) {
   const Scales d = scales_for(splat(max_lane(wanted)), kQ3MostScale, kQ3MostScale);
   if (!is_finite_half(d.half[0])) return false;
 
-  // -4 is one more than 3: the extreme is to be negative in units of its scale.
+  // -4 is one more than 3: the extreme should be negative in units of its scale.
   const F32x16 sign = where_less(depth, high, splat(-1.0f), splat(1.0f));
   F32x16 best = splat(0.0f), best_error = splat(__builtin_inff());
   for (float magnitude = 0.0f; magnitude <= kQ3MostScale; magnitude += 1.0f) {

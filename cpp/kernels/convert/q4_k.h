@@ -1,9 +1,9 @@
 // Q4_K: 8 groups of 32 columns, x ~ d * s * q - e * m with q in [0, 15], s and m in [0, 63], d and
 // e f16. Two blocks are searched at once, which makes 16 groups.
 //
-// First each group by itself: from several grids over its range, q by rounding, then the scale and
+// First each group separately: from several grids over its range, q by rounding, then the scale and
 // the offset that fit these q best (least squares of a line). The block's d and e follow from the
-// largest of them. Then every pair of integers next to the group's fit is tried.
+// largest of them. Then every pair of integers near the group's fit is tried.
 #pragma once
 
 #include "kernels/convert/k_blocks.h"
@@ -17,12 +17,12 @@ constexpr int64_t kQ4Groups = 8;
 constexpr int64_t kQ4BlockBytes = 144;
 constexpr float kMostQ4 = 15.0f;
 constexpr float kMostInteger = 63.0f;
-// A largest scale of 63.5 steps is still rounded to 63.
+// A maximum scale of 63.5 steps is still rounded to 63.
 constexpr float kMostSteps = 63.5f;
-// The grids to begin with span these fractions of a group's range; of what is cut off, or goes
-// beyond it, these fractions lie at the lower end. (Error of Gaussian rows, by "error" of
+// The initial grids span these fractions of a group's range; these fractions of the part that is
+// clipped, or exceeds it, are at the lower end. (Error of Gaussian rows, by "error" of
 // benchmarks/quantize.py: 1.017 times that with only the middle position; 0.999 times that with
-// eight spans; 0.991 times that if of all pairs of integers near the range the best were taken.)
+// eight spans; 0.991 times that if the best of all pairs of integers near the range were used.)
 constexpr float kSpans[] = {0.80f, 0.873f, 0.947f, 1.02f};
 constexpr float kPositions[] = {0.2f, 0.5f, 0.8f};
 
@@ -31,8 +31,8 @@ struct Line {
   F32x16 scale, offset, middle;
 };
 
-// `low` <= 0 is the group's least value. Sums are over y = x - low, so that an offset much larger
-// than the range takes no precision from them.
+// `low` <= 0 is the group's minimum. Sums are over y = x - low, so that an offset much larger than
+// the range does not reduce their precision.
 POTLUCK_LANES Line fit_lines(const float* tile, F32x16 low, F32x16 range) {
   const F32x16 zero = splat(0.0f), one = splat(1.0f), n = splat((float)kQ4Columns);
   F32x16 sum_y = zero, sum_yy = zero;
@@ -56,7 +56,7 @@ POTLUCK_LANES Line fit_lines(const float* tile, F32x16 low, F32x16 range) {
         sum_qq = add(sum_qq, mul(q, q));
         sum_qy = add(sum_qy, mul(q, y));
       }
-      // The sums of q are exact integers; 0 only where all q are equal, or all 0.
+      // The sums of q are exact integers; 0 only if all q are equal, or all 0.
       const F32x16 determinant = max(sub(mul(n, sum_qq), mul(sum_q, sum_q)), one);
       const F32x16 intercept =
           min(div(sub(mul(sum_qq, sum_y), mul(sum_q, sum_qy)), determinant), depth);
@@ -91,7 +91,7 @@ POTLUCK_LANES F32x16 squared_error_q4(const float* tile, F32x16 scale, F32x16 of
   return error;
 }
 
-// A group's integers.
+// The integers of a group.
 struct Pair {
   F32x16 scale, minimum;
 };
@@ -104,7 +104,7 @@ POTLUCK_LANES Pair search_pairs(const float* tile, const Line& line, F32x16 d, F
   for (int i = -1; i <= 1; ++i) {
     const F32x16 s = clamp(add(middle_scale, splat((float)i)), 0.0f, kMostInteger);
     const F32x16 scale = mul(d, s);
-    // The line is turned about the mean of its q.
+    // The line is expressed around the mean of its q.
     const F32x16 turned = sub(line.offset, mul(sub(line.scale, scale), line.middle));
     const F32x16 middle_minimum = nearest(mul(turned, inverse_e));
     for (int j = -1; j <= 1; ++j) {
@@ -118,7 +118,7 @@ POTLUCK_LANES Pair search_pairs(const float* tile, const Line& line, F32x16 d, F
   return best;
 }
 
-// Every lane gets the largest of its block's eight.
+// Sets every lane to the maximum of its block's eight.
 POTLUCK_LANES F32x16 largest_of_block(F32x16 v) {
   float lanes[kNumLanes];
   store(lanes, v);

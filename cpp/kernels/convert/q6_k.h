@@ -8,11 +8,11 @@ namespace POTLUCK_ISA {
 namespace {
 
 constexpr int64_t kQ6Columns = 16;
-// The scale that takes a group's extreme to -32 is s = 112 for the group that needs most, which
-// leaves room for larger ones up to 127. All s from 3 below to 12 above are tried: from there on
-// the coarser grid outweighs what a luckier rounding gains. (Error of Gaussian rows, by "error" of
-// benchmarks/quantize.py: 1.066 times that with 127 and two on either side; 0.993 times that with
-// 110, 8 below and 20 above.)
+// The scale that maps a group's extreme to -32 is s = 112 for the group with the largest, which
+// leaves room for larger ones up to 127. All s from 3 below to 12 above are tried: beyond that, the
+// coarser grid outweighs the gain of a luckier rounding. (Error of Gaussian rows, by "error" of
+// benchmarks/quantize.py: 1.066 times that with 127 and two in either direction; 0.993 times that
+// with 110, 8 below and 20 above.)
 constexpr float kQ6Nominal = 112.0f;
 constexpr float kQ6MostScale = 127.0f;
 constexpr int kQ6Below = 3;
@@ -61,7 +61,7 @@ POTLUCK_LANES bool encode_block_q6_k(const float* x, uint8_t* block) {
   const Scales d = scales_for(splat(max_lane(wanted)), kQ6Nominal, kQ6MostScale);
   if (!is_finite_half(d.half[0])) return false;
 
-  // -32 is one more than 31: the extreme is to be negative in units of its scale.
+  // -32 is one more than 31: the extreme should be negative in units of its scale.
   const F32x16 sign = where_less(depth, high, splat(-1.0f), splat(1.0f));
   const F32x16 middle = nearest(mul(wanted, inverse_or_zero(d.value)));
   F32x16 best = splat(0.0f), best_error = splat(__builtin_inff());

@@ -1,4 +1,4 @@
-// Kernels over one flat array. Included once per instruction set, after its lanes.
+// Kernels over a flat array. Included once per instruction set, after its lanes.
 #pragma once
 
 #include "kernels/variants.h"
@@ -40,7 +40,7 @@ void clamped_gate(const float* gate, const float* up, float* out, int64_t count)
   constexpr float kLimit = 7.0f;
   for (int64_t i = 0; i < count; i += kNumLanes) {
     const int64_t n = lanes_left(count, i);
-    // In this order NaN stays.
+    // This order preserves NaN.
     const F32x16 g = min(splat(kLimit), load_partial(gate + i, n));
     const F32x16 u = max(splat(-kLimit), min(splat(kLimit), load_partial(up + i, n)));
     const F32x16 swish = over_one_plus_exp(g, mul(g, splat(1.702f)));
@@ -58,7 +58,7 @@ void product_gate(const float* gate, const float* up, float* out, int64_t count)
 void relu_squared(const float* x, float* out, int64_t count) {
   for (int64_t i = 0; i < count; i += kNumLanes) {
     const int64_t n = lanes_left(count, i);
-    const F32x16 v = max(splat(0.0f), load_partial(x + i, n));  // in this order NaN stays
+    const F32x16 v = max(splat(0.0f), load_partial(x + i, n));  // this order preserves NaN
     store_partial(out + i, mul(v, v), n);
   }
 }

@@ -1,8 +1,8 @@
-// One row of a matrix as float32: the very values that `linear` multiplies by. Included once per
+// One row of a matrix as float32: exactly the values that `linear` multiplies by. Included once per
 // instruction set, after its lanes.
 //
 // A panel's 16 rows are decoded together and one is kept: an embedding is one row per token, and
-// this way the formats are decoded in one place.
+// this keeps the decoding of formats in one place.
 #pragma once
 
 #include "kernels/linear/decode.h"

@@ -9,7 +9,7 @@ namespace potluck {
 namespace amx {
 namespace {
 
-// Panels are read where they lie: 16 pair lines are a tile.
+// Panels are read in place: 16 pair lines are a tile.
 class StoredTiles {
  public:
   static constexpr int64_t kMaxSteps = kPackedSteps;
@@ -23,7 +23,7 @@ class StoredTiles {
   }
 
  private:
-  // What follows a panel's last pair is the next panel. A last column without a partner is in
+  // A panel's last pair is followed by the next panel. A last column without a partner is in
   // halves.
   static const uint8_t* filled_up(uint8_t* tile, const uint8_t* stored, int64_t num_columns) {
     const int64_t pair_bytes = num_columns / 2 * layout::kLineBytes;

@@ -1,10 +1,9 @@
 // Products of bf16 tiles, for weights of any source. Included after the lanes of AVX-512.
 //
 // A step is 32 columns: a tile of up to 16 tokens x 32, and for each panel a tile of 16 pairs of
-// columns x 16 rows. The instruction fixes the order of additions within a step, steps follow one
-// another in ascending order, and a last step that is not whole is filled up with zeros: an output
-// element has the same bits however many tokens there are, alone (a tile of one row) or in a
-// prompt.
+// columns x 16 rows. The instruction fixes the order of additions within a step, steps are in
+// ascending order, and an incomplete last step is padded with zeros: an output element is
+// bit-identical for any number of tokens, whether alone (a tile of one row) or in a prompt.
 #pragma once
 
 #include "kernels/linear/amx_output.h"
@@ -17,15 +16,15 @@ namespace {
 
 constexpr int64_t kStepColumns = 32;
 constexpr int64_t kStepTileBytes = kTileRows * kTileRowBytes;  // of a panel: 16 pair lines
-// Two tiles of tokens and two panels at once: four sums, and every tile that is loaded is used
-// twice, so that a step of four products (64 cycles) waits for two tiles from the L1 cache and two
-// from the L2 cache (10 and 21 cycles each at 107 and 48 bytes per cycle).
+// Two tiles of tokens and two panels at once: four sums, with every loaded tile used twice, so that
+// a step of four products (64 cycles) waits for two tiles from the L1 cache and two from the L2
+// cache (10 and 21 cycles each at 107 and 48 bytes per cycle).
 constexpr int kTileBlock = 2;
 constexpr int kPanelBlock = 2;
-// Tiles of tokens that a panel's tiles are read, or made, for.
+// Number of token tiles for which a panel's tiles are read, or generated, once.
 constexpr int64_t kMaxTokenSplit = 16;
 // Steps of 16 tokens that are packed together: 256 KB, of an L2 cache of 2 MB. Sums are loaded and
-// stored, some 40 cycles, once for 16 steps or more.
+// stored, about 40 cycles, once per 16 or more steps.
 constexpr int64_t kPackedSteps = 256;
 
 // Columns [first_step * 32, first_step * 32 + num_columns) of a block of tokens.
@@ -41,7 +40,7 @@ struct PackedTokens {
 
 struct BF16Scratch {
   alignas(64) uint8_t tokens[kPackedSteps * kTileRows * kTileRowBytes];  // [tile][step][row][64]
-  alignas(64) float sums[kTileRows * kPanelRows];  // of a tile that `out` has no room for
+  alignas(64) float sums[kTileRows * kPanelRows];  // of a tile that does not fit in `out`
 };
 
 static TileConfig bf16_config(int64_t height) {
@@ -71,7 +70,7 @@ static void pack_bf16_tokens(const LinearArgs& args, const PackedTokens& packed,
   }
 }
 
-// Sums in tile `tile`: those of earlier steps, or 0.
+// Initializes the sums in tile `tile`: those of earlier steps, or 0.
 template <int tile>
 void begin_sums(const OutputTile& output, int64_t height, bool is_first, BF16Scratch& scratch) {
   if (is_first) return zero_tile<tile>();
@@ -143,10 +142,10 @@ void multiply_panels(const LinearArgs& args, const PackedTokens& packed, int64_t
     multiply_tiles<1, kPanels>(args, packed, tile, panel, weights, scratch);
 }
 
-// All tokens and the panels [first_panel, end_panel). `source.tiles(place, panel, first_step,
-// num_columns)` gives a panel's tiles, at `place` among those in use at once; a step that is not
-// whole is asked for alone. Source::kMaxSteps: that many at most, a multiple of 16 up to
-// kPackedSteps.
+// Computes all tokens and the panels [first_panel, end_panel). `source.tiles(place, panel,
+// first_step, num_columns)` returns a panel's tiles, at index `place` among those in use at once;
+// an incomplete step is requested separately. Source::kMaxSteps is the maximum number of steps per
+// request, a multiple of 16 up to kPackedSteps.
 template <class Source>
 void multiply_bf16(const LinearArgs& args, Source& source, int64_t first_panel,
                    int64_t end_panel) {

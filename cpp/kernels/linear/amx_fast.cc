@@ -1,7 +1,6 @@
-// Quantized weights as bf16, for prefill that need not have the bits of decode: every weight is
-// computed as `embed` does, rounded to bf16, and multiplied with activations that were rounded to
-// bf16. No product is scaled afterwards, which is what the exact kernels spend most of their time
-// on.
+// Quantized weights as bf16, for prefill that need not be bit-identical to decode: every weight is
+// computed as in `embed`, rounded to bf16, and multiplied with activations that were rounded to
+// bf16. No product is scaled afterwards, which takes most of the time of the exact kernels.
 #include "simd/lanes_avx512.h"
 
 #include "kernels/linear/amx_bf16.h"
@@ -14,8 +13,8 @@ namespace {
 
 using namespace avx512;
 
-// Makes tiles of the groups of a panel, a step each. A group takes some 100 cycles, for up to 16
-// products of 16 cycles.
+// Generates tiles of the groups of a panel, one step each. A group takes about 100 cycles, and is
+// used by up to 16 products of 16 cycles.
 template <class Weights>
 class ExpandedTiles {
  public:
@@ -53,7 +52,7 @@ class ExpandedTiles {
     }
   }
 
-  // A pair line: lane r's even number and then its odd one, rounded to nearest even.
+  // A pair line: lane r's even number followed by its odd one, rounded to nearest even.
   static POTLUCK_LANES void store_pairs(uint8_t* line, F32x16 even, F32x16 odd) {
     const __m512i kInterleave = _mm512_set_epi16(
         31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20, 4,

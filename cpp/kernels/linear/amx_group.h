@@ -1,4 +1,4 @@
-// The quads of a group all at once. Included after the lanes of AVX-512.
+// All quads of a group at once. Included after the lanes of AVX-512.
 #pragma once
 
 #include "kernels/linear/decode.h"

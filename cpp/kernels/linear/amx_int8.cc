@@ -1,12 +1,13 @@
-// Quantized weights on AMX's 8-bit products: Intel Sapphire Rapids (2023) and later. The bits are
-// those of body.h: the exact integer sum of a group, then one fma per group in ascending order.
+// Quantized weights on AMX's 8-bit products: Intel Sapphire Rapids (2023) and later. The results
+// are bit-identical to those of body.h: the exact integer sum of a group, then one fma per group in
+// ascending order.
 //
 // A panel's group is unpacked once into a tile of signed bytes (8 lines, that is 8 rows of 4
 // columns of 16 weight rows) and multiplied with tiles of up to 16 tokens. Each product is one
 // group of 32 columns, stored as int32, and scaled in AVX-512 registers that hold the sums of the
 // whole row range: 16 tokens x 16 rows x f32.
 //
-// Figures here and in the files beside it are those of prototypes on one Sapphire Rapids core: 17
+// Figures here and in the neighbouring files are from prototypes on one Sapphire Rapids core: 17
 // cycles for a product of 16 tokens, 31 for scaling it, 68 with loads and stores.
 #include "simd/lanes_avx512.h"
 
@@ -28,16 +29,16 @@ using namespace avx512;
 // products each. A multiple of the eight groups of the largest blocks.
 constexpr int64_t kUnpackedGroups = 16;
 constexpr int64_t kGroupTileBytes = layout::kQuadsPerGroup * layout::kLineBytes;
-// Tiles of tokens that a group is unpacked for. Unpacking takes some 16 cycles, a product and its
-// scaling 60: with 8 the one is 3 % of the other.
+// Number of token tiles for which a group is unpacked once. Unpacking takes about 16 cycles, a
+// product with scaling 60: with 8 tiles, unpacking is 3 % of the total.
 constexpr int64_t kMaxTiles = 8;
-// (Tile of tokens, group) pairs that are packed together: 256 KB, which with their scales stay well
-// inside a 2 MB L2 cache. Between such blocks sums go to the output, whose rows meet in few sets of
-// the L1 cache: with blocks of 64 KB, all but the tiles' own instructions took 1.3 to 1.5 times as
-// long for 512 tokens (on Zen 5, 2048 columns).
+// (Token tile, group) pairs that are packed together: 256 KB, which together with their scales fit
+// well within a 2 MB L2 cache. Between such blocks, sums are stored in the output, whose rows map
+// to few sets of the L1 cache: with blocks of 64 KB, everything except the tile instructions took
+// 1.3 to 1.5 times as long for 512 tokens (on Zen 5, 2048 columns).
 constexpr int64_t kPackedTiles = 4 * kMaxTiles * kUnpackedGroups;
-// Products that may be under way. A tile that is stored right after its product waits for it (33
-// cycles), three products later it does not (24.6).
+// Maximum number of products in flight. A tile that is stored right after its product waits for it
+// (33 cycles), but three products later it does not (24.6).
 constexpr int kRing = 4;
 constexpr int kStoreDelay = 3;
 
@@ -78,7 +79,7 @@ TileConfig make_config(int64_t height, bool halves) {
   return config;
 }
 
-// A block of tokens and a range of groups, in the scratch.
+// A block of tokens and a range of groups, in scratch memory.
 struct Packed {
   int64_t first_token;
   int64_t num_tokens;
@@ -117,8 +118,31 @@ void pack_tokens(const LinearArgs& args, const Packed& packed, Scratch& scratch)
   }
 }
 
-// Groups [first, first + count) of a panel, `count` at most kUnpackedGroups; what will be unpacked
-// next is asked for, to arrive while these are multiplied.
+// Data that is prefetched while groups are multiplied, so that it is in the L2 cache when it is
+// unpacked: the same number of groups, a few lines with each product, since only about 16 lines can
+// be in flight. Requesting all at once made reading and computing sequential: 16 tokens of Q6_K
+// took 78 ns per group of a panel instead of 58 (Sapphire Rapids).
+class Ahead {
+ public:
+  Ahead(const uint8_t* start, int64_t group_bytes)
+      : start_(start), next_(start), group_bytes_(group_bytes) {}
+
+  POTLUCK_LANES void ask(int64_t step, int64_t steps_per_group) {
+    const uint8_t* end = start_ + (step + 1) * group_bytes_ / steps_per_group;
+    for (; next_ < end; next_ += layout::kLineBytes) __builtin_prefetch(next_, 0, 2);
+  }
+
+ private:
+  const uint8_t* start_;
+  const uint8_t* next_;
+  int64_t group_bytes_;
+};
+// How many groups ahead of unpacking they are prefetched.
+constexpr int64_t kAheadGroups = 2 * kUnpackedGroups;
+
+// Unpacks groups [first, first + count) of a panel, where `count` is at most kUnpackedGroups; the
+// groups to unpack next are prefetched, so that they are in the L1 cache when these have been
+// multiplied.
 template <class Weights>
 void unpack(const uint8_t* panel, int64_t first, int64_t count, Scratch& scratch) {
   const U8x64 zero = {_mm512_set1_epi8((char)Weights::kZero)};
@@ -145,21 +169,22 @@ void unpack(const uint8_t* panel, int64_t first, int64_t count, Scratch& scratch
   }
 }
 
-// The products of one tile of tokens with the unpacked groups, added to `sums`. With half scales
-// a group is two products, of 16 columns each.
+// Adds the products of one tile of tokens with the unpacked groups to `sums`. With half scales, a
+// group is two products of 16 columns each.
 template <bool has_minimum, bool has_half_scales, int kHeight>
 class TileProduct {
  public:
   TileProduct(Scratch& scratch, const uint8_t* tokens, const float* scales,
-              const float* scaled_sums, int64_t num_groups, float* sums)
+              const float* scaled_sums, int64_t num_groups, float* sums, Ahead ahead)
       : scratch_(scratch),
         tokens_(tokens),
         scales_(scales),
         scaled_sums_(scaled_sums),
         num_steps_(num_groups * kStepsPerGroup),
-        sums_(sums) {}
+        sums_(sums),
+        ahead_(ahead) {}
 
-  // Not inlined: the formats share it.
+  // Not inlined, because the formats share it.
   __attribute__((noinline)) void run() {
     F32x16 acc[kHeight];
 #pragma GCC unroll 16
@@ -178,14 +203,15 @@ class TileProduct {
   static constexpr int kStepsPerGroup = has_half_scales ? 2 : 1;
   static constexpr int kStepColumns = (int)kGroupColumns / kStepsPerGroup;
 
-  // `place` is s modulo kRing. Starts product s, stores the one kStoreDelay before it, and scales
-  // what was stored a step ago.
+  // `place` is s modulo kRing. Starts product s, stores the one kStoreDelay earlier, and scales the
+  // one stored in the previous step.
   template <int place>
   POTLUCK_LANES void step(int64_t s, F32x16 (&acc)[kHeight]) {
     constexpr int kTokens = 4 + place % 2, kWeights = 6 + place % 2;
     constexpr int kStored = (place + kRing - kStoreDelay) % kRing;
     if (s < num_steps_) {
       const int64_t group = s / kStepsPerGroup, half = s % kStepsPerGroup;
+      ahead_.ask(s, kStepsPerGroup);
       load_tile<kTokens>(tokens_ + group * kHeight * kGroupColumns + half * kStepColumns,
                          kGroupColumns);
       load_tile<kWeights>(scratch_.weights + s * (kStepColumns / 4) * layout::kLineBytes,
@@ -219,7 +245,7 @@ class TileProduct {
       }
       acc[r] = fma(total, mul(weight_scale, splat(scales[r])), acc[r]);
       if constexpr (has_minimum && has_half_scales) {
-        // Likewise.
+        // As above.
         const float second = scratch_.second_sums[scaled_sums + r - scratch_.scaled_sums];
         const F32x16 factor = fma(load(scratch_.half_minimums[group][1]), splat(second),
                                   mul(load(scratch_.half_minimums[group][0]),
@@ -241,18 +267,20 @@ class TileProduct {
   const float* scaled_sums_;
   int64_t num_steps_;
   float* sums_;
+  Ahead ahead_;
 };
 
-// Formats differ here in what `unpack` they have, so that those with the same terms share code.
+// Formats differ only in `unpack` here, so those with the same terms share code.
 using Unpack = void (*)(const uint8_t* panel, int64_t first, int64_t count, Scratch& scratch);
 
-// Sums of earlier groups wait in args.out, without bias.
+// Sums of earlier groups are kept in args.out, without bias.
 template <bool has_minimum, bool has_half_scales, int kHeight>
 void multiply_panel(const LinearArgs& args, Unpack unpack, int64_t panel, const Packed& packed,
                     Scratch& scratch) {
   const int64_t num_groups = args.weight.columns / kGroupColumns;
-  const uint8_t* data =
-      args.weight.data + panel * panel_bytes(args.weight.format, args.weight.columns);
+  const int64_t size = panel_bytes(args.weight.format, args.weight.columns);
+  const int64_t group_bytes = size / num_groups;
+  const uint8_t* data = args.weight.data + panel * size;
   const int64_t end_token = packed.first_token + packed.num_tokens;
   const auto output = [&](int64_t t) {
     const int64_t token = packed.first_token + t * kHeight;
@@ -265,11 +293,13 @@ void multiply_panel(const LinearArgs& args, Unpack unpack, int64_t panel, const 
   for (int64_t g = 0; g < packed.num_groups; g += kUnpackedGroups) {
     const int64_t count = smaller(kUnpackedGroups, packed.num_groups - g);
     unpack(data, packed.first_group + g, count, scratch);
+    const uint8_t* later = data + (packed.first_group + g + kAheadGroups) * group_bytes;
     for (int64_t t = 0; t < packed.tiles.count; ++t) {
       const int64_t at = (t * packed.num_groups + g) * kHeight;
       TileProduct<has_minimum, has_half_scales, kHeight>(
           scratch, scratch.tokens + at * kGroupColumns, scratch.scales + at,
-          scratch.scaled_sums + at, count, scratch.sums[t])
+          scratch.scaled_sums + at, count, scratch.sums[t],
+          Ahead(later, t == 0 ? group_bytes : 0))
           .run();
     }
   }
@@ -301,22 +331,18 @@ void multiply(const LinearArgs& args, Unpack unpack, TokenSplit all, int64_t fir
   release_tiles();
 }
 
-// The least number of tokens for which tiles take less time than avx512's kernel, by an estimate.
-// Cycles per group of a panel in the caches (Zen 5, 2 products of VNNI a cycle), that kernel's and
-// those of this one without its tile instructions, which the prototypes put at 37 for 16 rows, and
-// so some 13 for 4 and 22 for 8 where nothing overlaps:
+// The least number of tokens for which tiles take less time than avx512's kernel, for weights that
+// come from memory. Nanoseconds per group of a panel on one Sapphire Rapids core, 700 MB of weights
+// of 2048 columns; that kernel's and those of this one:
 //
-//   tokens       4        8        12       16
-//   Q4_0     23, 21   43, 27   62, 32   82, 38
-//   Q8_0     29, 26   46, 32   61, 38   82, 44
-//   Q4_K     27, 29   51, 36   72, 44   97, 51
-//   Q6_K     36, 32   69, 41   98, 48  129, 56   (two products)
-//
-// From 8 on a little overlap is enough. Q8_0 waits for memory up to 16, where the simpler kernel
-// has the more loads under way.
+//   tokens       8        10        12        14        16
+//   Q4_K     29, 35    32, 39    35, 39    46, 44    49, 45
+//   Q8_0     41, 45    47, 52    51, 54    54, 64    56, 58
+//   Q6_K     44, 47    50, 52    56, 52    71, 57    77, 58   (two products)
 template <class Weights>
 constexpr int64_t least_tokens() {
-  return Weights::kBits == 8 ? 16 : 8;
+  if (Weights::kBits == 8) return 16;
+  return Weights::kHasHalfScales ? 12 : 13;
 }
 
 template <bool has_minimum, bool has_half_scales>

@@ -1,5 +1,5 @@
-// Where the sums of a tile of tokens and a panel go, and wait between ranges of columns. Included
-// after the lanes of AVX-512.
+// Where the sums of a tile of tokens and a panel are stored, also between ranges of columns.
+// Included after the lanes of AVX-512.
 #pragma once
 
 #include "kernels/kernels.h"
@@ -9,7 +9,7 @@ namespace potluck {
 namespace amx {
 namespace {
 
-// The part of args.out that belongs to tokens [token, token + num_tokens) and a panel's rows.
+// The part of args.out for tokens [token, token + num_tokens) and a panel's rows.
 struct OutputTile {
   const LinearArgs& args;
   int64_t panel;

@@ -1,8 +1,8 @@
 // Intel AMX: tiles of up to 16 rows of 64 bytes, and products of two of them.
 //
-// Own asm, because tiles are numbered in the code and gcc 12's intrinsics name no memory, so that a
-// store before a tile is loaded may be moved behind it. Every statement here has memory among its
-// clobbers; none touches a register that the compiler knows.
+// Uses inline assembly, because tiles are numbered in the code and gcc 12's intrinsics declare no
+// memory operands, so that a store may be moved past the load of a tile. Every statement here has
+// memory among its clobbers; none touches a register that the compiler uses.
 //
 // Sources: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 1, chapter 18, and
 // volume 2 for each instruction.
@@ -17,7 +17,7 @@ namespace {
 constexpr int kTileRows = 16;
 constexpr int kTileRowBytes = 64;
 
-// A configuration as LDTILECFG reads it. Eight tiles, "colsb" bytes in each row.
+// A configuration in the form that LDTILECFG reads. Eight tiles, "colsb" bytes in each row.
 struct alignas(64) TileConfig {
   uint8_t palette;
   uint8_t start_row;
@@ -27,15 +27,15 @@ struct alignas(64) TileConfig {
 };
 static_assert(sizeof(TileConfig) == 64, "LDTILECFG reads 64 bytes");
 
-// Every thread configures its own tiles. Without a configuration the kernel saves no tiles when it
-// switches to another thread, and the core may rest in deeper idle states: whoever configures
-// releases.
+// Every thread configures its own tiles. Without a configuration the kernel saves no tiles on a
+// context switch, and the core can enter deeper idle states, so every thread that configures tiles
+// also releases them.
 inline void configure_tiles(const TileConfig& config) {
   __asm__ volatile("ldtilecfg %0" : : "m"(config) : "memory");
 }
 inline void release_tiles() { __asm__ volatile("tilerelease" : : : "memory"); }
 
-// Rows from `rows` on, `stride` bytes apart.
+// Loads rows from `rows` on, `stride` bytes apart.
 template <int tile>
 inline __attribute__((always_inline)) void load_tile(const void* rows, int64_t stride) {
   __asm__ volatile("tileloadd (%0,%1,1), %%tmm%c2" : : "r"(rows), "r"(stride), "i"(tile)

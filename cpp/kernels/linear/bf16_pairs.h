@@ -1,8 +1,8 @@
 // out = weight x + bias for BF16 weights and activations, by `vdpbf16ps`. Included after the lanes
 // of AVX-512.
 //
-// An instruction adds the odd column's product and then the even one's, each rounded once, and takes
-// subnormals as zero (Intel SDM, VDPBF16PS).
+// An instruction adds the odd column's product and then the even one's, each rounded once, and
+// treats subnormals as zero (Intel SDM, VDPBF16PS).
 #pragma once
 
 #include "kernels/linear/pair_tiles.h"

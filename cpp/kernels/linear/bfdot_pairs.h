@@ -2,7 +2,7 @@
 // Advanced SIMD.
 //
 // An instruction adds the two products, then their sum to the element; products and additions are
-// rounded to odd, subnormals are taken as zero (Arm ARM, BFDotAdd where FPCR.EBF is 0, as it is on
+// rounded to odd, and subnormals are treated as zero (Arm ARM, BFDotAdd where FPCR.EBF is 0, as on
 // Linux: the same on every core).
 #pragma once
 
@@ -17,8 +17,8 @@ namespace {
 
 using namespace neon;
 
-// Tokens of a panel, or as many panels of fewer: 24 of the 32 registers hold sums, 4 hold a line
-// and one the pair of a token.
+// Tokens of a panel, or as many panels of fewer tokens: 24 of the 32 registers hold sums, 4 hold a
+// line and one the pair of a token.
 constexpr int kBfdotTokens = 6;
 
 struct Line {

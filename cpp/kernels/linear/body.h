@@ -1,8 +1,8 @@
 // out = weight x + bias over panels. Included once per instruction set, after its lanes.
 //
 // Lanes are output rows, so that every output element is one chain of fma over its groups (or
-// columns) in ascending order, whatever the tile: the tile only decides how often a quad that was
-// loaded and unpacked is used.
+// columns) in ascending order, whatever the tile: the tile only determines how often a loaded and
+// unpacked quad is used.
 #pragma once
 
 #include "kernels/linear/float_tiles.h"

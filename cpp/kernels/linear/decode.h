@@ -21,7 +21,7 @@ struct GroupScales {
   I32x16 half_minimum[2];  // where kHasHalfMinimums: factors of `minimum`
 };
 
-// Quads i and i + 4 of a group, of which the lines of nibbles have one low and one high.
+// Quads i and i + 4 of a group, which are the low and the high nibbles of a line.
 struct QuadPair {
   U8x64 first, second;
 };
@@ -56,7 +56,7 @@ POTLUCK_LANES QuadPair add_third_bits(const uint8_t* high, QuadPair quads) {
   return {join<i, 1, 2>(quads.first, all), join<i + 4, 1, 2>(quads.second, all)};
 }
 
-// The entries of a table that nibbles are indices of.
+// The entries of a table that is indexed by nibbles.
 template <int i>
 POTLUCK_LANES QuadPair load_entries(const uint8_t* low, const uint8_t* entries) {
   const ByteTable table = load_table(entries);
@@ -64,7 +64,7 @@ POTLUCK_LANES QuadPair load_entries(const uint8_t* low, const uint8_t* entries) 
   return {look_up(table, nibbles.first), look_up(table, nibbles.second)};
 }
 
-// Six-bit scale i of `count` (see layout.h), less 32.
+// Six-bit scale i of `count` (see layout.h), minus 32.
 POTLUCK_LANES I32x16 load_six_bits(const uint8_t* packed, int64_t count, int64_t i) {
   const int64_t num_bytes = count / 4 * 3;
   const I32x16 offset = splat_i32(32);
@@ -76,7 +76,7 @@ POTLUCK_LANES I32x16 load_six_bits(const uint8_t* packed, int64_t count, int64_t
   return sub(bit_or(low, bit_or(middle, high)), offset);
 }
 
-// 2^(e - 128), of which 2^-128 and 2^-127 are subnormal: as two factors that are not.
+// 2^(e - 128), of which 2^-128 and 2^-127 are subnormal: computed as two factors that are not.
 POTLUCK_LANES F32x16 load_half_power(const uint8_t* exponents) {
   const I32x16 e = load_u8(exponents);
   const I32x16 half = shift_right<1>(e);
@@ -266,7 +266,7 @@ struct MXFP4 : QuantizedFormat<layout::MXFP4, 12, 1, false, false, 5> {
   }
 };
 
-// A float format gives the 16 rows' weights of one column, or of column i < kStep of those that lie
+// A float format yields the 16 rows' weights of one column, or of column i < kStep of those stored
 // together.
 struct F32 {
   static constexpr int64_t kBytes = 4;

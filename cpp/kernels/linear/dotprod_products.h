@@ -1,8 +1,8 @@
 // Sums of products of bytes by an instruction that adds four products to each 32-bit lane. Included
-// after linear/neon_tiles.h, which says what a class of products is.
+// after linear/neon_tiles.h, which defines the requirements of a class of products.
 //
-// A class `Instruction` has kOffset, `rows` as the instruction takes them, and `dot`, which adds
-// the products with four activations, those of lane `lane`.
+// A class `Instruction` has kOffset, `rows` in the form that the instruction reads, and `dot`,
+// which adds the products with four activations, those of lane `lane`.
 #pragma once
 
 #include "kernels/linear/neon_tiles.h"
@@ -13,7 +13,7 @@ namespace {
 
 template <class Instruction>
 struct DotProducts {
-  // 16 registers of sums, 8 of activations.
+  // 16 registers hold sums, 8 activations.
   static constexpr int kTokenTile = 8;
   static constexpr int kOffset = Instruction::kOffset;
 

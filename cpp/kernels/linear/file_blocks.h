@@ -44,7 +44,7 @@ static inline void split_q6_k(const uint8_t* file, int64_t group, uint8_t v[32])
 
 // Q4_K, Q5_K: the 6-bit scale and minimum of a group from the 12 bytes that hold them. The first
 // four are the low 6 bits of bytes 0-3 and 4-7; the last four have their low 4 bits in bytes 8-11
-// (scales low, minimums high nibbles), their upper 2 above the first ones.
+// (scales in the low, minimums in the high nibbles), and their upper 2 above the first ones.
 struct KScale {
   uint8_t scale, minimum;
 };
@@ -84,7 +84,7 @@ static inline uint8_t get_iq4_xs_scale(const uint8_t* block, int64_t group) {
   return static_cast<uint8_t>(low | top << 4);
 }
 
-// What the nibbles of IQ4_NL and IQ4_XS stand for, and twice what those of MXFP4 do.
+// The values of the nibbles of IQ4_NL and IQ4_XS, and twice those of MXFP4.
 constexpr int8_t kIq4Values[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
                                    1,    13,   25,  38,  53,  69,  89,  113};
 constexpr int8_t kE2m1Doubled[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};

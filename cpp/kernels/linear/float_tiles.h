@@ -9,8 +9,8 @@ namespace potluck {
 namespace POTLUCK_ISA {
 namespace {
 
-// The same pointer, of which the compiler does not know that it has read there before, where
-// kReloadsFloats and several tokens' sums leave no registers for what will be read again.
+// Hides from the compiler that it has read from this pointer before, if kReloadsFloats is set and
+// the sums of several tokens leave no registers for data that will be read again.
 template <int kTokens, class T>
 POTLUCK_LANES const T* again(const T* p) {
   if constexpr (kReloadsFloats && kTokens > 1) __asm__ volatile("" : "+r"(p));

@@ -16,7 +16,8 @@ void linear_q8_0(const LinearArgs& args, int64_t first_panel, int64_t end_panel)
 
 namespace {
 
-// Unsigned by signed bytes: 8-bit values are taken as they lie. Smaller ones are signed as well.
+// Unsigned by signed bytes: 8-bit values are used as stored. Smaller ones are also valid as signed
+// bytes.
 struct Usdot {
   static constexpr int kOffset = 0;
 
@@ -32,8 +33,8 @@ struct Usdot {
 
 }  // namespace
 
-// Unsigned bytes want a correction for each token, which from three tokens on is more than changing
-// the signs of the weights.
+// Unsigned bytes require a correction per token, which from three tokens on costs more than
+// flipping the signs of the weights.
 void linear_q8_0(const LinearArgs& args, int64_t first_panel, int64_t end_panel) {
   if (args.num_tokens > 2) return dotprod::linear_q8_0(args, first_panel, end_panel);
   for (int64_t panel = first_panel; panel < end_panel; ++panel)

@@ -1,5 +1,5 @@
 // Sums of products of bytes without a dot product instruction: SMULL and SMLAL into 16 bits.
-// Included after linear/neon_tiles.h, which says what a class of products is.
+// Included after linear/neon_tiles.h, which defines the requirements of a class of products.
 #pragma once
 
 #include "kernels/linear/neon_tiles.h"
@@ -9,14 +9,14 @@ namespace neon {
 namespace {
 
 struct WideningProducts {
-  // Four registers of 16-bit sums for each token: half of all registers.
+  // Four registers of 16-bit sums per token: half of all registers.
   static constexpr int kTokenTile = 4;
   static constexpr int kOffset = 128;
 
   template <class Weights, int first_row, int first, int end, int kTokens>
   static POTLUCK_LANES void sum(const uint8_t* block, int64_t g, const int8_t* q, int64_t stride,
                                 const int32_t start[kTokens], I32x8 totals[kTokens]) {
-    // Where sums in 32 bits are kept beside them, for half as many tokens.
+    // Used if 32-bit sums are kept in addition, for half as many tokens.
     constexpr int kAtOnce = end - first > kMostLines<Weights> && kTokens > 2 ? 2 : kTokens;
 #pragma GCC unroll kUnroll
     for (int t = 0; t < kTokens; t += kAtOnce)
@@ -25,7 +25,7 @@ struct WideningProducts {
   }
 
  private:
-  // A 16-bit lane gets one product of each line. How many fit: |a| <= 127.
+  // A 16-bit lane receives one product of each line. This is how many fit: |a| <= 127.
   template <class Weights>
   static constexpr int kMostWeight = Weights::kBits == 8 ? 128 : (1 << Weights::kBits) - 1;
   template <class Weights>
@@ -60,7 +60,7 @@ struct WideningProducts {
                                                vpaddq_s32(pairs[t][2], pairs[t][3])}});
   }
 
-  // Two rows' products by column in each of the four parts; the first ones are not added.
+  // Products of two rows, by column, in each of the four parts; the first ones are not added.
   static POTLUCK_LANES void multiply(I8x32 w, int8x16_t a, bool is_first, int16x8_t parts[4]) {
     const int8x8_t half = vget_low_s8(a);
     for (int i = 0; i < 2; ++i) {

@@ -25,7 +25,7 @@ struct I32x8 {
   int32x4_t v[2];
 };
 
-// Eight rows of quad `quad` of group g. Of the other quads the compiler leaves nothing.
+// Eight rows of quad `quad` of group g. The compiler eliminates the other quads.
 struct U8x32 {
   uint8x16_t v[2];
 };
@@ -40,7 +40,7 @@ POTLUCK_LANES U8x32 rows_of_quad(const uint8_t* block, int64_t g, int quad) {
   const uint8x16_t* rows = (quad < 4 ? pair.first : pair.second).v + first_row / 4;
   return {{rows[0], rows[1]}};
 }
-// The same as signed bytes: 8-bit values less 128, the others as they are.
+// The same as signed bytes: 8-bit values minus 128, the others unchanged.
 struct I8x32 {
   int8x16_t v[2];
 };
@@ -62,7 +62,7 @@ POTLUCK_LANES I32x8 mul(I32x8 a, const int32x4_t b[2]) {
 }
 
 // totals[t] = the exact sum of (v - kZero) * a over group g for the token at q + t * stride, times
-// the half scales where there are some. sums[t * sums_stride] is the sum of a.
+// the half scales if there are any. sums[t * sums_stride] is the sum of a.
 template <class Products, class Weights, int first_row, int kTokens>
 POTLUCK_LANES void integer_sums(const uint8_t* block, int64_t g, const GroupScales& weight,
                                 const int8_t* q, int64_t stride, const int32_t* sums,
@@ -90,8 +90,8 @@ POTLUCK_LANES void integer_sums(const uint8_t* block, int64_t g, const GroupScal
   }
 }
 
-// One group for a tile of tokens: one fma of each integer sum, one of the minimum (where halves have
-// factors of it, with the exact sum of the activations' sums times these).
+// One group for a tile of tokens: one fma for each integer sum, and one for the minimum (if halves
+// have factors of it, with the exact sum of the activations' sums times these).
 template <class Products, class Weights, int first_row, int kTokens>
 POTLUCK_LANES void add_group(const uint8_t* block, int64_t g, const GroupScales& weight,
                              const int8_t* q, int64_t stride, const float* scales,
@@ -123,8 +123,9 @@ POTLUCK_LANES void add_group(const uint8_t* block, int64_t g, const GroupScales&
   }
 }
 
-// Ends what needs many registers: before and after it, sums are in memory. Without it gcc 12 mixes
-// the work on sixteen rows, and writes to the stack what both halves want of a line.
+// A barrier around code that needs many registers: sums are in memory before and after it. Without
+// it, gcc 12 interleaves the work on sixteen rows, and spills the parts of a line that both halves
+// use.
 POTLUCK_LANES void settle(const F32x16* acc) { __asm__ volatile("" : : "r"(acc) : "memory"); }
 
 template <class Products, class Weights, int kTokens>
@@ -168,7 +169,8 @@ inline void quantized_tokens(const LinearArgs& args, int64_t panel, int64_t toke
   if constexpr (kTokens > 1) quantized_tokens<Products, Weights, kSmaller>(args, panel, token);
 }
 
-// Panels outside, so that a panel comes from memory once and from the cache for the other tiles.
+// The loop over panels is outside, so that a panel comes from memory once and from the cache for
+// the other tiles.
 template <class Products, class Weights>
 void quantized(const LinearArgs& args, int64_t first_panel, int64_t end_panel) {
   for (int64_t panel = first_panel; panel < end_panel; ++panel)

@@ -1,4 +1,4 @@
-// From the file's rows to panels. Plain C++: the same on every machine.
+// Converts the file's rows to panels. Plain C++: the same on every machine.
 #include <string.h>
 
 #include "kernels/kernels.h"
@@ -8,8 +8,8 @@
 namespace potluck {
 namespace {
 
-// `block` is a panel's block, `row` the row within the panel. Four bytes are worked on as one word,
-// whose bytes are in little-endian order.
+// `block` is a panel's block, `row` the row within the panel. Four bytes are processed as one word,
+// with bytes in little-endian order.
 
 uint32_t word_at(const uint8_t* p) {
   uint32_t word;
@@ -30,12 +30,12 @@ void put_bytes(const uint8_t* source, int64_t count, uint8_t* bytes, int64_t row
   for (int64_t i = 0; i < count; ++i) bytes[kPanelRows * i + row] = source[i];
 }
 
-// Of formats with 32 columns in a block, whose 16 bytes of nibbles are what the lines hold.
+// For formats with 32 columns per block, whose 16 bytes of nibbles have the layout of the lines.
 void put_nibbles(const uint8_t* nibbles, uint8_t* lines, int64_t row) {
   for (int64_t i = 0; i < 4; ++i) put_word(word_at(nibbles + 4 * i), lines, i, row);
 }
 
-// Of K formats: 32 columns are the low or the high nibbles of 32 bytes.
+// For K formats: 32 columns are the low or the high nibbles of 32 bytes.
 void put_k_nibbles(const uint8_t* nibbles, bool high, uint8_t* lines, int64_t row) {
   const int shift = high ? 4 : 0;
   for (int64_t i = 0; i < 4; ++i) {
@@ -45,8 +45,8 @@ void put_k_nibbles(const uint8_t* nibbles, bool high, uint8_t* lines, int64_t ro
   }
 }
 
-// Of blocks of 32 columns: bit i of a little-endian word for column i. The product puts bit j of a
-// nibble at bit 8 j; its four terms do not overlap.
+// For blocks of 32 columns: bit i of a little-endian word is for column i. The product moves bit j
+// of a nibble to bit 8 j; its four terms do not overlap.
 void put_fifth_bits(const uint8_t* high, uint8_t* line, int64_t row) {
   const uint32_t bits = word_at(high);
   uint32_t packed = 0;
@@ -130,7 +130,7 @@ void pack_q5_k(const uint8_t* file, uint8_t* block, int64_t row) {
   }
 }
 
-// Of each 128 columns (four groups) the nibbles of groups 0 and 2 share 32 bytes, those of 1 and 3
+// In each 128 columns (four groups), the nibbles of groups 0 and 2 share 32 bytes, those of 1 and 3
 // the next 32; their upper bits are in 32 bytes.
 void pack_q6_k(const uint8_t* file, uint8_t* block, int64_t row) {
   using L = layout::Q6_K;
@@ -145,8 +145,8 @@ void pack_q6_k(const uint8_t* file, uint8_t* block, int64_t row) {
   }
 }
 
-// Q2_K, Q3_K: bits [2 g, 2 g + 2) of byte i are the low bits of column i of group g, of four groups
-// that share 32 bytes.
+// Q2_K, Q3_K: bits [2 g, 2 g + 2) of byte i are the low bits of column i of group g, for four
+// groups that share 32 bytes.
 void put_low_pairs(const uint8_t* pairs, int64_t group, uint8_t* lines, int64_t row) {
   put_upper_bits(pairs + 32 * (group / 4), group % 4, lines, row);
 }
@@ -208,8 +208,8 @@ void pack_mxfp4(const uint8_t* file, uint8_t* block, int64_t row) {
 using PackPanel = void (*)(const uint8_t* rows, int64_t columns, int64_t first, int64_t count,
                            uint8_t* panel);
 
-// Block after block, and within it row after row: the block stays in the first cache while it is
-// written in pieces of two and four bytes.
+// Block by block, and within it row by row: the block stays in the L1 cache while it is written in
+// pieces of two and four bytes.
 template <void (*pack_block)(const uint8_t*, uint8_t*, int64_t), Format format>
 void pack_quantized(const uint8_t* rows, int64_t columns, int64_t first, int64_t count,
                     uint8_t* panel) {
@@ -223,9 +223,9 @@ void pack_quantized(const uint8_t* rows, int64_t columns, int64_t first, int64_t
   }
 }
 
-// 64 bytes of each row at a time, for the same reason, and because rows are often a multiple of
-// 4096 bytes long: then all of them compete for the same few places of the first cache, and a line
-// that is not used up at once is read again.
+// 64 bytes of each row at a time, for the same reason, and because row sizes are often a multiple
+// of 4096 bytes: then all rows map to the same few sets of the L1 cache, and a line that is not
+// consumed immediately is read again.
 constexpr int64_t kStripBytes = 64;
 
 template <typename Bits>
@@ -245,7 +245,7 @@ void pack_float(const uint8_t* rows, int64_t columns, int64_t first, int64_t cou
   }
 }
 
-// Pairs of columns as words, and halves for a last one without a partner.
+// Pairs of columns as words, and halves for a last column without a partner.
 void pack_bf16(const uint8_t* rows, int64_t columns, int64_t first, int64_t count,
                uint8_t* panel) {
   const int64_t row_bytes = 2 * columns;
@@ -262,7 +262,8 @@ void pack_bf16(const uint8_t* rows, int64_t columns, int64_t first, int64_t coun
     put_half(rows + (i + 1) * row_bytes - 2, panel + layout::kLineBytes * num_pairs, first + i);
 }
 
-// Four columns of four rows, by exchanging the halves of words and then the numbers in halves.
+// Transposes four columns of four rows, by exchanging the halves of words and then the numbers in
+// halves.
 void transpose_4(const uint8_t* const source[4], uint8_t* out) {
   uint64_t w[4];
   for (int i = 0; i < 4; ++i) memcpy(&w[i], source[i], 8);
@@ -280,7 +281,7 @@ void transpose_4(const uint8_t* const source[4], uint8_t* out) {
   for (int i = 0; i < 4; ++i) memcpy(out + 2 * kPanelRows * i, &w[i], 8);
 }
 
-// As pack_float, four rows and columns at a time where there are as many.
+// Like pack_float, four rows and columns at a time where possible.
 void pack_f16(const uint8_t* rows, int64_t columns, int64_t first, int64_t count,
                  uint8_t* panel) {
   constexpr int64_t kStrip = kStripBytes / 2;

@@ -1,9 +1,9 @@
 // Tiles of BF16 weights and activations that are multiplied two columns at a time. Included by
 // bodies, after the lanes of an instruction set.
 //
-// A pair line of a panel is two columns of its 16 rows, and two columns of a token are in every
-// lane of another operand. Every output element is one chain of instructions over its pairs in
-// ascending order, whatever the tile, so that one token and many have the same bits.
+// A pair line of a panel is two columns of its 16 rows; the other operand has two columns of a
+// token in every lane. Every output element is one chain of instructions over its pairs in
+// ascending order, whatever the tile, so that results are bit-identical for any number of tokens.
 #pragma once
 
 #include "kernels/kernels.h"
@@ -15,8 +15,9 @@ namespace potluck {
 namespace POTLUCK_ISA {
 namespace {
 
-// `Pairs` has load_line and load_halves of weights (the latter of a last column: the other half of
-// each pair is zero), splat of a token's two columns as one word, and dot(sums, weights, token).
+// `Pairs` has load_line and load_halves for weights (the latter for a last column: the other half
+// of each pair is zero), splat for a token's two columns as one word, and dot(sums, weights,
+// token).
 template <class Pairs>
 struct PairTiles {
   template <int kPanels>

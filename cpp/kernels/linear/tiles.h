@@ -1,9 +1,9 @@
 // How panels and tokens are divided into tiles. Included by bodies, after the lanes of an
 // instruction set.
 //
-// A tile is kPanels x kTokens sums that stay in registers while its weights and activations pass
-// by. What does not fill tiles is divided among them evenly: eight tokens are two tiles of four
-// rather than one of six and one of two, which would wait for its few sums.
+// A tile is kPanels x kTokens sums that stay in registers while its weights and activations stream
+// through. Items that do not fill tiles are divided evenly: eight tokens are two tiles of four
+// rather than one of six and one of two, whose few sums would not hide the latency.
 #pragma once
 
 #include "kernels/kernels.h"
@@ -12,7 +12,7 @@ namespace potluck {
 namespace POTLUCK_ISA {
 namespace {
 
-// `total` tokens or panels in tiles of at most `most`, whose sizes differ by one at most.
+// Divides `total` tokens or panels into tiles of at most `most`, whose sizes differ by at most one.
 struct Tiles {
   int64_t total, num_tiles;
 
@@ -21,15 +21,16 @@ struct Tiles {
   int64_t size(int64_t tile) const { return start(tile + 1) - start(tile); }
 };
 
-// Calls Tile::run<n>(arguments...) with n = count, which is at most kMost.
-template <class Tile, int kMost, class... Arguments>
+// Calls Tile::run<n>(arguments...) with n = count, which is from kLeast to kMost.
+template <class Tile, int kMost, int kLeast = 1, class... Arguments>
 POTLUCK_LANES void run_tile(int64_t count, const Arguments&... arguments) {
   if (count == kMost) return Tile::template run<kMost>(arguments...);
-  if constexpr (kMost > 1) run_tile<Tile, kMost - 1>(count, arguments...);
+  if constexpr (kMost > kLeast) run_tile<Tile, kMost - 1, kLeast>(count, arguments...);
 }
 
-// Panels over which some tokens pass together: as many as their sums fit in registers, since few
-// chains of fma would wait for each column, but not more, since each is another stream of memory.
+// Number of panels that some tokens pass over together: as many as their sums fit in registers,
+// since with few chains of fma each column would wait, but not more, since each is another stream
+// of memory.
 constexpr int kMostFloatPanels = 4;
 constexpr int float_panels(int64_t num_tokens, int most_tokens) {
   const int64_t fit = kFloatPanelTile * most_tokens / num_tokens;
@@ -57,7 +58,8 @@ struct FloatPanels {
   }
 };
 
-// Panels outside, so that a panel comes from memory once and from the cache for the other tiles.
+// The loop over panels is outside, so that a panel comes from memory once and from the cache for
+// the other tiles.
 template <template <int> class Tile, int kMostTokens>
 inline void run_float_tiles(const LinearArgs& args, int64_t first_panel, int64_t end_panel) {
   if (args.num_tokens == 0) return;

@@ -1,4 +1,4 @@
-// How a linear kernel ends. Included by bodies, after the lanes of an instruction set.
+// Writes the results of a linear kernel. Included by bodies, after the lanes of an instruction set.
 #pragma once
 
 #include "kernels/kernels.h"

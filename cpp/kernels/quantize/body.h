@@ -1,5 +1,5 @@
-// Activations in the forms that products take: 8-bit integers with one scale per group of 32
-// columns, or bf16. Included once per instruction set, after its lanes.
+// Converts activations to the forms that products read: 8-bit integers with one scale per group of
+// 32 columns, or bf16. Included once per instruction set, after its lanes.
 #pragma once
 
 #include "kernels/variants.h"
@@ -10,7 +10,7 @@ namespace potluck {
 namespace POTLUCK_ISA {
 namespace {
 
-// A group with nothing larger counts as zero: 127 / max|x| would overflow.
+// A group with no larger magnitude is treated as zero: 127 / max|x| would overflow.
 constexpr float kSmallestMagnitude = 0x1p-120f;
 
 POTLUCK_LANES I32x16 to_i8(F32x16 x, F32x16 inverse) {
@@ -18,8 +18,9 @@ POTLUCK_LANES I32x16 to_i8(F32x16 x, F32x16 inverse) {
   return round_i32(min(max(mul(x, inverse), splat(-127.0f)), limit));
 }
 
-// `magnitude` is found as the largest bit pattern, so that NaN counts as larger than infinity:
-// what is not finite makes the group's scale infinite or NaN, and with it every sum it enters.
+// `magnitude` is determined as the largest bit pattern, so that NaN counts as larger than infinity:
+// a non-finite value makes the group's scale infinite or NaN, and with it every sum that includes
+// it.
 POTLUCK_LANES void quantize_group(const float* x, int8_t* q, float* scale, int32_t* total) {
   const F32x16 low = load(x);
   const F32x16 high = load(x + 16);
@@ -38,9 +39,9 @@ POTLUCK_LANES void quantize_group(const float* x, int8_t* q, float* scale, int32
   *total = sum(add(q_low, q_high));
 }
 
-// Bits of the nearest bf16, the even one of two, in the lower halves of lanes. Adding 0x7fff and
-// the last bit that is kept carries into it where the rest is more than half, or half and the bit
-// odd; what overflows becomes infinite. NaN, whose bits must not be carried into, becomes quiet.
+// The bits of the nearest bf16, ties to even, in the lower halves of lanes. Adding 0x7fff and the
+// last kept bit carries into it if the rest is more than half, or half and the bit is odd; overflow
+// becomes infinite. NaN, whose bits must not be changed by a carry, becomes quiet.
 POTLUCK_LANES I32x16 bf16_bits(F32x16 x) {
   const I32x16 bits = as_i32(x);
   const I32x16 odd = bit_and(shift_right<16>(bits), splat_i32(1));

@@ -1,4 +1,4 @@
-// Any CPU, and the specification of the bits.
+// Any CPU, and the specification of the results, bit for bit.
 #include "simd/lanes_scalar.h"
 
 #include "kernels/quantize/body.h"

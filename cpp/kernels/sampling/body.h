@@ -1,5 +1,5 @@
 // Kernels over the logits of a vocabulary, by blocks. Included once per instruction set, after its
-// lanes. Sums are in float64 over 16 lanes and one tree, so that they are the same everywhere.
+// lanes. Sums are in float64 over 16 lanes and one tree, so that they are bit-identical everywhere.
 #pragma once
 
 #include "kernels/variants.h"
@@ -10,7 +10,8 @@ namespace potluck {
 namespace POTLUCK_ISA {
 namespace {
 
-// Calls function(i, n) for the lanes [i, i + n) of [first, last), n being constant but at the end.
+// Calls function(i, n) for the lanes [i, i + n) of [first, last), with a constant n except at the
+// end.
 template <class F>
 POTLUCK_LANES void for_lanes(int64_t first, int64_t last, const F& function) {
   int64_t i = first;
@@ -24,14 +25,14 @@ POTLUCK_LANES int64_t block_end(int64_t first, int64_t count) {
 
 enum class Quotient { None, Corrected, Divided };
 
-// x / y, rounded as a division is but for a y whose mantissa is all ones (Markstein 1990), in a
-// third of the time; `inverse` is 1 / y. What is below kLeastExponent may be -inf.
+// x / y, rounded like a division except for a y whose mantissa is all ones (Markstein 1990), in a
+// third of the time; `inverse` is 1 / y. Results below kLeastExponent may be -inf.
 POTLUCK_LANES F32x16 quotient(F32x16 x, F32x16 y, F32x16 inverse) {
   const F32x16 first = mul(x, inverse);
   const F32x16 rest = fma(sub(splat(0.0f), first), y, x);
   const F32x16 corrected = fma(rest, inverse, first);
   const F32x16 far_below = splat(2 * kLeastExponent);
-  return where_less(first, far_below, far_below, corrected);  // there `rest` may be NaN
+  return where_less(first, far_below, far_below, corrected);  // `rest` may be NaN there
 }
 
 template <Quotient kind>
@@ -46,7 +47,7 @@ POTLUCK_LANES void write_weights(const float* logits, int64_t count, float large
       F32x16 below = sub(load_partial(logits + i, n), splat(largest));
       if (kind == Quotient::Divided) below = div(below, splat(temperature));
       if (kind == Quotient::Corrected) below = quotient(below, splat(temperature), inverse);
-      // Without a branch, and without subnormal numbers, which take microcode on many CPUs.
+      // Branchless, and without subnormal numbers, which take microcode on many CPUs.
       const F32x16 e = exp_of_small(where_less(below, least, zero, below));
       const F32x16 weight = keep_range(where_less(below, least, zero, e), 0, n, 0.0f);
       store_partial(weights + i, weight, n);
@@ -82,7 +83,7 @@ void kept_sums(const float* logits, const float* weights, int64_t count, float l
   for (int64_t first = 0; first < count; first += kSamplingBlock) {
     F64x16 total = zeros_f64();
     for_lanes(first, block_end(first, count), [&](int64_t i, int64_t n) __attribute__((always_inline)) {
-      // What lies beyond the end has no weight.
+      // Elements beyond the end have no weight.
       F32x16 weight = load_partial(weights + i, n);
       weight = where_less(weight, splat(least_weight), zero, weight);
       weight = where_less(load_partial(logits + i, n), splat(least_logit), zero, weight);

@@ -1,8 +1,9 @@
 // Ops that keep a state of a whole sequence: short convolutions, the gated delta rule, the scan of
 // Mamba-2. Included once per instruction set, after its lanes.
 //
-// Tokens go one after another, so that bits do not depend on how a sequence is cut into steps.
-// Lanes lie along columns of outputs, which have nothing to do with one another.
+// Tokens are processed one after another, so that results do not depend, in any bit, on how a
+// sequence is divided into steps. Lanes are columns of outputs, which are independent of one
+// another.
 #pragma once
 
 #include "kernels/state/conv.h"

@@ -7,11 +7,11 @@ namespace potluck {
 namespace POTLUCK_ISA {
 namespace {
 
-// Columns that pass through the tokens together: what is kept of them, at most 31 KiB and mostly 7,
-// stays in the first cache, and rows are read at a stretch.
+// Columns that are processed together over all tokens: their data, at most 31 KiB and mostly 7,
+// stays in the L1 cache, and rows are read contiguously.
 constexpr int64_t kConvColumns = 256;
 
-// Weights [16][kernel] as [kernel][16]; compilers do well with a size that they know.
+// Converts weights [16][kernel] to [kernel][16]; compilers do well with a constant size.
 template <int known_kernel>
 inline void transpose_weights(const float* weight, int64_t kernel, float* out) {
   const int64_t size = known_kernel != 0 ? known_kernel : kernel;
@@ -19,7 +19,7 @@ inline void transpose_weights(const float* weight, int64_t kernel, float* out) {
     for (int64_t i = 0; i < kNumLanes; ++i) out[j * kNumLanes + i] = weight[i * size + j];
 }
 
-// Columns [first, first + count), of which `first` is a multiple of 16.
+// Columns [first, first + count), where `first` is a multiple of 16.
 inline void convolve(const ConvArgs& args, int64_t first, int64_t count) {
   const int64_t kernel = args.kernel, width = args.width;
   float weights[kConvColumns * kMaxConvKernel];  // [group of 16 columns][kernel][16]

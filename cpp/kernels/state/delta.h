@@ -15,7 +15,7 @@ namespace potluck {
 namespace POTLUCK_ISA {
 namespace {
 
-// Sums of squares and of k q go over 16 lanes and one tree, as those of norms do.
+// Sums of squares and of k q are over 16 lanes and one tree, like those of norms.
 inline void make_delta_keys(const DeltaInputArgs& args, int64_t head) {
   const int64_t columns = args.key_dim;
   const float* query = args.x + head * columns;
@@ -88,7 +88,7 @@ class DeltaTile {
  private:
   POTLUCK_LANES int64_t strip_floats() const { return args_.key_dim * kNumLanes; }
 
-  // Rows of values and outputs lie far apart, and a store that waits for its line holds up all that
+  // Rows of values and outputs are far apart, and a store that waits for its line blocks all that
   // follow.
   POTLUCK_LANES void prefetch(int64_t t) const {
 #pragma GCC unroll kUnroll
@@ -122,7 +122,7 @@ class DeltaTile {
     }
   }
 
-  // A token's output, and what is added to the state along its key.
+  // Computes a token's output, and the update of the state along its key.
   POTLUCK_LANES void answer(int64_t t, float decay, const F32x16* key_sums,
                             const F32x16* query_sums, F32x16* deltas) const {
     const float* values = args_.values + value_at(t);
@@ -140,7 +140,7 @@ class DeltaTile {
     }
   }
 
-  // Adds a token to the state, of which the next token's sums are taken.
+  // Adds a token to the state, and computes the next token's sums over it.
   POTLUCK_LANES void pass(const float* key, float decay, const F32x16* deltas, F32x16* key_sums,
                           F32x16* query_sums) const {
     const int64_t key_dim = args_.key_dim;
@@ -174,7 +174,7 @@ class DeltaTile {
       for (int j = 0; j < n; ++j) {
         float* s = state_ + (j * key_dim + i) * kNumLanes;
         store(s, fma(k, deltas[j], mul(load(s), g)));
-        __builtin_prefetch(s + n * key_dim * kNumLanes);  // the next strips, where there are any
+        __builtin_prefetch(s + n * key_dim * kNumLanes);  // the next strips, if there are any
       }
     }
   }

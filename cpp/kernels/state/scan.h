@@ -11,7 +11,7 @@ inline void make_scan_factors(const ScanInputArgs& args) {
   for (int64_t i = 0; i < args.num_heads; i += kNumLanes) {
     const int64_t n = args.num_heads - i < kNumLanes ? args.num_heads - i : kNumLanes;
     const F32x16 sum = add(load_partial(args.step + i, n), load_partial(args.step_bias + i, n));
-    // In this order NaN stays.
+    // This order preserves NaN.
     const F32x16 least = max(splat(args.least_step), softplus(sum));
     const F32x16 step = min(splat(args.largest_step), least);
     store_partial(args.steps + i, step, n);

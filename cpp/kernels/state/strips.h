@@ -13,8 +13,8 @@ struct Count {
   static constexpr int value = n;
 };
 
-// Calls run(Count<n>, head, strip) for n neighbouring strips of one head at a time: as many as are
-// left, up to kStateStrips, or one by one.
+// Calls run(Count<n>, head, strip) for n consecutive strips of one head at a time: up to
+// kStateStrips where possible, or one by one.
 template <class F>
 POTLUCK_LANES void for_strips(int64_t num_strips, int64_t first, int64_t end, const F& run) {
   for (int64_t i = first; i < end;) {

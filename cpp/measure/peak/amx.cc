@@ -7,7 +7,7 @@ namespace potluck {
 namespace amx {
 namespace {
 
-// Gives the calling thread tiles, of zeros, while it lives.
+// Provides the calling thread with zeroed tiles during its lifetime.
 class Tiles {
  public:
   Tiles() {

@@ -1,15 +1,15 @@
-// The loops of every instruction set, each in a file compiled for it: rounds of one instruction on
-// registers that do not depend on one another.
+// The loops of every instruction set, in separate files compiled for them: rounds of one
+// instruction on independent registers.
 #pragma once
 
 #include <stdint.h>
 
 namespace potluck {
 
-// Accumulators of a round. A multiply-add takes 4 to 5 cycles and two can start in each: ten keep
+// Accumulators of a round. A multiply-add takes 4 to 5 cycles and two can start per cycle: ten keep
 // every unit busy, and twelve with two operands fit into 16 registers.
 constexpr int kRoundRegisters = 12;
-// Tile registers that accumulate: of eight, two hold operands.
+// Tile registers that accumulate: two of the eight hold operands.
 constexpr int kRoundTiles = 6;
 
 namespace avx2 {

@@ -1,6 +1,6 @@
-// Included by one file per instruction set. The accumulators go in and out of an empty assembly
-// statement, so that no compiler can merge rounds or leave them out. They are variables of their
-// own: gcc keeps an array on the stack, and measures that.
+// Included by one file per instruction set. The accumulators pass through an empty assembly
+// statement, so that no compiler can merge rounds or omit them. They are separate variables: gcc
+// would keep an array on the stack, and that would be measured.
 #pragma once
 
 #include "measure/peak/loops.h"
@@ -8,8 +8,8 @@
 static_assert(potluck::kRoundRegisters == 12, "as many as the loop has");
 
 // Defines a function of rounds. `type` is a vector, `class_` the constraint of its registers,
-// `zero` a vector that any sum may start with; `step(a, x)` is the instruction, with x a vector of
-// `zero`'s value that the compiler does not know.
+// `zero` a vector with which any sum may start; `step(a, x)` is the instruction, where x is a
+// vector with the value of `zero` that the compiler does not know.
 #define POTLUCK_ROUNDS(name, type, class_, zero, step)                                       \
   void name(int64_t num_rounds) {                                                            \
     type x = zero;                                                                           \

@@ -1,7 +1,7 @@
-"""The OpenAI-compatible HTTP address of an agent.
+"""The OpenAI-compatible HTTP API of an agent.
 
-It knows a ``potluck.types.gateway.Gateway`` and nothing of what is behind it. ``serve`` runs it;
-``docs/http-api.md`` says what clients can ask for.
+It uses a ``potluck.types.gateway.Gateway`` and depends on nothing behind it. ``serve`` runs the
+server; ``docs/reference/http-api.md`` describes the requests that clients can send.
 """
 
 from potluck.api.config import ApiConfig, ApiLimits

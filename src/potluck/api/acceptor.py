@@ -1,8 +1,8 @@
-"""Accepts connections, and no more of them than there may be.
+"""Accept connections up to a limit.
 
-asyncio's own loop accepts everything that waits, and where a process has no descriptors left it
-logs a traceback for each of them. Here nothing is accepted for which there is no room, and half of
-the process's descriptors stay for other things.
+asyncio's own loop accepts every pending connection, and when the process has run out of file
+descriptors it logs a traceback for each one. The acceptor here accepts a connection only when there
+is room for it, and leaves half of the process's descriptors for other uses.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ _log = logging.getLogger(__name__)
 _log.addFilter(LogRateFilter())
 
 _ACCEPTED_AT_ONCE = 32
-"""Connections that are accepted before the loop turns to others."""
+"""Connections accepted before control returns to the event loop."""
 
 _SPARED = 8
-"""When the system had no descriptor or memory for a connection, that many are given up…"""
+"""Connections given up when the system has no descriptor or memory for another one…"""
 _SPARED_SECONDS = 5.0
-"""… for this time, …"""
+"""… for this many seconds. …"""
 _RETRY_SECONDS = 0.2
-"""… and where there are not even so many, accepting waits for this time."""
+"""… If there are not that many to give up, accepting pauses for this many seconds."""
 
 _TLS_SHUTDOWN_SECONDS = 300.0
-"""For a client to take the rest of an answer, and to agree that the connection is closed. One that
-takes nothing is noticed earlier (``LimitedProtocol``)."""
+"""Time for a client to receive the rest of a response and acknowledge the close. A client that
+receives nothing is detected earlier (``LimitedProtocol``)."""
 
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
@@ -44,14 +44,14 @@ _REFUSAL = (
 )
 
 
-def max_connections(asked: int) -> int:
-    """``asked``, or half of the descriptors that this process may have, if that is less."""
+def max_connections(requested: int) -> int:
+    """Return ``requested``, or half of this process's file descriptor limit if that is lower."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return asked if soft == resource.RLIM_INFINITY else max(1, min(asked, soft // 2))
+    return requested if soft == resource.RLIM_INFINITY else max(1, min(requested, soft // 2))
 
 
 class Acceptor:
-    """Accepts from one listening socket. For one event loop."""
+    """Accepts connections from one listening socket. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -63,9 +63,10 @@ class Acceptor:
         tls: ssl.SSLContext | None = None,
         handshake_seconds: float = 10.0,
     ) -> None:
-        """``connections`` are the open ones, kept up to date by the protocols themselves.
+        """``connections`` holds the open connections; the protocols keep it up to date.
 
-        With ``tls`` a connection is open after its handshake, which may take so many seconds.
+        With ``tls``, a connection is open once its handshake completes, which may take
+        ``handshake_seconds``.
         """
         self._listener = listener
         self._connections = connections
@@ -80,13 +81,13 @@ class Acceptor:
         self._loop = asyncio.get_running_loop()
 
     def start(self) -> None:
-        """Listen, and accept from now on."""
+        """Start listening and accepting connections."""
         self._listener.setblocking(False)
         self._listener.listen(socket.SOMAXCONN)
         self._resume()
 
     def close(self) -> None:
-        """Accept nothing more, and end handshakes; the socket stays the caller's."""
+        """Stop accepting and abort handshakes in progress; the caller still owns the socket."""
         for timer in (self._retry, self._restore):
             if timer is not None:
                 timer.cancel()
@@ -102,7 +103,7 @@ class Acceptor:
         for _ in range(_ACCEPTED_AT_ONCE):
             is_full = len(self._connections) + len(self._opening) >= self._limit_now
             if is_full and self._make_room():
-                return  # when the closed one is gone, the loop comes back here
+                return  # the loop resumes here once the closed connection is gone
             try:
                 connection, _ = self._listener.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
@@ -117,13 +118,15 @@ class Acceptor:
             elif self._tls is None:
                 _refuse(connection)
             else:
-                connection.close()  # whoever waits for a handshake understands nothing else
+                # a client that is still in the handshake could not read a response
+                connection.close()
 
     async def _open(self, connection: socket.socket) -> None:
         try:
             connection.setblocking(False)
-            # asyncio sets it only for sockets of a named protocol. Without it an answer's body, and
-            # every token of a stream, waits for the client to acknowledge what came before: 40 ms.
+            # asyncio sets TCP_NODELAY only on sockets with a named protocol. Without it a response
+            # body, and every token of a stream, would wait up to 40 ms for the client to
+            # acknowledge the previous segment.
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if self._tls is None:
                 await self._loop.connect_accepted_socket(self._new_protocol, connection)
@@ -137,21 +140,21 @@ class Acceptor:
                 )
         except OSError as error:
             connection.close()
-            _log.debug("a connection was lost as it was accepted: %s", error)
+            _log.debug("a connection was lost while it was being accepted: %s", error)
 
     def _on_opened(self, connection: socket.socket, task: asyncio.Task[None]) -> None:
         del self._opening[task]
         if task.cancelled():
-            connection.close()  # the task may not even have begun
+            connection.close()  # the task may not have started yet
 
     def _make_room(self) -> bool:
-        """Close the connection that has been silent for longest; False if all are busy.
+        """Close the connection that has been idle longest; return False if all are busy.
 
-        Without it, connections that say nothing would keep others out.
+        Otherwise idle connections would keep new clients out.
         """
         protocols = [each for each in self._connections if isinstance(each, LimitedProtocol)]
         if any(each.is_aborted for each in protocols):
-            return True  # the loop must turn first
+            return True  # the event loop has to run first
         if self._opening:
             return self._tls is None or self._give_up_handshake()
         silent = [each for each in protocols if each.is_between_requests]
@@ -161,21 +164,22 @@ class Acceptor:
         return True
 
     def _give_up_handshake(self) -> bool:
-        """Give up the oldest handshake, unless one is given up already; always True.
+        """Abort the oldest handshake, unless one is being aborted already. Always returns True.
 
-        Those that take their time would keep others out.
+        Otherwise slow handshakes would keep new clients out.
         """
         if not any(task.cancelling() for task in self._opening):
             min(self._opening, key=self._opening.__getitem__).cancel()
         return True
 
     def _give_up_some(self, error: OSError) -> None:
-        """Keep fewer connections for a while, or wait where there are none to give up."""
+        """Lower the connection limit for a while, or pause accepting if that is impossible."""
         if error.errno not in _EXHAUSTED:
-            _log.warning("a connection could not be accepted: %s", error.strerror)
+            _log.warning("could not accept a connection: %s", error.strerror)
             return
         _log.warning(
-            "no connection can be accepted now: %s; raise the limit of open files (ulimit -n)",
+            "cannot accept connections at the moment: %s; raise the limit of open files "
+            "(ulimit -n)",
             error.strerror,
         )
         if self._restore is not None:
@@ -198,4 +202,4 @@ def _refuse(connection: socket.socket) -> None:
             connection.send(_REFUSAL)
             connection.shutdown(socket.SHUT_WR)
         except OSError:
-            _log.debug("a client that was refused had gone")
+            _log.debug("a refused client had already disconnected")

@@ -1,8 +1,8 @@
-"""How many requests are worked on, how many wait, and how many bytes of bodies are held.
+"""Limit the number of running and queued requests, and the memory used by request bodies.
 
-A request's body is held as it came until the request has a slot. Then it is decoded and tokenized,
-which takes several times its size for a while, so that is done for one large body at a time; and
-what is left of it afterwards are tokens, of which a context holds so many.
+A request's body is held as received until the request has a slot. Decoding and tokenizing it then
+temporarily takes several times its size, so large bodies are processed one at a time. Only tokens
+remain afterwards, and their number is limited by the context length.
 """
 
 from __future__ import annotations
@@ -20,25 +20,26 @@ from potluck.api.config import ApiLimits
 from potluck.api.errors import ApiError, ClientGoneError, overloaded
 
 LARGE_BODY_BYTES = 64 * 1024
-"""Bodies beyond it are decoded and tokenized one at a time.
+"""Bodies larger than this are decoded and tokenized one at a time.
 
-Of smaller ones at most ``ApiLimits.max_concurrent_requests`` are worked on: 4 MiB of bodies.
+At most ``ApiLimits.max_concurrent_requests`` smaller ones are processed at once: 4 MiB of bodies.
 """
 
 _MOST_RETRY_SECONDS = 60.0
-"""Clients such as OpenAI's take no notice of more."""
+"""Maximum Retry-After. OpenAI's clients and others ignore longer values."""
 
 _LATEST_SHARE = 0.2
-"""Of the mean time between ends, so that the last ten or so count."""
+"""Smoothing factor of the mean time between completions, which averages over about the last ten."""
 
 _TRIM_SECONDS = 1.0
-"""From the end of a large body to returning memory, so that what came of it is gone, too."""
+"""Delay between processing a large body and trimming the heap, so that the data derived from it has
+been freed, too."""
 
 T = TypeVar("T")
 
 
 class Admission:
-    """Lets requests in, first come first served. For one event loop."""
+    """Admits requests in first-come, first-served order. Belongs to one event loop."""
 
     def __init__(self, limits: ApiLimits, clock: Callable[[], float] = time.monotonic) -> None:
         self._limits = limits
@@ -51,10 +52,11 @@ class Admission:
 
     @asynccontextmanager
     async def slot(self) -> AsyncIterator[None]:
-        """Wait for a slot and hold it. Raises ``ApiError`` (429) when too many wait already."""
+        """Wait for a slot and hold it. Raises ``ApiError`` (429) if too many are queued."""
         if self._slots.locked() and self.num_queued >= self._limits.max_queued_requests:
             raise overloaded(
-                f"{self.num_running} requests are being answered and {self.num_queued} wait",
+                f"the server is busy: {self.num_running} requests are running and "
+                f"{self.num_queued} are waiting",
                 self._seconds_to_an_end(),
             )
         if self.num_queued == 0:
@@ -74,7 +76,7 @@ class Admission:
                 self._note_end()
 
     def _note_end(self) -> None:
-        """A request has ended while others waited: measure the time from the one before."""
+        """Update the mean time between completions, because a request ended while others waited."""
         now = self._clock()
         seconds = now - self._full_since
         share = _LATEST_SHARE if self._mean_seconds else 1.0
@@ -82,9 +84,10 @@ class Admission:
         self._full_since = now
 
     def _seconds_to_an_end(self) -> float:
-        """About when the next request ends, so that another may wait.
+        """Estimate when the next request completes, so that another can be queued.
 
-        If none has ended for long, as while a model is loaded again, it may take as long again.
+        If none has completed for a long time, for example because a model is being reloaded, assume
+        that it takes as long again.
         """
         seconds = self._mean_seconds
         if self.num_queued:
@@ -93,14 +96,14 @@ class Admission:
 
 
 class Preparation:
-    """Decodes and tokenizes bodies on threads, one large one at a time. For one event loop."""
+    """Decodes and tokenizes bodies in threads, large ones one at a time. For one event loop."""
 
     def __init__(self) -> None:
         self._turn = asyncio.Lock()
 
     @asynccontextmanager
     async def turn(self, num_bytes: int) -> AsyncIterator[None]:
-        """Wait until a body of ``num_bytes`` may be worked on; the next waits until this ends."""
+        """Wait for a turn to process a body of ``num_bytes``; the turn ends with the block."""
         if num_bytes <= LARGE_BODY_BYTES:
             yield
             return
@@ -109,9 +112,9 @@ class Preparation:
 
 
 async def in_thread(work: Callable[[], T]) -> T:
-    """The result of ``work`` on another thread. Cancelled, it waits for the thread's end first.
+    """Run ``work`` in a thread and return its result. If cancelled, wait for the thread first.
 
-    So what ``work`` uses counts as used for as long as it is.
+    The memory that ``work`` uses therefore stays accounted for until it is free.
     """
     task = asyncio.ensure_future(asyncio.to_thread(work))
     try:
@@ -119,27 +122,27 @@ async def in_thread(work: Callable[[], T]) -> T:
     except asyncio.CancelledError:
         await asyncio.wait([task])
         if not task.cancelled():
-            task.exception()  # nobody is left to be told
+            task.exception()  # the caller is gone
         raise
     finally:
-        del task  # whose exception has this frame
+        del task  # the exception refers to this frame
 
 
 class Body:
-    """The bytes of a request's body, which count as held until they are released."""
+    """The bytes of a request's body, which count towards the limit until they are released."""
 
     def __init__(self, reader: BodyReader) -> None:
         self._reader = reader
         self.data = bytearray()
 
     def release(self) -> None:
-        """Let go of the bytes; more than once does no harm."""
+        """Release the bytes; calling it again has no effect."""
         self._reader.on_released(len(self.data))
         self.data = bytearray()
 
 
 class BodyReader:
-    """Reads bodies within limits of size, time and memory. For one event loop."""
+    """Reads bodies within limits of size, time and memory. Belongs to one event loop."""
 
     def __init__(self, limits: ApiLimits) -> None:
         self._limits = limits
@@ -147,7 +150,7 @@ class BodyReader:
         self._trim: asyncio.TimerHandle | None = None
 
     def on_released(self, num_bytes: int) -> None:
-        """A body of ``num_bytes`` is held no longer; soon after large ones, memory is returned."""
+        """Note that a body of ``num_bytes`` was released; trim the heap soon after large ones."""
         self.held_bytes -= num_bytes
         if num_bytes > LARGE_BODY_BYTES and self._trim is None:
             self._trim = asyncio.get_running_loop().call_later(_TRIM_SECONDS, self._return_memory)
@@ -161,11 +164,11 @@ class BodyReader:
 
     @asynccontextmanager
     async def read(self, request: Request) -> AsyncIterator[Body]:
-        """The body of ``request``, counted as held until it is released or the block is left.
+        """Read the body of ``request``; it counts as held until it is released or the block exits.
 
-        Raises ``ApiError``: 408 too slow, 413 too large, 429 too many held; and
-        ``ClientGoneError``. What is left of a body that was refused is thrown away by the
-        connection, within the time that a request's head may take.
+        Raises ``ApiError`` (408 too slow, 413 too large, 429 too many bytes held) or
+        ``ClientGoneError``. The connection discards the rest of a rejected body, within the time
+        allowed for a request's head.
         """
         declared = request.headers.get("content-length", "")
         if declared.isdecimal() and int(declared) > self._limits.max_body_bytes:
@@ -178,7 +181,7 @@ class BodyReader:
             except TimeoutError:
                 raise ApiError(
                     408,
-                    f"the body did not come in {self._limits.body_seconds:g} s",
+                    f"the request body did not arrive within {self._limits.body_seconds:g} s",
                     code="request_timeout",
                     headers={"Connection": "close"},
                 ) from None
@@ -196,7 +199,7 @@ class BodyReader:
                 raise self._too_large()
             if self.held_bytes + len(part) > self._limits.max_buffered_bytes:
                 raise overloaded(
-                    "the requests being answered take all the memory there is for them",
+                    "the requests in progress use all the memory reserved for request bodies",
                     self._limits.retry_after_seconds,
                 )
             body.data += part
@@ -207,6 +210,6 @@ class BodyReader:
     def _too_large(self) -> ApiError:
         return ApiError(
             413,
-            f"the body has more than {self._limits.max_body_bytes} bytes",
+            f"the request body is larger than {self._limits.max_body_bytes} bytes",
             code="request_too_large",
         )

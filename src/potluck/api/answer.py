@@ -1,4 +1,4 @@
-"""One request being answered: its sequences at the gateway, merged as they come."""
+"""The answer to one request: merges the updates of its sequences at the gateway."""
 
 from __future__ import annotations
 
@@ -23,19 +23,18 @@ from potluck.types.sequence import Cancel, CommittedToken, FinishReason, Sequenc
 _log = logging.getLogger(__name__)
 
 _TICKS = 4
-"""How often in its longest silence a stream looks at the clock: one comes that much late at most.
-"""
+"""How many times per silence interval a stream checks the clock; keep-alives can be that late."""
 
 _DELTAS_AT_ONCE = 1000
-"""Of a whole answer, that are written in the event loop: about 5 ms."""
+"""Size up to which a whole response is serialized in the event loop: about 5 ms."""
 
 Deltas = list[tuple[int, Delta]]
-"""What choices gain, each with the index of its choice, in order."""
+"""Deltas of choices in order, each with the index of its choice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """A request that was read and understood: what answers it, and who writes that."""
+    """A request that has been parsed and validated: its job, and the renderer of its answer."""
 
     job: Job
     renderer: Renderer
@@ -44,10 +43,10 @@ class Prepared:
 
 
 class Answer:
-    """What answers one request. Nothing happens before :meth:`start`.
+    """The answer to one request. Nothing happens before :meth:`start`.
 
-    ``prepare`` reads the request, once there is a slot for it. A stream that has nothing to send
-    says so every ``silence_seconds``.
+    Once the request has a slot, ``prepare`` parses it. A stream with nothing to send emits a
+    keep-alive every ``silence_seconds``.
     """
 
     def __init__(
@@ -73,14 +72,14 @@ class Answer:
 
     @property
     def model_id(self) -> str | None:
-        """The model that is asked, once the request has been read."""
+        """The id of the requested model, once the request has been parsed."""
         return None if self._prepared is None else self._prepared.job.model.model_id
 
     async def start(self) -> Prepared:
         """Wait for the first token, but no longer than a stream may be silent.
 
-        Raises ``PotluckError``; cancelled, the request ends at once. Afterwards either
-        :meth:`whole` or :meth:`pieces` gives the answer, or :meth:`aclose` ends it.
+        Raises ``PotluckError``. If cancelled, the request ends immediately. Afterwards call either
+        :meth:`whole` or :meth:`pieces` to get the answer, or :meth:`aclose` to end it.
         """
         self._first = await anext(self._stream)
         if self._prepared is None:
@@ -88,11 +87,13 @@ class Answer:
         return self._prepared
 
     async def aclose(self) -> None:
-        """Cancel what is being generated and give the slot back."""
+        """Cancel generation and release the slot."""
         await self._stream.aclose()
 
     async def whole(self) -> bytes:
-        """The whole answer. Raises ``PotluckError``; cancelled, it ends at once."""
+        """Return the complete answer. Raises ``PotluckError``. If cancelled, the request ends
+        immediately.
+        """
         choices: dict[int, list[Delta]] = {}
         async with aclosing(self._all()) as stream:
             async for deltas in stream:
@@ -107,7 +108,7 @@ class Answer:
         return await in_thread(lambda: self._renderer.whole(choices, usage))
 
     async def pieces(self) -> AsyncGenerator[bytes, None]:
-        """The answer as a stream. Closed early, its sequences are cancelled.
+        """Yield the answer as a stream. If the stream is closed early, its sequences are cancelled.
 
         Raises ``PotluckError``, before the first piece or later.
         """
@@ -129,15 +130,18 @@ class Answer:
         yield renderer.end(self._usage())
 
     def _usage(self) -> Usage:
+        tokens = [token for live in self._live for token in live.committed]
         return Usage(
             num_prompt_tokens=self._num_prompt_tokens,
-            num_new_tokens=sum(len(live.committed) for live in self._live),
+            num_new_tokens=len(tokens),
             num_cached_tokens=self._num_cached_tokens(),
             num_reasoning_tokens=sum(each.num_reasoning_tokens for each in self._choices),
+            num_drafted_tokens=sum(token.num_drafted for token in tokens),
+            num_accepted_tokens=sum(token.num_accepted for token in tokens),
         )
 
     def _num_cached_tokens(self) -> int:
-        """Each prompt counts once: with the fewest tokens that any of its sequences found."""
+        """Count each prompt once, using the minimum over its sequences."""
         cached: dict[tuple[int, ...], int] = {}
         for live in self._live:
             prompt = live.request.prompt_tokens
@@ -151,7 +155,7 @@ class Answer:
                 yield each
 
     async def _deltas(self) -> AsyncGenerator[Deltas, None]:
-        """Nothing stands for a silence that has lasted for ``silence_seconds``."""
+        """Yield deltas; yield an empty list after ``silence_seconds`` without any."""
         async with self._admission.slot():
             prepared = self._prepared = await self._prepare()
             self._renderer = prepared.renderer
@@ -197,7 +201,7 @@ class Answer:
                         try:
                             raise error
                         finally:
-                            del error  # which has this frame
+                            del error  # which refers to this frame
                     silent_since = loop.time()
             finally:
                 arrivals.close()
@@ -206,10 +210,10 @@ class Answer:
 
 
 class Arrivals:
-    """Updates of several sequences as they come, each with its sequence's index.
+    """Collects the updates of several sequences, each with the index of its sequence.
 
-    For one task that takes them. It is woken once for all that come until it runs, and every
-    ``tick_seconds`` in which nothing comes.
+    It has a single consumer task, which is woken once for everything that arrives before it runs,
+    and every ``tick_seconds`` if nothing arrives.
     """
 
     def __init__(self, *, tick_seconds: float) -> None:
@@ -220,14 +224,14 @@ class Arrivals:
         self._timer = self._loop.call_later(tick_seconds, self._tick)
 
     def put(self, index: int, update: SequenceUpdate | Exception) -> None:
-        """Add an update; nobody waits here."""
+        """Add an update without waiting."""
         self._waiting.append((index, update))
         self._wake()
 
     async def take(self) -> list[tuple[int, SequenceUpdate | Exception]]:
-        """Wait for updates and return all that there are; after a tick there are none.
+        """Wait for updates and return all pending ones; return none after a tick.
 
-        Ticks while nobody waits do not count.
+        Ticks are ignored while nobody is waiting.
         """
         if not self._waiting:
             self._awaited = self._loop.create_future()
@@ -239,7 +243,7 @@ class Arrivals:
         return taken
 
     def close(self) -> None:
-        """Tick no more."""
+        """Stop the ticks."""
         self._timer.cancel()
 
     def _wake(self) -> None:
@@ -252,9 +256,9 @@ class Arrivals:
 
 
 class _Choice:
-    """One sequence of a request, from its start to its end.
+    """One sequence of a request, from start to end.
 
-    ``begun`` is what there is before any token; ``is_over`` is true once the choice has ended.
+    ``begun`` is the delta that precedes any token; ``is_over`` is true once the choice has ended.
     """
 
     def __init__(self, live: LiveSequence, job: Job, meter: RequestMeter, index: int) -> None:
@@ -279,17 +283,17 @@ class _Choice:
 
     @property
     def num_reasoning_tokens(self) -> int:
-        """How many of its tokens were what the model thought."""
+        """Number of this choice's tokens that were part of its reasoning."""
         return self._text.num_reasoning_tokens
 
     def start(self, gateway: Gateway, arrivals: Arrivals) -> bool:
-        """Have its tokens computed; return False if it needs none."""
+        """Start computing its tokens; return False if it needs none."""
         if not self.is_over:
             self._cancel = gateway.start(self._live, partial(arrivals.put, self.index))
         return not self.is_over
 
     def push(self, update: SequenceUpdate | Exception) -> Deltas:
-        """Return what an update brings; raise the error that ends the sequence."""
+        """Process an update and return its delta; raise the error that ends the sequence."""
         if self.is_over:
             return []
         if isinstance(update, Exception):
@@ -303,7 +307,8 @@ class _Choice:
                 self._meter.token(self.index)
                 self._require_followed(token)
             delta = self._text.push(token)
-            if not self.begun.is_empty:  # not earlier: an error before it has a status of its own
+            # not earlier: an error before this point can still set the HTTP status
+            if not self.begun.is_empty:
                 deltas.append((self.index, self.begun))
                 self.begun = Delta()
             if not delta.is_empty:
@@ -315,9 +320,9 @@ class _Choice:
         return deltas
 
     def _require_followed(self, token: CommittedToken) -> None:
-        """Raise ``EngineError`` if the grammar could not be followed for a single token.
+        """Raise ``EngineError`` if the grammar could not be applied to a single token.
 
-        The last stage then cuts off the answer with its first token.
+        In that case the last stage ends the sequence at its first token.
         """
         request = self._live.request
         if (
@@ -328,12 +333,12 @@ class _Choice:
             and self._num_prompt_tokens + 1 < self._context_tokens
         ):
             raise EngineError(
-                "the node of the model's last stage cannot follow the grammar: its log says why",
-                hint="it may lack memory for that: see docs/structured-output.md",
+                "the node of the model's last stage cannot apply the grammar: see that node's log",
+                hint="it may be short of memory: see docs/guides/structured-output.md",
             )
 
     def close(self) -> None:
-        """Cancel the sequence, unless it has ended."""
+        """Cancel the sequence unless it has ended."""
         cancel, self._cancel = self._cancel, None
         if cancel is not None:
             cancel()

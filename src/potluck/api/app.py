@@ -1,9 +1,10 @@
-"""The addresses, and which code answers them."""
+"""Routes: the endpoints and the code that serves them."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from fastapi import FastAPI
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -12,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from potluck.api.admission import Admission
+from potluck.api.cluster import ClusterEndpoints
 from potluck.api.config import ApiConfig
 from potluck.api.cors import Cors
 from potluck.api.dialect import Dialect, Endpoint
@@ -21,26 +23,39 @@ from potluck.api.dialects.openai import OpenAI
 from potluck.api.errors import ApiError, retry_after
 from potluck.api.guard import Guard
 from potluck.api.metrics import ApiMetrics
+from potluck.api.page import Asset, PageEndpoints
+from potluck.api.rights import Rights
 from potluck.api.service import ApiService, json_response
+from potluck.types.console import Console
 from potluck.types.gateway import Gateway, ModelState
 
 DIALECTS: Sequence[Dialect] = (OpenAI(), Anthropic(), Ollama())
-"""The first is spoken where no other has the address."""
+"""The dialects. The first one is used for paths that belong to no other."""
 
 
-def build_app(gateway: Gateway, config: ApiConfig, ending: asyncio.Event) -> FastAPI:
-    """The ASGI application. Once ``ending`` is set, every answer ends with an error."""
+def build_app(
+    gateway: Gateway, config: ApiConfig, ending: asyncio.Event, page: Page | None = None
+) -> FastAPI:
+    """Build the ASGI application. Once ``ending`` is set, every pending response ends with an
+    error.
+
+    ``page`` is the web page; without it, its endpoints do not exist.
+    """
     admission = Admission(config.limits)
     metrics = ApiMetrics(gateway, admission)
     service = ApiService(gateway, config, admission, metrics, ending)
     own = _Own(gateway, metrics)
     endpoints = {dialect: tuple(dialect.endpoints(service)) for dialect in DIALECTS}
+    rights = Rights(config.keys, None if page is None else page.console)
     endpoints[DIALECTS[0]] += own.endpoints()
+    if page is not None:
+        cluster = ClusterEndpoints(page.console, rights, config.limits, ending)
+        endpoints[DIALECTS[0]] += cluster.endpoints() + PageEndpoints(page.assets).endpoints()
     app = FastAPI(openapi_url=None, redirect_slashes=False)
     app.add_middleware(
         Guard,
         endpoints=endpoints,
-        keys=config.keys,
+        rights=rights,
         cors=Cors(config.cors_origins),
         metrics=metrics,
     )
@@ -51,15 +66,23 @@ def build_app(gateway: Gateway, config: ApiConfig, ending: asyncio.Event) -> Fas
     return app
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """What the web page requires: its files, and the agent that it controls."""
+
+    console: Console
+    assets: Mapping[str, Asset]
+
+
 class _Own:
-    """What is of no dialect: whether the agent lives, and what it does."""
+    """Endpoints that belong to no dialect: health, readiness, the cluster's state and metrics."""
 
     def __init__(self, gateway: Gateway, metrics: ApiMetrics) -> None:
         self._gateway = gateway
         self._metrics = metrics
 
     def endpoints(self) -> tuple[Endpoint, ...]:
-        """Their addresses."""
+        """The endpoints."""
         return (
             Endpoint(method="GET", path="/health", answer=self.health),
             Endpoint(method="GET", path="/health/ready", answer=self.ready),
@@ -68,11 +91,14 @@ class _Own:
         )
 
     async def health(self, request: Request) -> Response:
-        """``GET /health``: the agent's loop turns."""
+        """``GET /health``: the agent's event loop is running."""
         return json_response({"status": "ok"})
 
     async def ready(self, request: Request) -> Response:
-        """``GET /health/ready``: some deployed model can answer. It names none: no key is asked."""
+        """``GET /health/ready``: a deployed model is ready.
+
+        It requires no key, so it does not name the model.
+        """
         models = self._gateway.models()
         if any(status.state is ModelState.READY for status in models):
             return json_response({"status": "ready"})
@@ -92,13 +118,13 @@ class _Own:
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
-    """What the router refuses: no such address, or not with this method."""
+    """Handle requests that the router rejects: unknown path or method not allowed."""
     if not isinstance(error, HTTPException):
         raise error
     where = f"{request.method} {request.url.path[:200]}"
     raise ApiError(
         error.status_code,
-        f"there is no {where} here: {error.detail}",
+        f"{where} does not exist: {error.detail}",
         code="unknown_url",
         headers=error.headers,
     )

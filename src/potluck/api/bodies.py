@@ -1,8 +1,8 @@
-"""Bodies read strictly: every field is known, and has the type that it should have.
+"""Strict parsing of request bodies: unknown fields and wrong types are rejected.
 
-A field is supported and has a place in the body's class, or it does nothing and is in a table of
-``potluck.api.other_fields``. Unknown fields are refused, so that no request is answered as if it
-had said something else.
+Every supported field is an attribute of the body's class; every ignored field is in a table of
+``potluck.api.other_fields``. All other fields are rejected, so that no request is answered as if it
+had asked for something else.
 """
 
 from __future__ import annotations
@@ -20,19 +20,21 @@ if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 _MAX_NAME_CHARACTERS = 64
-"""Of a client's own names in an error. OpenAI's longest is 22."""
+"""Maximum length of a client's own names in an error message. OpenAI's longest field name has 22.
+"""
 
 FIRST_ERROR = Field(fail_fast=True)
-"""For lists: as many errors as a client sends wrong items take long to make, and one is told."""
+"""Use fail-fast validation for lists: collecting an error per invalid item can take long, and only
+one error is reported."""
 
 STRICT = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
-"""Of the classes of bodies."""
+"""Pydantic configuration of all body classes."""
 
 _Body = TypeVar("_Body", bound=BaseModel)
 
 
 def parse_object(body: bytes | bytearray) -> dict[str, Any]:
-    """Decode a body that is a JSON object. Raises ``ApiError``."""
+    """Decode a body that must be a JSON object. Raises ``ApiError``."""
     check_amount(body)
     try:
         document = msgspec.json.decode(body)
@@ -47,7 +49,7 @@ def parse_object(body: bytes | bytearray) -> dict[str, Any]:
 
 
 def validated(kind: type[_Body], document: dict[str, Any]) -> _Body:
-    """Return ``document`` as a ``kind``. Raises ``ApiError`` that names what is wrong."""
+    """Validate ``document`` as a ``kind``. Raises ``ApiError`` that names the invalid field."""
     try:
         return kind.model_validate(document)
     except ValidationError as error:
@@ -56,23 +58,24 @@ def validated(kind: type[_Body], document: dict[str, Any]) -> _Body:
 
 
 def _refusal(details: Sequence[ErrorDetails], document: dict[str, Any]) -> ApiError:
-    """One error for the place deepest inside the document, with all that is said of it."""
+    """Merge the errors at the most deeply nested location into one ``ApiError``."""
     found = [(_place(each, document), each) for each in details]
     place = max((place for place, _ in found), key=len)
     here = [each for other, each in found if other == place]
     param = _written(place)
     if here[0]["type"] == "extra_forbidden":
-        return invalid(param, f"there is no parameter {param}", code="unknown_parameter")
+        return invalid(param, f"unknown parameter {param}", code="unknown_parameter")
     if here[0]["type"] == "missing":
-        return invalid(param, f"{param} is missing", code="missing_required_parameter")
+        return invalid(param, f"{param} is required", code="missing_required_parameter")
     says = dict.fromkeys(each["msg"].removeprefix("Input should be ") for each in here)
     return invalid(param, f"{param} should be {', or '.join(says)}", code="invalid_type")
 
 
 def _place(details: ErrorDetails, document: Any) -> tuple[str | int, ...]:
-    """The keys and indices of the error's place that exist, and the last one if that is missing.
+    """Return the keys and indices of the error's location that exist, plus the missing field if
+    any.
 
-    Pydantic puts the names of the types that it tried in between.
+    Pydantic also inserts the names of the types that it tried.
     """
     place: list[str | int] = []
     value = document

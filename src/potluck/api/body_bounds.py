@@ -1,32 +1,40 @@
-"""What a body may hold, checked before it is decoded.
+"""Limits on the number of JSON values in a body, checked before it is decoded.
 
-A few megabytes of brackets decode to hundreds of megabytes of lists, in one call that keeps every
-other client waiting. Counting characters takes milliseconds.
+A few megabytes of brackets decode to hundreds of megabytes of lists, in a single call that blocks
+all other clients. Counting characters takes milliseconds.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from potluck.api.errors import ApiError
 
 ALWAYS_DECODED_BYTES = 64 * 1024
-"""Whatever such a body holds, decoding it takes milliseconds and at most 2 MiB."""
+"""Bodies up to this size are not checked: decoding one takes milliseconds and at most 2 MiB."""
 
 MAX_OBJECTS = 32_768
-"""Lists and objects. A turn of an agent that calls a tool and reads the result is ten, and a tool
-with its schema ten to fifty: this is a thousand turns with hundreds of tools."""
+"""Maximum number of lists and objects. One agent turn that calls a tool and reads the result has
+ten, and the schema of a tool ten to fifty, so this allows a thousand turns with hundreds of tools.
+"""
 
 MAX_STRINGS = 5 * MAX_OBJECTS
-"""Texts and names of fields: a message has four or five."""
+"""Maximum number of strings, including field names. A message has four or five."""
 
 MAX_VALUES = MAX_STRINGS + MAX_OBJECTS
-"""Numbers and all else: a prompt of 131072 token ids, the longest common context, and some more."""
+"""Maximum number of other values, such as numbers: a prompt of 131072 token ids (the longest common
+context) and some more."""
+
+_PIECE_BYTES = 256 * 1024
+"""Size of the pieces to scan. One takes at most 2 ms; scanning a whole body at once would block all
+other threads for 50 ms."""
 
 MAX_FIELDS = 1024
-"""Of one object: the most biases that ``logit_bias`` may have."""
+"""Maximum number of fields in one object: the most biases that ``logit_bias`` allows."""
 
 
 def check_amount(body: bytes | bytearray) -> None:
-    """Raise ``ApiError`` (400) for a body with more values than any request needs."""
+    """Raise ``ApiError`` (400) if a body has more values than any legitimate request."""
     if len(body) <= ALWAYS_DECODED_BYTES:
         return
     if (
@@ -35,18 +43,25 @@ def check_amount(body: bytes | bytearray) -> None:
         and body.count(b'"') <= 2 * MAX_STRINGS
     ):
         return
-    without_escapes = body.replace(b"\\\\", b"").replace(b'\\"', b"")
-    if without_escapes.count(b'"') > 2 * MAX_STRINGS:
-        raise _too_many(MAX_STRINGS, "texts and names of fields")
-    outside = b"".join(without_escapes.split(b'"')[::2])
-    if _num_objects(outside) > MAX_OBJECTS:
+    quotes = objects = values = 0
+    is_inside = False
+    for piece in _pieces(body):
+        parts = piece.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
+        quotes += len(parts) - 1
+        if quotes > 2 * MAX_STRINGS:
+            raise _too_many(MAX_STRINGS, "texts and names of fields")
+        outside = b"".join(parts[is_inside::2])
+        objects += _num_objects(outside)
+        values += outside.count(b",")
+        is_inside = quotes % 2 == 1
+    if objects > MAX_OBJECTS:
         raise _too_many(MAX_OBJECTS, "lists and objects")
-    if outside.count(b",") + MAX_OBJECTS > MAX_VALUES:
+    if values + MAX_OBJECTS > MAX_VALUES:
         raise _too_many(MAX_VALUES, "values")
 
 
 def check_fields(document: object) -> None:
-    """Raise ``ApiError`` (400) if any object in ``document`` has more fields than makes sense."""
+    """Raise ``ApiError`` (400) if an object in ``document`` has too many fields."""
     pending = [document]
     while pending:
         value = pending.pop()
@@ -58,9 +73,21 @@ def check_fields(document: object) -> None:
             pending += [each for each in value if isinstance(each, dict | list)]
 
 
+def _pieces(body: bytes | bytearray) -> Iterator[bytes | bytearray]:
+    """Yield ``body`` in pieces that end at a JSON character boundary, never inside an escape."""
+    start = 0
+    while start < len(body):
+        piece = body[start : start + _PIECE_BYTES]
+        num_backslashes = len(piece) - len(piece.rstrip(b"\\"))
+        if num_backslashes % 2 and start + len(piece) < len(body):
+            piece = piece[:-1]
+        start += len(piece)
+        yield piece
+
+
 def _num_objects(data: bytes | bytearray) -> int:
     return data.count(b"[") + data.count(b"{")
 
 
 def _too_many(limit: int, what: str) -> ApiError:
-    return ApiError(400, f"the body has more than {limit} {what}", code="invalid_json")
+    return ApiError(400, f"the request body has more than {limit} {what}", code="invalid_json")

@@ -1,4 +1,4 @@
-"""One choice of an answer: committed tokens to pieces of text."""
+"""One choice of an answer: converts committed tokens to pieces of text."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from potluck.types.text import Tokenizer
 
 
 class ChoiceText:
-    """Turns the tokens of one sequence into deltas.
+    """Converts the tokens of one sequence to deltas.
 
-    A token is given with the first of its text. Tokens that are no part of the text are not given:
-    the one that ends the model's turn, and those of a stop string. With ``echo``, the prompt as a
-    text, the prompt comes first, and the token that ends the model's turn is given too: clients
-    that score prompts count tokens.
+    A token is emitted with the first piece of its text. Tokens that contribute no text are not
+    emitted: the end-of-turn token, and the tokens of a stop string. With ``echo``, the prompt as
+    text, the prompt comes first and the end-of-turn token is emitted too, because clients that
+    score prompts count tokens.
     """
 
     def __init__(
@@ -49,15 +49,15 @@ class ChoiceText:
 
     @property
     def num_reasoning_tokens(self) -> int:
-        """How many tokens were what the model thought, the marks of thoughts included."""
+        """Number of reasoning tokens, including the tokens of the marks around them."""
         return self._num_reasoning_tokens
 
     def start(self) -> Delta:
-        """What there is before any token was committed."""
+        """Return the delta that precedes any token."""
         return Delta() if self._echo is None else self._echo.start()
 
     def push(self, committed: CommittedToken) -> Delta:
-        """Take the next token. After a delta with a finish reason there are no more."""
+        """Process the next token. No deltas follow one with a finish reason."""
         if self._echo is not None and committed.position < self._num_prompt_tokens:
             return self._echo.push(committed)
         offset = self._detokenizer.num_characters

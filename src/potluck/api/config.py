@@ -1,4 +1,4 @@
-"""Where the HTTP address listens, who may use it, and how much of it anybody may take."""
+"""Configuration of the HTTP API: address, keys and limits."""
 
 from __future__ import annotations
 
@@ -11,24 +11,23 @@ from potluck.api.system_lines import KNOWN_CHANGING_LINES
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiLimits:
-    """What clients may take. Times are seconds.
+    """Limits on clients. Times are in seconds.
 
-    Bodies: one may have ``max_body_bytes``, all that are held at once ``max_buffered_bytes``, and
-    each must have come after ``body_seconds``.
+    Bodies: ``max_body_bytes`` is the limit of one, ``max_buffered_bytes`` that of all held at once.
+    Each must arrive within ``body_seconds``.
 
-    Requests: ``max_concurrent_requests`` are worked on, ``max_queued_requests`` wait for that, and
-    others are told to come again, after ``retry_after_seconds`` or more. A request may have
-    ``max_sequences`` (prompts times ``n``), and a prompt ``max_prompt_tokens`` (None: what the
-    context holds).
+    Requests: ``max_concurrent_requests`` run at once and ``max_queued_requests`` wait. Others are
+    rejected with a Retry-After of at least ``retry_after_seconds``. A request can have
+    ``max_sequences`` sequences (prompts times ``n``), and a prompt ``max_prompt_tokens`` (None:
+    limited by the context length).
 
-    Connections: at most ``max_connections``, and at most half of the descriptors that the process
-    may have; beyond it the one that has been silent for longest is closed, and where none is
-    silent the new one is refused. A request's head must have come after ``head_seconds``, a
-    connection between requests may be silent for ``idle_seconds``, and a client that does not read
-    must have taken 16 KiB, or all there is, every ``send_seconds``. A stream that has had nothing
-    to send for ``silence_seconds`` sends a comment.
+    Connections: at most ``max_connections``, and at most half of the process's file descriptors.
+    Beyond that limit the connection that has been idle longest is closed; if none is idle, the new
+    one is refused. A request's head must arrive within ``head_seconds``, an idle connection is
+    closed after ``idle_seconds``, and a client must receive 16 KiB, or all pending data, every
+    ``send_seconds``. A stream with nothing to send for ``silence_seconds`` sends a comment.
 
-    The end: requests may go on for ``shutdown_seconds``, then they end with an error.
+    Shutdown: running requests have ``shutdown_seconds`` to complete, then they end with an error.
     """
 
     max_body_bytes: int = 4 * 2**20
@@ -49,13 +48,13 @@ class ApiLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiConfig:
-    """``host`` is an IP address or a name of this machine; ``port`` 0 takes a free one.
+    """Where to listen. ``host`` is an IP address or host name; ``port`` 0 picks a free port.
 
-    Without ``keys`` everybody who reaches the address may use it, so it must be a loopback one.
+    Without ``keys``, anyone who can connect can use the API, so the address must be loopback.
 
-    Lines of system messages that begin with one of ``dropped_system_lines`` do not reach the model.
-    Web pages of ``cors_origins`` may use the address, as browsers write them in ``Origin``. With
-    ``tls`` clients speak HTTPS.
+    Lines of system messages that start with one of ``dropped_system_lines`` are removed before the
+    model sees them. Web pages of ``cors_origins``, given as browsers send them in ``Origin``, can
+    use the API. With ``tls``, the server speaks HTTPS.
     """
 
     host: str = "127.0.0.1"

@@ -1,4 +1,4 @@
-"""A request's work tied to its client: it ends when the client goes or the server does."""
+"""Tie a request's work to its connection: it ends on disconnect and on shutdown."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ T = TypeVar("T")
 async def while_connected(
     receive: Receive, ending: asyncio.Event, work: Coroutine[Any, Any, T]
 ) -> T:
-    """The result of ``work``, which is cancelled when there is nobody left to take it.
+    """Return the result of ``work``; cancel it if the client disconnects or the server stops.
 
-    The request's body must have been read. Raises ``ClientGoneError`` when the client has closed
-    the connection, and ``ApiError`` (503) when ``ending`` was set.
+    The request's body must have been read. Raises ``ClientGoneError`` if the client has closed the
+    connection, and ``ApiError`` (503) if ``ending`` was set.
     """
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_disconnect(receive))
@@ -48,15 +48,15 @@ async def while_connected(
         for each in (task, gone, end):
             each.cancel()
         await asyncio.gather(task, gone, end, return_exceptions=True)
-        del task  # whose exception has this frame
+        del task  # the exception refers to this frame
 
 
 class AnswerStream(Response):
-    """An answer in pieces, as ``renderer`` writes it.
+    """A response that is streamed in pieces, as written by ``renderer``.
 
-    ``first`` was taken from ``pieces`` already, so that an error before it could still have a
-    status of its own. A later one ends the stream with what the renderer makes of it. ``pieces`` is
-    closed at the end, however it comes. ``to_error`` says what clients are told of an error.
+    ``first`` was already taken from ``pieces``, so that an earlier error could still set the HTTP
+    status. A later error ends the stream with the renderer's error event. ``pieces`` is always
+    closed at the end. ``to_error`` converts an exception to the error that clients see.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class AnswerStream(Response):
             except ClientGoneError:
                 raise
             except Exception:  # noqa: BLE001 - the client shall see that the answer is not whole
-                _log.exception("a stream failed")
+                _log.exception("a response stream failed")
                 last = self._renderer.failed(internal_error())
         await send({"type": "http.response.body", "body": last, "more_body": False})
 

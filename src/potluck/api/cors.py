@@ -1,7 +1,7 @@
-"""Which web pages of other origins may use the address: an explicit list.
+"""CORS: an explicit list of other origins whose web pages can use the API.
 
-https://fetch.spec.whatwg.org/#http-cors-protocol. No cookie is ever read here, so answers allow no
-credentials; API keys come in headers, which the page sends itself.
+https://fetch.spec.whatwg.org/#http-cors-protocol. No cookies are used, so responses do not allow
+credentials; the page itself sends the API key in a header.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from starlette.responses import Response
 from potluck.errors import ParameterError
 
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s\\,]+", re.IGNORECASE)
-"""Of a page, and of a browser's extension or a desktop application that is one."""
+"""Schemes of web pages, and of browser extensions and desktop applications."""
 
 _MAX_AGE_SECONDS = 600
 _MAX_ASKED_HEADERS = 2048
-"""Characters of ``Access-Control-Request-Headers``; SDKs send some ten names."""
+"""Maximum length of ``Access-Control-Request-Headers``; SDKs send about ten names."""
 _HEADER_NAMES = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~, -]*")
 
 _VARY = (b"vary", b"Origin")
@@ -26,30 +26,32 @@ _EXPOSED = (b"access-control-expose-headers", b"Retry-After, WWW-Authenticate")
 
 
 def checked_origin(text: str) -> str:
-    """Return an origin as browsers write it. Raises ``ParameterError`` if it is none."""
+    """Return an origin as browsers write it. Raises ``ParameterError`` if ``text`` is not an
+    origin.
+    """
     origin = text.removesuffix("/").lower()
     if not _ORIGIN.fullmatch(origin):
         raise ParameterError(
             "cors-origin",
-            f"--cors-origin {text} is no origin",
-            hint="give the scheme, the host and the port as in http://localhost:3000; there is no "
-            "wildcard",
+            f"--cors-origin {text} is not an origin",
+            hint="give scheme, host and port, for example http://localhost:3000; wildcards are "
+            "not supported",
         )
     return origin
 
 
 class Cors:
-    """The pages that may use the address."""
+    """The origins that can use the API."""
 
     def __init__(self, origins: Iterable[str]) -> None:
         self._origins = frozenset(origins)
 
     def allows(self, headers: Mapping[str, str]) -> bool:
-        """Return whether a request comes from a page of the list."""
+        """Return whether a request comes from an allowed origin."""
         return headers.get("origin", "").lower() in self._origins
 
     def is_preflight(self, method: str, headers: Mapping[str, str]) -> bool:
-        """Return whether a browser asks what a page of the list may send."""
+        """Return whether a request is a preflight from an allowed origin."""
         return (
             method == "OPTIONS"
             and "access-control-request-method" in headers
@@ -57,20 +59,26 @@ class Cors:
         )
 
     def preflight(self, headers: Mapping[str, str]) -> Response:
-        """Return the answer to a preflight, less what ``headers`` gives for every answer."""
+        """Return the response to a preflight, without the headers that ``headers`` adds to every
+        response.
+        """
         answer = {
             "Access-Control-Allow-Methods": "GET, POST, DELETE, HEAD",
             "Access-Control-Max-Age": str(_MAX_AGE_SECONDS),
         }
-        asked = headers.get("access-control-request-headers", "")
-        if asked and len(asked) <= _MAX_ASKED_HEADERS and _HEADER_NAMES.fullmatch(asked):
-            answer["Access-Control-Allow-Headers"] = asked
+        requested = headers.get("access-control-request-headers", "")
+        if (
+            requested
+            and len(requested) <= _MAX_ASKED_HEADERS
+            and _HEADER_NAMES.fullmatch(requested)
+        ):
+            answer["Access-Control-Allow-Headers"] = requested
         if headers.get("access-control-request-private-network") == "true":
             answer["Access-Control-Allow-Private-Network"] = "true"
         return Response(status_code=204, headers=answer)
 
     def headers(self, headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
-        """Return what every answer to a request gets, errors as well."""
+        """Return the CORS headers of a response; they are added to errors as well."""
         if not self._origins:
             return []
         if not self.allows(headers):

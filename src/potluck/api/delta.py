@@ -1,4 +1,4 @@
-"""What a choice of an answer gains at a time."""
+"""Deltas: increments of one choice of an answer."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from potluck.types.step import TokenLogprob
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredToken:
-    """A token of the text with its log-probability; ``offset`` is where it begins, in characters.
+    """A token of the text with its log-probability; ``offset`` is its start in characters.
 
-    ``top`` are the likeliest tokens in its place. The first token of a prompt has no
-    log-probability, because nothing comes before it.
+    ``top`` lists the most likely tokens at its position. The first token of a prompt has no
+    log-probability, because nothing precedes it.
     """
 
     token: int
@@ -25,8 +25,8 @@ class ScoredToken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delta:
-    """What a choice gains: parts of its output, its tokens if log-probabilities were asked for, and
-    its end. ``stopped_by`` is the stop string that ended it, if one did.
+    """An increment of one choice: parts of its output, its tokens if log-probabilities were
+    requested, and its finish reason. ``stopped_by`` is the stop string that ended it, if any.
     """
 
     parts: tuple[OutputPart, ...] = ()
@@ -36,10 +36,10 @@ class Delta:
 
     @property
     def text(self) -> str:
-        """The text of the answer alone, without thoughts and calls."""
+        """The text of the answer alone, without reasoning and tool calls."""
         return "".join(part.text for part in self.parts if isinstance(part, TextPart))
 
     @property
     def is_empty(self) -> bool:
-        """Nothing that a client could see."""
+        """Whether the delta contains nothing visible to a client."""
         return not self.parts and not self.tokens and self.finish_reason is None

@@ -1,4 +1,4 @@
-"""What a dialect is: addresses, how its clients show their keys, and how it writes errors."""
+"""The interface of a dialect: endpoints, API keys and the format of errors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BEARER = re.compile(r"bearer +(\S+)", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """An address and what answers it. ``path`` may end with a parameter, ``/{name:path}``."""
+    """A path and its handler. ``path`` may end with a parameter, ``/{name:path}``."""
 
     method: str
     path: str
@@ -26,27 +26,27 @@ class Endpoint:
 
 
 class Dialect(Protocol):
-    """An API that clients speak. Each is a folder of ``potluck.api.dialects``."""
+    """An API that clients use. Each dialect is a package in ``potluck.api.dialects``."""
 
     @property
     def name(self) -> str:
-        """What it is called."""
+        """The name of the dialect."""
         ...
 
     def endpoints(self, service: ApiService) -> Sequence[Endpoint]:
-        """Its addresses, answered with ``service``."""
+        """Return the endpoints, which use ``service``."""
         ...
 
     def key_of(self, headers: Mapping[str, str]) -> str | None:
-        """The API key that a client shows, if it shows one."""
+        """Return the API key in a request, if there is one."""
         ...
 
     def error(self, error: ApiError) -> bytes:
-        """Return ``error`` as the JSON of an answer."""
+        """Return ``error`` as the JSON body of a response."""
         ...
 
 
 def bearer_key(headers: Mapping[str, str]) -> str | None:
-    """The key of a header ``Authorization: Bearer KEY``."""
+    """Return the key in the header ``Authorization: Bearer KEY``."""
     match = _BEARER.fullmatch(headers.get("authorization", "").strip())
     return None if match is None else match[1]

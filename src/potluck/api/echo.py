@@ -1,4 +1,4 @@
-"""``echo``: a completion's prompt, given back before the text that continues it."""
+"""``echo``: return a completion's prompt before its continuation."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from potluck.types.text import Tokenizer
 
 
 class PromptEcho:
-    """The prompt of one choice as a delta, once all scores of its tokens are there.
+    """Emits the prompt of one choice as a delta, once all scores of its tokens are available.
 
-    ``text`` is the prompt as the client knows it.
+    ``text`` is the prompt as the client sent it.
     """
 
     def __init__(self, request: SequenceRequest, tokenizer: Tokenizer, text: str) -> None:
@@ -23,17 +23,17 @@ class PromptEcho:
 
     @property
     def num_characters(self) -> int:
-        """Where the continuation begins."""
+        """Offset at which the continuation starts."""
         return len(self._text)
 
     def start(self) -> Delta:
-        """The prompt, if it waits for no score; with the end, if that is all there is."""
+        """Return the prompt if no scores are pending, with the finish reason if nothing follows."""
         if self._request.num_scores:
             return Delta()
-        return self._delta(FinishReason.LENGTH if self._request.asks_for_nothing else None)
+        return self._delta(FinishReason.LENGTH if self._request.generates_nothing else None)
 
     def push(self, score: CommittedToken) -> Delta:
-        """Take the next score; the last one gives the prompt."""
+        """Process the next score; return the prompt with the last one."""
         self._scores.append(score)
         if len(self._scores) < self._request.num_scores:
             return Delta()

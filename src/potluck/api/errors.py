@@ -1,4 +1,4 @@
-"""What clients are told of errors; each dialect has a form of its own for it."""
+"""Errors that clients see; each dialect has its own format."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from potluck.errors import (
 from potluck.types.gateway import ModelState, ModelStatus
 
 _RETRY_READY_SECONDS = 1
-"""To ask a model again that is ready by now, after its machines were lost under a request."""
+"""Retry-After for a model that recovered after its nodes were lost during the request."""
 _RETRY_UNKNOWN_SECONDS = 10
-"""Where nobody knows when a model will be ready: a request that comes then waits for it."""
+"""Retry-After if it is unknown when a model will be ready; the repeated request waits for it."""
 
 
 class ApiError(PotluckError):
-    """An answer that is an error. ``param`` names what is wrong in the request, if anything is."""
+    """An error response. ``param`` names the invalid parameter, if any."""
 
     def __init__(
         self,
@@ -44,28 +44,28 @@ class ApiError(PotluckError):
 
 
 class ClientGoneError(Exception):
-    """The client has closed the connection: there is nobody to answer."""
+    """The client has closed the connection, so no response can be sent."""
 
 
 def invalid(param: str | None, message: str, *, code: str = "invalid_value") -> ApiError:
-    """A request that is refused for the value of ``param``."""
+    """Return an error that rejects a request because of the value of ``param``."""
     return ApiError(400, message, param=param, code=code)
 
 
 def overloaded(message: str, retry_after_seconds: float) -> ApiError:
-    """No room; the client is told when to come again."""
+    """Return an error for lack of capacity, with the time to retry after."""
     return ApiError(
         429, message, code="rate_limit_exceeded", headers=retry_after(retry_after_seconds)
     )
 
 
 def internal_error() -> ApiError:
-    """A mistake of ours, whose details are in the log and nobody else's business."""
-    return ApiError(500, "the server made a mistake; its log says more", code="internal_error")
+    """Return an error for a bug of ours; only the log has the details."""
+    return ApiError(500, "internal server error; see the agent's log", code="internal_error")
 
 
 def retry_after(seconds: float | None) -> dict[str, str]:
-    """The header that says when to come again: after ``seconds``, or nobody knows when."""
+    """Return the Retry-After header for ``seconds``, or a default if the time is unknown."""
     if seconds is None:
         return {"Retry-After": str(_RETRY_UNKNOWN_SECONDS)}
     return {"Retry-After": str(max(1, math.ceil(seconds)))}
@@ -74,10 +74,10 @@ def retry_after(seconds: float | None) -> dict[str, str]:
 def to_api_error(
     error: PotluckError, *, prompt_param: str | None = None, status: ModelStatus | None = None
 ) -> ApiError:
-    """What a client is told of ``error``.
+    """Convert ``error`` to the error that a client sees.
 
-    ``prompt_param`` is what the prompt is called in the request: ``messages`` or ``prompt``.
-    ``status`` is that of the model that was asked, if it is deployed.
+    ``prompt_param`` is the dialect's name of the prompt: ``messages`` or ``prompt``. ``status`` is
+    that of the requested model, if it is deployed.
     """
     if isinstance(error, ApiError):
         return error
@@ -95,7 +95,7 @@ def to_api_error(
     if isinstance(error, UsageError):
         return invalid(None, message)
     if isinstance(error, RefusedRequestError):
-        return ApiError(422, message, code="request_refused")  # which clients do not send again
+        return ApiError(422, message, code="request_refused")  # a status that clients do not retry
     if status is None:
         return ApiError(503, message, code="service_unavailable")
     if status.state is ModelState.READY:
@@ -108,7 +108,7 @@ def to_api_error(
 def renamed(error: ApiError, names: Mapping[str, str]) -> ApiError:
     """Return ``error`` with the dialect's name of the field that it is about.
 
-    ``names`` has the dialects' names of fields by the neutral ones.
+    ``names`` maps dialect-independent names of fields to the dialect's.
     """
     if error.param is None or error.param not in names:
         return error
@@ -118,10 +118,11 @@ def renamed(error: ApiError, names: Mapping[str, str]) -> ApiError:
 
 
 def forget_frames(error: BaseException) -> None:
-    """Let go of the frames that ``error`` and its causes passed through.
+    """Release the frames in the tracebacks of ``error`` and its causes.
 
-    A frame that holds the error, or the task that it ended, is a cycle: all that its variables
-    name, such as a prompt of megabytes, would stay until the next full garbage collection.
+    A frame that refers to the error, or to the task that it ended, forms a reference cycle:
+    everything that its variables refer to, such as a prompt of megabytes, would stay until the next
+    full garbage collection.
     """
     pending: list[BaseException | None] = [error]
     while pending:

@@ -1,4 +1,4 @@
-"""What stands before every address: who may pass, what becomes of errors, and the count."""
+"""Middleware for all endpoints: authentication, error responses and request counts."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from potluck.api.cluster import ACCESS_PATH
 from potluck.api.cors import Cors
 from potluck.api.dialect import Dialect, Endpoint
 from potluck.api.errors import (
@@ -20,8 +21,9 @@ from potluck.api.errors import (
     internal_error,
     to_api_error,
 )
-from potluck.api.keys import ApiKeys
 from potluck.api.metrics import ApiMetrics
+from potluck.api.page import FILES_PREFIX, PAGE_PATH
+from potluck.api.rights import Rights
 from potluck.errors import PotluckError
 from potluck.log_rate import LogRateFilter
 
@@ -29,30 +31,35 @@ _log = logging.getLogger(__name__)
 _log.addFilter(LogRateFilter())
 
 OPEN_PATHS = frozenset({"/health", "/health/ready"})
-"""Answered without a key: they say nothing but that somebody is there, and able to answer."""
+"""Paths that require no key: they only show that a server is running, and whether it is ready."""
+
+_KEYLESS_PATHS = frozenset({PAGE_PATH, ACCESS_PATH})
+"""Paths that also require no key, which the page uses to find out that it needs one."""
 
 _LONGEST_PATH = 256
-"""Characters: no address is as long, except for names of models at its end."""
+"""Maximum length of a path: none is as long, except for model names at its end."""
 
 _CLIENT_CLOSED_REQUEST = 499
-"""nginx's status for clients that went away. It is counted, never sent."""
+"""nginx's status for clients that disconnected. It is counted, never sent."""
 
 
 class Guard:
-    """ASGI middleware: refuses strangers, turns errors into answers, counts requests."""
+    """ASGI middleware that authenticates requests, converts errors to responses, and counts
+    requests.
+    """
 
     def __init__(
         self,
         app: ASGIApp,
         *,
         endpoints: Mapping[Dialect, Sequence[Endpoint]],
-        keys: ApiKeys | None,
+        rights: Rights,
         cors: Cors,
         metrics: ApiMetrics,
     ) -> None:
         self._app = app
         self._table = PathTable(endpoints)
-        self._keys = keys
+        self._rights = rights
         self._cors = cors
         self._metrics = metrics
 
@@ -91,35 +98,37 @@ class Guard:
         self._metrics.count_request(label, status or 500)
 
     def _answer_of(self, scope: Scope, headers: Headers, dialect: Dialect) -> ASGIApp:
-        """Return what answers a request. Raises ``ApiError`` if it may not pass."""
+        """Return the handler of a request. Raises ``ApiError`` if the request is not allowed."""
         if self._cors.is_preflight(scope["method"], headers):
-            if self._keys is None:
+            if not self._rights.needs_key:
                 _refuse_foreign_names(headers)
-            return self._cors.preflight(headers)  # which shows no key yet
+            return self._cors.preflight(headers)  # a preflight has no key
         self._check(scope, headers, dialect)
         return self._as_get if scope["method"] == "HEAD" else self._app
 
     async def _as_get(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer HEAD as GET; uvicorn, which has its own scope, leaves the body out."""
+        """Answer HEAD as GET; uvicorn, which has its own scope, omits the body."""
         await self._app({**scope, "method": "GET"}, receive, send)
 
     def _check(self, scope: Scope, headers: Headers, dialect: Dialect) -> None:
         if scope["path"] in OPEN_PATHS:
             return
-        if self._keys is None:
+        if not self._rights.needs_key:
             _refuse_foreign_names(headers)
             if not self._cors.allows(headers):
                 _refuse_foreign_pages(headers, scope["scheme"])
             return
+        if scope["path"] in _KEYLESS_PATHS or scope["path"].startswith(FILES_PREFIX):
+            return
         key = dialect.key_of(headers)
         if key is None:
-            raise _unauthorized("an API key is needed: send 'Authorization: Bearer KEY'")
-        if self._keys.name_of(key) is None:
-            raise _unauthorized("the API key is not a valid one")
+            raise _unauthorized("an API key is required: send 'Authorization: Bearer KEY'")
+        if self._rights.holder(key) is None:
+            raise _unauthorized("the API key is not valid")
 
 
 class PathTable:
-    """Which dialect an address speaks, and what it is called in metrics."""
+    """Maps paths to dialects and to labels in metrics."""
 
     def __init__(self, endpoints: Mapping[Dialect, Sequence[Endpoint]]) -> None:
         self._default = next(iter(endpoints))
@@ -133,7 +142,7 @@ class PathTable:
                 self._roots.setdefault(_root(prefix), set()).add(dialect)
 
     def find(self, path: str) -> tuple[Dialect, str]:
-        """The dialect of ``path``, and a label from a small set, whatever clients ask for."""
+        """Return the dialect of ``path``, and a label from a small fixed set."""
         if path in self._exact:
             return self._exact[path], path
         for prefix, dialect in self._prefixes.items():
@@ -142,7 +151,7 @@ class PathTable:
         return self._dialect_of_other(path), "other"
 
     def _dialect_of_other(self, path: str) -> Dialect:
-        """The dialect whose clients ask for such addresses, so that they can read the error."""
+        """Choose the dialect of an unknown path, so that the client can parse the error."""
         above = path[:_LONGEST_PATH]
         while above := above.rpartition("/")[0]:
             if above in self._exact:
@@ -152,7 +161,7 @@ class PathTable:
 
 
 def _root(path: str) -> str:
-    """The first name of a path."""
+    """Return the first segment of a path."""
     return path.split("/", 2)[1] if path.startswith("/") else ""
 
 
@@ -170,35 +179,38 @@ def _unauthorized(message: str) -> ApiError:
 
 
 def _refuse_foreign_names(headers: Mapping[str, str]) -> None:
-    """Refuse names that could be anybody's, for an address that asks for no key.
+    """Reject host names that anyone could control, if the API requires no key.
 
-    A page whose own name is made to resolve to loopback (DNS rebinding) shows in ``Host``.
+    The ``Host`` of such a request reveals a page whose own name resolves to loopback (DNS
+    rebinding).
     """
     host = headers.get("host", "")
-    if host and not _names_a_machine_directly(host):
+    if host and not _is_ip_or_localhost(host):
         raise ApiError(
             403,
-            "without API keys this server answers to addresses and localhost, to no other name",
+            "without API keys this server only accepts requests addressed to an IP "
+            "address or localhost",
             code="forbidden_host",
         )
 
 
 def _refuse_foreign_pages(headers: Mapping[str, str], scheme: str) -> None:
-    """Keep web pages of others from using an address that asks for no key.
+    """Keep web pages of other origins from using an API that requires no key.
 
-    A browser lets any page send simple requests to loopback, and names the page in ``Origin``.
+    A browser lets any page send simple requests to loopback, and names the page's origin in
+    ``Origin``.
     """
     origin = headers.get("origin")
     if origin is not None and origin != f"{scheme}://{headers.get('host', '')}":
         raise ApiError(
             403,
-            "without API keys this server answers no pages of other origins; those that"
-            " --cors-origin names may use it",
+            "without API keys this server rejects requests from pages of other origins; "
+            "allow an origin with --cors-origin",
             code="forbidden_origin",
         )
 
 
-def _names_a_machine_directly(host: str) -> bool:
+def _is_ip_or_localhost(host: str) -> bool:
     try:
         name = urlsplit(f"//{host}").hostname or ""
         return name == "localhost" or bool(ip_address(name))

@@ -1,7 +1,7 @@
-"""What ``/metrics`` shows, for Prometheus.
+"""The Prometheus metrics of ``/metrics``.
 
-Requests and tokens are measured here, where clients see them; what the coordinators know is asked
-of the gateway whenever somebody looks. Everything is in a registry of its own.
+Requests and tokens are measured here, where clients see them; the coordinators' metrics are
+requested from the gateway on each scrape. All of them are in a separate registry.
 """
 
 from __future__ import annotations
@@ -19,43 +19,43 @@ from potluck.types.placement import StagePrediction
 
 _FIRST_TOKEN_SECONDS = (0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200)
 _BETWEEN_TOKENS_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50)
-"""From a small model on a fast machine to a large one on slow boards, three a decade; between two
-tokens a model may be loaded again."""
+"""Buckets from a small model on a fast machine to a large one on slow boards, three per decade; a
+model may be reloaded between two tokens."""
 
 
 class ApiMetrics:
-    """Counts requests and tokens. For one event loop."""
+    """Counts requests and tokens. Belongs to one event loop."""
 
     def __init__(self, gateway: Gateway, admission: Admission) -> None:
         self._registry = CollectorRegistry()
         self._requests = Counter(
             "potluck_http_requests",
-            "Requests answered, by address and status; 499 for clients that went away",
+            "Requests completed, by endpoint and status (499: the client disconnected)",
             ["endpoint", "status"],
             registry=self._registry,
         )
         self._prompt_tokens = Counter(
             "potluck_prompt_tokens",
-            "Tokens of prompts",
+            "Prompt tokens",
             ["model"],
             registry=self._registry,
         )
         self._new_tokens = Counter(
             "potluck_generated_tokens",
-            "Tokens that sequences were given",
+            "Generated tokens",
             ["model"],
             registry=self._registry,
         )
         self._first_token = Histogram(
             "potluck_time_to_first_token_seconds",
-            "From a request's whole body to its first token",
+            "Time to first token, from the end of the request body",
             ["model"],
             buckets=_FIRST_TOKEN_SECONDS,
             registry=self._registry,
         )
         self._between_tokens = Histogram(
             "potluck_time_between_tokens_seconds",
-            "From a sequence's token to its next",
+            "Time between consecutive tokens of a sequence",
             ["model"],
             buckets=_BETWEEN_TOKENS_SECONDS,
             registry=self._registry,
@@ -63,11 +63,11 @@ class ApiMetrics:
         self._registry.register(_GatewayCollector(gateway, admission))
 
     def count_request(self, endpoint: str, status: int) -> None:
-        """A request has been answered. ``endpoint`` is one of a few."""
+        """Count a completed request. ``endpoint`` is one of a small fixed set."""
         self._requests.labels(endpoint, str(status)).inc()
 
     def meter(self, model_id: str, started: float) -> RequestMeter:
-        """What measures one request, that came at ``time.perf_counter()`` ``started``."""
+        """Return the meter of a request that arrived at ``time.perf_counter()`` ``started``."""
         return RequestMeter(
             started,
             self._prompt_tokens.labels(model_id),
@@ -77,7 +77,7 @@ class ApiMetrics:
         )
 
     def exposition(self) -> bytes:
-        """Everything, in Prometheus' text format."""
+        """Return all metrics in Prometheus' text format."""
         return generate_latest(self._registry)
 
 
@@ -100,11 +100,11 @@ class RequestMeter:
         self._last: dict[int, float] = {}
 
     def prompts(self, num_tokens: int) -> None:
-        """The request's prompts have ``num_tokens`` together."""
+        """Record the total number of prompt tokens."""
         self._prompt_tokens.inc(num_tokens)
 
     def token(self, index: int) -> None:
-        """The choice ``index`` was given a token now."""
+        """Record a token of the choice ``index`` now."""
         now = time.perf_counter()
         if not self._last:
             self._first_token.observe(now - self._started)
@@ -120,23 +120,23 @@ class _GatewayCollector(Collector):
         self._admission = admission
 
     def describe(self) -> Iterator[Metric]:
-        """Nothing: the gateway is not asked at the start."""
+        """Return nothing, so that registration does not query the gateway."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
-        """All that is asked for when somebody looks."""
+        """Collect the metrics that are computed on each scrape."""
         yield GaugeMetricFamily(
             "potluck_http_requests_running",
-            "Requests being answered",
+            "Requests in progress",
             value=self._admission.num_running,
         )
         yield GaugeMetricFamily(
             "potluck_http_requests_queued",
-            "Requests that wait for one of those to end",
+            "Requests waiting for admission",
             value=self._admission.num_queued,
         )
         ready = GaugeMetricFamily(
-            "potluck_model_ready", "1 if the model can answer", labels=["model"]
+            "potluck_model_ready", "1 if the model is ready, else 0", labels=["model"]
         )
         for status in self._gateway.models():
             ready.add_metric([status.model_id], float(status.state is ModelState.READY))
@@ -144,6 +144,7 @@ class _GatewayCollector(Collector):
         models = self._gateway.metrics()
         yield from _scheduler_families(models)
         yield from _prefix_families(models)
+        yield from _draft_families(models)
         yield from _state_families(models)
         yield from _recovery_families(models)
         yield from _stage_families(models)
@@ -155,9 +156,7 @@ def _scheduler_families(models: Sequence[ModelMetrics]) -> Iterator[Metric]:
     sequences = GaugeMetricFamily(
         "potluck_sequences", "Live sequences, running or waiting", labels=["model", "state"]
     )
-    blocks = GaugeMetricFamily(
-        "potluck_kv_blocks", "Blocks of the KV cache", labels=["model", "state"]
-    )
+    blocks = GaugeMetricFamily("potluck_kv_blocks", "KV cache blocks", labels=["model", "state"])
     for model in models:
         sequences.add_metric([model.model_id, "running"], model.num_running)
         sequences.add_metric([model.model_id, "waiting"], model.num_waiting)
@@ -170,24 +169,32 @@ def _scheduler_families(models: Sequence[ModelMetrics]) -> Iterator[Metric]:
 def _prefix_families(models: Sequence[ModelMetrics]) -> Iterator[Metric]:
     blocks = GaugeMetricFamily(
         "potluck_prefix_cache_blocks",
-        "Free blocks of the KV cache that are kept for prompts that begin alike",
+        "Free KV cache blocks that hold reusable prefixes",
         labels=["model"],
     )
     for model in models:
         blocks.add_metric([model.model_id], model.num_kept_blocks)
     yield blocks
     for name, text, field in (
-        ("admissions", "Times a sequence was given cache blocks", "num_admissions"),
-        ("hits", "Times a part of its tokens was in the cache then", "num_hits"),
-        ("saved_tokens", "Tokens that were not computed for that", "num_saved_tokens"),
-        ("evictions", "Cached blocks that were given to other sequences", "num_evictions"),
-        ("restored_tokens", "Tokens that were read from disk", "num_restored_tokens"),
-        ("checkpoints", "Checkpoints made of states", "num_checkpoints"),
-        ("checkpoint_hits", "Sequences that began with a checkpoint", "num_checkpoint_hits"),
-        ("checkpoint_evictions", "Checkpoints that were given up", "num_checkpoint_evictions"),
+        ("admissions", "Prefix cache lookups", "num_admissions"),
+        ("hits", "Prefix cache lookups that found a prefix", "num_hits"),
+        (
+            "saved_tokens",
+            "Prompt tokens taken from the prefix cache instead of being computed",
+            "num_saved_tokens",
+        ),
+        ("evictions", "Cached blocks evicted for other sequences", "num_evictions"),
+        ("restored_tokens", "Tokens restored from the disk cache", "num_restored_tokens"),
+        ("checkpoints", "State checkpoints created", "num_checkpoints"),
+        (
+            "checkpoint_hits",
+            "Sequences that started from a state checkpoint",
+            "num_checkpoint_hits",
+        ),
+        ("checkpoint_evictions", "State checkpoints evicted", "num_checkpoint_evictions"),
         (
             "uncovered_tokens",
-            "Tokens computed again because no checkpoint was after them",
+            "Tokens recomputed because no state checkpoint followed them",
             "num_uncovered_tokens",
         ),
     ):
@@ -197,14 +204,26 @@ def _prefix_families(models: Sequence[ModelMetrics]) -> Iterator[Metric]:
         yield family
 
 
+def _draft_families(models: Sequence[ModelMetrics]) -> Iterator[Metric]:
+    for name, text, field in (
+        ("tokens", "Drafted tokens sent for verification", "num_drafted"),
+        ("accepted_tokens", "Drafted tokens that were accepted", "num_accepted"),
+        ("verifications", "Sequence steps that verified drafts", "num_verifications"),
+        ("samples", "Tokens generated by sequence steps that verified drafts", "num_samples"),
+        ("cancelled_steps", "Steps cancelled because a draft was rejected", "num_cancelled"),
+    ):
+        family = CounterMetricFamily(f"potluck_draft_{name}", text, labels=["model"])
+        for model in models:
+            family.add_metric([model.model_id], getattr(model.drafts, field))
+        yield family
+
+
 def _state_families(models: Sequence[ModelMetrics]) -> Iterator[Metric]:
-    """Of models with state: their slots, and what those take on all stages together."""
-    slots = GaugeMetricFamily(
-        "potluck_state_slots", "Slots for states of sequences", labels=["model", "state"]
-    )
+    """Return the metrics of models with recurrent state: slots and memory over all stages."""
+    slots = GaugeMetricFamily("potluck_state_slots", "State slots", labels=["model", "state"])
     memory = GaugeMetricFamily(
         "potluck_state_bytes",
-        "Memory of those slots, on all stages together",
+        "Memory used by state slots, over all stages",
         labels=["model", "state"],
     )
     for model in models:
@@ -223,26 +242,28 @@ def _state_families(models: Sequence[ModelMetrics]) -> Iterator[Metric]:
 
 def _recovery_families(models: Sequence[ModelMetrics]) -> Iterator[Metric]:
     labels = ["model"]
-    epoch = GaugeMetricFamily("potluck_model_epoch", "Number of the epoch in force", labels=labels)
+    epoch = GaugeMetricFamily("potluck_model_epoch", "Number of the current epoch", labels=labels)
     recoveries = CounterMetricFamily(
-        "potluck_model_recoveries", "Times it was ready again after a loss", labels=labels
+        "potluck_model_recoveries", "Recoveries after a loss", labels=labels
     )
     seconds = GaugeMetricFamily(
         "potluck_model_recovery_seconds",
-        "From the last loss until it was ready again",
+        "Time from the most recent loss until the model was ready again",
         labels=labels,
     )
     spares = GaugeMetricFamily(
-        "potluck_model_spare_stages", "Stages that are held and not in use", labels=labels
+        "potluck_model_spare_stages",
+        "Standby stages that hold weights but are not in use",
+        labels=labels,
     )
     moves = CounterMetricFamily(
         "potluck_model_moves",
-        "Times it moved to a plan that was predicted to be faster",
+        "Moves to a faster plan",
         labels=labels,
     )
     gain = GaugeMetricFamily(
         "potluck_model_move_gain_ratio",
-        "How much faster the plan of the last move was predicted to be (0.2: by a fifth)",
+        "Predicted speedup of the most recent move (0.2: 20 percent faster)",
         labels=labels,
     )
     for model in models:
@@ -265,11 +286,11 @@ def _recovery_families(models: Sequence[ModelMetrics]) -> Iterator[Metric]:
 def _stage_families(models: Sequence[ModelMetrics]) -> Iterator[Metric]:
     labels = ["model", "stage", "node"]
     dropped = CounterMetricFamily(
-        "potluck_stage_dropped_frames", "Frames that came late or twice", labels=labels
+        "potluck_stage_dropped_frames", "Late or duplicate frames received", labels=labels
     )
     slowdown = GaugeMetricFamily(
         "potluck_stage_slowdown",
-        "How many times as long as before the stage's steps take lately",
+        "Recent step time of the stage relative to its earlier step times",
         labels=labels,
     )
     steps = CounterMetricFamily("potluck_stage_steps", "Steps computed", labels=labels)
@@ -278,20 +299,33 @@ def _stage_families(models: Sequence[ModelMetrics]) -> Iterator[Metric]:
     )
     cpu_seconds = CounterMetricFamily(
         "potluck_stage_cpu_seconds",
-        "CPU time that the thread which computes steps spent on them",
+        "CPU time used by the thread that computes steps",
         labels=labels,
     )
     memory = GaugeMetricFamily(
-        "potluck_stage_memory_bytes", "Memory that the stage's process holds", labels=labels
+        "potluck_stage_memory_bytes", "Memory used by the stage's process", labels=labels
     )
     experts = CounterMetricFamily(
         "potluck_stage_experts",
-        "Matrices of mapped experts that were used, by where they were",
+        "Expert matrices used from mapped weights, by where they were found",
         labels=[*labels, "in"],
+    )
+    exchanges = CounterMetricFamily(
+        "potluck_stage_exchanges",
+        "Slice exchanges within the stage's tensor-parallel group",
+        labels=labels,
+    )
+    exchange_seconds = CounterMetricFamily(
+        "potluck_stage_exchange_seconds",
+        "Time spent in slice exchanges, including waiting for other members",
+        labels=labels,
     )
     for model in models:
         for stage in model.stages:
             values = [model.model_id, str(stage.stage), stage.node_id]
+            if stage.num_exchanges:
+                exchanges.add_metric(values, stage.num_exchanges)
+                exchange_seconds.add_metric(values, stage.exchange_seconds)
             use = stage.experts
             if use.num_used:
                 experts.add_metric([*values, "memory"], use.num_in_memory)
@@ -310,6 +344,8 @@ def _stage_families(models: Sequence[ModelMetrics]) -> Iterator[Metric]:
     yield dropped
     yield slowdown
     yield experts
+    yield exchanges
+    yield exchange_seconds
 
 
 def _edge_families(models: Sequence[ModelMetrics]) -> Iterator[Metric]:
@@ -329,10 +365,10 @@ def _edge_families(models: Sequence[ModelMetrics]) -> Iterator[Metric]:
 
 
 def _speed_families(models: Sequence[ModelMetrics]) -> Iterator[Metric]:
-    """What was predicted of the plans in force beside what was measured lately."""
+    """Return the predicted speeds of the current plans next to recent measurements."""
     rates = GaugeMetricFamily(
         "potluck_model_tokens_per_second",
-        "Tokens per second of one stream, or of several together",
+        "Predicted or measured tokens per second, for one stream and for several together",
         labels=["model", "streams", "figure"],
     )
     for model in models:
@@ -341,9 +377,9 @@ def _speed_families(models: Sequence[ModelMetrics]) -> Iterator[Metric]:
                 rates.add_metric([model.model_id, str(streams), figure], rate)
     yield rates
     for name, text, field in (
-        ("decode", "A step of one sequence", "decode_seconds"),
-        ("loaded_decode", "A step when the plan's streams decode", "loaded_seconds"),
-        ("prefill_token", "A token of a prompt's longest chunks", "prefill_seconds_per_token"),
+        ("decode", "A decode step of one sequence", "decode_seconds"),
+        ("loaded_decode", "A decode step of the planned number of streams", "loaded_seconds"),
+        ("prefill_token", "A prompt token, in chunks of maximum size", "prefill_seconds_per_token"),
     ):
         family = GaugeMetricFamily(
             f"potluck_stage_{name}_seconds",
@@ -360,7 +396,7 @@ def _speed_families(models: Sequence[ModelMetrics]) -> Iterator[Metric]:
 
 
 def _rates(model: ModelMetrics) -> Iterator[tuple[int | None, str, float | None]]:
-    """The number of streams, which figure it is, and tokens per second."""
+    """Yield the number of streams, the kind of figure, and tokens per second."""
     speed, prediction = model.speed, model.prediction
     yield 1, "measured", speed.tokens_per_second
     yield speed.num_streams, "measured", speed.total_tokens_per_second

@@ -1,9 +1,9 @@
-"""Fields that are known and do nothing here.
+"""Fields that are accepted and have no effect.
 
-A *harmless* field is checked and then ignored: it says something about the request (a label,
-accounting, caching, a hint for speed), and no value of it changes the answer. Every other field
-that is not supported would change the answer, so it is refused, unless its value is a *neutral*
-one, which asks for nothing. ``docs/http-api.md`` lists both.
+A *harmless* field is validated and then ignored: it describes the request (a label, accounting,
+caching, a performance hint), and no value of it changes the answer. Any other unsupported field
+would change the answer, so it is rejected unless its value is *neutral*, that is, requests nothing.
+``docs/reference/http-api.md`` lists both kinds.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ import msgspec
 from potluck.api.errors import invalid
 
 MAX_LABEL_CHARACTERS = 512
-"""Of a harmless text: OpenAI's longest, a value of ``metadata``, has as many."""
+"""Maximum length of a harmless text: that of a ``metadata`` value, OpenAI's longest."""
 MAX_LABELS = 16
 MAX_LABEL_NAME_CHARACTERS = 64
-"""Of ``metadata``, as in OpenAI's API."""
+"""Maximum number of entries of ``metadata``, as in OpenAI's API."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Harmless:
-    """What a harmless field may hold besides null, in words and as a check.
+class IgnoredField:
+    """What a harmless field may contain in addition to null, as a description and as a check.
 
-    ``is_kept``: it is read after all, where no answer depends on it.
+    ``is_kept``: the field is read, but no answer depends on it.
     """
 
     expected: str
@@ -59,29 +59,31 @@ def _is_flat(value: object) -> bool:
     )
 
 
-LABEL = Harmless(expected=f"a text of at most {MAX_LABEL_CHARACTERS} characters", holds=_is_label)
-LABELS = Harmless(expected=f"an object of at most {MAX_LABELS} short texts", holds=_are_labels)
-BOOLEAN = Harmless(expected="true or false", holds=lambda value: isinstance(value, bool))
-OBJECT = Harmless(expected="an object", holds=lambda value: isinstance(value, dict))
-ANYTHING = Harmless(expected="anything", holds=lambda value: True)
-FLAT = Harmless(expected=f"an object of at most {MAX_LABELS} short values", holds=_is_flat)
+LABEL = IgnoredField(
+    expected=f"a text of at most {MAX_LABEL_CHARACTERS} characters", holds=_is_label
+)
+LABELS = IgnoredField(expected=f"an object of at most {MAX_LABELS} short texts", holds=_are_labels)
+BOOLEAN = IgnoredField(expected="true or false", holds=lambda value: isinstance(value, bool))
+OBJECT = IgnoredField(expected="an object", holds=lambda value: isinstance(value, dict))
+ANYTHING = IgnoredField(expected="anything", holds=lambda value: True)
+FLAT = IgnoredField(expected=f"an object of at most {MAX_LABELS} short values", holds=_is_flat)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Others:
-    """The fields of one object that are known and do nothing.
+class InertFields:
+    """The fields of one object that have no effect.
 
-    ``harmless`` ones are accepted with any value of their type, because they say something about
-    the request and not about the answer: labels, accounting, caching, hints for speed. ``neutral``
-    ones would change the answer, and are accepted only with the values that ask for nothing.
+    ``harmless`` fields are accepted with any value of their type, because they describe the request
+    and not the answer: labels, accounting, caching, performance hints. ``neutral`` ones would
+    change the answer, and are accepted only with values that request nothing.
     """
 
-    harmless: Mapping[str, Harmless] = field(default_factory=dict)
+    harmless: Mapping[str, IgnoredField] = field(default_factory=dict)
     neutral: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
 
 
-def without_others(values: Mapping[str, Any], others: Others, where: str) -> dict[str, Any]:
-    """``values`` without the fields that do nothing; raises ``ApiError`` for their other values."""
+def drop_inert_fields(values: Mapping[str, Any], others: InertFields, where: str) -> dict[str, Any]:
+    """Return ``values`` without fields that have no effect; raise ``ApiError`` for invalid ones."""
     kept = {}
     for name, value in values.items():
         if name in others.harmless:
@@ -89,7 +91,7 @@ def without_others(values: Mapping[str, Any], others: Others, where: str) -> dic
             if value is not None and not harmless.holds(value):
                 raise invalid(
                     f"{where}{name}",
-                    f"{where}{name} should be {harmless.expected}",
+                    f"{where}{name} must be {harmless.expected}",
                     code="invalid_type",
                 )
             if harmless.is_kept:
@@ -102,11 +104,11 @@ def without_others(values: Mapping[str, Any], others: Others, where: str) -> dic
             )
             raise invalid(
                 f"{where}{name}",
-                f"{where}{name} is not supported: leave it out, or give {allowed}",
+                f"{where}{name} is not supported: omit it, or set it to {allowed}",
                 code="unsupported_parameter",
             )
     return kept
 
 
 def _is_same(value: object, other: object) -> bool:
-    return type(value) is type(other) and value == other  # True is no 1, and 1.0 neither
+    return type(value) is type(other) and value == other  # True is not 1, and 1.0 is not either

@@ -1,8 +1,8 @@
-"""HTTP connections that nobody can hold without using them.
+"""HTTP connections that clients cannot hold open without using them.
 
-uvicorn has no limit on how long a request's head may take to come, nor on how long a client may
-leave an answer unread. Both are added to its protocol here; time-outs of bodies are with those who
-read them.
+uvicorn does not limit how long a request's head may take to arrive, nor how long a client may leave
+a response unread. This protocol adds both limits. Time-outs of bodies are enforced by the code that
+reads them.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ _log = logging.getLogger(__name__)
 _log.addFilter(LogRateFilter())
 
 MIN_TAKEN_BYTES = 16 * 2**10
-"""What a client must take of an answer in ``ApiLimits.send_seconds``."""
+"""Minimum that a client must receive of a response in ``ApiLimits.send_seconds``."""
 
 _NEVER_FULL_BYTES = 2**40
 
 RECEIVED_BYTES = 32 * 2**10
-"""Taken from a connection at a time, instead of asyncio's 256 KiB.
+"""Maximum read from a connection at a time, instead of asyncio's 256 KiB.
 
-With 64 large bodies coming at once, a round of the event loop would otherwise take 16 MiB, and
-every stream would wait for it.
+Otherwise, with 64 large bodies arriving at once, one iteration of the event loop would take 16 MiB,
+and every stream would wait for it.
 """
 
 
 class LimitedProtocol(H11Protocol):
-    """A connection with a time-out for heads and one for unread answers.
+    """A connection with time-outs for request heads and for unread responses.
 
-    The transport's buffer counts as full when it holds anything, so at most one piece of an answer
-    waits in this process.
+    The transport's buffer counts as full when it contains anything, so at most one piece of a
+    response waits in this process.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class LimitedProtocol(H11Protocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
-        self.logger = _log  # uvicorn's own has no bound on how much strangers make it write
+        self.logger = _log  # uvicorn's own has no limit on what clients can make it write
         self._limits = limits
         self.silent_since = time.monotonic()
         self.is_aborted = False
@@ -67,7 +67,7 @@ class LimitedProtocol(H11Protocol):
         return self.cycle is None or self.cycle.response_complete
 
     def abort(self) -> None:
-        """Close at once, whatever is still to be sent."""
+        """Close immediately and discard unsent data."""
         self.is_aborted = True
         self.transport.abort()
 
@@ -76,11 +76,12 @@ class LimitedProtocol(H11Protocol):
         super().connection_made(transport)
         self._below_tls = _hook_below_tls(transport, self.pause_writing, self.resume_writing)
         if self._below_tls is None:
-            # asyncio's TLS counts a buffer as full from ``high`` on, and others beyond it.
+            # asyncio's TLS transport considers a buffer full at ``high``, other transports above
+            # it.
             is_tls = transport.get_extra_info("sslcontext") is not None
             transport.set_write_buffer_limits(high=int(is_tls), low=0)
         else:
-            # What is written goes on to the transport below, which counts.
+            # Data passes on to the underlying transport, which does the counting.
             transport.set_write_buffer_limits(high=_NEVER_FULL_BYTES)
             self._below_tls.set_write_buffer_limits(high=0)
         transport.max_size = RECEIVED_BYTES  # type: ignore[attr-defined]
@@ -95,7 +96,7 @@ class LimitedProtocol(H11Protocol):
             self._start_head_timer()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is not HTTP; a request that is being answered can only be cut off."""
+        """Respond to invalid HTTP; if a response is in progress, it can only be cut off."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             super().send_400_response(msg)
         else:
@@ -105,7 +106,7 @@ class LimitedProtocol(H11Protocol):
             self.cycle.message_event.set()
 
     def on_response_complete(self) -> None:
-        """A request has been answered."""
+        """Note that a response is complete."""
         self.silent_since = time.monotonic()
         super().on_response_complete()
 
@@ -165,11 +166,11 @@ class LimitedProtocol(H11Protocol):
 def _hook_below_tls(
     transport: asyncio.BaseTransport, pause: Callable[[], None], resume: Callable[[], None]
 ) -> asyncio.WriteTransport | None:
-    """Return the transport that carries a TLS one, and be told when its buffer is full and empty.
+    """Return the transport below TLS, and get notified when its buffer becomes full or empty.
 
-    None for a transport without TLS. asyncio passes on none of that: a whole answer would count as
-    sent when it is encrypted, and nothing would show how much of it a client has taken. There is no
-    public way to it.
+    Returns None for a transport without TLS. asyncio does not forward these events: a whole
+    response would count as sent once it is encrypted, and nothing would show how much of it a
+    client has received. There is no public API for this.
     """
     protocol = getattr(transport, "_ssl_protocol", None)
     below = getattr(protocol, "_transport", None)
@@ -183,7 +184,7 @@ def _hook_below_tls(
 
     def resume_both() -> None:
         resume_tls()
-        if not below.get_write_buffer_size():  # TLS has had more to send
+        if not below.get_write_buffer_size():  # TLS had more to send
             resume()
 
     protocol.pause_writing, protocol.resume_writing = pause_both, resume_both

@@ -1,4 +1,4 @@
-"""How answers are written: the protocol of renderers, and what several dialects share."""
+"""The interface of renderers, and helpers that several dialects share."""
 
 from __future__ import annotations
 
@@ -17,35 +17,38 @@ EVENT_STREAM = "text/event-stream"
 """Server-sent events: https://html.spec.whatwg.org/multipage/server-sent-events.html"""
 
 WAITING_COMMENT = b": waiting\n\n"
-"""An event stream's comment, which clients skip."""
+"""A comment in an event stream, which clients ignore."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """Tokens of a request: each prompt once, and all that its choices were given.
+    """Token counts of a request: each prompt once, and the tokens of all choices.
 
-    ``num_cached_tokens`` of the prompts were not computed, because a cache had them.
-    ``num_reasoning_tokens`` of the new ones are what the model thought.
+    ``num_cached_tokens`` of the prompt tokens were found in a cache. ``num_reasoning_tokens`` of
+    the generated tokens were reasoning. ``num_drafted_tokens`` were drafted and verified, and
+    ``num_accepted_tokens`` of them were accepted.
     """
 
     num_prompt_tokens: int
     num_new_tokens: int
     num_cached_tokens: int = 0
     num_reasoning_tokens: int = 0
+    num_drafted_tokens: int = 0
+    num_accepted_tokens: int = 0
 
 
 class Renderer(Protocol):
-    """Writes one answer in one dialect, whole or as a stream. Each request has its own.
+    """Renders one answer in one dialect, whole or as a stream. Each request has its own.
 
-    The methods for streams return the bytes to send, which may be none. They are called in this
-    order: ``begin`` when the first delta is there, ``delta`` for each that is not empty, ``end``
-    after the last choice has ended, or ``failed`` instead of anything that would follow. Before
-    ``whole``, ``begin`` is called as well, and what it returns is not sent.
+    The methods for streams return the bytes to send, which may be empty. They are called in this
+    order: ``begin`` when the first delta is available, ``delta`` for each non-empty delta, ``end``
+    after the last choice has ended, or ``failed`` in place of anything that would follow. ``begin``
+    is also called before ``whole``, and its result is then discarded.
     """
 
     @property
     def request_id(self) -> str:
-        """What the request is called, in the answer and in the log."""
+        """The id of the request in the answer and in the log."""
         ...
 
     @property
@@ -55,32 +58,34 @@ class Renderer(Protocol):
 
     @property
     def waiting(self) -> bytes:
-        """What is sent where a stream has had nothing to send for long."""
+        """Return the keep-alive to send if a stream has been silent for long."""
         ...
 
     def begin(self, usage: Usage) -> bytes:
-        """What comes before everything else; ``usage`` has no new tokens yet."""
+        """Return what precedes everything else; ``usage`` counts no generated tokens yet."""
         ...
 
     def delta(self, index: int, delta: Delta) -> bytes:
-        """More of the choice ``index``."""
+        """Return an increment of the choice ``index``."""
         ...
 
     def end(self, usage: Usage) -> bytes:
-        """What comes after everything else."""
+        """Return what follows everything else."""
         ...
 
     def failed(self, error: ApiError) -> bytes:
-        """The end of a stream that cannot be completed."""
+        """Return the end of a stream that cannot be completed."""
         ...
 
     def whole(self, choices: Mapping[int, Sequence[Delta]], usage: Usage) -> bytes:
-        """The whole answer, whose choices have gained these deltas."""
+        """Return the whole answer, with the given deltas of its choices."""
         ...
 
 
 def scored_json(scored: ScoredToken, tokenizer: Tokenizer, *, least: float = -math.inf) -> Json:
-    """Return a token and the likeliest in its place; no log-probability is below ``least``."""
+    """Return a token and the most likely ones in its place; log-probabilities are at least
+    ``least``.
+    """
 
     def one(token: int, logprob: float | None) -> Json:
         data = tokenizer.token_bytes(token)
@@ -95,7 +100,7 @@ def scored_json(scored: ScoredToken, tokenizer: Tokenizer, *, least: float = -ma
 
 
 def event(data: bytes, name: str | None = None) -> bytes:
-    """Return a server-sent event; ``data`` has no line breaks."""
+    """Return a server-sent event; ``data`` contains no line breaks."""
     if name is None:
         return b"data: " + data + b"\n\n"
     return b"event: " + name.encode() + b"\ndata: " + data + b"\n\n"

@@ -1,4 +1,4 @@
-"""Serves the application on an address, in the event loop that is there."""
+"""Run the application on an address, in the current event loop."""
 
 from __future__ import annotations
 
@@ -11,38 +11,45 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 import uvicorn
 
 from potluck.api.acceptor import Acceptor, max_connections
-from potluck.api.app import build_app
+from potluck.api.app import Page, build_app
 from potluck.api.config import ApiConfig
 from potluck.api.protocol import LimitedProtocol
 from potluck.errors import PotluckError, UsageError
 from potluck.types.gateway import Gateway
 
 _SEND_BUFFER_BYTES = 128 * 2**10
-"""Of the kernel, per connection: what a client leaves unread must soon be noticed."""
+"""Kernel send buffer per connection: data that a client does not read must be noticed soon."""
 
 _PROBE_IDLE_SECONDS = 20
 _PROBE_INTERVAL_SECONDS = 10
 _VANISHED_SECONDS = 60
-"""A client whose machine is gone, and closes nothing, is noticed after this time, whether something
-is being sent to it or not: requests that wait are sent nothing. Three times as long as a client may
-leave an answer unread, as a window that is closed looks the same to the kernel (``tcp(7)``)."""
+"""Time after which a client whose machine is gone without closing the connection is detected,
+whether or not data is being sent: nothing is sent to queued requests. It is three times as long as
+a client may leave a response unread, because a closed window looks the same to the kernel
+(``tcp(7)``)."""
 
 _TICK_SECONDS = 1.0
 _LAST_WORDS_SECONDS = 1.0
-"""For the errors that end what is left at a shutdown, and again for what hears nothing."""
+"""Grace period for sending the final errors at a shutdown, and again for unresponsive connections.
+"""
 
 
 @asynccontextmanager
-async def serve(gateway: Gateway, config: ApiConfig) -> AsyncIterator[str]:
-    """Serve until the block is left; gives the address, ``http://IP:PORT`` or ``https://…``.
+async def serve(
+    gateway: Gateway, config: ApiConfig, page: Page | None = None
+) -> AsyncIterator[str]:
+    """Serve until the block exits; yields the URL, ``http://IP:PORT`` or ``https://…``.
 
-    Leaving the block stops listening, lets requests go on for ``shutdown_seconds``, and ends what
-    is left with an error, within two more seconds. Raises ``UsageError`` for an address that is not
-    loopback without keys, and ``PotluckError`` if it cannot be listened on.
+    With ``page``, the web page is served at ``/``.
+
+    When the block exits, the server stops listening, lets requests run for ``shutdown_seconds``,
+    and ends the remaining ones with an error within two more seconds. Raises ``UsageError`` for an
+    address that is not loopback if there are no keys, and ``PotluckError`` if it cannot listen on
+    the address.
     """
     listener = _listen(config)
     ending = asyncio.Event()
-    server = _Server(_uvicorn_config(gateway, config, ending), config, ending)
+    server = _Server(_uvicorn_config(gateway, config, ending, page), config, ending)
     task = asyncio.create_task(server.serve(sockets=[listener]), name="http")
     try:
         await server.wait_started(task)
@@ -55,9 +62,11 @@ async def serve(gateway: Gateway, config: ApiConfig) -> AsyncIterator[str]:
             listener.close()
 
 
-def _uvicorn_config(gateway: Gateway, config: ApiConfig, ending: asyncio.Event) -> uvicorn.Config:
+def _uvicorn_config(
+    gateway: Gateway, config: ApiConfig, ending: asyncio.Event, page: Page | None
+) -> uvicorn.Config:
     return uvicorn.Config(
-        build_app(gateway, config, ending),
+        build_app(gateway, config, ending, page),
         http="h11",
         ws="none",
         lifespan="off",
@@ -70,7 +79,7 @@ def _uvicorn_config(gateway: Gateway, config: ApiConfig, ending: asyncio.Event) 
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server without its signal handlers, its polling, and its unbounded patience."""
+    """uvicorn's server without its signal handlers, its polling, and its unlimited shutdown."""
 
     def __init__(self, server: uvicorn.Config, config: ApiConfig, ending: asyncio.Event) -> None:
         super().__init__(server)
@@ -82,7 +91,7 @@ class _Server(uvicorn.Server):
         self._acceptors: list[Acceptor] = []
 
     async def wait_started(self, task: asyncio.Task[None]) -> None:
-        """Return when the server listens; raise what ended ``task`` before that."""
+        """Return when the server listens; raise the exception if ``task`` ended before that."""
         listening = asyncio.ensure_future(self._listening.wait())
         try:
             await asyncio.wait((listening, task), return_when=asyncio.FIRST_COMPLETED)
@@ -98,7 +107,7 @@ class _Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Signals are the agent's."""
+        """Leave signals to the agent."""
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -125,13 +134,13 @@ class _Server(uvicorn.Server):
         return LimitedProtocol(self._limits, self.config, self.server_state, self.lifespan.state)
 
     async def main_loop(self) -> None:
-        """Wait for the end; meanwhile the date in the headers is kept up."""
+        """Wait for the end; meanwhile keep the date in the headers up to date."""
         while not await self.on_tick(0):
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), _TICK_SECONDS)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """End politely, then less so."""
+        """Shut down gracefully first, then forcibly."""
         for acceptor in self._acceptors:
             acceptor.close()
         for connection in list(self.server_state.connections):
@@ -152,20 +161,20 @@ class _Server(uvicorn.Server):
 
 def _listen(config: ApiConfig) -> socket.socket:
     if not 0 <= config.port < 1 << 16:
-        raise UsageError(f"there is no port {config.port}", hint="give one from 0 to 65535")
+        raise UsageError(f"{config.port} is not a valid port", hint="use a port from 0 to 65535")
     try:
         family, _, _, _, address = socket.getaddrinfo(
             config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
     except (OSError, UnicodeError) as error:
         raise UsageError(
-            f"there is no address {config.host!r} to listen on",
-            hint="give an IP address of this machine, or leave it out",
+            f"cannot listen on {config.host!r}: no such address",
+            hint="use an IP address of this machine, or omit it",
         ) from error
     if config.keys is None and not ipaddress.ip_address(address[0]).is_loopback:
         raise UsageError(
-            f"{address[0]} can be reached from other machines, and there are no API keys",
-            hint="give --api-key-file FILE (made with a first key), or listen on 127.0.0.1",
+            f"{address[0]} is reachable from other machines, but no API keys are set",
+            hint="set --api-key-file FILE (created with a first key), or listen on 127.0.0.1",
         )
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -176,13 +185,14 @@ def _listen(config: ApiConfig) -> socket.socket:
         listener.close()
         raise PotluckError(
             f"cannot listen on {config.host} port {config.port}: {error.strerror}",
-            hint="give another with --http HOST:PORT (port 0: any free one), or --no-http",
+            hint="choose another address with --http HOST:PORT (port 0: any free port), or "
+            "use --no-http",
         ) from error
     return listener
 
 
 def _set_options_of_connections(listener: socket.socket) -> None:
-    """Connections inherit them."""
+    """Set socket options that accepted connections inherit."""
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in (

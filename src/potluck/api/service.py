@@ -1,4 +1,4 @@
-"""What every dialect answers with: bodies read, models found, answers run and sent."""
+"""Shared by all dialects: reads bodies, resolves models, runs answers and sends them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ from potluck.grammars.check import GrammarChecker
 from potluck.types.gateway import Gateway, ModelStatus, ServedModel
 
 _DECODED_AT_ONCE_BYTES = 8 * 1024
-"""In the event loop: to change threads would take longer than to decode, about 0.1 ms."""
+"""Bodies up to this size are decoded in the event loop: switching threads would take longer than
+decoding, about 0.1 ms."""
 
 _log = logging.getLogger(__name__)
 
@@ -37,7 +38,7 @@ _R = TypeVar("_R")
 
 
 class ApiService:
-    """For use in the event loop. Once ``ending`` is set, every answer ends with an error."""
+    """For use in the event loop. Once ``ending`` is set, every response ends with an error."""
 
     def __init__(
         self,
@@ -59,12 +60,12 @@ class ApiService:
 
     @property
     def gateway(self) -> Gateway:
-        """The agent."""
+        """The agent's gateway."""
         return self._gateway
 
     @property
     def limits(self) -> ApiLimits:
-        """What clients may take."""
+        """The limits on clients."""
         return self._limits
 
     async def computed(
@@ -76,10 +77,9 @@ class ApiService:
         *,
         prompt_param: str,
     ) -> _R:
-        """Compute what answers a request that no sequence is needed for.
+        """Answer a request that requires no sequence.
 
-        ``compute`` does it, on a thread; the other arguments are as in ``answer``. Raises
-        ``ApiError``.
+        ``compute`` runs in a thread; the other arguments are as in ``answer``. Raises ``ApiError``.
         """
         async with self._bodies.read(request) as body:
 
@@ -90,10 +90,10 @@ class ApiService:
             try:
                 return await while_connected(request.receive, self._ending, work())
             except PotluckError as error:
-                raise self._told(error, None, prompt_param) from error
+                raise self._api_error(error, None, prompt_param) from error
 
     async def model(self, model_id: str) -> ServedModel:
-        """The model, ready or not: where it is being loaded, the request waits at the gateway."""
+        """Return the model, ready or not: while it loads, requests wait at the gateway."""
         self.status(model_id)
         model = await self._gateway.served_model(model_id)
         prefixes = self._dropped_system_lines
@@ -102,29 +102,29 @@ class ApiService:
         encoder = WithoutLines(encoder=model.encode_chat, prefixes=prefixes)
         return replace(model, encode_chat=encoder)
 
-    def model_id(self, asked: str | None) -> str:
-        """Return the model that is asked; the one that is deployed where none is named.
+    def model_id(self, model_id: str | None) -> str:
+        """Return the id of the requested model; the deployed one if the request names none.
 
         Raises ``ApiError`` if there are several.
         """
-        if asked is not None:
-            return asked
+        if model_id is not None:
+            return model_id
         known = [status.model_id for status in self._gateway.models()]
         if len(known) != 1:
             raise invalid(
                 "model",
-                f"model is missing, and {len(known)} models are deployed: name one",
+                f"model is required: {len(known)} models are deployed",
                 code="missing_required_parameter",
             )
         return known[0]
 
     def status(self, model_id: str) -> ModelStatus:
-        """The model of that name. Raises ``ApiError`` (404) if it is not deployed."""
+        """Return the status of the model. Raises ``ApiError`` (404) if it is not deployed."""
         for status in self._gateway.models():
             if status.model_id == model_id:
                 return status
         raise ApiError(
-            404, f"there is no model {model_id[:200]!r} here", code="model_not_found", param="model"
+            404, f"model {model_id[:200]!r} is not deployed", code="model_not_found", param="model"
         )
 
     async def answer(
@@ -137,11 +137,11 @@ class ApiService:
         prompt_param: str,
         names: Mapping[str, str] = MappingProxyType({}),
     ) -> Response:
-        """Answer a request for text.
+        """Answer a text request.
 
-        ``parse`` reads its body, ``model_of`` names the model that is asked, and ``prepare`` does
-        the rest, on a thread. ``prompt_param`` is what the dialect calls the prompt, and ``names``
-        what it calls other fields of ``Asked``, where it has a name of its own.
+        ``parse`` parses its body, ``model_of`` returns the name of the requested model, and
+        ``prepare`` does the rest in a thread. ``prompt_param`` is the dialect's name of the prompt,
+        and ``names`` maps other fields of ``GenerationRequest`` to the dialect's names.
         """
         async with self._bodies.read(request) as body:
 
@@ -159,8 +159,8 @@ class ApiService:
                 silence_seconds=self._limits.silence_seconds,
             )
 
-            def told(error: PotluckError) -> ApiError:
-                return renamed(self._told(error, answer.model_id, prompt_param), names)
+            def api_error(error: PotluckError) -> ApiError:
+                return renamed(self._api_error(error, answer.model_id, prompt_param), names)
 
             try:
                 prepared = await while_connected(request.receive, self._ending, answer.start())
@@ -169,15 +169,15 @@ class ApiService:
                     return Response(whole, media_type="application/json")
                 pieces = answer.pieces()
                 first = await anext(pieces)
-                return AnswerStream(first, pieces, self._ending, prepared.renderer, told)
+                return AnswerStream(first, pieces, self._ending, prepared.renderer, api_error)
             except BaseException as error:
                 await answer.aclose()
                 if isinstance(error, PotluckError):
-                    raise told(error) from error
+                    raise api_error(error) from error
                 raise
 
     async def _check_grammar(self, job: Job) -> None:
-        """Raise ``ParameterError`` for a grammar that the last stage could not follow."""
+        """Raise ``ParameterError`` for a grammar that the last stage could not apply."""
         grammar = job.requests[0].grammar if job.requests else None
         if grammar is not None:
             await in_thread(
@@ -217,7 +217,7 @@ class ApiService:
             try:
                 whole = await while_connected(request.receive, self._ending, work())
             except PotluckError as error:
-                raise self._told(error, model_id, prompt_param) from error
+                raise self._api_error(error, model_id, prompt_param) from error
             return Response(whole, media_type="application/json")
 
     async def _prepared(
@@ -227,25 +227,27 @@ class ApiService:
         model_of: Callable[[_T], str],
         prepare: Callable[[_T, ServedModel], _R],
     ) -> _R:
-        """Read a body and work on it, off the event loop where that takes long.
+        """Parse a body and prepare its answer, in a thread if that takes long.
 
         Raises ``PotluckError``.
         """
         async with self._preparation.turn(len(body.data)):
             if len(body.data) <= _DECODED_AT_ONCE_BYTES:
-                asked = parse(body.data)
+                parsed = parse(body.data)
             else:
-                asked = await in_thread(lambda: parse(body.data))
-            model = await self.model(model_of(asked))
-            return await in_thread(lambda: prepare(asked, model))
+                parsed = await in_thread(lambda: parse(body.data))
+            model = await self.model(model_of(parsed))
+            return await in_thread(lambda: prepare(parsed, model))
 
-    def _told(self, error: PotluckError, model_id: str | None, prompt_param: str) -> ApiError:
-        """What the client is told of ``error``, which the gateway raised for its request."""
+    def _api_error(self, error: PotluckError, model_id: str | None, prompt_param: str) -> ApiError:
+        """Convert ``error``, which the gateway raised for a request, to the error that the client
+        sees.
+        """
         models = self._gateway.models()
         status = next((each for each in models if each.model_id == model_id), None)
         return to_api_error(error, prompt_param=prompt_param, status=status)
 
 
 def json_response(value: object) -> Response:
-    """``value`` as JSON."""
+    """Return ``value`` as a JSON response."""
     return Response(msgspec.json.encode(value), media_type="application/json")

@@ -1,8 +1,8 @@
-"""Lines of system messages that clients change with every request.
+"""Remove lines of system messages that change with every request.
 
-Claude Code, for one, begins its system prompt with a line that has a checksum of the request. The
-model learns nothing from it, and a prompt that differs in its first line shares nothing with the
-prefix cache.
+Claude Code, for example, starts its system prompt with a line that contains a checksum of the
+request. The line is of no use to the model, and a prompt that differs in its first line shares
+nothing with the prefix cache.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from dataclasses import dataclass, replace
 from potluck.types.text import ChatEncoder, ChatEnding, ChatMessage, ChatPrompt, Tool
 
 KNOWN_CHANGING_LINES = ("x-anthropic-billing-header:",)
-"""How lines begin that are known to change: that of Claude Code."""
+"""Known beginnings of such lines: Claude Code's."""
 
 _ROLES = frozenset({"system", "developer"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WithoutLines:
-    """A ``ChatEncoder`` that leaves out the lines of system messages with certain beginnings."""
+    """A ``ChatEncoder`` that removes lines of system messages with certain prefixes."""
 
     encoder: ChatEncoder
     prefixes: tuple[str, ...]
@@ -49,10 +49,10 @@ class WithoutLines:
 def without_lines(
     messages: Sequence[ChatMessage], prefixes: tuple[str, ...]
 ) -> Sequence[ChatMessage]:
-    """Return ``messages`` without the lines of system messages that begin with a prefix.
+    """Return ``messages`` without the lines of system messages that start with a prefix.
 
-    Empty lines after such a line go with it. A system message that has nothing else goes as a
-    whole, unless it is the only message.
+    Empty lines after such a line are removed with it. A system message that contains nothing else
+    is removed entirely, unless it is the only message.
     """
     kept: list[ChatMessage] = []
     for message in messages:

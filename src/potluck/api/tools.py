@@ -1,4 +1,4 @@
-"""Tools as every dialect checks them."""
+"""Validation of tools, shared by all dialects."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from potluck.types.output import ToolMode, ToolUse
 from potluck.types.text import Tool
 
 MAX_TOOLS = 512
-"""OpenAI takes 128; agents with many servers of tools have sent more."""
+"""OpenAI allows 128 tools; agents that use many tool servers have sent more."""
 
 _NAME = re.compile(r"[a-zA-Z0-9_.:/-]{1,128}")
 
 
 class FunctionBody(BaseModel):
-    """A function that the model may call, as OpenAI's chats and Ollama's have it.
+    """A function that the model can call, as in OpenAI's chat API and Ollama's.
 
     ``parameters`` is a JSON schema.
     """
@@ -51,27 +51,25 @@ def tool_use(
     where: str = "tools",
     where_chosen: str = "tool_choice",
 ) -> ToolUse:
-    """Return tools with their use. Raises ``ApiError`` for what makes no sense.
+    """Return tools with their choice. Raises ``ApiError`` for inconsistent values.
 
-    ``where`` and ``where_chosen`` are what the dialect calls the tools and the choice of them.
+    ``where`` and ``where_chosen`` are the dialect's names of the tools and the tool choice.
     """
     if len(tools) > MAX_TOOLS:
-        raise invalid(where, f"{where} has {len(tools)} tools, and may have {MAX_TOOLS}")
+        raise invalid(where, f"{where} has {len(tools)} tools; the limit is {MAX_TOOLS}")
     seen: set[str] = set()
     for index, tool in enumerate(tools):
         if not _NAME.fullmatch(tool.name):
             raise invalid(
                 f"{where}[{index}].name",
-                f"{where}[{index}] has the name {tool.name[:40]!r}: a name has 1 to 128 letters,"
-                " digits and any of _ . : / -",
+                f"{where}[{index}] has the invalid name {tool.name[:40]!r}: names have 1 to "
+                "128 letters, digits and any of _ . : / -",
             )
         if tool.name in seen:
-            raise invalid(
-                f"{where}[{index}].name", f"{where} has two tools with the name {tool.name}"
-            )
+            raise invalid(f"{where}[{index}].name", f"{where} has two tools named {tool.name}")
         seen.add(tool.name)
     if not tools and mode is ToolMode.REQUIRED:
-        raise invalid(where_chosen, f"{where_chosen} wants a tool to be called, and there is none")
+        raise invalid(where_chosen, f"{where_chosen} requires a tool call, but there are no tools")
     if name is not None and name not in seen:
-        raise invalid(where_chosen, f"{where_chosen} names {name[:40]!r}, which {where} lacks")
+        raise invalid(where_chosen, f"{where_chosen} names {name[:40]!r}, which is not in {where}")
     return ToolUse(tools=tuple(tools), mode=mode, name=name, is_parallel=is_parallel)

@@ -1,7 +1,7 @@
-"""Requests that are answered with vectors, in no dialect: embeddings, and scores of documents.
+"""Requests for vectors, independent of dialects: embeddings and document scores.
 
-A dialect makes an ``EmbedAsked`` or a ``RankAsked`` of a body, and writes what comes of it;
-``ApiService.vectors`` has the vectors computed.
+A dialect converts a body to an ``EmbeddingRequest`` or a ``RerankRequest``, and renders the result;
+``ApiService.vectors`` computes the vectors.
 """
 
 from __future__ import annotations
@@ -26,23 +26,24 @@ from potluck.types.gateway import Gateway, LiveSequence, ServedModel
 from potluck.types.sequence import Cancel, SequenceRequest, SequenceUpdate
 
 MAX_INPUTS = 2048
-"""Of a request, as in OpenAI's API."""
+"""Maximum number of inputs of a request, as in OpenAI's API."""
 
 MAX_NUMBERS = 2**21
-"""Of all embeddings of an answer, which take some 100 bytes each while it is written as JSON."""
+"""Maximum number of numbers in an answer; each takes about 100 bytes while it is written as JSON.
+"""
 
 _MAX_AT_ONCE = 32
-"""Sequences of a request that are computed or wait. More at once would not be faster: a step has at
-most 64 sequences, and of short texts only."""
+"""Maximum number of a request's sequences in progress. More would not be faster: a step has at most
+64 sequences, and only of short texts."""
 
 _TICK_SECONDS = 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EmbedAsked:
-    """Embeddings of ``inputs``, each a text or tokens.
+class EmbeddingRequest:
+    """A request to embed ``inputs``, each a text or tokens.
 
-    With ``truncates`` the end of a text that is too long is left out.
+    With ``truncates``, texts that are too long are truncated at the end.
     """
 
     model_id: str
@@ -53,8 +54,8 @@ class EmbedAsked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankAsked:
-    """Scores of pairs of a query and a document."""
+class RerankRequest:
+    """A request to score pairs of a query and a document."""
 
     model_id: str
     pairs: Sequence[tuple[str, str]]
@@ -71,15 +72,15 @@ class VectorJob:
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Of all inputs together."""
+        """Number of tokens of all inputs together."""
         return sum(len(each.prompt_tokens) for each in self.requests)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedVectors:
-    """A request that was read and understood, and how its answer is written.
+    """A request that has been parsed and validated, and the renderer of its answer.
 
-    ``write`` takes the vectors of the sequences, in their order, and may take a while.
+    ``write`` renders the vectors of the sequences, in their order, and may take a while.
     """
 
     job: VectorJob
@@ -89,26 +90,30 @@ class PreparedVectors:
 
 
 def embed_job(
-    asked: EmbedAsked, model: ServedModel, limits: ApiLimits, *, param: str = "input"
+    request: EmbeddingRequest, model: ServedModel, limits: ApiLimits, *, param: str = "input"
 ) -> VectorJob:
-    """What embeds texts. ``param`` is what the dialect calls them. Raises ``PotluckError``."""
+    """Build the job that embeds texts. ``param`` is the dialect's name of them. Raises
+    ``PotluckError``.
+    """
     config = model.embedding
     if config is None:
-        raise invalid("model", f"{model.model_id} makes no embeddings: it scores documents")
-    check_dimensions(asked.dimensions, model.vector_size)
-    num_inputs = _checked_count(len(asked.inputs), param)
-    if num_inputs * (asked.dimensions or model.vector_size) > MAX_NUMBERS:
+        raise invalid(
+            "model", f"{model.model_id} is a reranking model and does not support embeddings"
+        )
+    check_dimensions(request.dimensions, model.vector_size)
+    num_inputs = _checked_count(len(request.inputs), param)
+    if num_inputs * (request.dimensions or model.vector_size) > MAX_NUMBERS:
         raise invalid(
             param,
-            f"{num_inputs} embeddings of {asked.dimensions or model.vector_size} numbers are more"
-            f" than the {MAX_NUMBERS} numbers that an answer may have: send fewer inputs",
+            f"{num_inputs} embeddings of {request.dimensions or model.vector_size} numbers "
+            f"exceed the limit of {MAX_NUMBERS} numbers per response: send fewer inputs",
         )
     prompts = []
-    for each in asked.inputs:
+    for each in request.inputs:
         if not each:
-            raise invalid(param, f"{param} has an empty text: give at least one character")
+            raise invalid(param, f"{param} has an empty text: send at least one character")
         tokens = (
-            _embedded_tokens(each, model, limits, truncates=asked.truncates)
+            _embedded_tokens(each, model, limits, truncates=request.truncates)
             if isinstance(each, str)
             else each
         )
@@ -131,23 +136,23 @@ def _embedded_tokens(
 
 
 def rank_job(
-    asked: RankAsked, model: ServedModel, limits: ApiLimits, *, param: str = "documents"
+    request: RerankRequest, model: ServedModel, limits: ApiLimits, *, param: str = "documents"
 ) -> VectorJob:
-    """What scores documents. ``param`` is what the dialect calls them. Raises ``PotluckError``."""
+    """Build the job that scores documents. ``param`` is the dialect's name of them. Raises
+    ``PotluckError``.
+    """
     if model.rerank is None or model.encode_pair is None:
-        raise invalid(
-            "model", f"{model.model_id} scores no documents: it was not made as a reranker"
-        )
-    _checked_count(len(asked.pairs), param)
+        raise invalid("model", f"{model.model_id} is not a reranking model")
+    _checked_count(len(request.pairs), param)
     prompts = [
         checked_prompt(
-            model.encode_pair(query, document, instruction=asked.instruction),
+            model.encode_pair(query, document, instruction=request.instruction),
             model,
             limits,
             param,
             num_new_tokens=0,
         )
-        for query, document in asked.pairs
+        for query, document in request.pairs
     ]
     pooling = model.rerank.pooling
     return VectorJob(
@@ -158,21 +163,23 @@ def rank_job(
 def embeddings(
     vectors: Sequence[bytes], model: ServedModel, dimensions: int | None
 ) -> list[NDArray[np.float32]]:
-    """Return the embeddings that ``vectors`` of an ``embed_job`` are."""
+    """Convert ``vectors`` of an ``embed_job`` to embeddings."""
     if model.embedding is None:
-        raise ValueError("the model makes no embeddings")
+        raise ValueError("the model does not support embeddings")
     return [embedding_of(each, model.embedding, dimensions) for each in vectors]
 
 
 def scores(vectors: Sequence[bytes], model: ServedModel) -> list[float]:
-    """Return the scores that ``vectors`` of a ``rank_job`` are."""
+    """Convert ``vectors`` of a ``rank_job`` to scores."""
     if model.rerank is None:
-        raise ValueError("the model scores no documents")
+        raise ValueError("the model is not a reranking model")
     return [score_of(each, model.rerank) for each in vectors]
 
 
 async def compute(prepared: PreparedVectors, gateway: Gateway, metrics: ApiMetrics) -> list[bytes]:
-    """Return the vectors of the sequences; cancelled, all of them end. Raises ``PotluckError``."""
+    """Compute the vectors of the sequences; if cancelled, cancel all of them. Raises
+    ``PotluckError``.
+    """
     job = prepared.job
     metrics.meter(job.model.model_id, time.perf_counter()).prompts(job.num_prompt_tokens)
     live = [
@@ -209,11 +216,11 @@ def _vector_of(update: SequenceUpdate | Exception) -> bytes:
         raise update
     vector = update.tokens[0].vector
     if vector is None:
-        raise EngineError("the model gave a token in the place of a vector")
+        raise EngineError("the model returned a token instead of a vector")
     return vector
 
 
 def _checked_count(count: int, param: str) -> int:
     if not 1 <= count <= MAX_INPUTS:
-        raise invalid(param, f"{param} has {count} entries, and may have 1 to {MAX_INPUTS}")
+        raise invalid(param, f"{param} has {count} entries; it must have 1 to {MAX_INPUTS}")
     return count

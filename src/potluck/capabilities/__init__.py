@@ -1,4 +1,6 @@
-"""What this node can do, as schedulers ask for it (``potluck.types.capabilities``)."""
+"""The capabilities of this node, in the form that schedulers use
+(``potluck.types.capabilities``).
+"""
 
 from potluck.capabilities.ask import device_capabilities
 

@@ -1,4 +1,4 @@
-"""``potluck.device_capabilities``: the probe, asked so that no machine and no caller is harmed."""
+"""``potluck.device_capabilities``: run the probe without risk for the caller or the machine."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 DEFAULT_TIMEOUT_SECONDS = 10.0
-"""Trying the native backend takes one to three on a small board, and NVML under one."""
+"""Trying the native backend takes one to three seconds on a small board, and NVML less than one."""
 
 _LEAST_SECONDS = 1.0
-"""To import the probe and to read files, on a board that is busy."""
+"""The time to import the probe and to read files on a busy board."""
 
 _FIND_SHARE = 0.5
-"""Of the time, for finding devices; the rest is for trying them."""
+"""The share of the time for finding devices; the rest is for trying them."""
 
 _Tell = Callable[[DeviceCapabilities], None]
 
@@ -46,19 +46,19 @@ def device_capabilities(
     backend: str | None = None,
     allow_software: bool = False,
 ) -> DeviceCapabilities:
-    """What this node can do: the unit that serves, and all devices in the same way.
+    """Return this node's capabilities: those of the unit that serves, and of all devices.
 
-    Never raises because of the machine, and returns after ``timeout_seconds`` (1 at least) with
-    what is known by then: what is not known is None, and its source says why. What has begun goes
-    on in the background, so that a later call knows it.
+    Never raises because of the machine, and returns after ``timeout_seconds`` (at least 1) with the
+    values known by then: unknown values are None, and their source says why. Running tests continue
+    in the background, so that a later call has their results.
 
-    Files are read in threads of this process. No library of a driver is loaded into it: what
-    touches one runs in a child process with a deadline and a limit of memory. Backends are tried as
-    ``potluck probe`` tries them, and what they gave is kept in the probe's cache: the first call
-    takes seconds, later ones a fraction of one. ``measure`` measures the rates that are not known
-    yet, which takes seconds for each unit; without it they are those that ``potluck probe
-    --measure`` or an agent measured before, else derived or from a table. ``backend`` and
-    ``allow_software`` choose as ``--backend`` and ``--allow-software`` do.
+    Files are read in threads of this process. No driver library is loaded into this process: all
+    code that uses one runs in a child process with a deadline and a memory limit. Backends are
+    tried as in ``potluck probe``, and the results are stored in the probe's cache: the first call
+    takes seconds, later ones a fraction of a second. With ``measure``, unknown rates are measured,
+    which takes seconds per unit. Without it, rates are those that ``potluck probe --measure`` or an
+    agent measured before, or else derived or from a table. ``backend`` and ``allow_software`` have
+    the same effect as ``--backend`` and ``--allow-software``.
 
     May be called at any time, in any thread and after a fork. It blocks: in a coroutine use
     ``await asyncio.to_thread(potluck.device_capabilities)``.
@@ -74,29 +74,29 @@ def device_capabilities(
 
     try:
         threading.Thread(target=ask, name="capabilities", daemon=True).start()
-    except RuntimeError:  # there may be no more threads, or the interpreter is about to end
+    except RuntimeError:  # no more threads can be started, or the interpreter is shutting down
         ask()
     latest = None
     try:
         while (answer := answers.get(timeout=max(0.0, end - time.monotonic()))) is not None:
             latest = answer
     except queue.Empty:
-        _log.info("the probe has not ended after %g s", seconds)
-    return latest or unknown_node(f"nothing was found out within {seconds:g} s")
+        _log.info("the probe did not finish within %g s", seconds)
+    return latest or unknown_node(f"there was no result within {seconds:g} s")
 
 
 def _ask(question: _Question, tell: _Tell) -> None:
-    """Tell what is known each time that more is, or why nothing is."""
+    """Report the capabilities whenever they change, or the reason why they are unknown."""
     has_told = False
 
-    def told(capabilities: DeviceCapabilities) -> None:
+    def send(capabilities: DeviceCapabilities) -> None:
         nonlocal has_told
         has_told = True
         tell(capabilities)
 
     try:
-        _probe(question, told)
-    except Exception as error:  # noqa: BLE001 - the border to a caller that expects none
+        _probe(question, send)
+    except Exception as error:  # noqa: BLE001 - the caller expects no exceptions
         reason = f"the probe failed with {type(error).__name__}: {error}"
         _log.warning("%s", reason)
         _log.debug("%s", reason, exc_info=True)
@@ -105,14 +105,15 @@ def _ask(question: _Question, tell: _Tell) -> None:
 
 
 def _probe(question: _Question, tell: _Tell) -> None:
-    # Imported here, as even a module may be what cannot be loaded.
+    # Imported here, since a module may fail to load.
     from potluck.capabilities.describe import describe_node
     from potluck.engines.backends import BACKENDS
-    from potluck.probe.all_layers import LAYERS
+    from potluck.probe.all_detectors import DETECTORS
     from potluck.probe.cache import ProbeCache, default_cache_path
     from potluck.probe.choose import choose_units
-    from potluck.probe.cores import default_num_threads
-    from potluck.probe.machine_name import machine_name
+    from potluck.probe.machine.cores import default_num_threads
+    from potluck.probe.machine.machine_name import machine_name
+    from potluck.probe.machine.system import THIS_MACHINE
     from potluck.probe.probe import (
         Measuring,
         ProbeOptions,
@@ -120,29 +121,28 @@ def _probe(question: _Question, tell: _Tell) -> None:
         probe_node,
         waiting_devices,
     )
-    from potluck.probe.system import THIS_MACHINE
     from potluck.types.unit import backend_of
 
     model = machine_name(THIS_MACHINE) or unnamed_machine()
-    asked = question.backend
+    backend = question.backend
     options = ProbeOptions(
         backends=BACKENDS,
         num_threads=default_num_threads(),
         measuring=Measuring.IF_UNKNOWN if question.measure else Measuring.NEVER,
         deadline_seconds=_FIND_SHARE * (question.end - time.monotonic()),
         allow_software=question.allow_software,
-        asked_backend=None if asked is None else backend_of(asked),
+        asked_backend=None if backend is None else backend_of(backend),
     )
 
-    def tell_of(report: ProbeReport) -> None:
-        units = choose_units(report, asked=asked, allow_software=question.allow_software)
+    def send_report(report: ProbeReport) -> None:
+        units = choose_units(report, requested=backend, allow_software=question.allow_software)
         tell(describe_node(report, model, units, waiting_devices(report, options)))
 
-    tell_of(files_report(THIS_MACHINE))
+    send_report(files_report(THIS_MACHINE))
     probe_node(
         THIS_MACHINE,
         options,
         ProbeCache(default_cache_path(os.environ)),
-        layers=LAYERS,
-        on_report=tell_of,
+        detectors=DETECTORS,
+        on_report=send_report,
     )

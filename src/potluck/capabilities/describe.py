@@ -1,4 +1,4 @@
-"""A node's report in a scheduler's words. Pure."""
+"""Convert a node's report to the form that schedulers use. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from potluck.engines.arithmetic import f16_support, int8_support
-from potluck.probe.derive import merge_figures
+from potluck.probe.chips.derive import merge_figures
 from potluck.types.capabilities import (
     DeviceCapabilities,
     Flops,
@@ -14,23 +14,16 @@ from potluck.types.capabilities import (
     Sources,
     Support,
 )
-from potluck.types.hardware import (
-    Device,
-    Figure,
-    Figures,
-    MemoryFacts,
-    Origin,
-    ProbeReport,
-    Trial,
-)
+from potluck.types.hardware import Device, Figure, Figures, Origin, ProbeReport, Trial
+from potluck.types.memory import MemoryFacts
 from potluck.types.unit import ChosenUnit, Role
 
 _MIB = 1 << 20
 _TERA = 1e12
 _ROLES = tuple(Role)
-_NO_BACKEND = "no backend of this build runs on it"
+_NO_BACKEND = "no backend in this build supports it"
 _NOT_YET = "not tried yet"
-_SOFTWARE = "software on the CPU: allow_software uses it"
+_SOFTWARE = "software-emulated: use allow_software to enable it"
 
 
 def describe_node(
@@ -39,11 +32,11 @@ def describe_node(
     units: Sequence[ChosenUnit],
     waiting: Collection[str] = (),
 ) -> DeviceCapabilities:
-    """The unit that serves on a node called ``model``, with all devices of it.
+    """Return the capabilities of a node called ``model``, and of all of its devices.
 
-    ``report`` has a CPU at least; ``units`` are what ``choose_units`` makes of it. Of several that
-    serve the one that decodes fastest stands for the node, and the CPU where none does. On devices
-    whose ids are in ``waiting`` a backend is still to be tried.
+    ``report`` has at least a CPU, and ``units`` is the result of ``choose_units`` for it. The
+    node's capabilities are those of the serving unit that decodes fastest, or of the CPU if none
+    serves. ``waiting`` has the ids of devices on which a backend has not been tried yet.
     """
     trials = {trial.unit_id: trial for trial in report.trials}
     best = []
@@ -67,7 +60,7 @@ def describe_node(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Best:
-    """What became of a device: its first unit by role, or why there is none."""
+    """The best unit of a device by role, or the reason why there is none."""
 
     role: Role
     reason: str
@@ -96,7 +89,7 @@ def _described(device: Device, best: _Best, memory: MemoryFacts, model: str) -> 
     usable, total = _memory(device, memory)
     return DeviceCapabilities(
         model=model,
-        chip=device.name or device.reported_name or device.chip or "of unknown name",
+        chip=device.name or device.reported_name or device.chip or "unknown model",
         memory=_mebibytes(usable),
         total_memory=_mebibytes(total),
         flops=Flops(
@@ -118,18 +111,18 @@ def _described(device: Device, best: _Best, memory: MemoryFacts, model: str) -> 
 
 
 def _memory(device: Device, machine: MemoryFacts) -> tuple[Figure, Figure]:
-    """In bytes: what may still be taken, and all there is."""
+    """Return the available and the total memory in bytes."""
     own = device.memory
-    total = _told(own.total_bytes, own.source)
+    total = _figure(own.total_bytes, own.source)
     if not own.is_shared:
         is_told = own.free_bytes is not None
-        return _told(own.free_bytes, f"free ({own.source})" if is_told else own.source), total
-    if machine.total_bytes == 0:  # nothing is known of it
-        return _told(None, machine.usable.reason), total
-    return _told(machine.usable.bytes, machine.usable.reason), total
+        return _figure(own.free_bytes, f"free ({own.source})" if is_told else own.source), total
+    if machine.total_bytes == 0:  # unknown
+        return _figure(None, machine.usable.reason), total
+    return _figure(machine.usable.bytes, machine.usable.reason), total
 
 
-def _told(num_bytes: int | None, source: str) -> Figure:
+def _figure(num_bytes: int | None, source: str) -> Figure:
     if num_bytes is None:
         return Figure(source=source)
     return Figure(value=num_bytes, origin=Origin.DERIVED, source=source)

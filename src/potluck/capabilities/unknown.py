@@ -1,27 +1,28 @@
-"""A node on which nothing could be found out. Needs no other module that could be at fault."""
+"""The result for a node whose probe failed. It imports no module that could be the cause."""
 
 from __future__ import annotations
 
 import platform
 from dataclasses import replace
 
+from potluck.types.backend import DeviceKind
 from potluck.types.capabilities import DeviceCapabilities, Flops, Source, Sources, Support
-from potluck.types.hardware import DeviceKind, Origin
+from potluck.types.hardware import Origin
 from potluck.types.unit import Role
 
 
 def unnamed_machine() -> str:
-    """For a machine that nothing names: what ``uname -m`` says."""
+    """Return the name of an unidentified machine: the output of ``uname -m``."""
     return f"{platform.machine() or 'unknown'} machine"
 
 
 def unknown_node(reason: str) -> DeviceCapabilities:
-    """A CPU of which nothing is known, and why."""
+    """Return a node with an unknown CPU, with the reason."""
     nothing = Source(origin=Origin.UNKNOWN, text=reason)
     no_support = Support(is_supported=False, reason=reason)
     cpu = DeviceCapabilities(
         model=unnamed_machine(),
-        chip=platform.machine() or "of unknown name",
+        chip=platform.machine() or "unknown model",
         memory=None,
         total_memory=None,
         flops=Flops(),

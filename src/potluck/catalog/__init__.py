@@ -1,4 +1,4 @@
-"""From what a user calls MODEL to files, a configuration, a tokenizer and tensors."""
+"""Resolve MODEL arguments to files, a configuration, a tokenizer and tensors."""
 
 from potluck.catalog.description import (
     ModelDescription,
@@ -6,6 +6,7 @@ from potluck.catalog.description import (
     config_document,
     describe_files,
     describe_model,
+    describe_view,
     find_files,
     load_chat_template,
     load_fill_in_tokens,
@@ -18,23 +19,40 @@ from potluck.catalog.description import (
 from potluck.catalog.fetch import fetch_model
 from potluck.catalog.hub import FetchedFile
 from potluck.catalog.locate import ModelFiles, locate_on_disk
+from potluck.catalog.manifest_view import ContentFile, ContentOpener, ManifestView
+from potluck.catalog.manifests import (
+    check_manifest,
+    listed_contents,
+    make_manifest,
+    manifest_digest,
+    manifest_names,
+)
 from potluck.catalog.profile import read_profile
 
 __all__ = [
+    "ContentFile",
+    "ContentOpener",
     "FetchedFile",
+    "ManifestView",
     "ModelDescription",
     "ModelFiles",
     "canonical_source",
+    "check_manifest",
     "config_document",
     "describe_files",
     "describe_model",
+    "describe_view",
     "fetch_model",
     "find_files",
+    "listed_contents",
     "load_chat_template",
     "load_fill_in_tokens",
     "load_token_list",
     "load_tokenizer",
     "locate_on_disk",
+    "make_manifest",
+    "manifest_digest",
+    "manifest_names",
     "open_headers",
     "open_vocabulary",
     "open_weights",

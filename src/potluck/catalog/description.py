@@ -1,4 +1,4 @@
-"""What is known of a model before its weights are read, and the ways to the rest of it."""
+"""Describe a model before its weights are read, and open its weights and tokenizer."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ from potluck.catalog.hub import (
 from potluck.catalog.hub_cache import Snapshot
 from potluck.catalog.hub_heads import files_or_heads
 from potluck.catalog.locate import HubModel, ModelFiles, locate_model
+from potluck.catalog.manifest_view import ManifestView
+from potluck.catalog.manifests import CONFIG_FILES, weights_file
 from potluck.catalog.sampling_defaults import (
     MAX_JSON_BYTES,
     gguf_sampling_defaults,
@@ -46,11 +48,11 @@ from potluck.models.registry import (
 )
 from potluck.types.model import ModelConfig
 from potluck.types.program import Program, Shard
-from potluck.types.text import Tokenizer, TokenList
 
 if TYPE_CHECKING:
     from potluck.grammars.vocabulary import Vocabulary
     from potluck.text.chat import ChatTemplate
+    from potluck.types.text import Tokenizer, TokenList
     from potluck.weights.canonical import CanonicalSource, Dequantize
 
 
@@ -58,10 +60,10 @@ if TYPE_CHECKING:
 class ModelDescription:
     """A model that this build can run.
 
-    ``sampling_defaults`` are the sampling parameters that its makers recommend, or that are usual
-    for its kind of file; empty where there are none. ``vectors`` says what its vectors are for.
-    ``skipped`` are parts that the files hold and that are left out, such as a vision tower.
-    ``encoding`` says how quantized weights are stored, where that takes several tensors for one.
+    ``sampling_defaults`` are the sampling parameters that its authors recommend, or the usual ones
+    for its kind of file; empty if there are none. ``vectors`` says what its vectors are for.
+    ``skipped`` are parts of the files that are ignored, such as a vision tower. ``encoding``
+    describes quantized weights that are stored as several tensors each.
     """
 
     files: ModelFiles
@@ -73,27 +75,32 @@ class ModelDescription:
 
 
 def describe_model(name: str) -> ModelDescription:
-    """Find MODEL and read its configuration, fetching what that takes if it is on the hub.
+    """Find MODEL and read its configuration, downloading the required files if it is on the hub.
 
-    Of a hub model only small files and headers are fetched; weights come by ``open_weights``. A
-    model that cannot be run is refused. Raises ``ModelNotFoundError``, ``ModelFileError`` and
+    Only small files and headers of a hub model are downloaded; ``open_weights`` downloads weights.
+    A model that cannot be run is refused. Raise ``ModelNotFoundError``, ``ModelFileError`` and
     ``UnsupportedModelError``.
     """
     return describe_files(locate_model(name, _find_on_hub))
 
 
 def find_files(name: str) -> ModelFiles:
-    """Find MODEL whether or not it can be run; of a hub model only small files are fetched.
+    """Find MODEL, whether or not it can be run; only small files of a hub model are downloaded.
 
-    Raises ``ModelNotFoundError`` and ``ModelFileError``, and ``UnsupportedModelError`` for a
-    repository without weights that this build could read.
+    Raise ``ModelNotFoundError`` and ``ModelFileError``, and ``UnsupportedModelError`` if a
+    repository has no weights that this build can read.
     """
     return locate_model(name, _find_unchecked)
 
 
 def describe_files(files: ModelFiles) -> ModelDescription:
-    """Read the configuration of a model whose files were found. Raises as ``describe_model``."""
+    """Read the configuration of a model whose files are known.
+
+    Raise the errors of ``describe_model``.
+    """
     encoding: Encoding | None = None
+    if files.view is not None:
+        files.view.fetch_files(CONFIG_FILES)
     if files.kind is FileKind.HUGGING_FACE:
         document, path = config_document(files.path)
         encoding = read_encoding(document, path=path)
@@ -101,9 +108,9 @@ def describe_files(files: ModelFiles) -> ModelDescription:
         sampling_defaults = read_generation_config(files.path / "generation_config.json")
     else:
         with closing(_open_gguf_header(files)) as source:
-            config = config_from_gguf(source.metadata, source, path=str(files.path))
-            sampling_defaults = gguf_sampling_defaults(source.metadata, path=str(files.path))
-            vectors = gguf_vector_use(source.metadata, config, path=str(files.path))
+            config = config_from_gguf(source.metadata, source, path=files.label)
+            sampling_defaults = gguf_sampling_defaults(source.metadata, path=files.label)
+            vectors = gguf_vector_use(source.metadata, config, path=files.label)
             source.check_unchanged()
     description = ModelDescription(
         files=files,
@@ -119,29 +126,46 @@ def describe_files(files: ModelFiles) -> ModelDescription:
     return replace(description, config=config, skipped=skipped)
 
 
+def describe_view(view: ManifestView) -> ModelDescription:
+    """Read the configuration of a model that is identified by the content of its files.
+
+    Its small files are fetched whole, and the headers of the others are read. Later uses of the
+    description read files in the same way. Raise the errors of ``describe_model`` and of fetching.
+    """
+    manifest = view.manifest
+    files = ModelFiles(
+        name=view.name,
+        kind=FileKind(manifest.kind),
+        path=view.directory / manifest.main if manifest.main else view.directory,
+        view=view,
+    )
+    return describe_files(files)
+
+
 def open_headers(
     description: ModelDescription, shards: Iterable[Shard] | None = None
 ) -> FileTensorSource:
-    """What tensors the model has, or those that ``shards`` read, under the files' names.
+    """Return the model's tensors, or those that ``shards`` read, under the files' names.
 
-    Their bytes need not be on this disk: what lacks is the header, it is read from the hub. The
-    caller closes it. Raises as ``open_weights``.
+    Their bytes need not be on this disk: missing headers are read from the hub. The caller closes
+    the source. Raise the errors of ``open_weights``.
     """
-    snapshot = description.files.snapshot
-    open_file = ReadOnlyFile if snapshot is None else files_or_heads(snapshot)
-    return _open(description, shards, open_file)
+    return _open(description, shards, _header_opener(description.files))
 
 
 def open_weights(
     description: ModelDescription, shards: Iterable[Shard], on_fetch: OnFetch | None = None
 ) -> FileTensorSource:
-    """The tensors that ``shards`` read, under the names that the files give them.
+    """Return the tensors that ``shards`` read, under the files' names.
 
-    Files of a hub model that hold some of them are fetched first, and no others. The caller closes
-    it. Raises ``ModelNotFoundError`` and ``ModelFileError``.
+    Only the files of a hub model that hold some of them are downloaded first. For a model that is
+    identified by the content of its files, bytes are fetched as they are read. The caller closes
+    the source. Raise ``ModelNotFoundError`` and ``ModelFileError``.
     """
     wanted = list(shards)
-    snapshot = description.files.snapshot
+    view, snapshot = description.files.view, description.files.snapshot
+    if view is not None:
+        return _open(description, wanted, view.open)
     if snapshot is not None:
         fetch_files(snapshot, _files_for(description, snapshot, wanted), on_fetch)
     return _open(description, wanted, ReadOnlyFile)
@@ -154,79 +178,84 @@ def canonical_source(
     *,
     dequantize: Dequantize | None = None,
 ) -> CanonicalSource:
-    """What ``program`` reads, under canonical names; ``tensors`` stay open with their owner.
+    """Return the tensors that ``program`` reads, under canonical names; ``tensors`` stay open.
 
-    ``dequantize`` is needed to read what some old files store in blocks (``CanonicalSource``).
+    ``dequantize`` is needed for tensors that some old files store in blocks (``CanonicalSource``).
     """
     from potluck.weights.canonical import CanonicalSource
 
     stored = stored_tensors(description.config, program, description.files.kind)
-    path = str(description.files.path)
+    path = description.files.label
     return CanonicalSource(tensors, stored, path=path, dequantize=dequantize)
 
 
 def load_tokenizer(files: ModelFiles) -> Tokenizer:
-    """The model's tokenizer."""
+    """Return the model's tokenizer."""
     tokenizer = _load_tokenizer(files)
-    # Of Gemma's 262,144 entries, more than half of the memory was for reading them: 180 MB.
+    # Reading Gemma's 262,144 entries temporarily takes 180 MB, more than half of the memory.
     return_free_memory()
     return tokenizer
 
 
 def _load_tokenizer(files: ModelFiles) -> Tokenizer:
     if files.kind is FileKind.HUGGING_FACE:
-        return read_tokenizer(files.path)
+        return read_tokenizer(_text_directory(files))
     from potluck.text import gguf
 
     with closing(_open_gguf_header(files)) as source:
-        tokenizer = gguf.build_tokenizer(source.metadata, path=str(files.path))
+        tokenizer = gguf.build_tokenizer(source.metadata, path=files.label)
         source.check_unchanged()
         return tokenizer
 
 
 def load_token_list(files: ModelFiles) -> TokenList:
-    """What the model's tokens stand for: of its tokenizer, what grammars need."""
+    """Return the texts of the model's tokens, the part of its tokenizer that grammars need."""
     if files.kind is FileKind.HUGGING_FACE:
         from potluck.text import hugging_face
 
-        return hugging_face.load_token_list(files.path)
+        return hugging_face.load_token_list(_text_directory(files))
     from potluck.text import gguf
 
     with closing(_open_gguf_header(files)) as source:
-        tokens = gguf.list_gguf_tokens(source.metadata, path=str(files.path))
+        tokens = gguf.list_gguf_tokens(source.metadata, path=files.label)
         source.check_unchanged()
         return tokens
 
 
 def open_vocabulary(description: ModelDescription) -> Vocabulary:
-    """The model's vocabulary, for grammars. Raises as ``load_token_list`` and ``Vocabulary``."""
+    """Return the model's vocabulary, for grammars.
+
+    Raise the errors of ``load_token_list`` and ``Vocabulary``.
+    """
     from potluck.grammars.vocabulary import Vocabulary
 
     return Vocabulary(load_token_list(description.files), description.config.vocab_size)
 
 
 def load_chat_template(files: ModelFiles) -> ChatTemplate | None:
-    """The model's chat template, or None if it has none."""
+    """Return the model's chat template, or None if it has none."""
     if files.kind is FileKind.HUGGING_FACE:
         from potluck.text import hugging_face
 
-        return hugging_face.load_chat_template(files.path)
+        return hugging_face.load_chat_template(_text_directory(files))
     from potluck.text import gguf
 
     with closing(_open_gguf_header(files)) as source:
-        template = gguf.read_chat_template(source.metadata, path=str(files.path))
+        template = gguf.read_chat_template(source.metadata, path=files.label)
         source.check_unchanged()
         return template
 
 
 def load_fill_in_tokens(files: ModelFiles) -> dict[str, int]:
-    """The tokens for gaps in texts that a GGUF file names, by ``potluck.text.fill_in``'s names."""
+    """Return the fill-in-the-middle tokens of a GGUF file, by the names in
+    ``potluck.text.fill_in``.
+    """
     if files.kind is FileKind.HUGGING_FACE:
         return {}
     from potluck.text import gguf
 
     with closing(_open_gguf_header(files)) as source:
-        tokens = gguf.read_fill_in_tokens(source.metadata, path=str(files.path))
+        tokens = gguf.read_fill_in_tokens(source.metadata, path=files.label)
         source.check_unchanged()
         return tokens
 
@@ -257,7 +286,10 @@ def _open(
         return open_gguf(files.path, open_file)
     names = None if shards is None else _stored_names(description, shards)
     path = files.path
-    if files.snapshot is not None:
+    if files.view is not None:
+        files.view.fetch_files((INDEX_FILE,))
+        path = path / weights_file(files.view.manifest)
+    elif files.snapshot is not None:
         is_indexed = INDEX_FILE in files.snapshot.files
         path = path / (INDEX_FILE if is_indexed else single_file(files.snapshot))
     source = open_safetensors(path, open_file, names=names)
@@ -268,16 +300,29 @@ def _open(
     return EncodedSource(source, description.encoding)
 
 
+def _header_opener(files: ModelFiles) -> OpenFile:
+    if files.view is not None:
+        return files.view.open
+    return ReadOnlyFile if files.snapshot is None else files_or_heads(files.snapshot)
+
+
 def _open_gguf_header(files: ModelFiles) -> GgufSource:
-    snapshot = files.snapshot
-    return open_gguf(files.path, ReadOnlyFile if snapshot is None else files_or_heads(snapshot))
+    return open_gguf(files.path, _header_opener(files))
+
+
+def _text_directory(files: ModelFiles) -> Path:
+    """Return the directory with all files for tokenization."""
+    if files.view is not None:
+        files.view.fetch_small_files(besides=(INDEX_FILE,))
+    return files.path
 
 
 def _tensor_names(description: ModelDescription) -> Iterable[str]:
-    """All tensors of the model; an index has their names without a file's header."""
-    snapshot = description.files.snapshot
-    if snapshot is not None and INDEX_FILE in snapshot.files:
-        names = read_index(snapshot.path(INDEX_FILE))
+    """Return the names of all tensors, from the index if there is one, without reading headers."""
+    view, snapshot = description.files.view, description.files.snapshot
+    has_index = INDEX_FILE in (() if snapshot is None else snapshot.files)
+    if has_index or (view is not None and INDEX_FILE in view.contents):
+        names = read_index(description.files.path / INDEX_FILE)
         encoding = description.encoding
         return names if encoding is None else encoding.shown_names(names)
     with closing(open_headers(description)) as headers:
@@ -285,7 +330,7 @@ def _tensor_names(description: ModelDescription) -> Iterable[str]:
 
 
 def _stored_names(description: ModelDescription, shards: Iterable[Shard]) -> frozenset[str]:
-    """What the files may call the tensors that ``shards`` read."""
+    """Return the names that the tensors that ``shards`` read may have in the files."""
     encoding = description.encoding
     return frozenset(
         part
@@ -301,7 +346,7 @@ def _stored_names(description: ModelDescription, shards: Iterable[Shard]) -> fro
 def _files_for(
     description: ModelDescription, snapshot: Snapshot, shards: Iterable[Shard]
 ) -> list[str]:
-    """The files that hold what ``shards`` read; of GGUF, all parts, whose headers are one."""
+    """Return the files that ``shards`` read; for GGUF all parts, whose headers belong together."""
     files = description.files
     if files.kind is FileKind.GGUF:
         return gguf_parts(str(files.path.relative_to(snapshot.directory)))
@@ -309,19 +354,19 @@ def _files_for(
 
 
 def read_tokenizer(directory: Path) -> Tokenizer:
-    """The tokenizer of a directory in Hugging Face layout."""
+    """Return the tokenizer of a directory in Hugging Face layout."""
     from potluck.text import hugging_face
 
     return hugging_face.load_tokenizer(directory)
 
 
 def read_config(directory: Path) -> ModelConfig:
-    """The configuration of a directory in Hugging Face layout."""
+    """Return the configuration of a directory in Hugging Face layout."""
     document, path = config_document(directory)
     return config_from_hugging_face(document, path=path)
 
 
 def config_document(directory: Path) -> tuple[Mapping[str, object], str]:
-    """What ``config.json`` says, and its path. Raises ``ModelFileError``."""
+    """Return the contents of ``config.json`` and its path. Raise ``ModelFileError`` on failure."""
     path = directory / "config.json"
     return read_document(path, MAX_JSON_BYTES), str(path)

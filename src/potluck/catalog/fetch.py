@@ -1,4 +1,4 @@
-"""Fetching a model from the hub ahead of its use."""
+"""Download a model from the hub in advance."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ from potluck.errors import UsageError
 def fetch_model(
     name: str, *, only: Sequence[str] = (), on_fetch: OnFetch | None = None
 ) -> tuple[ModelFiles, tuple[FetchedFile, ...]]:
-    """Bring what a hub model needs to this disk, or ``only`` some of its files.
+    """Download the required files of a hub model, or ``only`` some files.
 
-    A model that cannot be run is refused before its weights are fetched, unless files are named.
-    ``on_fetch`` is told of the weights. Raises ``UsageError``, ``ModelNotFoundError``,
+    A model that cannot be run is refused before its weights are downloaded, unless files are named.
+    ``on_fetch`` receives the progress of the weights. Raise ``UsageError``, ``ModelNotFoundError``,
     ``ModelFileError`` and ``UnsupportedModelError``.
     """
     model = parse_hub_id(name)
     if model is None:
         raise UsageError(
-            f"{name} is not a hub id", hint="give org/name, org/name:file.gguf or org/name@revision"
+            f"{name} is not a Hub model id",
+            hint="give org/name, org/name:file.gguf or org/name@revision",
         )
     snapshot = find_snapshot(model)
     files = files_on_hub(name, model, snapshot)

@@ -1,11 +1,11 @@
-"""Digests by which nodes find out whether their copies of a model are the same.
+"""Digests with which nodes check whether their copies of a model are the same.
 
-Weights are sampled: blocks of 4 KiB at places that follow from a tensor's name and size, so that
-every node reads the same ones, however the tensors are spread over files. Another training, another
-conversion or another quantization changes nearly every block. What sampling can miss is a change in
-a part of a tensor that no block lies in, such as one edited row of an embedding.
+Weights are sampled in blocks of 4 KiB, at offsets derived from a tensor's name and size, so that
+every node reads the same blocks regardless of how tensors are distributed over files. Another
+training, conversion or quantization changes nearly every block. Sampling can miss changes of parts
+that no block covers, such as one edited row of an embedding.
 
-Of the text's side all bytes count that decide how a text becomes tokens and how answers are drawn.
+For tokenization and sampling, all relevant bytes are included.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from potluck.formats.source import FileTensor, FileTensorSource
 from potluck.models.names import FileKind
 
 BLOCK_BYTES = 4096
-"""The least that a disk reads."""
+"""The smallest unit that disks read."""
 
 TARGET_BLOCKS = 512
-"""In all, where there are fewer tensors: 0.2 s at the 0.3 ms that a cold block took on a virtual
-disk; on a spinning disk, at some 8 ms each, 4 s."""
+"""The total number of blocks, if there are fewer tensors. They take 0.2 s on a virtual disk, where
+0.3 ms per uncached block were measured, and 4 s on a spinning disk, at about 8 ms per block."""
 
 MAX_BLOCKS = 4096
-"""One for each tensor at most, which makes 16 MiB. Of more tensors (Qwen3-235B has 36,945) as many
-are sampled as there are blocks."""
+"""The maximum number of blocks, one per tensor, which is 16 MiB. If there are more tensors
+(Qwen3-235B has 36,945), only as many as there are blocks are sampled."""
 
 TEXT_FILES = (
     "added_tokens.json",
@@ -53,20 +53,20 @@ TEXT_FILES = (
     "vocab.json",
     *VECTOR_FILES,
 )
-"""Of a directory in Hugging Face layout; that one is not there counts too."""
+"""Files of a directory in Hugging Face layout; the absence of a file is included too."""
 
 _TEXT_KEYS = ("tokenizer.", "general.sampling.")
-"""Prefixes of a GGUF file's metadata."""
+"""Prefixes of keys in a GGUF file's metadata."""
 
 _Block = tuple[int, int, tuple[str, int]]
-"""Where it begins in its file, its size in bytes, and its place: a tensor and an offset in it."""
+"""A block's offset in its file, its size in bytes, and its tensor with the offset in it."""
 
 Stamps = tuple[tuple[str, FileStamp | None], ...]
-"""Files by path, and what tells their contents apart; None where there is no file."""
+"""Stamps of files by path; None if there is no file."""
 
 
 def weight_stamps(source: FileTensorSource) -> Stamps:
-    """Of the files that the tensors lie in, which are all on this disk."""
+    """Return the stamps of the files that contain the tensors, all of which are on this disk."""
     files = {tensor.file.path: tensor.file for tensor in source.tensors.values()}
     return tuple(
         (path, file.stamp if isinstance(file, ReadOnlyFile) else None)
@@ -75,9 +75,9 @@ def weight_stamps(source: FileTensorSource) -> Stamps:
 
 
 def sample_weights(source: FileTensorSource) -> str:
-    """A digest of blocks of the tensors' stored bytes, which are all on this disk.
+    """Return a digest of blocks of the tensors' stored bytes, all of which are on this disk.
 
-    Raises ``ModelFileError`` when a file cannot be read, or is changed meanwhile.
+    Raise ``ModelFileError`` if a file cannot be read, or changes meanwhile.
     """
     names = sorted(source.tensors)
     if len(names) > MAX_BLOCKS:
@@ -100,7 +100,7 @@ def sample_weights(source: FileTensorSource) -> str:
 
 
 def text_stamps(files: ModelFiles) -> Stamps:
-    """Of the files that ``text_digest`` reads."""
+    """Return the stamps of the files that ``text_digest`` reads."""
     paths = [files.path]
     if files.kind is FileKind.HUGGING_FACE:
         paths = [files.path / name for name in TEXT_FILES]
@@ -108,9 +108,9 @@ def text_stamps(files: ModelFiles) -> Stamps:
 
 
 def text_digest(files: ModelFiles) -> str:
-    """A digest of the tokenizer, the chat template and the recommended sampling, all on this disk.
+    """Return a digest of the tokenizer, the chat template and the recommended sampling parameters.
 
-    Raises ``ModelNotFoundError`` and ``ModelFileError``.
+    All files are on this disk. Raise ``ModelNotFoundError`` and ``ModelFileError``.
     """
     digest = hashlib.sha256()
     parts = _directory_text(files.path)
@@ -122,9 +122,9 @@ def text_digest(files: ModelFiles) -> str:
 
 
 def _blocks(tensor: FileTensor, num_blocks: int) -> Iterator[tuple[int, int]]:
-    """Offsets in a tensor and sizes in bytes: one block at random in each of equal parts."""
+    """Yield offsets and sizes of blocks in a tensor: a pseudo-random one in each of equal parts."""
     if tensor.num_bytes <= num_blocks * BLOCK_BYTES:
-        if tensor.num_bytes:  # 0 also where a type's size is not known
+        if tensor.num_bytes:  # also 0 if the type's size is unknown
             yield 0, tensor.num_bytes
         return
     part_bytes = tensor.num_bytes // num_blocks
@@ -134,17 +134,17 @@ def _blocks(tensor: FileTensor, num_blocks: int) -> Iterator[tuple[int, int]]:
 
 
 def _number(name: str, index: int) -> int:
-    """A number that looks random and is the same on every node."""
+    """Return a pseudo-random number that is the same on every node."""
     return int.from_bytes(hashlib.sha256(f"{index}|{name}".encode()).digest()[:8], "big")
 
 
 def _read(path: str, blocks: list[_Block]) -> Iterator[tuple[tuple[str, int], bytes]]:
-    """The digest of each block, read in the order of the file."""
+    """Yield the digest of each block, read in the order of the file."""
     try:
-        # Not by the source, which has the kernel drop what it read: weights are loaded next.
+        # Not through the source, which makes the kernel drop pages: weights are loaded next.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
-            with suppress(OSError):  # advice, which a file system may not know
+            with suppress(OSError):  # advice that a file system may not support
                 os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
             for start, num_bytes, place in blocks:
                 data = os.pread(descriptor, num_bytes, start)

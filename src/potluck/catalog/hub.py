@@ -1,8 +1,8 @@
-"""Models from the hub: which files of a repository are needed, and bringing them here.
+"""Select and download the required files of a model's repository on the hub.
 
-Small files come first, so that a model that cannot be run is refused before its weights are
-fetched. Files land in huggingface_hub's own cache (``HF_HOME``); ``HF_TOKEN``, ``HF_ENDPOINT`` and
-``HF_HUB_OFFLINE`` work as that library documents them.
+Small files are downloaded first, so that a model that cannot be run is refused before its weights
+are downloaded. Files are stored in huggingface_hub's cache (``HF_HOME``); ``HF_TOKEN``,
+``HF_ENDPOINT`` and ``HF_HUB_OFFLINE`` work as documented by that library.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from potluck.catalog.hub_cache import (
 )
 from potluck.catalog.hub_client import (
     file_not_found,
-    hub_errors_explained,
     is_out_of_reach,
     list_repository,
+    translate_hub_errors,
 )
 from potluck.catalog.hub_fetch import fetch_file, kept_bytes
 from potluck.catalog.locate import HubModel
@@ -53,17 +53,17 @@ _SMALL_FILES = (
     *VECTOR_FILES,
     INDEX_FILE,
 )
-_OTHER_TOKENIZERS = ("tekken.json", "tiktoken.model", "tokenizer.model")
-"""Those of models without a tokenizer.json; beside one they are the same vocabulary once more."""
+OTHER_TOKENIZERS = ("tekken.json", "tiktoken.model", "tokenizer.model")
+"""The files of models without a tokenizer.json; with one, they have the same vocabulary again."""
 _SPLIT_GGUF = re.compile(r"(.*)-00001-of-(\d{5})\.gguf")
 
 OnFetch = Callable[[int, int], None]
-"""Called with the bytes that are on this disk, and those in all, of what is asked for."""
+"""Called with the bytes on this disk and the total bytes of the requested files."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchedFile:
-    """A file on this disk; ``fetched_bytes`` of its ``num_bytes`` came over the network now."""
+    """A file on this disk; ``fetched_bytes`` of its ``num_bytes`` were downloaded now."""
 
     name: str
     path: Path
@@ -72,16 +72,16 @@ class FetchedFile:
 
 
 def find_snapshot(model: HubModel) -> Snapshot:
-    """The repository at the commit that is asked for, or that its main branch is now.
+    """Return the repository at the requested revision, by default its main branch.
 
-    When the hub is out of reach it is the commit that this disk knows. Nothing but the list of
-    files is fetched, and that of a commit only once. Raises ``ModelNotFoundError``.
+    If the hub is unreachable, the last known commit on this disk is used. Only the list of files is
+    downloaded, once per commit. Raise ``ModelNotFoundError`` if there is none.
     """
     revision = model.revision or MAIN
     listed = listed_snapshot(model.repo_id, revision) if COMMIT.fullmatch(revision) else None
     if listed is not None:
         return listed
-    with hub_errors_explained(model.name):
+    with translate_hub_errors(model.name):
         from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]
 
         try:
@@ -104,11 +104,12 @@ def fetch_small_files(
     check_config: Callable[[Path], object],
     check_tokenizer: Callable[[Path], object],
 ) -> tuple[FetchedFile, ...]:
-    """Bring the configuration, the tokenizer and the index of the weights here.
+    """Download the configuration, the tokenizer and the index of the weights.
 
-    ``check_config`` gets the directory when ``config.json`` lies in it, ``check_tokenizer`` when
-    all small files do; they raise if the model cannot be run. Raises as ``fetch_files``, and
-    ``UnsupportedModelError`` if there are no weights that this build could read.
+    ``check_config`` is called with the directory when it has ``config.json``, and
+    ``check_tokenizer`` when it has all small files; they raise if the model cannot be run. Raise
+    the errors of ``fetch_files``, and ``UnsupportedModelError`` if there are no weights that this
+    build can read.
     """
     if _CONFIG not in snapshot.files:
         raise _without_config(snapshot)
@@ -116,7 +117,7 @@ def fetch_small_files(
     check_config(snapshot.directory)
     names: tuple[str, ...] = _SMALL_FILES
     if "tokenizer.json" not in snapshot.files:
-        names += _OTHER_TOKENIZERS
+        names += OTHER_TOKENIZERS
     others = fetch_files(
         snapshot, [name for name in names if name in snapshot.files and name != _CONFIG]
     )
@@ -128,10 +129,10 @@ def fetch_small_files(
 def fetch_files(
     snapshot: Snapshot, names: Iterable[str], on_fetch: OnFetch | None = None
 ) -> tuple[FetchedFile, ...]:
-    """Bring files here that are not yet; those that are cost no request.
+    """Download missing files, without requests for those that exist.
 
-    Raises ``ModelNotFoundError`` for a file that the hub does not have or give, and
-    ``ModelFileError`` for one that is not what the hub lists, or when the disk is full.
+    Raise ``ModelNotFoundError`` if the hub does not have a file or denies access to it, and
+    ``ModelFileError`` if a file does not match the hub's listing, or if the disk is full.
     """
     wanted = list(dict.fromkeys(names))
     for name in wanted:
@@ -150,7 +151,7 @@ def fetch_files(
     for name in wanted:
         received = 0
         if not snapshot.has(name):
-            with hub_errors_explained(f"{snapshot.repo_id}:{name}"):
+            with translate_hub_errors(f"{snapshot.repo_id}:{name}"):
                 received = fetch_file(snapshot, name, on_bytes)
         path = snapshot.path(name)
         fetched.append(
@@ -162,7 +163,7 @@ def fetch_files(
 
 
 def gguf_parts(filename: str) -> list[str]:
-    """The file itself, or all parts if it is the first of a split one."""
+    """Return the file itself, or all parts if it is the first part of a split file."""
     match = _SPLIT_GGUF.fullmatch(filename)
     if match is None:
         return [filename]
@@ -171,9 +172,9 @@ def gguf_parts(filename: str) -> list[str]:
 
 
 def weight_files(snapshot: Snapshot, tensors: Container[str] | None = None) -> list[str]:
-    """The safetensors files that hold the model, or what of it is stored under some names.
+    """Return the safetensors files that hold the model, or only those that hold ``tensors``.
 
-    An index, if there is one, must be here.
+    The index, if there is one, must be on this disk.
     """
     if INDEX_FILE in snapshot.files:
         weight_map = read_index(snapshot.path(INDEX_FILE))
@@ -188,7 +189,7 @@ def weight_files(snapshot: Snapshot, tensors: Container[str] | None = None) -> l
 
 
 def single_file(snapshot: Snapshot) -> str:
-    """The one safetensors file of a repository without an index."""
+    """Return the only safetensors file of a repository without an index."""
     top_level = [
         name for name in snapshot.files if name.endswith(".safetensors") and "/" not in name
     ]
@@ -199,12 +200,12 @@ def single_file(snapshot: Snapshot) -> str:
     raise UnsupportedModelError(
         f"{snapshot.repo_id} has no {SINGLE_FILE}",
         missing=("safetensors weights",),
-        hint="look for a repository of the same model with safetensors or GGUF files",
+        hint="look for another repository of the same model that has safetensors or GGUF files",
     )
 
 
 def _require_room(snapshot: Snapshot, names: Sequence[str]) -> None:
-    """Refuse what would fill the disk before a byte of it is fetched."""
+    """Refuse downloads that do not fit on the disk, before they start."""
     needed = sum(
         max(0, (snapshot.files[name].size or 0) - kept_bytes(snapshot, name)) for name in names
     )
@@ -215,8 +216,8 @@ def _require_room(snapshot: Snapshot, names: Sequence[str]) -> None:
     if needed > free:
         raise ModelFileError(
             str(folder),
-            f"{format_bytes(needed)} are to be fetched, and {format_bytes(free)} are free",
-            hint="make room there, or set HF_HOME to another disk",
+            f"{format_bytes(needed)} must be downloaded, but only {format_bytes(free)} are free",
+            hint="free some space there, or set HF_HOME to a directory on another disk",
         )
 
 
@@ -225,7 +226,7 @@ def _without_config(snapshot: Snapshot) -> ModelNotFoundError:
     if ggufs:
         listed = ", ".join(f"{snapshot.repo_id}:{name}" for name in ggufs[:4])
         return ModelNotFoundError(
-            f"{snapshot.repo_id} holds {len(ggufs)} GGUF files: name one",
+            f"{snapshot.repo_id} holds {len(ggufs)} GGUF files; name one of them",
             hint=f"for example {listed}",
         )
     return ModelNotFoundError(

@@ -1,11 +1,11 @@
-"""What is on this disk of a repository of the hub.
+"""The local cache of hub repositories.
 
-The files lie in huggingface_hub's cache as it documents it
+The files are in huggingface_hub's cache, whose layout is documented
 (https://huggingface.co/docs/huggingface_hub/guides/manage-cache): ``blobs/ETAG`` has the bytes,
-``snapshots/COMMIT/NAME`` is a link to them, ``refs/main`` holds a commit. Beside them ``.potluck``
-keeps what is known of a commit without its files, and never changes: its list of files, and the
-first bytes of some. It goes when the repository is removed from the cache; where it cannot be
-written, it is asked for again.
+``snapshots/COMMIT/NAME`` is a link to them, and ``refs/main`` contains a commit. In the same
+directory, ``.potluck`` stores immutable data about a commit: its list of files, and the first bytes
+of some of them. It is removed together with the repository; if it cannot be written, the data is
+requested again.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _MAX_LISTING_BYTES = 64 * 2**20
 
 
 class RepositoryFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file as the hub lists it; None where it does not say.
+    """A file in the hub's listing; values that are not listed are None.
 
-    ``sha256`` is that of a file in large-file storage, ``git_id`` git's id of any other.
+    ``sha256`` is the digest of a file in large-file storage, and ``git_id`` git's id of any other.
     """
 
     size: int | None = None
@@ -44,7 +44,7 @@ class RepositoryFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """A repository at one commit: every file that it has, of which some are on this disk."""
+    """A repository at one commit, with all of its files, some of which are on this disk."""
 
     repo_id: str
     commit: str
@@ -52,33 +52,33 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def directory(self) -> Path:
-        """Where its files are linked; it need not be there yet."""
+        """The directory with links to its files, which need not exist yet."""
         return repository_directory(self.repo_id) / "snapshots" / self.commit
 
     def path(self, name: str) -> Path:
-        """Where a file is, or will be."""
+        """Return the path of a file, which need not exist yet."""
         return self.directory / name
 
     def has(self, name: str) -> bool:
-        """Whether a file is on this disk, whole."""
+        """Return whether a complete file is on this disk."""
         return self.path(name).is_file()
 
     def blob(self, etag: str) -> Path:
-        """Where the bytes of a file lie when they are whole."""
+        """Return the path of a file's bytes when they are complete."""
         return repository_directory(self.repo_id) / "blobs" / etag
 
     def partial(self, etag: str) -> Path:
-        """Where they are gathered before that."""
+        """Return the path of a file's bytes while they are incomplete."""
         return repository_directory(self.repo_id) / _OWN / "partial" / etag
 
 
 def repository_directory(repo_id: str) -> Path:
-    """All that the cache has of a repository."""
+    """Return the cache's directory of a repository."""
     return hub_cache_folder() / f"models--{repo_id.replace('/', '--')}"
 
 
 def known_commit(repo_id: str, revision: str) -> str | None:
-    """The commit that a revision was when it was last asked for."""
+    """Return the commit of a revision as of its last request."""
     if COMMIT.fullmatch(revision):
         return revision
     try:
@@ -89,7 +89,7 @@ def known_commit(repo_id: str, revision: str) -> str | None:
 
 
 def listed_snapshot(repo_id: str, commit: str) -> Snapshot | None:
-    """A commit as the hub has listed it before."""
+    """Return the stored listing of a commit."""
     listed = _read(_own_directory(repo_id, commit) / _LISTING, _MAX_LISTING_BYTES)
     try:
         return msgspec.json.decode(listed, type=Snapshot)
@@ -98,7 +98,7 @@ def listed_snapshot(repo_id: str, commit: str) -> Snapshot | None:
 
 
 def found_snapshot(repo_id: str, commit: str) -> Snapshot | None:
-    """A commit as far as its files are on this disk, whoever fetched them; None if none are."""
+    """Return a commit with those of its files that are on this disk; None if none are."""
     directory = repository_directory(repo_id) / "snapshots" / commit
     files = {
         str(path.relative_to(directory)): RepositoryFile(size=path.stat().st_size)
@@ -109,7 +109,7 @@ def found_snapshot(repo_id: str, commit: str) -> Snapshot | None:
 
 
 def remember(snapshot: Snapshot, revision: str) -> None:
-    """Keep a listing, and which commit ``revision`` is now."""
+    """Store a listing, and the current commit of ``revision``."""
     _write(
         _own_directory(snapshot.repo_id, snapshot.commit) / _LISTING, msgspec.json.encode(snapshot)
     )
@@ -119,12 +119,12 @@ def remember(snapshot: Snapshot, revision: str) -> None:
 
 
 def read_head(snapshot: Snapshot, name: str, most_bytes: int) -> bytes:
-    """The first bytes of a file that were kept; none if none were."""
+    """Return the stored first bytes of a file; empty if there are none."""
     return _read(_head_path(snapshot, name), most_bytes)
 
 
 def keep_head(snapshot: Snapshot, name: str, head: bytes) -> None:
-    """Keep the first bytes of a file for later."""
+    """Store the first bytes of a file for later."""
     _write(_head_path(snapshot, name), head)
 
 
@@ -150,7 +150,7 @@ def _read(path: Path, most_bytes: int) -> bytes:
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Put a small file in place whole, or not at all: it can be had again."""
+    """Write a small file atomically; a lost one can be downloaded again."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}-{token_hex(4)}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
-"""Asking the hub, with patience where it says to wait, and what its errors mean.
+"""Requests to the hub, with retries if it asks to wait, and the translation of its errors.
 
-All requests go through huggingface_hub: its session, tokens, mirrors and offline mode, by its own
-environment variables.
+All requests use huggingface_hub with its session, tokens, mirrors and offline mode, which are
+configured by its own environment variables.
 """
 
 from __future__ import annotations
@@ -23,60 +23,64 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 _LISTING_SECONDS = 10.0
-"""As huggingface_hub's own timeout for files; it has none for listings."""
+"""The same as huggingface_hub's timeout for files; it has none for listings."""
 
 _PARTIAL_CONTENT = 206
 _BUSY_STATUSES = frozenset({429, 500, 502, 503, 504})
 _PAUSE_SECONDS = (1.0, 2.0, 4.0)
-"""Between tries, where the hub does not say how long to wait."""
+"""The delay between attempts if the hub does not specify one."""
 _MOST_SECONDS = 60.0
-"""To be told to wait longer is an error: a person may rather have a token, or come back later."""
+"""A longer wait is an error: the user may prefer to set a token, or try again later."""
 
 _DISK_ERRORS = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO}
 )
 
 
-def patiently(ask: Callable[[], _T]) -> _T:
-    """What ``ask`` returns, asked again while the hub is busy; then its error is passed on."""
+def with_retries(ask: Callable[[], _T]) -> _T:
+    """Return the result of ``ask``, which is retried while the hub is busy.
+
+    When there are no attempts left, its error is propagated.
+    """
     from huggingface_hub.errors import HfHubHTTPError
 
     for pause in _PAUSE_SECONDS:
         try:
             return ask()
         except HfHubHTTPError as error:
-            seconds = seconds_to_wait(error, pause)
+            seconds = retry_delay(error, pause)
             if seconds is None:
                 raise
             time.sleep(seconds)
     return ask()
 
 
-def seconds_to_wait(error: HfHubHTTPError, otherwise: float) -> float | None:
-    """How long to wait before asking again, or None where that is of no use.
+def retry_delay(error: HfHubHTTPError, otherwise: float) -> float | None:
+    """Return the delay before a retry, or None if retrying is useless.
 
-    ``Retry-After`` is taken in seconds (RFC 9110, 10.2.3); of a date ``otherwise`` is made.
+    It is ``Retry-After`` if that is in seconds (RFC 9110, 10.2.3), and ``otherwise`` if it is a
+    date.
     """
     if error.response.status_code not in _BUSY_STATUSES:
         return None
-    asked = error.response.headers.get("Retry-After", "")
-    seconds = float(asked) if asked.isdecimal() else otherwise
+    delay = error.response.headers.get("Retry-After", "")
+    seconds = float(delay) if delay.isdecimal() else otherwise
     return seconds if seconds <= _MOST_SECONDS else None
 
 
 def list_repository(repo_id: str, revision: str) -> Snapshot:
-    """A repository's files at a revision. Raises huggingface_hub's errors."""
+    """Return a repository's files at a revision. Raise huggingface_hub's errors."""
     from huggingface_hub import HfApi
 
-    info = patiently(
+    info = with_retries(
         lambda: HfApi().model_info(
             repo_id, revision=revision, files_metadata=True, timeout=_LISTING_SECONDS
         )
     )
     if info.sha is None or not COMMIT.fullmatch(info.sha):
         raise ModelNotFoundError(
-            f"the hub does not say which commit of {repo_id} it has",
-            hint="HF_ENDPOINT must be a hub, or a mirror that speaks as one",
+            f"the Hub did not report a commit for {repo_id}",
+            hint="HF_ENDPOINT must be the Hub or a compatible mirror",
         )
     files = {}
     for sibling in info.siblings or []:
@@ -91,13 +95,29 @@ def list_repository(repo_id: str, revision: str) -> Snapshot:
     return Snapshot(repo_id=repo_id, commit=info.sha, files=files)
 
 
+def may_fetch(repo_id: str, commit: str, name: str, timeout_seconds: float) -> bool:
+    """Return whether the hub would send a file now, with a single request and no retries.
+
+    The hub may be unreachable, have another copy of the repository (a mirror), or require a token.
+    """
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url
+    from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]
+
+    try:
+        get_hf_file_metadata(hf_hub_url(repo_id, name, revision=commit), timeout=timeout_seconds)
+    except (HTTPError, OSError, ValueError):
+        return False
+    return True
+
+
 @contextmanager
 def streamed(
     snapshot: Snapshot, name: str, start: int = 0, end: int | None = None
 ) -> Iterator[tuple[int, Iterator[bytes]]]:
-    """A file's bytes from ``start`` on, up to ``end``: where they begin, and the bytes in pieces.
+    """Yield the offset at which the received bytes begin, and the bytes in pieces.
 
-    They begin at 0 where the server has no ranges. Raises huggingface_hub's errors.
+    They are the file's bytes from ``start`` to ``end``, or from 0 if the server does not support
+    ranges. Raise huggingface_hub's errors.
     """
     from huggingface_hub import constants, get_session, hf_hub_url, hf_raise_for_status
     from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
@@ -105,7 +125,7 @@ def streamed(
     headers: dict[str, str] = {**build_hf_headers(), "Accept-Encoding": "identity"}
     if start or end is not None:
         headers["Range"] = f"bytes={start}-{'' if end is None else end - 1}"
-    # The session does not send the token on to another host that the hub redirects to.
+    # The session does not send the token to other hosts to which the hub redirects.
     with get_session().stream(
         "GET",
         hf_hub_url(snapshot.repo_id, name, revision=snapshot.commit),
@@ -119,16 +139,17 @@ def streamed(
             if not sent.startswith(f"bytes {start}-"):
                 raise ModelFileError(
                     f"{snapshot.repo_id}:{name}",
-                    f"bytes from {start} on were asked for, and the hub sends {sent or 'others'}",
-                    hint="the hub, or the mirror (HF_ENDPOINT), is at fault",
+                    f"requested bytes from offset {start}, but the Hub sent "
+                    f"{sent or 'a different range'}",
+                    hint="this is a fault of the Hub or of the mirror (HF_ENDPOINT)",
                 )
             begin = start
-        # Pieces as they come: of larger ones, the last would be lost when the connection breaks.
+        # Pieces as they arrive: the last of larger ones would be lost when the connection breaks.
         yield begin, response.iter_bytes()
 
 
 def is_out_of_reach(error: Exception) -> bool:
-    """Whether the hub did not answer, or not as a hub that works does."""
+    """Return whether the hub did not respond, or responded with a server error."""
     from huggingface_hub.errors import HfHubHTTPError
 
     if isinstance(error, HfHubHTTPError):
@@ -137,32 +158,34 @@ def is_out_of_reach(error: Exception) -> bool:
 
 
 @contextmanager
-def hub_errors_explained(name: str) -> Iterator[None]:
-    """Raise Potluck's errors for those of huggingface_hub and of the disk."""
+def translate_hub_errors(name: str) -> Iterator[None]:
+    """Convert errors of huggingface_hub and of the disk to Potluck's errors."""
     from huggingface_hub import errors
 
     try:
         yield
     except errors.GatedRepoError as error:
         raise ModelNotFoundError(
-            f"{name} is gated on the hub",
-            hint="accept its terms on the hub's page, then set HF_TOKEN",
+            f"{name} is a gated model on the Hub",
+            hint="accept its terms on its Hub page, then set HF_TOKEN",
         ) from error
     except errors.RepositoryNotFoundError as error:
         raise ModelNotFoundError(
-            f"the hub has no model {name} that you may read",
-            hint="check the name; for a private model set HF_TOKEN",
+            f"the Hub has no model {name}, or you do not have access to it",
+            hint="check the name; for a private model, set HF_TOKEN",
         ) from error
     except errors.RevisionNotFoundError as error:
         raise ModelNotFoundError(
-            f"the hub has no such revision: {name}", hint="give a branch, a tag or a commit"
+            f"the Hub has no such revision: {name}", hint="give a branch, a tag or a commit"
         ) from error
     except errors.LocalEntryNotFoundError as error:
         raise _out_of_reach(name, str(error)) from error
     except errors.EntryNotFoundError as error:
         raise file_not_found(name) from error
     except errors.HFValidationError as error:
-        raise ModelNotFoundError(f"{name} is not a hub id", hint="hub ids are org/name") from error
+        raise ModelNotFoundError(
+            f"{name} is not a Hub model id", hint="Hub model ids have the form org/name"
+        ) from error
     except errors.HfHubHTTPError as error:
         raise _refused(name, error) from error
     except errors.HTTPError as error:  # type: ignore[attr-defined]
@@ -174,18 +197,19 @@ def hub_errors_explained(name: str) -> Iterator[None]:
 
 
 def file_not_found(name: str) -> ModelNotFoundError:
-    """The repository is there, and the file is not."""
+    """Return the error for a file that does not exist in an existing repository."""
     return ModelNotFoundError(
-        f"the hub has no file {name}", hint="list the repository's files on the hub's page"
+        f"the Hub has no file {name}", hint="see the list of files on the repository's Hub page"
     )
 
 
 def not_written(error: OSError) -> ModelFileError:
-    """The disk took no more."""
+    """Return the error for a file that cannot be written, for example because the disk is full."""
     return ModelFileError(
         str(error.filename or hub_cache_folder()),
         f"cannot be written: {error.strerror}",
-        hint="make room there, or set HF_HOME to another disk; what is fetched already is kept",
+        hint="free some space there, or set HF_HOME to a directory on another disk; what has "
+        "been downloaded is kept",
     )
 
 
@@ -194,19 +218,21 @@ def _refused(name: str, error: HfHubHTTPError) -> ModelNotFoundError:
     if status == 429:
         after = error.response.headers.get("Retry-After")
         return ModelNotFoundError(
-            f"{name}: the hub takes no more requests from here for now",
+            f"{name}: the Hub's rate limit is exceeded",
             hint=(f"try again in {after} s; " if after else "try again later; ")
-            + "HF_TOKEN raises the limit",
+            + "setting HF_TOKEN raises the limit",
         )
     if status in (401, 403):
         return ModelNotFoundError(
-            f"{name} may not be read with this token ({status})", hint="check HF_TOKEN"
+            f"{name} is not accessible with this token ({status})", hint="check HF_TOKEN"
         )
-    return _out_of_reach(name, f"the hub answered {status} {error.response.reason_phrase}")
+    return _out_of_reach(name, f"the Hub responded with {status} {error.response.reason_phrase}")
 
 
 def _out_of_reach(name: str, reason: str) -> ModelNotFoundError:
     return ModelNotFoundError(
-        f"{name} is not on this disk and could not be fetched: {reason.strip().splitlines()[0]}",
-        hint="check the network (HF_ENDPOINT, HF_HUB_OFFLINE), or copy the model's directory here",
+        f"{name} is not in the local cache and could not be downloaded: "
+        f"{reason.strip().splitlines()[0]}",
+        hint="check the network (HF_ENDPOINT, HF_HUB_OFFLINE), or copy the model's directory to "
+        "this machine",
     )

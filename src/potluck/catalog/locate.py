@@ -1,8 +1,8 @@
-"""Which files a MODEL is made of.
+"""Find the files of a MODEL.
 
 MODEL is a directory in Hugging Face layout, a ``.gguf`` file, a hub id, or ``demo``. A hub id is
-``org/name`` or ``org/name:file.gguf``, with ``org/name@revision`` for another revision than main.
-Something on the disk goes before a hub id of the same name. Nothing is parsed here.
+``org/name`` or ``org/name:file.gguf``, with ``org/name@revision`` for a revision other than main.
+Local files take precedence over a hub id of the same name. Nothing is parsed here.
 """
 
 from __future__ import annotations
@@ -11,10 +11,14 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from potluck.catalog.hub_cache import Snapshot
 from potluck.errors import ModelFileError, ModelNotFoundError
 from potluck.models.names import FileKind
+
+if TYPE_CHECKING:
+    from potluck.catalog.manifest_view import ManifestView
 
 DEMO_DIRECTORY = Path(__file__).parent.parent / "data" / "demo"
 """The model in the package."""
@@ -24,21 +28,28 @@ _HUB_ID = re.compile(r"(?P<repo_id>[\w.-]+/[\w.-]+)(@(?P<revision>\w[\w.-]*))?")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFiles:
-    """Where a model lies on this machine.
+    """The location of a model on this machine.
 
     ``path`` is the directory of a Hugging Face model, or the (first) ``.gguf`` file. ``name`` is
-    what the user called it. Of a model from the hub, ``snapshot`` says which files there are; not
-    all of them need be on this disk yet.
+    the user's name for it. For a model from the hub, ``snapshot`` lists its files, not all of which
+    need be on this disk yet. For a model that is identified by the content of its files, ``view``
+    opens them, and ``path`` is the directory to which small files are fetched.
     """
 
     name: str
     kind: FileKind
     path: Path
     snapshot: Snapshot | None = None
+    view: ManifestView | None = None
+
+    @property
+    def label(self) -> str:
+        """The model's name in messages."""
+        return str(self.path) if self.view is None else self.name
 
     @property
     def pinned_name(self) -> str:
-        """A MODEL that stays the very same files, whatever happens to the hub's main branch."""
+        """A MODEL that refers to exactly these files, even if the hub's main branch changes."""
         if self.snapshot is None:
             return self.name
         pinned = f"{self.snapshot.repo_id}@{self.snapshot.commit}"
@@ -49,7 +60,7 @@ class ModelFiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HubModel:
-    """A model on the hub: a whole repository, or the one GGUF file ``filename`` of it.
+    """A model on the hub: a whole repository, or its GGUF file ``filename``.
 
     ``revision`` is a branch, a tag or a commit; None for the main branch.
     """
@@ -60,20 +71,20 @@ class HubModel:
 
     @property
     def name(self) -> str:
-        """As MODEL has it."""
+        """The name in the form of a MODEL argument."""
         revision = "" if self.revision is None else f"@{self.revision}"
         filename = "" if self.filename is None else f":{self.filename}"
         return f"{self.repo_id}{revision}{filename}"
 
 
 FindOnHub = Callable[[HubModel], Snapshot]
-"""Finds out what the hub has of a model, and brings what is needed to know it."""
+"""Finds a model's files on the hub, and downloads those that are needed to describe it."""
 
 
 def locate_model(name: str, find_on_hub: FindOnHub) -> ModelFiles:
-    """Find MODEL, asking the hub if it is a hub id.
+    """Find MODEL, with a request to the hub if it is a hub id.
 
-    Raises ``ModelNotFoundError``, ``ModelFileError`` when what is there may not be looked at.
+    Raise ``ModelNotFoundError``, and ``ModelFileError`` if it cannot be accessed.
     """
     if name == "demo":
         return ModelFiles(name=name, kind=FileKind.HUGGING_FACE, path=DEMO_DIRECTORY)
@@ -88,14 +99,17 @@ def locate_model(name: str, find_on_hub: FindOnHub) -> ModelFiles:
     hub_model = parse_hub_id(name)
     if hub_model is None or _looks_like_a_path(name):
         raise ModelNotFoundError(
-            f"there is no model at {name}",
+            f"no model found at {name}",
             hint="give a directory with config.json, a .gguf file, a hub id (org/name), or demo",
         )
     return files_on_hub(name, hub_model, find_on_hub(hub_model))
 
 
 def locate_on_disk(name: str) -> ModelFiles | None:
-    """The files of a MODEL that is no hub id; None for one that is. Raises as ``locate_model``."""
+    """Return the files of MODEL, or None if it is a hub id.
+
+    Raise the errors of ``locate_model``.
+    """
 
     def is_on_hub(model: HubModel) -> Snapshot:
         raise _OnHubError
@@ -107,11 +121,11 @@ def locate_on_disk(name: str) -> ModelFiles | None:
 
 
 class _OnHubError(Exception):
-    """A MODEL is a hub id."""
+    """The MODEL is a hub id."""
 
 
 def files_on_hub(name: str, model: HubModel, snapshot: Snapshot) -> ModelFiles:
-    """Where the files of a hub model are, or will be."""
+    """Return the location of a hub model's files, which need not exist yet."""
     if model.filename is None:
         kind, path = FileKind.HUGGING_FACE, snapshot.directory
     else:
@@ -120,7 +134,9 @@ def files_on_hub(name: str, model: HubModel, snapshot: Snapshot) -> ModelFiles:
 
 
 def parse_hub_id(name: str) -> HubModel | None:
-    """``org/name``, ``org/name@revision``, ``org/name:file.gguf``; None for anything else."""
+    """Parse ``org/name``, ``org/name@revision`` or ``org/name:file.gguf``; return None for anything
+    else.
+    """
     repository, colon, filename = name.partition(":")
     match = _HUB_ID.fullmatch(repository)
     if match is None or (colon and not filename.endswith(".gguf")):

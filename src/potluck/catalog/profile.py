@@ -1,4 +1,4 @@
-"""A model's profile: its headers, read once."""
+"""Read a model's profile from its headers."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from potluck.types.tensor import TensorInfo
 def read_profile(
     description: ModelDescription, shards: Iterable[Shard] | None = None
 ) -> ModelProfile:
-    """Read the headers of the model's files, or of those files that ``shards`` are in.
+    """Read the headers of the model's files, or only of those that contain ``shards``.
 
     The profile covers all tensors of the model, or those of ``shards``. Tensors that are missing or
-    cannot be loaded raise no error yet: each is an error only for a stage that reads it. Raises as
+    cannot be loaded are not an error here, but only for stages that read them. Raise the errors of
     ``open_headers``.
     """
     from potluck.weights.canonical import CanonicalSource
 
     config = description.config
-    path = str(description.files.path)
+    path = description.files.label
     wanted = [Shard.whole(config.num_layers)] if shards is None else list(shards)
     weights = list(
         {spec.name: spec for shard in wanted for spec in weight_specs(config, shard)}.values()
@@ -69,7 +69,7 @@ def read_profile(
     last = config.num_layers
 
     def of_layer(layer: int) -> Iterable[WeightSpec]:
-        # By itself it may be no shard: some layers share keys and values with others.
+        # A single layer may not be a valid shard: some layers share keys and values with others.
         return (spec for spec in all_specs if spec.name.startswith(layer_tensor(layer, "")))
 
     all_specs = weight_specs(config, Shard.whole(last))

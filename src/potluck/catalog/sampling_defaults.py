@@ -1,4 +1,4 @@
-"""How a model's makers would have its tokens chosen, where a request leaves that open."""
+"""Read a model's recommended sampling parameters, the defaults for requests."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from potluck.types.sampling import RECOMMENDED_FIELDS, validate_sampling
 from potluck.types.step import SamplingParams
 
 MAX_JSON_BYTES = 2**20
-"""Of config.json and generation_config.json. Real ones have a few kilobytes, or some tens where a
-quantization lists layers."""
+"""The maximum size of config.json and generation_config.json. They usually have a few kilobytes, or
+tens of kilobytes if a quantization lists layers."""
 
 LLAMA_CPP_DEFAULTS: Mapping[str, float | int] = {
     "temperature": 0.8,
@@ -21,7 +21,7 @@ LLAMA_CPP_DEFAULTS: Mapping[str, float | int] = {
     "top_p": 0.95,
     "min_p": 0.05,
 }
-"""What llama.cpp takes for a GGUF file that recommends nothing (``common_params_sampling`` in its
+"""llama.cpp's defaults for a GGUF file without recommendations (``common_params_sampling`` in its
 ``common/common.h``). Its penalties are neutral."""
 
 _GGUF_KEYS: Mapping[str, str] = {
@@ -31,14 +31,14 @@ _GGUF_KEYS: Mapping[str, str] = {
     "min_p": "min_p",
     "repetition_penalty": "penalty_repeat",
 }
-"""Under ``general.sampling.``. Samplers that Potluck does not have (Mirostat, XTC), their order and
-the length of what is penalized are left out."""
+"""Keys below ``general.sampling.``. Samplers that Potluck does not have (Mirostat, XTC), the order
+of samplers and the length of the penalty window are ignored."""
 
 
 def read_generation_config(path: Path) -> dict[str, float | int]:
-    """What ``generation_config.json`` recommends; nothing when it does not ask for sampling.
+    """Return the recommendations in ``generation_config.json``; empty if it does not use sampling.
 
-    Raises ``ModelFileError`` for values that make no sense.
+    Raise ``ModelFileError`` if values are invalid.
     """
     if not path.is_file():
         return {}
@@ -46,7 +46,7 @@ def read_generation_config(path: Path) -> dict[str, float | int]:
     if values.get("do_sample") is not True:
         return {}
     named = {name: values.get(name) for name in RECOMMENDED_FIELDS}
-    # As transformers has it, a top_k of 0 keeps all tokens.
+    # In transformers, a top_k of 0 keeps all tokens.
     return _checked(
         {
             name: value
@@ -59,9 +59,10 @@ def read_generation_config(path: Path) -> dict[str, float | int]:
 
 
 def gguf_sampling_defaults(metadata: Mapping[str, object], *, path: str) -> dict[str, float | int]:
-    """What the keys ``general.sampling.*`` recommend, and for the rest llama.cpp's defaults.
+    """Return the recommendations in the keys ``general.sampling.*``, and llama.cpp's defaults for
+    the rest.
 
-    Raises ``ModelFileError`` for values that make no sense.
+    Raise ``ModelFileError`` if values are invalid.
     """
     defaults: dict[str, Any] = dict(LLAMA_CPP_DEFAULTS)
     for name, key in _GGUF_KEYS.items():
@@ -82,6 +83,6 @@ def _checked(defaults: dict[str, Any], path: str, *, hint: str) -> dict[str, flo
         validate_sampling(SamplingParams(**defaults), vocab_size=1)
     except ParameterError as error:
         raise ModelFileError(
-            path, f"what it recommends for sampling: {error.message}", hint=hint
+            path, f"invalid recommended sampling parameters: {error.message}", hint=hint
         ) from error
     return defaults

@@ -1,7 +1,7 @@
-"""What a model's files say about its vectors: embeddings, or scores of documents.
+"""Read from a model's files how its vectors are used: as embeddings, or as scores of documents.
 
-Directories in Hugging Face layout say it as sentence-transformers reads it: ``modules.json`` lists
-what follows the transformer. GGUF files say it in their metadata (``pooling_type``).
+In directories in Hugging Face layout, ``modules.json`` lists the modules after the transformer, in
+the format of sentence-transformers. GGUF files have ``pooling_type`` in their metadata.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _POOLINGS: Mapping[str, Pooling] = {
     "mean": Pooling.MEAN,
     "lasttoken": Pooling.LAST,
 }
-"""By the name in ``pooling_mode``."""
+"""Poolings by their names in ``pooling_mode``."""
 
 _POOLING_FLAGS: Mapping[str, str] = {
     "pooling_mode_cls_token": "cls",
@@ -40,7 +40,7 @@ _POOLING_FLAGS: Mapping[str, str] = {
     "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
     "pooling_mode_weightedmean_tokens": "weightedmean",
 }
-"""The same in older files."""
+"""Poolings by their names in older files."""
 
 _GGUF_NONE, _GGUF_RANK = 0, 4
 _GGUF_POOLINGS: Mapping[int, Pooling] = {1: Pooling.MEAN, 2: Pooling.CLS, 3: Pooling.LAST}
@@ -49,8 +49,8 @@ _GGUF_POOLINGS: Mapping[int, Pooling] = {1: Pooling.MEAN, 2: Pooling.CLS, 3: Poo
 _QWEN3_RERANKER = re.compile(r"qwen3-reranker", re.IGNORECASE)
 _QWEN3_LABELS = ("yes", "no")
 _QWEN3_LABEL_TOKENS = (9693, 2152)
-"""What the model card of Qwen3-Reranker compares: the logits of ``yes`` and ``no``, which have
-these ids in the vocabulary of Qwen 3. Whoever has the tokenizer checks it (``label_texts``)."""
+"""The model card of Qwen3-Reranker compares the logits of ``yes`` and ``no``, which have these ids
+in the vocabulary of Qwen 3. They are checked where the tokenizer is loaded (``label_texts``)."""
 
 QWEN3_RERANK_TEMPLATE = (
     "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and "
@@ -58,15 +58,15 @@ QWEN3_RERANK_TEMPLATE = (
     "<|im_start|>user\n<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}"
     "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 )
-"""The prompt of that model card; its files have it nowhere."""
+"""The prompt in that model card; it is not in the model's files."""
 
 DEFAULT_EMBEDDING = EmbeddingConfig(pooling=Pooling.LAST, is_normalized=True)
-"""Of a model whose files say nothing: its last token has seen all others."""
+"""The default for models whose files specify none: the last token has attended to all others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VectorUse:
-    """What a model's vectors are for: one of the two."""
+    """What a model's vectors are for; exactly one of the two is set."""
 
     embedding: EmbeddingConfig | None = None
     rerank: RerankConfig | None = None
@@ -81,11 +81,11 @@ class _Module:
 def read_vector_use(
     directory: Path, config: ModelConfig, *, name: str
 ) -> tuple[ModelConfig, VectorUse]:
-    """What a directory says, and ``config`` with the classifier that makes the scores, if any.
+    """Return a directory's use of vectors, and ``config`` with the classifier for scores, if any.
 
-    ``name`` is what the user called the model: nothing else tells a Qwen3-Reranker as it was first
-    published from a chat model. Raises ``UnsupportedModelError`` for modules that are not computed
-    here, and ``ModelFileError``.
+    ``name`` is the user's name for the model: only the name distinguishes a Qwen3-Reranker, as
+    originally published, from a chat model. Raise ``UnsupportedModelError`` for unsupported
+    modules, and ``ModelFileError``.
     """
     modules = {each.kind: each for each in _read_modules(directory)}
     if scoring := modules.get("LogitScore"):
@@ -113,9 +113,9 @@ def read_vector_use(
 
 
 def gguf_vector_use(metadata: Mapping[str, object], config: ModelConfig, *, path: str) -> VectorUse:
-    """What a GGUF file says. Embeddings are normalized, as llama.cpp's server does it.
+    """Return a GGUF file's use of vectors. Embeddings are normalized, as in llama.cpp's server.
 
-    Raises ``UnsupportedModelError`` for a pooling or labels that are not known, and
+    Raise ``UnsupportedModelError`` for an unknown pooling or unknown labels, and
     ``ModelFileError``.
     """
     architecture = metadata.get("general.architecture")
@@ -154,7 +154,7 @@ def _positive_label(labels: object, num_labels: int) -> int:
 
 
 def _read_modules(directory: Path) -> list[_Module]:
-    """The modules after the transformer, which comes first."""
+    """Return the modules after the transformer, which is the first one."""
     path = directory / _MODULES
     if not path.is_file():
         return []
@@ -163,7 +163,7 @@ def _read_modules(directory: Path) -> list[_Module]:
         raise ModelFileError(str(path), f"not a list of at most {_MAX_MODULES} modules")
     modules = [_read_module(path, entry) for entry in listed]
     if not modules or modules[0].kind != "Transformer":
-        raise ModelFileError(str(path), "its first module is not a Transformer")
+        raise ModelFileError(str(path), "its first module must be a Transformer")
     order = tuple(each.kind for each in modules[1:])
     if order not in ((), ("Pooling",), ("Pooling", "Normalize"), ("LogitScore",)):
         raise unsupported(f"the modules {', '.join(order)}")

@@ -1,4 +1,4 @@
-"""Addresses and sizes as ``potluck up`` takes them, and the addresses that it chooses itself."""
+"""Addresses and sizes in the options of ``potluck up``, and its default addresses."""
 
 from __future__ import annotations
 
@@ -32,26 +32,28 @@ class HttpAddress:
     key_file: Path | None
 
 
-def listen_address(asked: str | None, connect: Sequence[Address], *, is_open: bool) -> Address:
-    """What was asked for; else this machine's address as members see it, or loopback."""
+def listen_address(listen: str | None, connect: Sequence[Address], *, is_open: bool) -> Address:
+    """Return the requested address, or else this machine's address as members see it, or
+    loopback.
+    """
     from potluck.cluster.membership import Address, parse_address
 
-    if asked is None:
+    if listen is None:
         if not is_open:
             return Address(host=LOOPBACK, port=0)
         outside = next((each for each in connect if not each.is_loopback), None)
         host = lan_address() if outside is None else _address_towards(outside)
         return Address(host=host, port=DEFAULT_LAN_PORT)
-    bare = asked.strip("[]")
+    bare = listen.strip("[]")
     if _is_ip(bare):
         address = Address(host=bare, port=0)
         return address if address.is_loopback else replace(address, port=DEFAULT_LAN_PORT)
-    address = parse_address(asked, name="--listen")
+    address = parse_address(listen, name="--listen")
     if address.ip is None:
         raise ParameterError(
             "listen",
-            f"--listen {asked}: {address.host} is not an IP address",
-            hint="give the address that the other machines reach this one at",
+            f"--listen {listen}: {address.host} is not an IP address",
+            hint="give the address at which the other machines reach this one",
         )
     return address
 
@@ -65,25 +67,27 @@ def _is_ip(text: str) -> bool:
 
 
 def lan_address() -> str:
-    """The address that this machine has towards the rest of the network."""
+    """Return this machine's address on the route to the rest of the network."""
     # Of the networks set aside for documentation (RFC 5737): only the default route leads there.
     address = _source_address("192.0.2.1", 9)
     return address or _first_address()
 
 
 def _address_towards(member: Address) -> str:
-    """The address that this machine has towards ``member``."""
+    """Return this machine's address on the route to ``member``."""
     address = _source_address(member.host, member.port)
     if address is None:
         raise UsageError(
-            f"there is no way from this machine to {member}",
-            hint="check the address and the network, or name an own address with --listen",
+            f"there is no route from this machine to {member}",
+            hint="check the address and the network, or set this machine's address with --listen",
         )
     return address
 
 
 def _source_address(host: str, port: int) -> str | None:
-    """Where datagrams to ``host`` would come from; none is sent. None if there is no route."""
+    """Return the source address of datagrams to ``host``, without sending one. None if there is no
+    route.
+    """
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind) as probe:
@@ -106,24 +110,28 @@ def _first_address() -> str:
             if is_ipv4 and not address.address.startswith(("127.", "169.254.")):
                 return str(address.address)
     raise UsageError(
-        "this machine has no address on a network", hint="name one with --listen HOST:PORT"
+        "this machine has no address on a network", hint="set one with --listen HOST:PORT"
     )
 
 
 def parse_http(text: str, key_file: Path | None) -> HttpAddress:
-    """``HOST:PORT`` of ``--http``; ``ParameterError`` if it is anything else."""
+    """Parse ``HOST:PORT`` of ``--http``. Raise ``ParameterError`` if it is malformed."""
     host, colon, port = text.rpartition(":")
     if not colon or not host or not port.isdigit():
-        raise ParameterError("http", f"--http {text} is not HOST:PORT", hint="as in 127.0.0.1:7334")
+        raise ParameterError(
+            "http", f"--http {text} is not of the form HOST:PORT", hint="for example 127.0.0.1:7334"
+        )
     return HttpAddress(host=host.strip("[]"), port=int(port), key_file=key_file)
 
 
 def parse_size(text: str, option: str = "memory-limit") -> int:
     """Bytes of ``2G``, ``1.5 GiB``, ``900M`` or ``4096``; units are powers of 1024.
 
-    Raise ``ParameterError``, which names ``option``, for what is no size.
+    Raise ``ParameterError``, which names ``option``, if it is malformed.
     """
     match = _SIZE.fullmatch(text.strip())
     if match is None:
-        raise ParameterError(option, f"--{option} {text} is not a size", hint="as in 2G or 900M")
+        raise ParameterError(
+            option, f"--{option} {text} is not a valid size", hint="for example 2G or 900M"
+        )
     return int(float(match[1]) * _UNIT_BYTES[match[2].lower()])

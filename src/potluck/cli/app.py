@@ -1,4 +1,4 @@
-"""The commands and the options that all of them have."""
+"""The commands and their common options."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ _MODULES = {
     "bench": "potluck.cli.bench",
     "check": "potluck.cli.check",
     "fetch": "potluck.cli.fetch",
+    "cache": "potluck.cli.cache",
     "probe": "potluck.cli.probe",
     "doctor": "potluck.cli.doctor",
     "serve": "potluck.cli.serve",
@@ -27,9 +28,16 @@ _MODULES = {
     "rebalance": "potluck.cli.rebalance",
     "undeploy": "potluck.cli.cluster",
     "down": "potluck.cli.cluster",
+    "invite": "potluck.cli.invite",
+    "nodes": "potluck.cli.nodes",
+    "dashboard": "potluck.cli.dashboard",
+    "api-key": "potluck.cli.api_key",
+    "service": "potluck.cli.service",
     "wheel": "potluck.cli.wheel",
 }
-"""Where each command is; the function, or the group of commands, has its name."""
+"""The module of each command; the function, or the group of commands, has its name, with _
+for -.
+"""
 
 
 def application(arguments: Sequence[str]) -> typer.Typer:
@@ -43,12 +51,13 @@ def application(arguments: Sequence[str]) -> typer.Typer:
         add_completion=False,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
-        help="One language model over whatever machines are on the table.",
+        help="Run one language model across several machines.",
     )
     app.callback()(_options)
     named = next((word for word in arguments if not word.startswith("-")), "")
-    for name in [named] if named in _MODULES else _MODULES:
-        command = getattr(import_module(_MODULES[name]), name)
+    names = [named] if named in _MODULES else _MODULES
+    for name in () if list(arguments[:1]) == ["--version"] else names:
+        command = getattr(import_module(_MODULES[name]), name.replace("-", "_"))
         if isinstance(command, typer.Typer):
             app.add_typer(command, name=name)
         else:
@@ -95,7 +104,7 @@ def _print_version(value: bool) -> None:
 
 def _options(
     debug: Annotated[
-        bool, typer.Option("--debug", help="Show logs, and a traceback when something fails.")
+        bool, typer.Option("--debug", help="Show logs, and a traceback for errors.")
     ] = False,
     version: Annotated[
         bool,

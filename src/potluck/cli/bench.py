@@ -1,4 +1,5 @@
-"""``potluck bench``: how fast a model runs in this process, and how close to the best there is.
+"""``potluck bench``: how fast a model runs in this process, and how close it comes to the machine's
+limits.
 
 Prefill and decode are measured at the same depth of context. The first run warms up and is not
 counted. ``benchmarks/METHODOLOGY.md`` defines the figures.
@@ -8,13 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
 
-from potluck.cli.bench_report import BenchResult, bench_document, bench_lines
 from potluck.cli.options import (
     AllowSoftwareOption,
     ArithmeticOption,
@@ -29,32 +27,49 @@ from potluck.cli.options import (
     StatesOption,
     ThreadsOption,
     asked_backend,
+    asked_draft,
     settings,
 )
 from potluck.cli.output import emit_json, opened_model
-from potluck.engines.native import NativeEngine
-from potluck.engines.roofline import Limits
 from potluck.errors import ParameterError
-from potluck.local import Model
-from potluck.local.bounds import Bounds
-from potluck.local.measuring import Measurement, Run, Workload
+from potluck.types.choices import NGRAM, OFF
+
+if TYPE_CHECKING:
+    from potluck.cli.bench_report import BenchResult
+    from potluck.engines.native.roofline import Limits
+    from potluck.local import Model
+    from potluck.local.measuring import Run, Workload
+
+BenchDraftOption = Annotated[
+    str | None,
+    typer.Option(
+        "--draft",
+        metavar="ngram|off",
+        help="ngram: also measure decode with drafts that are all correct; off: only without "
+        "drafts. Draft models are not measured. Default: ngram.",
+        show_default=False,
+    ),
+]
 
 
 def bench(
     model: ModelArgument,
     prompt_tokens: Annotated[
-        int, typer.Option("--prompt", help="Prompt tokens of each sequence.", min=1)
+        int, typer.Option("--prompt", help="Number of prompt tokens per sequence.", min=1)
     ] = 512,
     decode_tokens: Annotated[
-        int, typer.Option("--decode", help="New tokens of each sequence.", min=1)
+        int, typer.Option("--decode", help="Number of new tokens per sequence.", min=1)
     ] = 128,
     depth_tokens: Annotated[
-        int, typer.Option("--depth", help="Context before both, which is not counted.", min=0)
+        int,
+        typer.Option(
+            "--depth", help="Number of context tokens that precede both phases; not counted.", min=0
+        ),
     ] = 0,
     sequences: Annotated[
-        int, typer.Option("--sequences", help="Sequences at the same time.", min=1)
+        int, typer.Option("--sequences", help="Number of concurrent sequences.", min=1)
     ] = 1,
-    repeats: Annotated[int, typer.Option("--repeats", help="Counted runs.", min=1)] = 3,
+    repeats: Annotated[int, typer.Option("--repeats", help="Number of measured runs.", min=1)] = 3,
     stages: StagesOption = 1,
     context: ContextOption = None,
     states: StatesOption = None,
@@ -64,13 +79,21 @@ def bench(
     quant: QuantOption = Quant.NONE,
     mmap: MmapOption = False,
     arithmetic: ArithmeticOption = None,
+    draft: BenchDraftOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Measure prefill and decode of MODEL in tokens per second.
+    """Measure prefill and decode of MODEL in tokens per second, and compare them with the limits of
+    memory and arithmetic on this machine, also for each op.
 
-    Beside them stands what memory and arithmetic can do here at best, and how close each op comes.
+    Unless --draft is off, decode is also measured with drafts that are all correct, which shows
+    their maximum gain.
     """
+    from potluck.cli.bench_report import bench_document, bench_lines
+    from potluck.local.measuring import Workload
+
+    _check_draft(draft)
     chosen = settings()
+    drafts = asked_draft(draft) != OFF
     workload = Workload(
         prompt_tokens=prompt_tokens,
         decode_tokens=decode_tokens,
@@ -102,7 +125,7 @@ def bench(
                 workload, f"a context of {opened.context_tokens}", hint="give a larger --context or"
             )
         _check_states(opened, workload)
-        result = _measure(opened, workload, repeats)
+        result = _measure(opened, workload, repeats, drafts=drafts)
         document = bench_document(opened, workload, result)
     if json:
         emit_json(document)
@@ -111,7 +134,26 @@ def bench(
         print(line)
 
 
-def _measure(model: Model, workload: Workload, repeats: int) -> BenchResult:
+def _check_draft(option: str | None) -> None:
+    """Raise ``ParameterError`` if the option names a model; the setting may, for other commands."""
+    if option not in (None, NGRAM, OFF):
+        raise ParameterError(
+            "draft",
+            f"--draft {option}: bench does not measure draft models",
+            hint="give ngram or off; to measure a draft model, compare potluck run with "
+            "--draft MODEL and --draft off",
+        )
+
+
+def _measure(model: Model, workload: Workload, repeats: int, *, drafts: bool) -> BenchResult:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    from potluck.cli.bench_report import BenchResult
+    from potluck.engines.native.engine import NativeEngine
+    from potluck.local.bounds import Bounds
+    from potluck.local.measuring import Measurement
+
     is_native = all(isinstance(stage.engine, NativeEngine) for stage in model.stages)
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn())
@@ -127,7 +169,7 @@ def _measure(model: Model, workload: Workload, repeats: int) -> BenchResult:
         bounds = Bounds(model.stages) if is_native else None
         before = None
         for number in range(repeats + 1):
-            run = measurement.run()
+            run = measurement.run(drafts=drafts)
             # In turns, so that what disturbs the machine for a while disturbs both.
             after = bounds.sample() if bounds else None
             bar.advance(task)
@@ -156,9 +198,10 @@ def _check_states(model: Model, workload: Workload) -> None:
     if 0 < num_states < workload.num_states:
         raise ParameterError(
             "states",
-            f"{num_states} states are too few: {workload.num_states} are needed for"
-            f" {workload.num_sequences} sequences after {workload.depth_tokens} tokens of context",
-            hint=f"give --states {workload.num_states}, or leave it out",
+            f"{num_states} state slots are too few: {workload.num_states} are needed for "
+            f"{workload.num_sequences} sequences after {workload.depth_tokens} tokens of "
+            "context",
+            hint=f"set --states {workload.num_states}, or omit it",
         )
 
 

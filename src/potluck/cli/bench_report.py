@@ -1,4 +1,4 @@
-"""What ``potluck bench`` says: the JSON document, and the tables that are made from it."""
+"""The output of ``potluck bench``: the JSON document, and tables made from it."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 import potluck
 from potluck.cli.report import load_document
 from potluck.cli.tables import table
-from potluck.engines.arithmetic_choice import speeds_up
+from potluck.engines.arithmetic_choice import is_faster_for
 from potluck.engines.backends import abilities_of
-from potluck.engines.roofline import Limits
+from potluck.engines.native.roofline import Limits
 from potluck.local import Model
 from potluck.local.bounds import Bounds, PhaseFigures
-from potluck.local.measuring import SAMPLED, Run, Workload
-from potluck.probe.cpu_cache import last_level_cache_bytes
-from potluck.quantities import format_bytes, format_rate
+from potluck.local.measuring import DRAFTS_PER_STEP, SAMPLED, Run, Workload
+from potluck.probe.machine.cpu_cache import last_level_cache_bytes
+from potluck.quantities import format_bytes, format_count, format_rate
 from potluck.types.arithmetic import Arithmetic, arithmetics_with
 
 _LEAST_SHARE = 0.001
@@ -62,9 +62,24 @@ def bench_document(model: Model, workload: Workload, result: BenchResult) -> dic
         "decode_tokens_per_second": [run.tokens_per_second for run in decodes],
         "sampling": {"temperature": SAMPLED.temperature, "top_p": SAMPLED.top_p},
         "sampled_tokens_per_second": [run.sampled.tokens_per_second for run in result.runs],
+        "drafted": _drafted(result.runs),
         "limits": None if bounds is None else _limits(bounds, result.limits),
         "prefill": None if bounds is None else _phase(bounds.prefill(prefills, result.limits)),
         "decode": None if bounds is None else _phase(bounds.decode(decodes, result.limits)),
+    }
+
+
+def _drafted(runs: Sequence[Run]) -> dict[str, object] | None:
+    """Decode with drafts that are all right; its gain is that of each run over the plain decode."""
+    drafted = [(run.decode, run.drafted) for run in runs if run.drafted is not None]
+    if not drafted:
+        return None
+    return {
+        "drafts_per_step": DRAFTS_PER_STEP,
+        "tokens_per_second": [run.tokens_per_second for _, run in drafted],
+        "num_drafted": sum(run.num_drafted for _, run in drafted),
+        "num_accepted": sum(run.num_accepted for _, run in drafted),
+        "gain": [run.tokens_per_second / plain.tokens_per_second for plain, run in drafted],
     }
 
 
@@ -75,7 +90,7 @@ def _fast_arithmetic(model: Model) -> str | None:
     if not has_arithmetics or chosen is not Arithmetic.EXACT:
         return None
     *_, fast = arithmetics_with((unit.variant,))
-    return fast.value if speeds_up(fast, model.plan.product_formats) else None
+    return fast.value if is_faster_for(fast, model.plan.product_formats) else None
 
 
 def _limits(bounds: Bounds, limits: Sequence[Limits]) -> dict[str, object]:
@@ -120,7 +135,9 @@ def bench_lines(document: Mapping[str, Any]) -> Iterator[str]:
     yield from _arithmetic_lines(document)
     if document["limits"] is None:
         yield ""
-        yield f"no times by op, and nothing to compare with: {document['unit_id']} is not native"
+        yield (
+            f"no per-op times and no limits: {document['unit_id']} does not use the native backend"
+        )
         return
     yield ""
     yield from _limit_lines(document)
@@ -147,6 +164,14 @@ def _rate_rows(document: Mapping[str, Any]) -> Iterator[Sequence[str]]:
         *(f"{each(rates):.1f}" for each in (statistics.median, min, max)),
         f"temperature {document['sampling']['temperature']}, top-p {document['sampling']['top_p']}",
     )
+    if drafted := document["drafted"]:
+        rates = drafted["tokens_per_second"]
+        yield (
+            "decode, drafted",
+            *(f"{each(rates):.1f}" for each in (statistics.median, min, max)),
+            f"{statistics.median(drafted['gain']):.2f} times; drafted {drafted['num_drafted']},"
+            f" right {drafted['num_accepted']}",
+        )
 
 
 def _arithmetic_lines(document: Mapping[str, Any]) -> Iterator[str]:
@@ -163,7 +188,7 @@ def _arithmetic_lines(document: Mapping[str, Any]) -> Iterator[str]:
 
 def _limit_lines(document: Mapping[str, Any]) -> Iterator[str]:
     limits, threads = document["limits"], document["num_threads"]
-    on = f"on {threads} {'thread' if threads == 1 else 'threads'}"
+    on = f"on {format_count(threads, 'thread')}"
     bandwidth = format_rate(statistics.median(limits["read_bytes_per_second"]), "B/s")
     per_token = format_bytes(round(document["decode"]["bytes_per_token"]))
     yield f"bandwidth: {bandwidth} {on}; decode reads {per_token} per token"

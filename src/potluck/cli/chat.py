@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from potluck.cli.output import note
 from potluck.cli.report import figures_line
 from potluck.errors import PromptTooLongError
-from potluck.local import Generation, Model, SamplingOptions
 from potluck.types.text import ChatMessage
 
-_HELP = "Type a message. /clear forgets the chat, /exit or Ctrl-D ends it, Ctrl-C stops an answer."
+if TYPE_CHECKING:
+    from potluck.local import Generation, Model, SamplingOptions
+
+_HELP = "Type a message. /clear clears the history, /exit or Ctrl-D quits, Ctrl-C stops an answer."
 
 
 def chat_loop(
@@ -33,7 +36,7 @@ def chat_loop(
             return
         if line == "/clear":
             messages = list(opening)
-            note("The chat is forgotten.")
+            note("History cleared.")
             continue
         if not line:
             continue
@@ -74,7 +77,7 @@ def _start(
             num_dropped += 1
             continue
         if num_dropped:
-            note(f"({num_dropped} of the oldest turns no longer fit and were dropped)")
+            note(f"(dropped the {num_dropped} oldest turns, which no longer fit)")
         return generation
 
 

@@ -1,4 +1,4 @@
-"""``potluck check``: whether a model will run, with what memory, and what stands in the way."""
+"""``potluck check``: whether this machine can run a model, and its memory requirement."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def check(
     memory_limit: MemoryLimitOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Say whether MODEL will run on this machine, with what memory, and what stands in the way.
+    """Check whether this machine can run MODEL, and show its memory requirement and any problems.
 
-    Only headers are read, and fetched from the hub. Exit code 0: it runs; 1: it does not, or not in
-    the memory there is.
+    Only headers are read; for models on the hub, only headers are downloaded. Exit code 0: the
+    model runs; 1: it does not run, or not in the available memory.
     """
     from potluck.local.check import check_model
 
@@ -73,7 +73,7 @@ def check_lines(checked: ModelCheck) -> Iterator[str]:
         yield f"{title.ljust(indent)}{text}".rstrip()
     for finding in checked.findings:
         yield from _finding_lines(finding)
-    yield "it runs on this machine" if checked.runs else "it does not run on this machine"
+    yield "this machine can run the model" if checked.runs else "this machine cannot run the model"
 
 
 def check_document(checked: ModelCheck) -> dict[str, object]:
@@ -158,7 +158,7 @@ def _rows(checked: ModelCheck) -> Iterator[tuple[str, str]]:
     if checked.num_tokens is not None:
         yield "tokenizer", f"{checked.num_tokens} tokens"
     if checked.has_chat_template:
-        yield "chat", "its template works"
+        yield "chat", "template works"
     if checked.backends:
         computing = [fit.name for fit in checked.backends if not fit.problem]
         yield "backends", format_few(computing, _NUM_NAMES) if computing else "none"

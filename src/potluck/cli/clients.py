@@ -1,4 +1,4 @@
-"""How ``up`` and ``serve`` serve clients: the options, and what is made of them."""
+"""How ``up`` and ``serve`` serve the HTTP API: their common options, and what follows from them."""
 
 from __future__ import annotations
 
@@ -19,24 +19,29 @@ from potluck.errors import UsageError
 from potluck.uname import host_name
 
 if TYPE_CHECKING:
+    from potluck.cluster.agent.console import AgentConsole
     from potluck.cluster.agent.gateway import AgentGateway
     from potluck.cluster.agent.state import StateDirectory
-    from potluck.cluster.trust.secret import Secret
+    from potluck.cluster.invitations.identity import Identity
 
 _AUTO = "auto"
 
 HttpOption = Annotated[
     str,
-    typer.Option("--http", metavar="HOST:PORT", help="Address for clients; port 0: any free."),
+    typer.Option(
+        "--http", metavar="HOST:PORT", help="Address of the HTTP API; port 0 chooses a free port."
+    ),
 ]
 DEFAULT_HTTP = f"{LOOPBACK}:{DEFAULT_HTTP_PORT}"
-NoHttpOption = Annotated[bool, typer.Option("--no-http", help="Serve no clients from this node.")]
+NoHttpOption = Annotated[
+    bool, typer.Option("--no-http", help="Do not serve the HTTP API on this node.")
+]
 ApiKeyFileOption = Annotated[
     Path | None,
     typer.Option(
         "--api-key-file",
-        help="File with hashed API keys; made with a first key, which is shown, if missing. "
-        "Needed off loopback.",
+        help="File with hashed API keys. If it does not exist, it is created with one key, which "
+        "is printed once. Required for addresses other than loopback.",
         show_default=False,
     ),
 ]
@@ -45,7 +50,7 @@ TlsOption = Annotated[
     typer.Option(
         "--tls",
         metavar=_AUTO,
-        help="auto: serve clients HTTPS, with a certificate of the cluster's own authority.",
+        help="auto: serve HTTPS with a certificate issued by the cluster's own authority.",
         show_default=False,
     ),
 ]
@@ -54,7 +59,7 @@ TlsCertOption = Annotated[
     typer.Option(
         "--tls-cert",
         metavar="FILE",
-        help="Serve clients HTTPS with this certificate and its chain (PEM).",
+        help="Serve HTTPS with this certificate and its chain (PEM).",
         show_default=False,
     ),
 ]
@@ -63,7 +68,7 @@ TlsKeyOption = Annotated[
     typer.Option(
         "--tls-key",
         metavar="FILE",
-        help="The private key of --tls-cert (PEM, without a password).",
+        help="Private key of --tls-cert (PEM, not encrypted).",
         show_default=False,
     ),
 ]
@@ -72,8 +77,8 @@ CorsOriginOption = Annotated[
     typer.Option(
         "--cors-origin",
         metavar="ORIGIN",
-        help="Let web pages of this origin use the address, such as http://localhost:3000. Can be "
-        "repeated.",
+        help="Allow web pages of this origin to use the HTTP API, for example "
+        "http://localhost:3000. Can be repeated.",
         show_default=False,
     ),
 ]
@@ -82,9 +87,9 @@ DropSystemLineOption = Annotated[
     typer.Option(
         "--drop-system-line",
         metavar="PREFIX",
-        help="Leave out lines of system messages that begin like this, because they change with "
-        "every request and defeat the prefix cache. Can be repeated; '' drops none. Default: "
-        "x-anthropic-billing-header:",
+        help="Remove lines that begin with PREFIX from system messages, because they change with "
+        "every request and defeat the prefix cache. Can be repeated; '' removes none. "
+        "Default: x-anthropic-billing-header:",
         show_default=False,
     ),
 ]
@@ -124,16 +129,21 @@ def clients_of(
         }
         useless = next((name for name, value in given.items() if value), None)
         if useless is not None:
-            raise UsageError(f"{useless} is of no use with --no-http", hint="leave one out")
+            raise UsageError(f"{useless} has no effect with --no-http", hint="omit one of them")
         return None
     from potluck.api.cors import checked_origin  # and the web framework, only where it serves
 
     if tls not in (None, _AUTO):
-        raise UsageError(f"--tls {tls} is not auto", hint="--tls-cert and --tls-key name files")
+        raise UsageError(
+            f"--tls {tls}: the only valid value is auto",
+            hint="to use your own certificate, set --tls-cert and --tls-key",
+        )
     if tls is not None and (tls_cert or tls_key):
-        raise UsageError("--tls auto and --tls-cert exclude each other", hint="leave one out")
+        raise UsageError(
+            "--tls auto and --tls-cert cannot be used together", hint="omit one of them"
+        )
     if (tls_cert is None) is not (tls_key is None):
-        raise UsageError("--tls-cert and --tls-key go together", hint="give both")
+        raise UsageError("--tls-cert and --tls-key must be used together", hint="set both")
     return Clients(
         address=parse_http(http, api_key_file),
         cors_origins=frozenset(map(checked_origin, cors_origin or ())),
@@ -146,21 +156,24 @@ def clients_of(
 async def serve_clients(
     opened: AsyncExitStack,
     gateway: AgentGateway,
+    console: AgentConsole,
     clients: Clients,
-    secret: Secret,
+    identity: Identity,
     state: StateDirectory,
 ) -> str:
     """Serve clients until ``opened`` is closed; return the address."""
+    from potluck.api.app import Page
     from potluck.api.config import ApiConfig
     from potluck.api.keys import ApiKeys, create_api_key
     from potluck.api.server import serve
+    from potluck.dashboard.assets import assets
 
     address = clients.address
     keys = None
     if address.key_file is not None:
         if not address.key_file.exists():
             key = create_api_key(address.key_file, "first")
-            note(f"API key (kept only as a hash in {address.key_file}): {key}")
+            note(f"API key (only its hash is stored, in {address.key_file}): {key}")
         keys = ApiKeys.load(address.key_file)
     config = ApiConfig(
         host=address.host,
@@ -168,21 +181,23 @@ async def serve_clients(
         keys=keys,
         dropped_system_lines=clients.dropped_system_lines,
         cors_origins=clients.cors_origins,
-        tls=_automatic_tls(secret, address.host, state) if clients.is_tls_auto else clients.tls,
+        tls=_automatic_tls(identity, address.host, state) if clients.is_tls_auto else clients.tls,
     )
-    url: str = await opened.enter_async_context(serve(gateway, config))
+    await opened.enter_async_context(console.running())
+    page = Page(console=console, assets=assets())
+    url: str = await opened.enter_async_context(serve(gateway, config, page))
     return url
 
 
-def _dropped(asked: Sequence[str] | None) -> tuple[str, ...]:
+def _dropped(prefixes: Sequence[str] | None) -> tuple[str, ...]:
     from potluck.api.system_lines import KNOWN_CHANGING_LINES
 
-    if asked is None:
+    if prefixes is None:
         chosen = settings().drop_system_line
         if chosen is None:
             return KNOWN_CHANGING_LINES
-        asked = (chosen,) if isinstance(chosen, str) else chosen
-    return tuple(each for each in asked if each)
+        prefixes = (chosen,) if isinstance(chosen, str) else chosen
+    return tuple(each for each in prefixes if each)
 
 
 def _tls_of_files(certificate: Path, key: Path) -> ssl.SSLContext:
@@ -195,32 +210,37 @@ def _tls_of_files(certificate: Path, key: Path) -> ssl.SSLContext:
             path.read_bytes()
         except OSError as error:
             raise UsageError(
-                f"{path} cannot be read: {error.strerror}", hint="give a PEM file"
+                f"cannot read {path}: {error.strerror}", hint="give a PEM file"
             ) from error
     try:
         # Without a password OpenSSL would ask for one at the terminal.
         context.load_cert_chain(certificate, key, password=lambda: "")
     except (ssl.SSLError, ValueError) as error:
         raise UsageError(
-            f"{certificate} and {key} are no certificate and its private key: {error}",
-            hint="give PEM files that belong together, and a key without a password",
+            f"{certificate} and {key} are not a certificate and its private key: {error}",
+            hint="give PEM files that belong together, and an unencrypted key",
         ) from error
     return context
 
 
-def _automatic_tls(secret: Secret, host: str, state: StateDirectory) -> ssl.SSLContext:
-    """Return a context with a new certificate, and say how clients check it."""
-    from potluck.cluster.trust.authority import derive_authority, fingerprint_of
-    from potluck.cluster.trust.client_tls import automatic_context
+def _automatic_tls(identity: Identity, host: str, state: StateDirectory) -> ssl.SSLContext:
+    """Return a context with a new certificate, and say how clients check it.
 
-    authority = derive_authority(secret)
-    context = automatic_context(authority, names=_own_names(host))
-    note(f"TLS authority: SHA-256 {fingerprint_of(authority)}")
-    note(f"clients trust it by the file {state.authority_file}")
+    A node that was invited has the one that it got when it joined.
+    """
+    from potluck.cluster.trust.authority import fingerprint_of
+    from potluck.cluster.trust.client_tls import automatic_context, context_of
+
+    if identity.authority is not None:
+        context = automatic_context(identity.authority, names=own_names(host))
+    else:
+        context = context_of(identity.client_chain_pem)
+    note(f"TLS authority: SHA-256 {fingerprint_of(identity.credentials.authority_pem)}")
+    note(f"clients that trust {state.authority_file} can verify it")
     return context
 
 
-def _own_names(host: str) -> Iterator[str]:
+def own_names(host: str) -> Iterator[str]:
     """The names and addresses under which clients may reach this machine."""
     import psutil
 

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
 from potluck.cli.addresses import parse_size
 from potluck.cli.options import (
     ArithmeticOption,
     ContextOption,
+    DraftOption,
     JsonOption,
     MmapOption,
     ModelArgument,
+    NoStoreOption,
     Quant,
     QuantOption,
     StateOption,
@@ -29,26 +29,35 @@ from potluck.cli.placing import (
     LayoutOption,
     ObjectiveOption,
     StreamsOption,
+    TensorParallelOption,
     cluster_state,
     deploy_params,
+    draft_param,
     layout_params,
     result_of,
 )
 from potluck.cli.speed_lines import speed_lines
-from potluck.cli.tables import deployment_lines, node_lines, stage_lines
-from potluck.cluster.agent.control import ask
-from potluck.cluster.agent.state import StateDirectory
-from potluck.cluster.calls import DEFAULT_RECOVERY_WAIT_SECONDS
+from potluck.cli.tables import deployment_lines, node_lines, stage_lines, transfer_text
+from potluck.cluster.agent.asking import ask
 from potluck.errors import ParameterError
-from potluck.types.arithmetic import ArithmeticChoice
-from potluck.types.placement import Objective, Rebalance
-from potluck.types.ranges import DEFAULT_TARGET_STEP_MS, require_number
+from potluck.quantities import format_count
+from potluck.types.choices import ArithmeticChoice, Objective, Rebalance
+from potluck.types.ranges import (
+    DEFAULT_RECOVERY_WAIT_SECONDS,
+    DEFAULT_TARGET_STEP_MS,
+    require_number,
+)
+
+if TYPE_CHECKING:
+    from rich.progress import TaskID
+
+    from potluck.cluster.agent.state import StateDirectory
 
 NameOption = Annotated[
     str | None,
     typer.Option(
         "--name",
-        help="What clients call it. Default: MODEL, and the last part of a path.",
+        help="Model name for clients. Default: MODEL, or the last component of a path.",
         show_default=False,
     ),
 ]
@@ -57,8 +66,8 @@ RecoveryWaitOption = Annotated[
     typer.Option(
         "--recovery-wait",
         metavar="SECONDS",
-        help="How long requests wait while machines are lost and the model is not ready. "
-        f"Default: {DEFAULT_RECOVERY_WAIT_SECONDS:g}.",
+        help="How long requests wait for the model to recover after nodes are lost. Default: "
+        f"{DEFAULT_RECOVERY_WAIT_SECONDS:g}.",
         show_default=False,
     ),
 ]
@@ -67,7 +76,7 @@ SparesOption = Annotated[
     typer.Option(
         "--spares",
         metavar="N",
-        help="Keep every stage's weights ready on N further nodes. Default: 0.",
+        help="Keep the weights of every stage ready on N additional nodes. Default: 0.",
         show_default=False,
     ),
 ]
@@ -75,8 +84,9 @@ RebalanceOption = Annotated[
     Rebalance | None,
     typer.Option(
         "--rebalance",
-        help="Whether the model moves when a much faster plan is found. auto: by itself; ask: "
-        "potluck ps shows it, and potluck rebalance carries it out; never. Default: auto.",
+        help="Whether the model moves to a much faster plan when there is one. auto: "
+        "automatically; ask: potluck ps shows the plan and potluck rebalance applies it; "
+        "never. Default: auto.",
         show_default=False,
     ),
 ]
@@ -84,7 +94,7 @@ PrefixCacheOption = Annotated[
     bool | None,
     typer.Option(
         "--prefix-cache/--no-prefix-cache",
-        help="Whether prompts that begin alike share what the cache has of it. Default: they do.",
+        help="Reuse cached results for prompts that share a prefix. Default: on.",
         show_default=False,
     ),
 ]
@@ -93,8 +103,8 @@ CacheDiskOption = Annotated[
     typer.Option(
         "--cache-disk",
         metavar="BYTES",
-        help="Every stage keeps that much of its cache on disk, such as 20GiB, for prompts that "
-        "come again after a restart. They are not encrypted. Default: 0.",
+        help="Disk space per stage for cached prompts, for example 20GiB, so that the cache "
+        "survives a restart. The data is not encrypted. Default: 0.",
         show_default=False,
     ),
 ]
@@ -103,8 +113,8 @@ ToolFormatOption = Annotated[
     typer.Option(
         "--tool-format",
         metavar="NAME",
-        help="The format in which the model writes calls of tools. Default: as its chat template"
-        " shows.",
+        help="Format in which the model writes tool calls. Default: detected from its chat "
+        "template.",
         show_default=False,
     ),
 ]
@@ -113,8 +123,8 @@ TargetStepOption = Annotated[
     typer.Option(
         "--target-step-ms",
         metavar="MS",
-        help="Time between tokens while other prompts are read, which are cut for that. "
-        f"Default: {DEFAULT_TARGET_STEP_MS:g}.",
+        help="Target time between tokens while other prompts are being processed; prompts are "
+        f"split to meet it. Default: {DEFAULT_TARGET_STEP_MS:g}.",
         show_default=False,
     ),
 ]
@@ -125,6 +135,7 @@ def deploy(
     name: NameOption = None,
     objective: ObjectiveOption = None,
     streams: StreamsOption = None,
+    tensor_parallel: TensorParallelOption = None,
     layout: LayoutOption = None,
     rebalance: RebalanceOption = None,
     context: ContextOption = None,
@@ -137,18 +148,21 @@ def deploy(
     quant: QuantOption = Quant.NONE,
     mmap: MmapOption = False,
     arithmetic: ArithmeticOption = None,
+    draft: DraftOption = None,
     recovery_wait: RecoveryWaitOption = None,
     spares: SparesOption = None,
+    no_store: NoStoreOption = False,
     json: JsonOption = False,
     state: StateOption = None,
 ) -> None:
-    """Deploy MODEL over the cluster's nodes and wait until it can answer."""
+    """Deploy MODEL across the cluster and wait until it is ready."""
     directory = state_directory(state)
     request = deploy_request(
         model,
         name=name,
         objective=objective,
         streams=streams,
+        tensor_parallel=tensor_parallel,
         rebalance=rebalance,
         context=context,
         cache=cache,
@@ -160,18 +174,20 @@ def deploy(
         quant=quant,
         mmap=mmap,
         arithmetic=arithmetic,
+        draft=draft,
         recovery_wait=recovery_wait,
         spares=spares,
+        no_store=no_store,
     )
     try:
         result = deployed(directory, request, layout)
     except KeyboardInterrupt:
-        note("interrupted: what was deployed so far is being undone")
+        note("interrupted: removing what was deployed so far")
         raise typer.Exit(130) from None
     if json:
         emit_json({"schema": "potluck.deploy/1", **result})
         return
-    note(f"{result['model_id']} is ready on {len(result['stages'])} stages")
+    note(f"{result['model_id']} is ready on {format_count(len(result['stages']), 'stage')}")
     _print_lines(stage_lines(result))
 
 
@@ -181,6 +197,7 @@ def deploy_request(
     name: str | None,
     objective: Objective | None,
     streams: int | None,
+    tensor_parallel: str | None,
     rebalance: Rebalance | None,
     context: int | None,
     cache: int | None,
@@ -192,8 +209,10 @@ def deploy_request(
     quant: Quant,
     mmap: bool,
     arithmetic: ArithmeticChoice | None,
+    draft: str | None,
     recovery_wait: float | None,
     spares: int | None,
+    no_store: bool,
 ) -> dict[str, Any]:
     """Return what the agent is asked to deploy, less the layout. Raise ``ParameterError``."""
     request = deploy_params(
@@ -207,11 +226,14 @@ def deploy_request(
         arithmetic=arithmetic,
         objective=objective,
         streams=streams,
+        tensor_parallel=tensor_parallel,
     )
     request |= _upkeep(recovery_wait, spares, rebalance)
     request |= _serving(
         prefix_cache=prefix_cache, target_step_ms=target_step_ms, cache_disk=cache_disk
     )
+    request["draft"] = draft_param(draft)
+    request["keep_weights"] = not no_store
     if tool_format is not None:
         request["tool_format"] = tool_format
     return request
@@ -224,6 +246,9 @@ def deployed(
 
     Blocking. Raises what prevents it.
     """
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True))
     result: dict[str, Any] = {}
@@ -231,9 +256,20 @@ def deployed(
         *columns, console=console, transient=True, disable=not console.is_terminal
     ) as bar:
         task = bar.add_task("placing", total=None)
-        asked = {**request, **layout_params(directory, layout)}
-        for document in ask(directory.control_socket, "deploy", asked):
+        params = {**request, **layout_params(directory, layout)}
+        nodes: dict[str, TaskID] = {}
+        for document in ask(directory.control_socket, "deploy", params):
             result = document.get("result") or document["event"]
+            for transfer in result["transfers"]:
+                node = transfer["node_id"]
+                if node not in nodes:
+                    nodes[node] = bar.add_task(node)
+                bar.update(
+                    nodes[node],
+                    description=f"{node}: {transfer_text(transfer)}",
+                    completed=transfer["done_bytes"],
+                    total=transfer["total_bytes"] or None,
+                )
             bar.update(
                 task,
                 description=str(result["reason"]),
@@ -244,12 +280,12 @@ def deployed(
 
 
 def undeploy(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="As potluck ps shows it.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name as shown by potluck ps.")],
     state: StateOption = None,
 ) -> None:
     """Stop serving a model and free its memory."""
     result = result_of(state_directory(state), "undeploy", {"name": name})
-    note(f"{result['model_id']} is no longer deployed")
+    note(f"{result['model_id']} is undeployed")
 
 
 def ps(json: JsonOption = False, state: StateOption = None) -> None:
@@ -264,14 +300,14 @@ def ps(json: JsonOption = False, state: StateOption = None) -> None:
         _print_lines(deployment_lines(deployment))
         _print_lines(speed_lines(deployment))
     if not result["deployments"]:
-        print("\nnothing is deployed; potluck deploy MODEL")
+        print("\nnothing is deployed; deploy a model with potluck deploy MODEL")
 
 
 def down(state: StateOption = None) -> None:
-    """Hand this node's requests and stages over to the others, and stop its agent."""
+    """Hand this node's requests and stages over to other nodes, then stop its agent."""
     for document in ask(state_directory(state).control_socket, "down", {}):
         if "event" in document:
-            note("draining: requests and stages are handed over to the other nodes")
+            note("draining: handing requests and stages over to other nodes")
     note("this node has left the cluster")
 
 
@@ -282,16 +318,16 @@ def _upkeep(
     chosen = settings()
     if wait_seconds is None:
         wait_seconds = chosen.recovery_wait_seconds
-    asked: dict[str, object] = {
+    params: dict[str, object] = {
         "num_spares": chosen.spares if spares is None else spares,
         "rebalance": (rebalance or chosen.rebalance).value,
         "rebalance_threshold": chosen.rebalance_threshold,
     }
-    require_number("spares", asked["num_spares"])
+    require_number("spares", params["num_spares"])
     if wait_seconds is not None:
         require_number("recovery_wait", wait_seconds)
-        asked["recovery_wait_seconds"] = wait_seconds
-    return asked
+        params["recovery_wait_seconds"] = wait_seconds
+    return params
 
 
 def _serving(
@@ -299,23 +335,23 @@ def _serving(
 ) -> dict[str, object]:
     """How requests are served. Raises ``ParameterError``."""
     chosen = settings()
-    asked: dict[str, object] = {
+    params: dict[str, object] = {
         "prefix_cache": chosen.prefix_cache if prefix_cache is None else prefix_cache,
         "target_step_ms": chosen.target_step_ms if target_step_ms is None else target_step_ms,
     }
-    require_number("target_step_ms", asked["target_step_ms"])
+    require_number("target_step_ms", params["target_step_ms"])
     disk_bytes = (
         chosen.cache_disk_bytes if cache_disk is None else parse_size(cache_disk, "cache-disk")
     )
     require_number("cache_disk", disk_bytes)
-    if cache_disk is not None and disk_bytes and not asked["prefix_cache"]:
+    if cache_disk is not None and disk_bytes and not params["prefix_cache"]:
         raise ParameterError(
             "cache_disk",
-            "--cache-disk keeps what the prefix cache shares, and that is off",
-            hint="leave out --cache-disk, or turn it on with --prefix-cache",
+            "--cache-disk needs the prefix cache, which is off",
+            hint="omit --cache-disk, or turn the prefix cache on with --prefix-cache",
         )
-    asked["cache_disk_bytes"] = disk_bytes if asked["prefix_cache"] else 0
-    return asked
+    params["cache_disk_bytes"] = disk_bytes if params["prefix_cache"] else 0
+    return params
 
 
 def _print_lines(lines: Iterable[str]) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from potluck.errors import HostError
-from potluck.portability.host import Host
+from potluck.portability.hosts.host import Host
 
 if TYPE_CHECKING:
     from potluck.cluster.agent.hosts import HostAnswer
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SilentNode:
-    """A node that did not describe its host, and the problem because of which it did not."""
+    """A node that did not describe its host, and why."""
 
     node_id: str
     problem: str
@@ -31,7 +31,7 @@ def gather_hosts(state: StateDirectory) -> tuple[list[Host], list[SilentNode]]:
     """
     import msgspec
 
-    from potluck.cluster.agent.control import ask
+    from potluck.cluster.agent.asking import ask
     from potluck.cluster.agent.hosts import HostAnswer
 
     hosts: dict[str, Host] = {}
@@ -55,12 +55,12 @@ def gather_hosts(state: StateDirectory) -> tuple[list[Host], list[SilentNode]]:
 
 def _host(answer: HostAnswer) -> Host:
     """Raises ``HostError`` if there is none, for whatever reason."""
-    from potluck.portability.host_document import read_host
+    from potluck.portability.hosts.document import read_host
 
     if answer.problem:
         raise HostError(answer.problem)
     try:
         document = json.loads(answer.description)
     except (ValueError, RecursionError) as error:
-        raise HostError("its answer is no JSON") from error
+        raise HostError("its answer is not JSON") from error
     return read_host(document)

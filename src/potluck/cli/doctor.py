@@ -1,4 +1,4 @@
-"""``potluck doctor``: what stands between this machine and more speed, and what to type."""
+"""``potluck doctor``: what limits performance on this machine, and how to fix it."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from potluck.cluster.agent.state import StateDirectory
     from potluck.probe.doctor.case import Case, Cluster, Folder, LocalNetwork
     from potluck.probe.doctor.finding import Finding
-    from potluck.probe.system import System
-    from potluck.types.hardware import BackendSpec, ProbeReport
+    from potluck.probe.machine.system import System
+    from potluck.types.backend import BackendSpec
+    from potluck.types.hardware import ProbeReport
 
 _MIB = 1 << 20
 _STATE_BYTES = 16 * _MIB
@@ -38,16 +39,16 @@ _MODELS_BYTES = 2048 * _MIB
 
 
 def doctor(json: JsonOption = False, wait: WaitOption = False, state: StateOption = None) -> None:
-    """Say what stands between this machine and more speed, with commands that help.
+    """Diagnose what limits performance on this machine, and suggest commands that fix it.
 
-    Exit code 1 if something prevents a unit that could work.
+    Exit code 1 if a problem keeps a usable unit from working.
     """
     from potluck.engines.backends import BACKENDS
-    from potluck.probe.all_layers import LAYERS
+    from potluck.probe.all_detectors import DETECTORS
     from potluck.probe.cache import ProbeCache, default_cache_path
-    from potluck.probe.cores import default_num_threads
+    from potluck.probe.machine.cores import default_num_threads
+    from potluck.probe.machine.system import THIS_MACHINE
     from potluck.probe.probe import ProbeOptions, probe_node
-    from potluck.probe.system import THIS_MACHINE
 
     cache_path = default_cache_path(os.environ)
     options = ProbeOptions(
@@ -57,7 +58,7 @@ def doctor(json: JsonOption = False, wait: WaitOption = False, state: StateOptio
     )
     case = gather(
         THIS_MACHINE,
-        lambda: probe_node(THIS_MACHINE, options, ProbeCache(cache_path), layers=LAYERS),
+        lambda: probe_node(THIS_MACHINE, options, ProbeCache(cache_path), detectors=DETECTORS),
         BACKENDS,
         cache_root=None if cache_path is None else cache_path.parent,
         state=state,
@@ -73,19 +74,19 @@ def gather(
     cache_root: Path | None,
     state: Path | None,
 ) -> Case:
-    """Everything that there is to know; the agent behind ``state`` is asked if one runs there."""
+    """Collect everything that the checks need, including from the agent of ``state`` if it runs."""
     from potluck.probe.doctor.case import Case
     from potluck.probe.doctor.distribution import read_distribution
-    from potluck.probe.doctor.loading import look_at_opened_libraries, look_at_packages
-    from potluck.probe.doctor.look import look_at_shared_memory, look_at_user, missing_packages
+    from potluck.probe.doctor.loading import inspect_opened_libraries, inspect_packages
+    from potluck.probe.doctor.look import inspect_shared_memory, inspect_user, missing_packages
 
     directory, missing_folder = _state(state)
     # Each waits for other processes, or other nodes.
     with ThreadPoolExecutor(thread_name_prefix="doctor") as threads:
-        asked = None if directory is None else threads.submit(_ask_agent, directory)
-        packages = threads.submit(look_at_packages)
+        answer = None if directory is None else threads.submit(_ask_agent, directory)
+        packages = threads.submit(inspect_packages)
         found = probe()
-        cluster = None if asked is None else asked.result()
+        cluster = None if answer is None else answer.result()
         unloadable_packages = packages.result()
     return Case(
         system=system,
@@ -93,12 +94,12 @@ def gather(
         backends=tuple(backends),
         missing_packages=missing_packages(backends),
         unloadable_packages=unloadable_packages,
-        opened_libraries=look_at_opened_libraries(system, found, backends, os.environ),
+        opened_libraries=inspect_opened_libraries(system, found, backends, os.environ),
         distribution=read_distribution(system),
-        user=look_at_user(),
+        user=inspect_user(),
         folders=tuple(_folders(system, directory, cache_root)),
         missing_folder=missing_folder,
-        shared_memory_bytes=look_at_shared_memory(system),
+        shared_memory_bytes=inspect_shared_memory(system),
         network=None if cluster is not None else _network(),
         cluster=cluster,
         library_folders=tuple(
@@ -110,7 +111,7 @@ def gather(
 
 
 def report(case: Case, *, as_json: bool) -> int:
-    """Print what the checks find; the exit code."""
+    """Print what the checks find; return the exit code."""
     from potluck.probe.doctor.examine import examine
     from potluck.probe.doctor.finding import Severity
 
@@ -121,7 +122,7 @@ def report(case: Case, *, as_json: bool) -> int:
         for line in finding_lines(findings):
             print(line)
         if case.cluster is None:
-            note("no agent runs here: checks with other nodes need potluck up")
+            note("no agent runs here: checks that involve other nodes need potluck up")
     return int(any(finding.severity is Severity.PREVENTS for finding in findings))
 
 
@@ -135,7 +136,7 @@ def finding_lines(findings: Iterable[Finding]) -> Iterator[str]:
         if finding.details:
             yield f"       ({finding.details})"
     if is_clean:
-        yield "nothing stands in the way"
+        yield "no problems found"
 
 
 def document(findings: Iterable[Finding], *, is_cluster_checked: bool) -> dict[str, object]:
@@ -164,7 +165,7 @@ def _state(path: Path | None) -> tuple[StateDirectory | None, str]:
     except UsageError as error:
         return None, error.message
     except ImportError as error:  # a package that cannot be loaded, of which a check tells
-        note(f"no agent can run here: {error}")
+        note(f"an agent cannot run here: {error}")
         return None, ""
 
 
@@ -177,9 +178,9 @@ def _ask_agent(directory: StateDirectory) -> Cluster | None:
     from potluck.probe.doctor.case import Cluster
 
     try:
-        from potluck.cluster.agent.control import ask
+        from potluck.cluster.agent.asking import ask
     except ImportError as error:  # a package that cannot be loaded, of which a check tells
-        note(f"no agent can run here: {error}")
+        note(f"an agent cannot run here: {error}")
         return None
     try:
         *_, answer = ask(directory.control_socket, "doctor", {})
@@ -187,7 +188,7 @@ def _ask_agent(directory: StateDirectory) -> Cluster | None:
     except UsageError:  # nobody answers there
         return None
     except (PotluckError, msgspec.ValidationError) as error:
-        note(f"the agent could not say how the nodes get along: {error}")
+        note(f"the agent could not check the connections between nodes: {error}")
         return None
 
 
@@ -196,7 +197,7 @@ def _folders(
 ) -> Iterator[Folder]:
     from potluck.cache_folder import hub_cache_folder
     from potluck.probe.doctor.disk import CACHE, MODELS, STATE
-    from potluck.probe.doctor.look import look_at_folder
+    from potluck.probe.doctor.look import inspect_folder
 
     wanted = [
         (STATE, None if directory is None else directory.path, _STATE_BYTES),
@@ -205,18 +206,18 @@ def _folders(
     ]
     for purpose, path, needed_bytes in wanted:
         if path is not None:
-            folder = look_at_folder(system, path, purpose=purpose, needed_bytes=needed_bytes)
+            folder = inspect_folder(system, path, purpose=purpose, needed_bytes=needed_bytes)
             if folder is not None:
                 yield folder
 
 
 def _network() -> LocalNetwork:
-    from potluck.probe.doctor.look import look_at_network
+    from potluck.probe.doctor.look import inspect_network
 
     try:
         address = lan_address()
     except UsageError:  # this machine is on no network
         address = ""
-    return look_at_network(
+    return inspect_network(
         "" if ":" in address else address, lan_port=DEFAULT_LAN_PORT, http_port=DEFAULT_HTTP_PORT
     )

@@ -1,26 +1,19 @@
-"""``potluck fetch``: bring a model, or some of its files, from the hub to this disk."""
+"""``potluck fetch``: download a model, or some of its files, from the hub."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TextColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
 
-from potluck.catalog import FetchedFile, ModelFiles, fetch_model
 from potluck.cli.options import JsonOption
 from potluck.cli.output import emit_json, note
-from potluck.quantities import format_bytes
+from potluck.quantities import format_bytes, format_count
+
+if TYPE_CHECKING:
+    from potluck.catalog import FetchedFile, ModelFiles
 
 
 def fetch(
@@ -37,18 +30,20 @@ def fetch(
         typer.Option(
             "--file",
             metavar="NAME",
-            help="Only this file, and with the first part of a split GGUF file the others. "
-            "Can be repeated.",
+            help="Download only this file; for the first part of a split GGUF file, also the "
+            "other parts. Can be repeated.",
             show_default=False,
         ),
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Fetch the files of MODEL from the hub ahead of their use.
+    """Download the files of MODEL from the hub in advance.
 
-    Those that it needs and no others; they land in huggingface_hub's cache (HF_HOME). Nodes fetch
-    by themselves what their stages need.
+    Only the files that the model needs are downloaded, to huggingface_hub's cache (HF_HOME). This
+    is optional: nodes download what their stages need.
     """
+    from potluck.catalog import fetch_model
+
     with _progress(model) as advance:
         found, fetched = fetch_model(model, only=file or (), on_fetch=advance)
     if json:
@@ -56,8 +51,8 @@ def fetch(
         return
     came = [each for each in fetched if each.fetched_bytes]
     note(
-        f"fetched {format_bytes(_fetched_bytes(fetched))} in {_files(len(came))}; "
-        f"{format_bytes(_present_bytes(fetched))} were there already"
+        f"downloaded {format_bytes(_fetched_bytes(fetched))} in {format_count(len(came), 'file')}; "
+        f"{format_bytes(_present_bytes(fetched))} were already present"
     )
     print(found.path)
 
@@ -65,6 +60,16 @@ def fetch(
 @contextmanager
 def _progress(model: str) -> Iterator[Callable[[int, int], None]]:
     """A bar on a terminal; nothing elsewhere."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
     console = Console(stderr=True)
     columns = (
         TextColumn("{task.description}"),
@@ -76,12 +81,8 @@ def _progress(model: str) -> Iterator[Callable[[int, int], None]]:
     with Progress(
         *columns, console=console, transient=True, disable=not console.is_terminal
     ) as bar:
-        task = bar.add_task(f"fetching {model}", total=None)
+        task = bar.add_task(f"downloading {model}", total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
-
-
-def _files(count: int) -> str:
-    return "1 file" if count == 1 else f"{count} files"
 
 
 def _fetched_bytes(files: Sequence[FetchedFile]) -> int:

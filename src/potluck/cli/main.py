@@ -11,42 +11,61 @@ import io
 import os
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
+from potluck.cli.process_end import end_process, skips_finalization
 from potluck.errors import PotluckError
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Entry point of the console script; ends the process."""
     # Without a command, help is the answer.
     arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     _tolerate_other_encodings()
     try:
-        status = _run(arguments)
+        status = _status(arguments)
+    except Exception:
+        if not skips_finalization():
+            raise
+        sys.excepthook(*sys.exc_info())
+        status = 1
+    end_process(status)
+
+
+def _status(arguments: list[str]) -> int:
+    """Run the command and print the error that ended it; return the exit status.
+
+    With ``--debug``, and if the error is one of ours, raise it.
+    """
+    try:
+        return _run(arguments)
     except PotluckError as error:
         if "--debug" in arguments:
             raise
         _fail(error.message, error.hint)
-        status = error.exit_code
+        return error.exit_code
     except KeyboardInterrupt:
-        status = 130
+        return 130
     except BrokenPipeError:  # the reader of our stdout has gone (head, less)
         _discard_output()
-        status = 1
+        return 1
     except OSError as error:
         # Model files have errors of their own; what is left is a stream or a device.
         if "--debug" in arguments:
             raise
         _discard_output()
         where = error.filename or "the output"
-        _fail(f"{where}: {error.strerror or error}", "make room, or write somewhere else")
-        status = 1
+        _fail(
+            f"{where}: {error.strerror or error}",
+            "free some disk space, or write to another location",
+        )
+        return 1
     except (MemoryError, ImportError) as error:
         if "--debug" in arguments:
             raise
         reason = str(error).strip().splitlines() or ["out of memory"]
-        _fail(f"cannot go on: {reason[0]}", "free some memory, or install Potluck again")
-        status = 1
-    sys.exit(status)
+        _fail(f"cannot continue: {reason[0]}", "free some memory, or reinstall Potluck")
+        return 1
 
 
 def _run(arguments: list[str]) -> int:
@@ -63,7 +82,7 @@ def _run(arguments: list[str]) -> int:
         if sys.stdout is not None:
             sys.stdout.flush()
     except TyperException as error:
-        _fail(error.format_message(), "potluck --help lists commands and options")
+        _fail(error.format_message(), "run potluck --help for commands and options")
         return 2
     return status or 0
 

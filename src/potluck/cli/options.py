@@ -12,13 +12,13 @@ import typer
 
 from potluck.cli.settings import Settings, read_settings
 from potluck.errors import UsageError
-from potluck.types.arithmetic import ArithmeticChoice
-from potluck.types.quantization import Quantization
+from potluck.types.choices import ArithmeticChoice
 from potluck.types.ranges import MAX_THREADS
 from potluck.types.states import LEAST_DEFAULT_STATES, MOST_DEFAULT_STATES
 
 if TYPE_CHECKING:
     from potluck.cluster.agent.state import StateDirectory
+    from potluck.types.quantization import Quantization
 
 
 class Quant(enum.Enum):
@@ -36,6 +36,8 @@ class Quant(enum.Enum):
     @property
     def quantization(self) -> Quantization | None:
         """None for auto."""
+        from potluck.types.quantization import Quantization
+
         return None if self is Quant.AUTO else Quantization(self.value)
 
 
@@ -49,13 +51,13 @@ ModelArgument = Annotated[
     ),
 ]
 StagesOption = Annotated[
-    int, typer.Option("--stages", help="Cut the model into this many in-process stages.")
+    int, typer.Option("--stages", help="Split the model into this many stages in one process.")
 ]
 ContextOption = Annotated[
     int | None,
     typer.Option(
         "--context",
-        help="Longest sequence, in tokens. Default: what the model allows, at most 4096.",
+        help="Maximum context length in tokens. Default: what the model supports, at most 4096.",
         show_default=False,
     ),
 ]
@@ -64,8 +66,8 @@ StatesOption = Annotated[
     typer.Option(
         "--states",
         metavar="N",
-        help="Slots for the states of sequences and checkpoints of them, of models that keep more "
-        f"than keys and values. Default: as many as 512 MiB hold, {LEAST_DEFAULT_STATES} to "
+        help="State slots for sequences and their checkpoints (only for models with recurrent "
+        f"layers). Default: as many as fit in 512 MiB, {LEAST_DEFAULT_STATES} to "
         f"{MOST_DEFAULT_STATES}.",
         show_default=False,
     ),
@@ -76,7 +78,7 @@ ThreadsOption = Annotated[
         "--threads",
         min=1,
         max=MAX_THREADS,
-        help="CPU threads. Default: the cores that may be used.",
+        help="CPU threads. Default: all usable cores.",
         show_default=False,
     ),
 ]
@@ -84,24 +86,36 @@ QuantOption = Annotated[
     Quant,
     typer.Option(
         "--quant",
-        help="Quantize weights stored as floats while they are loaded; auto: as little as makes "
-        "the model fit.",
+        help="Quantize floating-point weights while loading; auto: only as much as is needed for "
+        "the model to fit.",
     ),
 ]
 MmapOption = Annotated[
     bool,
     typer.Option(
         "--mmap",
-        help="Keep the weights in a file of the cache and map it: they take no memory but what is "
-        "free, and a second start is quick.",
+        help="Memory-map the weights from a file in the cache: they use only memory that is "
+        "otherwise free, and the next start is fast.",
     ),
 ]
 ArithmeticOption = Annotated[
     ArithmeticChoice | None,
     typer.Option(
         "--arithmetic",
-        help="exact: bit-identical on every CPU. fast: multiply in bf16 where CPUs have it, "
-        "bit-identical only among those of one kind. Default: exact.",
+        help="exact: bit-identical on every CPU. fast: multiply in bf16 where the CPU supports it "
+        "(avx512_bf16, AMX, i8mm), which flushes subnormal numbers to zero; bit-identical only "
+        "among CPUs of the same kind. Default: exact.",
+        show_default=False,
+    ),
+]
+DraftOption = Annotated[
+    str | None,
+    typer.Option(
+        "--draft",
+        metavar="ngram|off|MODEL",
+        help="Speculative decoding, which does not change the output. ngram: draft tokens from "
+        "repetitions in the text; off: no drafts; MODEL: draft with a smaller model that has "
+        "the same vocabulary. Default: ngram.",
         show_default=False,
     ),
 ]
@@ -110,7 +124,7 @@ MemoryLimitOption = Annotated[
     typer.Option(
         "--memory-limit",
         metavar="SIZE",
-        help="Most memory that stages may use here, such as 2G.",
+        help="Maximum memory for stages on this machine, for example 2G.",
         show_default=False,
     ),
 ]
@@ -119,8 +133,8 @@ BackendOption = Annotated[
     typer.Option(
         "--backend",
         metavar="NAME",
-        help="Use this backend (tinygrad:CL) or unit (cpu/native) and no other. Default: of each "
-        "device the fastest.",
+        help="Use only this backend (tinygrad:CL) or unit (cpu/native). Default: the fastest "
+        "backend of each device.",
         show_default=False,
     ),
 ]
@@ -129,15 +143,21 @@ LocalBackendOption = Annotated[
     typer.Option(
         "--backend",
         metavar="NAME",
-        help="What computes: a backend (tinygrad:CL), on the first device where it works, or a "
-        "unit. Default: native.",
+        help="Backend (tinygrad:CL), on the first device where it works, or unit to run on. "
+        "Default: native.",
         show_default=False,
     ),
 ]
 AllowSoftwareOption = Annotated[
     bool,
+    typer.Option("--allow-software", help="Also use software-emulated GPUs, such as PoCL."),
+]
+NoStoreOption = Annotated[
+    bool,
     typer.Option(
-        "--allow-software", help="Also use what only plays a GPU on the CPU, such as PoCL."
+        "--no-store",
+        help="Do not store model files from other nodes or the hub on disk; load them directly "
+        "into memory.",
     ),
 ]
 JsonOption = Annotated[
@@ -146,7 +166,7 @@ JsonOption = Annotated[
 
 WaitOption = Annotated[
     bool,
-    typer.Option("--wait", help="Wait for slow drivers and tests, beyond about 5 seconds."),
+    typer.Option("--wait", help="Wait longer than about 5 seconds for slow drivers and tests."),
 ]
 _WAIT_SECONDS = 5.0
 """What a person waits for an answer; what is slower is named, and waited for with ``--wait``."""
@@ -173,14 +193,19 @@ def asked_backend(option: str | None) -> str | None:
     from potluck.engines.backends import BACKENDS
     from potluck.types.unit import backend_of
 
-    asked = settings().backend if option is None else option
+    name = settings().backend if option is None else option
     names = [spec.name for spec in BACKENDS]
-    if asked is not None and backend_of(asked) not in names:
+    if name is not None and backend_of(name) not in names:
         raise UsageError(
-            f"there is no backend {asked}",
-            hint=f"backends are {', '.join(names)}; potluck probe shows what works here",
+            f"unknown backend {name}",
+            hint=f"known backends: {', '.join(names)}; potluck probe shows which work here",
         )
-    return asked
+    return name
+
+
+def asked_draft(option: str | None) -> str:
+    """Where drafts come from: what the option says, else the settings."""
+    return settings().draft if option is None else option
 
 
 def settings() -> Settings:
@@ -198,7 +223,7 @@ StateOption = Annotated[
         "--state",
         envvar="POTLUCK_STATE",
         show_envvar=True,
-        help="State directory of the node; one for each agent on a machine.",
+        help="State directory of the node; each agent on a machine needs its own.",
         show_default=False,
     ),
 ]

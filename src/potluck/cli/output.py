@@ -9,14 +9,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from potluck.types.choices import OFF
+
 if TYPE_CHECKING:
     from potluck.local import LoadPlan, LoadProgress, Model
-    from potluck.types.arithmetic import ArithmeticChoice
+    from potluck.types.choices import ArithmeticChoice
     from potluck.types.quantization import Quantization
 
 
 def note(text: str) -> None:
-    """A line for the person, on stderr, where there is one: it must not end up on stdout."""
+    """Print a line for the user on stderr, so that it does not end up on stdout."""
     if sys.stderr is not None:
         print(text, file=sys.stderr, flush=True)
 
@@ -51,6 +53,7 @@ def opened_model(
     cache_tokens: int | None = None,
     states: int | None = None,
     default_states: int | None = None,
+    draft: str = OFF,
 ) -> Iterator[Model]:
     """Open a model with a progress bar (none when stderr is no terminal), close it at the end."""
     from rich.console import Console
@@ -99,6 +102,7 @@ def opened_model(
             mmap=mmap,
             arithmetic=arithmetic,
             packed_cache_bytes=packed_cache_bytes,
+            draft=draft,
             on_progress=advance,
         )
     finally:

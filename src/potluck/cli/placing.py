@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from potluck.cli.options import Quant, settings
-from potluck.cluster.agent.control import ask
-from potluck.cluster.agent.state import StateDirectory
+from potluck.cli.options import Quant, asked_draft, settings
+from potluck.cluster.agent.asking import ask
 from potluck.errors import ParameterError
-from potluck.placement.layout import LayoutNode, parse_layout, resolve_layout
-from potluck.types.arithmetic import ArithmeticChoice
+from potluck.types.choices import DEFAULT_NUM_STREAMS, ArithmeticChoice, Objective
 from potluck.types.cluster import NodeId, UnitId
-from potluck.types.placement import DEFAULT_NUM_STREAMS, Objective
+from potluck.types.ranges import MAX_WHOLE, require_number
 from potluck.types.unit import Role
+
+if TYPE_CHECKING:
+    from potluck.cluster.agent.state import StateDirectory
+    from potluck.placement.layout import LayoutNode
 
 CacheOption = Annotated[
     int | None,
     typer.Option(
         "--cache",
         min=1,
-        help="Tokens that all sequences share in the cache. Default: four full contexts.",
+        help="Cache size in tokens, shared by all sequences. Default: four full contexts.",
         show_default=False,
     ),
 ]
@@ -31,9 +34,10 @@ ObjectiveOption = Annotated[
     Objective | None,
     typer.Option(
         "--for",
-        help="latency: least time per token of one stream; units that would slow it down are left "
-        "out. throughput: most tokens per second of --streams together. memory: each unit in "
-        "proportion to its memory. Default: latency.",
+        help="latency: minimize the time per token of a single stream, without units that would "
+        "slow it down. throughput: maximize the total tokens per second of --streams "
+        "concurrent streams. memory: fill every unit in proportion to its memory. Default: "
+        "latency.",
         show_default=False,
     ),
 ]
@@ -42,8 +46,19 @@ StreamsOption = Annotated[
     typer.Option(
         "--streams",
         metavar="N",
-        help="How many streams decode at once where throughput counts. "
-        f"Default: {DEFAULT_NUM_STREAMS}.",
+        help="Number of concurrent streams to plan for with --for throughput. Default: "
+        f"{DEFAULT_NUM_STREAMS}.",
+        show_default=False,
+    ),
+]
+TensorParallelOption = Annotated[
+    str | None,
+    typer.Option(
+        "--tensor-parallel",
+        metavar="auto|off|N",
+        help="Number of units that share each stage's matrices. auto: what is predicted to be "
+        "fastest, on fast links; off: one unit per stage; N: N units per stage. Default: "
+        "auto.",
         show_default=False,
     ),
 ]
@@ -52,8 +67,9 @@ LayoutOption = Annotated[
     typer.Option(
         "--layout",
         metavar="NODE[/UNIT]=LAYERS,…",
-        help="Place the layers like this and look for nothing better, as in "
-        "desktop=24,board/cpu/native=8; NODE is an id or a name.",
+        help="Use this placement instead of searching for the best one, for example "
+        "desktop=24,board/cpu/native=8; NODE is a node id or host name. desktop*3+board=24 "
+        "splits the matrices of 24 layers between both nodes in a ratio of three to one.",
         show_default=False,
     ),
 ]
@@ -71,6 +87,7 @@ def deploy_params(
     arithmetic: ArithmeticChoice | None,
     objective: Objective | None,
     streams: int | None,
+    tensor_parallel: str | None,
 ) -> dict[str, Any]:
     """Return what is asked for as the fields of ``calls.Deploy``, less the layout.
 
@@ -78,7 +95,7 @@ def deploy_params(
     name.
     """
     if name is not None and not name.strip():
-        raise ParameterError("name", "--name is empty", hint="leave it out, or give a name")
+        raise ParameterError("name", "--name is empty", hint="omit it, or give a name")
     chosen = settings()
     path = Path(model).expanduser()
     is_path = model != "demo" and path.exists()
@@ -94,7 +111,37 @@ def deploy_params(
         "arithmetic": (arithmetic or chosen.arithmetic).value,
         "objective": (objective or chosen.objective).value,
         "num_streams": chosen.streams if streams is None else streams,
+        "tensor_parallel": parse_tensor_parallel(
+            str(chosen.tensor_parallel) if tensor_parallel is None else tensor_parallel
+        ),
     }
+
+
+def draft_param(option: str | None) -> str:
+    """Return where drafts come from, as ``calls.Deploy`` has it: the option, else the setting.
+
+    What looks like a path and exists is made absolute, for other processes to read it. A name
+    without a slash may be that of a deployed model.
+    """
+    draft = asked_draft(option)
+    path = Path(draft).expanduser()
+    looks_like_path = "/" in draft or path.suffix == ".gguf"
+    return str(path.resolve()) if looks_like_path and path.exists() else draft
+
+
+def parse_tensor_parallel(text: str) -> int | None:
+    """Return what ``--tensor-parallel`` asks for as ``Preferences`` has it.
+
+    Raise ``ParameterError`` if it is neither auto nor off nor a number of units.
+    """
+    if text == "auto":
+        return None
+    if text == "off":
+        return 1
+    is_number = text.isascii() and text.isdigit() and len(text) <= len(str(MAX_WHOLE))
+    number: int | str = int(text) if is_number else text
+    require_number("tensor_parallel", number)
+    return int(number)
 
 
 def _name_of(path: Path) -> str:
@@ -108,6 +155,8 @@ def layout_params(state: StateDirectory, layout: str | None) -> dict[str, Any]:
     """
     if layout is None:
         return {}
+    from potluck.placement.layout import parse_layout, resolve_layout
+
     written = parse_layout(layout)
     stages = resolve_layout(written, [*_layout_nodes(cluster_state(state)["nodes"])])
     return {
@@ -116,6 +165,7 @@ def layout_params(state: StateDirectory, layout: str | None) -> dict[str, Any]:
                 "node_id": stage.node_id,
                 "unit_id": stage.unit_id,
                 "num_layers": stage.num_layers,
+                "part": None if stage.part is None else asdict(stage.part),
             }
             for stage in stages
         ]
@@ -136,6 +186,8 @@ def result_of(state: StateDirectory, method: str, params: dict[str, Any]) -> dic
 
 
 def _layout_nodes(nodes: Sequence[dict[str, Any]]) -> list[LayoutNode]:
+    from potluck.placement.layout import LayoutNode
+
     return [
         LayoutNode(
             node_id=NodeId(node["node_id"]),

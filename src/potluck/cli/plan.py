@@ -1,4 +1,4 @@
-"""``potluck plan``: what of a model would go where, how fast that would be, and why."""
+"""``potluck plan``: where a model would be placed, its predicted speed, and why."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ from potluck.cli.placing import (
     LayoutOption,
     ObjectiveOption,
     StreamsOption,
+    TensorParallelOption,
     deploy_params,
+    draft_param,
     layout_params,
     result_of,
 )
@@ -38,7 +40,19 @@ FleetOption = Annotated[
     typer.Option(
         "--fleet",
         metavar="FILE",
-        help="Plan for the machines that this file (TOML) describes; no agent has to run.",
+        help="Plan for the machines described in this file (TOML); needs no running agent.",
+        show_default=False,
+    ),
+]
+
+
+PlanDraftOption = Annotated[
+    str | None,
+    typer.Option(
+        "--draft",
+        metavar="ngram|off|MODEL",
+        help="What the deployment would draft with. MODEL: plan this draft model first, and leave "
+        "its memory to it; ngram and off need no memory. Default: the setting draft, or ngram.",
         show_default=False,
     ),
 ]
@@ -48,6 +62,7 @@ def plan(
     model: ModelArgument,
     objective: ObjectiveOption = None,
     streams: StreamsOption = None,
+    tensor_parallel: TensorParallelOption = None,
     layout: LayoutOption = None,
     fleet: FleetOption = None,
     context: ContextOption = None,
@@ -56,10 +71,11 @@ def plan(
     quant: QuantOption = Quant.NONE,
     mmap: MmapOption = False,
     arithmetic: ArithmeticOption = None,
+    draft: PlanDraftOption = None,
     json: JsonOption = False,
     state: StateOption = None,
 ) -> None:
-    """Show what of MODEL would go where, how fast it would be, and why; nothing is loaded."""
+    """Show where MODEL would be placed, its predicted speed, and why; nothing is loaded."""
     params = deploy_params(
         model,
         context=context,
@@ -70,7 +86,9 @@ def plan(
         arithmetic=arithmetic,
         objective=objective,
         streams=streams,
+        tensor_parallel=tensor_parallel,
     )
+    params["draft"] = draft_param(draft)
     result: dict[str, Any]
     if fleet is None:
         directory = state_directory(state)

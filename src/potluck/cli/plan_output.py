@@ -41,8 +41,8 @@ _OBJECTIVES = {
 _BASES = {
     "served": "measured while serving",
     "measured": "measured",
-    "table": "given, not measured",
-    "assumed": "assumed in part",
+    "table": "configured, not measured",
+    "assumed": "partly assumed",
 }
 
 
@@ -59,7 +59,13 @@ def plan_lines(plan: Mapping[str, Any], width: int | None = None) -> Iterator[st
     for title, text in rows:
         yield from _wrapped(f"{title.ljust(indent)}{text}", width, indent)
     yield ""
-    for lines in (_facts(plan), state_lines(plan), memory_lines(plan), remark_lines(plan)):
+    for lines in (
+        _facts(plan),
+        _draft_lines(plan, names),
+        state_lines(plan),
+        memory_lines(plan),
+        remark_lines(plan),
+    ):
         for line in lines:
             yield from _wrapped(line, width)
     for line in _unused_lines(plan["rejections"], names):
@@ -107,10 +113,17 @@ def _stage_rows(plan: Mapping[str, Any], names: _Names) -> Iterator[tuple[str, .
         coordinator = names.of(plan["coordinator"])
         entry = _milliseconds(prediction["entry_seconds"])
         yield ("", coordinator, "coordinator", "", "", "", entry)
+    last = max(stage["stage"] for stage in stages if not _is_led(stage))
     for index, stage in enumerate(stages):
         layers = f"[{stage['start_layer']}, {stage['end_layer']})"
+        layers = f"{'embed ' if index == 0 else ''}{layers}{' head' if index == last else ''}"
+        if _is_led(stage):
+            layers = _share(stage)
+        elif stage["part"]:
+            layers = f"{_share(stage)} of {layers}"
         times: tuple[str, ...] = ()
-        if predicted := stage["predicted"]:
+        # Members take as long as their leader, whose times they are.
+        if (predicted := stage["predicted"]) and not _is_led(stage):
             times = (
                 _milliseconds(predicted["decode_seconds"]),
                 _milliseconds(predicted["hop_seconds"]),
@@ -119,13 +132,22 @@ def _stage_rows(plan: Mapping[str, Any], names: _Names) -> Iterator[tuple[str, .
             str(stage["stage"]),
             names.of(stage["node_id"]),
             stage["unit_id"],
-            ("embed " if index == 0 else "")
-            + layers
-            + (" head" if index == len(stages) - 1 else ""),
+            layers,
             _memory_text(stage),
             *times,
             *[""] * (width - 5 - len(times)),
         )
+
+
+def _is_led(stage: Mapping[str, Any]) -> bool:
+    """Return whether another member of its group leads a stage."""
+    return bool(stage["part"]) and stage["part"]["member"] > 0
+
+
+def _share(stage: Mapping[str, Any]) -> str:
+    """Return the part of the matrices that a member of a group has, such as ``2/4``."""
+    part = stage["part"]
+    return f"{part['shares'][part['member']]}/{sum(part['shares'])}"
 
 
 def _milliseconds(seconds: float) -> str:
@@ -146,7 +168,7 @@ def _memory_text(stage: Mapping[str, Any]) -> str:
 def _prediction_rows(plan: Mapping[str, Any], names: _Names) -> Iterator[tuple[str, str]]:
     prediction = plan["prediction"]
     if prediction is None:
-        yield "speed", "no prediction was made"
+        yield "speed", "no prediction"
         return
     yield (
         "1 stream",
@@ -166,14 +188,44 @@ def _prediction_rows(plan: Mapping[str, Any], names: _Names) -> Iterator[tuple[s
         f"after {format_seconds(prediction['first_token_seconds'])} "
         f"for a prompt of {prediction['prompt_tokens']} tokens",
     )
+    yield from _exchange_rows(plan)
     links = f"; links are {_BASES[plan['link_basis']]}" if plan["link_basis"] else ""
     yield "accuracy", f"within {format_percent(prediction['margin'])}: {_basis(plan)}{links}"
-    if fewer := plan["one_unit_fewer"]:
+    # For a plan of one unit, the alternative is another unit.
+    if (fewer := plan["one_unit_fewer"]) and len(plan["stages"]) > 1:
         yield "one unit fewer", _fewer(plan, fewer, names)
     if more := plan["one_unit_more"]:
         yield "one unit more", _more(plan, more, names)
+    if other := plan["without_groups"]:
+        yield "no groups", _other(plan, other, names)
+    if other := plan["in_groups"]:
+        exchanging = format_seconds(other["exchange_seconds"])
+        yield (
+            "in groups",
+            f"{_other(plan, other, names)}, {exchanging} of a token in exchanges",
+        )
     if several := plan["side_by_side"]:
         yield from _side_by_side_rows(prediction, several)
+
+
+def _exchange_rows(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """How much of a token's time groups take to exchange what their members compute."""
+    leaders = [stage for stage in plan["stages"] if stage["part"] and not _is_led(stage)]
+    seconds = sum(stage["predicted"]["exchange_seconds"] for stage in leaders)
+    if not leaders:
+        return
+    units = [len(stage["part"]["shares"]) for stage in leaders]
+    share = format_percent(seconds / plan["prediction"]["token_seconds"])
+    groups = f"a group of {units[0]} units divides"
+    if len(units) > 1:
+        groups = f"{len(units)} groups of {format_few(sorted({*map(str, units)}), 4)} units divide"
+    yield "exchanges", f"{format_seconds(seconds)} per token ({share}): {groups} the matrices"
+
+
+def _other(plan: Mapping[str, Any], other: Mapping[str, Any], names: _Names) -> str:
+    """How much better or worse a plan with, or without, groups is."""
+    stages = [{**stage, "is_added": False} for stage in other["stages"]]
+    return _change(plan, {**other, "stages": stages}, names)
 
 
 def _side_by_side_rows(
@@ -204,7 +256,7 @@ def _side_by_side_rows(
 def _bottleneck(prediction: Mapping[str, Any]) -> str:
     if prediction["bottleneck"] is not None:
         return f"stage {prediction['bottleneck']} is the bottleneck"
-    return "the way through all stages and back is the bottleneck"
+    return "the round trip through all stages is the bottleneck"
 
 
 def _basis(plan: Mapping[str, Any]) -> str:
@@ -224,7 +276,7 @@ def _basis(plan: Mapping[str, Any]) -> str:
 def _fewer(plan: Mapping[str, Any], fewer: Mapping[str, Any], names: _Names) -> str:
     text = f"without {names.unit(fewer)}: {_change(plan, fewer, names)}"
     is_fewer = len(fewer["stages"]) < len(plan["stages"])
-    return text if is_fewer else f"the model needs as many units; {text}"
+    return text if is_fewer else f"the model does not fit on fewer units; {text}"
 
 
 def _more(plan: Mapping[str, Any], more: Mapping[str, Any], names: _Names) -> str:
@@ -253,7 +305,7 @@ def _change(plan: Mapping[str, Any], other: Mapping[str, Any], names: _Names) ->
 
 def _facts(plan: Mapping[str, Any]) -> Iterator[str]:
     """What the plan was made for."""
-    aim = "the stages are as --layout says"
+    aim = "stages as requested with --layout"
     if not plan["has_layout"]:
         aim = f"best for {plan['objective']}: {_OBJECTIVES[plan['objective']]}"
         if (prediction := plan["prediction"]) and prediction["gap"] >= 0.0005:
@@ -263,6 +315,16 @@ def _facts(plan: Mapping[str, Any]) -> Iterator[str]:
         f"{plan['num_layers']} layers; the cache is for {plan['cache_tokens']} tokens"
         f"{mapped_text(plan)}"
     )
+
+
+def _draft_lines(plan: Mapping[str, Any], names: _Names) -> Iterator[str]:
+    """Where the draft model is, and its memory requirement."""
+    draft = plan["draft"]
+    if draft is None:
+        return
+    taken = [f"{format_bytes(each['num_bytes'])} on {names.unit(each)}" for each in draft["stages"]]
+    when = "deployed already" if draft["is_deployed"] else "planned first"
+    yield f"draft model {draft['model']}, {when}: {format_few(taken, _NUM_NAMES)}"
 
 
 def _unused_lines(rejections: Sequence[Mapping[str, Any]], names: _Names) -> Iterator[str]:

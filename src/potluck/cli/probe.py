@@ -1,4 +1,4 @@
-"""``potluck probe``: what this machine has, what of it works, and how fast it is."""
+"""``potluck probe``: this machine's devices, which of them work, and how fast they are."""
 
 from __future__ import annotations
 
@@ -25,20 +25,12 @@ from potluck.cli.options import (
     settings,
 )
 from potluck.cli.output import emit_json
-from potluck.cli.tables import table, why_untried
+from potluck.cli.tables import not_tested_reason, table
 from potluck.probe.choose import choose_units
-from potluck.quantities import format_bytes, format_rate
-from potluck.types.hardware import (
-    Device,
-    DeviceMemory,
-    Figure,
-    Figures,
-    Interface,
-    ProbeReport,
-    Trial,
-)
+from potluck.quantities import format_bytes, format_number, format_rate
+from potluck.types.hardware import Device, DeviceMemory, Figure, Figures, ProbeReport, Trial
 from potluck.types.memory import MemoryLimit
-from potluck.types.unit import ChosenUnit, backend_of
+from potluck.types.unit import ChosenUnit, Interface, backend_of
 
 if TYPE_CHECKING:
     from potluck.probe.node_host import NodeHost
@@ -47,10 +39,10 @@ if TYPE_CHECKING:
 
 def probe(
     measure: Annotated[
-        bool, typer.Option("--measure", help="Measure every unit anew; seconds each.")
+        bool, typer.Option("--measure", help="Measure every unit again; takes seconds per unit.")
     ] = False,
     retry: Annotated[
-        bool, typer.Option("--retry", help="Try again what crashed or hung before.")
+        bool, typer.Option("--retry", help="Retry tests that crashed or hung before.")
     ] = False,
     wait: WaitOption = False,
     backend: BackendOption = None,
@@ -59,12 +51,12 @@ def probe(
     threads: ThreadsOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Show what this machine has, what of it really works, and what is used."""
+    """Show this machine's devices, which of them work, and which are used."""
     limit = None if memory_limit is None else parse_size(memory_limit)
-    asked = asked_backend(backend)
+    requested = asked_backend(backend)
     allow_software = allow_software or settings().allow_software
     report = probed(
-        asked=asked,
+        requested=requested,
         allow_software=allow_software,
         num_threads=threads,
         is_measured=measure,
@@ -73,7 +65,7 @@ def probe(
     )
     if limit is not None:
         report = _limited(report, limit)
-    units = choose_units(report, asked=asked, allow_software=allow_software)
+    units = choose_units(report, requested=requested, allow_software=allow_software)
     if json:
         from potluck.probe.node_host import describe_node
 
@@ -85,7 +77,7 @@ def probe(
 
 def probed(
     *,
-    asked: str | None,
+    requested: str | None,
     allow_software: bool,
     num_threads: int | None = None,
     is_measured: bool = False,
@@ -94,15 +86,15 @@ def probed(
 ) -> ProbeReport:
     """Probe this machine with the backends of this build; a progress bar where it is measured.
 
-    ``asked`` is the backend or the unit that is to be used. What has not ended after
+    ``requested`` is the backend or the unit that is to be used. What has not ended after
     ``wait_seconds`` is pending in the report; None waits for everything.
     """
     from potluck.engines.backends import BACKENDS
-    from potluck.probe.all_layers import LAYERS
+    from potluck.probe.all_detectors import DETECTORS
     from potluck.probe.cache import ProbeCache, default_cache_path
-    from potluck.probe.cores import default_num_threads
+    from potluck.probe.machine.cores import default_num_threads
+    from potluck.probe.machine.system import THIS_MACHINE
     from potluck.probe.probe import Measuring, ProbeOptions, probe_node
-    from potluck.probe.system import THIS_MACHINE
 
     options = ProbeOptions(
         backends=BACKENDS,
@@ -111,11 +103,13 @@ def probed(
         retry=retry,
         wait_seconds=wait_seconds,
         allow_software=allow_software,
-        asked_backend=None if asked is None else backend_of(asked),
+        asked_backend=None if requested is None else backend_of(requested),
     )
     with _bar(is_shown=is_measured) as on_progress:
         cache = ProbeCache(default_cache_path(os.environ))
-        return probe_node(THIS_MACHINE, options, cache, layers=LAYERS, on_progress=on_progress)
+        return probe_node(
+            THIS_MACHINE, options, cache, detectors=DETECTORS, on_progress=on_progress
+        )
 
 
 def probe_document(
@@ -153,7 +147,7 @@ def report_lines(report: ProbeReport, units: Sequence[ChosenUnit]) -> Iterator[s
                 "memory",
                 f"{format_bytes(memory.total_bytes)}, {format_bytes(memory.free_bytes)} free",
             ),
-            ("", f"{format_bytes(memory.usable.bytes)} may be used: {memory.usable.reason}"),
+            ("", f"{format_bytes(memory.usable.bytes)} usable: {memory.usable.reason}"),
         ]
     )
     for device in report.devices:
@@ -166,18 +160,23 @@ def report_lines(report: ProbeReport, units: Sequence[ChosenUnit]) -> Iterator[s
         rows = [("UNIT", "ROLE", "REASON"), *((u.unit_id, u.role.value, u.reason) for u in units)]
         yield from table(rows)
     problems = [
-        f"{layer.layer}: {problem}" for layer in report.layers for problem in layer.problems
+        f"{detector.detector}: {problem}"
+        for detector in report.detectors
+        for problem in detector.problems
     ]
     if problems:
         yield ""
         yield from problems
     if report.pending:
         yield ""
-        yield f"not known yet: {', '.join(report.pending)} (potluck probe --wait waits for it)"
+        yield (
+            f"still testing: {', '.join(report.pending)} (potluck probe --wait waits for the "
+            "result)"
+        )
 
 
 def _device_lines(device: Device, trials: Sequence[Trial]) -> Iterator[str]:
-    name = device.name or device.reported_name or device.chip or "of unknown name"
+    name = device.name or device.reported_name or device.chip or "unknown model"
     yield f"{device.device_id}: {name} ({device.kind.value.upper()})"
     rows = []
     details = [
@@ -189,7 +188,7 @@ def _device_lines(device: Device, trials: Sequence[Trial]) -> Iterator[str]:
     if details:
         rows.append(("device", ", ".join(details)))
     if device.is_software:
-        rows.append(("kind", "software: computes on the CPU"))
+        rows.append(("kind", "software emulation on the CPU"))
     rows += [(interface.api, _interface_text(interface)) for interface in device.interfaces]
     rows.append(("memory", _memory_text(device.memory)))
     if device.problem:
@@ -197,7 +196,7 @@ def _device_lines(device: Device, trials: Sequence[Trial]) -> Iterator[str]:
     for trial in trials:
         rows.append((trial.backend, _trial_text(trial)))
     if not trials and not device.problem:
-        rows.append(("backend", f"unused: {why_untried(is_software=device.is_software)}"))
+        rows.append(("backend", f"unused: {not_tested_reason(is_software=device.is_software)}"))
     for line in table(rows):
         yield f"  {line}"
     for line in table([*_figure_rows(device.figures, [trial.figures for trial in trials])]):
@@ -208,7 +207,7 @@ def _memory_text(memory: DeviceMemory) -> str:
     if memory.is_shared:
         return "shared with the CPU"
     if memory.total_bytes is None:
-        return f"of unknown size ({memory.source})"
+        return f"unknown size ({memory.source})"
     free = "" if memory.free_bytes is None else f", {format_bytes(memory.free_bytes)} free"
     return f"{format_bytes(memory.total_bytes)}{free} ({memory.source})"
 
@@ -225,7 +224,7 @@ def _trial_text(trial: Trial) -> str:
         return f"does not work: {trial.reason}"
     variants = f": {', '.join(trial.variants)}" if trial.variants else ""
     rates = "".join(
-        f"; {rate.value:.3g} tokens/s {phase}"
+        f"; {format_number(rate.value)} tokens/s {phase}"
         for phase, rate in (
             ("decode", trial.rates.decode_tokens_per_second),
             ("prefill", trial.rates.prefill_tokens_per_second),

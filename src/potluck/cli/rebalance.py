@@ -1,4 +1,4 @@
-"""``potluck rebalance``: move what is deployed to a faster plan now, or show what that would do."""
+"""``potluck rebalance``: move deployed models to faster plans, or show the gain."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import typer
 from potluck.cli.options import JsonOption, StateOption, state_directory
 from potluck.cli.output import emit_json, note
 from potluck.cli.tables import table
-from potluck.cluster.agent.control import ask
-from potluck.quantities import format_bytes, format_seconds
+from potluck.cluster.agent.asking import ask
+from potluck.quantities import format_bytes, format_number, format_seconds
 
 _OUTCOMES = {
     "stays": "stays as it is",
@@ -26,20 +26,22 @@ def rebalance(
         str | None,
         typer.Argument(
             metavar="NAME",
-            help="As potluck ps shows it. Default: everything that is deployed.",
+            help="Name as shown by potluck ps. Default: all deployed models.",
             show_default=False,
         ),
     ] = None,
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="Show the better plan and its cost; move nothing."),
+        typer.Option(
+            "--dry-run", help="Show the better plan and its cost without moving anything."
+        ),
     ] = False,
     json: JsonOption = False,
     state: StateOption = None,
 ) -> None:
-    """Move deployed models to faster plans now, or show what that would gain.
+    """Move deployed models to faster plans now, or show the predicted gain.
 
-    New stages are loaded beside those in use where there is room, and streams continue.
+    Where memory allows, new stages are loaded alongside those in use. Streams continue.
     """
     socket = state_directory(state).control_socket
     result: dict[str, Any] = {}
@@ -75,7 +77,9 @@ def rebalance_lines(deployment: Mapping[str, Any]) -> Iterator[str]:
     if better["net_gain"] > -1.0:
         gain += f", {better['net_gain']:+.0%} after the cost of the move"
     yield gain
-    meanwhile = "nothing answers meanwhile" if better["needs_room"] else "beside what serves"
+    meanwhile = (
+        "the model is unavailable meanwhile" if better["needs_room"] else "while serving continues"
+    )
     yield (
         f"cost: {format_bytes(better['load_bytes'])} to load in about "
         f"{format_seconds(better['load_seconds'])}, {meanwhile}; "
@@ -89,9 +93,10 @@ def _plan_lines(title: str, plan: Mapping[str, Any]) -> Iterator[str]:
         yield f"{title}:"
     else:
         count, rate = prediction["num_streams"], prediction["total_tokens_per_second"]
-        total = f", {rate:.3g} with {count} streams" if count > 1 else ""
+        total = f", {format_number(rate)} with {count} streams" if count > 1 else ""
+        one = format_number(prediction["tokens_per_second"])
         yield (
-            f"{title}: {prediction['tokens_per_second']:.3g} tokens/s with 1 stream{total}, "
+            f"{title}: {one} tokens/s with 1 stream{total}, "
             f"predicted within {prediction['margin']:.0%}"
         )
     rows = [("STAGE", "NODE", "UNIT", "LAYERS", "STEP")]

@@ -1,15 +1,18 @@
-"""What the commands say of a finished text: the line of figures and the JSON document."""
+"""The statistics of a finished text: one line, and the JSON document."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
-from potluck.local import Generation, LoadPlan, Model, Piece, Timings
-from potluck.quantities import format_bytes, format_seconds
+from potluck.quantities import format_bytes, format_count, format_seconds
 from potluck.types.expert_use import NO_EXPERTS, ExpertUse
-from potluck.types.memory import MemoryPlan
 from potluck.types.sampling import default_sampling
-from potluck.weights.report import LoadReport
+
+if TYPE_CHECKING:
+    from potluck.local import Generation, LoadPlan, Model, Piece, Timings
+    from potluck.types.memory import MemoryPlan
+    from potluck.weights.report import LoadReport
 
 
 def stage_lines(plan: LoadPlan) -> Iterator[str]:
@@ -66,24 +69,26 @@ def figures_line(
     parts = [] if load_seconds is None else [f"load {format_seconds(load_seconds)}"]
     cached = f", {timings.num_cached_tokens} cached," if timings.num_cached_tokens else ""
     parts.append(
-        f"prefill {_tokens(timings.num_prompt_tokens)}{cached} in "
+        f"prefill {format_count(timings.num_prompt_tokens, 'token')}{cached} in "
         f"{format_seconds(timings.prefill_seconds)} "
         f"({timings.prefill_tokens_per_second:.1f} tokens/s)"
     )
-    parts.append(f"decode {_tokens(timings.num_new_tokens)}")
+    parts.append(f"decode {format_count(timings.num_new_tokens, 'token')}")
     if timings.decode_tokens_per_second is not None:
         parts[-1] += (
             f" in {format_seconds(timings.decode_seconds)} "
             f"({timings.decode_tokens_per_second:.1f} tokens/s)"
         )
+    if timings.num_drafted_tokens:
+        parts.append(
+            f"drafted {format_count(timings.num_drafted_tokens, 'token')}, "
+            f"{timings.num_accepted_tokens} of them right "
+            f"({timings.tokens_per_step or 1:.2f} tokens per step)"
+        )
     if experts.num_used:
         share = experts.num_in_memory / experts.num_used
         parts.append(f"{share:.1%} of the experts used were in memory")
     return "; ".join(parts)
-
-
-def _tokens(count: int) -> str:
-    return "1 token" if count == 1 else f"{count} tokens"
 
 
 def run_document(model: Model, generation: Generation, *, load_seconds: float) -> dict[str, object]:
@@ -127,6 +132,9 @@ def run_document(model: Model, generation: Generation, *, load_seconds: float) -
             "decode_seconds": timings.decode_seconds,
             "decode_tokens_per_second": timings.decode_tokens_per_second,
             "num_cached_tokens": timings.num_cached_tokens,
+            "num_drafted_tokens": timings.num_drafted_tokens,
+            "num_accepted_tokens": timings.num_accepted_tokens,
+            "tokens_per_step": timings.tokens_per_step,
         },
         "experts": {
             "num_used": model.expert_use.num_used,

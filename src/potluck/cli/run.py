@@ -1,4 +1,4 @@
-"""``potluck run``: a text, an answer, or a chat, from a model in this process."""
+"""``potluck run``: complete a text, answer a message, or chat, with a model in this process."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 import time
 from json import loads
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,6 +16,7 @@ from potluck.cli.options import (
     AllowSoftwareOption,
     ArithmeticOption,
     ContextOption,
+    DraftOption,
     JsonOption,
     LocalBackendOption,
     MmapOption,
@@ -26,14 +27,17 @@ from potluck.cli.options import (
     StatesOption,
     ThreadsOption,
     asked_backend,
+    asked_draft,
     settings,
 )
 from potluck.cli.output import emit_json, note, opened_model
 from potluck.cli.report import figures_line, run_document, sampling_line, stage_lines
 from potluck.errors import UsageError
-from potluck.local import Generation, Model, SamplingOptions
 from potluck.types.sampling import default_sampling
 from potluck.types.text import ChatMessage
+
+if TYPE_CHECKING:
+    from potluck.local import Generation, Model, SamplingOptions
 
 
 def run(
@@ -43,13 +47,16 @@ def run(
         typer.Option(
             "-p",
             "--prompt",
-            help="Text to continue; with --chat, a message to answer. Without it: a chat on a "
-            "terminal, otherwise standard input is the prompt.",
+            help="Prompt to complete; with --chat, a message to answer. Default: an interactive "
+            "chat on a terminal, otherwise the prompt is read from standard input.",
             show_default=False,
         ),
     ] = None,
     chat: Annotated[
-        bool, typer.Option("--chat", help="Answer the prompt through the chat template.")
+        bool,
+        typer.Option(
+            "--chat", help="Treat the prompt as a chat message (applies the chat template)."
+        ),
     ] = False,
     system: Annotated[
         str | None, typer.Option("--system", help="System message.", show_default=False)
@@ -59,29 +66,38 @@ def run(
         typer.Option(
             "-n",
             "--max-tokens",
-            help="Most new tokens. Default: to the end of the context.",
+            help="Maximum number of new tokens. Default: until the context is full.",
             show_default=False,
         ),
     ] = None,
     temperature: Annotated[
         float | None,
-        typer.Option("--temperature", help="0 takes the likeliest token.", show_default=False),
+        typer.Option(
+            "--temperature",
+            help="Sampling temperature; 0 always picks the most likely token.",
+            show_default=False,
+        ),
     ] = None,
     top_k: Annotated[
         int | None,
-        typer.Option("--top-k", help="Keep only the k likeliest tokens.", show_default=False),
+        typer.Option(
+            "--top-k", help="Sample only from the k most likely tokens.", show_default=False
+        ),
     ] = None,
     top_p: Annotated[
         float | None,
         typer.Option(
-            "--top-p", help="Keep the likeliest tokens that sum to p.", show_default=False
+            "--top-p",
+            help="Sample only from the most likely tokens whose probabilities add up to p.",
+            show_default=False,
         ),
     ] = None,
     min_p: Annotated[
         float | None,
         typer.Option(
             "--min-p",
-            help="Keep tokens with at least p times the likeliest one's chance.",
+            help="Sample only from tokens that are at least p times as likely as the most "
+            "likely one.",
             show_default=False,
         ),
     ] = None,
@@ -89,7 +105,7 @@ def run(
         float | None,
         typer.Option(
             "--repetition-penalty",
-            help="Above 1 discourages tokens of the prompt and the text.",
+            help="Values above 1 discourage tokens that occur in the prompt or the output.",
             show_default=False,
         ),
     ] = None,
@@ -97,7 +113,8 @@ def run(
         float | None,
         typer.Option(
             "--frequency-penalty",
-            help="Above 0 discourages tokens by how often the text has them.",
+            help="Values above 0 discourage tokens in proportion to how often they occur in "
+            "the output.",
             show_default=False,
         ),
     ] = None,
@@ -105,14 +122,16 @@ def run(
         float | None,
         typer.Option(
             "--presence-penalty",
-            help="Above 0 discourages tokens that the text has.",
+            help="Values above 0 discourage tokens that occur in the output.",
             show_default=False,
         ),
     ] = None,
     seed: Annotated[
         int | None,
         typer.Option(
-            "--seed", help="The same seed gives the same text. Default: new.", show_default=False
+            "--seed",
+            help="Random seed; the same seed gives the same text. Default: random.",
+            show_default=False,
         ),
     ] = None,
     stop: Annotated[
@@ -120,7 +139,7 @@ def run(
         typer.Option(
             "--stop",
             metavar="<str>",
-            help="End before this text. Can be repeated.",
+            help="Stop before this text is generated. Can be repeated.",
             show_default=False,
         ),
     ] = None,
@@ -129,7 +148,7 @@ def run(
         typer.Option(
             "--json-schema",
             metavar="<file>",
-            help="The text is a JSON document that the schema in this file allows.",
+            help="Restrict the output to JSON documents that match the schema in this file.",
             show_default=False,
         ),
     ] = None,
@@ -138,12 +157,13 @@ def run(
         typer.Option(
             "--grammar",
             metavar="<file>",
-            help="The text matches the grammar in this file, Lark or GBNF.",
+            help="Restrict the output to the grammar in this file (Lark or GBNF).",
             show_default=False,
         ),
     ] = None,
     top_logprobs: Annotated[
-        int, typer.Option("--top-logprobs", help="Alternatives per token in --json, 0 to 20.")
+        int,
+        typer.Option("--top-logprobs", help="Number of alternatives per token in --json, 0 to 20."),
     ] = 0,
     stages: StagesOption = 1,
     context: ContextOption = None,
@@ -154,18 +174,19 @@ def run(
     quant: QuantOption = Quant.NONE,
     mmap: MmapOption = False,
     arithmetic: ArithmeticOption = None,
+    draft: DraftOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Generate text with MODEL: streamed to stdout, figures on stderr."""
+    """Generate text with MODEL: text goes to stdout, statistics to stderr."""
     if prompt is None and sys.stdin is None:
-        raise UsageError("there is no prompt, and no standard input", hint='add -p "…"')
+        raise UsageError("there is no prompt and no standard input", hint='add -p "…"')
     is_conversation = prompt is None and sys.stdin.isatty()
     if is_conversation and json:
         raise UsageError("--json needs a prompt", hint='add -p "…", or pipe the prompt in')
     if top_logprobs and not json:
         raise UsageError("--top-logprobs needs --json", hint="add --json")
     if system is not None and not (chat or is_conversation):
-        raise UsageError("--system needs a chat", hint="add --chat, or leave -p out")
+        raise UsageError("--system only applies to a chat", hint="add --chat, or omit -p")
     if is_conversation and (json_schema or grammar):
         raise UsageError("a grammar needs a prompt", hint='add -p "…", or pipe the prompt in')
     chosen = settings()
@@ -198,6 +219,7 @@ def run(
         quantization=quant.quantization,
         mmap=mmap,
         arithmetic=arithmetic or chosen.arithmetic,
+        draft=asked_draft(draft),
         packed_cache_bytes=chosen.packed_cache_bytes,
     ) as opened:
         load_seconds = time.perf_counter() - started
@@ -245,7 +267,9 @@ def _start(
 
 def _grammar(json_schema: Path | None, grammar: Path | None) -> str | None:
     if json_schema is not None and grammar is not None:
-        raise UsageError("--json-schema and --grammar exclude each other", hint="leave one out")
+        raise UsageError(
+            "--json-schema and --grammar cannot be used together", hint="omit one of them"
+        )
     if grammar is not None:
         return grammars.ebnf(_text(grammar, "--grammar"))
     if json_schema is None:
@@ -254,10 +278,12 @@ def _grammar(json_schema: Path | None, grammar: Path | None) -> str | None:
         schema = loads(_text(json_schema, "--json-schema"))
     except (ValueError, RecursionError) as error:
         raise UsageError(
-            f"{json_schema} is not JSON: {error}", hint="give a JSON schema"
+            f"{json_schema} is not valid JSON: {error}", hint="give a file with a JSON schema"
         ) from error
     if not isinstance(schema, dict):
-        raise UsageError(f"{json_schema} is no JSON schema", hint="a schema is a JSON object")
+        raise UsageError(
+            f"{json_schema} is not a JSON schema", hint="a JSON schema is a JSON object"
+        )
     return grammars.json_schema(schema)
 
 
@@ -266,5 +292,5 @@ def _text(path: Path, option: str) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(
-            f"{path} cannot be read: {error}", hint=f"give {option} a text file"
+            f"cannot read {path}: {error}", hint=f"give {option} a text file"
         ) from error

@@ -14,6 +14,7 @@ from potluck.cli.output import note
 from potluck.cli.tables import stage_lines
 from potluck.cli.up import run_agent, up
 from potluck.errors import PotluckError
+from potluck.quantities import format_count
 
 if TYPE_CHECKING:
     from potluck.cluster.agent.service import Agent
@@ -29,18 +30,19 @@ _LOOK_SECONDS = 0.1
 
 
 def serve(**options: Any) -> None:
-    """Serve MODEL: up and deploy in one; prints the HTTP address when the model is ready.
+    """Start a node, deploy MODEL and print the address of the HTTP API.
 
-    With --join or --lan the model is deployed over that cluster, otherwise on this node alone.
-    Ctrl-C ends both, and potluck down hands the model over to the other nodes.
+    This is potluck up and potluck deploy in one command. With --join or --lan the model is deployed
+    across that cluster, otherwise on this node alone. Ctrl-C stops both; potluck down hands the
+    model over to other nodes first.
     """
     of_agent = _taken(up, options)
     of_model = _taken(deploy, options)
     model, layout = of_model.pop("model"), of_model.pop("layout")
     state: Path | None = of_model.pop("state")
     request = deploy_request(model, **of_model)
-    duty = _Deployed(state_directory(state), request, layout, is_joining=bool(options["join"]))
-    run_agent(**of_agent, no_http=False, duty=duty)
+    task = _Deployed(state_directory(state), request, layout, is_joining=bool(options["join"]))
+    run_agent(**of_agent, no_http=False, task=task)
 
 
 class _Deployed:
@@ -61,17 +63,17 @@ class _Deployed:
         self._name: str | None = None
 
     async def begin(self, agent: Agent) -> None:
-        """Deploy it, through the agent's socket as every other command. See ``Duty``."""
+        """Deploy it, through the agent's socket as every other command. See ``AgentTask``."""
         if self._is_joining:
             await _joined(agent)
         result = await asyncio.to_thread(deployed, self._directory, self._request, self._layout)
         self._name = result["model_id"]
-        note(f"{self._name} is ready on {len(result['stages'])} stages")
+        note(f"{self._name} is ready on {format_count(len(result['stages']), 'stage')}")
         for line in stage_lines(result):
             note(line)
 
     async def end(self, agent: Agent) -> None:
-        """Undeploy it, unless it was handed over to other nodes. See ``Duty``."""
+        """Undeploy it, unless it was handed over to other nodes. See ``AgentTask``."""
         if self._name is None or agent.coordination.is_draining:
             return
         try:

@@ -12,11 +12,17 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from potluck.errors import UsageError
-from potluck.placement.rebalancing import DEFAULT_THRESHOLD
-from potluck.types.arithmetic import ArithmeticChoice
-from potluck.types.placement import DEFAULT_NUM_STREAMS, Objective, Rebalance
+from potluck.types.choices import (
+    DEFAULT_DRAFT,
+    DEFAULT_NUM_STREAMS,
+    DEFAULT_REBALANCE_THRESHOLD,
+    ArithmeticChoice,
+    Objective,
+    Rebalance,
+)
 from potluck.types.ranges import (
     DEFAULT_TARGET_STEP_MS,
     MAX_CACHE_DISK_BYTES,
@@ -25,6 +31,7 @@ from potluck.types.ranges import (
     MAX_SPARES,
     MAX_STREAMS,
     MAX_TARGET_STEP_MS,
+    MAX_TENSOR_PARALLEL,
     MAX_THREADS,
     MIN_REBALANCE_THRESHOLD,
     MIN_TARGET_STEP_MS,
@@ -32,49 +39,128 @@ from potluck.types.ranges import (
 from potluck.types.states import MAX_STATES
 
 _PREFIX = "POTLUCK_"
-_NOT_SETTINGS = frozenset({"POTLUCK_SECRET", "POTLUCK_STATE"})
+_NOT_SETTINGS = frozenset({"POTLUCK_INVITATION", "POTLUCK_SECRET", "POTLUCK_STATE"})
 """Variables that single commands read."""
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What can be set once for all commands. None leaves the choice to Potluck.
+    """Defaults for all commands; None leaves the choice to Potluck.
 
-    ``backend``, ``allow_software``, ``step_seconds``, ``unit_step_seconds``,
-    ``idle_test_seconds``, ``stall_seconds`` and ``packed_cache_bytes``: see ``AgentConfig``.
-    ``drop_system_line`` is one beginning of lines or several, as ``--drop-system-line`` has them.
-    ``recovery_wait_seconds``, ``spares``, ``rebalance``, ``rebalance_threshold``,
-    ``prefix_cache``, ``cache_disk_bytes`` and ``target_step_ms`` are of what is deployed from here,
-    and ``objective`` and ``streams`` of plans as well. ``states`` counts for models with state.
+    ``docs/reference/settings.md`` is generated from the fields and their descriptions.
     """
 
-    threads: Annotated[int, msgspec.Meta(ge=1, le=MAX_THREADS)] | None = None
-    context: int | None = None
-    states: Annotated[int, msgspec.Meta(ge=1, le=MAX_STATES)] | None = None
-    isa: str | None = None
-    backend: str | None = None
-    allow_software: bool = False
-    step_seconds: Annotated[float, msgspec.Meta(gt=0)] = 300.0
-    unit_step_seconds: Annotated[float, msgspec.Meta(gt=0)] = 30.0
-    idle_test_seconds: Annotated[float, msgspec.Meta(gt=0)] = 600.0
-    stall_seconds: Annotated[float, msgspec.Meta(gt=0)] = 120.0
-    packed_cache_bytes: Annotated[int, msgspec.Meta(ge=0)] | None = None
-    drop_system_line: tuple[str, ...] | str | None = None
-    arithmetic: ArithmeticChoice = ArithmeticChoice.EXACT
-    recovery_wait_seconds: (
-        Annotated[float, msgspec.Meta(ge=0, le=MAX_RECOVERY_WAIT_SECONDS)] | None
-    ) = None
-    spares: Annotated[int, msgspec.Meta(ge=0, le=MAX_SPARES)] = 0
-    objective: Objective = Objective.LATENCY
-    streams: Annotated[int, msgspec.Meta(ge=1, le=MAX_STREAMS)] = DEFAULT_NUM_STREAMS
-    rebalance: Rebalance = Rebalance.AUTO
+    threads: Annotated[
+        Annotated[int, Meta(ge=1, le=MAX_THREADS)] | None,
+        Meta(description="threads that compute; automatic: one for each usable core"),
+    ] = None
+    context: Annotated[
+        int | None, Meta(description="longest sequence in tokens; automatic: what the model allows")
+    ] = None
+    states: Annotated[
+        Annotated[int, Meta(ge=1, le=MAX_STATES)] | None,
+        Meta(
+            description="state slots of models with recurrent layers; automatic: what 512 MiB "
+            "hold, 8 to 64"
+        ),
+    ] = None
+    isa: Annotated[
+        str | None,
+        Meta(
+            description="instruction set of the kernels: `scalar`, `avx2`, `avx512`, "
+            "`avx512_bf16`, `amx`, `neon`, `dotprod` or `i8mm`; automatic: the fastest that works"
+        ),
+    ] = None
+    backend: Annotated[
+        str | None,
+        Meta(description="use only this backend; see [probe](../guides/probe.md#choosing)"),
+    ] = None
+    allow_software: Annotated[
+        bool, Meta(description="also use software-emulated GPUs, such as PoCL")
+    ] = False
+    step_seconds: Annotated[
+        Annotated[float, Meta(gt=0)],
+        Meta(description="seconds until a step is abandoned although its stages make progress"),
+    ] = 300.0
+    unit_step_seconds: Annotated[
+        Annotated[float, Meta(gt=0)],
+        Meta(description="seconds until a step on a GPU counts as hung"),
+    ] = 30.0
+    idle_test_seconds: Annotated[
+        Annotated[float, Meta(gt=0)],
+        Meta(description="seconds without work after which the self-test of a GPU is repeated"),
+    ] = 600.0
+    stall_seconds: Annotated[
+        Annotated[float, Meta(gt=0)],
+        Meta(description="seconds without progress until a worker that loads is ended"),
+    ] = 120.0
+    packed_cache_bytes: Annotated[
+        Annotated[int, Meta(ge=0)] | None,
+        Meta(
+            description="limit of the files that `--mmap` keeps; automatic: 20 GiB, or a quarter "
+            "of the free disk space if that is less"
+        ),
+    ] = None
+    weights_store: Annotated[
+        Annotated[int, Meta(ge=0)] | None,
+        Meta(description="limit of the store of fetched weights in bytes; 0 keeps nothing"),
+    ] = None
+    drop_system_line: Annotated[
+        tuple[str, ...] | str | None,
+        Meta(
+            description="beginnings of lines of system messages that are not passed to the model; "
+            "see [the HTTP API](http-api.md#system-lines-that-change)"
+        ),
+    ] = None
+    arithmetic: Annotated[
+        ArithmeticChoice,
+        Meta(
+            description="see [exact and fast arithmetic]"
+            "(../guides/models.md#exact-and-fast-arithmetic)"
+        ),
+    ] = ArithmeticChoice.EXACT
+    recovery_wait_seconds: Annotated[
+        Annotated[float, Meta(ge=0, le=MAX_RECOVERY_WAIT_SECONDS)] | None,
+        Meta(description="seconds that requests wait while a deployment recovers; automatic: 60"),
+    ] = None
+    spares: Annotated[
+        Annotated[int, Meta(ge=0, le=MAX_SPARES)],
+        Meta(description="further nodes that keep the weights of each stage ready"),
+    ] = 0
+    objective: Annotated[Objective, Meta(description="what plans optimize")] = Objective.LATENCY
+    streams: Annotated[
+        Annotated[int, Meta(ge=1, le=MAX_STREAMS)],
+        Meta(description="concurrent streams that plans for throughput assume"),
+    ] = DEFAULT_NUM_STREAMS
+    tensor_parallel: Annotated[
+        Annotated[int, Meta(ge=1, le=MAX_TENSOR_PARALLEL)]
+        | Annotated[str, Meta(pattern="^(auto|off|[1-9][0-9]*)$")],
+        Meta(description="most units that share one stage"),
+    ] = "auto"
+    rebalance: Annotated[
+        Rebalance, Meta(description="whether a deployment moves to a faster plan")
+    ] = Rebalance.AUTO
     rebalance_threshold: Annotated[
-        float, msgspec.Meta(ge=MIN_REBALANCE_THRESHOLD, le=MAX_REBALANCE_THRESHOLD)
-    ] = DEFAULT_THRESHOLD
-    prefix_cache: bool = True
-    cache_disk_bytes: Annotated[int, msgspec.Meta(ge=0, le=MAX_CACHE_DISK_BYTES)] = 0
-    target_step_ms: Annotated[float, msgspec.Meta(ge=MIN_TARGET_STEP_MS, le=MAX_TARGET_STEP_MS)] = (
-        DEFAULT_TARGET_STEP_MS
-    )
+        Annotated[float, Meta(ge=MIN_REBALANCE_THRESHOLD, le=MAX_REBALANCE_THRESHOLD)],
+        Meta(description="gain in tokens per second from which a move is worthwhile (0.2: 20 %)"),
+    ] = DEFAULT_REBALANCE_THRESHOLD
+    prefix_cache: Annotated[
+        bool, Meta(description="whether prompts with a common prefix share the cache")
+    ] = True
+    cache_disk_bytes: Annotated[
+        Annotated[int, Meta(ge=0, le=MAX_CACHE_DISK_BYTES)],
+        Meta(description="limit of the prefix cache that each stage keeps on disk; 0 keeps none"),
+    ] = 0
+    target_step_ms: Annotated[
+        Annotated[float, Meta(ge=MIN_TARGET_STEP_MS, le=MAX_TARGET_STEP_MS)],
+        Meta(description="milliseconds between tokens while long prompts are computed beside them"),
+    ] = DEFAULT_TARGET_STEP_MS
+    draft: Annotated[
+        str,
+        Meta(
+            description="source of [draft tokens](../guides/speculation.md): `ngram`, `off`, or a "
+            "model with the same vocabulary"
+        ),
+    ] = DEFAULT_DRAFT
 
 
 def read_settings(environ: Mapping[str, str], home: Path | None) -> Settings:
@@ -112,7 +198,7 @@ def _read_file(path: Path) -> dict[str, object]:
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise UsageError(f"{path}: {error}", hint="mend or remove the file") from error
+        raise UsageError(f"{path}: {error}", hint="fix or remove the file") from error
     return _checked(values, str(path))
 
 

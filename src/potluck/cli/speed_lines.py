@@ -1,4 +1,4 @@
-"""Measured beside predicted speeds of a deployment, from a document of ``potluck.cluster/1``."""
+"""Measured and predicted speeds of a deployment, from a document of ``potluck.cluster/1``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from potluck.cli.tables import table
-from potluck.quantities import format_seconds
+from potluck.quantities import format_count, format_number, format_seconds
 
 _NOTHING: Mapping[str, Any] = {}
 
@@ -74,14 +74,15 @@ def _total_lines(prediction: Mapping[str, Any], measured: Mapping[str, Any]) -> 
     if prediction:
         seconds = format_seconds(prediction["first_token_seconds"])
         yield f"first token of a prompt of {prediction['prompt_tokens']} tokens: ({seconds})"
+    if number := measured["num_first_tokens"]:
+        # Not beside the prediction: these prompts had other lengths, and some requests waited.
+        seconds = format_seconds(measured["first_token_seconds"])
+        requests = format_count(number, "request")
+        yield f"first token, mean of {requests} of any length, with queueing: {seconds}"
 
 
 def _rates(measured: float | None, predicted: float | None) -> str:
     return _beside(
-        None if measured is None else _three_digits(measured),
-        None if predicted is None else _three_digits(predicted),
+        None if measured is None else format_number(measured),
+        None if predicted is None else format_number(predicted),
     )
-
-
-def _three_digits(rate: float) -> str:
-    return f"{rate:.0f}" if rate >= 100 else f"{rate:.3g}"

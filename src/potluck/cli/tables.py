@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from potluck.quantities import format_bytes, format_rate
+from potluck.quantities import (
+    format_bytes,
+    format_count,
+    format_number,
+    format_rate,
+    format_seconds,
+)
 from potluck.types.memory import MemoryPlan
 from potluck.types.states import num_live_states
 
@@ -57,9 +63,9 @@ _ROLES = {
 
 
 def _unit_text(unit: Mapping[str, Any]) -> str:
-    """What a unit is there for, how fast it is and why; empty of one that just serves."""
+    """Return a unit's role, speed and reason; empty for one that just serves."""
     rates = [
-        f"{name} {_three_digits(figure['value'])} tokens/s"
+        f"{name} {format_number(figure['value'])} tokens/s"
         for name, figure in (
             ("decodes", unit["rates"]["decode_tokens_per_second"]),
             ("prefills", unit["rates"]["prefill_tokens_per_second"]),
@@ -72,14 +78,9 @@ def _unit_text(unit: Mapping[str, Any]) -> str:
     return ", ".join([_ROLES[unit["role"]], *rates]) + reason
 
 
-def _three_digits(rate: float) -> str:
-    """At least three, and no exponent."""
-    return f"{rate:.0f}" if rate >= 100 else f"{rate:.3g}"
-
-
 def _devices(node: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    for layer in node.get("hardware", {}).get("layers", ()):
-        yield from layer["devices"]
+    for detector in node.get("hardware", {}).get("detectors", ()):
+        yield from detector["devices"]
 
 
 def _device_text(node: Mapping[str, Any], device: Mapping[str, Any]) -> str:
@@ -95,7 +96,7 @@ def _device_text(node: Mapping[str, Any], device: Mapping[str, Any]) -> str:
     if not working:
         reasons = [device["problem"], *(f"{each['backend']}: {each['reason']}" for each in trials)]
         known = "; ".join(reason for reason in reasons if reason)
-        return f"{name}, unused: {known or why_untried(is_software=device['is_software'])}"
+        return f"{name}, unused: {known or not_tested_reason(is_software=device['is_software'])}"
     figures = [trial["figures"]["read_bytes_per_second"] for trial in working]
     rates = [figure["value"] for figure in figures if figure["value"] is not None]
     if not rates:
@@ -103,11 +104,11 @@ def _device_text(node: Mapping[str, Any], device: Mapping[str, Any]) -> str:
     return f"{name}, reads {format_rate(max(rates), 'B/s')}"
 
 
-def why_untried(*, is_software: bool) -> str:
+def not_tested_reason(*, is_software: bool) -> str:
     """Why no backend was tried on a device."""
     if is_software:
-        return "--allow-software tries what only plays a GPU"
-    return "no backend of this build runs on it"
+        return "--allow-software enables software-emulated GPUs"
+    return "no backend in this build supports it"
 
 
 def _version_lines(cluster: Mapping[str, Any]) -> Iterator[str]:
@@ -130,33 +131,72 @@ def deployment_lines(deployment: Mapping[str, Any]) -> Iterator[str]:
         f"coordinator {deployment['epoch']['coordinator']}, epoch {deployment['epoch']['number']}"
     )
     yield from _recovery_lines(deployment)
+    yield from transfer_lines(deployment)
     for refusal in deployment["refused"]:
-        yield f"no answers from: {refusal['node_id']}: {refusal['reason']}"
+        yield f"refuses requests: {refusal['node_id']}: {refusal['reason']}"
     yield from stage_lines(deployment)
 
 
 def _recovery_lines(deployment: Mapping[str, Any]) -> Iterator[str]:
-    """What was lost and made good, what is held for the next time, and which stages are slow."""
+    """Yield recoveries, spare stages, and slow stages."""
     if not deployment["has_quorum"]:
-        yield "partitioned: most of the nodes that knew of it cannot be reached from here"
+        yield ("partitioned: most nodes that knew of this deployment are unreachable")
     if count := deployment["num_recoveries"]:
         last = deployment["recovery_seconds"]
-        took = "" if last is None else f", the last time in {last:.1f} s"
-        yield f"recovered {count} {'time' if count == 1 else 'times'}{took}"
+        recent = "" if last is None else f", most recently in {last:.1f} s"
+        yield f"recovered {format_count(count, 'time')}{recent}"
     for held in deployment["spares"]:
         yield (
-            f"spare: {held['node_id']} {held['unit_id']} holds layers "
-            f"[{held['start_layer']}, {held['end_layer']}) ready"
+            f"spare: {held['node_id']} {held['unit_id']} holds layers [{held['start_layer']}, "
+            f"{held['end_layer']}){_part_of(held)} ready"
         )
     if deployment["num_spares"] and not deployment["spares"]:
-        yield f"spare: none of the {deployment['num_spares']} of each stage is ready"
+        yield f"spare: no stage has its {format_count(deployment['num_spares'], 'spare')} yet"
     if deployment["rebalance_note"]:
         yield f"rebalance: {deployment['rebalance_note']}"
     for slow in deployment["slow_stages"]:
         yield (
-            f"slow: stage {slow['stage']} at {slow['node_id']} takes "
-            f"{slow['slowdown']:.1f} times as long as it used to"
+            f"slow: stage {slow['stage']} at {slow['node_id']} takes {slow['slowdown']:.1f} "
+            "times as long as it used to"
         )
+
+
+_VERIFICATIONS = {
+    "pending": "files: verification in progress",
+    "verified": "files: SHA-256 verified",
+    "partly": "files: SHA-256 not verified, as no set of nodes has all of them",
+}
+
+
+def transfer_lines(deployment: Mapping[str, Any]) -> Iterator[str]:
+    """What nodes got of the model's files from elsewhere, and what is known of these."""
+    for transfer in deployment["transfers"]:
+        yield f"files at {transfer['node_id']}: {transfer_text(transfer)}"
+    if deployment["verification"] is not None:
+        yield _VERIFICATIONS[deployment["verification"]]
+
+
+def transfer_text(transfer: Mapping[str, Any]) -> str:
+    """Return how far a node is with the files that it gets, and where they come from."""
+    total = format_bytes(transfer["total_bytes"])
+    sources = ", ".join(
+        f"{format_bytes(num_bytes)} from {'its ' if source == 'disk' else ''}{source}"
+        for source, num_bytes in sorted(transfer["by_source"].items(), key=lambda each: -each[1])
+        if num_bytes
+    )
+    came = f": {sources}" if sources else ""
+    if transfer["done_bytes"] >= transfer["total_bytes"]:
+        return f"{total}{came}"
+    rate = format_rate(transfer["bytes_per_second"], "B/s")
+    left = transfer["seconds_left"]
+    until = "" if left is None else f", {format_seconds(left)} left"
+    return f"{format_bytes(transfer['done_bytes'])} of {total}{came}; {rate}{until}"
+
+
+def _part_of(stage: Mapping[str, Any]) -> str:
+    """Say which part of a stage a member of a group has, if it is one."""
+    part = stage["part"]
+    return "" if part is None else f", part {part['member'] + 1} of {len(part['shares'])},"
 
 
 def stage_lines(deployment: Mapping[str, Any]) -> Iterator[str]:
@@ -165,16 +205,20 @@ def stage_lines(deployment: Mapping[str, Any]) -> Iterator[str]:
     last = len(deployment["stages"]) - 1
     for stage in deployment["stages"]:
         parts = [f"[{stage['start_layer']}, {stage['end_layer']})"]
-        if stage["stage"] == 0:
+        part = stage["part"] or {"member": 0, "shares": [1]}
+        first = stage["stage"] - part["member"]
+        if first == 0:
             parts.insert(0, "embedding +")
-        if stage["stage"] == last:
+        if first + len(part["shares"]) - 1 == last:
             parts.append("+ head")
+        if stage["part"]:
+            parts.append(f", {part['shares'][part['member']]} of {sum(part['shares'])} parts")
         rows.append(
             (
                 str(stage["stage"]),
                 stage["node_id"],
                 stage["unit_id"],
-                " ".join(parts),
+                " ".join(parts).replace(" ,", ","),
                 format_bytes(stage["num_bytes"]),
             )
         )
@@ -229,8 +273,8 @@ def mapped_text(plan: Mapping[str, Any]) -> str:
     if not plan["is_mapped"]:
         return ""
     loaded = [str(stage["stage"]) for stage in plan["stages"] if stage["memory"]["weights"]]
-    but = f" but in {'stage' if len(loaded) == 1 else 'stages'} {', '.join(loaded)}"
-    return f"; weights are mapped, and take no memory{but if loaded else ''}"
+    but = f" except in {'stage' if len(loaded) == 1 else 'stages'} {', '.join(loaded)}"
+    return f"; weights are memory-mapped and do not count as used memory{but if loaded else ''}"
 
 
 def stage_memory(stage: Mapping[str, Any]) -> MemoryPlan:

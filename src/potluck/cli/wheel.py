@@ -1,10 +1,9 @@
-"""``potluck wheel``: whether wheels load on hosts, told before they are installed."""
+"""``potluck wheel``: check whether wheels will load on a host, without installing them."""
 
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,20 +12,28 @@ import typer
 from potluck.cli.cluster_hosts import SilentNode, gather_hosts
 from potluck.cli.options import JsonOption, StateOption, state_directory
 from potluck.cli.output import emit_json, note
-from potluck.errors import HostError, UsageError
+from potluck.cli.wheel_hosts import (
+    HostOption,
+    PythonOption,
+    chosen_python,
+    named_host,
+    this_host,
+    with_python,
+)
+from potluck.cli.wheel_plan import plan
+from potluck.errors import UsageError, WheelDownloadError, WheelFileError
 
 if TYPE_CHECKING:
-    from potluck.portability.host import Host
-    from potluck.portability.wheel_report import WheelReport
+    from potluck.cli.wheel_output import WorkingRelease
+    from potluck.portability.checks.host_check import HostCheck
+    from potluck.portability.checks.report import WheelReport
+    from potluck.portability.hosts.host import Host
 
 wheel = typer.Typer(
-    help="Tell whether builds load on machines, before they are installed.", no_args_is_help=True
+    help="Check whether wheels will load on a host, without installing them.", no_args_is_help=True
 )
 
-
-@wheel.callback()
-def _group() -> None:
-    """Keeps ``check`` a command of its own while it is the only one."""
+wheel.command()(plan)
 
 
 @wheel.command()
@@ -35,43 +42,42 @@ def check(
         list[str],
         typer.Argument(
             metavar="WHEEL",
-            help="A wheel, a shared library, a folder of them, or the name of a project "
-            "(warp-lang, numpy==2.1.0), whose newest wheels pip downloads.",
+            help="A wheel, a shared library, a directory of wheels or libraries, or the name of a "
+            "project (warp-lang, numpy==2.1.0), whose newest wheels are downloaded with pip.",
             show_default=False,
         ),
     ],
-    host: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--host",
-            metavar="HOST",
-            help="What potluck probe --json said on a machine, in a file, or a host that is known "
-            "by its name (debian-12-x86_64). Can be repeated. Default: this machine.",
-            show_default=False,
-        ),
-    ] = None,
+    host: HostOption = None,
     cluster: Annotated[
         bool,
-        typer.Option("--cluster", help="Check on every node of the running cluster instead."),
+        typer.Option("--cluster", help="Check for every node of the running cluster instead."),
+    ] = False,
+    python: PythonOption = "",
+    short: Annotated[
+        bool,
+        typer.Option("--short", help="Print one line per host, for the wheel that fits best."),
     ] = False,
     json: JsonOption = False,
     state: StateOption = None,
 ) -> None:
-    """Say whether each WHEEL installs on a host, which files in it load there, and what will lack.
+    """Check whether each WHEEL installs on a host, which of its files load there, and what is
+    missing.
 
-    Nothing of it is installed, unpacked or executed. Exit code 1 if a host does not get to load it,
-    and with --cluster if a node does not answer.
+    Nothing is installed, unpacked or executed. Exit code 1 if no wheel loads on some host, and with
+    --cluster also if a node does not respond.
     """
     if host and cluster:
         raise UsageError(
-            "--host and --cluster exclude each other",
-            hint="check on the cluster first, and on other hosts in a second command",
+            "--host and --cluster cannot be used together",
+            hint="run the check for the cluster and for other hosts separately",
         )
     if cluster:
         hosts, silent = gather_hosts(state_directory(state))
     else:
-        hosts, silent = [_named_host(each) for each in host or ()] or [_this_host()], []
-    raise typer.Exit(check_on(hosts, wheels, silent=silent, as_json=json))
+        hosts, silent = [named_host(each) for each in host or ()] or [this_host()], []
+    if python:
+        hosts = with_python(hosts, chosen_python(python))
+    raise typer.Exit(check_on(hosts, wheels, silent=silent, as_json=json, is_short=short))
 
 
 def check_on(
@@ -80,85 +86,153 @@ def check_on(
     *,
     silent: Sequence[SilentNode] = (),
     as_json: bool,
+    is_short: bool = False,
 ) -> int:
     """Check what ``wheels`` stand for on hosts, and print it; the exit code.
 
     Of ``silent`` nodes nothing is known but that they are there. Raises ``UsageError``,
     ``WheelFileError``, ``WheelDownloadError``.
     """
-    from potluck.cli.wheel_output import is_usable, wheel_document, wheel_lines
-    from potluck.portability.check import check_on_hosts
-    from potluck.portability.host_check import HostCheck
-    from potluck.portability.needs_cache import cached_needs, default_needs_folder
-    from potluck.portability.prepared_wheel import PreparedWheel
+    from potluck.cli.wheel_output import (
+        is_usable,
+        release_line,
+        wheel_document,
+    )
+    from potluck.portability.checks.check import check_on_hosts
+    from potluck.portability.checks.host_check import HostCheck
+    from potluck.portability.checks.needs_cache import cached_needs, default_needs_folder
+    from potluck.portability.checks.prepared_wheel import PreparedWheel
 
     checks = [HostCheck(each) for each in hosts]
     folder = default_needs_folder(os.environ)
-    reports: list[WheelReport] = []
+    groups: list[list[WheelReport]] = []
+    releases: list[WorkingRelease] = []
     is_good = not silent
     for argument in wheels:
-        found = [
-            check_on_hosts(PreparedWheel(cached_needs(path, folder)), checks)
-            for path in _paths(argument, hosts)
-        ]
-        reports += found
-        is_good = is_good and is_usable(found)
+        for paths in _projects(argument, hosts):
+            found = [
+                check_on_hosts(PreparedWheel(cached_needs(path, folder)), checks) for path in paths
+            ]
+            groups.append(found)
+            is_good = is_good and is_usable(found)
+            if not Path(argument).exists():
+                releases += _working_releases(argument, found, checks, folder)
     if as_json:
-        emit_json(wheel_document(reports, hosts, silent))
+        reports = [each for group in groups for each in group]
+        emit_json(wheel_document(reports, hosts, silent, releases))
     else:
-        for report in reports:
-            for line in wheel_lines(report):
-                print(line)
+        for line in (*_lines(groups, is_short=is_short), *map(release_line, releases)):
+            print(line)
         for node in silent:
-            print(f"node {node.node_id} did not say what it has: {node.problem}")
+            print(f"node {node.node_id} did not describe its host: {node.problem}")
     return 0 if is_good else 1
 
 
-def _paths(argument: str, hosts: Sequence[Host]) -> Sequence[Path]:
-    """The file or folder of this name, or else the newest wheels of the project."""
+def _lines(groups: Sequence[Sequence[WheelReport]], *, is_short: bool) -> Iterator[str]:
+    from potluck.cli.wheel_output import hidden_line, relevant_reports, short_lines, wheel_lines
+
+    if is_short:
+        yield from short_lines(groups)
+        return
+    relevant = relevant_reports(groups)
+    for report in relevant.reports:
+        yield from wheel_lines(report)
+    if hidden := hidden_line(relevant):
+        yield hidden
+
+
+def _projects(argument: str, hosts: Sequence[Host]) -> Sequence[Sequence[Path]]:
+    """The file or folder of this name, or else the newest wheels of the project.
+
+    Of a folder with wheels, those of each project in it.
+    """
     path = Path(argument)
+    if path.is_dir() and (wheels := sorted(path.glob("*.whl"))):
+        projects: dict[str, list[Path]] = {}
+        for each in wheels:
+            projects.setdefault(each.name.partition("-")[0].lower(), []).append(each)
+        return list(projects.values())
     if path.exists():
-        return [path]
+        return [[path]]
     if path.is_symlink():
         raise UsageError(
-            f"{argument}: it is a symbolic link to nothing, or one of a circle",
-            hint="name a wheel, a library or a folder",
+            f"{argument}: dangling or circular symbolic link",
+            hint="give a wheel, a library or a directory",
         )
     if "/" in argument or argument.endswith((".whl", ".so")):
-        raise UsageError(
-            f"{argument}: there is no such file", hint="name a wheel, a library or a folder"
-        )
-    return _newest(argument, hosts)
+        raise UsageError(f"{argument}: no such file", hint="give a wheel, a library or a directory")
+    return [_newest(argument, hosts)]
+
+
+def _working_releases(
+    project: str, found: Sequence[WheelReport], checks: Sequence[HostCheck], cache: Path | None
+) -> list[WorkingRelease]:
+    """For each host that none of the newest wheels works on, the newest release that does."""
+    from potluck.cli.wheel_output import WorkingRelease, is_usable_on
+    from potluck.portability.checks.needs_cache import cached_needs
+    from potluck.portability.checks.prepared_wheel import PreparedWheel
+    from potluck.portability.hosts.installed import running_python
+    from potluck.portability.wheels.named_wheels import (
+        default_wheels_folder,
+        parse_requirement,
+        run_pip,
+    )
+    from potluck.portability.wheels.older_releases import newest_usable_release
+
+    folder = default_wheels_folder(os.environ)
+    if folder is None:
+        return []
+    releases = []
+    for number, check in enumerate(checks):
+        if any(is_usable_on(report.hosts[number]) for report in found):
+            continue
+        host = check.host
+        note(f"searching for the newest release of {project} that works on {host.name}")
+        python = host.python or running_python()
+
+        def is_usable(path: Path, check: HostCheck = check) -> bool:
+            try:
+                needs = cached_needs(path, cache)
+            except WheelFileError:
+                return False
+            return is_usable_on(check.check(PreparedWheel(needs)))
+
+        refused = {
+            report.distribution.version
+            for report in found
+            if report.distribution is not None and report.hosts[number].is_installed
+        }
+        try:
+            version = newest_usable_release(
+                project, host, python, folder, is_usable, unusable=refused, run=run_pip
+            )
+        except WheelDownloadError as error:
+            note(f"search stopped: {error.message}")
+            continue
+        if version:
+            name = parse_requirement(project).name
+            releases.append(WorkingRelease(project=name, host=host.name, version=version))
+    return releases
 
 
 def _newest(project: str, hosts: Sequence[Host]) -> Sequence[Path]:
-    from potluck.portability.named_wheels import default_wheels_folder, newest_wheels
+    from potluck.portability.hosts.installed import running_python
+    from potluck.portability.wheels.named_wheels import (
+        MACHINES,
+        default_wheels_folder,
+        newest_wheels,
+    )
 
     folder = default_wheels_folder(os.environ)
     if folder is None:
         raise UsageError(
-            f"{project}: there is no home directory to download it to", hint="set XDG_CACHE_HOME"
+            f"{project}: there is no home directory to download to", hint="set XDG_CACHE_HOME"
         )
-    known = sorted({each.python.version for each in hosts if each.python is not None})
-    pythons = known or [sys.version_info[:2]]
-    of_pythons = ", ".join(f"{major}.{minor}" for major, minor in pythons)
+    known = {each.python for each in hosts if each.python is not None}
+    pythons = sorted(
+        known or [running_python()], key=lambda each: (each.version, each.is_free_threaded)
+    )
+    of_pythons = ", ".join(each.name for each in pythons)
     note(f"downloading the newest wheels of {project} for Python {of_pythons} to {folder}")
-    return newest_wheels(project, pythons, folder)
-
-
-def _named_host(text: str) -> Host:
-    """A description in a file, or one that comes with Potluck. Raises ``UsageError``."""
-    from potluck.portability.host_document import read_host_file
-    from potluck.portability.shipped_hosts import load_shipped_host
-
-    path = Path(text)
-    try:
-        return read_host_file(path) if path.is_file() else load_shipped_host(text)
-    except HostError as error:
-        raise UsageError(f"--host {text}: {error.message}", hint=error.hint) from None
-
-
-def _this_host() -> Host:
-    from potluck.portability.installed_host import describe_host
-
-    return describe_host()
+    machines = [each for each in MACHINES if any(each == host.machine for host in hosts)]
+    return newest_wheels(project, pythons, folder, machines=machines or MACHINES)

@@ -1,25 +1,40 @@
-"""What ``potluck wheel check`` prints: the document, and the same for people."""
+"""The output of ``potluck wheel check``: the JSON document, and text for users."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import potluck
 from potluck.cli.cluster_hosts import SilentNode
 from potluck.cli.tables import table
+from potluck.portability.checks.report import HostReport, WheelReport
 from potluck.portability.finding import Finding, Severity, Verdict
-from potluck.portability.host import Host
-from potluck.portability.promises import Minimum
-from potluck.portability.wheel_report import HostReport, WheelReport
-from potluck.quantities import format_few
+from potluck.portability.hosts.host import Host
+from potluck.portability.linking.promises import Minimum
+from potluck.quantities import format_count, format_few
 
 _SHOWN_FILES = 3
 """Of those that one thing is said of."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkingRelease:
+    """The newest release of a project that was found to work on a host, where the newest wheels do
+    not.
+    """
+
+    project: str
+    host: str
+    version: str
+
+
 def wheel_document(
-    reports: Sequence[WheelReport], hosts: Sequence[Host], silent: Sequence[SilentNode]
+    reports: Sequence[WheelReport],
+    hosts: Sequence[Host],
+    silent: Sequence[SilentNode],
+    releases: Sequence[WorkingRelease] = (),
 ) -> dict[str, Any]:
     """The document of ``potluck wheel check --json`` (schema ``potluck.wheel/1``)."""
     return {
@@ -28,6 +43,10 @@ def wheel_document(
         "hosts": [_host(each) for each in hosts],
         "silent": [{"node_id": each.node_id, "problem": each.problem} for each in silent],
         "wheels": [_wheel(each) for each in reports],
+        "working_releases": [
+            {"project": each.project, "host": each.host, "version": each.version}
+            for each in releases
+        ],
     }
 
 
@@ -38,7 +57,7 @@ def _host(host: Host) -> dict[str, Any]:
         "origin": host.origin,
         "machine": host.machine,
         "libc": f"{host.libc} {host.libc_version[0]}.{host.libc_version[1]}",
-        "python": None if python is None else ".".join(map(str, python.version)),
+        "python": None if python is None else python.version_text,
     }
 
 
@@ -92,8 +111,71 @@ def _finding(finding: Finding) -> dict[str, Any]:
         "library": finding.library or None,
         "symbol": finding.symbol or None,
         "feature": finding.feature or None,
-        "way_out": finding.way_out or None,
+        "fix": finding.fix or None,
     }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RelevantReports:
+    """Reports without the hosts of other architectures.
+
+    ``num_hidden_wheels`` are left out, and ``num_hidden_rows`` are hosts left out of the others.
+    """
+
+    reports: tuple[WheelReport, ...]
+    num_hidden_wheels: int
+    num_hidden_rows: int
+
+
+def relevant_reports(groups: Sequence[Sequence[WheelReport]]) -> RelevantReports:
+    """Return what to print of each group of wheels of one project.
+
+    A host is left out of a wheel that is for another architecture and does not install there, if
+    the group has a wheel for the host's. If it has none, the host is kept, to say why.
+    """
+    wheels = [
+        (
+            report,
+            tuple(each for each in report.hosts if not _is_other_platform(report, each, group)),
+        )
+        for group in groups
+        for report in group
+    ]
+    return RelevantReports(
+        reports=tuple(replace(report, hosts=hosts) for report, hosts in wheels if hosts),
+        num_hidden_wheels=sum(not hosts for _, hosts in wheels),
+        num_hidden_rows=sum(len(report.hosts) - len(hosts) for report, hosts in wheels if hosts),
+    )
+
+
+def _is_other_platform(report: WheelReport, host: HostReport, group: Sequence[WheelReport]) -> bool:
+    machines = _machines(report)
+    return (
+        bool(machines)
+        and host.machine not in machines
+        and not host.is_installed
+        and any(host.machine in _machines(each) for each in group)
+    )
+
+
+def _machines(report: WheelReport) -> set[str]:
+    """Return the architectures that a wheel has native files for."""
+    return {each.machine for host in report.hosts[:1] for each in host.files if each.machine}
+
+
+def hidden_line(relevant: RelevantReports) -> str:
+    """Return how many wheels and hosts were left out; empty if none."""
+    counts = [
+        format_count(count, word)
+        for count, word in (
+            (relevant.num_hidden_wheels, "wheel"),
+            (relevant.num_hidden_rows, "row"),
+        )
+        if count
+    ]
+    if not counts:
+        return ""
+    return f"not shown: {' and '.join(counts)} for other architectures (--json includes them)"
 
 
 def wheel_lines(report: WheelReport) -> Iterator[str]:
@@ -102,7 +184,7 @@ def wheel_lines(report: WheelReport) -> Iterator[str]:
     for minimum in report.minima:
         yield f"  {_promise_line(report, minimum)}"
         if minimum.outside:
-            yield f"  no policy has {', '.join(minimum.outside)}, which it needs"
+            yield f"  no policy allows {', '.join(minimum.outside)}, which it needs"
     if len(report.hosts) == 1:
         yield from _host_lines(report.hosts[0])
         return
@@ -112,6 +194,35 @@ def wheel_lines(report: WheelReport) -> Iterator[str]:
         yield f"  {line}"
 
 
+def short_lines(groups: Sequence[Sequence[WheelReport]]) -> Iterator[str]:
+    """A line for each host and each group of wheels of one project: the wheel that fits best."""
+    rows = [("HOST", "INSTALLS", "VERDICT", "WHEEL", "BECAUSE")]
+    for reports in groups:
+        for number in range(len(reports[0].hosts)):
+            best = max(reports, key=lambda each: _fitness(each.hosts[number]))
+            host, installs, verdict, because = _row(best.hosts[number])
+            rows.append((host, installs, verdict, best.file, because))
+    yield from table(rows)
+
+
+def release_line(release: WorkingRelease) -> str:
+    """What to install instead."""
+    name = f"{release.project} {release.version}"
+    return f"{release.host}: {name} is the newest release found that installs and loads there"
+
+
+def _fitness(report: HostReport) -> tuple[bool, bool, int, bool]:
+    """Greater for what a host takes and loads, and next for what was at least made for it."""
+    verdicts = list(Verdict)[::-1]
+    machines = {each.machine for each in report.files}
+    return (
+        is_usable_on(report),
+        report.is_installed,
+        verdicts.index(report.verdict),
+        report.machine in machines,
+    )
+
+
 def _promise_line(report: WheelReport, minimum: Minimum) -> str:
     versions = ", ".join(dict.fromkeys(version for version, _ in minimum.because))
     because = f" ({versions})" if versions else ""
@@ -119,7 +230,7 @@ def _promise_line(report: WheelReport, minimum: Minimum) -> str:
     if report.distribution is None:
         return needs
     platforms = dict.fromkeys(tag.rpartition("-")[2] for tag in report.distribution.tags)
-    return f"tagged {', '.join(platforms)}; {needs}: it {report.promise.value}"
+    return f"tagged {', '.join(platforms)}; {needs}: {report.promise.value}"
 
 
 def _row(report: HostReport) -> tuple[str, str, str, str]:
@@ -134,7 +245,11 @@ def _verdict(report: HostReport) -> str:
     features = dict.fromkeys(
         each.feature for each in report.findings if each.severity is Severity.LIMIT if each.feature
     )
-    lacking = f" {', '.join(features)}" if report.verdict is Verdict.LOADS_WITHOUT else ""
+    lacking = (
+        f" {format_few(list(features), _SHOWN_FILES)}"
+        if report.verdict is Verdict.LOADS_WITHOUT
+        else ""
+    )
     return f"{report.verdict.value}{lacking}"
 
 
@@ -143,20 +258,20 @@ def _host_lines(report: HostReport) -> Iterator[str]:
     yield f"  on {report.host}: {installs}, {_verdict(report)}"
     if report.refusal is not None:
         yield f"    {report.refusal.message}"
-        yield f"      way out: {report.refusal.way_out}"
+        yield f"      fix: {report.refusal.fix}"
     grouped: dict[Finding, list[str]] = {}
     for finding in report.findings:
         said = Finding(
             code=finding.code,
             severity=finding.severity,
             message=finding.message,
-            way_out=finding.way_out,
+            fix=finding.fix,
         )
         grouped.setdefault(said, []).append(finding.file)
     for said, files in grouped.items():
         yield f"    {said.severity.value}: {_files(files)}{said.message}"
-        if said.way_out:
-            yield f"      way out: {said.way_out}"
+        if said.fix:
+            yield f"      fix: {said.fix}"
 
 
 def _files(files: Sequence[str]) -> str:
@@ -167,6 +282,11 @@ def _files(files: Sequence[str]) -> str:
 def is_usable(reports: Sequence[WheelReport]) -> bool:
     """Whether each host takes one of these files, all of one project, and loads it."""
     return all(
-        any(each.is_installed and each.verdict is not Verdict.WILL_NOT_LOAD for each in on_host)
+        any(map(is_usable_on, on_host))
         for on_host in zip(*(report.hosts for report in reports), strict=True)
     )
+
+
+def is_usable_on(report: HostReport) -> bool:
+    """Whether the host takes a wheel and loads it."""
+    return report.is_installed and report.verdict is not Verdict.WILL_NOT_LOAD

@@ -1,1 +1,1 @@
-"""One model over several machines: membership, edges, workers, coordinators and agents."""
+"""Run one model on several machines: membership, edges, workers, coordinators and agents."""

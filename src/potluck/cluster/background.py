@@ -1,10 +1,11 @@
-"""Tasks that nobody waits for."""
+"""Background tasks."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any
 
 _log = logging.getLogger(__name__)
@@ -18,7 +19,7 @@ class Background:
     ``failure`` is logged with every exception that a task raises.
     """
 
-    def __init__(self, failure: str = "a task of the agent failed") -> None:
+    def __init__(self, failure: str = "unexpected error in a background task of the agent") -> None:
         self._failure = failure
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -30,18 +31,19 @@ class Background:
         return task
 
     def cancel(self) -> None:
-        """Cancel what still runs."""
+        """Cancel all running tasks."""
         for task in self._tasks:
             task.cancel()
 
     async def close(self) -> None:
-        """Cancel what still runs, and wait for its end."""
+        """Cancel all running tasks, and wait for their end."""
         tasks = list(self._tasks)
         self.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def end(self, spared: asyncio.Task[None] | None, *, timeout_seconds: float) -> int:
-        """Cancel all tasks but ``spared`` and the caller's own, and wait for them and for it.
+        """Cancel all tasks except ``spared`` and the caller's own, and wait for them and for
+        ``spared``.
 
         Return how many have not ended in time.
         """
@@ -57,3 +59,13 @@ class Background:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error(self._failure, exc_info=error)
+
+
+def in_loop(loop: asyncio.AbstractEventLoop) -> Callable[[float, Callable[[], None]], None]:
+    """Return a function that calls functions in ``loop`` after a delay; for any thread."""
+
+    def post(seconds: float, work: Callable[[], None]) -> None:
+        with suppress(RuntimeError):  # the loop is closed, and so is everything else
+            loop.call_soon_threadsafe(loop.call_later, seconds, work)
+
+    return post

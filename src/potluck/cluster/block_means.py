@@ -1,9 +1,9 @@
-"""What something takes when it is done again and again: means over blocks of time, their median.
+"""How long a repeated operation takes: means over blocks of time, and their median.
 
-Under a quota on CPU time most steps are quick, and some wait for the next period: a median of steps
-would be much too short, and a sample of one now and then would mostly be of those that wait. A mean
-over several periods is what steps take in the long run. What disturbs a machine now and then spoils
-some blocks, and so not their median.
+Under a CPU quota most steps are fast, and some wait for the next period: a median of steps would be
+much too short, and occasional samples would mostly be of those that wait. A mean over several
+periods is what steps take in the long run. Occasional disturbances spoil some blocks, but not their
+median.
 
 Pure: callers have the clock.
 """
@@ -15,11 +15,11 @@ from collections import deque
 from dataclasses import dataclass
 
 BLOCK_SECONDS = 1.0
-"""Ten of the periods of quotas (100 ms unless somebody has set another), so that a step more or
-less that waits for the next one changes a mean by some percent."""
+"""Ten quota periods (100 ms by default), so that one step more or less that waits for the next
+period changes a mean by only a few percent."""
 
 _NUM_BLOCKS = 11
-"""So that a change is known within six seconds of steady work."""
+"""Few enough that a change is known within six seconds of steady work."""
 
 
 @dataclass(slots=True)
@@ -35,7 +35,7 @@ class Block:
 
 
 class BlockMeans:
-    """Of one kind of step. ``add`` is for one thread, the rest for any.
+    """The block means of one kind of step. ``add`` is for one thread, the rest for any.
 
     The first step is left out: it touches cold memory.
     """
@@ -57,7 +57,7 @@ class BlockMeans:
         num_tokens: int = 0,
         context_tokens: int = 0,
     ) -> None:
-        """Count a step that took ``seconds``, until ``at``."""
+        """Count a step that took ``seconds`` and ended at ``at``."""
         self.latest_at = at
         if not self._is_warm:
             self._is_warm = True
@@ -75,11 +75,11 @@ class BlockMeans:
             self._open = None
 
     def blocks(self) -> list[Block]:
-        """Return the latest blocks; one that is not over yet only while there is no other."""
+        """Return the latest blocks; an unfinished one only if there is no other."""
         closed, opened = list(self._closed), self._open
         return closed or ([opened] if opened is not None else [])
 
 
 def median_seconds(blocks: list[Block]) -> float:
-    """Return the median of the means, of at least one block."""
+    """Return the median of the means of at least one block."""
     return statistics.median(block.seconds / max(1, block.count) for block in blocks)

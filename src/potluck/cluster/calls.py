@@ -1,18 +1,23 @@
 """What agents ask of one another: the payloads of control calls, msgpack documents.
 
-Methods: ``node.report`` () → NodeReport. ``model.check`` CheckModel → ModelFingerprint.
-``node.speeds`` AskSpeeds → NodeSpeeds. ``link.listen`` ListenForLink → LinkListening or LinkBusy.
-``node.host`` () → a document of schema ``potluck.host/1``, in JSON (``agent.hosts``).
-``stage.start`` StageSpec → Progress …, then Loaded or Stalled. ``stage.connect`` ConnectStage → ().
-``node.clock`` () → Clock. ``node.reach`` Reach → Reached. ``node.multicast`` Multicast → ().
-``stage.stop`` StageScope → StageEnds. ``stage.end`` StageScope → StageEnds. ``stage.stats``
-StageScope → StageStats. ``stage.check`` StageScope → StageChecks. ``stage.abandon`` AbandonStage →
-(). ``stage.release`` ReleaseStages → (). ``deployment.claim`` Claim → ClaimAnswer.
-``deployment.take_over`` Named → (). ``deployment.outlook`` AskOutlook → Outlook.
-``deployment.rebalance`` AskRebalance → Moving …, then RebalanceReport.
-To the coordinator: ``stage.lost`` StageLost → (), ``deployment.remove`` Named → (),
-``deployment.vacate`` Vacate → (). To everybody: ``deployment.put`` DeploymentRecord → (). Calls
-about sequences are in ``sequence_messages``.
+Methods: ``node.report`` () → NodeReport. ``model.check`` CheckModel → ModelCheck. ``node.speeds``
+AskSpeeds → NodeSpeeds. ``link.listen`` ListenForLink → LinkListening or LinkBusy. ``node.host`` ()
+→ a document of schema ``potluck.host/1``, in JSON (``agent.hosts``). ``stage.start`` StageSpec →
+Progress …, then Loaded or Stalled. ``stage.connect`` ConnectStage → (). ``node.clock`` () → Clock.
+``node.reach`` CheckConnection → ConnectionCheck. ``node.multicast`` Multicast → (). ``stage.stop``
+StageScope → StageEnds. ``stage.end`` StageScope → StageEnds. ``stage.stats`` StageScope →
+StageStats. ``stage.check`` StageScope → StageChecks. ``stage.abandon`` AbandonStage → ().
+``stage.release`` ReleaseStages → (). ``weights.manifest`` CheckModel → Hashing …, then ModelFound.
+``weights.holdings`` AskHoldings → NodeHoldings. ``weights.prepare`` PrepareWeights → ().
+``weights.end`` DeploymentReference → (). ``weights.transfer`` DeploymentReference → Transfer or
+nil. ``weights.digests`` NamedFile → the digest of every chunk one after the other, empty if they
+are not certain. ``weights.hash`` HashRange → HashState. ``weights.verified`` ChunkDigests → ().
+``weights.discard`` DiscardFile → (). ``weights.dial`` DialBack → (). ``deployment.claim`` Claim →
+ClaimAnswer. ``deployment.take_over`` DeploymentReference → (). ``deployment.coordinator_view``
+AskCoordinatorView → CoordinatorView. ``deployment.rebalance`` AskRebalance → Moving …, then
+RebalanceReport. To the coordinator: ``stage.lost`` StageLost → (), ``deployment.remove``
+DeploymentReference → (), ``deployment.continue_without`` ContinueWithout → (). To everybody:
+``deployment.put`` DeploymentRecord → (). Calls about sequences are in ``sequence_messages``.
 """
 
 from __future__ import annotations
@@ -23,33 +28,41 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
-from potluck.cluster.worker.messages import Connect, Loaded, Progress, Stats
+from potluck.cluster.worker.messages import Connect, Loaded, Progress, Stats, Transfer
 from potluck.errors import CallError
-from potluck.placement.rebalancing import DEFAULT_THRESHOLD
-from potluck.types.arithmetic import Arithmetic, ArithmeticChoice
-from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
-from potluck.types.memory import MemoryPlan
-from potluck.types.node import HeldStage
-from potluck.types.placement import (
+from potluck.types.arithmetic import Arithmetic
+from potluck.types.choices import (
+    DEFAULT_DRAFT,
     DEFAULT_NUM_STREAMS,
-    LayoutStage,
+    DEFAULT_REBALANCE_THRESHOLD,
+    ArithmeticChoice,
     Objective,
-    Prediction,
     Rebalance,
 )
+from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
+from potluck.types.content import (
+    DIGEST_BYTES,
+    ChunkRuns,
+    ChunkSource,
+    FileContent,
+    Holdings,
+    HubOrigin,
+    Manifest,
+)
+from potluck.types.held_stage import HeldStage
+from potluck.types.memory import MemoryPlan
+from potluck.types.placement import LayoutStage, Prediction
+from potluck.types.program import GroupPart, Shard, group_ranges
 from potluck.types.quantization import Quantization
-from potluck.types.ranges import DEFAULT_TARGET_STEP_MS
+from potluck.types.ranges import DEFAULT_RECOVERY_WAIT_SECONDS, DEFAULT_TARGET_STEP_MS
 
 _T = TypeVar("_T")
 
 MAX_SHAPES = 64
-"""Of an ``AskSpeeds``: a model in every quantization and arithmetic."""
+"""Per ``AskSpeeds``: a model in every quantization and arithmetic."""
 
 NUM_NONCE_BYTES = 16
 """Of a ``Multicast``: too many to be guessed or to occur by chance."""
-
-DEFAULT_RECOVERY_WAIT_SECONDS = 60.0
-"""As long as most clients wait, and longer than a model of a few gigabytes takes to load again."""
 
 SAME_VERSION = "install the same version of Potluck on every node"
 
@@ -57,34 +70,32 @@ encode = msgspec.msgpack.Encoder().encode
 
 
 def decode(payload: bytes, kind: type[_T] | UnionType) -> _T:
-    """A payload of the given type, a union for what has several. Raises ``CallError`` for others.
+    """Return a payload as the given type, or a union of types. Raise ``CallError`` for others.
 
-    Whatever another node sends comes through here: what makes no sense fails that call only.
+    Everything that another node sends is decoded here: a malformed message only fails its call.
     """
     try:
         return msgspec.msgpack.decode(payload, type=kind)
-    except (ValueError, RecursionError) as error:  # another document, no UTF-8, too deep
+    except (ValueError, RecursionError) as error:  # not msgpack, invalid UTF-8, too deep
         raise CallError(f"a malformed message: {error}", hint=SAME_VERSION) from error
 
 
 class Clock(msgspec.Struct, frozen=True, kw_only=True):
-    """What a node's clock shows: ``seconds`` since 1970."""
+    """The time of a node's clock: ``seconds`` since 1970."""
 
     seconds: float
 
 
-class Reach(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether TCP connections to the asker itself can be made, at its control and another port."""
+class CheckConnection(msgspec.Struct, frozen=True, kw_only=True):
+    """Ask whether a TCP connection to the asker itself can be made, at its port."""
 
-    control_port: Annotated[int, msgspec.Meta(ge=1, le=65_535)]
-    edge_port: Annotated[int, msgspec.Meta(ge=1, le=65_535)]
+    port: Annotated[int, msgspec.Meta(ge=1, le=65_535)]
 
 
-class Reached(msgspec.Struct, frozen=True, kw_only=True):
-    """Why not, of each; empty if it can."""
+class ConnectionCheck(msgspec.Struct, frozen=True, kw_only=True):
+    """Why the connection failed; empty if it succeeded."""
 
-    control: str
-    edge: str
+    problem: str
 
 
 class Multicast(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,7 +105,8 @@ class Multicast(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AskSpeeds(msgspec.Struct, frozen=True, kw_only=True):
-    """How fast models of these shapes (``model_shape``) are on a node, and how fast its links.
+    """Ask how fast models of these shapes (``model_shape``) are on a node, and how fast its links
+    are.
 
     With ``may_wait`` the node first asks its workers for their latest step times, and measures its
     links to nodes that have just joined.
@@ -105,41 +117,44 @@ class AskSpeeds(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ListenForLink(msgspec.Struct, frozen=True, kw_only=True):
-    """Listen for a connection of the caller that measures the link, with this ``number`` in it.
+    """Listen for a connection from the caller that measures the link and carries this ``number``.
 
-    The caller may be busy with measurements for ``budget_seconds`` more.
+    The caller may be busy with measurements for ``budget_seconds`` more. With ``is_check`` it only
+    checks whether it can connect, and measures nothing.
     """
 
     number: Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
     budget_seconds: float
+    is_check: bool = False
 
 
 class LinkListening(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The connection is awaited at this address, by a node that may spend ``budget_seconds``."""
+    """The node waits for the connection at this address, and may spend ``budget_seconds``."""
 
     host: str
     port: Annotated[int, msgspec.Meta(ge=1, le=65_535)]
     budget_seconds: float
+    name: str = ""
 
 
 class LinkBusy(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The node is being measured already, or may not be again for ``wait_seconds``."""
+    """The node is already being measured, or may not be measured again for ``wait_seconds``."""
 
     wait_seconds: float
 
 
 class CheckModel(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether a node can read a model."""
+    """Ask whether a node can read a model."""
 
     model: str
 
 
 class ModelFingerprint(msgspec.Struct, frozen=True, kw_only=True):
-    """The same for the same model.
+    """Equal for equal models.
 
-    ``digest`` is of the configuration and of the tensors' names, shapes and types, ``weights`` of a
-    sample of their values, ``text`` of what turns texts into tokens. Of a model from the hub
-    ``digest`` names the commit, which stands for all.
+    ``digest`` covers the configuration and the tensors' names, shapes and types, ``weights`` a
+    sample of their values, ``text`` what turns text into tokens. For a model from the hub,
+    ``digest`` names the commit, which covers everything.
     """
 
     digest: str
@@ -147,17 +162,139 @@ class ModelFingerprint(msgspec.Struct, frozen=True, kw_only=True):
     text: str = ""
 
     def difference(self, other: ModelFingerprint) -> str:
-        """What makes ``other`` unfit for stages beside this, in a few words; empty if nothing does.
+        """Return why ``other`` cannot have stages of the same deployment, as text; empty if it can.
 
-        The text's side does not matter there.
+        The text's digest does not matter for stages.
         """
         if self.digest != other.digest:
-            return "another configuration, or tensors of other names, shapes or types"
-        return "" if self.weights == other.weights else "other weights"
+            return "a different configuration, or tensors with different names, shapes or types"
+        return "" if self.weights == other.weights else "different weights"
+
+
+class ModelCheck(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether a node has a model, or can get it.
+
+    ``fingerprint`` is that of the node's own files of it; None if it has no readable ones, and then
+    ``problem`` says why. ``cannot_get`` is why it cannot get files by content either; empty if it
+    can.
+    """
+
+    fingerprint: ModelFingerprint | None
+    problem: str = ""
+    cannot_get: str = ""
+
+
+class Hashing(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """How much of a model's files has been read to determine their hashes."""
+
+    done_bytes: int
+    total_bytes: int
+
+
+class ModelFound(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The files of a model that a node has at its path, by content."""
+
+    manifest: Manifest
+    fingerprint: ModelFingerprint
+
+
+class AskHoldings(msgspec.Struct, frozen=True, kw_only=True):
+    """Ask what a node has of some files, and whether it may fetch ``hub_file`` from the ``hub``.
+
+    The latter may take some seconds; None skips it.
+    """
+
+    contents: tuple[FileContent, ...]
+    hub: HubOrigin | None = None
+    hub_file: str = ""
+
+
+class NodeHoldings(msgspec.Struct, frozen=True, kw_only=True):
+    """What a node has of the files in question (see ``Holdings``).
+
+    Other nodes get them at ``host`` and ``port``.
+    """
+
+    held: dict[str, ChunkRuns]
+    verified: frozenset[str]
+    reaches_hub: bool
+    host: str
+    port: Annotated[int, msgspec.Meta(ge=1, le=65_535)]
+
+    def of(self, node: NodeId) -> Holdings:
+        """Return the same as the holdings of a node."""
+        return Holdings(
+            node=node, held=self.held, verified=self.verified, reaches_hub=self.reaches_hub
+        )
+
+
+class PrepareWeights(msgspec.Struct, frozen=True, kw_only=True):
+    """The sources from which a node gets what it, or other nodes, need of a model's files.
+
+    This replaces earlier sources for the ``deployment``. ``verified_at`` gives, by SHA-256, a node
+    that has the verified digest of every chunk.
+    """
+
+    deployment: DeploymentId
+    manifest: Manifest
+    sources: tuple[ChunkSource, ...]
+    peers: dict[NodeId, tuple[str, int]]
+    verified_at: dict[str, NodeId] = {}
+
+
+class NamedFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A file by its SHA-256."""
+
+    sha256: str
+
+
+class ChunkDigests(msgspec.Struct, frozen=True, kw_only=True):
+    """The SHA-256 of each chunk of a file, one after the other."""
+
+    content: FileContent
+    digests: bytes
+
+    @property
+    def are_whole(self) -> bool:
+        """Return whether there is one for each chunk."""
+        return len(self.digests) == self.content.num_chunks * DIGEST_BYTES
+
+
+class HashRange(msgspec.Struct, frozen=True, kw_only=True):
+    """Continue the SHA-256 of a file with its chunks ``[first, end)``, from an exported state."""
+
+    sha256: str
+    first: Annotated[int, msgspec.Meta(ge=0)]
+    end: Annotated[int, msgspec.Meta(ge=0)]
+    state: bytes
+
+
+class HashState(msgspec.Struct, frozen=True, kw_only=True):
+    """An exported SHA-256 state, and the digests of the chunks that were hashed."""
+
+    state: bytes
+    digests: bytes
+
+
+class DiscardFile(msgspec.Struct, frozen=True, kw_only=True):
+    """Remove what was fetched of a file, for this ``reason``."""
+
+    sha256: str
+    reason: str
+
+
+class DialBack(msgspec.Struct, frozen=True, kw_only=True):
+    """Connect to the caller, which cannot connect to the node asked, and send it model files.
+
+    The caller's transfer process listens at ``host``, an IP address, and ``port``.
+    """
+
+    host: str
+    port: Annotated[int, msgspec.Meta(ge=1, le=65_535)]
 
 
 class ConnectStage(msgspec.Struct, frozen=True, kw_only=True):
-    """Open the edges of a stage that is loaded. From then on lower epochs are refused."""
+    """Open the edges of a loaded stage. From then on lower epochs are refused."""
 
     deployment: DeploymentId
     connect: Connect
@@ -174,7 +311,7 @@ class StageScope(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReleaseStages(msgspec.Struct, frozen=True, kw_only=True):
-    """Of the stages that a node holds of a deployment, end all but those in ``keep``.
+    """End all of a node's stages of a deployment except those in ``keep``.
 
     It is ignored if a higher epoch than ``epoch`` is in force there.
     """
@@ -185,16 +322,16 @@ class ReleaseStages(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Stalled(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The stage got no further while it was loaded, and its worker was ended."""
+    """The stage made no progress while loading, and its worker was killed."""
 
     message: str
 
 
 class StageEnds(msgspec.Struct, frozen=True, kw_only=True):
-    """What a node has seen of the ends of its stages at the epoch that was stopped or has ended.
+    """How a node's stages ended at the epoch that was stopped or has ended.
 
-    ``crashes`` are of workers that crashed by themselves, or met an exception that nobody expected:
-    no node that vanished, no edge that was cut, no signal from outside. A line each.
+    ``crashes`` has one line for each worker that crashed by itself, or failed with an unexpected
+    exception; not for a lost node, a closed edge, or a signal from outside.
     """
 
     crashes: tuple[str, ...] = ()
@@ -207,12 +344,12 @@ class StageStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StageCheck(msgspec.Struct, frozen=True, kw_only=True):
-    """What a node has seen of a stage's worker within a second, or at once if all is well.
+    """What a node has observed of a stage's worker within a second, or immediately if all is well.
 
     ``answers``: it answered its agent. ``is_stopped``: the kernel says so (a signal, a debugger),
     before and after that second. ``has_progress``: it computed, or has nothing to compute. The
-    present step has been computed for ``busy_seconds``, or its result sent for ``sending_seconds``;
-    both are 0 between two steps, and for one that does not answer.
+    current step has been computing for ``busy_seconds``, or its result has been sending for
+    ``sending_seconds``; both are 0 between two steps, and for a worker that does not answer.
     """
 
     answers: bool
@@ -223,13 +360,13 @@ class StageCheck(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StageChecks(msgspec.Struct, frozen=True, kw_only=True):
-    """A node's stages by index; one that is not connected, or has ended, is not among them."""
+    """A node's stages by index, without those that are not connected or have ended."""
 
     stages: dict[int, StageCheck]
 
 
 class AbandonStage(msgspec.Struct, frozen=True, kw_only=True):
-    """End the worker of a stage that makes no progress, as one that failed for this reason."""
+    """Kill the worker of a stage that makes no progress, and treat it as failed for this reason."""
 
     deployment: DeploymentId
     epoch: Epoch
@@ -238,9 +375,9 @@ class AbandonStage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StageLost(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker ended by itself, or only its edges did (``is_held``), and it keeps its weights.
+    """A worker ended by itself, or only its edges did and it keeps its weights (``is_held``).
 
-    ``fault``: see ``Failed``; ``has_stalled``: see ``Stalled``.
+    For ``fault`` see ``Failed``; for ``has_stalled`` see ``Stalled``.
     """
 
     deployment: DeploymentId
@@ -262,10 +399,22 @@ class DeploymentState(enum.Enum):
     REMOVED = "removed"
 
 
-class StageRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A stage of the plan in force.
+class LoadingStage(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a stage is: ``doing`` is ``fetching`` (from the hub), ``loading`` or ``warming up``.
 
-    ``read_bytes`` from the model's files and ``load_seconds`` are None until it is loaded.
+    ``total_bytes`` is 0 until it is known.
+    """
+
+    doing: str
+    done_bytes: int
+    total_bytes: int
+
+
+class StageRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A stage of the plan in force, or the part of a group member that holds one.
+
+    ``read_bytes`` from the model's files and ``load_seconds`` are None until it is loaded;
+    ``progress`` is None before it begins to load, and afterwards.
     """
 
     node_id: NodeId
@@ -275,6 +424,8 @@ class StageRecord(msgspec.Struct, frozen=True, kw_only=True):
     memory: MemoryPlan
     read_bytes: int | None = None
     load_seconds: float | None = None
+    part: GroupPart | None = None
+    progress: LoadingStage | None = None
 
 
 class RejectionRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -285,33 +436,72 @@ class RejectionRecord(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
 
 
+class TransferRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """The progress of a node in getting the files that its stages need."""
+
+    node_id: NodeId
+    transfer: Transfer
+
+
+class Verification(enum.Enum):
+    """Whether files were found to match their SHA-256.
+
+    ``PARTLY``: no node needs all chunks of a file, so none has read all of it; the chunks in use
+    are as the hub, or the node that had them, sent them.
+    """
+
+    PENDING = "pending"
+    VERIFIED = "verified"
+    PARTLY = "partly"
+
+
+class DraftRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """The deployment of a small model that drafts for another one.
+
+    If it ``is_own``, it was deployed for that purpose, and is removed together with the other.
+    """
+
+    deployment: DeploymentId
+    context_tokens: int
+    is_own: bool
+
+
 class DeploymentRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A deployment as every agent knows it. The record with the highest (epoch, revision) counts.
 
     ``model`` is MODEL, ``model_id`` what clients call it, ``created`` seconds since 1970.
-    ``quantization`` is in force; with ``may_quantize`` every plan takes the most precise that fits.
-    Weights that ``is_mapped`` speaks of stay in a file on every node. Every stage keeps at most
+    ``quantization`` is in force; with ``may_quantize`` every plan uses the most precise that fits.
+    If ``is_mapped``, weights stay in a file on every node. Every stage stores at most
     ``cache_disk_bytes`` of cache blocks on disk, and has ``num_states`` state slots (0 for a model
-    without state). ``arithmetic`` is that of every stage on a CPU;
-    None until the first plan has fixed a fast one, which later plans keep.
-    ``arithmetic_note`` says in a line what it gains or costs; it may be empty. ``fingerprint`` is
-    that of the model at the node that it was deployed from; None if nobody looked. ``done_bytes``
-    and ``total_bytes`` are the weights loaded so far. ``remarks`` say which weights get another
-    format than ``quantization`` has for them. ``sampling_defaults`` are the model's. Requests wait
-    ``recovery_wait_seconds`` for stages before they fail. ``num_spares`` further nodes hold each
-    stage. ``holders`` are the nodes that knew of the deployment when its epoch was claimed; with
-    ``has_quorum`` enough of them agreed to it (see ``Claim``), and without it every record that has
-    one counts more. ``num_recoveries`` counts how often it was ready again after a loss, the last
-    time ``recovery_seconds`` after it. ``ready_in_seconds`` is what its coordinator expected when
-    it published this, where it is not ready and that is known. ``successor`` is the node that the
-    coordinator, which is about to leave, wants to be followed by. Plans are best at the
-    ``objective``, with ``num_streams``, or are the ``layout`` if there is one; ``prediction`` is of
-    the plan in force, None if it was made without one. ``rebalance`` says whether it moves to a
-    better plan, which has to gain ``rebalance_threshold``, and ``rebalance_note`` in a line what
-    such a plan would gain, or why the last one was left. With ``prefix_cache`` what equal prefixes
-    of prompts leave in the cache is computed once. Prompts are cut so that the time between the
-    tokens of others is about ``target_step_ms`` milliseconds. Calls of tools are read in the format
-    ``tool_format``; None: in that of the chat template.
+    without state). ``arithmetic`` is that of every stage on a CPU; None until the first plan has
+    chosen a fast one, which later plans keep. ``arithmetic_note`` is a line about what it gains or
+    costs, and may be empty. ``fingerprint`` is that of the model at the node from which it was
+    deployed; None if it was not computed. ``done_bytes`` and ``total_bytes`` are the weights loaded
+    so far. ``remarks`` say which weights have a format other than that of ``quantization``.
+    ``sampling_defaults`` are the model's. Requests wait ``recovery_wait_seconds`` for stages before
+    they fail. ``num_spares`` additional nodes hold each stage. ``holders`` are the nodes that knew
+    of the deployment when its epoch was claimed; with ``has_quorum`` enough of them agreed to it
+    (see ``Claim``), and without it, any record that has one takes precedence. ``num_recoveries``
+    counts how often it became ready again after a loss, the last time after ``recovery_seconds``.
+    ``ready_in_seconds`` is its coordinator's estimate when it published this, if it is not ready
+    and that is known. ``successor`` is the node that a leaving coordinator has chosen to follow it.
+    Plans optimize the ``objective``, with ``num_streams`` and ``tensor_parallel`` as in
+    ``Preferences``, or are the ``layout`` if there is one; ``prediction`` is for the plan in force,
+    None if it was made without one. ``rebalance`` says whether it moves to a better plan, which has
+    to gain ``rebalance_threshold``, and ``rebalance_note``, in one line, what such a plan would
+    gain, or why the last one was abandoned. With ``prefix_cache``, common prefixes of prompts are
+    computed once. Prompts are split so that the time between the tokens of others is about
+    ``target_step_ms`` milliseconds. Tool calls are parsed in the format ``tool_format``; None: in
+    that of the chat template. Drafts come from ``draft`` (see ``potluck.drafting.sources``); if
+    that is a model, ``small`` is its deployment.
+
+    Nodes read ``model`` at their own path if there is no ``manifest``, or if they are among
+    ``own_files``; the others get the files of the ``manifest`` by content, and keep them in their
+    stores with ``keep_weights``. ``transfers`` are the progress of that, ``verification`` what is
+    known of the integrity of the files (None if nothing was fetched).
+
+    It has moved to a better plan ``num_moves`` times, the last time to one that was predicted to be
+    faster by the fraction ``last_gain``.
     """
 
     deployment: DeploymentId
@@ -349,17 +539,51 @@ class DeploymentRecord(msgspec.Struct, frozen=True, kw_only=True):
     successor: NodeId | None = None
     objective: Objective = Objective.LATENCY
     num_streams: int = DEFAULT_NUM_STREAMS
+    tensor_parallel: int | None = None
     layout: tuple[LayoutStage, ...] = ()
     rebalance: Rebalance = Rebalance.AUTO
-    rebalance_threshold: float = DEFAULT_THRESHOLD
+    rebalance_threshold: float = DEFAULT_REBALANCE_THRESHOLD
     prediction: Prediction | None = None
     rebalance_note: str = ""
     prefix_cache: bool = True
     tool_format: str | None = None
     target_step_ms: float = DEFAULT_TARGET_STEP_MS
+    draft: str = DEFAULT_DRAFT
+    small: DraftRecord | None = None
+    manifest: Manifest | None = None
+    own_files: tuple[NodeId, ...] = ()
+    keep_weights: bool = True
+    transfers: tuple[TransferRecord, ...] = ()
+    verification: Verification | None = None
+    num_moves: int = 0
+    last_gain: float | None = None
+
+    def manifest_for(self, node: NodeId) -> Manifest | None:
+        """Return the files that a node gets by content; None if it reads its own."""
+        return None if node in self.own_files else self.manifest
+
+    @property
+    def groups(self) -> tuple[range, ...]:
+        """Return, for each stage of the pipeline, the indices of the stages that together hold it.
+
+        There is one, or one for each member of a group, the leader first.
+        """
+        return group_ranges(stage.part for stage in self.stages)
+
+    def shard(self, index: int) -> Shard:
+        """Return the shard of a stage."""
+        stage, groups = self.stages[index], self.groups
+        return Shard(
+            start_layer=stage.start_layer,
+            end_layer=stage.end_layer,
+            num_layers=self.num_layers,
+            has_embedding=index in groups[0],
+            has_head=index in groups[-1],
+            part=stage.part,
+        )
 
     def supersedes(self, other: DeploymentRecord) -> bool:
-        """Whether this is the later word on the same deployment."""
+        """Return whether this record replaces another one of the same deployment."""
         return self._rank > other._rank
 
     @property
@@ -367,11 +591,24 @@ class DeploymentRecord(msgspec.Struct, frozen=True, kw_only=True):
         return (self.has_quorum, self.epoch, self.revision)
 
 
-class Deploy(msgspec.Struct, frozen=True, kw_only=True):
-    """Deploy a model, coordinated by the agent that is asked.
+class UnitChange(msgspec.Struct, frozen=True, kw_only=True):
+    """A unit of the caller is out from now on, for a ``reason``, or used again if that is empty.
 
-    ``quantization`` None takes the most precise one that fits. ``num_states`` are asked for of a
-    model with state, and refused of another; ``default_states`` are what the former gets otherwise.
+    ``node_name`` is the caller's host name.
+    """
+
+    node_name: str
+    unit_id: UnitId
+    reason: str
+
+
+class Deploy(msgspec.Struct, frozen=True, kw_only=True):
+    """Deploy a model, coordinated by the agent that receives this.
+
+    ``quantization`` None uses the most precise one that fits. ``num_states`` is the requested
+    number for a model with state, and refused for others; ``default_states`` is the default for the
+    former. ``tensor_parallel`` is that of ``Preferences``. Without ``keep_weights`` no node keeps
+    files that it gets by content.
     """
 
     model: str
@@ -388,21 +625,30 @@ class Deploy(msgspec.Struct, frozen=True, kw_only=True):
     num_spares: int = 0
     objective: Objective = Objective.LATENCY
     num_streams: int = DEFAULT_NUM_STREAMS
+    tensor_parallel: int | None = None
     rebalance: Rebalance = Rebalance.AUTO
-    rebalance_threshold: float = DEFAULT_THRESHOLD
+    rebalance_threshold: float = DEFAULT_REBALANCE_THRESHOLD
     layout: tuple[LayoutStage, ...] = ()
     prefix_cache: bool = True
     tool_format: str | None = None
     target_step_ms: float = DEFAULT_TARGET_STEP_MS
+    draft: str = DEFAULT_DRAFT
+    keep_weights: bool = True
+
+
+class AskMetrics(msgspec.Struct, frozen=True, kw_only=True):
+    """Ask a coordinator for the metrics of its deployment. They may be ``max_age_seconds`` old."""
+
+    deployment: DeploymentId
+    max_age_seconds: float = 0.0
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
     """Ask a node to agree that ``epoch`` is the deployment's next one, and to promise it.
 
     A node agrees unless it has seen or promised another epoch as high, knows of the deployment's
-    removal or of a later record, or sees another node that coordinates the deployment and has not
-    named the claimant its successor.
-    ``known`` is the epoch of the record that the claimant goes by.
+    removal or of a later record, or is connected to another node that coordinates the deployment
+    and has not named the claimant its successor. ``known`` is the epoch of the claimant's record.
     """
 
     deployment: DeploymentId
@@ -411,8 +657,10 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClaimAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether the node agrees, and if not why. ``highest`` is the highest epoch that it has seen or
-    promised, and ``record`` its own record of the deployment if that supersedes the claimant's.
+    """Whether the node agrees, and if not, why.
+
+    ``highest`` is the highest epoch that it has seen or promised, and ``record`` its own record of
+    the deployment if that supersedes the claimant's.
     """
 
     is_granted: bool
@@ -421,60 +669,62 @@ class ClaimAnswer(msgspec.Struct, frozen=True, kw_only=True):
     record: DeploymentRecord | None = None
 
 
-class Standing(enum.Enum):
-    """What a node would do about a deployment whose coordinator is lost."""
+class TakeoverReadiness(enum.Enum):
+    """Whether a node could take over a deployment whose coordinator is lost."""
 
     CANDIDATE = "candidate"
     AT_WORK = "at work"
     UNABLE = "unable"
 
 
-class AskOutlook(msgspec.Struct, frozen=True, kw_only=True):
-    """Ask what a node makes of a deployment whose coordinator cannot be seen from everywhere.
+class AskCoordinatorView(msgspec.Struct, frozen=True, kw_only=True):
+    """Ask how a node sees a deployment whose coordinator is not reachable from everywhere.
 
-    ``known`` is the epoch of the record that the asking node goes by.
+    ``known`` is the epoch of the asking node's record.
     """
 
     deployment: DeploymentId
     known: Epoch
 
 
-class Outlook(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether the node sees the coordinator of the epoch that the question named, and what it would
-    do if nobody did. ``record`` is its own record if that is of another epoch.
+class CoordinatorView(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether the node is connected to the coordinator of the epoch in question, and what it would
+    do if no node were.
+
+    ``record`` is its own record if that is of another epoch.
     """
 
     sees_coordinator: bool
-    standing: Standing
+    readiness: TakeoverReadiness
     record: DeploymentRecord | None = None
 
 
-class Named(msgspec.Struct, frozen=True, kw_only=True):
+class DeploymentReference(msgspec.Struct, frozen=True, kw_only=True):
     """A deployment by its id."""
 
     deployment: DeploymentId
 
 
-class Vacate(msgspec.Struct, frozen=True, kw_only=True):
-    """Go on without a node that is about to leave."""
+class ContinueWithout(msgspec.Struct, frozen=True, kw_only=True):
+    """Continue without a node that is about to leave."""
 
     deployment: DeploymentId
     node_id: NodeId
 
 
 class AskRebalance(msgspec.Struct, frozen=True, kw_only=True):
-    """Have a deployment move to the best plan, or with ``is_dry_run`` only say what that gains."""
+    """Make a deployment move to the best plan, or with ``is_dry_run`` only report the gain."""
 
     deployment: DeploymentId
     is_dry_run: bool
 
 
 class Moving(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The move goes on."""
+    """The move is still in progress."""
 
 
 class MoveOutcome(enum.Enum):
-    """What came of a better plan."""
+    """The outcome of a request to move."""
 
     STAYS = "stays"
     POSSIBLE = "possible"
@@ -483,12 +733,12 @@ class MoveOutcome(enum.Enum):
 
 
 class RebalanceReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The plan in force of a deployment beside the best one.
+    """The plan in force of a deployment compared with the best one.
 
-    ``reason`` says why it stays or failed, or what the deployment would do by itself. ``stages``
-    are those that served before, predicted by present figures to be ``in_force``. Where there is a
-    better plan: ``new_stages`` are its stages, ``gain`` is what it gains in tokens per second
-    (``rate`` becomes ``new_rate``) as a part, ``net_gain`` what is left of it after the cost.
+    ``reason`` says why it stays or failed, or what the deployment would do automatically.
+    ``stages`` are those that served before, predicted from current figures to be ``in_force``. If
+    there is a better plan: ``new_stages`` are its stages, ``gain`` is the relative gain in tokens
+    per second (``rate`` becomes ``new_rate``), ``net_gain`` what is left of it after the cost.
     ``load_bytes`` are loaded in ``load_seconds``, and no sequence gets a token for
     ``pause_seconds``; with ``needs_room`` that includes the loading.
     """
@@ -511,5 +761,6 @@ class RebalanceReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 LinkAnswer = LinkListening | LinkBusy
+ManifestEvent = Hashing | ModelFound
 StartEvent = Progress | Loaded | Stalled
 RebalanceAnswer = Moving | RebalanceReport

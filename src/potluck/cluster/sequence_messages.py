@@ -1,9 +1,9 @@
-"""What gateways and coordinators tell one another of sequences: payloads of control calls.
+"""Messages between gateways and coordinators about sequences: payloads of control calls.
 
 Methods of a coordinator: ``deployment.feed`` OpenFeed → Feed …. ``deployment.start`` StartSequence
 → Started or GenerateFailure. ``deployment.stop`` StopSequence → (). ``deployment.generate``
-Generate → Tokens …, or GenerateFailure. Method of every node: ``deployment.relay`` as
-``deployment.generate``, which it passes on to the coordinator.
+Generate → Tokens …, or GenerateFailure. Method of every node: ``deployment.relay``, the same as
+``deployment.generate``, which it forwards to the coordinator.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ from potluck.types.step import SequenceId, TokenLogprob
 
 
 class Generate(msgspec.Struct, frozen=True, kw_only=True):
-    """Compute a sequence, or what follows ``continuation``; the answer is ``Tokens`` …, or a
-    ``GenerateFailure``.
+    """Compute a sequence, or what follows ``continuation``.
+
+    The answer is ``Tokens`` …, or a ``GenerateFailure``.
     """
 
     deployment: DeploymentId
@@ -40,7 +41,7 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SentToken(msgspec.Struct, frozen=True, array_like=True):
-    """A ``CommittedToken`` on its way, without the names of its fields."""
+    """A ``CommittedToken`` in transit, without field names."""
 
     sequence_id: SequenceId
     token: int
@@ -49,6 +50,8 @@ class SentToken(msgspec.Struct, frozen=True, array_like=True):
     logprob: float | None = None
     top: tuple[tuple[int, float], ...] = ()
     vector: bytes | None = None
+    num_drafted: int = 0
+    num_accepted: int = 0
 
     @classmethod
     def of(cls, token: CommittedToken) -> SentToken:
@@ -61,6 +64,8 @@ class SentToken(msgspec.Struct, frozen=True, array_like=True):
             token.logprob,
             tuple((each.token, each.logprob) for each in token.top) if token.top else (),
             token.vector,
+            token.num_drafted,
+            token.num_accepted,
         )
 
     def committed(self) -> CommittedToken:
@@ -73,6 +78,8 @@ class SentToken(msgspec.Struct, frozen=True, array_like=True):
             top=tuple(TokenLogprob(token=token, logprob=logprob) for token, logprob in self.top),
             finish_reason=self.finish_reason,
             vector=self.vector,
+            num_drafted=self.num_drafted,
+            num_accepted=self.num_accepted,
         )
 
 
@@ -99,10 +106,10 @@ class Tokens(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class GenerateFailure(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Takes the place of the rest of a sequence's tokens.
+    """Replaces the rest of a sequence's tokens.
 
-    ``is_final``: the request shall not be sent again (``RefusedRequestError``). ``has_moved``: it
-    is another node that can continue the sequence (``MovedError``).
+    ``is_final``: the request must not be sent again (``RefusedRequestError``). ``has_moved``:
+    another node can continue the sequence (``MovedError``).
     """
 
     message: str
@@ -113,7 +120,7 @@ class GenerateFailure(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     @classmethod
     def of(cls, error: PotluckError) -> GenerateFailure:
-        """What the gateway needs to raise the like of ``error``."""
+        """Return what the gateway needs to raise an error like ``error``."""
         retry_after = error.retry_after_seconds if isinstance(error, OverloadedError) else None
         return cls(
             message=error.message,
@@ -124,7 +131,7 @@ class GenerateFailure(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         )
 
     def error(self) -> PotluckError:
-        """The error, at the gateway."""
+        """Return the error, at the gateway."""
         if self.retry_after_seconds is not None:
             return OverloadedError(self.message, retry_after_seconds=self.retry_after_seconds)
         if self.is_final:
@@ -135,21 +142,24 @@ class GenerateFailure(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class OpenFeed(msgspec.Struct, frozen=True, kw_only=True):
-    """Send what the sequences of a gateway are given here; the answer is ``Feed`` …, at once an
-    empty one. ``feed_id`` is the gateway's choice, and unique.
+    """Send the updates of a gateway's sequences here.
+
+    The answer is ``Feed`` …, an empty one immediately. ``feed_id`` is chosen by the gateway, and
+    unique.
     """
 
     feed_id: str
 
 
 class StartSequence(msgspec.Struct, frozen=True, kw_only=True):
-    """Compute a sequence, whose updates go to an open feed under ``number``; the answer is
-    ``Started`` or a ``GenerateFailure``.
+    """Compute a sequence, whose updates go to an open feed under ``number``.
+
+    The answer is ``Started`` or a ``GenerateFailure``.
     """
 
     feed_id: str
     number: int
-    asked: Generate
+    generate: Generate
 
 
 class Started(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -157,23 +167,23 @@ class Started(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class StopSequence(msgspec.Struct, frozen=True, kw_only=True):
-    """Compute a sequence no longer; one that is not live is accepted."""
+    """Stop computing a sequence; one that is not live is accepted."""
 
     feed_id: str
     number: int
 
 
-class Fed(msgspec.Struct, frozen=True, array_like=True):
-    """What one sequence of a feed was given."""
+class FeedUpdate(msgspec.Struct, frozen=True, array_like=True):
+    """The update of one sequence of a feed."""
 
     number: int
     given: Tokens | GenerateFailure
 
 
 class Feed(msgspec.Struct, frozen=True, array_like=True):
-    """What the sequences of a gateway were given together, as a rule by one step."""
+    """Updates of a gateway's sequences that belong together, normally those of one step."""
 
-    fed: tuple[Fed, ...] = ()
+    fed: tuple[FeedUpdate, ...] = ()
 
 
 GenerateAnswer = Tokens | GenerateFailure

@@ -1,13 +1,13 @@
 """Steps and their results as frames carry them.
 
-A step's header is a msgpack array of four parts, of which each stage reads those that it needs and
-the others pass unread. ``common`` is for all stages: positions, and of block tables what is not as
-it was in the sequence's last step on the same edge. Tokens are for the first stage and are not sent
-on; what is known of the tokens that follow scored ones is for the last, and so are openings. The
-payload is the hidden state, float32 little-endian ``[num_tokens, hidden_size]``.
+A step's header is a msgpack array of four parts; each stage decodes those that it needs and
+forwards the others unread. ``common`` is for all stages: positions, and the changes of block tables
+since the sequence's last step on the same edge. Tokens are for the first stage and are not
+forwarded; known tokens that follow scored ones are for the last, and so are openings. The payload
+is the hidden state, float32 little-endian ``[num_tokens, hidden_size]``.
 
 Both ends of an edge therefore remember tables. ``StepEncoder`` is the coordinator's and decides
-what is remembered; every stage has a ``StepDecoder``. Both begin with nothing when an edge does.
+what is remembered; every stage has a ``StepDecoder``. Both start empty when an edge opens.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from typing import Annotated
 import msgspec
 
 from potluck.cluster.edges.edge import EdgeLimits
-from potluck.errors import EngineError, PotluckError
+from potluck.cluster.edges.frames import MAX_COUNT
+from potluck.errors import EngineError, ParameterError, PotluckError
 from potluck.grammars.limits import MAX_GRAMMAR_BYTES
 from potluck.scheduling.blocks import blocks_for
-from potluck.scheduling.keeping import MAX_MOVED_BLOCKS, MAX_SAVED_STATES
+from potluck.scheduling.step_limits import MAX_MOVED_BLOCKS, MAX_SAVED_STATES
 from potluck.types.ranges import MAX_TOP_LOGPROBS
 from potluck.types.sampling import MAX_LOGIT_BIAS_TOKENS
 from potluck.types.step import (
@@ -42,28 +43,32 @@ from potluck.types.step import (
 )
 
 MAX_WAITING_SEQUENCES = 256
-"""Of a deployment. Beyond that a request is told to come again: it would wait for minutes."""
+"""Per deployment. Beyond that a request is told to retry later: it would wait for minutes."""
 
 MAX_TABLES = 512
-"""Block tables that an edge's ends remember: more sequences than a step has, several times over.
-The one that was not used for longest is forgotten."""
+"""Block tables remembered by an edge's ends: several times the number of sequences of a step. The
+least recently used one is dropped."""
 
 _MAX_FAILURE_CHARACTERS = 500
+_MAX_CANCELLED = 256
+"""Steps in flight, of which there are at most as many as a deployment has stages."""
+
 _INTEGER_BYTES = 9
-"""The most that msgpack takes for one."""
+"""The maximum size of a msgpack integer."""
 _BLOCK_BYTES = 128
-"""Of a hashed block, whose two hashes have 32 bytes each."""
+"""Per hashed block, whose two hashes have 32 bytes each."""
 _TOKEN_BYTES = 48
 _TOP_BYTES = 20
-"""Of a token that comes back, and of each alternative."""
+"""Per returned token, and per alternative."""
 
 
 StepKind = tuple[int, int]
 
 
 class _Part(msgspec.Struct, frozen=True, array_like=True):
-    """A ``SequenceSlice`` without its tokens: its table is the first ``num_kept`` blocks of the
-    one before, and then ``blocks``.
+    """A ``SequenceSlice`` without its tokens.
+
+    Its table is the first ``num_kept`` blocks of the previous one, followed by ``blocks``.
     """
 
     sequence_id: SequenceId
@@ -76,10 +81,11 @@ class _Part(msgspec.Struct, frozen=True, array_like=True):
     pooling: Pooling | None = None
     ends_pooling: bool = False
     state: int | None = None
+    num_drafts: int = 0
 
 
 class _Common(msgspec.Struct, frozen=True, array_like=True):
-    """What every stage reads. ``forgotten`` tables are not remembered any more."""
+    """What every stage reads. ``forgotten`` tables are no longer remembered."""
 
     parts: tuple[_Part, ...]
     closed: tuple[SequenceId, ...] = ()
@@ -88,13 +94,14 @@ class _Common(msgspec.Struct, frozen=True, array_like=True):
     saves: tuple[tuple[int, bytes, bytes], ...] = ()
     state_copies: tuple[tuple[int, int], ...] = ()
     state_saves: tuple[tuple[int, bytes], ...] = ()
+    cancels: tuple[StepId, ...] = ()
 
 
 class _Header(msgspec.Struct, frozen=True, array_like=True):
     """``tokens`` and ``known`` have an item for each part, or none at all.
 
-    ``known`` are the tokens that follow the scored ones of a part, or the last one of a part that
-    gives a vector.
+    ``known`` are the tokens that follow the scored ones of a part, the last one of a part that
+    gives a vector, or the drafts.
     """
 
     common: msgspec.Raw
@@ -109,17 +116,17 @@ class _Failure(msgspec.Struct, frozen=True):
 
 
 class _FailedStep(msgspec.Struct, frozen=True, array_like=True):
-    """In the place of a result, with what the stages after the one that failed have to know."""
+    """Replaces a result, with what the stages after the failed one have to know."""
 
     failure: _Failure
     common: msgspec.Raw = msgspec.Raw(b"\xc0")  # nil: nothing
 
 
 class Restores(msgspec.Struct, frozen=True, array_like=True):
-    """The header of a step with ``restores``: a stage sends on what it has put back of it.
+    """The header of a step with ``restores``: a stage forwards what it has restored of it.
 
-    ``blocks`` are those, from the first on. To the slot ``state`` goes the state after as many of
-    them as one of ``ends`` says: the numbers for which all stages so far may have kept it.
+    ``blocks`` are those, from the first on. The slot ``state`` gets the state after as many of them
+    as one of ``ends`` says: the numbers for which all stages so far may have stored it.
     """
 
     blocks: tuple[HashedBlock, ...]
@@ -128,7 +135,7 @@ class Restores(msgspec.Struct, frozen=True, array_like=True):
 
     @classmethod
     def of(cls, step: Step) -> Restores:
-        """Return what the first stage is sent."""
+        """Return what is sent to the first stage."""
         if step.restored_state is None:
             return cls(step.restores)
         return cls(step.restores, step.restored_state, tuple(range(1, len(step.restores) + 1)))
@@ -137,7 +144,7 @@ class Restores(msgspec.Struct, frozen=True, array_like=True):
 class Restored(msgspec.Struct, frozen=True, array_like=True):
     """The header of such a step's result.
 
-    All stages have put back ``num_blocks``, and the state after the first ``state_end`` of them,
+    All stages have restored ``num_blocks``, and the state after the first ``state_end`` of them,
     unless that is 0.
     """
 
@@ -180,7 +187,7 @@ _NOTHING = msgspec.Raw(_encode(()))
 
 
 class StepEncoder:
-    """Writes the headers of the steps that go to a first stage, in their order."""
+    """Encodes the headers of the steps that go to a first stage, in order."""
 
     def __init__(self) -> None:
         self._tables: OrderedDict[SequenceId, tuple[int, ...]] = OrderedDict()
@@ -199,9 +206,10 @@ class StepEncoder:
             tuple((each.block, each.hash, each.parent) for each in step.saves),
             tuple((copy.source, copy.target) for copy in step.state_copies),
             tuple((each.state, each.hash) for each in step.state_saves),
+            step.cancels,
         )
         known: _Tokens = ()
-        if any(part.score_from is not None or part.ends_pooling for part in slices):
+        if any(map(_has_known, slices)):
             known = tuple(map(_known, slices))
         header = _Header(
             msgspec.Raw(_encode(common)),
@@ -230,10 +238,11 @@ class StepEncoder:
             part.pooling,
             part.ends_pooling,
             part.state,
+            part.num_drafts,
         )
 
     def _forget_oldest(self) -> tuple[SequenceId, ...]:
-        """Keep what the ends remember within bounds; those of the present step are the newest."""
+        """Limit what the ends remember; tables of the current step are the newest."""
         num_over = len(self._tables) - MAX_TABLES
         if num_over <= 0:
             return ()
@@ -241,10 +250,10 @@ class StepEncoder:
 
 
 class StepDecoder:
-    """Reads the headers that come to a stage, in their order, and writes those that it sends on.
+    """Decodes the headers that arrive at a stage, in order, and encodes those that it forwards.
 
-    The steps have what the stage needs of them: one that ``is_first`` has their tokens, to the
-    others those are 0 where they are not scored; one that ``is_last`` has their openings.
+    The steps have what the stage needs: one that ``is_first`` has their tokens, for the others
+    those are 0 where they are not scored; one that ``is_last`` has their openings.
     """
 
     def __init__(self, *, is_first: bool, is_last: bool) -> None:
@@ -253,7 +262,7 @@ class StepDecoder:
         self._tables: dict[SequenceId, tuple[int, ...]] = {}
 
     def decode(self, step_id: StepId, header: bytes | memoryview) -> Step:
-        """Return the next step. Raises ``ValueError`` for one that makes no sense."""
+        """Return the next step. Raise ``ValueError`` if it is invalid."""
         read = _decode_header(header)
         common = _decode_common(read.common)
         tables = self._take(common)
@@ -285,6 +294,7 @@ class StepDecoder:
             state_saves=tuple(
                 HashedState(state=state, hash=digest) for state, digest in common.state_saves
             ),
+            cancels=common.cancels,
         )
 
     def forwarded(self, header: bytes | memoryview) -> bytes:
@@ -293,14 +303,35 @@ class StepDecoder:
         return _encode(_Header(read.common, _NOTHING, read.known, read.opened))
 
     def failed(self, header: bytes | memoryview, error: PotluckError) -> bytes:
-        """Return the header of the frame that takes the place of a step's result."""
+        """Return the header of the frame that replaces a step's result."""
         return encode_failure(error, _decode_header(header).common)
 
-    def skip(self, header: bytes | memoryview) -> None:
-        """Take note of a step that has failed before; ``header`` is that of its failure."""
+    def skipped(self, header: bytes | memoryview) -> bytes:
+        """Return the header of the frame that replaces a step that is not computed."""
+        return bytes(_decode_header(header).common)
+
+    def skip_failed(self, header: bytes | memoryview) -> tuple[StepId, ...]:
+        """Process a step that failed at an earlier stage; ``header`` is that of its failure.
+
+        Return the steps that it cancels.
+        """
         common = _decode_failed_common(_decode_failed(header).common)
-        if common is not None:
-            self._take(common)
+        if common is None:
+            return ()
+        self._take(common)
+        cancels: tuple[StepId, ...] = common.cancels
+        return cancels
+
+    def skip(self, header: bytes | memoryview) -> tuple[StepId, ...]:
+        """Process a step that was skipped at an earlier stage; ``header`` is that of its frame.
+
+        Return the steps that it cancels. Raise ``ValueError`` if it must not be skipped.
+        """
+        common = _decode_common(header)
+        if not _can_be_skipped(common):
+            raise ValueError("a skipped step does more than verify drafts")
+        self._take(common)
+        return common.cancels
 
     def _take(self, common: _Common) -> list[tuple[int, ...]]:
         """Return the parts' tables, as they are now."""
@@ -309,7 +340,7 @@ class StepDecoder:
         for part in common.parts:
             table = tables.get(part.sequence_id, ())
             if part.num_kept > len(table):
-                raise ValueError(f"the table of sequence {part.sequence_id} is not known")
+                raise ValueError(f"the table of sequence {part.sequence_id} is unknown")
             if part.blocks or part.num_kept < len(table):
                 table = table[: part.num_kept] + part.blocks
             tables[part.sequence_id] = table
@@ -317,7 +348,7 @@ class StepDecoder:
         for sequence_id in (*common.closed, *common.forgotten):
             tables.pop(sequence_id, None)
         if len(tables) > MAX_TABLES:
-            raise ValueError(f"more than {MAX_TABLES} tables are to be remembered")
+            raise ValueError(f"more than {MAX_TABLES} tables would have to be remembered")
         return found
 
 
@@ -342,7 +373,7 @@ def encode_sampled(sampled: tuple[SampledToken, ...]) -> bytes:
 
 
 def decode_sampled(header: bytes | memoryview) -> tuple[SampledToken, ...]:
-    """Return what a result's header says. Raises ``ValueError`` if it makes no sense."""
+    """Return the content of a result's header. Raise ``ValueError`` if it is invalid."""
     return tuple(
         SampledToken(
             sequence_id=each.sequence_id,
@@ -360,14 +391,14 @@ def decode_sampled(header: bytes | memoryview) -> tuple[SampledToken, ...]:
 
 
 def encode_failure(error: PotluckError, common: msgspec.Raw | None = None) -> bytes:
-    """Return the header of a frame that takes a result's place."""
+    """Return the header of a frame that replaces a result."""
     most = _MAX_FAILURE_CHARACTERS
     failure = _Failure(message=error.message[:most], hint=error.hint[:most])
     return _encode(_FailedStep(failure) if common is None else _FailedStep(failure, common))
 
 
 def decode_failure(header: bytes | memoryview) -> EngineError:
-    """Return the error that a stage met."""
+    """Return the error that occurred in a stage."""
     failure = _decode_failed(header).failure
     return EngineError(failure.message, hint=failure.hint)
 
@@ -376,15 +407,20 @@ def _slice(
     part: _Part, table: tuple[int, ...], tokens: tuple[int, ...], known: tuple[int, ...]
 ) -> SequenceSlice:
     next_token = None
-    if part.score_from is not None:
+    if part.num_drafts:
+        _check_drafts(part)
+        if len(known) != part.num_drafts:
+            raise ValueError(f"sequence {part.sequence_id} lacks drafts")
+        tokens = tokens[: -part.num_drafts] + known
+    elif part.score_from is not None:
         end = part.num_tokens - part.score_from - 1
         if len(known) != end + (not part.sample):
-            raise ValueError(f"sequence {part.sequence_id} lacks tokens that are scored")
+            raise ValueError(f"sequence {part.sequence_id} lacks scored tokens")
         tokens = tokens[: part.score_from + 1] + known[:end]
         next_token = None if part.sample else known[-1]
     elif part.ends_pooling:
         if len(known) != 1:
-            raise ValueError(f"sequence {part.sequence_id} lacks the token that is pooled last")
+            raise ValueError(f"sequence {part.sequence_id} lacks the last pooled token")
         tokens = tokens[:-1] + known
     return SequenceSlice(
         sequence_id=part.sequence_id,
@@ -397,19 +433,47 @@ def _slice(
         pooling=part.pooling,
         ends_pooling=part.ends_pooling,
         state=part.state,
+        num_drafts=part.num_drafts,
     )
 
 
+def _can_be_skipped(common: _Common) -> bool:
+    """Return ``Step.can_be_skipped`` without its openings, which do not matter for it."""
+    does_more = (
+        common.closed or common.copies or common.saves or common.state_copies or common.state_saves
+    )
+    return (
+        not does_more
+        and bool(common.parts)
+        and all(
+            0 < part.num_drafts == part.num_tokens and part.state is None for part in common.parts
+        )
+    )
+
+
+def _check_drafts(part: _Part) -> None:
+    name, count = f"sequence {part.sequence_id}", part.num_drafts
+    if not 0 < count <= part.num_tokens:
+        raise ValueError(f"{count} of {part.num_tokens} tokens of {name} are drafts")
+    if not part.sample or part.score_from is not None or part.pooling is not None:
+        raise ValueError(f"{name} has drafts and is not only sampled")
+
+
+def _has_known(part: SequenceSlice) -> bool:
+    return part.num_drafts != 0 or part.score_from is not None or part.ends_pooling
+
+
 def _known(part: SequenceSlice) -> tuple[int, ...]:
-    """What later stages know of the tokens of ``part``."""
+    """Return what later stages know of the tokens of ``part``."""
     if part.score_from is None:
-        return part.tokens[-1:] if part.ends_pooling else ()
+        num_known = part.num_drafts or int(part.ends_pooling)
+        return part.tokens[max(0, len(part.tokens) - num_known) :]
     following = part.tokens[part.score_from + 1 :]
     return following if part.next_token is None else (*following, part.next_token)
 
 
 def _needed(opening: SequenceOpening) -> SequenceOpening:
-    """Leave out the tokens that nothing depends on: only penalties and grammars look at them."""
+    """Remove tokens on which nothing depends: only penalties and grammars use them."""
     sampling = opening.sampling
     if sampling.repetition_penalty != 1.0:
         return opening
@@ -420,7 +484,7 @@ def _needed(opening: SequenceOpening) -> SequenceOpening:
 
 
 def _num_equal(one: tuple[int, ...], other: tuple[int, ...]) -> int:
-    """How many items at the beginning are the same."""
+    """Return the length of the common prefix."""
     count = 0
     for mine, its in zip(one, other, strict=False):
         if mine != its:
@@ -430,9 +494,10 @@ def _num_equal(one: tuple[int, ...], other: tuple[int, ...]) -> int:
 
 
 def kind_of(step: Step) -> StepKind:
-    """The binary orders of magnitude of its tokens and of the last position that it computes.
+    """Return the binary orders of magnitude of its tokens and of the last position that it
+    computes.
 
-    Steps of one kind take about as long.
+    Steps of one kind take about equally long.
     """
     num_tokens = end = 0
     for part in step.slices:
@@ -444,7 +509,7 @@ def kind_of(step: Step) -> StepKind:
 
 
 def result_bytes(max_step_tokens: int, max_step_sequences: int, hidden_size: int) -> int:
-    """The most that the header of a result takes.
+    """Return the maximum size of a result's header.
 
     Every sequence may give a vector, which has at most as many numbers as the hidden state.
     """
@@ -461,15 +526,17 @@ def edge_limits(
     num_blocks: int,
     num_states: int = 0,
 ) -> EdgeLimits:
-    """Bounds on the frames of a deployment's edges: no step of its scheduler is larger.
+    """Return bounds on the frames of a deployment's edges: no step of its scheduler is larger.
 
-    The names of fields and the numbers beside lists take well under a kilobyte in a slice and an
-    opening together, with the copy of a block that a sequence may begin with. Sequences share
-    blocks, so the table of each may be as long as the context allows. Openings have whole prompts
-    and grammars. A sequence closes once, and at most those that hold blocks or wait do. As many
-    blocks are saved as the step computes, and a few more, and a state. No state slot is copied to
-    twice. Where all of a step's tokens are scored, they are sent twice, and each comes back with 20
-    alternatives, and where sequences are pooled, each with its vector.
+    Field names and the numbers besides lists take well under a kilobyte in a slice and an opening
+    together, including the copy of a block with which a sequence may begin. Sequences share blocks,
+    so the table of each may be as long as the context allows. Openings have whole prompts and
+    grammars. A sequence closes once, and at most those that hold blocks or wait do. As many blocks
+    are saved as the step computes, and a few more, and a state. No state slot is copied to twice.
+    If all of a step's tokens are scored, they are sent twice, and each is returned with 20
+    alternatives, and if sequences are pooled, each is returned with its vector.
+
+    Raise ``ParameterError`` for a context or a cache that is too large for one frame.
     """
     per_sequence = (
         1024
@@ -485,16 +552,28 @@ def edge_limits(
         + 3 * num_states
         + MAX_WAITING_SEQUENCES
         + MAX_TABLES
+        + _MAX_CANCELLED
     )
     num_saved = max_step_tokens // KV_BLOCK_TOKENS + MAX_MOVED_BLOCKS + MAX_SAVED_STATES
-    return EdgeLimits(
-        max_header_bytes=8 * _MAX_FAILURE_CHARACTERS
+    max_header_bytes = (
+        8 * _MAX_FAILURE_CHARACTERS
         + 4096
         + max(
             _INTEGER_BYTES * num_integers
             + max_step_sequences * per_sequence
             + _BLOCK_BYTES * num_saved,
             result_bytes(max_step_tokens, max_step_sequences, hidden_size),
-        ),
+        )
+    )
+    if max_header_bytes > MAX_COUNT:
+        raise ParameterError(
+            "cache",
+            f"a cache of {num_blocks * KV_BLOCK_TOKENS} tokens with contexts of {context_tokens} "
+            f"is too large: a step would take {max_header_bytes} bytes on the network, and at "
+            f"most {MAX_COUNT} are possible",
+            hint="use a smaller --cache or --context",
+        )
+    return EdgeLimits(
+        max_header_bytes=max_header_bytes,
         max_payload_bytes=4 * hidden_size * max_step_tokens,
     )

@@ -1,7 +1,7 @@
-"""What the backends compute with: whether weights of a format are run, and in which arithmetic.
+"""The arithmetic of the backends, by the format of the weights.
 
-No backend computes products in f16: sums of thousands of products are float32 everywhere, so that
-no weight and no activation overflows.
+No backend multiplies in f16: sums of thousands of products are float32 everywhere, so that neither
+weights nor activations overflow.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from potluck.types.capabilities import Support
 
-_UNKNOWN = Support(is_supported=False, reason="this build does not say it of this backend")
+_UNKNOWN = Support(is_supported=False, reason="not documented for this backend in this build")
 
 _TINYGRAD = "tinygrad:"
 
@@ -20,8 +20,8 @@ _F16: Mapping[str, Support] = {
     ),
     _TINYGRAD: Support(
         is_supported=True,
-        reason="weights stay f16 on the device, also on one without f16 of its own, and are "
-        "multiplied and summed in f32",
+        reason="weights stay f16 on the device, even if it has no native f16, and are"
+        " multiplied and summed in f32",
     ),
 }
 _INT8: Mapping[str, Support] = {
@@ -38,12 +38,12 @@ _INT8: Mapping[str, Support] = {
 
 
 def f16_support(backend: str) -> Support:
-    """Whether a unit of this backend runs models in f16, and what it computes in."""
+    """Return whether a unit of this backend runs models in f16, and its arithmetic."""
     return _F16.get(_kind(backend), _UNKNOWN)
 
 
 def int8_support(backend: str) -> Support:
-    """The same for weights of 8 bits with a scale per group (Q8_0)."""
+    """Return the same for 8-bit weights with a scale per group (Q8_0)."""
     return _INT8.get(_kind(backend), _UNKNOWN)
 
 

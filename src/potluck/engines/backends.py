@@ -1,28 +1,32 @@
-"""The backends that this build has. Adding one is two modules and a row here.
+"""The backends of this build. Adding one takes two modules and a row here.
 
-Which modules a process imports for a backend is said by this table alone, or by another that
-the agent's own configuration names; never by another node, which names units and backends only.
+Only this table, or another one in the agent's own configuration, determines which modules a process
+imports for a backend. Other nodes only name units and backends.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from potluck.engines.native_abilities import ABILITIES as NATIVE_ABILITIES
+from potluck.engines.native.abilities import ABILITIES as NATIVE_ABILITIES
 from potluck.engines.tinygrad.abilities import ABILITIES as TINYGRAD_ABILITIES
 from potluck.engines.tinygrad.environment import AMD, CL, CPU, CUDA, QCOM
 from potluck.engines.tinygrad.libraries import LIBRARIES as TINYGRAD_LIBRARIES
 from potluck.errors import EngineError
 from potluck.types.abilities import BackendAbilities
-from potluck.types.hardware import BackendSpec, DeviceKind, Trial
+from potluck.types.backend import BackendSpec, DeviceKind
 from potluck.types.unit import NATIVE, UnitAddress
+
+if TYPE_CHECKING:
+    from potluck.types.hardware import Trial
 
 _NATIVE = BackendSpec(
     name=NATIVE,
-    module="potluck.engines.native_trial",
-    engine="potluck.engines.native_backend",
+    module="potluck.engines.native.trial",
+    engine="potluck.engines.native.backend",
     kinds=frozenset({DeviceKind.CPU}),
-    packages=("numpy",),  # its arrays are the core's
+    packages=("numpy",),  # because it uses the core's arrays
     abilities=NATIVE_ABILITIES,
 )
 
@@ -58,30 +62,31 @@ BACKENDS: tuple[BackendSpec, ...] = (
         abilities=TINYGRAD_ABILITIES,
     ),
 )
-"""In the order in which they are tried: a maker's own interface before what all have."""
+"""In the order in which they are tried: vendor-specific interfaces before general ones."""
 
 
 def abilities_of(backend: str, backends: Sequence[BackendSpec] = BACKENDS) -> BackendAbilities:
-    """Return what the engines of a backend can do; nothing of one that is not in the table."""
+    """Return what the engines of a backend support; empty for one that is not in the table."""
     return next((spec.abilities for spec in backends if spec.name == backend), BackendAbilities())
 
 
 def engine_module(backend: str, backends: Sequence[BackendSpec] = BACKENDS) -> str:
-    """The module that computes on units of a backend.
+    """Return the module that computes on units of a backend.
 
-    Raises ``EngineError`` for one that is not in the table, as a node of another version may have.
+    Raises ``EngineError`` if it is not in the table, for example because a node has another
+    version.
     """
     for spec in backends:
         if spec.name == backend and spec.engine:
             return spec.engine
     raise EngineError(
-        f"this node knows no backend {backend}",
+        f"this node does not support the backend {backend}",
         hint="install the same version of Potluck on every node",
     )
 
 
 def unit_address(trial: Trial, backends: Sequence[BackendSpec] = BACKENDS) -> UnitAddress:
-    """How to reach the unit of a trial that works, with the fastest variant that passed.
+    """Return how to access a unit whose trial passed, with the fastest variant that passed.
 
     Raises as ``engine_module``.
     """
@@ -95,7 +100,7 @@ def unit_address(trial: Trial, backends: Sequence[BackendSpec] = BACKENDS) -> Un
 
 
 def native_unit(isa: str | None = None) -> UnitAddress:
-    """The CPU with the native backend; ``isa`` None is the fastest instruction set there is."""
+    """Return the CPU with the native backend; if ``isa`` is None, use the fastest one."""
     return UnitAddress(
         unit_id=f"cpu/{NATIVE}", backend=NATIVE, engine=_NATIVE.engine, variant=isa or ""
     )

@@ -1,6 +1,6 @@
-"""The GGUF types whose values come from codebooks, to float32.
+"""Dequantize the GGUF types whose values come from codebooks to float32.
 
-Of IQ1_S, IQ1_M, IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS and IQ3_S, an index selects 4 or 8 values at once
+In IQ1_S, IQ1_M, IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS and IQ3_S, an index selects 4 or 8 values at once
 from a grid. Layouts and arithmetic are those of llama.cpp's ``ggml-common.h`` and
 ``ggml-quants.c``; the grids are in ``codebooks.json``. Every function here takes uint8
 ``[num_blocks, block_bytes]`` and returns float32 ``[num_blocks, 256]``.
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     Integers = NDArray[np.integer[Any]]
 
 _DELTA = np.float32(0.125)
-"""What IQ1_S and IQ1_M add to or subtract from the values of a grid."""
+"""The delta that IQ1_S and IQ1_M add to or subtract from the values of a grid."""
 
 
 def iq2_xxs(blocks: Bytes) -> Floats:
@@ -103,7 +103,7 @@ def iq1_m(blocks: Bytes) -> Floats:
 
 
 def _scaled(scales: Floats, values: Floats) -> Floats:
-    """Return ``values`` of every block, in equal parts times its scales."""
+    """Return ``values`` of every block, in equal parts multiplied by its scales."""
     parts = values.reshape(*scales.shape, -1)
     return (scales[:, :, None] * parts).reshape(-1, 256)
 
@@ -117,7 +117,7 @@ def _words(stored: Bytes) -> NDArray[np.uint32]:
 
 
 def _split(packed: Bytes, num_bits: int) -> Bytes:
-    """Return the fields of every byte, the lowest first."""
+    """Return the fields of every byte, lowest first."""
     shifts = np.arange(0, 8, num_bits, dtype=np.uint8)
     fields = (packed[:, :, None] >> shifts) & np.uint8((1 << num_bits) - 1)
     return fields.reshape(len(packed), -1)
@@ -137,7 +137,7 @@ def _seven_bit_signs(words: NDArray[np.uint32]) -> Bytes:
 
 
 def _completed(seven: Integers) -> Bytes:
-    """Return seven bits and an eighth that makes the number of ones even."""
+    """Return seven bits and an eighth one that makes the number of ones even."""
     bits = seven.astype(np.uint8)
     parity = bits ^ (bits >> 4)
     parity ^= parity >> 2
@@ -146,14 +146,14 @@ def _completed(seven: Integers) -> Bytes:
 
 
 def _signs(packed: Bytes) -> Floats:
-    """Return -1 where a bit is set and 1 elsewhere: eight of every byte, the lowest first."""
+    """Return -1 where a bit is set and 1 elsewhere: eight per byte, lowest first."""
     bits = (packed[..., None] >> np.arange(8, dtype=np.uint8)) & 1
     return np.float32(1) - 2 * bits.astype(np.float32)
 
 
 @cache
 def _grid(name: str) -> Floats:
-    """Return the grid ``[entries, values of each]``."""
+    """Return the grid ``[entries, values per entry]``."""
     table = json.loads(resources.files(__package__).joinpath("codebooks.json").read_bytes())
     grid = table["grids"][name]
     values = np.array(grid["values"], np.float32)

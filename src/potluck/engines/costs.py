@@ -1,6 +1,6 @@
-"""What engines can compute and what they take, by the name of their backend.
+"""What engines support and what memory they need, by backend name.
 
-Importable where no backend is.
+Importable without any backend.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from potluck.errors import UnsupportedModelError
 from potluck.types.unit import NATIVE
 
 if TYPE_CHECKING:
+    from potluck.types.backend import BackendSpec
     from potluck.types.engine import EngineCost
-    from potluck.types.hardware import BackendSpec
     from potluck.types.program import Program
     from potluck.types.tensor import TensorFormat
 
@@ -24,10 +24,10 @@ CostOf = Callable[[str], "EngineCost"]
 
 
 def cost_of(backend: str, backends: Sequence[BackendSpec] = BACKENDS) -> EngineCost:
-    """What engines of ``backend`` take, on this node or another.
+    """Return the memory requirements of engines of ``backend``, on this node or another.
 
-    Raises ``EngineError`` for a backend that this node does not know, and for ``native`` where the
-    compiled core cannot be loaded.
+    Raises ``EngineError`` for an unknown backend, and for ``native`` if the compiled core cannot be
+    loaded.
     """
     return module_named(engine_module(backend, backends)).COST
 
@@ -35,19 +35,19 @@ def cost_of(backend: str, backends: Sequence[BackendSpec] = BACKENDS) -> EngineC
 def check_backend(
     backend: str, cost: EngineCost, program: Program, formats: Iterable[TensorFormat] = ()
 ) -> None:
-    """Raise ``UnsupportedModelError`` if engines of ``backend`` do not compute ``program``.
+    """Raise ``UnsupportedModelError`` if engines of ``backend`` do not support ``program``.
 
-    ``formats`` are those that its matrices are loaded in. ``missing`` names the ops and what of
-    them is not computed, or the formats.
+    ``formats`` are the formats in which its matrices are loaded. ``missing`` names the unsupported
+    ops and their options, or the formats.
     """
     if missing := cost.abilities.missing_features(program):
-        problem = f"does not compute {', '.join(missing)}"
+        problem = f"does not support {', '.join(missing)}"
     elif missing := cost.abilities.missing_formats(formats):
-        problem = f"does not compute with weights in {', '.join(missing)}"
+        problem = f"does not support weights in {', '.join(missing)}"
     else:
         return
     raise UnsupportedModelError(
         f"the backend {backend} {problem}",
         missing=missing,
-        hint=f"use the CPU: --backend {NATIVE} of run and bench, or of a node's potluck up",
+        hint=f"use the CPU: give --backend {NATIVE} to run, bench or potluck up",
     )

@@ -1,4 +1,4 @@
-"""Stored bytes to float32, for every format.
+"""Convert stored bytes of every format to float32.
 
 Block layouts are those of llama.cpp's ``ggml-common.h``, arithmetic that of ``ggml-quants.c``
 (``dequantize_row_*``): one float32 multiplication, and where a format has a minimum one
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def dequantize(data: memoryview, tensor_format: TensorFormat, num_columns: int) -> Floats:
-    """Float32 ``[num_rows, num_columns]`` of whole stored rows. The result owns its memory."""
+    """Return stored rows as float32 ``[num_rows, num_columns]``, which owns its memory."""
     row_bytes = tensor_format.row_bytes(num_columns)
     stored = np.frombuffer(data, dtype=np.uint8)
     num_rows, rest = divmod(stored.size, row_bytes)
@@ -34,8 +34,8 @@ def dequantize(data: memoryview, tensor_format: TensorFormat, num_columns: int) 
     return _DEQUANTIZERS[tensor_format](blocks).reshape(num_rows, num_columns)
 
 
-# Every function below takes uint8 [num_blocks, block_bytes] and gives float32
-# [num_blocks, block_elements].
+# Every function below takes uint8 [num_blocks, block_bytes] and returns float32 [num_blocks,
+# block_elements].
 
 
 def _f32(blocks: Bytes) -> Floats:
@@ -57,7 +57,7 @@ def _q8_0(blocks: Bytes) -> Floats:
 
 
 def _q4_0(blocks: Bytes) -> Floats:
-    """f16 scale, 16 bytes of nibbles; a nibble stands for itself less 8."""
+    """f16 scale, 16 bytes of nibbles; a value is its nibble minus 8."""
     return _f16(blocks[:, :2]) * (_nibbles(blocks[:, 2:]) - np.float32(8))
 
 
@@ -67,7 +67,7 @@ def _q4_1(blocks: Bytes) -> Floats:
 
 
 def _q5_0(blocks: Bytes) -> Floats:
-    """f16 scale, 32 fifth bits, 16 bytes of nibbles; a value stands for itself less 16."""
+    """f16 scale, 32 fifth bits, 16 bytes of nibbles; a value is its five bits minus 16."""
     values = _nibbles(blocks[:, 6:]) + 16 * _bits(blocks[:, 2:6])
     return _f16(blocks[:, :2]) * (values - np.float32(16))
 
@@ -94,9 +94,9 @@ def _q5_k(blocks: Bytes) -> Floats:
 def _q6_k(blocks: Bytes) -> Floats:
     """128 bytes of low nibbles, 64 of upper bit pairs, 16 int8 scales, f16 scale of scales.
 
-    Each half of the block, 128 values, has 64 bytes of nibbles and 32 of pairs. Quarter 0 and 1
+    Each half of the block, 128 values, has 64 bytes of nibbles and 32 of pairs. Quarters 0 and 1
     are the low nibbles of the first and last 32 bytes, 2 and 3 their high nibbles; quarter j takes
-    bits 2j and 2j + 1 of the pairs. A value stands for itself less 32; 16 share a scale.
+    bits 2j and 2j + 1 of the pairs. A value is its six bits minus 32; 16 values share a scale.
     """
     low = blocks[:, :128].reshape(-1, 2, 1, 64)
     low = np.concatenate([low & 15, low >> 4], axis=2).reshape(-1, 2, 4, 32)
@@ -108,8 +108,8 @@ def _q6_k(blocks: Bytes) -> Floats:
 
 
 def _q2_k(blocks: Bytes) -> Floats:
-    """16 bytes of scale (low nibble) and minimum (high), 64 of pairs of bits, f16 scale of scales,
-    f16 scale of minimums; 16 values share a scale and a minimum.
+    """16 bytes of scale (low nibble) and minimum (high), 64 of bit pairs, f16 scale of scales, f16
+    scale of minimums; 16 values share a scale and a minimum.
     """
     values = _pairs(blocks[:, 16:80]).reshape(-1, 16, 16).astype(np.float32)
     scale = _f16(blocks[:, 80:82]) * (blocks[:, :16] & 15).astype(np.float32)
@@ -119,10 +119,10 @@ def _q2_k(blocks: Bytes) -> Floats:
 
 
 def _q3_k(blocks: Bytes) -> Floats:
-    """32 bytes of third bits, 64 of pairs of bits, 12 of scales, f16 scale of scales.
+    """32 bytes of third bits, 64 of bit pairs, 12 of scales, f16 scale of scales.
 
-    Value i of the eighth g of the block has bit g of byte i of the third bits. A value stands for
-    itself less 4, and 16 share a scale of 6 bits that stands for itself less 32: the low 4 bits of
+    Value i of the eighth g of the block has bit g of byte i of the third bits. A value is its three
+    bits minus 4, and 16 values share a scale, which is its six bits minus 32: the low 4 bits of
     scales 0 to 7 are the low nibbles of the first 8 bytes, of 8 to 15 the high ones, and byte j of
     the last 4 has the upper 2 bits of scales j, j + 4, j + 8 and j + 12.
     """
@@ -140,20 +140,20 @@ def _q3_k(blocks: Bytes) -> Floats:
 _IQ4_VALUES = np.array(
     [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32
 )
-"""What the nibbles of IQ4_NL and IQ4_XS stand for (``kvalues_iq4nl``)."""
+"""The values of the nibbles of IQ4_NL and IQ4_XS (``kvalues_iq4nl``)."""
 
 _E2M1_DOUBLED = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float32)
-"""Twice what the nibbles of MXFP4 stand for, which makes them integers (``kvalues_mxfp4``)."""
+"""Twice the values of the nibbles of MXFP4, which makes them integers (``kvalues_mxfp4``)."""
 
 
 def _iq4_nl(blocks: Bytes) -> Floats:
-    """f16 scale, 16 bytes of nibbles that are indices of ``_IQ4_VALUES``."""
+    """f16 scale, 16 bytes of nibbles that are indices into ``_IQ4_VALUES``."""
     return _f16(blocks[:, :2]) * _looked_up(_IQ4_VALUES, blocks[:, 2:])
 
 
 def _iq4_xs(blocks: Bytes) -> Floats:
     """f16 scale of scales, 2 bytes of the upper 2 bits of 8 scales, 4 of their low 4 bits, then as
-    IQ4_NL for each group of 32. A scale stands for itself less 32.
+    IQ4_NL for each group of 32. A scale is its six bits minus 32.
     """
     shifts = np.arange(0, 16, 2, dtype=np.uint16)
     top = (np.ascontiguousarray(blocks[:, 2:4]).view("<u2") >> shifts) & 3
@@ -165,14 +165,15 @@ def _iq4_xs(blocks: Bytes) -> Floats:
 
 
 def _mxfp4(blocks: Bytes) -> Floats:
-    """Exponent e of a scale 2^(e - 128), 16 bytes of nibbles that are indices of ``_E2M1_DOUBLED``.
+    """Exponent e of a scale 2^(e - 128), 16 bytes of nibbles that are indices into
+    ``_E2M1_DOUBLED``.
 
     So a value is one of 0, 0.5, 1, 1.5, 2, 3, 4 and 6, with a sign, times 2^(e - 127).
     """
     exponent = blocks[:, :1].astype(np.uint32)
     small = np.uint32(0x00200000) << np.minimum(exponent, 1)  # subnormal: 2^-128 and 2^-127
     bits = np.where(exponent < 2, small, (np.maximum(exponent, 1) - 1) << 23).astype(np.uint32)
-    with np.errstate(over="ignore"):  # the largest exponents' values are beyond float32
+    with np.errstate(over="ignore"):  # values with the largest exponents exceed float32
         return bits.view(np.float32) * _looked_up(_E2M1_DOUBLED, blocks[:, 1:])
 
 
@@ -180,10 +181,10 @@ _POWERS_OF_3 = np.array([1, 3, 9, 27, 81], np.uint8)
 
 
 def _tq1_0(blocks: Bytes) -> Floats:
-    """48 bytes of 5 digits of base 3, 4 bytes of 4, f16 scale; a digit stands for itself less 1.
+    """48 bytes of 5 digits in base 3, 4 bytes of 4, f16 scale; a value is its digit minus 1.
 
-    A byte is its digits as a fraction of 256, so that a product with 3^i leaves the digits from i
-    on, of which 3/256 takes the first.
+    A byte contains its digits as a fraction of 256, so that a product with 3^i leaves the digits
+    from i on, and the first of these is 3/256 of it.
     """
     parts = [(blocks[:, :32], 5), (blocks[:, 32:48], 5), (blocks[:, 48:52], 4)]
     digits = [
@@ -195,47 +196,47 @@ def _tq1_0(blocks: Bytes) -> Floats:
 
 
 def _tq2_0(blocks: Bytes) -> Floats:
-    """64 bytes of pairs of bits, f16 scale; a value stands for itself less 1."""
+    """64 bytes of bit pairs, f16 scale; a value is its pair minus 1."""
     values = _pairs(blocks[:, :64]).astype(np.float32) - np.float32(1)
     return _f16(blocks[:, 64:66]) * values
 
 
 def _pairs(packed: Bytes) -> Bytes:
-    """``[num_blocks, 256]``: of 32 bytes first the lowest pairs of bits, then the next."""
+    """Return ``[num_blocks, 256]``: of each 32 bytes first the lowest bit pairs, then the next."""
     quarters = packed.reshape(-1, 2, 1, 32) >> np.array([0, 2, 4, 6], np.uint8)[:, None]
     return (quarters & 3).astype(np.uint8).reshape(-1, 256)
 
 
 def _in_parts(scales: Floats, values: Floats) -> Floats:
-    """``[num_blocks, 256]``: the values of each part of the block times its scale."""
+    """Return ``[num_blocks, 256]``: the values of each part of the block times its scale."""
     scaled: Floats = scales[:, :, None] * values
     return scaled.reshape(-1, 256)
 
 
 def _looked_up(values: Floats, packed: Bytes) -> Floats:
-    """All low nibbles' values, then all high nibbles'."""
+    """Return the values of all low nibbles, then of all high nibbles."""
     found: Floats = values[np.concatenate([packed & 15, packed >> 4], axis=1)]
     return found
 
 
 def _nibbles(packed: Bytes) -> Floats:
-    """All low nibbles, then all high nibbles."""
+    """Return all low nibbles, then all high nibbles."""
     return np.concatenate([packed & 15, packed >> 4], axis=1).astype(np.float32)
 
 
 def _bits(packed: Bytes) -> Floats:
-    """Bits from the lowest of the first byte on."""
+    """Return bits, starting with the lowest of the first byte."""
     return np.unpackbits(packed, axis=1, bitorder="little").astype(np.float32)
 
 
 def _k_nibbles(packed: Bytes) -> Floats:
-    """``[num_blocks, 8, 32]``: groups 2i and 2i + 1 are the nibbles of the i-th 32 bytes."""
+    """Return ``[num_blocks, 8, 32]``: groups 2i and 2i + 1 are the nibbles of the i-th 32 bytes."""
     pairs = packed.reshape(-1, 4, 1, 32)
     return np.concatenate([pairs & 15, pairs >> 4], axis=2).reshape(-1, 8, 32).astype(np.float32)
 
 
 def _with_group_scales(blocks: Bytes, values: Floats) -> Floats:
-    """``scale * value - minimum``, both of 6 bits per group of 32 times an f16 of the block.
+    """Return ``scale * value - minimum``, both 6 bits per group of 32 times an f16 of the block.
 
     The first 4 scales and minimums are the low 6 bits of bytes 0..3 and 4..7; the last 4 have
     their low 4 bits in bytes 8..11 (scales low, minimums high nibbles) and their upper 2 in the

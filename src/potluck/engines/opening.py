@@ -1,4 +1,4 @@
-"""Engines of any backend, made by the modules that backends name."""
+"""Open engines of any backend through the backends' modules."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
 
 class EngineModule(Protocol):
-    """What a module has that ``BackendSpec.engine`` names.
+    """The interface of a module that ``BackendSpec.engine`` names.
 
-    ``COST`` is asked where the backend itself need not be: the module must not import a driver or
-    a library of it before ``open_engine`` is called.
+    ``COST`` is also used on machines without the backend: the module must not import the backend's
+    drivers or libraries before ``open_engine`` is called.
     """
 
     @property
     def COST(self) -> EngineCost:  # noqa: N802 - the constant of a module
-        """What its engines take."""
+        """The memory requirements of its engines."""
         ...
 
     def open_engine(
@@ -38,12 +38,12 @@ class EngineModule(Protocol):
         pool: ThreadPool | None,
         num_states: int = 0,
     ) -> LoadableEngine:
-        """Make an engine on a unit of this backend; see :func:`open_engine`."""
+        """Open an engine on a unit of this backend; see :func:`open_engine`."""
         ...
 
 
 def module_named(engine: str) -> EngineModule:
-    """The module of a backend, imported. Raises ``EngineError`` where it cannot work at all."""
+    """Import the module of a backend. Raises ``EngineError`` if it does not work at all."""
     return cast(EngineModule, import_module(engine))
 
 
@@ -58,15 +58,15 @@ def open_engine(
     pool: ThreadPool | None = None,
     num_states: int = 0,
 ) -> LoadableEngine:
-    """Make the engine of one stage on a unit, without its weights.
+    """Open the engine of one stage on a unit, without its weights.
 
-    ``num_blocks`` cache blocks and ``num_states`` state slots are allocated with it.
-    A backend that is set up by the environment sets this process's before it imports its library.
-    ``arithmetic`` is one that the unit has (``engines.arithmetic_choice``), and says nothing to
-    backends other than the native one. ``pool`` is shared by
-    engines that compute with threads of this process; without one such an engine makes its own of
-    ``num_threads``. The engine is the caller's to close. Raises ``EngineError`` where the unit
-    cannot be used, as ``UnitFaultError`` where it failed.
+    ``num_blocks`` cache blocks and ``num_states`` state slots are allocated with it. A backend that
+    is configured by the environment sets this process's before it imports its library.
+    ``arithmetic`` is one that the unit supports (``engines.arithmetic_choice``), and is ignored by
+    backends other than the native one. Engines that compute with threads of this process share
+    ``pool``; without one, such an engine creates its own with ``num_threads``. The caller must
+    close the engine. Raises ``EngineError`` if the unit cannot be used, and ``UnitFaultError`` if
+    it failed.
     """
     return module_named(address.engine).open_engine(
         address,

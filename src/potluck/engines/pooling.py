@@ -1,4 +1,4 @@
-"""What the poolings mean, in NumPy, for engines that compute hidden states elsewhere."""
+"""Pooling in NumPy, for engines that compute hidden states elsewhere."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class _Sum:
 
 @dataclass(frozen=True, slots=True)
 class StepPooler:
-    """The sums of the sequences of a stage whose means are not complete. See ``Pooling``."""
+    """The running sums of a stage's sequences whose means are incomplete. See ``Pooling``."""
 
     _sums: dict[SequenceId, _Sum] = field(default_factory=dict)
 
     def check(self, step: Step) -> None:
-        """Raise ``EngineError`` for a mean whose slices do not follow one another from 0 on."""
+        """Raise ``EngineError`` if the slices of a mean are not consecutive from 0 on."""
         for part in step.slices:
             if part.pooling is not Pooling.MEAN or part.start_position == 0:
                 continue
@@ -41,13 +41,14 @@ class StepPooler:
             expected = 0 if known is None else known.num_rows
             if part.start_position != expected:
                 raise EngineError(
-                    f"inconsistent step: the mean of sequence {part.sequence_id} has the tokens "
-                    f"before {expected}, and the slice begins at {part.start_position}",
+                    f"inconsistent step: the mean of sequence {part.sequence_id} includes the"
+                    f" tokens before {expected}, but the slice begins at {part.start_position}",
                     hint="this is a defect in Potluck; please report it",
                 )
 
     def pool(self, step: Step, rows: Floats) -> tuple[SampledToken, ...]:
-        """Take the rows ``[num_tokens, width]`` of ``step``; return the vectors that it ends.
+        """Process the rows ``[num_tokens, width]`` of ``step``; return the vectors that it
+        completes.
 
         Raises ``EngineError`` for a vector that is not finite.
         """
@@ -75,21 +76,21 @@ class StepPooler:
         return tuple(results)
 
     def close(self, closed: Iterable[SequenceId]) -> None:
-        """Forget sequences; those that are not known, too."""
+        """Remove sequences, including unknown ones."""
         for sequence_id in closed:
             self._sums.pop(sequence_id, None)
 
     def reset(self) -> None:
-        """Forget all sequences."""
+        """Remove all sequences."""
         self._sums.clear()
 
     def _take(self, part: SequenceSlice, rows: Floats) -> Floats | None:
-        """Return the vector, if ``part`` ends the pooling."""
+        """Return the vector if ``part`` completes the pooling."""
         if part.pooling is Pooling.MEAN:
             total = self._sums.get(part.sequence_id)
             if total is None or part.start_position == 0:
                 total = self._sums[part.sequence_id] = _Sum(np.zeros(rows.shape[1], np.float32))
-            for row in rows:  # in order: NumPy's own sum adds in pairs
+            for row in rows:  # in order, because NumPy's sum adds pairwise
                 total.values += row
             total.num_rows += len(rows)
             if not part.ends_pooling:
@@ -104,5 +105,5 @@ class StepPooler:
 
 
 def is_pooled(step: Step) -> bool:
-    """Whether a sequence of ``step`` is to give a vector."""
+    """Return whether a sequence of ``step`` ends with a vector."""
     return any(part.pooling is not None for part in step.slices)

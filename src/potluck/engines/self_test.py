@@ -1,4 +1,4 @@
-"""The case of ``potluck.probe.self_test`` on an engine of any backend."""
+"""Run the case of ``potluck.probe.cases.self_test`` on an engine of any backend."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import numpy as np
 from potluck.models.layers import plain_config
 from potluck.models.program import build_program
 from potluck.models.rope import rope_tables
-from potluck.probe import draw_case, program_case
-from potluck.probe import self_test as case
+from potluck.probe.cases import draw_case, program_case
+from potluck.probe.cases import self_test as case
 from potluck.types.engine import LoadableEngine, MakeEngine
 from potluck.types.program import (
     HIDDEN,
@@ -33,10 +33,10 @@ from potluck.types.tensor import TensorFormat, TensorInfo
 
 
 def self_test(make_engine: MakeEngine) -> dict[str, list[list[float]]]:
-    """What engines make of the case: products by format, ``softmax``, ``program`` and ``draws``.
+    """Return the engine's results: products by format, ``softmax``, ``program`` and ``draws``.
 
-    Only the program's engine is warmed up, as when it serves: what compiles in advance would
-    compile for the others more than they use.
+    Only the program's engine is warmed up, as in serving: warming up the others would compile more
+    than they use.
     """
     results = {fmt.label: _products(make_engine, fmt) for fmt in case.FORMATS}
     return {
@@ -48,7 +48,7 @@ def self_test(make_engine: MakeEngine) -> dict[str, list[list[float]]]:
 
 
 def program_logits(make_engine: MakeEngine) -> list[list[float]]:
-    """The logits of ``potluck.probe.program_case``, of all its steps."""
+    """Return the logits of ``potluck.probe.cases.program_case``, of all its steps."""
     engine = make_engine(
         two_layers(),
         num_blocks=program_case.NUM_BLOCKS,
@@ -77,7 +77,7 @@ def program_logits(make_engine: MakeEngine) -> list[list[float]]:
 
 
 def two_layers() -> Program:
-    """The program of ``potluck.probe.program_case``."""
+    """Return the program of ``potluck.probe.cases.program_case``."""
     config = plain_config(
         family="llama",
         num_layers=program_case.NUM_LAYERS,
@@ -100,7 +100,9 @@ def two_layers() -> Program:
 
 
 def _products(make_engine: MakeEngine, fmt: TensorFormat) -> list[list[float]]:
-    """The case's activations as hidden states, its weights as a head: the logits."""
+    """Compute the case's products: its activations are hidden states and its weights a head, so the
+    logits are the results.
+    """
     shape = (case.NUM_ROWS, case.NUM_COLUMNS)
     program = Program(
         shard=Shard(start_layer=1, end_layer=1, num_layers=1, has_embedding=False, has_head=True),
@@ -134,7 +136,9 @@ def _products(make_engine: MakeEngine, fmt: TensorFormat) -> list[list[float]]:
 
 
 def _shares(make_engine: MakeEngine) -> list[list[float]]:
-    """Hidden states are unit vectors, so that the columns of the weights are q, k and v."""
+    """Return attention's shares; hidden states are unit vectors, so the columns of the weights are
+    q, k and v.
+    """
     num_positions, width = case.NUM_POSITIONS, case.HEAD_DIM
     columns = {
         "q": np.array(case.queries(), dtype=np.float32),
@@ -186,8 +190,10 @@ def _shares(make_engine: MakeEngine) -> list[list[float]]:
 
 
 def drawn_tokens(make_engine: MakeEngine) -> list[list[float]]:
-    """The tokens of ``potluck.probe.draw_case``; hidden states are unit vectors, as above."""
-    width = KV_BLOCK_TOKENS * 2  # of which the first columns are rows of logits
+    """Return the tokens of ``potluck.probe.cases.draw_case``; hidden states are unit vectors, as
+    above.
+    """
+    width = KV_BLOCK_TOKENS * 2  # whose first columns are rows of logits
     shape = (draw_case.VOCAB_SIZE, width)
     draws = draw_case.all_draws()
     program = Program(
@@ -209,7 +215,7 @@ def drawn_tokens(make_engine: MakeEngine) -> list[list[float]]:
     allowed = np.packbits(
         [draw_case.is_allowed(token) for token in range(-(-draw_case.VOCAB_SIZE // 32) * 32)],
         bitorder="little",
-    ).view("<u4")
+    ).view("<u4")[np.newaxis]
     step = Step(
         step_id=StepId(0),
         slices=tuple(

@@ -1,4 +1,4 @@
-"""Whether what a sink is given are a program's weights, each once and in order."""
+"""Check that a sink receives each of a program's weights once and in order."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 def check_begin(
     shapes: Mapping[str, tuple[int, ...]], info: TensorInfo, missing: Container[str]
 ) -> None:
-    """Raise ``EngineError`` unless ``info`` is a tensor of ``shapes`` that is ``missing`` still."""
+    """Raise ``EngineError`` unless ``info`` is a tensor of ``shapes`` that is still ``missing``."""
     if info.name not in shapes:
-        raise weights_refused(f"the program reads no tensor {info.name}")
+        raise weights_refused(f"the program does not use the tensor {info.name}")
     if info.shape != shapes[info.name]:
-        raise weights_refused(f"{info.name} is {info.shape}, and must be {shapes[info.name]}")
+        raise weights_refused(f"{info.name} is {info.shape}, but must be {shapes[info.name]}")
     if info.name not in missing:
         raise weights_refused(f"{info.name} is written twice")
 
@@ -27,7 +27,7 @@ def check_begin(
 def check_rows(
     info: TensorInfo, num_written: int, start_row: int, end_row: int, data: memoryview
 ) -> None:
-    """Raise ``EngineError`` unless ``data`` are the rows after the ``num_written`` there are."""
+    """Raise ``EngineError`` unless ``data`` is the rows after the ``num_written`` first ones."""
     if start_row != num_written or not start_row <= end_row <= info.num_rows:
         raise weights_refused(
             f"rows {start_row} to {end_row} of {info.name} after row {num_written}"
@@ -43,7 +43,7 @@ def check_whole(info: TensorInfo, num_written: int) -> None:
 
 
 def weights_refused(problem: str) -> EngineError:
-    """What a sink raises."""
+    """Return the error that a sink raises."""
     return EngineError(
         f"cannot take the weights: {problem}", hint="this is a defect in Potluck; please report it"
     )

@@ -1,8 +1,10 @@
-"""Whether a step makes sense for a stage. Every engine checks before it changes anything."""
+"""Validate steps for a stage. Every engine does so before it changes anything."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from potluck.errors import EngineError
 from potluck.types.step import KV_BLOCK_TOKENS, Pooling
@@ -10,7 +12,6 @@ from potluck.types.step import KV_BLOCK_TOKENS, Pooling
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from potluck.types.engine import TokenMasks
@@ -25,16 +26,17 @@ def check_step(
     step: Step,
     hidden: NDArray[np.float32] | None,
 ) -> None:
-    """Raise ``EngineError`` unless ``program``, with so many blocks and states, can run it."""
+    """Raise ``EngineError`` unless ``program`` can run the step with these blocks and states."""
     seen = set()
     written: set[int] = set()
     written_states: set[int] = set()
     for part in step.slices:
         if part.sequence_id in seen:
-            raise _inconsistent(f"sequence {part.sequence_id} is twice in one step")
+            raise _inconsistent(f"sequence {part.sequence_id} occurs twice in one step")
         seen.add(part.sequence_id)
         _check_tokens(program, part.tokens)
         _check_positions(program, part)
+        _check_drafts(part)
         _check_scored(program, part)
         _check_pooled(part)
         if program.caches:
@@ -46,12 +48,12 @@ def check_step(
     if program.states:
         _check_state_copies(num_states, step)
     if program.head is not None and not program.has_logits and step.num_wanted:
-        raise _inconsistent("logits are wanted of a model without a head")
+        raise _inconsistent("logits are requested from a stage without a head")
     _check_hidden(program, step, hidden)
 
 
 def check_openings(program: Program, step: Step, open_sequences: Iterable[int]) -> None:
-    """Raise ``EngineError`` unless the step opens only new sequences, with tokens that exist."""
+    """Raise ``EngineError`` unless the step opens only new sequences, with valid tokens."""
     known = set(open_sequences)
     for opening in step.opened:
         if opening.sequence_id in known:
@@ -62,7 +64,7 @@ def check_openings(program: Program, step: Step, open_sequences: Iterable[int]) 
 
 
 def check_sampled(step: Step, open_sequences: Iterable[int]) -> None:
-    """Raise ``EngineError`` unless sequences that are sampled or scored are open or opened."""
+    """Raise ``EngineError`` unless all sequences that are sampled or scored are open or opened."""
     known = {*open_sequences, *(opening.sequence_id for opening in step.opened)}
     for part in step.slices:
         if part.wanted and part.sequence_id not in known:
@@ -70,30 +72,51 @@ def check_sampled(step: Step, open_sequences: Iterable[int]) -> None:
 
 
 def check_masks(program: Program, step: Step, masks: TokenMasks) -> None:
-    """Raise ``EngineError`` unless every mask is of a sampled sequence and allows some token."""
+    """Raise ``EngineError`` unless every mask belongs to a sampled sequence and allows a token."""
     if not masks:
         return
     if not program.shard.has_head:
-        raise _inconsistent("a stage without the head takes no masks")
-    sampled = {part.sequence_id for part in step.slices if part.sample}
+        raise _inconsistent("a stage without the head does not accept masks")
+    num_rows = {
+        part.sequence_id: 1 + _num_drafts_after(part) for part in step.slices if part.sample
+    }
     num_words = -(-program.vocab_size // 32)
-    for sequence_id, mask in masks.items():
-        if sequence_id not in sampled:
-            raise _inconsistent(f"sequence {sequence_id} has a mask and is not sampled")
-        if mask.shape != (num_words,) or mask.dtype.str != "<u4":
+    last_bits = np.uint32((1 << (program.vocab_size - 32 * (num_words - 1))) - 1)
+    for sequence_id, rows in masks.items():
+        if sequence_id not in num_rows:
+            raise _inconsistent(f"sequence {sequence_id} has a mask but is not sampled")
+        wanted = (num_rows[sequence_id], num_words)
+        if rows.shape != wanted or rows.dtype.str != "<u4":
             raise _inconsistent(
-                f"the mask of sequence {sequence_id} is {mask.dtype} {mask.shape}, "
-                f"and must be uint32 ({num_words},)"
+                f"the masks of sequence {sequence_id} are {rows.dtype} {rows.shape}, "
+                f"but must be uint32 {wanted}"
             )
-        last_word = int(mask[-1]) & (1 << (program.vocab_size - 32 * (num_words - 1))) - 1
-        if not last_word and not mask[:-1].any():
-            raise _inconsistent(f"the mask of sequence {sequence_id} allows no token")
+        allows_some = rows[:, :-1].any(axis=1) | ((rows[:, -1] & last_bits) != 0)
+        if not allows_some.all():
+            raise _inconsistent(f"a mask of sequence {sequence_id} allows no token")
+
+
+def _num_drafts_after(part: SequenceSlice) -> int:
+    """Return the number of drafts of a slice that follow its first sampled token."""
+    return part.num_drafts - part.begins_with_draft
+
+
+def _check_drafts(part: SequenceSlice) -> None:
+    if part.num_drafts == 0:
+        return
+    if not 0 < part.num_drafts <= len(part.tokens):
+        raise _inconsistent(
+            f"{part.num_drafts} of {len(part.tokens)} tokens of sequence {part.sequence_id} are "
+            "drafts"
+        )
+    if not part.sample or part.score_from is not None:
+        raise _inconsistent(f"sequence {part.sequence_id} has drafts, so it must only be sampled")
 
 
 def _check_scored(program: Program, part: SequenceSlice) -> None:
     if part.score_from is None:
         if part.next_token is not None:
-            raise _inconsistent(f"sequence {part.sequence_id} has a next token and no scores")
+            raise _inconsistent(f"sequence {part.sequence_id} has a next token but is not scored")
         return
     if not 0 <= part.score_from < len(part.tokens):
         raise _inconsistent(
@@ -112,10 +135,12 @@ def _check_scored(program: Program, part: SequenceSlice) -> None:
 def _check_pooled(part: SequenceSlice) -> None:
     if part.pooling is None:
         if part.ends_pooling:
-            raise _inconsistent(f"sequence {part.sequence_id} is not pooled, and ends its pooling")
+            raise _inconsistent(f"sequence {part.sequence_id} ends its pooling but is not pooled")
         return
     if part.sample or part.score_from is not None:
-        raise _inconsistent(f"sequence {part.sequence_id} is pooled, and sampled or scored")
+        raise _inconsistent(
+            f"sequence {part.sequence_id} is pooled, so it must not be sampled or scored"
+        )
     if part.pooling is Pooling.CLS and part.ends_pooling and part.start_position:
         raise _inconsistent(
             f"the first token of sequence {part.sequence_id} is not in the slice that ends its "
@@ -145,14 +170,16 @@ def _check_positions(program: Program, part: SequenceSlice) -> None:
 
 
 def _check_blocks(num_blocks: int, part: SequenceSlice, written: set[int]) -> None:
-    """``written`` collects the blocks that the step's slices write; no two may share one."""
+    """Check the cache blocks; ``written`` collects those that the step's slices write, which must
+    differ.
+    """
     end = part.start_position + len(part.tokens)
     num_covering = -(-end // KV_BLOCK_TOKENS)
     blocks = part.block_table[:num_covering]
     if len(blocks) < num_covering:
         raise _inconsistent(
-            f"the block table of sequence {part.sequence_id} has {len(blocks)} blocks, "
-            f"and {end} positions need {num_covering}"
+            f"the block table of sequence {part.sequence_id} has {len(blocks)} blocks, but {end}"
+            f" positions need {num_covering}"
         )
     for block in blocks:
         if not 0 <= block < num_blocks:
@@ -175,7 +202,9 @@ def _check_copies(num_blocks: int, step: Step) -> None:
 
 
 def _check_state(num_states: int, part: SequenceSlice, written: set[int]) -> None:
-    """``written`` collects the slots that the step's slices write; no two may share one."""
+    """Check the state slot; ``written`` collects those that the step's slices write, which must
+    differ.
+    """
     if part.state is None:
         raise _inconsistent(f"sequence {part.sequence_id} has no state slot")
     if not 0 <= part.state < num_states:
@@ -197,14 +226,14 @@ def _check_state_copies(num_states: int, step: Step) -> None:
 def _check_hidden(program: Program, step: Step, hidden: NDArray[np.float32] | None) -> None:
     if program.shard.has_embedding:
         if hidden is not None:
-            raise _inconsistent("the stage with the embedding takes no hidden states")
+            raise _inconsistent("the stage with the embedding does not accept hidden states")
         return
     expected = (step.num_tokens, program.hidden_size)
     if hidden is None:
         raise _inconsistent(f"hidden states {expected} are missing")
     if hidden.shape != expected or hidden.dtype.str != "<f4":
         raise _inconsistent(
-            f"hidden states are {hidden.dtype} {hidden.shape}, and must be float32 {expected}"
+            f"hidden states are {hidden.dtype} {hidden.shape}, but must be float32 {expected}"
         )
 
 

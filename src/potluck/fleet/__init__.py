@@ -1,1 +1,1 @@
-"""Machines described in a file, for plans that are made with nothing running."""
+"""Machines described in a file, for making plans without a running cluster."""

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Mapping
 
-from potluck.types.node import MAX_BYTES
+from potluck.types.held_stage import MAX_BYTES
 
 _NUMBER = r"([0-9]+(?:\.[0-9]+)?)"
 _SIZE = re.compile(rf"{_NUMBER} *([kmgt]?)(?:i?b)?", re.IGNORECASE)
@@ -23,7 +23,7 @@ _MAX_DIGITS = 32
 def parse_size(value: object) -> int:
     """Return the bytes of ``16 GiB``, ``900M`` or ``4096``; units are powers of 1024.
 
-    Raise ``ValueError`` if it is no size above 0, or is more than any machine has.
+    Raise ``ValueError`` if it is not a size above 0, or exceeds that of any machine.
     """
     match = _match(_SIZE, value)
     size = int(_positive(float(match[1]) * _BINARY[match[2].lower()], least=1))
@@ -35,7 +35,7 @@ def parse_size(value: object) -> int:
 def parse_byte_rate(value: object) -> float:
     """Return the bytes per second of ``25 GB/s`` or ``1 Gbit/s``; units are powers of 1000.
 
-    Raise ``ValueError`` if it is no rate above 0.
+    Raise ``ValueError`` if it is not a rate above 0.
     """
     match = _match(_BYTE_RATE, value)
     per_unit = 1.0 if match[3] == "B" else 1 / 8

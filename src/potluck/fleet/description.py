@@ -1,4 +1,4 @@
-"""A fleet as its file describes it: machines, and the links between them."""
+"""A fleet as described by its file: machines, and the links between them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from potluck.types.unit import ChosenUnit
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperationRates:
-    """Operations per second by what is multiplied; None is not given."""
+    """Operations per second by data type; None if not given."""
 
     f32: float | None = None
     f16: float | None = None
@@ -19,7 +19,7 @@ class OperationRates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DescribedUnit:
-    """A unit as its user describes it.
+    """A unit as described by its user.
 
     ``device_bytes`` is memory of its own; None for a unit that uses the machine's.
     """
@@ -31,8 +31,8 @@ class DescribedUnit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ByHand:
-    """A machine that its user describes: total memory, cores, and its units."""
+class ManualDescription:
+    """A machine as described by its user: total memory, cores, and its units."""
 
     memory_bytes: int
     num_cores: int
@@ -51,19 +51,19 @@ class Probed:
 class Machine:
     """``count`` machines of one kind.
 
-    ``usable_bytes`` is what stages may use of the memory of each, None for what the description
-    says of itself. ``place`` is where the file describes it, for messages and sources.
+    ``usable_bytes`` is what stages may use of the memory of each, None to use the description's own
+    value. ``place`` is where the file describes it, for messages and sources.
     """
 
     name: str
     place: str
     count: int
     usable_bytes: int | None
-    description: ByHand | Probed
+    description: ManualDescription | Probed
 
     @property
     def names(self) -> tuple[str, ...]:
-        """One name for each machine."""
+        """Return one name for each machine."""
         if self.count == 1:
             return (self.name,)
         return tuple(f"{self.name}-{index}" for index in range(1, self.count + 1))
@@ -71,7 +71,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkFigures:
-    """A link's one-way latency and its bandwidth; None is not given."""
+    """A link's one-way latency and its bandwidth; None if not given."""
 
     latency_seconds: float | None = None
     bytes_per_second: float | None = None

@@ -1,4 +1,4 @@
-"""Reads a fleet file (TOML), strictly: what it does not understand is an error that names it."""
+"""Read a fleet file (TOML) strictly: anything unknown is an error that names it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 from potluck.engines.backends import BACKENDS, abilities_of
 from potluck.errors import UsageError
 from potluck.fleet.description import (
-    ByHand,
     DescribedUnit,
     Fleet,
     LinkFigures,
     LinkPair,
     Machine,
+    ManualDescription,
     OperationRates,
     Probed,
 )
@@ -31,12 +31,13 @@ _OF_HAND = ("memory", "cores", *_UNIT_KEYS, "units")
 
 
 def read_fleet(path: Path) -> Fleet:
-    """Return the fleet that a file describes. Raise ``UsageError``, which names what is wrong."""
+    """Return the fleet that a file describes. Raise ``UsageError``, which names the problem."""
     return fleet_of(_document(path), path)
 
 
 def fleet_of(values: Mapping[str, object], path: Path) -> Fleet:
-    """Return the fleet that the values of a file describe. Raise as ``read_fleet``.
+    """Return the fleet that the values of a file describe. Raises the same errors as
+    ``read_fleet``.
 
     Files that it names are read.
     """
@@ -68,11 +69,11 @@ def _document(path: Path) -> dict[str, Any]:
         with path.open("rb") as file:
             data = file.read(_MAX_FILE_BYTES + 1)
         if len(data) > _MAX_FILE_BYTES:
-            raise UsageError(f"{path}: it has more than {_MAX_FILE_BYTES} bytes")
+            raise UsageError(f"{path}: the file is larger than {_MAX_FILE_BYTES} bytes")
         return tomllib.loads(data.decode("utf-8"))
     except OSError as error:
         raise UsageError(
-            f"{path}: {error.strerror or error}", hint="--fleet names a file in TOML"
+            f"{path}: {error.strerror or error}", hint="--fleet needs a TOML file"
         ) from error
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise UsageError(f"{path}: {error}", hint="a fleet is described in TOML") from error
@@ -94,30 +95,31 @@ def _machine(values: object, where: str, folder: Path) -> Machine:
 def _probed(read: Mapping[str, Any], where: str, folder: Path) -> Probed:
     if doubled := [name for name in _OF_HAND if name in read]:
         raise UsageError(
-            f"{where}: {doubled[0]} is given beside probe",
-            hint="the probe's report says it; leave one of the two out",
+            f"{where}: {doubled[0]} cannot be used together with probe",
+            hint="the probe report already has it; omit one of them",
         )
     return read_probe_file(folder / read["probe"], where)
 
 
-def _described(read: Mapping[str, Any], where: str) -> ByHand:
+def _described(read: Mapping[str, Any], where: str) -> ManualDescription:
     if "memory" not in read:
         raise UsageError(
-            f"{where}: neither probe nor memory is there",
-            hint='describe the machine by probe = "FILE", or by memory = "32 GiB" and more keys',
+            f"{where}: either probe or memory is required",
+            hint='describe the machine with probe = "FILE", or with memory = "32 GiB" and '
+            "further keys",
         )
     if read.get("usable_memory", 0) > read["memory"]:
         raise UsageError(
             f"{where}: usable_memory is more than memory",
-            hint="usable_memory is what stages may use of the machine's memory",
+            hint="usable_memory is the machine's memory that stages may use",
         )
     if "units" not in read:
         units: tuple[DescribedUnit, ...] = (_unit(read, where),)
     else:
         if doubled := [name for name in _UNIT_KEYS if name in read]:
             raise UsageError(
-                f"{where}: {doubled[0]} is given beside units",
-                hint=f"say it in one of the units: a unit has the keys {', '.join(_UNIT_KEYS)}",
+                f"{where}: {doubled[0]} cannot be used together with units",
+                hint=f"move it into one of the units: a unit has the keys {', '.join(_UNIT_KEYS)}",
             )
         places = [f"{where}.units[{index}]" for index in range(len(read["units"]))]
         units = tuple(
@@ -125,13 +127,13 @@ def _described(read: Mapping[str, Any], where: str) -> ByHand:
             for values, place in zip(read["units"], places, strict=True)
         )
         if not units:
-            raise UsageError(f"{where}: units is empty", hint="leave it out, or describe a unit")
+            raise UsageError(f"{where}: units is empty", hint="omit it, or describe a unit")
         if sum(abilities_of(unit.backend).is_built_in for unit in units) > 1:
             raise UsageError(
                 f"{where}: two units have the backend {NATIVE}",
-                hint=f"a machine has one CPU, and {NATIVE} is also what backend is by default",
+                hint=f"a machine has one CPU, and {NATIVE} is also the default backend",
             )
-    return ByHand(
+    return ManualDescription(
         memory_bytes=read["memory"], num_cores=read.get("cores", _DEFAULT_CORES), units=units
     )
 
@@ -141,12 +143,12 @@ def _unit(read: Mapping[str, Any], where: str) -> DescribedUnit:
     known = [spec.name for spec in BACKENDS if spec.engine]
     if backend not in known:
         raise UsageError(
-            f"{where}: there is no backend {backend}", hint=f"backends are {', '.join(known)}"
+            f"{where}: unknown backend {backend}", hint=f"known backends: {', '.join(known)}"
         )
     if abilities_of(backend).is_built_in and "device_memory" in read:
         raise UsageError(
-            f"{where}: device_memory is given, and the backend {NATIVE} uses the machine's memory",
-            hint="name the backend of the GPU, such as tinygrad:CUDA",
+            f"{where}: device_memory is set, but the backend {NATIVE} uses the machine's memory",
+            hint="set the backend of the GPU, for example tinygrad:CUDA",
         )
     return DescribedUnit(
         backend=backend,
@@ -160,16 +162,16 @@ def _require_distinct(path: Path, machines: tuple[Machine, ...]) -> None:
     """Raise ``UsageError`` for a name of two machines, and for too many machines."""
     if (total := sum(machine.count for machine in machines)) > MAX_MACHINES:
         raise UsageError(
-            f"{path}: {total} machines are more than {MAX_MACHINES}",
-            hint="count is how many machines of a kind there are; lower one",
+            f"{path}: {total} machines exceed the limit of {MAX_MACHINES}",
+            hint="count is the number of machines of a kind; lower one",
         )
     places: dict[str, str] = {}
     for machine in machines:
         for name in {machine.name, *machine.names}:
             if name in places:
                 raise UsageError(
-                    f"{machine.place}: {name} is the name of a machine of {places[name]} too",
-                    hint="name is what the plan calls the machine: give it another",
+                    f"{machine.place}: {name} is also the name of a machine of {places[name]}",
+                    hint="machines must have different names",
                 )
             places[name] = machine.place.rpartition(": ")[2]
 
@@ -184,8 +186,8 @@ def _pair(values: object, names: list[str], where: str) -> LinkPair:
         _require_known(read[end], names, f"{where}: {end}")
     if "latency" not in read and "bandwidth" not in read:
         raise UsageError(
-            f"{where}: neither latency nor bandwidth is there",
-            hint="say in what this link differs, or leave the pair out",
+            f"{where}: either latency or bandwidth is required",
+            hint="set what differs for this link, or omit the pair",
         )
     return LinkPair(
         source=read["from"],
@@ -198,6 +200,6 @@ def _pair(values: object, names: list[str], where: str) -> LinkPair:
 def _require_known(name: str, names: list[str], where: str) -> None:
     if name not in names:
         raise UsageError(
-            f'{where} = "{name}" is no machine of this fleet',
+            f'{where} = "{name}" is not a machine of this fleet',
             hint=f"machines are {format_few(names, 8)}",
         )

@@ -1,7 +1,7 @@
 """The keys of a fleet file and what they mean, for reading, error messages and the guide's table.
 
-A table that has a key of another name, or a value that its key cannot have, is refused with an
-error that names the file, the table and the key, and a hint that says what the key means.
+A table with an unknown key, or with an invalid value, is refused with an error that names the file,
+the table and the key, and a hint with the meaning of the key.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from potluck.fleet.description import OperationRates
 from potluck.types.ranges import MAX_THREADS, shown
 
 MAX_MACHINES = 4096
-"""Of all entries together; four times what the solver is made for."""
+"""The maximum for all entries together; four times what the solver is designed for."""
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,62}")
 
@@ -32,7 +32,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,62}")
 class Key:
     """``meaning`` is a sentence without its full stop, and ``example`` a value in TOML.
 
-    ``parse`` raises ``ValueError`` for a value that the key cannot have.
+    ``parse`` raises ``ValueError`` for an invalid value.
     """
 
     name: str
@@ -52,11 +52,11 @@ class Table:
     def read(self, values: object, where: str) -> dict[str, Any]:
         """Return the parsed values by key. ``where`` names the file and the table in errors.
 
-        Raise ``UsageError`` for a key that is missing or unknown, or has an impossible value.
+        Raise ``UsageError`` for a missing or unknown key, or an invalid value.
         """
         if not isinstance(values, Mapping):
             raise UsageError(
-                f"{where} is {shown(values)}, and must be a table", hint=self._all_keys()
+                f"{where} is {shown(values)}, but must be a table", hint=self._all_keys()
             )
         known = {key.name: key for key in self.keys}
         read = {}
@@ -68,7 +68,7 @@ class Table:
                 read[name] = key.parse(value)
             except ValueError:
                 raise UsageError(
-                    f"{where}: {name} = {shown(value)} is not possible", hint=_about(key)
+                    f"{where}: {name} = {shown(value)} is not valid", hint=_about(key)
                 ) from None
         for key in self.keys:
             if key.is_required and key.name not in values:
@@ -128,7 +128,7 @@ def _table(value: object) -> object:
 
 
 def _operations(value: object) -> OperationRates:
-    """One rate for all, or a table of rates."""
+    """Return one rate for all data types, or a table of rates."""
     if isinstance(value, str):
         rate = parse_operation_rate(value)
         return OperationRates(f32=rate, f16=rate, int8=rate)
@@ -140,28 +140,27 @@ def _operations(value: object) -> OperationRates:
 _UNIT_KEYS = (
     Key(
         name="backend",
-        meaning="what computes on the unit (native for a CPU, tinygrad:CUDA, tinygrad:AMD, "
+        meaning="the backend of the unit (native for a CPU, tinygrad:CUDA, tinygrad:AMD, "
         "tinygrad:QCOM or tinygrad:CL for a GPU)",
         example='"native"',
         parse=_text,
     ),
     Key(
         name="device_memory",
-        meaning="the unit's own memory that is free; leave it out where the unit uses the "
-        "machine's memory",
+        meaning="the free memory of the unit itself; omit it if the unit uses the machine's memory",
         example='"24 GiB"',
         parse=parse_size,
     ),
     Key(
         name="read_bandwidth",
-        meaning="the memory bandwidth of the unit by its data sheet (plans count on less)",
+        meaning="the unit's memory bandwidth from its data sheet (plans assume less)",
         example='"25 GB/s"',
         parse=parse_byte_rate,
     ),
     Key(
         name="operations",
-        meaning="the operations per second of the unit by its data sheet (a multiply-add is two; "
-        "plans count on less), or a table of these by f32, f16 and int8",
+        meaning="the unit's operations per second from its data sheet (a multiply-add counts as "
+        "two; plans assume less), or a table of these by f32, f16 and int8",
         example='"300 Gop/s"',
         parse=_operations,
     ),
@@ -197,39 +196,39 @@ MACHINE = Table(
     keys=(
         Key(
             name="name",
-            meaning="what the plan calls it, in letters, digits, dots, dashes and underscores",
+            meaning="the name in the plan: letters, digits, dots, dashes and underscores",
             example='"desktop"',
             parse=_name,
             is_required=True,
         ),
         Key(
             name="count",
-            meaning="how many machines of this kind there are",
+            meaning="the number of machines of this kind",
             example="4",
             parse=_whole(MAX_MACHINES),
         ),
         Key(
             name="probe",
-            meaning="the file with what potluck probe --measure --json printed on the machine, "
-            "relative to the fleet's file",
+            meaning="the file with the output of potluck probe --measure --json on the machine, "
+            "relative to the fleet file",
             example='"desktop.json"',
             parse=_text,
         ),
         Key(
             name="memory",
-            meaning="all the memory of the machine",
+            meaning="the machine's total memory",
             example='"32 GiB"',
             parse=parse_size,
         ),
         Key(
             name="usable_memory",
-            meaning="what stages may use of the machine's memory",
+            meaning="the machine's memory that stages may use",
             example='"28 GiB"',
             parse=parse_size,
         ),
         Key(
             name="cores",
-            meaning="how many threads compute on the machine's CPU",
+            meaning="the number of threads that compute on the machine's CPU",
             example="8",
             parse=_whole(MAX_THREADS),
         ),
@@ -249,13 +248,13 @@ UNIT = Table(words="a unit", keys=_UNIT_KEYS)
 _LINK_KEYS = (
     Key(
         name="latency",
-        meaning="how long a small message takes one way",
+        meaning="the one-way latency of a small message",
         example='"0.3 ms"',
         parse=parse_seconds,
     ),
     Key(
         name="bandwidth",
-        meaning="how fast a large message passes",
+        meaning="the bandwidth for large messages",
         example='"1 Gbit/s"',
         parse=parse_byte_rate,
     ),
@@ -295,7 +294,7 @@ PAIR = Table(
         *_LINK_KEYS,
         Key(
             name="one_way",
-            meaning="whether the figures are only of the way there, and not of the way back",
+            meaning="whether the figures apply in one direction only",
             example="true",
             parse=_flag,
         ),

@@ -1,4 +1,4 @@
-"""The links between the machines of a fleet. What a file says of them, nobody has measured."""
+"""The links between the machines of a fleet. Figures from a file are not measured."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LEAST_LATENCY_SECONDS = 1e-6
 
 
 def fleet_links(fleet: Fleet) -> LinkTable:
-    """Return the links of a fleet; what its file does not say is assumed."""
+    """Return the links of a fleet; missing figures are assumed."""
     network = _link(fleet.links, NETWORK)
     machines = {machine.name: machine for machine in fleet.machines}
     links: dict[tuple[NodeId, NodeId], Link] = {}
@@ -23,7 +23,7 @@ def fleet_links(fleet: Fleet) -> LinkTable:
         for source, target in _nodes(pair, machines):
             links[source, target] = link
             if pair.is_one_way:
-                # Without a link of its own, the way back would be taken to be like the way there.
+                # Without a link of its own, the way back would be assumed to be like the way there.
                 links.setdefault((target, source), network)
             else:
                 links[target, source] = link

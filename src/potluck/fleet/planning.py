@@ -1,43 +1,77 @@
-"""A plan for the machines of a fleet file, made in this process as a coordinator makes it."""
+"""Make a plan for the machines of a fleet file in this process, as a coordinator would."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from potluck.catalog import describe_model, read_profile
+from potluck.catalog import ModelDescription, describe_model, read_profile
 from potluck.cluster.agent.new_deployment import new_record
 from potluck.cluster.agent.plan_view import PlanOutcome, plan_view
-from potluck.cluster.calls import Deploy, ModelFingerprint
+from potluck.cluster.calls import Deploy, DeploymentRecord, ModelFingerprint
 from potluck.cluster.coordinator.counting import counting_of
-from potluck.cluster.coordinator.planning import placement_fields, preferences_of, size_of
+from potluck.cluster.coordinator.planning import (
+    placement_fields,
+    preferences_of,
+    size_of,
+    without_memory_of,
+)
 from potluck.cluster.coordinator.surveyed import explanation_of, plan_surveyed
+from potluck.drafting.sources import names_model
 from potluck.engines.costs import cost_of
 from potluck.fleet.file import read_fleet
 from potluck.fleet.links import fleet_links
 from potluck.fleet.reports import coordinator_of, node_reports
 from potluck.placement.layout import layout_nodes, parse_layout, resolve_layout
-from potluck.placement.surveyed import Surveyed
+from potluck.placement.links import LinkTable
+from potluck.placement.planned import PlannedModel
+from potluck.placement.survey import ClusterSurvey
+from potluck.types.cluster import NodeId
+from potluck.types.node import NodeReport
 
 
 def plan_fleet(path: Path, params: Mapping[str, Any], layout: str | None) -> dict[str, object]:
-    """Return the document of schema ``potluck.plan/1``, less its name.
+    """Return the document of schema ``potluck.plan/1``, without its schema name.
 
-    ``params`` are the fields of ``calls.Deploy``, and ``layout`` is as ``parse_layout`` reads it.
-    Read the file and the model's headers. Raise ``UsageError`` for a file that makes no sense, and
-    what planning on a cluster raises.
+    ``params`` are the fields of ``calls.Deploy``, and ``layout`` is as ``parse_layout`` reads it. A
+    draft model is planned first. Read the file and the models' headers. Raise ``UsageError`` for an
+    invalid file, and the same errors as planning on a cluster.
     """
     fleet = read_fleet(path)
-    reports = node_reports(fleet)
+    reports: Sequence[NodeReport] = node_reports(fleet)
     coordinator = coordinator_of(fleet)
     request = msgspec.convert(dict(params), Deploy)
     if layout is not None:
         stages = resolve_layout(parse_layout(layout), layout_nodes(reports))
         request = msgspec.structs.replace(request, layout=stages)
     description = describe_model(request.model)
+    links = fleet_links(fleet)
+    draft: DeploymentRecord | None = None
+    if names_model(request.draft):
+        from potluck.cluster.agent.small_models import deploy_of  # imported late: rarely used
+
+        small = describe_model(request.draft)
+        wanted = deploy_of(request, small, description)
+        draft, _ = _planned(wanted, small, reports, coordinator, links)
+        reports = without_memory_of(draft.stages, reports)
+    record, planned = _planned(request, description, reports, coordinator, links)
+    outcome = PlanOutcome(
+        record=record, reports=reports, explanation=explanation_of(planned), draft=draft
+    )
+    return plan_view(outcome, coordinator)
+
+
+def _planned(
+    request: Deploy,
+    description: ModelDescription,
+    reports: Sequence[NodeReport],
+    coordinator: NodeId,
+    links: LinkTable,
+) -> tuple[DeploymentRecord, PlannedModel]:
+    """Return a record with the plan of a deployment, and the plan."""
     profile = read_profile(description)
     record = new_record(
         request,
@@ -46,12 +80,12 @@ def plan_fleet(path: Path, params: Mapping[str, Any], layout: str | None) -> dic
         model_id=request.model_id or request.model,
         coordinator=coordinator,
     )
-    surveyed = Surveyed(
+    surveyed = ClusterSurvey(
         reports=reports,
         able=reports,
         coordinator=coordinator,
         preferences=preferences_of(record),
-        links=fleet_links(fleet),
+        links=links,
     )
     planned = plan_surveyed(
         counting_of(profile, cost_of),
@@ -60,9 +94,4 @@ def plan_fleet(path: Path, params: Mapping[str, Any], layout: str | None) -> dic
         may_quantize=record.may_quantize,
         arithmetic=record.arithmetic,
     )
-    outcome = PlanOutcome(
-        record=msgspec.structs.replace(record, **placement_fields(planned)),
-        reports=reports,
-        explanation=explanation_of(planned),
-    )
-    return plan_view(outcome, coordinator)
+    return msgspec.structs.replace(record, **placement_fields(planned)), planned

@@ -1,4 +1,4 @@
-"""Reads what ``potluck probe --json`` printed on a machine."""
+"""Read the output of ``potluck probe --json`` from a machine."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import msgspec
 from potluck.errors import UsageError
 from potluck.fleet.description import Probed
 from potluck.types.hardware import ProbeReport
-from potluck.types.node import MAX_BYTES
+from potluck.types.held_stage import MAX_BYTES
 from potluck.types.ranges import MAX_THREADS
 from potluck.types.unit import ChosenUnit, Role
 
 _MAX_FILE_BYTES = 16 * 2**20
 _SCHEMA = "potluck.probe/1"
 _HINT = (
-    "probe is the file with what potluck probe --measure --json printed on the machine, "
-    "relative to the fleet's file"
+    "probe is the file with the output of potluck probe --measure --json on the machine, "
+    "relative to the fleet file"
 )
 
 
@@ -27,9 +27,10 @@ class _Units(msgspec.Struct):
 
 
 def read_probe_file(path: Path, where: str) -> Probed:
-    """Return the machine that a file describes. ``where`` is what names the file.
+    """Return the machine that a file describes. ``where`` is the location of the reference to the
+    file.
 
-    Raise ``UsageError`` if it cannot be read, is no such document, or has no unit that works.
+    Raise ``UsageError`` if it cannot be read, is not such a document, or has no working unit.
     """
     try:
         with path.open("rb") as file:
@@ -40,13 +41,13 @@ def read_probe_file(path: Path, where: str) -> Probed:
         ) from error
     try:
         if len(data) > _MAX_FILE_BYTES:
-            raise ValueError(f"it has more than {_MAX_FILE_BYTES} bytes")
+            raise ValueError(f"the file is larger than {_MAX_FILE_BYTES} bytes")
         kind = msgspec.json.decode(data, type=_Units)
         if kind.schema != _SCHEMA:
-            raise ValueError(f"its schema is {kind.schema}, and not {_SCHEMA}")
+            raise ValueError(f"its schema is {kind.schema}, not {_SCHEMA}")
         read = Probed(report=msgspec.json.decode(data, type=ProbeReport), units=kind.units)
         _require_consistent(read)
-    except ValueError as error:  # DecodeError and text that is no UTF-8 are of its kind
+    except ValueError as error:  # includes DecodeError and invalid UTF-8
         raise UsageError(f"{where}: probe: {path}: {error}", hint=_HINT) from error
     return read
 
@@ -56,7 +57,7 @@ def _require_consistent(probed: Probed) -> None:
     trials = {trial.unit_id for trial in probed.report.trials}
     for unit in probed.units:
         if unit.device_id not in devices or unit.unit_id not in trials:
-            raise ValueError(f"it says nothing of the unit {unit.unit_id}")
+            raise ValueError(f"it does not describe the unit {unit.unit_id}")
     memory = probed.report.memory
     own = (device.own_free_bytes for device in probed.report.devices)
     sizes = [memory.total_bytes, memory.free_bytes, memory.usable.bytes, *own]

@@ -1,7 +1,7 @@
-"""What the machines of a fleet would report of themselves if agents ran on them.
+"""The reports that the machines of a fleet would send if they ran agents.
 
-Figures that a user wrote by hand have the origin TABLE: nobody measured them. Those of a probe's
-report keep the origin that they have there. What is not given stays unknown.
+Figures written by a user have the origin TABLE, as they are not measured. Those of a probe report
+keep their origin. Missing figures are unknown.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import hashlib
 from collections.abc import Iterator
 
 from potluck.engines.backends import abilities_of
-from potluck.fleet.description import ByHand, DescribedUnit, Fleet, Machine, Probed
+from potluck.fleet.description import DescribedUnit, Fleet, Machine, ManualDescription, Probed
 from potluck.placement.offering import headroom_bytes
-from potluck.probe.memory import reserve_bytes
+from potluck.probe.machine.memory import reserve_bytes
 from potluck.types.arithmetic import Arithmetic, arithmetics_with
 from potluck.types.cluster import NodeId, UnitId
-from potluck.types.hardware import CpuFacts, Figure, Figures, MemoryFacts, Origin, ProbeReport
-from potluck.types.memory import MemoryLimit, MemoryPool
+from potluck.types.hardware import CpuFacts, Figure, Figures, Origin, ProbeReport
+from potluck.types.memory import MemoryFacts, MemoryLimit, MemoryPool
 from potluck.types.node import CPU_UNIT, NodeReport, UnitReport
 from potluck.version import __version__
 
@@ -39,7 +39,7 @@ def coordinator_of(fleet: Fleet) -> NodeId:
 
 def _report(machine: Machine, name: str) -> NodeReport:
     match machine.description:
-        case ByHand() as described:
+        case ManualDescription() as described:
             hardware = _hardware(described, machine, name)
         case Probed() as probed:
             hardware = probed.report
@@ -47,7 +47,7 @@ def _report(machine: Machine, name: str) -> NodeReport:
     usable, available_bytes = hardware.memory.usable, hardware.memory.usable.bytes
     if machine.usable_bytes is not None:
         usable = MemoryLimit(bytes=machine.usable_bytes, reason="usable_memory of the fleet's file")
-        # It is meant as it stands: what plans leave of a pool for others is not taken off it.
+        # Meant literally: what plans leave unused of a pool is not subtracted from it.
         available_bytes = usable.bytes + headroom_bytes(total_bytes)
     node_id = node_id_of(name)
     pool = MemoryPool(pool_id=node_id, limit_bytes=total_bytes, available_bytes=available_bytes)
@@ -72,7 +72,7 @@ def _report(machine: Machine, name: str) -> NodeReport:
 
 def _units(machine: Machine, host_bytes: int) -> Iterator[UnitReport]:
     match machine.description:
-        case ByHand() as described:
+        case ManualDescription() as described:
             num_devices = 0
             for unit in described.units:
                 unit_id = CPU_UNIT
@@ -86,7 +86,11 @@ def _units(machine: Machine, host_bytes: int) -> Iterator[UnitReport]:
 
 
 def _described_unit(
-    machine: Machine, described: ByHand, unit: DescribedUnit, unit_id: UnitId, host_bytes: int
+    machine: Machine,
+    described: ManualDescription,
+    unit: DescribedUnit,
+    unit_id: UnitId,
+    host_bytes: int,
 ) -> UnitReport:
     def figure(value: float | None) -> Figure:
         if value is None:
@@ -133,8 +137,8 @@ def _probed_units(probed: Probed, host_bytes: int) -> Iterator[UnitReport]:
         )
 
 
-def _hardware(described: ByHand, machine: Machine, name: str) -> ProbeReport:
-    """Return a report of a machine that nobody has probed."""
+def _hardware(described: ManualDescription, machine: Machine, name: str) -> ProbeReport:
+    """Return a report of a machine that has not been probed."""
     reserved = reserve_bytes(described.memory_bytes)
     return ProbeReport(
         host_name=name,
@@ -156,7 +160,7 @@ def _hardware(described: ByHand, machine: Machine, name: str) -> ProbeReport:
                 reason=f"memory in {machine.place}, less the system's reserve",
             ),
         ),
-        layers=(),
+        detectors=(),
         trials=(),
         is_complete=True,
     )

@@ -1,8 +1,8 @@
-"""Files read in pieces.
+"""Read files in pieces.
 
-Nothing here maps a file: pages of a mapping that was truncated by another process kill the reader
-with SIGBUS, while ``pread`` returns less, which becomes an error that says so. It also means that
-only what is asked for is ever held.
+Files are not mapped here: if another process truncates a mapped file, the reader is killed by
+SIGBUS, whereas ``pread`` returns fewer bytes, which becomes a proper error. In addition, only the
+requested data is held in memory.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from typing import Protocol, TypeAlias
 from potluck.errors import ModelFileError, ModelNotFoundError
 
 _LARGEST_FOLIO_BYTES = 2 * 2**20
-"""The page cache keeps pages in groups (folios) of up to this size on most machines, and drops them
-whole or not at all: one that the read before ended in can go now."""
+"""The page cache keeps pages in groups (folios) of up to this size on most machines, and can only
+drop whole groups: the group in which the previous read ended can be dropped now."""
 
-_READING_HINT = "check that the file can be read and that the disk is sound"
-_CHANGED_HINT = "let nothing write to the model's files while it loads, and try again"
+_READING_HINT = "check that the file is readable and that the disk has no errors"
+_CHANGED_HINT = "make sure that nothing writes to the model's files while it loads, and try again"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileStamp:
-    """What the file system says of a file's contents (``inode(7)``).
+    """The file system's data about a file's contents (``inode(7)``).
 
-    Whoever writes to a file may set its ``modified_nanoseconds`` back, but not
+    A program that writes to a file can reset its ``modified_nanoseconds`` back, but not
     ``changed_nanoseconds``.
     """
 
@@ -40,32 +40,32 @@ class FileStamp:
 
 
 class ByteFile(Protocol):
-    """Bytes that can be read in pieces: all that the readers of headers ask of a file."""
+    """Bytes that can be read in pieces, the interface that header readers need."""
 
     @property
     def path(self) -> str:
-        """What messages call it."""
+        """Its name in messages."""
         ...
 
     @property
     def size(self) -> int:
-        """In bytes; it stays the same."""
+        """The size in bytes, which never changes."""
         ...
 
     def read_into(self, offset: int, out: memoryview) -> None:
         """Fill ``out`` (contiguous bytes) from ``offset``.
 
-        Raises ``ModelFileError`` if there are too few bytes or they cannot be read.
+        Raise ``ModelFileError`` if there are too few bytes or they cannot be read.
         """
         ...
 
     def release(self) -> None:
-        """Give back what the next read can get again."""
+        """Release resources that the next read can acquire again."""
         ...
 
 
 class ReadableFile(ByteFile, Protocol):
-    """A file of a model, wherever it is. ``num_bytes_read`` counts what was read so far."""
+    """A file of a model, at any location. ``num_bytes_read`` counts the bytes read so far."""
 
     @property
     def num_bytes_read(self) -> int:
@@ -77,22 +77,22 @@ class ReadableFile(ByteFile, Protocol):
         ...
 
     def close(self) -> None:
-        """End reading for good. Idempotent."""
+        """Close it permanently. Idempotent."""
         ...
 
 
 OpenFile: TypeAlias = Callable[[Path], ReadableFile]
-"""How the files of a model are opened; raises ``ModelNotFoundError`` when there is no such file."""
+"""Opens the files of a model. Raises ``ModelNotFoundError`` if there is no such file."""
 
 
 class ReadOnlyFile:
-    """A regular file to read from; a ``ReadableFile``. For use by one thread at a time.
+    """A regular file to read from; a ``ReadableFile``. Not thread-safe.
 
-    It may lie on read-only media. ``size`` is that of the moment of opening, in bytes;
-    ``num_bytes_read`` counts what was read. The kernel may drop at once what was read: a model is
-    read once, and pages of files count against the limit of a control group
-    (``posix_fadvise(2)``). Raises ``ModelNotFoundError`` when there is no such file,
-    ``ModelFileError`` when it is not a regular one or cannot be opened.
+    It may be on read-only media. ``size`` is its size in bytes when it was opened, and
+    ``num_bytes_read`` counts the bytes that were read. The kernel is advised to drop pages after
+    they are read (``posix_fadvise(2)``), because a model is read once, and file pages count against
+    the limit of a control group. Raise ``ModelNotFoundError`` if there is no such file, and
+    ``ModelFileError`` if it is not a regular file or cannot be opened.
     """
 
     def __init__(self, path: Path) -> None:
@@ -105,25 +105,25 @@ class ReadOnlyFile:
             self._descriptor: int | None = self._open()
         except FileNotFoundError as error:
             raise ModelNotFoundError(
-                f"{path}: no such file", hint="check the path for spelling"
+                f"{path}: no such file", hint="check the spelling of the path"
             ) from error
         except OSError as error:
             raise self._unreadable(error) from error
         except ValueError as error:
-            raise ModelNotFoundError(f"{str(path)!r} cannot be a path ({error})") from error
+            raise ModelNotFoundError(f"{str(path)!r} is not a valid path ({error})") from error
         status = os.fstat(self._descriptor)
         if not stat.S_ISREG(status.st_mode):
             self.close()
-            raise ModelFileError(self.path, "not a regular file", hint="give a file of a model")
-        self.stamp = _stamp(status)
-        """At the moment of opening."""
+            raise ModelFileError(self.path, "not a regular file", hint="give a model file")
+        self.stamp = stamp_of(status)
+        """The stamp when the file was opened."""
         self.size = status.st_size
 
     def read_into(self, offset: int, out: memoryview) -> None:
         """Fill ``out`` (contiguous bytes) from ``offset``.
 
-        Raises ``ModelFileError`` if there are too few bytes, if they cannot be read, or if another
-        file has taken this one's place since ``release``; ``ValueError`` after ``close``.
+        Raise ``ModelFileError`` if there are too few bytes, if they cannot be read, or if the file
+        was replaced since ``release``, and ``ValueError`` after ``close``.
         """
         descriptor = self._opened()
         done = 0
@@ -137,7 +137,7 @@ class ReadOnlyFile:
                 raise ModelFileError(
                     self.path,
                     f"truncated: it ends at byte {self.size}, "
-                    f"and bytes up to {offset + len(out)} are needed",
+                    f"but must have at least {offset + len(out)} bytes",
                 )
             done += count
         self.num_bytes_read += done
@@ -147,8 +147,8 @@ class ReadOnlyFile:
     def check_unchanged(self) -> None:
         """Raise ``ModelFileError`` if the file was written to, or replaced, since it was opened.
 
-        All of its ``FileStamp`` is compared. So a new name or other permissions count as a change
-        too, which is the price of seeing a write that sets its time back.
+        The whole ``FileStamp`` is compared, so that writes that reset the modification time are
+        detected too. As a consequence, renaming and changed permissions also count as a change.
         """
         descriptor = self._descriptor
         try:
@@ -159,7 +159,7 @@ class ReadOnlyFile:
             raise self._unreadable(error) from error
         if status.st_size < self.size:
             raise self._changed(f"it shrank from {self.size} to {status.st_size} bytes")
-        if _stamp(status) != self.stamp:
+        if stamp_of(status) != self.stamp:
             raise self._changed("the file changed")
 
     def release(self) -> None:
@@ -172,13 +172,13 @@ class ReadOnlyFile:
         os.close(descriptor)
 
     def close(self) -> None:
-        """End reading for good. Idempotent."""
+        """Close it permanently. Idempotent."""
         self._is_closed = True
         self.release()
 
     def _drop_pages(self, descriptor: int, start: int, end: int) -> None:
         start = max(0, start)
-        with contextlib.suppress(OSError):  # advice, which a file system may not know
+        with contextlib.suppress(OSError):  # advice that a file system may not support
             os.posix_fadvise(descriptor, start, end - start, os.POSIX_FADV_DONTNEED)
 
     def _open(self) -> int:
@@ -186,7 +186,7 @@ class ReadOnlyFile:
         return os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
 
     def _opened(self) -> int:
-        """The descriptor, opened again where it was released."""
+        """Return the descriptor, opening the file again if it was released."""
         if self._is_closed:
             raise ValueError(f"{self.path} is closed")
         if self._descriptor is None:
@@ -211,7 +211,10 @@ class ReadOnlyFile:
 
 
 def read_bytes(file: ByteFile, offset: int, num_bytes: int) -> bytes:
-    """``num_bytes`` of ``file``; the caller has bounded them. Raises as ``read_into``."""
+    """Return ``num_bytes`` of ``file``, a number that the caller has checked.
+
+    Raise the errors of ``read_into``.
+    """
     data = bytearray(num_bytes)
     with memoryview(data) as view:
         file.read_into(offset, view)
@@ -219,14 +222,15 @@ def read_bytes(file: ByteFile, offset: int, num_bytes: int) -> bytes:
 
 
 def quoted(text: str) -> str:
-    """``text`` from a file as one short, printable word of a message."""
+    """Quote ``text`` from a file for messages, as a short printable string."""
     shown = ascii(text[:80])
     if len(text) <= 80 and len(shown) <= 80:
         return shown
     return f"{shown[:60]}…{ascii(text[-16:])[-16:]}"
 
 
-def _stamp(status: os.stat_result) -> FileStamp:
+def stamp_of(status: os.stat_result) -> FileStamp:
+    """Return the stamp of a file, which changes with its contents."""
     return FileStamp(
         size=status.st_size,
         modified_nanoseconds=status.st_mtime_ns,

@@ -1,7 +1,7 @@
-"""The storage types that a GGUF file can name.
+"""The storage types of GGUF files.
 
-Numbers are those of ``enum ggml_type`` in ggml's ``docs/gguf.md``, block sizes those of
-``ggml-common.h``. Types that this build cannot use are here so that messages can name them and
+The numbers are those of ``enum ggml_type`` in ggml's ``docs/gguf.md``, and the block sizes those of
+``ggml-common.h``. Types that this build cannot use are included so that messages can name them and
 their extent in the file can be checked.
 """
 
@@ -18,8 +18,8 @@ from potluck.types.tensor import TensorFormat
 class GgmlType:
     """A storage type: blocks of ``block_elements`` values in ``block_bytes`` bytes.
 
-    ``format`` is None for types that this build cannot use, ``block_bytes`` is 0 where their size
-    is not known.
+    ``format`` is None for types that this build cannot use; ``block_bytes`` is 0 if their size is
+    unknown.
     """
 
     name: str
@@ -42,7 +42,7 @@ def _known(name: str, block_elements: int, block_bytes: int) -> GgmlType:
 
 
 def _named(name: str) -> GgmlType:
-    """A type that was given up before it had a size that files agree on."""
+    """Return a type that was abandoned before it had a definite size."""
     return _known(name, 1, 0)
 
 
@@ -79,7 +79,7 @@ GGML_TYPES: Mapping[int, GgmlType] = MappingProxyType(
         28: _known("F64", 1, 8),
         29: _usable(TensorFormat.IQ1_M),
         30: _usable(TensorFormat.BF16),
-        # Rows of Q4_0 or IQ4_NL interleaved for one CPU; no longer written, but still about.
+        # Rows of Q4_0 or IQ4_NL interleaved for one CPU; no longer written, but still in use.
         31: _known("Q4_0_4_4", 32, 18),
         32: _known("Q4_0_4_8", 32, 18),
         33: _known("Q4_0_8_8", 32, 18),

@@ -1,9 +1,9 @@
 """GGUF models, in one part or split.
 
-Headers are read and checked by ``gguf_header`` when a model is opened; tensors, texts and arrays
-stay in the file until they are asked for. The names and the metadata of split files are those of
-llama.cpp's ``gguf-split``. Tensors are given as they are stored: what converters do to them
-(interleaved rows of q and k) is undone in ``potluck.weights``.
+``gguf_header`` reads and checks headers when a model is opened; tensors, texts and arrays stay in
+the file until they are requested. The names and the metadata of split files are those of
+llama.cpp's ``gguf-split``. Tensors are returned as stored: ``potluck.weights`` undoes the changes
+of converters (interleaved rows of q and k).
 """
 
 from __future__ import annotations
@@ -31,15 +31,16 @@ class GgufSource(FileTensorSource):
     ) -> None:
         super().__init__(tensors, files)
         self.metadata = metadata
-        """That of the first part, which has all that concerns the model. Texts and arrays can be
-        read from it until the source is closed."""
+        """The metadata of the first part, which has all that concerns the model. Texts and arrays
+        can be read from it until the source is closed."""
 
 
 def open_gguf(path: Path, open_file: OpenFile = ReadOnlyFile) -> GgufSource:
-    """The model in ``path``, which may be any part of a split one.
+    """Open the model in ``path``, which may be any part of a split model.
 
-    Raises ``ModelNotFoundError`` when there is no such file; ``ModelFileError`` when a part is
-    missing, truncated or corrupt; ``UnsupportedModelError`` for another version or byte order.
+    Raise ``ModelNotFoundError`` if there is no such file; ``ModelFileError`` if a part is missing,
+    truncated or corrupt; and ``UnsupportedModelError`` if the version or byte order is not
+    supported.
     """
     with ExitStack() as opened:
         parts = _read_parts(path, open_file, opened)
@@ -58,10 +59,10 @@ class _Part:
     header: GgufHeader
 
     def count(self, key: str, default: int) -> int:
-        """A whole number of the metadata."""
+        """Return an integer of the metadata."""
         value = self.header.metadata.get(key, default)
         if type(value) is not int or value < 0:
-            raise ModelFileError(self.file.path, f"metadata {quoted(key)} is not a count")
+            raise ModelFileError(self.file.path, f"metadata {quoted(key)} is not a valid count")
         return value
 
 
@@ -74,8 +75,9 @@ def _read_parts(path: Path, open_file: OpenFile, opened: ExitStack) -> list[_Par
     if name is None or int(name[3]) != num_parts:
         raise ModelFileError(
             str(path),
-            f"one of {num_parts} parts, but its name is not like NAME-00001-of-{num_parts:05}.gguf",
-            hint="give the parts their original names back",
+            f"one of {num_parts} parts, but its name does not have the form "
+            f"NAME-00001-of-{num_parts:05}.gguf",
+            hint="rename the parts to their original names",
         )
     parts: list[_Part] = []
     num_tensors = 0
@@ -91,7 +93,7 @@ def _read_parts(path: Path, open_file: OpenFile, opened: ExitStack) -> list[_Par
             ) from error
         if part.count("split.no", 0) != index or part.count("split.count", 1) != num_parts:
             raise ModelFileError(
-                part.file.path, f"its metadata do not say that it is part {index + 1}"
+                part.file.path, f"its metadata does not identify it as part {index + 1}"
             )
         num_tensors += len(part.header.tensors)
         if num_tensors > MAX_TENSORS:

@@ -1,8 +1,8 @@
 """The header of one GGUF file: versions 2 and 3, little endian.
 
-The format is that of https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. All of it is read
-and checked here. As llama.cpp does, arrays of arrays are refused, and tensors that do not follow
-one another without gaps other than the alignment's.
+The format is that of https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. The whole header is
+read and checked here. As in llama.cpp, arrays of arrays are refused, and so are tensors that are
+not contiguous except for alignment.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from potluck.formats.gguf_metadata import HeaderReader, Metadata, read_metadata
 from potluck.formats.source import MAX_NAME_BYTES, FileTensor, check_tensor_name
 
 MAX_TENSORS = 2**14
-"""Of one part. A layer has about 20, experts together are one, and no model has over 200 layers. At
-400 bytes each they would take 6.5 MB here."""
+"""The maximum number of tensors of one part. A layer has about 20, with all experts in one, and no
+model has over 200 layers. At 400 bytes each, this many would take 6.5 MB."""
 
 MAX_DIMENSIONS = 4
 """``GGML_MAX_DIMS``."""
@@ -33,16 +33,17 @@ _LEAST_TENSOR_INFO_BYTES = 8 + 4 + 4 + 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GgufHeader:
-    """What one file says; ``tensors`` in the order of the header, their names may repeat."""
+    """The header of a file; ``tensors`` are in the order of the header, and may repeat names."""
 
     metadata: Metadata
     tensors: tuple[FileTensor, ...]
 
 
 def read_header(file: ByteFile) -> GgufHeader:
-    """The header of ``file``. Holds what it returns and a window.
+    """Read the header of ``file``. Only the result and one window are held in memory.
 
-    Raises ``ModelFileError``, and ``UnsupportedModelError`` for another version or byte order.
+    Raise ``ModelFileError`` if it is invalid, and ``UnsupportedModelError`` if the version or byte
+    order is not supported.
     """
     reader = HeaderReader(file)
     _check_version(file, reader)
@@ -73,22 +74,23 @@ def read_header(file: ByteFile) -> GgufHeader:
 
 def _check_version(file: ByteFile, reader: HeaderReader) -> None:
     if reader.take(len(_MAGIC), "the magic number") != _MAGIC:
-        raise ModelFileError(file.path, "not a GGUF file: it does not begin with 'GGUF'")
+        raise ModelFileError(file.path, "not a GGUF file: it does not start with 'GGUF'")
     version = reader.u32("the version")
     if version in _VERSIONS:
         return
-    # A small number whose low half is zero was written with its bytes the other way round.
+    # A version whose low half is zero was written in the other byte order.
     if version and version & 0xFFFF == 0:
         raise UnsupportedModelError(
-            f"{file.path}: a big-endian GGUF file",
+            f"{file.path}: big-endian GGUF files are not supported",
             missing=("big-endian GGUF",),
-            hint="get the little-endian file of the model",
+            hint="use the little-endian version of the model",
         )
     raise UnsupportedModelError(
-        f"{file.path}: version {version} of GGUF; this build reads {_VERSIONS[0]} and "
+        f"{file.path}: unsupported GGUF version {version}; this build reads versions "
+        f"{_VERSIONS[0]} and "
         f"{_VERSIONS[1]}",
         missing=(f"GGUF version {version}",),
-        hint="convert the model again with a current converter",
+        hint="convert the model again with a current version of the converter",
     )
 
 
@@ -101,9 +103,9 @@ def _alignment(file: ByteFile, metadata: Metadata) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Entry:
-    """One tensor as the header has it; ``offset`` is counted from where the data begin.
+    """A tensor's entry in the header; ``offset`` is relative to the start of the data.
 
-    ``num_bytes`` is 0 for types whose size is not known.
+    ``num_bytes`` is 0 for types whose size is unknown.
     """
 
     name: str
@@ -120,18 +122,19 @@ def _read_entry(index: int, file: ByteFile, reader: HeaderReader) -> _Entry:
     num_dimensions = reader.u32(what)
     if num_dimensions > MAX_DIMENSIONS:
         raise ModelFileError(file.path, f"{what} has {num_dimensions} dimensions")
-    # The first dimension is the one that lies together in memory.
+    # The first dimension is the contiguous one.
     shape = tuple(reader.u64(what) for _ in range(num_dimensions))[::-1]
     if any(size > _MAX_DIMENSION for size in shape):
-        raise ModelFileError(file.path, f"{what} has the impossible shape {shape}")
+        raise ModelFileError(file.path, f"{what} has an invalid shape {shape}")
     type_number = reader.u32(what)
     type_ = GGML_TYPES.get(type_number) or GgmlType(
         name=f"type {type_number}", block_elements=1, block_bytes=0
-    )  # of a size that is not known
+    )  # of unknown size
     num_columns = shape[-1] if shape else 1
     if num_columns % type_.block_elements:
         raise ModelFileError(
-            file.path, f"{what}: rows of {num_columns} are not whole {type_.name} blocks"
+            file.path,
+            f"{what}: rows of {num_columns} are not a multiple of the {type_.name} block size",
         )
     return _Entry(
         name=name,
@@ -145,13 +148,13 @@ def _read_entry(index: int, file: ByteFile, reader: HeaderReader) -> _Entry:
 def _check_extents(
     entries: Sequence[_Entry], file: ByteFile, data_start: int, alignment: int
 ) -> None:
-    """Raise unless the tensors lie in the file one after another, each aligned."""
+    """Raise an error unless the tensors are consecutive in the file, and each is aligned."""
     free_from = 0
     is_end_known = True
     for entry in sorted(entries, key=lambda entry: (entry.offset, entry.num_bytes)):
         what = f"tensor {quoted(entry.name)}"
         if entry.offset % alignment:
-            raise ModelFileError(file.path, f"{what} does not begin at a multiple of {alignment}")
+            raise ModelFileError(file.path, f"{what} does not start at a multiple of {alignment}")
         if entry.offset < free_from:
             raise ModelFileError(file.path, f"{what} overlaps the one before it")
         if is_end_known and entry.offset - free_from >= alignment:

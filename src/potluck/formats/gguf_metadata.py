@@ -1,9 +1,9 @@
-"""The values of a GGUF header, passed over forwards with every length bounded, and read later.
+"""The values of a GGUF header, which are skipped with every length checked, and read later.
 
 The layout is that of https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. A tokenizer's
-300,000 strings would take 25 MB in memory, and only a gateway wants them: numbers are held, of
-texts and arrays only where they lie. Passing over so many strings must take a fraction of a second
-on a small board, hence a loop of its own for them.
+300,000 strings would take 25 MB of memory, and only a gateway needs them. So only numbers are held
+in memory; for texts and arrays, only their location is. Skipping so many strings must take only a
+fraction of a second on a small board, hence the special loop for them.
 """
 
 from __future__ import annotations
@@ -17,24 +17,26 @@ from potluck.errors import ModelFileError
 from potluck.formats.files import ByteFile, quoted, read_bytes
 
 MAX_HEADER_BYTES = 128 * 2**20
-"""All of the header. The largest vocabularies known (262,144 tokens and their merges, with the
-tokenizer's JSON file besides) take under 60 MiB. Bounds time, not memory."""
+"""The maximum size of a header. The largest known vocabularies (262,144 tokens and their merges,
+plus the tokenizer's JSON file) take under 60 MiB. It bounds time, not memory."""
 
 MAX_METADATA_ENTRIES = 2**12
-"""Files have about 40. At 200 bytes each they would take 0.8 MB here."""
+"""The maximum number of entries. Files have about 40; at 200 bytes each, this many take 0.8 MB."""
 
 MAX_KEY_BYTES = 2**16 - 1
-"""The specification's bound."""
+"""The limit in the specification."""
 
 MAX_TEXT_BYTES = 2**20
-"""Of a text that is read. Chat templates, the longest that are, take up to 100 KB; a text that is
-not read (a whole ``tokenizer.json``, say) may take more."""
+"""The maximum size of a text that is read. The longest ones, chat templates, have up to 100 KB;
+texts that are not read (such as a whole ``tokenizer.json``) may be larger."""
 
 MAX_STRINGS = 2**21
-"""In all arrays of a header, three times those of the largest vocabulary known (262,144 tokens and
-514,906 merges). Passing over so many takes 0.2 s."""
+"""The maximum number of strings in all arrays of a header: three times that of the largest known
+vocabulary (262,144 tokens and 514,906 merges). Skipping them takes 0.2 s."""
 
-_WINDOW_BYTES = 2**16
+HEADER_WINDOW_BYTES = 2**16
+"""The bytes read at a time; as many may be read beyond the end of a header."""
+
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
 
@@ -56,11 +58,11 @@ _BOOL_BYTES = b"\0\1"
 
 
 class HeaderReader:
-    """Reads a header forwards, from byte ``start``. Holds one window of the file, of 64 KiB.
+    """Reads a header forwards, from byte ``start``. Holds one 64 KiB window of the file.
 
-    Every method raises ``ModelFileError`` when the header would go on past the end of the file or
-    past ``MAX_HEADER_BYTES``; nothing is allocated before that is known. ``what`` is what is being
-    read, for messages.
+    Every method raises ``ModelFileError`` if the header would extend past the end of the file or
+    past ``MAX_HEADER_BYTES``; nothing is allocated before this check. ``what`` describes the item
+    being read, for messages.
     """
 
     def __init__(self, file: ByteFile, start: int = 0) -> None:
@@ -73,15 +75,15 @@ class HeaderReader:
 
     @property
     def position(self) -> int:
-        """The offset in the file of what is read next, in bytes."""
+        """The offset in the file of the next byte to read."""
         return self._window_start + self._index
 
     def take(self, num_bytes: int, what: str) -> bytes:
-        """The next bytes, at most ``MAX_TEXT_BYTES``."""
+        """Return the next bytes, at most ``MAX_TEXT_BYTES``."""
         self.require(1, num_bytes, what)
         end = self._index + num_bytes
         if end > len(self._window):
-            if num_bytes > _WINDOW_BYTES:
+            if num_bytes > HEADER_WINDOW_BYTES:
                 data = read_bytes(self._file, self.position, num_bytes)
                 self._move_to(self.position + num_bytes)
                 return data
@@ -92,34 +94,34 @@ class HeaderReader:
         return data
 
     def skip(self, count: int, each_bytes: int, what: str) -> None:
-        """Pass over ``count`` things of ``each_bytes`` each."""
+        """Skip ``count`` items of ``each_bytes`` each."""
         self.require(count, each_bytes, what)
-        self._index += count * each_bytes  # which may lie beyond the window
+        self._index += count * each_bytes  # may be beyond the window
 
     def require(self, count: int, least_bytes: int, what: str) -> None:
-        """Raise unless ``count`` things of ``least_bytes`` each can still follow."""
+        """Raise an error unless ``count`` items of at least ``least_bytes`` each can follow."""
         needed = self.position + count * least_bytes
         if needed <= self._limit:
             return
         if self._limit < self._file.size:
-            problem = f"{what} would make the header larger than {MAX_HEADER_BYTES} bytes"
+            problem = f"{what} makes the header larger than {MAX_HEADER_BYTES} bytes"
         else:
-            problem = f"truncated or corrupt: {what} needs bytes up to {needed}, and there are"
-            problem += f" {self._file.size}"
+            problem = f"truncated or corrupt: {what} ends at byte {needed}, the file at byte "
+            problem += f"{self._file.size}"
         raise ModelFileError(self._file.path, problem)
 
     def u32(self, what: str) -> int:
-        """An unsigned integer of 4 bytes."""
+        """Read an unsigned integer of 4 bytes."""
         value: int = _U32.unpack(self.take(4, what))[0]
         return value
 
     def u64(self, what: str) -> int:
-        """An unsigned integer of 8 bytes."""
+        """Read an unsigned integer of 8 bytes."""
         value: int = _U64.unpack(self.take(8, what))[0]
         return value
 
     def name(self, what: str, max_bytes: int) -> str:
-        """A key or a tensor's name, which are ASCII."""
+        """Read a key or a tensor's name, which must be ASCII."""
         length = self.u64(what)
         if length > max_bytes:
             raise ModelFileError(self._file.path, f"{what} would have {length} bytes")
@@ -130,7 +132,7 @@ class HeaderReader:
             raise ModelFileError(self._file.path, f"{what} is not ASCII") from error
 
     def scalar(self, type_number: int, what: str) -> int | float | bool:
-        """A number or a truth value of a type by its number."""
+        """Read a number or a Boolean of the type with this number."""
         form = _SCALARS.get(type_number)
         if form is None:
             raise ModelFileError(self._file.path, f"{what} has the unknown type {type_number}")
@@ -141,7 +143,7 @@ class HeaderReader:
         return value
 
     def skip_array(self, what: str) -> MetadataArray:
-        """Pass over an array, all of it checked."""
+        """Skip an array, checking all of it."""
         type_number, count = self.u32(what), self.u64(what)
         start = self.position
         if type_number == _STRING:
@@ -154,14 +156,14 @@ class HeaderReader:
             self.skip(count, _SCALARS[type_number].size, what)
         else:
             raise ModelFileError(
-                self._file.path, f"{what} is an array of type {type_number}, which is not known"
+                self._file.path, f"{what} is an array of unknown type {type_number}"
             )
         return MetadataArray(
             file=self._file, key=what, type_number=type_number, count=count, offset=start
         )
 
     def strings(self, count: int, what: str) -> Iterator[str]:
-        """Many strings: those that lie within the window without a call for each."""
+        """Yield ``count`` strings, without a call for each one that is within the window."""
         unpack = _U64.unpack_from
         for index in range(count):
             start = self._index + 8
@@ -174,11 +176,11 @@ class HeaderReader:
             yield self.text(self.u64(what), f"{what}[{index}]")
 
     def text(self, num_bytes: int, what: str) -> str:
-        """A text of so many bytes. Those that are not UTF-8 become lone surrogates."""
+        """Read a text of ``num_bytes``. Bytes that are not UTF-8 become lone surrogates."""
         if num_bytes > MAX_TEXT_BYTES:
             raise ModelFileError(
                 self._file.path,
-                f"{what} has {num_bytes} bytes, and at most {MAX_TEXT_BYTES} can be read",
+                f"{what} has {num_bytes} bytes; the limit is {MAX_TEXT_BYTES}",
             )
         return self.take(num_bytes, what).decode("utf-8", "surrogateescape")
 
@@ -186,7 +188,7 @@ class HeaderReader:
         self._num_strings += count
         if self._num_strings > MAX_STRINGS:
             raise ModelFileError(
-                self._file.path, f"{what}: the header would have over {MAX_STRINGS} strings"
+                self._file.path, f"{what}: the header has more than {MAX_STRINGS} strings"
             )
         unpack = _U64.unpack_from
         window, index, last = self._window, self._index, len(self._window) - _U64.size
@@ -201,15 +203,15 @@ class HeaderReader:
         self.require(0, 0, what)
 
     def _check_bools(self, count: int, what: str) -> None:
-        for start in range(self.position, self.position + count, _WINDOW_BYTES):
-            length = min(_WINDOW_BYTES, self.position + count - start)
+        for start in range(self.position, self.position + count, HEADER_WINDOW_BYTES):
+            length = min(HEADER_WINDOW_BYTES, self.position + count - start)
             if read_bytes(self._file, start, length).strip(_BOOL_BYTES):
                 raise ModelFileError(self._file.path, f"{what} is neither true nor false")
 
     def _fill(self) -> None:
-        """Read the window that begins at ``position``, which is within the header."""
+        """Read the window that starts at ``position``, which is within the header."""
         self._move_to(self.position)
-        length = min(_WINDOW_BYTES, self._limit - self._window_start)
+        length = min(HEADER_WINDOW_BYTES, self._limit - self._window_start)
         self._window = read_bytes(self._file, self._window_start, length)
 
     def _move_to(self, start: int) -> None:
@@ -218,10 +220,10 @@ class HeaderReader:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MetadataArray:
-    """The values of an array, read anew from the open file whenever they are iterated over.
+    """The values of an array, which are read from the open file on each iteration.
 
-    Iteration raises ``ModelFileError`` for a string over ``MAX_TEXT_BYTES``, or when the file
-    changed meanwhile; ``ValueError`` when it is closed.
+    Iteration raises ``ModelFileError`` if a string exceeds ``MAX_TEXT_BYTES`` or the file has
+    changed, and ``ValueError`` if it is closed.
     """
 
     file: ByteFile
@@ -245,7 +247,7 @@ class MetadataArray:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Text:
-    """Where a text lies."""
+    """The location of a text."""
 
     offset: int
     num_bytes: int
@@ -254,14 +256,14 @@ class _Text:
 _PIECE_BYTES = 2**20
 
 MetadataValue: TypeAlias = "int | float | bool | str | MetadataArray"
-"""Bytes of a string that are not UTF-8 become lone surrogates (``surrogateescape``), so that
-nothing is lost and nothing fails."""
+"""A value of the metadata. Bytes of a string that are not UTF-8 become lone surrogates
+(``surrogateescape``), so that no data is lost and decoding never fails."""
 
 
 class Metadata(Mapping[str, MetadataValue]):
-    """The metadata of an open file. Getting a text reads it from there.
+    """The metadata of an open file. Getting a text reads it from the file.
 
-    That raises as ``MetadataArray`` does.
+    This raises the errors of ``MetadataArray``.
     """
 
     def __init__(
@@ -288,14 +290,14 @@ class Metadata(Mapping[str, MetadataValue]):
         return len(self._values)
 
     def stored_bytes(self, key: str) -> Iterator[bytes]:
-        """A value with its type as it lies in the file, in pieces of at most 1 MiB."""
+        """Yield a value with its type as stored in the file, in pieces of at most 1 MiB."""
         start, end = self._extents[key]
         for offset in range(start, end, _PIECE_BYTES):
             yield read_bytes(self._file, offset, min(_PIECE_BYTES, end - offset))
 
 
 def read_metadata(file: ByteFile, reader: HeaderReader, count: int) -> Metadata:
-    """The ``count`` keys and values that come next, all checked. Raises ``ModelFileError``."""
+    """Read and check the next ``count`` keys and values. Raise ``ModelFileError`` if invalid."""
     if count > MAX_METADATA_ENTRIES:
         raise ModelFileError(file.path, f"it would have {count} metadata entries")
     values: dict[str, int | float | bool | _Text | MetadataArray] = {}
@@ -304,7 +306,7 @@ def read_metadata(file: ByteFile, reader: HeaderReader, count: int) -> Metadata:
         key = reader.name(f"metadata key {index}", MAX_KEY_BYTES)
         what = f"metadata {quoted(key)}"
         if key in values:
-            raise ModelFileError(file.path, f"{what} is there twice")
+            raise ModelFileError(file.path, f"{what} occurs twice")
         start = reader.position
         type_number = reader.u32(what)
         if type_number == _STRING:

@@ -1,9 +1,9 @@
-"""JSON objects read member by member, through a window of text.
+"""Read JSON objects member by member, through a window of text.
 
-A parsed document takes up to thirty times its own bytes (an empty list is three bytes of text and
-64 of memory). So only one member is ever parsed at once, and it has to fit the window: whatever a
-file holds, its memory is bounded. Text is JSON as RFC 8259 has it, in UTF-8; ``NaN`` and the
-infinities, which Python's parser takes too, are refused.
+A parsed document may take up to thirty times the size of its text (an empty list is three bytes of
+text and 64 of memory). So only one member is parsed at a time, and it must fit into the window,
+which bounds the memory for any file. The text must be JSON (RFC 8259) in UTF-8; ``NaN`` and
+infinities, which Python's parser accepts, are refused.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from potluck.errors import ModelFileError
 from potluck.formats.files import ByteFile, ReadOnlyFile, quoted, read_bytes
 
 WINDOW_BYTES = 2**15
-"""What is read at once. A tensor's entry takes a few hundred bytes; the longest value that is not
-skipped takes at most as much, and is refused when it takes twice that. Parsed, the worst text of
-two windows takes 1.5 MB."""
+"""The bytes read at a time. A tensor's entry takes a few hundred bytes. A value that is not skipped
+may take up to this size, and is refused at twice this size. When parsed, the worst text of two
+windows takes 1.5 MB."""
 
 _SPACES = " \t\n\r"
 _SPACE = re.compile(f"[{_SPACES}]*")
@@ -33,8 +33,8 @@ _LONGEST_ESCAPE = len(r"\uffff")
 class JsonReader:
     """Reads the text in bytes ``[start, end)`` of ``file`` forwards.
 
-    ``what`` is the whole text for messages. Every method raises ``ModelFileError`` where the text
-    is not valid JSON, or not what the method reads.
+    ``what`` names the whole text in messages. Every method raises ``ModelFileError`` if the text is
+    not valid JSON, or not of the type that the method reads.
     """
 
     def __init__(self, file: ByteFile, start: int, end: int, *, what: str) -> None:
@@ -47,10 +47,10 @@ class JsonReader:
         self._index = 0
 
     def keys(self, most: int, what: str) -> Iterator[str]:
-        """The keys of the object that comes next; the value of each is read before the next key.
+        """Yield the keys of the next object; the caller must read each value before the next key.
 
-        A key that comes twice is given twice. More than ``most`` are refused. ``what`` is the
-        object for messages.
+        Repeated keys are yielded repeatedly. More than ``most`` keys are refused. ``what`` names
+        the object in messages.
         """
         if self._is_empty_object(what):
             return
@@ -63,9 +63,9 @@ class JsonReader:
         raise ModelFileError(self._file.path, f"{what} has more than {most} entries")
 
     def value(self) -> object:
-        """The value that comes next, in which no key occurs twice."""
+        """Read the next value, in which keys must not repeat."""
         self._peek()
-        # Now, since a number that the end of the window cuts off looks like a shorter one.
+        # Fill the window first: a number that is cut off at its end would look like a shorter one.
         while len(self._text) - self._index < WINDOW_BYTES and self._read_more():
             pass
         try:
@@ -78,7 +78,7 @@ class JsonReader:
         return value
 
     def text(self) -> str:
-        """The text that comes next."""
+        """Read the next text."""
         if self._peek() != '"':
             self._fail()
         value = self.value()
@@ -87,9 +87,9 @@ class JsonReader:
         return value
 
     def skip_texts(self, most: int, what: str) -> None:
-        """Pass over the object of texts that comes next, as ``keys`` reads one.
+        """Skip the next object, whose values are texts; see ``keys``.
 
-        The texts may be of any length.
+        The texts may have any length.
         """
         if self._is_empty_object(what):
             return
@@ -102,12 +102,12 @@ class JsonReader:
         raise ModelFileError(self._file.path, f"{what} has more than {most} entries")
 
     def finish(self) -> None:
-        """Raise unless nothing but space is left."""
+        """Raise an error unless only whitespace is left."""
         if self._peek():
             self._fail()
 
     def _is_empty_object(self, what: str) -> bool:
-        """Begin the object that comes next; True where it ends at once."""
+        """Begin the next object, and return whether it is empty."""
         if self._peek() not in ("{", ""):
             raise ModelFileError(self._file.path, f"{what} is not a JSON object")
         self._expect("{")
@@ -118,7 +118,7 @@ class JsonReader:
 
     def _skip_text(self, what: str) -> None:
         if self._peek() not in ('"', ""):
-            raise ModelFileError(self._file.path, f"{what} is not an object of texts")
+            raise ModelFileError(self._file.path, f"{what} is not an object of strings")
         self._expect('"')
         while True:
             self._index = _end(_TEXT, self._text, self._index)
@@ -126,12 +126,12 @@ class JsonReader:
             if left and self._text[self._index] == '"':
                 self._index += 1
                 return
-            # An escape may be cut off by the end of the window.
+            # The end of the window may cut off an escape.
             if left >= _LONGEST_ESCAPE or not self._read_more():
                 self._fail()
 
     def _expect(self, characters: str) -> str:
-        """The next character that is no space, one of ``characters``."""
+        """Read the next character other than whitespace, which must be one of ``characters``."""
         character = self._peek()
         if not character or character not in characters:
             self._fail()
@@ -139,7 +139,7 @@ class JsonReader:
         return character
 
     def _peek(self) -> str:
-        """As ``_expect``, any character, which stays; nothing at the end."""
+        """Return the next character other than whitespace without reading it; empty at the end."""
         while True:
             character = self._text[self._index : self._index + 1]
             if character and character not in _SPACES:
@@ -149,7 +149,7 @@ class JsonReader:
                 return ""
 
     def _read_more(self) -> bool:
-        """Move the window on, keeping what was not read yet; False when there is nothing more."""
+        """Move the window forward, keeping unread text. Return False if there is no more text."""
         if self._next == self._end:
             return False
         length = min(WINDOW_BYTES, self._end - self._next)
@@ -168,7 +168,7 @@ class JsonReader:
 
 
 def read_document(path: Path, max_bytes: int) -> dict[str, object]:
-    """The JSON object that is the whole of a small file; otherwise as ``read_json``."""
+    """Read a small file that contains a JSON object; otherwise like ``read_json``."""
     document = read_json(path, max_bytes)
     if not isinstance(document, dict):
         raise ModelFileError(str(path), "not a JSON object")
@@ -176,10 +176,10 @@ def read_document(path: Path, max_bytes: int) -> dict[str, object]:
 
 
 def read_json(path: Path, max_bytes: int) -> object:
-    """The JSON value that is the whole of a small file, in which no key occurs twice.
+    """Read a small file that contains a JSON value, in which keys must not repeat.
 
-    It takes up to thirty times ``max_bytes``. Raises ``ModelNotFoundError``, and ``ModelFileError``
-    when the file is larger, cannot be read or holds something else.
+    The value takes up to thirty times ``max_bytes`` of memory. Raise ``ModelNotFoundError``, and
+    ``ModelFileError`` if the file is larger, cannot be read, or is not valid.
     """
     with closing(ReadOnlyFile(path)) as file:
         if file.size > max_bytes:
@@ -217,6 +217,6 @@ _PARSER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constan
 
 
 def _end(pattern: re.Pattern[str], text: str, start: int) -> int:
-    """Where the match of a pattern that always matches ends."""
+    """Return the end of the match of a pattern that always matches."""
     match = pattern.match(text, start)
     return match.end() if match else start

@@ -1,10 +1,10 @@
-"""Packed files: weights as the engine computes with them, to be mapped.
+"""Packed files: weights in the layout that the engine uses, for memory mapping.
 
-A header, then the tensors, each from the start of a page. The header has ``MAGIC``; four
-little-endian integers (version of this format and layout of panels, 32 bits each; bytes of the JSON
-and of the whole file, 64 bits each); and a JSON object with the key that the file was made for and
-every tensor's name, format, shape, offset behind the header, and bytes. All of it follows from what
-is to be in the file: whoever opens one compares, and parses nothing.
+A file has a header and then the tensors, each of which starts on a new page. The header has
+``MAGIC``; four little-endian integers (the version of this format and the layout of panels, 32 bits
+each; the sizes of the JSON text and of the whole file, 64 bits each); and a JSON object with the
+key of the file and each tensor's name, format, shape, offset after the header, and size. The
+expected header is determined by the expected contents, so readers compare it and parse nothing.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ MAGIC = b"POTLUCKP"
 VERSION = 1
 
 PAGE_BYTES = 4096
-"""Offsets are multiples of it. The file is mapped as a whole, so larger pages do no harm."""
+"""Offsets are multiples of this. The file is mapped as a whole, so larger pages are no problem."""
 
 _PREFIX = struct.Struct("<8sIIQQ")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedTensor:
-    """``num_bytes`` at byte ``offset`` of the file."""
+    """A tensor of ``num_bytes`` at byte ``offset`` of the file."""
 
     info: TensorInfo
     offset: int
@@ -36,7 +36,7 @@ class PackedTensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedLayout:
-    """What a packed file holds and where: its first bytes, its tensors, and its length."""
+    """The layout of a packed file: its first bytes, its tensors, and its length."""
 
     header: bytes
     tensors: tuple[PackedTensor, ...]
@@ -46,7 +46,7 @@ class PackedLayout:
 def packed_layout(
     tensors: Iterable[tuple[TensorInfo, int]], *, key: str, panel_layout: int
 ) -> PackedLayout:
-    """The file that holds ``tensors``, each with the bytes that it takes, in this order."""
+    """Return the layout of a file with ``tensors``, given with their sizes, in this order."""
     placed = []
     offset = 0
     for info, num_bytes in tensors:

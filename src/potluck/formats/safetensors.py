@@ -1,7 +1,7 @@
 """Models in safetensors files: one file, or several with an index.
 
-Headers are read and checked by ``safetensors_header``; this is about which files there are and how
-they agree.
+``safetensors_header`` reads and checks headers; this module finds the files and checks that they
+are consistent.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ INDEX_FILE = "model.safetensors.index.json"
 def open_safetensors(
     path: Path, open_file: OpenFile = ReadOnlyFile, *, names: Collection[str] | None = None
 ) -> FileTensorSource:
-    """The tensors of a ``*.safetensors`` file, an index, or a directory in Hugging Face layout.
+    """Open a ``*.safetensors`` file, an index, or a directory in Hugging Face layout.
 
     A directory has ``model.safetensors``, or ``model.safetensors.index.json`` and the files that
-    it names, or a single ``*.safetensors`` (looked for in this order, as ``transformers`` does).
-    With ``names``, only the files that an index gives for these tensors are opened.
-    Raises ``ModelNotFoundError`` when it has none of them, ``ModelFileError`` when a file is
-    missing, truncated, corrupt or not what the index says.
+    it names, or a single ``*.safetensors`` file (searched in this order, as in ``transformers``).
+    With ``names``, only the files that the index lists for these tensors are opened. Raise
+    ``ModelNotFoundError`` if a directory has none of these, and ``ModelFileError`` if a file is
+    missing, truncated, corrupt or inconsistent with the index.
     """
     try:
         file_or_index = _find(path)
@@ -61,33 +61,33 @@ def open_safetensors(
 
 
 def read_index(path: Path) -> dict[str, str]:
-    """The ``weight_map`` of an index: from tensor names to files below its own directory.
+    """Return the ``weight_map`` of an index, from tensor names to files below its directory.
 
-    Raises ``ModelFileError`` where it is not one.
+    Raise ``ModelFileError`` if it is invalid.
     """
     with closing(ReadOnlyFile(path)) as file:
         return read_weight_map(file)
 
 
 def _find(path: Path) -> Path:
-    """The file to open for ``path``: tensors, or an index."""
+    """Return the file to open for ``path``: a file with tensors, or an index."""
     if not path.is_dir():
         return path
     for name in (SINGLE_FILE, INDEX_FILE):
-        if os.path.lexists(path / name):  # a link that leads nowhere is named when it is opened
+        if os.path.lexists(path / name):  # opening a broken link raises an error that names it
             return path / name
     candidates = sorted(path.glob("*.safetensors"))
     if len(candidates) == 1:
         return candidates[0]
-    found = f"{len(candidates)} .safetensors files and no index" if candidates else "no weights"
+    found = f"{len(candidates)} .safetensors files but no index" if candidates else "no weights"
     raise ModelNotFoundError(
         f"{path}: {found}",
-        hint=f"the directory must have {SINGLE_FILE}, or {INDEX_FILE} and the files it names",
+        hint=f"the directory must contain {SINGLE_FILE}, or {INDEX_FILE} and the files it names",
     )
 
 
 def _read_files(paths: list[Path], named_by: Path, open_file: OpenFile) -> Iterator[FileTensor]:
-    """The tensors of one file after another, each released once its header is read."""
+    """Yield the tensors of each file in turn, and release each file when its header was read."""
     for path in paths:
         try:
             file = open_file(path)
@@ -108,10 +108,9 @@ def _check_index(
     files: Mapping[Path, ReadableFile],
     index_path: Path,
 ) -> None:
-    """Raise unless every tensor of the index lies where it says.
+    """Raise an error unless every tensor of the index is in the file that the index names.
 
-    Tensors of the files that the index does not know are the model's all the same, as they are
-    for ``transformers``.
+    Tensors in the files that are not in the index also belong to the model, as in ``transformers``.
     """
     file_named = {name: files[index_path.parent / name] for name in set(file_of.values())}
     for name, file_name in file_of.items():

@@ -2,10 +2,10 @@
 
 The format (https://github.com/huggingface/safetensors#format): eight bytes, the length of the
 header, little endian; the header, a JSON object from tensor names to ``dtype``, ``shape`` and
-``data_offsets`` (begin and end, counted from the end of the header) with the texts of
-``__metadata__`` besides; then the tensors' bytes, which cover the rest of the file without gaps or
-overlaps. All of it is checked here. Stricter than the reference in three points: names that
-``check_tensor_name`` refuses, keys that no tensor has, and more tensors than ``MAX_TENSORS``.
+``data_offsets`` (begin and end, relative to the end of the header), and with ``__metadata__``, an
+object of texts; and then the tensors' bytes, which cover the rest of the file without gaps or
+overlaps. All of this is checked here. In addition to what the reference rejects, this refuses names
+that ``check_tensor_name`` refuses, unknown keys of tensors, and more tensors than ``MAX_TENSORS``.
 """
 
 from __future__ import annotations
@@ -23,17 +23,18 @@ from potluck.formats.source import MAX_TENSORS, FileTensor, check_tensor_name
 from potluck.types.tensor import TensorFormat
 
 MAX_HEADER_BYTES = 100_000_000
-"""Of a header or an index: the format's own limit (``MAX_HEADER_SIZE`` of the reference). Tensors
-take 100 to 200; the index of DeepSeek-V3, 91,991 tensors, has 9 MB. Bounds time, not memory."""
+"""The maximum size of a header or an index, which is the format's own limit (``MAX_HEADER_SIZE`` of
+the reference). A tensor takes 100 to 200 bytes; the index of DeepSeek-V3, with 91,991 tensors, has
+9 MB. It bounds time, not memory."""
 
 MAX_FILES = 2**12
-"""Of one model; DeepSeek-V3 has 163, Llama 3.1 405B 191."""
+"""The maximum number of files of a model; DeepSeek-V3 has 163, Llama 3.1 405B 191."""
 
 MAX_METADATA_ENTRIES = 2**16
-"""Nothing here uses them. Passing over so many takes 0.1 s."""
+"""The maximum number of texts in the metadata, which are not used. Skipping them takes 0.1 s."""
 
 MAX_DIMENSIONS = 32
-"""So that the product of a shape stays a small number; tensors of models have at most 5."""
+"""The maximum number of dimensions, which bounds the product of a shape; models use at most 5."""
 
 _MAX_DIMENSION = 2**63 - 1
 _MAX_INDEX_MEMBERS = 2**6
@@ -60,16 +61,17 @@ _TYPE_NAMES = {dtype: dtype for dtype in _DTYPE_BITS}
 
 
 def read_header(file: ByteFile) -> list[FileTensor]:
-    """The tensors of a file by offset, all checked but for names that come twice.
+    """Return the tensors of a file sorted by offset, with everything but repeated names checked.
 
-    Raises ``ModelFileError``. Holds what it returns and a few windows of text.
+    Raise ``ModelFileError`` if the header is invalid. Only the result and a few windows of text are
+    held in memory.
     """
     (length,) = _LENGTH.unpack(read_bytes(file, 0, _LENGTH.size))
     data_start = _LENGTH.size + length
     if length > MAX_HEADER_BYTES:
         raise ModelFileError(
             file.path,
-            f"not a safetensors file: its header would have {length} bytes, and the format allows "
+            f"not a safetensors file: its header has {length} bytes; the format allows at most "
             f"{MAX_HEADER_BYTES}",
         )
     if data_start > file.size:
@@ -95,9 +97,9 @@ def read_header(file: ByteFile) -> list[FileTensor]:
 
 
 def read_weight_map(file: ByteFile) -> dict[str, str]:
-    """The ``weight_map`` of an index: from tensor names to files below the index's directory.
+    """Return the ``weight_map`` of an index, from tensor names to files below its directory.
 
-    Raises ``ModelFileError``, also where a name would lead out of that directory.
+    Raise ``ModelFileError`` if the index is invalid, or if a file name is outside that directory.
     """
     if file.size > MAX_HEADER_BYTES:
         raise ModelFileError(file.path, f"larger than {MAX_HEADER_BYTES} bytes")
@@ -118,13 +120,13 @@ def read_weight_map(file: ByteFile) -> dict[str, str]:
 
 def _read_files(reader: JsonReader, file: ByteFile) -> dict[str, str]:
     file_of: dict[str, str] = {}
-    known: dict[str, str] = {}  # each file's name is held once
+    known: dict[str, str] = {}  # so that each file name is held only once
     for name in reader.keys(MAX_TENSORS, "weight_map"):
         check_tensor_name(name, file.path)
         file_name = reader.value()
         if not isinstance(file_name, str):
             raise ModelFileError(
-                file.path, f"weight_map has something else than a file's name for {quoted(name)}"
+                file.path, f"weight_map does not map to a file name for {quoted(name)}"
             )
         if file_name not in known:
             _check_file_name(name, file_name, file)
@@ -141,7 +143,9 @@ def _check_file_name(name: str, file_name: str, file: ByteFile) -> None:
     target = PurePosixPath(file_name)
     if target.is_absolute() or ".." in target.parts or not target.name or "\0" in file_name:
         raise ModelFileError(
-            file.path, f"{quoted(name)} is said to be in {quoted(file_name)}, outside the model"
+            file.path,
+            f"{quoted(name)} is mapped to {quoted(file_name)}, which is outside the model's "
+            f"directory",
         )
     try:
         file_name.encode("utf-8")  # JSON can spell half a surrogate pair
@@ -156,11 +160,11 @@ def _read_entry(name: str, entry: object, file: ByteFile, data_start: int) -> Fi
         raise ModelFileError(file.path, f"{what}: not an object of dtype, shape and data_offsets")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str):
-        raise ModelFileError(file.path, f"{what}: dtype is not a text")
+        raise ModelFileError(file.path, f"{what}: dtype is not a string")
     if not _is_sizes(shape) or len(shape) > MAX_DIMENSIONS:
-        raise ModelFileError(file.path, f"{what}: shape is not a short list of sizes")
+        raise ModelFileError(file.path, f"{what}: shape is not a valid list of sizes")
     if not _is_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-        raise ModelFileError(file.path, f"{what}: data_offsets are not a begin and an end")
+        raise ModelFileError(file.path, f"{what}: data_offsets is not a pair of begin and end")
     begin, end = offsets
     if data_start + end > file.size:
         raise ModelFileError(
@@ -184,7 +188,7 @@ def _read_entry(name: str, entry: object, file: ByteFile, data_start: int) -> Fi
 
 
 def _check_coverage(tensors: Iterable[FileTensor], file: ByteFile, data_start: int) -> None:
-    """Raise unless sorted ``tensors`` cover the data without gaps or overlaps."""
+    """Raise an error unless sorted ``tensors`` cover the data without gaps or overlaps."""
     covered = data_start
     for tensor in tensors:
         if tensor.offset != covered:

@@ -1,8 +1,8 @@
-"""Tensors that lie in files, whatever the format of the file."""
+"""Tensors in files, independent of the file format."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType, TracebackType
 from typing import Self
@@ -12,25 +12,26 @@ from potluck.formats.files import ByteFile, ReadableFile, quoted
 from potluck.types.tensor import TensorFormat, TensorInfo
 
 MAX_TENSORS = 3 * 2**16
-"""Of one model. The largest dense one known (Llama 3.1 405B) has 1,138, Qwen3-235B, whose experts
-are tensors of their own, 36,945, and twice as many in FP8, with their scales; Kimi K2 has 140,000
-then. Each takes up to 400 bytes here, so a header that claims more would cost more than 79 MB
-whatever the size of its file."""
+"""The maximum number of tensors of a model. The largest known dense model (Llama 3.1 405B) has
+1,138. Qwen3-235B, whose experts are separate tensors, has 36,945, and twice as many in FP8 with
+scales; Kimi K2 in FP8 has 140,000. Each takes up to 400 bytes of memory, so without this limit a
+header could require more than 79 MB."""
 
 MAX_NAME_BYTES = 255
-"""Of a tensor. GGUF allows 64, and names in safetensors files are module paths of about 80."""
+"""The maximum size of a tensor's name. GGUF allows 64, and names in safetensors files are module
+paths of about 80."""
 
 _MOST_TYPES_NAMED = 10
-"""In a message. Models have two or three, hostile files as many as they have tensors."""
+"""The maximum number of types in a message. Models have two or three; malicious files may have one
+per tensor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileTensor:
-    """Where a tensor lies: the ``num_bytes`` from byte ``offset`` of ``file``, checked to be there.
+    """The location of a tensor: ``num_bytes`` from byte ``offset`` of ``file``, which exist.
 
-    ``type_name`` is what the file calls its storage type; ``format`` is None when this build
-    cannot use that type (``num_bytes`` is then 0 where its size is not known). ``shape`` is
-    row-major.
+    ``type_name`` is the file's name for the storage type; ``format`` is None if this build cannot
+    use that type (``num_bytes`` is then 0 if its size is unknown). ``shape`` is row-major.
     """
 
     name: str
@@ -43,25 +44,25 @@ class FileTensor:
 
 
 def check_tensor_name(name: str, path: str) -> None:
-    """Raise ``ModelFileError`` unless ``name`` is of 1 to ``MAX_NAME_BYTES`` printable ASCII.
+    """Raise ``ModelFileError`` unless ``name`` has 1 to ``MAX_NAME_BYTES`` printable ASCII bytes.
 
-    Names of tensors are paths of identifiers. Nothing else is a name that some program reads, and
-    what is in a name reaches terminals and logs.
+    Names of tensors are paths of identifiers; no program reads any others. They are printed to
+    terminals and logs.
     """
     if not (0 < len(name) <= MAX_NAME_BYTES and name.isascii() and name.isprintable()):
         raise ModelFileError(
-            path, f"{quoted(name)} cannot be the name of a tensor (it has {len(name)} characters)"
+            path, f"{quoted(name)} is not a valid tensor name (it has {len(name)} characters)"
         )
 
 
 class FileTensorSource:
     """The tensors of one or several files; a ``TensorSource``. Owns the files and closes them.
 
-    Of the files only the one read last has a descriptor open. (A program's order changes files a
-    few hundred times in a model of 200 files, at 20 µs each.) Tensors of types that this build
-    cannot use are listed, and refused when they are asked for. ``tensors`` may come from an
-    iterator that still adds to ``files``. Raises ``ModelFileError`` when two tensors have one name
-    or there are more than ``MAX_TENSORS``; the files are then the caller's.
+    Only the file that was read last has an open descriptor. (Reading a model of 200 files in a
+    program's order switches files a few hundred times, at 20 µs each.) Tensors of types that this
+    build cannot use are listed, but refused when they are requested. ``tensors`` may be an iterator
+    that still adds to ``files``. Raise ``ModelFileError`` if two tensors have the same name or
+    there are more than ``MAX_TENSORS``; the caller then still owns the files.
     """
 
     def __init__(self, tensors: Iterable[FileTensor], files: Collection[ReadableFile]) -> None:
@@ -80,7 +81,7 @@ class FileTensorSource:
         self._last_read: ByteFile | None = None
         self.tensors: Mapping[str, FileTensor] = MappingProxyType(by_name)
         self.encoding = ""
-        """How tensors are decoded, in words that tell it apart; empty where they are as stored."""
+        """A text that identifies how tensors are decoded; empty if they are used as stored."""
 
     @property
     def files(self) -> tuple[ReadableFile, ...]:
@@ -88,22 +89,23 @@ class FileTensorSource:
         return self._files
 
     def names(self) -> Iterable[str]:
-        """All tensor names, in file order."""
+        """Return all tensor names, in file order."""
         return self.tensors.keys()
 
     def info(self, name: str) -> TensorInfo:
-        """What is stored under ``name``.
+        """Return the tensor stored under ``name``.
 
-        Raises ``KeyError`` if nothing is, ``UnsupportedModelError`` if its type cannot be used.
+        Raise ``KeyError`` if there is none, and ``UnsupportedModelError`` if its type cannot be
+        used.
         """
         return self._usable(name)[1]
 
     def read_rows(self, name: str, start_row: int, end_row: int, out: memoryview) -> None:
         """Copy the stored bytes of rows ``[start_row, end_row)`` into ``out``.
 
-        Rows come as they are stored. Raises as ``info`` does, ``ModelFileError`` when the file
-        has become shorter, was replaced or cannot be read, ``ValueError`` for rows that do not
-        exist, an ``out`` of another length, and after ``close``.
+        Rows are copied as stored. Raise the errors of ``info``; ``ModelFileError`` if the file has
+        become shorter, was replaced or cannot be read; and ``ValueError`` if rows do not exist, if
+        ``out`` has the wrong length, and after ``close``.
         """
         tensor, info = self._usable(name)
         if not 0 <= start_row <= end_row <= info.num_rows:
@@ -116,12 +118,12 @@ class FileTensorSource:
     def read_stored(self, tensor: FileTensor, start_byte: int, out: memoryview) -> None:
         """Fill ``out`` with stored bytes of one of ``tensors`` from ``start_byte`` on.
 
-        The tensor may be of any type. Raises ``ModelFileError`` as ``read_rows`` does, and
-        ``ValueError`` for bytes that the tensor does not have.
+        The tensor may be of any type. Raise ``ModelFileError`` like ``read_rows``, and
+        ``ValueError`` if the tensor does not have these bytes.
         """
         if not 0 <= start_byte <= start_byte + out.nbytes <= tensor.num_bytes:
-            raise ValueError(f"{tensor.name} has no {out.nbytes} bytes from {start_byte} on")
-        if out.nbytes == 0:  # which cannot be cast
+            raise ValueError(f"{tensor.name} has no {out.nbytes} bytes at offset {start_byte}")
+        if out.nbytes == 0:  # an empty buffer cannot be cast
             return
         if self._last_read is not None and self._last_read is not tensor.file:
             self._last_read.release()
@@ -135,24 +137,34 @@ class FileTensorSource:
                 ) from error
 
     def stored_parts(self, name: str) -> tuple[FileTensor, ...]:
-        """The tensors of the files that ``name`` consists of; ``KeyError`` if there are none."""
+        """Return the stored tensors that make up ``name``. Raise ``KeyError`` if none exist."""
         return (self.tensors[name],)
 
+    def stored_ranges(
+        self, name: str, start_row: int, end_row: int
+    ) -> Iterator[tuple[FileTensor, int, int]]:
+        """Yield the ranges of stored tensors that ``read_rows`` reads for these rows, in order.
+
+        Raise the errors of ``info``.
+        """
+        tensor, info = self._usable(name)
+        yield tensor, start_row * info.row_bytes, end_row * info.row_bytes
+
     def decoding_bytes(self, name: str) -> int:
-        """What reading rows of ``name`` holds besides them: nothing here."""
+        """Return the memory that reading rows of ``name`` needs in addition to them: none here."""
         return 0
 
     def check_unchanged(self) -> None:
         """Raise ``ModelFileError`` if a file was written to or replaced since it was opened.
 
-        Asked after the last read, it vouches for all of them and for the headers.
+        When called after the last read, it covers all reads and the headers.
         """
         for file in self._files:
             file.check_unchanged()
 
     @property
     def num_bytes_read(self) -> int:
-        """Of all the files so far, headers included."""
+        """The bytes read from all files so far, including headers."""
         return sum(file.num_bytes_read for file in self._files)
 
     def close(self) -> None:
@@ -181,7 +193,7 @@ class FileTensorSource:
                 f"{tensor.file.path}: {quoted(name)} is stored as {tensor.type_name}, which this "
                 f"build cannot use (types in the model: {', '.join(named)})",
                 missing=tuple(unusable[:_MOST_TYPES_NAMED]),
-                hint="choose a file with other types: "
+                hint="choose a file with supported types: "
                 + ", ".join(format.name for format in TensorFormat),
             )
         info = TensorInfo(name=name, shape=tensor.shape, format=tensor.format)

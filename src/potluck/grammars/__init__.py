@@ -1,11 +1,12 @@
-"""Grammars that a model's output must match, and the tokens that they allow.
+"""Grammars that constrain a model's output, and the tokens that they allow.
 
-A grammar is a text in llguidance's JSON form, as ``LLMatcher`` takes it: one or more named grammars
-of which the first is the start (``build``). Gateways check it before a request goes on (``check``);
-the last stage of a model compiles it, and follows each sequence through it (``matchers``,
-``step_masks``). What is allowed is a mask with a bit for each token; sampling is not done here.
+A grammar is a text in llguidance's JSON form, as ``LLMatcher`` expects: one or more named grammars,
+the first of which is the start (``build``). Gateways check it before a request proceeds
+(``check``); the last stage of a model compiles it, and follows each sequence through it
+(``matchers``, ``step_masks``). The allowed tokens are a mask with one bit per token; sampling is
+not done here.
 
-llguidance is imported where it is used: whoever needs no grammar does not load it.
+llguidance is imported where it is used, so that it is not loaded if no grammar is used.
 """
 
 from potluck.grammars.build import choice, ebnf, json_object, json_schema, lark, regex

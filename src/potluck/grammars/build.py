@@ -1,10 +1,10 @@
-"""Grammars in the form that travels with a request, from what clients write.
+"""Convert clients' grammars to the form that is sent with a request.
 
 That form is a JSON text ``{"grammars": [{"name": ..., "lark_grammar": ...}, ...]}``; the first
-grammar is the start, and others are referred to as ``@name``. Lark here is llguidance's
+grammar is the start, and others are referred to as ``@name``. Lark means llguidance's dialect
 (https://github.com/guidance-ai/llguidance/blob/v1.6.0/docs/syntax.md).
 
-Nothing is compiled here: ``check.GrammarChecker`` says whether a grammar can be used.
+Nothing is compiled here: ``check.GrammarChecker`` checks whether a grammar can be used.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from collections.abc import Mapping, Sequence
 from potluck.errors import ParameterError
 
 OPTIONS = '%llguidance {"no_forcing": true}\n'
-"""How every start begins: the model chooses how forced text is divided into tokens.
+"""The beginning of every start grammar, with which the model chooses the tokens of forced text.
 
-llguidance would otherwise choose, with a tokenizer that the last stage does not have.
+Otherwise llguidance would choose them, with a tokenizer that the last stage does not have.
 """
 
 _JSON_OPTIONS = {
@@ -26,27 +26,29 @@ _JSON_OPTIONS = {
     "key_separator": ":[ ]?",
     "item_separator": ",([ ]|\\n[ ]{0,20})?",
 }
-"""White space is bounded: small models are prone to go on with it for ever where they may."""
+"""Whitespace is bounded, because small models tend to continue it forever."""
 
 CONTROL = b"\xff"
-"""Before the name of a control token: no text has this byte, so no text matches one
-(llguidance's ``TokTrie::SPECIAL_TOKEN_MARKER``)."""
+"""The byte before the name of a control token. No text contains it, so no text matches a control
+token (llguidance's ``TokTrie::SPECIAL_TOKEN_MARKER``)."""
 
 END = CONTROL + b"<end of text>"
-"""A control token that no grammar can name, because of its spaces. The library fails in an obscure
-way where there are none at all."""
+"""A control token that no grammar can name, because of its spaces. The library fails with an
+obscure error if there are no control tokens."""
 
 _MAX_INTEGER = 10**15 - 1
-"""Of integers that a schema does not bound: small models write digits for ever where they may, and
-JSON has no exact integers beyond 2^53 for most who read it."""
+"""The maximum number of digits of integers that a schema does not bound: small models tend to write
+digits forever, and most JSON parsers do not represent integers above 2^53 exactly.
+"""
 
 _MAX_GBNF_CHARACTERS = 64 * 1024
-"""To convert it takes time that grows with the square of its rules: 1.5 s for so much of them."""
+"""The maximum size of GBNF, since the time to convert it grows with the square of its number of
+rules: 1.5 s for this size."""
 
 _SCHEMA_KEYS = ("items", "additionalItems", "additionalProperties", "not", "if", "then", "else")
 _SCHEMA_LIST_KEYS = ("prefixItems", "anyOf", "oneOf", "allOf", "items")
 _SCHEMA_MAP_KEYS = ("properties", "patternProperties", "$defs", "definitions")
-"""Where a schema has schemas: as a value, in a list, in an object."""
+"""The keys under which a schema contains other schemas: as a value, in a list, in an object."""
 
 _COMPOSING_KEYS = frozenset(
     ("allOf", "not", "if", "dependentSchemas", "dependencies", "unevaluatedProperties")
@@ -57,7 +59,7 @@ _OPEN_KEYS = frozenset(
         *("dependentRequired", "anyOf", "oneOf", "$ref", "enum", "const"),
     )
 )
-"""With the first kind anywhere, and with the second beside ``properties``, an object may need
+"""With the first kind anywhere, or with the second kind next to ``properties``, an object may need
 properties that are listed elsewhere."""
 
 _START = "start"
@@ -69,10 +71,10 @@ _GBNF_RULE = re.compile(r"(?m)^\s*[\w-]+\s*::=")
 def json_schema(schema: Mapping[str, object] | bool) -> str:
     """Return the grammar of the JSON documents that ``schema`` allows.
 
-    Properties come in the order in which the schema lists them. White space is bounded, integers
-    that the schema does not bound have up to 15 digits, and objects have no properties beyond those
-    that their schema lists, unless it speaks of others. Raise ``ParameterError`` for a schema that
-    is nested too deeply.
+    Properties are in the order in which the schema lists them. Whitespace is bounded, integers that
+    the schema does not bound have up to 15 digits, and objects have only the properties that their
+    schema lists, unless it explicitly allows others. Raise ``ParameterError`` if the schema is
+    nested too deeply.
     """
     if isinstance(schema, bool):
         schema = {} if schema else {"allOf": [False]}
@@ -94,7 +96,7 @@ def json_object() -> str:
 def regex(pattern: str) -> str:
     """Return the grammar of the texts that ``pattern`` matches as a whole.
 
-    The syntax is that of Rust's ``regex``, which has no look-around and no back-references.
+    The syntax is that of Rust's ``regex``, which supports neither look-around nor back-references.
     """
     escaped = re.sub(r"\\.|/", _escaped_slash, pattern, flags=re.DOTALL).replace("\n", "\\n")
     return lark(f"start: /{escaped}/\n")
@@ -103,7 +105,7 @@ def regex(pattern: str) -> str:
 def choice(texts: Sequence[str]) -> str:
     """Return the grammar of exactly these texts. Raise ``ParameterError`` if there are none."""
     if not texts:
-        raise ParameterError("choice", "there are no choices", hint="give at least one text")
+        raise ParameterError("choice", "there are no choices", hint="provide at least one choice")
     return lark("start: " + " | ".join(literal(text) for text in dict.fromkeys(texts)) + "\n")
 
 
@@ -113,9 +115,9 @@ def lark(source: str) -> str:
 
 
 def ebnf(source: str) -> str:
-    """Return the grammar that a client wrote as Lark or as GBNF, llama.cpp's EBNF.
+    """Return the grammar for a client's Lark or GBNF (llama.cpp's EBNF) source.
 
-    Raise ``ParameterError`` for GBNF that is malformed.
+    Raise ``ParameterError`` if GBNF is malformed.
     """
     if not _GBNF_RULE.search(source):
         return lark(source)
@@ -123,7 +125,7 @@ def ebnf(source: str) -> str:
         raise ParameterError(
             "grammar",
             f"the grammar has {len(source):,} characters",
-            hint=f"GBNF may have {_MAX_GBNF_CHARACTERS:,}, and Lark more",
+            hint=f"the limit for GBNF is {_MAX_GBNF_CHARACTERS:,}; Lark grammars can be longer",
         )
     from llguidance.gbnf_to_lark import gbnf_to_lark
 
@@ -131,18 +133,18 @@ def ebnf(source: str) -> str:
         return lark(gbnf_to_lark(source))
     except RecursionError as error:
         raise ParameterError("grammar", "the grammar is nested too deeply") from error
-    except Exception as error:  # the converter raises nothing more precise
+    except Exception as error:  # the converter raises no specific exceptions
         raise ParameterError(
             "grammar",
-            f"the grammar cannot be read as GBNF: {error}",
-            hint="GBNF begins with a rule root ::= ..., Lark with start: ...",
+            f"the grammar is not valid GBNF: {error}",
+            hint="GBNF grammars start with a rule root ::= ..., Lark grammars with start: ...",
         ) from error
 
 
 def combined(source: str, parts: Mapping[str, str]) -> str:
     """Return the grammar with the Lark source ``source``, in which ``@name`` is ``parts[name]``.
 
-    The parts are grammars as this module returns them.
+    The parts are grammars returned by this module.
     """
     grammars: list[dict[str, object]] = [{"name": _START, "lark_grammar": OPTIONS + source}]
     for name, part in parts.items():
@@ -155,15 +157,15 @@ def combined(source: str, parts: Mapping[str, str]) -> str:
 
 
 def literal(text: str) -> str:
-    """Return ``text`` as a Lark source writes it."""
+    """Return ``text`` as a literal in a Lark source."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def control_token(text: str) -> str:
-    """Return how a Lark source refers to the control token with this text.
+    """Return the reference to the control token with this text in a Lark source.
 
-    It may stand in rules, and in no terminal. The text of a control token that is written as a
-    literal matches other tokens, never the control token.
+    It is allowed in rules, but not in terminals. If the text of a control token is written as a
+    literal, it matches other tokens, never the control token.
     """
     return text if _NAMED.fullmatch(text) else f"<|{text}|>"
 
@@ -194,7 +196,7 @@ def _bounded(schema: object) -> object:
 
 
 def _is_composed(value: object) -> bool:
-    """Whether an object's properties may be listed in several places of the schema."""
+    """Return whether an object's properties may be listed in several places of the schema."""
     if isinstance(value, Mapping):
         if not _COMPOSING_KEYS.isdisjoint(value):
             return True
@@ -205,10 +207,10 @@ def _is_composed(value: object) -> bool:
 
 
 def _closed(schema: Mapping[str, object]) -> dict[str, object]:
-    """Return ``schema`` with objects that have only the properties that it lists.
+    """Return ``schema`` with objects restricted to the properties that it lists.
 
-    JSON schema allows any others where nothing is said of them, and a small model that may write
-    them hardly ends. llama.cpp and vLLM read schemas in this way, too.
+    JSON schema allows additional properties by default, and a small model that may write them
+    hardly ever ends. llama.cpp and vLLM interpret schemas in the same way.
     """
     closed: dict[str, object] = {}
     for key, value in schema.items():
@@ -236,13 +238,13 @@ def _closed_value(schema: object) -> object:
 
 
 def require_own_form(grammar: str, parameter: str = "grammar") -> None:
-    """Raise ``ParameterError`` unless ``grammar`` is as this module returns grammars."""
+    """Raise ``ParameterError`` unless ``grammar`` is in the form that this module returns."""
     try:
         source = json.loads(grammar)["grammars"][0]["lark_grammar"]
     except (ValueError, LookupError, TypeError, RecursionError) as error:
-        raise ParameterError(parameter, "the grammar is not in the form that is sent") from error
+        raise ParameterError(parameter, "the grammar is not in its serialized form") from error
     if not (isinstance(source, str) and source.startswith(OPTIONS)):
-        raise ParameterError(parameter, "the grammar is not in the form that is sent")
+        raise ParameterError(parameter, "the grammar is not in its serialized form")
 
 
 def _renamed(grammar: Mapping[str, object], names: Mapping[str, str]) -> dict[str, object]:

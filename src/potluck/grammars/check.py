@@ -1,9 +1,9 @@
-"""Whether a grammar can be used, found out before a request goes on.
+"""Check whether a grammar can be used, before a request proceeds.
 
-A grammar comes from a client, and one that is meant to do harm can end the process that compiles
-it: chains of thousands of references overflow the stack, and counts of billions exhaust the memory.
-So it is compiled in a child process with bounds first (``check_child``). What has passed there is
-compiled again by the last stage, which has more room.
+Grammars come from clients, and a malicious one can crash the process that compiles it: chains of
+thousands of references overflow the stack, and counts of billions exhaust the memory. So it is
+first compiled in a child process with limits (``check_child``). If that succeeds, the last stage
+compiles it again, with higher limits.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ _log = logging.getLogger(__name__)
 
 _MAX_REMEMBERED = 1024
 _START_SECONDS = 20.0
-"""For a child to start on a slow and busy machine, in addition to the time for a grammar."""
+"""Time for a child to start on a slow and busy machine, in addition to the time for a grammar."""
 
-_TOO_COMPLEX = "the grammar is too large or too complex to be compiled"
+_TOO_COMPLEX = "the grammar is too large or too complex to compile"
 
 
 class GrammarChecker:
-    """Checks grammars in a child process, which it starts when it is needed.
+    """Checks grammars in a child process, which is started when it is needed.
 
-    Safe for use by several threads; one grammar is checked at a time. A check takes milliseconds,
-    and at most some seconds, in which it blocks.
+    Thread-safe; one grammar is checked at a time. A check blocks for milliseconds, and at most for
+    a few seconds.
     """
 
     def __init__(self) -> None:
@@ -55,15 +55,15 @@ class GrammarChecker:
     ) -> None:
         """Raise ``ParameterError`` for ``parameter`` if ``grammar`` cannot be used.
 
-        It is in the form that ``build`` returns. ``control_tokens`` are the texts of the control
-        tokens that it may name, ``Tokenizer.special_tokens``.
+        The grammar is in the form that ``build`` returns. ``control_tokens`` are the texts of the
+        control tokens that it may refer to, ``Tokenizer.special_tokens``.
         """
         data = grammar.encode("utf-8", "surrogatepass")
         if len(data) > MAX_GRAMMAR_BYTES:
             raise ParameterError(
                 parameter,
                 f"the grammar has {format_bytes(len(data))}",
-                hint=f"a grammar may have up to {format_bytes(MAX_GRAMMAR_BYTES)}",
+                hint=f"the limit is {format_bytes(MAX_GRAMMAR_BYTES)}",
             )
         require_own_form(grammar, parameter)
         request = json.dumps({"grammar": grammar, "control_tokens": list(control_tokens)}).encode()
@@ -76,14 +76,14 @@ class GrammarChecker:
             self._remembered.move_to_end(key)
             problem = self._remembered[key]
         if problem is not None:
-            raise ParameterError(parameter, problem, hint="see docs/structured-output.md")
+            raise ParameterError(parameter, problem, hint="see docs/guides/structured-output.md")
 
     def check_for(self, tokenizer: Tokenizer, grammar: str, *, parameter: str = "grammar") -> None:
-        """As ``check``, for a model with ``tokenizer``."""
+        """Check a grammar for a model with ``tokenizer``; see ``check``."""
         if not tokenizer.eos_token_ids:
             raise ParameterError(
                 parameter,
-                "the model's tokenizer has no token that ends a text, which grammars need",
+                "the model's tokenizer has no end-of-text token, which grammars require",
             )
         self.check(grammar, control_tokens=tokenizer.special_tokens, parameter=parameter)
 
@@ -103,7 +103,7 @@ class GrammarChecker:
             child, was_idle = self._child, self._child.ended_idle()
             self._end_child()
             if not was_idle:
-                _log.warning("a grammar ended the process that checks it (%s)", child.how_it_ended)
+                _log.warning("a grammar crashed the process that checks it (%s)", child.exit_reason)
                 return _TOO_COMPLEX
         return _TOO_COMPLEX
 
@@ -114,7 +114,7 @@ class GrammarChecker:
 
 
 class _Child:
-    """Ends when it is closed, or not used any more."""
+    """The child process, which ends when it is closed or no longer used."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
@@ -127,14 +127,14 @@ class _Child:
         self._end = weakref.finalize(self, _end, self._process)
 
     @property
-    def how_it_ended(self) -> str:
+    def exit_reason(self) -> str:
         code = self._process.poll()
         if code is None:
             return "it took too long"
         return f"signal {-code}" if code < 0 else f"exit code {code}"
 
     def ask(self, request: bytes) -> bytes | None:
-        """Return the answer's line; None if none came."""
+        """Return the line of the answer; None if there is none."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         deadline = time.monotonic() + _START_SECONDS + MAX_CHECK_SECONDS
@@ -156,7 +156,7 @@ class _Child:
         return answer
 
     def ended_idle(self) -> bool:
-        """Whether it ended because nobody asked it anything for a while."""
+        """Return whether it exited because it was idle."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             return self._process.wait(0.5) == 0
         return False

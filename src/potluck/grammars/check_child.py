@@ -1,7 +1,7 @@
-"""The child that compiles grammars for ``GrammarChecker``: a line of JSON in, a line out.
+"""The child process that compiles grammars for ``GrammarChecker``.
 
-It ends when its input does, and when it was not asked anything for a while. A compilation that
-takes too much time, memory or stack ends it by a signal.
+It reads and writes one line of JSON per grammar. It exits when its input ends, or when it has been
+idle for a while. A compilation that takes too much time, memory or stack ends it with a signal.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _IDLE_SECONDS = 60.0
 _NUM_WALKS = 3
 _WALK_TOKENS = 24
 _WALK_SEED = 17
-"""Some grammars compile and are too complex from their first tokens on: random texts find them."""
+"""Some grammars compile, but are too complex from their first tokens on; random texts show this."""
 
 
 class _Bytes:
-    """A vocabulary of single bytes and control tokens, as ``LLTokenizer`` takes it."""
+    """A vocabulary of single bytes and control tokens, in the form of ``LLTokenizer``."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None
@@ -52,20 +52,20 @@ class _Bytes:
 
 
 def main() -> None:
-    """Answer until the input ends."""
+    """Answer requests until the input ends."""
     _bound_memory()
     limits = parser_limits()
     known: tuple[str, ...] | None = None
     vocabulary: llguidance.LLTokenizer | None = None
     while (line := _next_line()) is not None:
         request = json.loads(line)
-        signal.alarm(MAX_CHECK_SECONDS)
+        signal.setitimer(signal.ITIMER_PROF, MAX_CHECK_SECONDS)
         control_tokens = tuple(request["control_tokens"])
         if vocabulary is None or control_tokens != known:
             known = control_tokens
             vocabulary = llguidance.LLTokenizer(_Bytes(known))  # type: ignore[arg-type]
         problem = _problem(vocabulary, request["grammar"], limits)
-        signal.alarm(0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
         sys.stdout.write(json.dumps({"problem": problem}) + "\n")
         sys.stdout.flush()
 

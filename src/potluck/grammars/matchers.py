@@ -1,15 +1,15 @@
-"""Compiled grammars, and where a sequence is in one.
+"""Compiled grammars, and the state of a sequence in one.
 
-A matcher costs memory that grows with what it has seen, so those of sequences that have ended are
-kept, as many as fit in a bound, for others with the same grammar: what they have learnt of it makes
-their masks cheap.
+The matchers of finished sequences are kept, up to a limit, for other sequences with the same
+grammar: they have cached parts of it, which makes their masks cheap. The memory of a matcher grows
+with this cache.
 """
 
 from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from potluck.errors import ParameterError
 from potluck.grammars.build import require_own_form
@@ -31,12 +31,19 @@ if TYPE_CHECKING:
     from potluck.grammars.vocabulary import Vocabulary
 
 
-class Matcher:
-    """Where one sequence is in its grammar. For use by one thread.
+class DraftMask(NamedTuple):
+    """The tokens allowed after a draft; only the end of the text if it ``is_cut_off``."""
 
-    Nothing here raises for what a model or a client does: a matcher that is given a token which
-    its grammar does not allow, or whose grammar turns out to be too complex, has a ``problem`` and
-    from then on allows the end of the text only.
+    mask: NDArray[np.uint32]
+    is_cut_off: bool
+
+
+class Matcher:
+    """The state of one sequence in its grammar. Not thread-safe.
+
+    Nothing here raises because of a model's or a client's behavior: a matcher that receives a token
+    that its grammar does not allow, or whose grammar turns out to be too complex, has a
+    ``problem``, and only allows the end of the text from then on.
     """
 
     def __init__(self, vocabulary: Vocabulary, library: llguidance.LLMatcher, grammar: str) -> None:
@@ -46,17 +53,18 @@ class Matcher:
         self._num_tokens = 0
         self._spent_seconds = 0.0
         self._is_too_slow = self._is_cut_off = False
-        self._num_unfollowed = 0  # since it is too slow
-        self._num_ends = 0  # after the library's matcher had ended, which does not count them
+        self._num_unfollowed = 0  # because it is too slow
+        self._num_ends = 0  # after the end of the library's matcher, which does not count them
+        self._is_broken = False
 
     @property
     def is_accepting(self) -> bool:
-        """Whether what was accepted so far is a whole text of the grammar."""
+        """Whether the tokens accepted so far are a complete text of the grammar."""
         return self.problem is None and self._library.is_accepting()
 
     @property
     def problem(self) -> str | None:
-        """Why the grammar could not be followed further, if so."""
+        """The reason why the grammar could not be followed further, or None."""
         if self._library.is_error():
             return problem_of(self._library.get_error())
         return TOO_COMPLEX if self._is_too_slow else None
@@ -67,43 +75,80 @@ class Matcher:
         return self._is_cut_off
 
     @property
+    def is_broken(self) -> bool:
+        """Whether the state before ``masks_after`` could not be restored."""
+        return self._is_broken
+
+    @property
     def num_tokens(self) -> int:
-        """How many tokens were accepted, and not taken back."""
+        """The number of tokens that were accepted and not rolled back."""
         return self._num_tokens
 
     def mask(self) -> NDArray[np.uint32]:
-        """Return which tokens may come next; the array is the caller's.
+        """Return the mask of the tokens allowed next; the caller owns the array.
 
-        Bit ``t % 32`` of word ``t // 32`` is set if the token ``t`` is allowed. At least one is.
+        Bit ``t % 32`` of word ``t // 32`` is set if token ``t`` is allowed. At least one is.
         """
         if self._is_too_slow:
             self._is_cut_off = True
             return self._vocabulary.end_mask
-        started = time.perf_counter()
+        started = time.thread_time()
         mask = self._vocabulary.mask_of(self._library)
-        self._spend(time.perf_counter() - started)
+        self._spend(time.thread_time() - started)
         self._is_cut_off = self._library.is_error()
         return mask
 
     def accept(self, token: int) -> bool:
-        """Go on past ``token``; return whether it was allowed."""
+        """Accept ``token``; return whether it was allowed."""
         self._num_tokens += 1
         if self._is_too_slow:
             self._num_unfollowed += 1
             return token in self._vocabulary.end_tokens
-        started = time.perf_counter()
+        started = time.thread_time()
         was_allowed = self._consume(token)
-        self._spend(time.perf_counter() - started)
+        self._spend(time.thread_time() - started)
         return was_allowed
 
     def accept_all(self, tokens: Sequence[int]) -> bool:
-        """Go on past all of ``tokens``; return whether they were allowed."""
+        """Accept all of ``tokens``; return whether they were allowed."""
         return all(self.accept(token) for token in tokens)
 
+    def masks_after(self, drafts: Sequence[int], mask: NDArray[np.uint32]) -> list[DraftMask]:
+        """Return the masks after each of ``drafts``, up to the first draft that is not allowed.
+
+        ``mask`` is the mask before the first draft. The matcher's state does not change, unless
+        there is a problem after a draft, and then it ``is_broken``. The time of this call is not
+        counted, since drafts may be wrong; but if it reaches the remaining time limit, only the end
+        of the text is allowed, as would be the case without drafts.
+        """
+        started, num_before = time.thread_time(), self._num_tokens
+        spent_before = self._spent_seconds
+        found: list[DraftMask] = []
+        for draft in drafts:
+            if self.problem is not None or not self._vocabulary.allows(mask, draft):
+                break
+            self._num_tokens += 1
+            self._consume(draft)
+            mask = self._vocabulary.mask_of(self._library)
+            self._is_broken = self._library.is_error()
+            self._spent_seconds = spent_before + time.thread_time() - started
+            is_cut_off = self._is_broken or self._has_spent_all
+            found.append(DraftMask(self._vocabulary.end_mask if is_cut_off else mask, is_cut_off))
+            if is_cut_off:
+                break
+        self._spent_seconds = spent_before
+        if not self._is_broken:
+            self.rollback(self._num_tokens - num_before)
+        return found
+
+    @property
+    def _has_spent_all(self) -> bool:
+        return self._spent_seconds > FREE_SECONDS + FREE_SECONDS_PER_TOKEN * self._num_tokens
+
     def _spend(self, seconds: float) -> None:
-        """Give up for good if it is too much: tokens that follow earn no more time."""
+        """Count ``seconds``, and give up permanently if the limit is exceeded."""
         self._spent_seconds += seconds
-        if self._spent_seconds > FREE_SECONDS + FREE_SECONDS_PER_TOKEN * self._num_tokens:
+        if self._has_spent_all:
             self._is_too_slow = True
 
     def _consume(self, token: int) -> bool:
@@ -116,9 +161,9 @@ class Matcher:
         return self._library.consume_token(token)
 
     def rollback(self, num_tokens: int) -> None:
-        """Take back the last ``num_tokens``. Raise ``ValueError`` if there were fewer."""
+        """Roll back the last ``num_tokens``. Raise ``ValueError`` if there are fewer."""
         if not 0 <= num_tokens <= self._num_tokens:
-            raise ValueError(f"{num_tokens} of {self._num_tokens} tokens cannot be taken back")
+            raise ValueError(f"{num_tokens} of {self._num_tokens} tokens cannot be rolled back")
         self._num_tokens -= num_tokens
         num_unfollowed = min(num_tokens, self._num_unfollowed)
         self._num_unfollowed -= num_unfollowed
@@ -129,7 +174,7 @@ class Matcher:
             self._library.rollback(num_tokens - num_ends)
 
     def restart(self) -> bool:
-        """Go back to the beginning; return False if that is not possible, after a problem."""
+        """Return to the beginning. Return False if a problem makes that impossible."""
         if self.problem is not None:
             return False
         self._num_tokens = self._num_ends = 0
@@ -138,12 +183,12 @@ class Matcher:
         return self._library.reset()
 
     def _names(self, token: int) -> bool:
-        """Whether the grammar itself asks for this token, which would also end a text, here."""
+        """Return whether the grammar itself names this end-of-text token at this point."""
         return self._library.validate_tokens([token]) == 1
 
 
 class Matchers:
-    """Matchers for a model, at the beginning of their grammars. For use by one thread."""
+    """A model's matchers, at the beginning of their grammars. Not thread-safe."""
 
     def __init__(self, vocabulary: Vocabulary, *, max_idle: int = MAX_IDLE_MATCHERS) -> None:
         self._vocabulary = vocabulary
@@ -153,16 +198,16 @@ class Matchers:
 
     @property
     def num_idle(self) -> int:
-        """How many matchers are kept."""
+        """The number of idle matchers."""
         return len(self._idle)
 
     @property
     def end_mask(self) -> NDArray[np.uint32]:
-        """A new mask that allows the end of a text and nothing else."""
+        """A new mask that only allows the end of a text."""
         return self._vocabulary.end_mask
 
     def take(self, grammar: str) -> Matcher:
-        """Return a matcher for ``grammar``, compiled unless one is kept.
+        """Return a matcher for ``grammar``, which is compiled unless there is an idle one.
 
         Raise ``ParameterError`` if it cannot be compiled.
         """
@@ -173,7 +218,7 @@ class Matchers:
         return self._compile(grammar)
 
     def give_back(self, matcher: Matcher) -> None:
-        """Keep ``matcher``, which is not used any more, for others with its grammar."""
+        """Keep ``matcher``, which is no longer used, for other sequences with its grammar."""
         if self._max_idle and matcher.restart():
             self._idle[id(matcher)] = matcher
             while len(self._idle) > self._max_idle:

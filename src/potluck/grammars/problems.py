@@ -1,4 +1,4 @@
-"""What the library says of a grammar, in one line that names the keyword."""
+"""Convert the library's errors to one line that names the keyword."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _MAX_CHARACTERS = 300
 _SCHEMA_USES = (
     (re.compile(r"Unimplemented keys: \[(.*)\]"), "{0}"),
     (re.compile(r"Unknown format: (.*)"), '"format": "{0}"'),
-    (re.compile(r"oneOf constraints are not supported"), '"oneOf" with options that may overlap'),
-    (re.compile(r"Resource '(.*?)' is not present"), '"$ref": "{0}", another document'),
+    (re.compile(r"oneOf constraints are not supported"), '"oneOf" with options that can overlap'),
+    (re.compile(r"Resource '(.*?)' is not present"), '"$ref" to another document ("{0}")'),
     (
         re.compile(r"patternProperty regexes .* are not disjoint"),
         '"patternProperties" that overlap',
@@ -22,12 +22,12 @@ _SCHEMA_USES = (
 
 
 def problem_of(error: str) -> str:
-    """Return what is wrong with a grammar, from the library's error."""
+    """Return the problem of a grammar in one line, from the library's error."""
     for pattern, what in _SCHEMA_USES:
         if match := pattern.search(error):
             return f"the JSON schema uses {what.format(*match.groups())}, which is not supported"
     if match := re.search(r"Pointer '(.*)' does not exist", error):
-        return f'the JSON schema has no "{match[1]}", to which a "$ref" refers'
+        return f'the JSON schema has a "$ref" to "{match[1]}", which does not exist'
     if "items; max is" in error or "too complex" in error.lower() or "too many" in error:
         return TOO_COMPLEX
     if "no tokens allowed" in error or "NoExtension" in error:

@@ -1,4 +1,4 @@
-"""The tokens of a model as llguidance sees them: the bytes that each stands for."""
+"""The tokens of a model, as bytes, for llguidance."""
 
 from __future__ import annotations
 
@@ -9,18 +9,21 @@ import numpy as np
 from potluck.allocator import return_free_memory
 from potluck.errors import ParameterError
 from potluck.grammars.build import CONTROL, END, control_token
-from potluck.types.text import Tokenizer, TokenList
 
 if TYPE_CHECKING:
     import llguidance
     from numpy.typing import NDArray
+
+    from potluck.types.text import Tokenizer, TokenList
 
 _MAX_TOKEN_BYTES = 1000
 """llguidance's trie has room for paths of 1,024 bytes. Longer tokens are never allowed."""
 
 
 def list_tokens(tokenizer: Tokenizer) -> TokenList:
-    """Return the list of the tokens of ``tokenizer``."""
+    """Return the token list of ``tokenizer``."""
+    from potluck.types.text import TokenList
+
     control = {}
     for text in tokenizer.special_tokens:
         tokens = tokenizer.encode(text, add_bos=False, parse_special=True)
@@ -34,10 +37,10 @@ def list_tokens(tokenizer: Tokenizer) -> TokenList:
 
 
 class Vocabulary:
-    """A model's vocabulary, prepared for grammars. Immutable; safe for use by several threads.
+    """A model's vocabulary, prepared for grammars. Immutable and thread-safe.
 
-    ``vocab_size`` is that of the model's logits. Raise ``ParameterError`` if no token ends a text:
-    a text that matches a grammar could not end.
+    ``vocab_size`` is the number of the model's logits. Raise ``ParameterError`` if no token ends a
+    text, since a text that matches a grammar could not end.
     """
 
     def __init__(self, tokens: TokenList, vocab_size: int) -> None:
@@ -47,16 +50,16 @@ class Vocabulary:
         if not ends:
             raise ParameterError(
                 "grammar",
-                "the model's tokenizer has no token that ends a text, which grammars need",
+                "the model's tokenizer has no end-of-text token, which grammars require",
             )
         self.vocab_size = vocab_size
         self.end_tokens = frozenset(ends)
-        # One more token, which ends a text for the matcher: a grammar may name the model's own.
+        # An additional token ends a text for the matcher, because grammars may name the model's.
         self.end = vocab_size
         wrapper = _Wrapper([*_library_tokens(tokens, vocab_size), END], self.end)
         self.library: llguidance.LLTokenizer = llguidance.LLTokenizer(wrapper)  # type: ignore[arg-type]
         wrapper.tokens = []  # the library has its own copy
-        return_free_memory()  # several times as much as it keeps
+        return_free_memory()  # preparing it takes several times the memory that it keeps
         self._end_words = np.zeros(num_words(vocab_size), dtype=np.uint32)
         for token in ends:
             self._end_words[token // 32] |= np.uint32(1 << token % 32)
@@ -67,8 +70,14 @@ class Vocabulary:
         """Return a new mask that allows the tokens that end a text, and nothing else."""
         return self._end_words.copy()
 
+    def allows(self, mask: NDArray[np.uint32], token: int) -> bool:
+        """Return whether ``mask`` allows ``token``, which may be any number."""
+        if not 0 <= token < self.vocab_size:
+            return False
+        return bool(mask[token // 32] >> np.uint32(token % 32) & np.uint32(1))
+
     def mask_of(self, matcher: llguidance.LLMatcher) -> NDArray[np.uint32]:
-        """Return the mask of what ``matcher`` allows next; after an error that is the end."""
+        """Return the mask of tokens that ``matcher`` allows next; only the end after an error."""
         raw = np.empty(self._num_raw_words, dtype=np.uint32)
         matcher.unsafe_compute_mask_ptr(raw.ctypes.data, raw.nbytes)
         mask = raw[: len(self._end_words)]
@@ -79,7 +88,7 @@ class Vocabulary:
 
 
 def _library_tokens(tokens: TokenList, vocab_size: int) -> list[bytes]:
-    """Return the bytes of each token below ``vocab_size``, as the library takes them."""
+    """Return the bytes of each token below ``vocab_size`` in the library's form."""
     data = [each if len(each) <= _MAX_TOKEN_BYTES else b"" for each in tokens.data[:vocab_size]]
     data += [b""] * (vocab_size - len(data))
     for token, text in tokens.control.items():
@@ -90,12 +99,12 @@ def _library_tokens(tokens: TokenList, vocab_size: int) -> list[bytes]:
 
 
 def num_words(vocab_size: int) -> int:
-    """Return how many 32-bit words a mask has."""
+    """Return the number of 32-bit words of a mask."""
     return -(-vocab_size // 32)
 
 
 class _Wrapper:
-    """What ``LLTokenizer`` asks of a tokenizer (``llguidance.TokenizerWrapper``)."""
+    """The tokenizer interface of ``LLTokenizer`` (``llguidance.TokenizerWrapper``)."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None
@@ -106,5 +115,7 @@ class _Wrapper:
         self.eos_token_id = end
 
     def __call__(self, text: str) -> list[int]:
-        """Never needed: grammars that force no tokens are tokenized by the model."""
-        raise NotImplementedError(f"grammars force no tokens, and {text!r} was to be tokenized")
+        """Raise an error: this is never called, because grammars here force no tokens."""
+        raise NotImplementedError(
+            f"grammars must not force tokens, but {text!r} had to be tokenized"
+        )

@@ -1,7 +1,7 @@
-"""The one door to the C++ core.
+"""The only package that imports the C++ core, ``_core``.
 
-Nothing else imports ``_core``. Importing this package loads the compiled module and raises
-``EngineError`` where there is none. It computes nothing itself.
+Importing it loads the compiled module and raises ``EngineError`` if there is none. It computes
+nothing itself.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ try:
     from potluck.kernels._core import (
         PANEL_LAYOUT,
         Kernels,
+        Sha256State,
         available_isas,
         convert_rows,
         fast_formats,
@@ -23,13 +24,14 @@ try:
     )
 except ImportError as error:
     raise EngineError(
-        f"the compiled core of Potluck cannot be loaded: {error}",
-        hint="install Potluck with pip, or build the core as CMakeLists.txt says",
+        f"cannot load Potluck's compiled core: {error}",
+        hint="install Potluck with pip, or build the core as described in CMakeLists.txt",
     ) from error
 
 __all__ = [
     "PANEL_LAYOUT",
     "Kernels",
+    "Sha256State",
     "available_isas",
     "convert_rows",
     "fast_formats",

@@ -10,18 +10,22 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from potluck.types.exchange import Exchange
 from potluck.types.program import Op
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
 U8 = NDArray[np.uint8]
-U32 = NDArray[np.uint32]
 U16 = NDArray[np.uint16]
+U32 = NDArray[np.uint32]
 I8 = NDArray[np.int8]
 I32 = NDArray[np.int32]
 
 def available_isas() -> list[str]:
     """Names of the instruction sets that CPU and operating system announce, slowest first."""
+
+def fast_formats(isa: str) -> list[str]:
+    """Labels of the formats that ``linear_fast`` takes. ``ValueError`` as for ``kernels_for``."""
 
 def isa_problem(isa: str) -> str:
     """What is wrong with an instruction set that is announced here, in a few words; else nothing.
@@ -30,20 +34,17 @@ def isa_problem(isa: str) -> str:
     ``ValueError`` if it cannot run here.
     """
 
-def fast_formats(isa: str) -> list[str]:
-    """Labels of the formats that ``linear_fast`` takes. ``ValueError`` as below."""
-
 def kernels_for(isa: str) -> Kernels:
     """The kernels of one instruction set. ``ValueError`` if they cannot run here."""
 
 def format_info(format: str) -> tuple[int, int]:
     """``(columns, bytes)`` of one block of a storage format, by its label."""
 
+PANEL_LAYOUT: int
+"Names the bytes that panels have (``kPanelLayout`` of cpp/kernels/kernels.h)."
+
 def panel_bytes(format: str, columns: int) -> int:
     """Bytes of a panel: 16 rows of ``columns`` columns."""
-
-PANEL_LAYOUT: int
-"""Names the bytes that panels have (``kPanelLayout`` of cpp/kernels/kernels.h)."""
 
 def pack_rows(
     format: str, columns: int, rows: U8, start_row: int, num_rows: int, panels: U8
@@ -119,19 +120,16 @@ class Kernels:
     def rope(self, x: F32, cos: F32, sin: F32) -> None:
         """``x [heads, head_dim]`` of one token, in place; ``cos`` has a column for each pair."""
 
-    # Vectors of one length.
     def silu_gate(self, gate: F32, up: F32, out: F32) -> None: ...
     def gelu_gate(self, gate: F32, up: F32, out: F32) -> None: ...
     def clamped_gate(self, gate: F32, up: F32, out: F32) -> None: ...
     def product_gate(self, gate: F32, up: F32, out: F32) -> None: ...
     def relu_squared(self, x: F32, out: F32) -> None: ...
-    def sigmoid(self, x: F32, out: F32) -> None: ...
-
-    # Likewise, in place of ``x``.
     def add(self, x: F32, y: F32) -> None: ...
     def add_scaled(self, x: F32, y: F32, scale: float) -> None: ...
     def scale(self, x: F32, factor: float) -> None: ...
     def multiply(self, x: F32, y: F32) -> None: ...
+    def sigmoid(self, x: F32, out: F32) -> None: ...
     def softcap(self, x: F32, cap: float) -> None: ...
     def append_kv(
         self, k: F32, v: F32 | None, keys: U16, values: U16 | None, block: int, offset: int
@@ -175,7 +173,6 @@ class Kernels:
         ``attention_span``, the last span first, and ``attention_merge``.
         """
 
-    # Ops with a state, which is as the kernels have it (cpp/kernels/kernels.h).
     def causal_conv(
         self,
         x: F32,
@@ -241,7 +238,6 @@ class Kernels:
     def exp_sum(self, x: F32, max: float, out: F32) -> float:
         """``out = exp(x - max)``; returns its sum."""
 
-    # Over the logits of a vocabulary, in blocks of 128 (cpp/kernels/kernels.h).
     def copy_allowed(self, logits: F32, mask: U32, out: F32) -> None: ...
     def draw_weights(
         self, logits: F32, largest: float, temperature: float, weights: F32, sums: F64
@@ -260,33 +256,6 @@ class Kernels:
         within: I32,
         num_within: I32,
     ) -> None: ...
-
-# Conversion of weights (cpp/bind/convert_module.cc)
-
-def convert_rows(
-    source: U8 | memoryview,
-    source_format: str,
-    target_format: str,
-    num_rows: int,
-    num_columns: int,
-    out: U8 | memoryview,
-    pool: ThreadPool | None,
-) -> None:
-    """Convert whole stored rows to ``q8_0``, ``q6_k``, ``q4_k`` or ``q4_0``.
-
-    ``source`` holds ``num_rows`` rows of ``num_columns`` columns in any format, ``out`` has exactly
-    the room for them in the target's; both are one-dimensional bytes of any alignment, and do not
-    overlap. Rows that have the target's format already are copied; other quantized rows are
-    dequantized on the way. The bytes depend neither on the instruction set nor on the threads of
-    ``pool``; None is this thread alone. Q8_0 and Q4_0 are those of the ``gguf`` package; Q6_K and
-    Q4_K minimize each group's squared error by a search.
-
-    Raises ``Error`` if sizes do not match, columns are not whole blocks of both formats, or there
-    is no such target; and, naming the first row (from 0), if it has a value that is not finite or
-    too large for the target (a scale beyond float16): ``out`` is then not to be used.
-    """
-
-# Programs (cpp/bind/program_module.cc)
 
 class Error(RuntimeError):
     """A call that was refused."""
@@ -314,40 +283,29 @@ class Program:
         self,
         *,
         registers: Sequence[Register],
-        ops: Sequence[Op],  # read by the names of their fields
+        ops: Sequence[Op],
         weights: Sequence[WeightSpec],
         caches: Sequence[CacheSpec],
         states: Sequence[StateSpec],
-        ropes: Sequence[tuple[F32, F32]],  # cosines and sines
+        ropes: Sequence[tuple[F32, F32]],
         hidden_size: int,
         vocab_size: int,
         context_tokens: int,
         has_embedding: bool,
         has_head: bool,
+        member: int = 0,
+        num_members: int = 1,
     ) -> None: ...
-
-# Stages (cpp/bind/engine_module.cc)
 
 class ThreadPool:
     def __init__(self, num_threads: int) -> None: ...
     @property
     def num_threads(self) -> int: ...
 
-def pack_rows_on(
-    pool: ThreadPool,
-    format: str,
-    columns: int,
-    rows: U8 | memoryview,
-    start_row: int,
-    num_rows: int,
-    panels: U8 | memoryview,
-) -> None:
-    """``pack_rows`` on all threads of ``pool``; raises ``Error`` for wrong sizes."""
-
 class Pooling(enum.Enum):
-    LAST = ...
-    CLS = ...
-    MEAN = ...
+    LAST = 0
+    CLS = 1
+    MEAN = 2
 
 class Slice:
     def __init__(
@@ -363,6 +321,7 @@ class Slice:
         pooling: Pooling | None = None,
         ends_pooling: bool = False,
         state: int | None = None,
+        num_drafts: int = 0,
     ) -> None: ...
 
 class SamplingParams:
@@ -390,6 +349,7 @@ class Opening:
         sampling: SamplingParams,
         prompt_tokens: Sequence[int],
         output_tokens: Sequence[int],
+        has_grammar: bool = False,
     ) -> None: ...
 
 class TokenLogprob:
@@ -409,6 +369,17 @@ class SampledToken:
     def logprob(self) -> float | None: ...
     @property
     def top(self) -> list[TokenLogprob]: ...
+
+def pack_rows_on(
+    pool: ThreadPool,
+    format: str,
+    columns: int,
+    rows: U8 | memoryview,
+    start_row: int,
+    num_rows: int,
+    panels: U8 | memoryview,
+) -> None:
+    """``pack_rows`` on all threads of ``pool``; raises ``Error`` for wrong sizes."""
 
 class PooledVector:
     @property
@@ -465,6 +436,7 @@ class Stage:
         masks: Sequence[tuple[int, U32]],
         hidden: F32 | None,
         out: F32 | None,
+        exchange: Exchange | None = None,
     ) -> tuple[list[SampledToken], list[PooledVector]]: ...
     def logits(
         self,
@@ -476,6 +448,7 @@ class Stage:
         state_copies: Sequence[tuple[int, int]],
         hidden: F32 | None,
         out: F32,
+        exchange: Exchange | None = None,
     ) -> None: ...
     def read_blocks(self, blocks: Sequence[int], out: U8) -> None: ...
     def write_blocks(self, blocks: Sequence[int], data: U8) -> None: ...
@@ -506,13 +479,38 @@ class Sampler:
         logits: F32,
         known: Sequence[int | None] = (),
         masks: Sequence[tuple[int, U32]] = (),
+        drafts: Sequence[int | None] = (),
+        mask_rows: Sequence[int] = (),
     ) -> list[SampledToken]:
         """``wanted`` are sequences and positions; ``known`` those of their tokens to be scored.
 
-        ``masks`` are of sequences; see ``Engine.step``.
+        ``masks`` are of sequences, with the rows ``mask_rows`` (0 where it is empty); see
+        ``Engine.step``. ``drafts`` are the tokens before the wanted ones, where they are drafts:
+        entries are left out after those that another token than was sampled.
         """
 
-# What the machine can do at best (cpp/bind/measure_module.cc)
+def convert_rows(
+    source: U8 | memoryview,
+    source_format: str,
+    target_format: str,
+    num_rows: int,
+    num_columns: int,
+    out: U8 | memoryview,
+    pool: ThreadPool | None,
+) -> None:
+    """Convert whole stored rows to ``q8_0``, ``q6_k``, ``q4_k`` or ``q4_0``.
+
+    ``source`` holds ``num_rows`` rows of ``num_columns`` columns in any format, ``out`` has exactly
+    the room for them in the target's; both are one-dimensional bytes of any alignment, and do not
+    overlap. Rows that have the target's format already are copied; other quantized rows are
+    dequantized on the way. The bytes depend neither on the instruction set nor on the threads of
+    ``pool``; None is this thread alone. Q8_0 and Q4_0 are those of the ``gguf`` package; Q6_K and
+    Q4_K minimize each group's squared error by a search.
+
+    Raises ``Error`` if sizes do not match, columns are not whole blocks of both formats, or there
+    is no such target; and, naming the first row (from 0), if it has a value that is not finite or
+    too large for the target (a scale beyond float16): ``out`` is then not to be used.
+    """
 
 class MemoryReader:
     """Touches ``num_bytes``, in whole chunks of 4 MiB; raises ``OutOfMemoryError``."""
@@ -533,3 +531,27 @@ def measure_peak(
 
     Raises ``Error`` where ``peak_instruction`` is None.
     """
+
+class Sha256State:
+    """SHA-256 of a message that one machine begins and another one ends.
+
+    ``update`` releases the GIL; an object is for one thread at a time.
+    """
+
+    def __init__(self) -> None: ...
+    @staticmethod
+    def restored(saved: bytes) -> Sha256State:
+        """The state that was saved. ``ValueError`` if it can be none."""
+
+    def update(self, data: U8 | bytes | bytearray | memoryview) -> None:
+        """Append contiguous bytes to the message."""
+
+    def save(self) -> bytes:
+        """What ``restored`` takes: 40 bytes, and as many as the message has beyond whole 64."""
+
+    def digest(self) -> bytes:
+        """The 32 bytes of the hash of the message so far, which can go on."""
+
+    @property
+    def num_bytes(self) -> int:
+        """The length of the message so far."""

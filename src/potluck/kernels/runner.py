@@ -1,7 +1,6 @@
 """The program runner of the compiled core, and what measures the machine that it runs on.
 
-Names are those of ``potluck.types`` for what is the same thing in the core's form; import the
-module, not the names.
+Names are those of the corresponding types in ``potluck.types``; import the module, not the names.
 """
 
 from __future__ import annotations

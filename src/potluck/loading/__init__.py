@@ -1,7 +1,6 @@
-"""A stage's memory is planned, then its weights are loaded into what was planned.
+"""Plan the memory of a stage, and load its weights within the plan.
 
-What needs the compiled core already when it is imported is in ``load``, ``pack`` and
-``prepare``.
+The modules ``load``, ``pack`` and ``prepare`` need the compiled core when they are imported.
 """
 
 from potluck.loading.budget import (

@@ -1,4 +1,4 @@
-"""Refusing what does not fit, before a byte is loaded, and saying what would."""
+"""Refuse a size that does not fit before anything is loaded, and suggest one that would."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from potluck.errors import InsufficientMemoryError, ParameterError
-from potluck.placement.sizes import what_fits
+from potluck.placement.sizes import fitting_size_hint
 from potluck.quantities import format_bytes
 from potluck.types.memory import MemoryLimit, MemoryPlan
 from potluck.types.stage import StageSize
 
 _NOTHING_FITS = (
-    "no smaller --context, no --quant and no --mmap makes it fit; potluck up joins several machines"
+    "it does not fit with a smaller --context, with --quant or with --mmap either; "
+    "combine several machines with potluck up"
 )
 
 
 def combined(plans: Sequence[MemoryPlan]) -> MemoryPlan:
-    """What stages on one unit in one process take together; one of them loads at a time."""
+    """Return the total memory of stages on one unit in one process, which load one at a time."""
     return MemoryPlan(
         weights=_by_format(plan.weights for plan in plans),
         mapped=_by_format(plan.mapped for plan in plans),
@@ -42,13 +43,13 @@ def _by_format(parts: Iterable[tuple[tuple[str, int], ...]]) -> tuple[tuple[str,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """What may be used: of the machine's memory, and of the unit's own if it has any."""
+    """The usable memory of the machine, and of the unit if it has its own memory."""
 
     host: MemoryLimit
     device: MemoryLimit | None = None
 
     def holds(self, memory: MemoryPlan) -> bool:
-        """Whether ``memory`` fits."""
+        """Return whether ``memory`` fits."""
         has_device_room = self.device is None or memory.device_bytes <= self.device.bytes
         return has_device_room and memory.host_bytes <= self.host.bytes
 
@@ -63,8 +64,8 @@ def require_memory(
 ) -> None:
     """Raise ``InsufficientMemoryError`` unless ``memory`` fits into ``room``.
 
-    ``memory`` is ``count(size)``; other sizes are counted to say which would fit. The message
-    begins with ``because``.
+    ``memory`` is ``count(size)``; other sizes are counted to suggest one that would fit. The
+    message begins with ``because``.
     """
     if room.holds(memory):
         return
@@ -75,16 +76,16 @@ def require_memory(
         except ParameterError:  # not every backend can map weights
             return False
 
-    needed, available, whose = memory.host_bytes, room.host, ""
+    needed, available, kind = memory.host_bytes, room.host, "memory"
     if room.device is not None and needed <= available.bytes:
-        needed, available, whose = memory.device_bytes, room.device, " of the device"
+        needed, available, kind = memory.device_bytes, room.device, "device memory"
     mapped = memory.mapped_bytes
-    besides = f" besides {format_bytes(mapped)} of mapped weights" if mapped else ""
+    besides = f" in addition to {format_bytes(mapped)} of mapped weights" if mapped else ""
     raise InsufficientMemoryError(
         needed,
         available.bytes,
-        f"{because}{format_bytes(needed)} of memory{whose} are needed{besides} "
-        f"({memory.described()}), and "
+        f"{because}{format_bytes(needed)} of {kind} are needed{besides} "
+        f"({memory.described()}), but only "
         f"{format_bytes(available.bytes)} may be used ({available.reason})",
-        hint=what_fits(size, fits) or _NOTHING_FITS,
+        hint=fitting_size_hint(size, fits) or _NOTHING_FITS,
     )

@@ -1,4 +1,4 @@
-"""A planned stage, made and filled."""
+"""Load a planned stage."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from potluck.catalog import ModelDescription, canonical_source
+from potluck.catalog.needs import announce
 from potluck.engines.dequantize import dequantize
-from potluck.engines.native import NativeEngine, convert_on
+from potluck.engines.native.engine import NativeEngine, convert_on
 from potluck.engines.opening import open_engine
 from potluck.formats.source import FileTensorSource
 from potluck.kernels.runner import ThreadPool
@@ -30,11 +31,11 @@ from potluck.weights.report import LoadReport
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedStage:
-    """An engine with its weights, and what it runs. The engine is the owner's to close.
+    """An engine with its weights, and its program. The owner must close the engine.
 
-    ``packed`` is the file that the weights are in, if they are mapped. The report's weights
-    and remarks are those of the plan, and its ``read_bytes`` came from the model's files.
-    ``weights_key`` stands for the bits of the weights, where that was asked for.
+    ``packed`` is the file with the weights, if they are mapped. The report's weights and remarks
+    are those of the plan, and its ``read_bytes`` were read from the model's files. ``weights_key``
+    identifies the contents of the weights, if it was requested.
     """
 
     engine: LoadableEngine
@@ -57,21 +58,20 @@ def load_stage(
     make_engine: Callable[..., LoadableEngine] = open_engine,
     with_key: bool = False,
 ) -> LoadedStage:
-    """Make the engine of a planned stage on ``unit``, fill it, in the memory that the plan counts,
-    and warm it up.
+    """Create the engine of a planned stage on ``unit``, load its weights within the memory of the
+    plan, and warm it up.
 
-    ``pool`` quantizes, whatever computes. A plan for mapped weights needs them ``packed``.
-    ``on_progress`` is called with bytes read and bytes in all, where something is read,
-    ``on_warm_up`` when all weights are in. ``make_engine`` is ``open_engine``, or goes through it.
-    ``with_key``: the stage's ``weights_key`` is wanted.
-    Raises as ``open_engine`` and ``load_weights``, and
-    ``ModelFileError`` when a file changed since ``tensors`` was opened. After an error nothing
-    stays open.
+    ``pool`` is used for quantization, on any backend. A plan with mapped weights requires
+    ``packed``. ``on_progress`` is called with the bytes read and the total bytes, if anything is
+    read, and ``on_warm_up`` when all weights are loaded. ``make_engine`` is ``open_engine`` or a
+    wrapper of it. ``with_key`` requests the stage's ``weights_key``. Raise the errors of
+    ``open_engine`` and ``load_weights``, and ``ModelFileError`` if a file has changed since
+    ``tensors`` was opened. After an error nothing is left open.
     """
     if plan.size.backend != unit.backend:
-        raise ValueError(f"planned for {plan.size.backend}, and loaded on {unit.unit_id}")
+        raise ValueError(f"planned for {plan.size.backend}, but loaded on {unit.unit_id}")
     if plan.size.is_mapped != (packed is not None):
-        raise ValueError("weights are packed if, and only if, they are planned to be mapped")
+        raise ValueError("weights are packed if and only if they are planned to be mapped")
     size = plan.size
     config, shard = description.config, plan.shard
     if shard.start_layer < shard.end_layer:
@@ -95,13 +95,14 @@ def load_stage(
         if packed is not None:
             report = _map_weights(engine, packed)
         else:
+            announce(description, tensors, program)
             report = load_weights(
                 program,
                 canonical_source(description, tensors, program, dequantize=dequantize),
                 engine.sink(),
                 convert=convert_on(pool),
                 quantization=size.quantization,
-                path=str(description.files.path),
+                path=description.files.label,
                 on_progress=on_progress,
             )
             tensors.check_unchanged()
@@ -124,7 +125,7 @@ def load_stage(
 
 def _map_weights(engine: LoadableEngine, packed: PackedWeights) -> LoadReport:
     if not isinstance(engine, NativeEngine):
-        raise TypeError("only the native engine computes with weights where they lie")
+        raise TypeError("only the native engine supports memory-mapped weights")
     started = time.monotonic()
     for tensor in packed.layout.tensors:
         data = np.frombuffer(packed.bytes_of(tensor), dtype=np.uint8)

@@ -1,12 +1,13 @@
-"""The weights of a stage in a packed file: found, or made."""
+"""Find or create the packed file of a stage's weights."""
 
 from __future__ import annotations
 
 from potluck import kernels
 from potluck.catalog import ModelDescription, canonical_source
+from potluck.catalog.needs import announce
 from potluck.engines.dequantize import dequantize
-from potluck.engines.native import ThreadPool, convert_on, loaded_bytes
-from potluck.engines.native_packing import PackingSink, packed_info
+from potluck.engines.native.engine import ThreadPool, convert_on, loaded_bytes
+from potluck.engines.native.packing import PackingSink, packed_info
 from potluck.formats.packed import packed_layout
 from potluck.formats.source import FileTensorSource
 from potluck.loading.packed_cache import PackedCache, PackedWeights, Write
@@ -25,12 +26,12 @@ def packed_weights(
     cache: PackedCache,
     on_progress: Progress | None = None,
 ) -> PackedWeights:
-    """Map the packed file of a planned stage; make it first where there is none.
+    """Map the packed file of a planned stage, creating it first if there is none.
 
-    To make it takes the memory that ``plan`` counts for staging. Raises ``NotPackedError`` where it
-    cannot be kept, and what reading the model raises.
+    Creating it needs the memory that ``plan`` has for staging. Raise ``NotPackedError`` if it
+    cannot be stored, and the errors of reading the model.
     """
-    path = str(description.files.path)
+    path = description.files.label
     quantization = plan.size.quantization
     program = program_to_count(description.config, plan.shard, plan.size.context_tokens)
     source = canonical_source(description, tensors, program, dequantize=dequantize)
@@ -45,6 +46,7 @@ def packed_weights(
     offsets = {tensor.info.name: tensor.offset for tensor in layout.tensors}
 
     def make(write: Write) -> None:
+        announce(description, tensors, program)
         load_weights(
             program,
             source,

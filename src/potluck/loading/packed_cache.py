@@ -1,9 +1,9 @@
 """Packed files of this user: ``$XDG_CACHE_HOME/potluck/packed``, bounded in size.
 
 Any number of processes may use the folder at once. All locks are ``flock(2)``, which the kernel
-releases when their holder ends, whatever way: who maps a packed file holds a shared lock on it as
-long as it is mapped; who makes one holds an exclusive lock on ``KEY.partial``, which is renamed to
-``KEY.packed`` when all of it is on the disk. A file that nobody has locked may be removed.
+releases when their holder ends for any reason: a process that maps a packed file holds a shared
+lock on it; a process that creates one holds an exclusive lock on ``KEY.partial``, which is renamed
+to ``KEY.packed`` when it is completely on the disk. Files without a lock may be removed.
 """
 
 from __future__ import annotations
@@ -26,48 +26,51 @@ from potluck.quantities import format_bytes
 _log = logging.getLogger(__name__)
 
 MOST_BYTES = 20 * 2**30
-"""Of the whole folder, unless ``packed_cache_bytes`` says otherwise; but never more than
-``_SHARE_OF_DISK`` of what the disk has free."""
+"""The default limit for the whole folder, if ``packed_cache_bytes`` is not set. It is never more
+than ``_SHARE_OF_DISK`` of the free space on the disk."""
 
 _SHARE_OF_DISK = 4
 _POLL_SECONDS = 0.1
 _SYNC_BYTES = 64 * 2**20
-"""Are written between two syncs, so that the one at the end does not stand still for minutes on a
-slow SD card: who watches the process could not tell that from one that hangs."""
+"""The bytes written between two syncs, so that the sync at the end does not take minutes on a slow
+SD card, which would look as if the process hung."""
 _PACKED, _PARTIAL = ".packed", ".partial"
 
 Write = Callable[[int, memoryview], None]
-"""Takes bytes from an offset of the file on."""
+"""Writes bytes to an offset of the file."""
 
 
 class NotPackedError(Exception):
-    """Weights cannot be kept in a packed file; the text says why. They can still be loaded."""
+    """Weights cannot be stored in a packed file; the message says why. They can still be loaded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedWeights:
-    """A packed file, mapped read-only. It is in use for as long as anything refers to its bytes."""
+    """A packed file, mapped read-only. It is in use while there are references to its bytes."""
 
     path: Path
     layout: PackedLayout
     data: memoryview
 
     def bytes_of(self, tensor: PackedTensor) -> memoryview:
-        """A view of the file; nothing is read."""
+        """Return a view of the file; nothing is read."""
         return self.data[tensor.offset : tensor.offset + tensor.num_bytes]
 
 
 def default_packed_folder(environ: Mapping[str, str]) -> Path | None:
-    """``$XDG_CACHE_HOME/potluck/packed``, or below ``~/.cache``; None without a home."""
+    """Return ``$XDG_CACHE_HOME/potluck/packed``, or the same under ``~/.cache``; None without a
+    home directory.
+    """
     folder = cache_folder(environ)
     return None if folder is None else folder / "packed"
 
 
 class PackedCache:
-    """Packed files in ``folder``, by key; together at most ``limit_bytes``.
+    """Packed files in ``folder`` by key, with a total size of at most ``limit_bytes``.
 
-    No ``folder`` can keep nothing. ``limit_bytes`` None is 20 GiB, or a quarter of what the disk
-    has free where that is less. Those that were used last stay longest.
+    Nothing can be stored without a ``folder``. If ``limit_bytes`` is None, the limit is 20 GiB or a
+    quarter of the free space on the disk, whichever is less. The least recently used files are
+    removed first.
     """
 
     def __init__(self, folder: Path | None, limit_bytes: int | None = None) -> None:
@@ -77,14 +80,14 @@ class PackedCache:
     def weights(
         self, key: str, layout: PackedLayout, make: Callable[[Write], None]
     ) -> PackedWeights:
-        """The packed file for ``key``, made first if there is none that is whole.
+        """Return the packed file for ``key``, creating it first if there is no complete one.
 
-        ``make`` writes all of its tensors; while another process makes the same, this one waits.
-        Raises ``NotPackedError`` where the file cannot be kept (then nothing of it stays), and
-        what ``make`` raises.
+        ``make`` writes all of its tensors; if another process is creating the same file, this one
+        waits. Raise ``NotPackedError`` if the file cannot be stored (nothing is left of it then),
+        and the errors of ``make``.
         """
         if self._folder is None:
-            raise NotPackedError("there is no HOME and no XDG_CACHE_HOME to keep them in")
+            raise NotPackedError("neither HOME nor XDG_CACHE_HOME is set")
         final = self._folder / (key + _PACKED)
         partial = self._folder / (key + _PARTIAL)
         is_waiting = False
@@ -116,7 +119,7 @@ class PackedCache:
         layout: PackedLayout,
         make: Callable[[Write], None],
     ) -> None:
-        """Make ``final`` by way of ``partial``, which is ours; nothing to do if it is there now."""
+        """Create ``final`` through ``partial``, which this process has locked, unless it exists."""
         unsynced = 0
 
         def write(offset: int, data: memoryview) -> None:
@@ -135,7 +138,7 @@ class PackedCache:
                 return
             self._reserve(descriptor, partial, layout.num_bytes)
             if final.exists():
-                _log.warning("%s is damaged, and is made again", final)
+                _log.warning("%s is damaged; rebuilding it", final)
             write(0, memoryview(layout.header))
             make(write)
             os.fsync(descriptor)
@@ -145,10 +148,10 @@ class PackedCache:
             raise
 
     def _reserve(self, descriptor: int, partial: Path, num_bytes: int) -> None:
-        """Make the file as long as it will be, and room for it."""
+        """Allocate the file with its final size."""
         folder = os.open(partial.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            # One at a time: the next one counts what this one has reserved.
+            # One process at a time, so that the next one counts the space reserved by this one.
             fcntl.flock(folder, fcntl.LOCK_EX)
             os.ftruncate(descriptor, 0)
             self._make_room(partial, num_bytes)
@@ -156,13 +159,13 @@ class PackedCache:
         finally:
             os.close(folder)
         try:
-            os.posix_fallocate(descriptor, 0, num_bytes)  # a full disk shows before a byte is read
+            os.posix_fallocate(descriptor, 0, num_bytes)  # detect a full disk before reading
         except OSError as error:
             if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
                 raise
 
     def _make_room(self, partial: Path, num_bytes: int) -> None:
-        """Remove what was left unfinished, and then what was used longest ago."""
+        """Remove unfinished files, and then the least recently used ones."""
         kept = []
         for file in _files(partial.parent):
             if file.path == partial:
@@ -177,8 +180,8 @@ class PackedCache:
             limit = min(MOST_BYTES, free // _SHARE_OF_DISK)
         if num_bytes > limit:
             raise NotPackedError(
-                f"{format_bytes(num_bytes)} are more than the {format_bytes(limit)} that "
-                f"{partial.parent} may hold (packed_cache_bytes)"
+                f"{format_bytes(num_bytes)} exceed the limit of {format_bytes(limit)} "
+                f"for {partial.parent} (packed_cache_bytes)"
             )
         for file in sorted(kept, key=lambda file: file.used_nanoseconds):
             if used_bytes + num_bytes <= limit:
@@ -187,8 +190,8 @@ class PackedCache:
                 used_bytes -= file.num_bytes
         if used_bytes + num_bytes > limit:
             raise NotPackedError(
-                f"{format_bytes(used_bytes)} of the {format_bytes(limit)} that {partial.parent} "
-                "may hold (packed_cache_bytes) are in use"
+                f"{format_bytes(used_bytes)} of the {format_bytes(limit)} allowed for "
+                f"{partial.parent} (packed_cache_bytes) are in use"
             )
 
 
@@ -210,7 +213,7 @@ def _files(folder: Path) -> Iterator[_File]:
 
 
 def _map(path: Path, layout: PackedLayout) -> PackedWeights | None:
-    """Map a packed file, if it is there and is what it must be."""
+    """Map a packed file, if it exists and is valid."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -223,9 +226,9 @@ def _map(path: Path, layout: PackedLayout) -> PackedWeights | None:
             return None
         if os.pread(descriptor, len(layout.header), 0) != layout.header:
             return None
-        with contextlib.suppress(OSError):  # a folder that cannot be written to
+        with contextlib.suppress(OSError):  # the folder may be read-only
             os.utime(descriptor)
-        # The mapping has a duplicate of the descriptor, and by it the lock.
+        # The mapping has a duplicate of the descriptor, and therefore the lock.
         mapped = mmap.mmap(descriptor, layout.num_bytes, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
     finally:
         os.close(descriptor)
@@ -233,7 +236,7 @@ def _map(path: Path, layout: PackedLayout) -> PackedWeights | None:
 
 
 def _lock_for_making(partial: Path) -> int | None:
-    """A descriptor of ``partial`` that is ours alone; None while it is another process's."""
+    """Return an exclusively locked descriptor of ``partial``; None if another process has it."""
     descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     if _is_locked_alone(descriptor, partial):
         return descriptor
@@ -242,7 +245,7 @@ def _lock_for_making(partial: Path) -> int | None:
 
 
 def _remove_unused(path: Path) -> bool:
-    """Remove a file unless somebody has locked it."""
+    """Remove a file unless it is locked."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -257,7 +260,9 @@ def _remove_unused(path: Path) -> bool:
 
 
 def _is_locked_alone(descriptor: int, path: Path) -> bool:
-    """Lock an open file exclusively, without waiting; whether ``path`` still leads to it then."""
+    """Lock an open file exclusively, without waiting, and return whether it succeeded and ``path``
+    still leads to the file.
+    """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return os.path.samestat(os.fstat(descriptor), path.stat())

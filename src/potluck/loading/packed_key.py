@@ -1,4 +1,4 @@
-"""What a packed file is known by: what it was made from, and how."""
+"""The key of a packed file: a hash of its sources and of the conversion."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from potluck import kernels
-from potluck.catalog import ModelDescription, canonical_source
+from potluck.catalog import ContentFile, ModelDescription, canonical_source
 from potluck.formats import packed
-from potluck.formats.files import ReadOnlyFile, read_bytes
+from potluck.formats.files import ByteFile, ReadOnlyFile, read_bytes
 from potluck.formats.source import FileTensorSource
 from potluck.loading.plan import program_to_count
 from potluck.models.registry import stored_tensors
@@ -32,20 +32,22 @@ def packed_key(
     program: Program,
     loaded: Sequence[TensorInfo],
 ) -> str:
-    """A hash of the files that the program's weights lie in, and of what is made of them.
+    """Return a hash of the files that contain the program's weights, and of their conversion.
 
-    ``loaded`` are the program's weights, in its order, as the engine takes them. Reads the headers
-    of the files. A file that the hub's cache holds by its hash is known by that, any other by what
-    ``FileStamp`` says; and each by its length and its header.
+    ``loaded`` are the program's weights, in its order, in the engine's formats. The headers of the
+    files are read. A file is identified by its content hash if it is known, or if the hub's cache
+    contains it by its hash, and otherwise by its ``FileStamp``; in addition, by its length and its
+    header.
     """
     stored = stored_tensors(description.config, program, description.files.kind)
     files = source_files(description, tensors, program)
     made = []
-    for tensor, info in zip(stored, loaded, strict=True):
+    for weight, tensor, info in zip(program.weights, stored, loaded, strict=True):
         sources = [part for name in tensor.stored_names for part in tensors.stored_parts(name)]
+        rows = [] if weight.rows is None else [weight.rows.axis, weight.rows.start]
         made.append(
             [
-                [tensor.canonical_name, info.format.label, info.shape],
+                [tensor.canonical_name, info.format.label, info.shape, *rows],
                 [tensor.stored_names, sources[0].type_name, repr(tensor)],
                 [[files.index(source.file), source.offset] for source in sources],
             ]
@@ -60,52 +62,57 @@ def packed_key(
 
 
 def weights_key(description: ModelDescription, tensors: FileTensorSource, plan: StagePlan) -> str:
-    """A hash of what the weights of a planned stage are made from: see ``packed_key``.
+    """Return a hash of the sources and the conversion of a planned stage's weights.
 
-    They are the same bits whether they are mapped or loaded.
+    See ``packed_key``. Mapped and loaded weights are bit-identical.
     """
     program = program_to_count(description.config, plan.shard, plan.size.context_tokens)
     source = canonical_source(description, tensors, program)
-    stored = check_weights(program, source, path=str(description.files.path))
+    stored = check_weights(program, source, path=description.files.label)
     loaded = loaded_weights(program, stored, plan.size.quantization)
     return packed_key(description, tensors, program, list(loaded))
 
 
 def source_files(
     description: ModelDescription, tensors: FileTensorSource, program: Program
-) -> tuple[ReadOnlyFile, ...]:
-    """The files that the program's weights lie in, which are on this disk."""
+) -> tuple[ReadOnlyFile | ContentFile, ...]:
+    """Return the files that contain the program's weights, all of which are on this disk or
+    identified by content.
+    """
     stored = stored_tensors(description.config, program, description.files.kind)
-    files: dict[int, ReadOnlyFile] = {}
+    files: dict[int, ReadOnlyFile | ContentFile] = {}
     for each in stored:
         for name in each.stored_names:
             for part in tensors.stored_parts(name):
                 file = part.file
-                if not isinstance(file, ReadOnlyFile):
+                if not isinstance(file, ReadOnlyFile | ContentFile):
                     raise TypeError(f"{file.path} is not on this disk")
                 files[id(file)] = file
     return tuple(files.values())
 
 
-def _identity(file: ReadOnlyFile, header_bytes: int) -> list[object]:
-    stamp = file.stamp
+def _identity(file: ReadOnlyFile | ContentFile, header_bytes: int) -> list[object]:
     digest = hashlib.sha256()
     for offset in range(0, header_bytes, _PIECE_BYTES):
         digest.update(read_bytes(file, offset, min(_PIECE_BYTES, header_bytes - offset)))
-    identity: list[object] = [stamp.size, digest.hexdigest()]
+    identity: list[object] = [file.size, digest.hexdigest()]
+    if isinstance(file, ContentFile):
+        return [*identity, file.content.sha256]
+    stamp = file.stamp
     content_hash = _hash_of_the_hub(file.path, stamp.inode)
     if content_hash is not None:
         return [*identity, content_hash]
     return [*identity, stamp.modified_nanoseconds, stamp.changed_nanoseconds, stamp.inode]
 
 
-def _header_bytes(file: ReadOnlyFile, tensors: FileTensorSource) -> int:
-    """All before the first tensor."""
+def _header_bytes(file: ByteFile, tensors: FileTensorSource) -> int:
+    """Return the number of bytes before the first tensor."""
     return min(tensor.offset for tensor in tensors.tensors.values() if tensor.file is file)
 
 
 def _hash_of_the_hub(path: str, inode: int) -> str | None:
-    """The name of the blob in huggingface_hub's cache that ``path`` leads to: its contents' hash.
+    """Return the name of the blob in huggingface_hub's cache to which ``path`` leads, which is the
+    hash of its contents.
 
     The layout, ``models--org--name/blobs/<hash>``, is documented
     (https://huggingface.co/docs/huggingface_hub/guides/manage-cache).
@@ -117,7 +124,7 @@ def _hash_of_the_hub(path: str, inode: int) -> str | None:
         and _BLOB_NAME.fullmatch(target.name) is not None
     )
     with contextlib.suppress(OSError):
-        # What the path leads to now need not be what was opened.
+        # The path may lead to another file now than when it was opened.
         if is_blob and target.stat().st_ino == inode:
             return target.name
     return None

@@ -1,4 +1,4 @@
-"""What a stage will take, counted from headers alone."""
+"""Compute the memory requirement of a stage from headers alone."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ def plan_stage(
     process_bytes: int = 0,
     cost: EngineCost | None = None,
 ) -> StagePlan:
-    """Count what ``shard`` takes. No file is read.
+    """Compute the memory requirement of ``shard``. No file is read.
 
-    ``process_bytes`` are the process's own without its engine, ``cost`` is the engine's: that of
-    ``size.backend``, unless this build does not have it. A head tied to the embedding is the same
-    tensor and counts once. Raises ``ParameterError`` for a context the model was not made for and
-    for weights that cannot be mapped, and as ``check_backend``, ``check_weights`` and ``cost_of``.
+    ``process_bytes`` is the memory of the process without its engine. ``cost`` is the engine's cost
+    (by default that of ``size.backend``). A head tied to the embedding is the same tensor and
+    counts once. Raise ``ParameterError`` if the model does not support the context or if weights
+    cannot be mapped, and the errors of ``check_backend``, ``check_weights`` and ``cost_of``.
     """
     engine = cost or cost_of(size.backend)
     if size.is_mapped and not engine.abilities.maps_weights:
         raise ParameterError(
             "mmap",
-            f"weights cannot be mapped for the backend {size.backend}",
-            hint=f"leave out --mmap, or use --backend {NATIVE}",
+            f"the backend {size.backend} does not support memory-mapped weights",
+            hint=f"omit --mmap, or use --backend {NATIVE}",
         )
     program = program_to_count(profile.config, shard, size.context_tokens)
     check_backend(size.backend, engine, program)
@@ -88,12 +88,12 @@ def plan_stage(
 
 
 def matrix_formats(loaded: Iterable[TensorInfo]) -> frozenset[TensorFormat]:
-    """Return the formats of matrices and stacks of them, as they are loaded."""
+    """Return the formats in which matrices and stacks of matrices are loaded."""
     return frozenset(info.format for info in loaded if len(info.shape) > 1)
 
 
 def _multiplied(program: Program) -> frozenset[str]:
-    """The names of the matrices in products."""
+    """Return the names of the matrices that are used in products."""
     names: set[str] = set()
     for op in program.ops:
         if isinstance(op, Linear | HeadLinear | Head):
@@ -105,14 +105,14 @@ def _multiplied(program: Program) -> frozenset[str]:
 
 
 def _packing_bytes(loaded: Sequence[TensorInfo]) -> int:
-    # Who plans nothing does without the core: an agent starts where there is none.
-    from potluck.engines.native_packing import packing_bytes
+    # Imported here, so that agents that do not plan can start without the compiled core.
+    from potluck.engines.native.packing import packing_bytes
 
     return packing_bytes(loaded)
 
 
 def program_to_count(config: ModelConfig, shard: Shard, context_tokens: int) -> Program:
-    """The program without the numbers of its rope table, whose pages are never touched."""
+    """Return the program with empty rope tables, whose pages are never touched."""
     from potluck.models.rope import empty_rope_tables  # loads NumPy: most agents never plan
 
     ropes = empty_rope_tables(config, context_tokens)

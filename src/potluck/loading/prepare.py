@@ -1,7 +1,6 @@
-"""From shards of a model to loaded stages: planned, checked against the memory, made and filled.
+"""Plan the stages of a model, check them against the available memory, and load them.
 
-Workers and models in one process both load in this way. Importing this module needs the compiled
-core.
+Workers and in-process models both use this. Importing this module needs the compiled core.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from itertools import accumulate
 from typing import Protocol
 
 from potluck.catalog import ModelDescription, open_weights
-from potluck.engines.native import make_pool
+from potluck.engines.native.engine import make_pool
 from potluck.engines.opening import module_named, open_engine
 from potluck.loading.budget import Room, combined, require_memory
 from potluck.loading.load import LoadedStage, load_stage
@@ -34,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 
 class PlanStage(Protocol):
-    """Plans one stage: ``plan_stage``, or a function that adds what its process takes."""
+    """Plans one stage: ``plan_stage``, or a function that adds the memory of its process."""
 
     def __call__(
         self,
@@ -44,15 +43,15 @@ class PlanStage(Protocol):
         *,
         cost: EngineCost | None = None,
     ) -> StagePlan:
-        """Return the plan of ``shard``. Raises as ``plan_stage``."""
+        """Return the plan of ``shard``. Raise the errors of ``plan_stage``."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadPlan:
-    """The stages of one model in one process, the unit that computes them, and what they take.
+    """The stages of one model in one process, their unit, and their memory requirements.
 
-    ``memory`` is what they take together.
+    ``memory`` is the total.
     """
 
     profile: ModelProfile
@@ -63,20 +62,20 @@ class LoadPlan:
 
     @property
     def product_formats(self) -> frozenset[str]:
-        """Of all stages (see ``StagePlan``)."""
+        """The product formats of all stages (see ``StagePlan``)."""
         return frozenset().union(*(stage.product_formats for stage in self.stages))
 
     @property
     def shards(self) -> tuple[Shard, ...]:
-        """Of all stages, in their order."""
+        """The shards of all stages, in order."""
         return tuple(stage.shard for stage in self.stages)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedStages:
-    """The stages, whose engines are the owner's to close, and the plan that they were made by.
+    """The loaded stages, whose engines the owner must close, and their plan.
 
-    ``read_bytes`` came from the model's files, headers included.
+    ``read_bytes`` were read from the model's files, including headers.
     """
 
     stages: tuple[LoadedStage, ...]
@@ -92,9 +91,9 @@ def count_stages(
     *,
     plan_one: PlanStage = plan_stage,
 ) -> LoadPlan:
-    """Return what the stages take on ``unit``, whether or not there is room for them.
+    """Return the plan of the stages on ``unit``, whether or not they fit.
 
-    Raises as ``plan_one``.
+    Raise the errors of ``plan_one``.
     """
     cost = module_named(unit.engine).COST
     stages = tuple(plan_one(profile, shard, size, cost=cost) for shard in shards)
@@ -114,8 +113,8 @@ def plan_stages(
 ) -> LoadPlan:
     """Return a plan of stages that fit into ``room`` together. Nothing is loaded.
 
-    Raise ``InsufficientMemoryError`` if they do not fit: its message begins with ``because`` and
-    says what would. Raises as ``plan_one`` too.
+    Raise ``InsufficientMemoryError`` if they do not fit; its message begins with ``because`` and
+    suggests a size that would. Raise the errors of ``plan_one``.
     """
 
     def count(size: StageSize) -> LoadPlan:
@@ -139,17 +138,18 @@ def prepare_stages(
     on_warm_up: Progress | None = None,
     with_key: bool = False,
 ) -> PreparedStages:
-    """Make the engine of every planned stage, stream or map its weights, and warm it up.
+    """Create the engine of every planned stage, load or map its weights, and warm it up.
 
-    Files that are only on a hub are fetched first. ``room`` returns what may be used when it is
-    called, ``plan_one`` is what the stages were planned with. Weights that are to be mapped and
-    that ``cache`` cannot keep are loaded instead if there is room for them, with a warning; the
-    plan that is returned says so. ``make_engine``, ``with_key``: see ``load_stage``.
+    Files that are only on a hub are downloaded first. ``room`` returns the memory that is usable
+    when it is called, and ``plan_one`` is the function with which the stages were planned. If
+    weights should be mapped but ``cache`` cannot store them, they are loaded instead if there is
+    enough memory, with a warning and an updated plan in the result. See ``load_stage`` for
+    ``make_engine`` and ``with_key``.
 
-    ``on_fetch`` and then ``on_progress`` are called with bytes done and bytes in all, and so is
-    ``on_warm_up`` whenever the weights of a stage are in. Raises as ``open_weights``,
-    ``packed_weights`` and ``load_stage``, and ``InsufficientMemoryError`` for weights that cannot
-    be mapped. After an error nothing stays open.
+    ``on_fetch`` and then ``on_progress`` are called with the bytes done and the total bytes, and
+    so is ``on_warm_up`` whenever the weights of a stage are loaded. Raise the errors of
+    ``open_weights``, ``packed_weights`` and ``load_stage``, and ``InsufficientMemoryError`` if
+    weights can be neither mapped nor loaded. After an error nothing is left open.
     """
     progress = _progress_of(plan, on_progress)
     warming_up = _progress_of(plan, on_warm_up)
@@ -173,9 +173,9 @@ def prepare_stages(
                     plan.unit,
                     room(),
                     plan_one=plan_one,
-                    because=f"weights cannot be mapped ({error}): ",
+                    because=f"weights cannot be memory-mapped ({error}): ",
                 )
-                _log.warning("weights are loaded, not mapped: %s", error)
+                _log.warning("weights are loaded instead of memory-mapped: %s", error)
         stages = []
         for stage, weights, report, warm in zip(
             plan.stages, packed, progress, warming_up, strict=True
@@ -200,7 +200,7 @@ def prepare_stages(
 
 
 def _progress_of(plan: LoadPlan, on_progress: Progress | None) -> list[Progress | None]:
-    """Return the progress of every stage, told as that of all of them one after another."""
+    """Return callbacks that combine the progress of all stages, which load in sequence."""
     total = sum(stage.read_bytes for stage in plan.stages)
     starts = accumulate((stage.read_bytes for stage in plan.stages), initial=0)
 

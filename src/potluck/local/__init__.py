@@ -1,4 +1,4 @@
-"""A model in this process: stages on threads, a scheduler, and the Python interface."""
+"""In-process models: stages on threads, a scheduler, and the Python API."""
 
 from potluck.loading import StagePlan
 from potluck.loading.prepare import LoadPlan

@@ -1,27 +1,27 @@
-"""How close a measured model comes to what bounds it: memory in decode, arithmetic in prefill."""
+"""Compare a measured model with its limits: memory in decode, and arithmetic in prefill."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from potluck.engines.native import NativeEngine
-from potluck.engines.products import Operands
-from potluck.engines.roofline import Limits, Roofline
-from potluck.engines.step_work import Work, work_of
+from potluck.engines.native.engine import NativeEngine
+from potluck.engines.native.products import Operands
+from potluck.engines.native.roofline import Limits, Roofline
+from potluck.engines.native.step_work import Work, work_of
 from potluck.loading.load import LoadedStage
 from potluck.local.measuring import PhaseRun
 
 OUTSIDE = "outside the core"
-"""Among ops: handing steps over, and what Python does for them."""
+"""An entry among the ops: passing steps on, and the overhead of Python."""
 
 BoundSeconds = Mapping[str, float]
-"""By op, the least that its bytes or products take; ops that nothing bounds are left out."""
+"""The minimum time of an op's bytes or products, by op; ops without a bound are omitted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpFigures:
-    """One op in all runs of a phase together. ``bound_seconds`` is None where nothing bounds it."""
+    """One op in all runs of a phase. ``bound_seconds`` is None if it has no bound."""
 
     op: str
     seconds: float
@@ -30,10 +30,10 @@ class OpFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseFigures:
-    """What a phase reads and computes per token, how close each run came, and its ops.
+    """The bytes and operations of a phase per token, its fractions of the bound, and its ops.
 
-    ``fractions`` of the bound, one per run; None where the limit of some product is not known.
-    ``ops`` has the one that takes longest first.
+    ``fractions`` has one value per run; None if the limit of some product is unknown. ``ops`` has
+    the slowest op first.
     """
 
     bytes_per_token: float
@@ -43,15 +43,16 @@ class PhaseFigures:
 
 
 class Bounds:
-    """Measures the limits of the machine, and counts what stages of the native engine have to do.
+    """Measures the limits of the machine, and counts the work of stages of the native engine.
 
-    Holds the memory that is read for its rate. Made before the engines are closed.
+    Holds the memory that is read to measure the rate. Must be created before the engines are
+    closed.
     """
 
     def __init__(self, stages: Sequence[LoadedStage]) -> None:
         engines = [each.engine for each in stages if isinstance(each.engine, NativeEngine)]
         if len(engines) < len(stages):
-            raise TypeError("only the native engine says what its ops do")
+            raise TypeError("only the native engine reports the work of its ops")
         self._stages = [
             (stage.program, engine.op_labels(), engine)
             for stage, engine in zip(stages, engines, strict=True)
@@ -68,19 +69,19 @@ class Bounds:
         self.instructions: Mapping[Operands, str] = self._roofline.instructions
 
     def sample(self) -> Limits:
-        """The limits now; see ``Roofline``."""
+        """Measure the current limits; see ``Roofline``."""
         return self._roofline.sample()
 
     def prefill(self, runs: Sequence[PhaseRun], limits: Sequence[Limits]) -> PhaseFigures:
-        """Against the peak of arithmetic. ``limits`` were measured with each of the runs."""
+        """Compare prefill with the arithmetic peak. ``limits`` were measured with each run."""
         return _figures(self._work(runs[0], of_prompts=True), runs, limits, _seconds_of_products)
 
     def decode(self, runs: Sequence[PhaseRun], limits: Sequence[Limits]) -> PhaseFigures:
-        """Against the rate of memory; else as ``prefill``."""
+        """Compare decode with the memory rate; see ``prefill``."""
         return _figures(self._work(runs[0], of_prompts=False), runs, limits, _seconds_of_reads)
 
     def _work(self, run: PhaseRun, *, of_prompts: bool) -> Work:
-        """Of one run; every other computes the same."""
+        """Return the work of one run, which is the same for all runs."""
         work = Work()
         for program, labels, engine in self._stages:
             operands = engine.operands(of_prompts=of_prompts)
@@ -115,7 +116,7 @@ def _seconds_of_reads(work: Work, limits: Limits) -> BoundSeconds:
 
 
 def _seconds_of_products(work: Work, limits: Limits) -> BoundSeconds | None:
-    """None where the instruction set has no peak for some of them."""
+    """Return the times of products; None if the instruction set has no peak for some of them."""
     rates = limits.multiply_adds_per_second
     if any(each not in rates for _, each in work.multiply_adds):
         return None
@@ -131,7 +132,7 @@ def _ops(runs: Sequence[PhaseRun], bounds: Sequence[BoundSeconds]) -> tuple[OpFi
         for op, of_op in (run.op_seconds or {}).items():
             seconds[op] = seconds.get(op, 0.0) + of_op
     total = sum(run.seconds for run in runs)
-    # Stages share the threads and take turns, so that the times of their ops do not overlap.
+    # Stages share the threads and take turns, so the times of their ops do not overlap.
     seconds[OUTSIDE] = max(0.0, total - sum(seconds.values()))
     figures = [
         OpFigures(

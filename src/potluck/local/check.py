@@ -1,7 +1,7 @@
-"""Whether a model will run, said from its headers alone: nothing is loaded and no driver is asked.
+"""Check from headers alone whether a model will run. Nothing is loaded, and no driver is used.
 
-Every part of a model is examined, whatever was wrong with another, so that all that stands in the
-way is named at once.
+All parts of a model are examined even if one has a problem, so that all problems are reported at
+once.
 """
 
 from __future__ import annotations
@@ -32,13 +32,14 @@ from potluck.loading import StageSize, plan_stage
 from potluck.loading.plan import program_to_count
 from potluck.models.names import FileKind
 from potluck.models.registry import config_from_hugging_face
-from potluck.placement.sizes import stronger_quantizations, what_fits
+from potluck.placement.sizes import fitting_size_hint, stronger_quantizations
 from potluck.placement.states import num_states_of
-from potluck.probe.cores import default_num_threads
-from potluck.probe.memory import available_memory
+from potluck.probe.machine.cores import default_num_threads
+from potluck.probe.machine.memory import available_memory
 from potluck.quantities import format_bytes
-from potluck.scheduling import DEFAULT_CONTEXT_TOKENS, MAX_STEP_TOKENS
 from potluck.scheduling.blocks import blocks_for
+from potluck.scheduling.limits import DEFAULT_CONTEXT_TOKENS
+from potluck.scheduling.step_limits import MAX_STEP_TOKENS
 from potluck.types.memory import MemoryLimit, MemoryPlan
 from potluck.types.model import ModelConfig
 from potluck.types.profile import ModelProfile
@@ -53,12 +54,12 @@ Result = TypeVar("Result")
 
 _MOST_TENSORS_NAMED = 3
 _LONGER_CONTEXTS = (16_384, 65_536)
-"""Besides the default and the longest."""
+"""Contexts in addition to the default and the longest."""
 _TRIAL_TIME = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 class Part(enum.Enum):
-    """What of a model a finding is about."""
+    """The part of a model that a finding concerns."""
 
     CONFIGURATION = "configuration"
     TENSORS = "tensors"
@@ -70,9 +71,9 @@ class Part(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """Something about a model. With ``stops`` the model does not run here because of it.
+    """A finding about a model. With ``stops``, it prevents the model from running here.
 
-    ``missing`` names what Potluck would have to support.
+    ``missing`` names the features that Potluck would have to support.
     """
 
     part: Part
@@ -84,7 +85,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackendFit:
-    """A backend of this build, and why it does not compute the model; nothing if it does."""
+    """A backend of this build, and why it does not support the model; empty if it does."""
 
     name: str
     problem: str = ""
@@ -92,7 +93,9 @@ class BackendFit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextMemory:
-    """What the whole model takes on the CPU for one sequence of ``context_tokens``."""
+    """The memory requirement of the whole model on the CPU for one sequence of
+    ``context_tokens``.
+    """
 
     context_tokens: int
     memory: MemoryPlan
@@ -101,9 +104,9 @@ class ContextMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateMemory:
-    """State slots: what one takes, how many are planned with, and how many would fit.
+    """The size of a state slot, the planned number of slots, and the number that would fit.
 
-    ``num_fitting`` is with the shortest of the contexts.
+    ``num_fitting`` is for the shortest context.
     """
 
     slot_bytes: int
@@ -113,11 +116,11 @@ class StateMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCheck:
-    """What the headers say. ``config`` and what follows from it are absent where it is refused.
+    """The result of a check. ``config`` and dependent values are absent if it is refused.
 
-    ``stored`` and ``loaded`` are bytes of weights by format. ``contexts`` are from the shortest to
-    the longest, empty where no memory can be counted. ``states`` is None then too, and for a model
-    without state. ``limit`` is what this machine may use.
+    ``stored`` and ``loaded`` are bytes of weights by format. ``contexts`` are ordered from the
+    shortest to the longest, and empty if the memory requirement is unknown. ``states`` is None
+    then, and for models without state. ``limit`` is this machine's usable memory.
     """
 
     files: ModelFiles
@@ -136,7 +139,7 @@ class ModelCheck:
 
     @property
     def runs(self) -> bool:
-        """Whether this build runs the model on this machine, for the shortest of the contexts."""
+        """Whether this build runs the model on this machine with the shortest context."""
         return not any(each.stops for each in self.findings)
 
 
@@ -149,14 +152,13 @@ def check_model(
     quantization: Quantization | None = Quantization.NONE,
     limit: MemoryLimit | None = None,
 ) -> ModelCheck:
-    """Examine MODEL. Of a hub model small files and headers are fetched, and no weights.
+    """Examine MODEL. Only small files and headers of a hub model are downloaded, no weights.
 
-    ``context_tokens`` is the context that must fit, by default that of ``potluck run``, and so are
-    ``num_states`` and ``default_states`` (see ``Model.open``).
-    ``quantization`` None takes the most precise one that fits. ``limit``
-    is the memory that may be used, by default what is free on this machine. Raises
-    ``ModelNotFoundError`` when there is no such model, and ``ParameterError`` for a context that it
-    was not made for, and for states that it does not have.
+    ``context_tokens`` is the context that must fit, by default that of ``potluck run``; so must
+    ``num_states`` and ``default_states`` (see ``Model.open``). A ``quantization`` of None uses the
+    most precise one that fits. ``limit`` is the usable memory, by default the free memory of this
+    machine. Raise ``ModelNotFoundError`` if there is no such model, and ``ParameterError`` if the
+    model does not support the context, or states are given for a model without state.
     """
     files = find_files(name)
     found = _Findings()
@@ -173,7 +175,7 @@ def check_model(
             has_chat_template=has_template,
         )
     for skipped in description.skipped:
-        found.note(Part.TENSORS, f"{skipped} is left out")
+        found.note(Part.TENSORS, f"{skipped} is ignored")
     profile = found.of(Part.TENSORS, lambda: read_profile(description))
     fits: tuple[BackendFit, ...] = ()
     contexts: tuple[ContextMemory, ...] = ()
@@ -195,7 +197,7 @@ def check_model(
                 is_asked = context_tokens is not None
                 contexts = tuple(_contexts(profile, size, usable, is_asked=is_asked))
                 if not contexts[0].fits:
-                    _say_memory_lacks(profile, size, contexts[0], usable, found)
+                    _report_missing_memory(profile, size, contexts[0], usable, found)
     return ModelCheck(
         files=files,
         findings=found.all(),
@@ -224,14 +226,17 @@ def _states(memory: MemoryPlan, num_states: int, limit: MemoryLimit) -> StateMem
 
 
 def _size(config: ModelConfig, context_tokens: int | None, quantization: Quantization) -> StageSize:
-    """The size that ``potluck run`` would take; ``ParameterError`` for too long a context."""
+    """Return the size that ``potluck run`` would use.
+
+    Raise ``ParameterError`` if the context is too long.
+    """
     context = context_tokens or min(DEFAULT_CONTEXT_TOKENS, config.max_context_tokens)
     if not 1 <= context <= config.max_context_tokens:
         raise ParameterError(
             "context",
-            f"the context is {context}, and the model was made for at most "
+            f"the context is {context}, but the model supports at most "
             f"{config.max_context_tokens} tokens",
-            hint=f"give --context {config.max_context_tokens}, or less",
+            hint=f"set --context to at most {config.max_context_tokens}",
         )
     return StageSize(
         context_tokens=context,
@@ -243,13 +248,13 @@ def _size(config: ModelConfig, context_tokens: int | None, quantization: Quantiz
 
 
 class _Findings:
-    """What was found so far, in order."""
+    """The findings so far, in order."""
 
     def __init__(self) -> None:
         self._found: list[Finding] = []
 
     def of(self, part: Part, examine: Callable[[], Result], *, stops: bool = True) -> Result | None:
-        """What ``examine`` returns; None, and a finding, if it raises an error of the model."""
+        """Return the result of ``examine``, or add a finding and return None if it fails."""
         try:
             return examine()
         except PotluckError as error:
@@ -257,7 +262,7 @@ class _Findings:
             return None
 
     def add(self, part: Part, error: PotluckError, *, stops: bool) -> None:
-        """Add what an error says, unless it was said of another part."""
+        """Add an error as a finding, unless another part has the same one."""
         if any(each.problem == error.message for each in self._found):
             return
         self._found.append(
@@ -281,7 +286,7 @@ class _Findings:
 
 
 def _describe(files: ModelFiles, found: _Findings) -> ModelDescription | None:
-    """The description; of a configuration that is refused, all that is wrong with it."""
+    """Return the description, or add all problems of a configuration that is refused."""
     if files.kind is FileKind.HUGGING_FACE:
         read = found.of(Part.CONFIGURATION, lambda: config_document(files.path))
         if read is None:
@@ -297,11 +302,13 @@ def _describe(files: ModelFiles, found: _Findings) -> ModelDescription | None:
 
 
 def _has_chat_template(files: ModelFiles, found: _Findings) -> bool:
-    """Whether a chat with one message can be rendered. Without it the model still runs."""
+    """Return whether a chat with one message can be rendered. Without it the model still runs."""
     template = found.of(Part.CHAT_TEMPLATE, lambda: load_chat_template(files), stops=False)
     if template is None:
         if not any(each.part is Part.CHAT_TEMPLATE for each in found.all()):
-            found.note(Part.CHAT_TEMPLATE, "there is none: the model continues texts only")
+            found.note(
+                Part.CHAT_TEMPLATE, "the model has no chat template and can only complete texts"
+            )
         return False
     messages = [ChatMessage(role="user", content="Hello")]
     rendered = found.of(
@@ -311,7 +318,7 @@ def _has_chat_template(files: ModelFiles, found: _Findings) -> bool:
 
 
 def _check_tensors(profile: ModelProfile, size: StageSize, found: _Findings) -> bool:
-    """Whether all weights can be loaded; those that cannot are named."""
+    """Return whether all weights can be loaded, and add findings for those that cannot."""
     unusable = [each.error() for each in profile.unusable.values()]
     for error in unusable[:_MOST_TENSORS_NAMED]:
         found.add(Part.TENSORS, error, stops=True)
@@ -329,7 +336,7 @@ def _check_tensors(profile: ModelProfile, size: StageSize, found: _Findings) -> 
 def _backend_fits(
     profile: ModelProfile, size: StageSize, found: _Findings
 ) -> Iterator[tuple[BackendFit, StagePlan | None]]:
-    """Every backend of this build, with the plan for the whole model where it computes it."""
+    """Yield every backend of this build, with the plan for the whole model if it supports it."""
     shard = Shard.whole(profile.config.num_layers)
     for spec in BACKENDS:
         on_backend = replace(size, backend=spec.name)
@@ -344,7 +351,7 @@ def _backend_fits(
 
 
 def _quantized_to_fit(profile: ModelProfile, size: StageSize, limit: MemoryLimit) -> StageSize:
-    """``size`` with the most precise quantization that fits, else with the smallest."""
+    """Return ``size`` with the most precise quantization that fits, else with the smallest."""
     sizes = [size, *stronger_quantizations(size)]
     return next((each for each in sizes if _fits(profile, each, limit)), sizes[-1])
 
@@ -352,7 +359,7 @@ def _quantized_to_fit(profile: ModelProfile, size: StageSize, limit: MemoryLimit
 def _fits(profile: ModelProfile, size: StageSize, limit: MemoryLimit) -> bool:
     try:
         plan = plan_stage(profile, Shard.whole(profile.config.num_layers), size)
-    except PotluckError:  # which is said of the backend
+    except PotluckError:  # reported with the backend
         return False
     return plan.memory.total_bytes <= limit.bytes
 
@@ -360,7 +367,7 @@ def _fits(profile: ModelProfile, size: StageSize, limit: MemoryLimit) -> bool:
 def _contexts(
     profile: ModelProfile, size: StageSize, limit: MemoryLimit, *, is_asked: bool
 ) -> Iterator[ContextMemory]:
-    """The memory for the context of ``size`` and, unless it was asked for, for longer ones."""
+    """Yield the memory for the context of ``size`` and, unless it is requested, for longer ones."""
     most = profile.config.max_context_tokens
     longer = () if is_asked else (*_LONGER_CONTEXTS, most)
     lengths = {
@@ -378,7 +385,7 @@ def _contexts(
         )
 
 
-def _say_memory_lacks(
+def _report_missing_memory(
     profile: ModelProfile,
     size: StageSize,
     least: ContextMemory,
@@ -386,21 +393,21 @@ def _say_memory_lacks(
     found: _Findings,
 ) -> None:
     hint = (
-        what_fits(size, lambda other: _fits(profile, other, limit))
-        or "potluck up joins several machines"
+        fitting_size_hint(size, lambda other: _fits(profile, other, limit))
+        or "potluck up combines several machines"
     )
     if "--mmap" in hint:
         hint += "; --mmap is an option of potluck run"
     found.stop(
         Part.MEMORY,
-        f"{format_bytes(least.memory.total_bytes)} are needed for {least.context_tokens} tokens of "
-        f"context, and {format_bytes(limit.bytes)} may be used ({limit.reason})",
+        f"{format_bytes(least.memory.total_bytes)} are needed for {least.context_tokens} "
+        f"tokens of context, but only {format_bytes(limit.bytes)} are usable ({limit.reason})",
         hint,
     )
 
 
 def _num_parameters(profile: ModelProfile) -> int:
-    """The elements of all tensors; a head tied to the embedding counts once."""
+    """Return the number of elements of all tensors; a head tied to the embedding counts once."""
     return sum(math.prod(info.shape) for info in profile.tensors.values())
 
 

@@ -1,4 +1,4 @@
-"""One text being generated: a stream of pieces, then its result."""
+"""A text that is being generated: a stream of pieces, and then its result."""
 
 from __future__ import annotations
 
@@ -8,21 +8,22 @@ from queue import SimpleQueue
 
 from potluck.errors import PotluckError
 from potluck.local.tool_calls import ChatOutput
-from potluck.scheduling import FinishReason
 from potluck.serving.dispatcher import Dispatcher
 from potluck.serving.ledger import TimedToken, Update
 from potluck.text.detokenize import StreamingDetokenizer
+from potluck.types.sequence import FinishReason
 from potluck.types.step import SamplingParams, SequenceId, TokenLogprob
 from potluck.types.text import Tokenizer, ToolCall
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """One token and the text that became certain with it.
+    """One token, and the text that is final after it.
 
-    ``text`` can be empty (an incomplete character, the possible beginning of a stop string, an
-    end-of-text token) and then comes with a later piece. ``logprob`` is None and ``top`` empty
-    unless log-probabilities were asked for. ``seconds`` is the time from the request to the token.
+    ``text`` may be empty (for an incomplete character, the possible beginning of a stop string, or
+    an end-of-text token); the text then follows in a later piece. ``logprob`` is None and ``top``
+    empty unless log-probabilities were requested. ``seconds`` is the time from the request to the
+    token.
     """
 
     text: str
@@ -34,9 +35,10 @@ class Piece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timings:
-    """Where the time went. Prefill lasts from the request to the first token, decode from there.
+    """The times of prefill, from the request to the first token, and of decode after that.
 
-    ``num_cached_tokens`` of the prompt were in the cache and not computed.
+    ``num_cached_tokens`` tokens of the prompt were in the cache and not computed.
+    ``num_drafted_tokens`` drafts were verified, and ``num_accepted_tokens`` of them were right.
     """
 
     num_prompt_tokens: int
@@ -44,6 +46,19 @@ class Timings:
     prefill_seconds: float
     decode_seconds: float
     num_cached_tokens: int = 0
+    num_drafted_tokens: int = 0
+    num_accepted_tokens: int = 0
+
+    @property
+    def tokens_per_step(self) -> float | None:
+        """New tokens after the first per decode step, 1 without drafts; None for a single token.
+
+        Right drafts beyond the end of the text make it slightly too high.
+        """
+        num_decoded = self.num_new_tokens - 1
+        if num_decoded < 1:
+            return None
+        return num_decoded / max(1, num_decoded - self.num_accepted_tokens)
 
     @property
     def prefill_tokens_per_second(self) -> float:
@@ -52,7 +67,7 @@ class Timings:
 
     @property
     def decode_tokens_per_second(self) -> float | None:
-        """New tokens after the first per second of decode; None with fewer than two."""
+        """New tokens after the first per second of decode; None for fewer than two tokens."""
         if self.num_new_tokens < 2:
             return None
         return (self.num_new_tokens - 1) / self.decode_seconds
@@ -62,8 +77,8 @@ class Timings:
 class GenerationResult:
     """A finished text. ``text`` does not contain the stop string or control tokens.
 
-    In a chat with tools it does not contain calls and thoughts either: those are in ``tool_calls``
-    and ``reasoning``.
+    In a chat with tools, it does not contain calls and reasoning either; these are in
+    ``tool_calls`` and ``reasoning``.
     """
 
     text: str
@@ -76,10 +91,10 @@ class GenerationResult:
 
 
 class Generation:
-    """An iterator over the pieces of one text. For use by one thread.
+    """An iterator over the pieces of one text. Not thread-safe.
 
-    Leaving it early (``close``, ``with``, or the end of a ``for`` loop) cancels
-    the sequence and frees its cache.
+    Leaving it early (``close``, ``with``, or the end of a ``for`` loop) cancels the sequence and
+    frees its cache.
     """
 
     def __init__(
@@ -110,12 +125,15 @@ class Generation:
         self._pieces: list[Piece] = []
         self._result: GenerationResult | None = None
         self._num_cached_tokens = 0
+        self._num_drafted_tokens = 0
+        self._num_accepted_tokens = 0
         self._is_over = False
 
     def __iter__(self) -> Iterator[Piece]:
-        """Yield pieces until the end; the last brings all text that was held back.
+        """Yield pieces until the end; the last one has all text that was held back.
 
-        A generator, and nothing of ``self`` refers to it: leaving a ``for`` loop ends it at once.
+        This is a generator to which ``self`` has no reference, so leaving a ``for`` loop ends it
+        immediately.
         """
         try:
             while not self._is_over:
@@ -133,24 +151,26 @@ class Generation:
         self.close()
 
     def close(self) -> None:
-        """Cancel what is left. Idempotent."""
+        """Cancel the rest of the generation. Idempotent."""
         self._is_over = True
         self._dispatcher.cancel(self._sequence_id)
 
     def result(self) -> GenerationResult:
-        """Wait for the end and return the whole.
+        """Wait for the end and return the whole result.
 
-        Raises the error that ended the sequence, or ``PotluckError`` if it was left early.
+        Raise the error that ended the sequence, or ``PotluckError`` if it was left early.
         """
         for _ in self:
             pass
         if self._result is None:
-            raise PotluckError("the text was not generated to its end")
+            raise PotluckError("the generation was closed before its end")
         return self._result
 
     def _take(self, update: TimedToken) -> Piece:
         token = update.token
         self._num_cached_tokens += update.num_cached_tokens
+        self._num_drafted_tokens += token.num_drafted
+        self._num_accepted_tokens += token.num_accepted
         text = self._detokenizer.push(token.token)
         reason = token.finish_reason
         if reason is not None:
@@ -188,5 +208,7 @@ class Generation:
                 prefill_seconds=first_seconds,
                 decode_seconds=self._pieces[-1].seconds - first_seconds,
                 num_cached_tokens=self._num_cached_tokens,
+                num_drafted_tokens=self._num_drafted_tokens,
+                num_accepted_tokens=self._num_accepted_tokens,
             ),
         )

@@ -1,4 +1,4 @@
-"""Planning and loading the stages of a model in this process."""
+"""Plan and load the stages of a model in this process."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from potluck.loading.prepare import (
 from potluck.local.stages import split_evenly
 from potluck.local.units import LocalUnit
 from potluck.placement.sizes import stronger_quantizations
-from potluck.probe.cores import default_num_threads
-from potluck.probe.memory import available_memory
-from potluck.scheduling import MAX_STEP_TOKENS
+from potluck.probe.machine.cores import default_num_threads
+from potluck.probe.machine.memory import available_memory
 from potluck.scheduling.blocks import blocks_for
-from potluck.types.arithmetic import ArithmeticChoice
+from potluck.scheduling.step_limits import MAX_STEP_TOKENS
+from potluck.types.choices import ArithmeticChoice
 from potluck.types.quantization import Quantization
 from potluck.types.ranges import require_number
 from potluck.weights.load import Progress
@@ -40,11 +40,11 @@ def plan_load(
     is_mapped: bool = False,
     arithmetic: ArithmeticChoice = ArithmeticChoice.EXACT,
 ) -> LoadPlan:
-    """Cut the model and count its bytes on ``unit``; nothing is loaded.
+    """Divide the model into stages, and compute their memory on ``unit``; nothing is loaded.
 
-    ``quantization`` None takes the most precise one that fits. Weights that are mapped take no
-    memory. Arithmetic is fast only where ``unit`` has it. Raises ``InsufficientMemoryError`` if it
-    would not fit, and ``ParameterError``.
+    A ``quantization`` of None uses the most precise one that fits. Mapped weights need no memory.
+    Fast arithmetic is only used if ``unit`` supports it. Raise ``InsufficientMemoryError`` if the
+    model does not fit, and ``ParameterError``.
     """
     if num_threads is not None:
         require_number("threads", num_threads)

@@ -1,4 +1,4 @@
-"""``potluck.Model``: a model in this process, from Python."""
+"""``potluck.Model``: an in-process model, for use from Python."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from queue import SimpleQueue
@@ -19,11 +20,14 @@ from potluck.catalog import (
     load_tokenizer,
     open_vocabulary,
 )
+from potluck.catalog.small_models import describe_small
+from potluck.drafting.sources import draft_source, names_model
 from potluck.errors import ParameterError
 from potluck.grammars.check import GrammarChecker
 from potluck.loading import PackedCache, default_packed_folder
 from potluck.loading.load import LoadedStage
 from potluck.loading.prepare import LoadPlan
+from potluck.local.drafts import DraftingThread
 from potluck.local.generation import Generation
 from potluck.local.loading import load_stages, plan_load
 from potluck.local.pipeline import LocalPipeline
@@ -32,33 +36,31 @@ from potluck.local.tool_calls import ChatOutput, output_format, tool_use
 from potluck.local.units import find_unit
 from potluck.local.vectors import DocumentScore, Embeddings, embed_tokens, rank_documents
 from potluck.placement.states import num_states_of
-from potluck.scheduling import (
-    DEFAULT_CONTEXT_TOKENS,
-    MAX_STEP_SEQUENCES,
-    SchedulerLimits,
-    SequenceRequest,
-)
+from potluck.scheduling.limits import DEFAULT_CONTEXT_TOKENS, SchedulerLimits
+from potluck.scheduling.step_limits import MAX_STEP_SEQUENCES
 from potluck.serving.dispatcher import Dispatcher
 from potluck.serving.ledger import Update
 from potluck.serving.vectors import check_dimensions
 from potluck.text.chat import ChatTemplate, chat_ending, prompt_chat
 from potluck.text.rerank import check_labels, encode_pair, rerank_template
-from potluck.types.arithmetic import ArithmeticChoice
+from potluck.types.choices import DEFAULT_DRAFT, OFF, ArithmeticChoice
+from potluck.types.drafting import DraftSource
 from potluck.types.expert_use import NO_EXPERTS, ExpertUse
 from potluck.types.output import ToolMode
 from potluck.types.quantization import Quantization
 from potluck.types.ranges import MAX_TOP_LOGPROBS, require_number, shown
 from potluck.types.sampling import merged_sampling, validate_sampling
+from potluck.types.sequence import SequenceRequest
 from potluck.types.step import SamplingParams
 from potluck.types.text import ChatEnding, ChatMessage, Tokenizer, Tool
 from potluck.weights.report import LoadReport
 
 
 class SamplingOptions(TypedDict, total=False):
-    """Keyword arguments of ``generate`` and ``chat``; ``SamplingParams`` says what they mean.
+    """Keyword arguments of ``generate`` and ``chat``; see ``SamplingParams`` for their meaning.
 
-    What is left out comes from the model's ``generation_config.json``, then from the neutral
-    defaults. A ``seed`` of None draws a new one.
+    Defaults come from the model's ``generation_config.json``, or else are neutral. If ``seed`` is
+    None, a random one is used.
     """
 
     temperature: float
@@ -76,9 +78,9 @@ class SamplingOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadProgress:
-    """How far loading is, in bytes of weights; or fetching their files, which comes before.
+    """The progress of loading weights, or of downloading their files before that, in bytes.
 
-    With ``is_warming_up`` an engine has its weights and compiles what it will run.
+    With ``is_warming_up``, an engine has its weights and is compiling its kernels.
     """
 
     done_bytes: int
@@ -88,7 +90,7 @@ class LoadProgress:
 
 
 class Model:
-    """An open model. ``generate`` and ``chat`` may be called by several threads at once.
+    """An open model. ``generate`` and ``chat`` may be called from several threads at once.
 
     with Model.open("demo") as model:
         for piece in model.generate("Once upon a time", max_tokens=60):
@@ -104,9 +106,13 @@ class Model:
         tokenizer: Tokenizer,
         chat_template: ChatTemplate | None,
         stages: tuple[LoadedStage, ...],
+        small: Model | None = None,
+        drafting: DraftingThread | None = None,
     ) -> None:
         """Use :meth:`open`."""
         self._dispatcher = dispatcher
+        self._drafting = drafting
+        self.draft_model = small
         self._chat_template = chat_template
         self._grammars = GrammarChecker()
         self.description = description
@@ -133,96 +139,144 @@ class Model:
         arithmetic: ArithmeticChoice = ArithmeticChoice.EXACT,
         packed_cache_bytes: int | None = None,
         prefix_cache: bool = True,
+        draft: str = DEFAULT_DRAFT,
         on_progress: Callable[[LoadProgress], None] | None = None,
     ) -> Model:
-        """Find MODEL, load it, and make it ready.
+        """Find MODEL and load it.
 
         ``model``: a Hugging Face directory, a ``.gguf`` file, a hub id, or ``demo``.
-        ``stages``: how many in-process stages to cut it into.
-        ``context_tokens``: the longest sequence; by default what the model allows, at most 4096.
-        ``cache_tokens``: positions that all sequences share; by default one full context.
-        ``num_states``: slots for the states of sequences and checkpoints of them, of a model that
-        keeps more than keys and values; by default as many as 512 MiB hold, from 8 to 64.
-        ``default_states``: another default than that.
-        ``num_threads``: by default the cores that may be used.
+        ``stages``: the number of in-process stages.
+        ``context_tokens``: the longest sequence; by default the model's maximum, at most 4096.
+        ``cache_tokens``: positions shared by all sequences; by default one full context.
+        ``num_states``: slots for states of sequences and their checkpoints, for models with state;
+        by default as many as fit into 512 MiB, from 8 to 64.
+        ``default_states``: another default for ``num_states``.
+        ``num_threads``: the number of threads; by default the number of usable cores.
         ``isa``: an instruction set such as ``avx2``; by default the best that works.
-        ``backend``: what computes it, such as ``tinygrad:CL``, on the first device where that
-        works, or a unit by its id; by default ``native``, which is the CPU. One process can use
-        one device through tinygrad.
-        ``allow_software``: also on software that plays a device on the CPU, such as PoCL.
-        ``quantization``: what weights stored as floats become; None: as little as makes them fit.
-        ``mmap``: keep the weights in a file of the user's cache, and map it
-        (``docs/mapped-weights.md``).
-        ``arithmetic``: exact, which is bit-identical on every CPU, or fast, where the CPU has a
-        way (``docs/models.md``).
-        ``packed_cache_bytes``: the most that all such files may take; by default 20 GiB, or a
-        quarter of the free disk.
-        ``prefix_cache``: whether prompts that begin alike share what the cache has of it.
+        ``backend``: a backend such as ``tinygrad:CL``, on the first device on which it works, or a
+        unit by its id; by default ``native``, which uses the CPU. A process can use only one device
+        through tinygrad.
+        ``allow_software``: also use software-emulated devices such as PoCL.
+        ``quantization``: the quantization of weights stored as floats; None means the most precise
+        one that fits.
+        ``mmap``: store the weights in a file in the user's cache, and map it
+        (``docs/guides/mapped-weights.md``).
+        ``arithmetic``: exact, which is bit-identical on every CPU, or fast, if the CPU supports it
+        (``docs/guides/models.md``).
+        ``packed_cache_bytes``: the maximum total size of these files; by default 20 GiB, or a
+        quarter of the free disk space if that is less.
+        ``prefix_cache``: whether prompts with a common prefix share its cached part.
+        ``draft``: the source of drafts, several of which are verified in one step without changing
+        the result (``docs/guides/speculation.md``): ``ngram``, ``off``, or a smaller model with the
+        same vocabulary, given in the same way as ``model``.
 
-        Raises a ``PotluckError`` that says what is wrong, before a weight is read where possible.
+        Raise a ``PotluckError`` on failure, if possible before any weight is read.
         """
-        asked = {
+        counts = {
             "stages": stages,
             "context": context_tokens,
             "cache": cache_tokens,
             "threads": num_threads,
         }
-        for name, number in asked.items():
+        for name, number in counts.items():
             if number is not None:
                 require_number(name, number)
-        description = describe_model(model)
-        context = _context_tokens(description, context_tokens)
-        unit = find_unit(backend, isa=isa, allow_software=allow_software)
-        plan = plan_load(
-            description,
-            num_stages=stages,
-            context_tokens=context,
-            cache_tokens=max(cache_tokens or 0, context),
-            num_states=num_states_of(description.config, num_states, default=default_states),
+        with ExitStack() as on_failure:
+            description = describe_model(model)
+            context = _context_tokens(description, context_tokens)
+            small = None
+            if names_model(draft):
+                # Opened before the model, so that its memory is counted when the model is planned.
+                small = cls._open_small(draft, description, context, num_threads, isa)
+                on_failure.callback(small.close)
+            unit = find_unit(backend, isa=isa, allow_software=allow_software)
+            plan = plan_load(
+                description,
+                num_stages=stages,
+                context_tokens=context,
+                cache_tokens=max(cache_tokens or 0, context),
+                num_states=num_states_of(description.config, num_states, default=default_states),
+                num_threads=num_threads,
+                unit=unit,
+                quantization=quantization,
+                is_mapped=mmap,
+                arithmetic=arithmetic,
+            )
+            # Loaded before the weights: it is small, and as likely to be missing or broken.
+            tokenizer = load_tokenizer(description.files)
+            chat_template = load_chat_template(description.files)
+            cache = PackedCache(default_packed_folder(os.environ), packed_cache_bytes)
+            loaded = load_stages(
+                description,
+                plan,
+                unit=unit,
+                cache=cache,
+                on_progress=_reporting(on_progress),
+                on_fetch=_reporting(on_progress, is_fetching=True),
+                on_warm_up=_reporting(on_progress, is_warming_up=True),
+            )
+            engines = [stage.engine for stage in loaded.stages]
+            plan = loaded.plan
+            limits = SchedulerLimits(
+                num_blocks=plan.size.num_blocks,
+                num_states=plan.size.num_states,
+                context_tokens=context,
+                max_step_tokens=plan.size.max_step_tokens,
+                max_step_sequences=min(MAX_STEP_SEQUENCES, plan.size.max_step_tokens),
+                max_steps_in_flight=stages,
+                has_prefix_cache=prefix_cache,
+            )
+            drafting = None
+            drafts: DraftSource | None
+            if small is None:
+                drafts = draft_source(draft)
+            else:
+                drafting = DraftingThread(small._dispatcher)
+                on_failure.callback(drafting.close)
+                drafts = drafting.source(
+                    lambda: dispatcher.drafts_ready(),
+                    vocab_size=description.config.vocab_size,
+                    context_tokens=small.context_tokens,
+                )
+            dispatcher = Dispatcher(limits, drafts=drafts)
+            dispatcher.attach(
+                lambda on_outcome: LocalPipeline(
+                    engines, on_outcome, partial(open_vocabulary, description)
+                ),
+                limits,
+            )
+            on_failure.pop_all()
+            return cls(
+                description,
+                plan,
+                dispatcher,
+                tokenizer=tokenizer,
+                chat_template=chat_template,
+                stages=loaded.stages,
+                small=small,
+                drafting=drafting,
+            )
+
+    @classmethod
+    def _open_small(
+        cls,
+        draft: str,
+        verified: ModelDescription,
+        context_tokens: int,
+        num_threads: int | None,
+        isa: str | None,
+    ) -> Model:
+        """Open the draft model.
+
+        Raise the errors of :meth:`open`, and ``ParameterError`` for a different vocabulary.
+        """
+        description = describe_small(draft, verified, label=verified.files.path.name)
+        return cls.open(
+            draft,
+            context_tokens=min(context_tokens, description.config.max_context_tokens),
             num_threads=num_threads,
-            unit=unit,
-            quantization=quantization,
-            is_mapped=mmap,
-            arithmetic=arithmetic,
-        )
-        # Small beside the weights, and as likely to be missing or broken: before them.
-        tokenizer = load_tokenizer(description.files)
-        chat_template = load_chat_template(description.files)
-        cache = PackedCache(default_packed_folder(os.environ), packed_cache_bytes)
-        loaded = load_stages(
-            description,
-            plan,
-            unit=unit,
-            cache=cache,
-            on_progress=_reporting(on_progress),
-            on_fetch=_reporting(on_progress, is_fetching=True),
-            on_warm_up=_reporting(on_progress, is_warming_up=True),
-        )
-        engines = [stage.engine for stage in loaded.stages]
-        plan = loaded.plan
-        limits = SchedulerLimits(
-            num_blocks=plan.size.num_blocks,
-            num_states=plan.size.num_states,
-            context_tokens=context,
-            max_step_tokens=plan.size.max_step_tokens,
-            max_step_sequences=min(MAX_STEP_SEQUENCES, plan.size.max_step_tokens),
-            max_steps_in_flight=stages,
-            has_prefix_cache=prefix_cache,
-        )
-        dispatcher = Dispatcher(limits)
-        dispatcher.attach(
-            lambda on_outcome: LocalPipeline(
-                engines, on_outcome, partial(open_vocabulary, description)
-            ),
-            limits,
-        )
-        return cls(
-            description,
-            plan,
-            dispatcher,
-            tokenizer=tokenizer,
-            chat_template=chat_template,
-            stages=loaded.stages,
+            isa=isa,
+            draft=OFF,
         )
 
     def __enter__(self) -> Model:
@@ -233,22 +287,26 @@ class Model:
 
     @property
     def load_reports(self) -> tuple[LoadReport, ...]:
-        """What loading each stage did."""
+        """The result of loading each stage."""
         return tuple(stage.report for stage in self.stages)
 
     @property
     def expert_use(self) -> ExpertUse:
-        """How much of what was used of mapped experts was in memory, on all stages so far."""
+        """How many of the used matrices of mapped experts were in memory so far, on all stages."""
         return sum((stage.engine.expert_use for stage in self.stages), NO_EXPERTS)
 
     @property
     def context_tokens(self) -> int:
-        """The longest sequence, prompt and new tokens together."""
+        """The maximum length of a sequence, including the prompt and new tokens."""
         return self.plan.size.context_tokens
 
     def close(self) -> None:
-        """End live generations with an error and free everything. Idempotent."""
+        """End active generations with an error, and free all resources. Idempotent."""
         self._dispatcher.close()
+        if self._drafting is not None:
+            self._drafting.close()
+        if self.draft_model is not None:
+            self.draft_model.close()
         self._grammars.close()
 
     def generate(
@@ -259,15 +317,17 @@ class Model:
         stop: Sequence[str] = (),
         ignore_eos: bool = False,
         grammar: str | None = None,
+        prediction: str | Sequence[int] = (),
         **sampling: Unpack[SamplingOptions],
     ) -> Generation:
-        """Continue ``prompt``: text, in which nothing is a control token, or token ids.
+        """Continue ``prompt``: text, in which control tokens are not recognized, or token ids.
 
-        ``max_tokens`` None means: up to the end of the context. A ``stop`` string ends the text
-        and is not part of it. ``ignore_eos`` goes on after an end-of-text token (for benchmarks).
-        The new text matches ``grammar``, one that ``potluck.grammars`` has made, unless it ends
-        for another reason, such as ``max_tokens``. Raises ``PromptTooLongError`` and
-        ``ParameterError``.
+        If ``max_tokens`` is None, generation may continue to the end of the context. A ``stop``
+        string ends the text and is not part of it. ``ignore_eos`` continues after an end-of-text
+        token (for benchmarks). The new text matches ``grammar``, created by ``potluck.grammars``,
+        unless it ends for another reason, such as ``max_tokens``. ``prediction`` is the expected or
+        a similar text: generation is faster where it is right, and the result is the same in any
+        case. Raise ``PromptTooLongError`` and ``ParameterError``.
         """
         tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else _token_ids(prompt)
         return self._start(
@@ -278,6 +338,7 @@ class Model:
             stop_tokens=frozenset() if ignore_eos else frozenset(self.tokenizer.eos_token_ids),
             sampling=sampling,
             grammar=grammar,
+            prediction=prediction,
         )
 
     def chat(
@@ -292,21 +353,22 @@ class Model:
         max_tokens: int | None = None,
         stop: Sequence[str] = (),
         grammar: str | None = None,
+        prediction: str | Sequence[int] = (),
         **sampling: Unpack[SamplingOptions],
     ) -> Generation:
-        """Answer ``messages`` through the model's chat template.
+        """Answer ``messages`` with the model's chat template.
 
-        A last message of the assistant is continued, unless ``add_generation_prompt`` or
+        A final message of the assistant is continued, unless ``add_generation_prompt`` or
         ``continue_final_message`` say otherwise (see ``potluck.text.chat.chat_ending``); the
-        generation has the new text only.
+        generation only has the new text.
 
-        With ``tools`` the model may call them: the result has ``tool_calls``, and ``text`` and
-        ``reasoning`` apart. ``tool_choice`` is ``auto``, ``none``, ``required`` or the name of the
-        tool that is to be called. Calls that are required, and those of tools that are strict, have
-        arguments that their schemas allow. ``grammar`` is of the answer's text.
+        With ``tools`` the model may call them: the result has ``tool_calls``, with ``text`` and
+        ``reasoning`` separated. ``tool_choice`` is ``auto``, ``none``, ``required`` or the name of
+        the tool to call. The arguments of required calls, and of calls of strict tools, conform to
+        their schemas. ``grammar`` and ``prediction`` apply to the answer's text.
 
-        Raises as ``generate`` does, and ``ChatTemplateError`` if the model has no template or its
-        template refuses the messages.
+        Raise the errors of ``generate``, and ``ChatTemplateError`` if the model has no template or
+        its template rejects the messages.
         """
         chat = tuple(messages)
         ending = chat_ending(
@@ -336,42 +398,45 @@ class Model:
             stop_tokens=frozenset(self.tokenizer.eos_token_ids),
             sampling=sampling,
             grammar=grammar,
+            prediction=prediction,
             output=output,
             visible=visible,
         )
 
     def score(self, text: str | Sequence[int], *, top: int = 0) -> Scores:
-        """How likely ``text`` is: the log-probability of each token, given those before it.
+        """Return the log-probability of each token of ``text``, given those before it.
 
-        ``text`` is as in ``generate``; ``top`` (0 to 20) asks for that many of the likeliest tokens
-        in each place. The numbers are those that ``logprobs`` gives of the same tokens when they
-        are generated. Waits for the result. Raises as ``generate``.
+        ``text`` is as in ``generate``; ``top`` (0 to 20) is the number of the most likely tokens to
+        return for each position. The values are those of ``logprobs`` when the same tokens are
+        generated. Waits for the result. Raise the errors of ``generate``.
         """
         tokens = self.tokenizer.encode(text) if isinstance(text, str) else list(text)
         self._check(tokens, None, ())
         if not 0 <= top <= MAX_TOP_LOGPROBS:
             raise ParameterError(
-                "top", f"top is {top}", hint=f"give a number from 0 to {MAX_TOP_LOGPROBS}"
+                "top", f"top is {top}", hint=f"use a number from 0 to {MAX_TOP_LOGPROBS}"
             )
         return score_tokens(self._dispatcher, self.tokenizer, tokens, top)
 
     def embed(
         self, inputs: Sequence[str | Sequence[int]], *, dimensions: int | None = None
     ) -> Embeddings:
-        """Compute one vector for each of ``inputs``: texts, or token ids, which are taken as given.
+        """Compute one vector for each of ``inputs``, which are texts, or token ids that are used
+        unchanged.
 
-        Pooling and normalization are those that the model's files say; if they say nothing, the
-        state of the last token, normalized. ``dimensions`` cuts the vectors, for models that were
-        trained for it. Raises ``ParameterError``, also for a model that scores documents, and
-        ``PromptTooLongError``.
+        Pooling and normalization are those in the model's files, or else the normalized state of
+        the last token. ``dimensions`` truncates the vectors, for models that were trained for it.
+        Raise ``ParameterError``, also for a reranking model, and ``PromptTooLongError``.
         """
         config = self.description.vectors.embedding
         if config is None:
             raise ParameterError(
-                "model", "this model makes no embeddings", hint="it scores documents: use rerank"
+                "model",
+                "this model does not support embeddings",
+                hint="it is a reranking model: use rerank",
             )
         if isinstance(inputs, str):
-            raise ParameterError("inputs", "inputs is one text", hint="give a list of texts")
+            raise ParameterError("inputs", "inputs is a single text", hint="give a list of texts")
         vector_size = self.description.config.vector_size
         check_dimensions(dimensions, vector_size)
         prompts = [
@@ -387,21 +452,24 @@ class Model:
     def rerank(
         self, query: str, documents: Sequence[str], *, instruction: str | None = None
     ) -> tuple[DocumentScore, ...]:
-        """Score how well each of ``documents`` answers ``query``; the most relevant comes first.
+        """Score how well each of ``documents`` answers ``query``, and return the most relevant
+        first.
 
-        ``instruction`` says what is asked for, where the model's template has a place for it.
-        Raises ``ParameterError`` for a model that was not made for it, ``ChatTemplateError`` for
-        one without a template for such prompts, and ``PromptTooLongError``.
+        ``instruction`` describes what is relevant, if the model's template supports it. Raise
+        ``ParameterError`` if the model is not a reranking model, ``ChatTemplateError`` if it has no
+        template for such prompts, and ``PromptTooLongError``.
         """
         config = self.description.vectors.rerank
         if config is None:
             raise ParameterError(
                 "model",
-                "this model scores no documents",
+                "this model is not a reranking model",
                 hint="use a reranker, such as Qwen3-Reranker",
             )
         if isinstance(documents, str):
-            raise ParameterError("documents", "documents is one text", hint="give a list of texts")
+            raise ParameterError(
+                "documents", "documents is a single text", hint="give a list of texts"
+            )
         check_labels(config, self.description.config.label_tokens, self.tokenizer)
         template = rerank_template(config, self._chat_template)
         prompts = [
@@ -422,6 +490,7 @@ class Model:
         stop_tokens: frozenset[int],
         sampling: SamplingOptions,
         grammar: str | None,
+        prediction: str | Sequence[int],
         output: ChatOutput | None = None,
         visible: frozenset[str] = frozenset(),
     ) -> Generation:
@@ -430,6 +499,9 @@ class Model:
         if grammar is not None:
             self._grammars.check_for(self.tokenizer, grammar)
         params = self._sampling_params(sampling)
+        if isinstance(prediction, str):
+            prediction = self.tokenizer.encode(prediction)
+        self._check_tokens("prediction", prediction)
         updates: SimpleQueue[Update] = SimpleQueue()
         request = SequenceRequest(
             prompt_tokens=tuple(tokens),
@@ -437,6 +509,7 @@ class Model:
             max_new_tokens=max_tokens,
             stop_tokens=stop_tokens,
             grammar=grammar,
+            prediction=tuple(prediction),
         )
         sequence_id = self._dispatcher.add(request, updates.put)
         return Generation(
@@ -457,23 +530,26 @@ class Model:
         if not self.description.config.has_logits:
             raise ParameterError(
                 "model",
-                "the model has no head: it makes vectors, and no text",
-                hint="use embed or rerank with it",
+                "the model is an embedding or reranking model and cannot generate text",
+                hint="use embed or rerank",
             )
         self._check_prompt(tokens)
         if max_tokens is not None:
             require_number("max_tokens", max_tokens)
         if isinstance(stop, str):
-            raise ParameterError("stop", "stop is one text", hint="give a list of texts")
+            raise ParameterError("stop", "stop is a single text", hint="give a list of texts")
 
     def _check_prompt(self, tokens: Sequence[int]) -> None:
         if not tokens:
             raise ParameterError("prompt", "the prompt is empty", hint="give at least one token")
+        self._check_tokens("prompt", tokens)
+
+    def _check_tokens(self, name: str, tokens: Sequence[int]) -> None:
         vocab_size = self.description.config.vocab_size
         outside = next((token for token in tokens if not 0 <= token < vocab_size), None)
         if outside is not None:
             raise ParameterError(
-                "prompt",
+                name,
                 f"token {shown(outside)} is outside the model's vocabulary of {vocab_size}",
                 hint="the tokenizer may belong to another model",
             )
@@ -483,13 +559,13 @@ class Model:
         if unknown:
             name = sorted(unknown)[0]
             known = ", ".join(sorted(SamplingOptions.__annotations__))
-            raise ParameterError(name, f"there is no parameter {name}", hint=f"known: {known}")
-        # Numbers of other libraries (NumPy's are floats too) become Python's own.
-        asked = {
+            raise ParameterError(name, f"unknown parameter {name}", hint=f"known: {known}")
+        # Convert numbers of other libraries (NumPy's are floats too) to Python's own.
+        given = {
             name: float(value) if isinstance(value, float) else value
             for name, value in options.items()
         }
-        values = merged_sampling(self.description.sampling_defaults, asked)
+        values = merged_sampling(self.description.sampling_defaults, given)
         values["logit_bias"] = tuple((options.get("logit_bias") or {}).items())
         if values.get("seed") is None:
             values["seed"] = secrets.randbits(63)
@@ -499,12 +575,12 @@ class Model:
 
 
 def _token_ids(prompt: Sequence[int]) -> list[int]:
-    """As Python's own integers, which NumPy's and others become."""
+    """Convert token ids, such as NumPy's, to Python's own integers."""
     try:
         return [operator.index(token) for token in prompt]
     except TypeError as error:
         raise ParameterError(
-            "prompt", "a prompt is text or a sequence of token ids", hint="give integers"
+            "prompt", "the prompt is neither text nor a sequence of token ids", hint="give integers"
         ) from error
 
 
@@ -526,14 +602,14 @@ def _reporting(
     )
 
 
-def _context_tokens(description: ModelDescription, asked: int | None) -> int:
+def _context_tokens(description: ModelDescription, context_tokens: int | None) -> int:
     most = description.config.max_context_tokens
-    if asked is None:
+    if context_tokens is None:
         return min(most, DEFAULT_CONTEXT_TOKENS)
-    if not 2 <= asked <= most:
+    if not 2 <= context_tokens <= most:
         raise ParameterError(
             "context",
-            f"a context of {asked} tokens is not possible",
-            hint=f"this model allows 2 to {most}",
+            f"a context of {context_tokens} tokens is not possible",
+            hint=f"this model supports 2 to {most}",
         )
-    return asked
+    return context_tokens

@@ -1,7 +1,8 @@
-"""Stages in one process: a thread each, joined by queues.
+"""Stages in one process: one thread per stage, connected by queues.
 
 Every stage runs the steps in the order in which they were submitted, so several steps can be in
-flight, each at another stage. A stage's engine computes without the interpreter's lock.
+flight, each on a different stage. A stage's engine computes without holding the GIL. Stages skip
+cancelled steps that they have not begun.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from potluck.grammars.limits import STAGE_STACK_BYTES
 from potluck.grammars.step_masks import StepMasks
 from potluck.serving.pipeline import OnOutcome, StepOutcome
 from potluck.types.engine import NO_MASKS, Engine, StepResult
-from potluck.types.step import Step
+from potluck.types.step import Step, StepId
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,18 +30,25 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+_NOTHING = StepResult(hidden=None, sampled=())
+
+
+@dataclass(slots=True)
 class _Work:
+    """A step in flight. It has no ``hidden`` after it is skipped."""
+
     step: Step
-    hidden: NDArray[np.float32] | None
+    hidden: NDArray[np.float32] | None = None
+    is_cancelled: bool = False
+    is_skipped: bool = False
 
 
 class LocalPipeline:
     """Runs steps through ``engines``, the first stage first.
 
-    A ``Pipeline``; ``on_outcome`` is called on the thread of the stage that ended the step. The
-    engines are closed by :meth:`close`. ``open_vocabulary`` is called when the first sequence with
-    a grammar comes; without it those are refused.
+    A ``Pipeline``; ``on_outcome`` is called in the thread of the stage that ended the step.
+    :meth:`close` closes the engines. ``open_vocabulary`` is called for the first sequence with a
+    grammar; without it, such sequences are refused.
     """
 
     def __init__(
@@ -53,6 +61,7 @@ class LocalPipeline:
         self._masks = StepMasks(open_vocabulary)
         self._on_outcome = on_outcome
         self._inboxes: list[SimpleQueue[_Work | None]] = [SimpleQueue() for _ in engines]
+        self._in_flight: dict[StepId, _Work] = {}
         self._threads = [
             threading.Thread(target=self._run, args=(index,), name=f"stage-{index}", daemon=True)
             for index in range(len(self._engines))
@@ -65,11 +74,16 @@ class LocalPipeline:
             threading.stack_size(before)
 
     def submit(self, step: Step) -> None:
-        """Queue a step; returns at once."""
-        self._inboxes[0].put(_Work(step=step, hidden=None))
+        """Queue a step, and return immediately."""
+        for step_id in step.cancels:
+            cancelled = self._in_flight.get(step_id)
+            if cancelled is not None and cancelled.step.can_be_skipped:
+                cancelled.is_cancelled = True
+        work = self._in_flight[step.step_id] = _Work(step)
+        self._inboxes[0].put(work)
 
     def close(self) -> None:
-        """Finish what is queued, end the threads and close the engines. Idempotent."""
+        """Finish queued steps, end the threads and close the engines. Idempotent."""
         for inbox, thread in zip(self._inboxes, self._threads, strict=True):
             inbox.put(None)
             thread.join()
@@ -80,15 +94,26 @@ class LocalPipeline:
         engine = self._engines[index]
         is_last = index == len(self._engines) - 1
         while (work := self._inboxes[index].get()) is not None:
-            outcome = _compute(engine, work, self._masks if is_last else None)
-            if isinstance(outcome, PotluckError):
-                self._on_outcome(StepOutcome(step=work.step, error=outcome))
-            elif is_last:
-                sampled = self._masks.marked(outcome.sampled)
-                self._on_outcome(StepOutcome(step=work.step, sampled=sampled))
-                self._masks.after(work.step, outcome.sampled)
+            work.is_skipped = work.is_skipped or work.is_cancelled
+            if work.is_skipped:
+                result: StepResult | PotluckError = _NOTHING
             else:
-                self._inboxes[index + 1].put(_Work(step=work.step, hidden=outcome.hidden))
+                result = _compute(engine, work, self._masks if is_last else None)
+            if isinstance(result, PotluckError):
+                self._end(work, StepOutcome(step=work.step, error=result))
+            elif not is_last:
+                work.hidden = result.hidden
+                self._inboxes[index + 1].put(work)
+            elif work.is_skipped:
+                self._end(work, StepOutcome(step=work.step, is_skipped=True))
+            else:
+                sampled = self._masks.marked(result.sampled)
+                self._end(work, StepOutcome(step=work.step, sampled=sampled))
+                self._masks.after(work.step, result.sampled)
+
+    def _end(self, work: _Work, outcome: StepOutcome) -> None:
+        self._in_flight.pop(work.step.step_id, None)
+        self._on_outcome(outcome)
 
 
 def _compute(engine: Engine, work: _Work, masks: StepMasks | None) -> StepResult | PotluckError:
@@ -97,10 +122,10 @@ def _compute(engine: Engine, work: _Work, masks: StepMasks | None) -> StepResult
         return engine.step(work.step, work.hidden, allowed)
     except PotluckError as error:
         return error
-    except Exception as error:  # noqa: BLE001 - a stage is a worker's boundary: nobody may hang on it
-        _log.debug("a stage failed", exc_info=True)  # the error says it to whoever waits
+    except Exception as error:  # noqa: BLE001 - an error must not make clients hang
+        _log.debug("a stage failed", exc_info=True)  # the error is passed to the client
         reason = str(error).strip().partition("\n")[0]
         return EngineError(
             f"a stage failed: {type(error).__name__}: {reason}",
-            hint="this is a fault of Potluck: please report it, with what --debug shows",
+            hint="this is a bug in Potluck: please report it, with the output of --debug",
         )

@@ -1,4 +1,4 @@
-"""How likely a text is: the log-probability of each of its tokens, given those before it."""
+"""Score texts: the log-probability of each token, given those before it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from potluck.types.text import Tokenizer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenScore:
-    """A token of a text and its natural-log probability, of the model's own distribution.
+    """A token of a text, and its natural-log probability in the model's own distribution.
 
-    ``logprob`` is None and ``top`` empty for the first token, which nothing comes before. ``top``
-    are the likeliest tokens in its place, the likeliest first. ``text`` is what the token decodes
-    to by itself: U+FFFD for a part of a character, and nothing for a control token.
+    ``logprob`` is None and ``top`` empty for the first token, which has no context. ``top`` are the
+    most likely tokens at this position, the most likely first. ``text`` is the decoded token alone:
+    U+FFFD for a part of a character, and empty for a control token.
     """
 
     token: int
@@ -38,7 +38,7 @@ class Scores:
 
     @property
     def num_scored(self) -> int:
-        """Tokens that have a log-probability: all but the first."""
+        """The number of tokens that have a log-probability, which are all but the first."""
         return len(self.tokens) - 1
 
     @property
@@ -55,9 +55,9 @@ class Scores:
 def score_tokens(
     dispatcher: Dispatcher, tokenizer: Tokenizer, tokens: Sequence[int], top_logprobs: int
 ) -> Scores:
-    """Compute ``tokens``, which have been checked, and wait for the scores.
+    """Compute ``tokens``, which must be valid, and wait for the scores.
 
-    Raises ``PromptTooLongError``, and the error that ended the computation.
+    Raise ``PromptTooLongError``, and the error that ended the computation.
     """
     request = SequenceRequest(
         prompt_tokens=tuple(tokens),
@@ -65,7 +65,7 @@ def score_tokens(
         max_new_tokens=0,
         score_prompt=True,
     )
-    scored = () if request.asks_for_nothing else _committed(dispatcher, request)
+    scored = () if request.generates_nothing else _committed(dispatcher, request)
     first = TokenScore(token=tokens[0], text=_text(tokenizer, tokens[0]), logprob=None)
     others = (
         TokenScore(

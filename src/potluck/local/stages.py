@@ -1,4 +1,4 @@
-"""Cutting a model into equal stages."""
+"""Divide a model into equal stages."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ def _anywhere(_layer: int) -> bool:
 def split_evenly(
     num_layers: int, num_stages: int, can_cut_before: Callable[[int], bool] = _anywhere
 ) -> tuple[Shard, ...]:
-    """Contiguous shards whose layer counts differ by at most one, longer ones first.
+    """Return contiguous shards whose numbers of layers differ by at most one, longer ones first.
 
-    Where the model cannot be cut just there (``ModelConfig.can_cut_before``) it is cut at the
-    nearest place. Raises ``ParameterError`` unless ``1 <= num_stages <= num_layers``, and if there
-    are too few places.
+    If the model cannot be cut there (``ModelConfig.can_cut_before``), it is cut at the nearest
+    possible layer. Raise ``ParameterError`` unless ``1 <= num_stages <= num_layers``, or if there
+    are too few possible cuts.
     """
     if not 1 <= num_stages <= num_layers:
         raise ParameterError(
             "stages",
-            f"{num_stages} stages cannot be cut from {num_layers} layers",
-            hint=f"give a number from 1 to {num_layers}",
+            f"{num_layers} layers cannot be split into {num_stages} stages",
+            hint=f"use a number from 1 to {num_layers}",
         )
     places = [layer for layer in range(1, num_layers) if can_cut_before(layer)]
     if len(places) < num_stages - 1:
         most = len(places) + 1
         raise ParameterError(
             "stages",
-            f"{num_stages} stages cannot be cut from this model, whose layers share keys and "
-            "values, or an embedding",
-            hint="leave out --stages" if most == 1 else f"give a number from 1 to {most}",
+            f"this model cannot be split into {num_stages} stages, because its layers share "
+            "keys and values, or an embedding",
+            hint="omit --stages" if most == 1 else f"use a number from 1 to {most}",
         )
     shortest, num_longer = divmod(num_layers, num_stages)
     shards = []
@@ -43,7 +43,7 @@ def split_evenly(
         wanted += shortest + (index < num_longer)
         end = num_layers
         if num_cuts := num_stages - 1 - index:
-            # A place for each of the cuts to come is left.
+            # Leave a possible layer for each of the remaining cuts.
             end = min(places[: len(places) - num_cuts + 1], key=lambda each: abs(each - wanted))
             places = [each for each in places if each > end]
         shards.append(

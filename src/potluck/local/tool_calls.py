@@ -1,4 +1,4 @@
-"""Tools in this process: how a model is told of them, and what it calls."""
+"""Tool calls of in-process models: the presentation of tools, and the parsing of calls."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from potluck.types.text import Tokenizer, Tool, ToolCall
 
 
 def tool_use(tools: Sequence[Tool], tool_choice: str, *, is_parallel: bool) -> ToolUse:
-    """Return how ``tools`` are to be used; ``tool_choice`` is a mode, or the name of one of them.
+    """Return the use of ``tools``; ``tool_choice`` is a mode, or the name of a tool.
 
-    Raise ``ParameterError`` if there is no such tool, or two with one name.
+    Raise ``ParameterError`` if there is no such tool, or if two tools have the same name.
     """
     names = [tool.name for tool in tools]
     if len(set(names)) < len(names):
@@ -43,27 +43,27 @@ def tool_use(tools: Sequence[Tool], tool_choice: str, *, is_parallel: bool) -> T
         raise ParameterError(
             "tool_choice",
             f"tool_choice is {tool_choice[:40]!r}",
-            hint=f"give {', '.join(modes)} or the name of a tool",
+            hint=f"use {', '.join(modes)} or the name of a tool",
         )
     return ToolUse(tools=tuple(tools), mode=ToolMode(tool_choice), is_parallel=is_parallel)
 
 
 def output_format(template: ChatTemplate | None, tokenizer: Tokenizer) -> OutputFormat:
-    """Return how a model with this chat template writes its calls and its thoughts."""
+    """Return the format in which a model with this template writes tool calls and reasoning."""
     source = "" if template is None else template.tool_source or template.source
     return choose_output_format(source, tokenizer.special_tokens)
 
 
 @dataclass(slots=True)
 class ChatOutput:
-    """What a parser has found in an output so far. Mutable; for use by one thread."""
+    """The state of parsing an output. Mutable; not thread-safe."""
 
     parser: OutputParser
     reasoning: str = ""
     tool_calls: list[ToolCall] = field(default_factory=list)
 
     def push(self, text: str, *, is_last: bool) -> str:
-        """Take more of the output; return what of it is the answer's text."""
+        """Parse more of the output, and return the part that is the answer's text."""
         parts = [*self.parser.push(text)]
         if is_last:
             parts += self.parser.finish()

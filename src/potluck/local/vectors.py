@@ -1,4 +1,4 @@
-"""Embeddings of texts and scores of documents, computed and waited for."""
+"""Compute embeddings of texts and scores of documents, and wait for the results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from potluck.types.step import Pooling
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Embeddings:
-    """One vector for each input, float32 ``[num_inputs, dimensions]``, and the tokens of all."""
+    """One vector per input, float32 ``[num_inputs, dimensions]``, and the total tokens."""
 
     vectors: NDArray[np.float32]
     num_tokens: int
@@ -27,7 +27,7 @@ class Embeddings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DocumentScore:
-    """How relevant the document ``index`` of those given is, from 0 to 1."""
+    """The relevance of the document with ``index``, from 0 to 1."""
 
     index: int
     score: float
@@ -40,7 +40,7 @@ def embed_tokens(
     dimensions: int | None,
     vector_size: int,
 ) -> Embeddings:
-    """Compute the embeddings of ``inputs``, which have been checked."""
+    """Compute the embeddings of ``inputs``, which must be valid."""
     vectors = _vectors(dispatcher, inputs, config.pooling)
     rows = [embedding_of(vector, config, dimensions) for vector in vectors]
     shape = (len(inputs), dimensions or vector_size)
@@ -53,7 +53,7 @@ def embed_tokens(
 def rank_documents(
     dispatcher: Dispatcher, prompts: Sequence[Sequence[int]], config: RerankConfig
 ) -> tuple[DocumentScore, ...]:
-    """Score documents by their prompts, which have been checked; the most relevant first."""
+    """Score documents by their prompts, which must be valid; return the most relevant first."""
     vectors = _vectors(dispatcher, prompts, config.pooling)
     scores = [
         DocumentScore(index=index, score=score_of(vector, config))
@@ -65,7 +65,7 @@ def rank_documents(
 def _vectors(
     dispatcher: Dispatcher, prompts: Sequence[Sequence[int]], pooling: Pooling
 ) -> list[bytes]:
-    """The vectors of all, computed together. Raises the error that ended one of them."""
+    """Compute all vectors together. Raise the error of the first sequence that failed."""
     waiting: list[SimpleQueue[Update]] = []
     sequences = []
     try:

@@ -1,8 +1,8 @@
-"""Architecture: from what a model file says about itself to the program that engines run.
+"""Architectures: convert the configuration in a model file to the program that engines run.
 
-A family (``llama``, ``mistral``, …) is one small file that reads its configuration; what differs in
-the arithmetic is data in ``ModelConfig``. Canonical tensor names, which programs use and files are
-mapped to (``names``):
+A family (``llama``, ``mistral``, …) is one small file that reads its configuration; differences in
+the arithmetic are data in ``ModelConfig``. Programs use canonical tensor names, to which the names
+in files are mapped (``names``):
 
     embed.weight                              [vocab, hidden]
     layers.{i}.attn_norm.weight               [hidden]

@@ -22,7 +22,7 @@ _LATENT, _K_ROPE, _LATENT_ATTENDED = "latent", "k_rope", "latent_attended"
 
 
 def add_attention(builder: Builder, layer: int, config: AttentionConfig, x: str) -> None:
-    """From ``x`` to the branch."""
+    """Add attention from ``x`` to the branch."""
     head_dim = config.head_dim
     q_width, kv_width = config.num_heads * head_dim, config.num_kv_heads * head_dim
     q = builder.register(_Q, q_width)
@@ -41,12 +41,12 @@ def add_attention(builder: Builder, layer: int, config: AttentionConfig, x: str)
             )
         builder.scale(k, config.key_scale)
         if config.values_are_keys and not config.has_value_norm:
-            raise ValueError("values that are keys need their norm")
+            raise ValueError("values shared with keys need the key norm")
         if config.has_value_norm:
             builder.norm(None, k if config.values_are_keys else v, v, group=head_dim)
-    _turn_heads(builder, layer, config, "q", q, config.num_heads)
+    _rotate_heads(builder, layer, config, "q", q, config.num_heads)
     if k is not None:
-        _turn_heads(builder, layer, config, "k", k, config.num_kv_heads)
+        _rotate_heads(builder, layer, config, "k", k, config.num_kv_heads)
     attended = builder.register(_ATTENDED, q_width)
     sinks = None
     if config.has_sinks:
@@ -86,7 +86,7 @@ def _cache(builder: Builder, layer: int, config: AttentionConfig) -> int:
 def _add_gated_queries(
     builder: Builder, layer: int, config: AttentionConfig, x: str, q: str
 ) -> str:
-    """Queries and the gates of heads' outputs, in turn (``Qwen3NextAttention``); the gates."""
+    """Add interleaved queries and output gates (``Qwen3NextAttention``); return the gates."""
     num_heads, head_dim = config.num_heads, config.head_dim
     both = builder.register(_Q_AND_GATE, 2 * num_heads * head_dim)
     gate = builder.register(_GATE, num_heads * head_dim)
@@ -109,10 +109,11 @@ def _add_gated_queries(
 def add_latent_attention(
     builder: Builder, layer: int, config: LatentAttentionConfig, x: str
 ) -> None:
-    """From ``x`` to the branch, by absorbed matrices (DeepSeek V2, section 2.1.2).
+    """Add latent attention from ``x`` to the branch, with absorbed matrices (DeepSeek V2, section
+    2.1.2).
 
-    Of the heads of queries and keys the first ``rope_dim`` columns are rotated; the others are
-    latent, and those of keys the values as well.
+    The first ``rope_dim`` columns of each query and key head are rotated; the others are latent,
+    and those of the keys are also the values.
     """
     num_heads, head_dim = config.num_heads, config.rope_dim + config.latent_rank
     q = _add_latent_queries(builder, layer, config, x)
@@ -188,7 +189,7 @@ def add_latent_attention(
 
 
 def _add_latent_queries(builder: Builder, layer: int, config: LatentAttentionConfig, x: str) -> str:
-    """Queries whose heads have the columns to be rotated first, and then the latent ones."""
+    """Add queries whose heads have the rotated columns first, then the latent ones."""
     num_heads, head_dim = config.num_heads, config.rope_dim + config.latent_rank
     made_dim = config.nope_dim + config.rope_dim
     if config.query_rank is not None:
@@ -234,10 +235,10 @@ def _add_latent_queries(builder: Builder, layer: int, config: LatentAttentionCon
     return q
 
 
-def _turn_heads(
+def _rotate_heads(
     builder: Builder, layer: int, config: AttentionConfig, part: str, x: str, num_heads: int
 ) -> None:
-    """The norm of queries or keys and their rotation, in the model's order."""
+    """Add the norm of queries or keys and their rotation, in the model's order."""
 
     def add_norm() -> None:
         if config.head_norm is not HeadNorm.NONE:

@@ -1,4 +1,4 @@
-"""What the parts of a program are put together with."""
+"""The builder of programs."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from potluck.types.program import (
 )
 
 BRANCH = "branch"
-"""A residual branch: its normed input, and in the end what it adds to the residual stream."""
+"""A residual branch: first its normed input, at the end its contribution to the residual stream."""
 
 BESIDE = "beside"
-"""What is computed beside the branch: of shared experts, of experts beside an MLP, or of attention
-beside a recurrence."""
+"""A second branch next to the first: shared experts, experts next to an MLP, or attention next to a
+recurrence."""
 
 
 class Builder:
-    """Ops in order, and every weight, register and cache that they name, once."""
+    """Collects ops in order, with each weight, register and cache that they use listed once."""
 
     def __init__(self, config: ModelConfig) -> None:
         self.config = config
@@ -34,17 +34,18 @@ class Builder:
         self.weights: dict[str, WeightSpec] = {}
         self.registers = {HIDDEN: config.hidden_size}
         self.caches: dict[int, CacheSpec] = {}
-        """By the layer that fills them."""
+        """Maps the layer that fills a cache to its index."""
         self.states: list[StateSpec] = []
 
     def add(self, op: Op) -> None:
-        """Add an op at the end."""
+        """Append an op."""
         self.ops.append(op)
 
     def register(self, name: str, width: int) -> str:
-        """A register of that width: ``name``, or where it has another width, one named after both.
+        """Return a register of this width: ``name``, or if that has another width, one named after
+        both.
 
-        Which of them has the bare name depends on the shard, and nothing depends on that.
+        Which register gets the bare name depends on the shard, and does not matter.
         """
         if self.registers.setdefault(name, width) != width:
             name = f"{name}.{width}"
@@ -58,7 +59,7 @@ class Builder:
         role: WeightRole = WeightRole.OTHER,
         layer: int | None = None,
     ) -> str:
-        """The name of a weight, which the program reads from now on."""
+        """Return the name of a weight, and add it to the weights that the program reads."""
         spec = WeightSpec(name=name, shape=shape, role=role, layer=layer)
         self.weights.setdefault(name, spec)
         return name
@@ -73,7 +74,7 @@ class Builder:
         bias: bool = False,
         role: WeightRole = WeightRole.OTHER,
     ) -> None:
-        """A product with a matrix of the layer, and its bias."""
+        """Add a product with a matrix of the layer, and its bias."""
         stem = layer_tensor(layer, part)
         num_rows, num_columns = self.registers[out], self.registers[x]
         self.add(
@@ -86,7 +87,7 @@ class Builder:
         )
 
     def scale(self, x: str, factor: float) -> None:
-        """A product with a factor, unless it is 1."""
+        """Add a multiplication by a factor, unless it is 1."""
         if factor != 1:
             self.add(Scale(x=x, factor=factor))
 
@@ -99,9 +100,9 @@ class Builder:
         group: int | None = None,
         epsilon: float | None = None,
     ) -> None:
-        """The model's norm over the whole width; over groups, or without a weight, an RMS norm.
+        """Add the model's norm over the whole width; over groups or without a weight, an RMS norm.
 
-        ``epsilon`` is the model's if it is None.
+        ``epsilon`` defaults to the model's.
         """
         config, width = self.config, group or self.registers[x]
         name = None if weight is None else self.weight(weight, width)
@@ -112,19 +113,19 @@ class Builder:
             self.add(RmsNorm(x=x, weight=name, out=out, group=width, epsilon=epsilon))
 
     def cache(self, layer: int, spec: CacheSpec) -> int:
-        """The index of a new cache, which the layer fills."""
+        """Return the index of a new cache, which the layer fills."""
         self.caches[layer] = spec
         return len(self.caches) - 1
 
     def shared_cache(self, layer: int, source: int) -> int:
-        """The index of the cache of another layer, which this one reads."""
+        """Return the index of another layer's cache, which this layer reads."""
         if source not in self.caches:
             raise ValueError(
-                f"layer {layer} reads the cache of {source}, which is not in the shard"
+                f"layer {layer} reads the cache of {source}, which is outside the shard"
             )
         return list(self.caches).index(source)
 
     def state(self, rows: int, width: int) -> int:
-        """The index of a new state."""
+        """Return the index of a new state."""
         self.states.append(StateSpec(rows=rows, width=width))
         return len(self.states) - 1

@@ -1,5 +1,5 @@
-"""Cohere Command R7B and A (2024, 2025): LayerNorms, attention and MLP side by side, and three
-layers with a sliding window and rotations to one that sees everything and turns nothing.
+"""Cohere Command R7B and A (2024, 2025): LayerNorms, attention and MLP in parallel, and three
+sliding-window layers with rope for every full-attention layer without rope.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from potluck.types.tensor import TensorSource
 
 _PATTERN = 4
 
-# Keys of published files that say what the family is anyway.
+# Keys of published files that the family implies.
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "order_of_interleaved_layers": ("local_attn_first",),
     "position_embedding_type": ("rope_gptj",),
@@ -39,7 +39,7 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
     attention_bias = fields.flag("attention_bias", default=False)
     if fields.flag("use_qk_norm", default=False):
         raise unsupported("use_qk_norm=True in the family cohere2")
-    # ``rms_norm_eps``, which the family does not have, may be in the file all the same.
+    # ``rms_norm_eps``, which the family does not use, may nevertheless be in the file.
     values = {
         "tie_word_embeddings": True,
         **fields.values,
@@ -69,18 +69,18 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
         raise unsupported(f"head_dim={fields.get('head_dim')} in the family cohere2")
     return _with_kinds(
         dataclasses.replace(config, logit_scale=fields.positive("logit_scale", 0.0625)),
-        _layers_that_slide(fields, config.num_layers),
+        _sliding_layers(fields, config.num_layers),
         None
         if fields.is_null("sliding_window")
         else fields.count("sliding_window", MAX_CONTEXT_TOKENS, 4096),
     )
 
 
-def _layers_that_slide(fields: Fields, num_layers: int) -> tuple[bool, ...]:
+def _sliding_layers(fields: Fields, num_layers: int) -> tuple[bool, ...]:
     if not fields.texts("layer_types"):
         pattern = fields.count("sliding_window_pattern", MAX_LAYERS, _PATTERN)
         return tuple((layer + 1) % pattern != 0 for layer in range(num_layers))
-    return hugging_face.layers_that_slide(fields)
+    return hugging_face.sliding_layers(fields)
 
 
 def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
@@ -95,14 +95,14 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
     )
     return _with_kinds(
         dataclasses.replace(config, logit_scale=fields.positive("logit_scale")),
-        # The pattern that llama.cpp assumes; the files do not say.
+        # The pattern that llama.cpp assumes; it is not in the files.
         tuple((layer + 1) % _PATTERN != 0 for layer in range(config.num_layers)),
         fields.count("attention.sliding_window", MAX_CONTEXT_TOKENS),
     )
 
 
 def _with_kinds(config: ModelConfig, is_sliding: Sequence[bool], window: int | None) -> ModelConfig:
-    """Layers that slide turn their heads; without a window (a null) no layer does either."""
+    """Apply rope to sliding-window layers only; without a window (null), to no layer."""
 
     def change(index: int, layer: LayerConfig) -> LayerConfig:
         slides = is_sliding[index] and window is not None

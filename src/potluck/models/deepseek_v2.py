@@ -1,6 +1,6 @@
 """DeepSeek-V2-Lite (DeepSeek-AI 2024): latent attention, and experts by softmax scores.
 
-Of the larger V2, whose experts are chosen in groups, the scores of groups are not computed here.
+The scores of groups, by which the larger V2 chooses its experts, are not supported.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _DEFAULTS: Mapping[str, object] = {
     "v_head_dim": 128,
     "vocab_size": 102_400,
 }
-# ``group_limited_greedy`` chooses groups by their best expert. Of the others transformers reads
-# nothing, and DeepSeek's own code does.
+# ``group_limited_greedy`` scores groups by their best expert. transformers does not read the other
+# keys; DeepSeek's own code does.
 _ACCEPTED: Mapping[str, tuple[object, ...]] = {
     "moe_layer_freq": (1,),
     "norm_topk_prob": (False,),

@@ -1,8 +1,8 @@
 """DeepSeek-V3, R1 and V3.1, and Kimi K2 (DeepSeek-AI 2024; Kimi Team 2025): latent attention, and
-experts by sigmoid scores with corrections, in groups.
+grouped experts by sigmoid scores with corrections.
 
-GGUF files of all models with latent attention are of this family. Layers that predict further
-tokens are left out.
+GGUF files of all models with latent attention belong to this family. Multi-token prediction layers
+are skipped.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _DEFAULTS: Mapping[str, object] = {
     "v_head_dim": 128,
     "vocab_size": 129_280,
 }
-# What the code of transformers does, whatever a file says.
+# Fixed in the code of transformers, whatever the file says.
 _ACCEPTED: Mapping[str, tuple[object, ...]] = {
     "moe_layer_freq": (1,),
     "scoring_func": ("sigmoid",),
@@ -56,7 +56,7 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
         fields,
         family="deepseek_v3",
         experts=latent.read_experts_of_layers(fields, ExpertScore.SIGMOID, has_experts),
-        is_interleaved=latent.has_neighbouring_pairs(fields),
+        is_interleaved=latent.has_interleaved_pairs(fields),
     )
 
 

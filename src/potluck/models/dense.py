@@ -1,4 +1,4 @@
-"""What the readers of several dense families share."""
+"""Readers that dense families share."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ FUSED_GATE_UP: Mapping[FileKind, Mapping[str, StoredPart]] = {
         "mlp.up": StoredPart(name="ffn_up", after=("mlp.gate",)),
     },
 }
-"""Stems of families that have one matrix for gate and up, the rows of the gate first."""
+"""Stems of families with one matrix for gate and up, in which the rows of the gate come first."""
 
 CONVERTED_NAMES: Mapping[FileKind, NameTable] = {
     FileKind.HUGGING_FACE: HUGGING_FACE_NAMES,
     FileKind.GGUF: GGUF_NAMES.changed(INTERLEAVED_HEADS),
 }
-"""The usual names of families whose heads are interleaved in GGUF files only, as Llama's are."""
+"""The usual names of families whose heads are interleaved only in GGUF files, like Llama's."""
 
 
 def refuse_other_values(fields: Fields, neutral: Mapping[str, tuple[object, ...]]) -> None:
-    """Raise ``UnsupportedModelError`` naming the keys whose values are not among these.
+    """Raise ``UnsupportedModelError`` naming the keys whose values are not among the given ones.
 
-    A null and an absent key are always among them.
+    Null and absent keys are always allowed.
     """
     features = [
         f"{key}={value}"
@@ -51,19 +51,19 @@ def refuse_other_values(fields: Fields, neutral: Mapping[str, tuple[object, ...]
 
 
 def windows(fields: Fields) -> tuple[int | None, ...]:
-    """The window of each layer, ``sliding_window`` in those that ``layer_types`` says slide."""
-    slides = hugging_face.layers_that_slide(fields)
+    """Return the windows of layers: ``sliding_window`` in the sliding layers of ``layer_types``."""
+    slides = hugging_face.sliding_layers(fields)
     window = fields.count("sliding_window", MAX_CONTEXT_TOKENS) if any(slides) else None
     return tuple(window if each else None for each in slides)
 
 
 def has_tensor(source: TensorSource, name: str) -> bool:
-    """Whether a file has a tensor."""
+    """Return whether a file has a tensor."""
     return name in frozenset(source.names())
 
 
 def refuse_other_yarn_factor(fields: Fields, factor: float) -> None:
-    """Raise unless ``rope.scaling.yarn_attn_factor`` is what llama.cpp computes, not reading it."""
+    """Raise unless ``rope.scaling.yarn_attn_factor``, which llama.cpp ignores, is its own."""
     key = "rope.scaling.yarn_attn_factor"
     computed = 1.0 if factor <= 1 else 1.0 + 0.1 * math.log(factor)
     if fields.get(key) is not None and abs(fields.positive(key) / computed - 1) > 1e-4:

@@ -1,4 +1,4 @@
-"""ERNIE 4.5, dense (Baidu 2025): Llama whose rotated pairs lie side by side."""
+"""ERNIE 4.5, dense (Baidu 2025): Llama with interleaved rope pairs."""
 
 from __future__ import annotations
 

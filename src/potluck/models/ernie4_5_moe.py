@@ -1,7 +1,7 @@
 """ERNIE 4.5 with experts (ERNIE Team 2025): softmax routing with corrections and shared experts,
-after some dense layers; the pairs that rope turns are neighbours in a head.
+after some dense layers; rope pairs are interleaved.
 
-The layer that predicts the token after the next is left out.
+The multi-token prediction layer is skipped.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _DEFAULTS: Mapping[str, object] = {
     "tie_word_embeddings": True,
     "vocab_size": 103_424,
 }
-# With these, what transformers does not read of the published files changes nothing.
+# With these values, the keys of published files that transformers ignores change nothing.
 _ACCEPTED: Mapping[str, tuple[object, ...]] = {
     "use_bias": (False,),
     "moe_gate": ("topk",),
@@ -54,7 +54,7 @@ _ACCEPTED: Mapping[str, tuple[object, ...]] = {
     "moe_use_aux_free": (True,),
 }
 _MOST_NORM_MIN = 1e-12
-"""The least that shares are divided by. No sum of shares of a softmax is as small."""
+"""Lower bound of the divisor of shares. No sum of softmax shares is as small."""
 
 
 def _from_hugging_face(fields: Fields) -> ModelConfig:
@@ -71,12 +71,12 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
 
 
 def _experts(fields: Fields) -> tuple[ExpertsConfig | None, ...]:
-    """Those of every ``moe_layer_interval``-th layer from the first to the last that has any."""
+    """Return the experts of every ``moe_layer_interval``-th layer in the range that has any."""
     num_layers = hugging_face.num_hidden_layers(fields)
     experts = read_experts(
         fields,
         hidden_size=fields.count("hidden_size", MAX_WIDTH),
-        normalize_shares=True,
+        norm_topk_prob=True,
         count_key="moe_num_experts",
         used_key="moe_k",
         width_key="moe_intermediate_size",
@@ -105,7 +105,7 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
         source,
         family="ernie4_5_moe",
         implemented=gguf.EXPERT_KEYS | gguf.PLACE_KEYS,
-        experts=gguf.read_experts_of_layers(fields, source, normalize_shares=True),
+        experts=gguf.read_experts_of_layers(fields, source, norm_topk_prob=True),
     )
 
 
@@ -126,7 +126,7 @@ ERNIE4_5_MOE = Family(
                 "mlp.shared.down": "mlp.shared_experts.down_proj",
             },
             skipped={
-                "layers that predict further tokens": re.compile(
+                "multi-token prediction layers": re.compile(
                     r"model\.mtp_(block|emb_norm|hidden_norm|linear_proj)\."
                 )
             },

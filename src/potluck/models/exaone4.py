@@ -1,4 +1,4 @@
-"""EXAONE 4 (LG AI 2025): norms after each branch, and layers that see everything turn nothing."""
+"""EXAONE 4 (LG AI 2025): norms after each branch, and no rope in full-attention layers."""
 
 from __future__ import annotations
 
@@ -29,19 +29,23 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
     if fields.is_null("sliding_window"):
         return _with_kinds(config, (False,) * config.num_layers, None)
     window = fields.count("sliding_window", MAX_CONTEXT_TOKENS, 4096)
-    return _with_kinds(config, _layers_that_slide(fields, config.num_layers), window)
+    return _with_kinds(config, _sliding_layers(fields, config.num_layers), window)
 
 
-def _layers_that_slide(fields: Fields, num_layers: int) -> tuple[bool, ...]:
-    """By ``layer_types``, a number as ``4``, or letters as ``LLLG``."""
+def _sliding_layers(fields: Fields, num_layers: int) -> tuple[bool, ...]:
+    """Return the sliding layers, from ``layer_types``, a number such as ``4``, or letters such as
+    ``LLLG``.
+    """
     letters = fields.get(_PATTERN_KEY)
     if fields.texts("layer_types") or not isinstance(letters, str) or not letters:
         pattern = _PATTERN if isinstance(letters, str) or letters is None else letters
         if isinstance(pattern, bool) or not isinstance(pattern, int) or pattern < 0:
-            raise fields.error(_PATTERN_KEY, "must be a whole number or letters as LLLG")
-        return gemma.layers_that_slide(fields, pattern=pattern)
+            raise fields.error(
+                _PATTERN_KEY, "must be an integer or a string of letters such as LLLG"
+            )
+        return gemma.sliding_layers(fields, pattern=pattern)
     if set(letters) - {"L", "G"}:
-        raise fields.error(_PATTERN_KEY, "must be a whole number or letters as LLLG")
+        raise fields.error(_PATTERN_KEY, "must be an integer or a string of letters such as LLLG")
     return tuple(letters[layer % len(letters)] == "L" for layer in range(num_layers))
 
 
@@ -61,7 +65,7 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
 
 
 def _with_kinds(config: ModelConfig, is_sliding: Sequence[bool], window: int | None) -> ModelConfig:
-    """Without a window all layers turn their heads, with one those that slide."""
+    """Apply rope to sliding-window layers only; if there is no window, to all layers."""
 
     def change(index: int, layer: LayerConfig) -> LayerConfig:
         slides = is_sliding[index]

@@ -1,8 +1,8 @@
-"""Falcon-H1 (TII 2025): attention and a Mamba-2 mixer beside one another in every layer, and
-multipliers wherever a matrix is used.
+"""Falcon-H1 (TII 2025): attention and a Mamba-2 mixer in parallel in every layer, and multipliers
+for every matrix.
 
-llama.cpp's converter multiplies the matrices in GGUF files by them. Its code puts the gate before
-the norm, where there is one, as the published models have it.
+llama.cpp's converter folds them into the matrices of GGUF files. Its code applies the gate before
+the norm, if there is one, as the published models do.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _DEFAULTS: Mapping[str, object] = {
     "rms_norm_eps": 1e-5,
     "vocab_size": 128_000,
 }
-# What the published files say besides, which the code of transformers does not read.
+# Other keys of published files, which the code of transformers ignores.
 _ACCEPTED: Mapping[str, tuple[object, ...]] = {
     "attn_layer_indices": (),
     "mamba_use_mlp": (True,),
@@ -68,7 +68,7 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
         attention, mlp = layer.grouped_attention, layer.mlp
         if mlp is None:
             raise ValueError("a layer without an MLP")
-        # The input's multiplier is that of queries, keys and values.
+        # The input's multiplier also applies to queries, keys and values.
         attention = dataclasses.replace(
             attention,
             scale=attention.scale * attention_in,
@@ -93,7 +93,7 @@ def _mixer(fields: Fields, hidden_size: int) -> MambaConfig:
         else fields.count("mamba_d_ssm", MAX_WIDTH)
     )
     if inner % num_heads:
-        raise fields.error("mamba_n_heads", f"must divide {inner}, which is mamba_d_ssm")
+        raise fields.error("mamba_n_heads", f"must divide {inner} (mamba_d_ssm)")
     head_dim = inner // num_heads
     if fields.get("mamba_d_head") not in ("auto", head_dim):
         what = f"mamba_d_ssm is {inner} and mamba_n_heads {num_heads}"
@@ -129,7 +129,7 @@ def _multipliers(fields: Fields, key: str, count: int) -> tuple[float, ...]:
 
 
 def _flag(fields: Fields, key: str, *, default: bool = False) -> bool:
-    """A flag of which a null is false, and not the default."""
+    """Return a flag for which null means false, and not the default."""
     return not fields.is_null(key) and fields.flag(key, default=default)
 
 
@@ -167,7 +167,7 @@ FALCON_H1 = Family(
             stems={"norm": "model.final_layernorm"},
         ),
         FileKind.GGUF: GGUF_NAMES.changed(
-            # As llama.cpp's converter writes it.
+            # As written by llama.cpp's converter.
             {"mlp_norm.weight": "ffn_norm", **mamba_fields.GGUF_NAMES},
         ),
     },

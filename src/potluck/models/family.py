@@ -1,4 +1,4 @@
-"""What a model family consists of."""
+"""The definition of a model family."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _WITH_HEAD = "ForCausalLM"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """A family as files name it, how its configuration is read, and what it calls its tensors.
+    """A family: its names in files, the reader of its configuration, and its tensor names.
 
     ``name`` is ``model_type`` and ``architecture`` the class in ``config.json``. ``wrappers`` are
-    models of several kinds of input whose text part is of the family, class by ``model_type``: the
-    values of their ``text_config`` are what ``from_hugging_face`` gets. ``aliases`` are other names
-    of the same models, likewise. ``gguf_architectures`` are
-    values of ``general.architecture``, none if GGUF files of the family call themselves otherwise.
+    multimodal models whose text part belongs to the family, as classes by ``model_type``:
+    ``from_hugging_face`` gets their ``text_config``. ``aliases`` are other names of the same
+    models, in the same form. ``gguf_architectures`` are values of ``general.architecture``, empty
+    if GGUF files of the family use another family's name.
     """
 
     name: str
@@ -40,5 +40,5 @@ class Family:
 
     @property
     def classifier_architecture(self) -> str:
-        """The class of the model with a classifier in the place of the head."""
+        """The class of the model with a classifier in place of the head."""
         return self.architecture.removesuffix(_WITH_HEAD) + "ForSequenceClassification"

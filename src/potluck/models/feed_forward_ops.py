@@ -22,7 +22,7 @@ _LATENT = "experts_latent"
 
 
 def add_feed_forward(builder: Builder, layer: int, config: LayerConfig, x: str) -> None:
-    """From ``x`` to the branch: an MLP, experts, or both."""
+    """Add the feed-forward part from ``x`` to the branch: an MLP, experts, or both."""
     mlp, experts = config.mlp, config.experts
     if mlp is not None:
         add_down(builder, layer, "mlp", mlp, add_gate_and_up(builder, layer, "mlp", mlp, x), BRANCH)
@@ -47,7 +47,7 @@ def add_feed_forward(builder: Builder, layer: int, config: LayerConfig, x: str) 
 
 
 def add_gate_and_up(builder: Builder, layer: int, stem: str, mlp: MlpConfig, x: str) -> str:
-    """The activation of gate and up; returns the register that it is in."""
+    """Add gate, up and the activation; return the register with the result."""
     gate = None
     if mlp.activation.has_gate:
         gate = builder.register(_GATE, mlp.width)
@@ -62,7 +62,7 @@ def add_gate_and_up(builder: Builder, layer: int, stem: str, mlp: MlpConfig, x: 
 
 
 def add_down(builder: Builder, layer: int, stem: str, mlp: MlpConfig, gate: str, out: str) -> None:
-    """The last matrix of an MLP."""
+    """Add the last matrix of an MLP."""
     builder.linear(layer, f"{stem}.down", gate, out, bias=mlp.has_bias, role=WeightRole.MLP_DOWN)
     builder.scale(out, mlp.output_scale)
 
@@ -70,7 +70,7 @@ def add_down(builder: Builder, layer: int, stem: str, mlp: MlpConfig, gate: str,
 def _add_shared(
     builder: Builder, layer: int, experts: ExpertsConfig, shared: MlpConfig, x: str
 ) -> str:
-    """The experts that every token has, beside those that it chooses."""
+    """Add the shared experts, which every token uses in addition to those that it selects."""
     beside = builder.register(BESIDE, builder.config.hidden_size)
     add_down(
         builder,
@@ -88,7 +88,9 @@ def _add_shared(
 
 
 def _add_experts_beside(builder: Builder, layer: int, experts: ExpertsConfig) -> None:
-    """Gemma 4's experts: of the residual stream, with norms of their own, added to the MLP's."""
+    """Add Gemma 4's experts, which read the residual stream, have their own norms and add to the
+    MLP's output.
+    """
     hidden_size = builder.config.hidden_size
     builder.norm(layer_tensor(layer, "mlp_only_post_norm.weight"), BRANCH, BRANCH)
     router_input = builder.register(_ROUTER_INPUT, hidden_size)
@@ -125,7 +127,12 @@ def _add_moe(builder: Builder, layer: int, experts: ExpertsConfig, x: str, out: 
         for part, shape in shapes.items()
     }
     biases = {
-        part: builder.weight(layer_tensor(layer, f"mlp.experts.{part}.bias"), num_experts, shape[0])
+        part: builder.weight(
+            layer_tensor(layer, f"mlp.experts.{part}.bias"),
+            num_experts,
+            shape[0],
+            role=WeightRole.EXPERT_BIAS,
+        )
         for part, shape in shapes.items()
         if experts.has_bias
     }
@@ -146,7 +153,7 @@ def _add_moe(builder: Builder, layer: int, experts: ExpertsConfig, x: str, out: 
             num_experts=num_experts,
             num_experts_per_token=experts.num_experts_per_token,
             expert_width=experts.width,
-            normalize_shares=experts.normalize_shares,
+            norm_topk_prob=experts.norm_topk_prob,
             activation=experts.activation,
             score=experts.score,
             correction=per_expert("mlp.correction", is_there=experts.has_correction),

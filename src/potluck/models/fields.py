@@ -1,4 +1,4 @@
-"""Typed, bounded reading of the values that a model file says about itself."""
+"""Typed, bounded access to the configuration values in a model file."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from potluck.errors import ModelFileError, UnsupportedModelError
 from potluck.types.model import ExpertsConfig
 
-# Bounds on what a file may claim, so that a corrupt number is an error and not an allocation. Each
-# is at least eight times what the largest published model of these families has.
+# Limits of values in files, so that a corrupt number causes an error and not an allocation. Each is
+# at least eight times the value of the largest published model of these families.
 MAX_LAYERS = 2**10
 MAX_WIDTH = 2**20
 MAX_HEADS = 2**12
@@ -20,18 +20,19 @@ MAX_CONTEXT_TOKENS = 2**27
 MAX_EXPERTS = 2**12
 MAX_KERNEL = 2**6
 HEAD_DIM_MULTIPLE = 8
-"""Head sizes must be multiples of this; it is what the kernels take."""
+"""Head sizes must be multiples of this, because of the kernels."""
 EXPERT_ROWS_MULTIPLE = 16
-"""So must be the rows of an expert's matrices: an expert is then a range of whole panels."""
+"""Row counts of an expert's matrices must be multiples of this, so that an expert is a range of
+whole panels."""
 _COUNT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fields:
-    """The values of the file ``path``, or of the section ``prefix`` of it. A null counts as absent.
+    """The values of the file ``path``, or of its section ``prefix``. Null means absent.
 
-    A default of None makes a key required. Every method raises ``ModelFileError`` naming the key
-    when it is missing or its value is of the wrong type or out of range.
+    A default of None makes a key required. Every method raises ``ModelFileError`` naming the key if
+    it is missing or its value has the wrong type or is out of range.
     """
 
     values: Mapping[str, object]
@@ -39,22 +40,22 @@ class Fields:
     prefix: str = ""
 
     def get(self, key: str) -> object:
-        """The bare value, or None."""
+        """Return the raw value, or None."""
         return self.values.get(key)
 
     def is_null(self, key: str) -> bool:
-        """Whether the key is there and its value null."""
+        """Return whether the key exists with a null value."""
         return key in self.values and self.values[key] is None
 
     def count(self, key: str, maximum: int, default: int | None = None, *, minimum: int = 1) -> int:
-        """A whole number in ``[minimum, maximum]``."""
+        """Return an integer in ``[minimum, maximum]``."""
         value = self._value(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
-            raise self.error(key, f"must be a whole number from {minimum} to {maximum}")
+            raise self.error(key, f"must be an integer from {minimum} to {maximum}")
         return value
 
     def positive(self, key: str, default: float | None = None) -> float:
-        """A finite number above 0."""
+        """Return a finite number above 0."""
         value = self._value(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self.error(key, "must be a number")
@@ -63,21 +64,21 @@ class Fields:
         return float(value)
 
     def flag(self, key: str, *, default: bool) -> bool:
-        """True or false."""
+        """Return a boolean."""
         value = self._value(key, default)
         if not isinstance(value, bool):
             raise self.error(key, "must be true or false")
         return value
 
     def text(self, key: str, default: str | None = None) -> str:
-        """A string."""
+        """Return a string."""
         value = self._value(key, default)
         if not isinstance(value, str):
             raise self.error(key, "must be a string")
         return value
 
     def texts(self, key: str) -> tuple[str, ...]:
-        """A list of strings; empty when the key is absent."""
+        """Return a list of strings; empty if the key is absent."""
         value = self.get(key)
         if value is None:
             return ()
@@ -89,11 +90,11 @@ class Fields:
         return texts
 
     def counts(self, key: str, maximum: int) -> tuple[int, ...]:
-        """A list of whole numbers in ``[0, maximum]``; empty when the key is absent."""
+        """Return a list of integers in ``[0, maximum]``; empty if the key is absent."""
         value = self.get(key)
         if value is None:
             return ()
-        problem = f"must be a list of whole numbers from 0 to {maximum}"
+        problem = f"must be a list of integers from 0 to {maximum}"
         if not isinstance(value, list | tuple):
             raise self.error(key, problem)
         counts = tuple(
@@ -106,7 +107,7 @@ class Fields:
         return counts
 
     def positives(self, key: str, count: int) -> tuple[float, ...]:
-        """A list of ``count`` finite numbers above 0."""
+        """Return a list of ``count`` finite numbers above 0."""
         value = self._value(key, None)
         problem = f"must be a list of {count} positive numbers"
         if not isinstance(value, list | tuple) or len(value) != count:
@@ -123,7 +124,7 @@ class Fields:
         return numbers
 
     def section(self, key: str) -> Fields | None:
-        """The mapping under ``key``, or None when it is absent or empty."""
+        """Return the mapping under ``key``, or None if it is absent or empty."""
         value = self.get(key)
         if value is None:
             return None
@@ -132,16 +133,16 @@ class Fields:
         return Fields(values=value, path=self.path, prefix=f"{key}.") if value else None
 
     def without(self, *keys: str) -> Fields:
-        """These fields without some keys, which a family reads itself."""
+        """Return these fields without some keys, which a family reads itself."""
         values = {key: value for key, value in self.values.items() if key not in keys}
         return dataclasses.replace(self, values=values)
 
     def with_defaults(self, defaults: Mapping[str, object]) -> Fields:
-        """These values, and ``defaults`` for the keys that are absent; a null stays."""
+        """Return these values, with ``defaults`` for absent keys; a null stays."""
         return dataclasses.replace(self, values={**defaults, **self.values})
 
     def refuse_others(self, accepted: Mapping[str, tuple[object, ...]]) -> None:
-        """Raise ``UnsupportedModelError`` naming keys with other values than these or null."""
+        """Raise ``UnsupportedModelError`` naming keys whose values are neither these nor null."""
         others = [
             f"{self.prefix}{key}={self.get(key)}"
             for key, values in accepted.items()
@@ -151,9 +152,9 @@ class Fields:
             raise unsupported(*others)
 
     def error(self, key: str, problem: str) -> ModelFileError:
-        """The error that the value of ``key`` has ``problem``."""
+        """Return the error that the value of ``key`` has ``problem``."""
         value = _brief(self.get(key))
-        return ModelFileError(self.path, f"{self.prefix}{key} {problem}, and is {value}")
+        return ModelFileError(self.path, f"{self.prefix}{key} {problem}, but is {value}")
 
     def _value(self, key: str, default: object) -> object:
         value = self.get(key)
@@ -173,11 +174,12 @@ def check_heads(
     kv_heads_key: str,
     head_dim_key: str,
 ) -> None:
-    """Raise unless query heads share key-value heads evenly and kernels take the head size."""
+    """Raise unless query heads share key-value heads evenly and kernels support the head size."""
     if num_heads % num_kv_heads:
         raise ModelFileError(
             fields.path,
-            f"{kv_heads_key} is {num_kv_heads}, which does not divide {num_heads} heads",
+            f"{kv_heads_key} is {num_kv_heads}, which does not divide the number of heads, "
+            f"{num_heads}",
         )
     if head_dim % HEAD_DIM_MULTIPLE:
         raise unsupported(f"{head_dim_key} {head_dim} (not a multiple of {HEAD_DIM_MULTIPLE})")
@@ -187,17 +189,17 @@ def read_experts(
     fields: Fields,
     *,
     hidden_size: int,
-    normalize_shares: bool,
+    norm_topk_prob: bool,
     count_key: str,
     used_key: str,
     width_key: str,
 ) -> ExpertsConfig:
-    """The experts under these keys.
+    """Return the experts under these keys.
 
-    Raises unless a token can have as many as are used, and the kernels take their sizes.
+    Raises unless there are enough experts for those used per token, and kernels support the sizes.
     """
     num_experts = fields.count(count_key, MAX_EXPERTS)
-    # transformers takes some of these for the same key.
+    # transformers accepts several of these names for the same key.
     fields.refuse_others({key: (num_experts,) for key in _COUNT_KEYS if key != count_key})
     num_used = fields.count(used_key, MAX_EXPERTS)
     if num_used > num_experts:
@@ -210,16 +212,16 @@ def read_experts(
         num_experts=num_experts,
         num_experts_per_token=num_used,
         width=width,
-        normalize_shares=normalize_shares,
+        norm_topk_prob=norm_topk_prob,
     )
 
 
 def with_groups(
     fields: Fields, experts: ExpertsConfig, *, count_key: str, used_key: str
 ) -> ExpertsConfig:
-    """``experts`` in the groups under these keys, one where there are none.
+    """Return ``experts`` in the groups under these keys; one group if there are none.
 
-    Raises unless groups are of equal sizes, and those that are used have experts enough.
+    Raises unless groups have equal sizes, and the selected ones contain enough experts.
     """
     num_groups = fields.count(count_key, MAX_EXPERTS, 1)
     num_used = fields.count(used_key, MAX_EXPERTS, 1)
@@ -228,30 +230,31 @@ def with_groups(
     size, rest = divmod(experts.num_experts, num_groups)
     if rest or size < 2:
         raise fields.error(
-            count_key, f"must divide {experts.num_experts} experts in groups of two or more"
+            count_key, f"must divide {experts.num_experts} experts into groups of at least two"
         )
     if num_used > num_groups or num_used * size < experts.num_experts_per_token:
         raise fields.error(
-            used_key, f"must be enough groups of {size}, and at most {num_groups} of them"
+            used_key,
+            f"must select enough groups of {size} experts, and at most {num_groups} groups",
         )
     return dataclasses.replace(experts, num_groups=num_groups, num_groups_used=num_used)
 
 
 def unsupported(*features: str) -> UnsupportedModelError:
-    """The error that the model needs ``features``, which no engine here computes.
+    """Return the error that the model needs ``features``, which no engine supports.
 
-    They may hold words of the model's files, whatever is in them.
+    They may contain arbitrary text from the model's files.
     """
     features = tuple(one_line(feature) for feature in features)
     return UnsupportedModelError(
-        f"the model needs what Potluck does not compute: {', '.join(features)}",
+        f"the model requires unsupported features: {', '.join(features)}",
         missing=features,
-        hint="choose another model; README.md lists what is supported",
+        hint="choose another model; README.md lists the supported ones",
     )
 
 
 def one_line(text: str) -> str:
-    """``text``, which may come from a file, as a short and printable part of a message."""
+    """Return ``text``, which may come from a file, as a short printable line for a message."""
     shown = "".join(each if each.isprintable() else "?" for each in text[:200])
     return shown if len(text) <= 200 else f"{shown}…"
 

@@ -1,8 +1,8 @@
-"""What the Gemma families have in common.
+"""Common parts of the Gemma families.
 
-Embeddings are scaled by the root of the hidden size, each branch has a norm before and after it,
-layers with a sliding window alternate with others, and the head is the embedding. Missing keys of
-``config.json`` are usual in published files, so that the defaults of ``transformers`` count.
+Embeddings are scaled by the square root of the hidden size, each branch has a norm before and after
+it, sliding-window layers alternate with others, and the head is the embedding. Published files
+often omit keys of ``config.json``, so the defaults of ``transformers`` matter.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ACTIVATIONS: Mapping[str, Activation] = {"gelu_pytorch_tanh": Activation.GELU_TA
 """By ``hidden_activation``."""
 
 PATTERN_KEY = "attention.sliding_window_pattern"
-"""In GGUF files: which layers slide, as a list or a number."""
+"""In GGUF files: which layers have a sliding window, as a list or a number."""
 
 SKIPPED: Mapping[str, re.Pattern[str]] = {
     "a vision tower": re.compile(
@@ -31,7 +31,7 @@ SKIPPED: Mapping[str, re.Pattern[str]] = {
     ),
     "an audio tower": re.compile(r"(model\.)?(audio_tower|embed_audio)\..+"),
 }
-"""Tensors of the parts of a model that are not text, by what they are."""
+"""Tensors of the non-text parts of a model, by part."""
 
 HUGGING_FACE_STEMS: Mapping[str, str] = {
     "attn_norm": "input_layernorm",
@@ -48,9 +48,9 @@ _HEAD_NORMS = {"attn.q_norm": "self_attn.q_norm", "attn.k_norm": "self_attn.k_no
 
 
 def names_with_shifted_norms() -> Mapping[FileKind, NameTable]:
-    """The names of Gemma 2 and 3, whose safetensors files have ``w - 1`` for a norm's weight ``w``.
+    """Names of Gemma 2 and 3, whose safetensors files store ``w - 1`` for a norm's weight ``w``.
 
-    GGUF files have the weight itself.
+    GGUF files store the weight itself.
     """
     shifted = {
         stem: StoredPart(name=name, plus_one=True)
@@ -67,10 +67,10 @@ def names_with_shifted_norms() -> Mapping[FileKind, NameTable]:
 
 
 def with_defaults(fields: Fields, defaults: Mapping[str, object]) -> Fields:
-    """``fields`` with ``defaults`` for the keys that are absent; a null stays.
+    """Return ``fields`` with ``defaults`` for absent keys; a null stays.
 
-    The activation is under ``hidden_act``, where other families have it: Gemma 2's files may have
-    both keys, of which ``hidden_activation`` counts.
+    The activation is moved to ``hidden_act``, the key of other families. Gemma 2's files may have
+    both keys; ``hidden_activation`` takes precedence.
     """
     values = {**defaults, **fields.values}
     if values.get("use_bidirectional_attention") not in (None, False):
@@ -82,18 +82,18 @@ def with_defaults(fields: Fields, defaults: Mapping[str, object]) -> Fields:
     return dataclasses.replace(fields, values=values)
 
 
-def layers_that_slide(fields: Fields, *, pattern: int) -> tuple[bool, ...]:
-    """Whether each layer has a sliding window, as ``layer_types`` says.
+def sliding_layers(fields: Fields, *, pattern: int) -> tuple[bool, ...]:
+    """Return whether each layer has a sliding window, according to ``layer_types``.
 
-    Without it all have but every ``pattern``-th.
+    Without it, all have one except every ``pattern``-th.
     """
     if not fields.texts("layer_types"):
-        return every_other_slides(hugging_face.num_hidden_layers(fields), pattern)
-    return hugging_face.layers_that_slide(fields)
+        return all_but_every_nth(hugging_face.num_hidden_layers(fields), pattern)
+    return hugging_face.sliding_layers(fields)
 
 
-def every_other_slides(num_layers: int, pattern: int) -> tuple[bool, ...]:
-    """All layers but every ``pattern``-th; a pattern of 0 is all of them."""
+def all_but_every_nth(num_layers: int, pattern: int) -> tuple[bool, ...]:
+    """Return true for all layers except every ``pattern``-th; 0 selects all of them."""
     return tuple(pattern == 0 or (layer + 1) % pattern != 0 for layer in range(num_layers))
 
 
@@ -105,9 +105,9 @@ def read_section_rope(
     theta: float,
     scaling: Mapping[str, object] | None = None,
 ) -> RopeConfig:
-    """The rope of layers of ``kind``, from that section of ``rope_parameters``.
+    """Return the rope of layers of ``kind``, from their section of ``rope_parameters``.
 
-    ``theta`` is that of a section without one, and ``scaling`` what a section says besides.
+    ``theta`` is the default of a section without one, and ``scaling`` a default for its other keys.
     """
     parameters = fields.section("rope_parameters")
     if parameters is not None and (unknown := sorted(set(parameters.values) - {FULL, SLIDING})):
@@ -115,7 +115,7 @@ def read_section_rope(
     section = None if parameters is None else parameters.section(kind)
     values = {**({} if section is None else section.values), **(scaling or {})}
     if values.get("truncate", True) is not True:
-        # transformers 5 looks for it outside the section, where it does not find it.
+        # transformers 5 looks for it outside the section, where it is not found.
         raise unsupported(f"truncate={values['truncate']} in the rope of {kind}")
     share = values.pop("partial_rotary_factor", None)
     if share not in (None, 1):
@@ -126,7 +126,7 @@ def read_section_rope(
         "rope_scaling": None,
         "rope_theta": theta,
         "partial_rotary_factor": None,
-        # Of a rope for each kind of layer, only what is in its section counts.
+        # If each kind of layer has a rope, only the keys in its section count.
         "original_max_position_embeddings": None,
     }
     return hugging_face.read_rope(
@@ -136,7 +136,7 @@ def read_section_rope(
     )
 
 
-def with_sandwiched_layers(
+def with_sandwich_norms(
     config: ModelConfig,
     *,
     is_sliding: Sequence[bool],
@@ -145,12 +145,13 @@ def with_sandwiched_layers(
     scale: float,
     softcap: float | None = None,
 ) -> ModelConfig:
-    """``config`` with the norms and the embedding scale of Gemma, and layers of two kinds.
+    """Return ``config`` with Gemma's norms and embedding scale, and two kinds of layers.
 
-    ``ropes`` is by whether a layer slides; ``scale`` and ``softcap`` are those of all attention.
+    ``ropes`` maps whether a layer slides to its rope; ``scale`` and ``softcap`` apply to all
+    attention.
     """
     if any(is_sliding) and window is None:
-        raise ValueError("layers that slide need a window")
+        raise ValueError("sliding-window layers need a window")
     tables = rope_indices(is_sliding, ropes)
     layers: list[LayerConfig] = []
     for layer, slides in zip(config.layers, is_sliding, strict=True):
@@ -173,45 +174,46 @@ def with_sandwiched_layers(
 def rope_indices(
     is_sliding: Iterable[bool], ropes: Mapping[bool, RopeConfig]
 ) -> Mapping[bool, int]:
-    """The index of each kind's rope among those that differ, for the kinds that there are."""
+    """Return the index of each kind's rope among the distinct ropes, for the kinds present."""
     kinds = sorted(set(is_sliding))
     distinct = list(dict.fromkeys(ropes[slides] for slides in kinds))
     return {slides: distinct.index(ropes[slides]) for slides in kinds}
 
 
 def embedding_scale(hidden_size: int) -> float:
-    """What embeddings are multiplied by. Models in bf16 round it, which is not followed."""
+    """Return the factor of embeddings. bf16 models round it; Potluck does not."""
     return math.sqrt(hidden_size)
 
 
 def optional_positive(fields: Fields, key: str) -> float | None:
-    """A number above 0, or None for a null or an absent key."""
+    """Return a number above 0, or None for a null or absent key."""
     return None if fields.get(key) is None else fields.positive(key)
 
 
 def window_of(fields: Fields, is_sliding: Iterable[bool]) -> int | None:
-    """``sliding_window``, which files need where a layer slides."""
+    """Return ``sliding_window``, which is required if a layer slides."""
     return fields.count("sliding_window", MAX_CONTEXT_TOKENS) if any(is_sliding) else None
 
 
 def pattern_of(fields: Fields, num_layers: int, *, default: int | None = None) -> tuple[bool, ...]:
-    """The layers that slide by ``PATTERN_KEY``.
+    """Return the sliding layers according to ``PATTERN_KEY``.
 
-    It is a truth value for each layer, or a number as in ``every_other_slides``.
+    It is a boolean for each layer, or a number as in ``all_but_every_nth``.
     """
     if not is_list(fields.get(PATTERN_KEY)):
         pattern = fields.count(PATTERN_KEY, MAX_LAYERS, default, minimum=0)
-        return every_other_slides(num_layers, pattern)
-    flags = list_of_layers(fields, PATTERN_KEY, num_layers)
+        return all_but_every_nth(num_layers, pattern)
+    flags = values_by_layer(fields, PATTERN_KEY, num_layers)
     if not all(isinstance(each, bool) for each in flags):
-        raise fields.error(PATTERN_KEY, "must be truth values")
+        raise fields.error(PATTERN_KEY, "must be booleans")
     return tuple(map(bool, flags))
 
 
 def gguf_scale(config: ModelConfig, *, layers_of_27b: int) -> float:
-    """The scale of attention in GGUF files of Gemma 2 and 3, which do not say it.
+    """Return the attention scale for GGUF files of Gemma 2 and 3, which do not contain it.
 
-    As llama.cpp: by the head size, but for the 27B, which is known by its number of layers.
+    As in llama.cpp it follows from the head size, except for the 27B, which is recognized by its
+    number of layers.
     """
     attention = config.layers[0].grouped_attention
     if config.num_layers == layers_of_27b:
@@ -220,12 +222,12 @@ def gguf_scale(config: ModelConfig, *, layers_of_27b: int) -> float:
 
 
 def is_list(value: object) -> bool:
-    """Whether metadata have a list of values, and not one."""
+    """Return whether the metadata has a list of values, and not a single one."""
     return isinstance(value, Iterable) and not isinstance(value, str)
 
 
-def list_of_layers(fields: Fields, key: str, num_layers: int) -> tuple[object, ...]:
-    """The values of a list of metadata, which has one for each layer."""
+def values_by_layer(fields: Fields, key: str, num_layers: int) -> tuple[object, ...]:
+    """Return the values of a list in the metadata, which has one for each layer."""
     value = fields.get(key)
     if not isinstance(value, Iterable) or not isinstance(value, Sized) or len(value) != num_layers:
         raise fields.error(key, f"must have a value for each of {num_layers} layers")

@@ -48,7 +48,7 @@ _GGUF_KEYS = frozenset(
     }
 )
 _PATTERN = 2
-# What ``llama-model.cpp`` takes absent keys for, and a model of so many layers for the 27B.
+# Defaults of absent keys in ``llama-model.cpp``, which recognizes the 27B by its number of layers.
 _GGUF_WINDOW = 4096
 _GGUF_ATTENTION_CAP = 50.0
 _GGUF_LOGIT_CAP = 30.0
@@ -66,9 +66,9 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
         output_bias=attention_bias,
         activations=gemma.ACTIVATIONS,
     )
-    is_sliding = gemma.layers_that_slide(fields, pattern=_PATTERN)
+    is_sliding = gemma.sliding_layers(fields, pattern=_PATTERN)
     (rope,) = config.ropes
-    config = gemma.with_sandwiched_layers(
+    config = gemma.with_sandwich_norms(
         config,
         is_sliding=is_sliding,
         window=gemma.window_of(fields, is_sliding),
@@ -89,7 +89,7 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
         activation=Activation.GELU_TANH,
     )
     (rope,) = config.ropes
-    config = gemma.with_sandwiched_layers(
+    config = gemma.with_sandwich_norms(
         config,
         is_sliding=gemma.pattern_of(fields, config.num_layers, default=_PATTERN),
         window=fields.count("attention.sliding_window", MAX_CONTEXT_TOKENS, _GGUF_WINDOW),

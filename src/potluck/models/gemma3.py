@@ -1,7 +1,7 @@
-"""Gemma 3 (Gemma Team 2025): norms before and after each branch and on every head, and a full layer
-after every five with a sliding window, which have a rope of their own.
+"""Gemma 3 (Gemma Team 2025): norms before and after each branch and on every head, and one
+full-attention layer, with a separate rope, after every five sliding-window layers.
 
-Models that also see (4B to 27B) are read as far as text goes.
+Of multimodal models (4B to 27B), only the text part is used.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _GGUF_KEYS = frozenset(
 )
 _PATTERN = 6
 _FULL_THETA, _SLIDING_THETA = 1_000_000.0, 10_000.0
-# What ``llama-model.cpp`` takes for the 27B.
+# The value for the 27B in ``llama-model.cpp``.
 _LAYERS_OF_27B = 62
 
 
@@ -67,8 +67,8 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
         activations=gemma.ACTIVATIONS,
     )
     pattern = fields.count("sliding_window_pattern", MAX_LAYERS, _PATTERN)
-    is_sliding = gemma.layers_that_slide(fields, pattern=pattern)
-    config = gemma.with_sandwiched_layers(
+    is_sliding = gemma.sliding_layers(fields, pattern=pattern)
+    config = gemma.with_sandwich_norms(
         config,
         is_sliding=is_sliding,
         window=gemma.window_of(fields, is_sliding),
@@ -77,13 +77,15 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
     )
     softcap = gemma.optional_positive(fields, "final_logit_softcapping")
     if softcap is not None and fields.prefix:
-        # ``Gemma3ForConditionalGeneration`` of transformers leaves it out, llama.cpp does not.
+        # ``Gemma3ForConditionalGeneration`` of transformers omits it, llama.cpp does not.
         raise unsupported(f"{fields.prefix}final_logit_softcapping={softcap}")
     return dataclasses.replace(config, logit_softcap=softcap)
 
 
 def _read_ropes(fields: Fields) -> Mapping[bool, RopeConfig]:
-    """By whether a layer slides. Older files have ``rope_scaling``, of full layers only."""
+    """Return ropes by whether a layer slides. Older files have ``rope_scaling``, for full layers
+    only.
+    """
     head_dim = fields.count("head_dim", MAX_CONTEXT_TOKENS)
     scaling = fields.section("rope_scaling")
     return {
@@ -120,7 +122,7 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
     local = RopeConfig(
         theta=fields.positive("rope.freq_base_swa", _SLIDING_THETA), rotary_dim=rope.rotary_dim
     )
-    config = gemma.with_sandwiched_layers(
+    config = gemma.with_sandwich_norms(
         config,
         is_sliding=is_sliding,
         window=window or None,

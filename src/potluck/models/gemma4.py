@@ -1,9 +1,9 @@
-"""Gemma 4 (Google 2026): Gemma 3 with larger heads in full layers, of which only some pairs turn, a
-norm of values, and a scalar for each layer.
+"""Gemma 4 (Google 2026): Gemma 3 with larger heads in full-attention layers, of which only some
+pairs are rotated, a norm of values, and a scalar for each layer.
 
-Full layers of the larger models have no values but their keys. The 26B-A4B has experts beside the
-MLP of every layer, E2B and E4B have per-layer embeddings and upper layers that read the keys and
-values of lower ones. Models that also see or hear are read as far as text goes.
+Full-attention layers of the larger models use their keys as values. The 26B-A4B has experts next to
+the MLP of every layer; E2B and E4B have per-layer embeddings, and upper layers that read the keys
+and values of lower ones. Of multimodal models, only the text part is used.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ _PATTERN = 6
 _FULL_HEAD_DIM = 512
 _THETA = 10_000.0
 _OVERRIDES = frozenset({"head_dim", "num_key_value_heads"})
-"""What ``per_layer_config`` may change of a layer."""
+"""Keys of a layer that ``per_layer_config`` can change."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +108,7 @@ def _unified_from_hugging_face(fields: Fields) -> ModelConfig:
 
 
 def _read_hugging_face(fields: Fields, family: str, defaults: Mapping[str, object]) -> ModelConfig:
-    # Of several kinds of input, text attends as ever: a token to those before it.
+    # Text attends causally even in multimodal models.
     if fields.get("use_bidirectional_attention") == "vision":
         fields = fields.without("use_bidirectional_attention")
     if fields.is_null("rope_parameters"):
@@ -125,7 +125,7 @@ def _read_hugging_face(fields: Fields, family: str, defaults: Mapping[str, objec
         head_norm=HeadNorm.HEAD,
         activations=gemma.ACTIVATIONS,
     )
-    is_sliding = (*gemma.layers_that_slide(fields, pattern=_PATTERN)[:-1], False)
+    is_sliding = (*gemma.sliding_layers(fields, pattern=_PATTERN)[:-1], False)
     heads = _heads_of_layers(fields, is_sliding)
     num_own = config.num_layers - fields.count("num_kv_shared_layers", MAX_LAYERS, minimum=0)
     width = fields.count("intermediate_size", MAX_WIDTH)
@@ -164,7 +164,7 @@ def _read_hugging_face(fields: Fields, family: str, defaults: Mapping[str, objec
 
 
 def _check_ropes(fields: Fields) -> None:
-    """Raise unless each kind of layers has a rope, and where ``transformers`` looks for it."""
+    """Raise unless each kind of layer has a rope where ``transformers`` looks for it."""
     if fields.section("rope_scaling") is not None:
         raise unsupported("rope_scaling")
     parameters = fields.section("rope_parameters")
@@ -174,9 +174,9 @@ def _check_ropes(fields: Fields) -> None:
 
 
 def _heads_of_layers(fields: Fields, is_sliding: tuple[bool, ...]) -> tuple[_Heads, ...]:
-    """The heads of every layer, alike in layers of one kind.
+    """Return the heads of every layer, which must be equal in layers of one kind.
 
-    Files say it by layer in ``per_layer_config``, or of all full layers.
+    Files specify them by layer in ``per_layer_config``, or for all full layers.
     """
     sliding = _Heads(
         num_kv_heads=fields.count("num_key_value_heads", MAX_HEADS),
@@ -201,7 +201,7 @@ def _heads_of_layers(fields: Fields, is_sliding: tuple[bool, ...]) -> tuple[_Hea
     for slides in (False, True):
         kinds = {each for each, it_does in zip(heads, is_sliding, strict=True) if it_does == slides}
         if len(kinds) > 1:
-            raise unsupported("heads that differ in layers of one kind (per_layer_config)")
+            raise unsupported("different heads in layers of the same kind (per_layer_config)")
     for each in dict.fromkeys(heads):
         check_heads(
             fields,
@@ -227,7 +227,7 @@ def _overridden(by_layer: Fields, layer: str, default: _Heads) -> _Heads:
 
 
 def _read_full_rope(fields: Fields, head_dim: int) -> RopeConfig:
-    """The rope of full layers: ``_compute_proportional_rope_parameters``, or any other."""
+    """Return the rope of full layers: ``_compute_proportional_rope_parameters``, or any other."""
     parameters = fields.section("rope_parameters")
     section = None if parameters is None else parameters.section(hugging_face.FULL)
     if section is None or section.text("rope_type", "default") != "proportional":
@@ -256,7 +256,7 @@ def _read_experts(fields: Fields) -> ExpertsConfig:
         read_experts(
             fields,
             hidden_size=fields.count("hidden_size", MAX_WIDTH),
-            normalize_shares=True,
+            norm_topk_prob=True,
             count_key="num_experts",
             used_key="top_k_experts",
             width_key="moe_intermediate_size",
@@ -275,7 +275,9 @@ def _read_per_layer_inputs(fields: Fields) -> PerLayerInputs | None:
     vocab_size = fields.count("vocab_size", MAX_VOCAB)
     if fields.count("vocab_size_per_layer_input", MAX_VOCAB, vocab_size) != vocab_size:
         its_size = fields.get("vocab_size_per_layer_input")
-        raise unsupported(f"vocab_size_per_layer_input={its_size} with {vocab_size} tokens")
+        raise unsupported(
+            f"vocab_size_per_layer_input={its_size} with a vocabulary of {vocab_size} tokens"
+        )
     return PerLayerInputs(width=width)
 
 
@@ -293,8 +295,8 @@ def _with_layers(
     experts: ExpertsConfig | None,
     has_output_scale: bool = True,
 ) -> ModelConfig:
-    """``config`` with the layers of Gemma 4; the first ``num_own`` have keys of their own."""
-    config = gemma.with_sandwiched_layers(
+    """Return ``config`` with Gemma 4's layers; the first ``num_own`` compute their own keys."""
+    config = gemma.with_sandwich_norms(
         config, is_sliding=is_sliding, window=window, ropes=ropes, scale=1.0
     )
     layers: list[LayerConfig] = []
@@ -305,11 +307,14 @@ def _with_layers(
             if not alike:
                 raise ModelFileError(
                     fields.path,
-                    f"layer {index} shares keys and values, and no layer of its kind has any",
+                    f"layer {index} shares keys and values, but no layer of its kind computes any",
                 )
             shared_layer = alike[-1]
             if heads[shared_layer] != heads[index]:
-                raise unsupported(f"layer {index} with other heads than that whose keys it reads")
+                raise unsupported(
+                    f"layer {index} with heads that differ from those of the layer whose keys it "
+                    f"shares"
+                )
         layers.append(
             dataclasses.replace(
                 layer,
@@ -339,10 +344,10 @@ _GGUF_KEYS = gguf.EXPERT_KEYS | {
     "rope.dimension_count_swa",
     "rope.freq_base_swa",
 }
-# What ``llama-model.cpp`` takes an absent key for.
+# Defaults of absent keys in ``llama-model.cpp``.
 _GGUF_LOGIT_CAP = 30.0
 _STANDING = 1e30
-"""The frequency factor of pairs that do not turn, as llama.cpp's converter writes it."""
+"""The frequency factor of pairs that are not rotated, as written by llama.cpp's converter."""
 
 
 def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
@@ -360,7 +365,7 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
             "feed_forward_length": widths[0],
         },
     )
-    experts = gguf.read_experts_of_layers(plain, source, normalize_shares=True)
+    experts = gguf.read_experts_of_layers(plain, source, norm_topk_prob=True)
     config = gguf.read_config(
         plain,
         source,
@@ -375,7 +380,7 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
         if fields.count(key, MAX_WIDTH, sliding_dim) != sliding_dim:
             raise unsupported(f"{key}={fields.get(key)} with heads of {sliding_dim}")
     if len(set(experts)) > 1:
-        raise unsupported("experts in some layers only")
+        raise unsupported("experts in only some layers")
     heads = tuple(
         _Heads(num_kv_heads=each, head_dim=sliding_dim if slides else full_dim)
         for each, slides in zip(num_kv_heads, is_sliding, strict=True)
@@ -400,7 +405,7 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
             heads=heads,
             window=fields.count("attention.sliding_window", MAX_CONTEXT_TOKENS),
             ropes={
-                False: _with_standing_pairs(full_rope),
+                False: _with_proportional_scaling(full_rope),
                 True: RopeConfig(
                     theta=fields.positive("rope.freq_base_swa", _THETA), rotary_dim=sliding_dim
                 ),
@@ -419,17 +424,17 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
 
 
 def _of_layers(fields: Fields, key: str, num_layers: int, maximum: int) -> tuple[int, ...]:
-    """A number for each layer, or one for all."""
+    """Return a number for each layer, from a list or a single value."""
     if not gemma.is_list(fields.get(key)):
         return (fields.count(key, maximum),) * num_layers
-    values = gemma.list_of_layers(fields, key, num_layers)
+    values = gemma.values_by_layer(fields, key, num_layers)
     if not all(type(each) is int and 1 <= each <= maximum for each in values):
-        raise fields.error(key, f"must be whole numbers from 1 to {maximum}")
+        raise fields.error(key, f"must be integers from 1 to {maximum}")
     return tuple(each for each in values if isinstance(each, int))
 
 
-def _with_standing_pairs(rope: RopeConfig) -> RopeConfig:
-    """Frequency factors of 1 and then ``_STANDING`` as what they mean."""
+def _with_proportional_scaling(rope: RopeConfig) -> RopeConfig:
+    """Convert frequency factors of 1 followed by ``_STANDING`` to proportional scaling."""
     factors = rope.frequency_factors or ()
     num_turning = sum(factor == 1 for factor in factors)
     standing = factors[num_turning:]

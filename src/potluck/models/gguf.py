@@ -1,7 +1,7 @@
-"""What the families' GGUF metadata have in common.
+"""Common parts of the families' GGUF metadata.
 
-Keys are described in https://github.com/ggml-org/ggml/blob/master/docs/gguf.md; what an absent key
-means is what llama.cpp takes it for (``llama-model.cpp``, ``load_hparams``).
+Keys are described in https://github.com/ggml-org/ggml/blob/master/docs/gguf.md; the defaults of
+absent keys are those of llama.cpp (``llama-model.cpp``, ``load_hparams``).
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ _READ_KEYS = frozenset(
         "rope.scaling.yarn_beta_slow",
     }
 )
-# Known keys that say nothing about the arithmetic of these families. The vocabulary's size is
-# that of the embedding. What vectors are made of is read by ``potluck.catalog.vectors``.
+# Known keys that do not affect the arithmetic of these families. The vocabulary's size is that of
+# the embedding. ``potluck.catalog.vectors`` reads how vectors are computed.
 _DESCRIPTIVE_KEYS = frozenset(
     {
         "classifier.output_labels",
@@ -83,8 +83,8 @@ _DESCRIPTIVE_KEYS = frozenset(
     }
 )
 _LISTS = frozenset({"classifier.output_labels"})
-# Any other key changes the arithmetic unless its value is one of these; those not listed are off
-# when 0, false or empty.
+# Any other key changes the arithmetic unless its value is one of these; keys that are not listed
+# are off if 0, false or empty.
 _NEUTRAL_VALUES: Mapping[str, tuple[object, ...]] = {
     "attention.causal": (True,),
     "embedding_scale": (0, 1),
@@ -109,11 +109,11 @@ def read_config(
     activation: Activation = Activation.SILU,
     epsilon_key: str = "attention.layer_norm_rms_epsilon",
 ) -> ModelConfig:
-    """The configuration of a ``family`` that reads the keys ``implemented`` itself.
+    """Return the configuration of a ``family`` that reads the keys ``implemented`` itself.
 
     ``fields`` are the architecture's own keys without their prefix; ``source`` has the tensors
-    under the file's names. ``sliding_window`` holds for every layer, ``experts`` are one for each
-    layer. Layers are alike otherwise; a family changes them with ``with_layers``.
+    under the file's names. ``sliding_window`` applies to every layer; ``experts`` has one entry per
+    layer. Layers are otherwise equal; a family changes them with ``with_layers``.
     """
     _refuse_unsupported(fields, _READ_KEYS | _DESCRIPTIVE_KEYS | implemented, lists=implemented)
     hidden_size = fields.count("embedding_length", MAX_WIDTH)
@@ -178,10 +178,10 @@ def read_recurrent_config(
     implemented: frozenset[str],
     recurrence: Recurrence,
 ) -> ModelConfig:
-    """The configuration of a model whose layers are a recurrence alone.
+    """Return the configuration of a model whose layers only have a recurrence.
 
-    ``implemented`` are the keys that ``family`` reads itself. Such files have no heads and no
-    feed-forward part, and say so by zeros.
+    ``family`` reads the keys ``implemented`` itself. Such files declare zero heads and no
+    feed-forward part.
     """
     known = _READ_KEYS - {"attention.head_count", "feed_forward_length"}
     _refuse_unsupported(fields, known | _DESCRIPTIVE_KEYS | implemented)
@@ -200,11 +200,11 @@ def read_recurrent_config(
 
 
 NEXT_KEY = "nextn_predict_layers"
-"""How many of the last layers predict further tokens."""
+"""Return how many of the last layers are for multi-token prediction."""
 
 
-def without_next_layers(fields: Fields) -> Fields:
-    """``fields`` whose number of layers is without those that predict further tokens."""
+def without_mtp_layers(fields: Fields) -> Fields:
+    """Return ``fields`` without the multi-token prediction layers in the number of layers."""
     num_next = fields.count(NEXT_KEY, MAX_LAYERS, 0, minimum=0)
     num_blocks = fields.count("block_count", MAX_LAYERS)
     if num_next >= num_blocks:
@@ -215,9 +215,10 @@ def without_next_layers(fields: Fields) -> Fields:
 
 
 def layers_with_attention(fields: Fields) -> tuple[Fields, tuple[bool, ...]]:
-    """``fields`` with one number of key-value heads, and which layers have attention.
+    """Return ``fields`` with a single number of key-value heads, and which layers have attention.
 
-    Files of models with recurrent layers have a number for each layer, which is 0 for those.
+    Files of models with recurrent layers have a number for each layer, which is 0 for the recurrent
+    ones.
     """
     num_layers = fields.count("block_count", MAX_LAYERS)
     value = fields.get(_KV_HEADS)
@@ -228,7 +229,7 @@ def layers_with_attention(fields: Fields) -> tuple[Fields, tuple[bool, ...]]:
     numbers = set(counts) - {0}
     if len(numbers) > 1 or len(counts) != num_layers:
         raise unsupported(f"{fields.prefix}{_KV_HEADS}={counts}")
-    # No layer has attention: any number will do.
+    # No layer has attention, so any number will do.
     number = numbers.pop() if numbers else fields.count("attention.head_count", MAX_HEADS)
     values = {**fields.values, _KV_HEADS: number}
     return dataclasses.replace(fields, values=values), tuple(count > 0 for count in counts)
@@ -243,10 +244,10 @@ EXPERT_KEYS = frozenset(
         "expert_weights_norm",
     }
 )
-"""What ``read_experts_of_layers`` implements."""
+"""The keys that ``read_experts_of_layers`` implements."""
 
 ROUTING_KEYS = frozenset({"expert_group_count", "expert_group_used_count", "expert_weights_scale"})
-"""What it implements besides, for architectures whose code in llama.cpp reads these keys."""
+"""More keys that it implements, for architectures whose code in llama.cpp reads them."""
 
 PLACE_KEYS = frozenset(
     {
@@ -256,28 +257,28 @@ PLACE_KEYS = frozenset(
         "leading_dense_block_count",
     }
 )
-"""What the tensors say as well, of architectures with shared experts or dense layers."""
+"""Keys that the tensors also determine, for architectures with shared experts or dense layers."""
 
 _MAX_GATING = 2**16
 _GATING = {ExpertScore.SOFTMAX: 1, ExpertScore.SIGMOID: 2}
-"""``llama_expert_gating_func_type``; 0 is the architecture's own."""
+"""``llama_expert_gating_func_type``; 0 means the architecture's default."""
 
 
 def read_experts_of_layers(
     fields: Fields,
     source: TensorSource,
     *,
-    normalize_shares: bool,
+    norm_topk_prob: bool,
     score: ExpertScore = ExpertScore.SOFTMAX,
     width_key: str = "expert_feed_forward_length",
     activation: Activation = Activation.SILU,
     has_bias: bool = False,
 ) -> tuple[ExpertsConfig | None, ...]:
-    """The experts, in the layers that have a router.
+    """Return the experts of the layers that have a router.
 
-    ``normalize_shares``, ``score``, ``activation`` and ``has_bias`` are the architecture's; a file
-    may say for itself whether shares are normalized. Its tensors say whether there are corrections,
-    and experts that every token has.
+    ``norm_topk_prob``, ``score``, ``activation`` and ``has_bias`` are defaults of the architecture;
+    a file may specify whether shares are normalized. Its tensors determine whether there are
+    corrections and shared experts.
     """
     gating = fields.count("expert_gating_func", _MAX_GATING, 0, minimum=0)
     if gating not in (0, _GATING[score]):
@@ -291,7 +292,7 @@ def read_experts_of_layers(
         read_experts(
             fields,
             hidden_size=fields.count("embedding_length", MAX_WIDTH),
-            normalize_shares=fields.flag("expert_weights_norm", default=normalize_shares),
+            norm_topk_prob=fields.flag("expert_weights_norm", default=norm_topk_prob),
             count_key="expert_count",
             used_key="expert_used_count",
             width_key=width_key,
@@ -348,7 +349,7 @@ def _vocab_size(fields: Fields, source: TensorSource, names: frozenset[str]) -> 
 
 
 def read_rope(fields: Fields, source: TensorSource, head_dim: int) -> RopeConfig:
-    """Rope from the metadata, and from the tensor of factors where there is one."""
+    """Return the rope from the metadata, and from the tensor of factors if there is one."""
     theta = fields.positive("rope.freq_base", 10_000.0)
     rotary_dim = fields.count("rope.dimension_count", MAX_WIDTH, head_dim)
     if rotary_dim > head_dim or rotary_dim % 2:
@@ -357,7 +358,7 @@ def read_rope(fields: Fields, source: TensorSource, head_dim: int) -> RopeConfig
     if GGUF_ROPE_FACTORS in frozenset(source.names()):
         factors = read_factors(fields, source, GGUF_ROPE_FACTORS, rotary_dim // 2)
     plain = RopeConfig(theta=theta, rotary_dim=rotary_dim, frequency_factors=factors)
-    # A factor without a type means linear; a type without a factor scales by nothing.
+    # A factor without a type means linear scaling; a type without a factor has no effect.
     kind = fields.text("rope.scaling.type", "linear")
     if kind not in ("none", "linear", "yarn"):
         raise unsupported(f"rope scaling {kind}")
@@ -373,7 +374,8 @@ def read_rope(fields: Fields, source: TensorSource, head_dim: int) -> RopeConfig
     factor = fields.positive(factor_key)
     if kind == "linear":
         return dataclasses.replace(plain, scaling=RopeScaling.LINEAR, factor=factor)
-    # As llama.cpp: the bounds are rounded, and cosines and sines are scaled by 1 + 0.1 ln(factor).
+    # As in llama.cpp: the bounds are rounded, and cosines and sines are scaled by 1 + 0.1
+    # ln(factor).
     return dataclasses.replace(
         plain,
         scaling=RopeScaling.YARN,
@@ -391,16 +393,16 @@ def read_rope(fields: Fields, source: TensorSource, head_dim: int) -> RopeConfig
 
 
 def read_factors(fields: Fields, source: TensorSource, name: str, count: int) -> tuple[float, ...]:
-    """The ``count`` positive numbers of a tensor that says how rope is scaled."""
+    """Return the ``count`` positive numbers of a tensor that defines rope scaling."""
     info = source.info(name)
     if info.format is not TensorFormat.F32 or math.prod(info.shape) != count:
         raise ModelFileError(
             fields.path,
-            f"the tensor {name} is {info.format.label} {info.shape}, and must be f32 ({count},)",
+            f"the tensor {name} is {info.format.label} {info.shape}, but must be f32 ({count},)",
         )
     data = bytearray(info.num_bytes)
     source.read_rows(name, 0, info.num_rows, memoryview(data))
     factors = struct.unpack(f"<{count}f", data)
     if not all(0 < factor < math.inf for factor in factors):
-        raise ModelFileError(fields.path, f"the tensor {name} has values that are not positive")
+        raise ModelFileError(fields.path, f"the tensor {name} has non-positive values")
     return factors

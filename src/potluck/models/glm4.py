@@ -1,5 +1,5 @@
-"""GLM-4-0414 and GLM-Z1, 9B and 32B (Zhipu AI 2025): norms around each branch, and a rope that
-turns neighbours in half of each head.
+"""GLM-4-0414 and GLM-Z1, 9B and 32B (Zhipu AI 2025): norms around each branch, and interleaved rope
+on half of each head.
 """
 
 from __future__ import annotations

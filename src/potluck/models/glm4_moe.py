@@ -1,7 +1,7 @@
-"""GLM-4.5 to 4.7 (GLM-4.5 Team 2025): sigmoid routing with corrections and experts that every token
-has, after some dense layers; half of each head turns.
+"""GLM-4.5 to 4.7 (GLM-4.5 Team 2025): sigmoid routing with corrections and shared experts, after
+some dense layers; rope on half of each head.
 
-Files hold a layer more, which predicts the token after the next and is left out.
+Files contain an additional layer for multi-token prediction, which is skipped.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _DEFAULTS: Mapping[str, object] = {
     "vocab_size": 151_552,
 }
 _ROTARY_SHARE = 0.5
-# What the code of transformers does, whatever a file says.
+# Fixed in the code of transformers, whatever the file says.
 _ACCEPTED: Mapping[str, tuple[object, ...]] = {
     "scoring_func": ("sigmoid",),
     "topk_method": ("noaux_tc",),
@@ -65,12 +65,12 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
 
 
 def _experts(fields: Fields) -> tuple[ExpertsConfig | None, ...]:
-    """Those of every layer after the first dense ones."""
+    """Return the experts, for every layer after the first dense ones."""
     num_layers = hugging_face.num_hidden_layers(fields)
     experts = read_experts(
         fields,
         hidden_size=fields.count("hidden_size", MAX_WIDTH),
-        normalize_shares=fields.flag("norm_topk_prob", default=True),
+        norm_topk_prob=fields.flag("norm_topk_prob", default=True),
         count_key="n_routed_experts",
         used_key="num_experts_per_tok",
         width_key="moe_intermediate_size",
@@ -90,7 +90,7 @@ def _experts(fields: Fields) -> tuple[ExpertsConfig | None, ...]:
 
 
 def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
-    fields = gguf.without_next_layers(fields)
+    fields = gguf.without_mtp_layers(fields)
     names = frozenset(source.names())
     return gguf.read_config(
         fields,
@@ -100,7 +100,7 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
         qkv_bias="blk.0.attn_q.bias" in names,
         head_norm=HeadNorm.HEAD if "blk.0.attn_q_norm.weight" in names else HeadNorm.NONE,
         experts=gguf.read_experts_of_layers(
-            fields, source, normalize_shares=False, score=ExpertScore.SIGMOID
+            fields, source, norm_topk_prob=False, score=ExpertScore.SIGMOID
         ),
     )
 

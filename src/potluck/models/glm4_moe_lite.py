@@ -1,6 +1,6 @@
 """GLM-4.7-Flash (Z.ai 2026): latent attention, and the experts of GLM-4.5.
 
-Files hold a layer more, which predicts the token after the next and is left out.
+Files contain an additional layer for multi-token prediction, which is skipped.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _DEFAULTS: Mapping[str, object] = {
     "v_head_dim": 256,
     "vocab_size": 154_880,
 }
-# What the code of transformers does, whatever a file says.
+# Fixed in the code of transformers, whatever the file says.
 _ACCEPTED: Mapping[str, tuple[object, ...]] = {
     "moe_layer_freq": (1,),
     "scoring_func": ("sigmoid",),
@@ -57,7 +57,7 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
         experts=latent.read_experts_of_layers(
             fields, ExpertScore.SIGMOID, _has_experts(fields, kinds)
         ),
-        is_interleaved=latent.has_neighbouring_pairs(fields),
+        is_interleaved=latent.has_interleaved_pairs(fields),
     )
 
 

@@ -1,8 +1,8 @@
 """gpt-oss (OpenAI 2025): experts with biases and a clamped activation in every layer, attention
 whose softmax has a sink for each head, and a sliding window in every other layer.
 
-Published files have the experts in MXFP4. Other files keep their matrices as floats, with the
-inputs' dimension first; gate and up alternate in both.
+Published files have the experts in MXFP4. Other files store their matrices as floats, with the
+input dimension first; gate and up are interleaved in both.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _DEFAULT_ROPE: Mapping[str, object] = {
     "truncate": False,
     "original_max_position_embeddings": 4096,
 }
-# What ``Activation.CLAMPED_SWIGLU`` has.
+# The parameters of ``Activation.CLAMPED_SWIGLU``.
 _ACCEPTED: Mapping[str, tuple[object, ...]] = {
     "swiglu_alpha": (1.702,),
     "swiglu_limit": (7.0,),
@@ -64,7 +64,7 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
         read_experts(
             fields,
             hidden_size=fields.count("hidden_size", MAX_WIDTH),
-            normalize_shares=True,
+            norm_topk_prob=True,
             count_key="num_local_experts",
             used_key="num_experts_per_tok",
             width_key="intermediate_size",
@@ -85,7 +85,7 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
 
 
 def _windows(fields: Fields, num_layers: int) -> tuple[int | None, ...]:
-    """Those that ``layer_types`` name, or every other layer's from the first."""
+    """Return the windows by ``layer_types``, or one in every other layer from the first."""
     kinds = fields.texts("layer_types")
     if not kinds:
         kinds = tuple(_FULL if layer % 2 else _SLIDING for layer in range(num_layers))
@@ -111,7 +111,7 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
         experts=gguf.read_experts_of_layers(
             fields,
             source,
-            normalize_shares=True,
+            norm_topk_prob=True,
             activation=Activation.CLAMPED_SWIGLU,
             has_bias=True,
         ),
@@ -120,7 +120,7 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
         config,
         lambda layer, each: dataclasses.replace(each, window=None if layer % 2 else window),
     )
-    # The models are trained with YaRN whose bounds are not rounded. The files do not say so, and
+    # The models are trained with YaRN with unrounded bounds. The files do not specify it, and
     # llama.cpp rounds them.
     ropes = tuple(dataclasses.replace(rope, truncate=False) for rope in config.ropes)
     return _with_sinks(dataclasses.replace(config, ropes=ropes))

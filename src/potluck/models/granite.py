@@ -1,6 +1,6 @@
-"""Granite 3 and 4, dense (IBM 2024 and 2025): Llama with a multiplier at every turn.
+"""Granite 3 and 4, dense (IBM 2024 and 2025): Llama with several multipliers.
 
-Dense models of Granite 4 call themselves ``granitemoehybrid``. Their GGUF files are of the
+Dense Granite 4 models have the model type ``granitemoehybrid``. Their GGUF files have the
 architecture ``granite``.
 """
 
@@ -30,8 +30,8 @@ IS_TURNED = "rope.scaling.finetuned"
 GGUF_KEYS = frozenset(
     {"attention.scale", "embedding_scale", "logit_scale", "residual_scale", IS_TURNED}
 )
-"""What is read here besides what all architectures have."""
-# What the converter writes of models without such layers.
+"""Keys read here in addition to those of all architectures."""
+# Written by the converter for models without such layers.
 _UNUSED_GGUF_KEYS = mamba_fields.GGUF_KEYS | {"expert_shared_feed_forward_length"}
 
 
@@ -49,7 +49,7 @@ def read_hugging_face(
     implemented: frozenset[str] = frozenset(),
     experts: tuple[ExpertsConfig | None, ...] | None = None,
 ) -> ModelConfig:
-    """A model with multipliers, of a ``family`` that reads the keys ``implemented`` itself."""
+    """Return a ``family``'s model with multipliers; it reads the keys ``implemented`` itself."""
     attention_bias = fields.flag("attention_bias", default=False)
     config = hugging_face.read_config(
         fields,
@@ -82,13 +82,13 @@ def _with_multipliers(
 
 
 def without_rope(config: ModelConfig) -> ModelConfig:
-    """``config`` with attention that knows no positions."""
+    """Return ``config`` with attention without rope."""
     config = with_attention(config, lambda _, each: dataclasses.replace(each, rope=None))
     return dataclasses.replace(config, ropes=())
 
 
 def with_gguf_multipliers(config: ModelConfig, fields: Fields) -> ModelConfig:
-    """``config`` with the scales of a GGUF file; llama.cpp takes 0 for an absent key."""
+    """Return ``config`` with the scales of a GGUF file; 0 means absent, as in llama.cpp."""
 
     def value(key: str, default: float = 1.0) -> float:
         return fields.positive(key) if fields.get(key) else default
@@ -104,7 +104,7 @@ def with_gguf_multipliers(config: ModelConfig, fields: Fields) -> ModelConfig:
 
 def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
     names = frozenset(source.names())
-    fields.positive("logit_scale")  # which llama.cpp requires
+    fields.positive("logit_scale")  # llama.cpp requires it
     fields, has_attention = gguf.layers_with_attention(fields)
     if not all(has_attention):
         raise unsupported(f"{fields.prefix}attention.head_count_kv=0")

@@ -1,8 +1,9 @@
 """Granite 4 (IBM 2025): Mamba-2 in most layers and attention without rope in the others, an MLP or
-experts beside a shared one, and the multipliers of Granite 3.
+experts with a shared expert, and the multipliers of Granite 3.
 
-Some of the family have attention in every layer, and rope. Hugging Face files have one matrix for
-gate and up; what is the MLP of a model without experts is the shared expert of one with experts.
+Some models of the family have attention with rope in every layer. Hugging Face files have one
+matrix for gate and up; the tensors of the MLP in a model without experts are those of the shared
+expert in one with experts.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ _DEFAULTS: Mapping[str, object] = {
 _ATTENTION = frozenset({"attention", "full_attention"})
 _MAMBA = frozenset({"mamba", "linear_attention"})
 _ROPE_KEYS = ("rope_parameters", "rope_scaling", "rope_theta")
-# What these are does not matter in a model without experts.
+# These values do not matter in a model without experts.
 _EXPERT_KEYS = ("num_local_experts", "num_experts_per_tok")
 
 
@@ -79,7 +80,7 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
 
 
 def _layers_with_attention(fields: Fields) -> tuple[bool, ...]:
-    """Those that ``layer_types`` says have attention; without it, none."""
+    """Return the attention layers according to ``layer_types``; none if it is absent."""
     kinds = fields.texts("layer_types") or fields.texts("layers_block_type")
     if not kinds:
         return (False,) * hugging_face.num_hidden_layers(fields)
@@ -91,7 +92,7 @@ def _experts(fields: Fields, shared_width: int) -> ExpertsConfig:
     experts = read_experts(
         fields,
         hidden_size=fields.count("hidden_size", MAX_WIDTH),
-        normalize_shares=True,
+        norm_topk_prob=True,
         count_key="num_local_experts",
         used_key="num_experts_per_tok",
         width_key="intermediate_size",
@@ -122,7 +123,7 @@ def _mixer(fields: Fields, *, hidden_size: int) -> MambaConfig:
 
 
 def _flag(fields: Fields, key: str, *, default: bool) -> bool:
-    """A flag of which a null is false, and not the default."""
+    """Return a flag for which null means false, and not the default."""
     return not fields.is_null(key) and fields.flag(key, default=default)
 
 
@@ -141,14 +142,14 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
         output_bias=f"blk.{layer}.attn_output.bias" in names,
         mlp_bias="blk.0.ffn_gate.bias" in names,
         experts=gguf.read_experts_of_layers(
-            fields, source, normalize_shares=True, width_key="feed_forward_length"
+            fields, source, norm_topk_prob=True, width_key="feed_forward_length"
         ),
     )
     config = granite.with_gguf_multipliers(config, fields)
     if not fields.flag(granite.IS_TURNED, default=True):
         config = granite.without_rope(config)
     elif config.ropes[0].rotary_dim != config.layers[0].grouped_attention.head_dim:
-        # The converter interleaves whole heads, of which llama.cpp turns the first columns.
+        # The converter interleaves whole heads, and llama.cpp rotates their first columns.
         raise unsupported(f"{fields.prefix}rope.dimension_count={config.ropes[0].rotary_dim}")
     mixer = mamba_fields.mamba_from_gguf(fields, source, has_attention)
     return with_recurrences(config, [None if each else mixer for each in has_attention])

@@ -1,7 +1,7 @@
-"""Granite 3 with experts (IBM Granite Team 2024): experts in every layer, some models with a shared
-one, and multipliers of embeddings, attention scores, branches and logits.
+"""Granite 3 with experts (IBM Granite Team 2024): experts in every layer, in some models a shared
+expert, and multipliers of embeddings, attention scores, branches and logits.
 
-Hugging Face files have the gate and up of every expert, and of the shared one, as one matrix.
+Hugging Face files store gate and up of every expert, including the shared one, as one matrix.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _read_hugging_face(fields: Fields, family: str, *, shared: MlpConfig | None)
         read_experts(
             fields,
             hidden_size=fields.count("hidden_size", MAX_WIDTH),
-            normalize_shares=True,
+            norm_topk_prob=True,
             count_key="num_local_experts",
             used_key="num_experts_per_tok",
             width_key="intermediate_size",
@@ -98,12 +98,12 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
         qkv_bias="blk.0.attn_q.bias" in names,
         output_bias="blk.0.attn_output.bias" in names,
         experts=gguf.read_experts_of_layers(
-            fields, source, normalize_shares=True, width_key="feed_forward_length"
+            fields, source, norm_topk_prob=True, width_key="feed_forward_length"
         ),
     )
 
     def scale(key: str, default: float) -> float:
-        # llama.cpp takes 0 for an absent key.
+        # In llama.cpp, 0 means absent.
         return fields.positive(key) if fields.get(key) else default
 
     return _with_multipliers(

@@ -1,7 +1,7 @@
-"""What the families' ``config.json`` files have in common.
+"""Common parts of the families' ``config.json`` files.
 
 Keys, their defaults and their meaning are those of ``transformers`` 5 (``configuration_*.py`` and
-``modeling_rope_utils.py``); a null means the same as an absent key.
+``modeling_rope_utils.py``); null means absent.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from potluck.types.program import Activation
 _DEFAULT_THETA = 10_000.0
 _SILU: Mapping[str, Activation] = {"silu": Activation.SILU}
 
-# Keys that change the arithmetic, and the values (besides null) with which they do not. A family
-# names those that it implements; the others must be neutral.
+# Keys that change the arithmetic, and the values (other than null) with which they do not. A family
+# lists those that it implements; all others must be neutral.
 _NEUTRAL_VALUES: Mapping[str, tuple[object, ...]] = {
     "attention_bias": (False,),
     "mlp_bias": (False,),
@@ -85,10 +85,10 @@ _NEUTRAL_VALUES: Mapping[str, tuple[object, ...]] = {
 }
 
 FULL, SLIDING = "full_attention", "sliding_attention"
-"""What ``layer_types`` calls layers that see everything, and those with a window."""
+"""The names in ``layer_types`` for full-attention layers, and for sliding-window layers."""
 
 WINDOW_KEYS = frozenset({"sliding_window", "use_sliding_window", "layer_types"})
-"""What ``windows_by_layer_type`` implements."""
+"""The keys that ``windows_by_layer_type`` implements."""
 
 _ROPE_KEYS: Mapping[str, frozenset[str]] = {
     "default": frozenset(),
@@ -138,15 +138,16 @@ def read_config(
     activations: Mapping[str, Activation] = _SILU,
     default_rotary_share: float | None = None,
 ) -> ModelConfig:
-    """The configuration of a ``family`` that reads the keys ``implemented`` itself.
+    """Return the configuration of a ``family`` that reads the keys ``implemented`` itself.
 
-    ``absent_kv_heads`` is the number of key-value heads if the key is absent (a null, or no such
-    number, means as many as query heads). ``default_head_dim`` defaults to an equal share of the
-    hidden size, ``sliding_windows`` to full attention in every layer, ``experts``, one for each
-    layer, to an MLP in every layer. ``activations`` are those that the family computes, by
-    ``hidden_act``. ``default_rotary_share`` is the part of a head that turns, where the file does
-    not say (``partial_rotary_factor``); None: the family turns whole heads. Layers are alike but
-    for ``sliding_windows`` and ``experts``; a family changes them with ``with_layers``.
+    ``absent_kv_heads`` is the number of key-value heads if the key is absent (null, or no such
+    argument, means as many as query heads). ``default_head_dim`` defaults to an equal share of the
+    hidden size, ``sliding_windows`` to full attention in every layer, and ``experts``, one entry
+    per layer, to an MLP in every layer. ``activations`` maps ``hidden_act`` to those that the
+    family supports. ``default_rotary_share`` is the rotated part of a head if the file does not
+    specify it (``partial_rotary_factor``); None means that the family rotates whole heads. Layers
+    are equal except for ``sliding_windows`` and ``experts``; a family changes them with
+    ``with_layers``.
     """
     if default_rotary_share is not None:
         implemented = implemented | {"partial_rotary_factor"}
@@ -205,17 +206,17 @@ def read_config(
 
 
 EXPERT_KEYS = frozenset({"num_experts", "num_local_experts", "num_experts_per_tok"})
-"""What ``experts_by_step`` implements, of the keys that other families must not have."""
+"""The keys that ``experts_by_step`` implements, and that other families must not have."""
 
 
 _MATRICES_OF_EXPERT = 3
 
 
 def experts_by_step(fields: Fields) -> tuple[ExpertsConfig | None, ...]:
-    """The experts of the Qwen families, layer by layer.
+    """Return the experts of the Qwen families, layer by layer.
 
-    Every ``decoder_sparse_step``-th layer has them, but for ``mlp_only_layers``. Newer files call
-    ``num_experts`` ``num_local_experts``.
+    Every ``decoder_sparse_step``-th layer has them, except ``mlp_only_layers``. Newer files use the
+    name ``num_local_experts`` for ``num_experts``.
     """
     num_layers = num_hidden_layers(fields)
     has_newer = fields.get("num_experts") is None and fields.get("num_local_experts") is not None
@@ -233,7 +234,7 @@ def experts_by_step(fields: Fields) -> tuple[ExpertsConfig | None, ...]:
     experts = read_experts(
         fields,
         hidden_size=fields.count("hidden_size", MAX_WIDTH),
-        normalize_shares=fields.flag("norm_topk_prob", default=False),
+        norm_topk_prob=fields.flag("norm_topk_prob", default=False),
         count_key=count_key,
         used_key="num_experts_per_tok",
         width_key="moe_intermediate_size",
@@ -242,16 +243,16 @@ def experts_by_step(fields: Fields) -> tuple[ExpertsConfig | None, ...]:
 
 
 def check_num_tensors(fields: Fields, key: str, num_layers: int, num_experts: int = 1) -> None:
-    """Raise if experts that are tensors of their own are more than a model's files may hold.
+    """Raise if experts that are separate tensors exceed the limit on tensors of a model.
 
-    ``key`` is that of the number of experts in each layer.
+    ``key`` is the key of the number of experts per layer.
     """
     if num_layers * num_experts * _MATRICES_OF_EXPERT > MAX_TENSORS:
-        raise fields.error(key, f"in {num_layers} layers means more than {MAX_TENSORS} tensors")
+        raise fields.error(key, f"in {num_layers} layers makes more than {MAX_TENSORS} tensors")
 
 
 def num_hidden_layers(fields: Fields) -> int:
-    """The number of decoder layers."""
+    """Return the number of decoder layers."""
     return fields.count("num_hidden_layers", MAX_LAYERS)
 
 
@@ -276,10 +277,10 @@ def refuse_unsupported(
 
 
 def windows_by_layer_type(fields: Fields) -> tuple[int | None, ...]:
-    """The windows of the Qwen families, one per layer.
+    """Return the windows of the Qwen families, one per layer.
 
-    ``sliding_window`` counts only with ``use_sliding_window``. ``layer_types`` says which layers
-    slide; without it they are those from ``max_window_layers`` on.
+    ``sliding_window`` is used only with ``use_sliding_window``. ``layer_types`` lists the sliding
+    layers; without it they are those from ``max_window_layers`` on.
     """
     num_layers = num_hidden_layers(fields)
     window = (
@@ -293,7 +294,7 @@ def windows_by_layer_type(fields: Fields) -> tuple[int | None, ...]:
             return (None,) * num_layers
         first = fields.count("max_window_layers", MAX_LAYERS, 28, minimum=0)
         return tuple(window if layer >= first else None for layer in range(num_layers))
-    slides = layers_that_slide(fields)
+    slides = sliding_layers(fields)
     if window is None and any(slides):
         raise ModelFileError(
             fields.path, "layer_types has sliding_attention, but use_sliding_window is not set"
@@ -301,8 +302,8 @@ def windows_by_layer_type(fields: Fields) -> tuple[int | None, ...]:
     return tuple(window if each else None for each in slides)
 
 
-def layers_that_slide(fields: Fields) -> tuple[bool, ...]:
-    """Whether each layer has a sliding window, as ``layer_types`` says, which must be there."""
+def sliding_layers(fields: Fields) -> tuple[bool, ...]:
+    """Return whether each layer has a sliding window, from ``layer_types``, which is required."""
     num_layers = num_hidden_layers(fields)
     layer_types = fields.texts("layer_types")
     if len(layer_types) != num_layers:
@@ -315,12 +316,12 @@ def layers_that_slide(fields: Fields) -> tuple[bool, ...]:
 
 
 def check_layer_kinds(fields: Fields, kinds: Sequence[str], known: Set[str]) -> None:
-    """Raise unless ``kinds``, which are ``layer_types``, have one of ``known`` for each layer."""
+    """Raise unless ``kinds``, from ``layer_types``, has one of ``known`` for each layer."""
     if unknown := sorted(set(kinds) - known):
         raise unsupported(*(f"layer_types {kind}" for kind in unknown))
     num_layers = num_hidden_layers(fields)
     if len(kinds) != num_layers:
-        raise fields.error("layer_types", f"must have {num_layers} entries, one for each layer")
+        raise fields.error("layer_types", f"must have {num_layers} entries, one per layer")
 
 
 def read_rope(
@@ -331,10 +332,10 @@ def read_rope(
     default_rotary_share: float | None = None,
     key: str | None = None,
 ) -> RopeConfig:
-    """Rope from ``rope_scaling`` or, in newer files, ``rope_parameters``.
+    """Return the rope from ``rope_scaling`` or, in newer files, ``rope_parameters``.
 
-    With ``key``, from that section of ``rope_parameters``, which has one for each kind of layer
-    then.
+    With ``key``, read that section of ``rope_parameters``, which then has one for each kind of
+    layer.
     """
     rope = fields.section("rope_scaling") or fields.section("rope_parameters")
     if key is not None:
@@ -390,7 +391,7 @@ def _read_yarn(
 ) -> RopeConfig:
     original = trained_context(fields, rope, max_context_tokens)
     factor = rope.positive("factor", max_context_tokens / original)
-    # As ``_compute_yarn_parameters``: where both are given, the ratio of the two.
+    # As in ``_compute_yarn_parameters``: if both are given, use the ratio of the two.
     scale, all_dims = rope.get("mscale"), rope.get("mscale_all_dim")
     if scale and all_dims:
         default = yarn_scale(factor, rope.positive("mscale")) / yarn_scale(
@@ -406,14 +407,14 @@ def _read_yarn(
         original_context_tokens=original,
         beta_fast=rope.positive("beta_fast", 32.0),
         beta_slow=rope.positive("beta_slow", 1.0),
-        # As ``_compute_yarn_parameters``, where a null is false and not the default.
+        # As in ``_compute_yarn_parameters``: null means false, and not the default.
         truncate=not rope.is_null("truncate") and rope.flag("truncate", default=True),
         attention_factor=rope.positive("attention_factor", default),
     )
 
 
 def yarn_scale(factor: float, scale: float = 1.0) -> float:
-    """What YaRN multiplies by for a context that is longer by ``factor`` (``mscale``)."""
+    """Return YaRN's factor for a context that is longer by ``factor`` (``mscale``)."""
     return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
 
 
@@ -435,10 +436,10 @@ def _read_longrope(
 
 
 def trained_context(fields: Fields, rope: Fields, max_context_tokens: int) -> int:
-    """The context that a model whose ``rope`` is scaled was trained with.
+    """Return the context with which a model whose ``rope`` is scaled was trained.
 
-    A length outside the section wins over one inside; without either, transformers takes the
-    model's whole context.
+    A length outside the section takes precedence over one inside; without either, transformers uses
+    the model's whole context.
     """
     key = "original_max_position_embeddings"
     inside = rope.count(key, MAX_CONTEXT_TOKENS, max_context_tokens)
@@ -453,7 +454,7 @@ def _rotary_dim(fields: Fields, head_dim: int, share: float) -> int:
 
 
 def _describe(value: object) -> str:
-    """A value in a few words: a quantization by its method, other objects by their keys."""
+    """Describe a value briefly: a quantization by its method, other objects by their keys."""
     if not isinstance(value, Mapping):
         return str(value)
     method = value.get("quant_method")

@@ -1,4 +1,4 @@
-"""Hunyuan, dense (Tencent 2025): norms on every head of q and k, after they are turned."""
+"""Hunyuan, dense (Tencent 2025): norms on every head of q and k, after rope."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from potluck.types.model import HeadNorm, ModelConfig
 from potluck.types.tensor import TensorSource
 
 _ALPHA_KEYS = frozenset({"alpha", "beta_fast", "beta_slow", "factor", "mscale", "mscale_all_dim"})
-"""What published files say beside ``alpha``, and the family does not use with it."""
+"""Keys that published files have next to ``alpha``, and that the family then ignores."""
 
-# Keys of published files that say what the family is anyway.
+# Keys of published files that the family implies.
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "norm_type": ("rms",),
     "num_experts": (0, 1),
@@ -33,7 +33,7 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
     config = hugging_face.read_config(
         _without_alpha(fields),
         family="hunyuan_v1_dense",
-        # Published files say ``use_qk_norm``, which the family always has.
+        # Published files set ``use_qk_norm``, which the family always has.
         implemented=frozenset({"attention_bias", "num_experts", "use_qk_norm", "qk_norm"}),
         qkv_bias=attention_bias,
         output_bias=attention_bias,
@@ -43,10 +43,10 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
 
 
 def _without_alpha(fields: Fields) -> Fields:
-    """``fields`` with the base that ``alpha`` makes of ``rope_theta``.
+    """Return ``fields`` with ``alpha`` applied to ``rope_theta``.
 
-    ``compute_ntk_alpha_rope_parameters`` of ``transformers``; without ``alpha`` scaling depends on
-    the length of the sequence, which is refused by name.
+    This is ``compute_ntk_alpha_rope_parameters`` of ``transformers``; without ``alpha``, scaling
+    depends on the length of the sequence, which is rejected as unsupported.
     """
     section = next(
         (key for key in ("rope_scaling", "rope_parameters") if fields.section(key) is not None),

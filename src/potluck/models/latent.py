@@ -1,9 +1,10 @@
-"""What the families with multi-head latent attention have in common (DeepSeek-AI 2024, DeepSeek-V2,
+"""Common parts of the families with multi-head latent attention (DeepSeek-AI 2024, DeepSeek-V2,
 section 2.1).
 
 Their files are those of ``transformers``' ``deepseek_v3`` and of llama.cpp's ``deepseek2``. The
-matrix from the latent row up to keys and values has its rows by heads: of each head those of keys,
-and then those of values. Newer GGUF files have two tensors in its place, the first one transposed.
+rows of the matrix from the latent row up to keys and values are grouped by head: first those of the
+keys, then those of the values. Newer GGUF files have two tensors in its place, the first one
+transposed.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ from potluck.types.program import ExpertScore
 from potluck.types.tensor import TensorSource
 
 _HEAD_ROWS_MULTIPLE = 16
-"""So must be the rows of matrices that each head has for itself: they are whole panels."""
+"""Row counts of per-head matrices must be multiples of this, so that they are whole panels."""
 _NORM_EPSILON = 1e-6
-"""Of the norms within attention in ``transformers``, whatever ``rms_norm_eps`` is."""
+"""Epsilon of the norms within attention in ``transformers``, whatever ``rms_norm_eps`` is."""
 
 
 def read_hugging_face(
@@ -50,11 +51,11 @@ def read_hugging_face(
     experts: tuple[ExpertsConfig | None, ...],
     is_interleaved: bool = True,
 ) -> ModelConfig:
-    """The configuration of a ``family`` with these ``experts`` in its layers."""
+    """Return the configuration of a ``family`` with these ``experts`` in its layers."""
     num_heads = fields.count("num_attention_heads", MAX_HEADS)
     rope_dim = _dimension(fields, "qk_rope_head_dim")
     nope_dim = _dimension(fields, "qk_nope_head_dim")
-    # Some files say what follows from other keys.
+    # Some files contain values that follow from other keys.
     fields.refuse_others(
         {
             "head_dim": (rope_dim,),
@@ -100,7 +101,7 @@ def _dimension(fields: Fields, key: str, multiple: int = HEAD_DIM_MULTIPLE) -> i
 
 
 def _mscale(fields: Fields, config: ModelConfig) -> float:
-    """What YaRN multiplies queries and keys by, besides their cosines and sines."""
+    """Return YaRN's factor of queries and keys, in addition to that of cosines and sines."""
     rope = fields.section("rope_scaling") or fields.section("rope_parameters")
     if rope is None or not rope.get("mscale_all_dim"):
         return 1.0
@@ -110,16 +111,16 @@ def _mscale(fields: Fields, config: ModelConfig) -> float:
 def read_experts_of_layers(
     fields: Fields, score: ExpertScore, has_experts: Sequence[bool]
 ) -> tuple[ExpertsConfig | None, ...]:
-    """The experts, in the layers that ``has_experts`` says.
+    """Return the experts of the layers in ``has_experts``.
 
     With sigmoid scores they have corrections, may be in groups, and their shares are normalized
-    unless the file says otherwise. Softmax scores are taken as they are.
+    unless the file says otherwise. Softmax scores are used unchanged.
     """
     is_sigmoid = score is ExpertScore.SIGMOID
     experts = read_experts(
         fields,
         hidden_size=fields.count("hidden_size", MAX_WIDTH),
-        normalize_shares=is_sigmoid and _is_true(fields, "norm_topk_prob"),
+        norm_topk_prob=is_sigmoid and _is_true(fields, "norm_topk_prob"),
         count_key="n_routed_experts",
         used_key="num_experts_per_tok",
         width_key="moe_intermediate_size",
@@ -140,18 +141,18 @@ def read_experts_of_layers(
 
 
 def after_dense_layers(fields: Fields) -> tuple[bool, ...]:
-    """Whether each layer has experts: those after the first ``first_k_dense_replace``."""
+    """Return whether each layer has experts: those after the first ``first_k_dense_replace``."""
     num_dense = fields.count("first_k_dense_replace", MAX_LAYERS, minimum=0)
     return tuple(layer >= num_dense for layer in range(hugging_face.num_hidden_layers(fields)))
 
 
-def has_neighbouring_pairs(fields: Fields) -> bool:
-    """Whether the pairs that rope turns lie side by side."""
+def has_interleaved_pairs(fields: Fields) -> bool:
+    """Return whether rope pairs are interleaved."""
     return _is_true(fields, "rope_interleave")
 
 
 def _is_true(fields: Fields, key: str) -> bool:
-    """A flag that is set unless the file has it; a null is false, as in ``transformers``."""
+    """Return a flag that defaults to true; null is false, as in ``transformers``."""
     return not fields.is_null(key) and fields.flag(key, default=True)
 
 
@@ -168,12 +169,13 @@ _LATENT_KEYS = frozenset(
 )
 _SIGMOID = 2
 _FLASH_LAYERS, _FLASH_VOCAB = (47, 48), 154_880
-"""Files of GLM-4.7-Flash do not say how experts are scored; llama.cpp knows them by these."""
+"""GLM-4.7-Flash files do not specify the scoring of experts; llama.cpp recognizes them by these
+values."""
 
 
 def read_gguf(fields: Fields, source: TensorSource, *, family: str) -> ModelConfig:
-    """The configuration of a model of llama.cpp's architecture ``deepseek2``."""
-    fields = gguf.without_next_layers(fields)
+    """Return the configuration of a model with llama.cpp's architecture ``deepseek2``."""
+    fields = gguf.without_mtp_layers(fields)
     names = frozenset(source.names())
     num_heads = fields.count("attention.head_count", MAX_HEADS)
     is_split = fields.get("attention.key_length_mla") is not None
@@ -216,7 +218,7 @@ def read_gguf(fields: Fields, source: TensorSource, *, family: str) -> ModelConf
 
 
 def _check_absorbed(fields: Fields, *, rope_dim: int, latent_rank: int) -> None:
-    """Raise unless keys and values are said to be one head of the latent row."""
+    """Raise unless keys and values are declared as one head, the latent row."""
     expected = {
         "attention.head_count_kv": 1,
         "attention.key_length": latent_rank + rope_dim,
@@ -237,7 +239,7 @@ def _experts_in_gguf(fields: Fields, source: TensorSource) -> tuple[ExpertsConfi
     experts = gguf.read_experts_of_layers(
         fields,
         source,
-        normalize_shares=False,
+        norm_topk_prob=False,
         score=ExpertScore.SIGMOID if is_sigmoid else ExpertScore.SOFTMAX,
     )
     if not is_sigmoid:
@@ -246,19 +248,20 @@ def _experts_in_gguf(fields: Fields, source: TensorSource) -> tuple[ExpertsConfi
 
 
 def refuse_groups(fields: Fields, key: str) -> None:
-    """Raise ``UnsupportedModelError`` for softmax scores in groups, as DeepSeek-V2 has them.
+    """Raise ``UnsupportedModelError`` for softmax scores in groups, as in DeepSeek-V2.
 
-    Its groups are chosen by their best expert, and not by their two best.
+    Its groups are ranked by their best expert, and not by their two best.
     """
     if fields.count(key, MAX_EXPERTS, 1) != 1:
         raise unsupported(f"{fields.prefix}{key}={fields.get(key)} with softmax scores")
 
 
 def _with_scaled_rope(fields: Fields, config: ModelConfig) -> tuple[ModelConfig, float]:
-    """``config`` and what queries and keys are multiplied by besides, as llama.cpp scales them.
+    """Return ``config`` with llama.cpp's scaled rope, and the additional factor of queries and
+    keys.
 
-    The files have a tenth of ``mscale_all_dim``, and llama.cpp takes ``mscale`` to be the same.
-    Without the former, and with linear scaling, what it computes is not what the model does.
+    The files contain a tenth of ``mscale_all_dim``, and llama.cpp assumes that ``mscale`` is equal
+    to it. If the former is missing, or scaling is linear, it does not compute what the model does.
     """
     (rope,) = config.ropes
     if rope.scaling is RopeScaling.NONE:
@@ -274,7 +277,7 @@ def _with_scaled_rope(fields: Fields, config: ModelConfig) -> tuple[ModelConfig,
     return dataclasses.replace(config, ropes=(rope,)), mscale
 
 
-_FULL_RANK = "queries of full rank"
+_FULL_RANK = "full-rank queries"
 
 NAMES: Mapping[FileKind, NameTable] = {
     FileKind.HUGGING_FACE: dataclasses.replace(
@@ -327,7 +330,7 @@ NAMES: Mapping[FileKind, NameTable] = {
                 _FULL_RANK: {
                     "attn.q.weight": StoredPart(name="attn_q.weight", is_interleaved=True),
                 },
-                "keys and values in one": {
+                "combined keys and values": {
                     "attn.k_up.weight": StoredPart(
                         name="attn_kv_b.weight", is_part=True, is_per_head=True, is_turned=True
                     ),

@@ -1,4 +1,4 @@
-"""Layers of a model: all alike, or each changed by its family."""
+"""Create the layers of a model: all equal, or changed individually by the family."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ def plain_layers(
     sliding_windows: Sequence[int | None] | None = None,
     experts: Sequence[ExpertsConfig | None] | None = None,
 ) -> tuple[LayerConfig, ...]:
-    """Layers of one attention but for its window, with an MLP where there are no experts."""
+    """Return layers with equal attention except for the window, and an MLP where there are no
+    experts.
+    """
     windows = sliding_windows or (None,) * num_layers
     each_experts = experts or (None,) * num_layers
     return tuple(
@@ -40,7 +42,7 @@ def plain_layers(
 def with_layers(
     config: ModelConfig, change: Callable[[int, LayerConfig], LayerConfig]
 ) -> ModelConfig:
-    """``config`` with each layer replaced by what ``change`` makes of its index and itself."""
+    """Return ``config`` with each layer replaced by ``change(index, layer)``."""
     layers = tuple(change(index, layer) for index, layer in enumerate(config.layers))
     return dataclasses.replace(config, layers=layers)
 
@@ -48,7 +50,7 @@ def with_layers(
 def with_attention(
     config: ModelConfig, change: Callable[[int, AttentionConfig], AttentionConfig]
 ) -> ModelConfig:
-    """As ``with_layers`` for the attention of each layer that has keys and values for heads."""
+    """Like ``with_layers``, for the attention of each layer that has key-value heads."""
 
     def changed(index: int, layer: LayerConfig) -> LayerConfig:
         if not isinstance(layer.attention, AttentionConfig):
@@ -59,7 +61,7 @@ def with_attention(
 
 
 def with_recurrences(config: ModelConfig, recurrences: Sequence[Recurrence | None]) -> ModelConfig:
-    """``config`` with a recurrence in the place of attention in the layers that have one."""
+    """Return ``config`` with recurrences in place of attention in the layers that have one."""
 
     def change(index: int, layer: LayerConfig) -> LayerConfig:
         recurrence = recurrences[index]
@@ -87,7 +89,7 @@ def plain_config(
     has_head_norms: bool = False,
     experts: ExpertsConfig | None = None,
 ) -> ModelConfig:
-    """A model built like Llama or Qwen 3, without biases, all of whose layers are alike."""
+    """Return a model like Llama or Qwen 3, without biases, with equal layers."""
     attention = AttentionConfig(
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,

@@ -1,7 +1,7 @@
 """LFM2 and LFM2.5 (Liquid AI 2025): gated short convolutions in most layers, attention in others.
 
-The width of the feed-forward part follows from ``intermediate_size``, of which it may be two
-thirds, rounded up. Models that also see are read as far as text goes.
+The width of the feed-forward part is derived from ``intermediate_size``: in some models it is two
+thirds of it, rounded up. Of multimodal models, only the text part is used.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
 
 
 def with_older_names(fields: Fields, names: Mapping[str, str]) -> Fields:
-    """The fields with the values of keys under older names, which count if they are there."""
+    """Return the fields with values from older names of keys, which take precedence."""
     values = {names[key]: value for key, value in fields.values.items() if key in names}
     return dataclasses.replace(fields, values={**fields.values, **values})
 
@@ -70,7 +70,7 @@ def read_hugging_face(
     has_attention: tuple[bool, ...],
     experts: tuple[ExpertsConfig | None, ...] | None = None,
 ) -> ModelConfig:
-    """A model with attention in some layers, and in the others a convolution."""
+    """Return a model with attention in some layers, and convolutions in the others."""
     values = {**fields.values, "rms_norm_eps": fields.positive("norm_eps")}
     config = hugging_face.read_config(
         dataclasses.replace(fields, values=values),
@@ -87,7 +87,7 @@ def read_hugging_face(
 
 
 def _feed_forward_width(fields: Fields) -> int:
-    """As ``Lfm2MLP`` of transformers computes it."""
+    """Return the width as ``Lfm2MLP`` of transformers computes it."""
     width = fields.count("intermediate_size", MAX_WIDTH)
     if not fields.flag("block_auto_adjust_ff_dim", default=True):
         return width
@@ -100,7 +100,7 @@ def _feed_forward_width(fields: Fields) -> int:
 
 
 def _layers_with_attention(fields: Fields) -> tuple[bool, ...]:
-    """Those that ``layer_types`` names, or ``full_attn_idxs``; without either, all."""
+    """Return the layers in ``layer_types`` or ``full_attn_idxs``; without either, all layers."""
     if fields.get("layer_types") is not None:
         return layers_with_attention(fields)
     num_layers = hugging_face.num_hidden_layers(fields)
@@ -111,7 +111,7 @@ def _layers_with_attention(fields: Fields) -> tuple[bool, ...]:
 
 
 def layers_with_attention(fields: Fields) -> tuple[bool, ...]:
-    """Those that ``layer_types`` says have attention, of convolutions and attention."""
+    """Return the layers that are attention, and not convolutions, in ``layer_types``."""
     kinds = fields.texts("layer_types")
     hugging_face.check_layer_kinds(fields, kinds, {_CONV, hugging_face.FULL})
     return tuple(kind == hugging_face.FULL for kind in kinds)
@@ -129,7 +129,9 @@ def read_gguf(
     implemented: frozenset[str] = frozenset(),
     experts: tuple[ExpertsConfig | None, ...] | None = None,
 ) -> ModelConfig:
-    """A model with attention in the layers that have key-value heads, convolutions in others."""
+    """Return a model with attention in layers that have key-value heads, and convolutions in
+    others.
+    """
     fields, has_attention = gguf.layers_with_attention(fields)
     config = gguf.read_config(
         fields,
@@ -144,7 +146,7 @@ def read_gguf(
 
 
 def _projection(name: str) -> Mapping[str, StoredPart]:
-    """The rows of the matrix ``name``: the gate before the convolution, the one after it, x."""
+    """Return the rows of the matrix ``name``: the gates before and after the convolution, x."""
     return {
         "conv.gate_in": StoredPart(name=name, is_part=True),
         "conv.gate_out": StoredPart(name=name, after=("conv.gate_in",)),
@@ -183,7 +185,7 @@ NAMES: Mapping[FileKind, NameTable] = {
             "conv.kernel": StoredPart(name="shortconv.conv", is_flat=True),
             "conv.out": "shortconv.out_proj",
         },
-        # What llama.cpp calls the last norm of these architectures.
+        # llama.cpp's name of the last norm of these architectures.
         stems={"norm": "token_embd_norm"},
     ),
 }

@@ -43,12 +43,12 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
 
 
 def _experts(fields: Fields) -> tuple[ExpertsConfig | None, ...]:
-    """Those of every layer after the first dense ones."""
+    """Return the experts, for every layer after the first dense ones."""
     num_layers = hugging_face.num_hidden_layers(fields)
     experts = read_experts(
         fields,
         hidden_size=fields.count("hidden_size", MAX_WIDTH),
-        normalize_shares=fields.flag("norm_topk_prob", default=True),
+        norm_topk_prob=fields.flag("norm_topk_prob", default=True),
         count_key="num_experts",
         used_key="num_experts_per_tok",
         width_key="moe_intermediate_size",
@@ -71,10 +71,10 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
         family="lfm2_moe",
         implemented=gguf.EXPERT_KEYS | gguf.PLACE_KEYS,
         experts=gguf.read_experts_of_layers(
-            # As llama.cpp computes it; the files do not say.
+            # As computed by llama.cpp; it is not in the files.
             fields,
             source,
-            normalize_shares=True,
+            norm_topk_prob=True,
             score=ExpertScore.SIGMOID,
         ),
     )

@@ -1,7 +1,8 @@
-"""Llama 1 to 3.3 (Touvron et al. 2023, Grattafiori et al. 2024), and what is built like it.
+"""Llama 1 to 3.3 (Touvron et al. 2023, Grattafiori et al. 2024), and models with the same
+structure.
 
-GGUF files of Mistral and Mixtral models call themselves ``llama`` too; their sliding window, where
-the file names one, covers every layer, and experts are in the layers that have a router.
+GGUF files of Mistral and Mixtral models also have the architecture ``llama``; their sliding window,
+if the file has one, applies to every layer, and experts are in the layers that have a router.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
     names = frozenset(source.names())
     window = fields.count("attention.sliding_window", MAX_CONTEXT_TOKENS, 0, minimum=0)
     experts = gguf.read_experts_of_layers(
-        fields, source, normalize_shares=True, width_key="feed_forward_length"
+        fields, source, norm_topk_prob=True, width_key="feed_forward_length"
     )
     return gguf.read_config(
         fields,

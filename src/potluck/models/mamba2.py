@@ -1,7 +1,7 @@
 """Mamba-2 (Dao and Gu 2024): a mixer in every layer, without attention and without an MLP.
 
-There are no positions, so nothing bounds the context but the length that a model was trained with,
-which its files do not say.
+There are no positions, so the context is limited only by the length that a model was trained with,
+which is not in its files.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from potluck.models.names import GGUF_NAMES, HUGGING_FACE_NAMES, FileKind
 from potluck.types.model import LayerConfig, MambaConfig, ModelConfig
 from potluck.types.tensor import TensorSource
 
-# What llama.cpp's converter writes.
+# As written by llama.cpp's converter.
 _CONTEXT_TOKENS = 2**20
 
 # ``Mamba2Config`` of transformers.

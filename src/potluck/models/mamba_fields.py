@@ -1,4 +1,4 @@
-"""What files say of Mamba-2 mixers, and what they call their tensors."""
+"""Read the configuration of Mamba-2 mixers, and the names of their tensors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GGUF_KEYS = frozenset(
         "ssm.time_step_rank",
     }
 )
-"""What ``mamba_from_gguf`` implements."""
+"""The keys that ``mamba_from_gguf`` implements."""
 
 
 def mamba_config(
@@ -34,9 +34,10 @@ def mamba_config(
     has_conv_bias: bool = True,
     has_bias: bool = False,
 ) -> MambaConfig:
-    """A mixer with the sizes under these keys, and ``norm_groups``: None for those of the heads.
+    """Return a mixer with the sizes under these keys; a ``norm_groups`` of None means one per head
+    group.
 
-    Raises unless its heads are in groups of equal sizes.
+    Raises unless its heads form groups of equal size.
     """
     num_groups = fields.count(groups_key, MAX_HEADS)
     if num_heads % num_groups:
@@ -57,11 +58,11 @@ def mamba_config(
 
 
 def step_limits(fields: Fields, key: str) -> tuple[float, float | None]:
-    """The least and the largest step under ``key``; None for no largest one."""
+    """Return the minimum and maximum step under ``key``; the maximum is None if there is none."""
     value = fields.get(key)
     if value is None:
         return 0.0, None
-    problem = "must be two numbers, of which the second is larger"
+    problem = "must be two numbers in ascending order"
     if not isinstance(value, list | tuple) or len(value) != 2:
         raise fields.error(key, problem)
     least, largest = (_number(each) for each in value)
@@ -71,7 +72,7 @@ def step_limits(fields: Fields, key: str) -> tuple[float, float | None]:
 
 
 def _number(value: object) -> float | None:
-    """A number as transformers writes it, which has an object for an infinite one."""
+    """Return a number in the notation of transformers, which uses an object for infinity."""
     if isinstance(value, Mapping):
         return float("inf") if dict(value) == {"__float__": "Infinity"} else None
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -81,7 +82,9 @@ def _number(value: object) -> float | None:
 def mamba_from_gguf(
     fields: Fields, source: TensorSource, has_attention: tuple[bool, ...]
 ) -> MambaConfig:
-    """The mixer of the layers without attention; tensors say whether there are biases."""
+    """Return the mixer of the layers without attention; the tensors determine whether there are
+    biases.
+    """
     inner = fields.count("ssm.inner_size", MAX_WIDTH)
     num_heads = fields.count("ssm.time_step_rank", MAX_HEADS)
     if inner % num_heads:
@@ -101,9 +104,9 @@ def mamba_from_gguf(
 
 
 def hugging_face_names(stem: str, *, has_scales: bool = False) -> Mapping[str, str | StoredPart]:
-    """The stems of a mixer that is the module ``stem`` of its layer.
+    """Return the stems of a mixer that is the module ``stem`` of its layer.
 
-    ``has_scales`` is said of families whose mixers have scales.
+    ``has_scales`` is set for families whose mixers have scales.
     """
     parts = ("x", "b", "c") if has_scales else ("x",)
     return {
@@ -118,7 +121,7 @@ def hugging_face_names(stem: str, *, has_scales: bool = False) -> Mapping[str, s
 
 
 def _projection(name: str, parts: Sequence[str] = ("x",)) -> Mapping[str, StoredPart]:
-    """The parts of the input's projection, which has the gate first and the steps last."""
+    """Return the parts of the input projection; the gate is first and the steps are last."""
     stems = tuple(f"mamba.{part}" for part in ("gate", *parts, "step"))
     return {
         stem: StoredPart(name=name, is_part=True, after=stems[:index])

@@ -1,5 +1,5 @@
 """MiniMax M2 (MiniMax 2025): sigmoid routing with corrections in every layer, norms over the whole
-width of queries and keys, and heads of which a part turns.
+width of queries and keys, and partial rope.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _DEFAULTS: Mapping[str, object] = {
     "rope_theta": 5_000_000.0,
     "vocab_size": 200_064,
 }
-# What the published files say besides, which the code of transformers does not read, and what it
-# has there.
+# Other keys of published files, which the code of transformers ignores, and the values that it
+# uses.
 _ACCEPTED: Mapping[str, tuple[object, ...]] = {
     "qk_norm_type": ("per_layer",),
     "scoring_func": ("sigmoid",),
@@ -52,7 +52,7 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
         read_experts(
             fields,
             hidden_size=fields.count("hidden_size", MAX_WIDTH),
-            normalize_shares=True,
+            norm_topk_prob=True,
             count_key="num_local_experts",
             used_key="num_experts_per_tok",
             width_key="intermediate_size",
@@ -81,7 +81,7 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
         implemented=gguf.EXPERT_KEYS,
         head_norm=HeadNorm.WIDTH,
         experts=gguf.read_experts_of_layers(
-            fields, source, normalize_shares=True, score=ExpertScore.SIGMOID
+            fields, source, norm_topk_prob=True, score=ExpertScore.SIGMOID
         ),
     )
 

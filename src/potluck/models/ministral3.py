@@ -76,7 +76,7 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
 
 
 def _with_log_scale(fields: Fields, rope: RopeConfig) -> RopeConfig:
-    # As llama.cpp (``llama_context``), which takes ``mscale`` for 1.
+    # As in llama.cpp (``llama_context``), which assumes an ``mscale`` of 1.
     if not fields.get(_LOG_SCALE) or rope.factor <= 1:
         return rope
     scale = 0.1 * fields.positive(_LOG_SCALE) * math.log(rope.factor) + 1.0
@@ -84,7 +84,7 @@ def _with_log_scale(fields: Fields, rope: RopeConfig) -> RopeConfig:
 
 
 def _with_query_scale(config: ModelConfig, beta: float, original: int) -> ModelConfig:
-    """``config`` with a second table, for queries, unless their scale is 1 everywhere."""
+    """Return ``config`` with a second table, for queries, unless their scale is 1 everywhere."""
     if beta == 0:
         return config
     (rope,) = config.ropes

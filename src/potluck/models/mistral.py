@@ -1,7 +1,7 @@
-"""Mistral 7B and what follows it (Jiang et al. 2023): Llama with a sliding window in every layer.
+"""Mistral 7B and its successors (Jiang et al. 2023): Llama with a sliding window in every layer.
 
-Its GGUF files are of the architecture ``llama``. Models that also see (Mistral Small 3.1 and later)
-are read as far as text goes.
+Its GGUF files have the architecture ``llama``. Of multimodal models (Mistral Small 3.1 and later),
+only the text part is used.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from potluck.types.model import ModelConfig
 SKIPPED: Mapping[str, re.Pattern[str]] = {
     "a vision tower": re.compile(r"(?:model\.)?(?:vision_tower|multi_modal_projector)\."),
 }
-"""What files of models that also see have besides the text part."""
+"""Tensors of multimodal models outside the text part."""
 
 
 def _from_hugging_face(fields: Fields) -> ModelConfig:
@@ -32,7 +32,7 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
 
 
 def _window(fields: Fields) -> int | None:
-    # Without the key transformers assumes Mistral 7B's window; later models say null.
+    # If the key is absent, transformers assumes Mistral 7B's window; later models have null.
     if fields.is_null("sliding_window"):
         return None
     return fields.count("sliding_window", MAX_CONTEXT_TOKENS, 4096)

@@ -1,6 +1,6 @@
 """Mixtral (Jiang et al. 2024): Mistral with experts in every layer.
 
-Its GGUF files are of the architecture ``llama``.
+Its GGUF files have the architecture ``llama``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ BLOCK_SPARSE_NAMES: Mapping[str, str] = {
     "mlp.experts.up": "block_sparse_moe.experts.{expert}.w3",
     "mlp.experts.down": "block_sparse_moe.experts.{expert}.w2",
 }
-"""Stems of a layer's experts, as Mixtral's files have them."""
+"""Stems of a layer's experts in Mixtral's files."""
 
 
 def _from_hugging_face(fields: Fields) -> ModelConfig:
@@ -43,7 +43,7 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
     experts = read_experts(
         fields,
         hidden_size=fields.count("hidden_size", MAX_WIDTH),
-        normalize_shares=True,
+        norm_topk_prob=True,
         count_key="num_local_experts",
         used_key="num_experts_per_tok",
         width_key="intermediate_size",

@@ -1,9 +1,9 @@
-"""Canonical tensor names, and what the files of a family call them.
+"""Canonical tensor names, and the corresponding names in the files of a family.
 
 Each family has a ``NameTable`` for each kind of file. Hugging Face names are those of
 ``transformers``' modules, GGUF names those of
-https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. What Llama calls its tensors is the usual
-table, which most families take over with changes.
+https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Llama's names are the default table,
+which most families use with changes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from potluck.types.tensor import InterleavedHeads, RowRange, StoredTensor
 
 
 class FileKind(enum.Enum):
-    """The kinds of files that models come in."""
+    """The supported kinds of model files."""
 
     HUGGING_FACE = "hugging_face"
     GGUF = "gguf"
@@ -36,33 +36,33 @@ CLASSIFIER = "classifier.weight"
 
 _USUAL_PREFIX = "model."
 _EACH_EXPERT = "{expert}"
-"""In a name: the index of an expert, each of which is a tensor of its own."""
+"""Placeholder in a name for the index of an expert that is a separate tensor."""
 _LAYER_TENSOR = re.compile(r"layers\.(\d+)\.(.+)")
 _HEADS = ("attn.q", "attn.k")
 
 
 def layer_tensor(layer: int, name: str) -> str:
-    """The canonical name of a tensor of one layer: ``layers.3.attn.q.weight``."""
+    """Return the canonical name of a tensor of one layer: ``layers.3.attn.q.weight``."""
     return f"layers.{layer}.{name}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredPart:
-    """A canonical tensor as a part of a file's tensor, or one stored in another form.
+    """A canonical tensor that is part of a file's tensor, or stored in another form.
 
-    ``after``: the file has one tensor for several canonical ones, whose rows lie one after another;
-    these, named as parts of the same layer (``attn.q``), come before. The first of them, which
-    comes after none, says that it ``is_part``. ``first`` and ``stride``: it
-    is every ``stride``-th row from ``first`` on. Of a stack of matrices both are meant of each
-    matrix. ``is_interleaved``: the pairs that rope turns lie side by side in each head, and not
-    half of what turns apart. ``plus_one``: the file has ``w - 1`` for a norm's weight ``w``.
-    ``is_negative_exp``: the file has ``log(-w)``. ``rows_of`` gives the runs of rows of the file's
-    tensor that it consists of, for a model and the index of a layer.
-    ``is_transposed``: if the file has it as floats, it has the transpose of each matrix.
-    ``is_flat``: it is a vector, of the elements of the file's tensor one after another.
+    ``after``: the file has one tensor for several canonical ones, whose rows are concatenated;
+    those listed, named as parts of the same layer (``attn.q``), precede this one. The first of
+    them, which has no predecessor, sets ``is_part``. ``first`` and ``stride``: it consists of every
+    ``stride``-th row from ``first`` on. In a stack of matrices, both apply to each matrix.
+    ``is_interleaved``: the two elements of a rope pair are adjacent in each head, instead of half
+    the rotated width apart. ``plus_one``: the file stores ``w - 1`` for a norm's weight ``w``.
+    ``is_negative_exp``: the file stores ``log(-w)``. ``rows_of`` returns the runs of rows of the
+    file's tensor of which it consists, for a model and a layer index. ``is_transposed``: if stored
+    as floats, the file has the transpose of each matrix. ``is_flat``: it is a vector of the
+    elements of the file's tensor in order.
 
-    ``is_per_head``: the rows of the file's matrix go by heads, and what is said of a stack is meant
-    of it. ``is_turned``: the canonical tensor has the transpose of each head's part.
+    ``is_per_head``: the rows of the file's matrix are grouped by head, and the rules for stacks
+    apply to them. ``is_turned``: the canonical tensor has the transpose of each head's part.
     """
 
     name: str
@@ -82,16 +82,16 @@ class StoredPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NameTable:
-    """What one kind of file calls a family's tensors.
+    """Maps canonical names to the names of a family's tensors in one kind of file.
 
-    ``stems`` and ``layer_stems`` are by the canonical name without its last part, which is
-    ``weight`` or ``bias`` and the same in the file (``attn.q`` for ``layers.3.attn.q.bias``), or by
-    the whole of it, for a tensor that the file calls otherwise (``attn.sinks.weight``).
-    ``layer_prefix`` is followed by the layer's number and a dot. ``ignored`` are tensors that
-    nothing needs; ``skipped`` are parts of a model that are left out, by what they are.
-    ``has_more_layers``: files hold layers after the last one, which predict further tokens and are
-    left out as well. ``variants`` are, by a name of their own, stems of layers that some files have
-    in the place of those in ``layer_stems``.
+    The keys of ``stems`` and ``layer_stems`` are canonical names without their last part, which is
+    ``weight`` or ``bias`` and the same in the file (``attn.q`` for ``layers.3.attn.q.bias``), or
+    the complete name, for a tensor with a different last part in the file (``attn.sinks.weight``).
+    ``layer_prefix`` is followed by the layer's number and a dot. ``ignored`` are tensors that are
+    not needed; ``skipped`` maps descriptions of skipped parts of a model to their tensors.
+    ``has_more_layers``: files have multi-token prediction layers after the last one, which are
+    skipped as well. ``variants`` maps names to alternative layer stems that some files use in place
+    of those in ``layer_stems``.
     """
 
     stems: Mapping[str, str | StoredPart]
@@ -111,9 +111,9 @@ class NameTable:
         ignored: Iterable[str] = (),
         variants: Mapping[str, Mapping[str, str | StoredPart]] | None = None,
     ) -> NameTable:
-        """The table with more stems, or others for the same canonical names.
+        """Return the table with additional stems, or others for the same canonical names.
 
-        ``ignored`` are names of more tensors that nothing needs.
+        ``ignored`` are names of additional tensors that are not needed.
         """
         patterns = (self.ignored.pattern, *map(re.escape, ignored))
         return dataclasses.replace(
@@ -126,7 +126,7 @@ class NameTable:
         )
 
     def found_variants(self, config: ModelConfig, stored: Container[str]) -> tuple[str, ...]:
-        """The names of the variants of which ``stored`` has a tensor in any layer."""
+        """Return the names of the variants of which ``stored`` has a tensor in any layer."""
 
         def is_there(variant: str, stems: Iterable[str]) -> bool:
             return any(
@@ -140,7 +140,7 @@ class NameTable:
         )
 
     def skipped_by(self, config: ModelConfig) -> Mapping[str, Callable[[str], object]]:
-        """What of a model is left out, and whether a tensor, by its name, is of that part."""
+        """Return each skipped part of a model, and a predicate for the names of its tensors."""
         parts: dict[str, Callable[[str], object]] = {
             what: pattern.match for what, pattern in self.skipped.items()
         }
@@ -151,13 +151,13 @@ class NameTable:
                 found = layer.match(name)
                 return found is not None and int(found[1]) >= config.num_layers
 
-            parts["layers that predict further tokens"] = is_beyond
+            parts["multi-token prediction layers"] = is_beyond
         return parts
 
     def find(self, canonical_name: str, variants: Iterable[str] = ()) -> StoredPart:
-        """Where a file with these ``variants`` has a canonical tensor.
+        """Return where a file with these ``variants`` has a canonical tensor.
 
-        ``KeyError`` if ``canonical_name`` is none.
+        Raises ``KeyError`` if ``canonical_name`` is not one.
         """
         layer = _LAYER_TENSOR.fullmatch(canonical_name)
         prefix = "" if layer is None else f"{self.layer_prefix}{layer[1]}."
@@ -201,7 +201,7 @@ HUGGING_FACE_NAMES = NameTable(
         "mlp.experts.up": "mlp.experts.{expert}.up_proj",
         "mlp.experts.down": "mlp.experts.{expert}.down_proj",
     },
-    # Precomputed frequencies, which older files carry and nothing reads.
+    # Precomputed frequencies in older files, which nothing reads.
     ignored=re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq"),
 )
 
@@ -236,7 +236,7 @@ GGUF_NAMES = NameTable(
         "mlp.shared_gate": "ffn_gate_inp_shexp",
     },
     ignored=re.compile(rf"{re.escape(GGUF_ROPE_FACTORS)}|blk\.\d+\.attn_rot_embd\.weight"),
-    # What ``--fuse-gate-up-exps`` of llama.cpp's converter writes.
+    # As written by ``--fuse-gate-up-exps`` of llama.cpp's converter.
     variants={
         "fused experts": {
             "mlp.experts.gate.weight": StoredPart(name="ffn_gate_up_exps.weight", is_part=True),
@@ -256,7 +256,7 @@ INTERLEAVED_PROJECTIONS: Mapping[str, StoredPart] = {
     "attn.q": StoredPart(name="self_attn.q_proj", is_interleaved=True),
     "attn.k": StoredPart(name="self_attn.k_proj", is_interleaved=True),
 }
-"""Stems of Hugging Face files of models that rotate pairs side by side."""
+"""Stems of Hugging Face files of models with interleaved rope pairs."""
 
 INTERLEAVED_HEADS: Mapping[str, StoredPart] = {
     "attn.q": StoredPart(name="attn_q", is_interleaved=True),
@@ -268,9 +268,9 @@ INTERLEAVED_HEADS: Mapping[str, StoredPart] = {
 def stored_tensor(
     config: ModelConfig, table: NameTable, weight: WeightSpec, weights: Mapping[str, WeightSpec]
 ) -> StoredTensor:
-    """Where a file keeps a weight; raises ``KeyError`` if its name is not canonical.
+    """Return where a file stores a weight; raise ``KeyError`` if its name is not canonical.
 
-    ``weights`` are, by name, those of the same layers.
+    ``weights`` maps names to the weights of the same layers.
     """
     part = table.find(weight.name, config.name_variants)
     name = with_prefix(config, part.name)
@@ -296,14 +296,14 @@ def stored_tensor(
 
 
 def with_prefix(config: ModelConfig, name: str) -> str:
-    """A name of a usual table in the files of ``config``, which may have other prefixes."""
+    """Return a name of the default table with the prefixes of the files of ``config``."""
     if name.startswith(_USUAL_PREFIX):
         return config.prefix + name.removeprefix(_USUAL_PREFIX)
     return f"{config.head_prefix}{name}" if name.startswith("lm_head") else name
 
 
 def _attention_of(config: ModelConfig, name: str) -> AttentionConfig | LatentAttentionConfig | None:
-    """The attention of the layer that a canonical tensor belongs to."""
+    """Return the attention of the layer that a canonical tensor belongs to."""
     layer = _LAYER_TENSOR.fullmatch(name)
     return None if layer is None else config.layers[int(layer[1])].attention
 
@@ -319,11 +319,11 @@ def _row_range(
         return None
     layer = _LAYER_TENSOR.fullmatch(weight.name)
     if layer is None:
-        raise ValueError(f"{weight.name} is a part of a tensor and in no layer")
+        raise ValueError(f"{weight.name} is part of a tensor but belongs to no layer")
     suffix = weight.name.rpartition(".")[2]
 
     def num_rows(each: WeightSpec) -> int:
-        """Of each matrix as the file has it, or the elements of each vector."""
+        """Return the number of rows of each matrix in the file, or of elements of each vector."""
         is_turned = table.find(each.name, config.name_variants).is_turned
         return each.shape[-1 if is_turned or _is_bias(each) else -2]
 
@@ -341,7 +341,7 @@ def _rows(config: ModelConfig, part: StoredPart, weight: WeightSpec) -> tuple[ra
         return None
     layer = _LAYER_TENSOR.fullmatch(weight.name)
     if layer is None:
-        raise ValueError(f"{weight.name} consists of rows of a tensor and is in no layer")
+        raise ValueError(f"{weight.name} consists of rows of a tensor but belongs to no layer")
     return part.rows_of(config, int(layer[1]))
 
 
@@ -356,7 +356,7 @@ def _interleaved(config: ModelConfig, weight: WeightSpec) -> InterleavedHeads | 
     if isinstance(attention, LatentAttentionConfig):
         return _interleaved_latent(stem, attention)
     if attention is None or stem not in _HEADS:
-        raise ValueError(f"{weight.name} has no heads that rope turns")
+        raise ValueError(f"{weight.name} has no heads that RoPE rotates")
     if attention.rope is None:
         return None
     num_heads = attention.num_heads if stem == "attn.q" else attention.num_kv_heads
@@ -368,7 +368,7 @@ def _interleaved(config: ModelConfig, weight: WeightSpec) -> InterleavedHeads | 
 
 
 def _interleaved_latent(stem: str, attention: LatentAttentionConfig) -> InterleavedHeads | None:
-    """What turns comes after the rest of a query's head, and after the latent row."""
+    """The rotated columns follow the rest of a query's head, and the latent row."""
     if not attention.is_interleaved:
         return None
     num_heads, before = {

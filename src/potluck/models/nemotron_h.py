@@ -1,9 +1,9 @@
-"""Nemotron-H and Nemotron 3 (NVIDIA 2025): every layer is one thing, a Mamba-2 mixer, attention
-without rope, an MLP or experts, which are narrower than the model in Nemotron 3 Super.
+"""Nemotron-H and Nemotron 3 (NVIDIA 2025): each layer is a Mamba-2 mixer, attention without rope,
+an MLP or experts, which are narrower than the model in Nemotron 3 Super.
 
-MLPs and experts have no gate and square what ReLU leaves. The mixers' steps are bounded by
-``time_step_limit``, as in NVIDIA's own code, vLLM and llama.cpp. transformers bounds those of
-prompts, but not those of tokens that it decodes, by ``time_step_min``, which changes the logits of
+MLPs and experts have no gate and use squared ReLU. The mixers' steps are clamped to
+``time_step_limit``, as in NVIDIA's own code, vLLM and llama.cpp. transformers instead clamps those
+of prompts, but not those of decoded tokens, to ``time_step_min``, which changes the logits of
 published models (https://github.com/huggingface/transformers/pull/48989).
 """
 
@@ -67,7 +67,7 @@ _ACCEPTED: Mapping[str, tuple[object, ...]] = {
     "mamba_proj_bias": (False,),
     "mlp_hidden_act": ("relu2",),
 }
-# Nothing reads rope's: there is none.
+# Rope's keys are unused: there is no rope.
 _UNUSED_KEYS = (
     "hidden_act",
     "partial_rotary_factor",
@@ -88,7 +88,7 @@ _KINDS: Mapping[str, str] = {
     "mlp": _MLP,
     "moe": _EXPERTS,
 }
-"""What the list calls the letters of the pattern."""
+"""Names in the list for the letters of the pattern."""
 
 
 def _from_hugging_face(fields: Fields) -> ModelConfig:
@@ -125,7 +125,7 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
 
 
 def _with_new_names(fields: Fields) -> Fields:
-    """``fields`` under their present names; where there are both, old names win."""
+    """Return ``fields`` under their current names; if both exist, the old names take precedence."""
     values = dict(fields.values)
     for old, new in _OLD_NAMES.items():
         if old in values:
@@ -136,7 +136,7 @@ def _with_new_names(fields: Fields) -> Fields:
 
 
 def _kinds(fields: Fields) -> str:
-    """What each layer is, by the letters of ``hybrid_override_pattern``."""
+    """Return the kind of each layer, by the letters of ``hybrid_override_pattern``."""
     key = next((key for key in _LISTS if fields.get(key) is not None), _PATTERN)
     if fields.get(key) is None:
         raise ModelFileError(fields.path, f"layers_block_type and {_PATTERN} are missing")
@@ -146,7 +146,7 @@ def _kinds(fields: Fields) -> str:
     if not 1 <= len(names) <= MAX_LAYERS:
         raise fields.error(key, f"must have 1 to {MAX_LAYERS} layers")
     if fields.count("num_hidden_layers", MAX_LAYERS, len(names)) != len(names):
-        raise fields.error("num_hidden_layers", f"must be {len(names)}, as {key} has")
+        raise fields.error("num_hidden_layers", f"must be {len(names)}, the length of {key}")
     return "".join(_KINDS[name] for name in names)
 
 
@@ -168,7 +168,7 @@ def _experts(fields: Fields, hidden_size: int, *, has_bias: bool) -> ExpertsConf
     experts = read_experts(
         fields,
         hidden_size=hidden_size,
-        normalize_shares=fields.flag("norm_topk_prob", default=True),
+        norm_topk_prob=fields.flag("norm_topk_prob", default=True),
         count_key="n_routed_experts",
         used_key="num_experts_per_tok",
         width_key="moe_intermediate_size",
@@ -193,7 +193,7 @@ def _experts(fields: Fields, hidden_size: int, *, has_bias: bool) -> ExpertsConf
 
 
 def _with_latent(fields: Fields, experts: ExpertsConfig) -> ExpertsConfig:
-    """``experts`` of so many columns as the file says, if it says that."""
+    """Return ``experts`` with the latent width that the file specifies, if any."""
     if not fields.get(_LATENT):
         return experts
     width = fields.count(_LATENT, MAX_WIDTH)
@@ -210,7 +210,7 @@ def _layers(
     mlp: MlpConfig,
     experts: Iterable[ExpertsConfig | None],
 ) -> tuple[LayerConfig, ...]:
-    """Layers of these ``kinds``; ``experts`` are one for each."""
+    """Return layers of these ``kinds``; ``experts`` has one entry for each."""
     attention = dataclasses.replace(attention, rope=None)
     return tuple(
         LayerConfig(
@@ -230,7 +230,7 @@ _EPSILON, _RMS_EPSILON = "attention.layer_norm_epsilon", "attention.layer_norm_r
 def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
     names = frozenset(source.names())
     num_blocks = fields.count("block_count", MAX_LAYERS)
-    fields = gguf.without_next_layers(fields)
+    fields = gguf.without_mtp_layers(fields)
     num_layers = fields.count("block_count", MAX_LAYERS)
     widths = _of_blocks(fields, _WIDTHS, num_blocks, MAX_WIDTH)[:num_layers]
     heads = _of_blocks(fields, _KV_HEADS, num_blocks, MAX_HEADS)[:num_layers]
@@ -240,7 +240,7 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
         else (_ATTENTION if num_heads else _MAMBA)
         for layer, (width, num_heads) in enumerate(zip(widths, heads, strict=True))
     )
-    # As llama.cpp: both epsilons are that of the norms, which have no means.
+    # As in llama.cpp: both epsilons are that of the norms, which do not subtract the mean.
     epsilon = fields.positive(_EPSILON if fields.get(_RMS_EPSILON) is None else _RMS_EPSILON)
     values = {
         **fields.values,
@@ -266,7 +266,7 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
         experts=gguf.read_experts_of_layers(
             fields,
             source,
-            normalize_shares=False,
+            norm_topk_prob=False,
             score=ExpertScore.SIGMOID,
             activation=Activation.RELU_SQUARED,
         ),
@@ -294,19 +294,19 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
 
 
 def _of_blocks(fields: Fields, key: str, num_blocks: int, maximum: int) -> tuple[int, ...]:
-    """A number for each block, of which a file may have one for all."""
+    """Return a number for each block, from a list or a single value."""
     value = fields.get(key)
     if isinstance(value, str) or not isinstance(value, Iterable):
         return (fields.count(key, maximum, minimum=0),) * num_blocks
     listed = dataclasses.replace(fields, values={key: tuple(value)})
     counts = listed.counts(key, maximum)
     if len(counts) != num_blocks:
-        raise unsupported(f"{fields.prefix}{key} of {len(counts)} blocks, of {num_blocks}")
+        raise unsupported(f"{fields.prefix}{key} for {len(counts)} of {num_blocks} blocks")
     return counts
 
 
 def _one_number(fields: Fields, key: str, counts: tuple[int, ...], default: int) -> int:
-    """The number in all the layers in which it is not 0."""
+    """Return the number that all layers with a nonzero number have."""
     numbers = set(counts) - {0}
     if len(numbers) > 1:
         raise unsupported(f"{fields.prefix}{key}={counts}")
@@ -341,7 +341,7 @@ NEMOTRON_H = Family(
                 **mamba_fields.hugging_face_names("mixer"),
             },
             stems={"embed": "model.embeddings", "norm": "model.norm_f"},
-            skipped={"layers that predict further tokens": re.compile(r"mtp\..+")},
+            skipped={"multi-token prediction layers": re.compile(r"mtp\..+")},
         ),
         FileKind.GGUF: dataclasses.replace(
             GGUF_NAMES.changed(

@@ -1,6 +1,6 @@
 """OLMo 2 and 3 (Ai2 2024, 2025): norms after each branch, and over all heads of q and of k.
 
-OLMo 3 has sliding windows in three of four layers, whose rotations are not stretched.
+OLMo 3 has sliding windows with unscaled rope in three of four layers.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def _from_olmo2(fields: Fields) -> ModelConfig:
 
 
 def _from_olmo3(fields: Fields) -> ModelConfig:
-    # ``rope_parameters`` has a section for each kind of layer; ``rope_scaling``, in older files, is
-    # of the layers that see everything.
+    # ``rope_parameters`` has a section for each kind of layer; ``rope_scaling``, in older files,
+    # applies to full-attention layers.
     plain = fields.without("rope_parameters", "rope_scaling")
     config = _read(plain, "olmo3", frozenset({"layer_types", "sliding_window"}))
     head_dim = config.layers[0].grouped_attention.head_dim
@@ -58,7 +58,7 @@ def _from_olmo3(fields: Fields) -> ModelConfig:
         )
         for slides in (False, True)
     }
-    is_sliding = gemma.layers_that_slide(fields, pattern=_PATTERN)
+    is_sliding = gemma.sliding_layers(fields, pattern=_PATTERN)
     if fields.is_null("sliding_window"):
         is_sliding = (False,) * config.num_layers
     window = fields.count("sliding_window", MAX_CONTEXT_TOKENS, 4096)
@@ -81,7 +81,7 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
     window = fields.count("attention.sliding_window", MAX_CONTEXT_TOKENS, 0, minimum=0)
     if not window:
         return _with_norms_after(config)
-    # As llama.cpp, which turns sliding layers at ``rope.freq_base`` whatever else the file says.
+    # As in llama.cpp, where the rope of sliding layers only depends on ``rope.freq_base``.
     if fields.positive("rope.freq_base_swa", rope.theta) != rope.theta:
         raise unsupported(f"{fields.prefix}rope.freq_base_swa={fields.get('rope.freq_base_swa')}")
     unscaled = RopeConfig(theta=rope.theta, rotary_dim=rope.rotary_dim)
@@ -99,7 +99,7 @@ def _with_kinds(
     window: int,
     ropes: dict[bool, RopeConfig],
 ) -> ModelConfig:
-    """``ropes`` is by whether a layer slides."""
+    """Return ``config`` with two kinds of layers; ``ropes`` is by whether a layer slides."""
     tables = gemma.rope_indices(is_sliding, ropes)
 
     def change(index: int, layer: LayerConfig) -> LayerConfig:

@@ -33,7 +33,7 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
     experts = read_experts(
         fields,
         hidden_size=fields.count("hidden_size", MAX_WIDTH),
-        normalize_shares=fields.flag("norm_topk_prob", default=False),
+        norm_topk_prob=fields.flag("norm_topk_prob", default=False),
         count_key="num_experts",
         used_key="num_experts_per_tok",
         width_key="intermediate_size",
@@ -57,9 +57,9 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
         family="olmoe",
         implemented=gguf.EXPERT_KEYS,
         head_norm=HeadNorm.WIDTH,
-        # As llama.cpp's build_olmoe computes it; the files do not say.
+        # As computed by llama.cpp's build_olmoe; it is not in the files.
         experts=gguf.read_experts_of_layers(
-            fields, source, normalize_shares=False, width_key="feed_forward_length"
+            fields, source, norm_topk_prob=False, width_key="feed_forward_length"
         ),
     )
 

@@ -1,6 +1,6 @@
 """Phi-3 to Phi-4 and Phi-4-mini (Abdin et al. 2024): fused matrices, partial rope and LongRoPE.
 
-llama.cpp leaves out the sliding window of GGUF files of Phi-3; here it holds, as in
+llama.cpp ignores the sliding window in GGUF files of Phi-3; Potluck applies it, like
 ``transformers``.
 """
 
@@ -23,7 +23,7 @@ _DEFAULTS: Mapping[str, object] = {
     "original_max_position_embeddings": 4096,
 }
 _OLDER_NAMES = ("su", "yarn")
-"""What older files call LongRoPE."""
+"""Older files' name of LongRoPE."""
 _GGUF_KEYS = frozenset({"attention.sliding_window"})
 _LONG, _SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
 

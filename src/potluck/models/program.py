@@ -1,13 +1,15 @@
-"""From a model's configuration to the program of one shard."""
+"""Convert a model's configuration to the program of one shard."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 
 from potluck.errors import ParameterError
 from potluck.models.attention_ops import add_attention, add_latent_attention
 from potluck.models.builder import BESIDE, BRANCH, Builder
+from potluck.models.division import divide_program
 from potluck.models.feed_forward_ops import add_down, add_feed_forward, add_gate_and_up
 from potluck.models.names import CLASSIFIER, EMBEDDING, FINAL_NORM, HEAD, layer_tensor
 from potluck.models.recurrence_ops import add_recurrence
@@ -44,27 +46,60 @@ _PER_LAYER, _PER_LAYER_EMBEDDED, _PER_LAYER_GATE = "per_layer", "per_layer_embed
 def build_program(
     config: ModelConfig, shard: Shard, *, context_tokens: int, ropes: Sequence[RopeTable]
 ) -> Program:
-    """What the stage with ``shard`` computes.
+    """Return the program of the stage with ``shard``, or with a ``part`` that of one member of its
+    group.
 
     ``ropes`` are the model's tables for ``context_tokens`` positions (``rope_tables``). Raises
-    ``ParameterError`` when the model was not made for so long a context, and ``ValueError`` when
-    the shard or the tables are not this model's.
+    ``ParameterError`` if the model does not support a context of this length, and ``ValueError`` if
+    the shard or the tables do not belong to this model.
     """
     if not 1 <= context_tokens <= config.max_context_tokens:
         raise ParameterError(
             "context_tokens",
-            f"a context of {context_tokens} tokens was asked for, "
-            f"and the model is made for 1 to {config.max_context_tokens}",
-            hint=f"give a context of at most {config.max_context_tokens} tokens",
+            f"the context must have 1 to "
+            f"{config.max_context_tokens} tokens for this model, but has {context_tokens}",
+            hint=f"use a context of at most {config.max_context_tokens} tokens",
         )
     shapes = [table.cos.shape for table in ropes]
     if shapes != [(context_tokens, rope.rotary_dim // 2) for rope in config.ropes]:
-        raise ValueError(f"rope tables {shapes} for {context_tokens} tokens of {config.family}")
+        raise ValueError(
+            f"RoPE tables {shapes} do not match {context_tokens} tokens of {config.family}"
+        )
     if not (shard.has_embedding or config.can_cut_before(shard.start_layer)) or not (
         shard.has_head or config.can_cut_before(shard.end_layer)
     ):
         raise ValueError(f"{shard} cuts layers of {config.family} that share a cache or embedding")
-    builder = _build(config, shard)
+    program = _program(
+        _build(config, shard), shard, context_tokens=context_tokens, ropes=tuple(ropes)
+    )
+    return program if shard.part is None else divide_program(program, shard.part)
+
+
+def weight_specs(config: ModelConfig, shard: Shard) -> tuple[WeightSpec, ...]:
+    """Return every tensor that the stage with ``shard`` reads, in the order of its program.
+
+    The tensors are whole, even if the shard is divided among a group.
+    """
+    return tuple(_build(config, shard).weights.values())
+
+
+def whole_spec(weight: WeightSpec) -> WeightSpec:
+    """Return the whole tensor that ``weight`` is, or some rows of which it has."""
+    return dataclasses.replace(weight, shape=weight.whole_shape, rows=None)
+
+
+def state_specs(config: ModelConfig, shard: Shard) -> tuple[StateSpec, ...]:
+    """Return the states that the stage with ``shard`` keeps per sequence, in the order of its
+    program.
+    """
+    return tuple(_build(config, shard).states)
+
+
+def _program(
+    builder: Builder, shard: Shard, *, context_tokens: int, ropes: tuple[RopeTable, ...]
+) -> Program:
+    """Return the program of the whole shard."""
+    config = builder.config
     return Program(
         shard=shard,
         registers=tuple(
@@ -73,22 +108,12 @@ def build_program(
         ops=tuple(builder.ops),
         weights=tuple(builder.weights.values()),
         caches=tuple(builder.caches.values()),
-        ropes=tuple(ropes) if any(isinstance(op, Rope) for op in builder.ops) else (),
+        ropes=ropes if any(isinstance(op, Rope) for op in builder.ops) else (),
         hidden_size=config.hidden_size,
         vocab_size=config.vocab_size,
         context_tokens=context_tokens,
         states=tuple(builder.states),
     )
-
-
-def weight_specs(config: ModelConfig, shard: Shard) -> tuple[WeightSpec, ...]:
-    """Every tensor that the stage with ``shard`` reads, in the order of its program."""
-    return tuple(_build(config, shard).weights.values())
-
-
-def state_specs(config: ModelConfig, shard: Shard) -> tuple[StateSpec, ...]:
-    """What the stage with ``shard`` keeps of a sequence, in the order of its program."""
-    return tuple(_build(config, shard).states)
 
 
 def _check_shard(config: ModelConfig, shard: Shard) -> None:
@@ -98,7 +123,7 @@ def _check_shard(config: ModelConfig, shard: Shard) -> None:
         and (not shard.has_head or shard.end_layer == config.num_layers)
     )
     if not fits:
-        raise ValueError(f"{shard} is no shard of a model of {config.num_layers} layers")
+        raise ValueError(f"{shard} is not a shard of a model with {config.num_layers} layers")
 
 
 def _build(config: ModelConfig, shard: Shard) -> Builder:
@@ -128,7 +153,7 @@ def _add_embedding(builder: Builder) -> None:
 
 
 def _add_per_layer_inputs(builder: Builder, inputs: PerLayerInputs) -> None:
-    """Gemma 4's ``project_per_layer_inputs`` (``transformers``)."""
+    """Add Gemma 4's ``project_per_layer_inputs`` (``transformers``)."""
     config = builder.config
     width = inputs.width * config.num_layers
     embedded = builder.register(_PER_LAYER_EMBEDDED, width)
@@ -204,7 +229,7 @@ def _norm_before(builder: Builder, layer: int, part: str) -> str:
 
 
 def _add_mixer(builder: Builder, layer: int, config: LayerConfig, x: str) -> None:
-    """From ``x`` to the branch: attention, a recurrence, or the sum of both."""
+    """Add the mixer from ``x`` to the branch: attention, a recurrence, or the sum of both."""
     attention, recurrence = config.attention, config.recurrence
     if recurrence is not None:
         out = BRANCH
@@ -220,10 +245,10 @@ def _add_mixer(builder: Builder, layer: int, config: LayerConfig, x: str) -> Non
 
 
 def _add_parallel(builder: Builder, layer: int, config: LayerConfig) -> None:
-    """Attention and MLP of one normed input, which the former must not overwrite."""
+    """Add attention and an MLP with a common normed input, which the former must not overwrite."""
     mlp = config.mlp
     if mlp is None or config.experts is not None:
-        raise ValueError("parallel branches are attention and an MLP")
+        raise ValueError("parallel branches must be attention and an MLP")
     x = _norm_before(builder, layer, "attn_norm")
     gate = add_gate_and_up(builder, layer, "mlp", mlp, x)
     add_attention(builder, layer, config.grouped_attention, x)
@@ -233,7 +258,7 @@ def _add_parallel(builder: Builder, layer: int, config: LayerConfig) -> None:
 
 
 def _add_per_layer_input(builder: Builder, layer: int, inputs: PerLayerInputs) -> None:
-    """The end of a layer of Gemma 4 E2B (``Gemma4TextDecoderLayer`` of ``transformers``)."""
+    """Add the end of a layer of Gemma 4 E2B (``Gemma4TextDecoderLayer`` of ``transformers``)."""
     gate = builder.register(_PER_LAYER_GATE, inputs.width)
     builder.linear(layer, "per_layer.gate", HIDDEN, gate)
     builder.add(

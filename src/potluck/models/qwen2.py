@@ -1,4 +1,4 @@
-"""Qwen 2 and 2.5 (Yang et al. 2024): biases on q, k and v; upper layers may slide."""
+"""Qwen 2 and 2.5 (Yang et al. 2024): biases on q, k and v; sliding windows in upper layers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from potluck.types.tensor import TensorSource
 
 
 def _from_hugging_face(fields: Fields) -> ModelConfig:
-    # The family always has these biases; a file that says otherwise means another architecture.
+    # The family always has these biases; a file that says otherwise is of another architecture.
     if not fields.flag("attention_bias", default=True):
         raise unsupported("attention_bias=False in the family qwen2")
     return hugging_face.read_config(

@@ -1,5 +1,5 @@
-"""Qwen 1.5 and 2 with experts (Yang et al. 2024): the attention of Qwen 2, and beside the experts
-that a token chooses one for all tokens, which has a gate of its own.
+"""Qwen 1.5 and 2 with experts (Yang et al. 2024): the attention of Qwen 2, and in addition to the
+selected experts a shared one with its own gate.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ def _experts(fields: Fields) -> tuple[ExpertsConfig | None, ...]:
 
 
 def _windows(fields: Fields) -> tuple[int | None, ...]:
-    """Without ``layer_types``, every other layer of the first ``max_window_layers`` slides."""
+    """Without ``layer_types``, every other one of ``max_window_layers`` layers has a window."""
     if not fields.flag("use_sliding_window", default=False):
         if "sliding_attention" in fields.texts("layer_types"):
-            raise fields.error("layer_types", "needs use_sliding_window for sliding_attention")
+            raise fields.error("layer_types", "requires use_sliding_window for sliding_attention")
         return (None,) * hugging_face.num_hidden_layers(fields)
     if fields.texts("layer_types"):
         return hugging_face.windows_by_layer_type(fields)
@@ -61,8 +61,8 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
         family="qwen2_moe",
         implemented=gguf.EXPERT_KEYS | gguf.PLACE_KEYS,
         qkv_bias="blk.0.attn_q.bias" in frozenset(source.names()),
-        # As llama.cpp's build_qwen2moe computes it; the files do not say.
-        experts=gguf.read_experts_of_layers(fields, source, normalize_shares=False),
+        # As computed by llama.cpp's build_qwen2moe; it is not in the files.
+        experts=gguf.read_experts_of_layers(fields, source, norm_topk_prob=False),
     )
 
 

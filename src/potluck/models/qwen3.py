@@ -1,4 +1,4 @@
-"""Qwen 3, dense (Yang et al. 2025): RMS norms on every head of q and k; upper layers may slide."""
+"""Qwen 3, dense (Yang et al. 2025): norms on heads of q and k; sliding windows in upper layers."""
 
 from __future__ import annotations
 

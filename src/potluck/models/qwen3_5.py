@@ -1,8 +1,8 @@
-"""Qwen 3.5, 3.6 and 3.8 (Qwen Team 2026), the text part: the layers of Qwen3-Next, whose gated
-delta nets have a matrix for each projection, with experts or without.
+"""Qwen 3.5, 3.6 and 3.8 (Qwen Team 2026), the text part: the layers of Qwen3-Next, with a separate
+matrix for each projection of the gated delta nets, with experts or without.
 
-Positions of text are the same in all sections of the rotation for images (``mrope_section``), which
-is a plain one then. What sees and what predicts further tokens is left out.
+The positions of text are equal in all sections of the rotation for images (``mrope_section``), so
+it is plain rope. Vision and multi-token prediction are skipped.
 """
 
 from __future__ import annotations
@@ -64,13 +64,13 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
 
 def _moe_from_hugging_face(fields: Fields) -> ModelConfig:
     fields = _without_sections(fields).with_defaults(_MOE_DEFAULTS)
-    # As ``Qwen3_5MoeTopKRouter`` of transformers, whatever a file says.
+    # As in ``Qwen3_5MoeTopKRouter`` of transformers, whatever the file says.
     fields = replace(fields, values={**fields.values, "norm_topk_prob": True})
     return read_text_config(fields, family="qwen3_5_moe_text", experts=read_experts_by_step(fields))
 
 
 def _without_sections(fields: Fields) -> Fields:
-    """``fields`` without what divides rotations among the coordinates of images."""
+    """Return ``fields`` without the division of rotations among image coordinates."""
     ropes = {
         key: dict(section.without(*_SECTION_KEYS).values)
         for key in _ROPES

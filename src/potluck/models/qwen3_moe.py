@@ -1,5 +1,5 @@
 """Qwen 3 with experts (Yang et al. 2025): the attention of Qwen 3, and in most layers a mixture of
-experts in place of the feed-forward part. No expert is shared by all tokens.
+experts in place of the MLP. There are no shared experts.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
 
 
 def _window(fields: Fields) -> int | None:
-    """One for all layers, which counts only with ``use_sliding_window``."""
+    """Return the window of all layers, which is used only with ``use_sliding_window``."""
     if not fields.flag("use_sliding_window", default=False):
         return None
     return fields.count("sliding_window", MAX_CONTEXT_TOKENS, 4096)
@@ -41,8 +41,8 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
         family="qwen3_moe",
         implemented=gguf.EXPERT_KEYS,
         head_norm=HeadNorm.HEAD,
-        # As llama.cpp's build_qwen3moe computes it; the files do not say.
-        experts=gguf.read_experts_of_layers(fields, source, normalize_shares=True),
+        # As computed by llama.cpp's build_qwen3moe; it is not in the files.
+        experts=gguf.read_experts_of_layers(fields, source, norm_topk_prob=True),
     )
 
 

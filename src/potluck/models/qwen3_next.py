@@ -1,8 +1,7 @@
-"""Qwen3-Next (Qwen Team 2025): three gated delta nets (Yang et al. 2024) to one attention with an
-output gate, and experts with one for all tokens, which has a gate of its own.
+"""Qwen3-Next (Qwen Team 2025): three gated delta nets (Yang et al. 2024) for each attention layer
+with an output gate, and experts including a shared one with its own gate.
 
-Norms are stored as ``w - 1``, but for that of the gated delta nets. What predicts further tokens is
-left out.
+Norms are stored as ``w - 1``, except in gated delta nets. Multi-token prediction is skipped.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from potluck.models.fields import (
     MAX_WIDTH,
     Fields,
 )
-from potluck.models.gemma import is_list, list_of_layers
+from potluck.models.gemma import is_list, values_by_layer
 from potluck.models.layers import with_layers
 from potluck.models.names import GGUF_NAMES, HUGGING_FACE_NAMES, FileKind, NameTable, StoredPart
 from potluck.types.model import (
@@ -34,7 +33,7 @@ from potluck.types.model import (
 from potluck.types.tensor import TensorSource
 
 LINEAR = "linear_attention"
-"""What ``layer_types`` calls layers with a gated delta net."""
+"""The name in ``layer_types`` for layers with a gated delta net."""
 
 ROTARY_SHARE = 0.25
 HEAD_DIM = 256
@@ -68,8 +67,8 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
 def read_text_config(
     fields: Fields, *, family: str, experts: tuple[ExpertsConfig | None, ...] | None = None
 ) -> ModelConfig:
-    """The configuration of a ``family`` of Qwen3-Next's layers."""
-    # Code that has other gates than these says so.
+    """Return the configuration of a ``family`` with Qwen3-Next's layers."""
+    # Models with other gates say so.
     fields.refuse_others({"attn_output_gate": (True,), "output_gate_type": ("silu", "swish")})
     has_bias = fields.flag("attention_bias", default=False)
     implemented = frozenset({"attention_bias", "layer_types"})
@@ -99,7 +98,7 @@ def read_text_config(
 
 
 def read_experts_by_step(fields: Fields) -> tuple[ExpertsConfig | None, ...]:
-    """The experts of the layers that have any, with the one that all tokens have."""
+    """Return the experts of the layers that have any, including the shared one."""
     shared = MlpConfig(width=fields.count("shared_expert_intermediate_size", MAX_WIDTH))
     return tuple(
         None
@@ -110,7 +109,7 @@ def read_experts_by_step(fields: Fields) -> tuple[ExpertsConfig | None, ...]:
 
 
 def _recurrent_layers(fields: Fields, num_layers: int) -> tuple[bool, ...]:
-    """Whether each layer has a gated delta net: by ``layer_types``, or all but every n-th."""
+    """Return whether each layer has a gated delta net: by ``layer_types``, or not every n-th."""
     kinds = fields.texts("layer_types")
     if fields.get("layer_types") is None:
         interval = fields.count("full_attention_interval", MAX_LAYERS, 4)
@@ -120,20 +119,22 @@ def _recurrent_layers(fields: Fields, num_layers: int) -> tuple[bool, ...]:
 
 
 def check_recurrence(fields: Fields, recurrence: GatedDeltaConfig, *, key: str) -> None:
-    """Raise unless every key head serves equally many heads, and their widths are possible.
+    """Raise unless all key heads serve the same number of heads, and their widths are supported.
 
-    ``key`` is that of the number of heads.
+    ``key`` is the key of the number of heads.
     """
     if recurrence.num_heads % recurrence.num_key_heads:
-        raise fields.error(key, f"must be a multiple of {recurrence.num_key_heads}, of key heads")
+        raise fields.error(
+            key, f"must be a multiple of {recurrence.num_key_heads}, the number of key heads"
+        )
     if recurrence.num_heads * max(recurrence.key_dim, recurrence.value_dim) > MAX_WIDTH:
-        raise fields.error(key, f"means more than {MAX_WIDTH} columns")
+        raise fields.error(key, f"makes more than {MAX_WIDTH} columns")
 
 
 def with_recurrences(
     config: ModelConfig, is_recurrent: tuple[bool, ...], recurrence: GatedDeltaConfig | None
 ) -> ModelConfig:
-    """``config`` with a recurrence in some layers, and in the others a gate after attention."""
+    """Return ``config`` with recurrences in some layers, and an attention gate in the others."""
 
     def changed(index: int, layer: LayerConfig) -> LayerConfig:
         if is_recurrent[index]:
@@ -171,17 +172,17 @@ def read_gguf(
     implemented: frozenset[str],
     is_tiled: bool = False,
 ) -> ModelConfig:
-    """The configuration of a GGUF file of Qwen3-Next's layers.
+    """Return the configuration of a GGUF file with Qwen3-Next's layers.
 
-    ``is_tiled``: its heads with values take turns in the heads with keys.
+    ``is_tiled``: value heads are assigned to key heads in turn.
     """
     num_blocks = fields.count("block_count", MAX_LAYERS)
     is_recurrent = _recurrent_blocks(fields, num_blocks)
-    fields = gguf.without_next_layers(fields.without("attention.recurrent_layers"))
+    fields = gguf.without_mtp_layers(fields.without("attention.recurrent_layers"))
     is_recurrent = is_recurrent[: fields.count("block_count", MAX_LAYERS)]
-    # As llama.cpp's build_layer_ffn computes it.
-    experts = gguf.read_experts_of_layers(fields, source, normalize_shares=True)
-    if None not in experts:  # then there need be no width of other feed-forward parts
+    # As computed by llama.cpp's build_layer_ffn.
+    experts = gguf.read_experts_of_layers(fields, source, norm_topk_prob=True)
+    if None not in experts:  # other feed-forward parts may then have no width
         fields = fields.with_defaults({"feed_forward_length": 1})
     first = is_recurrent.index(False) if False in is_recurrent else 0
     config = gguf.read_config(
@@ -196,7 +197,9 @@ def read_gguf(
     num_heads = fields.count("ssm.time_step_rank", MAX_HEADS)
     inner_size = fields.count("ssm.inner_size", MAX_WIDTH)
     if inner_size % num_heads:
-        raise fields.error("ssm.inner_size", f"must be a multiple of {num_heads}, of heads")
+        raise fields.error(
+            "ssm.inner_size", f"must be a multiple of {num_heads}, the number of heads"
+        )
     recurrence = GatedDeltaConfig(
         num_heads=num_heads,
         num_key_heads=fields.count("ssm.group_count", MAX_HEADS),
@@ -217,13 +220,13 @@ def _recurrent_blocks(fields: Fields, num_blocks: int) -> tuple[bool, ...]:
         return tuple((block + 1) % interval != 0 for block in range(num_blocks))
     if not is_list(value):
         return (fields.flag(key, default=False),) * num_blocks
-    return tuple(map(bool, list_of_layers(fields, key, num_blocks)))
+    return tuple(map(bool, values_by_layer(fields, key, num_blocks)))
 
 
 MTP: Mapping[str, re.Pattern[str]] = {
-    "layers that predict further tokens": re.compile(r"(model\.)?mtp\..+")
+    "multi-token prediction layers": re.compile(r"(model\.)?mtp\..+")
 }
-"""Tensors that are left out, by what they are."""
+"""Tensors that are skipped, by description."""
 
 _DELTA_STEMS: Mapping[str, str | StoredPart] = {
     "delta.kernel.weight": StoredPart(name="linear_attn.conv1d.weight", is_flat=True),
@@ -263,9 +266,10 @@ def names_of(
     skipped: Mapping[str, re.Pattern[str]],
     gguf_variants: Mapping[str, Mapping[str, str | StoredPart]] | None = None,
 ) -> Mapping[FileKind, NameTable]:
-    """The names of a family of Qwen3-Next's layers, with the projections of gated delta nets.
+    """Return the names of a family with Qwen3-Next's layers, and the projections of gated delta
+    nets.
 
-    Files of transformers may have a tensor for each expert's matrix, or one for all of a layer.
+    Hugging Face files may have a tensor for each expert's matrix, or one for all of a layer.
     """
     shifted = {stem: StoredPart(name=name, plus_one=True) for stem, name in _SHIFTED_NORMS.items()}
     fused = "mlp.experts.gate_up_proj"
@@ -292,17 +296,17 @@ def names_of(
 def _runs(
     *parts: Callable[[GatedDeltaConfig], tuple[int, int]], of_factors: bool = False
 ) -> Callable[[ModelConfig, int], tuple[range, ...]]:
-    """The rows of some parts of the groups that fused matrices consist of, one for each key head.
+    """Return the rows of some parts of the groups in fused matrices, one group per key head.
 
-    Of each part there is its first row in a group and the number of its rows. The groups of
-    ``in_proj_qkvz`` are a head's query and key, and the values and gates of the heads that it
-    serves; those ``of_factors`` (``in_proj_ba``) are the latter's betas and decays.
+    Each part is given by its first row in a group and its number of rows. A group of
+    ``in_proj_qkvz`` has a head's query and key, and the values and gates of the heads that it
+    serves; a group with ``of_factors`` (``in_proj_ba``) has the latter's betas and decays.
     """
 
     def rows_of(config: ModelConfig, layer: int) -> tuple[range, ...]:
         recurrence = config.layers[layer].recurrence
         if not isinstance(recurrence, GatedDeltaConfig):
-            raise ValueError(f"layer {layer} is no gated delta net")
+            raise ValueError(f"layer {layer} is not a gated delta net")
         group = 2 * _num_served(recurrence)
         if not of_factors:
             group = 2 * recurrence.key_dim + group * recurrence.value_dim
@@ -364,7 +368,7 @@ QWEN3_NEXT = Family(
         },
         _fused_factors("ssm_ba.weight"),
         skipped={},
-        # As llama.cpp's converter wrote it at first.
+        # As llama.cpp's converter originally wrote it.
         gguf_variants={"fused projections": _fused_projections("ssm_in.weight")},
     ),
 )

@@ -1,4 +1,4 @@
-"""The ops of recurrences: convolutions over a few tokens, and states that every token changes."""
+"""The ops of recurrences: convolutions over a few tokens, and states that every token updates."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _INPUTS, _VECTORS_B, _VECTORS_C = "mamba_x", "mamba_b", "mamba_c"
 
 
 def add_recurrence(builder: Builder, layer: int, config: Recurrence, x: str, out: str) -> None:
-    """From ``x``, which stays, to ``out``; they may be the same."""
+    """Add a recurrence from ``x``, which is preserved, to ``out``; they may be the same."""
     match config:
         case ShortConvConfig():
             _add_short_conv(builder, layer, config, x, out)
@@ -60,7 +60,7 @@ def _add_conv(
 def _add_short_conv(
     builder: Builder, layer: int, config: ShortConvConfig, x: str, out: str
 ) -> None:
-    """``Lfm2ShortConv`` of ``transformers``."""
+    """Add ``Lfm2ShortConv`` of ``transformers``."""
     width, bias = builder.config.hidden_size, config.has_bias
     gate_in, gate_out = builder.register(_GATE_IN, width), builder.register(_GATE_OUT, width)
     convolved = builder.register(_CONVOLVED, width)
@@ -80,7 +80,7 @@ def _multiply(builder: Builder, gate: str, x: str) -> None:
 def _add_gated_delta(
     builder: Builder, layer: int, config: GatedDeltaConfig, x: str, out: str
 ) -> None:
-    """``Qwen3NextGatedDeltaNet`` of ``transformers``."""
+    """Add ``Qwen3NextGatedDeltaNet`` of ``transformers``."""
     num_heads, value_width = config.num_heads, config.num_heads * config.value_dim
     key_width = config.num_key_heads * config.key_dim
     qkv = builder.register(_CONVOLVED, 2 * key_width + value_width)
@@ -116,7 +116,7 @@ def _add_gated_delta(
 
 
 def _add_mamba(builder: Builder, layer: int, config: MambaConfig, x: str, out: str) -> None:
-    """``Mamba2Mixer`` of ``transformers``."""
+    """Add ``Mamba2Mixer`` of ``transformers``."""
     num_heads, inner = config.num_heads, config.num_heads * config.head_dim
     width = inner + 2 * config.num_groups * config.state_dim
     gate, convolved = builder.register(_GATE, inner), builder.register(_CONVOLVED, width)
@@ -184,14 +184,14 @@ def _add_scaled_parts(
     out: str,
     step: str,
 ) -> None:
-    """The inputs and the vectors ``b`` and ``c`` side by side in ``out``, and the steps."""
+    """Add the inputs and the vectors ``b`` and ``c``, concatenated in ``out``, and the steps."""
     vectors, width = config.num_groups * config.state_dim, builder.registers[out]
     parts = (
         ("x", builder.register(_INPUTS, width - 2 * vectors), scales.x),
         ("b", builder.register(_VECTORS_B, vectors), scales.b),
         ("c", builder.register(_VECTORS_C, vectors), scales.c),
     )
-    # Products one after another, which share their phase.
+    # Consecutive products share a phase.
     for part, made, _ in (*parts, ("step", step, scales.step)):
         builder.linear(layer, f"mamba.{part}", x, made, bias=config.has_bias)
     start = 0

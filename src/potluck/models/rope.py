@@ -1,4 +1,4 @@
-"""The tables of rotations (Su et al. 2021, RoFormer, section 3.2.2)."""
+"""Rope tables (Su et al. 2021, RoFormer, section 3.2.2)."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 
     from potluck.types.model import ModelConfig
 
-# Positions per piece, so that the float64 angles of a long context take a few MB.
+# Positions per piece, so that the float64 angles of a long context take only a few MB.
 _PIECE_TOKENS = 4096
 
 
 def rope_tables(config: ModelConfig, context_tokens: int) -> tuple[RopeTable, ...]:
-    """The tables of ``config.ropes`` for positions ``[0, context_tokens)``."""
+    """Return the tables of ``config.ropes`` for positions ``[0, context_tokens)``."""
     return tuple(rope_table(rope, context_tokens) for rope in config.ropes)
 
 
 def rope_table(rope: RopeConfig, context_tokens: int) -> RopeTable:
-    """Cosines and sines for positions ``[0, context_tokens)``, float64 rounded to float32."""
+    """Return cosines and sines of positions ``[0, context_tokens)``, rounded to float32."""
     frequencies = rope_frequencies(rope, context_tokens)
     cos = np.empty((context_tokens, rope.rotary_dim // 2), dtype=np.float32)
     sin = np.empty_like(cos)
@@ -40,19 +40,21 @@ def rope_table(rope: RopeConfig, context_tokens: int) -> RopeTable:
 
 
 def empty_rope_tables(config: ModelConfig, context_tokens: int) -> tuple[RopeTable, ...]:
-    """Tables without numbers, whose pages are never touched, for programs that are only counted."""
+    """Return tables without content, whose pages are never touched, for programs that are only
+    analyzed.
+    """
     shapes = ((context_tokens, rope.rotary_dim // 2) for rope in config.ropes)
     empty = (np.zeros(shape, dtype=np.float32) for shape in shapes)
     return tuple(RopeTable(cos=each, sin=each) for each in empty)
 
 
 def rope_frequencies(rope: RopeConfig, context_tokens: int) -> NDArray[np.float64]:
-    """Radians per position of each of the ``rotary_dim / 2`` pairs, scaling included.
+    """Return radians per position of each of the ``rotary_dim / 2`` pairs, including scaling.
 
-    Pair ``i`` turns by ``theta^(-2 i / rotary_dim)``. LINEAR divides all of them by ``factor``
-    (Chen et al. 2023, position interpolation), and so does PROPORTIONAL, with which only the first
-    ``num_turning_pairs`` turn at all. LONGROPE divides each by its own factor: the long ones where
-    the context is longer than the trained one, as llama.cpp chooses them.
+    Pair ``i`` has the frequency ``theta^(-2 i / rotary_dim)``. LINEAR divides all of them by
+    ``factor`` (Chen et al. 2023, position interpolation), and so does PROPORTIONAL, which rotates
+    only the first ``num_turning_pairs``. LONGROPE divides each by a separate factor: the long ones
+    if the context is longer than the trained one, as in llama.cpp.
     """
     exponents = np.arange(0, rope.rotary_dim, 2, dtype=np.float64) / rope.rotary_dim
     frequencies = rope.theta**-exponents
@@ -75,7 +77,7 @@ def rope_frequencies(rope: RopeConfig, context_tokens: int) -> NDArray[np.float6
 
 
 def _factors(rope: RopeConfig, positions: NDArray[np.float64]) -> NDArray[np.float64]:
-    """What the cosines and sines at ``positions`` are multiplied by, as a column."""
+    """Return the factors of the cosines and sines at ``positions``, as a column."""
     factors = np.full((len(positions), 1), rope.attention_factor)
     if rope.position_beta:
         steps = np.floor(positions / rope.original_context_tokens)
@@ -84,11 +86,11 @@ def _factors(rope: RopeConfig, positions: NDArray[np.float64]) -> NDArray[np.flo
 
 
 def _scale_llama3(frequencies: NDArray[np.float64], rope: RopeConfig) -> NDArray[np.float64]:
-    """Llama 3.1's scaling (its model card's reference code, ``apply_scaling``).
+    """Apply Llama 3.1's scaling (its model card's reference code, ``apply_scaling``).
 
-    A pair that turns at least ``high_freq_factor`` times within the trained context keeps its
-    frequency; one that turns at most ``low_freq_factor`` times is slowed by ``factor``; between,
-    the two are mixed linearly in the number of turns.
+    A pair with at least ``high_freq_factor`` rotations within the trained context keeps its
+    frequency; one with at most ``low_freq_factor`` rotations is slowed by ``factor``; between, the
+    two are interpolated linearly in the number of rotations.
     """
     turns = rope.original_context_tokens * frequencies / (2 * math.pi)
     share = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
@@ -97,18 +99,18 @@ def _scale_llama3(frequencies: NDArray[np.float64], rope: RopeConfig) -> NDArray
 
 
 def _scale_yarn(frequencies: NDArray[np.float64], rope: RopeConfig) -> NDArray[np.float64]:
-    """YaRN (Peng et al. 2023, section 3.2): ``transformers``' ``_compute_yarn_parameters``.
+    """Apply YaRN (Peng et al. 2023, section 3.2): ``transformers``' ``_compute_yarn_parameters``.
 
-    Pairs that turn more than ``beta_fast`` times within the trained context keep their frequency,
-    those that turn less than ``beta_slow`` times are slowed by ``factor``; between, the two are
-    mixed linearly in the pair's index. ``truncate`` rounds the two bounds outwards.
+    Pairs with more than ``beta_fast`` rotations within the trained context keep their frequency,
+    those with less than ``beta_slow`` rotations are slowed by ``factor``; between, the two are
+    interpolated linearly in the pair's index. ``truncate`` rounds the two bounds outwards.
     """
 
-    def pair_that_turns(turns: float) -> float:
+    def correction_dimension(turns: float) -> float:
         trained = rope.original_context_tokens / (turns * 2 * math.pi)
         return rope.rotary_dim * math.log(trained) / (2 * math.log(rope.theta))
 
-    low, high = pair_that_turns(rope.beta_fast), pair_that_turns(rope.beta_slow)
+    low, high = correction_dimension(rope.beta_fast), correction_dimension(rope.beta_slow)
     if rope.truncate:
         low, high = float(math.floor(low)), float(math.ceil(high))
     low, high = max(low, 0.0), min(high, rope.rotary_dim - 1.0)

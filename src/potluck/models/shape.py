@@ -1,4 +1,4 @@
-"""A name for what step times of a model depend on."""
+"""A name for the properties of a model that determine its step times."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from potluck.types.model import (
 
 
 def model_shape(config: ModelConfig, format_label: str, arithmetic: Arithmetic) -> str:
-    """Return a name for everything but depth that step times depend on, on one unit.
+    """Return a name for everything except depth that affects step times on a given unit.
 
-    ``format_label`` is the format of most bytes of the layers' matrices as they are loaded. Models
-    of one shape whose number of layers differs have one name. It has letters, digits, ``-``, ``_``
-    and ``.`` only and at most 150 characters.
+    ``format_label`` is the format of most bytes of the layers' matrices as loaded. Models that only
+    differ in their number of layers have the same name. It consists of letters, digits, ``-``,
+    ``_`` and ``.``, and has at most 150 characters.
     """
     attentions = [
         each.attention for each in config.layers if isinstance(each.attention, AttentionConfig)
@@ -65,7 +65,7 @@ def model_shape(config: ModelConfig, format_label: str, arithmetic: Arithmetic) 
 
 
 def _each(values: Iterable[int]) -> str:
-    """Every value once: layers of one model may differ."""
+    """Return each distinct value once: layers of one model may differ."""
     return ".".join(map(str, dict.fromkeys(values)))
 
 

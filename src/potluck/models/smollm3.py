@@ -32,13 +32,13 @@ _IMPLEMENTED = frozenset(
     }
 )
 _INTERVAL = 4
-"""Every so many layers, one has no rope; GGUF files do not say otherwise."""
+"""Interval of layers without rope; GGUF files do not specify it."""
 
 
 def _from_hugging_face(fields: Fields) -> ModelConfig:
     fields = fields.with_defaults(_DEFAULTS)
     attention_bias = fields.flag("attention_bias", default=False)
-    turns = _layers_that_turn(fields)
+    turns = _layers_with_rope(fields)
     config = hugging_face.read_config(
         fields,
         family="smollm3",
@@ -51,12 +51,12 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
     return _with_rope(config, turns)
 
 
-def _layers_that_turn(fields: Fields) -> tuple[bool, ...]:
+def _layers_with_rope(fields: Fields) -> tuple[bool, ...]:
     num_layers = hugging_face.num_hidden_layers(fields)
     flags = fields.counts("no_rope_layers", 1)
     if not flags:
         interval = fields.count("no_rope_layer_interval", MAX_LAYERS, _INTERVAL)
-        return _all_but_every(interval, num_layers)
+        return _all_but_every_nth(interval, num_layers)
     if len(flags) < num_layers:
         raise ModelFileError(
             fields.path, f"no_rope_layers has {len(flags)} entries for {num_layers} layers"
@@ -64,12 +64,12 @@ def _layers_that_turn(fields: Fields) -> tuple[bool, ...]:
     return tuple(flag == 1 for flag in flags[:num_layers])
 
 
-def _all_but_every(interval: int, num_layers: int) -> tuple[bool, ...]:
+def _all_but_every_nth(interval: int, num_layers: int) -> tuple[bool, ...]:
     return tuple((layer + 1) % interval != 0 for layer in range(num_layers))
 
 
 def _windows(fields: Fields, turns: tuple[bool, ...]) -> tuple[int | None, ...]:
-    """``layer_types`` says which layers slide; without it, those without rope do."""
+    """Return the windows in ``layer_types``; without it, layers without rope have none."""
     uses = fields.flag("use_sliding_window", default=False) and fields.get("sliding_window")
     if not uses:
         if hugging_face.SLIDING in fields.texts("layer_types"):
@@ -98,7 +98,7 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
         output_bias="blk.0.attn_output.bias" in names,
         mlp_bias="blk.0.ffn_gate.bias" in names,
     )
-    return _with_rope(config, _all_but_every(_INTERVAL, config.num_layers))
+    return _with_rope(config, _all_but_every_nth(_INTERVAL, config.num_layers))
 
 
 SMOLLM3 = Family(

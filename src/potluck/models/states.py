@@ -1,4 +1,4 @@
-"""What sequences of a model keep besides keys and values."""
+"""The size of recurrent states of sequences."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from potluck.types.program import Shard
 
 
 def slot_bytes(config: ModelConfig) -> int:
-    """Return what one state slot takes, of all layers together; 0 for a model without state.
+    """Return the size of a state slot over all layers; 0 for a model without state.
 
-    Stages have the parts of their own layers only.
+    Each stage stores the part of its own layers only.
     """
     if all(layer.recurrence is None for layer in config.layers):
         return 0

@@ -1,24 +1,19 @@
-"""The model of the small program whose tokens per second are measured on every backend.
+"""The model of the small program with which every backend's tokens per second are measured.
 
-Its layers have the shape of a model of a billion parameters (TinyLlama 1.1B: hidden size 2048, 5632
-between, 32 heads of 64 and 4 of keys and values), with weights in Q8_0. ``engines.rate_program``
-runs it, and ``placement.speed`` derives from its rates how fast other models are.
+Its layers have the shape of a billion-parameter model (TinyLlama 1.1B: hidden size 2048,
+intermediate size 5632, 32 heads of 64 and 4 key-value heads), with weights in Q8_0
+(``types.trial``). ``engines.profiling.rate_program`` runs it, and ``placement.speed`` estimates the
+speed of other models from its rates.
 """
 
 from __future__ import annotations
 
 from potluck.models.layers import plain_config
 from potluck.types.model import ModelConfig
-from potluck.types.tensor import TensorFormat
-
-TRIAL_LAYERS = 2
-TRIAL_FORMAT = TensorFormat.Q8_0
-TRIAL_PREFILL_TOKENS = 32
-"""A step that every backend can take at once."""
 
 
 def trial_config(num_layers: int, max_context_tokens: int) -> ModelConfig:
-    """Return the configuration; tokens are all 0, and nothing reads them."""
+    """Return the configuration; all tokens are 0, and nothing reads them."""
     return plain_config(
         family="llama",
         num_layers=num_layers,

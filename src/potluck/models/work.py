@@ -1,4 +1,6 @@
-"""What an op reads and computes. What bounds a step is counted: weights, caches, multiply-adds."""
+"""Count what an op reads and computes, as far as it limits the speed of a step: weights, caches,
+multiply-adds.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +12,10 @@ _LANES = 16
 
 
 def cache_bytes_per_position(op: Attention) -> int:
-    """Return the bytes of keys and values that a token reads of each position that it sees.
+    """Return the bytes of keys and values that a token reads per visible position.
 
-    They are f16, and rows of values are filled up to whole lanes of 16. Values that are columns of
-    the keys are read with them.
+    They are f16, and rows of values are padded to 16 lanes. Values that are columns of the keys are
+    read together with them.
     """
     width = op.head_dim
     if op.value_start is None:
@@ -22,7 +24,7 @@ def cache_bytes_per_position(op: Attention) -> int:
 
 
 def attention_multiply_adds(op: Attention) -> int:
-    """Return the multiply-adds of a token with each position that it sees."""
+    """Return the multiply-adds of a token per visible position."""
     return op.num_heads * (op.head_dim + _value_dim(op))
 
 
@@ -31,14 +33,14 @@ def _value_dim(op: Attention) -> int:
 
 
 StateOp = CausalConv | GatedDelta | StateScan
-"""Ops with a state, which every token reads and changes."""
+"""Ops with a state that every token reads and updates."""
 
 
 def state_multiply_adds(op: StateOp, state: StateSpec) -> int:
     """Return the multiply-adds of a token with the state of its sequence.
 
-    An element of a matrix of the gated delta rule decays, is read, changed, and read again; the
-    scan of Mamba-2 reads it once. A multiplication alone counts as much as one with an addition.
+    The gated delta rule decays, reads, updates and reads each element of its matrix; the scan of
+    Mamba-2 reads it once. A multiplication alone counts as much as a multiply-add.
     """
     match op:
         case CausalConv():
@@ -50,21 +52,22 @@ def state_multiply_adds(op: StateOp, state: StateSpec) -> int:
 
 
 def rope_table_bytes(config: ModelConfig, context_tokens: int) -> int:
-    """Return the bytes of the rotation tables: a float32 cosine and sine for each pair."""
+    """Return the bytes of the rope tables: a float32 cosine and sine for each pair."""
     return sum(context_tokens * rope.rotary_dim * 4 for rope in config.ropes)
 
 
 def num_visible(start: int, end: int, window: int | None) -> int:
-    """Return how many positions the tokens at positions ``[start, end)`` see, added up."""
-    # Up to here a token sees all that is before it, and itself.
+    """Return the sum over the tokens at positions ``[start, end)`` of their visible positions."""
+    # Up to here a token sees itself and all preceding positions.
     whole_end = end if window is None else min(max(window, start), end)
     total = (whole_end * (whole_end + 1) - start * (start + 1)) // 2
     return total + (end - whole_end) * (window or 0)
 
 
 def share_of_experts(num_chosen: int, num_experts: int, num_tokens: int) -> float:
-    """Return the part of the experts that some of ``num_tokens`` tokens has chosen.
+    """Return the expected fraction of the experts that at least one of ``num_tokens`` tokens
+    selects.
 
-    It is the expected part if each token chooses ``num_chosen`` of ``num_experts`` at random.
+    It assumes that each token selects ``num_chosen`` of ``num_experts`` at random.
     """
     return 1.0 - (1.0 - num_chosen / num_experts) ** num_tokens

@@ -1,1 +1,1 @@
-"""Where a model goes: units, links and preferences in, a plan with reasons out. Pure."""
+"""Placement: take units, links and preferences, and return a plan with reasons. Pure."""

@@ -1,4 +1,4 @@
-"""What placement counts with: a model's parts, on the units that are offered."""
+"""The costs that placement uses: the parts of a model on the units offered."""
 
 from __future__ import annotations
 
@@ -8,37 +8,23 @@ from itertools import pairwise
 
 from potluck.placement.counting import Counting
 from potluck.types.placement import ModelCost
-from potluck.types.program import Shard
+from potluck.types.program import GroupPart, Shard
 from potluck.types.stage import StageSize
 
 
 def model_cost(counting: Counting, size: StageSize) -> ModelCost:
-    """What each part of a model takes on units of one sort.
+    """Return the memory cost of each part of a model on units of one sort.
 
-    Where ``size`` is that of a unit with memory of its own, it is of that memory, and
-    ``most_host_bytes`` of the machine's. Raises as ``CountStage``.
+    If ``size`` is that of a unit with memory of its own, the cost is in that memory, and
+    ``most_host_bytes`` gives the cost in host memory. Raises the same errors as ``CountStage``.
     """
     last = counting.num_layers
 
     def count(start: int, end: int, *, embedding: bool = False, head: bool = False) -> _Cost:
-        shard = Shard(
-            start_layer=start,
-            end_layer=end,
-            num_layers=last,
-            has_embedding=embedding,
-            has_head=head,
-        )
-        memory = counting.stage(shard, size).memory
-        host_bytes = 0 if size.is_on_device else memory.staging_bytes
-        return _Cost(
-            held=memory.weights_bytes + memory.cache_bytes + memory.state_bytes,
-            scratch=memory.scratch_bytes + memory.rope_bytes + host_bytes,
-            process=0 if size.is_on_device else memory.process_bytes,
-            total=memory.device_bytes if size.is_on_device else memory.total_bytes,
-        )
+        return _count(counting, size, start, end, embedding=embedding, head=head)
 
     no_cuts = frozenset(layer for layer in range(last + 1) if not counting.can_cut_before(layer))
-    # Layers that need the embedding are counted with it, and it adds nothing.
+    # Layers that need the embedding already include it, so it costs nothing extra.
     needs_embedding = 0 in no_cuts
     middle = count(0, last, embedding=needs_embedding)
     first = count(0, last, embedding=True)
@@ -50,11 +36,12 @@ def model_cost(counting: Counting, size: StageSize) -> ModelCost:
         held = count(start, end, embedding=needs_embedding and start == 0).held
         each, more = divmod(held, end - start)
         layer_bytes += [each + (index < more) for index in range(end - start)]
-    # Embedding and head are counted with what they make larger: the buffers that they are
-    # loaded through, the logits. Buffers that are shared are counted twice then, not missed.
+    # The embedding and the head include what they enlarge: loading buffers and logits. Shared
+    # buffers are therefore counted twice rather than missed.
     embedding_bytes = first.held - middle.held + max(0, first.scratch - middle.scratch)
     head_bytes = final.held - middle.held + max(0, final.scratch - middle.scratch)
-    # The last stage's process may be larger than that between two others: its results are.
+    # The process of the last stage may be larger than that of a middle stage, because of its
+    # results.
     head_bytes += max(0, final.process - middle.process)
     return ModelCost(
         layer_bytes=tuple(layer_bytes),
@@ -69,11 +56,86 @@ def model_cost(counting: Counting, size: StageSize) -> ModelCost:
     )
 
 
-def most_host_bytes(counting: Counting, size: StageSize) -> int:
-    """What any stage takes of the machine's memory on a unit with memory of its own.
+def member_cost(counting: Counting, size: StageSize, part: GroupPart) -> ModelCost:
+    """Return the cost of each part of a model on a group member that holds this part of it.
 
-    That is its process, largest between two others or at the end, and what it is loaded through,
-    largest where all tensors are. Raises as ``CountStage``.
+    The search considers groups of many sizes, so layers that read and compute alike are counted
+    once, and the embedding and the head are each counted next to one layer. Raises the same errors
+    as ``CountStage``.
+    """
+    last = counting.num_layers
+    no_cuts = frozenset(layer for layer in range(last + 1) if not counting.can_cut_before(layer))
+    bounds = [0, *(layer for layer in range(1, last) if layer not in no_cuts), last]
+    work = counting.work(size)
+    needs_embedding = 0 in no_cuts
+
+    def count(start: int, end: int, *, embedding: bool = False, head: bool = False) -> _Cost:
+        has_embedding = embedding or (needs_embedding and start == 0)
+        return _count(counting, size, start, end, embedding=has_embedding, head=head, part=part)
+
+    alike: dict[object, _Cost] = {}
+    layer_bytes: list[int] = []
+    for start, end in pairwise(bounds):
+        is_first = needs_embedding and start == 0
+        kind = is_first or (work.config.layers[start:end], work.layers[start:end])
+        if kind not in alike:
+            alike[kind] = count(start, end)
+        each, more = divmod(alike[kind].held, end - start)
+        layer_bytes += [each + (index < more) for index in range(end - start)]
+    first, final = count(*bounds[:2], embedding=True), count(*bounds[-2:], head=True)
+    before, after = count(*bounds[:2]), count(*bounds[-2:])
+    embedding_bytes, head_bytes = first.held - before.held, final.held - after.held
+    scratch_bytes = max(each.scratch for each in alike.values())
+    process_bytes = max(each.process for each in alike.values())
+    return ModelCost(
+        layer_bytes=tuple(layer_bytes),
+        embedding_bytes=embedding_bytes + max(0, first.scratch - before.scratch),
+        head_bytes=head_bytes
+        + max(0, final.scratch - after.scratch)
+        + max(0, final.process - after.process),
+        shared_bytes=min(embedding_bytes, head_bytes) if work.config.tied_head else 0,
+        scratch_bytes=scratch_bytes,
+        process_bytes=process_bytes,
+        lone_embedding_bytes=(first if needs_embedding else count(0, 0, embedding=True)).total,
+        lone_head_bytes=count(last, last, head=True).total,
+        no_cuts=no_cuts,
+    )
+
+
+def _count(
+    counting: Counting,
+    size: StageSize,
+    start: int,
+    end: int,
+    *,
+    embedding: bool,
+    head: bool,
+    part: GroupPart | None = None,
+) -> _Cost:
+    shard = Shard(
+        start_layer=start,
+        end_layer=end,
+        num_layers=counting.num_layers,
+        has_embedding=embedding,
+        has_head=head,
+        part=part,
+    )
+    memory = counting.stage(shard, size).memory
+    host_bytes = 0 if size.is_on_device else memory.staging_bytes
+    return _Cost(
+        held=memory.weights_bytes + memory.cache_bytes + memory.state_bytes,
+        scratch=memory.scratch_bytes + memory.rope_bytes + host_bytes,
+        process=0 if size.is_on_device else memory.process_bytes,
+        total=memory.device_bytes if size.is_on_device else memory.total_bytes,
+    )
+
+
+def most_host_bytes(counting: Counting, size: StageSize) -> int:
+    """Return the most host memory that any stage takes on a unit with memory of its own.
+
+    This is the memory of its process, which is largest for a middle or the last stage, plus its
+    loading buffers, which are largest when all tensors are loaded. Raises the same errors as
+    ``CountStage``.
     """
     last = counting.num_layers
     whole = counting.stage(Shard.whole(last), size).memory
@@ -92,26 +154,29 @@ def most_host_bytes(counting: Counting, size: StageSize) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixedCost:
-    """A cost that holds on units of every sort, and by how much less a stage takes on each."""
+    """A cost that is valid on units of every sort, and how much less a stage takes on each of
+    them.
+    """
 
     cost: ModelCost
     spared_bytes: tuple[int, ...]
 
 
 def mixed_cost(costs: Sequence[ModelCost]) -> MixedCost:
-    """One cost for units of several sorts, of which ``costs`` has one each.
+    """Return a single cost for units of several sorts; ``costs`` has one entry per sort.
 
-    It is of each part the most that it takes on any; what an embedding and a head have in common
-    is the least that any saves by it. What every stage takes anyway, its process and its scratch,
-    often differs much by backend, and is credited to the units that take less. A stage is counted
-    exactly only when it has its unit (``planned.planned_model``).
+    For each part it is the maximum over all sorts. The saving when the embedding and the head are
+    on the same stage is the minimum over all sorts. The fixed cost of a stage (its process and
+    scratch) often differs a lot between backends, so units that take less are credited with the
+    difference. A stage is counted exactly only once it is assigned to a unit
+    (``planned.planned_model``).
     """
     scratch_bytes = max(cost.scratch_bytes for cost in costs)
     process_bytes = max(cost.process_bytes for cost in costs)
     spared = tuple(
         scratch_bytes + process_bytes - cost.scratch_bytes - cost.process_bytes for cost in costs
     )
-    # From an end alone the credit is taken as well, so that it is to be in there.
+    # The credit is also subtracted from the cost of a lone end, so that cost has to include it.
     credited = list(zip(costs, spared, strict=True))
     most = ModelCost(
         layer_bytes=tuple(max(each) for each in zip(*(c.layer_bytes for c in costs), strict=True)),
@@ -129,7 +194,10 @@ def mixed_cost(costs: Sequence[ModelCost]) -> MixedCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Cost:
-    """``held``: weights, cache, states; ``scratch``: what they are computed and loaded through."""
+    """Memory in two parts.
+
+    ``held``: weights, cache and states; ``scratch``: buffers for computing and loading.
+    """
 
     held: int
     scratch: int

@@ -15,7 +15,7 @@ from potluck.types.placement import ModelCost, UnitOffer
 from potluck.types.stage import StageSize
 
 Sort = tuple[str, bool]
-"""Of a unit, as far as counting goes: its backend, and whether its memory is the machine's."""
+"""The properties of a unit that affect counting: its backend, and whether it uses host memory."""
 
 
 def sort_of(unit: UnitReport) -> Sort:
@@ -25,10 +25,10 @@ def sort_of(unit: UnitReport) -> Sort:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CountedOffers:
-    """What units offer, and what every part of a model takes there.
+    """What units offer, and what every part of a model takes on them.
 
-    ``costs`` and ``sizes`` are by sort of unit; ``mixed`` is one cost for all, in the order of
-    ``costs``.
+    ``costs`` and ``sizes`` are keyed by sort of unit; ``mixed`` is one cost for all sorts, in the
+    order of ``costs``.
     """
 
     offered: Offered
@@ -37,7 +37,7 @@ class CountedOffers:
     mixed: MixedCost
 
     def credited(self, sorts: Mapping[tuple[str, str], Sort]) -> tuple[UnitOffer, ...]:
-        """Return fair offers for the mixed cost, with what stages take less on each unit."""
+        """Return fair offers for the mixed cost, with the credit of each unit."""
         spared = dict(zip(self.costs, self.mixed.spared_bytes, strict=False))
         return tuple(
             replace(offer, spared_bytes=spared[sorts[offer.node_id, offer.unit_id]])
@@ -54,9 +54,9 @@ def count_offers(
     with_reserve: bool,
     released_stages: Sequence[Holding] = (),
 ) -> CountedOffers:
-    """Return what the units of ``able`` offer once some held stages are released.
+    """Return what the units of ``able`` offer once ``released_stages`` are released.
 
-    ``reports`` are of all nodes, as for ``offers``. Raise as ``CountStage``.
+    ``reports`` are those of all nodes, as for ``offers``. Raises the same errors as ``CountStage``.
     """
 
     def without(nodes: Sequence[NodeReport]) -> list[NodeReport]:
@@ -83,7 +83,7 @@ def count_offers(
         },
     )
     costs = {sort: model_cost(counting, each) for sort, each in sizes.items()}
-    # With nothing offered, the error is to say what the model takes.
+    # If nothing is offered, the error should still state the memory requirement of the model.
     mixed = mixed_cost(list(costs.values()) or [model_cost(counting, size)])
     return CountedOffers(offered=offered, costs=costs, sizes=sizes, mixed=mixed)
 

@@ -1,6 +1,6 @@
-"""Stages of a model as ranges of its row of items, and back.
+"""Conversion between the stages of a model and ranges of its items.
 
-Item 0 is the embedding, item ``n + 1`` layer ``n``, and the last one the head.
+Item 0 is the embedding, item ``n + 1`` is layer ``n``, and the last item is the head.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from potluck.types.placement import ModelCost
 from potluck.types.program import Shard
 
 
@@ -20,7 +21,7 @@ class Items(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """The items ``[start, end)`` on a unit, by its index."""
+    """The items ``[start, end)`` on a unit, given by its index."""
 
     unit: int
     start: int
@@ -44,6 +45,20 @@ def shard_of(start: int, end: int, num_layers: int) -> Shard:
         has_embedding=start == 0,
         has_head=end == num_layers + 2,
     )
+
+
+def bytes_of(cost: ModelCost, start: int, end: int) -> int:
+    """Return the memory cost of a stage with the items ``[start, end)``
+    (``PathProblem.bytes_of``).
+    """
+    last = len(cost.layer_bytes) + 2
+    if (start, end) == (0, 1):
+        return cost.lone_embedding_bytes
+    if (start, end) == (last - 1, last):
+        return cost.lone_head_bytes
+    items = (cost.embedding_bytes, *cost.layer_bytes, cost.head_bytes)
+    num_bytes = sum(items[start:end]) + cost.scratch_bytes + cost.process_bytes
+    return num_bytes - (cost.shared_bytes if (start, end) == (0, last) else 0)
 
 
 def cut_of(unit: int, shard: Shard) -> Cut:

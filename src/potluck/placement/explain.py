@@ -1,56 +1,50 @@
-"""Why a plan is as it is: what its unused units would add, and what one unit more or less changes.
+"""Explain a plan: what its unused units would add, and how one unit more or less changes it.
 
-Pure. The alternatives are plans of the same model on other sets of units, made as the plan was.
+Pure. The alternatives are plans for the same model on other sets of units, made in the same way.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from potluck.errors import PotluckError
 from potluck.placement.candidates import Candidate
-from potluck.placement.cuts import Cut, cut_of
+from potluck.placement.group_search import MOST_MEMBERS, GroupSearch
+from potluck.placement.grouping import GroupedRequest, arranged, has_room, predicted, with_groups
 from potluck.placement.links import LinkTable
-from potluck.placement.partaking import Partaking, least_partakings
 from potluck.placement.path import PathProblem
-from potluck.placement.place import only_units, place, problem_of
+from potluck.placement.place import only_units, place, place_in_groups, problem_of
 from potluck.placement.request import PlaceRequest
 from potluck.placement.side_by_side import Pipeline, side_by_side
 from potluck.placement.solver.budget import DEFAULT_ELEMENTS
+from potluck.placement.unit_addition import UnitAddition, best_additions
 from potluck.quantities import format_bytes, format_percent, format_seconds
+from potluck.types.choices import Objective
 from potluck.types.cluster import NodeId, UnitId
-from potluck.types.placement import (
-    ModelCost,
-    Objective,
-    PlacedStage,
-    Plan,
-    Prediction,
-    Preferences,
-    Rejection,
-)
+from potluck.types.placement import ModelCost, PlacedStage, Plan, Prediction, Preferences, Rejection
 
 ADDED_NODE = NodeId("another-unit")
-"""Of the unit that no cluster has; not the form of an id."""
+"""The node of a hypothetical additional unit; it does not have the form of a node id."""
 
 _NUM_LEFT_OUT = 8
-"""How many units are tried to be done without, those with the fewest layers first; half as many
-where there are more than ``_MOST_CANDIDATES``."""
+"""How many units to try leaving out, those with the fewest layers first; half as many if there are
+more than ``_MOST_CANDIDATES`` candidates."""
 _ELEMENTS = DEFAULT_ELEMENTS // _NUM_LEFT_OUT
-"""For the search of an alternative: all of them together take about as long as the plan."""
+"""The search budget of each alternative: all of them together take about as long as the plan."""
 _MOST_CANDIDATES = 64
-"""With more, another unit is looked at beside those that are used only."""
+"""With more candidates, the effect of an additional unit is only computed for the units in use."""
 _NEGLIGIBLE = 0.0005
-"""A change by a smaller part is none."""
+"""A smaller relative change is reported as no change."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alternative:
     """Another plan, on one unit fewer or one more.
 
-    ``node_id`` and ``unit_id`` name the unit that it goes without, or the one that the added unit
-    is like. Stages on the latter are on ``ADDED_NODE``.
+    ``node_id`` and ``unit_id`` name the unit that is left out, or the unit that the additional one
+    resembles. Stages on the additional unit are on ``ADDED_NODE``.
     """
 
     node_id: NodeId
@@ -61,12 +55,14 @@ class Alternative:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """What there is to say about a plan.
+    """The explanation of a plan.
 
-    ``rejections`` are the candidates that it does not use, with the reasons. ``added_seconds`` says
-    of those that could take part how much longer a token would take if they did. The alternatives
-    are None where there is none. ``side_by_side`` are several pipelines that would serve more
-    tokens per second than the plan; nothing deploys them by itself.
+    ``rejections`` are the candidates that the plan does not use, with the reasons.
+    ``added_seconds`` says, for each of those that could take part, how much longer a token would
+    take if it did. An alternative is None if there is none. ``side_by_side`` are several pipelines
+    that would serve more tokens per second than the plan; they are never deployed automatically.
+    ``in_groups`` is the best plan with groups if the plan has none although it could, and
+    ``without_groups`` the best plan without groups if it has some.
     """
 
     rejections: tuple[Rejection, ...]
@@ -74,13 +70,15 @@ class Explanation:
     one_unit_fewer: Alternative | None = None
     one_unit_more: Alternative | None = None
     side_by_side: tuple[Pipeline, ...] = ()
+    in_groups: Pipeline | None = None
+    without_groups: Pipeline | None = None
 
 
 def explain(request: PlaceRequest, plan: Plan) -> Explanation:
-    """Return why ``plan`` is what ``place`` made of ``request``, with its alternatives.
+    """Return why ``plan`` is the result of ``place`` for ``request``, with its alternatives.
 
-    It takes about as long as ``place`` two or three times more; of a thousand units, as
-    ``side_by_side`` takes. There are no alternatives to a layout, nor to a plan for memory.
+    This takes two to three times as long as ``place``; with a thousand units, as long as
+    ``side_by_side``. There are no alternatives to a layout or to a plan made for memory.
     """
     unused = unused_units(request, plan)
     if request.preferences.layout or request.preferences.objective is Objective.MEMORY:
@@ -90,14 +88,39 @@ def explain(request: PlaceRequest, plan: Plan) -> Explanation:
         one_unit_fewer=_one_unit_fewer(request, plan),
         one_unit_more=_one_unit_more(request, plan),
         side_by_side=side_by_side(request, plan),
+        in_groups=_in_groups(request, plan),
+        without_groups=_without_groups(request, plan),
     )
 
 
-def unused_units(request: PlaceRequest, plan: Plan) -> Explanation:
-    """Return why each candidate without a stage has none, and no alternatives.
+def _has_groups(plan: Plan) -> bool:
+    return any(stage.shard.part is not None for stage in plan.stages)
 
-    What a unit would change is what the plan would be like if the unit took some of the layers of
-    two neighbouring stages, or the place of one stage, whichever is best.
+
+def _in_groups(request: PlaceRequest, plan: Plan) -> Pipeline | None:
+    if _has_groups(plan) or request.preferences.tensor_parallel is not None:
+        return None
+    return _other(place_in_groups(request, plan, num_elements=_ELEMENTS))
+
+
+def _without_groups(request: PlaceRequest, plan: Plan) -> Pipeline | None:
+    if not _has_groups(plan):
+        return None
+    alone = replace(request.preferences, tensor_parallel=1)
+    return _other(_place_or_none(replace(request, preferences=alone)))
+
+
+def _other(plan: Plan | None) -> Pipeline | None:
+    if plan is None or plan.prediction is None:
+        return None
+    return Pipeline(stages=plan.stages, prediction=plan.prediction)
+
+
+def unused_units(request: PlaceRequest, plan: Plan) -> Explanation:
+    """Return why each candidate without a stage has none, without alternatives.
+
+    The effect of a unit is computed from the best plan in which it takes some of the layers of two
+    neighbouring stages, or replaces one stage.
     """
     used = {(stage.node_id, stage.unit_id) for stage in plan.stages}
     unused = [
@@ -110,29 +133,35 @@ def unused_units(request: PlaceRequest, plan: Plan) -> Explanation:
     if request.preferences.layout:
         return Explanation(
             rejections=tuple(
-                _rejection(request.candidates[index], "it is not in the layout") for index in unused
+                _rejection(request.candidates[index], "not in the layout") for index in unused
             )
         )
     prediction = plan.prediction
     usable = _usable(request, plan)
-    least = least_partakings(
-        problem_of(request, 1),
-        _loaded_problem(request, prediction),
-        _cuts(request, plan),
-        unused,
-        usable,
+    # Groups become candidates of their own; units without a stage keep their order.
+    found = arranged(request, plan.stages)
+    places = {_unit(each): index for index, each in enumerate(found.request.candidates)}
+    additions = best_additions(
+        problem_of(found.request, 1),
+        _loaded_problem(found.request, prediction),
+        found.cuts,
+        [places[_unit(request.candidates[index])] for index in unused],
+        {places[_unit(request.candidates[index])]: usable[index] for index in unused},
     )
+    least = {index: additions[places[_unit(request.candidates[index])]] for index in unused}
+    if found.groups:
+        least = _with_joining(request, found, least)
 
     def reason(index: int) -> str:
-        partaking = least[index]
-        if partaking is None:
+        addition = least[index]
+        if addition is None:
             return _too_small(usable[index], request.candidates[index].cost)
-        return _reason(partaking, prediction, request.preferences)
+        return _reason(addition, prediction, request.preferences)
 
     added = {
-        _unit(request.candidates[index]): partaking.added_seconds
-        for index, partaking in least.items()
-        if partaking is not None
+        _unit(request.candidates[index]): addition.added_seconds
+        for index, addition in least.items()
+        if addition is not None
     }
     return Explanation(
         rejections=tuple(_rejection(request.candidates[index], reason(index)) for index in unused),
@@ -140,42 +169,103 @@ def unused_units(request: PlaceRequest, plan: Plan) -> Explanation:
     )
 
 
+def _with_joining(
+    request: PlaceRequest, found: GroupedRequest, additions: Mapping[int, UnitAddition | None]
+) -> dict[int, UnitAddition | None]:
+    """Return the best that each unit could contribute to a plan, with a stage or as a group
+    member.
+    """
+    search = GroupSearch.of(request, problem_of(request, 1))
+    of_kind: dict[int, list[UnitAddition]] = {}
+    best: dict[int, UnitAddition | None] = {}
+    for index, addition in additions.items():
+        options = [] if addition is None else [addition]
+        if index in search.kinds:
+            kind = search.kinds[index]
+            if kind not in of_kind:
+                of_kind[kind] = list(_joining(request, found, index, search))
+            options += of_kind[kind]
+        best[index] = (
+            UnitAddition(
+                added_seconds=min(each.added_seconds for each in options),
+                period_seconds=min(each.period_seconds for each in options),
+            )
+            if options
+            else None
+        )
+    return best
+
+
+def _joining(
+    request: PlaceRequest, found: GroupedRequest, index: int, search: GroupSearch
+) -> Iterator[UnitAddition]:
+    """Yield the effect of one more member on each group of a plan, which keeps its layers."""
+    before = predicted(found.request, found.cuts)
+    for number, group in enumerate(found.groups):
+        if len(group.members) >= MOST_MEMBERS:
+            continue
+        larger = search.group((*group.members, index))
+        if larger is None:
+            continue
+        groups = (*found.groups[:number], larger, *found.groups[number + 1 :])
+        other = with_groups(request, groups)
+        places = {_unit(each): index for index, each in enumerate(other.candidates)}
+        cuts = [
+            cut
+            if cut.unit < len(groups)
+            else replace(cut, unit=places[_unit(found.request.candidates[cut.unit])])
+            for cut in found.cuts
+        ]
+        if all(has_room(other.candidates[cut.unit], cut) for cut in cuts):
+            after = predicted(other, cuts)
+            yield UnitAddition(
+                added_seconds=after.token_seconds - before.token_seconds,
+                period_seconds=after.num_streams / after.total_tokens_per_second,
+            )
+
+
 def _too_small(usable_bytes: int, cost: ModelCost) -> str:
     layer_bytes = cost.least_layer_bytes + cost.scratch_bytes + cost.process_bytes
-    if usable_bytes >= layer_bytes:  # and that layer is in the middle of a stage
-        return f"no part next to a stage fits in the {format_bytes(usable_bytes)} that may be used"
+    if usable_bytes >= layer_bytes:  # the layer is in the middle of a stage
+        return (
+            f"no part of the model fits next to a stage in the {format_bytes(usable_bytes)} "
+            "of usable memory"
+        )
     return (
-        f"{format_bytes(max(0, usable_bytes))} may be used, and one layer takes "
+        f"{format_bytes(max(0, usable_bytes))} usable, but one layer needs "
         f"{format_bytes(layer_bytes)}"
     )
 
 
-def _reason(partaking: Partaking, prediction: Prediction, preferences: Preferences) -> str:
-    """Return why a unit is unused, in words."""
+def _reason(addition: UnitAddition, prediction: Prediction, preferences: Preferences) -> str:
+    """Return the reason why a unit is unused, as text."""
     if preferences.objective is Objective.THROUGHPUT:
-        rate = prediction.num_streams / partaking.period_seconds
+        rate = prediction.num_streams / addition.period_seconds
         lost = 1 - rate / prediction.total_tokens_per_second
         if lost <= _NEGLIGIBLE:
-            return f"would not raise the rate of {prediction.num_streams} streams"
-        return f"would lower the rate of {prediction.num_streams} streams by {format_percent(lost)}"
+            return f"would not increase the throughput of {prediction.num_streams} streams"
+        return (
+            f"would reduce the throughput of {prediction.num_streams} streams by "
+            f"{format_percent(lost)}"
+        )
     if preferences.objective is Objective.MEMORY:
-        return "the model fits on the others"
-    if partaking.added_seconds <= _NEGLIGIBLE * prediction.token_seconds:
-        return "would not make a token faster"
-    return f"would add {format_seconds(partaking.added_seconds)} per token"
+        return "not needed: the model fits on the other units"
+    if addition.added_seconds <= _NEGLIGIBLE * prediction.token_seconds:
+        return "would not reduce the time per token"
+    return f"would add {format_seconds(addition.added_seconds)} per token"
 
 
 def _loaded_problem(request: PlaceRequest, prediction: Prediction) -> tuple[PathProblem, int]:
-    """Return the problem of a step as it is when all streams decode, and how many are in flight."""
+    """Return the problem of a step when all streams decode, and the number of steps in flight."""
     in_flight = prediction.steps_in_flight
     return problem_of(request, -(-prediction.num_streams // in_flight)), in_flight
 
 
 def _one_unit_fewer(request: PlaceRequest, plan: Plan) -> Alternative | None:
-    """Return the best plan without one of the units that are used.
+    """Return the best plan that leaves out one of the units in use.
 
-    It is made of the others that are used. Where the model does not fit on these, or there is no
-    other, all other units count.
+    It is made from the other units in use. If the model does not fit on these, or there are none,
+    all other units are considered.
     """
     used = {(stage.node_id, stage.unit_id) for stage in plan.stages}
     fewest_first = sorted(
@@ -193,7 +283,7 @@ def _one_unit_fewer(request: PlaceRequest, plan: Plan) -> Alternative | None:
             and other.prediction is not None
         ]
         if found:
-            return min(found, key=lambda each: _badness(each.prediction, request.preferences))
+            return min(found, key=lambda each: _minimized(each.prediction, request.preferences))
     return None
 
 
@@ -218,20 +308,20 @@ def _one_unit_more(request: PlaceRequest, plan: Plan) -> Alternative | None:
         prediction=other.prediction,
     )
     preferences = request.preferences
-    least = (1 - _NEGLIGIBLE) * _badness(plan.prediction, preferences)
-    if _badness(other.prediction, preferences) > least:
+    least = (1 - _NEGLIGIBLE) * _minimized(plan.prediction, preferences)
+    if _minimized(other.prediction, preferences) > least:
         return replace(found, stages=plan.stages, prediction=plan.prediction)
     return found
 
 
 def _fastest(request: PlaceRequest) -> Candidate:
-    """Return the unit that takes least for the layers of a step of one sequence."""
+    """Return the unit that is fastest at the layers of a step of one sequence."""
     seconds = problem_of(request, 1).item_seconds[:, 1:-1].sum(axis=1)
     return request.candidates[int(seconds.argmin())]
 
 
 def _with_twin(links: LinkTable, like: NodeId) -> LinkTable:
-    """Return the links of a cluster with another node that is linked as ``like`` is.
+    """Return the links of a cluster with an additional node that is connected like ``like``.
 
     The link between the two is that of ``like`` to the nearest other machine.
     """
@@ -268,16 +358,16 @@ def _place_or_none(request: PlaceRequest) -> Plan | None:
 
 
 def _only(request: PlaceRequest, units: set[tuple[NodeId, UnitId]]) -> PlaceRequest:
-    """Return the request with some of its candidates only."""
+    """Return the request with only some of its candidates."""
     return only_units(
         request, (index for index, each in enumerate(request.candidates) if _unit(each) in units)
     )
 
 
 def _usable(request: PlaceRequest, plan: Plan) -> list[int]:
-    """Return what each candidate may use beside the stages of the plan."""
+    """Return the memory that each candidate may use in addition to the stages of the plan."""
     taken: Counter[tuple[NodeId, UnitId]] = Counter()
-    for stage in plan.stages:  # a plan that keeps what is held may have several on a unit
+    for stage in plan.stages:  # a plan that keeps held stages may have several on one unit
         taken[stage.node_id, stage.unit_id] += stage.num_bytes
     usable = [each.usable_bytes for each in request.candidates]
     for pool in request.pools:
@@ -288,13 +378,8 @@ def _usable(request: PlaceRequest, plan: Plan) -> list[int]:
     return usable
 
 
-def _cuts(request: PlaceRequest, plan: Plan) -> Sequence[Cut]:
-    indices = {_unit(each): index for index, each in enumerate(request.candidates)}
-    return [cut_of(indices[stage.node_id, stage.unit_id], stage.shard) for stage in plan.stages]
-
-
-def _badness(prediction: Prediction, preferences: Preferences) -> float:
-    """Return what the best plan has the least of."""
+def _minimized(prediction: Prediction, preferences: Preferences) -> float:
+    """Return the value that the best plan minimizes."""
     if preferences.objective is Objective.THROUGHPUT:
         return 1 / prediction.total_tokens_per_second
     return prediction.token_seconds

@@ -1,4 +1,4 @@
-"""Filling what nobody holds with the fastest stages, between those that are kept. Pure."""
+"""Fill gaps between kept stages with the fastest new stages. Pure."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from potluck.types.placement import PlacedStage
 
 
 def fill_by_speed(problem: PathProblem, units: Sequence[UnitKey]) -> Fill:
-    """Return what fills gaps such that a step of ``problem`` takes the least time.
+    """Return a function that fills gaps such that a step of ``problem`` takes the least time.
 
-    ``units`` are those of the problem, in its order. A unit may get a stage though it has one.
+    ``units`` are those of the problem, in its order. A unit may get a stage even if it has one.
     """
     index = {unit: number for number, unit in enumerate(units)}
 
@@ -47,14 +47,14 @@ def fill_by_speed(problem: PathProblem, units: Sequence[UnitKey]) -> Fill:
 def _part(
     problem: PathProblem, gap: Gap, index: Mapping[UnitKey, int], usable: Sequence[int]
 ) -> PathProblem:
-    """Return the problem of the gap's items, whose ends are the stages before and after it.
+    """Return the problem of the gap's items; its source and sink are the stages around the gap.
 
-    A stage that is kept on a unit which is not offered is taken to be at the coordinator.
+    A stage kept on a unit that is not offered is assumed to be on the coordinator.
     """
     before = -1 if gap.before is None else index.get(gap.before, -1)
     after = -1 if gap.after is None else index.get(gap.after, -1)
     items = slice(gap.start, gap.end)
-    # An end alone takes less than its parts, and only where it is an end of the model.
+    # An end without layers takes less than its parts, but only at an end of the model.
     alone = problem.item_bytes[:, [gap.start, gap.end - 1]] + problem.stage_bytes[:, None]
     if gap.start == 0:
         alone[:, 0] = problem.lone_bytes[:, 0]

@@ -1,14 +1,15 @@
-"""Plans that keep the stages that workers hold, and add what nobody holds. Pure.
+"""Plans that keep the stages that workers hold, and add the missing layers. Pure.
 
-When a machine is lost, the others have most of the model in memory. The plan that serves again
-soonest leaves every layer where it is, and places only the layers that are missing, as further
-stages on units that have room. A unit may then have several stages.
+When a machine is lost, the other nodes still have most of the model in memory. The plan that
+resumes serving soonest leaves every layer where it is, and places only the missing layers, as
+additional stages on units that have room. A unit may then have several stages.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -16,8 +17,10 @@ import msgspec
 from potluck.errors import InsufficientMemoryError
 from potluck.placement.cuts import Items, items_of, shard_of
 from potluck.placement.proportional import place
-from potluck.types.cluster import NodeId, UnitId
-from potluck.types.node import HeldStage, NodeReport
+from potluck.types.cluster import Epoch, NodeId, UnitId
+from potluck.types.held_stage import HeldStage
+from potluck.types.memory import MemoryPlan
+from potluck.types.node import NodeReport
 from potluck.types.placement import ModelCost, PlacedStage, Plan, UnitOffer
 from potluck.types.program import Shard
 from potluck.types.stage import StageSize
@@ -25,29 +28,32 @@ from potluck.types.stage import StageSize
 UnitKey = tuple[NodeId, UnitId]
 """A unit of the cluster."""
 
+_NO_EPOCH = Epoch(number=0, coordinator=NodeId(""))
+
 _NEVER_BYTES = 2**62
-"""What an end without a layer is said to take, so that none is placed."""
+"""The cost of an end without layers, so high that none is placed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holding:
-    """A stage that a node holds, as far as a plan may keep it."""
+    """A stage that a node holds, with the properties that decide whether a plan may keep it."""
 
     node_id: NodeId
     stage: HeldStage
 
     @property
     def unit(self) -> tuple[NodeId, UnitId]:
-        """Where it is."""
+        """Return the unit that holds it."""
         return self.node_id, self.stage.unit_id
 
     def is_stage(self, unit: tuple[NodeId, UnitId], shard: Shard, size: StageSize) -> bool:
-        """Return whether it is a plan's stage with this shard, of this size, on this unit."""
+        """Return whether it is the stage of a plan with this shard and size on this unit."""
         held = self.stage
         return (
             self.unit == unit
             and (held.start_layer, held.end_layer) == (shard.start_layer, shard.end_layer)
             and (held.has_embedding, held.has_head) == (shard.has_embedding, shard.has_head)
+            and held.part == shard.part
             and is_of_size(held, size)
         )
 
@@ -65,9 +71,9 @@ def _items(stage: HeldStage, num_layers: int) -> Items:
 
 
 def is_of_size(stage: HeldStage, size: StageSize) -> bool:
-    """Whether a held stage was loaded as a plan of this size would have it.
+    """Return whether a held stage was loaded as a plan of this size requires.
 
-    One whose weights are mapped will do where they need not be.
+    A stage with mapped weights is accepted even if mapping is not required.
     """
     return (
         stage.context_tokens == size.context_tokens
@@ -84,41 +90,85 @@ def kept(
     num_layers: int,
     in_use: Collection[tuple[NodeId, UnitId, int, int]] = (),
 ) -> tuple[Holding, ...]:
-    """Return the holdings that overlap nowhere and have most of the model, in its order.
+    """Return the non-overlapping holdings that cover most of the model, in its order.
 
-    Weighted interval scheduling (Kleinberg and Tardos, Algorithm Design, section 6.1). Of several
-    holders of the same layers it is the one whose node, unit and layers are ``in_use``, rather than
-    a spare.
+    Weighted interval scheduling (Kleinberg and Tardos, Algorithm Design, section 6.1). If there are
+    several holders of the same layers, the one whose node, unit and layers are ``in_use`` is
+    preferred to a spare. The members of a group, which follow one another, are kept together or not
+    at all.
     """
+
+    def rank(holding: Holding) -> tuple[bool, Epoch, UnitKey]:
+        stage = holding.stage
+        is_used = (*holding.unit, stage.start_layer, stage.end_layer) in in_use
+        return is_used, stage.epoch, holding.unit
+
     by_end = sorted(
-        ((_items(each.stage, num_layers), each) for each in holdings),
-        key=lambda pair: (
-            pair[0].end,
-            pair[0].start,
-            (*pair[1].unit, pair[1].stage.start_layer, pair[1].stage.end_layer) in in_use,
-            pair[1].stage.epoch,
-            pair[1].unit,
+        (
+            (_items(members[0].stage, num_layers), members)
+            for members in _whole_groups(holdings, rank)
         ),
+        key=lambda pair: (pair[0].end, pair[0].start, min(map(rank, pair[1]))),
     )
     ends = [part.end for part, _ in by_end]
     best: list[tuple[tuple[int, int], tuple[Holding, ...]]] = [((0, 0), ())]
-    for index, (part, holding) in enumerate(by_end):
+    for index, (part, members) in enumerate(by_end):
         before = best[bisect_right(ends, part.start, hi=index)]
-        # Among equals, fewer stages are fewer hops.
+        # At equal coverage, prefer fewer stages, which means fewer hops.
         score = (before[0][0] + part.end - part.start, before[0][1] - 1)
         without = best[index]
         has_more = score > without[0] or (score == without[0] and bool(without[1]))
-        best.append((score, (*before[1], holding)) if has_more else without)
+        best.append((score, (*before[1], *members)) if has_more else without)
     return best[-1][1]
+
+
+def _whole_groups(
+    holdings: Iterable[Holding], rank: Callable[[Holding], tuple[bool, Epoch, UnitKey]]
+) -> Iterator[tuple[Holding, ...]]:
+    """Yield every completely held stage: by one unit, or by all members of a group.
+
+    If there are several holders of one part, it is the one of the highest rank whose unit has no
+    other part.
+    """
+    groups: dict[HeldStage, list[Holding]] = {}
+    for each in sorted(holdings, key=rank, reverse=True):
+        part = each.stage.part
+        if part is None:
+            yield (each,)
+        else:
+            leading = replace(part, member=0)
+            common = msgspec.structs.replace(
+                each.stage,
+                epoch=_NO_EPOCH,
+                unit_id=UnitId(""),
+                part=leading,
+                num_bytes=0,
+                device_bytes=0,
+                is_mapped=False,
+            )
+            groups.setdefault(common, []).append(each)
+    for common, held in groups.items():
+        members: list[Holding] = []
+        for member in range(len(common.part.shares) if common.part is not None else 0):
+            units = {each.unit for each in members}
+            members += [
+                each
+                for each in held
+                if each.stage.part is not None
+                and each.stage.part.member == member
+                and each.unit not in units
+            ][:1]
+        if common.part is not None and len(members) == len(common.part.shares):
+            yield tuple(members)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gap:
-    """Items of a model that nobody holds, and what there is to fill them with.
+    """Items of a model that nobody holds, and the units that can take them.
 
     The items ``[start, end)`` are as in ``placement.path``. The stages ``before`` and ``after`` are
-    on these units; None at the ends of the model. ``left`` is what units still offer, ``busy`` are
-    those that have a stage already.
+    on these units; None at the ends of the model. ``left`` is what units still offer, and ``busy``
+    are those that already have a stage.
     """
 
     start: int
@@ -131,7 +181,7 @@ class Gap:
 
 
 Fill = Callable[[Gap], list[PlacedStage] | None]
-"""Places the layers of a gap; None if they do not fit."""
+"""Places the layers of a gap; returns None if they do not fit."""
 
 
 def keep_and_fill(
@@ -140,16 +190,18 @@ def keep_and_fill(
     cost: ModelCost,
     fill: Fill | None = None,
 ) -> Plan | None:
-    """Return a plan that keeps ``holdings`` and has ``fill`` place what lies between them.
+    """Return a plan that keeps ``holdings`` and places the layers between them with ``fill``.
 
-    ``holdings`` are as ``kept`` gives them. None if there are none, or if the rest does not fit in
-    what the units offer besides. Without ``fill``, gaps are filled in proportion to memory.
+    ``holdings`` are as returned by ``kept``. Return None if there are none, or if the missing
+    layers do not fit in the remaining memory. Without ``fill``, gaps are filled in proportion to
+    memory.
     """
     if not holdings:
         return None
     num_layers = len(cost.layer_bytes)
     stages: list[PlacedStage] = []
     busy = {each.unit for each in holdings}
+    leader: UnitKey | None = None
     left = {(offer.node_id, offer.unit_id): offer for offer in offers}
     position = 0
     for holding in (*holdings, None):
@@ -160,7 +212,7 @@ def keep_and_fill(
                 Gap(
                     start=gap.start,
                     end=gap.end,
-                    before=(stages[-1].node_id, stages[-1].unit_id) if stages else None,
+                    before=leader,
                     after=None if holding is None else holding.unit,
                     left=left,
                     busy={(each.node_id, each.unit_id) for each in stages} | busy,
@@ -170,6 +222,7 @@ def keep_and_fill(
             if filling is None:
                 return None
             stages += filling
+            leader = filling[-1].node_id, filling[-1].unit_id
             for stage in filling:
                 offer = left[stage.node_id, stage.unit_id]
                 left[stage.node_id, stage.unit_id] = replace(
@@ -180,24 +233,28 @@ def keep_and_fill(
                 PlacedStage(
                     node_id=holding.node_id,
                     unit_id=holding.stage.unit_id,
-                    shard=shard_of(part.start, part.end, num_layers),
+                    shard=replace(
+                        shard_of(part.start, part.end, num_layers), part=holding.stage.part
+                    ),
                     num_bytes=holding.stage.num_bytes + holding.stage.device_bytes,
                     is_mapped=holding.stage.is_mapped,
                 )
             )
             position = part.end
+            if not stages[-1].shard.is_led:
+                leader = holding.unit
     return Plan(stages=tuple(stages), rejections=())
 
 
 def fill_by_memory(gap: Gap) -> list[PlacedStage] | None:
     """Place the layers of a gap: on one unit if one has the room, and otherwise on several.
 
-    One that has no stage yet comes before those that are busy.
+    Units without a stage come before those that have one.
     """
     cost, left, busy = gap.cost, gap.left, gap.busy
     shard = shard_of(gap.start, gap.end, len(cost.layer_bytes))
     if shard.start_layer == shard.end_layer:
-        return None  # an end alone: a plan of its own has more to choose from
+        return None  # an end without layers: a new plan has more choices
     part_cost = replace(
         cost,
         layer_bytes=cost.layer_bytes[shard.start_layer : shard.end_layer],
@@ -214,7 +271,7 @@ def fill_by_memory(gap: Gap) -> list[PlacedStage] | None:
     )
     by_room = sorted(left.values(), key=lambda offer: (-offer.usable_bytes, offer.node_id))
     idle_first = sorted(by_room, key=lambda offer: (offer.node_id, offer.unit_id) in busy)
-    # Each further stage is a process and a hop, so that not every unit gets a share of the gap.
+    # Each additional stage is a process and a hop, so not every unit gets a share of the gap.
     choices = [[offer] for offer in idle_first]
     choices += [by_room[:count] for count in range(2, len(by_room) + 1)]
     for choice in choices:
@@ -227,7 +284,7 @@ def fill_by_memory(gap: Gap) -> list[PlacedStage] | None:
 
 
 def _in_model(stage: PlacedStage, gap: Shard) -> PlacedStage:
-    """A stage of a gap's plan as one of the whole model's."""
+    """Return a stage of a gap's plan as a stage of the whole model."""
     part = stage.shard
     shard = Shard(
         start_layer=gap.start_layer + part.start_layer,
@@ -241,23 +298,39 @@ def _in_model(stage: PlacedStage, gap: Shard) -> PlacedStage:
 
 def released(report: NodeReport, stages: Iterable[HeldStage]) -> NodeReport:
     """Return a report as it would be without ``stages``, which the node holds now."""
-    host_bytes = sum(stage.num_bytes for stage in stages)
+    host_bytes, device_bytes = 0, Counter[UnitId]()
+    for stage in stages:
+        host_bytes += stage.num_bytes
+        device_bytes[stage.unit_id] += stage.device_bytes
+    return _with_more(report, host_bytes, device_bytes)
+
+
+def reserved(report: NodeReport, stages: Iterable[tuple[UnitId, MemoryPlan]]) -> NodeReport:
+    """Return a report as it would be if memory were promised to ``stages``, none taken so far."""
+    host_bytes, device_bytes = 0, Counter[UnitId]()
+    for unit_id, memory in stages:
+        host_bytes -= memory.host_bytes
+        device_bytes[unit_id] -= memory.device_bytes
+    return _with_more(report, host_bytes, device_bytes)
+
+
+def _with_more(
+    report: NodeReport, host_bytes: int, device_bytes: Mapping[UnitId, int]
+) -> NodeReport:
+    """Return a report with more usable memory on the host, and on units with their own."""
     units = tuple(
         msgspec.structs.replace(
             unit,
             usable_bytes=unit.usable_bytes
-            + (
-                host_bytes
-                if unit.is_shared
-                else sum(each.device_bytes for each in stages if each.unit_id == unit.unit_id)
-            ),
+            + (host_bytes if unit.is_shared else device_bytes.get(unit.unit_id, 0)),
         )
         for unit in report.units
     )
     return msgspec.structs.replace(
         report,
         usable_bytes=report.usable_bytes + host_bytes,
-        # What a stage has not taken is promised to it, and what it has taken is not free.
+        # Memory that a stage has not yet taken is reserved for it; memory that it has taken is not
+        # free.
         untaken_bytes=report.untaken_bytes - host_bytes,
         units=units,
     )

@@ -1,12 +1,15 @@
-"""Layouts that a user writes, as in ``desktop=24,board/cpu/native=8``: which unit takes how many
-layers, in this order.
+"""Layouts written by a user, such as ``desktop=24,board/cpu/native=8``: how many layers each unit
+holds, in this order.
+
+A stage on several units, such as ``desktop*3+board=24``, is held by them as a group, with shares in
+proportion to the given numbers (1 by default).
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -16,21 +19,30 @@ from potluck.types.cluster import NodeId, UnitId
 from potluck.types.model import ModelConfig
 from potluck.types.node import NodeReport
 from potluck.types.placement import LayoutStage
+from potluck.types.program import GroupPart
 from potluck.types.ranges import MAX_WHOLE
 from potluck.types.unit import Role
 
-_FORM = "--layout is NODE[/UNIT]=LAYERS,…, as in desktop=24,board/cpu/native=8"
+_FORM = "--layout has the form NODE[/UNIT]=LAYERS,…, for example desktop=24,board/cpu/native=8"
+_GROUP_FORM = (
+    "units that share layers have the form NODE[/UNIT][*SHARE]+…=LAYERS, for example "
+    "desktop*3+board=24"
+)
 _NUM_SHOWN = 8
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9._-]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenStage:
-    """A stage as it is written. ``unit_id`` None is the one unit of the node that serves."""
+    """A stage as written. ``unit_id`` None means the only serving unit of the node.
+
+    Each member of a group is a stage of its own, with a ``part``.
+    """
 
     node: str
     unit_id: UnitId | None
     num_layers: int
+    part: GroupPart | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +59,7 @@ class LayoutNode:
 
 
 def layout_nodes(reports: Sequence[NodeReport]) -> list[LayoutNode]:
-    """Return what a layout may name of the nodes that sent ``reports``."""
+    """Return the nodes that a layout may name, from their ``reports``."""
     return [
         LayoutNode(
             node_id=report.node_id,
@@ -60,17 +72,38 @@ def layout_nodes(reports: Sequence[NodeReport]) -> list[LayoutNode]:
 
 
 def parse_layout(text: str) -> tuple[WrittenStage, ...]:
-    """Return the stages that ``text`` lists. Raise ``ParameterError`` if it has another form."""
-    return tuple(_parse_stage(part.strip()) for part in text.split(","))
+    """Return the stages that ``text`` lists. Raise ``ParameterError`` if it is malformed."""
+    return tuple(stage for part in text.split(",") for stage in _parse_stage(part.strip()))
 
 
-def _parse_stage(text: str) -> WrittenStage:
-    place, equals, number = text.rpartition("=")
-    node, slash, unit = place.partition("/")
-    is_number = number.isascii() and number.isdigit() and len(number) <= len(str(MAX_WHOLE))
-    if not equals or not node or (slash and not unit) or not is_number:
-        raise ParameterError("layout", f"--layout: {text!r} is no stage", hint=_FORM)
-    return WrittenStage(node=node, unit_id=UnitId(unit) if unit else None, num_layers=int(number))
+def _parse_stage(text: str) -> Iterator[WrittenStage]:
+    places, equals, number = text.rpartition("=")
+    members = [each.strip() for each in places.split("+")]
+    if not equals or not _is_number(number):
+        raise ParameterError("layout", f"--layout: {text!r} is not a stage", hint=_FORM)
+    shares = []
+    for index, member in enumerate(members):
+        place, asterisk, share = member.rpartition("*")
+        if asterisk:
+            members[index] = place
+        if asterisk and (len(members) == 1 or not _is_number(share) or int(share) == 0):
+            raise ParameterError("layout", f"--layout: {text!r} is not a stage", hint=_GROUP_FORM)
+        shares.append(int(share) if asterisk else 1)
+    for index, member in enumerate(members):
+        node, slash, unit = member.partition("/")
+        if not node or (slash and not unit):
+            hint = _FORM if len(members) == 1 else _GROUP_FORM
+            raise ParameterError("layout", f"--layout: {text!r} is not a stage", hint=hint)
+        yield WrittenStage(
+            node=node,
+            unit_id=UnitId(unit) if unit else None,
+            num_layers=int(number),
+            part=GroupPart(member=index, shares=tuple(shares)) if len(members) > 1 else None,
+        )
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= len(str(MAX_WHOLE))
 
 
 def resolve_layout(
@@ -78,7 +111,7 @@ def resolve_layout(
 ) -> tuple[LayoutStage, ...]:
     """Return the stages with the ids of their nodes and units.
 
-    Raise ``ParameterError`` for a node or a unit that is not there or is not named exactly.
+    Raise ``ParameterError`` for an unknown or ambiguous node or unit.
     """
     by_id = {node.node_id: node for node in nodes}
     by_name: dict[str, list[LayoutNode]] = {}
@@ -89,7 +122,10 @@ def resolve_layout(
         node = by_id.get(NodeId(stage.node)) or _named(stage.node, by_name)
         stages.append(
             LayoutStage(
-                node_id=node.node_id, unit_id=_unit_of(stage, node), num_layers=stage.num_layers
+                node_id=node.node_id,
+                unit_id=_unit_of(stage, node),
+                num_layers=stage.num_layers,
+                part=stage.part,
             )
         )
     return tuple(stages)
@@ -102,15 +138,15 @@ def _named(name: str, by_name: Mapping[str, Sequence[LayoutNode]]) -> LayoutNode
         case []:
             raise ParameterError(
                 "layout",
-                f"--layout: there is no node {name}",
-                hint=f"nodes are {format_few(sorted(by_name), _NUM_SHOWN)}",
+                f"--layout: unknown node {name}",
+                hint=f"known nodes: {format_few(sorted(by_name), _NUM_SHOWN)}",
             )
         case several:
             ids = [node.node_id for node in several]
             raise ParameterError(
                 "layout",
-                f"--layout: {len(ids)} nodes have the name {name}",
-                hint=f"name one by its id: {format_few(ids, _NUM_SHOWN)}",
+                f"--layout: {len(ids)} nodes are named {name}",
+                hint=f"use a node id: {format_few(ids, _NUM_SHOWN)}",
             )
 
 
@@ -127,83 +163,118 @@ def _unit_of(stage: WrittenStage, node: LayoutNode) -> UnitId:
     if len(node.serving) != 1:
         raise ParameterError(
             "layout",
-            f"--layout: {len(node.serving)} units of {stage.node} serve, and none is named",
-            hint=f"name one, as in {stage.node}/UNIT={stage.num_layers}; its units are {units}",
+            f"--layout: {stage.node} has {len(node.serving)} usable units, and the layout "
+            "does not say which one",
+            hint=f"name a unit, for example {stage.node}/UNIT={stage.num_layers}; its units "
+            f"are {units}",
         )
     return node.serving[0]
 
 
 def written_layout(stages: Sequence[LayoutStage], nodes: Sequence[LayoutNode]) -> str:
-    """Return what ``parse_layout`` and ``resolve_layout`` read as ``stages``.
+    """Return a text that ``parse_layout`` and ``resolve_layout`` read as ``stages``.
 
-    Nodes have their names where these are clear, otherwise their ids. A unit is named where it is
-    not the only one of its node that serves.
+    Nodes are given by name if it is unique, otherwise by id. A unit is named if it is not the only
+    serving unit of its node.
     """
     by_id = {node.node_id: node for node in nodes}
     names = Counter(node.name for node in nodes)
-    parts = []
+    parts: list[str] = []
     for stage in stages:
         place, node = str(stage.node_id), by_id.get(stage.node_id)
         if node is not None and names[node.name] == 1 and _PLAIN_NAME.fullmatch(node.name):
             place = node.name if NodeId(node.name) not in by_id else place
         if node is None or node.serving != (stage.unit_id,):
             place += f"/{stage.unit_id}"
+        if stage.part is not None and any(share != 1 for share in stage.part.shares):
+            place += f"*{stage.part.shares[stage.part.member]}"
+        if stage.is_led:
+            place = f"{parts.pop().rpartition('=')[0]}+{place}"
         parts.append(f"{place}={stage.num_layers}")
     return ",".join(parts)
 
 
-def no_such_cut(layer: int, num_layers: int, no_cuts: Collection[int]) -> ParameterError:
-    """Return the error of a layout in which a stage begins with ``layer``, and none may.
+def _has_whole_groups(layout: Sequence[LayoutStage]) -> bool:
+    """Return whether the members of every group follow one another, with the same layers."""
+    rest: list[LayoutStage] = list(layout)
+    while rest:
+        first = rest[0]
+        shares = (1,) if first.part is None else first.part.shares
+        members, rest = rest[: len(shares)], rest[len(shares) :]
+        if first.part is None:
+            continue
+        wanted = [(GroupPart(member=index, shares=shares)) for index in range(len(shares))]
+        if [each.part for each in members] != wanted:
+            return False
+        if any(each.num_layers != first.num_layers for each in members):
+            return False
+    return True
 
-    ``no_cuts`` are all layers before which the model is not cut (``ModelCost.no_cuts``).
+
+def no_such_cut(layer: int, num_layers: int, no_cuts: Collection[int]) -> ParameterError:
+    """Return the error for a layout with a stage that begins with ``layer``, where no stage may
+    begin.
+
+    ``no_cuts`` are all layers before which the model cannot be cut (``ModelCost.no_cuts``).
     """
     possible = [each for each in range(1, num_layers) if each not in no_cuts]
     nearest = sorted(sorted(possible, key=lambda each: abs(each - layer))[:2])
     return ParameterError(
         "layout",
-        f"--layout has a stage that begins with layer {layer}, which uses keys and values, or an "
-        "embedding, of layers before it",
-        hint=f"let it begin with layer {' or '.join(map(str, nearest))}"
+        f"--layout has a stage that begins with layer {layer}, which uses keys and values, or "
+        "an embedding, of earlier layers",
+        hint=f"begin the stage with layer {' or '.join(map(str, nearest))}"
         if nearest
-        else "give all layers to one unit",
+        else "put all layers on one unit",
     )
 
 
 def check_layout(layout: Sequence[LayoutStage], config: ModelConfig) -> None:
-    """Raise ``ParameterError`` if these are no stages of this model.
+    """Raise ``ParameterError`` if these are not valid stages of this model.
 
-    Only the first stage and the last one, which have the embedding and the head, may be without a
-    layer, and layers that share keys and values are on one stage.
+    Only the first and the last stage, which have the embedding and the head, may have no layers,
+    and layers that share keys and values are on one stage.
     """
     num_layers = config.num_layers
-    total = sum(stage.num_layers for stage in layout)
+    leading = [stage for stage in layout if not stage.is_led]
+    total = sum(stage.num_layers for stage in leading)
+    if not _has_whole_groups(layout):
+        raise ParameterError("layout", "--layout has an incomplete group", hint=_GROUP_FORM)
     if any(stage.num_layers < 0 for stage in layout):
         raise ParameterError(
-            "layout", "--layout has a stage with fewer than 0 layers", hint="give it some"
+            "layout",
+            "--layout has a stage with fewer than 0 layers",
+            hint="give it at least one layer",
         )
     if total != num_layers:
         raise ParameterError(
             "layout",
-            f"--layout has {total} layers, and the model has {num_layers}",
-            hint="change a number so that the sum is that of the model",
+            f"--layout has {total} layers, but the model has {num_layers}",
+            hint="change the numbers so that they add up to the model's layers",
         )
     seen = set()
-    for index, stage in enumerate(layout):
+    for stage in layout:
         unit = f"{stage.node_id} {stage.unit_id}"
         if unit in seen:
             raise ParameterError(
                 "layout",
                 f"--layout has two stages on {unit}",
-                hint="a unit holds one stage: give it one range of layers",
+                hint="a unit can only have one stage: give it one range of layers",
             )
         seen.add(unit)
-        if stage.num_layers == 0 and 0 < index < len(layout) - 1:
+        if stage.num_layers == 0 and stage.part is not None:
             raise ParameterError(
                 "layout",
-                f"--layout has no layer for {unit}, which is neither first nor last",
-                hint="leave the stage out",
+                f"--layout has a group with {unit} and no layers for it",
+                hint="give the group layers, or list one of its units alone",
+            )
+        if stage.num_layers == 0 and stage not in (leading[0], leading[-1]):
+            raise ParameterError(
+                "layout",
+                f"--layout has no layers for {unit}, which is neither first nor last",
+                hint="omit the stage",
             )
     no_cuts = [layer for layer in range(num_layers) if not config.can_cut_before(layer)]
-    for start in accumulate(stage.num_layers for stage in layout[:-1]):
+    for start in accumulate(stage.num_layers for stage in leading[:-1]):
         if start in no_cuts:
             raise no_such_cut(start, num_layers, no_cuts)

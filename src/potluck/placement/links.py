@@ -1,13 +1,13 @@
 """How long a step takes from one node to another.
 
-Measured links are nodes' own reports. Where there is none, or one that cannot be true, an ordinary
-local network is assumed between machines, and the loopback interface within one.
+Nodes report measured links. If there is no measurement, or an implausible one, a typical local
+network is assumed between machines, and the loopback interface within one.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from potluck.types.cluster import NodeId
@@ -15,11 +15,13 @@ from potluck.types.placement import Basis
 from potluck.types.speed import NodeSpeeds
 
 HEADER_BYTES = 200
-"""A frame's preamble and the header of a step of one sequence, with what TLS adds."""
+"""A frame's preamble and the header of a step of one sequence, including TLS overhead."""
 HEADER_BYTES_PER_TOKEN = 60
 _FLOAT_BYTES = 4
 HOP_SECONDS = 100e-6
-"""What a hop takes besides its link: a frame is encoded, encrypted, decoded, and a thread woken."""
+"""The cost of a hop in addition to its link: encoding, encrypting and decoding a frame, and waking
+a thread.
+"""
 
 _LATENCY = (0.0, 60.0)
 _BYTES_PER_SECOND = (1e2, 1e13)
@@ -28,7 +30,7 @@ _LEAST_LATENCY = 1e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """The way from one node to another: one-way latency of a small frame, and bandwidth.
+    """The link from one node to another: one-way latency of a small frame, and bandwidth.
 
     Both are positive and finite.
     """
@@ -38,7 +40,7 @@ class Link:
     basis: Basis
 
     def hop_seconds(self, num_bytes: float) -> float:
-        """Return how much later a frame arrives than it was ready to be sent."""
+        """Return the time from when a frame is ready to be sent until it has arrived."""
         return HOP_SECONDS + self.latency_seconds + self.busy_seconds(num_bytes)
 
     def busy_seconds(self, num_bytes: float) -> float:
@@ -47,7 +49,11 @@ class Link:
 
 
 NETWORK = Link(latency_seconds=300e-6, bytes_per_second=100e6, basis=Basis.ASSUMED)
-"""Between machines: Ethernet of a gigabit with a switch."""
+"""Between machines: Gigabit Ethernet with a switch."""
+_CLOSED = Link(latency_seconds=1e4, bytes_per_second=1e3, basis=Basis.MEASURED)
+"""Between nodes of which neither can connect to the other: a plan makes them neighbours only if
+there is no other choice, and then fails to connect, with the reason."""
+
 LOOPBACK = Link(latency_seconds=60e-6, bytes_per_second=2e9, basis=Basis.TABLE)
 """Within a machine, with TLS (``benchmarks/results/hop.json``)."""
 
@@ -56,8 +62,8 @@ LOOPBACK = Link(latency_seconds=60e-6, bytes_per_second=2e9, basis=Basis.TABLE)
 class LinkTable:
     """Links by ordered pair of nodes, and the machine of each node.
 
-    ``network`` and ``loopback`` stand for links that are not there. Nodes whose machine is not
-    known are on machines of their own.
+    ``network`` and ``loopback`` are used for missing links. Each node whose machine is unknown is
+    assumed to be on a machine of its own.
     """
 
     links: Mapping[tuple[NodeId, NodeId], Link] = field(default_factory=dict)
@@ -66,9 +72,9 @@ class LinkTable:
     loopback: Link = LOOPBACK
 
     def link(self, source: NodeId, target: NodeId) -> Link:
-        """Return the way from ``source`` to ``target``, also of two units of one node.
+        """Return the link from ``source`` to ``target``, which may be two units of one node.
 
-        Where only the way back was measured, both are taken to be alike.
+        If only the opposite direction was measured, both directions are assumed to be alike.
         """
         found = self.links.get((source, target)) or self.links.get((target, source))
         if found is not None:
@@ -78,10 +84,10 @@ class LinkTable:
         return self.loopback if is_same else self.network
 
 
-def link_table(speeds: Iterable[NodeSpeeds], host_ids: Mapping[NodeId, str]) -> LinkTable:
-    """Return the links that nodes report; what cannot be true is left out.
+def link_table(speeds: Collection[NodeSpeeds], host_ids: Mapping[NodeId, str]) -> LinkTable:
+    """Return the links that nodes report, without implausible values.
 
-    A report with a latency and without a bandwidth, or the reverse, counts for what it has.
+    A report with a latency but no bandwidth, or the reverse, is used for the value that it has.
     """
     links: dict[tuple[NodeId, NodeId], Link] = {}
     assumed = LinkTable(host_ids=host_ids)
@@ -100,6 +106,8 @@ def link_table(speeds: Iterable[NodeSpeeds], host_ids: Mapping[NodeId, str]) -> 
                 bytes_per_second=default.bytes_per_second if bandwidth is None else bandwidth,
                 basis=Basis.MEASURED if is_whole else default.basis,
             )
+    closed = {(node.node_id, other) for node in speeds for other in node.unreachable}
+    links.update({pair: _CLOSED for pair in closed if pair[::-1] in closed})
     return LinkTable(links=links, host_ids=dict(host_ids))
 
 
@@ -109,7 +117,7 @@ def step_bytes(num_tokens: int, hidden_size: int) -> int:
 
 
 def header_bytes(num_tokens: int) -> int:
-    """Return the bytes of a frame without hidden states: to the first stage, and results."""
+    """Return the bytes of a frame without hidden states: a step to the first stage, or a result."""
     return HEADER_BYTES + num_tokens * HEADER_BYTES_PER_TOKEN
 
 

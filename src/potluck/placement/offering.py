@@ -1,7 +1,7 @@
-"""What a model may be placed on: units that work, and the memory that each may use. Pure.
+"""Where a model may be placed: units that work, and the memory that each may use. Pure.
 
-Units that serve come first. Those in reserve, which are slower than others of their node, are
-offered only where the model does not fit without them; the rest never are.
+Serving units come first. Units in reserve, which are slower than others of their node, are offered
+only if the model does not fit without them; all others are never offered.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ _HEADROOM_SHARE = 32
 
 
 def headroom_bytes(limit_bytes: int) -> int:
-    """Of memory that is shared, what no plan counts on: a 32nd, at most 64 MiB.
+    """Return how much shared memory to leave unplanned: 1/32, at most 64 MiB.
 
-    The workers look again when they load, and by then others may have taken some: the rest of the
-    machine, or in a control group its agent. If they took more, the next epoch is planned with
-    what is left.
+    Workers check again when they load, and by then other processes (or, in a control group, the
+    agent) may have taken some memory. If they took more, the next epoch is planned with what is
+    left.
     """
     return min(_MAX_HEADROOM_BYTES, limit_bytes // _HEADROOM_SHARE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offered:
-    """Units that stages may be placed on, and those that may not be, with the reasons.
+    """Units on which stages may be placed, and those on which they may not, with the reasons.
 
-    ``offers`` have shares of memory that all of them may use at the same time. A plan that leaves
-    some of them out may use more on others: ``most_bytes`` on each, and no more than each of the
-    ``pools`` has, whose members are indices of ``offers``.
+    ``offers`` have shares of memory that all units may use at the same time. A plan that leaves
+    some of them out may use more on others: at most ``most_bytes`` on each, and at most the memory
+    of each of the ``pools``, whose members are indices of ``offers``.
     """
 
     offers: tuple[UnitOffer, ...]
@@ -53,15 +53,14 @@ def offers(
     with_reserve: bool = False,
     host_bytes: Mapping[str, int] | None = None,
 ) -> Offered:
-    """What the units of ``candidates`` may use; nodes that drain are out.
+    """Return what the units of ``candidates`` may use, without draining nodes.
 
-    Units that draw on the same memory, of whichever agents (those of one machine, those of one
-    control group), share fairly what is left of it after all the agents' stages: ``reports`` are
-    of every agent, so that a promise made by one of them binds the others.
+    Units that draw on the same memory, whichever agent they belong to (those of one machine or one
+    control group), share fairly what is left of it after the stages of all agents: ``reports`` are
+    those of every agent, so that memory promised by one of them is not offered by the others.
 
-    A stage on a unit with memory of its own takes some of its machine's as well: by backend the
-    ``host_bytes``, which are set aside before others share. A node that does not have them offers
-    no such unit.
+    A stage on a unit with memory of its own takes some host memory as well: ``host_bytes`` by
+    backend, set aside before the others share. A node that does not have them offers no such unit.
     """
     taking: list[tuple[NodeReport, UnitReport]] = []
     rejections: list[Rejection] = []
@@ -86,8 +85,8 @@ def offers(
         )
         if room < needed:
             reason = (
-                f"a stage there takes {format_bytes(needed)} of the machine's memory as well, and "
-                f"{format_bytes(max(0, room))} of it may be used"
+                f"a stage there also needs {format_bytes(needed)} of the machine's memory, of "
+                f"which {format_bytes(max(0, room))} are usable"
             )
             taking.remove((report, unit))
             rejections.append(_rejection(report, unit, reason))
@@ -107,7 +106,7 @@ def offers(
         for pool_id, left_bytes in left.items()
     ]
     most = [
-        # A limit of the node is one for all that its stages take of the machine's memory.
+        # A limit of the node applies to everything that its stages take of host memory.
         min(unit.usable_bytes, report.usable_bytes - set_aside[report.node_id])
         if unit.is_shared
         else unit.usable_bytes
@@ -129,7 +128,9 @@ def offers(
 
 
 def _node_pools(taking: Sequence[tuple[NodeReport, UnitReport]], most: Sequence[int]) -> list[Pool]:
-    """A pool for each node with several units that draw on its memory, such as a CPU and a GPU."""
+    """Return a pool for each node with several units that draw on its memory, such as CPU and
+    GPU.
+    """
     members: dict[NodeId, set[int]] = {}
     for index, (report, unit) in enumerate(taking):
         if unit.is_shared:
@@ -142,7 +143,7 @@ def _node_pools(taking: Sequence[tuple[NodeReport, UnitReport]], most: Sequence[
 
 
 def reason_against(unit: UnitReport, *, with_reserve: bool) -> str | None:
-    """Why a unit is not offered, by its role; None if it is."""
+    """Return why a unit is not offered, according to its role; None if it is."""
     match unit.role:
         case Role.SERVES:
             return None
@@ -157,11 +158,11 @@ def reason_against(unit: UnitReport, *, with_reserve: bool) -> str | None:
 
 
 def _left_by_pool(reports: Sequence[NodeReport]) -> dict[str, int]:
-    """What all units together may still use of each pool."""
+    """Return the memory that all units together may still use of each pool."""
     left = {}
     for pool in {pool.pool_id: pool for report in reports for pool in report.pools}.values():
         drawing = [report for report in reports if pool.pool_id in report.pool_ids]
-        # Reports are not of one moment: the least that anybody saw counts.
+        # Reports are from different moments: use the smallest reported value.
         seen = min(p.available_bytes for r in drawing for p in r.pools if p.pool_id == pool.pool_id)
         promised = sum(report.untaken_bytes for report in drawing)
         left[pool.pool_id] = seen - headroom_bytes(pool.limit_bytes) - promised

@@ -1,7 +1,7 @@
 """Placement as a path problem: which units, in which order, take which part of a row of items.
 
 The items of a model are its embedding, its decoder layers and its head, in this order. Every stage
-takes a contiguous range of them that is not empty. Each unit has at most one stage.
+takes a contiguous, non-empty range of them. Each unit has at most one stage.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ Bytes: TypeAlias = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PathProblem:
-    """Units, items and links of one problem. Arrays are not to be written to.
+    """Units, items and links of one problem. The arrays must not be modified.
 
     With ``U`` units and ``I`` items:
 
-    - ``usable_bytes`` ``[U]``, ``item_bytes`` ``[U, I]``, and ``stage_bytes`` ``[U]`` for any
-      stage. A stage of all items takes ``shared_bytes`` ``[U]`` less (a tied head is the
-      embedding); a stage of the first or the last item alone takes ``lone_bytes`` ``[U, 2]`` in
-      all, which is less than the sum of its parts.
+    - ``usable_bytes`` ``[U]``, ``item_bytes`` ``[U, I]``, and ``stage_bytes`` ``[U]``, the fixed
+      cost of any stage. A stage of all items takes ``shared_bytes`` ``[U]`` less (a tied head is
+      the embedding); a stage of only the first or only the last item takes ``lone_bytes`` ``[U,
+      2]`` in total, which is less than the sum of its parts.
     - ``item_seconds`` ``[U, I]`` and ``stage_seconds`` ``[U]`` in the same way.
-    - ``hop_seconds`` ``[U + 1, U + 1]``: what a step's way from one unit to another adds to its
-      time; the last row is from the source, the last column to the sink. ``busy_seconds`` of the
-      same shape: how long the link is occupied by it, at most ``hop_seconds``.
+    - ``hop_seconds`` ``[U + 1, U + 1]``: the time that a hop from one unit to another adds to a
+      step; the last row is from the source, the last column to the sink. ``busy_seconds``, of the
+      same shape: how long the hop occupies the link, at most ``hop_seconds``.
     - No stage begins or ends before an item in ``no_cuts``.
     """
 
@@ -49,16 +49,16 @@ class PathProblem:
 
     @property
     def num_units(self) -> int:
-        """``U``."""
+        """Return ``U``."""
         return len(self.usable_bytes)
 
     @property
     def num_items(self) -> int:
-        """``I``: the layers, the embedding and the head."""
+        """Return ``I``: the layers, the embedding and the head."""
         return int(self.item_bytes.shape[1])
 
     def bytes_of(self, cut: Cut) -> int:
-        """Return what a stage takes."""
+        """Return the memory cost of a stage."""
         unit, last = cut.unit, self.num_items
         if (cut.start, cut.end) == (0, 1) and last > 1:
             return int(self.lone_bytes[unit, 0])
@@ -79,7 +79,7 @@ class PathProblem:
         return hops + sum(map(self.seconds_of, cuts))
 
     def bottleneck_seconds(self, cuts: tuple[Cut, ...]) -> float:
-        """Return how long a step occupies the stage or the link that it occupies longest."""
+        """Return how long a step occupies the bottleneck: the busiest stage or link."""
         ends = [-1, *(cut.unit for cut in cuts), -1]
         links = [float(self.busy_seconds[a, b]) for a, b in pairwise(ends)]
         return max(*links, *map(self.seconds_of, cuts))
@@ -87,10 +87,10 @@ class PathProblem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Path:
-    """An answer to a ``PathProblem``: stages in order, and how good it is.
+    """A solution of a ``PathProblem``: stages in order, and how good it is.
 
-    ``seconds`` is what was to be least, and ``bound_seconds`` what no answer is below; they are
-    equal if the answer was proved best.
+    ``seconds`` is the minimized value, and ``bound_seconds`` a lower bound for all solutions; they
+    are equal if the solution was proved optimal.
     """
 
     cuts: tuple[Cut, ...]
@@ -99,7 +99,7 @@ class Path:
 
     @property
     def gap(self) -> float:
-        """How much better another answer could be, as a part of this one's seconds."""
+        """Return by how much another solution could be better, relative to this one's seconds."""
         return max(0.0, 1 - self.bound_seconds / self.seconds) if self.seconds else 0.0
 
 

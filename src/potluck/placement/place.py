@@ -1,31 +1,66 @@
-"""The best place for a model: units, links and preferences in, a plan out. Pure."""
+"""Find the best placement of a model: take units, links and preferences, return a plan. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from potluck.errors import InsufficientMemoryError, ParameterError
-from potluck.placement.cuts import Cut, shard_of
+from potluck.placement.candidates import Candidate
+from potluck.placement.cuts import Cut, bytes_of
+from potluck.placement.group_search import choices
+from potluck.placement.grouping import (
+    Group,
+    GroupedRequest,
+    can_join,
+    placed_on,
+    places_of,
+    predicted,
+    with_groups,
+)
 from potluck.placement.layout import no_such_cut
 from potluck.placement.path import PathProblem
 from potluck.placement.problem import path_problem, path_problems
-from potluck.placement.request import PlaceRequest, prediction_of
+from potluck.placement.rebalancing import rate_of
+from potluck.placement.request import PlaceRequest
 from potluck.placement.sharing import Pool
 from potluck.placement.solver import best_throughput, shortest_path
 from potluck.placement.solver.budget import DEFAULT_ELEMENTS
 from potluck.placement.within_pools import Found, best_within, with_usable
-from potluck.quantities import format_bytes
-from potluck.types.placement import Objective, PlacedStage, Plan
+from potluck.quantities import format_bytes, format_count
+from potluck.types.choices import Objective
+from potluck.types.placement import PlacedStage, Plan
+from potluck.types.program import group_ranges
 
-_TRIFLE = 0.02
-"""A part by which a plan may be slower with one unit fewer: less than predictions are sure of."""
+_MARGINAL = 0.02
+"""A plan may be slower by this fraction if it then uses one unit fewer: less than the error of
+predictions.
+"""
+
+_LEAST_GAIN = 0.05
+"""A plan with groups must be better than one without by this fraction: losing one unit loses the
+whole group, and its exchanges are less predictable than its computation."""
+
+_MOST_BESIDE = 8
+"""With up to this many units, all may have stages next to groups; with more, only those of the plan
+without groups.
+"""
+_MAX_SLOWDOWN = 1.5
+"""Groups are not tried if a step is estimated to take this many times as long as in the plan
+without groups.
+"""
+_CHOICES_PART = 16
+"""The search for each choice of groups gets this fraction (1/n) of the budget of that without
+groups.
+"""
 
 _LAYOUT = "for example --layout NODE=12,NODE=16"
 
 
 def place(request: PlaceRequest, *, num_elements: int = DEFAULT_ELEMENTS) -> Plan | None:
-    """Return the best plan for the preferences, with its prediction; None if the model has no room.
+    """Return the best plan for the preferences, with its prediction; None if the model does not
+    fit.
 
     Each search of the solver computes about ``num_elements`` at most. Raise ``ParameterError`` for
     a layout that is not possible.
@@ -33,31 +68,115 @@ def place(request: PlaceRequest, *, num_elements: int = DEFAULT_ELEMENTS) -> Pla
     if not request.candidates:
         return None
     if request.preferences.layout:
-        cuts = _cuts_of_layout(request)
-        return plan_of(request, Found(cuts=cuts, seconds=0.0))
-    found = _search(request, num_elements)
-    return None if found is None else plan_of(request, found)
+        found = _arranged_layout(request)
+        return plan_of(found.request, Found(cuts=found.cuts, seconds=0.0))
+    plan: Plan | None = None
+    wanted = request.preferences.tensor_parallel
+    if wanted is None or wanted == 1:
+        best = _search(request, num_elements)
+        plan = None if best is None else plan_of(request, best)
+    if wanted == 1:
+        return plan
+    if wanted is not None:
+        _require_members(request, wanted)
+    most_seconds = math.inf
+    if (
+        plan is not None
+        and plan.prediction is not None
+        and request.preferences.objective is Objective.LATENCY
+    ):
+        most_seconds = plan.prediction.token_seconds * _MAX_SLOWDOWN
+    in_groups = place_in_groups(request, plan, most_seconds=most_seconds, num_elements=num_elements)
+    if plan is None or in_groups is None:
+        return plan or in_groups
+    return in_groups if _gain(request, in_groups, plan) >= _LEAST_GAIN else plan
+
+
+def _gain(request: PlaceRequest, best: Plan, plan: Plan) -> float:
+    """Return how much better a plan with groups is, less its greater uncertainty."""
+    margins = [0.0 if each.prediction is None else each.prediction.margin for each in (best, plan)]
+    doubt = max(0.0, margins[0] - margins[1])
+    return _rate(request, best) / _rate(request, plan) / (1 + doubt) - 1
+
+
+def _require_members(request: PlaceRequest, wanted: int) -> None:
+    able = sum(map(can_join, request.candidates))
+    if able < wanted:
+        raise ParameterError(
+            "tensor_parallel",
+            f"--tensor-parallel {wanted}: {format_count(able, 'unit')} can join a group",
+            hint="use --tensor-parallel auto; only CPUs with the native backend can join",
+        )
+
+
+def place_in_groups(
+    request: PlaceRequest,
+    plan: Plan | None,
+    *,
+    most_seconds: float = math.inf,
+    num_elements: int = DEFAULT_ELEMENTS,
+) -> Plan | None:
+    """Return the best plan with a group, of those that are tried; None if none was found.
+
+    Groups with which a step is estimated to take longer than ``most_seconds`` are not tried.
+
+    Units in no group may have stages as well, unless the preferences require a number of units per
+    stage: all of them if they are few, and otherwise those that ``plan``, which has no groups,
+    uses.
+    """
+    wanted = request.preferences.tensor_parallel
+    used = {(stage.node_id, stage.unit_id) for stage in plan.stages} if plan is not None else set()
+    is_small = len(request.candidates) <= _MOST_BESIDE
+    others = [
+        index
+        for index, each in enumerate(request.candidates)
+        if is_small or (each.node_id, each.unit_id) in used
+    ]
+    best: Plan | None = None
+    problem = problem_of(request, 1)
+    for groups, may_be_alone in choices(request, problem, wanted, most_seconds=most_seconds):
+        members = {member for group in groups for member in group.members}
+        alone = [each for each in others if may_be_alone and each not in members]
+        grouped = with_groups(request, groups, alone)
+        found = _search(grouped, num_elements // _CHOICES_PART)
+        if found is None or not any(grouped.candidates[cut.unit].members for cut in found.cuts):
+            continue
+        other = plan_of(grouped, found)
+        if best is None or _is_better(request, other, best):
+            best = other
+    return best
+
+
+def _is_better(request: PlaceRequest, one: Plan, other: Plan) -> bool:
+    """Return whether one plan is better, or about as good and on fewer units."""
+    ratio = _rate(request, one) / _rate(request, other)
+    if len(one.stages) < len(other.stages):
+        return ratio >= 1 - _MARGINAL
+    return ratio >= 1 + _MARGINAL
+
+
+def _rate(request: PlaceRequest, plan: Plan) -> float:
+    """Return the tokens per second that the objective counts."""
+    if plan.prediction is None:
+        raise ValueError("the plan has no prediction")
+    return rate_of(plan.prediction, request.preferences.objective)
 
 
 def plan_of(request: PlaceRequest, found: Found) -> Plan:
-    """Return the plan of an answer, with its prediction."""
-    stages = placed_stages(request, found.cuts)
+    """Return the plan of a solution, with its prediction."""
     return Plan(
-        stages=stages, rejections=(), prediction=prediction_of(request, stages, gap=found.gap)
+        stages=placed_stages(request, found.cuts),
+        rejections=(),
+        prediction=predicted(request, found.cuts, gap=found.gap),
     )
 
 
 def placed_stages(request: PlaceRequest, cuts: Sequence[Cut]) -> tuple[PlacedStage, ...]:
-    """Return the stages of ``cuts``, whose units are indices of the candidates."""
-    problem = problem_of(request, 1)
+    """Return the placed stages of ``cuts``, whose units are indices of the candidates."""
     return tuple(
-        PlacedStage(
-            node_id=request.candidates[cut.unit].node_id,
-            unit_id=request.candidates[cut.unit].unit_id,
-            shard=shard_of(cut.start, cut.end, request.num_layers),
-            num_bytes=problem.bytes_of(cut),
-        )
+        stage
         for cut in cuts
+        for stage in placed_on(request.candidates[cut.unit], cut, request.num_layers)
     )
 
 
@@ -83,18 +202,18 @@ def _search(request: PlaceRequest, num_elements: int) -> Found | None:
 
     is_throughput = request.preferences.objective is Objective.THROUGHPUT
     solve = most_throughput if is_throughput else least_latency
-    return _without_trifles(problem, request.pools, solve)
+    return _without_marginal_units(problem, request.pools, solve)
 
 
-def _without_trifles(
+def _without_marginal_units(
     problem: PathProblem,
     pools: Sequence[Pool],
     solve: Callable[[Sequence[int]], Found | None],
 ) -> Found | None:
-    """Return the best plan, less the units that hardly make it better.
+    """Return the best plan, without the units that hardly improve it.
 
-    Each further unit is one more that may be lost, so the unit with the least to compute is left
-    out as long as the plan takes at most ``_TRIFLE`` longer than the best one.
+    Each additional unit is one more that may fail, so the unit that computes least is removed as
+    long as the plan takes at most ``_MARGINAL`` longer than the best one.
     """
     best = chosen = best_within(problem, pools, solve)
     left_out: set[int] = set()
@@ -104,7 +223,7 @@ def _without_trifles(
         found = best_within(with_usable(problem, usable), pools, solve)
         if (
             found is None
-            or found.seconds > best.seconds * (1 + _TRIFLE)
+            or found.seconds > best.seconds * (1 + _MARGINAL)
             or len(found.cuts) >= len(chosen.cuts)
         ):
             break
@@ -114,7 +233,7 @@ def _without_trifles(
 
 
 def problem_of(request: PlaceRequest, num_sequences: int) -> PathProblem:
-    """Return the path problem of steps with so many sequences, without regard to pools."""
+    """Return the path problem of steps with this many sequences, ignoring pools."""
     return path_problem(
         request.candidates,
         request.links,
@@ -135,7 +254,7 @@ def problems_of(request: PlaceRequest) -> Callable[[int], PathProblem]:
 
 
 def only_units(request: PlaceRequest, indices: Iterable[int]) -> PlaceRequest:
-    """Return the request with some of its candidates only, which stay in their order."""
+    """Return the request with only some of its candidates, in their order."""
     kept = sorted(indices)
     places = {index: place for place, index in enumerate(kept)}
     return replace(
@@ -151,47 +270,87 @@ def only_units(request: PlaceRequest, indices: Iterable[int]) -> PlaceRequest:
     )
 
 
-def _cuts_of_layout(request: PlaceRequest) -> tuple[Cut, ...]:
-    """Return the stages that the user wants. Raise ``ParameterError`` if they are not possible."""
+def _arranged_layout(request: PlaceRequest) -> GroupedRequest:
+    """Return the stages of the user's layout. Raise ``ParameterError`` if they are not possible."""
     layout = request.preferences.layout
     num_layers = request.num_layers
-    units = {(each.node_id, each.unit_id): i for i, each in enumerate(request.candidates)}
-    total = sum(each.num_layers for each in layout)
+    leading = [each for each in layout if not each.is_led]
+    total = sum(each.num_layers for each in leading)
     if total != num_layers:
         raise ParameterError(
-            "layout", f"the layout has {total} layers, and the model {num_layers}", hint=_LAYOUT
+            "layout", f"the layout has {total} layers, but the model has {num_layers}", hint=_LAYOUT
         )
-    problem = problem_of(request, 1)
+    for each in leading[1:-1]:
+        if each.num_layers == 0:
+            where = f"{each.unit_id} on node {each.node_id}"
+            raise ParameterError("layout", f"the layout has no layers for {where}", hint=_LAYOUT)
+    units = tuple(_units_of_layout(request))
+    ranges = group_ranges(each.part for each in layout)
+    runs = [units[each.start : each.stop] for each in ranges]
+    groups = [
+        Group(members=run, shares=each.part.shares)
+        for each, run in zip(leading, runs, strict=True)
+        if each.part is not None
+    ]
+    alone = [run[0] for run in runs if len(run) == 1]
+    # Each may use all that it offers: workers refuse a stage that does not fit next to the others.
+    grouped = with_groups(replace(request, pools=()), groups, alone)
+    places = places_of(groups, alone)
     cuts: list[Cut] = []
     layer = 0
-    for index, each in enumerate(layout):
+    for number, (each, run) in enumerate(zip(leading, runs, strict=True)):
+        end = layer + each.num_layers
+        cut = Cut(
+            unit=places[run],
+            start=0 if number == 0 else layer + 1,
+            end=num_layers + 2 if number == len(leading) - 1 else end + 1,
+        )
+        candidate = grouped.candidates[cut.unit]
+        if number > 0 and layer in candidate.cost.no_cuts:
+            raise no_such_cut(layer, num_layers, candidate.cost.no_cuts)
+        for member in candidate.members or (candidate,):
+            _require_room(member, cut, each.num_layers)
+        cuts.append(cut)
+        layer = end
+    return GroupedRequest(request=grouped, cuts=tuple(cuts), groups=tuple(groups))
+
+
+def _units_of_layout(request: PlaceRequest) -> Iterator[int]:
+    """Yield the candidate of each stage of the layout. Raises the same errors as
+    ``_arranged_layout``.
+    """
+    units = {(each.node_id, each.unit_id): i for i, each in enumerate(request.candidates)}
+    seen: set[int] = set()
+    for each in request.preferences.layout:
         where = f"{each.unit_id} on node {each.node_id}"
         unit = units.get((each.node_id, each.unit_id))
         if unit is None:
             raise ParameterError(
-                "layout", f"{where} cannot be used", hint="potluck ps shows what can, and why not"
+                "layout",
+                f"{where} cannot be used",
+                hint="potluck ps shows which units can be used, and why others cannot",
             )
-        if any(cut.unit == unit for cut in cuts):
+        if unit in seen:
             raise ParameterError("layout", f"the layout has {where} twice", hint=_LAYOUT)
-        end = layer + each.num_layers
-        cut = Cut(
-            unit=unit,
-            start=0 if index == 0 else layer + 1,
-            end=num_layers + 2 if index == len(layout) - 1 else end + 1,
-        )
-        if index > 0 and layer in request.candidates[unit].cost.no_cuts:
-            raise no_such_cut(layer, num_layers, request.candidates[unit].cost.no_cuts)
-        if cut.start == cut.end:
-            raise ParameterError("layout", f"the layout has no layer for {where}", hint=_LAYOUT)
-        needed, usable = problem.bytes_of(cut), request.candidates[unit].usable_bytes
-        if needed > usable:
-            raise InsufficientMemoryError(
-                needed,
-                usable,
-                f"{each.num_layers} layers take {format_bytes(needed)} on {where}, and "
-                f"{format_bytes(max(0, usable))} may be used",
-                hint="give it fewer layers in --layout",
+        seen.add(unit)
+        if each.part is not None and (
+            request.divide is None or not can_join(request.candidates[unit])
+        ):
+            raise ParameterError(
+                "layout",
+                f"{where} cannot join a group",
+                hint="only CPUs with the native backend can",
             )
-        cuts.append(cut)
-        layer = end
-    return tuple(cuts)
+        yield unit
+
+
+def _require_room(unit: Candidate, cut: Cut, num_layers: int) -> None:
+    needed = bytes_of(unit.cost, cut.start, cut.end)
+    if needed > unit.usable_bytes:
+        raise InsufficientMemoryError(
+            needed,
+            unit.usable_bytes,
+            f"{num_layers} layers need {format_bytes(needed)} on {unit.unit_id} on node "
+            f"{unit.node_id}, but only {format_bytes(max(0, unit.usable_bytes))} are usable",
+            hint="give it fewer layers in --layout",
+        )

@@ -1,36 +1,47 @@
-"""A model placed on what nodes offer: as fast, and as precise, as it fits. Pure."""
+"""Place a model on what nodes offer: as fast and as precise as possible. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 import msgspec
 
 from potluck.errors import (
     EngineError,
     InsufficientMemoryError,
+    ParameterError,
     PotluckError,
     UnsupportedModelError,
 )
-from potluck.placement.candidates import Candidate, speed_of
-from potluck.placement.counted_offers import CountedOffers, count_offers, sort_of, usable_units
+from potluck.placement.candidates import Candidate, DividedCost, speed_of
+from potluck.placement.costs import member_cost
+from potluck.placement.counted_offers import (
+    CountedOffers,
+    Sort,
+    count_offers,
+    sort_of,
+    usable_units,
+)
 from potluck.placement.counting import Counting
 from potluck.placement.filling import fill_by_speed
+from potluck.placement.grouping import prediction_of
 from potluck.placement.keeping import Fill, Holding, is_of_size, keep_and_fill, kept
 from potluck.placement.links import link_table
 from potluck.placement.offering import reason_against
 from potluck.placement.place import place, problem_of
 from potluck.placement.proportional import does_not_fit
 from potluck.placement.proportional import place as place_by_memory
-from potluck.placement.request import PlaceRequest, prediction_of
-from potluck.placement.sizes import on_unit, stronger_quantizations, what_fits
-from potluck.placement.surveyed import Surveyed
+from potluck.placement.request import Divide, PlaceRequest
+from potluck.placement.sizes import fitting_size_hint, on_unit, stronger_quantizations
+from potluck.placement.survey import ClusterSurvey
 from potluck.placement.times import UnitTimes
+from potluck.types.choices import Objective
 from potluck.types.cluster import NodeId
 from potluck.types.node import NodeReport, UnitReport
 from potluck.types.placement import (
-    Objective,
+    ModelCost,
     PlacedStage,
     Plan,
     Prediction,
@@ -38,6 +49,7 @@ from potluck.types.placement import (
     UnitOffer,
     wanted_streams,
 )
+from potluck.types.program import GroupPart
 from potluck.types.quantization import Quantization
 from potluck.types.stage import StageSize
 from potluck.types.states import states_for
@@ -45,10 +57,10 @@ from potluck.types.states import states_for
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
-    """Where a model goes, how it is quantized there, and which units got nothing.
+    """Where a model is placed, how it is quantized there, and which units are unused.
 
-    ``needs_room``: stages that are held and not in the plan have to be released before it is
-    loaded. ``request`` is what there was to choose from.
+    ``needs_room``: held stages that are not in the plan must be released before it is loaded.
+    ``request`` is the input of the choice.
     """
 
     plan: Plan
@@ -59,13 +71,13 @@ class Placed:
 
 
 class Placement:
-    """One model and the nodes that it may be placed on.
+    """One model and the nodes on which it may be placed.
 
-    Units of backends that this node cannot count are left out; so are those of backends that do not
-    compute this model as it is quantized.
+    Units are left out if this node cannot count their backend, or if their backend cannot compute
+    the model with its quantization.
     """
 
-    def __init__(self, counting: Counting, surveyed: Surveyed) -> None:
+    def __init__(self, counting: Counting, surveyed: ClusterSurvey) -> None:
         self._counting = counting
         self._surveyed = surveyed
         self._held = surveyed.held
@@ -80,15 +92,17 @@ class Placement:
         self._times: dict[object, UnitTimes] = {}
 
     def of(self, size: StageSize, *, may_quantize: bool) -> Placed:
-        """Place it in ``size``, or as much more quantized as makes it fit.
+        """Place the model in ``size``, quantized further if it does not fit otherwise.
 
-        What is held stays where it is, if what is missing fits beside it. Units in reserve are used
-        before it is quantized any more. Raise ``InsufficientMemoryError``, which says what would
-        fit, ``ParameterError`` for a layout that is not possible, and the ``EngineError`` or the
-        ``UnsupportedModelError`` of a backend that is left out if no other is there.
+        Held stages stay where they are if the missing layers fit next to them. Units in reserve are
+        used before the model is quantized further. Raise ``InsufficientMemoryError``, which says
+        what would fit, ``ParameterError`` for a layout that is not possible, and the
+        ``EngineError`` or ``UnsupportedModelError`` of a rejected backend if no other is available.
         """
-        if not self._surveyed.is_anew and (placed := self._with_what_is_held(size)) is not None:
-            return placed
+        if not self._surveyed.from_scratch:
+            placed = self._as_laid_out(size) or self._with_what_is_held(size)
+            if placed is not None:
+                return placed
         try:
             return self._placed(size)
         except InsufficientMemoryError as error:
@@ -100,7 +114,7 @@ class Placement:
                 continue
         wants = self._surveyed.preferences
         least_states = states_for(wanted_streams(wants.objective, wants.num_streams))
-        fitting = what_fits(size, self._fits, least_states=least_states)
+        fitting = fitting_size_hint(size, self._fits, least_states=least_states)
         raise InsufficientMemoryError(
             failure.needed_bytes,
             failure.available_bytes,
@@ -108,8 +122,29 @@ class Placement:
             hint="; or ".join(part for part in (fitting, failure.hint) if part),
         ) from failure
 
+    def _as_laid_out(self, size: StageSize) -> Placed | None:
+        """Return the original layout, if it has groups and its units are available.
+
+        A group that has lost a member can only be restored as a whole. A layout that can no longer
+        be satisfied is ignored from here on.
+        """
+        wants = self._surveyed.preferences
+        if not self._surveyed.in_use or not wants.layout:
+            return None
+        if any(each.part is not None for each in wants.layout):
+            try:
+                return self._placed(size)
+            except (ParameterError, InsufficientMemoryError):
+                pass
+        units = {(unit.node_id, unit.unit_id) for unit in wants.layout}
+        if not units <= self._units.keys():
+            self._surveyed = replace(self._surveyed, preferences=replace(wants, layout=()))
+        return None
+
     def _with_what_is_held(self, size: StageSize) -> Placed | None:
-        """A plan that keeps most of what is held: beside the rest of it, or in its place."""
+        """Return a plan that keeps most held stages: next to the other held stages, or replacing
+        them.
+        """
         usable = {
             (report.node_id, unit.unit_id): self._on_unit(size, unit)
             for report in self._able(size).reports
@@ -152,7 +187,7 @@ class Placement:
         return True
 
     def _placed(self, size: StageSize) -> Placed:
-        """Where it is best, as if nothing was held. Raise ``InsufficientMemoryError``."""
+        """Return the best placement as if nothing was held. Raise ``InsufficientMemoryError``."""
         preferences = self._surveyed.preferences
         if preferences.objective is Objective.MEMORY and not preferences.layout:
             return self._placed_by_memory(size)
@@ -164,7 +199,7 @@ class Placement:
         return self._of_plan(plan, counted, size, request)
 
     def _placed_by_memory(self, size: StageSize) -> Placed:
-        """On the units that serve, or if need be on those in reserve as well."""
+        """Return a placement on the units that serve, or if necessary also on those in reserve."""
         able = self._able(size).reports
         num_units = [len(usable_units(able, with_reserve=each)) for each in (False, True)]
         if 0 < num_units[0] < num_units[1]:
@@ -195,22 +230,24 @@ class Placement:
     def _rejections(
         self, plan: Plan, counted: CountedOffers, request: PlaceRequest, size: StageSize
     ) -> tuple[Rejection, ...]:
-        """Return the units that are not offered, and why those that are have no stage."""
+        """Return the units that are not offered, and those that have no stage, with the reasons."""
         from potluck.placement.explain import unused_units  # most agents never plan
 
         rejections = (*self._able(size).rejections, *counted.offered.rejections)
-        told = {(each.node_id, each.unit_id) for each in (*rejections, *plan.rejections)}
+        explained = {(each.node_id, each.unit_id) for each in (*rejections, *plan.rejections)}
         return (
             *rejections,
             *(
                 each
                 for each in unused_units(request, plan).rejections
-                if (each.node_id, each.unit_id) not in told
+                if (each.node_id, each.unit_id) not in explained
             ),
         )
 
     def _has_room_beside(self, plan: Plan, size: StageSize) -> bool:
-        """Whether what a plan has to load fits beside all that is held now."""
+        """Return whether what a plan has to load fits in addition to everything that is held
+        now.
+        """
         counted = self._count(size, with_reserve=True, released_stages=())
         offered = counted.offered
         taken = [0] * len(offered.offers)
@@ -240,7 +277,7 @@ class Placement:
         keeping: Sequence[Holding],
         needs_room: bool,
     ) -> Placed | None:
-        """Around what is kept; None if the rest does not fit."""
+        """Return a placement around what is kept; None if the rest does not fit."""
         others = [each for each in self._held if each not in keeping]
         counted = self._count(
             size, with_reserve=with_reserve, released_stages=others if needs_room else ()
@@ -250,7 +287,7 @@ class Placement:
         )
         if plan is None:
             return None
-        # As if all was released: stages that are kept are counted too.
+        # As if everything was released: stages that are kept are counted as well.
         everything = self._count(size, with_reserve=True, released_stages=self._held)
         request = self._request(everything, size)
         plan = replace(plan, prediction=self._predicted(plan.stages, request))
@@ -263,7 +300,7 @@ class Placement:
         )
 
     def _fill(self, counted: CountedOffers, size: StageSize) -> Fill | None:
-        """How gaps are filled: by speed where that counts, otherwise by memory."""
+        """Return how gaps are filled: by speed if that counts, otherwise by memory."""
         if self._surveyed.preferences.objective is Objective.MEMORY:
             return None
         request = self._request(counted, size)
@@ -288,16 +325,21 @@ class Placement:
         return counted.credited({place: sort_of(unit) for place, unit in self._units.items()})
 
     def _request(self, counted: CountedOffers, size: StageSize) -> PlaceRequest:
-        """What there is to choose from, with times."""
+        """Return what there is to choose from, with times."""
         candidates = []
+        divided: dict[Sort, DividedCost | None] = {}
         for offer, most in zip(counted.offered.offers, counted.offered.most_bytes, strict=True):
             unit = self._units[offer.node_id, offer.unit_id]
+            sort = sort_of(unit)
+            if sort not in divided:
+                divided[sort] = self._divided_cost(counted.sizes[sort])
             candidates.append(
                 Candidate(
                     node_id=offer.node_id,
                     unit_id=offer.unit_id,
                     usable_bytes=most,
-                    cost=counted.costs[sort_of(unit)],
+                    cost=counted.costs[sort],
+                    divided_cost=divided[sort],
                     times=self._times_of(offer.node_id, unit, self._on_unit(size, unit)),
                 )
             )
@@ -308,10 +350,44 @@ class Placement:
             preferences=self._surveyed.preferences,
             max_step_tokens=size.max_step_tokens,
             pools=counted.offered.pools,
+            divide=self._divide(size, counted),
         )
 
+    def _divided_cost(self, size: StageSize) -> DividedCost | None:
+        """Return the cost of group members on units of one sort, if these can join groups."""
+        if self._counting.divided is None:
+            return None
+        if not self._counting.abilities(size.backend).can_join_groups:
+            return None
+
+        def cost(part: GroupPart) -> ModelCost:
+            # Members with equal shares have as much as the first of them, or a few heads less.
+            first = part.shares.index(part.shares[part.member])
+            return counted(replace(part, member=first))
+
+        @cache
+        def counted(part: GroupPart) -> ModelCost:
+            return member_cost(self._counting, size, part)
+
+        return cost
+
+    def _divide(self, size: StageSize, counted: CountedOffers) -> Divide | None:
+        """Return the work of group members; the backends that can join have one arithmetic."""
+        count = self._counting.divided
+        own = next(
+            (
+                each
+                for each in counted.sizes.values()
+                if self._counting.abilities(each.backend).can_join_groups
+            ),
+            None,
+        )
+        if count is None or own is None:
+            return None
+        return lambda shares: count(own, shares)
+
     def _times_of(self, node_id: NodeId, unit: UnitReport, size: StageSize) -> UnitTimes:
-        """How long parts of the model take on a unit; one object for units that are alike."""
+        """Return how long parts of the model take on a unit; equal units share one object."""
         work = self._counting.work(size)
         speeds = self._surveyed.speeds.get(node_id)
         measured = () if speeds is None else speeds.step_times.get(work.shape(size.arithmetic), {})
@@ -342,7 +418,7 @@ class Placement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _AbleBackends:
-    """Reports without the units of backends that cannot be counted or used, and these."""
+    """Reports without the units of backends that cannot be counted or used, and these units."""
 
     reports: Sequence[NodeReport]
     rejections: Sequence[Rejection]
@@ -351,7 +427,7 @@ class _AbleBackends:
 def _of_able_backends(
     counting: Counting, reports: Sequence[NodeReport], quantization: Quantization
 ) -> _AbleBackends:
-    """Raise the error of a backend if none is left."""
+    """Return the usable backends. Raise the error of a backend if none is left."""
     problems: dict[str, PotluckError] = {}
     reasons: dict[str, str] = {}
     backends = {
@@ -368,7 +444,7 @@ def _of_able_backends(
             reasons[backend] = error.message
         except EngineError as error:
             problems[backend] = error
-            reasons[backend] = f"the coordinator cannot count it: {error.message}"
+            reasons[backend] = f"the coordinator cannot compute it: {error.message}"
     if problems and problems.keys() == backends:
         raise problems[min(problems)]
     able = [

@@ -1,4 +1,4 @@
-"""A plan counted stage by stage, as its workers will count it."""
+"""A plan with each stage counted as its worker will count it."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ from potluck.types.stage import StagePlan, StageSize
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedModel:
-    """Where a model goes, how it is quantized and computed, and what each stage takes there.
+    """Where a model is placed, how it is quantized and computed, and what each stage takes there.
 
-    ``held`` are the stages that workers held of it when it was planned. Those of them that are not
-    in the plan have to be released before it is loaded, if it ``needs_room``. ``plan`` is what was
-    chosen of ``request``, for those who want to know why, and ``reports`` are what the nodes said
-    of themselves then.
+    ``held`` are the stages of it that workers held when it was planned. If it ``needs_room``, those
+    that are not in the plan must be released before it is loaded. ``plan`` was chosen for
+    ``request``, which is kept for explanations, and ``reports`` are what the nodes reported then.
+    Nodes that are not among ``own_files`` do not have the files of the model at its path, and fetch
+    them by content.
     """
 
     quantization: Quantization
@@ -38,10 +39,11 @@ class PlannedModel:
     plan: Plan | None = None
     held: tuple[Holding, ...] = ()
     reports: tuple[NodeReport, ...] = ()
+    own_files: tuple[NodeId, ...] = ()
 
     @property
     def kept(self) -> tuple[Holding, ...]:
-        """The held stages that are stages of the plan."""
+        """Return the held stages that are stages of the plan."""
         return tuple(
             holding
             for holding in self.held
@@ -54,7 +56,7 @@ class PlannedModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedStage:
-    """A stage on a unit; its worker counts the same."""
+    """A stage on a unit; its worker arrives at the same count."""
 
     node_id: NodeId
     unit_id: UnitId
@@ -68,7 +70,7 @@ def planned_model(
     rejections: Iterable[Rejection],
     counting: Counting,
 ) -> PlannedModel:
-    """``plan`` counted stage by stage, each as it is on its unit."""
+    """Return ``plan`` with each stage counted on its unit."""
     units = {(report.node_id, unit.unit_id): unit for report in reports for unit in report.units}
     stages = []
     for placed in plan.stages:
@@ -91,7 +93,7 @@ def planned_model(
 def as_mapped(
     stages: Sequence[PlannedStage], counting: Counting
 ) -> tuple[PlannedStage | None, ...]:
-    """The same stages with their weights mapped; None where the backend cannot."""
+    """Return the same stages with mapped weights; None where the backend cannot map them."""
     return tuple(
         replace(
             stage,

@@ -1,4 +1,4 @@
-"""What is to be expected of a plan: time per token, tokens per second, time to the first token."""
+"""The prediction for a plan: time per token, tokens per second, time to the first token."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from itertools import pairwise
 
 from potluck.placement.candidates import Candidate
 from potluck.placement.cuts import Cut
+from potluck.placement.group_times import GroupTimes
 from potluck.placement.links import Link, LinkTable, header_bytes, step_bytes
 from potluck.placement.speed import worst
 from potluck.placement.times import PartTimes, UnitTimes
@@ -18,9 +19,11 @@ from potluck.types.placement import Basis, Prediction, Preferences, StagePredict
 MARGINS = {Basis.SERVED: 0.15, Basis.MEASURED: 0.3, Basis.TABLE: 0.6, Basis.ASSUMED: 0.9}
 
 _NOTABLE = 0.01
-"""By how much hops widen the margin where that is told: it is shown in whole percents."""
+"""The basis of hops is reported if they widen the margin by this much; it is shown in whole
+percents.
+"""
 _SIMULATED_CHUNKS = 64
-"""Of a prompt; longer ones are continued at the pace of the last chunks."""
+"""Simulated chunks of a prompt; longer prompts continue at the rate of the last chunks."""
 
 
 def predict(
@@ -34,10 +37,10 @@ def predict(
     steps_in_flight: int | None = None,
     gap: float = 0.0,
 ) -> Prediction:
-    """Return what is to be expected of the stages ``cuts``, whose units are ``candidates``.
+    """Return the prediction for the stages ``cuts``, whose units are ``candidates``.
 
-    ``steps_in_flight`` of several streams is chosen so that they get the most tokens, unless it is
-    given. Raise ``ValueError`` if there is no stage.
+    ``steps_in_flight`` of several streams is chosen to maximize their tokens, unless it is given.
+    Raise ``ValueError`` if there is no stage.
     """
     if not cuts:
         raise ValueError("there are no stages")
@@ -58,21 +61,38 @@ def predict(
         each.prefill(chunk, max(chunk, preferences.prompt_tokens)) for each in pipeline.times
     ]
     bases = [worst(a.basis, b.basis) for a, b in zip(one.parts, prefill, strict=True)]
+    exchanging = [
+        part.exchanging_seconds(cut.start, cut.end)
+        for part, cut in zip(one.parts, cuts, strict=True)
+    ]
+    computing = [
+        max(0.0, seen - exchange)
+        for seen, exchange in zip(one.seen_seconds, exchanging, strict=True)
+    ]
     margin, link_basis = _margin(
-        list(zip(one.seen_seconds, bases, strict=True)),
-        list(zip(one.hop_seconds, (link.basis for link in pipeline.ways), strict=True)),
+        list(zip(computing, bases, strict=True)),
+        [
+            *zip(one.hop_seconds, (link.basis for link in pipeline.crossed_links), strict=True),
+            *(
+                (seconds, part.exchange_basis)
+                for seconds, part in zip(exchanging, one.parts, strict=True)
+                if part.exchange_basis is not None
+            ),
+        ],
     )
     stages = tuple(
         StagePrediction(
-            node_id=pipeline.unit(cut).node_id,
-            unit_id=pipeline.unit(cut).unit_id,
+            node_id=unit.node_id,
+            unit_id=unit.unit_id,
             decode_seconds=one.seen_seconds[index],
             loaded_seconds=load.step.seen_seconds[index],
             prefill_seconds_per_token=prefill[index].seconds(cut.start, cut.end) / chunk,
-            hop_seconds=one.hop_seconds[index + 1],
+            hop_seconds=0.0 if is_led else one.hop_seconds[index + 1],
             basis=bases[index],
+            exchange_seconds=exchanging[index],
         )
         for index, cut in enumerate(cuts)
+        for is_led, unit in _units_of(pipeline.unit(cut))
     )
     return Prediction(
         stages=stages,
@@ -86,19 +106,31 @@ def predict(
         num_streams=num_streams,
         total_tokens_per_second=num_streams / load.period_seconds,
         steps_in_flight=load.steps_in_flight,
-        bottleneck=load.bottleneck,
+        bottleneck=_first_stage(pipeline, load.bottleneck),
         margin=margin,
         gap=gap,
         link_basis=link_basis,
     )
 
 
+def _units_of(candidate: Candidate) -> list[tuple[bool, Candidate]]:
+    """Return the units of a candidate, each with whether it is led by another."""
+    return [(index > 0, unit) for index, unit in enumerate(candidate.members or (candidate,))]
+
+
+def _first_stage(pipeline: _Pipeline, index: int | None) -> int | None:
+    """Return the index of the first unit's stage of the cut with this index."""
+    if index is None:
+        return None
+    return sum(max(1, len(pipeline.unit(cut).members)) for cut in pipeline.cuts[:index])
+
+
 def _margin(
     stages: Sequence[tuple[float, Basis]], hops: Sequence[tuple[float, Basis]]
 ) -> tuple[float, Basis | None]:
-    """Return the margin of the seconds of stages and hops together, and what the hops rest on.
+    """Return the margin of stages and hops together, and the basis of the hops.
 
-    Each counts by its share of the time. The basis is that of the hops with the largest part of the
+    Each counts by its share of the time. The basis is that of the hops which contribute most to the
     margin; None if the margin of the stages alone is about the same.
     """
     of_stages, of_hops = (dict.fromkeys(Basis, 0.0) for _ in range(2))
@@ -113,17 +145,17 @@ def _margin(
 
 
 def _weighted_margin(seconds: Mapping[Basis, float]) -> float:
-    """Return the mean of the margins of the bases, weighted by the seconds that rest on each."""
+    """Return the mean of the margins of the bases, weighted by the seconds of each."""
     return sum(MARGINS[basis] * each for basis, each in seconds.items()) / sum(seconds.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _StepTimes:
-    """A step's times: ``hop_seconds`` has the way in first, and the way back last.
+    """The times of a step: ``hop_seconds`` has the way in first, and the way back last.
 
-    ``stage_seconds`` are sustained ones, ``short_seconds`` those that no quota holds up, and
-    ``seen_seconds`` those that most steps take. ``unit_seconds`` are sustained ones by the stage
-    of each unit, of all stages that the unit has.
+    ``stage_seconds`` are sustained, ``short_seconds`` those without throttling by a quota, and
+    ``seen_seconds`` those that most steps take. ``unit_seconds`` are the sustained seconds of all
+    stages of the unit of each stage.
     """
 
     parts: tuple[PartTimes, ...]
@@ -136,7 +168,7 @@ class _StepTimes:
 
     @property
     def path_seconds(self) -> float:
-        """One step at a time: quotas are renewed while other stages compute."""
+        """Return the time of one step at a time: quotas are renewed while other stages compute."""
         return max(sum(self.short_seconds) + sum(self.hop_seconds), *self.unit_seconds)
 
 
@@ -174,12 +206,12 @@ class _Pipeline:
         return self.candidates[cut.unit]
 
     @property
-    def times(self) -> list[UnitTimes]:
+    def times(self) -> list[UnitTimes | GroupTimes]:
         return [self.unit(cut).times for cut in self.cuts]
 
     @property
-    def ways(self) -> list[Link]:
-        """The links that a step takes, the way in and the way back included."""
+    def crossed_links(self) -> list[Link]:
+        """Return the links that a step crosses, including the way in and the way back."""
         nodes = [self.coordinator, *(self.unit(cut).node_id for cut in self.cuts), self.coordinator]
         return [self.links.link(a, b) for a, b in pairwise(nodes)]
 
@@ -207,15 +239,15 @@ class _Pipeline:
             seen_seconds=tuple(part.expected_seconds(a, b) for part, a, b in stages),
             unit_seconds=tuple(of_unit[cut.unit] for cut in self.cuts),
             hop_seconds=tuple(
-                way.hop_seconds(size) for way, size in zip(self.ways, sizes, strict=True)
+                way.hop_seconds(size) for way, size in zip(self.crossed_links, sizes, strict=True)
             ),
             busy_seconds=tuple(
-                way.busy_seconds(size) for way, size in zip(self.ways, sizes, strict=True)
+                way.busy_seconds(size) for way, size in zip(self.crossed_links, sizes, strict=True)
             ),
         )
 
     def first_token_seconds(self, prompt_tokens: int, chunk: int, steps_in_flight: int) -> float:
-        """Return how long a prompt takes through the stages, a chunk after the other."""
+        """Return how long a prompt takes through the stages, one chunk after the other."""
         num_chunks = max(1, -(-prompt_tokens // chunk))
         free = [0.0] * len(self.cuts)
         finished: list[float] = []

@@ -24,8 +24,8 @@ def path_problem(
 ) -> PathProblem:
     """Return the problem of units for steps of ``num_sequences`` sequences that decode.
 
-    Units are in the order of ``candidates``, all of one model. Source and sink are the
-    coordinator. Raise ``ValueError`` if there is no unit.
+    Units are in the order of ``candidates``, all of one model. Source and sink are the coordinator.
+    Raise ``ValueError`` if there is no unit.
     """
     of = path_problems(candidates, links, coordinator=coordinator, context_tokens=context_tokens)
     return of(num_sequences)
@@ -40,7 +40,7 @@ def path_problems(
 ) -> Callable[[int], PathProblem]:
     """Return ``path_problem`` as a function of ``num_sequences``.
 
-    What does not depend on it is computed once. Raise ``ValueError`` if there is no unit.
+    Whatever does not depend on it is computed once. Raise ``ValueError`` if there is no unit.
     """
     if not candidates:
         raise ValueError("there are no units")
@@ -93,9 +93,9 @@ def _lone_bytes(cost: ModelCost) -> tuple[int, int]:
 
 
 def _link_matrices(nodes: Sequence[NodeId], links: LinkTable) -> tuple[Floats, Floats]:
-    """Return latency and seconds per byte from each to each, as ``LinkTable.link`` has them."""
+    """Return latency and seconds per byte between all pairs, as given by ``LinkTable.link``."""
     hosts: dict[str, int] = {}
-    # Equal numbers are one machine; of nodes whose machine is not known, each is one.
+    # Equal numbers are one machine; each node whose machine is unknown is one.
     machine = np.array(
         [
             hosts.setdefault(f"host {host}" if host is not None else f"node {node}", len(hosts))

@@ -1,11 +1,11 @@
 """Contiguous layers in proportion to the memory that each unit may use.
 
 The embedding is only on the first stage and the head only on the last, so the units for these two
-places are chosen among all pairs: the choice that fills the fullest unit least wins. Every other
-unit stands between them, larger ones first. A unit may get nothing; why is part of the plan.
+places are chosen among all pairs: the choice that fills the fullest unit least wins. All other
+units are placed between them, larger ones first. A unit may remain unused; the plan says why.
 
-A stage without a layer costs every token a hop and computes next to nothing, so there is none
-where the model fits without. Where it does not, the embedding alone or the head alone may be one.
+A stage without a layer costs every token a hop and computes next to nothing, so there is none if
+the model fits without it. Otherwise the embedding alone or the head alone may be a stage.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from potluck.errors import InsufficientMemoryError
-from potluck.quantities import format_bytes
+from potluck.quantities import format_bytes, format_count
 from potluck.types.placement import ModelCost, PlacedStage, Plan, Rejection, UnitOffer
 from potluck.types.program import Shard
 
@@ -23,8 +23,8 @@ from potluck.types.program import Shard
 def place(offers: Sequence[UnitOffer], cost: ModelCost) -> Plan:
     """Place a whole model on some of the units that are offered.
 
-    The result depends on the offers alone, not on their order. Raises ``InsufficientMemoryError``,
-    which says how much is missing, when the model does not fit.
+    The result depends on the offers alone, not on their order. Raise ``InsufficientMemoryError``,
+    which says how much is missing, if the model does not fit.
     """
     bounds = [0, *(end for _, end in cost.groups)]
     grouped = replace(
@@ -40,7 +40,7 @@ def place(offers: Sequence[UnitOffer], cost: ModelCost) -> Plan:
 
 
 def _of_layers(stage: PlacedStage, bounds: Sequence[int]) -> PlacedStage:
-    """A stage of groups as one of layers."""
+    """Return a stage of layer groups as a stage of layers."""
     shard = replace(
         stage.shard,
         start_layer=bounds[stage.shard.start_layer],
@@ -51,9 +51,9 @@ def _of_layers(stage: PlacedStage, bounds: Sequence[int]) -> PlacedStage:
 
 
 def _place(offers: Sequence[UnitOffer], cost: ModelCost, *, needs_layer: bool) -> Plan | None:
-    """The plan, or None if there is none; ``needs_layer``: in which every stage has a layer.
+    """Return the plan, or None if there is none; if ``needs_layer``, every stage has a layer.
 
-    Layers are groups of layers here.
+    Layers are layer groups here.
     """
     smallest = min(cost.layer_bytes) + cost.scratch_bytes + cost.process_bytes
     name = "one layer"
@@ -70,7 +70,7 @@ def _place(offers: Sequence[UnitOffer], cost: ModelCost, *, needs_layer: bool) -
         room = offer.usable_bytes - _stage_bytes(offer, cost)
         if offer.usable_bytes < smallest - offer.spared_bytes:
             reason = (
-                f"{format_bytes(max(offer.usable_bytes, 0))} may be used, and {name} takes "
+                f"{format_bytes(max(offer.usable_bytes, 0))} usable, but {name} needs "
                 f"{format_bytes(smallest - offer.spared_bytes)}"
             )
             rejections.append(
@@ -84,12 +84,12 @@ def _place(offers: Sequence[UnitOffer], cost: ModelCost, *, needs_layer: bool) -
         if arrangement is not None and not idle:
             stages = tuple(arrangement.stages(cost))
             return Plan(stages=stages, rejections=tuple(rejections))
-        # The others may do better without the smallest; in the end the largest stands alone.
+        # The others may do better without the smallest; in the end only the largest is left.
         left_out = candidates[-1]
         if left_out in idle:
             reason = "its share of the memory is less than one layer"
         else:
-            reason = "too small beside the others for the embedding, the head or its layers"
+            reason = "too small compared with the others for the embedding, the head or its layers"
         candidates.remove(left_out)
         rejections.append(
             Rejection(node_id=left_out.offer.node_id, unit_id=left_out.offer.unit_id, reason=reason)
@@ -99,7 +99,7 @@ def _place(offers: Sequence[UnitOffer], cost: ModelCost, *, needs_layer: bool) -
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Candidate:
-    """A unit and the bytes it has for weights and cache."""
+    """A unit and the bytes that it has for weights and cache."""
 
     offer: UnitOffer
     room: int
@@ -124,7 +124,9 @@ class _Arrangement:
     fullest: float
 
     def idle(self, *, needs_layer: bool) -> list[_Candidate]:
-        """Units without a layer; an end is not idle unless it ``needs_layer``."""
+        """Return the units without a layer; a first or last unit counts only if it
+        ``needs_layer``.
+        """
         last = len(self.shares) - 1
         return [
             share.candidate
@@ -149,7 +151,7 @@ class _Arrangement:
 
 
 def _used_bytes(share: _Share, index: int, num_stages: int, cost: ModelCost) -> int:
-    """What a stage takes in all."""
+    """Return the total memory of a stage."""
     offer = share.candidate.offer
     if share.num_layers == 0 and num_stages > 1:
         lone = cost.lone_embedding_bytes if index == 0 else cost.lone_head_bytes
@@ -159,12 +161,12 @@ def _used_bytes(share: _Share, index: int, num_stages: int, cost: ModelCost) -> 
 
 
 def _stage_bytes(offer: UnitOffer, cost: ModelCost) -> int:
-    """What any stage takes on a unit besides its parts of the model."""
+    """Return the fixed cost of a stage on a unit, in addition to its parts of the model."""
     return cost.scratch_bytes + cost.process_bytes - offer.spared_bytes
 
 
 def _extra_bytes(index: int, num_stages: int, cost: ModelCost) -> int:
-    """What a stage holds besides layers."""
+    """Return what a stage holds in addition to layers."""
     is_first, is_last = index == 0, index == num_stages - 1
     shared = cost.shared_bytes if is_first and is_last else 0
     return is_first * cost.embedding_bytes + is_last * cost.head_bytes - shared
@@ -173,9 +175,9 @@ def _extra_bytes(index: int, num_stages: int, cost: ModelCost) -> int:
 def _best_arrangement(
     candidates: Sequence[_Candidate], cost: ModelCost, *, needs_layer: bool
 ) -> _Arrangement | None:
-    """The arrangement of all candidates whose fullest unit is least full; None if none fits.
+    """Return the arrangement of all candidates whose fullest unit is least full; None if none fits.
 
-    Where ends need no layer, a small unit is there of more use than idle in the middle.
+    If ends need no layer, a small unit is more useful there than idle in the middle.
     """
     arranged = (_arrange(order, cost) for order in _orders(candidates))
 
@@ -187,7 +189,9 @@ def _best_arrangement(
 
 
 def _orders(candidates: Sequence[_Candidate]) -> Iterator[tuple[_Candidate, ...]]:
-    """Every choice of a first and a last unit, the others between them as they come."""
+    """Yield every choice of a first and a last unit, with the others between them in their
+    order.
+    """
     if len(candidates) == 1:
         yield tuple(candidates)
         return
@@ -203,7 +207,7 @@ def _arrange(order: Sequence[_Candidate], cost: ModelCost) -> _Arrangement | Non
         candidate.room - _extra_bytes(index, len(order), cost)
         for index, candidate in enumerate(order)
     ]
-    # What holds no layer has no part in the proportion: rounding must not give it one.
+    # A unit without room for a layer gets no part: rounding must not assign one to it.
     smallest_layer = min(cost.layer_bytes)
     rooms = [room if room >= smallest_layer else 0 for room in rooms]
     bounds = _proportional_bounds(rooms, cost.layer_bytes)
@@ -229,9 +233,10 @@ def _arrange(order: Sequence[_Candidate], cost: ModelCost) -> _Arrangement | Non
 
 
 def _proportional_bounds(rooms: Sequence[int], layer_bytes: Sequence[int]) -> list[int] | None:
-    """End layers such that every unit's bytes are as near as possible to its part of the room.
+    """Return end layers such that every unit's bytes are as near as possible to its part of the
+    room.
 
-    None if rounding to whole layers overfills a unit.
+    Return None if rounding to whole layers overfills a unit.
     """
     total_room = sum(rooms)
     sizes = [0, *accumulate(layer_bytes)]
@@ -250,7 +255,9 @@ def _proportional_bounds(rooms: Sequence[int], layer_bytes: Sequence[int]) -> li
 
 
 def _greedy_bounds(rooms: Sequence[int], layer_bytes: Sequence[int]) -> list[int] | None:
-    """End layers when every unit in turn takes all it can; finds a way in this order if one is."""
+    """Return end layers when every unit in turn takes all it can; finds a solution if there is
+    one.
+    """
     bounds: list[int] = []
     layer = 0
     for room in rooms:
@@ -262,7 +269,9 @@ def _greedy_bounds(rooms: Sequence[int], layer_bytes: Sequence[int]) -> list[int
 
 
 def does_not_fit(offers: Sequence[UnitOffer], cost: ModelCost) -> InsufficientMemoryError:
-    """Return the error of a model that has no room on the units, which says how much is missing."""
+    """Return the error of a model that does not fit on the units, which says how much is
+    missing.
+    """
     model = sum(cost.layer_bytes) + cost.embedding_bytes + cost.head_bytes - cost.shared_bytes
     needed = model + sum(_stage_bytes(offer, cost) for offer in offers)
     if not offers:
@@ -270,11 +279,13 @@ def does_not_fit(offers: Sequence[UnitOffer], cost: ModelCost) -> InsufficientMe
     available = sum(max(offer.usable_bytes, 0) for offer in offers)
     largest = max((offer.usable_bytes - _stage_bytes(offer, cost) for offer in offers), default=0)
     more = -(-(needed - available) // largest) if largest > 0 and needed > available else 0
-    hint = f"add {more} more {'node' if more == 1 else 'nodes'} like the largest" if more else ""
+    hint = (
+        f"add {format_count(more, 'more node')} with as much memory as the largest" if more else ""
+    )
     return InsufficientMemoryError(
         needed,
         available,
-        f"the model takes {format_bytes(needed)}, and {len(offers)} "
-        f"{'unit' if len(offers) == 1 else 'units'} may use {format_bytes(available)} together",
+        f"the model needs {format_bytes(needed)}, but only {format_bytes(available)} are "
+        f"usable on {format_count(len(offers), 'unit')}",
         hint=hint,
     )

@@ -1,10 +1,10 @@
-"""When a deployment that serves moves to a better plan. Pure: callers have the clock.
+"""When to move a running deployment to a better plan. Pure: callers have the clock.
 
-``judge`` compares what a plan gains with the cost of moving to it: weights to load while the
-present plan serves on, and the prefill of every live sequence. ``Steadiness`` remembers recent
-joins and moves, and damps: a node counts when it has been there for a while, and each move makes
-the next one wait longer and gain more. So a node that comes and goes, or that is fast and slow by
-turns, causes a bounded number of moves.
+``judge`` compares the gain of a plan with the cost of moving to it: weights to load while the
+current plan keeps serving, and the prefill of every live sequence. ``MoveHistory`` remembers recent
+joins and moves, and damps them: a node counts only after it has been present for a while, and each
+move makes the next one wait longer and gain more. A node that comes and goes, or whose speed
+fluctuates, therefore causes a bounded number of moves.
 """
 
 from __future__ import annotations
@@ -13,38 +13,37 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from potluck.types.choices import DEFAULT_REBALANCE_THRESHOLD, Objective
 from potluck.types.cluster import NodeId
-from potluck.types.placement import Objective, Prediction
-
-DEFAULT_THRESHOLD = 0.2
+from potluck.types.placement import Prediction
 
 LOADING_SHARE = 0.2
-"""How much slower a deployment is assumed to be while it loads stages beside those in use: weights
-are read and converted by the same cores and the same memory bus, in a few threads of many."""
+"""How much slower a deployment is assumed to be while it loads stages next to those in use: loading
+competes for the same cores and memory bus, in a few of many threads."""
 
 SWITCH_SECONDS = 1.0
-"""From the last step over the old edges to the first over the new ones, besides the prefill: a step
-has to end, and TLS connections are made on all nodes at once."""
+"""From the last step over the old edges to the first over the new ones, in addition to the prefill:
+a step has to finish, and TLS connections are made on all nodes at once."""
 
 LOAD_BYTES_PER_SECOND = 100e6
-"""How fast weights are loaded where nothing was measured: gigabit Ethernet, or a slow disk."""
+"""The assumed rate of loading weights without a measurement: Gigabit Ethernet, or a slow disk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RebalancePolicy:
-    """When a move is worth its while.
+    """When a move is worth its cost.
 
     A move has to gain ``threshold`` over ``horizon_seconds``, or over as long as the newest node of
-    the plan has been there if that is shorter: what has lasted is likely to last as long again.
+    the plan has been present if that is shorter: what has lasted is likely to last as long again.
     Each move of the last ``memory_seconds`` raises the bar by another ``threshold``, and doubles
     the time until the next, which is ``cool_down_seconds`` after the first. A node that joins is
-    considered after ``settle_seconds``, which double with every time that it joined before. Neither
-    exceeds ``most_wait_seconds``. A plan has to be better twice, ``confirm_seconds`` apart. Plans
-    are compared at least every ``check_seconds``; whether a stage is slow is asked for every
+    considered after ``settle_seconds``, which double with every earlier join. Neither exceeds
+    ``most_wait_seconds``. A plan has to be better twice, ``confirm_seconds`` apart. Plans are
+    compared at least every ``check_seconds``; whether a stage is slow is checked every
     ``watch_seconds``.
     """
 
-    threshold: float = DEFAULT_THRESHOLD
+    threshold: float = DEFAULT_REBALANCE_THRESHOLD
     horizon_seconds: float = 3600.0
     memory_seconds: float = 3600.0
     cool_down_seconds: float = 60.0
@@ -57,9 +56,9 @@ class RebalancePolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoveCost:
-    """What a move takes: bytes to load and for how long, and the prefill of live sequences.
+    """The cost of a move: bytes to load and the time it takes, and the prefill of live sequences.
 
-    With ``needs_room`` the present plan cannot serve while the new one is loaded.
+    If ``needs_room``, the current plan cannot serve while the new one is loaded.
     """
 
     num_bytes: int
@@ -69,16 +68,16 @@ class MoveCost:
 
     @property
     def pause_seconds(self) -> float:
-        """For how long no sequence gets a token."""
+        """Return for how long no sequence gets a token."""
         return self.replay_seconds + (self.load_seconds if self.needs_room else 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """What a better plan is worth.
+    """The value of a better plan.
 
-    ``gain`` is what is predicted: 0.5 for half as many tokens per second again. ``net_gain`` is
-    less by the uncertainty of the prediction and by the cost, spread over ``horizon_seconds``. It
+    ``gain`` is the predicted gain: 0.5 means 50 % more tokens per second. ``net_gain`` is reduced
+    by the uncertainty of the prediction and by the cost, spread over ``horizon_seconds``. It
     reaches the ``bar`` after ``needed_seconds`` of use, if ever.
     """
 
@@ -90,7 +89,7 @@ class Judgement:
 
     @property
     def pays(self) -> bool:
-        """Whether it is worth a move."""
+        """Return whether the move is worth its cost."""
         return self.net_gain >= self.bar
 
 
@@ -102,7 +101,7 @@ def rate_of(prediction: Prediction, objective: Objective) -> float:
 
 
 def gain_of(in_force: Prediction, better: Prediction, objective: Objective) -> float:
-    """Return how much faster one plan is than the other is predicted to be now, as a part."""
+    """Return how much faster one plan is predicted to be than another, as a fraction."""
     return rate_of(better, objective) / rate_of(in_force, objective) - 1.0
 
 
@@ -117,8 +116,8 @@ def judge(
 ) -> Judgement:
     """Weigh a move from the plan ``in_force`` to a ``better`` one.
 
-    A prediction with a wider margin than that of the plan in force is taken to be too good by the
-    difference: what is known well is not left for what is only assumed.
+    A prediction with a wider margin than that of the plan in force is reduced by the difference: a
+    well-known plan is not given up for one that rests on assumptions.
     """
     gain = gain_of(in_force, better, objective)
     doubt = max(0.0, better.margin - in_force.margin)
@@ -133,12 +132,16 @@ def judge(
 
 
 def _before(cost: MoveCost) -> float:
-    """The seconds' worth of tokens that the present plan computes until the new one does."""
+    """Return how many seconds' worth of tokens the current plan computes until the new one takes
+    over.
+    """
     return 0.0 if cost.needs_room else (1.0 - LOADING_SHARE) * cost.load_seconds
 
 
 def _net_gain(ratio: float, cost: MoveCost, horizon_seconds: float) -> float:
-    """The tokens of the next ``horizon_seconds`` with the move, compared with those without it."""
+    """Return the tokens of the next ``horizon_seconds`` with the move, relative to those without
+    it.
+    """
     if horizon_seconds <= 0.0:
         return -1.0
     left = horizon_seconds - cost.load_seconds - cost.replay_seconds
@@ -148,7 +151,7 @@ def _net_gain(ratio: float, cost: MoveCost, horizon_seconds: float) -> float:
 
 
 def _needed_seconds(ratio: float, cost: MoveCost, bar: float) -> float | None:
-    """The horizon at which the net gain is ``bar``."""
+    """Return the horizon at which the net gain is ``bar``."""
     if ratio <= 1.0 + bar:
         return None
     spent = ratio * (cost.load_seconds + cost.replay_seconds) - _before(cost)
@@ -156,33 +159,35 @@ def _needed_seconds(ratio: float, cost: MoveCost, bar: float) -> float | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Steadiness:
+class MoveHistory:
     """When nodes joined and the deployment moved, as far back as that matters. Times in seconds."""
 
     policy: RebalancePolicy
     moves: tuple[float, ...] = ()
     joins: Mapping[NodeId, tuple[float, ...]] = field(default_factory=dict)
 
-    def joined(self, node_id: NodeId, now: float) -> Steadiness:
-        """After a node has joined, perhaps again."""
+    def joined(self, node_id: NodeId, now: float) -> MoveHistory:
+        """Return the state after a node has joined, possibly again."""
         recent = {
             node: kept for node, times in self.joins.items() if (kept := self._recent(times, now))
         }
         return replace(self, joins={**recent, node_id: (*recent.get(node_id, ()), now)})
 
-    def moved(self, now: float) -> Steadiness:
-        """After a move."""
+    def moved(self, now: float) -> MoveHistory:
+        """Return the state after a move."""
         return replace(self, moves=(*self._recent(self.moves, now), now))
 
     def settles_at(self, node_id: NodeId) -> float:
-        """Return from when on plans may have a node. One that was there at first always may."""
+        """Return when plans may start to use a node; always for one that was present at the
+        start.
+        """
         times = self.joins.get(node_id)
         if not times:
             return -math.inf
         return times[-1] + self._doubled(self.policy.settle_seconds, len(times))
 
     def unsettled(self, nodes: Iterable[NodeId], now: float) -> frozenset[NodeId]:
-        """Return those of ``nodes`` that plans shall not have yet."""
+        """Return those of ``nodes`` that plans must not use yet."""
         return frozenset(node for node in nodes if now < self.settles_at(node))
 
     def next_settled_at(self, now: float) -> float | None:
@@ -191,14 +196,14 @@ class Steadiness:
         return min((each for each in times if each > now), default=None)
 
     def cool_at(self, now: float) -> float:
-        """Return from when on another move is possible."""
+        """Return when another move becomes possible."""
         moves = self._recent(self.moves, now)
         if not moves:
             return -math.inf
         return moves[-1] + self._doubled(self.policy.cool_down_seconds, len(moves))
 
     def bar(self, now: float) -> float:
-        """Return what the next move has to gain."""
+        """Return the gain that the next move must reach."""
         return self.policy.threshold * (1 + len(self._recent(self.moves, now)))
 
     def horizon(self, nodes: Iterable[NodeId], now: float) -> float:

@@ -1,4 +1,4 @@
-"""The shapes of a model, under which nodes keep what they have measured of it."""
+"""The shapes of a model under which nodes store their measurements of it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from potluck.types.stage import StageSize
 def shapes_of(counting: Counting, size: StageSize, backends: Collection[str]) -> tuple[str, ...]:
     """Return the shapes that a plan may need: in every quantization and arithmetic.
 
-    Backends that this node cannot count, and those that do not compute the model, have none.
+    There are none for backends that this node cannot count or that cannot compute the model.
     """
     shapes: set[str] = set()
     for backend in backends:

@@ -1,4 +1,4 @@
-"""Memory that several units draw on, shared among them."""
+"""Fair shares of memory that several units draw on."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
-    """``left_bytes`` may be used by all ``members`` (indices of units) together."""
+    """Memory of which all ``members`` (indices of units) together may use ``left_bytes``."""
 
     left_bytes: int
     members: frozenset[int]
 
 
 def fair_shares(most_bytes: Sequence[int], pools: Sequence[Pool]) -> list[int]:
-    """What each unit may use, at most its ``most_bytes``, such that no pool is overdrawn.
+    """Return what each unit may use, at most its ``most_bytes``, without overdrawing any pool.
 
     Max-min fair (Bertsekas and Gallager, Data Networks, section 6.5.2): all units' shares rise
-    together until one has its most or a pool is used up; the others go on. A unit that cannot use
-    an equal part leaves the rest of it to others.
+    together until one reaches its maximum or a pool is used up; the others continue. A unit that
+    cannot use an equal part leaves the rest to the others.
     """
     shares = [max(0, most) for most in most_bytes]
     rising = set(range(len(shares)))

@@ -1,4 +1,4 @@
-"""What several pipelines would bring, where there are more units than one pipeline needs. Pure.
+"""What several pipelines would gain if there are more units than one pipeline needs. Pure.
 
 A deployment is one pipeline, so each of these would be a deployment of its own.
 """
@@ -12,35 +12,38 @@ from functools import cache
 
 import numpy as np
 
+from potluck.placement.grouping import prediction_of
 from potluck.placement.path import PathProblem, ThroughputPath
 from potluck.placement.place import only_units, placed_stages, problem_of, problems_of
-from potluck.placement.request import PlaceRequest, prediction_of
+from potluck.placement.request import PlaceRequest
 from potluck.placement.sharing import Pool, fair_shares
 from potluck.placement.solver import promising_units, replicate, total_rate
 from potluck.placement.solver.budget import DEFAULT_ELEMENTS
 from potluck.placement.within_pools import fits, with_usable
-from potluck.types.placement import Objective, PlacedStage, Plan, Prediction
+from potluck.types.choices import Objective
+from potluck.types.placement import PlacedStage, Plan, Prediction
 
 _WORTHWHILE = 0.02
-"""By how much the rate must rise: as little as a further unit must bring in a plan."""
+"""The minimum gain in throughput: the same as what an additional unit must gain in a plan."""
 _MANY = 128
-"""With more units, less is tried: a thousand are planned in less than 20 s of CPU time."""
+"""With more units, fewer choices are tried: a thousand are planned in less than 20 s of CPU time.
+"""
 _SEARCHES, _ELEMENTS = 30, DEFAULT_ELEMENTS // 8
-"""Of pipelines among many units: for up to 16 pipelines, and what a search may compute."""
+"""Bounds with many units: up to 16 pipelines, and a limited search."""
 _MOST_CELLS = 1 << 25
-"""Of the matrices of links, for steps of every size: half a GiB."""
+"""The maximum size of the link matrices for steps of every size: half a GiB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipeline:
-    """One of several pipelines, and what is predicted of it with its share of the streams."""
+    """One of several pipelines, with its prediction for its share of the streams."""
 
     stages: tuple[PlacedStage, ...]
     prediction: Prediction
 
 
 def side_by_side(request: PlaceRequest, plan: Plan) -> tuple[Pipeline, ...]:
-    """Return pipelines that share no unit and serve all streams faster than ``plan`` does.
+    """Return disjoint pipelines that together serve all streams faster than ``plan`` does.
 
     The fastest come first. There are none if none were found, if the plan has a layout, or if it
     was not made for throughput. The search is a heuristic: there may be better ones.
@@ -64,7 +67,7 @@ def side_by_side(request: PlaceRequest, plan: Plan) -> tuple[Pipeline, ...]:
 
 
 def _of_promising_units(request: PlaceRequest) -> PlaceRequest:
-    """Return the request with so many units that the problems of all steps take little memory."""
+    """Return the request with so few units that the problems of all steps take little memory."""
     most = max(2, math.isqrt(_MOST_CELLS // request.preferences.num_streams))
     num_units = len(request.candidates)
     if num_units <= most:
@@ -74,7 +77,7 @@ def _of_promising_units(request: PlaceRequest) -> PlaceRequest:
 
 
 def _within_pools(request: PlaceRequest) -> tuple[ThroughputPath, ...]:
-    """Return the best pipelines that take no more of any pool than it has."""
+    """Return the best pipelines that respect all pools."""
     num_units = len(request.candidates)
     num_streams = request.preferences.num_streams
     problems = cache(problems_of(request))
@@ -98,10 +101,10 @@ def _within_pools(request: PlaceRequest) -> tuple[ThroughputPath, ...]:
 
 
 def _divisions(problem: PathProblem, pools: Sequence[Pool]) -> Iterator[list[int]]:
-    """Yield what each unit may use, for pipelines that between them use most units.
+    """Yield what each unit may use, for pipelines that together use most units.
 
-    Where units could use more of a pool than it has, they share it fairly, or it is left to the
-    fastest of them. Of many units, only the latter is tried.
+    Units that could overdraw a pool share it fairly, or it is left to the fastest of them. With
+    many units, only the latter is tried.
     """
     alone = [int(each) for each in problem.usable_bytes]
     contested = [

@@ -1,28 +1,32 @@
-"""Other sizes of a stage: on some unit, of a shorter context or fewer states, or quantized."""
+"""Other sizes of a stage: on another unit, with a shorter context or fewer states, or quantized."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations
+from typing import TYPE_CHECKING
 
 from potluck.types.abilities import BackendAbilities
 from potluck.types.arithmetic import Arithmetic
-from potluck.types.node import UnitReport
 from potluck.types.quantization import AUTOMATIC
 from potluck.types.stage import StageSize
 
+if TYPE_CHECKING:
+    from potluck.types.node import UnitReport
+
 _LEAST_CONTEXT_TOKENS = 256
-"""A shorter context is not proposed: it would hold little more than a question."""
+"""A shorter context is not suggested: it would hold little more than a question."""
 
 LEAST_STATES = 2
-"""Of a sequence and a checkpoint; fewer slots are not proposed."""
+"""One for a sequence and one for a checkpoint; fewer slots are not suggested."""
 
 
 def on_unit(size: StageSize, unit: UnitReport, abilities: BackendAbilities) -> StageSize:
     """Return ``size`` for a stage on ``unit``, whose backend has these abilities.
 
-    What it cannot do is left out: weights are loaded, not mapped, and no arithmetic is asked for.
+    Unsupported options are dropped: weights are loaded instead of mapped, and the arithmetic is
+    left to the backend.
     """
     return replace(
         size,
@@ -35,14 +39,14 @@ def on_unit(size: StageSize, unit: UnitReport, abilities: BackendAbilities) -> S
     )
 
 
-def what_fits(
+def fitting_size_hint(
     size: StageSize, fits: Callable[[StageSize], bool], *, least_states: int = LEAST_STATES
 ) -> str:
-    """A hint that names a context, a number of states and a quantization that would fit.
+    """Return a hint that names a context, a number of states and a quantization that would fit.
 
-    Each by itself if it can, and mapped weights; otherwise as few of them together as fit, with
-    mapped weights only where nothing else does. Empty if nothing fits. ``least_states`` are needed
-    for what is to run at the same time.
+    Each is suggested by itself if it suffices, as are mapped weights; otherwise as few of them
+    together as fit, with mapped weights only as a last resort. The hint is empty if nothing fits.
+    ``least_states`` are needed for the requested number of concurrent sequences.
     """
     least = max(least_states, LEAST_STATES)
 
@@ -59,7 +63,7 @@ def what_fits(
     ]
     if alone:
         return _would_fit(alone)
-    # Every size takes a while to count: together with others, only the fewest states are tried.
+    # Every size takes a while to count, so in combinations only the fewest states are tried.
     ways = (smaller_contexts, fewest, stronger_quantizations)
     smaller_caches = (smaller_contexts, fewest)
     with_mapped = ((mapped, way) for way in smaller_caches)
@@ -74,7 +78,7 @@ def what_fits(
 
 
 def smaller_contexts(size: StageSize) -> Iterator[StageSize]:
-    """The same with half the context, a quarter …; the cache shrinks with it."""
+    """Yield the same size with half the context, a quarter …; the cache shrinks with it."""
     context = size.context_tokens
     while (context := context // 2) >= _LEAST_CONTEXT_TOKENS:
         yield replace(
@@ -86,9 +90,9 @@ def smaller_contexts(size: StageSize) -> Iterator[StageSize]:
 
 
 def fewer_states(size: StageSize, least: int = LEAST_STATES) -> Iterator[StageSize]:
-    """The same with half the state slots, a quarter …, and ``least`` at last.
+    """Yield the same size with half the state slots, a quarter …, and ``least`` at last.
 
-    Nothing for a model without state.
+    Yields nothing for a model without state.
     """
     num_states = size.num_states
     while num_states > least:
@@ -97,7 +101,7 @@ def fewer_states(size: StageSize, least: int = LEAST_STATES) -> Iterator[StageSi
 
 
 def stronger_quantizations(size: StageSize) -> Iterator[StageSize]:
-    """The same in every quantization of ``AUTOMATIC`` that is smaller, the most precise first."""
+    """Yield the size in every smaller quantization of ``AUTOMATIC``, the most precise first."""
     if size.quantization not in AUTOMATIC:
         return
     ordered = AUTOMATIC
@@ -106,19 +110,19 @@ def stronger_quantizations(size: StageSize) -> Iterator[StageSize]:
 
 
 def mapped(size: StageSize) -> Iterator[StageSize]:
-    """The same with weights in a file that is mapped, which memory need not hold all at once."""
+    """Yield the size with weights in a mapped file, which need not all be in memory at once."""
     if not size.is_mapped:
         yield replace(size, is_mapped=True)
 
 
 def _would_fit(options: Sequence[str]) -> str:
     names = " or ".join(options)
-    condition = " (--mmap: given room on the disk)" if "--mmap" in names else ""
+    condition = " (--mmap: given enough disk space)" if "--mmap" in names else ""
     return f"{names} would fit{condition}"
 
 
 def _options(size: StageSize, smaller: StageSize) -> str:
-    """The options that make ``smaller`` of ``size``."""
+    """Return the options that turn ``size`` into ``smaller``."""
     options = []
     if smaller.quantization is not size.quantization:
         options.append(f"--quant {smaller.quantization.value}")

@@ -1,14 +1,16 @@
-"""How fast a unit computes: from the rates of its trial, its device's figures, or a cautious guess.
+"""How fast a unit computes: from the rates of its trial, its device's specifications, or a cautious
+guess.
 
-What a node reports of itself may be wrong, and is never taken at its word: a figure that is not
-finite, not positive or absurd counts as unknown. So every speed here is positive and finite.
+Figures that a node reports about itself may be wrong and are never trusted: a figure that is not
+finite, not positive or implausible counts as unknown. So every speed here is positive and finite.
 
 A product of matrices with some tokens takes the time to read the weights once, and time for the
-arithmetic of each further token. Reading takes as long per byte in every format; what arithmetic
-takes in other formats than the trial's is in a table (``benchmarks/cost_model.py`` measures both).
+arithmetic of each further token. Reading takes equally long per byte in every format; the relative
+cost of arithmetic in formats other than the trial's is in a table (``benchmarks/cost_model.py``
+measures both).
 
-All speeds are those of a unit whose threads run undisturbed. Where a control group gives them less
-time (``usable_share`` below 1), everything takes longer in proportion over many steps.
+All speeds are those of a unit whose threads run unthrottled. If a control group gives them less
+time (``usable_share`` below 1), everything takes proportionally longer over many steps.
 """
 
 from __future__ import annotations
@@ -18,77 +20,77 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from potluck.models.trial_model import TRIAL_FORMAT, TRIAL_LAYERS, TRIAL_PREFILL_TOKENS
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.hardware import Figure, Figures, Origin, Rates
 from potluck.types.placement import Basis
 from potluck.types.tensor import TensorFormat
-
-TRIAL_WEIGHTS = TRIAL_LAYERS * 44_040_192
-"""Weights of the trial's matrices: 2048² for each of q and o, 2048 × 256 for k and v, three times
-2048 × 5632."""
-TRIAL_BYTES = TRIAL_FORMAT.row_bytes(TRIAL_WEIGHTS)
+from potluck.types.trial import TRIAL_BYTES, TRIAL_LAYERS, TRIAL_PREFILL_TOKENS, TRIAL_WEIGHTS
 
 _RATES = (1e-3, 1e7)
-"""Tokens per second of the trial that are believed: a board of 1 GHz has 2, a large GPU 10⁴."""
+"""Plausible tokens per second of the trial: a board of 1 GHz has 2, a large GPU 10⁴."""
 _READ_BYTES = (1e6, 1e14)
 _OPERATIONS = (1e7, 1e16)
 
 ASSUMED_READ_BYTES_PER_SECOND = 3e9
 ASSUMED_MULTIPLY_ADDS_PER_SECOND = 10e9
-"""Of a unit of which nothing is known: those of a Raspberry Pi 4."""
+"""For a unit of which nothing is known: the figures of a Raspberry Pi 4."""
 _TABLE_SHARE = 0.4
-"""What a backend reaches of a figure from a table or a derivation, of which it is a peak."""
+"""The fraction that a backend reaches of a figure from a table or a derivation, which is a peak."""
 
 _LEAST_LAYER_SECONDS, _MOST_LAYER_SECONDS = 10e-6, 20e-3
 _SHARED_LAYER_SECONDS = 20e-6
-"""Norms and the like of a layer, and the barriers of its threads: 15 µs with one thread here."""
+"""Norms and other small ops of a layer, and the barriers of its threads: 15 µs with one thread
+here.
+"""
 _OWN_LAYER_SECONDS = 400e-6
-"""Assumed of a device with memory of its own: its driver starts some 18 kernels for a layer."""
+"""Assumed for a device with memory of its own: its driver starts some 18 kernels per layer."""
 STEP_SECONDS = 20e-6
-"""What any step takes beside its parts: slices are handed over, threads are woken."""
+"""The fixed cost of a step in addition to its parts: handing over slices and waking threads."""
 _SECONDS_PER_LOGIT = 3e-9
-"""Choosing the most likely token, or one of the 40 most likely. Drawing from the whole vocabulary
-took 120 ns when this was measured."""
+"""The cost of choosing the most likely token, or one of the 40 most likely. Sampling from the whole
+vocabulary took 120 ns per logit when this was measured."""
 _SECONDS_PER_EMBEDDED_VALUE = 1.3e-9
 
 _REFERENCE_READ_BYTES, _MOST_SLOWNESS = 16e9, 50.0
-"""Of the machine on which the seconds above were measured. A CPU that reads more slowly is taken
-to be as much slower at them: a Raspberry Pi 4 is five to six times slower at either."""
+"""The reading rate of the machine on which the seconds above were measured. A CPU that reads more
+slowly is assumed to be proportionally slower at them: a Raspberry Pi 4 is five to six times slower
+at either."""
 
 _SHARE_LEAST = 0.001
 """The least usable share: a quota of a thousandth of what the threads could use."""
 
 QUOTA_PERIOD_SECONDS = 0.1
-"""Of control groups' quotas, unless somebody sets another: threads run at full speed until they
-have used up their part of it."""
+"""The default quota period of control groups: threads run at full speed until they have used up
+their part of it."""
 _PERIODS = (1e-3, 1.0)
-"""What Linux allows (``scheduler/sched-bwc.rst``)."""
+"""The range that Linux allows (``scheduler/sched-bwc.rst``)."""
 
 _CACHED_BYTES, _UNCACHED_BYTES = 1.25 * TRIAL_BYTES, 2 * TRIAL_BYTES
-"""Weights up to the first are taken to be read as fast as the trial's, from the second on as fast
-as the memory that is larger than every cache. A server's last cache may hold the trial's weights
-and not the model's: 25 GB/s and 16 GB/s here, with nothing in between beyond 190 MB."""
+"""Up to the first size, weights are assumed to be read as fast as the trial's, from the second on
+as fast as memory that exceeds every cache. A server's last-level cache may hold the trial's weights
+but not the model's: 25 GB/s and 16 GB/s here, with no values in between beyond 190 MB."""
 
 _INT8_TIMES = 1.8
-"""An instruction set that multiplies int8 so many times faster than float32 has instructions for
-it (VNNI, AMX, dotprod); others convert first, and are as fast as that."""
+"""An instruction set that multiplies int8 this many times faster than float32 has instructions for
+it (VNNI, AMX, dotprod); others convert first, and are as fast as float32."""
 _BEYOND_CHUNK = 1.05
 _FLOATS_SLOWER = 3.0
 _DECODE_ATTENTION, _PREFILL_ATTENTION = 0.55, 0.65
-"""Multiply-adds with the cache per second, of those of float32 products."""
+"""Multiply-adds with the cache per second, relative to those of float32 products."""
 _STATE_OPS = 0.85
-"""Multiply-adds with states per second, of those of float32 products: 0.8 to 0.9 with AVX-512 and
-0.8 to 1.0 with AVX2, for the gated delta rule and the scan of Mamba-2, with one thread. Short
-convolutions take longer for theirs, of which there are few."""
+"""Multiply-adds with states per second, relative to those of float32 products: 0.8 to 0.9 with
+AVX-512 and 0.8 to 1.0 with AVX2, for the gated delta rule and the scan of Mamba-2, with one thread.
+Short convolutions take longer, but there are few of them."""
 _UNPACKING = 1.05
-"""Of a chunk's arithmetic: what the fast arithmetic takes to convert quantized weights to bf16."""
+"""The cost of the fast arithmetic's conversion of quantized weights to bf16, relative to a chunk's
+arithmetic.
+"""
 _LEAST_REST = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """A positive, finite number, and what it rests on."""
+    """A positive, finite number, and its basis."""
 
     value: float
     basis: Basis
@@ -98,18 +100,16 @@ class Estimate:
 class UnitSpeed:
     """How fast one unit computes.
 
-    ``read`` are bytes of weights per second while one token is decoded, if they are as few as the
-    trial's, and ``read_large`` of larger models. ``chunk`` are multiply-adds per second with
-    weights in the trial's format for 32 tokens, ``floats`` those in float32, and ``fast_bf16``
+    ``read`` is the bytes of weights per second while one token is decoded, for models as small as
+    the trial's, and ``read_large`` for larger models. ``chunk`` is the multiply-adds per second
+    with weights in the trial's format for 32 tokens, ``floats`` those in float32, and ``fast_bf16``
     those in bf16 in a fast arithmetic; None in the exact one. ``has_int8`` says which formats are
-    faster.
-    ``attention`` and ``prefill_attention`` are multiply-adds with the cache per second, and
-    ``states`` those with the states of sequences.
-    ``layer_seconds`` and ``step_seconds`` pass whatever is computed, ``seconds_per_logit`` for each
-    entry of the vocabulary of which a token is chosen, and ``seconds_per_embedded_value`` for each
-    value of a token's row.
-    ``usable_share`` is how much of its threads' time the unit gets, which a control group renews
-    once in every ``quota_period_seconds``.
+    faster. ``attention`` and ``prefill_attention`` are multiply-adds with the cache per second, and
+    ``states`` those with the states of sequences. ``layer_seconds`` and ``step_seconds`` are fixed
+    costs, ``seconds_per_logit`` applies to each entry of the vocabulary from which a token is
+    chosen, and ``seconds_per_embedded_value`` to each value of a token's row. ``usable_share`` is
+    the part of its threads' time that the unit gets, which a control group renews once every
+    ``quota_period_seconds``.
     """
 
     read: Estimate
@@ -129,17 +129,22 @@ class UnitSpeed:
     quota_period_seconds: float = QUOTA_PERIOD_SECONDS
 
     @property
+    def slowness(self) -> float:
+        """Return how many times slower than the reference machine it is at small operations."""
+        return self.step_seconds.value / STEP_SECONDS
+
+    @property
     def decode_basis(self) -> Basis:
-        """Return what a prediction of decoding rests on."""
+        """Return the basis of a prediction of decoding."""
         return worst(self.read.basis, self.read_large.basis)
 
     @property
     def prefill_basis(self) -> Basis:
-        """Return what a prediction of prefill rests on."""
+        """Return the basis of a prediction of prefill."""
         return worst(self.chunk.basis, self.read.basis)
 
     def read_bytes_per_second(self, model_bytes: float) -> float:
-        """Return how fast weights of a model of so many bytes are read."""
+        """Return how fast weights of a model with this many bytes are read."""
         share = (model_bytes - _CACHED_BYTES) / (_UNCACHED_BYTES - _CACHED_BYTES)
         share = min(1.0, max(0.0, share))
         return 1 / ((1 - share) / self.read.value + share / self.read_large.value)
@@ -147,7 +152,7 @@ class UnitSpeed:
     def arithmetic_seconds(
         self, format: TensorFormat, num_tokens: float, *, is_prompt: bool
     ) -> float:
-        """Return what each weight of ``format`` takes for ``num_tokens`` besides being read.
+        """Return the seconds per weight of ``format`` for ``num_tokens`` in addition to reading it.
 
         ``is_prompt``: they are of one sequence.
         """
@@ -207,11 +212,11 @@ def unit_speed(
 ) -> UnitSpeed:
     """Return the speed of a unit that reports these rates and figures (``UnitReport``).
 
-    ``is_shared``: its memory is the machine's.
+    ``is_shared``: it uses host memory.
     """
-    decode = _believed(rates.decode_tokens_per_second, _RATES)
-    prefill = _believed(rates.prefill_tokens_per_second, _RATES)
-    read = _believed(figures.read_bytes_per_second, _READ_BYTES)
+    decode = _plausible(rates.decode_tokens_per_second, _RATES)
+    prefill = _plausible(rates.prefill_tokens_per_second, _RATES)
+    read = _plausible(figures.read_bytes_per_second, _READ_BYTES)
     int8 = _operations(figures.int8_operations_per_second)
     floats = _operations(figures.f32_operations_per_second)
     layer = _layer_seconds(decode, read, is_shared=is_shared)
@@ -261,23 +266,23 @@ _WORST_LAST = (Basis.SERVED, Basis.MEASURED, Basis.TABLE, Basis.ASSUMED)
 
 
 def worst(*bases: Basis) -> Basis:
-    """Return what the least certain of several figures rests on."""
+    """Return the least certain basis of several figures."""
     return max(bases, key=_WORST_LAST.index)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Relative:
-    """Arithmetic of a weight of a format over that of another: for 8 tokens, and for 32."""
+    """Arithmetic of a weight of a format relative to that of another: for 8 tokens, and for 32."""
 
     batch: float
     chunk: float
 
 
-# Medians over instruction sets of what 8 and 32 tokens take longer than one, with one thread
-# (benchmarks/results/cost_model.json).
+# Medians over instruction sets of the additional time of 8 and 32 tokens compared with one, with
+# one thread (benchmarks/results/cost_model.json).
 _LIKE_Q8_0 = _Relative(batch=1.0, chunk=1.0)
 _WITH_BATCH, _WITHOUT_BATCH = 0.33, 0.23
-"""In Q8_0: 8 tokens' arithmetic over that of 32."""
+"""In Q8_0: the arithmetic of 8 tokens relative to that of 32."""
 _WITH_INT8: Mapping[TensorFormat, _Relative] = {
     TensorFormat.Q4_0: _Relative(batch=0.68, chunk=0.93),
     TensorFormat.Q4_1: _Relative(batch=0.75, chunk=1.0),
@@ -286,7 +291,8 @@ _WITH_INT8: Mapping[TensorFormat, _Relative] = {
     TensorFormat.Q4_K: _Relative(batch=0.92, chunk=1.13),
     TensorFormat.Q5_K: _Relative(batch=1.35, chunk=1.28),
     TensorFormat.Q6_K: _Relative(batch=1.5, chunk=1.65),
-    # Not among those medians: by the format whose kernel does the same, and half scales' work.
+    # Not among those medians: derived from the format with the same kernel, plus the conversion of
+    # half-precision scales.
     TensorFormat.Q2_K: _Relative(batch=1.5, chunk=1.65),
     TensorFormat.Q3_K: _Relative(batch=1.5, chunk=1.65),
     TensorFormat.IQ4_NL: _Relative(batch=0.9, chunk=1.0),
@@ -305,14 +311,14 @@ _WITHOUT_INT8: Mapping[TensorFormat, _Relative] = {
     TensorFormat.Q3_K: _Relative(batch=1.14, chunk=1.22),
 }
 _LIKE_FLOATS = _Relative(batch=1.1, chunk=1.17)
-"""Over the multiply-adds of float32 as they were measured with 128 tokens."""
+"""Relative to the multiply-adds of float32 as measured with 128 tokens."""
 _FLOATS: Mapping[TensorFormat, _Relative] = {
     TensorFormat.F32: _Relative(batch=1.4, chunk=1.15),
 }
 
 
 def _read(decode: Estimate | None, read: Estimate | None, layer: Estimate) -> Estimate:
-    """Return bytes of weights per second of a model as small as the trial's."""
+    """Return bytes of weights per second for a model as small as the trial's."""
     if decode is not None:
         rest = 1 / decode.value - TRIAL_LAYERS * layer.value
         seconds = max(rest, _LEAST_REST / decode.value)
@@ -323,7 +329,7 @@ def _read(decode: Estimate | None, read: Estimate | None, layer: Estimate) -> Es
 
 
 def _chunk(decode: Estimate | None, prefill: Estimate | None, int8: Estimate | None) -> Estimate:
-    """Return multiply-adds per second of 32 tokens, in the trial's format."""
+    """Return multiply-adds per second for 32 tokens, in the trial's format."""
     if prefill is not None:
         seconds = TRIAL_PREFILL_TOKENS / prefill.value
         rest = seconds if decode is None else seconds - 1 / decode.value
@@ -335,15 +341,15 @@ def _chunk(decode: Estimate | None, prefill: Estimate | None, int8: Estimate | N
 
 
 def _layer_seconds(decode: Estimate | None, read: Estimate | None, *, is_shared: bool) -> Estimate:
-    """Return what a layer takes besides reading.
+    """Return the seconds per layer in addition to reading.
 
-    Of a device with memory of its own that is the difference between the trial and the rate of
+    For a device with memory of its own, this is the difference between the trial and the rate of
     reading alone.
     """
     if decode is None:
         value = _SHARED_LAYER_SECONDS if is_shared else _OWN_LAYER_SECONDS
         return Estimate(value=value, basis=Basis.ASSUMED)
-    most = (1 - _LEAST_REST) / decode.value / TRIAL_LAYERS  # it is in there
+    most = (1 - _LEAST_REST) / decode.value / TRIAL_LAYERS  # included in the trial
     if is_shared or read is None or read.basis is not Basis.MEASURED:
         value = _SHARED_LAYER_SECONDS if is_shared else _OWN_LAYER_SECONDS
         return Estimate(value=min(value, most), basis=decode.basis)
@@ -352,8 +358,8 @@ def _layer_seconds(decode: Estimate | None, read: Estimate | None, *, is_shared:
     return Estimate(value=value, basis=decode.basis)
 
 
-def _believed(figure: Figure, bounds: tuple[float, float]) -> Estimate | None:
-    """Return a reported figure if it may be true."""
+def _plausible(figure: Figure, bounds: tuple[float, float]) -> Estimate | None:
+    """Return a reported figure if it is plausible."""
     value = figure.value
     if figure.origin is Origin.UNKNOWN or value is None or not math.isfinite(value):
         return None
@@ -366,7 +372,7 @@ def _believed(figure: Figure, bounds: tuple[float, float]) -> Estimate | None:
 
 def _operations(figure: Figure) -> Estimate | None:
     """Return multiply-adds per second, which are half the operations."""
-    found = _believed(figure, _OPERATIONS)
+    found = _plausible(figure, _OPERATIONS)
     return None if found is None else Estimate(value=found.value / 2, basis=found.basis)
 
 

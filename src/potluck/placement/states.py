@@ -1,4 +1,4 @@
-"""How many state slots the stages of a model have, as it was asked for."""
+"""The number of state slots of a model's stages."""
 
 from __future__ import annotations
 
@@ -11,36 +11,38 @@ from potluck.types.states import default_num_states
 
 def num_states_of(
     config: ModelConfig,
-    asked: int | None,
+    requested: int | None,
     *,
     default: int | None = None,
     least: int = 1,
     why: str = "",
 ) -> int:
-    """Return the number of state slots that every stage of a model has; 0 for one without state.
+    """Return the number of state slots that every stage of a model has; 0 for a model without
+    state.
 
-    If None is ``asked`` for, take ``default``, or without one ``default_num_states``, and ``least``
-    if that is more. Raise ``ParameterError`` for a number out of range or below ``least``, of which
-    ``why`` says what it is for; and for any number asked for if the model has no state.
+    ``requested`` is the number that the user gave. If it is None, use ``default`` (or
+    ``default_num_states``), and at least ``least``. Raise ``ParameterError`` for a number out of
+    range or below ``least`` (``why`` says what these are needed for), and for any requested number
+    if the model has no state.
     """
-    for number in (asked, default):
+    for number in (requested, default):
         if number is not None:
             require_number("states", number)
     num_bytes = slot_bytes(config)
-    if asked is None:
+    if requested is None:
         if num_bytes == 0:
             return 0
         return max(least, default_num_states(num_bytes) if default is None else default)
     if num_bytes == 0:
         raise ParameterError(
             "states",
-            f"{config.family} models keep keys and values only, and have no states",
-            hint="leave out --states",
+            f"{config.family} models have no state slots, only keys and values",
+            hint="omit --states",
         )
-    if asked < least:
+    if requested < least:
         raise ParameterError(
             "states",
-            f"{asked} states are too few: {least} are needed for {why}",
-            hint=f"give --states {least}, or leave it out",
+            f"{requested} state slots are too few: {least} are needed for {why}",
+            hint=f"set --states {least}, or omit it",
         )
-    return asked
+    return requested

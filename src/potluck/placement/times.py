@@ -1,8 +1,8 @@
-"""How long the parts of a model take on a unit, for a step of any kind.
+"""How long the parts of a model take on a unit, for any kind of step.
 
-What the rates of a unit's trial predict is corrected by what its workers measured while they served
-models of the same shape: by the ratio of the two for steps alike, interpolated between kinds of
-steps, and trusted the more the more steps were measured.
+The prediction from a unit's trial is corrected by what its workers measured while they served
+models of the same shape: by the ratio of the two for similar steps, interpolated between kinds of
+steps, and weighted by the number of measured steps.
 """
 
 from __future__ import annotations
@@ -20,16 +20,18 @@ from potluck.types.placement import Basis
 from potluck.types.speed import StepTime
 
 LEAST_SECONDS = 1e-9
-"""Of any part: no time is 0."""
+"""The minimum time of any part: no time is 0."""
 MOST_SECONDS = 1e6
 
 _MOST_RATIO = 30.0
-"""A measured step may take as many times longer or less than predicted; more is an outlier."""
+"""A measured step may take this many times longer or less than predicted; anything else is an
+outlier.
+"""
 _SAMPLES_OF_PRIOR = 4.0
-"""So many measured steps weigh as much as the prediction."""
+"""This many measured steps have the same weight as the prediction."""
 _SAMPLES_OF_SERVED = 8
 _MOST_STEP_TIMES = 1000
-"""Of a unit, of which more are not looked at."""
+"""The maximum number of step times of a unit that are considered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,10 +39,11 @@ class PartTimes:
     """How long a step takes on one unit, in seconds, by the parts of the model that a stage has.
 
     ``item_seconds`` are those of the embedding, of each decoder layer and of the head;
-    ``stage_seconds`` pass on every stage. All are positive and finite, and as long as steps take
-    one after the other without a pause. Where a control group limits the unit, a step takes
-    ``usable_share`` of that only, until the unit has used up its part of a period of
-    ``quota_period_seconds``.
+    ``stage_seconds`` is the fixed time of every stage. All are positive and finite, and sustained:
+    for steps one after the other without a pause. If a control group limits the unit, a step takes
+    only ``usable_share`` of that time until the unit has used up its part of a period of
+    ``quota_period_seconds``. In a group, ``exchange_seconds`` of ``item_seconds`` are spent in
+    exchanges between its members; their basis is ``exchange_basis``.
     """
 
     item_seconds: tuple[float, ...]
@@ -48,19 +51,25 @@ class PartTimes:
     basis: Basis
     usable_share: float = 1.0
     quota_period_seconds: float = QUOTA_PERIOD_SECONDS
+    exchange_seconds: tuple[float, ...] = ()
+    exchange_basis: Basis | None = None
+
+    def exchanging_seconds(self, start: int, end: int) -> float:
+        """Return how much of the time of the items ``[start, end)`` is spent in exchanges."""
+        return sum(self.exchange_seconds[start:end])
 
     def seconds(self, start: int, end: int) -> float:
-        """Return how long a stage of the items ``[start, end)`` takes, if it never pauses."""
+        """Return the sustained time of a stage with the items ``[start, end)``."""
         return sum(self.item_seconds[start:end]) + self.stage_seconds
 
     def undisturbed_seconds(self, start: int, end: int) -> float:
-        """Return how long such a stage takes if it has paused before: part of it at full speed."""
+        """Return the time of such a stage after a pause: part of it runs at full speed."""
         return _after_pause(self.seconds(start, end), self.usable_share, self.quota_period_seconds)
 
     def expected_seconds(self, start: int, end: int) -> float:
-        """Return how long such a stage is most often seen to take in a pipeline.
+        """Return the typical time of such a stage in a pipeline.
 
-        A step that fits in its unit's part of a period is not held up, unless others went before.
+        A step that fits in its unit's part of a period is not throttled, unless others preceded it.
         """
         short = self.seconds(start, end) * self.usable_share
         fits = short <= self.usable_share * self.quota_period_seconds
@@ -69,14 +78,16 @@ class PartTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Correction:
-    """By which factor steps take longer than their prediction: at ``num_tokens``, ascending."""
+    """The factor by which steps take longer than predicted, at ``num_tokens`` in ascending
+    order.
+    """
 
     num_tokens: tuple[int, ...] = ()
     factors: tuple[float, ...] = ()
     num_samples: tuple[int, ...] = ()
 
     def at(self, num_tokens: int) -> float:
-        """Return the factor, interpolated on a logarithmic scale; 1 where nothing is known."""
+        """Return the factor, interpolated on a logarithmic scale; 1 if nothing was measured."""
         if not self.num_tokens:
             return 1.0
         x = math.log(max(1, num_tokens))
@@ -92,7 +103,7 @@ class Correction:
         return math.exp(before[1])
 
     def is_served(self, num_tokens: int) -> bool:
-        """Return whether enough steps of about so many tokens were measured."""
+        """Return whether enough steps of about this many tokens were measured."""
         return any(
             count >= _SAMPLES_OF_SERVED and tokens / 2 <= num_tokens <= tokens * 2
             for tokens, count in zip(self.num_tokens, self.num_samples, strict=True)
@@ -109,9 +120,9 @@ class UnitTimes:
     prefill_correction: Correction = Correction()
 
     def decode(self, num_sequences: int = 1, context_tokens: int = 512) -> PartTimes:
-        """Return the times of a step that decodes one token of each of so many sequences.
+        """Return the times of a step that decodes one token for each of this many sequences.
 
-        Each sees ``context_tokens`` positions, its own included.
+        Each sees ``context_tokens`` positions, including its own.
         """
         num_sequences = max(1, num_sequences)
         factor = self.decode_correction.at(num_sequences)
@@ -128,7 +139,7 @@ class UnitTimes:
     def prefill(self, num_tokens: int, context_tokens: int = 0) -> PartTimes:
         """Return the times of a step with a chunk of ``num_tokens`` of one prompt.
 
-        The last of them sees ``context_tokens`` positions, and at least the chunk's own. A token
+        The last of them sees ``context_tokens`` positions, and at least those of the chunk. A token
         is sampled after the last one.
         """
         num_tokens = max(1, num_tokens)
@@ -144,9 +155,9 @@ class UnitTimes:
         )
 
     def corrected(self, step_times: Iterable[StepTime]) -> UnitTimes:
-        """Return these times, corrected by what workers measured of models of this shape.
+        """Return these times, corrected by what workers measured for models of this shape.
 
-        What cannot be true, of a figure that another node sent, is left out.
+        Implausible figures, which another node sent, are ignored.
         """
         first = islice(step_times, _MOST_STEP_TIMES)
         believed = [each for each in first if each.is_plausible]
@@ -180,8 +191,7 @@ class UnitTimes:
                     scale
                     * (
                         speed.layer_seconds.value
-                        + _part_seconds(speed, part, num_tokens, model_bytes, is_prompt=is_prompt)
-                        + _attention_seconds(
+                        + part_seconds(
                             speed,
                             part,
                             num_tokens,
@@ -189,10 +199,9 @@ class UnitTimes:
                             model_bytes,
                             is_prompt=is_prompt,
                         )
-                        + _state_seconds(speed, part, num_tokens, model_bytes, is_prompt=is_prompt)
                     )
                 )
-        head = _part_seconds(speed, work.head, num_wanted, model_bytes, is_prompt=False)
+        head = _product_seconds(speed, work.head, num_wanted, model_bytes, is_prompt=False)
         head += num_wanted * work.config.vocab_size * speed.seconds_per_logit
         embedding = num_tokens * work.hidden_size * speed.seconds_per_embedded_value
         return PartTimes(
@@ -208,17 +217,37 @@ class UnitTimes:
         )
 
 
-def _part_seconds(
+def part_seconds(
+    speed: UnitSpeed,
+    part: PartWork,
+    num_tokens: int,
+    context_tokens: int,
+    model_bytes: float,
+    *,
+    is_prompt: bool,
+) -> float:
+    """Return the uncorrected time of the products, the attention and the states of a part.
+
+    ``model_bytes`` are those of all matrices of the model.
+    """
+    seconds = _product_seconds(speed, part, num_tokens, model_bytes, is_prompt=is_prompt)
+    seconds += _attention_seconds(
+        speed, part, num_tokens, context_tokens, model_bytes, is_prompt=is_prompt
+    )
+    return seconds + _state_seconds(speed, part, num_tokens, model_bytes, is_prompt=is_prompt)
+
+
+def _product_seconds(
     speed: UnitSpeed, part: PartWork, num_tokens: int, model_bytes: float, *, is_prompt: bool
 ) -> float:
-    """Return what the products of a part take."""
+    """Return the time of the products of a part."""
     rate = speed.read_bytes_per_second(model_bytes)
     seconds = 0.0
     for product in part.products:
         share, per_expert = 1.0, float(num_tokens)
         if product.num_experts > 1:
             share = share_of_experts(product.num_chosen, product.num_experts, num_tokens)
-            # Each expert in use has its part of the tokens.
+            # Each active expert gets its part of the tokens.
             per_expert = num_tokens * product.num_chosen / (share * product.num_experts)
         arithmetic = speed.arithmetic_seconds(product.format, per_expert, is_prompt=is_prompt)
         seconds += share * (product.num_bytes / rate + product.num_weights * arithmetic)
@@ -234,7 +263,7 @@ def _attention_seconds(
     *,
     is_prompt: bool,
 ) -> float:
-    """Return what attention takes; tokens of one prompt read its cache together."""
+    """Return the time of attention; tokens of one prompt read its cache together."""
     if not part.attention_multiply_adds:
         return 0.0
     per_sequence = num_tokens if is_prompt else 1
@@ -249,10 +278,10 @@ def _attention_seconds(
 def _state_seconds(
     speed: UnitSpeed, part: PartWork, num_tokens: int, model_bytes: float, *, is_prompt: bool
 ) -> float:
-    """Return what the states of a part take, which are read and written once for each sequence.
+    """Return the time of the states of a part, each read and written once per sequence.
 
-    Writing adds nothing that was measured: 16 sequences of 2 MiB for each of 12 layers take as long
-    as reading the states and computing with them.
+    Writing adds no measurable time: 16 sequences of 2 MiB for each of 12 layers take as long as
+    reading the states and computing with them.
     """
     if not part.state_bytes:
         return 0.0
@@ -262,7 +291,7 @@ def _state_seconds(
 
 
 def _correction(times: UnitTimes, measured: Sequence[StepTime]) -> Correction:
-    """Return the ratios of measured to predicted, by number of tokens."""
+    """Return the ratios of measured to predicted times, by number of tokens."""
     by_tokens: dict[int, list[tuple[float, int]]] = {}
     for each in measured:
         nearest = _ratio(times.speed, each.seconds, _predicted(times, each))
@@ -297,9 +326,9 @@ def _predicted(times: UnitTimes, step: StepTime) -> float:
 
 
 def _ratio(speed: UnitSpeed, measured: float, predicted: float) -> float:
-    """Return the ratio of measured to predicted without the effect of a quota.
+    """Return the ratio of the measured to the predicted time without the effect of a quota.
 
-    What lies between the time after a pause and the time without one confirms the prediction.
+    A value between the time after a pause and the sustained time confirms the prediction.
     """
     if measured >= predicted:
         return measured / predicted
@@ -308,7 +337,7 @@ def _ratio(speed: UnitSpeed, measured: float, predicted: float) -> float:
 
 
 def _after_pause(seconds: float, usable_share: float, period_seconds: float) -> float:
-    """Return how long a step takes that would take ``seconds`` if its unit never paused.
+    """Return the time after a pause of a step whose sustained time is ``seconds``.
 
     It runs at full speed until its part of a period is used up.
     """

@@ -1,8 +1,8 @@
-"""Paths over units of which several draw on one memory.
+"""Paths over units of which several draw on the same memory.
 
-The solver knows one limit for each unit. Memory that several units share, such as that of a CPU and
-of the GPU beside it, or that of agents on one machine, is divided here: first every unit may use
-all of it, and only where a path then takes more than there is, less is tried.
+The solver takes one limit for each unit. Memory that several units share, such as that of a CPU and
+an integrated GPU, or of several agents on one machine, is divided here: first every unit may use
+all of it, and less is tried only if a path then takes more than there is.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from potluck.placement.sharing import Pool, fair_shares
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """Stages in order, the seconds that were to be least, and how much better others could be."""
+    """Stages in order, the minimized seconds, and how much better others could be."""
 
     cuts: tuple[Cut, ...]
     seconds: float
@@ -31,12 +31,12 @@ def best_within(
     pools: Sequence[Pool],
     solve: Callable[[Sequence[int]], Found | None],
 ) -> Found | None:
-    """Return the best answer of ``solve`` that takes no more of any pool than it has.
+    """Return the best answer of ``solve`` that respects all pools.
 
     ``solve`` is given what every unit may use, and returns None if there is no path. Members of
-    pools are indices of units. The answer is the best of those that were tried: where nothing is
-    short it is the best there is. Where a pool is short, it is divided fairly among its members,
-    among those that the path used, or left to all but one of these.
+    pools are indices of units. The answer is the best of those that were tried, and optimal if no
+    pool is short. A pool that is short is divided fairly among its members, or among those that the
+    path used, or left to all but one of these.
     """
     alone = [int(each) for each in problem.usable_bytes]
     found = solve(alone)
@@ -53,12 +53,12 @@ def best_within(
 
 
 def fits(problem: PathProblem, pools: Sequence[Pool], cuts: Sequence[Cut]) -> bool:
-    """Return whether stages on different units take no more of any pool than it has."""
+    """Return whether stages on different units respect all pools."""
     return not _short(problem, pools, cuts)
 
 
 def _short(problem: PathProblem, pools: Sequence[Pool], cuts: Sequence[Cut]) -> list[Pool]:
-    """Return the pools of which a path takes more than they have."""
+    """Return the pools that a path overdraws."""
     taken = {cut.unit: problem.bytes_of(cut) for cut in cuts}
     return [
         pool
@@ -90,5 +90,5 @@ def _without(usable: Sequence[int], units: set[int]) -> list[int]:
 
 
 def with_usable(problem: PathProblem, usable: Sequence[int]) -> PathProblem:
-    """Return the problem where units may use other bytes."""
+    """Return the problem with different limits for units."""
     return replace(problem, usable_bytes=np.array(usable, dtype=np.int64))

@@ -1,13 +1,13 @@
-"""What a model's parts read and compute, from its headers alone.
+"""What the parts of a model read and compute, from its headers alone.
 
 The parts are the embedding, each decoder layer and the head. How long they take on a unit is
-``placement.times``' business.
+computed by ``placement.times``.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from potluck.models.program import build_program
@@ -39,15 +39,15 @@ from potluck.types.quantization import Quantization
 from potluck.types.tensor import TensorFormat, TensorInfo
 
 LoadedBytes = Callable[[TensorInfo], int]
-"""``EngineCost.loaded_bytes``: what a weight takes in the format in which it is loaded."""
+"""``EngineCost.loaded_bytes``: the size of a weight in the format in which it is loaded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Product:
-    """Matrices of one format that the tokens of a step are multiplied with.
+    """Matrices of one format by which the tokens of a step are multiplied.
 
-    ``num_bytes`` and ``num_weights`` are those of all matrices together. Of a mixture of experts
-    each token is multiplied with ``num_chosen`` of ``num_experts`` equal parts of them.
+    ``num_bytes`` and ``num_weights`` are totals over all matrices. In a mixture of experts, each
+    token is multiplied by ``num_chosen`` of ``num_experts`` equal parts of them.
     """
 
     format: TensorFormat
@@ -64,7 +64,7 @@ class PartWork:
     With attention, each token reads ``cache_bytes`` of every position that it sees (the last
     ``window`` ones, or all) and does ``attention_multiply_adds`` with it. With a state of
     ``state_bytes``, a step reads and writes one for each of its sequences, and each token does
-    ``state_multiply_adds`` with it, however long the context is.
+    ``state_multiply_adds`` with it, regardless of the context length.
     """
 
     products: tuple[Product, ...] = ()
@@ -79,9 +79,9 @@ class PartWork:
 class ModelWork:
     """What the parts of a model read and compute on units of one backend.
 
-    ``embedding_row_bytes`` are read for each token, and ``num_bytes`` are those of all matrices
-    that tokens are multiplied with. Equal layers are one object. A step's way between stages has
-    ``hidden_size`` floats for each token.
+    ``embedding_row_bytes`` are read for each token, and ``num_bytes`` are those of all matrices by
+    which tokens are multiplied. Equal layers share one object. Between stages, a step sends
+    ``hidden_size`` floats per token.
     """
 
     config: ModelConfig
@@ -93,12 +93,12 @@ class ModelWork:
 
     @property
     def hidden_size(self) -> int:
-        """Return the width of what one stage hands to the next."""
+        """Return the number of values per token that one stage passes to the next."""
         return self.config.hidden_size
 
     @property
     def dominant_format(self) -> TensorFormat:
-        """Return the format of most bytes of the layers' matrices, F32 if there are none."""
+        """Return the format with most bytes of the layers' matrices, F32 if there are none."""
         num_bytes: Counter[TensorFormat] = Counter()
         for layer in self.layers:
             for product in layer.products:
@@ -106,7 +106,7 @@ class ModelWork:
         return max(num_bytes, key=lambda each: (num_bytes[each], each.label), default=_NO_FORMAT)
 
     def shape(self, arithmetic: Arithmetic) -> str:
-        """Return the shape under which step times of this model are kept (``model_shape``)."""
+        """Return the shape under which step times of this model are stored (``model_shape``)."""
         return model_shape(self.config, self.dominant_format.label, arithmetic)
 
 
@@ -118,7 +118,7 @@ def model_work(
 ) -> ModelWork:
     """Return what the parts of a model read and compute.
 
-    Raise ``KeyError`` if a tensor is missing, and the error of one that cannot be loaded.
+    Raise ``KeyError`` if a tensor is missing, and the error of a tensor that cannot be loaded.
     """
     config = profile.config
     program = _program(config)
@@ -129,23 +129,23 @@ def model_work(
         format = quantization.target(specs[name], info, config.num_layers)
         return TensorInfo(name=name, shape=info.shape, format=format)
 
-    parts = [_Part(loaded, loaded_bytes, program) for _ in range(config.num_layers)]
-    head = _Part(loaded, loaded_bytes, program)
+    parts = [PartCounter(loaded, loaded_bytes, program) for _ in range(config.num_layers)]
+    head = PartCounter(loaded, loaded_bytes, program)
     row_bytes = 0
     layer: int | None = None
     for op in program.ops:
         if isinstance(op, Embed):
             row_bytes += loaded(op.weight).row_bytes
             continue
-        own = _layer_of(op, specs)
+        own = layer_of(op, specs)
         if own is not None:
             layer = own
-        if isinstance(op, _WITHIN_LAYER):  # after the layer's projections to what they read
+        if isinstance(op, _WITHIN_LAYER):  # after the layer's projections, whose outputs it reads
             parts[layer or 0].add(op)
         elif own is not None:
             parts[own].add(op)
         elif layer is None and parts:
-            parts[0].add(op)  # of what every layer gets from the embedding (Gemma 4 E2B)
+            parts[0].add(op)  # the part of the embedding that every layer gets (Gemma 4 E2B)
         else:
             head.add(op)
     seen: dict[PartWork, PartWork] = {}
@@ -162,11 +162,14 @@ def model_work(
 
 
 _WITHIN_LAYER = (Attention, CausalConv, GatedDelta, StateScan)
-"""Ops whose weights, if they have any, do not tell the layer."""
+"""Ops that are assigned to the current layer; their weights, if any, do not identify it."""
 
 
-class _Part:
-    """Adds up the ops of a part."""
+class PartCounter:
+    """Adds up the ops of a part.
+
+    ``loaded`` returns what a weight of the ``program`` is loaded as.
+    """
 
     def __init__(
         self, loaded: Callable[[str], TensorInfo], loaded_bytes: LoadedBytes, program: Program
@@ -180,13 +183,13 @@ class _Part:
         self._state_bytes = self._state_multiply_adds = 0
 
     def add(self, op: Op) -> None:
+        """Add what an op reads and computes."""
         match op:
             case Linear() | HeadLinear() | Head():
                 if op.weight is not None:
                     self._multiply(op.weight)
             case Moe():
-                for name in filter(None, (op.gate, op.up, op.down)):
-                    self._multiply(name, op.num_experts, op.num_experts_per_token)
+                self.add_experts(op, (op.gate, op.up, op.down))
             case Attention():
                 self._attention = op
             case CausalConv() | GatedDelta() | StateScan():
@@ -196,13 +199,24 @@ class _Part:
             case _:
                 pass
 
+    def add_experts(self, op: Moe, names: Iterable[str | None]) -> None:
+        """Add some of the matrices of experts; for ``op`` this replaces ``add``."""
+        for name in filter(None, names):
+            self._multiply(name, op.num_experts, op.num_experts_per_token)
+
     def _multiply(self, name: str, num_experts: int = 1, num_chosen: int = 1) -> None:
         info = self._loaded(name)
         key = (info.format, num_experts, num_chosen)
         self._bytes[key] += self._loaded_bytes(info)
         self._weights[key] += info.num_rows * info.num_columns
 
+    @property
+    def is_empty(self) -> bool:
+        """Return whether nothing has been counted so far."""
+        return not (self._bytes or self._attention or self._state_multiply_adds)
+
     def work(self) -> PartWork:
+        """Return the sum."""
         attention = self._attention
         return PartWork(
             products=tuple(
@@ -223,8 +237,8 @@ class _Part:
         )
 
 
-def _layer_of(op: Op, specs: Mapping[str, WeightSpec]) -> int | None:
-    """Return the decoder layer of an op by the weights that it has, None for the others."""
+def layer_of(op: Op, specs: Mapping[str, WeightSpec]) -> int | None:
+    """Return the decoder layer of an op according to its weights, None for other ops."""
     match op:
         case Linear() | HeadLinear():
             return specs[op.weight].layer

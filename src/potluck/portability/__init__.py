@@ -1,4 +1,5 @@
-"""Which builds load on which host, told before anything is installed.
+"""Check which builds load on which host before anything is installed.
 
-Needs are read from ELF files, hosts are descriptions: nothing of either is executed.
+Requirements are read from ELF files, and hosts are described by data: nothing from either is
+executed.
 """

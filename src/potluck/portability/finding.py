@@ -1,4 +1,4 @@
-"""What is found out about one file on one host, and the verdict that follows."""
+"""Findings about one file on one host, and the verdict that follows."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from dataclasses import dataclass
 
 
 class Severity(enum.StrEnum):
-    """What a finding means for who loads the file."""
+    """What a finding means for programs that load the file."""
 
     FATAL = "fatal"
     """It will not load."""
     LIMIT = "limit"
-    """It loads, and something in it will not work."""
+    """It loads, but something in it will not work."""
     LIKELY = "likely"
-    """It loads, and something that it opens later may not be found."""
+    """It loads, but something that it opens later may not be found."""
     NOTE = "note"
-    """It changes nothing."""
+    """It has no effect."""
 
 
 class Verdict(enum.StrEnum):
-    """The worst finding in a word."""
+    """The worst finding in one word."""
 
     LOADS = "loads"
     LOADS_WITHOUT = "loads without"
@@ -29,9 +29,9 @@ class Verdict(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One reason. ``code`` names its kind (``missing-version``), ``file`` is where it was read,
-    ``symbol`` what is missing where it is one; ``feature`` what does not work without it;
-    ``way_out`` is what to do, or nothing.
+    """One reason. ``code`` names its kind (``missing-version``), ``file`` is the file that it is
+    about, ``symbol`` the missing symbol, if that is the reason; ``feature`` is what does not work
+    because of it; ``fix`` says what to do, or is empty.
     """
 
     code: str
@@ -41,11 +41,11 @@ class Finding:
     library: str = ""
     symbol: str = ""
     feature: str = ""
-    way_out: str = ""
+    fix: str = ""
 
 
 def verdict_of(findings: tuple[Finding, ...]) -> Verdict:
-    """What the findings come to."""
+    """Return the verdict that follows from findings."""
     if any(each.severity is Severity.FATAL for each in findings):
         return Verdict.WILL_NOT_LOAD
     if any(each.severity is Severity.LIMIT for each in findings):

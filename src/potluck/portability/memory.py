@@ -1,4 +1,4 @@
-"""The values that were made last, by what they were made for."""
+"""A least-recently-used cache."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ Value = TypeVar("Value")
 
 
 class Memory(Generic[Value]):
-    """At most ``capacity`` values; those that were not asked for the longest are forgotten.
+    """At most ``capacity`` values; the least recently used are evicted.
 
-    Not for several threads at once.
+    Not thread-safe.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -20,7 +20,7 @@ class Memory(Generic[Value]):
         self._values: OrderedDict[Hashable, Value] = OrderedDict()
 
     def get(self, key: Hashable, make: Callable[[], Value]) -> Value:
-        """The value for ``key``, made now if it is not remembered."""
+        """Return the value for ``key``, which is created if it is not cached."""
         if key in self._values:
             self._values.move_to_end(key)
             return self._values[key]

@@ -1,1 +1,1 @@
-"""What this machine has and what it can really do."""
+"""Find the devices of this machine, and test and measure which backends work on them."""

@@ -1,8 +1,8 @@
-"""What earlier probes found out: ``$XDG_CACHE_HOME/potluck/probe.json``.
+"""A cache of earlier probes' results: ``$XDG_CACHE_HOME/potluck/probe.json``.
 
-A cache and no more: a file that is corrupt, too large or of another version counts as empty, and
-where none can be kept the probe goes without. Several processes may use it at once: the file is
-replaced as a whole, under a lock, so that readers need none.
+A file that is corrupt, too large or of another version is treated as empty, and the probe works
+without the cache if it cannot be written. Several processes may use it at the same time: the file
+is replaced atomically under a lock, so readers need no lock.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import cast
 
 from potluck.cache_folder import cache_folder
-from potluck.probe.regular_file import read_regular_file
+from potluck.probe.machine.regular_file import read_regular_file
 
 _log = logging.getLogger(__name__)
 
@@ -26,11 +26,12 @@ SCHEMA = "potluck.probe-cache/1"
 
 MAX_ENTRIES = 200
 MAX_BYTES = 256 * 1024
-"""A node has tens of entries of some hundred bytes; old ones are those of kernels and drivers that
-are gone. The oldest go first."""
+"""A node has dozens of entries of a few hundred bytes, including stale entries of former kernels
+and drivers. The oldest are evicted first.
+"""
 
 _LOCK_WAIT_SECONDS = 2.0
-"""A write takes milliseconds; who waits longer has met a dead disk, and does without."""
+"""A write takes milliseconds; after a longer wait, the disk is assumed to be stalled."""
 
 _LOCK_POLL_SECONDS = 0.01
 
@@ -38,40 +39,42 @@ _Entries = dict[str, dict[str, object]]
 
 
 def default_cache_path(environ: Mapping[str, str]) -> Path | None:
-    """``$XDG_CACHE_HOME/potluck/probe.json``, or below ``~/.cache``; None without a home."""
+    """Return ``$XDG_CACHE_HOME/potluck/probe.json``, or the same under ``~/.cache``; None without a
+    home directory.
+    """
     folder = cache_folder(environ)
     return None if folder is None else folder / "probe.json"
 
 
 class ProbeCache:
-    """Small JSON objects by key. No method raises because of the file, its folder or its disk.
+    """Stores small JSON objects by key. No method raises because of the file or its disk.
 
-    With no ``path`` nothing is kept. May be used from several threads and processes.
+    Nothing is stored without a ``path``. Safe for several threads and processes.
     """
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
 
     def get(self, key: str) -> dict[str, object] | None:
-        """What was put under ``key``, if it is still there."""
+        """Return the value stored under ``key``, or None."""
         entry = self._read().get(key)
         return None if entry is None else cast("dict[str, object]", entry["value"])
 
     def put(self, key: str, value: Mapping[str, object]) -> None:
-        """Keep ``value``, which must be JSON, if that can be done."""
+        """Store ``value``, which must be valid JSON, if possible."""
         entry = {"at": round(time.time()), "value": value}
         self._change(lambda entries: {**entries, key: entry})
 
     def remove(self, key: str) -> None:
-        """Keep nothing under ``key``."""
+        """Remove the value stored under ``key``."""
         if key in self._read():
             self._change(lambda entries: {k: e for k, e in entries.items() if k != key})
 
     @contextlib.contextmanager
     def turn(self, wait_seconds: float) -> Iterator[None]:
-        """One process of this user after the other, for what must not disturb another's.
+        """Serialize processes of this user, so that they do not disturb each other's measurements.
 
-        After ``wait_seconds``, and where nothing can be locked, it goes on regardless.
+        Continue anyway after ``wait_seconds``, or if locking is impossible.
         """
         with self._lock("turn", wait_seconds):
             yield
@@ -86,7 +89,7 @@ class ProbeCache:
                 draft.write_bytes(document)
                 draft.replace(self._path)
             except OSError as error:
-                _log.info("the probe's results cannot be kept in %s: %s", self._path, error)
+                _log.info("cannot write the probe's cache %s: %s", self._path, error)
                 with contextlib.suppress(OSError):
                     draft.unlink(missing_ok=True)
 
@@ -100,7 +103,7 @@ class ProbeCache:
 
     @contextlib.contextmanager
     def _lock(self, suffix: str, wait_seconds: float) -> Iterator[bool]:
-        """Whether a file beside the cache could be locked within ``wait_seconds``."""
+        """Lock a file next to the cache; yield whether that succeeded within ``wait_seconds``."""
         if self._path is None:
             yield False
             return
@@ -109,10 +112,10 @@ class ProbeCache:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
         except OSError as error:
-            _log.info("the probe's results cannot be kept in %s: %s", self._path, error)
+            _log.info("cannot write the probe's cache %s: %s", self._path, error)
             yield False
             return
-        with os.fdopen(descriptor):  # whose end unlocks it
+        with os.fdopen(descriptor):  # closing it releases the lock
             yield _flock(descriptor, time.monotonic() + wait_seconds)
 
 
@@ -124,17 +127,17 @@ def _flock(descriptor: int, deadline: float) -> bool:
             if time.monotonic() >= deadline:
                 return False
             time.sleep(_LOCK_POLL_SECONDS)
-        except OSError as error:  # a network disk without locks
-            _log.info("the probe's cache cannot be locked: %s", error)
+        except OSError as error:  # a network file system without locks
+            _log.info("cannot lock the probe's cache: %s", error)
             return False
         else:
             return True
 
 
 def _encode(entries: Mapping[str, dict[str, object]]) -> bytes:
-    """The newest entries, as many as the bounds allow, oldest first."""
+    """Encode the newest entries that the limits allow, oldest first."""
     kept: list[tuple[str, str]] = []
-    num_bytes = len(SCHEMA) + 100  # what is around the entries
+    num_bytes = len(SCHEMA) + 100  # the text around the entries
     for key, entry in sorted(entries.items(), key=lambda item: _time(item[1]), reverse=True):
         text = json.dumps(entry)
         num_bytes += len(json.dumps(key)) + len(text) + 3
@@ -146,7 +149,7 @@ def _encode(entries: Mapping[str, dict[str, object]]) -> bytes:
 
 
 def _decode(data: bytes) -> _Entries:
-    """The sound entries of a sound file of this version; else none."""
+    """Return the valid entries of a valid file of this version, or none."""
     if len(data) > MAX_BYTES:
         return {}
     try:

@@ -1,4 +1,7 @@
-"""What a result of the probe depends on: while its fingerprint stays, so does the result."""
+"""Fingerprints of the software and hardware that a probe result depends on.
+
+A result is valid as long as its fingerprint is unchanged.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +18,11 @@ from potluck.version import __version__
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Software:
-    """What runs on the devices.
+    """The software that uses the devices.
 
-    ``core`` identifies the file of the compiled core, which changes without a version while it is
-    worked on; empty where there is none. ``packages`` are names and versions; an absent package
-    has the version "".
+    ``core`` identifies the file of the compiled core, since its version does not change during
+    development; it is empty if there is none. ``packages`` are names and versions; a package that
+    is not installed has the version "".
     """
 
     kernel_release: str
@@ -29,7 +32,7 @@ class Software:
 
 
 def installed_software(kernel_release: str, packages: tuple[str, ...]) -> Software:
-    """The software that is installed, found without importing any of it."""
+    """Return the installed software, without importing any of it."""
     return Software(
         kernel_release=kernel_release,
         potluck=__version__,
@@ -45,10 +48,10 @@ def fingerprint(
     *,
     details: tuple[str, ...] = (),
 ) -> str:
-    """A key of the cache for what ``subject`` gives on ``devices``. Pure.
+    """Return the cache key for the result of ``subject`` on ``devices``. Pure.
 
-    ``details`` are what else it depends on: an interface, a file. What changes from moment to
-    moment, such as free memory, is no part of it.
+    ``details`` lists further dependencies, such as an interface or a file. Values that change
+    constantly, such as free memory, are not included.
     """
     parts = [
         [software.kernel_release, software.potluck, software.core, software.packages],
@@ -72,7 +75,7 @@ def _version(package: str) -> str:
 
 
 def _core_identity() -> str:
-    """Path, size and time of the compiled core's file. Importing it would load it."""
+    """Return path, size and modification time of the compiled core's file, without loading it."""
     spec = importlib.util.find_spec("potluck.kernels")
     folders = [] if spec is None else spec.submodule_search_locations or []
     for folder in folders:

@@ -1,8 +1,8 @@
-"""The machine as builds see it: what its files tell, and what the probe found out besides.
+"""Describe this machine for checks of builds, from its files and from the probe's report.
 
-Which builds load where is told by ``potluck.portability`` from such descriptions. Files are read in
-a child process: NumPy, which that needs, may be what does not load here, and a node that is asked
-once should not hold it for ever.
+``potluck.portability`` uses such descriptions to check which builds load on which host. The files
+are read in a child process, because reading them requires NumPy, which may fail to load and should
+not stay in a node's memory.
 """
 
 from __future__ import annotations
@@ -11,21 +11,22 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from potluck.portability.host import Host, HostGpu
-from potluck.probe.child import ChildFailure, run_child
-from potluck.probe.layers.nvidia_device import MAKE as NVIDIA
-from potluck.types.hardware import Device, DeviceKind, ProbeReport
+from potluck.portability.hosts.host import Host, HostGpu
+from potluck.probe.detectors.nvidia_device import MAKE as NVIDIA
+from potluck.probe.processes.child import ChildFailure, run_child
+from potluck.types.backend import DeviceKind
+from potluck.types.hardware import Device, ProbeReport
 
 _MODULE = "potluck.probe.children.host"
 _SECONDS = 20.0
-"""A busy board reads the symbols of some dozen libraries, from a memory card."""
+"""A busy board may have to read the symbols of a dozen or more libraries from a memory card."""
 _MAX_RESIDENT_BYTES = 512 << 20
-"""NumPy takes some tens of MB, the symbols of the largest library as much."""
+"""NumPy uses tens of MB, and the symbols of the largest library about as much."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeHost:
-    """``document`` is of schema ``potluck.host/1``; ``problem`` says why there is none."""
+    """A host description (schema ``potluck.host/1``), or the ``problem`` that prevented it."""
 
     document: dict[str, object] | None
     problem: str
@@ -33,8 +34,8 @@ class NodeHost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
-    """What drivers told the probe, as ``portability.host.Host`` has it; None and empty for what is
-    not known.
+    """Values that drivers reported to the probe, as in ``portability.hosts.host.Host``; None or
+    empty if unknown.
     """
 
     name: str
@@ -44,8 +45,9 @@ class Hardware:
 
 
 def describe_node(report: ProbeReport) -> NodeHost:
-    """The machine that this process runs on. Blocks for some tenths of a second, and more on a
-    board; never raises because of the machine.
+    """Describe this machine.
+
+    Blocks for a few tenths of a second, longer on a board. Never raises because of the machine.
     """
     outcome = run_child(
         _MODULE,
@@ -59,11 +61,11 @@ def describe_node(report: ProbeReport) -> NodeHost:
 
 
 def hardware_of(report: ProbeReport) -> Hardware:
-    """Of several NVIDIA GPUs the driver is one and the same. Pure."""
+    """Return the values that drivers reported; all NVIDIA GPUs have the same driver. Pure."""
     gpus = [device for device in report.devices if _is_driven_gpu(device)]
-    told = [dict(device.versions) for device in gpus if device.make == NVIDIA]
-    drivers = [numbers for each in told if (numbers := _numbers(each.get("driver", "")))]
-    cuda = [numbers for each in told if len(numbers := _numbers(each.get("CUDA", ""))) == 2]
+    versions = [dict(device.versions) for device in gpus if device.make == NVIDIA]
+    drivers = [numbers for each in versions if (numbers := _numbers(each.get("driver", "")))]
+    cuda = [numbers for each in versions if len(numbers := _numbers(each.get("CUDA", ""))) == 2]
     return Hardware(
         name=report.host_name,
         cuda_driver=drivers[0] if drivers else None,
@@ -76,10 +78,10 @@ def hardware_of(report: ProbeReport) -> Hardware:
 
 
 def with_hardware(host: Host, hardware: Hardware) -> Host:
-    """``host`` with what drivers told. Pure.
+    """Return ``host`` with the values that drivers reported. Pure.
 
-    What they did not tell stays as the files told it: a probe that goes on may have found no GPU
-    yet.
+    Values that they did not report stay as read from files, since a running probe may not have
+    found a GPU yet.
     """
     return replace(
         host,
@@ -95,6 +97,6 @@ def _is_driven_gpu(device: Device) -> bool:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """(535, 104, 5) of ``535.104.05``; empty for what is no such version."""
+    """Return (535, 104, 5) for ``535.104.05``; empty if it is not a dotted version."""
     parts = version.split(".")
     return tuple(map(int, parts)) if all(part.isdecimal() for part in parts) else ()

@@ -1,10 +1,10 @@
-"""The whole probe of a node: every layer, every backend, with a deadline, whatever the machine.
+"""Probe a node with every detector and every backend, with a deadline.
 
-In two halves. First all layers look for devices, and what OpenCL shows is put to the devices that
-it belongs to; then backends are tried on each device. The CPU waits for neither: it is tried at
-once. Every layer, and every device's trials, have a thread of their own, since even a file of
-``/sys`` can block for ever behind a wedged driver; what is not there at the deadline is reported as
-pending, and its thread, which holds nothing, is left behind.
+First all detectors find devices, and OpenCL's devices are matched with those of the other
+detectors; then backends are tried on each device. The CPU is tried immediately. Every detector, and
+the trials of every device, run in their own thread, since even reading a file in ``/sys`` can block
+forever behind a hung driver. Work that is not done by the deadline is reported as pending, and its
+thread, which holds no resources, is abandoned.
 """
 
 from __future__ import annotations
@@ -20,44 +20,45 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from potluck.probe.cache import ProbeCache
-from potluck.probe.container import container
-from potluck.probe.cores import affine_cores
-from potluck.probe.guard import guarded, start_thread
-from potluck.probe.layer import Layer
-from potluck.probe.layers.cpu import LAYER as CPU_LAYER
-from potluck.probe.layers.cpu import cpu_facts
-from potluck.probe.looking import Looker, with_problem
-from potluck.probe.measuring import cached_measurement, measure_backend
-from potluck.probe.memory import memory_facts
-from potluck.probe.opencl_match import match_opencl
-from potluck.probe.system import System
-from potluck.probe.trials import failed_trial, is_tried_on, pending_trial, try_backend
-from potluck.types.hardware import BackendSpec, Device, LayerReport, ProbeReport, Trial
+from potluck.probe.detector import Detector
+from potluck.probe.detectors.cpu import DETECTOR as CPU_DETECTOR
+from potluck.probe.detectors.cpu import cpu_facts
+from potluck.probe.discovery import DeviceDiscovery, with_problem
+from potluck.probe.gpus.opencl_match import match_opencl
+from potluck.probe.machine.container import container
+from potluck.probe.machine.cores import affine_cores
+from potluck.probe.machine.memory import memory_facts
+from potluck.probe.machine.system import System
+from potluck.probe.processes.guard import guarded, start_thread
+from potluck.probe.trials.measuring import cached_measurement, measure_backend
+from potluck.probe.trials.running import failed_trial, is_tried_on, pending_trial, try_backend
+from potluck.types.backend import BackendSpec
+from potluck.types.hardware import DetectorReport, Device, ProbeReport, Trial
 from potluck.uname import host_name
 
 DEADLINE_SECONDS = 20.0
-"""For finding devices: a cold driver may take this long to answer."""
+"""Time for finding devices: a driver may take this long to initialize."""
 
 TRIAL_SECONDS = 60.0
-"""For trying one backend on one device: a cold GPU compiles its kernels first."""
+"""Time for trying one backend on one device: kernels may have to be compiled first."""
 
 _END_SECONDS = 4.0
-"""What a child may take to be gone after its deadline (``probe.child``), and some."""
+"""Time for a child to end after its deadline (``probe.processes.child``), with a margin."""
 
 _MOST_BUSY = 10
-"""How many times as long a child takes at most, where others want its CPU (``probe.child``)."""
+"""The most by which other processes using its CPU can prolong a child (``processes.child``)."""
 
 _FIND_SHARE = 0.6
-"""Of the time of a command that does not wait, for finding devices: one driver that hangs leaves
-the others enough for their tests, of which most are in the cache."""
+"""The share of the time limit of a command that does not wait, for finding devices. It leaves the
+other devices enough time for their tests, most of which are cached, if one driver hangs."""
 
 _LEAST_WAIT_SECONDS = 0.5
-"""For a command that has little of its time left, as the machine is busy: files and the cache are
-read by then."""
+"""The minimum for a command that has little time left on a busy machine: enough to read files and
+the cache."""
 
 
 class Measuring(enum.Enum):
-    """Which units' rates are measured; those measured before are in the cache."""
+    """Which units are measured; units that were measured before are in the cache."""
 
     NEVER = "never"
     IF_UNKNOWN = "if unknown"
@@ -66,13 +67,13 @@ class Measuring(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeOptions:
-    """How to probe.
+    """Options of a probe.
 
-    ``retry`` tries again what crashed before. ``num_threads`` are those of the CPU's unit.
-    ``deadline_seconds`` are for finding devices, ``trial_seconds`` for each backend on each, waits
-    for a CPU not counted. ``wait_seconds`` are for all of it, None without a bound.
-    What only plays a GPU is listed always, and tried with ``allow_software`` or by the backend
-    whose name is ``asked_backend``.
+    ``retry`` repeats tests that crashed before. ``num_threads`` is the number of threads of the
+    CPU's unit. ``deadline_seconds`` limits finding devices, and ``trial_seconds`` the trial of each
+    backend on each device, not counting the time spent waiting for a CPU. ``wait_seconds`` limits
+    the whole probe; None means no limit. Emulated GPUs are always listed; they are tried with
+    ``allow_software``, or by the backend named ``asked_backend``.
     """
 
     backends: Sequence[BackendSpec]
@@ -88,19 +89,19 @@ class ProbeOptions:
 
 OnReport = Callable[[ProbeReport], None]
 OnProgress = Callable[[str, float], None]
-"""Called with a unit's id and the share of its measurement that is done."""
+"""Called with a unit's id and the fraction of its measurement that is done."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Looked:
-    """What a layer has found so far, or in the end."""
+class _DetectorUpdate:
+    """The result of a detector, intermediate or final."""
 
     name: str
-    report: LayerReport
+    report: DetectorReport
     is_done: bool
 
 
-_News = queue.SimpleQueue[_Looked | Trial]
+_News = queue.SimpleQueue[_DetectorUpdate | Trial]
 
 
 def probe_node(
@@ -108,21 +109,21 @@ def probe_node(
     options: ProbeOptions,
     cache: ProbeCache,
     *,
-    layers: Sequence[Layer],
+    detectors: Sequence[Detector],
     on_report: OnReport | None = None,
     on_progress: OnProgress | None = None,
 ) -> ProbeReport:
-    """What this node has and what of it works; never raises because of the machine.
+    """Find this node's devices and test which of them work; never raises because of the machine.
 
     ``on_report`` is called in this thread, first when a backend was tried on the CPU, then whenever
-    a layer is done or a backend was tried; later reports have all that earlier ones had. The result
-    has ``is_complete``: what was slower than its deadline is in it as far as it was known then, as
-    pending. A layer or a backend that is cut short by ``wait_seconds`` is not held against it: its
-    child ends with this process, and the next probe tries again.
-    Measuring comes last, one unit after the other, and has no deadline of the whole.
+    a detector is done or a backend was tried; later reports include everything in earlier ones. The
+    result has ``is_complete`` set; parts that missed their deadline are included as far as they
+    were known, and marked as pending. A detector or backend that ``wait_seconds`` cuts short is not
+    quarantined: its child ends with this process, and the next probe tries again. Measuring comes
+    last, one unit after the other, and has no overall deadline.
     """
     tell = on_report or _ignore
-    probe = _Probe(system, options, cache, layers)
+    probe = _Probe(system, options, cache, detectors)
     while not probe.is_done:
         if probe.wait():
             tell(probe.report())
@@ -136,38 +137,38 @@ def probe_node(
 
 
 def files_report(system: System) -> ProbeReport:
-    """What files tell at once: the node, its memory and its CPU; nothing was asked or tried."""
-    return replace(_nothing(system), layers=(CPU_LAYER.find(system),))
+    """Return the node, its memory and its CPU from files, without queries or trials."""
+    return replace(_nothing(system), detectors=(CPU_DETECTOR.find(system),))
 
 
 def _nothing(system: System) -> ProbeReport:
-    """A report without devices."""
+    """Return a report without devices."""
     return ProbeReport(
         host_name=host_name(),
         kernel=os.uname().release,
         container=container(system),
         cpu=cpu_facts(system, num_affine_cores=len(affine_cores())),
         memory=memory_facts(system),
-        layers=(),
+        detectors=(),
         trials=(),
         is_complete=False,
     )
 
 
 def waiting_devices(report: ProbeReport, options: ProbeOptions) -> frozenset[str]:
-    """The ids of devices in ``report`` on which a backend is still to be tried. Pure."""
+    """Return the ids of devices in ``report`` on which a backend is still to be tried. Pure."""
     tried = {trial.unit_id for trial in report.trials}
     return frozenset(
         device.device_id
-        for unit_id, _, device in _wanted_trials(options, report.layers)
+        for unit_id, _, device in _wanted_trials(options, report.detectors)
         if unit_id not in tried
     )
 
 
 def _wanted_trials(
-    options: ProbeOptions, reports: Sequence[LayerReport]
+    options: ProbeOptions, reports: Sequence[DetectorReport]
 ) -> Iterator[tuple[str, BackendSpec, Device]]:
-    """The trials that are to be made on the devices of ``reports``, with the units' ids."""
+    """Yield the trials to run on the devices of ``reports``, with the units' ids."""
     for report in reports:
         for device in report.devices:
             for spec in options.backends:
@@ -181,10 +182,14 @@ def _wanted_trials(
 
 
 class _Probe:
-    """A probe under way. Belongs to one thread; others only bring news."""
+    """A running probe. It belongs to one thread; other threads only send it results."""
 
     def __init__(
-        self, system: System, options: ProbeOptions, cache: ProbeCache, layers: Sequence[Layer]
+        self,
+        system: System,
+        options: ProbeOptions,
+        cache: ProbeCache,
+        detectors: Sequence[Detector],
     ) -> None:
         self._options = options
         self._cache = cache
@@ -196,27 +201,29 @@ class _Probe:
             wait_seconds = max(_LEAST_WAIT_SECONDS, options.wait_seconds)
         self._last = started + wait_seconds
         self._end = started + min(options.deadline_seconds, _FIND_SHARE * wait_seconds)
-        looker = Looker(
+        looker = DeviceDiscovery(
             system=system,
             kernel_release=self._kernel_release,
             cache=cache,
             retry=options.retry,
             end=started + options.deadline_seconds,
         )
-        self._layers = layers
+        self._detectors = detectors
         self._looked = {
-            layer.name: _Looked(
-                name=layer.name, report=LayerReport(layer=layer.name), is_done=False
+            detector.name: _DetectorUpdate(
+                name=detector.name, report=DetectorReport(detector=detector.name), is_done=False
             )
-            for layer in layers
+            for detector in detectors
         }
-        for layer in layers:
-            problem = start_thread(f"probe-{layer.name}", partial(self._look, looker, layer))
+        for detector in detectors:
+            problem = start_thread(f"probe-{detector.name}", partial(self._look, looker, detector))
             if problem:
-                unseen = LayerReport(layer=layer.name, problems=(f"was not looked at: {problem}",))
-                self._news.put(_Looked(name=layer.name, report=unseen, is_done=True))
-        self._cpu = looker.find(CPU_LAYER)
-        self._joined: tuple[LayerReport, ...] | None = None
+                unseen = DetectorReport(
+                    detector=detector.name, problems=(f"was not examined: {problem}",)
+                )
+                self._news.put(_DetectorUpdate(name=detector.name, report=unseen, is_done=True))
+        self._cpu = looker.find(CPU_DETECTOR)
+        self._joined: tuple[DetectorReport, ...] | None = None
         self._trials: dict[str, Trial] = {}
         self._trials_end = 0.0
         self._nothing = _nothing(system)
@@ -228,9 +235,9 @@ class _Probe:
         return self._joined is not None and self._is_all_tried()
 
     def wait(self) -> bool:
-        """Wait for news, or the next deadline; whether there is something new to report.
+        """Wait for a result or the next deadline; return whether there is something new to report.
 
-        Nothing is before the CPU was tried.
+        There is nothing to report before the CPU was tried.
         """
         end = min(self._last, self._end if self._joined is None else self._trials_end)
         is_new = True
@@ -249,17 +256,17 @@ class _Probe:
         return is_new and self._is_cpu_tried()
 
     def report(self) -> ProbeReport:
-        """All that is known so far."""
-        layers = self._reports()
-        order = [unit_id for unit_id, _, _ in self._wanted(layers)]
+        """Return everything that is known so far."""
+        detectors = self._reports()
+        order = [unit_id for unit_id, _, _ in self._wanted(detectors)]
         return replace(
             self._nothing,
-            layers=layers,
+            detectors=detectors,
             trials=tuple(self._trials[unit] for unit in order if unit in self._trials),
         )
 
     def measured(self, report: ProbeReport, on_progress: OnProgress | None) -> tuple[Trial, ...]:
-        """The trials of ``report`` with the rates of what works."""
+        """Return the trials of ``report`` with the rates of the units that work."""
         specs = {spec.name: spec for spec in self._options.backends}
         devices = {device.device_id: device for device in report.devices}
         return tuple(
@@ -276,29 +283,31 @@ class _Probe:
             for trial in report.trials
         )
 
-    def _look(self, looker: Looker, layer: Layer) -> None:
-        """In a thread of its own: tell what the files say, and then what there is in all."""
-        found = looker.find(layer)
-        self._news.put(_Looked(name=layer.name, report=found, is_done=False))
-        asked = looker.ask(layer, found)
-        self._news.put(_Looked(name=layer.name, report=asked, is_done=True))
+    def _look(self, looker: DeviceDiscovery, detector: Detector) -> None:
+        """Run in a separate thread: report the devices found from files, then the full result."""
+        found = looker.find(detector)
+        self._news.put(_DetectorUpdate(name=detector.name, report=found, is_done=False))
+        queried = looker.ask(detector, found)
+        self._news.put(_DetectorUpdate(name=detector.name, report=queried, is_done=True))
 
     def _give_up(self) -> None:
-        """The deadline is over: what is not there is pending."""
+        """Mark missing results as pending, since the deadline has passed."""
         seconds = time.monotonic() - self._started
         if self._joined is None:
-            reason = f"has not answered yet, after {seconds:.0f} s"
+            reason = f"has not responded after {seconds:.0f} s"
             for name, looked in self._looked.items():
                 if not looked.is_done:
                     report = replace(with_problem(looked.report, reason), is_pending=True)
-                    self._looked[name] = _Looked(name=name, report=report, is_done=True)
+                    self._looked[name] = _DetectorUpdate(name=name, report=report, is_done=True)
             return
-        reason = f"its test had not ended after {seconds:.0f} s"
+        reason = f"its test did not finish within {seconds:.0f} s"
         for unit_id, spec, device in self._wanted(self._reports()):
             self._trials.setdefault(unit_id, pending_trial(spec, device, reason))
 
     def _join(self) -> None:
-        """All layers are done: whose OpenCL's devices are, and then the trials of all of them."""
+        """Match OpenCL's devices when all detectors are done, and start the trials of all of
+        them.
+        """
         reports = tuple(looked.report for looked in self._looked.values())
         self._joined = guarded(
             lambda: match_opencl(reports),
@@ -306,14 +315,14 @@ class _Probe:
         )
         self._start_trials(self._joined)
 
-    def _start_trials(self, reports: Sequence[LayerReport]) -> None:
-        """Try each device's backends, one after the other, in a thread of the device's own."""
+    def _start_trials(self, reports: Sequence[DetectorReport]) -> None:
+        """Try each device's backends, one after the other, in a separate thread per device."""
         by_device: dict[str, list[tuple[BackendSpec, Device]]] = defaultdict(list)
         for _, spec, device in self._wanted(reports):
             by_device[device.device_id].append((spec, device))
         for device_id, pairs in by_device.items():
             if start_thread(f"probe-trials-{device_id}", partial(self._try_all, pairs)):
-                self._try_all(pairs)  # there are no more threads, and maybe children all the same
+                self._try_all(pairs)  # no more threads can be started, but perhaps children can
             seconds = len(pairs) * (_MOST_BUSY * self._options.trial_seconds + _END_SECONDS)
             self._trials_end = max(self._trials_end, time.monotonic() + seconds)
 
@@ -342,18 +351,20 @@ class _Probe:
         )
         return known or trial
 
-    def _reports(self) -> tuple[LayerReport, ...]:
-        """The CPU's, and those of layers whose devices are certain."""
+    def _reports(self) -> tuple[DetectorReport, ...]:
+        """Return the reports of the CPU and of the detectors whose devices are final."""
         if self._joined is not None:
             return (self._cpu, *self._joined)
         done = (
-            self._looked[layer.name].report
-            for layer in self._layers
-            if self._looked[layer.name].is_done and not layer.is_joined
+            self._looked[detector.name].report
+            for detector in self._detectors
+            if self._looked[detector.name].is_done and not detector.is_joined
         )
         return (self._cpu, *done)
 
-    def _wanted(self, reports: Sequence[LayerReport]) -> Iterator[tuple[str, BackendSpec, Device]]:
+    def _wanted(
+        self, reports: Sequence[DetectorReport]
+    ) -> Iterator[tuple[str, BackendSpec, Device]]:
         return _wanted_trials(self._options, reports)
 
     def _is_cpu_tried(self) -> bool:

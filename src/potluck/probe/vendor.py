@@ -1,33 +1,36 @@
-"""Asking a vendor's library, in a child process, what the files do not tell."""
+"""Query a vendor's library in a child process for values that files do not contain."""
 
 from __future__ import annotations
 
 import os
 
 from potluck.probe.cache import ProbeCache
-from potluck.probe.child import ChildOutcome, run_child
+from potluck.probe.detector import VendorQuery
 from potluck.probe.fingerprint import fingerprint, installed_software
-from potluck.probe.layer import VendorQuery
-from potluck.probe.quarantine import run_unless_quarantined
-from potluck.types.hardware import LayerReport
+from potluck.probe.processes.child import ChildOutcome, run_child
+from potluck.probe.trials.quarantine import run_unless_quarantined
+from potluck.types.hardware import DetectorReport
 
 _MAX_RESIDENT_BYTES = 1 << 30
-"""NVML takes some tens of MB, a CUDA or OpenCL context some hundreds."""
+"""NVML uses tens of MB, a CUDA or OpenCL context hundreds."""
 
 
 def ask_vendor(
     query: VendorQuery,
-    report: LayerReport,
+    report: DetectorReport,
     *,
     kernel_release: str,
     cache: ProbeCache,
     retry: bool = False,
     deadline_seconds: float = 20.0,
 ) -> ChildOutcome:
-    """What the library says, or why it says nothing; ``report`` is what the files told.
+    """Return the library's answer, or the reason why there is none.
 
-    A library that crashed, hung or grew is not asked again while kernel, driver, devices and
-    Potluck stay as they are, unless ``retry``. Answers are not kept: they hold what changes.
+    ``report`` has the devices found from files.
+
+    A library that crashed, hung or used too much memory is not queried again until the kernel,
+    driver, devices or Potluck change, unless ``retry`` is set. Answers are not cached, since they
+    contain values that change.
     """
 
     def ask() -> ChildOutcome:

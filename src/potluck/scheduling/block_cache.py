@@ -1,9 +1,9 @@
-"""Allocates cache blocks to sequences, and reuses what was computed for earlier ones.
+"""Allocate cache blocks to sequences, and reuse what was computed for earlier ones.
 
-Full blocks are shared: they are written once, and can be found by their content as soon as the
-step that filled them has completed. Every sequence has the block that it writes to for itself; if
-the beginning of it is cached, it is copied. When a sequence ends or is preempted, its blocks are
-kept until the room is needed.
+Full blocks are shared: they are written once, and can be found by content as soon as the step that
+filled them has completed. Each sequence owns the block that it writes to; if the beginning of that
+block is cached, it is copied. When a sequence ends or is preempted, its blocks are kept until the
+room is needed.
 
 The result of a step can be shared only after the step has completed, because it might fail. So a
 sequence waits if most of its prompt is being computed for others.
@@ -27,7 +27,7 @@ _NOBODY = SequenceId(-1)
 
 @dataclass(slots=True, kw_only=True)
 class PrefixCounters:
-    """The counts of ``PrefixTotals``, as they grow."""
+    """The current counts of ``PrefixTotals``."""
 
     num_admissions: int = 0
     num_hits: int = 0
@@ -41,7 +41,7 @@ class PrefixCounters:
 
     @property
     def totals(self) -> PrefixTotals:
-        """The counts now."""
+        """Return the current counts."""
         return PrefixTotals(
             num_admissions=self.num_admissions,
             num_hits=self.num_hits,
@@ -57,7 +57,7 @@ class PrefixCounters:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FullBlock:
-    """A full block. ``full_hash`` is of all tokens up to its end, ``parent`` of those before it."""
+    """A full block. ``full_hash`` covers all tokens up to its end, ``parent`` those before it."""
 
     block: int
     full_hash: bytes
@@ -67,7 +67,7 @@ class FullBlock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdmissionCopies:
-    """What is copied before the first step of a sequence that was admitted."""
+    """The copies to be made before the first step of an admitted sequence."""
 
     blocks: tuple[BlockCopy, ...] = ()
     states: tuple[StateCopy, ...] = ()
@@ -75,10 +75,10 @@ class AdmissionCopies:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restoration:
-    """Blocks that are to be filled from disk, in the order of their positions.
+    """Blocks that are to be restored from disk, in the order of their positions.
 
-    They follow the blocks in ``held``, which cannot be evicted meanwhile. Where the model has a
-    state, the one after some of them is to be put into the slot ``state``, if there was room.
+    They follow the blocks in ``held``, which cannot be evicted meanwhile. If the model has a state,
+    the one after some of them is to be restored to the slot ``state``, if there was room.
     """
 
     blocks: tuple[FullBlock, ...]
@@ -89,8 +89,8 @@ class Restoration:
 class BlockCache:
     """The blocks of all sequences of a scheduler. Not thread-safe.
 
-    Unless ``is_shared`` every sequence has its own blocks and nothing is kept. ``is_stored``: what
-    is computed is to be stored elsewhere (``take_filled``), under hashes with the ``salt``.
+    Unless ``is_shared``, every sequence has its own blocks and nothing is kept. ``is_stored``:
+    computed blocks are to be stored elsewhere (``take_filled``), under hashes with the ``salt``.
     """
 
     def __init__(
@@ -108,23 +108,23 @@ class BlockCache:
         self._is_stored = is_stored
         self._counters = counters
         self._root = root_hash(salt)
-        # Full blocks, and whose they will be; None while they are restored.
+        # Full blocks, and the sequences that compute them; None while they are restored.
         self._computing: dict[bytes, SequenceId | None] = {}
         self._filled: dict[int, FullBlock] = {}
 
     @property
     def num_free(self) -> int:
-        """Blocks that no sequence holds, kept ones among them."""
+        """Return the number of blocks that no sequence holds, including kept ones."""
         return self._pool.num_free
 
     @property
     def num_kept(self) -> int:
-        """Blocks that no sequence holds and whose content is kept."""
+        """Return the number of kept blocks that no sequence holds."""
         return self._pool.num_idle
 
     @property
     def state_slots(self) -> StateSlots:
-        """How many state slots are used for what: there are none."""
+        """Return how many state slots are used for what: there are none."""
         return StateSlots()
 
     def find(self, sequence: SequenceState) -> PrefixMatch:
@@ -140,8 +140,8 @@ class BlockCache:
     def worth_awaiting(self, sequence: SequenceState, match: PrefixMatch) -> bytes | None:
         """Return the hash of the last block after ``match`` that others are computing.
 
-        None if they compute less than half of what is missing: then the sequence is better
-        computed at once.
+        Return None if they compute less than half of what is missing: then it is better to compute
+        the sequence immediately.
         """
         start = len(match.blocks)
         most = sequence.most_cached_tokens // KV_BLOCK_TOKENS
@@ -155,19 +155,19 @@ class BlockCache:
         return chain.after(end) if 2 * (end - start) * KV_BLOCK_TOKENS >= num_missing else None
 
     def is_awaitable(self, full_hash: bytes) -> bool:
-        """Whether what ``worth_awaiting`` gave, or a restoration, has not come to its end."""
+        """Return whether the result of ``worth_awaiting``, or a restoration, is still pending."""
         return full_hash in self._computing
 
     def is_computing(self, full_hash: bytes) -> bool:
-        """Whether the block with that hash is being computed or restored."""
+        """Return whether the block with that hash is being computed or restored."""
         return full_hash in self._computing
 
     def is_restoring(self, full_hash: bytes) -> bool:
-        """Whether the block with that hash is being restored, and not computed."""
+        """Return whether the block with that hash is being restored, and not computed."""
         return self._computing.get(full_hash, _NOBODY) is None
 
     def may_have_room(self, sequence: SequenceState) -> bool:
-        """Whether ``has_room`` could be true: a quick check, before ``find``."""
+        """Return whether ``has_room`` could be true: a quick check, before ``find``."""
         num_lacking = blocks_for(len(sequence.tokens)) - self._pool.num_free
         if num_lacking <= 0:
             return True
@@ -176,7 +176,7 @@ class BlockCache:
         return self._index.block_of(self._chain(sequence).after(num_lacking)) is not None
 
     def has_room(self, sequence: SequenceState, match: PrefixMatch) -> bool:
-        """Whether there are blocks for all known tokens of the sequence."""
+        """Return whether there are blocks for all known tokens of the sequence."""
         num_new = blocks_for(len(sequence.tokens)) - len(match.blocks)
         num_idle = sum(not self._pool.is_held(block) for block in match.blocks)
         return num_new <= self._pool.num_free - num_idle
@@ -184,7 +184,7 @@ class BlockCache:
     def admit(self, sequence: SequenceState, match: PrefixMatch) -> AdmissionCopies:
         """Give the sequence blocks for its known tokens, for which there must be room.
 
-        Returns the copies to be made before the step that computes what follows ``match``.
+        Return the copies to be made before the step that computes what follows ``match``.
         """
         num_new = blocks_for(len(sequence.tokens)) - len(match.blocks)
         self._pool.hold(match.blocks)
@@ -202,7 +202,7 @@ class BlockCache:
         return AdmissionCopies(blocks=(BlockCopy(source=match.partial, target=new[0]),))
 
     def find_blocks(self, sequence: SequenceState, match: PrefixMatch) -> PrefixMatch:
-        """Return what is cached of the sequence's keys and values; ``match`` is of all."""
+        """Return what is cached of the sequence's keys and values; ``match`` covers all caches."""
         return match
 
     def stored_candidates(self, sequence: SequenceState, match: PrefixMatch) -> tuple[bytes, ...]:
@@ -245,7 +245,7 @@ class BlockCache:
     ) -> None:
         """Keep the first ``num_restored`` blocks, which were restored, and free the others.
 
-        They are of ``sequence``. The state after the first ``state_end`` was restored as well.
+        They belong to ``sequence``. The state after the first ``state_end`` was restored as well.
         """
         self._counters.num_restored_tokens += num_restored * KV_BLOCK_TOKENS
         for each in restoration.blocks[:num_restored]:
@@ -258,23 +258,23 @@ class BlockCache:
         self._pool.give_back(reversed(restoration.held))
 
     def take_filled(self, most: int) -> tuple[FullBlock, ...]:
-        """Return up to ``most`` full blocks that were computed and not evicted; each only once."""
+        """Return up to ``most`` full blocks that were computed and not evicted, each only once."""
         blocks = tuple(islice(self._filled, most))
         return tuple(self._filled.pop(block) for block in blocks)
 
     def take_unsaved_states(self, most: int) -> tuple[HashedState, ...]:
-        """Return up to ``most`` checkpoints that were made and not given up; each only once."""
+        """Return up to ``most`` checkpoints that were made and not evicted, each only once."""
         return ()
 
     def grow(self, sequence: SequenceState) -> bool:
-        """Give the sequence one more block; False if none is free."""
+        """Give the sequence one more block; return False if none is free."""
         if not self._pool.num_free:
             return False
         sequence.block_table.extend(self._pool.take(1))
         return True
 
     def computed(self, sequence: SequenceState, end: int) -> None:
-        """Note that the sequence's blocks hold its tokens up to ``end``: a step has completed."""
+        """Record that the sequence's blocks hold its tokens up to ``end``: a step has completed."""
         start, sequence.num_computed = sequence.num_computed, end
         if not self._is_shared:
             return
@@ -283,7 +283,7 @@ class BlockCache:
             self._publish(sequence, index, KV_BLOCK_TOKENS)
             self._computing.pop(chain.after(index + 1), None)
         if end == len(sequence.tokens) and end == sequence.num_prompt_tokens:
-            self._publish_rest(sequence)  # for others with this prompt
+            self._publish_rest(sequence)  # for other sequences with this prompt
 
     def cut(self, sequence: SequenceState, count: int) -> int:
         """Return how many of the next ``count`` tokens are to be computed in one step."""
@@ -293,15 +293,26 @@ class BlockCache:
         """Return the checkpoint to be made before the sequence's next slice: there is none."""
         return None
 
+    def take_snapshot(self, sequence: SequenceState) -> bool:
+        """Give the sequence a slot for a snapshot, if it has none; return False if none is left."""
+        return False
+
+    def give_back_snapshot(self, sequence: SequenceState) -> None:
+        """Release the sequence's snapshot, if it has one."""
+
+    def most_drafts(self, position: int) -> int:
+        """Return how many tokens from ``position`` on may be drafted in one step."""
+        return KV_BLOCK_TOKENS * self._pool.num_blocks
+
     def settle(self, made: Checkpoint, sequence: SequenceState, *, is_known: bool) -> None:
-        """Note that the step that was to make a checkpoint is complete."""
+        """Record that the step that was to make a checkpoint is complete."""
 
     def release(self, sequence: SequenceState) -> None:
-        """Take the sequence's blocks back, and keep their content for later sequences."""
+        """Release the sequence's blocks, and keep their content for later sequences."""
         if self._is_shared:
             self._publish_rest(sequence)
             self._expect_no_more(sequence)
-        # The last ones first, as a block is of no use without those before it.
+        # The last ones first, as a block is useless without those before it.
         self._pool.give_back(reversed(sequence.block_table))
         sequence.block_table = []
         sequence.num_computed = 0
@@ -312,7 +323,7 @@ class BlockCache:
         return sequence.chain
 
     def _expect(self, sequence: SequenceState) -> None:
-        """Others may wait for the full blocks that the sequence will compute."""
+        """Let other sequences wait for the full blocks that this sequence will compute."""
         if self._is_shared:
             for full_hash in self._missing(sequence):
                 self._computing.setdefault(full_hash, sequence.sequence_id)

@@ -1,9 +1,9 @@
 """Counted references to key-value cache blocks (paged attention, Kwon et al. 2023).
 
 A block is 16 positions of every layer's cache, named by one index on every stage. Several sequences
-may hold a block whose content they share. A block that nobody holds is free, or it is *kept*: its
-content may be of use to a later sequence, and it is taken when no block is free, least recently
-used first. What the content is the pool does not know; ``prefix_index`` does.
+may hold a block whose content they share. A block without a holder is free, or it is *kept*: its
+content may be useful to a later sequence, and it is reused when no block is free, least recently
+used first. The pool does not know the content; ``prefix_index`` does.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def blocks_for(num_tokens: int) -> int:
 class BlockPool:
     """Blocks ``[0, num_blocks)``, all free at first. Not thread-safe.
 
-    ``on_evict`` is called with each kept block that is taken for something else.
+    ``on_evict`` is called with each kept block that is reused.
     """
 
     def __init__(self, num_blocks: int, on_evict: Callable[[int], None] | None = None) -> None:
@@ -38,29 +38,29 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        """Blocks that nobody holds, kept ones among them."""
+        """Return the number of blocks without a holder, including kept ones."""
         return len(self._free) + len(self._idle)
 
     @property
     def num_idle(self) -> int:
-        """Blocks that nobody holds and whose content is kept."""
+        """Return the number of kept blocks without a holder."""
         return len(self._idle)
 
     def is_held(self, block: int) -> bool:
-        """Whether anybody holds ``block``."""
+        """Return whether ``block`` has a holder."""
         return self._num_holders[block] > 0
 
     def take(self, count: int) -> list[int]:
-        """Hand out ``count`` blocks; raises ``ValueError`` when fewer are free."""
+        """Hand out ``count`` blocks; raise ``ValueError`` if fewer are free."""
         if count > self.num_free:
-            raise ValueError(f"{count} blocks asked for, {self.num_free} free")
+            raise ValueError(f"{count} blocks requested, but only {self.num_free} are free")
         taken = [self._free.pop() if self._free else self._evict() for _ in range(count)]
         for block in taken:
             self._num_holders[block] = 1
         return taken
 
     def hold(self, blocks: Iterable[int]) -> None:
-        """Take one more reference to blocks that are held or kept; ``ValueError`` for another."""
+        """Add one reference to blocks that are held or kept; raise ``ValueError`` for others."""
         for block in blocks:
             if not self._num_holders[block]:
                 if block not in self._idle:
@@ -69,9 +69,9 @@ class BlockPool:
             self._num_holders[block] += 1
 
     def give_back(self, blocks: Iterable[int]) -> None:
-        """Return one reference to each block; raises ``ValueError`` for one that is not out.
+        """Return one reference to each block; raise ``ValueError`` for one that is not held.
 
-        Kept blocks are later taken in the order in which they were given back.
+        Kept blocks are later reused in the order in which they were given back.
         """
         for block in blocks:
             if not self._num_holders[block]:
@@ -85,20 +85,20 @@ class BlockPool:
                 self._free.append(block)
 
     def keep(self, block: int) -> None:
-        """Keep the content of a held block when nobody holds it any more."""
+        """Keep the content of a held block when it is no longer held."""
         if not self._num_holders[block]:
             raise ValueError(f"block {block} is not in use")
         self._kept.add(block)
 
     def discard(self, block: int) -> None:
-        """Keep the content of ``block`` no longer."""
+        """Stop keeping the content of ``block``."""
         self._kept.discard(block)
         if block in self._idle:
             del self._idle[block]
             self._free.append(block)
 
     def touch(self, block: int) -> None:
-        """Take ``block`` later than all others that are idle, if it is idle."""
+        """Make ``block`` the last one to be reused, if it is idle."""
         if block in self._idle:
             self._idle.move_to_end(block)
 

@@ -1,17 +1,18 @@
-"""Which state slot holds the state after which tokens, and which of them is given up first.
+"""Which state slot holds the state after which tokens, and which of them is evicted first.
 
-A *checkpoint* is the state of a sequence after exactly so many tokens, kept for later sequences
-that begin alike. Unlike keys and values it cannot be cut: a sequence resumes at a checkpoint or not
-at all. It is named by the hash of the full blocks of its tokens and by the tokens that follow them.
+A *checkpoint* is the state of a sequence after an exact number of tokens, kept for later sequences
+with the same prefix. Unlike keys and values it cannot be truncated: a sequence resumes at a
+checkpoint or not at all. It is identified by the hash of the full blocks of its tokens and by the
+tokens that follow them.
 
-What a checkpoint is worth is what would be computed again without it: the tokens from the longest
-checkpoint before it on the same chain, its *base*. The longer it has not been used, the less likely
-that is; and it is more likely for some kinds than for others (``CheckpointKind``). So the one with
-the fewest such tokens for each tick of a clock that counts uses is given up first. On one chain
-this leaves a ladder, whose steps grow with age: dense where a conversation is now, sparse where it
-was. A long prompt of another conversation outlives many short steps of this one, but not forever.
-Keeping only the latest would be worse: an agent that drops its thoughts from the history goes back
-by thousands of tokens, and finds nothing there (llama.cpp#23013).
+The value of a checkpoint is what would have to be recomputed without it: the tokens from the
+longest checkpoint before it on the same chain, its *base*. The longer it has not been used, the
+less likely a use is; some kinds are more likely to be used than others (``CheckpointKind``). So the
+checkpoint with the fewest such tokens per tick of a clock that counts uses is evicted first. On one
+chain this leaves a ladder whose intervals grow with age: dense where a conversation is now, sparse
+in its past. A long prompt of another conversation outlives many short steps of this one, but not
+forever. Keeping only the latest would be worse: an agent that drops its reasoning from the history
+goes back by thousands of tokens, and would find nothing there (llama.cpp#23013).
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ from potluck.scheduling.prefix_index import HashChain
 from potluck.types.step import KV_BLOCK_TOKENS
 
 _PATH_BYTES = 8
-"""Of each hash, to tell which checkpoint precedes which. A mistake would cost no more than the
-wrong choice of what to give up."""
+"""The prefix of each hash that is compared to decide which checkpoint precedes which. A collision
+would only evict the wrong checkpoint."""
 
 
 _LIKELY = 16
-"""How many times as likely a place for a later request to begin at is, as one on the way. Of 4 and
-16 the latter let agents whose thoughts are dropped after 10 to 30 calls of tools compute less again
+"""How many times as likely a later request is to begin at a place as at a checkpoint on the way. Of
+4 and 16, the latter let agents whose reasoning is dropped after 10 to 30 tool calls recompute less
 (8 to 16 slots, one to three conversations)."""
 
 
@@ -39,8 +40,8 @@ class CheckpointKind(enum.Enum):
     """Why a checkpoint was made.
 
     ``PLACE`` is where a later request is likely to begin: near the end of a prompt, or where
-    prompts were seen to part. ``TURN_END`` is where a sequence ended, as likely until another has
-    gone on from there. ``ON_THE_WAY`` are the others.
+    prompts were seen to diverge. ``TURN_END`` is where a sequence ended, which is as likely until
+    another has continued from there. ``ON_THE_WAY`` are the others.
     """
 
     PLACE = "place"
@@ -49,7 +50,7 @@ class CheckpointKind(enum.Enum):
 
 
 class PlannedCheckpoint(NamedTuple):
-    """A checkpoint that is to be made after so many tokens of a sequence."""
+    """A checkpoint to be made after a number of tokens of a sequence."""
 
     position: int
     kind: CheckpointKind
@@ -59,7 +60,7 @@ class PlannedCheckpoint(NamedTuple):
 class TokenPrefix:
     """The first ``num_tokens`` of a sequence: full blocks with the hash ``parent``, and the rest.
 
-    ``path`` is the beginning of the hash of each full block.
+    ``path`` has the beginning of the hash of each full block.
     """
 
     num_tokens: int
@@ -79,13 +80,13 @@ class TokenPrefix:
         )
 
     def precedes(self, other: TokenPrefix) -> bool:
-        """Whether ``other`` begins with the full blocks of this one, and is longer."""
+        """Return whether ``other`` begins with the full blocks of this one, and is longer."""
         return self.num_tokens < other.num_tokens and other.path.startswith(self.path)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Checkpoint:
-    """The state after ``prefix``, in ``slot``, used last at ``used``.
+    """The state after ``prefix``, in ``slot``, last used at ``used``.
 
     ``is_known``: the step that writes it has completed. ``base`` is the longest checkpoint before
     it on the same chain.
@@ -100,7 +101,7 @@ class Checkpoint:
 
     @property
     def num_saved_tokens(self) -> int:
-        """Tokens that would be computed again without it."""
+        """Return the number of tokens that would be recomputed without it."""
         before = 0 if self.base is None else self.base.prefix.num_tokens
         return self.prefix.num_tokens - before
 
@@ -113,7 +114,7 @@ class CheckpointIndex:
         self._clock = 0
 
     def __len__(self) -> int:
-        """Return the number of checkpoints, of which some may not be known yet."""
+        """Return the number of checkpoints, including those not known yet."""
         return len(self._checkpoints)
 
     def __iter__(self) -> Iterator[Checkpoint]:
@@ -121,7 +122,7 @@ class CheckpointIndex:
         return iter(tuple(self._checkpoints.values()))
 
     def __contains__(self, checkpoint: Checkpoint) -> bool:
-        """Whether this very checkpoint has not been removed."""
+        """Return whether this very checkpoint has not been removed."""
         return self.at(checkpoint.prefix) is checkpoint
 
     def at(self, prefix: TokenPrefix) -> Checkpoint | None:
@@ -161,31 +162,31 @@ class CheckpointIndex:
         return new
 
     def use(self, checkpoint: Checkpoint) -> None:
-        """Note that it is of use now."""
+        """Record a use."""
         self._clock += 1
         checkpoint.used = self._clock
 
     def remove(self, checkpoint: Checkpoint) -> None:
-        """Forget it, whose slot is another's now."""
+        """Remove a checkpoint whose slot is reused."""
         del self._checkpoints[checkpoint.prefix.parent, checkpoint.prefix.rest]
         for each in self._checkpoints.values():
             if each.base is checkpoint:
                 each.base = checkpoint.base
 
     def least_useful(self, besides: Checkpoint | None = None) -> Checkpoint | None:
-        """Return the known one that is given up first, which is not ``besides``."""
+        """Return the known checkpoint, other than ``besides``, that is evicted first."""
         others = (
             each for each in self._checkpoints.values() if each.is_known and each is not besides
         )
         return min(others, key=self.worth, default=None)
 
     def worth(self, checkpoint: Checkpoint) -> float:
-        """Return the tokens that it saves for each tick since it was used."""
+        """Return the tokens that it saves per tick since its last use."""
         age = self._clock + 1 - checkpoint.used
         return checkpoint.num_saved_tokens * _weight(checkpoint.kind) / age
 
     def worth_of_new(self, prefix: TokenPrefix, kind: CheckpointKind) -> float:
-        """Return what a checkpoint after ``prefix`` would be worth."""
+        """Return the value of a new checkpoint after ``prefix``."""
         base = self._base_of(prefix)
         num_saved = prefix.num_tokens - (0 if base is None else base.prefix.num_tokens)
         return num_saved * _weight(kind)

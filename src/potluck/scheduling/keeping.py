@@ -1,8 +1,8 @@
-"""Restores cache blocks from the disks of the stages, where that saves computing them.
+"""Restore cache blocks from the disks of the stages if that is faster than computing them.
 
 The scheduler does not know what is on the disks. It asks all stages to restore the next few blocks
-of a sequence, and they answer how many of them every stage had. After the first one that is missing
-the rest is computed.
+of a sequence, and they answer how many of them every stage had. Everything after the first missing
+block is computed.
 """
 
 from __future__ import annotations
@@ -13,14 +13,8 @@ from dataclasses import dataclass
 from potluck.scheduling.block_cache import BlockCache, FullBlock, Restoration
 from potluck.scheduling.prefix_index import PrefixMatch
 from potluck.scheduling.sequence import SequenceState
+from potluck.scheduling.step_limits import MAX_MOVED_BLOCKS
 from potluck.types.step import HashedBlock, Step, StepId
-
-MAX_MOVED_BLOCKS = 8
-"""The most blocks that a step restores, or saves beyond those that it computes. Other sequences
-wait meanwhile: 8 blocks of a 1B model are 4 MiB, about 5 ms from the page cache."""
-
-MAX_SAVED_STATES = 1
-"""The most states that a step saves: one is as large as the blocks of some 1,000 tokens."""
 
 LEAST_SOUGHT_BLOCKS = 4
 """Computing fewer blocks takes hardly longer than the step that would restore them."""
@@ -45,24 +39,24 @@ class Restorer:
 
     @property
     def is_due(self) -> bool:
-        """Whether the next step should restore blocks."""
+        """Return whether the next step should restore blocks."""
         return bool(self._due)
 
     def seeks(self, sequence: SequenceState, match: PrefixMatch) -> bool:
-        """Return whether the sequence is to wait for blocks after ``match`` to be restored.
+        """Return whether the sequence has to wait for blocks after ``match`` to be restored.
 
-        If so, its ``awaited`` is set, and the blocks are allocated unless another sequence has
-        done that.
+        If so, its ``awaited`` is set, and the blocks are allocated unless another sequence has done
+        that.
         """
         if sequence.is_sought:
             return False
-        # Where blocks are cached without a state, the next ones may bring one.
+        # If blocks are cached without a state, the next ones may bring one.
         is_worth_any = sequence.num_sought_blocks > 0 or match.num_uncovered_tokens > 0
         match = self._cache.find_blocks(sequence, match)
         start = len(match.blocks)
         candidates = self._cache.stored_candidates(sequence, match)
         least = 1 if is_worth_any else LEAST_SOUGHT_BLOCKS
-        # Where blocks are missing that were put back, there is too little room for all.
+        # If restored blocks are missing, there is not enough room for all.
         if len(candidates) < least or start < sequence.num_sought_blocks:
             sequence.is_sought = True
             return False
@@ -95,7 +89,7 @@ class Restorer:
         )
 
     def complete(self, step_id: StepId, num_restored: int, state_end: int = 0) -> None:
-        """Take the result of a step. Steps that were not to restore anything are accepted."""
+        """Process the result of a step. Steps that did not restore anything are accepted."""
         seeking = self._in_flight.pop(step_id, None)
         if seeking is None:
             return
@@ -107,5 +101,5 @@ class Restorer:
 
 
 def hashed(block: FullBlock) -> HashedBlock:
-    """Return ``block`` as stages know it."""
+    """Return ``block`` in the form used by stages."""
     return HashedBlock(block=block.block, hash=block.full_hash, parent=block.parent)

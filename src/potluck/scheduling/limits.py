@@ -1,4 +1,4 @@
-"""What a scheduler's steps may bring, and what its stages can hold."""
+"""Limits on a scheduler's steps and on the capacity of its stages."""
 
 from __future__ import annotations
 
@@ -8,25 +8,19 @@ from potluck.scheduling.blocks import blocks_for
 from potluck.scheduling.chunks import DEFAULT_TARGET_STEP_SECONDS
 
 DEFAULT_CONTEXT_TOKENS = 4096
-"""Used when the model allows it: enough for a long chat, and little cache for a large model."""
-
-MAX_STEP_TOKENS = 512
-"""Tokens per step: prefill is bound by arithmetic well before, and scratch stays small."""
-
-MAX_STEP_SEQUENCES = 64
-"""Sequences per step: beyond that a CPU step is bound by arithmetic, not by reading weights."""
+"""Used if the model allows it: enough for a long chat, and little cache for a large model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerLimits:
-    """What the stages can hold and what one step may bring.
+    """What the stages can hold, and how large a step may be.
 
     ``context_tokens`` is the longest sequence; ``num_blocks`` must hold at least one such.
-    ``num_states`` slots hold the states of sequences; 0 for models without state.
-    Sequences share the blocks of equal prefixes if ``has_prefix_cache``; then those that the stages
-    have on disk can be restored. They are known there by hashes with the ``disk_salt``, which is
-    None where the stages do not keep blocks on disk. While somebody decodes, prompts are cut so
-    that the time between tokens is about ``target_step_seconds``.
+    ``num_states`` slots hold the states of sequences; 0 for models without state. Sequences share
+    the blocks of equal prefixes if ``has_prefix_cache``; then those that the stages have on disk
+    can be restored. There, they are identified by hashes with the ``disk_salt``, which is None if
+    the stages do not store blocks on disk. While other sequences decode, prompts are split so that
+    the time between tokens is about ``target_step_seconds``.
     """
 
     num_blocks: int
@@ -44,6 +38,6 @@ class SchedulerLimits:
         if smallest < 1 or self.context_tokens < 2 or self.target_step_seconds <= 0:
             raise ValueError(f"limits must be positive: {self}")
         if self.num_states < 0:
-            raise ValueError(f"there cannot be {self.num_states} state slots")
+            raise ValueError(f"the number of state slots cannot be {self.num_states}")
         if self.num_blocks < blocks_for(self.context_tokens):
             raise ValueError("the cache holds less than one full context")

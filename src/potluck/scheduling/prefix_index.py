@@ -3,7 +3,7 @@
 A block's content follows from all tokens up to its end, because a token's logits and cache rows
 depend on its own sequence alone. A full block is named by a hash chained from the first token, as
 in vLLM; the blocks that continue a chain, full or not, are found by the hash of what comes before
-them. Nothing here says who holds a block, or when it is evicted: see ``block_cache``.
+them. Holders and eviction are handled by ``block_cache``.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from itertools import islice
 from potluck.types.step import KV_BLOCK_TOKENS
 
 _DIGEST_BYTES = 32
-"""Long enough that nobody can construct two prompts with the same hash, so no client can be given
-the cache content of another client's prompt."""
+"""Long enough that two prompts with the same hash cannot be constructed, so no client can get the
+cache content of another client's prompt."""
 
 _MAX_SIBLINGS = 64
-"""How many blocks are searched for a common beginning, latest first. At most 15 cached tokens are
+"""How many blocks are searched for a common prefix, latest first. At most 15 cached tokens are
 missed because of this limit."""
 
 _pack_tokens = struct.Struct(f"<{KV_BLOCK_TOKENS}I").pack
@@ -62,7 +62,7 @@ class PrefixMatch:
 
     ``blocks`` are full and can be shared. The block ``partial`` holds the ``num_partial_tokens``
     that follow them. It must be copied before use, because the sequence writes to the rest of it.
-    Where models have a state, ``checkpoint`` is the slot that holds it after these tokens; None if
+    If the model has a state, ``checkpoint`` is the slot that holds it after these tokens; None if
     there are none. Keys and values of ``num_uncovered_tokens`` more are cached, but no state.
     """
 
@@ -74,16 +74,18 @@ class PrefixMatch:
 
     @property
     def num_tokens(self) -> int:
-        """The number of tokens that need not be computed."""
+        """Return the number of tokens that need not be computed."""
         return len(self.blocks) * KV_BLOCK_TOKENS + self.num_partial_tokens
 
     @property
     def num_known_tokens(self) -> int:
-        """The number of tokens whose keys and values are cached."""
+        """Return the number of tokens whose keys and values are cached."""
         return self.num_tokens + self.num_uncovered_tokens
 
     def resumed_at(self, num_tokens: int, checkpoint: int | None) -> PrefixMatch:
-        """Return the match of the first ``num_tokens`` of these, whose state ``checkpoint`` has."""
+        """Return the match of the first ``num_tokens`` of these, whose state is in
+        ``checkpoint``.
+        """
         num_blocks, num_rest = divmod(num_tokens, KV_BLOCK_TOKENS)
         partial = None
         if num_rest:
@@ -114,7 +116,7 @@ class PrefixIndex:
         self._children: dict[bytes, dict[int, None]] = {}  # by the hash before them, oldest first
 
     def __len__(self) -> int:
-        """The number of blocks whose content is known."""
+        """Return the number of blocks whose content is known."""
         return len(self._entries)
 
     def block_of(self, full_hash: bytes) -> int | None:
@@ -124,13 +126,13 @@ class PrefixIndex:
     def place_of(self, block: int) -> tuple[bytes, bytes | None] | None:
         """Return the hashes of what comes before ``block`` and, if it is full, of its end.
 
-        None if its content is not known.
+        Return None if its content is unknown.
         """
         entry = self._entries.get(block)
         return None if entry is None else (entry.parent, entry.full_hash)
 
     def holds(self, parent: bytes, rest: tuple[int, ...]) -> bool:
-        """Whether a block holds ``rest`` after ``parent``, as far as they are searched."""
+        """Return whether a block holds ``rest`` after ``parent``, among those searched."""
         return any(
             self._entries[each].tokens[: len(rest)] == rest for each in self._siblings(parent)
         )
@@ -156,10 +158,11 @@ class PrefixIndex:
     def publish(
         self, block: int, parent: bytes, tokens: Sequence[int], full_hash: bytes | None
     ) -> bool:
-        """Record that ``block`` holds ``tokens`` after ``parent``; False if another one does.
+        """Record that ``block`` holds ``tokens`` after ``parent``; return False if another one
+        does.
 
-        ``full_hash`` is the hash of a full block, and None for a partial one. What was recorded of
-        ``block`` before is replaced.
+        ``full_hash`` is the hash of a full block, and None for a partial one. An earlier record of
+        ``block`` is replaced.
         """
         self.forget(block)
         held = tuple(tokens)
@@ -174,7 +177,7 @@ class PrefixIndex:
         return True
 
     def forget(self, block: int) -> None:
-        """Forget what ``block`` holds. An unknown block is accepted."""
+        """Forget the content of ``block``. An unknown block is accepted."""
         entry = self._entries.pop(block, None)
         if entry is None:
             return

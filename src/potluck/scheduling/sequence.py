@@ -14,23 +14,32 @@ from potluck.types.step import Pooling, SequenceId, SequenceOpening
 class SequenceState:
     """A live sequence. Mutable, and private to the scheduler.
 
-    ``num_scheduled`` counts the leading tokens whose computation was put into a step under the
-    present ``block_table``; ``awaiting_sample`` is true while a step that samples for this sequence
-    or gives its vector is in flight. ``is_opened`` says whether the last stage was told of the
-    sequence. ``num_scored`` counts the scores of the prompt that were committed, and ``next_score``
-    is the position of the first token of the prompt whose score no step was asked for yet. One that
-    ``is_alone`` shares no step with others, and no other step is in flight beside its own.
+    ``num_scheduled`` counts the leading tokens whose computation was put into a step with the
+    current ``block_table``; ``num_awaited`` steps are in flight that sample for this sequence or
+    give its vector. ``is_opened`` says whether the last stage was told of the sequence.
+    ``num_scored`` counts the scores of the prompt that were committed, and ``next_score`` is the
+    position of the first token of the prompt whose score was not requested yet. One that
+    ``is_alone`` shares no step with others, and no other step is in flight at the same time as its
+    own.
 
-    ``num_computed`` counts the leading tokens that the blocks of ``block_table`` hold as far as
-    complete steps tell, in whole blocks right after admission; ``num_admissions`` tells one block
-    table from the next. ``num_cached_tokens`` of the prompt were in the cache when the sequence was
-    admitted first; None before. ``chain`` is of ``tokens``. ``awaited`` is the hash of
-    the last block that it waits for, if it does. Its leading ``num_sought_blocks`` were looked for
-    on the disks of the stages; none is any more if it ``is_sought``.
+    ``num_computed`` counts the leading tokens that the blocks of ``block_table`` hold according to
+    completed steps, in whole blocks right after admission; ``num_admissions`` distinguishes one
+    block table from the next. ``num_cached_tokens`` of the prompt were in the cache when the
+    sequence was first admitted; None before. ``chain`` is that of ``tokens``. ``awaited`` is the
+    hash of the last block that it waits for, if any. Its leading ``num_sought_blocks`` were looked
+    for on the disks of the stages; no more will be if it ``is_sought``.
 
-    Where the model has a state, ``state`` is its slot while it has blocks, and ``planned`` are the
+    If the model has a state, ``state`` is its slot while it has blocks, and ``planned`` are the
     checkpoints that are to be made of it, the next one last. It ``is_announced`` once others may
     have planned checkpoints for it.
+
+    ``ahead`` are guesses of the tokens that follow ``tokens``, which steps in flight verify:
+    ``num_scheduled`` counts them too. When one is wrong they are dropped, the ``generation`` is
+    incremented, and steps in flight that were formed for an earlier one give the sequence nothing.
+
+    While a step in flight verifies drafts, the slot ``snapshot`` holds the state before it, if the
+    model has one. If the sequence ``must_roll_back``, a draft was wrong: the state in its own slot
+    is invalid, and what follows the snapshot is computed again, from ``num_scheduled`` on.
     """
 
     sequence_id: SequenceId
@@ -39,7 +48,7 @@ class SequenceState:
     tokens: list[int]
     block_table: list[int] = field(default_factory=list)
     num_scheduled: int = 0
-    awaiting_sample: bool = False
+    num_awaited: int = 0
     is_opened: bool = False
     num_scored: int = 0
     next_score: int = 1
@@ -54,34 +63,45 @@ class SequenceState:
     state: int | None = None
     planned: list[PlannedCheckpoint] = field(default_factory=list)
     is_announced: bool = False
+    ahead: list[int] = field(default_factory=list)
+    generation: int = 0
+    snapshot: int | None = None
+    must_roll_back: bool = False
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Length of the prompt."""
+        """Return the length of the prompt."""
         return len(self.request.prompt_tokens)
 
     @property
     def is_only_scored(self) -> bool:
-        """No token is to be generated: nothing need be computed after the last one."""
+        """Return whether no token is to be generated: nothing need be computed after the last
+        one.
+        """
         return self.max_tokens == self.num_prompt_tokens
 
     @property
     def num_to_compute(self) -> int:
-        """Known tokens that are put into steps: the last of a text that is scored is not."""
+        """Return how many known tokens are put into steps: the last of a scored text is not."""
         if self.request.pooling is not None:
             return self.request.last_pooled_position + 1
         return len(self.tokens) - self.is_only_scored
 
     @property
     def num_unscheduled(self) -> int:
-        """Known tokens that no step has taken yet: more than one during prefill."""
-        return self.num_to_compute - self.num_scheduled
+        """Return how many known tokens are in no step yet: more than one during prefill."""
+        return max(0, self.num_to_compute - self.num_scheduled)
+
+    @property
+    def awaiting_sample(self) -> bool:
+        """Return whether a step that samples for it or gives its vector is in flight."""
+        return self.num_awaited > 0
 
     @property
     def most_cached_tokens(self) -> int:
-        """The most leading tokens that may be taken from the cache when it is admitted.
+        """Return how many leading tokens may be taken from the cache when it is admitted.
 
-        The last one is computed in any case, and all after which something is wanted.
+        The last one is always computed, as are all whose successors need a result.
         """
         most = self.num_to_compute - 1
         if self.request.pooling in (Pooling.CLS, Pooling.MEAN):
@@ -92,8 +112,12 @@ class SequenceState:
 
     @property
     def wants_decode(self) -> bool:
-        """Exactly one token to compute, and prefill is behind it."""
-        return self.num_unscheduled == 1 and self.num_scheduled >= self.num_prompt_tokens
+        """Return whether it has finished prefill and has one token to compute, or some to
+        recompute.
+        """
+        if self.num_scheduled < self.num_prompt_tokens:
+            return False
+        return self.num_unscheduled == 1 or self.must_roll_back
 
     def opening(self) -> SequenceOpening:
         """Return what the last stage must know; it has forgotten, or never knew, the sequence."""
@@ -105,15 +129,38 @@ class SequenceState:
             grammar=self.request.grammar,
         )
 
+    def take_sample(self, token: int) -> None:
+        """Append a sampled token; guesses that it disproves are dropped."""
+        self.tokens.append(token)
+        if not self.ahead:
+            return
+        if self.ahead[0] == token:
+            del self.ahead[0]
+        else:
+            self.drop_ahead()
+
+    def drop_ahead(self) -> None:
+        """Discard what steps in flight compute beyond the last token: it is computed again."""
+        self.ahead.clear()
+        self.generation += 1
+        self.num_awaited = 0
+        self.num_scheduled = min(self.num_scheduled, len(self.tokens) - 1)
+
+    def roll_back(self, position: int) -> None:
+        """Recompute what follows the snapshot, which has the state at ``position``."""
+        self.must_roll_back = True
+        self.num_scheduled = position
+
     def seek_again(self) -> None:
-        """Its blocks may be put back from the disks of the stages."""
+        """Allow its blocks to be restored from the disks of the stages again."""
         self.num_sought_blocks = 0
         self.is_sought = False
 
     def restart(self) -> None:
         """Forget what was computed; the committed tokens and scores stay."""
         self.block_table = []
-        self.state = None
+        self.state = self.snapshot = None
+        self.must_roll_back = False
         self.planned = []
         self.is_announced = False
         self.num_scheduled = 0
@@ -121,6 +168,8 @@ class SequenceState:
         self.chain = None  # other stages may have another salt
         self.awaited = None
         self.seek_again()
-        self.awaiting_sample = False
+        self.num_awaited = 0
+        self.ahead.clear()
+        self.generation += 1
         self.is_opened = False
         self.next_score = self.num_scored + 1

@@ -1,27 +1,29 @@
-"""The cache of a model with a state: its sequences resume where blocks and a checkpoint are.
+"""The cache of a model with a state: its sequences resume where both blocks and a checkpoint exist.
 
 Keys and values are found as for other models. A sequence then begins at the longest checkpoint
-within what they cover; the tokens from there on are computed again, keys and values too. A
-checkpoint whose blocks are evicted is of no use, and goes with them; blocks are kept without one.
+within what they cover; the tokens from there on are computed again, including keys and values. A
+checkpoint whose blocks are evicted is useless, and is evicted with them; blocks are kept without
+one.
 
 Where checkpoints are made:
 
-1. *End of a prompt*: at the last border of a block that is ``_PROMPT_END_TOKENS`` or more before
-   the end. The next request of a chat repeats this prompt, but often not its last tokens: templates
-   end a prompt with the beginning of an answer, such as ``<|im_start|>assistant`` and ``<think>``,
-   and leave thoughts out of later ones. And the last token of a prompt is computed in any case.
-   There is none where a prompt goes on from the end of a turn: this chat's template repeats answers
-   as they were, and whatever else begins like this prompt begins at that end.
+1. *End of a prompt*: at the last block boundary that is ``_PROMPT_END_TOKENS`` or more before the
+   end. The next request of a chat repeats this prompt, but often not its last tokens: templates end
+   a prompt with the beginning of an answer, such as ``<|im_start|>assistant`` and ``<think>``, and
+   leave reasoning out of later ones. Besides, the last token of a prompt is always computed. There
+   is none if a prompt continues from the end of a turn: this chat's template repeats answers as
+   they were, and any other request with the same prefix begins at that end.
 2. *End of a turn*: when a sequence ends or is preempted, its slot becomes a checkpoint, without a
-   copy. Where templates repeat the answer as it was, the next turn begins here.
+   copy. If templates repeat the answer as it was, the next turn begins here.
 3. *On the way*: every ``LADDER_TOKENS``, for system prompts and tools that other chats share, for
-   prompts that are changed in the middle, and for what is preempted or cancelled.
-4. *At a branch*: where a prompt leaves what is cached or is being computed, at the border of the
-   block. Two requests show that they share a prefix, and the third does not compute it. If the
-   one that computes it has not come there yet, it makes the checkpoint, and the other one waits.
+   prompts that are changed in the middle, and for preempted or cancelled sequences.
+4. *At a branch*: where a prompt diverges from what is cached or is being computed, at the block
+   boundary. Two requests show that they share a prefix, and the third does not compute it. If the
+   one that computes it has not reached that point yet, it makes the checkpoint, and the other one
+   waits.
 
 A checkpoint is a copy of a slot that is made with the sequence's next slice, so slices are cut
-there (but not for 2), which costs a step each time. Of those that would be close together, the
+there (except for 2), which costs a step each time. Of those that would be close together, the
 branch is made first, then the end of the prompt. A checkpoint can be used when the step that copied
 it is complete.
 """
@@ -29,7 +31,9 @@ it is complete.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from operator import attrgetter
 
 from potluck.scheduling.block_cache import (
@@ -45,6 +49,7 @@ from potluck.scheduling.checkpoints import (
     TokenPrefix,
 )
 from potluck.scheduling.chunks import STEP_COST_TOKENS
+from potluck.scheduling.limits import SchedulerLimits
 from potluck.scheduling.prefix_index import PrefixMatch
 from potluck.scheduling.sequence import SequenceState
 from potluck.scheduling.states import StatePool
@@ -52,16 +57,17 @@ from potluck.types.states import StateSlots
 from potluck.types.step import KV_BLOCK_TOKENS, HashedState, SequenceId, StateCopy
 
 LADDER_TOKENS = 1024
-"""At most so many tokens are computed again where a long prompt is changed, as long as there are
-slots. Making a checkpoint takes a copy of some 60 MiB (10 ms), and computing so many tokens 1 s
-where 1,000 tokens are computed in a second."""
+"""The maximum number of tokens that are computed again if a long prompt is changed, as long as
+there are slots. Making a checkpoint takes a copy of some 60 MiB (10 ms), and computing this many
+tokens 1 s at 1,000 tokens per second."""
 
 LEAST_SAVED_TOKENS = 4 * STEP_COST_TOKENS
 """No slice is cut for a checkpoint that saves less. A cut costs a step, which is as much as
 ``STEP_COST_TOKENS``; it pays if one in four checkpoints is used."""
 
 _PROMPT_END_TOKENS = 8
-"""What templates begin an answer with takes 2 (DeepSeek) to 7 tokens (Qwen3 without thoughts)."""
+"""The beginning of an answer in templates takes 2 (DeepSeek) to 7 tokens (Qwen3 without
+reasoning)."""
 
 _position_of = attrgetter("position")
 
@@ -84,17 +90,17 @@ class StatefulCache(BlockCache):
         )
         self._states = StatePool(num_states, self._lost_checkpoint)
         self._live: dict[SequenceId, SequenceState] = {}
-        # Hashes of planned checkpoints, which are all at borders of blocks, and who makes them.
+        # Hashes of planned checkpoints, all at block boundaries, and the sequences that make them.
         self._expected: dict[bytes, SequenceId] = {}
         self._unsaved: deque[Checkpoint] = deque()
 
     @property
     def state_slots(self) -> StateSlots:
-        """How many slots are used for what."""
+        """Return how many slots are used for what."""
         return self._states.slots
 
     def find(self, sequence: SequenceState) -> PrefixMatch:
-        """Return the longest prefix that is cached with the state after it."""
+        """Return the longest prefix that is cached together with the state after it."""
         match = super().find(sequence)
         if not match.num_tokens:
             return match
@@ -108,8 +114,8 @@ class StatefulCache(BlockCache):
     def worth_awaiting(self, sequence: SequenceState, match: PrefixMatch) -> bytes | None:
         """Return the hash of the last checkpoint after ``match`` that others will make.
 
-        One that computes more of the prompt is asked to make one there. None if they compute less
-        than half of what is missing.
+        A sequence that computes more of the prompt is asked to make one there. Return None if
+        others compute less than half of what is missing.
         """
         if not self._computing and not self._expected:
             return None
@@ -131,17 +137,17 @@ class StatefulCache(BlockCache):
         return chain.after(num_blocks) if 2 * num_awaited >= num_missing else None
 
     def is_awaitable(self, full_hash: bytes) -> bool:
-        """Whether the checkpoint is to be made yet, or the block is being restored."""
+        """Return whether the checkpoint is still to be made, or the block is being restored."""
         return full_hash in self._expected or (
             full_hash in self._computing and self.is_restoring(full_hash)
         )
 
     def may_have_room(self, sequence: SequenceState) -> bool:
-        """Whether ``has_room`` could be true: a quick check, before ``find``."""
+        """Return whether ``has_room`` could be true: a quick check, before ``find``."""
         return self._states.has_room and super().may_have_room(sequence)
 
     def has_room(self, sequence: SequenceState, match: PrefixMatch) -> bool:
-        """Whether there are a slot, and blocks for all known tokens of the sequence."""
+        """Return whether there are a slot, and blocks for all known tokens of the sequence."""
         return self._states.has_room and super().has_room(sequence, match)
 
     def admit(self, sequence: SequenceState, match: PrefixMatch) -> AdmissionCopies:
@@ -150,7 +156,7 @@ class StatefulCache(BlockCache):
         found = None if slot is None else self._states.checkpoints.in_slot(slot)
         goes_on = found is not None and found.kind is CheckpointKind.TURN_END
         goes_on = goes_on and not match.num_uncovered_tokens
-        # Before it is itself one that computes.
+        # Before it computes anything itself.
         planned = self._plan(sequence, match, goes_on=goes_on)
         copies = super().admit(sequence, match)
         sequence.state = self._states.take(found)
@@ -167,7 +173,7 @@ class StatefulCache(BlockCache):
         if found in self._states.checkpoints:
             self._states.checkpoints.use(found)
         if goes_on:
-            found.kind = CheckpointKind.ON_THE_WAY  # the turn that follows will end further on
+            found.kind = CheckpointKind.ON_THE_WAY  # the turn that follows will end later
         if found.slot == sequence.state:
             return copies
         restored = StateCopy(source=found.slot, target=sequence.state)
@@ -199,8 +205,24 @@ class StatefulCache(BlockCache):
             self._expect_not(chain.after(position // KV_BLOCK_TOKENS), sequence)
         return made
 
+    def take_snapshot(self, sequence: SequenceState) -> bool:
+        """Give the sequence a slot for a snapshot, if it has none; return False if none is left."""
+        if sequence.snapshot is None:
+            sequence.snapshot = self._states.take_snapshot()
+        return sequence.snapshot is not None
+
+    def give_back_snapshot(self, sequence: SequenceState) -> None:
+        """Release the sequence's snapshot, if it has one."""
+        if sequence.snapshot is not None:
+            self._states.give_back_snapshot(sequence.snapshot)
+            sequence.snapshot = None
+
+    def most_drafts(self, position: int) -> int:
+        """Return the number of tokens up to the next place of a checkpoint on the way."""
+        return LADDER_TOKENS - position % LADDER_TOKENS
+
     def settle(self, made: Checkpoint, sequence: SequenceState, *, is_known: bool) -> None:
-        """Note that the step that was to make a checkpoint is complete, and whether it is there."""
+        """Record that the step that was to make a checkpoint is complete, and whether it exists."""
         if is_known and self._states.publish(made):
             self._counters.num_checkpoints += 1
             if self._is_stored:
@@ -210,7 +232,7 @@ class StatefulCache(BlockCache):
         self._expect_not(made.prefix.parent, sequence)
 
     def release(self, sequence: SequenceState) -> None:
-        """Take blocks and slot back, and keep what they hold for later sequences."""
+        """Release blocks and slot, and keep their content for later sequences."""
         num_computed = sequence.num_computed
         is_known = self._is_shared and 0 < num_computed == sequence.num_scheduled
         chain = self._chain(sequence)
@@ -219,9 +241,17 @@ class StatefulCache(BlockCache):
             self._expect_not(chain.after(each.position // KV_BLOCK_TOKENS), sequence)
         sequence.planned = []
         slot, sequence.state = sequence.state, None
+        snapshot, sequence.snapshot = sequence.snapshot, None
+        must_roll_back, sequence.must_roll_back = sequence.must_roll_back, False
         del self._live[sequence.sequence_id]
         if slot is None:
             raise ValueError(f"sequence {sequence.sequence_id} has no state slot")
+        if snapshot is not None and must_roll_back and self._is_shared:
+            prefix = TokenPrefix.of(chain, sequence.tokens, sequence.num_scheduled)
+            self._counters.num_checkpoints += self._states.keep_snapshot(slot, snapshot, prefix)
+            return
+        if snapshot is not None:
+            self._states.give_back_snapshot(snapshot)
         if not is_known:
             self._states.give_back(slot)
         elif self._states.keep(slot, TokenPrefix.of(chain, sequence.tokens, num_computed)):
@@ -257,7 +287,7 @@ class StatefulCache(BlockCache):
         self._states.fill(restoration.state, prefix)
 
     def take_unsaved_states(self, most: int) -> tuple[HashedState, ...]:
-        """Return up to ``most`` checkpoints that were made and not given up; each only once."""
+        """Return up to ``most`` checkpoints that were made and not evicted, each only once."""
         unsaved: list[HashedState] = []
         while self._unsaved and len(unsaved) < most:
             each = self._unsaved.popleft()
@@ -282,7 +312,9 @@ class StatefulCache(BlockCache):
                 self._states.evict(each)
 
     def _has_blocks(self, prefix: TokenPrefix) -> bool:
-        """Whether the last blocks of ``prefix`` are cached: those before them are evicted later."""
+        """Return whether the last blocks of ``prefix`` are cached: those before them are evicted
+        later.
+        """
         if prefix.path and self._index.block_of(prefix.parent) is None:
             return False
         return not prefix.rest or self._index.holds(prefix.parent, prefix.rest)
@@ -323,7 +355,9 @@ class StatefulCache(BlockCache):
         return count
 
     def _ask(self, full_hash: bytes, position: int) -> bool:
-        """Have whoever computes a block make a checkpoint after it; False if it is too late."""
+        """Let the sequence that computes a block make a checkpoint after it; False if it is too
+        late.
+        """
         owner_id = self._computing.get(full_hash)
         owner = None if owner_id is None else self._live.get(owner_id)
         if owner is None or owner.num_scheduled > position or self._states.num_states < 2:
@@ -337,3 +371,17 @@ class StatefulCache(BlockCache):
     def _expect_not(self, full_hash: bytes, sequence: SequenceState) -> None:
         if self._expected.get(full_hash) == sequence.sequence_id:
             del self._expected[full_hash]
+
+
+def new_cache(limits: SchedulerLimits, counters: PrefixCounters) -> BlockCache:
+    """Return an empty cache within ``limits``, which counts with ``counters``."""
+    make: Callable[..., BlockCache] = BlockCache
+    if limits.num_states:
+        make = partial(StatefulCache, num_states=limits.num_states)
+    return make(
+        limits.num_blocks,
+        is_shared=limits.has_prefix_cache,
+        counters=counters,
+        salt=limits.disk_salt or b"",
+        is_stored=limits.disk_salt is not None,
+    )

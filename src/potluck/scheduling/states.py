@@ -1,8 +1,8 @@
 """State slots: of live sequences, and of checkpoints.
 
 A model with recurrent layers or short convolutions keeps a state of fixed size for each sequence,
-besides keys and values (``StateSpec``). A slot has room for one, on every stage. A live sequence
-has one slot. What is not live holds checkpoints (``checkpoints``).
+in addition to keys and values (``StateSpec``). A slot has room for one, on every stage. A live
+sequence has one slot. The other slots hold checkpoints (``checkpoints``).
 """
 
 from __future__ import annotations
@@ -17,15 +17,19 @@ from potluck.scheduling.checkpoints import (
 )
 from potluck.types.states import StateSlots, num_live_states
 
+_CHECKPOINT_PARTS = 4
+"""One slot in this many remains for checkpoints: without any, the next turn of a chat would be
+computed from its beginning."""
+
 
 class StatePool:
     """Slots ``[0, num_states)``, all free at first. Not thread-safe.
 
     At most ``num_live_states`` are live, so that there is always room for checkpoints. Steps pass
-    through the stages in order, so a slot may be used for something else while a step that reads or
-    writes it is in flight: what follows is in a later step, or later among the copies of the same
-    one. But no step writes a slot twice: a checkpoint that is not known yet, because its step has
-    not completed or is being formed, is not evicted. ``on_evict`` is called for each one that is.
+    through the stages in order, so a slot may be reused while a step that reads or writes it is in
+    flight: what follows is in a later step, or later among the copies of the same one. But no step
+    writes a slot twice: a checkpoint that is not known yet, because its step has not completed or
+    is being formed, is not evicted. ``on_evict`` is called for each evicted one.
     """
 
     def __init__(self, num_states: int, on_evict: Callable[[], None] | None = None) -> None:
@@ -38,19 +42,20 @@ class StatePool:
         # Popped from the end: low indices first, so that little memory is touched.
         self._free = list(range(num_states - 1, -1, -1))
         self._num_live = 0
+        self._num_snapshots = 0
 
     @property
     def slots(self) -> StateSlots:
-        """How many slots are used for what now."""
+        """Return how many slots are used for what."""
         return StateSlots(
-            num_live=self._num_live,
+            num_live=self._num_live + self._num_snapshots,
             num_checkpoints=len(self.checkpoints),
             num_free=len(self._free),
         )
 
     @property
     def has_room(self) -> bool:
-        """Whether one more sequence may be live."""
+        """Return whether one more sequence may be live."""
         if self._num_live >= self._most_live:
             return False
         return bool(self._free) or any(each.is_known for each in self.checkpoints)
@@ -58,8 +63,8 @@ class StatePool:
     def take(self, source: Checkpoint | None) -> int:
         """Return a slot for a sequence that begins with ``source``, or with zeros.
 
-        If no other slot is left, it is that of ``source``, which is a checkpoint no longer. Raise
-        ``ValueError`` without ``has_room``.
+        If no other slot is left, it is that of ``source``, which is then no longer a checkpoint.
+        Raise ``ValueError`` without ``has_room``.
         """
         if not self.has_room:
             raise ValueError("there is no slot for another sequence")
@@ -67,11 +72,45 @@ class StatePool:
             victim = self.checkpoints.least_useful(besides=source) or source
             if victim is not None:
                 self.evict(victim)
-        # A source that was evicted a moment ago may be the last of those that are free.
+        # A source that was just evicted may be the last of the free ones.
         is_source = source is not None and self._free[-1] == source.slot
         slot = self._free.pop(0 if is_source else -1)
         self._num_live += 1
         return slot
+
+    def take_snapshot(self) -> int | None:
+        """Return a slot for a copy of a live sequence's state; None if none can be spared.
+
+        Checkpoints are evicted for it as long as a quarter of all slots have some, and a slot is
+        left for a waiting sequence.
+        """
+        num_spare = len(self._free) + sum(each.is_known for each in self.checkpoints)
+        if self._num_live < self._most_live and num_spare < 2:
+            return None
+        if not self._free:
+            if len(self.checkpoints) <= self.num_states // _CHECKPOINT_PARTS:
+                return None
+            victim = self.checkpoints.least_useful()
+            if victim is None:
+                return None
+            self.evict(victim)
+        self._num_snapshots += 1
+        return self._free.pop()
+
+    def give_back_snapshot(self, slot: int) -> None:
+        """Free the slot of a snapshot."""
+        self._num_snapshots -= 1
+        self._free.append(slot)
+
+    def keep_snapshot(self, slot: int, snapshot: int, prefix: TokenPrefix) -> bool:
+        """Turn a snapshot into a checkpoint after ``prefix``, and free the ``slot`` of its
+        sequence.
+
+        Return False if there is one already.
+        """
+        self._num_snapshots -= 1
+        self._free.append(slot)
+        return self.keep(snapshot, prefix)
 
     def give_back(self, slot: int) -> None:
         """Free the slot of a sequence."""
@@ -79,7 +118,7 @@ class StatePool:
         self._free.append(slot)
 
     def keep(self, slot: int, prefix: TokenPrefix) -> bool:
-        """Make a checkpoint of the slot of a sequence, which holds the state after ``prefix``.
+        """Turn the slot of a sequence, with the state after ``prefix``, into a checkpoint.
 
         Return False, and free the slot, if there is one already.
         """
@@ -95,8 +134,8 @@ class StatePool:
     def make(self, prefix: TokenPrefix, kind: CheckpointKind) -> Checkpoint | None:
         """Return a checkpoint whose slot is to become a copy of a sequence's.
 
-        ``publish`` or ``drop`` follows. None if there is one already, or only such as are worth
-        more.
+        Call ``publish`` or ``drop`` next. Return None if there is one already, or only more
+        valuable ones.
         """
         checkpoints = self.checkpoints
         there = checkpoints.at(prefix)
@@ -118,7 +157,7 @@ class StatePool:
         return True
 
     def drop(self, checkpoint: Checkpoint) -> None:
-        """Forget a checkpoint, which may be gone already, and free its slot."""
+        """Forget a checkpoint, which may already be gone, and free its slot."""
         if checkpoint in self.checkpoints:
             self.checkpoints.remove(checkpoint)
             self._free.append(checkpoint.slot)
@@ -133,9 +172,10 @@ class StatePool:
         return self._free.pop()
 
     def fill(self, slot: int, prefix: TokenPrefix | None) -> None:
-        """Make a checkpoint of a reserved slot; free it if there is one already, or no ``prefix``.
+        """Turn a reserved slot into a checkpoint; free it if there is one already, or no
+        ``prefix``.
 
-        A checkpoint that is being written stays: its sequence counts on it.
+        A checkpoint that is being written stays: its sequence depends on it.
         """
         if prefix is None or self.checkpoints.at(prefix) is not None:
             self._free.append(slot)

@@ -1,1 +1,1 @@
-"""Joins a scheduler to a pipeline of stages, wherever the stages are."""
+"""Connect a scheduler to a pipeline of stages, wherever the stages are."""

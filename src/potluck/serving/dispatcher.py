@@ -1,10 +1,11 @@
-"""Joins a scheduler to the pipeline whose steps it forms, and swaps pipelines under live sequences.
+"""Connect a scheduler to the pipeline whose steps it forms, and replace pipelines under live
+sequences.
 
-There is no thread of its own: whoever adds or cancels a sequence, or completes a step, also forms
-the next steps. Updates reach each sequence's subscriber through its callback.
+There is no thread of its own: the thread that adds or cancels a sequence, or completes a step, also
+forms the next steps. Updates reach each sequence's subscriber through its callback.
 
-Sequences are in a ledger, which no pipeline owns: when one is lost, its successor computes them
-again from their committed tokens, and their subscribers are told what follows.
+Sequences are in a ledger that no pipeline owns: when a pipeline is lost, its successor computes
+them again from their committed tokens, and their subscribers receive what follows.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from potluck.errors import DefectError, EngineError, PotluckError
-from potluck.scheduling import Scheduler, SchedulerLimits
+from potluck.scheduling.limits import SchedulerLimits
+from potluck.scheduling.scheduler import Scheduler
 from potluck.serving.ledger import Ledger, LedgerEntry, Subscriber, TimedToken, Update
 from potluck.serving.pipeline import OnOutcome, Pipeline, StepOutcome
+from potluck.types.drafting import DraftSource, DraftTotals
 from potluck.types.prefix_cache import PrefixTotals
 from potluck.types.sequence import NOTHING_COMMITTED, Continuation, SequenceRequest
 from potluck.types.states import StateSlots
@@ -37,10 +40,11 @@ OnBroken = Callable[[PotluckError], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """Sequences that hold cache blocks (running) and that do not yet, and blocks nobody holds.
+    """Sequences with cache blocks (running) and without (waiting), and free blocks.
 
-    Of the free blocks ``num_kept_blocks`` are kept for later sequences that begin alike; ``prefix``
-    says what that has saved. ``states`` are the slots of a model with state.
+    ``num_kept_blocks`` of the free blocks are kept for later sequences with the same prefix;
+    ``prefix`` has what that has saved. ``states`` are the slots of a model with state, and
+    ``drafts`` the outcome of drafts.
     """
 
     num_waiting: int
@@ -49,11 +53,12 @@ class Load:
     num_kept_blocks: int = 0
     prefix: PrefixTotals = field(default_factory=PrefixTotals)
     states: StateSlots = field(default_factory=StateSlots)
+    drafts: DraftTotals = field(default_factory=DraftTotals)
 
 
 @dataclass(slots=True, kw_only=True)
 class _Attachment:
-    """A pipeline in use. ``in_flight`` stays as it is when no more steps are formed."""
+    """A pipeline in use. ``in_flight`` no longer changes once no more steps are formed."""
 
     number: int
     pipeline: Pipeline | None = None
@@ -81,14 +86,24 @@ class Dispatcher:
     subscriber that raises loses its sequence.
 
     When the scheduler itself raises, ``on_broken`` is called with a ``DefectError`` and no more
-    steps are formed; sequences stay, and go on when another pipeline is attached. Without
-    ``on_broken`` nobody would attach one: then every sequence ends with the ``DefectError``.
+    steps are formed; sequences stay, and continue when another pipeline is attached. Without
+    ``on_broken`` there is nothing to attach one: then every sequence ends with the ``DefectError``.
+
+    Tokens are drafted by the drafters of ``drafts``, which are used under the lock. The owner of a
+    drafter that had no draft calls :meth:`drafts_ready` when it has one.
     """
 
-    def __init__(self, limits: SchedulerLimits, on_broken: OnBroken | None = None) -> None:
+    def __init__(
+        self,
+        limits: SchedulerLimits,
+        on_broken: OnBroken | None = None,
+        drafts: DraftSource | None = None,
+    ) -> None:
         self._lock = threading.Lock()
         self._limits = limits
-        self._scheduler = Scheduler(limits)
+        self._drafts = drafts
+        self._scheduler = Scheduler(limits, drafts)
+        self._clock = time.perf_counter
         self._ledger = Ledger()
         self._on_broken = on_broken
         self._attachment: _Attachment | None = None
@@ -100,7 +115,7 @@ class Dispatcher:
 
     @property
     def load(self) -> Load:
-        """How busy it is now."""
+        """Return the current load."""
         with self._lock:
             num_waiting = self._scheduler.num_waiting
             return Load(
@@ -110,48 +125,49 @@ class Dispatcher:
                 num_kept_blocks=self._scheduler.num_kept_blocks,
                 prefix=self._scheduler.prefix_totals,
                 states=self._scheduler.state_slots,
+                drafts=self._scheduler.draft_totals,
             )
 
     @property
     def is_attached(self) -> bool:
-        """Whether there is a pipeline, and it is given steps."""
+        """Return whether there is a pipeline that is given steps."""
         with self._lock:
             return self._attachment is not None and not self._attachment.is_stopped
 
     @property
     def num_attachments(self) -> int:
-        """Pipelines that were attached so far; the number of the latest one."""
+        """Return how many pipelines were attached so far, which is the number of the latest one."""
         return self._num_attachments
 
     @property
     def num_dropped_outcomes(self) -> int:
-        """Results that came late or twice, and were dropped."""
+        """Return the number of late or duplicate results that were dropped."""
         return self._num_dropped
 
     @property
     def requests_in_flight(self) -> tuple[SequenceRequest, ...]:
-        """Those that have a part in the steps in flight now, or had when it was stopped."""
+        """Return the requests in the steps in flight, now or when it was stopped."""
         with self._lock:
             return () if self._attachment is None else self._attachment.requests_in_flight
 
     @property
     def live(self) -> tuple[tuple[SequenceId, SequenceRequest], ...]:
-        """Live sequences, in the order of their arrival."""
+        """Return the live sequences, in the order of their arrival."""
         with self._lock:
             return tuple((each.sequence_id, each.request) for each in self._ledger)
 
     def attach(self, start_pipeline: StartPipeline, limits: SchedulerLimits) -> int:
-        """Compute the live sequences, and later ones, over a new pipeline; returns its number.
+        """Compute the live sequences, and later ones, over a new pipeline; return its number.
 
         The pipeline, which is given the callback for its outcomes, must hold nothing of any
-        sequence; :meth:`detach` or :meth:`close` closes it. Steps are counted from 0 again. Raises
-        ``ValueError`` if one is attached already, or for limits that live sequences might not fit
-        in; and as :meth:`add`.
+        sequence; :meth:`detach` or :meth:`close` closes it. Steps are counted from 0 again. Raise
+        ``ValueError`` if one is already attached, or for limits in which live sequences might not
+        fit, and the same errors as :meth:`add`.
         """
         with self._lock:
             self._require_open()
             if self._attachment is not None:
-                raise ValueError("a pipeline is attached already")
+                raise ValueError("a pipeline is already attached")
             self._scheduler.restart(limits)
             self._limits = limits
             attachment = _Attachment(number=self._num_attachments + 1)
@@ -164,8 +180,8 @@ class Dispatcher:
     def detach(self) -> tuple[SequenceRequest, ...]:
         """Close the pipeline, and return the requests that were in its steps at the end.
 
-        Live sequences wait for the next pipeline. Outcomes that still come are dropped. Without a
-        pipeline nothing is done.
+        Live sequences wait for the next pipeline. Later outcomes are dropped. Does nothing without
+        a pipeline.
         """
         with self._lock:
             attachment, self._attachment = self._attachment, None
@@ -179,9 +195,9 @@ class Dispatcher:
         return attachment.requests_in_flight
 
     def stop(self, number: int | None = None) -> None:
-        """Form no more steps, and drop what still comes of those in flight: the pipeline is lost.
+        """Stop forming steps, and drop later outcomes of those in flight: the pipeline is lost.
 
-        Nothing happens if the attachment ``number`` is not the present one. Idempotent.
+        Does nothing if the attachment ``number`` is not the current one. Idempotent.
         """
         with self._lock:
             attachment = self._attachment
@@ -198,8 +214,8 @@ class Dispatcher:
     ) -> SequenceId:
         """Queue a sequence; the updates after ``continuation`` go to ``subscriber``.
 
-        ``is_alone``: see ``Scheduler.add``. Raises as that does, and ``EngineError`` after
-        :meth:`close` or a defect.
+        For ``is_alone`` see ``Scheduler.add``. Raises the same errors, and ``EngineError`` after
+        :meth:`close` or an internal error.
         """
         with self._lock:
             self._require_open()
@@ -217,6 +233,11 @@ class Dispatcher:
         with self._lock, self._breaking(self._attachment):
             self._ledger.remove(sequence_id)
             self._forget(sequence_id)
+            self._submit_steps()
+
+    def drafts_ready(self) -> None:
+        """Ask drafters again that had no draft, and form steps. For any thread but theirs."""
+        with self._lock:
             self._submit_steps()
 
     def set_alone(self, sequence_id: SequenceId) -> None:
@@ -250,6 +271,7 @@ class Dispatcher:
             with self._breaking(attachment):
                 for entry in self._ledger:
                     self._fail(entry.sequence_id, error)
+                self._scheduler.close()
         if attachment is not None and attachment.pipeline is not None:
             attachment.pipeline.close()
 
@@ -260,7 +282,7 @@ class Dispatcher:
             raise self._broken
 
     def _on_outcome(self, attachment: _Attachment, outcome: StepOutcome) -> None:
-        now = time.perf_counter()
+        now = self._clock()
         step_id = outcome.step.step_id
         with self._lock:
             is_late = attachment is not self._attachment or attachment.is_stopped
@@ -288,7 +310,7 @@ class Dispatcher:
                 if outcome.error is not None:
                     for part in outcome.step.slices:
                         self._fail(part.sequence_id, outcome.error)
-                # Only now: what goes wrong above is laid to the requests of this step, too.
+                # Only now: errors above are attributed to the requests of this step as well.
                 del attachment.in_flight[step_id]
             # First, because the first stage waits for it, and subscribers wake other threads.
             self._submit_steps()
@@ -303,14 +325,14 @@ class Dispatcher:
             if entry.sequence_id not in failed and not self._tell(entry, update):
                 failed.add(entry.sequence_id)
         if failed:
-            self._submit_steps()  # they gave back cache blocks
+            self._submit_steps()  # they released cache blocks
 
     def _tell(self, entry: LedgerEntry, update: Update) -> bool:
-        """Return whether the subscriber took it; otherwise its sequence is over."""
+        """Return whether the subscriber accepted it; otherwise its sequence is over."""
         try:
             entry.subscriber(update)
         except Exception:  # noqa: BLE001 - the other sequences of the step have nothing to do with it
-            _log.exception("a subscriber failed, and its sequence with it")
+            _log.exception("a subscriber failed; its sequence is cancelled")
             self._ledger.remove(entry.sequence_id)
             self._forget(entry.sequence_id)
             return False
@@ -344,19 +366,21 @@ class Dispatcher:
                             entry.sequence_id
                         )
                 attachment.in_flight[step.step_id] = tuple(entry.request for entry in entries)
-                attachment.submitted_at[step.step_id] = time.perf_counter()
+                attachment.submitted_at[step.step_id] = self._clock()
                 attachment.pipeline.submit(step)
 
     @contextmanager
     def _breaking(self, attachment: _Attachment | None) -> Iterator[None]:
-        """No thread of a pipeline may end of what goes wrong in the block: the attachment does."""
+        """Protect a pipeline's thread from errors in the block, which end the attachment
+        instead.
+        """
         try:
             yield
         except Exception as error:  # noqa: BLE001 - a defect of ours, told to the owner
             _log.exception("the scheduler failed")
             broken = DefectError(
                 f"the scheduler failed: {type(error).__name__}: {error}",
-                hint="this is a fault of Potluck: please report it, with its log",
+                hint="this is a bug in Potluck: please report it, with the log",
             )
             if attachment is not None:
                 attachment.is_stopped = True
@@ -364,7 +388,7 @@ class Dispatcher:
                 self._give_up(broken)
                 return
             if attachment is not None and not attachment.in_flight:
-                # Nothing narrows it down: any live sequence may have been the cause.
+                # The cause is unknown: it may be any live sequence.
                 attachment.in_flight[StepId(-1)] = tuple(each.request for each in self._ledger)
             self._start_over(broken)
             self._on_broken(broken)
@@ -375,11 +399,15 @@ class Dispatcher:
             self._fail(entry.sequence_id, broken)
 
     def _start_over(self, broken: DefectError) -> None:
-        """Replace the scheduler, which may be in any state, by one that knows what the ledger does.
+        """Replace the scheduler, whose state is undefined, by a new one restored from the ledger.
 
-        A sequence that this one does not take ends with ``broken``.
+        A sequence that the new one refuses ends with ``broken``.
         """
-        self._scheduler = Scheduler(self._limits)
+        try:
+            self._scheduler.close()
+        except Exception:  # noqa: BLE001 - a drafter may be what is broken
+            _log.exception("could not close a drafter")
+        self._scheduler = Scheduler(self._limits, self._drafts)
         for entry in self._ledger:
             try:
                 self._scheduler.add(
@@ -389,6 +417,6 @@ class Dispatcher:
                     sequence_id=entry.sequence_id,
                 )
             except Exception:  # noqa: BLE001 - the others are not to suffer for it
-                _log.exception("a sequence cannot be continued")
+                _log.exception("could not continue a sequence")
                 self._ledger.remove(entry.sequence_id)
                 self._tell(entry, broken)

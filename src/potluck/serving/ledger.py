@@ -1,8 +1,8 @@
 """Every live sequence of a deployment, whichever stages compute it.
 
-An entry has what it takes to compute the rest of a sequence on other stages, by another scheduler
-or with another coordinator: the request and the tokens that were committed. It also has the
-subscriber, who notices nothing of that.
+An entry has what is needed to compute the rest of a sequence on other stages, by another scheduler
+or with another coordinator: the request and the committed tokens. It also has the subscriber, for
+whom nothing changes.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from potluck.types.step import SequenceId
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimedToken:
-    """A committed token and the ``time.perf_counter()`` at which it was.
+    """A committed token and its time of ``time.perf_counter()``.
 
     ``num_cached_tokens`` of the sequence's prompt were in the cache when it was first computed
-    here; that comes with its first token, and is 0 with all others.
+    here; this is sent with its first token, and is 0 for all others.
     """
 
     token: CommittedToken
@@ -40,8 +40,8 @@ class LedgerEntry:
     """A live sequence. Mutable, and changed by its ledger only.
 
     ``output_tokens`` and ``num_scored`` are as in ``Continuation``. It is computed in steps of its
-    own if ``is_alone``. ``num_cached_tokens`` are still to be told (see ``TimedToken``); it is None
-    before the first step.
+    own if ``is_alone``. ``num_cached_tokens`` are not yet delivered (see ``TimedToken``); it is
+    None before the first step.
     """
 
     sequence_id: SequenceId
@@ -53,18 +53,18 @@ class LedgerEntry:
     num_cached_tokens: int | None = None
 
     def take_cached_tokens(self) -> int:
-        """Return ``num_cached_tokens``, which are told with that; 0 ever after."""
+        """Return ``num_cached_tokens``, which are delivered once; 0 after that."""
         num_cached_tokens, self.num_cached_tokens = self.num_cached_tokens or 0, 0
         return num_cached_tokens
 
     @property
     def continuation(self) -> Continuation:
-        """What was committed so far."""
+        """Return what was committed so far."""
         return Continuation(output_tokens=tuple(self.output_tokens), num_scored=self.num_scored)
 
     @property
     def next_position(self) -> int:
-        """The position of the token that is committed next."""
+        """Return the position of the token that is committed next."""
         if self.request.pooling is not None:
             return self.request.last_pooled_position
         if self.num_scored < self.request.num_scores:
@@ -98,7 +98,7 @@ class Ledger:
         *,
         is_alone: bool = False,
     ) -> None:
-        """Take a sequence that goes on after ``continuation``."""
+        """Add a sequence that continues after ``continuation``."""
         if sequence_id in self._entries:
             raise ValueError(f"sequence {sequence_id} is live already")
         self._entries[sequence_id] = LedgerEntry(
@@ -111,10 +111,10 @@ class Ledger:
         )
 
     def commit(self, token: CommittedToken) -> LedgerEntry:
-        """Note a token, and return its sequence, which is removed if this is its last one.
+        """Record a token, and return its sequence, which is removed if this is its last one.
 
-        Raises ``ValueError`` if the sequence is not live, or the token is not the one after those
-        that were committed: nothing is committed twice or left out.
+        Raise ``ValueError`` if the sequence is not live, or the token is not the next one: nothing
+        is committed twice or left out.
         """
         entry = self._entries.get(token.sequence_id)
         if entry is None:
@@ -125,7 +125,7 @@ class Ledger:
                 f" and the next one is {entry.next_position}"
             )
         if token.vector is not None:
-            pass  # the one thing that the sequence is given
+            pass  # the only result of the sequence
         elif token.position < len(entry.request.prompt_tokens):
             entry.num_scored += 1
         else:

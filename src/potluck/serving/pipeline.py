@@ -1,4 +1,4 @@
-"""What runs steps through the stages, as the dispatcher sees it."""
+"""The interface of pipelines: what runs steps through the stages for the dispatcher."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from potluck.types.step import SampledToken, Step
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOutcome:
-    """What became of a step: its sampled tokens, or the error of the stage that gave up.
+    """The outcome of a step: its sampled tokens, or the error of the stage that failed.
 
-    ``num_restored`` are those of its ``restores``, from the first, that every stage has put back,
-    and ``state_end`` is after how many of them the state is in its slot; 0 if it is not.
+    ``num_restored`` of its ``restores``, from the first, were restored by every stage, and
+    ``state_end`` is after how many of them the state is in its slot; 0 if it is not. A step that
+    ``is_skipped`` was cancelled before all stages had computed it.
     """
 
     step: Step
@@ -23,6 +24,7 @@ class StepOutcome:
     error: PotluckError | None = None
     num_restored: int = 0
     state_end: int = 0
+    is_skipped: bool = False
 
 
 OnOutcome = Callable[[StepOutcome], None]
@@ -33,7 +35,7 @@ class Pipeline(Protocol):
     """Stages that run steps in the order in which they are submitted, several at a time."""
 
     def submit(self, step: Step) -> None:
-        """Queue a step; returns at once. Its outcome comes through the callback."""
+        """Queue a step; returns immediately. Its outcome is passed to the callback."""
         ...
 
     def close(self) -> None:

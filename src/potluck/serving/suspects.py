@@ -1,11 +1,11 @@
-"""Which requests were being computed when what serves them broke, and which break it every time.
+"""Which requests were being computed when the pipeline crashed, and which crash it every time.
 
 A request that was in a step when an exception or a crashed worker ended an epoch is a *suspect*:
-most suspects only shared that step with the guilty one. So a suspect that comes again is computed
-in steps of its own. If it completes it is cleared; if it is there when an epoch ends this way a
+most suspects only shared that step with the culprit. So a suspect that comes again is computed in
+steps of its own. If it completes it is cleared; if it is present when an epoch ends this way a
 second time, it was there alone, and it is refused from then on.
 
-Clients repeat requests under new ids, and with new seeds where they gave none: a request is known
+Clients repeat requests with new ids, and with new seeds if they gave none: a request is identified
 by its prompt, limits and sampling parameters without the seed. Pure: callers have the clock.
 """
 
@@ -20,19 +20,19 @@ from dataclasses import dataclass, field
 from potluck.types.sequence import SequenceRequest
 
 MAX_REMEMBERED = 1024
-"""Of a deployment: several epochs' worth of steps, in some 200 KiB."""
+"""Per deployment: several epochs' worth of steps, in some 200 KiB."""
 
 FORGET_SECONDS = 3600.0
-"""After that a request has its two chances again: the defect may be fixed by then, and two epochs
-an hour are no outage."""
+"""After this a request has its two chances again: the bug may be fixed by then, and two epochs an
+hour are not an outage."""
 
 _ENDS_TO_REFUSE = 2
 
 _Key = bytes
 
 
-class Standing(enum.Enum):
-    """How a request may be computed."""
+class SuspectState(enum.Enum):
+    """How a request may be computed, depending on the crashes that it took part in."""
 
     FREE = "free"
     SUSPECT = "suspect"
@@ -49,23 +49,24 @@ class _Record:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suspects:
-    """What is remembered, bounded in number and in time. Times are in seconds."""
+    """The suspects, bounded in number and in time. Times are in seconds."""
 
     records: Mapping[_Key, _Record] = field(default_factory=dict)
 
-    def standing(self, request: SequenceRequest, now: float) -> Standing:
-        """How ``request`` may be computed now."""
+    def state(self, request: SequenceRequest, now: float) -> SuspectState:
+        """Return how ``request`` may be computed now."""
         if not self.records:
-            return Standing.FREE
+            return SuspectState.FREE
         record = self.records.get(_key(request))
         if record is None or now - record.at >= FORGET_SECONDS:
-            return Standing.FREE
-        return Standing.REFUSED if record.num_ends >= _ENDS_TO_REFUSE else Standing.SUSPECT
+            return SuspectState.FREE
+        return SuspectState.REFUSED if record.num_ends >= _ENDS_TO_REFUSE else SuspectState.SUSPECT
 
     def accused(
         self, requests: Iterable[SequenceRequest], now: float
     ) -> tuple[Suspects, tuple[SequenceRequest, ...]]:
-        """After an end with these requests in its steps; and those that are refused from now on.
+        """Return the state after a crash with these requests in its steps, and those refused from
+        now on.
 
         A request that was there several times (as the choices of one call are) counts once.
         """
@@ -74,7 +75,7 @@ class Suspects:
         }
         refused = []
         for key, request in {_key(each): each for each in requests}.items():
-            before = records.pop(key, None)  # and to the end: the oldest are forgotten first
+            before = records.pop(key, None)  # re-inserted at the end: the oldest are removed first
             num_ends = 1 if before is None else before.num_ends + 1
             records[key] = _Record(num_ends=num_ends, at=now)
             if num_ends == _ENDS_TO_REFUSE:
@@ -83,7 +84,7 @@ class Suspects:
         return dataclasses.replace(self, records=dict(kept)), tuple(refused)
 
     def completed(self, request: SequenceRequest) -> Suspects:
-        """After ``request`` was computed to its end: it is no suspect any more."""
+        """Return the state after ``request`` was computed to its end: it is no longer a suspect."""
         key = _key(request)
         if key not in self.records:
             return self
@@ -100,5 +101,5 @@ def _key(request: SequenceRequest) -> _Key:
         request.score_prompt,
         request.grammar,
     )
-    # Not encoded as for the wire: what cannot be is what this may have to remember.
+    # Not the wire encoding: requests that cannot be encoded may have to be remembered here.
     return hashlib.blake2b(repr(content).encode(), digest_size=16).digest()

@@ -1,4 +1,4 @@
-"""From the vector of a sequence to what is given to whoever asked: an embedding, or a score."""
+"""From the vector of a sequence to the result of a request: an embedding, or a score."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ def check_dimensions(dimensions: int | None, vector_size: int) -> None:
     if dimensions is not None and not 1 <= dimensions <= vector_size:
         raise ParameterError(
             "dimensions",
-            f"{dimensions} dimensions were asked for",
-            hint=f"this model's embeddings have {vector_size}: give 1 to {vector_size}",
+            f"{dimensions} dimensions were requested",
+            hint=f"this model's embeddings have {vector_size}: request 1 to {vector_size}",
         )
 
 
 def embedding_of(
     vector: bytes, config: EmbeddingConfig, dimensions: int | None = None
 ) -> NDArray[np.float32]:
-    """Return the embedding that the vector of a sequence is.
+    """Return the embedding given by the vector of a sequence.
 
-    It is cut to its first ``dimensions`` numbers before it is normalized, as models that were
-    trained for it (Kusupati et al. 2022) have it. A vector of zeros stays one.
+    It is truncated to its first ``dimensions`` numbers before it is normalized, as for models
+    trained for that (Kusupati et al. 2022). A vector of zeros stays one.
     """
     values = np.frombuffer(vector, "<f4")[:dimensions].astype(np.float64)
     if config.is_normalized and (length := math.sqrt(float(values @ values))):

@@ -1,12 +1,12 @@
-"""Tokens that are matched in the text itself, before any other tokenization.
+"""Added tokens, which are matched in the text itself before any other tokenization.
 
-They are *control* tokens (begin and end of a text, turn markers of a chat) or plain words that a
-model's makers added (``<think>``, runs of spaces). We match them ourselves instead of letting the
-``tokenizers`` library do it, because whether a control token's text may become that token is
-decided call by call and place by place, and in the library it is one mutable switch per tokenizer.
+They are *control* tokens (beginning and end of a text, turn markers of a chat) or plain words that
+a model's authors added (``<think>``, runs of spaces). We match them ourselves instead of using the
+``tokenizers`` library, because whether the text of a control token may become that token depends on
+the call and on the position, and the library only has one mutable switch per tokenizer.
 
-Which tokens are control tokens: those that the model's files flag as special or control, those
-that begin or end a text, and turn markers (``is_turn_marker``), which some files forget to flag.
+A token is a control token if the model's files flag it as special or control, if it begins or ends
+a text, or if it is a turn marker (``is_turn_marker``), which some files forget to flag.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ _TURN_MARKER = re.compile(
 _NO_MATCH = re.compile(r"(?!)")
 _SPACES = re.compile(r"\s*")
 SEARCHED_CHARACTERS = 64 * 1024
-"""Of one search: at most a few milliseconds."""
+"""Characters per search, which takes at most a few milliseconds."""
 _MAX_DEPTH = 48
-"""Of branches within branches in a pattern: runs of up to 31 spaces are added tokens in Gemma, and
-Python's compiler of patterns recurses about four times for each."""
+"""Maximum nesting depth of alternatives in a pattern: Gemma's added tokens include runs of up to 31
+spaces, and Python's regular expression compiler recurses about four times per level."""
 _LITERAL = "\uffff"
-"""Stands for a character that no token may contain; a Unicode non-character."""
+"""Replaces a character that no token may contain; it is a Unicode noncharacter."""
 
 
 def is_turn_marker(text: str) -> bool:
-    """Whether an added token's text looks like a marker of a chat template.
+    """Return whether an added token's text looks like a turn marker of a chat template.
 
-    The forms of Llama 3, ChatML and Phi (``<|…|>``), Gemma (``<start_of_turn>``), Gemma 4
-    (``<|turn>``, ``<turn|>``), Llama 2 and Mistral (``<s>``, ``[INST]``).
+    These are the forms of Llama 3, ChatML and Phi (``<|…|>``), Gemma (``<start_of_turn>``), Gemma 4
+    (``<|turn>``, ``<turn|>``), and Llama 2 and Mistral (``<s>``, ``[INST]``).
     """
     return _TURN_MARKER.fullmatch(text) is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AddedToken:
-    """One such token; the flags are those of the ``tokenizers`` library.
+    """An added token; the flags are those of the ``tokenizers`` library.
 
-    ``control``: decodes to nothing, and is matched only on request. ``lstrip``, ``rstrip``: takes
-    the white space to its left or right with it. ``single_word``: only matched where no word
-    character touches it. The library's ``normalized`` is left out: the text is always searched as
-    it was written.
+    ``control``: decodes to nothing, and is matched only on request. ``lstrip``, ``rstrip``: also
+    matches the white space to its left or right. ``single_word``: only matches where no word
+    character is adjacent. The library's ``normalized`` is not supported: the original text is
+    always searched.
     """
 
     text: str
@@ -63,7 +63,7 @@ class AddedTokens:
     """A set of added tokens. Immutable."""
 
     def __init__(self, tokens: Iterable[AddedToken]) -> None:
-        """Later tokens replace earlier ones of the same text or id; empty texts match nothing."""
+        """Later tokens replace earlier ones of the same text or id; empty texts are ignored."""
         self.by_id = {token.token: token for token in tokens}
         self._by_text = {token.text: token for token in self.by_id.values() if token.text}
         self._all = alternatives(self._by_text)
@@ -72,16 +72,16 @@ class AddedTokens:
 
     @property
     def control(self) -> tuple[AddedToken, ...]:
-        """The control tokens in ascending order of id."""
+        """Control tokens in ascending order of id."""
         return tuple(t for _, t in sorted(self.by_id.items()) if t.control)
 
     def split(
         self, text: str, *, parse_control: bool, literal: Sequence[int] = ()
     ) -> Iterator[str | AddedToken]:
-        """Added tokens and the non-empty stretches of text between them, in order.
+        """Yield added tokens and the non-empty stretches of text between them, in order.
 
-        The leftmost token is matched first, of several the longest. No token is matched over a
-        character whose index is in ``literal``.
+        The leftmost token is matched first, and the longest one at each position. No match may
+        cover a character whose index is in ``literal``.
         """
         pattern = self._all if parse_control else self._ordinary
         searched = _mask(text, literal)
@@ -107,9 +107,9 @@ class AddedTokens:
 def search_in_parts(
     pattern: re.Pattern[str], text: str, position: int, longest: int
 ) -> re.Match[str] | None:
-    """``pattern.search(text, position)`` for a pattern whose matches have ``longest`` characters.
+    """Return ``pattern.search(text, position)`` for matches of up to ``longest`` characters.
 
-    One search of a text of megabytes would keep all other threads waiting until it ends.
+    A single search of a text of megabytes would block all other threads until it ends.
     """
     while position < len(text):
         end = position + SEARCHED_CHARACTERS
@@ -122,19 +122,19 @@ def search_in_parts(
 
 
 def alternatives(texts: Iterable[str]) -> re.Pattern[str]:
-    """Return a pattern for the longest of ``texts`` at a place; none of them may be empty.
+    """Return a pattern that matches the longest of ``texts`` at a position; no text may be empty.
 
-    Gemma has 6,500 added tokens, of which most begin alike: all branches of a plain list would be
-    tried at every ``<``, which takes seconds for a text of a megabyte.
+    Gemma has 6,500 added tokens, most with the same beginning: a plain alternation would try every
+    one of them at each ``<``, which takes seconds for a text of a megabyte.
     """
     each = sorted(set(texts))
     return re.compile(_tree(each, _MAX_DEPTH)) if each else _NO_MATCH
 
 
 def _tree(texts: Sequence[str], depth: int) -> str:
-    """A pattern for the longest of ``texts``, which are sorted and differ.
+    """Return a pattern for the longest of ``texts``, which are sorted and distinct.
 
-    Texts with the same beginning share it, down to ``depth`` branches after one another.
+    Texts with a common prefix share it, with alternatives nested up to ``depth`` levels.
     """
     if depth == 0:
         return "|".join(map(re.escape, sorted(texts, key=len, reverse=True)))
@@ -157,9 +157,9 @@ def _mask(text: str, literal: Sequence[int]) -> str:
 
 
 def replace_at(text: str, replacements: Iterable[tuple[int, str]]) -> str:
-    """``text`` with other characters at some indices.
+    """Return ``text`` with the characters at some indices replaced.
 
-    They are given in ascending order; of several characters for one index the first counts.
+    Indices are in ascending order; if an index occurs more than once, the first character is used.
     """
     changed = StringIO()
     start = 0

@@ -1,4 +1,4 @@
-"""Building ``tokenizers`` models from plain vocabularies and merges."""
+"""Build ``tokenizers`` models from plain vocabularies and merges."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from potluck.text.pre_tokenizers import BytePreTokenizer
 
 _MAX_PIECE_CHARACTERS = 1024
-"""Finding the splits of a piece takes time in the square of its length; real ones are below 200."""
+"""Splitting a piece takes quadratic time in its length; the longest in use are below 200."""
 
 
 def build_byte_level(
@@ -22,7 +22,7 @@ def build_byte_level(
     merges: Iterable[tuple[str, str]],
     pre_tokenizer: BytePreTokenizer,
 ) -> tokenizers.Tokenizer:
-    """A byte-level BPE model. Merges of pieces that are not in the vocabulary are left out."""
+    """Build a byte-level BPE model. Merges of pieces that are not in the vocabulary are dropped."""
     from tokenizers import Tokenizer, models, normalizers
 
     model = Tokenizer(
@@ -43,9 +43,9 @@ def build_sentence_piece(
     merges: Iterable[tuple[str, str]],
     unknown: str | None,
 ) -> tokenizers.Tokenizer:
-    """A SentencePiece BPE model: one word per text, bytes where a character is not in it.
+    """Build a SentencePiece BPE model: one word per text, with bytes for unknown characters.
 
-    Merges of pieces that are not in the vocabulary are left out.
+    Merges of pieces that are not in the vocabulary are dropped.
     """
     from tokenizers import Tokenizer, models, normalizers
 
@@ -73,19 +73,19 @@ def _known(
 
 
 def merges_from_scores(scores: Mapping[str, float]) -> list[tuple[str, str]]:
-    """The merges that SentencePiece's BPE makes, best first, from the scores of its pieces.
+    """Derive the merges of SentencePiece's BPE, best first, from the scores of its pieces.
 
-    SentencePiece joins the neighbours whose joined piece has the best score, the leftmost first
-    (``bpe_model.cc``). So every way to cut a piece in two pieces is a merge of that piece's score.
-    A run of one character is merged from the left, which leaves the longer part on the left: that
-    way ranks first.
+    SentencePiece joins the pair of neighbours whose joined piece has the best score, leftmost first
+    (``bpe_model.cc``). So every split of a piece in two pieces is a merge with that piece's score.
+    A run of one character is merged from the left, which leaves the longer part on the left, so
+    that split ranks first.
     """
     merges: list[tuple[str, str]] = []
     for piece in sorted(scores, key=scores.__getitem__, reverse=True):
         if len(piece) > _MAX_PIECE_CHARACTERS:
             raise UnsupportedModelError(
-                f"the tokenizer has a piece of {len(piece)} characters",
-                missing=(f"pieces of over {_MAX_PIECE_CHARACTERS} characters",),
+                f"the tokenizer's vocabulary has a piece of {len(piece)} characters",
+                missing=(f"pieces longer than {_MAX_PIECE_CHARACTERS} characters",),
             )
         for cut in range(len(piece) - 1, 0, -1):
             if (right := piece[cut:]) in scores and (left := piece[:cut]) in scores:

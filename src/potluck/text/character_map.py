@@ -1,9 +1,9 @@
-r"""What a SentencePiece model does to a text before it is divided: characters and spaces.
+r"""Normalization in SentencePiece models: character replacement and spaces.
 
-The map of characters (``precompiled_charsmap``) is a trie in a double array, as Darts builds it
-(https://github.com/s-yata/darts-clone), over the UTF-8 bytes of what is replaced; its values are
-places in a table of replacements that end with a zero byte. The ``tokenizers`` library has the same
-step, but divides a text into graphemes first, and so loses the line feed of ``\r\n``.
+The character map (``precompiled_charsmap``) is a double-array trie as built by Darts
+(https://github.com/s-yata/darts-clone), over the UTF-8 bytes of the text to replace; its values are
+offsets into a table of null-terminated replacements. The ``tokenizers`` library implements the same
+step, but splits the text into graphemes first, and so loses the line feed of ``\r\n``.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ import numpy as np
 _NO_CHARACTER = re.compile(r"(?!)")
 _SPACES = re.compile(" {2,}")
 _LONGEST_SOURCE = 32
-"""Characters of one; those of the tables that SentencePiece has built in have up to 18."""
+"""Maximum length of a key; SentencePiece's built-in tables have keys of up to 18 characters."""
 
 
 class CharacterMap:
-    """Replaces characters, the longest known text at each place first. Immutable."""
+    """Replaces characters, using the longest match at each position. Immutable."""
 
     def __init__(self, charsmap: bytes) -> None:
         """Raise ``ValueError`` if ``charsmap`` is malformed."""
         if len(charsmap) < 4:
-            raise ValueError("the map of characters is cut off")
+            raise ValueError("the character map is truncated")
         (num_bytes,) = struct.unpack_from("<I", charsmap)
         if num_bytes % 4 or num_bytes < 1024 or num_bytes > len(charsmap) - 4:
-            raise ValueError("the map of characters has a trie of a wrong size")
+            raise ValueError("the character map has a trie of invalid size")
         self._units = np.frombuffer(charsmap, "<u4", num_bytes // 4, 4)
         self._table = charsmap[4 + num_bytes :]
         self._start = _offset(int(self._units[0]))
         self._begins: dict[str, bool] = {}
 
     def replace(self, text: str) -> str:
-        """Return ``text`` with everything replaced that the map has."""
+        """Return ``text`` with everything replaced that the map contains."""
         begins = [character for character in set(text) if self._may_begin(character)]
         pattern = re.compile(f"[{re.escape(''.join(begins))}]") if begins else _NO_CHARACTER
         parts = []
@@ -59,7 +59,7 @@ class CharacterMap:
         return known
 
     def _longest(self, text: str) -> tuple[int, str] | None:
-        """How many characters of ``text`` are replaced, and what with."""
+        """Return the length of the longest match in ``text``, and its replacement."""
         found = None
         position = self._start
         for length, character in enumerate(text, 1):
@@ -72,11 +72,11 @@ class CharacterMap:
         return found
 
     def _walk(self, position: int, character: str) -> tuple[int, bool] | None:
-        """Where ``character`` leads to in the trie, and whether that has a value."""
+        """Follow ``character`` in the trie; return the node, and whether it has a value."""
         unit = 0
         for byte in character.encode("utf-8"):
             unit = self._unit(position ^ byte)
-            if unit & 0x800000FF != byte:  # the bit is that of units with values
+            if unit & 0x800000FF != byte:  # this bit marks units that hold a value
                 return None
             position ^= byte ^ _offset(unit)
         return position, bool(unit >> 8 & 1)
@@ -90,10 +90,10 @@ class CharacterMap:
 
 
 def trim_spaces(text: str) -> str:
-    """Return ``text`` with single spaces between words and none around them."""
+    """Return ``text`` with single spaces between words and none at either end."""
     return _SPACES.sub(" ", text.strip(" "))
 
 
 def _offset(unit: int) -> int:
-    """How far a unit's children are, as an exclusive or."""
+    """Return the offset of a unit's children, to be applied with exclusive or."""
     return (unit >> 10) << ((unit & 0x200) >> 6)

@@ -1,12 +1,13 @@
-"""Chat templates: messages to text, and to the tokens that a chat model was trained on.
+"""Chat templates: convert messages to text, and to tokens in the format that a chat model was
+trained on.
 
-A template is a Jinja program from the model's files, run as ``transformers`` runs it, in Jinja's
-sandbox and within limits on loops, calls and sizes (``potluck.text.template_environment``). What
-it sees of messages and tools is in ``potluck.text.template_data``.
+A template is a Jinja program from the model's files. It runs as in ``transformers``, in Jinja's
+sandbox and within limits on loops, calls and sizes (``potluck.text.template_environment``).
+``potluck.text.template_data`` prepares the messages and tools for it.
 
 Control tokens that the template writes become control tokens; the same strings in messages, tools
-and variables stay text (``potluck.text.shield``). The rendered text is the whole prompt: nothing
-is put before it, so bos comes from the template or not at all, as in ``transformers``.
+and variables stay text (``potluck.text.shield``). The rendered text is the whole prompt: nothing is
+prepended, so bos comes from the template or is absent, as in ``transformers``.
 """
 
 from __future__ import annotations
@@ -26,20 +27,20 @@ from potluck.text.template_gaps import fill_gaps
 from potluck.types.text import ChatEnding, ChatMessage, ChatPrompt, Tokenizer, Tool
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
-"""The roles that messages may have; each template knows some of them."""
+"""Roles that messages may have; each template supports some of them."""
 
 _RESERVED = ("messages", "tools", "add_generation_prompt")
-"""Variables of templates that have arguments of their own."""
+"""Variables of templates that are set by dedicated arguments."""
 _TURN_CHARACTERS = 256
-"""Templates open a turn with less."""
+"""Maximum length of the text with which a template opens a turn; templates use less."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatTemplate:
-    """A template's source, and the texts of ``bos_token``, ``eos_token`` … that it may name.
+    """A template's source, and the texts of ``bos_token``, ``eos_token`` … that it can refer to.
 
-    ``tool_source`` is the template for chats with tools, where the model has one of its own.
-    ``roles`` are those that messages may have.
+    ``tool_source`` is the template for chats with tools, if the model has a separate one. ``roles``
+    are the roles that messages may have.
     """
 
     source: str = field(repr=False)
@@ -48,7 +49,7 @@ class ChatTemplate:
     tool_source: str | None = field(default=None, repr=False)
 
     def source_for(self, tools: Sequence[Tool]) -> str:
-        """Return the source that renders a chat with ``tools``."""
+        """Return the source of the template for a chat with ``tools``."""
         with_tools = self.tool_source if tools else None
         return with_calls(self.source if with_tools is None else with_tools)
 
@@ -63,14 +64,14 @@ class ChatTemplate:
         template_variables: Mapping[str, object] | None = None,
         now: datetime | None = None,
     ) -> str:
-        """The text of a chat; with ``add_generation_prompt`` the assistant's turn is opened.
+        """Render a chat; with ``add_generation_prompt`` the assistant's turn is opened.
 
-        ``reasoning_effort`` is for templates with such a variable, under whichever name, and
-        ``thinks`` for those with a switch of thoughts. Each of ``template_variables`` is a variable
-        of the template, and comes before all others of its name. ``now`` is the time for templates
-        that write the date; the present by default. Raises ``ChatTemplateError`` if the template is
-        broken, exceeds its limits or refuses the messages, and ``ParameterError`` for an unknown
-        role and for a reserved variable.
+        ``reasoning_effort`` sets the corresponding variable of the template, under whichever name,
+        and ``thinks`` sets its reasoning switch. Each of ``template_variables`` sets a variable of
+        the template and overrides all others of its name. ``now`` is the time for templates that
+        write the date; the default is the current time. Raises ``ChatTemplateError`` if the
+        template is broken, exceeds its limits or rejects the messages, and ``ParameterError`` for
+        an unknown role or a reserved variable.
         """
         from potluck.text.template_environment import run_template
 
@@ -78,15 +79,15 @@ class ChatTemplate:
             if message.role not in self.roles:
                 raise ParameterError(
                     "messages",
-                    f"a message has the role {message.role!r}",
-                    hint=f"roles are {', '.join(self.roles)}",
+                    f"unknown role {message.role!r} in a message",
+                    hint=f"known roles: {', '.join(self.roles)}",
                 )
         for name in _RESERVED:
             if template_variables and name in template_variables:
                 raise ParameterError(
                     "chat_template_kwargs",
-                    f"{name} is not a variable that can be set",
-                    hint=f"these are set by the request itself: {', '.join(_RESERVED)}",
+                    f"{name} is not a template variable that can be set",
+                    hint=f"these variables come from the request itself: {', '.join(_RESERVED)}",
                 )
         source = self.source_for(tools)
         variables: dict[str, object] = {
@@ -96,7 +97,7 @@ class ChatTemplate:
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
         }
-        if reasoning_effort is not None:  # templates ask whether it is defined
+        if reasoning_effort is not None:  # templates test whether it is defined
             variables.update(dict.fromkeys(EFFORT_VARIABLES, reasoning_effort))
         if thinks is not None:
             variables.update(thinking_variables(source, is_on=thinks))
@@ -110,18 +111,19 @@ def chat_ending(
     add_generation_prompt: bool | None = None,
     continue_final_message: bool | None = None,
 ) -> ChatEnding:
-    """What a chat ends with, by the last message's role or by what is asked for.
+    """Return how a chat ends, based on the last message's role or the client's arguments.
 
-    With neither of the two arguments, a last message of the assistant is continued unless it calls
-    tools, and every other chat gets a new turn. Where one of them is given they mean what they mean
-    in vLLM: the one left out is false, but ``add_generation_prompt`` is true unless
+    If neither argument is given, a last message of the assistant is continued unless it calls
+    tools, and any other chat gets a new turn. If one is given, they mean what they mean in vLLM:
+    the omitted one is false, except that ``add_generation_prompt`` is true unless
     ``continue_final_message`` is. Raises ``ParameterError`` if both are true.
     """
     if add_generation_prompt and continue_final_message:
         raise ParameterError(
             "continue_final_message",
-            "continue_final_message and add_generation_prompt are both true",
-            hint="the last message is either continued or followed by a new one: set one to false",
+            "continue_final_message and add_generation_prompt cannot both be true",
+            hint="the last message is either continued or followed by a new one; set one of them "
+            "to false",
         )
     if continue_final_message:
         return ChatEnding.CONTINUED
@@ -145,25 +147,24 @@ def prompt_chat(
     now: datetime | None = None,
     max_tokens: int | None = None,
 ) -> ChatPrompt:
-    """The prompt of a chat, ready for the model to go on as ``ending`` says.
+    """Build the prompt of a chat, ready for the model to continue as ``ending`` specifies.
 
-    What the template has no place for (tools, system messages) is written into the messages that it
-    knows; see ``potluck.text.template_gaps``.
+    Anything that the template does not support (tools, system messages) is rewritten as messages
+    that it does support; see ``potluck.text.template_gaps``.
 
-    Raises ``ChatTemplateError`` also when there is no template, or when it drops a part of a
-    message that is to be continued, and whatever ``render`` raises and ``Tokenizer.encode`` does,
-    which ``max_tokens`` is given to.
+    Raises ``ChatTemplateError`` also if there is no template, or if it drops part of a message that
+    is to be continued. Raises as ``render`` and ``Tokenizer.encode``, which gets ``max_tokens``.
     """
     if template is None:
         raise ChatTemplateError(
             "the model has no chat template",
-            hint="it is not a chat model: give it a plain prompt to continue",
+            hint="it is not a chat model; use text completion instead",
         )
     if ending is ChatEnding.CONTINUED and messages and messages[-1].tool_calls:
         raise ParameterError(
             "messages",
-            "the last message calls tools, and cannot be continued",
-            hint="add the tools' results as messages with the role tool",
+            "the last message contains tool calls and cannot be continued",
+            hint="add the results of the tools as messages with the role tool",
         )
     chat = _Chat(
         template=template,
@@ -189,7 +190,7 @@ def prompt_chat(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Chat:
-    """All that a prompt is made of."""
+    """The inputs of a prompt."""
 
     template: ChatTemplate
     messages: Sequence[ChatMessage]
@@ -201,7 +202,9 @@ class _Chat:
     now: datetime
 
     def render(self, control_texts: Sequence[str]) -> tuple[str, tuple[int, ...], str]:
-        """The text, the indices in it that are no part of control tokens, and the open turn."""
+        """Return the text, the indices in it that are not part of control tokens, and the open
+        turn.
+        """
         shield = Shield(control_texts=control_texts, used=self._texts())
         text, literal, turn = self._render_with(shield)
         if shield.has_left_words:
@@ -250,7 +253,7 @@ class _Chat:
         return text, literal, text[start:]
 
     def _turn_start(self, rendered: str, render_before: Callable[[], str]) -> int:
-        """Where the model's turn begins in ``rendered``."""
+        """Return the index in ``rendered`` at which the model's turn begins."""
         if self.ending is ChatEnding.CLOSED:
             return len(rendered)
         probable = max(0, len(rendered) - _TURN_CHARACTERS)
@@ -262,13 +265,14 @@ class _Chat:
             return probable
         try:
             before = render_before()
-        except ChatTemplateError:  # some refuse a chat that ends so, or has no message
+        # some templates reject a chat that ends like this, or that has no message
+        except ChatTemplateError:
             return probable
         return _num_common(before, rendered)
 
 
 def _num_common(first: str, second: str) -> int:
-    """How many characters two texts have in common at their beginnings."""
+    """Return the length of the common prefix of two texts."""
     low, high = 0, min(len(first), len(second))
     while low < high:
         middle = (low + high + 1) // 2

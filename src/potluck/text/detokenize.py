@@ -1,7 +1,7 @@
-"""Sampled tokens to text, as they come.
+"""Convert sampled tokens to text incrementally.
 
-A token may end in the middle of a character, and a text may end in the middle of a stop string.
-Both are held back until it is known what they are, so that what was given out is never wrong.
+A token may end in the middle of a character, and a text may end in the middle of a stop string. In
+both cases text is held back until it is unambiguous, so that emitted text is never wrong.
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ from potluck.types.text import Tokenizer
 
 
 class StopMatcher:
-    """Finds the first of several strings in a text that comes in pieces, in linear time.
+    """Finds the first of several strings in a text that arrives in pieces, in linear time.
 
-    First is the string that ends first; of several that end together, the longest. So the result
-    does not depend on how the text is cut. This is the automaton of Aho and Corasick (1975); the
-    depth of its state is the length of the text's longest ending that may yet become a stop string.
+    The first string is the one that ends first; among several that end together, the longest. So
+    the result does not depend on how the text is split. This is the automaton of Aho and Corasick
+    (1975); the depth of its state is the length of the text's longest suffix that may still become
+    a stop string.
     """
 
     def __init__(self, stop_strings: Sequence[str]) -> None:
         if any(not stop for stop in stop_strings):
             raise ParameterError(
-                "stop", "a stop string is empty", hint="leave it out, or give some text"
+                "stop", "a stop string is empty", hint="remove it, or use a non-empty string"
             )
         self._edges: list[dict[str, int]] = [{}]
         self._depth = [0]
@@ -37,9 +38,10 @@ class StopMatcher:
         self._held = ""
 
     def push(self, text: str) -> tuple[str, str | None]:
-        """Take more text; give what is certainly not part of a stop string, and the one found.
+        """Process more text; return the text that is not part of a stop string, and the match if
+        any.
 
-        After one was found nothing more may be pushed.
+        After a match, ``push`` must not be called again.
         """
         if len(self._edges) == 1:
             return text, None
@@ -55,7 +57,7 @@ class StopMatcher:
         return held[:cut], None
 
     def flush(self) -> str:
-        """What is held back, now that no more text comes."""
+        """Return the text held back, at the end of the text."""
         held, self._held, self._state = self._held, "", 0
         return held
 
@@ -71,7 +73,7 @@ class StopMatcher:
         self._found[state] = stop
 
     def _link(self) -> list[int]:
-        """For each state, the state of the longest proper ending of its text."""
+        """Compute, for each state, the state of the longest proper suffix of its text."""
         fallback = [0] * len(self._edges)
         queue = deque(self._edges[0].values())
         while queue:
@@ -93,16 +95,16 @@ class StopMatcher:
 
 
 class StreamingDetokenizer:
-    """The text of one output, token by token. For use by one thread.
+    """Converts the tokens of one output to text, one at a time. Use from one thread.
 
     An output continues a prompt, so its first token keeps its leading space. With ``starts_text``
-    the tokens are a whole text (the prompt was empty but for the token that begins it), and the
-    one space that the tokenizer puts before a text is taken off as ``Tokenizer.decode`` does.
+    the tokens are a whole text (the prompt was empty except for the token that begins it), and the
+    space that the tokenizer puts before a text is removed, as by ``Tokenizer.decode``.
 
-    Control tokens vanish, but for those whose texts are in ``visible``: parsers of a model's
+    Control tokens are dropped, except those whose texts are in ``visible``: parsers of a model's
     output need these.
 
-    All pieces together are the text up to the first stop string, or all of it. Invalid UTF-8
+    All pieces together make up the text up to the first stop string, or all of it. Invalid UTF-8
     becomes U+FFFD. Raises ``ParameterError`` for an empty stop string.
     """
 
@@ -124,16 +126,18 @@ class StreamingDetokenizer:
 
     @property
     def num_characters(self) -> int:
-        """Characters decoded so far, those held back included: where the next token's begin."""
+        """Characters decoded so far, including those held back; the offset of the next token's
+        text.
+        """
         return self._num_characters
 
     @property
     def stopped_by(self) -> str | None:
-        """The stop string that ended the text; from then on there is no more text."""
+        """The stop string that ended the text, if any; no text follows it."""
         return self._stopped_by
 
     def push(self, token: int) -> str:
-        """The text that has become certain with this token; often empty."""
+        """Return the text that this token makes unambiguous; often empty."""
         data = self._tokenizer.token_bytes(token)
         if self._strip_space and data:
             data = data.removeprefix(b" ")
@@ -145,7 +149,7 @@ class StreamingDetokenizer:
         return self._emit(self._decoder.decode(data))
 
     def flush(self) -> str:
-        """What was held back, at the end of the output. May itself complete a stop string."""
+        """Return the text held back, at the end of the output. It may complete a stop string."""
         text = self._emit(self._decoder.decode(b"", final=True))
         return text if self._stopped_by is not None else text + self._matcher.flush()
 

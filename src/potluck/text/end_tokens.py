@@ -1,8 +1,8 @@
-"""The tokens of a GGUF file at which generation ends.
+"""The tokens that end generation for a GGUF file.
 
-Few files name all of them. As llama.cpp does (``llama_vocab::impl::load`` in its
-``src/llama-vocab.cpp``, ``special_eog_ids``), entries of the vocabulary that have certain texts are
-added to the ids that the metadata names, whatever type the file gives them.
+Few files name all of them. As in llama.cpp (``llama_vocab::impl::load`` in its
+``src/llama-vocab.cpp``, ``special_eog_ids``), vocabulary entries with certain texts are added to
+the ids that the metadata names, whatever type the file gives them.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ METADATA_KEYS = (
     "fim_rep_token_id",
     "fim_sep_token_id",
 )
-"""Under ``tokenizer.ggml.``: ends of a text, a turn and a message, and what follows a completion in
-the middle of a file."""
+"""Keys under ``tokenizer.ggml.``: the ends of a text, a turn and a message, and the tokens that
+follow a fill-in-the-middle completion."""
 
 _TEXTS = frozenset(
     {
@@ -54,7 +54,7 @@ _TEXTS_WITHOUT_KEY = {
     ),
     "fim_sep_token_id": frozenset({"<|file_sep|>"}),
 }
-"""Texts that count only where the file does not have the key."""
+"""Texts that are used only if the file does not have the key."""
 
 _EXCEPTIONS: tuple[tuple[str, frozenset[str]], ...] = (
     ("<|end|>", frozenset({"<|return|>", "<|call|>"})),
@@ -64,15 +64,16 @@ _EXCEPTIONS: tuple[tuple[str, frozenset[str]], ...] = (
     ("</s>", frozenset({"<|tool_response>"})),
     ("</s>", frozenset({"<eos>", "<end_of_turn>"})),
 )
-"""Texts that end nothing in vocabularies with all of some other end texts: gpt-oss and Solar Open
-end every message of an answer with ``<|end|>``, and Gemma has ``</s>`` for HTML (llama.cpp knows
-the latter of Gemma 4 only)."""
+"""Texts that do not end a text in vocabularies with all of certain other end texts: gpt-oss and
+Solar Open end every message of an answer with ``<|end|>``, and Gemma has ``</s>`` for HTML
+(llama.cpp makes the latter exception for Gemma 4 only)."""
 
 
 def end_tokens(tokens: Sequence[str], named: dict[str, int]) -> tuple[int, ...]:
-    """The ids of the tokens that end a text: those that the metadata names, then those by text.
+    """Return the ids of the tokens that end a text: those in the metadata, then those found by
+    text.
 
-    ``named`` has the ids under the ``METADATA_KEYS`` that the file has.
+    ``named`` contains the ids under those ``METADATA_KEYS`` that the file has.
     """
     texts = set(_TEXTS)
     for key, others in _TEXTS_WITHOUT_KEY.items():

@@ -1,7 +1,7 @@
-"""Filling in the middle of a text: the tokens by which code models are asked for it.
+"""Fill-in-the-middle prompts for code models.
 
-A model that was trained for it has tokens for the text before the gap, the text after it and the
-gap itself. Families arrange them in a few ways, as their model cards say.
+Models trained for it have tokens for the text before the gap, the text after it and the gap itself.
+Families arrange them in a few different ways, as documented in their model cards.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from potluck.types.text import Tokenizer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Family:
-    """The texts of one family's tokens. ``middle`` is empty where nothing stands for the gap.
+    """The texts of one family's tokens. ``middle`` is empty if no token marks the gap.
 
-    ``is_suffix_first``: the text after the gap comes before the other one. ``ends`` are further
-    tokens that end what the model fills in.
+    ``is_suffix_first``: the text after the gap precedes the text before it. ``ends`` are additional
+    tokens that end the filled-in text.
     """
 
     prefix: str
@@ -62,22 +62,23 @@ _FAMILIES: Sequence[_Family] = (
         middle="<[fim-middle]>",
         is_suffix_first=True,
     ),
-    _Family(  # Codestral, whose vocabulary has a [MIDDLE] that its prompts have not
+    _Family(  # Codestral, whose vocabulary has a [MIDDLE] that its prompts do not use
         prefix="[PREFIX]", suffix="[SUFFIX]", middle="", is_suffix_first=True
     ),
 )
-"""The first whose tokens a vocabulary has counts."""
+"""The first family whose tokens are all in the vocabulary is used."""
 
 _MARK = "\u2020"
-"""A character that merges with nothing: what follows it is not at the beginning of a text."""
+"""A character that never merges with others: the text after it is not at the beginning of a text.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FillIn:
-    """How a model is asked to fill in the middle of a text.
+    """The fill-in-the-middle format of a model.
 
-    ``middle`` is None where nothing stands for the gap. ``ends`` end what it fills in, in addition
-    to what ends every text.
+    ``middle`` is None if no token marks the gap. ``ends`` end the filled-in text, in addition to
+    the tokens that end every text.
     """
 
     prefix: int
@@ -89,7 +90,7 @@ class FillIn:
     def prompt(
         self, tokenizer: Tokenizer, prefix: str, suffix: str, *, max_tokens: int | None = None
     ) -> list[int]:
-        """Return the tokens that ask for what is between ``prefix`` and ``suffix``.
+        """Return the prompt for the text between ``prefix`` and ``suffix``.
 
         Raises as ``Tokenizer.encode``.
         """
@@ -108,10 +109,10 @@ class FillIn:
 
 
 def find_fill_in(tokenizer: Tokenizer, named: Mapping[str, int] | None = None) -> FillIn | None:
-    """Return how the model of ``tokenizer`` fills in text; None if it cannot.
+    """Return how the model of ``tokenizer`` fills in text, or None if it does not support it.
 
-    ``named`` are the tokens ``prefix``, ``suffix`` and ``middle`` that its files name; those of a
-    family whose texts the vocabulary has go first, because they say what the order is.
+    ``named`` are the tokens ``prefix``, ``suffix`` and ``middle`` that the model's files name; a
+    family whose texts are in the vocabulary takes precedence, because it determines the order.
     """
     for family in _FAMILIES:
         prefix, suffix = (_token(tokenizer, text) for text in (family.prefix, family.suffix))
@@ -139,7 +140,7 @@ def find_fill_in(tokenizer: Tokenizer, named: Mapping[str, int] | None = None) -
 
 
 def _token(tokenizer: Tokenizer, text: str) -> int | None:
-    """The token whose text this is, as a whole."""
+    """Return the token whose whole text is ``text``."""
     tokens = tokenizer.encode(text, add_bos=False, parse_special=True)
     if len(tokens) != 1:
         return None
@@ -149,7 +150,7 @@ def _token(tokenizer: Tokenizer, text: str) -> int | None:
 
 
 def _continued(tokenizer: Tokenizer, text: str, max_tokens: int | None) -> list[int]:
-    """The tokens of a text that is no beginning: without the space that is put before one."""
+    """Return the tokens of a text that is not at the beginning: without a leading space."""
     if not tokenizer.strips_prefix_space:
         return tokenizer.encode(text, add_bos=False, max_tokens=max_tokens)
     mark = tokenizer.encode(_MARK, add_bos=False)

@@ -1,9 +1,9 @@
 """The tokenizer and the chat template in a GGUF file's metadata.
 
 Keys and token types are those of the GGUF specification
-(https://github.com/ggml-org/ggml/blob/master/docs/gguf.md), defaults those of llama.cpp. Of the
-kinds of vocabulary, ``gpt2`` (byte-level BPE), ``llama`` (SentencePiece BPE, whose merges follow
-from scores) and ``gemma4`` (the same with a list of merges) are known.
+(https://github.com/ggml-org/ggml/blob/master/docs/gguf.md), defaults those of llama.cpp. The
+supported kinds of vocabulary are ``gpt2`` (byte-level BPE), ``llama`` (SentencePiece BPE, whose
+merges follow from scores) and ``gemma4`` (the same with a list of merges).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from potluck.text.tokenizer import Boundaries, PrefixSpace, TextTokenizer
 from potluck.types.text import TokenList
 
 _NO_TOKEN = (-1, 2**32 - 1)
-"""What says that a file has no such token: ``LLAMA_TOKEN_NULL`` of llama.cpp, as i32 and as u32."""
+"""Values for "no such token": ``LLAMA_TOKEN_NULL`` of llama.cpp, as i32 and as u32."""
 
 _OTHER_FILE = "convert the model again, or use another file"
 
@@ -32,11 +32,11 @@ _ADDED = (PieceType.UNKNOWN, PieceType.CONTROL, PieceType.USER_DEFINED)
 
 
 def build_tokenizer(metadata: Mapping[str, object], *, path: str = "GGUF") -> TextTokenizer:
-    """The tokenizer that ``metadata`` describes.
+    """Build the tokenizer that ``metadata`` describes.
 
-    Arrays may be any sequences, numbers anything that converts; ``path`` is for messages. Raises
-    ``UnsupportedModelError`` for a vocabulary of another kind and ``ModelFileError`` for metadata
-    that contradicts itself.
+    Arrays may be any sequences, and numbers any convertible type; ``path`` is for messages. Raises
+    ``UnsupportedModelError`` for an unsupported kind of vocabulary and ``ModelFileError`` for
+    inconsistent metadata.
     """
     fields = _Fields(metadata, path)
     kind = _kind(fields)
@@ -50,7 +50,7 @@ def build_tokenizer(metadata: Mapping[str, object], *, path: str = "GGUF") -> Te
 
 
 def list_gguf_tokens(metadata: Mapping[str, object], *, path: str = "GGUF") -> TokenList:
-    """What the tokens that ``metadata`` describes stand for; raises as ``build_tokenizer``."""
+    """Return the texts of the tokens in ``metadata``; raises as ``build_tokenizer``."""
     fields = _Fields(metadata, path)
     kind = _kind(fields)
     if kind == "gpt2":
@@ -69,16 +69,16 @@ def list_gguf_tokens(metadata: Mapping[str, object], *, path: str = "GGUF") -> T
 def read_chat_template(
     metadata: Mapping[str, object], *, path: str = "GGUF"
 ) -> ChatTemplate | None:
-    """The chat template, or None if there is no default one.
+    """Return the default chat template, or None if there is none.
 
-    Bytes in it that are not UTF-8 become U+FFFD.
+    Invalid UTF-8 in it becomes U+FFFD.
     """
     source = metadata.get("tokenizer.chat_template")
     tool_source = metadata.get("tokenizer.chat_template.tool_use")
     if source is None:
         return None
     if not isinstance(source, str) or not isinstance(tool_source, str | None):
-        raise ModelFileError(path, "tokenizer.chat_template is not text", hint=_OTHER_FILE)
+        raise ModelFileError(path, "tokenizer.chat_template is not a string", hint=_OTHER_FILE)
     fields = _Fields(metadata, path)
     tokens = fields.tokens()
     special = {}
@@ -99,12 +99,15 @@ def read_chat_template(
 
 
 def read_fill_in_tokens(metadata: Mapping[str, object], *, path: str = "GGUF") -> dict[str, int]:
-    """The tokens around gaps that ``metadata`` names: ``prefix``, ``suffix``, ``middle``."""
+    """Return the fill-in-the-middle tokens that ``metadata`` names: ``prefix``, ``suffix``,
+    ``middle``.
+    """
     fields = _Fields(metadata, path)
     num_tokens = len(fields.tokens())
     found: dict[str, int] = {}
     for name, short in (("prefix", "pre"), ("suffix", "suf"), ("middle", "mid")):
-        for key in (f"fim_{short}_token_id", f"{name}_token_id"):  # the second in older files
+        # the second key is that of older files
+        for key in (f"fim_{short}_token_id", f"{name}_token_id"):
             token = fields.token_id(key, num_tokens)
             if token is not None:
                 found.setdefault(name, token)
@@ -117,15 +120,15 @@ def _with_replacements(text: str) -> str:
 
 def _kind(fields: _Fields) -> str:
     kind = fields.text("model")
-    # Written for fine-tuned models of Gemma that lack the SentencePiece file.
+    # For fine-tuned Gemma models that lack the SentencePiece file.
     return "gemma4" if kind == "gpt2" and fields.text("pre", "default") == "gemma4" else kind
 
 
 def _unknown_kind(kind: str) -> UnsupportedModelError:
     return UnsupportedModelError(
-        f"the GGUF file has a tokenizer of the kind {kind!r}",
+        f"the GGUF file has an unsupported tokenizer: {kind!r}",
         missing=(f"tokenizer.ggml.model = {kind!r}",),
-        hint="the kinds gpt2 (byte-level BPE), llama (SentencePiece) and gemma4 are supported",
+        hint="supported tokenizers: gpt2 (byte-level BPE), llama (SentencePiece) and gemma4",
     )
 
 
@@ -134,9 +137,10 @@ def _byte_level(fields: _Fields) -> TextTokenizer:
     pre_tokenizer = BYTE_PRE_TOKENIZERS.get(name)
     if pre_tokenizer is None:
         raise UnsupportedModelError(
-            f"the GGUF file has a byte-level tokenizer with the pre-tokenizer {name!r}",
+            f"the GGUF file has a byte-level tokenizer with the unsupported pre-tokenizer {name!r}",
             missing=(f"tokenizer.ggml.pre = {name!r}",),
-            hint="use the model's Hugging Face directory, whose tokenizer.json says it all",
+            hint="use the model's Hugging Face directory, whose tokenizer.json defines the "
+            "pre-tokenizer",
         )
     vocabulary = _Vocabulary.read(fields)
     adds_bos = fields.flag("add_bos_token", pre_tokenizer.adds_bos)
@@ -203,7 +207,7 @@ def _gemma(fields: _Fields) -> TextTokenizer:
         strips_prefix_space=False,
         vocab_size=len(vocabulary.tokens),
         bytes_only=vocabulary.bytes_only(Notation.SENTENCE_PIECE),
-        # Files that deny it do so by mistake, as llama.cpp has it.
+        # llama.cpp also treats a false value in the file as a mistake.
         boundaries=vocabulary.boundaries(adds_bos=True, adds_eos=False),
     )
 
@@ -211,16 +215,16 @@ def _gemma(fields: _Fields) -> TextTokenizer:
 def _split_merge(merge: str, fields: _Fields) -> tuple[str, str]:
     space = merge.find(" ", 1)
     if space < 0:
-        raise fields.error(f"the merge {merge!r} is not two pieces")
+        raise fields.error(f"the merge {merge!r} does not have two pieces")
     return merge[:space], merge[space + 1 :]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Vocabulary:
-    """Tokens by id, and what is special about some of them.
+    """The tokens by id, and the properties of some of them.
 
-    Where the text of a token is not UTF-8, ``tokens`` has lone surrogates, and ``added`` no text:
-    no text of a user can have it.
+    If the text of a token is not UTF-8, ``tokens`` has lone surrogates, and ``added`` no text,
+    because no user's text can contain it.
     """
 
     tokens: Sequence[str]
@@ -266,7 +270,7 @@ class _Vocabulary:
         )
 
     def pieces(self) -> dict[str, int]:
-        """Ids of the pieces that text can become by merging."""
+        """Return the ids of the pieces that text can become by merging."""
         added = {token.token for token in self.added}
         return {
             text: token
@@ -275,7 +279,7 @@ class _Vocabulary:
         }
 
     def bytes_only(self, notation: Notation) -> dict[int, bytes]:
-        """Return the bytes of the tokens that are not UTF-8 and not control tokens, by id."""
+        """Return the bytes of tokens that are neither UTF-8 nor control tokens, by id."""
         added = {token.token for token in self.added}
         return {
             token: piece_bytes(text, notation)
@@ -284,7 +288,7 @@ class _Vocabulary:
         }
 
     def boundaries(self, *, adds_bos: bool, adds_eos: bool) -> Boundaries:
-        """How a text begins and ends."""
+        """Return how a text begins and ends."""
         return Boundaries(
             bos_token_id=self.bos,
             bos_tokens=() if self.bos is None or not adds_bos else (self.bos,),
@@ -294,7 +298,7 @@ class _Vocabulary:
 
 
 class _Fields:
-    """The metadata under ``tokenizer.ggml.``, checked as it is read."""
+    """The metadata under ``tokenizer.ggml.``, validated on access."""
 
     def __init__(self, metadata: Mapping[str, object], path: str) -> None:
         self._metadata = metadata
@@ -306,7 +310,7 @@ class _Fields:
     def text(self, key: str, default: str | None = None) -> str:
         value = self._get(key, default)
         if not isinstance(value, str):
-            raise self.error(f"tokenizer.ggml.{key} is not text")
+            raise self.error(f"tokenizer.ggml.{key} is not a string")
         return value
 
     def flag(self, key: str, default: bool) -> bool:
@@ -321,7 +325,7 @@ class _Fields:
     def strings(self, key: str) -> list[str]:
         values = list(self.array(key))
         if not all(isinstance(value, str) for value in values):
-            raise self.error(f"tokenizer.ggml.{key} is not an array of text")
+            raise self.error(f"tokenizer.ggml.{key} is not an array of strings")
         return values
 
     def numbers(self, key: str) -> list[float]:
@@ -331,11 +335,11 @@ class _Fields:
             raise self.error(f"tokenizer.ggml.{key} is not an array of numbers") from error
 
     def tokens(self) -> list[str]:
-        # Named as in llama.cpp, so that there may be several.
+        # Named as in llama.cpp, so that several can exist.
         texts = enumerate(self.strings("tokens"))
         tokens = [text or f"[EMPTY_{token}]" for token, text in texts]
         if len(set(tokens)) != len(tokens):
-            raise self.error("tokenizer.ggml.tokens lists a token twice")
+            raise self.error("tokenizer.ggml.tokens contains a duplicate token")
         return tokens
 
     def token_types(self, num_tokens: int) -> list[int]:
@@ -345,7 +349,7 @@ class _Fields:
         if len(types) < num_tokens:
             raise self.error(f"{len(types)} token types for {num_tokens} tokens")
         if not all(kind.is_integer() for kind in types):
-            raise self.error("tokenizer.ggml.token_type has what is no type")
+            raise self.error("tokenizer.ggml.token_type has an unknown type")
         return [int(kind) for kind in types[:num_tokens]]
 
     def token_id(self, key: str, num_tokens: int, default: int | None = None) -> int | None:
@@ -359,7 +363,9 @@ class _Fields:
         if token in _NO_TOKEN:
             return None
         if not 0 <= token < num_tokens:
-            raise self.error(f"tokenizer.ggml.{key} is {token}, of {num_tokens} tokens")
+            raise self.error(
+                f"tokenizer.ggml.{key} is {token}, but there are only {num_tokens} tokens"
+            )
         return token
 
     def _get(self, key: str, default: object) -> object:
@@ -369,6 +375,6 @@ class _Fields:
             raise UnsupportedModelError(
                 f"the GGUF file has no {full_key}",
                 missing=(full_key,),
-                hint="use a GGUF file that carries its tokenizer",
+                hint="use a GGUF file that includes its tokenizer",
             )
         return value

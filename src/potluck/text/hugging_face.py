@@ -1,9 +1,9 @@
 """The tokenizer and the chat template of a model directory in Hugging Face layout.
 
-The vocabulary is in ``tokenizer.json``, or in ``vocab.json`` and ``merges.txt`` where the class is
-a known byte-level one, or in ``tekken.json`` (Mistral), ``tiktoken.model`` (Kimi) or
-``tokenizer.model`` (SentencePiece). From the other files come the tokens that begin and end a text,
-and more tokens that are special.
+The vocabulary is in ``tokenizer.json``, or in ``vocab.json`` and ``merges.txt`` for known
+byte-level classes, or in ``tekken.json`` (Mistral), ``tiktoken.model`` (Kimi) or
+``tokenizer.model`` (SentencePiece). The other files define the tokens that begin and end a text,
+and additional special tokens.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ if TYPE_CHECKING:
     import tokenizers
 
 _MAX_TOKENS = 2**24
-"""Of a vocabulary, as of a model's configuration. No model has over 300,000."""
+"""Maximum size of a vocabulary, as in a model's configuration. No model exceeds 300,000."""
 
 _MAX_SHOWN = 60
 
 TOOL_TEMPLATE_FILE = "additional_chat_templates/tool_use.jinja"
-"""Where ``transformers`` keeps the template for chats with tools, if it is another one."""
+"""File in which ``transformers`` stores a separate template for chats with tools."""
 
 _SPECIAL_VARIABLES = (
     "bos_token",
@@ -71,14 +71,15 @@ _BYTE_LEVEL_CLASSES = {
     "Qwen2TokenizerFast": "qwen2",
     "Qwen3_5Tokenizer": "qwen35",
 }
-"""``tokenizer_class`` → pre-tokenizer, for directories that have only vocab.json and merges.txt."""
+"""Maps ``tokenizer_class`` to the pre-tokenizer, for directories with only vocab.json and
+merges.txt."""
 
 
 def load_tokenizer(directory: Path) -> TextTokenizer:
-    """The tokenizer of a model directory.
+    """Load the tokenizer of a model directory.
 
-    Raises ``UnsupportedModelError`` when the directory has no tokenizer that can be read here, and
-    ``ModelFileError`` when a file is damaged or contradicts another.
+    Raises ``UnsupportedModelError`` if the directory has no supported tokenizer, and
+    ``ModelFileError`` if a file is damaged or contradicts another.
     """
     files = ModelDirectory.open(directory)
     try:
@@ -100,7 +101,7 @@ def load_tokenizer(directory: Path) -> TextTokenizer:
 
 
 def load_token_list(directory: Path) -> TokenList:
-    """What the tokens of a model directory stand for, without the library and its memory.
+    """Return the texts of the tokens of a model directory, without loading the tokenizer library.
 
     Raises as ``load_tokenizer``.
     """
@@ -134,12 +135,12 @@ def load_token_list(directory: Path) -> TokenList:
 
 
 def load_chat_template(directory: Path) -> ChatTemplate | None:
-    """The chat template of a model directory, or None if there is no default one.
+    """Load the chat template of a model directory, or return None if there is no default one.
 
-    As in ``transformers``, a template in a file of its own comes before the one in
-    ``tokenizer_config.json``, and one that is called ``tool_use`` renders chats with tools. Mistral
-    models with nothing but a ``tekken.json`` have the template of its version. Raises
-    ``ModelFileError`` when a file is damaged.
+    As in ``transformers``, a template in a separate file takes precedence over the one in
+    ``tokenizer_config.json``, and one named ``tool_use`` renders chats with tools. Mistral models
+    that only have a ``tekken.json`` use the template of its version. Raises ``ModelFileError`` if a
+    file is damaged.
     """
     files = ModelDirectory.open(directory)
     source: object = read_text(directory / "chat_template.jinja")
@@ -162,7 +163,7 @@ def load_chat_template(directory: Path) -> ChatTemplate | None:
     if source is None:
         return None
     if not isinstance(source, str) or not isinstance(tool_source, str | None):
-        raise ModelFileError(str(directory), "the chat template is not text")
+        raise ModelFileError(str(directory), "the chat template is not a string")
     special = _special_texts(files)
     if not special and files.has(SENTENCE_PIECE_FILE) and not files.has("tokenizer.json"):
         special = piece_texts(read_sentence_piece(directory / SENTENCE_PIECE_FILE))
@@ -182,15 +183,17 @@ def _byte_level_pre_tokenizer(files: ModelDirectory) -> str:
     pre_tokenizer = _BYTE_LEVEL_CLASSES.get(str(tokenizer_class))
     if pre_tokenizer is None:
         raise UnsupportedModelError(
-            f"{files.path} has vocab.json and merges.txt of the class {tokenizer_class}",
+            f"{files.path} has vocab.json and merges.txt for the unsupported class "
+            f"{tokenizer_class}",
             missing=("tokenizer.json",),
-            hint="add tokenizer.json: load and save the tokenizer with a recent transformers",
+            hint="create tokenizer.json by loading and saving the tokenizer with a recent "
+            "version of transformers",
         )
     return pre_tokenizer
 
 
 def _read_vocabulary(files: ModelDirectory) -> tuple[TokenParts, int]:
-    """What vocab.json says of single tokens, and one more than its largest id."""
+    """Return what vocab.json defines about single tokens, and one more than its largest id."""
     _byte_level_pre_tokenizer(files)
     pieces = PieceList(files.json("vocab.json"))
     added = files.json("added_tokens.json")
@@ -241,7 +244,7 @@ def _assemble(parts: VocabularyParts, files: ModelDirectory) -> TextTokenizer:
 def _with_stated_tokens(
     added: dict[int, dict[str, Any]], config: dict[str, Any]
 ) -> dict[int, dict[str, Any]]:
-    """``added`` with what tokenizer_config.json says: more tokens, and more that are special."""
+    """Return ``added`` with the additional tokens and flags of tokenizer_config.json."""
     merged = dict(added)
     for key, entry in (config.get("added_tokens_decoder") or {}).items():
         known = added.get(int(key), {})
@@ -251,17 +254,17 @@ def _with_stated_tokens(
 
 
 def _vocab_size(num_pieces: int, added: Iterable[int]) -> int:
-    """Return one more than the largest id. Raise ``ValueError`` where there can be no such id."""
+    """Return one more than the largest id. Raise ``ValueError`` if an id is out of range."""
     least, most = min(added, default=0), max(added, default=0)
     size = max(num_pieces, most + 1)
     if least < 0 or size > _MAX_TOKENS:
         wrong = least if least < 0 else size - 1
-        raise ValueError(f"a token has the id {wrong}, and ids are from 0 to {_MAX_TOKENS - 1}")
+        raise ValueError(f"a token has the id {wrong}, but ids must be from 0 to {_MAX_TOKENS - 1}")
     return size
 
 
 def _model_size(model: tokenizers.Tokenizer) -> int:
-    """One more than the largest id, without a copy of the vocabulary where ids have no gaps."""
+    """Return one more than the largest id, without copying a vocabulary whose ids have no gaps."""
     num_pieces = model.get_vocab_size(with_added_tokens=False)
     if all(model.id_to_token(token) is not None for token in range(num_pieces)):
         return num_pieces
@@ -269,7 +272,7 @@ def _model_size(model: tokenizers.Tokenizer) -> int:
 
 
 def _boundaries(parts: TokenParts, files: ModelDirectory) -> Boundaries:
-    """``tokenizer_config.json`` names bos and eos; the other files list more tokens that end."""
+    """Return how a text begins and ends; bos and eos are in ``tokenizer_config.json``."""
     texts = _special_texts(files)
     bos = parts.find(texts["bos_token"]) if "bos_token" in texts else None
     if bos is None and parts.leading:
@@ -294,12 +297,12 @@ def _boundaries(parts: TokenParts, files: ModelDirectory) -> Boundaries:
 
 
 def _stated_ends(files: ModelDirectory) -> list[int]:
-    """Return the tokens that end a text by ``eos_token_id``, of which -1 says that there is none.
+    """Return the end tokens in ``eos_token_id``, in which -1 means that there is none.
 
-    An id that only the logits have, in a padded vocabulary, ends a text too.
+    An id that only the logits have, in a padded vocabulary, also ends a text.
     """
     config = files.json("config.json")
-    inner = config.get("text_config")  # of models that see or hear as well
+    inner = config.get("text_config")  # of multimodal models
     ends: list[int] = []
     for name, stated in (
         ("generation_config.json", files.json("generation_config.json")),
@@ -313,7 +316,7 @@ def _stated_ends(files: ModelDirectory) -> list[int]:
             if not isinstance(token, int) or isinstance(token, bool):
                 problem = "is neither an integer nor a list of integers"
             elif not -1 <= token < _MAX_TOKENS:
-                problem = "is not the id of a token"
+                problem = "is not a token id"
             else:
                 ends += [token] if token >= 0 else []
                 continue
@@ -351,7 +354,7 @@ def _added_tokens(
 
 
 def _special_texts(files: ModelDirectory) -> dict[str, str]:
-    """``bos_token`` … and their texts, the variables that chat templates see."""
+    """Return the texts of ``bos_token`` …, which chat templates see as variables."""
     stated = {**files.json("special_tokens_map.json"), **files.config}
     if not stated and files.has(tekken.TEKKEN_FILE):
         stated = {"bos_token": tekken.BOS, "eos_token": tekken.EOS, "unk_token": tekken.UNKNOWN}
@@ -366,7 +369,7 @@ def _special_texts(files: ModelDirectory) -> dict[str, str]:
 
 
 def _flagged_texts(config: dict[str, Any]) -> frozenset[str]:
-    """The texts that the configuration lists as further special tokens."""
+    """Return the texts that the configuration lists as additional special tokens."""
     texts = set()
     for key in ("additional_special_tokens", "extra_special_tokens"):
         listed = config.get(key) or ()

@@ -1,6 +1,6 @@
-"""What a ``tokenizers`` model does to a text before its merges, step by step.
+"""The preprocessing steps of a ``tokenizers`` model.
 
-A step is written as in tokenizer.json.
+A step is represented as in tokenizer.json.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ Step: TypeAlias = dict[str, Any]
 
 
 def normalizer_steps(model: tokenizers.Tokenizer) -> tuple[Step, ...]:
-    """The steps that change the text, in no order."""
+    """Yield the steps that change the text, in no particular order."""
     return _steps(model.normalizer, "normalizers")
 
 
 def pre_tokenizer_steps(model: tokenizers.Tokenizer) -> tuple[Step, ...]:
-    """The steps that divide the text into words, in no order."""
+    """Yield the steps that split the text into words, in no particular order."""
     return _steps(model.pre_tokenizer, "pretokenizers")
 
 
 def marks_spaces(step: Step) -> bool:
-    """Whether the step writes spaces as SentencePiece's marks."""
+    """Return whether the step replaces spaces with SentencePiece's marks."""
     if step["type"] == "Replace":
         return bool(step["pattern"] == {"String": " "} and step["content"] == SPACE_MARK)
     return bool(step["type"] == "Metaspace" and step["replacement"] == SPACE_MARK)

@@ -1,7 +1,7 @@
-"""Vocabularies in the files of their makers' own libraries: ``tekken.json``, ``tiktoken.model`` and
+"""Vocabularies in the formats of vendors' own libraries: ``tekken.json``, ``tiktoken.model`` and
 ``tokenizer.model``.
 
-What they say is brought into the form of a ``tokenizer.json``'s parts.
+They are converted to the form of a ``tokenizer.json``.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from potluck.text.tokenizer_json import PieceList, TokenParts, VocabularyParts
 SENTENCE_PIECE_FILE = "tokenizer.model"
 
 _PLAIN_CLASSES = frozenset({"Ernie4_5Tokenizer", "Ernie4_5_Tokenizer"})
-"""``tokenizer_class`` of SentencePiece models that put neither a space nor bos before a text."""
+"""``tokenizer_class`` of SentencePiece models that prepend neither a space nor bos to a text."""
 
 
 def read_ranks(files: ModelDirectory) -> tuple[TokenParts, int]:
-    """Return what tekken.json says of single tokens, and one more than its largest id."""
+    """Return what tekken.json defines about single tokens, and one more than its largest id."""
     file = tekken.read_tekken(files.path / tekken.TEKKEN_FILE)
     pieces = PieceList(file.piece_ids())
     parts = TokenParts(
@@ -66,7 +66,7 @@ def _ids_of(file: tekken.Tekken, special: str) -> tuple[int, ...]:
 
 
 def read_tiktoken_ranks(files: ModelDirectory) -> tuple[TokenParts, int]:
-    """Return what tiktoken.model says of single tokens, and one more than its largest id."""
+    """Return what tiktoken.model defines about single tokens, and one more than its largest id."""
     _tiktoken_class(files)
     pieces = PieceList(tiktoken.read_tiktoken(files.path / tiktoken.TIKTOKEN_FILE))
     parts = TokenParts(
@@ -91,20 +91,22 @@ def read_tiktoken_vocabulary(files: ModelDirectory) -> VocabularyParts:
 
 
 def _tiktoken_class(files: ModelDirectory) -> str:
-    """The pre-tokenizer of a tiktoken.model, which only its class says."""
+    """Return the pre-tokenizer of a tiktoken.model, which only its class determines."""
     tokenizer_class = files.config.get("tokenizer_class")
     pre_tokenizer = tiktoken.KNOWN_CLASSES.get(str(tokenizer_class))
     if pre_tokenizer is None:
         raise UnsupportedModelError(
-            f"{files.path} has a {tiktoken.TIKTOKEN_FILE} of the class {tokenizer_class}",
+            f"{files.path} has a {tiktoken.TIKTOKEN_FILE} for the unsupported class "
+            f"{tokenizer_class}",
             missing=("tokenizer.json",),
-            hint="add tokenizer.json: load and save the tokenizer with a recent transformers",
+            hint="create tokenizer.json by loading and saving the tokenizer with a recent "
+            "version of transformers",
         )
     return pre_tokenizer
 
 
 def read_pieces(files: ModelDirectory) -> tuple[TokenParts, int]:
-    """Return what tokenizer.model says of single tokens, and one more than its largest id."""
+    """Return what tokenizer.model defines about single tokens, and one more than its largest id."""
     model = read_sentence_piece(files.path / SENTENCE_PIECE_FILE)
     pieces = PieceList({piece: token for token, piece in enumerate(model.pieces)})
     parts = TokenParts(
@@ -119,7 +121,7 @@ def read_pieces(files: ModelDirectory) -> tuple[TokenParts, int]:
 
 
 def read_sentence_piece_vocabulary(files: ModelDirectory) -> VocabularyParts:
-    """Return the vocabulary in tokenizer.model, and what other files say of it."""
+    """Return the vocabulary in tokenizer.model, with the properties that other files define."""
     model = read_sentence_piece(files.path / SENTENCE_PIECE_FILE)
     adds_space = files.config.get("add_prefix_space")
     if adds_space is None:
@@ -142,7 +144,7 @@ def read_sentence_piece_vocabulary(files: ModelDirectory) -> VocabularyParts:
 
 
 def _added_pieces(model: SentencePieceModel, files: ModelDirectory) -> dict[int, dict[str, Any]]:
-    """The pieces that are matched in the text itself, and what added_tokens.json adds to them."""
+    """Return the pieces that are matched in the text itself, with those of added_tokens.json."""
     added: dict[int, dict[str, Any]] = {
         token: {"content": model.pieces[token], "special": True}
         for token in model.of_type(PieceType.CONTROL, PieceType.UNKNOWN)
@@ -163,6 +165,6 @@ def _is_plain(files: ModelDirectory) -> bool:
 
 
 def piece_texts(model: SentencePieceModel) -> dict[str, str]:
-    """Return the variables that chat templates see, as a SentencePiece model names them."""
+    """Return the variables of chat templates, as a SentencePiece model defines them."""
     named = {"bos_token": model.bos, "eos_token": model.eos, "unk_token": model.unknown}
     return {name: model.pieces[token] for name, token in named.items() if token is not None}

@@ -1,4 +1,4 @@
-"""Finding marks of a format in a text that is still growing."""
+"""Find marks of a format in a text that is still growing."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ class Marks:
         self._longest = max(map(len, marks), default=0)
 
     def find(self, text: str, start: int = 0, *, is_end: bool) -> tuple[int, str]:
-        """Return where the first mark is from ``start`` on, and the mark.
+        """Return the position and the text of the first mark at or after ``start``.
 
-        The mark is empty where there is none up to that index, and what follows may become one.
-        With ``is_end`` no more text follows. A mark that may become a longer one is found as it is.
+        If there is none, the mark is empty, and the text from the returned position on may still
+        become one. With ``is_end``, no more text follows. A mark is reported even if it could
+        become a longer one.
         """
         match = self._pattern.search(text, start)
         found = match.start() if match else len(text)

@@ -1,7 +1,7 @@
 """Chat templates for Mistral models that come with a ``tekken.json`` and no template.
 
-For these, ``mistral_common`` builds prompts in code, which differ by the version in the file. The
-templates here give the same prompts for texts and tools.
+For these, ``mistral_common`` builds prompts in code, depending on the version in the file. The
+templates here produce the same prompts for texts and tools.
 """
 
 from __future__ import annotations
@@ -112,9 +112,9 @@ _DEFAULTS = {"SYSTEM_APART": "true", "TOOLS_BEFORE": "last", "THOUGHTS": ""}
 
 
 def mistral_template(version: str, special_tokens: Collection[str]) -> str | None:
-    """Return the template for a version of ``tekken.json``, None if the version is not known.
+    """Return the template for a version of ``tekken.json``, or None if the version is unknown.
 
-    Models with tokens for thoughts get a template that writes them.
+    Models with reasoning tokens get a template that writes reasoning.
     """
     if version not in _VERSIONS:
         return None

@@ -12,7 +12,7 @@ from potluck.errors import ModelFileError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelDirectory:
-    """The files of a model directory; those that are absent are empty.
+    """The files of a model directory; absent files are empty.
 
     ``config`` is tokenizer_config.json.
     """
@@ -35,7 +35,7 @@ class ModelDirectory:
 
 
 def read_text(path: Path) -> str | None:
-    """Return a file's text, None if there is none. Raises ``ModelFileError`` if it is damaged."""
+    """Return a file's text, or None if it is absent. Raises ``ModelFileError`` if it is damaged."""
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:

@@ -1,8 +1,8 @@
-"""How the bytes of a token are written in a vocabulary.
+"""Encodings of the bytes of tokens in vocabularies.
 
-Two notations are in use. GPT-2's byte-level alphabet writes every byte as one printable character
-(Radford et al. 2019, ``bytes_to_unicode`` of its encoder). SentencePiece writes text as it is, a
-space as ``▁`` (U+2581), and a byte that is no whole character as ``<0x0A>``.
+Two encodings are in use. GPT-2's byte-level alphabet maps every byte to a printable character
+(Radford et al. 2019, ``bytes_to_unicode`` of its encoder). SentencePiece stores text as it is, a
+space as ``▁`` (U+2581), and a byte that is not a whole character as ``<0x0A>``.
 """
 
 from __future__ import annotations
@@ -11,23 +11,23 @@ import enum
 import re
 
 SPACE_MARK = "▁"
-"""How SentencePiece writes a space."""
+"""SentencePiece's representation of a space."""
 
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class Notation(enum.Enum):
-    """A way to write bytes as text."""
+    """An encoding of bytes as text."""
 
     BYTE_LEVEL = "byte-level"
     SENTENCE_PIECE = "sentencepiece"
 
 
 class PieceType(enum.IntEnum):
-    """What an entry of a SentencePiece vocabulary is, as its files and GGUF's metadata number it.
+    """The type of a SentencePiece vocabulary entry, as numbered in its files and in GGUF.
 
-    Entries of the type ``USER_DEFINED`` are words that are one token wherever they stand; those
-    that are ``UNUSED`` are in no text.
+    Entries of the type ``USER_DEFINED`` are always one token wherever they occur; ``UNUSED`` ones
+    never occur.
     """
 
     NORMAL = 1
@@ -39,7 +39,7 @@ class PieceType(enum.IntEnum):
 
 
 def _byte_alphabet() -> tuple[str, ...]:
-    """The character of every byte: itself if it prints in Latin-1, else the next from U+0100 on."""
+    """Return the character of every byte: itself if printable in Latin-1, else from U+0100 on."""
     printing = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     characters = []
     num_moved = 0
@@ -53,16 +53,16 @@ def _byte_alphabet() -> tuple[str, ...]:
 
 
 BYTE_ALPHABET = _byte_alphabet()
-"""The character that stands for each byte in the byte-level notation."""
+"""The character for each byte in the byte-level encoding."""
 
 _BYTE_OF = {character: byte for byte, character in enumerate(BYTE_ALPHABET)}
 
 
 def piece_bytes(piece: str, notation: Notation) -> bytes:
-    """The bytes that a vocabulary entry stands for.
+    """Return the bytes that a vocabulary entry represents.
 
-    A byte-level piece with a character outside the alphabet is taken as plain text. Lone surrogates
-    stand for bytes that are not UTF-8 (``surrogateescape``), as in metadata of GGUF files.
+    A byte-level piece with a character outside the alphabet is read as plain text. Lone surrogates
+    represent bytes that are not UTF-8 (``surrogateescape``), as in GGUF metadata.
     """
     if notation is Notation.BYTE_LEVEL:
         try:
@@ -75,7 +75,7 @@ def piece_bytes(piece: str, notation: Notation) -> bytes:
 
 
 def is_utf8(piece: str) -> bool:
-    """Return whether a piece has no lone surrogates, so that a text can have it."""
+    """Return whether a piece has no lone surrogates, so that a text can contain it."""
     try:
         piece.encode("utf-8")
     except UnicodeEncodeError:
@@ -84,5 +84,5 @@ def is_utf8(piece: str) -> bool:
 
 
 def byte_piece(byte: int, notation: Notation) -> str:
-    """The piece that stands for a single byte."""
+    """Return the piece that represents a single byte."""
     return BYTE_ALPHABET[byte] if notation is Notation.BYTE_LEVEL else f"<0x{byte:02X}>"

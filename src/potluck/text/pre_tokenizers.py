@@ -1,9 +1,9 @@
-r"""How byte-level BPE families cut text into words before merging.
+r"""How byte-level BPE families split text into words before merging.
 
 GGUF names a family in ``tokenizer.ggml.pre``; the names and the order of the splits are those of
-llama.cpp's ``src/llama-vocab.cpp``, the patterns are the ones in the ``tokenizer.json`` of the
-models named. Patterns are in Oniguruma's syntax, as the ``tokenizers`` library takes them; each
-match becomes a word, and so does each stretch between matches.
+llama.cpp's ``src/llama-vocab.cpp``, and the patterns are those in the ``tokenizer.json`` of the
+models named. Patterns use Oniguruma's syntax, as in the ``tokenizers`` library; each match becomes
+a word, and so does each stretch between matches.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
 _QWEN35 = _QWEN2.replace(r"?\p{L}+", r"?[\p{L}\p{M}]+").replace(
     r"[^\s\p{L}\p{N}]+", r"[^\s\p{L}\p{M}\p{N}]+"
 )
-# K-EXAONE: letters that single spaces separate are one word.
+# K-EXAONE: letters separated by single spaces are one word.
 _EXAONE_MOE = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+"
 )
-# As Qwen 2's, but line breaks do not go with the punctuation before them.
+# As Qwen 2's, but line breaks are not joined to the punctuation before them.
 _SEED_CODER = _QWEN2.replace(r"[^\s\p{L}\p{N}]+[\r\n]*", r"[^\s\p{L}\p{N}\r\n]+")
-# Digits are split off, in threes from the left, before this.
+# Before this, digits are split off in threes from the left.
 _MINICPM5 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}+")
 _VIKING = r" ?[^(\s|.,!?…。，、।۔،)]+"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
@@ -49,7 +49,7 @@ _DEEPSEEK_V3 = (
     r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
     r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-# Kimi K2: Chinese characters are words of their own, and the letters of GPT-4o's words are others.
+# Kimi K2: Chinese characters are separate words, and other words consist of GPT-4o's letters.
 _KIMI_UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
 _KIMI_LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
 _KIMI_K2 = (
@@ -72,11 +72,11 @@ _DEEPSEEK_LETTERS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BytePreTokenizer:
-    """One way to cut text. ``splits`` are applied one after another.
+    """A way to split text into words. ``splits`` are applied in order.
 
-    ``composes``: text is brought to normalization form C first. ``ignores_merges``: a word that is
-    a vocabulary entry becomes that token, whatever the merges would give. ``adds_bos``: whether a
-    text begins with the bos token when the file does not say.
+    ``composes``: text is converted to normalization form C first. ``ignores_merges``: a word that
+    is a vocabulary entry becomes that token regardless of the merges. ``adds_bos``: whether a text
+    begins with the bos token if the file does not specify it.
     """
 
     splits: tuple[str, ...]
@@ -85,7 +85,9 @@ class BytePreTokenizer:
     adds_bos: bool = False
 
     def build(self) -> PreTokenizer:
-        """The same for the ``tokenizers`` library, with the byte-level alphabet at the end."""
+        """Build the pre-tokenizer of the ``tokenizers`` library, ending with the byte-level
+        alphabet.
+        """
         from tokenizers import Regex
         from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
 
@@ -182,6 +184,6 @@ BYTE_PRE_TOKENIZERS: dict[str, BytePreTokenizer] = {
     "kimi-k2": BytePreTokenizer(splits=(_KIMI_K2,), ignores_merges=True),
     "hunyuan-dense": _DEEPSEEK3,
 }
-"""By GGUF's ``tokenizer.ggml.pre``: the names that llama.cpp's converter gives to models of the
-families that Potluck runs. Those of other architectures only (falcon, bloom …) are left
-out."""
+"""Pre-tokenizers by GGUF's ``tokenizer.ggml.pre``: the names that llama.cpp's converter gives to
+models of the families that Potluck supports. Those that occur only with other architectures
+(falcon, bloom …) are omitted."""

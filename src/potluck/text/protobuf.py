@@ -1,7 +1,7 @@
-"""Reading messages in the protocol buffers' wire format, field by field.
+"""Read messages in the protocol buffers wire format, field by field.
 
-No schema and no generated code: a message's reader knows the numbers of its fields
-(https://protobuf.dev/programming-guides/encoding/). Nothing is copied but what the caller copies.
+There is no schema and no generated code: the reader of a message knows the numbers of its fields
+(https://protobuf.dev/programming-guides/encoding/). The reader copies nothing.
 """
 
 from __future__ import annotations
@@ -10,14 +10,15 @@ from collections.abc import Iterator
 from typing import TypeAlias
 
 Value: TypeAlias = int | memoryview
-"""Of a field: a number, or the bytes of a text, of an inner message or of a fixed-width number."""
+"""The value of a field: a number, or the bytes of a text, an inner message or a fixed-width number.
+"""
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _MAX_VARINT_BYTES = 10
 
 
 def message_fields(message: memoryview) -> Iterator[tuple[int, Value]]:
-    """Yield the number and the value of each field of ``message``, in the order of the file.
+    """Yield the number and the value of each field of ``message``, in file order.
 
     Raises ``ValueError`` if it is malformed.
     """
@@ -36,7 +37,7 @@ def message_fields(message: memoryview) -> Iterator[tuple[int, Value]]:
         elif kind == _FIXED64:
             length = 8
         else:
-            raise ValueError(f"a protocol buffer has a field of the wire type {kind}")
+            raise ValueError(f"a protocol buffer has a field of unknown wire type {kind}")
         if length > end - position:
             raise ValueError("a protocol buffer ends within a field")
         yield key >> 3, message[position : position + length]
@@ -44,13 +45,13 @@ def message_fields(message: memoryview) -> Iterator[tuple[int, Value]]:
 
 
 def _varint(message: memoryview, position: int) -> tuple[int, int]:
-    """The number at ``position``, and where it ends."""
+    """Return the number at ``position``, and the position after it."""
     value = 0
     for index in range(_MAX_VARINT_BYTES):
         if position + index >= len(message):
-            raise ValueError("a protocol buffer ends within a number")
+            raise ValueError("a protocol buffer ends within a varint")
         byte = message[position + index]
         value |= (byte & 0x7F) << (7 * index)
         if byte < 0x80:
             return value, position + index + 1
-    raise ValueError("a protocol buffer has a number of over ten bytes")
+    raise ValueError("a protocol buffer has a varint of more than ten bytes")

@@ -1,12 +1,12 @@
-"""How models write their thoughts, and splitting an output into thoughts and the answer.
+"""Reasoning formats of models, and splitting an output into reasoning and the answer.
 
-Each family marks thoughts in its own way; a model's chat template contains the marks, because it
-writes the thoughts of earlier turns, or opens the next one (``reasoning_format``). Some templates
-open the thought at the end of the prompt, so that the output begins inside it, and some close an
-empty one there to turn thinking off: the end of the prompt is therefore part of the input.
+Each family marks reasoning in its own way. A model's chat template contains the marks, because it
+writes the reasoning of earlier turns or opens that of the next turn (``reasoning_format``). Some
+templates open it at the end of the prompt, so that the output begins inside it, and some close an
+empty one there to turn reasoning off: the end of the prompt is therefore part of the input.
 
-White space next to the marks belongs to the format, not to what is said. It is removed, as the
-templates themselves do when they write a thought again.
+White space next to the marks belongs to the format, not to the content. It is removed, as templates
+do when they write reasoning of earlier turns.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _TAG = re.compile(r"<[^<>\s]+>|\[/?[A-Z_]+\]")
 
 
 class ThoughtState(enum.Enum):
-    """What an output begins with.
+    """The part of the format in which an output begins.
 
-    ``UNDECIDED``: the model opens a thought, or it answers. ``OPEN``: it is within a thought.
-    ``CLOSED``: the thought is over, and the answer begins. ``ANSWER``: it is within the answer.
+    ``UNDECIDED``: the model either opens its reasoning or answers. ``OPEN``: inside the reasoning.
+    ``CLOSED``: the reasoning is over, and the answer begins. ``ANSWER``: inside the answer.
     """
 
     UNDECIDED = "undecided"
@@ -38,12 +38,12 @@ class ThoughtState(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReasoningFormat:
-    """The marks of thoughts in one format.
+    """The marks of reasoning in one format.
 
-    A thought begins with one of ``open_texts`` and ends with ``close_text``. Formats that mark the
-    answer too have ``answer_open_texts`` and ``answer_close_texts``; these are removed. With
-    ``may_recur`` thoughts can also follow parts of the answer, which only marks that no text
-    contains allow; otherwise an open mark within the answer is text.
+    Reasoning begins with one of ``open_texts`` and ends with ``close_text``. Formats that also mark
+    the answer have ``answer_open_texts`` and ``answer_close_texts``, which are removed. With
+    ``may_recur``, reasoning can also follow parts of the answer, which requires marks that no text
+    contains; otherwise an open mark within the answer is text.
     """
 
     name: str
@@ -55,7 +55,7 @@ class ReasoningFormat:
 
     @property
     def open_text(self) -> str:
-        """The mark that usually opens a thought."""
+        """The mark that usually opens reasoning."""
         return self.open_texts[0]
 
     @property
@@ -70,15 +70,15 @@ class ReasoningFormat:
 
     @property
     def control_texts(self) -> frozenset[str]:
-        """The tokens in the marks, which some models have as control tokens."""
+        """The marks that are control tokens in some models."""
         return frozenset(tag for mark in self.marks for tag in _TAG.findall(mark))
 
     def state_after(self, prompt_end: str) -> ThoughtState:
-        """Return what an output begins with after ``prompt_end``.
+        """Return the state in which an output begins after ``prompt_end``.
 
-        ``prompt_end`` is the model's turn as far as it is in the prompt (see
-        ``potluck.text.chat.ChatPrompt.turn``). What comes before the turn does no harm as long as
-        it contains no marks.
+        ``prompt_end`` is the part of the model's turn that is in the prompt (see
+        ``potluck.text.chat.ChatPrompt.turn``). It may include preceding text, as long as that
+        contains no marks.
         """
         opened, closed = (
             max(_end_of_last(mark, prompt_end) for mark in marks)
@@ -92,10 +92,10 @@ class ReasoningFormat:
 
 
 class ReasoningSplitter:
-    """Splits one output into thoughts and the answer, as it comes.
+    """Splits one output into reasoning and the answer as it arrives.
 
     The parts, joined by kind, do not depend on how the text is divided into pieces. Nothing is
-    lost but marks, and white space next to marks. For use by one thread.
+    dropped except marks and the white space next to them. Use from one thread.
     """
 
     def __init__(
@@ -109,16 +109,16 @@ class ReasoningSplitter:
 
     @property
     def state(self) -> ThoughtState:
-        """Where the output is now, as far as it is certain."""
+        """The current state, as far as it is unambiguous."""
         return self._state
 
     def push(self, text: str) -> Sequence[OutputPart]:
-        """Take more text; return the parts that have become certain."""
+        """Process more text; return the parts that have become unambiguous."""
         self._held += text
         return self._take(is_end=False)
 
     def finish(self) -> Sequence[OutputPart]:
-        """Return what was held back, at the end of the output."""
+        """Return the text held back, at the end of the output."""
         return self._take(is_end=True)
 
     def _take(self, *, is_end: bool) -> list[OutputPart]:
@@ -176,7 +176,7 @@ def _marks_in(reasoning: ReasoningFormat, state: ThoughtState) -> tuple[str, ...
     if state is not ThoughtState.ANSWER or reasoning.may_recur:
         marks += reasoning.answer_open_texts
     if is_first:
-        marks.append(reasoning.close_text)  # of a thought that was left out
+        marks.append(reasoning.close_text)  # of omitted reasoning
     return tuple(dict.fromkeys(marks))
 
 
@@ -187,7 +187,7 @@ def _end_of_last(mark: str, text: str) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sign:
-    """A format, and texts that its templates contain, all of them."""
+    """A format, and texts that identify it: its templates contain all of them."""
 
     texts: tuple[str, ...]
     reasoning: ReasoningFormat
@@ -220,7 +220,7 @@ _SIGNS = (
             may_recur=True,
         ),
     ),
-    # Muse: a message to oneself.
+    # Muse: a message to itself.
     _Sign(
         texts=("to=self<|message|>",),
         reasoning=ReasoningFormat(
@@ -253,7 +253,7 @@ _SIGNS = (
             may_recur=True,
         ),
     ),
-    # Command A and R7B. Those that do not think mark the answer all the same.
+    # Command A and R7B. Models without reasoning mark the answer all the same.
     *(
         _Sign(
             texts=(text,),
@@ -284,7 +284,7 @@ _SIGNS = (
             may_recur=True,
         ),
     ),
-    # Granite 3.2 has words instead of tags.
+    # Granite 3.2 uses words instead of tags.
     _Sign(
         texts=("Here is my thought process:", "Here is my response:"),
         reasoning=ReasoningFormat(
@@ -293,7 +293,7 @@ _SIGNS = (
             close_text="Here is my response:",
         ),
     ),
-    # MiniMax M2, whose templates write results of tools between <response> tags.
+    # MiniMax M2, whose templates write tool results between <response> tags.
     _Sign(texts=("</think>", "<minimax:tool_call>"), reasoning=_tagged("think")),
     # Granite 3.3 and ERNIE 4.5.
     _Sign(
@@ -326,14 +326,14 @@ _SWITCHES: Mapping[str, tuple[object, object]] = {
     "reasoning": (False, True),  # Command A
     "thinking_budget": (0, -1),  # Seed-OSS
 }
-"""Variables of templates that turn thinking off and on."""
+"""Template variables that turn reasoning on or off."""
 
 
 def thinking_variables(template_source: str, *, is_on: bool) -> dict[str, object]:
-    """Return the variables that turn thinking on or off, those that the template reads.
+    """Return the variables that turn reasoning on or off, limited to those that the template reads.
 
-    It is empty for a template that has no such switch, as that of gpt-oss, whose models always
-    think.
+    The result is empty for a template without such a switch, such as that of gpt-oss, whose models
+    always reason.
     """
     from potluck.text.template_environment import free_variables
 
@@ -342,10 +342,10 @@ def thinking_variables(template_source: str, *, is_on: bool) -> dict[str, object
 
 
 def reasoning_format(template_source: str) -> ReasoningFormat | None:
-    """Return how the models of a chat template write thoughts, or None if it shows no way.
+    """Return the reasoning format of a chat template, or None if it shows none.
 
-    A template can show the marks for a model that never thinks; an output without them is all
-    answer.
+    A template can contain the marks even though the model never reasons; an output without them is
+    all answer.
     """
     for sign in _SIGNS:
         if all(text in template_source for text in sign.texts):

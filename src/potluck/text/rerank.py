@@ -1,4 +1,4 @@
-"""Prompts of a query and a document, for models that score how well the one answers the other."""
+"""Prompts with a query and a document, for models that score the document's relevance."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from potluck.types.model import RerankConfig
 from potluck.types.text import ChatMessage, Tokenizer
 
 _DEFAULT_INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
-"""Of the model card of Qwen3-Reranker."""
+"""From the model card of Qwen3-Reranker."""
 
 _ROLES = ("system", "query", "document")
 
@@ -20,9 +20,9 @@ _PLACEHOLDER = re.compile(r"\{(query|document|instruction)\}")
 
 
 def rerank_template(rerank: RerankConfig, own: ChatTemplate | None) -> ChatTemplate | None:
-    """The template of a model's prompts; ``own`` is its chat template, if it has one.
+    """Return the template of a model's prompts; ``own`` is its chat template, if it has one.
 
-    None if there is none that knows the roles ``query`` and ``document``.
+    Return None if no template supports the roles ``query`` and ``document``.
     """
     if rerank.template is not None:
         return ChatTemplate(source=_as_jinja(rerank.template), roles=_ROLES)
@@ -32,7 +32,7 @@ def rerank_template(rerank: RerankConfig, own: ChatTemplate | None) -> ChatTempl
 
 
 def check_labels(rerank: RerankConfig, label_tokens: tuple[int, ...], tokenizer: Tokenizer) -> None:
-    """Raise ``ModelFileError`` unless the labels are the texts that they are taken for."""
+    """Raise ``ModelFileError`` unless the label tokens have the expected texts."""
     if not rerank.label_texts:
         return
     texts = tuple(tokenizer.token_bytes(token).decode(errors="replace") for token in label_tokens)
@@ -51,14 +51,14 @@ def encode_pair(
     instruction: str | None = None,
     max_tokens: int | None = None,
 ) -> list[int]:
-    """The tokens of the prompt for ``query`` and ``document``.
+    """Return the tokens of the prompt for ``query`` and ``document``.
 
     Raises as ``prompt_chat``, and ``ChatTemplateError`` if there is no template.
     """
     if template is None:
         raise ChatTemplateError(
-            "the model has no template for a query and a document",
-            hint="add a chat_template.jinja that uses messages of the roles query and document",
+            "the model has no template for queries and documents",
+            hint="add a chat_template.jinja that uses messages with the roles query and document",
         )
     messages = [
         ChatMessage(role="query", content=query),
@@ -70,7 +70,7 @@ def encode_pair(
 
 
 def _as_jinja(text: str) -> str:
-    """``text`` with ``{query}`` and the like, as GGUF files have it, as a chat template."""
+    """Convert ``text``, which contains ``{query}`` etc. as in GGUF files, to a chat template."""
     parts = []
     for index, part in enumerate(_PLACEHOLDER.split(text)):
         if index % 2 == 0:

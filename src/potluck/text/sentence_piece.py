@@ -2,10 +2,10 @@
 
 The file is a protocol buffer
 (https://github.com/google/sentencepiece/blob/master/src/sentencepiece_model.proto) with the pieces,
-their scores, and how text is prepared. Both kinds in use are read: BPE, whose merges follow from
-the scores, and Unigram, which takes the division of a text with the best sum of scores.
+their scores, and the preprocessing of text. Both kinds in use are supported: BPE, whose merges
+follow from the scores, and Unigram, which segments a text so that the sum of scores is maximal.
 
-Words of users (pieces that are always one token) become added tokens.
+User-defined pieces (which are always one token) become added tokens.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ if TYPE_CHECKING:
     import tokenizers
 
 MAX_FILE_BYTES = 64 * 1024 * 1024
-"""Gemma's, with 262,144 pieces, has 4.5 MiB."""
+"""Maximum file size. Gemma's, with 262,144 pieces, has 4.5 MiB."""
 
 _UNIGRAM, _BPE = 1, 2
 _KINDS = {3: "words", 4: "characters"}
 _TIKTOKEN_LINE = re.compile(rb"[A-Za-z0-9+/]+=* \d+\r?\n")
 _UNREACHABLE = "\uffff"
-"""A Unicode non-character: before a piece that no text may become."""
+"""A Unicode noncharacter that is put before pieces that no text may become."""
 _BYTE_SCORE = -1e6
-"""Of pieces for bytes, which come from no text: below that of any division into other pieces."""
+"""Score of byte pieces, which never come from text: below that of any other segmentation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SentencePieceModel:
-    """What a ``tokenizer.model`` says. ``types`` are ``PieceType``'s.
+    """The contents of a ``tokenizer.model``. ``types`` are values of ``PieceType``.
 
-    ``unknown``, ``bos`` and ``eos`` are ids, None where the model has none. ``charsmap`` is the
-    compiled table of what replaces which characters, empty if texts are taken as they are.
+    ``unknown``, ``bos`` and ``eos`` are ids, or None if the model has none. ``charsmap`` is the
+    compiled character map, empty if characters are not replaced.
     """
 
     pieces: tuple[str, ...]
@@ -66,27 +66,29 @@ class SentencePieceModel:
 def read_sentence_piece(path: Path) -> SentencePieceModel:
     """Read a ``tokenizer.model``.
 
-    Raises ``ModelFileError`` when it is damaged and ``UnsupportedModelError`` when it prepares or
-    divides text in a way that is not known here.
+    Raises ``ModelFileError`` if it is damaged and ``UnsupportedModelError`` if it preprocesses or
+    segments text in an unsupported way.
     """
     size = path.stat().st_size
     if size > MAX_FILE_BYTES:
-        raise ModelFileError(str(path), f"{size} bytes are too many for a SentencePiece model")
+        raise ModelFileError(
+            str(path), f"{size} bytes exceed the size limit of a SentencePiece model"
+        )
     data = path.read_bytes()
     if _TIKTOKEN_LINE.match(data):
         raise UnsupportedModelError(
-            f"{path} has the ranks of a tiktoken vocabulary, and no SentencePiece model",
+            f"{path} is a tiktoken vocabulary, not a SentencePiece model",
             missing=("tokenizer.json",),
-            hint="add the tokenizer.json of the model's Hugging Face directory",
+            hint="add the tokenizer.json from the model's Hugging Face directory",
         )
     try:
         return _read_model(memoryview(data), path)
     except (struct.error, TypeError, ValueError) as error:
-        raise ModelFileError(str(path), f"is no SentencePiece model: {error}") from error
+        raise ModelFileError(str(path), f"is not a SentencePiece model: {error}") from error
 
 
 def build_normalizer(model: SentencePieceModel) -> Callable[[str], str] | None:
-    """Return what is done to a text before everything else, None if it is nothing."""
+    """Return the normalization that precedes everything else, or None if there is none."""
     steps: list[Callable[[str], str]] = []
     if model.charsmap:
         steps.append(CharacterMap(model.charsmap).replace)
@@ -100,7 +102,7 @@ def build_normalizer(model: SentencePieceModel) -> Callable[[str], str] | None:
 def build_model(model: SentencePieceModel) -> tokenizers.Tokenizer:
     """Return the library's tokenizer of ``model``, which puts no space before a text.
 
-    Words of users are left out: they are matched as added tokens.
+    User-defined pieces are omitted: they are matched as added tokens.
     """
     if model.is_unigram:
         return _build_unigram(model)
@@ -136,12 +138,12 @@ def _build_unigram(model: SentencePieceModel) -> tokenizers.Tokenizer:
 
 
 def _require_no_unused(model: SentencePieceModel, merges: Sequence[tuple[str, str]]) -> None:
-    """Unused pieces are parts of others in a merge, but never tokens of their own."""
+    """Raise an error for unused pieces, which take part in merges but never become tokens."""
     unused = {model.pieces[token] for token in model.of_type(PieceType.UNUSED)}
     if unused and any(left + right in unused for left, right in merges):
         raise UnsupportedModelError(
-            "the SentencePiece model has pieces that merges make and texts may not have",
-            missing=("pieces of the type UNUSED",),
+            "the SentencePiece model has unused pieces",
+            missing=("pieces of type UNUSED",),
             hint="use a model directory with a tokenizer.json",
         )
 
@@ -165,15 +167,15 @@ def _read_model(data: memoryview, path: Path) -> SentencePieceModel:
     if not pieces:
         raise ValueError("it has no pieces")
     if len(set(pieces)) < len(pieces):
-        raise ValueError("a piece is in it twice")
+        raise ValueError("it contains a duplicate piece")
     kind = _number(trainer, 3, _UNIGRAM)
     _require_known(
         path,
         {
-            f"division into {_KINDS.get(kind, f'pieces of the kind {kind}')}": kind
+            f"segmentation into {_KINDS.get(kind, f'pieces of the kind {kind}')}": kind
             not in (_UNIGRAM, _BPE),
-            "spaces after words": bool(_number(trainer, 24, 0)),
-            "spaces that are not marked": not _number(normalizer, 5, 1),
+            "spaces as suffixes": bool(_number(trainer, 24, 0)),
+            "unescaped spaces": not _number(normalizer, 5, 1),
         },
     )
     unknown = [token for token, kind in enumerate(types) if kind == PieceType.UNKNOWN]
@@ -205,7 +207,7 @@ def _read_piece(message: memoryview) -> tuple[str, float, int]:
 
 def _message(value: Value) -> memoryview:
     if isinstance(value, int):
-        raise ValueError("a number stands where a message is expected")
+        raise ValueError("expected a message but found a number")
     return value
 
 
@@ -217,7 +219,7 @@ def _number(fields: dict[int, Value], number: int, default: int) -> int:
 
 
 def _token(fields: dict[int, Value], number: int, default: int, types: Sequence[int]) -> int | None:
-    """An id; -1, which is a very large number here, says that there is none."""
+    """Return an id; -1, which is a very large number here, means that there is none."""
     token = _number(fields, number, default)
     return token if token < len(types) and types[token] == PieceType.CONTROL else None
 
@@ -226,7 +228,7 @@ def _require_known(path: Path, deviations: dict[str, bool]) -> None:
     found = tuple(name for name, is_there in deviations.items() if is_there)
     if found:
         raise UnsupportedModelError(
-            f"{path} is a SentencePiece model with {', '.join(found)}",
+            f"{path} is a SentencePiece model with unsupported features: {', '.join(found)}",
             missing=found,
             hint="use a model directory with a tokenizer.json",
         )

@@ -1,12 +1,12 @@
-"""Keeping the words of users, tools and models apart from the template's control tokens.
+"""Prevent texts of users, tools and models from becoming the template's control tokens.
 
-In the rendered text, control tokens that the *template* wrote must become control tokens, while
-the same strings inside a message, a tool's description or a tool's result stay text. To tell them
-apart, every control token's text that touches such a string gets one of its characters replaced,
-before rendering, by a rare ideograph that occurs nowhere else. Afterwards the characters are put
-back and the tokenizer is told where they are. One character stands for one, so templates which
-trim or cut strings work as they do without; and ideographs have no case, and are written as they
-are in JSON and where a template writes a list as Python does.
+In the rendered text, control tokens that the *template* wrote must become control tokens, while the
+same strings inside a message, a tool's description or a tool's result stay text. To distinguish
+them, one character of every control token's text that occurs in such a string is replaced, before
+rendering, by a rare ideograph that occurs nowhere else. Afterwards the characters are restored, and
+the tokenizer gets their positions. Each replacement is a single character, so templates that trim
+or cut strings work as they do otherwise; and ideographs have no case, and are written unchanged in
+JSON and in Python's representation of lists.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from potluck.text.added_tokens import (
 from potluck.types.text import ChatMessage, Tool, ToolCall
 
 _STAND_IN_CODES = range(0x20000, 0x2A6D7)
-"""CJK Unified Ideographs Extension B, as Unicode 3.1 has it."""
+"""CJK Unified Ideographs Extension B, as in Unicode 3.1."""
 _STAND_INS = re.compile("[\U00020000-\U0002a6d6]")
 _WORD = re.compile(r"[\w$.\-]{1,64}")
 _SEPARATOR = "\uffff"
-"""A Unicode non-character."""
+"""A Unicode noncharacter."""
 _MAX_DEPTH = 64
-"""Of nested schemas and values; JSON schemas in use have about ten levels."""
+"""Maximum nesting of schemas and values; JSON schemas in use have about ten levels."""
 
 
 class _Controls:
-    """The texts of a model's control tokens, prepared for looking for them. Immutable."""
+    """The texts of a model's control tokens, indexed for searching. Immutable."""
 
     def __init__(self, control_texts: Iterable[str]) -> None:
         texts = [text for text in control_texts if text]
@@ -50,43 +50,44 @@ class _Controls:
         self.all_texts = _SEPARATOR.join(texts)
 
 
-@lru_cache(maxsize=8)  # Gemma's 6,500 take 80 ms, and a gateway has a few models
+@lru_cache(maxsize=8)  # Gemma's 6,500 take 80 ms, and a gateway has only a few models
 def _controls(control_texts: tuple[str, ...]) -> _Controls:
     return _Controls(control_texts)
 
 
 class Shield:
-    """Replaces characters so that no control token's text is left, and puts them back.
+    """Replaces characters so that no control token's text remains, and restores them.
 
-    Templates compare the words of schemas (``type``, ``object``) with their own, and many a
-    control token has such a word in it (``<|object_ref_start|>``). So words in tools, and in
-    arguments and variables, are left alone unless ``is_strict`` or unless they are a whole control
-    token's text; ``has_left_words`` says whether there were such.
+    Templates compare words of schemas (``type``, ``object``) with their own, and many control
+    tokens contain such a word (``<|object_ref_start|>``). So words in tools, and in arguments and
+    variables, are left alone unless ``is_strict`` is set or they are a whole control token's text;
+    ``has_left_words`` tells whether there were any.
     """
 
     def __init__(
         self, *, control_texts: Iterable[str], used: Iterable[str], is_strict: bool = False
     ) -> None:
-        """``used`` are the texts whose characters cannot stand for others, read when needed."""
+        """``used`` yields the texts whose characters cannot be replacements; it is read when
+        needed.
+        """
         self._control = _controls(tuple(control_texts))
         self._free = _unused_characters(used)
         self._stand_in: dict[str, str] = {}
-        self._words: dict[str, str] = {}  # schemas have the same ones again and again
+        self._words: dict[str, str] = {}  # the same schemas occur in many requests
         self._is_strict = is_strict
         self.has_left_words = False
 
     def cover(self, content: str) -> str:
         """Return ``content`` with one character replaced wherever a control token could be read.
 
-        That is where its whole text stands, and where the content ends with its beginning, begins
-        with its end or is a part of it, so that the template's own text next to it could complete
-        it.
+        That is where its whole text occurs, and where the content ends with its beginning, begins
+        with its end or is part of it, so that adjacent text of the template could complete it.
         """
         touched = sorted({*self._whole(content), *self._at_borders(content)})
         return replace_at(content, ((i, self._stand_in_for(content[i])) for i in touched))
 
     def cover_message(self, message: ChatMessage) -> ChatMessage:
-        """Return ``message`` with all that it says covered, calls and thoughts included."""
+        """Return ``message`` with all its texts covered, including tool calls and reasoning."""
         return replace(
             message,
             content=self.cover(message.content),
@@ -106,7 +107,7 @@ class Shield:
         )
 
     def cover_object(self, value: Mapping[str, object], *, parameter: str) -> dict[str, object]:
-        """Return an object of JSON's types with all texts in it covered, keys included.
+        """Return an object of JSON types with all strings in it covered, including keys.
 
         Raises ``ParameterError``, which names ``parameter``, for other types and for values that
         are nested too deeply.
@@ -114,7 +115,7 @@ class Shield:
         return self._cover_object(value, parameter, _MAX_DEPTH)
 
     def uncover(self, rendered: str) -> tuple[str, tuple[int, ...]]:
-        """Return the text without replacements, and the indices where they were."""
+        """Return the text with the original characters, and the indices of the replacements."""
         original = {stand_in: character for character, stand_in in self._stand_in.items()}
         if not original:
             return rendered, ()
@@ -128,7 +129,7 @@ class Shield:
         return text, tuple(literal)
 
     def free_character(self) -> str:
-        """Return a character that nothing else has."""
+        """Return a character that occurs nowhere else."""
         return next(self._free)
 
     def _cover_call(self, call: ToolCall) -> ToolCall:
@@ -137,7 +138,7 @@ class Shield:
             covered = self.cover(call.arguments)
         else:
             value = self.cover_object(arguments, parameter="messages")
-            # As the model wrote it, if nothing is to be covered.
+            # As the model wrote it, unless something has to be covered.
             is_same = value == arguments
             covered = call.arguments if is_same else json.dumps(value, ensure_ascii=False)
         return ToolCall(
@@ -167,7 +168,7 @@ class Shield:
             raise ParameterError(
                 parameter,
                 f"values are nested more than {_MAX_DEPTH} levels deep",
-                hint="describe it with fewer levels",
+                hint="use fewer levels of nesting",
             )
         if isinstance(value, Mapping):
             return self._cover_object(value, parameter, levels_left)
@@ -175,8 +176,8 @@ class Shield:
             return [self._cover_nested(each, parameter, levels_left - 1) for each in value]
         raise ParameterError(
             parameter,
-            f"a value is of the type {type(value).__name__}",
-            hint="give texts, numbers, booleans, None, lists and dictionaries",
+            f"a value has the unsupported type {type(value).__name__}",
+            hint="use strings, numbers, booleans, None, lists and dictionaries",
         )
 
     def _cover_object(
@@ -219,7 +220,7 @@ class Shield:
 
 
 def parse_arguments(text: str) -> dict[str, object] | None:
-    """Return the object that a call's arguments are, or None if they are something else."""
+    """Return the object in a call's arguments, or None if they are not an object."""
     if not text.strip():
         return {}
     try:
@@ -230,7 +231,7 @@ def parse_arguments(text: str) -> dict[str, object] | None:
 
 
 def texts_of(value: object) -> Iterator[str]:
-    """Yield all texts in a value of JSON's types."""
+    """Yield all strings in a value of JSON types."""
     pending = [value]
     while pending:
         each = pending.pop()
@@ -253,7 +254,7 @@ def texts_of_message(message: ChatMessage) -> Iterator[str]:
 
 
 def _unused_characters(texts: Iterable[str]) -> Iterator[str]:
-    """Rare ideographs that are in none of ``texts``, which are only read if one is taken."""
+    """Yield rare ideographs that occur in none of ``texts``, which are read only on first use."""
     used = set()
     for text in texts:
         for start in range(0, len(text), SEARCHED_CHARACTERS):
@@ -262,6 +263,6 @@ def _unused_characters(texts: Iterable[str]) -> Iterator[str]:
         if chr(code) not in used:
             yield chr(code)
     raise ChatTemplateError(
-        "the messages use every character that could mark control tokens in them",
+        "the messages use every character that could escape control tokens in them",
         hint="shorten the messages",
     )

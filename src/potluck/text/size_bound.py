@@ -1,9 +1,9 @@
-"""The least number of tokens that a text can have, known from its bytes alone.
+"""A lower bound on the number of tokens of a text, from its bytes alone.
 
-No token stands for more bytes than the longest entry of the vocabulary that has the byte in it. So
-a byte that occurs in entries of up to L bytes accounts for at least 1/L of a token, and the sum
-over a text is at most its number of tokens. It is far below the true number for prose, and near it
-for what is long without meaning, such as digits or one character over and over.
+No token represents more bytes than the longest vocabulary entry that contains the byte. So a byte
+that occurs in entries of up to L bytes accounts for at least 1/L of a token, and the sum over a
+text is at most its number of tokens. The bound is far below the true number for prose, and close to
+it for long texts without meaning, such as digits or one repeated character.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _COMPOSED_SHRINKS = 4
 
 
 class SizeBound:
-    """For one vocabulary. Immutable."""
+    """The bound for one vocabulary. Immutable."""
 
     def __init__(
         self,
@@ -27,8 +27,8 @@ class SizeBound:
     ) -> None:
         """``pieces`` are all tokens: the bytes in each, and the most bytes of text that it covers.
 
-        ``composes``: whether texts are brought to normalization form C first. ``left_out``: bytes
-        that have no token, so that any number of them may vanish.
+        ``composes``: whether texts are converted to normalization form C first. ``left_out``: bytes
+        without a token, any number of which may be dropped.
         """
         longest = [1] * 256
         for piece, num_bytes in pieces:
@@ -39,7 +39,9 @@ class SizeBound:
         self._composes = composes
 
     def least_tokens(self, text: str, enough: int) -> int:
-        """The least number of tokens that ``text`` can have; counting stops above ``enough``."""
+        """Return a lower bound on the number of tokens of ``text``; counting stops above
+        ``enough``.
+        """
         shrinks = _COMPOSED_SHRINKS if self._composes and not text.isascii() else 1
         total = 0.0
         for start in range(0, len(text), _PART_CHARACTERS):

@@ -1,11 +1,11 @@
-"""Long texts, encoded slice by slice with the very tokens that the whole text would have.
+"""Encode long texts in slices, with exactly the tokens of the whole text.
 
-The ``tokenizers`` library needs about 150 bytes of memory for each byte of a text that it is given
-at once, and cannot stop when there are already more tokens than a context holds. So a long text is
-given to it in slices. It also holds the interpreter's lock in ``encode``, but not in
-``encode_batch``, which is therefore what is called, with one text.
+The ``tokenizers`` library needs about 150 bytes of memory for each byte of text in a call, and
+cannot stop once there are more tokens than a context holds. So long texts are encoded in slices.
+The library also holds the interpreter's lock in ``encode``, but not in ``encode_batch``, which is
+therefore called with a single text.
 
-A slice may end where two things hold, and then its tokens are those of the whole text:
+A slice may end under either of two conditions, so that its tokens are those of the whole text:
 
 - A word of the pre-tokenizer ends there. Its patterns are matched from left to right, so what
   follows the end of one word depends on nothing before it. That a word ends there is read from the
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
     import tokenizers
 
 SLICE_CHARACTERS = 32 * 1024
-"""Texts up to this length are encoded at once: about 15 MiB of memory, and 20 to 50 ms."""
+"""Texts up to this length are encoded in one call, which takes about 15 MiB and 20 to 50 ms."""
 
 MAX_UNDIVIDED_CHARACTERS = 128 * 1024
-"""Of a stretch without a place to end a slice: encoding it takes up to 90 MiB of memory."""
+"""Maximum length of a stretch that cannot be split: encoding it takes up to 90 MiB of memory."""
 
 _LOOKAHEAD_CHARACTERS = 64
 _PLACES_TRIED = 16
@@ -52,7 +52,7 @@ _LOCAL_PRE_TOKENIZERS = frozenset({"Digits", "Punctuation"})
 
 
 class SlicedEncoder:
-    """Encodes ordinary text with a ``tokenizers`` model. Safe for use by several threads."""
+    """Encodes ordinary text with a ``tokenizers`` model. Thread-safe."""
 
     def __init__(self, model: tokenizers.Tokenizer) -> None:
         self._model = model
@@ -63,7 +63,7 @@ class SlicedEncoder:
         self._can_slice = all(map(_is_local_normalizer, normalizers))
         if self._is_one_word:
             self._can_slice &= has_marks and model.token_to_id(SPACE_MARK) is not None
-            # A slice that is an entry of the vocabulary would become that one token.
+            # A slice that is a vocabulary entry would become that one token.
             self._can_slice &= not getattr(model.model, "ignore_merges", False)
         else:
             self._can_slice &= all(map(_is_local_pre_tokenizer, pre_tokenizers))
@@ -73,7 +73,7 @@ class SlicedEncoder:
         self._joined: frozenset[str] | None = None
 
     def encode(self, text: str) -> Iterator[list[int]]:
-        """The token ids of ``text``, slice by slice.
+        """Return the token ids of ``text``, encoding it slice by slice.
 
         Raises ``ParameterError`` for a stretch of over ``MAX_UNDIVIDED_CHARACTERS`` that cannot be
         divided.
@@ -95,14 +95,14 @@ class SlicedEncoder:
             if length >= MAX_UNDIVIDED_CHARACTERS:
                 raise ParameterError(
                     "text",
-                    f"the text has over {MAX_UNDIVIDED_CHARACTERS} characters in a row in which no"
-                    " word ends",
-                    hint="divide it with spaces or line ends, or shorten it",
+                    f"the text has more than {MAX_UNDIVIDED_CHARACTERS} characters in a row "
+                    "without a word boundary",
+                    hint="break it up with spaces or line breaks, or shorten it",
                 )
             length *= 2
 
     def _last_place(self, window: str, encoding: tokenizers.Encoding) -> int | None:
-        """The last index of ``window`` at which a slice may end, if there is any."""
+        """Return the last index of ``window`` at which a slice may end, if any."""
         end = len(window) - _LOOKAHEAD_CHARACTERS
         for place in _last_matches(_SPACE if self._is_one_word else _PLACE, window, end):
             before, after = encoding.char_to_token(place - 1), encoding.char_to_token(place)
@@ -116,7 +116,7 @@ class SlicedEncoder:
         return None
 
     def _joined_to_space(self) -> frozenset[str]:
-        """The characters that an entry of the vocabulary has right before a space."""
+        """Return the characters that precede a space in any vocabulary entry."""
         if self._joined is None:
             found = set()
             for token in range(self._model.get_vocab_size(with_added_tokens=False)):
@@ -130,7 +130,7 @@ class SlicedEncoder:
 
 
 def _last_matches(pattern: re.Pattern[str], text: str, end: int) -> Iterator[int]:
-    """Where ``pattern`` matches before ``end``, from the last, a few from each part of the text."""
+    """Yield matches of ``pattern`` before ``end``, last first, a few from each part of the text."""
     part = _LOOKAHEAD_CHARACTERS
     while end > 1:
         start = max(end - part, 1)
@@ -140,14 +140,15 @@ def _last_matches(pattern: re.Pattern[str], text: str, end: int) -> Iterator[int
 
 
 def _is_local_normalizer(step: Step) -> bool:
-    """Whether the step does to a part of a text what it does to it in the whole."""
+    """Return whether the step changes a part of a text as it would in the whole text."""
     return step["type"] in _LOCAL_NORMALIZERS or marks_spaces(step)
 
 
 def _is_local_pre_tokenizer(step: Step) -> bool:
     kind = step["type"]
     if kind == "Split":
-        return "(?<" not in step["pattern"].get("Regex", "")  # what came before would matter
+        # the result would depend on what came before
+        return "(?<" not in step["pattern"].get("Regex", "")
     if kind == "ByteLevel":
         return not step["add_prefix_space"]
     if kind == "Metaspace":
@@ -156,7 +157,9 @@ def _is_local_pre_tokenizer(step: Step) -> bool:
 
 
 def _makes_one_word(step: Step, has_marks: bool) -> bool:
-    """Whether the step divides nothing. ``has_marks``: spaces are written as marks before it."""
+    """Return whether the step splits nothing. ``has_marks``: spaces were replaced with marks
+    before.
+    """
     if step["type"] == "Split":
         return has_marks and bool(step["pattern"] == {"String": " "})
     return bool(

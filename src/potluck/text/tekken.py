@@ -1,8 +1,8 @@
 """Mistral's own tokenizer file: ``tekken.json``.
 
-It lists the bytes of each token by rank, as tiktoken does, the pattern that cuts a text into words,
-and the special tokens, whose ids come before all others. The names of keys and the special tokens
-of older files are those of ``mistral_common`` (``tokens/tokenizers/tekken.py``).
+It lists the bytes of each token by rank, as tiktoken does, the pattern that splits a text into
+words, and the special tokens, whose ids precede all others. The names of keys and the special
+tokens of older files are those of ``mistral_common`` (``tokens/tokenizers/tekken.py``).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 TEKKEN_FILE = "tekken.json"
 MAX_FILE_BYTES = 64 * 1024 * 1024
-"""Files in use have 15 to 20 MiB."""
+"""Maximum file size. Files in use have 15 to 20 MiB."""
 
 BOS, EOS, UNKNOWN, PADDING = "<s>", "</s>", "<unk>", "<pad>"
 _OLD_SPECIAL_TOKENS = (
@@ -33,7 +33,7 @@ _OLD_SPECIAL_TOKENS = (
     *("[IMG_END]", "[PREFIX]", "[MIDDLE]", "[SUFFIX]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"),
     "[TOOL_CONTENT]",
 )
-"""Those of files that list none, up to version 7."""
+"""Special tokens of files that list none, up to version 7."""
 
 
 class _Token(msgspec.Struct):
@@ -61,10 +61,10 @@ class _Document(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tekken:
-    """What a ``tekken.json`` says.
+    """The contents of a ``tekken.json``.
 
-    ``special`` are the texts of the special tokens, whose ids are their indices; those without a
-    use have none. ``pieces`` are the other tokens in the byte-level notation; their ids follow.
+    ``special`` are the texts of the special tokens, whose ids are their indices; unused ones have
+    none. ``pieces`` are the other tokens in the byte-level encoding; their ids follow.
     """
 
     pattern: str
@@ -78,31 +78,31 @@ class Tekken:
 
 
 def read_tekken(path: Path) -> Tekken:
-    """Read a ``tekken.json``. Raises ``ModelFileError`` when it is damaged."""
+    """Read a ``tekken.json``. Raises ``ModelFileError`` if it is damaged."""
     size = path.stat().st_size
     if size > MAX_FILE_BYTES:
-        raise ModelFileError(str(path), f"{size} bytes are too many for a tokenizer")
+        raise ModelFileError(str(path), f"{size} bytes exceed the size limit of a tokenizer file")
     try:
         document = msgspec.json.decode(path.read_bytes(), type=_Document)
         return _checked(document)
     except (ValueError, msgspec.DecodeError) as error:
-        raise ModelFileError(str(path), f"is no tokenizer: {error}") from error
+        raise ModelFileError(str(path), f"is not a valid tokenizer file: {error}") from error
 
 
 def build_model(tekken: Tekken) -> tokenizers.Tokenizer:
     """Return the library's tokenizer, without special tokens.
 
-    As tiktoken does it, a word that is a token becomes that token; in others, the neighbours whose
-    joined bytes have the lowest rank are joined first. Raises ``ValueError`` for a pattern that is
-    none.
+    As in tiktoken, a word that is a token becomes that token; in other words, the neighbours whose
+    joined bytes have the lowest rank are merged first. Raises ``ValueError`` for an invalid
+    pattern.
     """
     scores = {piece: -float(rank) for rank, piece in enumerate(tekken.pieces)}
     words = BytePreTokenizer(splits=(tekken.pattern,), ignores_merges=True)
     merges = merges_from_scores(scores)
     try:
         return build_byte_level(tekken.piece_ids(), merges, words)
-    except Exception as error:  # the library raises nothing more precise
-        raise ValueError(f"the library refuses it: {error}") from error
+    except Exception as error:  # the library raises no more specific exception
+        raise ValueError(f"the library rejects it: {error}") from error
 
 
 def _checked(document: _Document) -> Tekken:
@@ -126,7 +126,7 @@ def _checked(document: _Document) -> Tekken:
         data = base64.b64decode(token.token_bytes, validate=True)
         pieces.append("".join([BYTE_ALPHABET[byte] for byte in data]))
     if len({*pieces}) < num_pieces or len({*named}) < len(named):
-        raise ValueError("a token is in it twice")
+        raise ValueError("it contains a duplicate token")
     return Tekken(
         pattern=config.pattern, version=config.version, special=special, pieces=tuple(pieces)
     )

@@ -1,9 +1,9 @@
-"""Templates that leave out calls which their models do write, with those calls.
+"""Add tool calls to templates that omit them although their models generate them.
 
-The first templates of LFM2 and LFM2.5 write the content of a message and nothing else. Calls then
-have to be a part of the content, with marks that are control tokens, which nothing in a content may
-be here (``potluck.text.shield``). Later templates of these models write calls themselves; what is
-added here writes them alike, but for texts, which are quoted as in JSON.
+The first templates of LFM2 and LFM2.5 write the content of a message and nothing else. Calls would
+have to be part of the content, with marks that are control tokens, which content cannot contain
+here (``potluck.text.shield``). Later templates of these models write calls themselves; the code
+added here writes them the same way, except for strings, which are quoted as in JSON.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LFM2_CALLS = """\
 
 
 def with_calls(source: str) -> str:
-    """Return the template ``source``, which also writes calls if it is one that leaves them out."""
+    """Return the template ``source``, changed to write tool calls if it is one that omits them."""
     is_lfm2 = all(sign in source for sign in _LFM2_SIGNS)
     if not is_lfm2 or "tool_calls" in source:
         return source

@@ -1,9 +1,10 @@
-"""What a chat template sees of messages and tools: the dictionaries of ``transformers``.
+"""Convert messages and tools to the dictionaries that chat templates expect, as ``transformers``
+does.
 
-``transformers`` hands a chat to the template as an OpenAI client writes it, but with the arguments
-of tool calls as objects instead of JSON texts. Templates were written against that; some older
-ones were written against texts, so arguments are objects that join texts as their JSON. Where
-templates ask for what clients do not send, it is made up here, and each case says why.
+``transformers`` passes a chat to the template as an OpenAI client writes it, but with the arguments
+of tool calls as objects instead of JSON strings. Most templates expect that; some older ones expect
+strings, so arguments are objects that concatenate with strings as JSON. Where templates require
+values that clients do not send, they are generated here; comments give the reason for each case.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from potluck.text.shield import parse_arguments
 from potluck.types.text import ChatMessage, Tool, ToolCall
 
 EFFORT_VARIABLES = ("reasoning_effort", "thinking_effort", "reasoning_strength")
-"""Names that templates have for how much a model is to think."""
+"""Names of the template variable for reasoning effort."""
 
 _DEVELOPER = re.compile(r"""['"]developer['"]""")
 _KIMI_CALL = "<|tool_call_argument_begin|>"
@@ -27,7 +28,7 @@ _EMPTY_SCHEMA: Mapping[str, object] = {"type": "object", "properties": {}}
 
 
 class _Arguments(dict[str, Any]):
-    """The arguments of a call: an object, and JSON wherever a template takes it for text."""
+    """The arguments of a call: an object that becomes JSON where a template uses it as a string."""
 
     def __init__(self, value: Mapping[str, Any], text: str) -> None:
         super().__init__(value)
@@ -44,7 +45,7 @@ class _Arguments(dict[str, Any]):
 
 
 def messages_data(messages: Sequence[ChatMessage], source: str) -> list[dict[str, object]]:
-    """Return ``messages`` as the template ``source`` sees them."""
+    """Return ``messages`` in the form that the template ``source`` expects."""
     ids = _CallIds(source)
     knows_developer = _DEVELOPER.search(source) is not None
     return [
@@ -53,7 +54,7 @@ def messages_data(messages: Sequence[ChatMessage], source: str) -> list[dict[str
 
 
 def tool_data(tool: Tool) -> dict[str, object]:
-    """Return a tool as templates see it, and as OpenAI's API describes it."""
+    """Return a tool in the form of OpenAI's API, which templates expect."""
     return {
         "type": "function",
         "function": {
@@ -67,9 +68,9 @@ def tool_data(tool: Tool) -> dict[str, object]:
 def _fields_of(
     message: ChatMessage, *, ids: _CallIds, knows_developer: bool
 ) -> Iterator[tuple[str, object]]:
-    """Fields that a message does not have are left out: templates ask whether they are defined."""
-    # OpenAI's newer name for the system's role. Templates that do not know it would drop the
-    # message or refuse it.
+    """Return the fields of a message, without absent ones: templates test what is defined."""
+    # OpenAI's newer name for the system role. Templates that do not support it would drop the
+    # message or reject it.
     is_renamed = message.role == "developer" and not knows_developer
     yield "role", "system" if is_renamed else message.role
     yield "content", message.content
@@ -80,7 +81,7 @@ def _fields_of(
     if name is not None:
         yield "name", name
     if message.reasoning is not None:
-        # Templates know it by either name, and transformers gives both.
+        # Templates know it by either name, and transformers sets both.
         yield "thinking", message.reasoning
         yield "reasoning_content", message.reasoning
     if calls:
@@ -106,24 +107,25 @@ def _call_data(call: ToolCall, call_id: str) -> dict[str, object]:
 
 
 class _CallIds:
-    """The ids of calls as a template writes them, for messages in their order.
+    """Generates the ids of calls as the template writes them, for messages in order.
 
-    A server makes up ids in a form of its own, and some models were trained on ids of another.
-    Clients may use an id again in a later turn: a result answers the last call that has it.
+    Servers generate ids in their own format, and some models were trained on ids in another.
+    Clients may reuse an id in a later turn: a result answers the last call with its id.
     """
 
     def __init__(self, source: str) -> None:
         self._names_results = "tool_call_id" not in source
         self._is_short = "length != 9" in source or "length 9" in source
         self._is_numbered = _KIMI_CALL in source
-        self._last: dict[str, tuple[str, str]] = {}  # an id, and what it became and names
+        # maps an id to its new id and the name of the call
+        self._last: dict[str, tuple[str, str]] = {}
         self._num_calls = 0
 
     def of_call(self, call: ToolCall) -> str:
         """Return the id of the next call."""
         call_id = call.call_id
         if self._is_numbered and not _KIMI_ID.fullmatch(call_id):
-            # The id is all that the template writes of the name.
+            # The id is all that the template writes, so it has to contain the name.
             call_id = f"functions.{call.name}:{self._num_calls}"
         elif self._is_short:
             call_id = _short_id(call_id)
@@ -138,12 +140,12 @@ class _CallIds:
         return _short_id(call_id) if self._is_short else call_id
 
     def name_of(self, call_id: str) -> str | None:
-        """Return the name of a call, for templates that cannot find it by the id themselves."""
+        """Return the name of a call, for templates that cannot look it up by id."""
         return self._last[call_id][1] if self._names_results and call_id in self._last else None
 
 
 def _short_id(call_id: str) -> str:
-    """Mistral's templates refuse ids that have not nine letters and digits."""
+    """Return an id for Mistral's templates, which require nine letters and digits."""
     if len(call_id) == 9 and call_id.isalnum():
         return call_id
     number = int.from_bytes(hashlib.sha256(call_id.encode("utf-8", "replace")).digest()[:8])

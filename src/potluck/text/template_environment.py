@@ -1,11 +1,11 @@
-"""Running a chat template: Jinja's sandbox with the additions that templates count on, and limits.
+"""Run a chat template: Jinja's sandbox with limits, and the additions that templates rely on.
 
 The additions are those of ``transformers`` (``raise_exception``, ``strftime_now``, a ``tojson``
 that does not escape HTML, loop controls, ``generation`` blocks, ``trim_blocks`` and
-``lstrip_blocks``); templates are written against them. The limits make a template that loops
-without end, or builds a huge text, an error in a second or so. They stop mistakes and simple
-attacks; a template can still spend memory in ways that are not counted (string filters), so a
-model's files are to be trusted that far.
+``lstrip_blocks``), which templates rely on. Because of the limits, a template that loops forever or
+builds a huge text fails within about a second. They protect against mistakes and simple attacks; a
+template can still use memory in ways that are not counted (string filters), so a model's files have
+to be trusted to that extent.
 """
 
 from __future__ import annotations
@@ -30,25 +30,26 @@ from potluck.errors import ChatTemplateError
 
 _MIN_STEPS = 200_000
 _MAX_STEPS = 3_000_000
-"""Loop rounds and calls of one rendering, which take up to 2 s. A long chat needs about ten per
-message in most templates. Some look through all other messages for each (Gemma 4, Command A),
-which is 0.9 per pair; so a chat may take ``_STEPS_PER_PAIR``, but within these bounds."""
+"""Loop iterations and calls allowed per rendering, which take up to 2 s. A long chat needs about
+ten per message in most templates. Some iterate over all other messages for each (Gemma 4, Command
+A), which is 0.9 per pair; so a chat is allowed ``_STEPS_PER_PAIR``, but within these bounds."""
 _STEPS_PER_PAIR = 2
 _MAX_CHARACTERS = 16 * 1024 * 1024
-"""Of the output, and of any text that an operator makes: far beyond any context."""
+"""Maximum length of the output, and of any string that an operator builds: far beyond any context.
+"""
 _MAX_INTEGER_BITS = 4096
-"""Of the operands of ``**`` and ``*`` on numbers."""
+"""Maximum operand of ``**`` and ``*`` on numbers."""
 
 _TO_ESCAPE = re.compile("[^\x00-\x7f\U00020000-\U0002a6d6]")
-"""What is not ASCII, but for rare ideographs, which stand for other characters (``shield``)."""
+"""Non-ASCII characters except rare ideographs, which represent other characters (``shield``)."""
 
 _DICT_NAMES = frozenset(dir(dict))
 
-_REPEAT_HINT = "the template is part of the model's files; look for a corrected one"
+_REPEAT_HINT = "the template is part of the model's files; look for a corrected version"
 
 
 class _LimitError(TemplateError):
-    """A rendering went beyond its limits."""
+    """A rendering exceeded its limits."""
 
 
 class _RaisedError(TemplateError):
@@ -56,19 +57,20 @@ class _RaisedError(TemplateError):
 
 
 def run_template(source: str, variables: Mapping[str, object], *, now: datetime) -> str:
-    """Render ``source``. Raises ``ChatTemplateError`` for whatever goes wrong in it."""
+    """Render ``source``. Raises ``ChatTemplateError`` for any error in it."""
     messages = variables.get("messages")
     num_messages = len(messages) if isinstance(messages, list) else 0
     try:
         return _Environment(now, num_messages).render_limited(_compiled(source), variables)
     except TemplateSyntaxError as error:
         raise ChatTemplateError(
-            f"the chat template is broken at line {error.lineno}: {_one_line(error.message)}",
+            f"the chat template has a syntax error at line {error.lineno}: "
+            f"{_one_line(error.message)}",
             hint=_REPEAT_HINT,
         ) from error
     except _RaisedError as error:
         raise ChatTemplateError(
-            f"the chat template refuses the messages: {_one_line(error.message)}",
+            f"the chat template rejects the messages: {_one_line(error.message)}",
             hint="change the roles or the order of the messages",
         ) from error
     except (
@@ -89,7 +91,7 @@ def run_template(source: str, variables: Mapping[str, object], *, now: datetime)
 
 @lru_cache(maxsize=8)
 def free_variables(source: str) -> frozenset[str]:
-    """Return the variables that a template reads and does not set, or none if it is broken."""
+    """Return the variables that a template reads without setting, or none if it is broken."""
     try:
         tree = _Environment(datetime.now().astimezone()).parse(source)
         return frozenset(meta.find_undeclared_variables(tree))
@@ -102,9 +104,10 @@ def _one_line(message: str | None) -> str:
 
 
 class _GenerationBlocks(Extension):
-    """``{% generation %}…{% endgeneration %}`` marks what to train on: no matter here.
+    """Supports ``{% generation %}…{% endgeneration %}``, which marks training data and has no
+    effect.
 
-    Variables set within such a block are unknown after it, as in ``transformers``.
+    Variables set within such a block are undefined after it, as in ``transformers``.
     """
 
     tags = {"generation"}  # noqa: RUF012 (Jinja's interface)
@@ -116,10 +119,10 @@ class _GenerationBlocks(Extension):
 
 
 class _Namespace(jinja2.utils.Namespace):
-    """A ``namespace`` without names that reach into Python's objects."""
+    """A ``namespace`` that rejects names which reach into Python's objects."""
 
     def __init__(*args: Any, **names: Any) -> None:
-        self, *rest = args  # so that ``self`` may be a name
+        self, *rest = args  # so that an attribute can be named ``self``
         attributes = dict(*rest, **names)
         for name in attributes:
             _check_name(name)
@@ -131,7 +134,7 @@ class _Namespace(jinja2.utils.Namespace):
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """Serves one rendering, since it counts."""
+    """The environment of one rendering, because it counts steps."""
 
     intercepted_binops = frozenset(("*", "**", "+"))
 
@@ -152,7 +155,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         self.globals["_joined"] = self._joined
 
     def compile_limited(self, source: str) -> CodeType:
-        """Compile ``source`` so that each round of a loop and each joined text is counted."""
+        """Compile ``source`` with code that counts loop iterations and string concatenations."""
         tree = self.parse(source)
         for loop in tree.find_all(nodes.For):
             loop.iter = _call("_counted", [loop.iter])
@@ -162,14 +165,14 @@ class _Environment(ImmutableSandboxedEnvironment):
         return self.compile(tree)
 
     def render_limited(self, code: CodeType, variables: Mapping[str, object]) -> str:
-        """The whole output, if it is not too long."""
+        """Render the whole output; raise an error if it is too long."""
         template = self.template_class.from_code(self, code, self.globals)
         pieces = []
         num_characters = 0
         for piece in template.generate(variables):
             num_characters += len(piece)
             if num_characters > _MAX_CHARACTERS:
-                raise _LimitError("it writes too much")
+                raise _LimitError("its output is too long")
             pieces.append(piece)
         return "".join(pieces)
 
@@ -178,7 +181,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         return super().call(context, function, *args, **kwargs)
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        """As Jinja's, and quickly where nothing is unsafe: templates do little else."""
+        """Like Jinja's, with a fast path for safe types: templates do little else."""
         kind = type(obj)
         if kind is dict:
             if attribute in obj and attribute not in _DICT_NAMES:
@@ -196,13 +199,13 @@ class _Environment(ImmutableSandboxedEnvironment):
             _check_product(operator, left, right)
         result = super().call_binop(context, operator, left, right)
         if hasattr(result, "__len__") and len(result) > _MAX_CHARACTERS:
-            raise _LimitError("it builds too long a text")
+            raise _LimitError("it builds a string that is too long")
         return result
 
     def _spend(self, steps: int) -> None:
         self._steps_left -= steps
         if self._steps_left < 0:
-            raise _LimitError("it takes too many steps")
+            raise _LimitError("it executes too many steps")
 
     def _range(self, *bounds: int) -> range:
         numbers = range(*bounds)
@@ -217,11 +220,11 @@ class _Environment(ImmutableSandboxedEnvironment):
     def _joined(self, *parts: Any) -> str:
         texts = [str(part) for part in parts]
         if sum(map(len, texts)) > _MAX_CHARACTERS:
-            raise _LimitError("it builds too long a text")
+            raise _LimitError("it builds a string that is too long")
         return "".join(texts)
 
 
-@lru_cache(maxsize=8)  # a large template takes 50 ms, and a gateway has a few models
+@lru_cache(maxsize=8)  # a large template takes 50 ms, and a gateway has only a few models
 def _compiled(source: str) -> CodeType:
     return _Environment(datetime.now().astimezone()).compile_limited(source)
 
@@ -234,12 +237,12 @@ def _check_product(operator: str, left: Any, right: Any) -> None:
     for repeated, times in ((left, right), (right, left)):
         if hasattr(repeated, "__len__") and isinstance(times, int):
             if operator == "*" and len(repeated) * times > _MAX_CHARACTERS:
-                raise _LimitError("it builds too long a text")
+                raise _LimitError("it builds a string that is too long")
             return
     if isinstance(left, int) and isinstance(right, int):
         bits = left.bit_length() * right if operator == "**" else left.bit_length()
         if bits > _MAX_INTEGER_BITS:
-            raise _LimitError("it computes too large a number")
+            raise _LimitError("it computes a number that is too large")
 
 
 def _raise_exception(message: str) -> NoReturn:
@@ -252,7 +255,7 @@ def _make_dict(*items: Any, **names: Any) -> dict[Any, Any]:
 
 def _check_name(name: object) -> None:
     if isinstance(name, str) and name.startswith("_"):
-        raise SecurityError(f"a namespace has no name like {name}")
+        raise SecurityError(f"a namespace cannot have the attribute {name}")
 
 
 def _to_json(

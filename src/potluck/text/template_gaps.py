@@ -1,10 +1,11 @@
-"""Chats for templates that know no tools, no calls, one call alone, or few system messages.
+"""Adapt chats to templates without support for tools, calls, several calls, or several system
+messages.
 
-Many a model's template has only users and assistants. Where it has no place for a part of a chat,
-that part is written into the messages which it does know, in the form of Hermes and Qwen, which
-models have seen most: the tools within the system message, a call as JSON between ``<tool_call>``
-tags, a result between ``<tool_response>`` tags in a user's message. A template that knows these
-parts gets them as they are.
+The templates of many models support only user and assistant messages. Parts of a chat that a
+template does not support are rewritten as content of the messages it does support, in the format of
+Hermes and Qwen, which models have seen most: the tools within the system message, a call as JSON
+between ``<tool_call>`` tags, a result between ``<tool_response>`` tags in a user message. A
+template that supports these parts gets them unchanged.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _TOOLS = re.compile(r"\btools\b|\bfunctions\b")
 _TOOL_ROLE = re.compile(r"""['"]tool['"]|\btool_response""")
 
 _ONE_CALL = re.compile(r"only supports single tool-calls at once", re.IGNORECASE)
-"""How the templates of Llama 3.1 and later refuse a message with several calls."""
+"""Error with which the templates of Llama 3.1 and later reject a message with several calls."""
 _FORM = (
     "To call one, write its name and its arguments as JSON within tags, and end there:",
     "<tool_call>",
@@ -35,8 +36,8 @@ _FORM = (
 )
 
 
-def knows_tools(source: str) -> bool:
-    """Whether a template tells the model of its tools."""
+def supports_tools(source: str) -> bool:
+    """Return whether a template passes tools to the model."""
     return _TOOLS.search(source) is not None
 
 
@@ -47,17 +48,17 @@ def fill_gaps(
     source: str,
     special_tokens: Mapping[str, str],
 ) -> list[ChatMessage]:
-    """Return ``messages`` with all that the template ``source`` has no place for as content."""
+    """Return ``messages`` with everything that the template does not support as content."""
     filled = _with_answered_calls(messages)
     knows_calls = "tool_calls" in source
     if not knows_calls:
         filled = [_with_calls(message) for message in filled]
     elif _ONE_CALL.search(source):
         filled = _one_by_one(filled)
-    if not knows_calls and not knows_tools(source) and not _TOOL_ROLE.search(source):
+    if not knows_calls and not supports_tools(source) and not _TOOL_ROLE.search(source):
         filled = _with_results(filled)
-    if tools and not knows_tools(source):
-        # A template that knows calls has a form of its own for them.
+    if tools and not supports_tools(source):
+        # A template that supports calls has its own format for them.
         form = () if knows_calls else _FORM
         filled = _with_system(filled, "\n".join((*_description_of(tools), *form)))
     takes = partial(_takes, source, tuple(sorted(special_tokens.items())))
@@ -89,7 +90,7 @@ def _with_calls(message: ChatMessage) -> ChatMessage:
 
 
 def _with_answered_calls(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
-    """Results without a call's id, as Ollama's clients send them, answer the calls in order."""
+    """Assign results without a call id, as Ollama's clients send them, to the calls in order."""
     changed: list[ChatMessage] = []
     waiting: list[ToolCall] = []
     for message in messages:
@@ -111,7 +112,7 @@ def _may_answer(result: ChatMessage, call: ToolCall) -> bool:
 
 
 def _one_by_one(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
-    """Several calls of a message are messages of their own, each before its result."""
+    """Split a message with several calls into one message per call, each before its result."""
     changed: list[ChatMessage] = []
     pending = list(messages)
     while pending:
@@ -133,7 +134,7 @@ def _one_by_one(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
 
 
 def _with_results(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
-    """Results in a row are one message, because many templates want the roles to alternate."""
+    """Merge consecutive results into one message: many templates require alternating roles."""
     changed: list[ChatMessage] = []
     is_open = False
     for message in messages:
@@ -158,7 +159,7 @@ def _with_system(messages: Sequence[ChatMessage], text: str) -> list[ChatMessage
 
 
 def _without_system(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
-    """The system's message is what the first user says first."""
+    """Move the system message into the first user message."""
     system, *rest = messages
     if rest and rest[0].role == "user":
         first, *others = rest
@@ -167,14 +168,14 @@ def _without_system(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
 
 
 def _num_systems(messages: Sequence[ChatMessage]) -> int:
-    """How many messages of the system a chat begins with."""
+    """Return the number of system messages at the start of a chat."""
     return next(
         (i for i, each in enumerate(messages) if each.role not in _SYSTEM_ROLES), len(messages)
     )
 
 
 def _with_one_system(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
-    """Many templates write the first of the system's messages only, or refuse others."""
+    """Merge system messages: many templates write only the first, or reject several."""
     num_systems = _num_systems(messages)
     content = "\n\n".join(each.content for each in messages[:num_systems])
     return [replace(messages[0], content=content), *messages[num_systems:]]
@@ -182,7 +183,7 @@ def _with_one_system(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
 
 @lru_cache(maxsize=16)
 def _takes(source: str, special_tokens: tuple[tuple[str, str], ...], *, num_systems: int) -> bool:
-    """Whether a template writes the first messages of the system, as a small chat shows."""
+    """Return whether a template writes leading system messages, by rendering a small chat."""
     from potluck.text.template_environment import run_template
 
     def shows(*messages: ChatMessage) -> bool:

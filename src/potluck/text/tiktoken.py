@@ -1,9 +1,8 @@
-"""Vocabularies in tiktoken's own form: ``tiktoken.model``.
+"""Vocabularies in tiktoken's format: ``tiktoken.model``.
 
-Every line has the bytes of a token in base64 and its rank, which is its id. The pattern that cuts a
-text into words is in the code that comes with a model, so only tokenizers whose code is known are
-read: Kimi's (``tokenization_kimi.py``), which names its special tokens in
-``tokenizer_config.json``.
+Every line has the bytes of a token in base64 and its rank, which is its id. The pattern that splits
+a text into words is in code that comes with the model, so only known tokenizers are supported:
+Kimi's (``tokenization_kimi.py``), which defines its special tokens in ``tokenizer_config.json``.
 """
 
 from __future__ import annotations
@@ -22,19 +21,19 @@ if TYPE_CHECKING:
 
 TIKTOKEN_FILE = "tiktoken.model"
 KNOWN_CLASSES = {"TikTokenTokenizer": "kimi-k2"}
-"""``tokenizer_class`` → pre-tokenizer."""
+"""Maps ``tokenizer_class`` to the pre-tokenizer."""
 MAX_FILE_BYTES = 64 * 1024 * 1024
-"""Kimi K2's has 2.8 MB."""
+"""Maximum file size. Kimi K2's has 2.8 MB."""
 
 
 def read_tiktoken(path: Path) -> dict[str, int]:
-    """Return the pieces, in the byte-level notation, and their ids.
+    """Return the pieces, in the byte-level encoding, and their ids.
 
-    Raises ``ModelFileError`` when the file is damaged.
+    Raises ``ModelFileError`` if the file is damaged.
     """
     size = path.stat().st_size
     if size > MAX_FILE_BYTES:
-        raise ModelFileError(str(path), f"{size} bytes are too many for a tokenizer")
+        raise ModelFileError(str(path), f"{size} bytes exceed the size limit of a tokenizer file")
     pieces: dict[str, int] = {}
     try:
         for number, line in enumerate(path.read_bytes().splitlines()):
@@ -44,17 +43,17 @@ def read_tiktoken(path: Path) -> dict[str, int]:
             data = base64.b64decode(encoded, validate=True)
             pieces["".join([BYTE_ALPHABET[byte] for byte in data])] = number
             if len(pieces) <= number:
-                raise ValueError(f"the token at {number} is in it twice")
+                raise ValueError(f"the token at {number} is a duplicate")
     except ValueError as error:
-        raise ModelFileError(str(path), f"is no tokenizer: {error}") from error
+        raise ModelFileError(str(path), f"is not a valid tokenizer file: {error}") from error
     return pieces
 
 
 def build_model(pieces: dict[str, int], pre_tokenizer: str) -> tokenizers.Tokenizer:
     """Return the library's tokenizer, without special tokens.
 
-    A word that is a token becomes that token; in others, the neighbours whose joined bytes have the
-    lowest rank are joined first.
+    A word that is a token becomes that token; in other words, the neighbours whose joined bytes
+    have the lowest rank are merged first.
     """
     scores = {piece: -float(rank) for piece, rank in pieces.items()}
     return build_byte_level(pieces, merges_from_scores(scores), BYTE_PRE_TOKENIZERS[pre_tokenizer])

@@ -1,8 +1,8 @@
-"""What the tokens of a model's files stand for, read without the tokenizer.
+"""Read the texts of a model's tokens without loading the tokenizer.
 
-The last stage of a model needs it for grammars (``potluck.grammars``), and has no room for a
-tokenizer, which takes hundreds of megabytes for a large vocabulary. What is read here is what
-``TextTokenizer`` says of the same files.
+The last stage of a model needs them for grammars (``potluck.grammars``), and has no memory for a
+tokenizer, which takes hundreds of megabytes for a large vocabulary. The result is the same as that
+of ``TextTokenizer`` for the same files.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def list_tokens(
     notation: Notation,
     end_tokens: tuple[int, ...],
 ) -> TokenList:
-    """Return the list of the tokens below ``vocab_size``: pieces, and those that are added."""
+    """Return the list of the tokens below ``vocab_size``: pieces and added tokens."""
     by_id = {token.token: token for token in added}
     data = []
     for token in range(vocab_size):

@@ -1,10 +1,10 @@
-"""The tokenizer that every kind of model file is turned into.
+"""The tokenizer for all formats of model files.
 
 A ``tokenizers.Tokenizer`` does the heavy work (normalization, pre-tokenization, merges) on
-stretches of ordinary text, a slice at a time (``potluck.text.slices``). What depends on place or on
-the call is done here: added tokens, the token that begins a text, and the space that SentencePiece
-puts before a text. So the library's object is never changed after it was built, and any number of
-threads may use it.
+stretches of ordinary text, a slice at a time (``potluck.text.slices``). Everything that depends on
+the position or the call is done here: added tokens, the token that begins a text, and the space
+that SentencePiece puts before a text. So the library's object is never changed after construction,
+and any number of threads can use it.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ if TYPE_CHECKING:
 
 
 class PrefixSpace(enum.Enum):
-    """Where ``▁`` is put before a stretch of text."""
+    """Where ``▁`` is inserted before a stretch of text."""
 
     NEVER = "never"
     FIRST = "first"
-    """At the beginning of a text, unless a space is there."""
+    """At the beginning of a text, unless it starts with a space."""
     EACH_UNLESS_PRESENT = "each unless present"
-    """Also after every added token, unless a space is there."""
+    """Also after every added token, unless a space follows."""
     EACH = "each"
-    """Also after every added token, whatever follows."""
+    """Also after every added token, unconditionally."""
     EACH_BUT_WORDS = "each but words"
-    """As ``EACH``, but not after words of users: these have the mark before them themselves."""
+    """As ``EACH``, but not after user-defined pieces, which include the mark themselves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Boundaries:
-    """How a text begins and ends: ``bos_tokens`` is what ``encode`` begins with on ``add_bos``.
+    """How a text begins and ends; with ``add_bos``, ``encode`` starts with ``bos_tokens``.
 
     ``closing_tokens``: see ``potluck.types.text.Tokenizer``.
     """
@@ -59,11 +59,11 @@ class TextTokenizer:
     ``model`` must have no added tokens and no post-processor. ``vocab_size`` is one more than the
     largest id.
 
-    A model whose vocabulary has neither a character nor its bytes encodes it as its unknown token;
-    no other control token ever comes from text that is not to be parsed for them. ``unknown`` is
-    that token's id; without it, the one that ``model`` names. ``normalize`` changes ordinary text
-    before everything else; what it leaves empty has no tokens. ``bytes_only`` are tokens whose
-    bytes are not UTF-8, by id: the library cannot hold them, and no text has them.
+    If the vocabulary has neither a character nor its bytes, the character becomes the unknown
+    token; text that is not parsed for control tokens never produces any other. ``unknown`` is its
+    id; if it is None, the one that ``model`` names is used. ``normalize`` changes ordinary text
+    before everything else; a stretch that becomes empty has no tokens. ``bytes_only`` are tokens
+    whose bytes are not UTF-8, by id: the library cannot represent them, and no text contains them.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class TextTokenizer:
         self._special_tokens = tuple(t.text for t in self._added.control if t.text)
         named = getattr(model.model, "unk_token", None)
         unknown_id = model.token_to_id(named) if unknown is None and named else unknown
-        # Some models name their eos as the unknown token, without ever needing one.
+        # Some models declare their eos as the unknown token, without ever needing one.
         bounds = {boundaries.bos_token_id, *boundaries.eos_token_ids}
         self._never_from_text = frozenset(
             token.token
@@ -129,7 +129,7 @@ class TextTokenizer:
 
     @property
     def strips_prefix_space(self) -> bool:
-        """Whether ``encode`` puts a space before a text that ``decode`` takes off again."""
+        """Whether ``encode`` puts a space before a text that ``decode`` removes."""
         return self._strips_prefix_space
 
     def encode(
@@ -141,14 +141,14 @@ class TextTokenizer:
         literal: Sequence[int] = (),
         max_tokens: int | None = None,
     ) -> list[int]:
-        """Token ids of ``text``; see ``potluck.types.text.Tokenizer.encode``."""
+        """Return the token ids of ``text``; see ``potluck.types.text.Tokenizer.encode``."""
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
             raise ParameterError(
                 "text",
                 f"the text is not valid Unicode: a lone surrogate at character {error.start}",
-                hint="pass text that can be written as UTF-8",
+                hint="pass text that can be encoded as UTF-8",
             ) from error
         if max_tokens is not None and len(text) > max(SLICE_CHARACTERS, max_tokens):
             _require_room(self._least_tokens(text, max_tokens), max_tokens)
@@ -175,7 +175,7 @@ class TextTokenizer:
         return tokens
 
     def token_bytes(self, token: int) -> bytes:
-        """The bytes that a token stands for; empty for control tokens and unknown ids."""
+        """Return the bytes of a token; empty for control tokens and unknown ids."""
         if not 0 <= token < self._vocab_size:
             return b""
         if added := self._added.by_id.get(token):
@@ -186,12 +186,14 @@ class TextTokenizer:
         return piece_bytes(piece, self._notation)
 
     def control_text(self, token: int) -> str:
-        """The text of a control token; empty for every other id."""
+        """Return the text of a control token; empty for every other id."""
         added = self._added.by_id.get(token)
         return added.text if added is not None and added.control else ""
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text of ``tokens`` as a whole text; see ``potluck.types.text.Tokenizer.decode``."""
+        """Return the text of ``tokens`` as a whole text; see
+        ``potluck.types.text.Tokenizer.decode``.
+        """
         data = b"".join(map(self.token_bytes, tokens))
         if self._strips_prefix_space:
             data = data.removeprefix(b" ")
@@ -204,13 +206,14 @@ class TextTokenizer:
         return SPACE_MARK + text
 
     def _least_tokens(self, text: str, enough: int) -> int:
-        """The least number of tokens that ``text`` can have; 0 where that is not known."""
+        """Return a lower bound on the number of tokens of ``text``; 0 if none is known."""
         missing = frozenset(
             byte
             for byte in range(256)
             if self._model.token_to_id(byte_piece(byte, self._notation)) is None
         )
-        # SentencePiece makes one unknown token of many characters whose bytes are not all there.
+        # SentencePiece replaces many characters with one unknown token if some of their bytes are
+        # missing.
         is_unsure = bool(missing) and self._notation is Notation.SENTENCE_PIECE
         takes_spaces = any(token.lstrip or token.rstrip for token in self._added.by_id.values())
         changes = [s["type"] for s in normalizer_steps(self._model) if not marks_spaces(s)]
@@ -222,9 +225,9 @@ class TextTokenizer:
         return self._size_bound.least_tokens(text, enough)
 
     def _extent(self, token: int) -> tuple[bytes, int]:
-        """The bytes in a token's text, and the most bytes of text that it covers.
+        """Return the bytes in a token's text, and the most bytes of text that it covers.
 
-        Where a mark stands for a space, the text may have either.
+        If a mark represents a space, the text may contain either.
         """
         if added := self._added.by_id.get(token):
             written = added.text.encode("utf-8")
@@ -248,7 +251,7 @@ class TextTokenizer:
         return spelled
 
     def _spell(self, text: str) -> list[int]:
-        """``text`` in tokens of one character or byte each; what has none is left out."""
+        """Return ``text`` as tokens of one character or byte each, without unknown characters."""
         tokens: list[int] = []
         for character in text:
             whole = (

@@ -1,8 +1,8 @@
-"""``tokenizer.json``, taken apart.
+"""Read the parts of a ``tokenizer.json``.
 
-The library keeps normalization, pre-tokenization and the model with its vocabulary. The added
-tokens, the tokens before a text, the space before a text and the way back from tokens to bytes are
-read out of the file and done by ``TextTokenizer``.
+The library handles normalization, pre-tokenization and the model with its vocabulary. The added
+tokens, the tokens before a text, the space before a text and the conversion of tokens to bytes are
+read from the file and handled by ``TextTokenizer``.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class Pieces(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenParts:
-    """What vocabulary files say of single tokens.
+    """What vocabulary files define about single tokens.
 
-    ``model`` has no added tokens. ``added`` are their entries by id, with the keys that
-    tokenizer.json uses. ``leading`` are the tokens that are put before a text, ``trailing`` those
-    after it. ``eos`` ends a text unless the other files name another token.
+    ``model`` has no added tokens. ``added`` are their entries by id, with the keys of
+    tokenizer.json. ``leading`` are the tokens put before a text, ``trailing`` those after it.
+    ``eos`` ends a text unless the other files name another token.
     """
 
     model: Pieces
@@ -53,7 +53,7 @@ class TokenParts:
     eos: int | None = None
 
     def find(self, text: str) -> int | None:
-        """The id of the token whose text is ``text``."""
+        """Return the id of the token whose text is ``text``."""
         for token, entry in self.added.items():
             if entry["content"] == text:
                 return token
@@ -63,10 +63,10 @@ class TokenParts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VocabularyParts(TokenParts):
-    """What vocabulary files say, and the library's object that finds the tokens of a text.
+    """The contents of vocabulary files, and the library's object that tokenizes text.
 
-    ``unknown`` is the id of the unknown token where ``model`` does not name it; ``normalize`` is
-    what is done to a text before ``model`` has it.
+    ``unknown`` is the id of the unknown token if ``model`` does not name it; ``normalize`` is
+    applied to a text before ``model``.
     """
 
     model: tokenizers.Tokenizer
@@ -116,7 +116,7 @@ class _UnigramDocument(msgspec.Struct):
 
 
 class _Document(msgspec.Struct):
-    """What tokens stand for; the rest of the file, such as merges, is passed over."""
+    """The tokens of the file; the rest, such as merges, is skipped."""
 
     model: _Model
     added_tokens: list[_AddedToken] | None = None
@@ -125,7 +125,8 @@ class _Document(msgspec.Struct):
 
 
 def read_token_parts(path: Path) -> tuple[TokenParts, int]:
-    """What a tokenizer.json says of single tokens, and one more than its pieces' largest id.
+    """Return what a tokenizer.json defines about single tokens, and one more than its largest piece
+    id.
 
     The library is not used. Raises as ``read_tokenizer_json``.
     """
@@ -133,7 +134,7 @@ def read_token_parts(path: Path) -> tuple[TokenParts, int]:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
             document = msgspec.json.decode(text, type=_Document)
     except (OSError, ValueError, msgspec.DecodeError) as error:
-        raise ModelFileError(str(path), f"is no tokenizer: {error}") from error
+        raise ModelFileError(str(path), f"is not a valid tokenizer file: {error}") from error
     vocab = document.model.vocab
     if isinstance(vocab, list):
         vocab = {piece: token for token, (piece, _) in enumerate(vocab)}
@@ -152,21 +153,21 @@ def read_token_parts(path: Path) -> tuple[TokenParts, int]:
 
 
 def read_tokenizer_json(path: Path) -> VocabularyParts:
-    """The parts of a tokenizer.json.
+    """Return the contents of a tokenizer.json.
 
-    Raises ``ModelFileError`` when the library cannot read it and ``UnsupportedModelError`` when it
-    decodes in a way that is not known here.
+    Raises ``ModelFileError`` if the library cannot read it and ``UnsupportedModelError`` if its
+    decoder is not supported.
     """
     from tokenizers import Tokenizer, models
 
     try:
-        # Not by the path: the library takes one only if it is UTF-8.
+        # Not by path: the library requires UTF-8 paths.
         data = path.read_bytes()
         loaded = Tokenizer.from_buffer(data)
-    except Exception as error:  # the library raises nothing more precise
-        raise ModelFileError(str(path), f"is no tokenizer: {error}") from error
+    except Exception as error:  # the library raises no more specific exception
+        raise ModelFileError(str(path), f"is not a valid tokenizer file: {error}") from error
     unknown = None
-    if isinstance(loaded.model, models.Unigram):  # the library does not say it of this kind
+    if isinstance(loaded.model, models.Unigram):  # the library does not report it for this kind
         unknown = msgspec.json.decode(data, type=_UnigramDocument).model.unk_id
     notation, strips = _read_decoder(_state(loaded.decoder), path)
     normalizer, pre_tokenizer, prefix_space = _take_prefix_space(
@@ -194,7 +195,7 @@ def read_tokenizer_json(path: Path) -> VocabularyParts:
 
 
 def _state(component: Any) -> dict[str, Any]:
-    """A part of a tokenizer as tokenizer.json has it, empty if there is none."""
+    """Return a part of a tokenizer as in tokenizer.json, empty if it is absent."""
     state: dict[str, Any] = {} if component is None else json.loads(component.__getstate__())
     return state
 
@@ -202,7 +203,7 @@ def _state(component: Any) -> dict[str, Any]:
 def _with_steps(
     loaded: tokenizers.Tokenizer, normalizer: dict[str, Any], pre_tokenizer: dict[str, Any]
 ) -> tokenizers.Tokenizer:
-    """The model of ``loaded``, shared and not copied, with these steps and nothing else."""
+    """Return a tokenizer with the shared model of ``loaded``, and only these steps."""
     from tokenizers import Tokenizer
 
     document: dict[str, object] = {
@@ -218,7 +219,7 @@ def _with_steps(
 
 
 def _leading_tokens(processor: dict[str, Any]) -> tuple[int, ...]:
-    """The tokens that a post-processor puts before a text."""
+    """Return the tokens that a post-processor puts before a text."""
     kind = processor.get("type")
     if kind == "Sequence":
         return next(filter(None, map(_leading_tokens, processor["processors"])), ())
@@ -233,7 +234,7 @@ def _leading_tokens(processor: dict[str, Any]) -> tuple[int, ...]:
 
 
 def _trailing_tokens(processor: dict[str, Any]) -> tuple[int, ...]:
-    """The tokens that a post-processor puts after a text."""
+    """Return the tokens that a post-processor puts after a text."""
     kind = processor.get("type")
     if kind == "Sequence":
         return next(filter(None, map(_trailing_tokens, processor["processors"])), ())
@@ -249,7 +250,7 @@ def _trailing_tokens(processor: dict[str, Any]) -> tuple[int, ...]:
 
 
 def _read_decoder(decoder: dict[str, Any], path: Path) -> tuple[Notation, bool]:
-    """The notation of the pieces, and whether decoding takes off a leading space."""
+    """Return the encoding of the pieces, and whether decoding removes a leading space."""
     notation = _read_notation(decoder, path)
     if notation is Notation.BYTE_LEVEL:
         return notation, False
@@ -275,21 +276,21 @@ def _read_notation(decoder: dict[str, Any], path: Path) -> Notation:
         return Notation.SENTENCE_PIECE
     names = ", ".join(sorted(str(kind) for kind in kinds))
     raise UnsupportedModelError(
-        f"{path} has a decoder of the kind {names}",
+        f"{path} has an unsupported decoder: {names}",
         missing=(f"decoder {names}",),
         hint="byte-level and SentencePiece tokenizers are supported",
     )
 
 
 def _metaspace_scheme(step: dict[str, Any]) -> str:
-    """``always``, ``first`` or ``never``; the library fills it in for older files."""
+    """Return ``always``, ``first`` or ``never``; the library fills it in for older files."""
     return str(step["prepend_scheme"])
 
 
 def _take_prefix_space(
     normalizer: dict[str, Any], pre_tokenizer: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any], PrefixSpace]:
-    """Both steps without whatever puts a space before a text, and where it was put."""
+    """Return both steps without anything that puts a space before a text, and where it was put."""
     steps = normalizer["normalizers"] if normalizer.get("type") == "Sequence" else [normalizer]
     kept = [s for s in steps if (s.get("type"), s.get("prepend")) != ("Prepend", SPACE_MARK)]
     if len(kept) < len(steps):

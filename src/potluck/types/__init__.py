@@ -1,1 +1,1 @@
-"""Frozen values and protocols that join the packages. No I/O, no heavy imports."""
+"""Immutable values and protocols that packages share, without I/O or heavy imports."""

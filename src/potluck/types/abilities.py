@@ -1,4 +1,4 @@
-"""What the engines of a backend can do, as planning reads it: data, and no backend's name."""
+"""The abilities of a backend's engines, as data for planning."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from potluck.types import program as programs
+from potluck.types.program import AllGather
 
 if TYPE_CHECKING:
     from potluck.types.program import Op, Program
@@ -16,12 +17,13 @@ if TYPE_CHECKING:
 
 
 def features_of(op: Op) -> Iterator[str]:
-    """Yield what an engine must have for an op: the op itself, and whatever of it is optional.
+    """Yield the features that an engine must support for an op: the op itself, and each of its
+    optional parts.
 
-    That is ``Attention``, ``Attention with window`` for a field that differs from its default,
-    ``GatedActivation with activation gelu_tanh`` for one of several words, and ``Head without
-    weight`` for what is absent and has no default. Sizes and factors that every op of the kind
-    has are no features.
+    Examples are ``Attention``, ``Attention with window`` for a field that differs from its default,
+    ``GatedActivation with activation gelu_tanh`` for an enum value, and ``Head without weight`` for
+    a missing field without a default. Sizes and factors that every op of the kind has are not
+    features.
     """
     name = type(op).__name__
     yield name
@@ -57,19 +59,19 @@ def _every_feature() -> Iterator[str]:
 
 
 ALL_FEATURES = frozenset(_every_feature())
-"""What a program can ask for at all."""
+"""All features that programs can require."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackendAbilities:
-    """What the engines of a backend can do; by default nothing.
+    """The abilities of a backend's engines, none by default.
 
-    They compute programs of these ``features`` (see ``features_of``) with matrices in these
-    ``formats``. With ``has_arithmetics`` they compute in the ``Arithmetic`` that is asked for, and
-    are bit-identical to one another in it; without, in one of their own whatever is asked. With
-    ``maps_weights`` they read weights from a packed file that is mapped, and need no memory for
-    them. A backend that ``is_built_in`` is the CPU's own, works wherever this build does and needs
-    no trial before it is used in this process.
+    They compute programs with these ``features`` (see ``features_of``) and with matrices in these
+    ``formats``. With ``has_arithmetics`` they compute in the requested ``Arithmetic``, in which
+    they are bit-identical to each other; without it, they always use their own arithmetic. With
+    ``maps_weights`` they can read weights from a mapped packed file, and need no memory for them. A
+    backend that ``is_built_in`` runs on the CPU, works wherever this build works, and needs no
+    trial before it is used in this process.
     """
 
     features: frozenset[str] = frozenset()
@@ -78,10 +80,18 @@ class BackendAbilities:
     maps_weights: bool = False
     is_built_in: bool = False
 
-    def missing_features(self, program: Program) -> tuple[str, ...]:
-        """Return what ``program`` needs and such engines do not compute, each once.
+    @property
+    def can_join_groups(self) -> bool:
+        """Whether such an engine can be a member of a group.
 
-        Of an op that they do not compute at all, nothing more is named.
+        Members must be bit-identical to each other, and exchange their results.
+        """
+        return self.has_arithmetics and AllGather.__name__ in self.features
+
+    def missing_features(self, program: Program) -> tuple[str, ...]:
+        """Return the features of ``program`` that these engines do not support, each once.
+
+        For an op that is not supported at all, its optional parts are not listed.
         """
         needed = dict.fromkeys(each for op in program.ops for each in features_of(op))
         missing = tuple(each for each in needed if each not in self.features)
@@ -90,5 +100,5 @@ class BackendAbilities:
         )
 
     def missing_formats(self, formats: Iterable[TensorFormat]) -> tuple[str, ...]:
-        """Return the labels of the formats that such engines cannot hold matrices in, each once."""
+        """Return the labels of the formats that these engines do not support for matrices, once."""
         return tuple(dict.fromkeys(each.label for each in formats if each not in self.formats))

@@ -1,32 +1,26 @@
-"""In which arithmetic the CPU multiplies activations with weights."""
+"""The arithmetic with which CPUs multiply activations and weights."""
 
 from __future__ import annotations
 
 import enum
 
+from potluck.types.choices import ArithmeticChoice
 from potluck.types.tensor import COMPUTED_FORMATS, TensorFormat
 
 
-class ArithmeticChoice(enum.Enum):
-    """What a user asks for: results that are the same on every CPU, or the fastest products."""
-
-    EXACT = "exact"
-    FAST = "fast"
-
-
 class Arithmetic(enum.Enum):
-    """What the native backend computes in; each has bits of its own.
+    """The arithmetic of the native backend; the results of different arithmetics differ.
 
-    Exact: for weights of every format, logits are bit-identical on every instruction set, and a
-    prompt's tokens have the bits that decoding them would give.
+    With exact arithmetic, logits are bit-identical on every instruction set for weights of every
+    format, and prefill results are bit-identical to those of decoding the same tokens.
 
-    The others are the fast ones, named after the instruction set whose products of bf16 they use
-    (no two of them agree, see ``docs/adr/0026``), and are bit-identical on all CPUs that have it.
-    BF16 weights are multiplied with activations rounded to bf16, in prompts and decodes alike. With
-    AMX, quantized weights are as well, where a sequence brings more than one token to a step: a
-    single token, also if it is the last chunk of a prompt, is exact, so that a sequence computed
-    again from its tokens (after a preemption or a lost node) may go on differently. F32 and F16
-    weights are computed exactly in each.
+    The others are the fast arithmetics. Each is named after the instruction set whose bf16 products
+    it uses, and is bit-identical on all CPUs that have it; no two of them agree (see
+    ``docs/adr/0026``). BF16 weights are multiplied with activations rounded to bf16, in prefill and
+    decoding alike. With AMX, this also applies to quantized weights if a sequence has more than one
+    token in a step and no drafts. A single token is computed exactly, even if it is the last chunk
+    of a prompt, so a sequence that is recomputed from its tokens (after a preemption or the loss of
+    a node) may continue differently. F32 and F16 weights are always computed exactly.
     """
 
     EXACT = "exact"
@@ -36,19 +30,20 @@ class Arithmetic(enum.Enum):
 
     @property
     def choice(self) -> ArithmeticChoice:
-        """What it is an answer to."""
+        """The user's choice that results in this arithmetic."""
         is_exact = self is Arithmetic.EXACT
         return ArithmeticChoice.EXACT if is_exact else ArithmeticChoice.FAST
 
     @property
     def isa(self) -> str | None:
-        """The instruction set that it needs; None for exact, which every one has."""
+        """The required instruction set; None for exact, which every CPU supports."""
         return None if self is Arithmetic.EXACT else self.value
 
     @property
     def fast_formats(self) -> frozenset[TensorFormat]:
-        """The formats of weights that it multiplies faster than exact; tests hold it against the
-        core's table.
+        """The weight formats that it multiplies faster than exact arithmetic.
+
+        Tests compare it with the core's table.
         """
         return _FAST_FORMATS[self]
 
@@ -62,9 +57,9 @@ _FAST_FORMATS = {
 }
 
 FASTEST_FIRST = (Arithmetic.AMX, Arithmetic.I8MM, Arithmetic.AVX512_BF16)
-"""The fast ones."""
+"""The fast arithmetics."""
 
 
 def arithmetics_with(isas: tuple[str, ...]) -> tuple[Arithmetic, ...]:
-    """What a CPU can compute in that may use these instruction sets."""
+    """Return the arithmetics of a CPU with these instruction sets."""
     return tuple(each for each in Arithmetic if each.isa is None or each.isa in isas)

@@ -1,10 +1,11 @@
-"""What a scheduler wants to know of a node: names, memory, arithmetic rates, and where from."""
+"""A node's capabilities for a scheduler: names, memory, arithmetic rates, and their sources."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-from potluck.types.hardware import DeviceKind, Origin
+from potluck.types.backend import DeviceKind
+from potluck.types.hardware import Origin
 from potluck.types.unit import Role
 
 SCHEMA = "potluck.capabilities/1"
@@ -12,10 +13,11 @@ SCHEMA = "potluck.capabilities/1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flops:
-    """Dense rates in TFLOPS (10^12 operations per second, a multiply-add is two; int8: TOPS).
+    """Dense rates in TFLOPS (10^12 operations per second, where a multiply-add counts as two), or
+    in TOPS for int8.
 
-    None is not known, and never 0. ``fp16`` stands for 16-bit floats; where they are bf16, its
-    source says so.
+    None means unknown; rates are never 0. ``fp16`` stands for 16-bit floats; the source says if
+    they are bf16.
     """
 
     fp32: float | None = None
@@ -25,7 +27,7 @@ class Flops:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """How a figure was obtained, and from what; for one that is not known, why not."""
+    """How a figure was obtained and its source, or why it is unknown."""
 
     origin: Origin
     text: str
@@ -45,7 +47,7 @@ class Sources:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Support:
-    """Whether something can be run, and in one line how, or why not. True or false as it says."""
+    """Whether a format can be run, and in one line how, or why not. It is true if it can."""
 
     is_supported: bool
     reason: str
@@ -56,20 +58,20 @@ class Support:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceCapabilities:
-    """What one device of a node can do, and at the top what the node can.
+    """The capabilities of one device of a node, or at the top level those of the node.
 
-    ``model`` names the machine or board, ``chip`` the device that computes: at the top the one
-    that serves, which is the node's fastest that passed its test, or the CPU where none did.
-    ``memory`` may still be taken, and ``total_memory`` is all there is, both in MiB; of a device
-    that shares the machine's memory they are the machine's, so entries of ``devices`` do not add
-    up. ``read_bytes_per_second`` is what bounds decoding. None is not known.
+    ``model`` is the name of the machine or board, and ``chip`` that of the device. At the top level
+    this is the device that serves, which is the fastest that passed its test, or the CPU if none
+    did. ``memory`` is the available and ``total_memory`` the total memory, both in MiB; for a
+    device that shares the machine's memory, they are the machine's, so the values in ``devices``
+    must not be added. ``read_bytes_per_second`` limits the speed of decoding. None means unknown.
 
-    ``is_software``: it only plays a GPU on the CPU, such as PoCL.
+    ``is_software`` marks a software-emulated GPU, such as PoCL.
 
-    ``f16`` and ``int8`` say whether the device runs models whose weights are in that format, and
-    what it computes in. ``backend`` is what executes, empty where nothing does; ``role`` says
-    whether the node uses it, and ``reason`` why not. ``devices`` are all of the node in the same
-    way, the CPU first; each has none itself.
+    ``f16`` and ``int8`` say whether the device runs models with weights in that format, and in
+    which format it computes. ``backend`` is the backend of the device, empty if none works;
+    ``role`` says whether the node uses it, and ``reason`` why not. ``devices`` has an entry of the
+    same kind for every device of the node, the CPU first; it is empty in these entries.
     """
 
     model: str
@@ -90,10 +92,10 @@ class DeviceCapabilities:
     devices: tuple[DeviceCapabilities, ...] = ()
 
     def to_dict(self) -> dict[str, object]:
-        """The same in types that JSON has, with the keys that such schedulers use.
+        """Return the capabilities in JSON types, with the keys that schedulers use.
 
         ``model``, ``chip``, ``memory`` and ``flops`` (``fp32``, ``fp16``, ``int8``) come first; the
-        others are named as here. The schema is ``potluck/capabilities/schema.json``.
+        other keys are the names of the fields. The schema is ``potluck/capabilities/schema.json``.
         """
         return {"schema": SCHEMA, **self._entry(), "devices": [d._entry() for d in self.devices]}
 

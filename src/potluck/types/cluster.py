@@ -1,4 +1,4 @@
-"""Names of the cluster's parts."""
+"""Identifiers in the cluster."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from functools import total_ordering
 from typing import NewType
 
 NodeId = NewType("NodeId", str)
-"""Stable over restarts: 16 hexadecimal digits kept in the node's state directory."""
+"""16 hexadecimal digits, stored in the node's state directory and stable across restarts."""
 
 UnitId = NewType("UnitId", str)
 """A unit of a node, such as ``cpu/native``."""
 
 DeploymentId = NewType("DeploymentId", str)
 
-WIRE_VERSION = 4
-"""Of frames and control messages. Nodes of different versions do not work together."""
+WIRE_VERSION = 7
+"""Version of frames and control messages. Nodes with different versions cannot work together."""
 
 
 @total_ordering
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Epoch:
-    """Which plan of a deployment is in force: ordered by number, then by coordinator.
+    """The version of a deployment's plan, ordered by number and then by coordinator.
 
-    A message that carries a lower epoch than the highest one seen is rejected.
+    A message with a lower epoch than the highest one seen is rejected.
     """
 
     number: int

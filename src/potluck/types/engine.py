@@ -1,4 +1,4 @@
-"""The engine protocol: a program and its weights, computing steps."""
+"""The engine protocol: an engine holds a program and its weights, and computes steps."""
 
 from __future__ import annotations
 
@@ -15,16 +15,18 @@ if TYPE_CHECKING:
 
     from potluck.types.abilities import BackendAbilities
     from potluck.types.arithmetic import Arithmetic
+    from potluck.types.exchange import Exchange
     from potluck.types.expert_use import ExpertUse
     from potluck.types.program import Program
     from potluck.types.step import SampledToken, SequenceId, Step
     from potluck.types.tensor import TensorInfo, TensorSink
 
     TokenMasks = Mapping[SequenceId, NDArray[np.uint32]]
-    """The tokens that may be sampled for a sequence, ``uint32[ceil(vocab_size / 32)]``.
+    """The tokens that may be sampled for a sequence, ``uint32[num_rows, ceil(vocab_size / 32)]``.
 
-    Bit ``t % 32`` of word ``t // 32`` is 1 where token ``t`` is allowed; bits beyond the vocabulary
-    have no meaning. A sequence without a mask may have any token.
+    There is a row for each token of its slice after which one is sampled, in order. Bit ``t % 32``
+    of word ``t // 32`` is 1 if token ``t`` is allowed; bits beyond the vocabulary are ignored. Any
+    token is allowed for a sequence without masks.
     """
 
 NO_MASKS: TokenMasks = MappingProxyType({})
@@ -33,11 +35,11 @@ NO_MASKS: TokenMasks = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """What a stage gives back for a step.
+    """The result of a step on a stage.
 
-    ``hidden``: float32 ``[num_tokens, hidden_size]`` for the next stage, or None on the last.
-    ``sampled``: on the last stage, the entries of ``Step.results``.
-    The array belongs to the caller.
+    ``hidden`` is float32 ``[num_tokens, hidden_size]`` for the next stage, or None on the last.
+    ``sampled`` has, on the last stage, the entries of ``Step.results`` except those that wrong
+    drafts omit. In a group, only member 0 returns either. The array belongs to the caller.
     """
 
     hidden: NDArray[np.float32] | None
@@ -45,10 +47,10 @@ class StepResult:
 
 
 class Engine(Protocol):
-    """One stage. Calls come from one thread; a call releases the GIL while it computes."""
+    """One stage. It is called from one thread, and releases the GIL while it computes."""
 
     def sink(self) -> TensorSink:
-        """Where the weights go, before the first step."""
+        """Return the sink for the weights, before the first step."""
         ...
 
     def step(
@@ -56,24 +58,24 @@ class Engine(Protocol):
     ) -> StepResult:
         """Run the program once.
 
-        ``hidden`` is float32 ``[num_tokens, hidden_size]`` and None on the stage with the
-        embedding. ``masks``, on the stage with the head, are of sequences that the step samples:
-        a token that a mask does not allow is not chosen, as if its logit were minus infinity after
+        ``hidden`` is float32 ``[num_tokens, hidden_size]``, or None on the stage with the
+        embedding. ``masks``, on the stage with the head, are for sequences that the step samples:
+        a token that a mask does not allow is not sampled, as if its logit were minus infinity after
         penalties and bias. Log-probabilities and scored tokens do not depend on masks.
 
-        Raises ``EngineError`` on inconsistent input, including a mask that allows no token; the
-        cache is then unchanged.
+        Raise ``EngineError`` if the input is inconsistent, for example if a mask allows no token;
+        the cache is then unchanged.
         """
         ...
 
     def logits(self, step: Step, hidden: NDArray[np.float32] | None) -> NDArray[np.float32]:
-        """As ``step`` on the last stage, but the raw logits ``[num_wanted, vocab]`` instead."""
+        """Like ``step`` on the last stage, but return the raw logits ``[num_wanted, vocab]``."""
         ...
 
     def reset(self) -> None:
-        """Forget all sequences, as after the last weight was loaded. The weights stay.
+        """Remove all sequences, which restores the state after loading. Idempotent.
 
-        What the cache holds has no meaning any more. Idempotent.
+        The weights stay; the contents of the cache become invalid.
         """
         ...
 
@@ -84,10 +86,10 @@ class Engine(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockFormat:
-    """What the bytes of a cache block and of a state slot are, over all layers of a stage.
+    """The format of the bytes of a cache block and of a state slot, for all layers of a stage.
 
-    Engines of one program whose formats have the same ``name`` read one another's blocks, and
-    would have computed the same bits from the same input.
+    Engines for one program whose formats have the same ``name`` can read each other's blocks, and
+    compute bit-identical blocks from the same input.
     """
 
     name: str
@@ -96,102 +98,112 @@ class BlockFormat:
 
 
 class LoadableEngine(Engine, Protocol):
-    """An engine that a stage is loaded into."""
+    """An engine into which a stage can be loaded."""
 
     @property
     def block_format(self) -> BlockFormat | None:
-        """How ``read_blocks`` and ``write_blocks`` have blocks; None if the engine has neither.
+        """The format of blocks in ``read_blocks`` and ``write_blocks``; None if the engine has
+        neither.
 
         ``num_bytes`` is 0 for a stage without caches.
         """
         ...
 
     def read_blocks(self, blocks: Sequence[int]) -> NDArray[np.uint8]:
-        """Return what the caches hold in ``blocks``: ``[len(blocks), num_bytes]``, the caller's.
+        """Return the contents of ``blocks``, ``[len(blocks), num_bytes]``; the caller owns them.
 
-        Raises ``EngineError`` for a block that does not exist, or without ``block_format``.
+        Raise ``EngineError`` if a block does not exist, or if ``block_format`` is None.
         """
         ...
 
     def write_blocks(self, blocks: Sequence[int], data: NDArray[np.uint8]) -> None:
-        """Put back what ``read_blocks`` gave, here or in another engine of the same program.
+        """Restore the output of ``read_blocks`` of this or another engine with the same program.
 
-        Raises as that does, and for data of another shape; the cache is then unchanged.
+        Raise the errors of ``read_blocks``, and ``EngineError`` if the shape of the data is wrong;
+        the cache is then unchanged.
         """
         ...
 
     def read_states(self, states: Sequence[int]) -> NDArray[np.uint8]:
-        """Return what the slots ``states`` hold: ``[len(states), state_bytes]``, the caller's.
+        """Return the contents of the slots ``states``, ``[len(states), state_bytes]``.
 
-        Raises as ``read_blocks``.
+        The caller owns them. Raise the errors of ``read_blocks``.
         """
         ...
 
     def write_states(self, states: Sequence[int], data: NDArray[np.uint8]) -> None:
-        """Put back what ``read_states`` gave; see ``write_blocks``."""
+        """Restore the output of ``read_states``; see ``write_blocks``."""
         ...
 
     @property
     def weights_bytes(self) -> int:
-        """What the weights taken so far occupy."""
+        """The memory of the weights loaded so far."""
         ...
 
     @property
     def expert_use(self) -> ExpertUse:
-        """How much of what was used of mapped experts was in memory, so far."""
+        """How many of the used matrices of mapped experts were already in memory so far."""
+        ...
+
+    def join_group(self, exchange: Exchange | None) -> None:
+        """Exchange slices with the other members of the stage's group through ``exchange``.
+
+        The caller owns it; None ends the exchange. It is required for the steps of a group member's
+        program, and not used by any other. Its exceptions abort the step and are propagated.
+        """
         ...
 
     def warm_up(self) -> None:
-        """Compile what steps will run. Called once, with all weights and before the first step.
+        """Compile everything that steps will run.
 
-        It may take minutes where a driver compiles. Raises ``EngineError``.
+        Called once, after all weights are loaded and before the first step. It may take minutes if
+        a driver compiles. Raise ``EngineError`` on failure.
         """
         ...
 
 
 class MakeEngine(Protocol):
-    """Makes engines on one unit, for whoever tries or measures it."""
+    """Creates engines on one unit, for tests and measurements."""
 
     def __call__(
         self, program: Program, *, num_blocks: int, max_step_tokens: int, num_states: int = 0
     ) -> LoadableEngine:
-        """An engine without its weights; the caller's to close."""
+        """Return an engine without weights, which the caller must close."""
         ...
 
 
 class EngineCost(Protocol):
-    """What an engine of one backend can compute, and what it takes for that.
+    """The abilities and memory requirements of a backend's engines, which are known without loading
+    a driver or library.
 
-    Known without the engine: no driver and no library is loaded.
-
-    Sizes are in bytes, and at most what the engine takes. On a device with memory of its own,
-    weights, caches and scratch are there, and ``process_bytes`` and staging are the host's.
+    Sizes are upper bounds in bytes. On a device with its own memory, weights, caches and scratch
+    are in that memory; ``process_bytes`` and staging are in the host's.
     """
 
     @property
     def abilities(self) -> BackendAbilities:
-        """What such engines can do: the same as ``BackendSpec.abilities``."""
+        """The abilities of these engines, the same as ``BackendSpec.abilities``."""
         ...
 
     @property
     def process_bytes(self) -> int:
-        """Of the host, for what the backend loads: libraries, compilers, contexts of drivers."""
+        """Host memory for what the backend loads: libraries, compilers, driver contexts."""
         ...
 
     def loaded_bytes(self, info: TensorInfo) -> int:
-        """A weight, of the format that it is loaded in."""
+        """Return the size of a weight in the format in which it is loaded."""
         ...
 
     def cache_bytes(self, program: Program, num_blocks: int, num_states: int = 0) -> int:
-        """The key-value caches of ``num_blocks`` blocks, and ``num_states`` slots for states."""
+        """Return the size of ``num_blocks`` cache blocks and ``num_states`` state slots."""
         ...
 
     def scratch_bytes(
         self, program: Program, max_step_tokens: int, *, num_threads: int, arithmetic: Arithmetic
     ) -> int:
-        """What a step needs besides weights and caches."""
+        """Return the memory that a step needs in addition to weights and caches."""
         ...
 
     def staging_bytes(self, loaded: TensorInfo) -> int:
-        """Of the host, what the engine's sink holds while this weight passes through it."""
+        """Return the host memory that the engine's sink needs while it loads this weight."""
         ...

@@ -1,8 +1,9 @@
-"""What the HTTP address needs of the agent behind it.
+"""The HTTP API's interface to its agent.
 
-The agent that a client is connected to is the request's gateway: it holds the connection, the
-request and its committed tokens. The HTTP side knows only this protocol, nothing of coordinators,
-workers or transports. Everything here is used from one event loop and never blocks it.
+The agent to which a client is connected is the request's gateway: it holds the connection, the
+request and its committed tokens. The HTTP server depends only on this protocol, not on
+coordinators, workers or transports. Everything here is used from one event loop and never blocks
+it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from potluck.types.cluster import NodeId
+from potluck.types.drafting import DraftTotals
 from potluck.types.expert_use import NO_EXPERTS, ExpertUse
 from potluck.types.model import EmbeddingConfig, RerankConfig
 from potluck.types.output import OutputFormat
@@ -24,7 +26,7 @@ from potluck.types.text import ChatEncoder, GapEncoder, PairEncoder, Tokenizer
 
 
 class ModelState(enum.Enum):
-    """Whether a deployed model can answer."""
+    """Whether a deployed model can serve requests."""
 
     READY = "ready"
     LOADING = "loading"
@@ -33,12 +35,13 @@ class ModelState(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelStatus:
-    """A deployed model as it is listed. ``reason`` says why it is not ready, and is else empty.
+    """A deployed model in the list of models. ``reason`` says why it is not ready, or is empty.
 
-    ``created`` is the time of the deployment in seconds since 1970, as OpenAI has it.
-    ``sampling_defaults`` as in ``ServedModel``. ``ready_in_seconds`` is when it is expected to be
-    ready, where it is not and somebody can tell. ``weights_format`` is that of the model's files,
-    ``quantization`` what its weights were loaded as, and ``digest`` the same for the same model.
+    ``created`` is the time of the deployment in seconds since 1970, as in OpenAI's API.
+    ``sampling_defaults`` is as in ``ServedModel``. ``ready_in_seconds`` is the time until it is
+    expected to be ready; None if it is ready or the time is unknown. ``weights_format`` is the
+    format of the model's files, and ``quantization`` that of the loaded weights. ``digest``
+    identifies the model.
     """
 
     model_id: str
@@ -56,19 +59,20 @@ class ModelStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
-    """What turns a client's text into the model's tokens and back.
+    """The tokenizer, templates and formats for converting a client's text to tokens and back.
 
-    ``vocab_size`` is the model's (of its logits), which may exceed the tokenizer's.
-    ``sampling_defaults`` are parameters of ``SamplingParams`` that the model's makers recommend.
-    ``output_format`` says how it writes tool calls and what it thinks; None: everything that
-    it writes is text. ``architecture`` is what the model's files call its family, and ``template``
-    the source of its chat template, which may tell it of tools, and have it think.
+    ``vocab_size`` is the number of the model's logits, which may exceed the tokenizer's vocabulary.
+    ``sampling_defaults`` are values of ``SamplingParams`` that the model's authors recommend.
+    ``output_format`` is the format of tool calls and reasoning; None means that all output is text.
+    ``architecture`` is the name of the family in the model's files, and ``template`` the source of
+    its chat template, which may support tools and reasoning.
 
-    A model without ``has_logits`` generates nothing. Its vectors, of ``vector_size`` numbers, are
-    for ``embedding`` or for ``rerank``, and ``encode_pair`` makes the prompts of the latter; None
-    for what they are not for.
+    A model without ``has_logits`` does not generate text. Its vectors of ``vector_size`` elements
+    are for ``embedding`` or ``rerank``, and the other is None; ``encode_pair`` builds the prompts
+    for reranking.
 
-    ``fill_in`` makes the prompts of texts that have a gap; None if it was not trained for that.
+    ``fill_in`` builds the prompts for filling a gap in a text; None if the model does not support
+    it.
     """
 
     model_id: str
@@ -92,12 +96,13 @@ class ServedModel:
 
 @dataclass(slots=True, kw_only=True)
 class LiveSequence:
-    """A sequence of a request in progress, with all that is needed to go on from any point.
+    """A sequence of a request in progress, with everything that is needed to continue it from any
+    point.
 
-    Mutable, of the event loop. Whoever calls ``Gateway.start`` appends each new token to
-    ``committed``: a sequence is started again from there, and its tokens are the same, because
-    draws are keyed by (seed, position). ``num_cached_tokens`` of the prompt were not computed for
-    it, because a cache had them; known with the first token.
+    Mutable, and only used in the event loop. The caller of ``Gateway.start`` appends each new token
+    to ``committed``. The sequence can be restarted from there with the same result, because random
+    draws are keyed by (seed, position). ``num_cached_tokens`` tokens of the prompt were not
+    computed, because they were in a cache; it is known when the first token arrives.
     """
 
     model_id: str
@@ -108,10 +113,10 @@ class LiveSequence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageTimes:
-    """What recent steps of a stage took within its engine; None where too few were measured.
+    """The time of recent steps of a stage within its engine; None if too few were measured.
 
-    The fields are those of ``StagePrediction``: a step of one sequence, a step as it is when the
-    streams that the plan was made for decode, and a token of a prompt's longest chunks.
+    The fields correspond to ``StagePrediction``: a step of one sequence, a step in which the number
+    of streams of the plan decode, and a token of a prompt's longest chunks.
     """
 
     decode_seconds: float | None = None
@@ -123,8 +128,8 @@ class StageTimes:
 class TokenSpeed:
     """Tokens per second of a deployment's recent steps, at its coordinator; None if unknown.
 
-    ``tokens_per_second`` while one stream decodes, ``total_tokens_per_second`` of ``num_streams``
-    streams together, which are more than one.
+    ``tokens_per_second`` is the rate while one stream decodes, and ``total_tokens_per_second`` the
+    total rate of ``num_streams`` streams, which is more than one.
     """
 
     tokens_per_second: float | None = None
@@ -136,10 +141,12 @@ class TokenSpeed:
 class StageMetrics:
     """Totals of one stage since it was deployed, and the memory that its process holds now.
 
-    ``cpu_seconds`` are those of ``compute_seconds`` in which the thread that computes had a core.
-    ``num_dropped_frames`` came late or twice. ``slowdown`` is how many times as long as before its
-    steps take lately; None while that is not known. ``times`` were measured lately. ``experts`` is
-    of those that are mapped.
+    ``cpu_seconds`` is the part of ``compute_seconds`` in which the compute thread was running on a
+    core. ``num_dropped_frames`` were late or duplicates. ``slowdown`` is the ratio of the time of
+    recent steps to that of earlier steps; None if unknown. ``times`` are recent measurements.
+    ``experts`` only counts mapped experts. A member of a group has spent ``exchange_seconds`` of
+    ``compute_seconds`` in ``num_exchanges`` exchanges with the other members; both are 0 for a unit
+    outside a group.
     """
 
     stage: int
@@ -152,11 +159,13 @@ class StageMetrics:
     slowdown: float | None = None
     times: StageTimes = StageTimes()
     experts: ExpertUse = NO_EXPERTS
+    num_exchanges: int = 0
+    exchange_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EdgeMetrics:
-    """Totals of the edge that leads to stage ``edge`` (the last leads back to the coordinator)."""
+    """Totals of the edge to stage ``edge`` (the last edge leads back to the coordinator)."""
 
     edge: int
     sender: NodeId
@@ -167,17 +176,32 @@ class EdgeMetrics:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelMetrics:
-    """What the coordinator of a deployed model knows now.
+class GenerationTotals:
+    """Totals of the tokens of sequences since their coordinator started.
 
-    ``num_waiting`` sequences hold no KV-cache blocks yet; ``num_running`` do. ``epoch`` is the
-    number of the one in force. The deployment has recovered ``num_recoveries`` times from the loss
-    of something, the last time in ``recovery_seconds``; None if it never had to. ``num_spares``
-    stages are held that are not in use. It has moved to a better plan ``num_moves`` times, the last
-    time to one that was predicted to be faster by ``last_gain``, as a part; None if it never did.
-    ``speed`` was measured lately, ``prediction`` is of the plan in force; None if it was made
-    without one. Of the free blocks ``num_kept_blocks`` are kept for prompts that begin alike;
-    ``prefix`` says what that has saved. ``states`` are the slots of a model with state.
+    ``num_tokens`` were generated, ``num_first_tokens`` of which were the first of their sequences.
+    ``first_token_seconds`` is the total time from the arrival of those sequences at the coordinator
+    to their first token.
+    """
+
+    num_tokens: int = 0
+    num_first_tokens: int = 0
+    first_token_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelMetrics:
+    """The current state of a deployed model's coordinator.
+
+    ``num_waiting`` sequences do not hold KV-cache blocks yet; ``num_running`` do. ``epoch`` is the
+    number of the current epoch. The deployment has recovered ``num_recoveries`` times from losing a
+    node or stage, the last time in ``recovery_seconds``; None if it never did. ``num_spares`` is
+    the number of spares. The deployment has moved to a better plan ``num_moves`` times, and
+    ``last_gain`` is the predicted relative gain of the last move; None if it never moved.
+    ``speed`` is recent, and ``prediction`` is that of the current plan; None if it has none.
+    ``num_kept_blocks`` of the free blocks are cached for prompts with the same prefix; ``prefix``
+    has the statistics of that cache. ``states`` are the slots of a model with state. ``drafts``
+    counts the drafts of its sequences, and ``generated`` their tokens.
     """
 
     model_id: str
@@ -195,52 +219,56 @@ class ModelMetrics:
     prediction: Prediction | None = None
     num_kept_blocks: int = 0
     prefix: PrefixTotals = field(default_factory=PrefixTotals)
+    drafts: DraftTotals = field(default_factory=DraftTotals)
     states: StateSlots = field(default_factory=StateSlots)
+    generated: GenerationTotals = GenerationTotals()
     stages: tuple[StageMetrics, ...] = ()
     edges: tuple[EdgeMetrics, ...] = ()
 
 
 class Gateway(Protocol):
-    """The agent, as the HTTP address sees it."""
+    """The agent's interface for the HTTP API."""
 
     def models(self) -> Sequence[ModelStatus]:
-        """Everything that is deployed, in the order in which it shall be listed."""
+        """Return all deployed models, in the order in which they are listed."""
         ...
 
     async def served_model(self, model_id: str) -> ServedModel:
-        """The texts' side of a deployed model; its tokenizer may be loaded for it now.
+        """Return a deployed model's tokenizer and templates, loading them if necessary.
 
-        Raises ``ModelNotFoundError`` when nothing of that name is deployed, and whatever makes its
-        files unreadable.
+        Raise ``ModelNotFoundError`` if no model with that name is deployed, and the errors of
+        reading its files.
         """
         ...
 
     def start(self, sequence: LiveSequence, on_update: OnUpdate) -> Cancel:
-        """Continue ``sequence`` after its committed tokens, to a token with a finish reason.
+        """Continue ``sequence`` after its committed tokens, up to a token with a finish reason.
 
-        ``on_update`` is told the tokens of a step together, and never before this returns. While
-        the model is not ready, the sequence waits for as long as the deployment lets requests wait.
-        The scored tokens of its prompt come first, if they were asked for. One with ``pooling``
-        gives a single token, which has the vector. A request that asks for nothing is not taken.
-        Once the sequence is cancelled, its KV-cache blocks are free within a
-        step. Errors are told as updates: ``PromptTooLongError``, ``OverloadedError``, or
-        ``EngineError`` and its like when a stage or an edge is lost. Raises ``ModelNotFoundError``
-        when nothing of that name is deployed.
+        ``on_update`` is called with all tokens of a step at once, and never before this returns. If
+        the model is not ready, the sequence waits for as long as the deployment allows. Scored
+        tokens of the prompt, if requested, come first. A sequence with ``pooling`` produces a
+        single token, which has the vector. A request that requests nothing is refused. When the
+        sequence is cancelled, its KV-cache blocks are freed within a step. Errors are passed as
+        updates: ``PromptTooLongError``, ``OverloadedError``, or errors such as ``EngineError`` if a
+        stage or an edge is lost. Raise ``ModelNotFoundError`` if no model with that name is
+        deployed.
         """
         ...
 
     async def refresh_cluster(self) -> None:
-        """Bring ``cluster_state`` up to date. Takes seconds at most, as the other one."""
+        """Update ``cluster_state``. Like ``refresh_metrics``, it takes at most a few seconds."""
         ...
 
     async def refresh_metrics(self) -> None:
-        """Bring ``metrics`` up to date."""
+        """Update ``metrics``."""
         ...
 
     def cluster_state(self) -> Mapping[str, object]:
-        """The cluster as ``/cluster`` shows it, of JSON's types only: that of the last refresh."""
+        """Return the cluster as shown by ``/cluster``, in JSON types, as of the last refresh."""
         ...
 
     def metrics(self) -> Sequence[ModelMetrics]:
-        """One for each deployed model whose coordinator answers; that of the last refresh."""
+        """Return the metrics of each deployed model whose coordinator responds, as of the last
+        refresh.
+        """
         ...

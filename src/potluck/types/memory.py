@@ -1,4 +1,4 @@
-"""How much memory may be used, what says so, and how much a stage is going to use."""
+"""The usable memory, the reason for its limit, and the memory requirements of a stage."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from potluck.quantities import format_bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryLimit:
-    """``bytes`` may still be taken; ``reason`` says what sets the limit, for messages."""
+    """The number of ``bytes`` that may still be used, and the ``reason`` for messages."""
 
     bytes: int
     reason: str
@@ -17,10 +17,10 @@ class MemoryLimit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPool:
-    """Memory that a node draws on with others: the machine's, or that of a control group.
+    """Memory that nodes may share: the machine's, or that of a control group.
 
-    ``pool_id`` is the same for all who draw on it. ``available_bytes`` of ``limit_bytes`` may
-    still be taken.
+    ``pool_id`` is the same on all nodes that share it. ``available_bytes`` of ``limit_bytes`` are
+    still available.
     """
 
     pool_id: str
@@ -30,14 +30,14 @@ class MemoryPool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan:
-    """What a stage takes at most, in bytes, counted before any of it is allocated.
+    """The maximum memory use of a stage, in bytes, computed before any of it is allocated.
 
-    ``weights`` are by format (label, bytes), as the engine holds them. ``mapped`` are those that
-    stay in a file: they take no memory but what the kernel has to spare, and are in no sum here.
-    ``cache_bytes`` are those of keys and values, ``state_bytes`` of all state slots.
-    ``staging_bytes`` are held only while loading, ``process_bytes`` are a worker's own.
-    ``is_on_device``: weights, cache, states, rope tables and scratch are in memory that is the
-    device's own, and only the rest is the host's.
+    ``weights`` are by format (label, bytes), as the engine holds them. ``mapped`` weights stay in a
+    file: they only use memory that the kernel can evict, and are not included in the totals.
+    ``cache_bytes`` is for keys and values, and ``state_bytes`` for all state slots.
+    ``staging_bytes`` is only used during loading; ``process_bytes`` is the worker's own. If
+    ``is_on_device``, weights, cache, states, rope tables and scratch are in the device's own
+    memory, and only the rest is in the host's.
     """
 
     weights: tuple[tuple[str, int], ...]
@@ -52,34 +52,34 @@ class MemoryPlan:
 
     @property
     def weights_bytes(self) -> int:
-        """Of all formats, in memory."""
+        """The size of the weights of all formats in memory."""
         return sum(num_bytes for _, num_bytes in self.weights)
 
     @property
     def mapped_bytes(self) -> int:
-        """Of all formats, in a file."""
+        """The size of the mapped weights of all formats."""
         return sum(num_bytes for _, num_bytes in self.mapped)
 
     @property
     def total_bytes(self) -> int:
-        """Everything together that is to be in memory."""
+        """The total memory, without mapped weights."""
         return sum(self.parts().values())
 
     @property
     def host_bytes(self) -> int:
-        """Of it, what is to be in the machine's memory."""
+        """The part of the total in the machine's memory."""
         return self.total_bytes - self.device_bytes
 
     @property
     def device_bytes(self) -> int:
-        """Of it, what is to be in the device's own memory."""
+        """The part of the total in the device's own memory."""
         if not self.is_on_device:
             return 0
         held_bytes = self.weights_bytes + self.cache_bytes + self.state_bytes
         return held_bytes + self.rope_bytes + self.scratch_bytes
 
     def parts(self) -> dict[str, int]:
-        """The sizes by what they are for, as messages name them; nothing that is zero."""
+        """Return the sizes by purpose, for messages, without those that are zero."""
         parts = {f"{label} weights": num_bytes for label, num_bytes in self.weights}
         parts |= {
             "cache": self.cache_bytes,
@@ -92,5 +92,19 @@ class MemoryPlan:
         return {name: num_bytes for name, num_bytes in parts.items() if num_bytes}
 
     def described(self) -> str:
-        """The parts in one line."""
+        """Return the parts in one line."""
         return ", ".join(f"{name} {format_bytes(part)}" for name, part in self.parts().items())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryFacts:
+    """The machine's memory: the total, the free part, and the effective limit with its reason.
+
+    ``reserve_bytes`` are left to the system: they are subtracted from ``usable`` if the machine's
+    memory is the limit.
+    """
+
+    total_bytes: int
+    free_bytes: int
+    reserve_bytes: int
+    usable: MemoryLimit

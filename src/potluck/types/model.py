@@ -1,4 +1,4 @@
-"""What is known about a model before its weights are read."""
+"""The configuration of a model, known before its weights are read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from potluck.types.step import Pooling
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddingConfig:
-    """How a text becomes an embedding. ``is_normalized``: its Euclidean length is made 1."""
+    """How the embedding of a text is computed.
+
+    ``is_normalized`` scales it to Euclidean length 1.
+    """
 
     pooling: Pooling
     is_normalized: bool
@@ -19,12 +22,12 @@ class EmbeddingConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RerankConfig:
-    """How a query and a document become a score, by the labels of a classifier.
+    """How a query and a document are scored, by the labels of a classifier.
 
     ``template`` is a chat template for messages of the roles ``query`` and ``document`` (and
-    ``system``, for an instruction), or None: it is the model's own. Of several labels the score is
-    the share that ``positive_label`` has in their softmax, of one its logistic function.
-    ``label_texts`` are the texts that ``label_tokens`` must have; empty: any.
+    ``system``, for an instruction); None means the model's own. With several labels the score is
+    the softmax probability of ``positive_label``; with one label it is its logistic function.
+    ``label_texts`` are the texts that ``label_tokens`` must have; empty allows any.
     """
 
     pooling: Pooling
@@ -34,10 +37,10 @@ class RerankConfig:
 
 
 class RopeScaling(enum.Enum):
-    """How rope frequencies are stretched beyond the trained context.
+    """How rope frequencies are scaled beyond the trained context.
 
-    ``potluck.models.rope`` says what each means. PROPORTIONAL is Gemma 4's: only the first pairs of
-    a head turn, at the frequencies that they would have if all did.
+    ``potluck.models.rope`` defines each method. PROPORTIONAL is Gemma 4's: only the first pairs of
+    a head are rotated, at the frequencies that they would have if all pairs were.
     """
 
     NONE = "none"
@@ -50,19 +53,19 @@ class RopeScaling(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeConfig:
-    """One table of rotations. ``rotary_dim`` columns of every head turn, the others stay.
+    """One table of rotations, which applies to ``rotary_dim`` columns of every head.
 
-    ``factor`` applies to every scaling but PROPORTIONAL; ``low_freq_factor`` and
-    ``high_freq_factor`` to LLAMA3, ``beta_fast``, ``beta_slow`` and ``truncate`` to YARN (Peng et
-    al. 2023), ``original_context_tokens`` to all three that know a trained length;
-    ``long_factors`` and ``short_factors``, one for each pair, to LONGROPE (Ding et al. 2024);
-    ``num_turning_pairs`` to PROPORTIONAL. ``frequency_factors``, one for each pair, divide the
-    frequencies besides any scaling: GGUF files carry Llama 3's scaling in this form, as a tensor
-    ``rope_freqs.weight``.
+    ``factor`` applies to every scaling except PROPORTIONAL; ``low_freq_factor`` and
+    ``high_freq_factor`` to LLAMA3; ``beta_fast``, ``beta_slow`` and ``truncate`` to YARN (Peng et
+    al. 2023); ``original_context_tokens`` to all three methods that use the trained length;
+    ``long_factors`` and ``short_factors``, one per pair, to LONGROPE (Ding et al. 2024); and
+    ``num_turning_pairs`` to PROPORTIONAL. ``frequency_factors``, one per pair, divide the
+    frequencies in addition to any scaling: GGUF files contain Llama 3's scaling in this form, as a
+    tensor ``rope_freqs.weight``.
 
     Cosines and sines are multiplied by ``attention_factor``, and by ``1 + position_beta * log(1 +
     floor(position / original_context_tokens))``, the query scale of Llama 4 and Ministral 3, which
-    is 1 where ``position_beta`` is 0.
+    is 1 if ``position_beta`` is 0.
     """
 
     theta: float
@@ -91,11 +94,11 @@ class NormKind(enum.Enum):
 
 
 class NormPlaces(enum.Enum):
-    """Where the norms of a layer are.
+    """The positions of a layer's norms.
 
     PRE: before attention and before the feed-forward part (Llama). POST: after each, before it is
-    added to the residual stream (OLMo 2). SANDWICH: both (Gemma). PARALLEL: one norm before both,
-    which read the same input and are added together (Cohere).
+    added to the residual stream (OLMo 2). SANDWICH: both (Gemma). PARALLEL: one norm before both
+    parts, which read the same input and are added together (Cohere).
     """
 
     PRE = "pre"
@@ -105,7 +108,7 @@ class NormPlaces(enum.Enum):
 
 
 class HeadNorm(enum.Enum):
-    """The RMS norms of queries and keys: none, one weight for every head, or over all heads."""
+    """The RMS norms of queries and keys: none, per head with one weight, or over all heads."""
 
     NONE = "none"
     HEAD = "head"
@@ -117,14 +120,14 @@ class AttentionConfig:
     """The attention of one layer.
 
     ``rope`` is the index of its table in ``ModelConfig.ropes``, None for no rotation;
-    ``query_rope`` another one for queries, None for the same. ``norms_after_rope``: queries and
-    keys are turned before their norms. ``has_value_norm``: values pass an RMS norm without a
-    weight. ``values_are_keys``: there is no matrix for values, which are the keys before their norm
-    and rotation. ``shared_layer`` is the layer whose keys and values this one reads; it has no
-    matrices for its own. ``has_output_gate``: each head's rows of the matrix for queries are
-    followed by as many for a gate, by whose sigmoid the head's output is multiplied (Qwen3-Next).
-    Keys are multiplied by ``key_scale`` before they are turned, and what attention gives by
-    ``output_scale`` (Falcon-H1).
+    ``query_rope`` is a separate table for queries, None for the same one. With
+    ``norms_after_rope``, queries and keys are rotated before their norms. With ``has_value_norm``,
+    values pass through an RMS norm without a weight. With ``values_are_keys`` there is no value
+    matrix; values are the keys before their norm and rotation. ``shared_layer`` is the layer whose
+    keys and values this one reads instead of computing its own. With ``has_output_gate``, each
+    head's rows of the query matrix are followed by as many rows for a gate, and the head's output
+    is multiplied by the sigmoid of the gate (Qwen3-Next). Keys are multiplied by ``key_scale``
+    before rotation, and the attention output by ``output_scale`` (Falcon-H1).
     """
 
     num_heads: int
@@ -152,14 +155,14 @@ class AttentionConfig:
 class LatentAttentionConfig:
     """Multi-head latent attention (DeepSeek V2), computed with absorbed matrices.
 
-    Keys and values of all heads are made of one latent row of ``latent_rank`` columns, which is
-    what the cache has, beside ``rope_dim`` columns that are rotated by the table ``rope``. Queries
-    have ``nope_dim`` columns for the former and ``rope_dim`` for the latter; they pass through
-    ``query_rank`` columns, unless that is None. ``has_bias``: the projections down have biases, and
-    that of the output. ``norm_epsilon`` is that of the norms of what they give; None for the
-    model's.
+    The keys and values of all heads are computed from one latent row of ``latent_rank`` columns.
+    The cache holds this row and ``rope_dim`` columns that are rotated by the table ``rope``.
+    Queries have ``nope_dim`` columns for the former and ``rope_dim`` for the latter; they pass
+    through ``query_rank`` columns, unless that is None. With ``has_bias``, the down projections and
+    the output projection have biases. ``norm_epsilon`` is the epsilon of the norms after the down
+    projections; None means the model's.
 
-    Files have the pairs that rope turns side by side if it ``is_interleaved``.
+    If ``is_interleaved``, files store the pairs that rope rotates next to each other.
     """
 
     num_heads: int
@@ -200,7 +203,7 @@ class GatedDeltaConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MambaScales:
-    """What the parts of a Mamba-2 mixer's input projection are multiplied by (Falcon-H1)."""
+    """The factors of the parts of a Mamba-2 mixer's input projection (Falcon-H1)."""
 
     gate: float
     x: float
@@ -214,11 +217,11 @@ class MambaConfig:
     """A Mamba-2 mixer: a convolution over ``kernel`` tokens, the scan, and a gated norm.
 
     The fields from ``num_heads`` to ``largest_step`` are those of
-    ``potluck.types.program.StateScan``. The norm goes by ``norm_groups`` groups of columns; None
-    for no norm, only the gate. With ``norm_before_gate`` the norm comes first. ``has_bias``: the
-    projection of the input has a bias, and so has that of the output, unless ``has_output_bias``
-    says otherwise. With ``scales`` the matrices of ``x``, ``b`` and ``c`` are three. What the mixer
-    gives is multiplied by ``output_scale``.
+    ``potluck.types.program.StateScan``. The norm is over ``norm_groups`` groups of columns; None
+    means no norm, only the gate. With ``norm_before_gate`` the norm comes first. With ``has_bias``,
+    the input projection has a bias, and the output projection too unless ``has_output_bias`` says
+    otherwise. With ``scales``, ``x``, ``b`` and ``c`` have separate matrices. The output of the
+    mixer is multiplied by ``output_scale``.
     """
 
     num_heads: int
@@ -242,9 +245,9 @@ Recurrence = ShortConvConfig | GatedDeltaConfig | MambaConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MlpConfig:
-    """A feed-forward layer; ``width`` is that of up, and of the gate if the activation has one.
+    """A feed-forward layer; ``width`` is the width of up, and of the gate if there is one.
 
-    The gate is multiplied by ``gate_scale`` before the activation, and what the layer gives by
+    The gate is multiplied by ``gate_scale`` before the activation, and the layer's output by
     ``output_scale`` (Falcon-H1).
     """
 
@@ -259,19 +262,20 @@ class MlpConfig:
 class ExpertsConfig:
     """A mixture of experts.
 
-    ``width`` is that of one expert's gate and up. The fields from ``normalize_shares`` to
-    ``share_scale`` are those of ``potluck.types.program.Moe``, as are the tensors that
-    ``has_correction``, ``has_expert_scale`` and ``has_bias`` say there are. ``has_bias`` is also
-    that of the router. ``shared`` is an MLP for all tokens beside the experts, multiplied by the
-    sigmoid of a scalar of its own with ``has_shared_gate``. With ``latent_width`` experts read and
-    give so many columns, which one matrix makes of the input and another turns into the output
-    (Nemotron 3 Super); the router and ``shared`` read the input itself.
+    ``width`` is the width of one expert's gate and up. The fields from ``norm_topk_prob`` to
+    ``share_scale`` are those of ``potluck.types.program.Moe``, and ``has_correction``,
+    ``has_expert_scale`` and ``has_bias`` say which of its optional tensors exist. ``has_bias`` also
+    applies to the router. ``shared`` is an MLP that processes all tokens in addition to the
+    experts; with ``has_shared_gate`` it is multiplied by the sigmoid of its own scalar gate. With
+    ``latent_width``, experts have this many input and output columns; one matrix projects the input
+    to them, and another projects them to the output (Nemotron 3 Super). The router and ``shared``
+    read the unprojected input.
     """
 
     num_experts: int
     num_experts_per_token: int
     width: int
-    normalize_shares: bool
+    norm_topk_prob: bool
     activation: Activation = Activation.SILU
     score: ExpertScore = ExpertScore.SOFTMAX
     num_groups: int = 1
@@ -289,13 +293,14 @@ class ExpertsConfig:
 class LayerConfig:
     """One decoder layer: attention, a recurrence or both, then an MLP, experts or both.
 
-    Attention and a recurrence read the same normed input and are added (Falcon-H1). A layer may
+    Attention and a recurrence read the same normalized input and are added (Falcon-H1). A layer may
     lack either half (Nemotron-H).
 
-    With an MLP and experts, as in Gemma 4's 26B-A4B, they run beside one another: each has its own
-    norms before and after it, and the router reads the residual stream through a norm of its own.
-    What attention and the feed-forward part give is multiplied by ``residual_scale`` before it is
-    added. ``has_output_scale``: the layer's output is multiplied by a stored scalar (Gemma 4).
+    If a layer has both an MLP and experts, as in Gemma 4's 26B-A4B, they run in parallel: each has
+    its own norms before and after it, and the router reads the residual stream through its own
+    norm. The outputs of attention and of the feed-forward part are multiplied by ``residual_scale``
+    before they are added. With ``has_output_scale``, the layer's output is multiplied by a stored
+    scalar (Gemma 4).
     """
 
     attention: AttentionConfig | LatentAttentionConfig | None
@@ -313,24 +318,24 @@ class LayerConfig:
 
     @property
     def grouped_attention(self) -> AttentionConfig:
-        """The attention of a layer that has keys and values for heads; ``ValueError`` of others."""
+        """The attention, if it has keys and values per head. Raises ``ValueError`` otherwise."""
         if not isinstance(self.attention, AttentionConfig):
-            raise ValueError("the layer has no attention with keys and values")
+            raise ValueError("the layer has no attention with separate keys and values")
         return self.attention
 
     @property
     def shared_layer(self) -> int | None:
-        """The layer whose keys and values this one reads instead of its own, if it does."""
+        """The layer whose keys and values this one reads instead of its own, or None."""
         attention = self.attention
         return attention.shared_layer if isinstance(attention, AttentionConfig) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PerLayerInputs:
-    """Gemma 4 E2B's second embedding: ``width`` columns of it enter every layer at its end.
+    """Gemma 4 E2B's second embedding: ``width`` columns of it are added at the end of every layer.
 
-    ``activation`` is that of the gate. Every layer needs what is made of the token's embedding
-    before the first layer, so such a model is not cut.
+    ``activation`` is the activation of the gate. Every layer needs values that are computed from
+    the token's embedding before the first layer, so such a model cannot be cut.
     """
 
     width: int
@@ -339,17 +344,19 @@ class PerLayerInputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """A decoder-only transformer, whatever file it came from: ``layers`` says how each is made.
+    """A decoder-only transformer, independent of its file format, with one entry of ``layers`` per
+    decoder layer.
 
-    Embeddings are multiplied by ``embedding_scale``; logits by ``logit_scale``, and then capped by
-    ``logit_softcap`` (see ``potluck.types.program.Head``).
+    Embeddings are multiplied by ``embedding_scale``, and logits by ``logit_scale`` before
+    ``logit_softcap`` is applied (see ``potluck.types.program.Head``).
 
-    A model without ``has_logits`` has no head: it gives vectors only. With ``num_labels`` it is a
-    classifier, a matrix of so many rows after the last norm, whose outputs are the vectors; they
-    are the rows ``label_tokens`` of what would be the head, where the files have no such matrix.
-    ``prefix`` is what the names of a Hugging Face file's tensors begin with, and ``head_prefix``
-    that of its head (``language_model.`` in some models that also see). ``name_variants`` are those
-    of its table of names that the files have (``potluck.models.names.NameTable``).
+    A model without ``has_logits`` has no head and only computes vectors. With ``num_labels`` it is
+    a classifier: the last norm is followed by a matrix with one row per label, whose outputs are
+    the vectors. If the files have no such matrix, its rows are the rows ``label_tokens`` of the
+    head's matrix. ``prefix`` is the prefix of tensor names in a Hugging Face file, and
+    ``head_prefix`` that of the head (``language_model.`` in some multimodal models).
+    ``name_variants`` are the variants of the table of names that the files use
+    (``potluck.models.names.NameTable``).
     """
 
     family: str
@@ -379,14 +386,14 @@ class ModelConfig:
 
     @property
     def vector_size(self) -> int:
-        """The numbers in a vector."""
+        """The number of elements of a vector."""
         return self.num_labels or self.hidden_size
 
     def can_cut_before(self, layer: int) -> bool:
-        """Whether one stage may end and the next begin there.
+        """Return whether one stage may end and the next begin before ``layer``.
 
-        A layer that reads the keys and values of another one must be on the same stage as that
-        one. Of a model with ``per_layer_inputs`` only the head can be a stage of its own.
+        A layer that reads the keys and values of another must be on the same stage as that layer.
+        In a model with ``per_layer_inputs``, only the head can be a separate stage.
         """
         if not 0 < layer < self.num_layers:
             return self.per_layer_inputs is None or layer == self.num_layers

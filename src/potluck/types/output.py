@@ -1,7 +1,7 @@
-"""What a chat model's output consists of, and the protocols of those who take it apart.
+"""The parts of a chat model's output, and the protocols of parsers.
 
-A model writes one text. Parts of it are thoughts, and parts are calls of tools, each family in a
-form of its own (``potluck.text.tool_formats``).
+A model writes one text, parts of which are reasoning and tool calls, in a format that depends on
+the family (``potluck.text.tool_formats``).
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ class TextPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReasoningPart:
-    """More of what the model thinks before it answers."""
+    """More of the model's reasoning before its answer."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCallStart:
-    """A call of the tool ``name`` begins; its arguments follow. Calls are counted from 0."""
+    """The start of a call of the tool ``name``; its arguments follow. Calls are counted from 0."""
 
     index: int
     name: str
@@ -48,19 +48,19 @@ OutputPart = TextPart | ReasoningPart | ToolCallStart | ToolCallArguments
 
 
 class OutputParser(Protocol):
-    """Takes one output apart as it comes. It never raises: what is malformed is text."""
+    """Parses one output incrementally. It never raises: malformed parts are text."""
 
     def push(self, text: str) -> Sequence[OutputPart]:
-        """Take more text; return what has become certain."""
+        """Parse more text, and return the parts that are now certain."""
         ...
 
     def finish(self) -> Sequence[OutputPart]:
-        """Return what was held back, at the end of the output."""
+        """Return the remaining parts at the end of the output."""
         ...
 
 
 class ToolMode(enum.Enum):
-    """Whether the model calls tools: never, if it likes, or always."""
+    """Whether the model calls tools: never, optionally, or always."""
 
     NONE = "none"
     AUTO = "auto"
@@ -69,10 +69,10 @@ class ToolMode(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolUse:
-    """The tools of a request, and how they are to be used.
+    """The tools of a request, and how the model may use them.
 
-    With ``name`` only that tool is called, and ``mode`` is ``REQUIRED``. Without ``is_parallel`` at
-    most one call is made.
+    With ``name`` only that tool may be called, and ``mode`` is ``REQUIRED``. Without
+    ``is_parallel`` at most one call is made.
     """
 
     tools: tuple[Tool, ...] = ()
@@ -82,32 +82,32 @@ class ToolUse:
 
 
 class OutputFormat(Protocol):
-    """How a model writes tool calls and thoughts, as its chat template has taught it."""
+    """The format in which a model writes tool calls and reasoning, which matches its template."""
 
     @property
     def name(self) -> str:
-        """What ``--tool-format`` calls it."""
+        """The format's name for ``--tool-format``."""
         ...
 
     @property
     def control_texts(self) -> frozenset[str]:
-        """Control tokens that the parser must see, and are therefore pushed as their texts."""
+        """The control tokens that the parser needs; they are pushed as their texts."""
         ...
 
     def parser(self, tool_use: ToolUse, *, prompt_end: str) -> OutputParser:
         """Return a parser for one output.
 
-        ``prompt_end`` is the end of the rendered prompt: templates open a thought there, or close
-        it at once.
+        ``prompt_end`` is the end of the rendered prompt, where templates may open a reasoning
+        block, or open and close it.
         """
         ...
 
     def grammar(
         self, tool_use: ToolUse, *, prompt_end: str, response: str | None = None
     ) -> str | None:
-        """Return the grammar of the outputs that are allowed, or None if all are.
+        """Return the grammar of the allowed outputs, or None if all are allowed.
 
-        ``response`` is the grammar of the answer's text. Thoughts come before it, where the model
-        thinks. Raises ``ParameterError`` for a schema that is not supported.
+        ``response`` is the grammar of the answer's text, which follows the reasoning, if any. Raise
+        ``ParameterError`` if a schema is not supported.
         """
         ...

@@ -1,4 +1,4 @@
-"""What plans are made from and for, plans, and what is predicted of them."""
+"""The input of planning, plans, and predictions."""
 
 from __future__ import annotations
 
@@ -6,52 +6,39 @@ import enum
 from dataclasses import dataclass
 from itertools import pairwise
 
+from potluck.types.choices import DEFAULT_NUM_STREAMS, Objective
 from potluck.types.cluster import NodeId, UnitId
-from potluck.types.program import Shard
-
-
-class Objective(enum.Enum):
-    """What the best plan is best at."""
-
-    LATENCY = "latency"
-    """Least time per token of one stream."""
-    THROUGHPUT = "throughput"
-    """Most tokens per second of several streams together."""
-    MEMORY = "memory"
-    """Every unit in proportion to its memory, so that the fullest is least full."""
-
-
-class Rebalance(enum.Enum):
-    """Whether a deployment moves when a much better plan is found."""
-
-    AUTO = "auto"
-    ASK = "ask"
-    """The better plan is shown; ``potluck rebalance`` carries it out."""
-    NEVER = "never"
-
-
-DEFAULT_NUM_STREAMS = 8
+from potluck.types.program import GroupPart, Shard, group_ranges
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutStage:
-    """A stage that the user wants: so many decoder layers on this unit.
+    """A stage of a layout that the user specified: a number of decoder layers on a unit.
 
-    The first stage of a layout has the embedding too, and the last one the head.
+    The first stage of a layout also has the embedding, and the last one the head. The members of a
+    group are consecutive, the leader first; each has all of its layers, and its ``part`` of them.
     """
 
     node_id: NodeId
     unit_id: UnitId
     num_layers: int
+    part: GroupPart | None = None
+
+    @property
+    def is_led(self) -> bool:
+        """Whether another member of its group leads the stage."""
+        return self.part is not None and not self.part.is_leader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preferences:
-    """What a plan is made for.
+    """The user's preferences for a plan.
 
-    ``num_streams`` decode at once where throughput counts. Decoding is predicted for sequences of
-    ``context_tokens``, the time to the first token for a prompt of ``prompt_tokens``. A ``layout``
-    leaves nothing to choose; with an empty one the best plan is looked for.
+    ``num_streams`` is the number of streams that decode at once, for plans for throughput. Decoding
+    is predicted for sequences of ``context_tokens``, and the time to the first token for a prompt
+    of ``prompt_tokens``. A ``layout`` fixes the plan; if it is empty, the best plan is searched.
+    Each stage is held by a group of ``tensor_parallel`` units, by a single unit if it is 1, and by
+    what is predicted to be best if it is None.
     """
 
     objective: Objective = Objective.LATENCY
@@ -59,37 +46,40 @@ class Preferences:
     context_tokens: int = 512
     prompt_tokens: int = 512
     layout: tuple[LayoutStage, ...] = ()
+    tensor_parallel: int | None = None
 
 
 def wanted_streams(objective: Objective, num_streams: int) -> int:
-    """Return how many streams somebody wants at the same time, and must be able to be live.
+    """Return the number of streams that the user wants at once, and that must be able to be live.
 
-    The default number is only what a plan for something else predicts besides.
+    For objectives other than throughput, the default number is only used for predictions.
     """
     is_wanted = objective is Objective.THROUGHPUT or num_streams != DEFAULT_NUM_STREAMS
     return num_streams if is_wanted else 1
 
 
 class Basis(enum.Enum):
-    """What the predicted time of a stage or a hop rests on, best first. Each has a margin."""
+    """The basis of the predicted time of a stage or a hop, best first. Each has a margin."""
 
     SERVED = "served"
-    """Steps of this model that the unit has computed, or frames that the link has carried."""
+    """Measured steps of this model on the unit, or frames on the link."""
     MEASURED = "measured"
-    """The trial of the unit's backend, or a probe of the link."""
+    """The trial of the unit's backend, or a measurement of the link."""
     TABLE = "table"
     ASSUMED = "assumed"
-    """Nothing is known: a cautious default."""
+    """A conservative default, since nothing is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagePrediction:
-    """One stage: seconds per step within the engine, and per hop to what follows it.
+    """The prediction for one stage: seconds per step within the engine, and per hop to the next.
 
-    ``decode_seconds`` is of a step of one sequence, ``loaded_seconds`` of a step as it is when
-    ``Preferences.num_streams`` decode, ``prefill_seconds_per_token`` of a long chunk.
-    ``hop_seconds`` is what the next stage (of the last stage: the coordinator) gets a step of one
-    sequence later.
+    ``decode_seconds`` is for a step of one sequence, ``loaded_seconds`` for a step in which
+    ``Preferences.num_streams`` decode, and ``prefill_seconds_per_token`` for a long chunk.
+    ``hop_seconds`` is the delay until the next stage (or the coordinator, after the last stage)
+    receives a step of one sequence. The members of a group have the same times, because they wait
+    for each other, and the hop is the leader's; ``exchange_seconds`` is the part of
+    ``decode_seconds`` spent in their exchanges.
     """
 
     node_id: NodeId
@@ -99,20 +89,22 @@ class StagePrediction:
     prefill_seconds_per_token: float
     hop_seconds: float
     basis: Basis
+    exchange_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """Of a whole plan.
+    """The prediction for a whole plan.
 
     ``entry_seconds`` is the hop from the coordinator to the first stage. ``token_seconds`` is the
-    time per token of one stream, ``tokens_per_second`` its inverse, ``total_tokens_per_second``
-    that of ``num_streams`` streams together with ``steps_in_flight`` steps at a time. The
-    ``bottleneck`` is the index of the stage that limits that rate; None where the way through all
-    stages and back does. ``margin`` is relative: measured times are expected within
-    ``1 ± margin`` of these. It is the mean of the margins of all stages and hops, weighted by their
-    shares of the time per token. ``gap``: no plan is better than this one by more than this part, 0
-    if it was proved best. ``link_basis`` is what the hops rest on, where they widen the margin.
+    time per token of one stream, and ``tokens_per_second`` its inverse. ``total_tokens_per_second``
+    is the rate of ``num_streams`` streams together, with ``steps_in_flight`` steps at a time.
+    ``bottleneck`` is the index of the stage (of a group, its leader) that limits that rate; None if
+    the latency of the whole pipeline limits it. ``margin`` is relative: measured times are expected
+    within ``1 ± margin`` of these. It is the mean of the margins of all stages and hops, weighted
+    by their share of the time per token. No plan is better than this one by more than the fraction
+    ``gap``, which is 0 if the plan was proved to be the best. ``link_basis`` is the basis of the
+    hops, if they widen the margin.
     """
 
     stages: tuple[StagePrediction, ...]
@@ -132,10 +124,10 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitOffer:
-    """A unit that stages can be placed on, and the memory they may use there.
+    """A unit on which stages can be placed, and the memory that they may use there.
 
-    ``spared_bytes`` is by how much less a stage takes there than a model's cost says, which is
-    that of the most demanding unit.
+    ``spared_bytes`` is the difference between a model's cost, which is that of the most demanding
+    unit, and the requirement of a stage on this unit.
     """
 
     node_id: NodeId
@@ -146,17 +138,17 @@ class UnitOffer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCost:
-    """What a model's parts take, in bytes, wherever they are placed: at most.
+    """Upper bounds of the memory requirements of a model's parts in bytes, on any unit.
 
-    ``layer_bytes``: weights, cache and states of each decoder layer. ``embedding_bytes`` on the
-    first stage, ``head_bytes`` on the last, each with what is computed and loaded through for it
-    alone; ``shared_bytes`` of the two are held once when one stage has both (a tied head is the
-    embedding). ``scratch_bytes`` and ``process_bytes`` on every stage. No stage takes more than
-    the sum of its parts, and an end without a layer takes ``lone_embedding_bytes`` or
-    ``lone_head_bytes`` in all, which is less.
+    ``layer_bytes`` are the weights, cache and states of each decoder layer. ``embedding_bytes`` are
+    needed on the first stage and ``head_bytes`` on the last, each including its scratch and staging
+    memory; ``shared_bytes`` of both are only needed once if one stage has both (a tied head is the
+    embedding). ``scratch_bytes`` and ``process_bytes`` are needed on every stage. No stage requires
+    more than the sum of its parts. A stage that has only the embedding or only the head requires
+    ``lone_embedding_bytes`` or ``lone_head_bytes`` in total, which is less.
 
-    No stage begins or ends before a layer in ``no_cuts`` (see ``ModelConfig.can_cut_before``); what
-    layers take that are never cut apart is right for all of them together.
+    Stages are not cut before the layers in ``no_cuts`` (see ``ModelConfig.can_cut_before``). The
+    sizes of layers that cannot be separated are only correct in total.
     """
 
     layer_bytes: tuple[int, ...]
@@ -171,23 +163,23 @@ class ModelCost:
 
     @property
     def groups(self) -> tuple[tuple[int, int], ...]:
-        """Return the layers ``[start, end)`` of every group that is never cut apart, in order."""
+        """Return the layers ``[start, end)`` of each group that cannot be separated, in order."""
         last = len(self.layer_bytes)
         bounds = [0, *(layer for layer in range(1, last) if layer not in self.no_cuts), last]
         return tuple(pairwise(bounds))
 
     @property
     def least_layer_bytes(self) -> int:
-        """Return what the smallest group of layers takes: no stage with layers has fewer."""
+        """Return the size of the smallest group of layers, which is the minimum for a stage."""
         return min(sum(self.layer_bytes[start:end]) for start, end in self.groups)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacedStage:
-    """A shard placed on a unit, and the bytes it takes there at most.
+    """A shard placed on a unit, and the maximum memory that it requires there.
 
-    ``is_mapped``: its weights are mapped whether or not the plan is to map them, because a worker
-    holds it so already.
+    If ``is_mapped``, its weights are mapped even if the plan does not map weights, because a worker
+    already holds the stage with mapped weights.
     """
 
     node_id: NodeId
@@ -199,7 +191,7 @@ class PlacedStage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rejection:
-    """A unit that got nothing, and why."""
+    """An unused unit, with the reason."""
 
     node_id: NodeId
     unit_id: UnitId
@@ -208,11 +200,18 @@ class Rejection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The ordered stages that together hold a whole model, and who was left out.
+    """The ordered stages that together hold a whole model, and the unused units.
 
-    ``prediction`` is None for a plan that was made without regard to speed.
+    The members of a group are consecutive in ``stages``, the leader first; their shards differ only
+    in ``part``. ``prediction`` is None for a plan that was made without regard to speed.
     """
 
     stages: tuple[PlacedStage, ...]
     rejections: tuple[Rejection, ...]
     prediction: Prediction | None = None
+
+    @property
+    def groups(self) -> tuple[tuple[PlacedStage, ...], ...]:
+        """Return the stages of the pipeline, each with one unit or the members of a group."""
+        ranges = group_ranges(stage.shard.part for stage in self.stages)
+        return tuple(self.stages[each.start : each.stop] for each in ranges)

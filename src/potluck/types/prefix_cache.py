@@ -1,4 +1,4 @@
-"""What prefix caches have saved."""
+"""Statistics of prefix caches."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefixTotals:
-    """Totals of one deployment's prefix cache since its coordinator began.
+    """Totals of one deployment's prefix cache since its coordinator started.
 
-    ``num_admissions`` counts how often a sequence was given cache blocks: more than once where it
-    was preempted or the stages were replaced. ``num_hits`` of them found a part of their tokens
-    computed before, ``num_saved_tokens`` together. ``num_evictions`` blocks that were cached were
-    given to other sequences. ``num_restored_tokens`` were read from the disks of the stages.
+    ``num_admissions`` counts how often a sequence was given cache blocks, which is more than once
+    if it was preempted or the stages were replaced. ``num_hits`` admissions found part of their
+    tokens in the cache, ``num_saved_tokens`` in total. ``num_evictions`` counts cached blocks that
+    were given to other sequences, and ``num_restored_tokens`` the tokens read from the stages'
+    disks.
 
-    Of models with a state: ``num_checkpoints`` of it were made, ``num_checkpoint_hits`` sequences
-    began with one, and ``num_checkpoint_evictions`` were given up for other sequences.
-    ``num_uncovered_tokens`` were computed although their keys and values were cached, because no
-    checkpoint was after them.
+    For models with state: ``num_checkpoints`` were made, ``num_checkpoint_hits`` sequences resumed
+    from one, and ``num_checkpoint_evictions`` were evicted for other sequences.
+    ``num_uncovered_tokens`` were recomputed although their keys and values were cached, because
+    there was no checkpoint after them.
     """
 
     num_admissions: int = 0

@@ -1,4 +1,4 @@
-"""What the headers of a model's files say about its weights."""
+"""The profile of a model's weights, read from the headers of its files."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from potluck.types.model import ModelConfig
 from potluck.types.tensor import TensorInfo
 
 BytesByFormat = tuple[tuple[str, int], ...]
-"""Bytes of tensors by the label of their format, the largest part first."""
+"""The bytes of tensors by the label of their format, the largest first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnusableTensor:
-    """A tensor that the files have and that cannot be loaded, with what its error says.
+    """A tensor that is in the files but cannot be loaded, with the data of its error.
 
-    ``path`` is the file that is broken; None if the tensor is sound and this build lacks what
-    ``missing`` names.
+    ``path`` is the file that is broken; None if the tensor is valid but this build lacks the
+    feature named by ``missing``.
     """
 
     problem: str
@@ -35,19 +35,19 @@ class UnusableTensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelProfile:
-    """A model's configuration, and its tensors as they are stored, by their canonical names.
+    """A model's configuration, and its stored tensors by their canonical names.
 
-    Planning works with it instead of open files. ``path`` is what messages call the model, and
-    ``file_names`` has what its files call every tensor that programs read, whether they have it or
-    not (of a stack, its first matrix). Those that they have are in ``tensors``, or in ``unusable``
-    if they cannot be loaded. Nothing is compared with the shapes that a program needs:
+    Planning uses it instead of open files. ``path`` is the model's name in messages.
+    ``file_names`` has the name in the files of every tensor that programs read (for a stack, of its
+    first matrix), whether it exists or not. Existing tensors are in ``tensors``, or in ``unusable``
+    if they cannot be loaded. The shapes are not compared with those that a program requires;
     ``weights.load.check_weights`` does that.
 
-    ``layer_bytes`` has an entry for each decoder layer, ``embedding_bytes`` and ``head_bytes`` are
-    of the two ends, the final norm included; a head tied to the embedding is in both. They are the
-    bytes of ``tensors`` as stored. A profile of some shards only has the tensors of those, and
-    no bytes of other layers. ``decoding_bytes`` is what reading any of the tensors holds in
-    addition to its rows, where weights are stored in another form than they are shown in.
+    ``layer_bytes`` has an entry for each decoder layer; ``embedding_bytes`` and ``head_bytes`` are
+    for the two ends, including the final norm. A head tied to the embedding is in both. They are
+    the stored bytes of ``tensors``. A profile of only some shards has only their tensors, and no
+    bytes of other layers. ``decoding_bytes`` is the memory needed to read any of the tensors, in
+    addition to its rows, if weights are stored encoded.
     """
 
     config: ModelConfig
@@ -61,16 +61,16 @@ class ModelProfile:
     decoding_bytes: int = 0
 
     def info(self, name: str) -> TensorInfo:
-        """Return what is stored as the canonical tensor ``name``.
+        """Return the stored tensor with the canonical name ``name``.
 
-        Raise ``KeyError`` if nothing is, and the error of a tensor that cannot be loaded.
+        Raise ``KeyError`` if there is none, and the tensor's error if it cannot be loaded.
         """
         if (unusable := self.unusable.get(name)) is not None:
             raise unusable.error()
         return self.tensors[name]
 
     def name_in_files(self, name: str) -> str:
-        """Return what the files call the canonical tensor ``name``.
+        """Return the name in the files of the canonical tensor ``name``.
 
         Raise ``KeyError`` if the profile does not cover it.
         """

@@ -1,17 +1,18 @@
-"""Programs: what an engine runs.
+"""Programs, which engines run.
 
 A program is a list of ops over named *registers*. A register is a float32 matrix with one row per
 token of the step and a fixed width; weights are named tensors (canonical names, see
-``potluck.models``). ``potluck.engines.reference`` says what every op means.
+``potluck.models``). ``potluck.engines.reference.engine`` defines the meaning of every op.
 
-A program covers one shard. When it has the embedding, it begins with ``Embed``; otherwise the
-register ``hidden`` is the stage's input. When it has the head it ends with ``Head``; otherwise
+A program covers one shard. If it has the embedding, it begins with ``Embed``; otherwise the
+register ``hidden`` is the stage's input. If it has the head, it ends with ``Head``; otherwise
 the register ``hidden`` is the stage's output.
 """
 
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -20,15 +21,15 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 HIDDEN = "hidden"
-"""The register that goes from stage to stage: the residual stream, float32."""
+"""The register that is passed from stage to stage: the residual stream in float32."""
 
 
 class Activation(enum.Enum):
-    """What a feed-forward layer makes of ``gate`` and ``up``, element by element.
+    """The element-wise activation of ``gate`` and ``up`` in a feed-forward layer.
 
     SILU: ``gate / (1 + exp(-gate)) * up`` (Shazeer 2020, SwiGLU). GELU_TANH: ``0.5 gate (1 +
     tanh(sqrt(2/pi) (gate + 0.044715 gate^3))) * up`` (Hendrycks and Gimpel 2016). CLAMPED_SWIGLU is
-    that of gpt-oss: ``g = min(gate, 7)``, ``u = clip(up, -7, 7)``, ``g / (1 + exp(-1.702 g)) * (u +
+    gpt-oss's: ``g = min(gate, 7)``, ``u = clip(up, -7, 7)``, ``g / (1 + exp(-1.702 g)) * (u +
     1)``. PRODUCT: ``gate * up`` (the gates of LFM2's convolutions). RELU_SQUARED has no gate:
     ``max(up, 0)²`` (So et al. 2021; Nemotron-H).
     """
@@ -46,7 +47,7 @@ class Activation(enum.Enum):
 
 
 class ExpertScore(enum.Enum):
-    """How the logits of a router become scores: softmax over all experts, or each by itself."""
+    """How a router's logits become scores: by softmax over all experts, or individually."""
 
     SOFTMAX = "softmax"
     SIGMOID = "sigmoid"
@@ -64,11 +65,14 @@ class Register:
 class Embed:
     """``out[t] = weight[token[t]]``; weight is ``[vocab, width(out)]``.
 
-    A program may have several, all on the stage with the embedding.
+    A program may have several, all on the stage with the embedding. In a group, member ``m`` only
+    has the rows of the tokens ``[bounds[m], bounds[m + 1])``, and ``out`` of each token comes from
+    the member that has its row.
     """
 
     weight: str
     out: str
+    bounds: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,8 +80,8 @@ class RmsNorm:
     """``out = x / sqrt(mean(x²) + epsilon) * weight`` over groups of ``group`` columns.
 
     For the norms of the residual stream ``group`` is the width and weight is ``[width]``; for
-    per-head norms (Qwen 3) it is the head size and weight ``[head_dim]`` serves every head.
-    Without a weight the factors are 1 (Gemma 4's values). ``out`` may be ``x``.
+    per-head norms (Qwen 3) it is the head size, and the weight ``[head_dim]`` is used for every
+    head. Without a weight the factors are 1 (Gemma 4's values). ``out`` may be ``x``.
     """
 
     x: str
@@ -110,12 +114,27 @@ class Linear:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AllGather:
+    """``out`` is the concatenation of the columns of ``x`` of all members of the group, in order.
+
+    ``widths[m]`` is the width of ``x`` in the program of member ``m``: a multiple of 16, and of 32
+    if products read ``out`` and there are enough columns for all members. If all ops that read
+    ``out`` read it in a form other than float32 (see ``potluck.engines.native.products``), members
+    exchange that form, which gives bit-identical results.
+    """
+
+    x: str
+    out: str
+    widths: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HeadLinear:
-    """A product for each head with a matrix of its own; weight is ``[num_heads, rows, columns]``.
+    """A product of each head with its own matrix; weight is ``[num_heads, rows, columns]``.
 
     ``out[t][out_start + h * out_stride + i] = (weight[h] @ x_h)[i]``, where ``x_h`` are the
-    ``columns`` numbers of ``x[t]`` from ``x_start + h * x_stride`` on. The other columns of ``out``
-    stay as they are. ``out`` is not ``x``.
+    ``columns`` elements of ``x[t]`` from ``x_start + h * x_stride`` on. The other columns of
+    ``out`` are unchanged. ``out`` must not be ``x``.
     """
 
     x: str
@@ -132,10 +151,10 @@ class HeadLinear:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyColumns:
-    """Columns of ``x`` become columns of ``out``: ``count`` of each of ``num_groups`` groups.
+    """Copy columns of ``x`` to ``out``: ``count`` columns of each of ``num_groups`` groups.
 
     ``out[t][out_start + g * out_stride + i] = x[t][x_start + g * x_stride + i]``. The other columns
-    of ``out`` stay as they are. ``out`` is not ``x``.
+    of ``out`` are unchanged. ``out`` must not be ``x``.
     """
 
     x: str
@@ -153,8 +172,8 @@ class Rope:
     """Rotate pairs ``(i, i + rotary_dim/2)`` of every head of ``x`` in place by one of the
     program's rope tables at each token's position (the "neox" or rotate-half form, Su et al. 2021).
 
-    ``table`` counts the tables from 0; ``rotary_dim`` is twice the width of its cosines. What is
-    beyond ``rotary_dim`` in a head stays as it is.
+    ``table`` is the index of the table; ``rotary_dim`` is twice the width of its cosines. Columns
+    of a head beyond ``rotary_dim`` are unchanged.
     """
 
     x: str
@@ -175,13 +194,14 @@ class Attention:
 
     Without ``k`` and ``v`` nothing is appended: the op reads a cache that an earlier op of the
     program has filled (Gemma 4 E2B). With ``softcap`` scores become ``softcap * tanh(score /
-    softcap)`` before the softmax (Gemma 2). ``sinks`` ``[num_heads]`` are logits that take part in
-    the softmax of their head and have no value (gpt-oss).
+    softcap)`` before the softmax (Gemma 2). ``sinks`` ``[num_heads]`` are logits that are included
+    in the softmax of their head but have no value (gpt-oss).
 
-    Values are ``value_dim`` wide, and so is a head of ``out``; None: as wide as keys. With
-    ``value_start`` there is no ``v``: the value of a position is its key's columns ``[value_start,
-    value_start + value_dim)``, as the cache has them. This is multi-head latent attention with
-    absorbed matrices (DeepSeek V2): one key of a rotated part and a latent part for all heads.
+    ``value_dim`` is the width of values and of the heads of ``out``; None means the width of keys.
+    With ``value_start`` there is no ``v``: the value of a position consists of its key's columns
+    ``[value_start, value_start + value_dim)`` as stored in the cache. This is multi-head latent
+    attention with absorbed matrices (DeepSeek V2), in which all heads share one key with a rotated
+    and a latent part.
     """
 
     q: str
@@ -202,13 +222,13 @@ class Attention:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CausalConv:
-    """A short convolution of every column by itself over the sequence's last rows of ``x``.
+    """A short depthwise convolution over the last rows of ``x`` of the sequence.
 
     ``out[t][c] = sum over j < k of weight[c][j] * x[t - k + 1 + j][c] + bias[c]``, in ascending
-    order of ``j``, and with ``has_silu`` ``y / (1 + exp(-y))`` of that. Weight is a vector
-    ``[width(x) * k]``, the factors of a column side by side; bias ``[width(x)]`` or None. The state
-    ``state_index`` has the ``k - 1`` rows of ``x`` before the next token, ``[k - 1, width(x)]``,
-    oldest first. ``k`` is ``kernel``. ``out`` may be ``x``.
+    order of ``j``, followed by ``y / (1 + exp(-y))`` if ``has_silu``. Weight is a vector
+    ``[width(x) * k]``, with the factors of a column next to each other; bias is ``[width(x)]`` or
+    None. The state ``state_index`` has the ``k - 1`` rows of ``x`` before the next token,
+    ``[k - 1, width(x)]``, oldest first. ``k`` is ``kernel``. ``out`` may be ``x``.
     """
 
     x: str
@@ -222,11 +242,11 @@ class CausalConv:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatedDelta:
-    """The gated delta rule (Yang et al. 2024, "Gated Delta Networks"), token after token.
+    """The gated delta rule (Yang et al. 2024, "Gated Delta Networks"), token by token.
 
     ``x`` has the queries and the keys of ``num_key_heads`` heads, ``key_dim`` wide, and then the
     values of ``num_heads`` heads, ``value_dim`` wide; ``decay`` and ``beta`` are ``num_heads``
-    wide. Head ``h`` has the queries and keys of key head ``h // (num_heads / num_key_heads)``, or
+    wide. Head ``h`` uses the queries and keys of key head ``h // (num_heads / num_key_heads)``, or
     with ``is_tiled`` of ``h % num_key_heads``. With ``rate`` and ``decay_bias`` ``[num_heads]``::
 
         q = query / sqrt(sum(query²) + epsilon) / sqrt(key_dim)
@@ -235,8 +255,8 @@ class GatedDelta:
         S = S + outer(k, sigmoid(beta[t][h]) * (value - k @ S))
         out[t][h] = q @ S
 
-    ``S`` is ``[key_dim, value_dim]``; the state ``state_index`` has those of all heads, one after
-    another. The sums with ``S`` go in ascending order. ``out`` is ``num_heads * value_dim`` wide.
+    ``S`` is ``[key_dim, value_dim]``; the state ``state_index`` is the concatenation of ``S`` of
+    all heads. Sums with ``S`` are in ascending order. ``out`` is ``num_heads * value_dim`` wide.
     """
 
     x: str
@@ -256,18 +276,18 @@ class GatedDelta:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateScan:
-    """The selective scan of Mamba-2 (Dao and Gu 2024), token after token.
+    """The selective scan of Mamba-2 (Dao and Gu 2024), token by token.
 
     ``x`` has ``num_heads`` inputs, ``head_dim`` wide, and then the vectors ``b`` and the vectors
-    ``c`` of ``num_groups`` groups of neighbouring heads, ``state_dim`` wide; ``step`` is
+    ``c`` of ``num_groups`` groups of consecutive heads, ``state_dim`` wide; ``step`` is
     ``num_heads`` wide. With ``rate``, ``step_bias`` and ``skip`` ``[num_heads]``::
 
         d = clip(softplus(step[t][h] + step_bias[h]), least_step, largest_step)
         S = S * exp(rate[h] * d) + outer(b, d * x)
         out[t][h] = c @ S + skip[h] * x
 
-    ``S`` is ``[state_dim, head_dim]``; the state ``state_index`` has those of all heads, one after
-    another. Sums over ``state_dim`` go in ascending order.
+    ``S`` is ``[state_dim, head_dim]``; the state ``state_index`` is the concatenation of ``S`` of
+    all heads. Sums over ``state_dim`` are in ascending order.
     """
 
     x: str
@@ -289,8 +309,8 @@ class StateScan:
 class GatedActivation:
     """``out = activation(gate, up)``, element by element; ``out`` may be ``gate`` or ``up``.
 
-    Of ``up``, which may be wider than ``out``, the columns from ``up_start`` on are taken. There is
-    no ``gate`` where the activation has none.
+    ``up`` may be wider than ``out``; its columns from ``up_start`` on are used. There is no
+    ``gate`` if the activation has none.
     """
 
     gate: str | None
@@ -302,27 +322,32 @@ class GatedActivation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moe:
-    """A mixture of experts: each token passes through the gated layers that its router chose.
+    """A mixture of experts: each token passes through the gated layers chosen by the router.
 
-    ``logits`` is the router's register, ``num_experts`` wide, and ``s[e]`` the score that ``score``
-    makes of them. Experts are chosen by ``c[e]``, which is ``logits[t][e]``, or where there is a
-    ``correction`` ``[num_experts]`` or ``score`` is SIGMOID ``s[e] + correction[e]``: the
-    ``num_experts_per_token`` experts with the largest ``c``, of equal ones those with lower
-    indices. With ``num_groups`` above 1 experts are in groups of neighbours, of which only the
-    ``num_groups_used`` are looked at whose two largest ``c`` have the largest sums (DeepSeek V3).
+    ``logits`` is the router's register, ``num_experts`` wide, and ``s[e]`` are the scores that
+    ``score`` computes from it. Experts are chosen by ``c[e]``, which is ``s[e] + correction[e]`` if
+    there is a ``correction`` ``[num_experts]`` or ``score`` is SIGMOID, and ``logits[t][e]``
+    otherwise: the ``num_experts_per_token`` experts with the largest ``c``, with ties broken by the
+    lower index. If ``num_groups`` is above 1, experts are divided into groups of consecutive
+    experts, and only the ``num_groups_used`` groups with the largest sums of their two largest
+    ``c`` are considered (DeepSeek V3).
 
-    Expert ``e`` has the share ``p[e] = s[e]``; with ``normalize_shares`` the shares of the chosen
-    are divided by their sum. They are multiplied by ``share_scale`` and by ``expert_scale[e]``,
-    where there is such a weight ``[num_experts]``. Then, over the chosen in ascending order,
-    whatever else is in the batch::
+    Expert ``e`` has the weight ``p[e] = s[e]``; with ``norm_topk_prob`` the weights of the chosen
+    experts are divided by their sum. They are multiplied by ``share_scale``, and by
+    ``expert_scale[e]`` if there is such a weight ``[num_experts]``. Then, over the chosen experts
+    in ascending order, regardless of what else is in the batch::
 
         out[t] = sum of p[e] * (down[e] @ activation(gate[e] @ x[t], up[e] @ x[t]))
 
     ``gate`` and ``up`` are ``[num_experts, expert_width, width(x)]``, ``down`` is
     ``[num_experts, width(out), expert_width]``; each may have biases ``[num_experts, rows]``. There
-    is no ``gate`` where the activation has none. Of a
-    token whose logits have a NaN, or no largest that is finite, ``out`` is NaN: no expert was
-    chosen. ``out`` may be ``x``.
+    is no ``gate`` if the activation has none. For a token whose logits contain a NaN or whose
+    largest logit is not finite, no expert is chosen and ``out`` is NaN. ``out`` may be ``x``.
+
+    In a group, ``expert_widths[m]`` is the number of rows of ``gate`` and ``up`` of every expert
+    that member ``m`` has, in order. They are multiples of 32, or of 16 if there are too few rows,
+    and their sum is ``expert_width``. The members exchange ``activation(…)`` before they multiply
+    by their rows of ``down``, which correspond to their columns of ``out``.
     """
 
     x: str
@@ -334,7 +359,7 @@ class Moe:
     num_experts: int
     num_experts_per_token: int
     expert_width: int
-    normalize_shares: bool
+    norm_topk_prob: bool
     activation: Activation = Activation.SILU
     score: ExpertScore = ExpertScore.SOFTMAX
     correction: str | None = None
@@ -345,6 +370,7 @@ class Moe:
     gate_bias: str | None = None
     up_bias: str | None = None
     down_bias: str | None = None
+    expert_widths: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -365,7 +391,7 @@ class Scale:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Multiply:
-    """``x *= weight``; the weight is ``[width(x)]``, or ``[1]`` for all columns alike."""
+    """``x *= weight``; the weight is ``[width(x)]``, or ``[1]`` for all columns."""
 
     x: str
     weight: str
@@ -373,7 +399,7 @@ class Multiply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Add:
-    """``x += scale * y``; a ``scale`` of 1 adds without a product."""
+    """``x += scale * y``; a ``scale`` of 1 adds without a multiplication."""
 
     x: str
     y: str
@@ -382,12 +408,15 @@ class Add:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """The end of a model: what is wanted of ``x``.
+    """The end of a model, which computes the results from ``x``.
 
-    Logits ``[num_wanted, vocab] = weight @ x[t]`` for the tokens whose logits are wanted, and
-    vectors of the rows of ``x`` (see ``Pooling``). Where ``weight`` is None there are no logits.
-    They are multiplied by ``scale``, and with ``softcap`` then become ``softcap * tanh(logit /
-    softcap)``.
+    These are logits ``[num_wanted, vocab] = weight @ x[t]`` for the tokens whose logits are needed,
+    and vectors from the rows of ``x`` (see ``Pooling``). If ``weight`` is None, there are no
+    logits. Logits are multiplied by ``scale``, and then become ``softcap * tanh(logit / softcap)``
+    if there is a ``softcap``.
+
+    In a group, member ``m`` has the rows ``[bounds[m], bounds[m + 1])`` of the weight, and sends
+    their logits to member 0, which samples.
     """
 
     x: str
@@ -395,6 +424,7 @@ class Head:
     vocab_size: int
     scale: float = 1.0
     softcap: float | None = None
+    bounds: tuple[int, ...] = ()
 
 
 Op = (
@@ -402,6 +432,7 @@ Op = (
     | RmsNorm
     | LayerNorm
     | Linear
+    | AllGather
     | HeadLinear
     | CopyColumns
     | Rope
@@ -420,22 +451,65 @@ Op = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GroupPart:
+    """A member's part of a *group* of units that compute the layers of a stage together.
+
+    Every matrix is divided among the members by rows; member ``m`` has about ``shares[m] /
+    sum(shares)`` of them. This is tensor parallelism (Shoeybi et al. 2019), but always by output
+    rows, so that the order of summation does not change. Member 0 leads: it receives the stage's
+    input, samples, and sends the output. ``shares`` are positive.
+    """
+
+    member: int
+    shares: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.member < len(self.shares) or min(self.shares) < 1 or len(self.shares) < 2:
+            raise ValueError(f"invalid group part: {self}")
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether it is member 0."""
+        return self.member == 0
+
+
+def group_ranges(parts: Iterable[GroupPart | None]) -> tuple[range, ...]:
+    """Return the range of indices that form each stage of a pipeline, given the part of each.
+
+    A range has one unit, or the members of a group, which are consecutive.
+    """
+    known = tuple(parts)
+    leading = [index for index, part in enumerate(known) if part is None or part.is_leader]
+    ends = [*leading[1:], len(known)]
+    return tuple(range(start, end) for start, end in zip(leading, ends, strict=True))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
-    """Decoder layers ``[start_layer, end_layer)`` (may be empty) of a model of ``num_layers``."""
+    """Decoder layers ``[start_layer, end_layer)`` (may be empty) of a model of ``num_layers``.
+
+    With ``part`` it is the part of these layers that one member of a group holds.
+    """
 
     start_layer: int
     end_layer: int
     num_layers: int
     has_embedding: bool
     has_head: bool
+    part: GroupPart | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.start_layer <= self.end_layer <= self.num_layers:
-            raise ValueError(f"no such layer range: {self}")
+            raise ValueError(f"invalid layer range: {self}")
+
+    @property
+    def is_led(self) -> bool:
+        """Whether another member of its group leads the stage."""
+        return self.part is not None and not self.part.is_leader
 
     @classmethod
     def whole(cls, num_layers: int) -> Shard:
-        """The shard that is the whole model."""
+        """Return the shard that is the whole model."""
         return cls(
             start_layer=0,
             end_layer=num_layers,
@@ -449,7 +523,7 @@ class Shard:
 class RopeTable:
     """``cos`` and ``sin``: float32 ``[context_tokens, rotary_dim / 2]``, scaling included.
 
-    Made once per model, in float64 and rounded, so that every engine rotates by the same bits.
+    It is computed once per model in float64 and rounded, so that all engines use identical values.
     """
 
     cos: NDArray[np.float32] = field(repr=False)
@@ -457,10 +531,11 @@ class RopeTable:
 
 
 class WeightRole(enum.Enum):
-    """What a weight is for, as far as the precision that it needs goes.
+    """The purpose of a weight, as far as it determines the required precision.
 
-    An embedding that is also the head is a HEAD, in every stage that has it. A ROUTER of floats is
-    kept in float32 and never quantized, because with small errors it would choose other experts.
+    An embedding that is also the head is a HEAD in every stage that has it. A floating-point ROUTER
+    is kept in float32 and never quantized, because small errors would change the choice of experts.
+    An EXPERT_BIAS has a vector for each expert.
     """
 
     EMBEDDING = "embedding"
@@ -468,7 +543,21 @@ class WeightRole(enum.Enum):
     ATTENTION_VALUE = "attention_value"
     MLP_DOWN = "mlp_down"
     ROUTER = "router"
+    EXPERT_BIAS = "expert_bias"
     OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightRows:
+    """The part ``[start, start + shape[axis])`` of a dimension of a tensor with size ``total``.
+
+    Dimension 0 is the rows of a matrix, the elements of a vector, or the heads of a stack of
+    per-head matrices. Dimension 1 is the rows of each expert's matrix, or the elements of its bias.
+    """
+
+    start: int
+    total: int
+    axis: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -476,21 +565,31 @@ class WeightSpec:
     """A tensor that a program reads: its canonical name and the shape it must have.
 
     ``[experts, rows, columns]`` is a stack of matrices. ``layer`` is the decoder layer that it
-    belongs to, counted from the model's first.
+    belongs to, counted from the model's first. With ``rows`` the program only reads these rows of
+    the model's tensor; ``shape`` is then their shape, and ``whole_shape`` that of the tensor.
     """
 
     name: str
     shape: tuple[int, ...]
     role: WeightRole = WeightRole.OTHER
     layer: int | None = None
+    rows: WeightRows | None = None
+
+    @property
+    def whole_shape(self) -> tuple[int, ...]:
+        """The shape of the model's whole tensor."""
+        if self.rows is None:
+            return self.shape
+        axis = self.rows.axis
+        return (*self.shape[:axis], self.rows.total, *self.shape[axis + 1 :])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheSpec:
-    """What is kept of every position for the attention ops of one ``cache_index``: keys and values.
+    """The cached keys and values of each position, for the attention ops of one ``cache_index``.
 
-    Several ops may read one cache; the first of them fills it. Keys are ``head_dim`` wide, values
-    ``value_dim``, which is 0 where values are columns of the keys.
+    Several ops may read one cache; the first of them fills it. Keys are ``head_dim`` wide, and
+    values ``value_dim``, which is 0 if values are columns of the keys.
     """
 
     num_kv_heads: int
@@ -500,9 +599,9 @@ class CacheSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateSpec:
-    """What is kept of a whole sequence for the op of one ``state_index``.
+    """The state of a whole sequence for the op with one ``state_index``.
 
-    It is float32 ``[rows, width]``, all zeros before the first token.
+    It is float32 ``[rows, width]``, with zeros before the first token.
     """
 
     rows: int
@@ -510,13 +609,13 @@ class StateSpec:
 
     @property
     def num_bytes(self) -> int:
-        """Of one sequence."""
+        """The size of one sequence's state."""
         return 4 * self.rows * self.width
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """What one stage computes. ``weights`` lists every tensor it reads, each once."""
+    """The computation of one stage. ``weights`` lists every tensor that it reads once."""
 
     shard: Shard
     registers: tuple[Register, ...]
@@ -531,13 +630,13 @@ class Program:
 
     @property
     def head(self) -> Head | None:
-        """The last op of the stage with the head."""
+        """The last op, on the stage with the head; None on any other."""
         last = self.ops[-1] if self.ops else None
         return last if isinstance(last, Head) else None
 
     @property
     def has_logits(self) -> bool:
-        """Whether there is a head that has a weight."""
+        """Whether there is a head with a weight."""
         return self.head is not None and self.head.weight is not None
 
     def width(self, register: str) -> int:

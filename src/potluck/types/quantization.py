@@ -1,14 +1,14 @@
-"""What weights stored as floats become while they are loaded.
+"""Quantization of floating-point weights while they are loaded.
 
-Each ``Quantization`` is a mixture: which format a weight gets follows from its role in the model.
-The mixtures, and the formats that rows of other lengths get instead, are those that llama.cpp's
-``llama-quantize`` chooses under the same names (``llama_tensor_get_type_impl`` and
-``tensor_type_fallback`` in its ``src/llama-quant.cpp``; its Q4_K is Q4_K_M and its
-Q3_K Q3_K_M), without an importance matrix, and without what it does for models of 8 experts and of
-80 layers. There is no quantizer for Q5_K: where llama.cpp chooses it (some ``_SENSITIVE`` matrices
-of its Q3_K_M and IQ4_NL), these have the format of the others of their kind, and so does the
-output of attention in Q3_K_M, which is Q4_K there. Rows that fit no
-format stay as they are here; llama.cpp makes them F16.
+Each ``Quantization`` is a mixture, in which the format of a weight depends on its role in the
+model. The mixtures, and the fallback formats for rows of other lengths, are those that llama.cpp's
+``llama-quantize`` uses under the same names (``llama_tensor_get_type_impl`` and
+``tensor_type_fallback`` in its ``src/llama-quant.cpp``; its Q4_K is Q4_K_M, and its Q3_K is
+Q3_K_M), without an importance matrix and without its special cases for models with 8 experts or
+80 layers. There is no quantizer for Q5_K: matrices for which llama.cpp uses it (some
+``_SENSITIVE`` matrices of its Q3_K_M and IQ4_NL) have the format of the other matrices of their
+kind, and so has the attention output in Q3_K_M, which is Q4_K in llama.cpp. Rows that fit no format
+are not converted; llama.cpp converts them to F16.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _CONVERTED = frozenset({TensorFormat.F32, TensorFormat.F16, TensorFormat.BF16})
 
 
 class Quantization(enum.Enum):
-    """A mixture of formats by its name, the most precise first."""
+    """The mixtures of formats by name, the most precise first."""
 
     NONE = "none"
     Q8_0 = "q8_0"
@@ -35,17 +35,18 @@ class Quantization(enum.Enum):
     Q3_K = "q3_k"
 
     def wanted(self, weight: WeightSpec, stored: TensorInfo, num_layers: int) -> TensorFormat:
-        """The format that the mixture has for ``weight``, whatever its columns.
+        """Return the mixture's format for ``weight``, regardless of its number of columns.
 
-        ``num_layers`` are those of the whole model. Vectors stay as they are ``stored``, and so
-        does what is quantized already, as quantizing twice loses twice, where its format has
-        kernels (``TensorFormat.loaded_as``). A router becomes float32.
+        ``num_layers`` is the number of layers of the whole model. Vectors keep their ``stored``
+        format. So do weights that are already quantized, because quantizing twice loses precision
+        twice, if their format has kernels (``TensorFormat.loaded_as``). A router becomes float32.
         """
         if stored.format not in _CONVERTED:
             return stored.format.loaded_as
         if weight.role is WeightRole.ROUTER:
             return TensorFormat.F32
-        if self is Quantization.NONE or len(stored.shape) < 2:
+        is_vector = len(stored.shape) < 2 or weight.role is WeightRole.EXPERT_BIAS
+        if self is Quantization.NONE or is_vector:
             return stored.format
         mixture = _MIXTURES[self]
         if weight.role is WeightRole.HEAD:
@@ -57,10 +58,10 @@ class Quantization(enum.Enum):
         return mixture.others
 
     def target(self, weight: WeightSpec, stored: TensorInfo, num_layers: int) -> TensorFormat:
-        """The format that a stored tensor is loaded in.
+        """Return the format in which a stored tensor is loaded.
 
-        That is the one ``wanted``, or where its blocks do not make up the rows, another one that
-        is at least as precise.
+        It is the ``wanted`` format, or if rows do not consist of whole blocks of it, another one
+        that is at least as precise.
         """
         wanted = self.wanted(weight, stored, num_layers)
         for format in (wanted, _FALLBACKS.get(wanted)):
@@ -112,21 +113,21 @@ AUTOMATIC = (
     Quantization.Q4_K,
     Quantization.Q4_0,
 )
-"""What ``--quant auto`` chooses from: what every backend computes with, the most precise first."""
+"""The choices of ``--quant auto``: those that every backend supports, the most precise first."""
 
 _SENSITIVE = frozenset({WeightRole.ATTENTION_VALUE, WeightRole.MLP_DOWN})
-"""What loses most by being rounded."""
+"""The weights that are most sensitive to rounding."""
 
 _FALLBACKS: Mapping[TensorFormat, TensorFormat] = {
     TensorFormat.Q6_K: TensorFormat.Q8_0,
     TensorFormat.Q4_K: TensorFormat.Q5_0,
     TensorFormat.Q3_K: TensorFormat.IQ4_NL,
 }
-"""For rows that are not whole blocks of 256: formats with blocks of 32."""
+"""Formats with blocks of 32, for rows that are not whole blocks of 256."""
 
 
 def _gets_more_bits(layer: int | None, num_layers: int) -> bool:
-    """Whether it is one of the first or last eighth of the layers, or every third between."""
+    """Return whether ``layer`` is in the first or last eighth, or is every third one between."""
     if layer is None:
         return False
     eighth = num_layers // 8

@@ -1,8 +1,7 @@
-"""The range of every number that a request may have: one table for HTTP, Python and the command
-line.
+"""The range of every number in requests, in one table for HTTP, Python and the command line.
 
-What lies within its range is sure to pass all that comes behind: msgpack (integers of 64 bits),
-the compiled core (int64, uint64 and float32) and arithmetic on logits in float32.
+All downstream code accepts values within their range: msgpack (64-bit integers), the compiled core
+(int64, uint64 and float32), and arithmetic on logits in float32.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from potluck.errors import ParameterError
 from potluck.types.states import MAX_STATES
 
 MAX_WHOLE = 2**63 - 1
-"""What an int64 holds. No count comes near it; clients that mean "all" give large numbers."""
+"""The maximum of an int64. No real count comes near it, but clients mean "all" by large numbers."""
 
 MAX_SEED = 2**64 - 1
 
@@ -30,42 +29,49 @@ MAX_LOGIT_BIAS = 100.0
 
 MAX_TEMPERATURE = 100.0
 MAX_REPETITION_PENALTY = 100.0
-"""Far beyond any use; these two keep float32 arithmetic on logits from overflowing."""
+"""Far beyond any practical use; these two limits prevent overflow of logits in float32."""
 
 MAX_THREADS = 8192
-"""The most CPUs that a Linux kernel can be built for (``CONFIG_NR_CPUS``, arch/x86/Kconfig)."""
+"""The most CPUs that a Linux kernel supports (``CONFIG_NR_CPUS``, arch/x86/Kconfig)."""
+
+DEFAULT_RECOVERY_WAIT_SECONDS = 60.0
+"""As long as most clients wait, and longer than a model of a few gigabytes takes to reload."""
 
 MAX_RECOVERY_WAIT_SECONDS = 86_400.0
-"""A day: nobody holds a connection for longer."""
+"""One day; no client keeps a connection open for longer."""
 
 DEFAULT_TARGET_STEP_MS = 200.0
-"""Five tokens per second while another prompt is read: as fast as most people read."""
+"""Five tokens per second during the prefill of another prompt, which is about reading speed."""
 
 MIN_TARGET_STEP_MS = 1.0
 MAX_TARGET_STEP_MS = 60_000.0
-"""A minute between two tokens: a slow board with a large model may take that for a prompt."""
+"""One minute between two tokens: a slow board may need this for a large model's prompt."""
 
 MAX_CACHE_DISK_BYTES = 2**50
-"""A pebibyte; no disk of a node is larger."""
+"""One pebibyte, larger than any node's disk."""
 
 MAX_SPARES = 64
-"""More than the nodes of any cluster that this was made for; each costs a copy of the weights."""
+"""More than the nodes of any intended cluster; each spare requires a copy of the weights."""
 
 MAX_STREAMS = 256
-"""That a plan is made for: four times as many sequences as a step has (``scheduling``)."""
+"""The most streams in a plan: four times the number of sequences in a step (``scheduling``)."""
+
+MAX_TENSOR_PARALLEL = 64
+"""The most units in a group: no model has enough key-value heads for more."""
 
 MIN_REBALANCE_THRESHOLD = 0.01
 MAX_REBALANCE_THRESHOLD = 100.0
-"""A hundred times as fast. Less than a hundredth is far within the error of any prediction."""
+"""A hundred times as fast. A gain below one percent is within the error of any prediction."""
 
 _SHOWN_BITS = 128
-"""Integers beyond are not written out: Python refuses to from 4300 digits on."""
+"""Larger integers are abbreviated: Python refuses to convert those with 4300 or more digits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NumberRange:
-    """The numbers from ``least`` to ``most``, both included unless ``is_open`` leaves out the
-    least. ``words`` say in an error what is allowed.
+    """The numbers from ``least`` to ``most``, both inclusive unless ``is_open`` excludes ``least``.
+
+    ``words`` describes the allowed values in error messages.
     """
 
     least: float
@@ -75,19 +81,19 @@ class NumberRange:
     is_open: bool = False
 
     def holds(self, value: object) -> bool:
-        """Whether ``value`` is a number of the right type in the range. NaN is in none."""
+        """Return whether ``value`` is a number of the right type in the range; NaN never is."""
         if type(value) is int or (type(value) is float and not self.is_whole):
             return self.least <= value <= self.most and not (self.is_open and value == self.least)
         return False
 
 
 def _count(least: int = 1) -> NumberRange:
-    words = f"a whole number from {least} to 2^63 - 1"
+    words = f"an integer from {least} to 2^63 - 1"
     return NumberRange(least=least, most=MAX_WHOLE, words=words, is_whole=True)
 
 
 def _threads() -> NumberRange:
-    words = f"a whole number from 1 to {MAX_THREADS}"
+    words = f"an integer from 1 to {MAX_THREADS}"
     return NumberRange(least=1, most=MAX_THREADS, words=words, is_whole=True)
 
 
@@ -96,7 +102,7 @@ def _penalty() -> NumberRange:
 
 
 def _top_logprobs() -> NumberRange:
-    words = f"a whole number from 0 to {MAX_TOP_LOGPROBS}"
+    words = f"an integer from 0 to {MAX_TOP_LOGPROBS}"
     return NumberRange(least=0, most=MAX_TOP_LOGPROBS, words=words, is_whole=True)
 
 
@@ -125,7 +131,7 @@ RANGES: Mapping[str, NumberRange] = MappingProxyType(
             words=f"a number from {-MAX_LOGIT_BIAS:g} to {MAX_LOGIT_BIAS:g}",
         ),
         "seed": NumberRange(
-            least=0, most=MAX_SEED, words="a whole number from 0 to 2^64 - 1", is_whole=True
+            least=0, most=MAX_SEED, words="an integer from 0 to 2^64 - 1", is_whole=True
         ),
         "top_logprobs": _top_logprobs(),
         "logprobs": _top_logprobs(),
@@ -135,7 +141,7 @@ RANGES: Mapping[str, NumberRange] = MappingProxyType(
         "context": _count(2),
         "cache": _count(2),
         "states": NumberRange(
-            least=1, most=MAX_STATES, words=f"a whole number from 1 to {MAX_STATES}", is_whole=True
+            least=1, most=MAX_STATES, words=f"an integer from 1 to {MAX_STATES}", is_whole=True
         ),
         "stages": _count(),
         "threads": _threads(),
@@ -145,7 +151,7 @@ RANGES: Mapping[str, NumberRange] = MappingProxyType(
             words=f"a number of seconds from 0 to {MAX_RECOVERY_WAIT_SECONDS:g}",
         ),
         "spares": NumberRange(
-            least=0, most=MAX_SPARES, words=f"a whole number from 0 to {MAX_SPARES}", is_whole=True
+            least=0, most=MAX_SPARES, words=f"an integer from 0 to {MAX_SPARES}", is_whole=True
         ),
         "target_step_ms": NumberRange(
             least=MIN_TARGET_STEP_MS,
@@ -166,14 +172,20 @@ RANGES: Mapping[str, NumberRange] = MappingProxyType(
         "streams": NumberRange(
             least=1,
             most=MAX_STREAMS,
-            words=f"a whole number from 1 to {MAX_STREAMS}",
+            words=f"an integer from 1 to {MAX_STREAMS}",
+            is_whole=True,
+        ),
+        "tensor_parallel": NumberRange(
+            least=1,
+            most=MAX_TENSOR_PARALLEL,
+            words=f"auto, off, or an integer from 1 to {MAX_TENSOR_PARALLEL}",
             is_whole=True,
         ),
     }
 )
-"""By the name of the parameter. ``logprobs`` is the number that completions take; ``logit_bias``
-is the bias, whose token has the vocabulary as its range. Seeds in HTTP bodies may be negative, and
-are counted from 2^64 down before they are looked up here."""
+"""Ranges by parameter name. ``logprobs`` is the number in completion requests. ``logit_bias`` is
+the range of the bias; its tokens are limited by the vocabulary. Negative seeds in HTTP bodies are
+converted by adding 2^64 before they are checked."""
 
 
 def require_number(name: str, value: object) -> None:
@@ -182,13 +194,13 @@ def require_number(name: str, value: object) -> None:
     if not allowed.holds(value):
         raise ParameterError(
             name,
-            f"{name} is {shown(value)}, and must be {allowed.words}",
+            f"{name} is {shown(value)}, but must be {allowed.words}",
             hint=f"give another {name}",
         )
 
 
 def shown(value: object) -> str:
-    """A value in one short piece of an error message."""
+    """Return a value in a short form for error messages."""
     if isinstance(value, int) and value.bit_length() > _SHOWN_BITS:
         return f"{'-' if value < 0 else ''}2^{value.bit_length() - 1} or more"
     text = repr(value)

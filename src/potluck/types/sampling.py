@@ -1,4 +1,4 @@
-"""Which sampling parameters make sense."""
+"""Validation of sampling parameters."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from potluck.types.ranges import require_number, shown
 from potluck.types.step import SamplingParams
 
 MAX_LOGIT_BIAS_TOKENS = 1024
-"""Tokens with a bias: far more than is of use, and a step's frame has room for them."""
+"""Maximum number of tokens with a bias: more than is useful, but small enough for a frame."""
 
 RECOMMENDED_FIELDS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-"""What models recommend, of the fields of ``SamplingParams``."""
+"""The fields of ``SamplingParams`` for which models recommend values."""
 
 _NUMBERS = (
     "temperature",
@@ -27,14 +27,16 @@ _NUMBERS = (
 
 
 def merged_sampling(
-    recommended: Mapping[str, float | int], asked: Mapping[str, object]
+    recommended: Mapping[str, float | int], requested: Mapping[str, object]
 ) -> dict[str, object]:
-    """Values of ``SamplingParams``: those asked for, and for the rest what the model recommends."""
-    return {**recommended, **asked}
+    """Return values of ``SamplingParams``: the requested ones, and the recommended ones for the
+    rest.
+    """
+    return {**recommended, **requested}
 
 
 def default_sampling(recommended: Mapping[str, float | int]) -> dict[str, object]:
-    """All ``RECOMMENDED_FIELDS``, as they are where nothing is asked for. No top_k is all."""
+    """Return the defaults of all ``RECOMMENDED_FIELDS``: recommended values, or neutral ones."""
     neutral = SamplingParams()
     values = {name: getattr(neutral, name) for name in RECOMMENDED_FIELDS}
     return merged_sampling(values, recommended)
@@ -43,7 +45,7 @@ def default_sampling(recommended: Mapping[str, float | int]) -> dict[str, object
 def validate_sampling(params: SamplingParams, vocab_size: int) -> None:
     """Raise ``ParameterError``, naming the field, if a value of ``params`` is not allowed.
 
-    What passes can be serialized, comes out of it equal, and is accepted by every engine.
+    Valid parameters can be serialized without loss, and every engine accepts them.
     """
     for name in _NUMBERS:
         require_number(name, getattr(params, name))
@@ -54,7 +56,7 @@ def validate_sampling(params: SamplingParams, vocab_size: int) -> None:
         len(params.logit_bias) <= MAX_LOGIT_BIAS_TOKENS,
         "logit_bias",
         f"given for {len(params.logit_bias)} tokens",
-        f"given for at most {MAX_LOGIT_BIAS_TOKENS}",
+        f"given for at most {MAX_LOGIT_BIAS_TOKENS} tokens",
     )
     for token, bias in params.logit_bias:
         is_token = type(token) is int and 0 <= token < vocab_size
@@ -71,5 +73,5 @@ def validate_sampling(params: SamplingParams, vocab_size: int) -> None:
 def _require(condition: bool, name: str, value: object, allowed: str) -> None:
     if not condition:
         raise ParameterError(
-            name, f"{name} is {value}, and must be {allowed}", hint=f"give another {name}"
+            name, f"{name} is {value}, but must be {allowed}", hint=f"give another {name}"
         )

@@ -1,4 +1,4 @@
-"""How fast units and links are, as they were measured while they were used."""
+"""The speed of units and links, measured during use."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from dataclasses import dataclass, field
 from potluck.types.cluster import NodeId, UnitId
 
 _MAX_COUNT = 1 << 24
-"""More than any layers, sequences, tokens or samples that a step time has."""
+"""More than the number of layers, sequences, tokens or samples of any step time."""
 
 _MAX_SECONDS = 1e6
-"""More than eleven days: no step takes as long."""
+"""More than eleven days, which is longer than any step takes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTime:
-    """What one kind of step takes on one kind of stage in the long run, in seconds.
+    """The long-run time of one kind of step on one kind of stage, in seconds.
 
-    It is a mean of recent steps that rare outliers do not change (``cluster.block_means``).
+    It is a mean of recent steps that is robust against rare outliers (``cluster.block_means``).
 
-    The stage has ``num_layers`` decoder layers, and the embedding or the head as it says. The step
-    has ``num_tokens`` new tokens of ``num_sequences`` sequences, which have ``context_tokens`` each
-    on average, the new ones included. A step with as many tokens as sequences decodes, one with
-    more prefills. ``seconds`` is the time within the engine, without edges. The last of the
-    ``num_samples`` steps ended ``age_seconds`` ago.
+    The stage has ``num_layers`` decoder layers, and the embedding or the head as indicated. The
+    step has ``num_tokens`` new tokens of ``num_sequences`` sequences, which have ``context_tokens``
+    each on average, including the new ones. A step with as many tokens as sequences is a decode; a
+    step with more tokens is a prefill. ``seconds`` is the time in the engine, without edges. The
+    last of the ``num_samples`` steps ended ``age_seconds`` ago.
     """
 
     num_layers: int
@@ -39,7 +39,7 @@ class StepTime:
 
     @property
     def is_plausible(self) -> bool:
-        """Whether a stage can have computed this; other processes and nodes may send anything."""
+        """Whether the values are possible; other processes and nodes may send anything."""
         counts = (self.num_sequences, self.num_tokens, self.context_tokens, self.num_samples)
         return (
             all(1 <= count <= _MAX_COUNT for count in counts)
@@ -54,11 +54,11 @@ class StepTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkSpeed:
-    """The way from the node that reports this to ``node_id``.
+    """The speed of the link from the reporting node to ``node_id``.
 
-    ``latency_seconds`` is one way: half of a round trip of a small frame over an edge's connection.
-    ``bytes_per_second`` is what a large frame reached. ``num_samples`` counts the measurements,
-    of which both are medians; the last was ``age_seconds`` ago.
+    ``latency_seconds`` is the one-way latency: half the round trip of a small frame over an edge's
+    connection. ``bytes_per_second`` is the rate of a large frame. Both are medians of
+    ``num_samples`` measurements, the last of which was ``age_seconds`` ago.
     """
 
     node_id: NodeId
@@ -70,11 +70,13 @@ class LinkSpeed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSpeeds:
-    """What a node has measured: of one model on its units, and of its links to others.
+    """A node's measurements of models on its units, and of its links to other nodes.
 
-    ``step_times`` are by shape (``model_shape``) and unit, of the shapes that were asked for.
+    ``step_times`` are by shape (``model_shape``) and unit, for the requested shapes.
+    ``unreachable`` are the nodes to which the node could not connect at its last attempt.
     """
 
     node_id: NodeId
     step_times: dict[str, dict[UnitId, tuple[StepTime, ...]]] = field(default_factory=dict)
     links: tuple[LinkSpeed, ...] = ()
+    unreachable: tuple[NodeId, ...] = ()

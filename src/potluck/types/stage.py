@@ -1,4 +1,4 @@
-"""How large a stage is, and what it is going to take."""
+"""The size of a stage, and its memory requirements."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from potluck.types.unit import NATIVE
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageSize:
-    """What every stage of a model allocates, and how its weights are held.
+    """The allocations of every stage of a model, and the form of its weights.
 
-    Weights that are mapped stay in a packed file, and take no memory. ``arithmetic`` is the
-    that of a backend which ``has_arithmetics``; others have one of their own. ``backend`` is that
-    of the unit, ``is_on_device`` whether the unit has memory of its own. ``num_states`` slots hold
-    the states of sequences and checkpoints of them; 0 for models without state.
+    Mapped weights stay in a packed file and need no memory. ``arithmetic`` applies to backends with
+    ``has_arithmetics``; others have their own. ``backend`` is that of the unit, and
+    ``is_on_device`` says whether the unit has its own memory. ``num_states`` slots hold the states
+    of sequences and their checkpoints; 0 for models without state.
     """
 
     context_tokens: int
@@ -36,7 +36,7 @@ class StageSize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorRemark:
-    """A tensor that is not loaded in the format that was asked for, and why."""
+    """A tensor that is not loaded in the requested format, and why."""
 
     name: str
     remark: str
@@ -44,11 +44,11 @@ class TensorRemark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagePlan:
-    """A stage that fits or not; ``read_bytes`` come from its files when it is loaded.
+    """A stage, which may or may not fit; loading it reads ``read_bytes`` from its files.
 
-    ``remarks`` name the weights that get another format than ``size.quantization`` has for them.
-    ``product_formats`` are the labels of the formats in which matrices are held that activations
-    are multiplied with: the embedding (unless it is the head as well) and norms are not.
+    ``remarks`` lists the weights whose format differs from the format that ``size.quantization``
+    specifies. ``product_formats`` are the labels of the formats of matrices that are multiplied
+    with activations, which excludes norms and the embedding (unless it is also the head).
     """
 
     shard: Shard

@@ -1,7 +1,7 @@
-"""How many state slots a model has, and how many of them live sequences may take.
+"""The number of state slots of a model, and how many of them live sequences may use.
 
-A state slot holds what a sequence keeps besides keys and values, of all layers together (see
-``potluck.types.program.StateSpec``).
+A state slot holds the state that a sequence has in addition to keys and values, for all layers
+(see ``potluck.types.program.StateSpec``).
 """
 
 from __future__ import annotations
@@ -9,26 +9,26 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 DEFAULT_STATE_BYTES = 512 * 2**20
-"""Of all slots of a model together, where nobody asks for a number of them."""
+"""The total size of a model's slots if the user does not specify their number."""
 
 LEAST_DEFAULT_STATES = 8
 """Six live sequences and two checkpoints, however large a slot is."""
 
 MOST_DEFAULT_STATES = 64
-"""As many as a step has sequences, where slots are small."""
+"""The maximum number of sequences in a step, for small slots."""
 
 MAX_STATES = 1024
-"""More than a plan for ``potluck.types.ranges.MAX_STREAMS`` streams has."""
+"""More than a plan for ``potluck.types.ranges.MAX_STREAMS`` streams requires."""
 
 _LIVE_PARTS, _PARTS = 3, 4
-"""Of so many slots live sequences take at most so many; the others are for checkpoints."""
+"""The fraction of slots that live sequences may use; the others are for checkpoints."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateSlots:
-    """How many slots live sequences have, how many hold checkpoints, and how many are free.
+    """The number of slots used by live sequences, used by checkpoints, and free.
 
-    One takes ``slot_bytes`` on all stages together, if that is known.
+    A slot takes ``slot_bytes`` on all stages together, if known.
     """
 
     num_live: int = 0
@@ -38,23 +38,23 @@ class StateSlots:
 
 
 def num_live_states(num_states: int) -> int:
-    """Return how many of ``num_states`` slots live sequences may take: three quarters, at least 1.
+    """Return how many of ``num_states`` slots live sequences may use: three quarters, at least 1.
 
-    0 for a model without state, whose sequences need none.
+    The result is 0 for a model without state.
     """
     return max(1, num_states * _LIVE_PARTS // _PARTS) if num_states else 0
 
 
 def states_for(num_sequences: int) -> int:
-    """Return the fewest slots of which ``num_sequences`` may be live at the same time."""
+    """Return the smallest number of slots with which ``num_sequences`` may be live at once."""
     return 1 if num_sequences <= 1 else -(-num_sequences * _PARTS // _LIVE_PARTS)
 
 
 def default_num_states(slot_bytes: int) -> int:
-    """Return how many slots a model has for which nobody asks for a number; 0 if it has no state.
+    """Return the default number of slots of a model; 0 if it has no state.
 
-    ``slot_bytes`` is what one slot takes on all stages together. They are as many as 512 MiB hold,
-    at least 8 and at most 64.
+    ``slot_bytes`` is the size of one slot on all stages together. The default is as many slots as
+    fit into 512 MiB, at least 8 and at most 64.
     """
     if slot_bytes == 0:
         return 0

@@ -1,7 +1,7 @@
 """A step: one pass of a ragged batch of sequences through the stages.
 
-Every sequence of a step brings any number of new tokens: a chunk of its prompt, or the one token
-sampled last. Tokens of all sequences lie one after another in one flat list.
+Every sequence of a step has any number of new tokens: a chunk of its prompt, or the last sampled
+token. The tokens of all sequences are concatenated into one flat list.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ KV_BLOCK_TOKENS = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How the next token is chosen. The defaults are neutral; ``temperature`` 0 is greedy.
+    """How the next token is sampled. The defaults are neutral; ``temperature`` 0 is greedy.
 
     Order of application: repetition, frequency and presence penalties; ``logit_bias``; the mask of
     allowed tokens, if the step has one for the sequence (see ``Engine.step``); temperature;
@@ -29,7 +29,8 @@ class SamplingParams:
 
     ``repetition_penalty`` (Keskar et al. 2019) divides positive and multiplies negative logits of
     tokens in the prompt or the output; ``frequency_penalty`` and ``presence_penalty`` (OpenAI)
-    count the output only. ``top_logprobs`` asks for that many alternatives besides the token's own.
+    count only the output. ``top_logprobs`` is the number of alternatives to return in addition to
+    the token itself.
     """
 
     temperature: float = 1.0
@@ -46,11 +47,11 @@ class SamplingParams:
 
 
 class Pooling(enum.Enum):
-    """Which outputs of the last norm become a sequence's one vector.
+    """Which outputs of the last norm become a sequence's vector.
 
-    ``LAST`` is that of the last token, ``CLS`` that of the first, and ``MEAN`` the sum of all,
-    added in the order of positions in float32, divided by their number. Where the model has a
-    classifier (``ModelConfig.num_labels``), its outputs take the place of the norm's.
+    ``LAST`` uses the output of the last token, and ``CLS`` that of the first. ``MEAN`` is the sum
+    of all outputs, added in the order of positions in float32, divided by their number. If the
+    model has a classifier (``ModelConfig.num_labels``), its outputs are used instead of the norm's.
     """
 
     LAST = "last"
@@ -70,8 +71,8 @@ class BlockCopy:
 class StateCopy:
     """The state slot ``target`` becomes a copy of ``source``, on every stage.
 
-    A slot holds what the ops of a sequence keep besides keys and values (``StateSpec``): of a live
-    sequence, or a *checkpoint* of one.
+    A slot holds the state that ops keep for a sequence in addition to keys and values
+    (``StateSpec``): that of a live sequence, or a *checkpoint* of one.
     """
 
     source: int
@@ -80,10 +81,10 @@ class StateCopy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HashedBlock:
-    """A cache block for 16 tokens, named by the hash of all tokens of its sequence up to its end.
+    """A cache block for 16 tokens, identified by the hash of its sequence's tokens up to its end.
 
-    ``parent`` is the hash of the block before it, or of no tokens. Equal hashes mean equal content,
-    on the same stages with the same weights.
+    ``parent`` is the hash of the previous block, or of no tokens. On the same stages with the same
+    weights, equal hashes mean equal content.
     """
 
     block: int
@@ -93,7 +94,7 @@ class HashedBlock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HashedState:
-    """A state slot that holds the state after the tokens with ``hash``, which fill blocks."""
+    """A state slot that holds the state after the tokens with ``hash``, which fill whole blocks."""
 
     state: int
     hash: bytes
@@ -101,22 +102,33 @@ class HashedState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceSlice:
-    """The part that one sequence has in a step.
+    """One sequence's part of a step.
 
     ``tokens`` are its new tokens at positions ``[start_position, start_position + len(tokens))``.
     ``block_table[i]`` is the cache block that holds positions ``[16 i, 16 (i + 1))``, and covers
     all positions up to the last new one. ``state`` is the slot that holds the sequence's state
-    after ``start_position`` tokens, and then after all of these; None for models without state. A
-    slice from position 0 on begins with zeros, whatever the slot holds.
+    after ``start_position`` tokens before the step, and after all of these tokens afterwards; None
+    for models without state. A slice that starts at position 0 starts with zeros, whatever the slot
+    holds.
 
-    The last stage is asked about the tokens that follow some of the new ones. With ``sample`` the
-    one after the last is sampled. From the index ``score_from`` on, the tokens that follow are
-    known and *scored*: their log-probabilities are wanted. They are the slice's own next ones and,
-    after the last (without ``sample``), ``next_token``.
+    The last stage samples or scores the tokens that follow some of the new ones. With ``sample``,
+    the token after the last one is sampled. From the index ``score_from`` on, the following tokens
+    are known and *scored*, which means that their log-probabilities are returned. They are the next
+    tokens of the slice itself and, after its last token (without ``sample``), ``next_token``.
 
-    A slice with ``pooling`` is part of a sequence that is to give a vector, and of which nothing is
-    sampled or scored. All of its slices have it, from position 0 on for ``MEAN``, and the last one
-    ``ends_pooling``. For ``CLS`` that is the slice that begins at position 0.
+    The last ``num_drafts`` tokens of a slice with ``sample`` are *drafts*: guesses of the tokens
+    that are sampled at their positions (Leviathan et al. 2023). The token after each draft is
+    sampled too, in order, as long as the drafts are right: up to and including the first sample
+    that differs from the draft at its position. The contents of the cache from that position on are
+    invalid, and later slices overwrite them. If all tokens are drafts, the first one guesses the
+    last token that an earlier step, possibly still in flight, samples for the sequence. If that
+    step samples another token, or none at that position, nothing is sampled for this slice. A slice
+    with drafts is computed as a decode and has no scores. ``state`` has the state after all of its
+    tokens: a caller that may have to discard drafts must keep a copy of the state before them.
+
+    A slice with ``pooling`` is part of a sequence that computes a vector, and for which nothing is
+    sampled or scored. It is set in all slices of the sequence (from position 0 on for ``MEAN``),
+    and the last one has ``ends_pooling``; for ``CLS`` that is the slice that starts at position 0.
     """
 
     sequence_id: SequenceId
@@ -129,27 +141,35 @@ class SequenceSlice:
     pooling: Pooling | None = None
     ends_pooling: bool = False
     state: int | None = None
+    num_drafts: int = 0
+
+    @property
+    def begins_with_draft(self) -> bool:
+        """Whether all tokens are drafts; an earlier step determines whether the first is right."""
+        return self.num_drafts == len(self.tokens)
 
     @property
     def wanted(self) -> range:
-        """Indices of the new tokens after which logits are wanted: some at the end, or none."""
+        """The indices of the new tokens whose logits are needed: some at the end, or none."""
         end = len(self.tokens)
         if self.score_from is not None:
             return range(self.score_from, end)
-        return range(end - 1 if self.sample else end, end)
+        return range(max(0, end - 1 - self.num_drafts) if self.sample else end, end)
 
     def known_after(self, index: int) -> int | None:
-        """The token that is scored after the wanted one at ``index``; None: one is sampled."""
+        """Return the token that is scored after the one at ``index``; None if it is sampled."""
+        if self.num_drafts:
+            return None
         return self.tokens[index + 1] if index + 1 < len(self.tokens) else self.next_token
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceOpening:
-    """What the last stage must know to sample or score for a sequence, sent once, before that.
+    """The data that the last stage needs to sample or score for a sequence, sent once beforehand.
 
-    ``prompt_tokens`` and ``output_tokens`` seed the penalty history (``output_tokens`` is not
-    empty when a sequence is replayed). ``grammar`` is as in ``SequenceRequest``; it has been
-    matched by ``output_tokens`` so far.
+    ``prompt_tokens`` and ``output_tokens`` seed the penalty history (``output_tokens`` is not empty
+    if a sequence is replayed). ``grammar`` is as in ``SequenceRequest``; ``output_tokens`` match
+    the beginning of it.
     """
 
     sequence_id: SequenceId
@@ -163,13 +183,18 @@ class SequenceOpening:
 class Step:
     """One ragged batch. ``opened`` and ``closed`` are applied before and after the computation.
 
-    First, stages that keep blocks on disk may keep those in ``saves``, whose content earlier steps
-    have computed, and the states in ``state_saves``. Then ``copies`` and ``state_copies`` are made
-    in order, before anything is computed.
+    First, stages that keep blocks on disk may save the blocks in ``saves``, whose contents earlier
+    steps have computed, and the states in ``state_saves``. Then ``copies`` and ``state_copies`` are
+    performed in order, before anything is computed.
 
-    A step with ``restores`` has nothing else. Every stage puts back what it has kept of them, in
-    order, up to the first one that it does not have. If there is a slot ``restored_state``, the
-    state after one of these blocks is put there, where all stages have kept one.
+    A step with ``restores`` has nothing else. Every stage restores the blocks that it has saved, in
+    order, up to the first one that it does not have. If ``restored_state`` is a slot, the state
+    after one of these blocks for which all stages have saved a state is restored to it.
+
+    ``cancels`` are steps that were submitted before this one and whose results are no longer
+    needed, because their drafts were wrong. A stage that has not computed them yet skips them and
+    reports that to the stages after it, which skip them too. Only steps that open, close, copy and
+    save nothing are cancelled.
     """
 
     step_id: StepId
@@ -182,22 +207,41 @@ class Step:
     state_copies: tuple[StateCopy, ...] = ()
     state_saves: tuple[HashedState, ...] = ()
     restored_state: int | None = None
+    cancels: tuple[StepId, ...] = ()
+
+    @property
+    def can_be_skipped(self) -> bool:
+        """Whether it may be cancelled, since it only verifies drafts that follow other drafts."""
+        slices = self.slices
+        if not slices or not all(part.num_drafts and part.begins_with_draft for part in slices):
+            return False
+        does_more = (
+            self.opened
+            or self.closed
+            or self.copies
+            or self.saves
+            or self.state_copies
+            or self.state_saves
+            or any(part.state is not None for part in slices)
+        )
+        return not does_more
 
     @property
     def num_tokens(self) -> int:
-        """New tokens of all sequences together."""
+        """The number of new tokens of all sequences."""
         return sum(len(part.tokens) for part in self.slices)
 
     @property
     def num_wanted(self) -> int:
-        """Logits that are wanted of all sequences together."""
+        """The number of rows of logits that are needed for all sequences."""
         return sum(len(part.wanted) for part in self.slices)
 
     @property
     def results(self) -> tuple[tuple[SequenceId, int], ...]:
-        """Sequence and position of each entry that the last stage gives, in order.
+        """The sequence and position of each result of the last stage, in order.
 
-        Those of the logits that are wanted come first, then those of vectors.
+        Sampled and scored tokens come first, then vectors. If drafts are wrong, the last results of
+        a slice, or all of them, are missing (see ``SequenceSlice``).
         """
         wanted = tuple(
             (part.sequence_id, part.start_position + index + 1)
@@ -213,7 +257,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenLogprob:
-    """A token and its natural-log probability."""
+    """A token and the natural logarithm of its probability."""
 
     token: int
     logprob: float
@@ -221,13 +265,12 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampledToken:
-    """What the last stage says of a sequence's ``position``: what it chose to stand there.
+    """The last stage's result for a sequence's ``position``: the sampled or scored token.
 
-    For a token that is scored, the token that is known to stand there. ``logprob`` is None and
-    ``top`` empty unless the sampling parameters asked for them; scored tokens have a ``logprob``
-    always. For a sequence that is pooled, the last token of its last slice, with its ``vector``:
-    little-endian float32. A token that ``is_cut_off`` ends a text whose grammar could not be
-    followed any further: the text is not whole.
+    ``logprob`` is None and ``top`` empty unless the sampling parameters request them; scored tokens
+    always have a ``logprob``. For a pooled sequence it is the last token of its last slice, with
+    the ``vector`` in little-endian float32. A token with ``is_cut_off`` ends an incomplete text,
+    whose grammar could not be followed any further.
     """
 
     sequence_id: SequenceId

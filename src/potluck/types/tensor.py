@@ -1,6 +1,6 @@
-"""How tensors are stored, named and handed over.
+"""The formats, names and interfaces of tensors.
 
-A weight is a matrix ``[rows, columns]`` (or a vector) whose rows are stored one after another. A
+A weight is a matrix ``[rows, columns]`` (or a vector) whose rows are stored consecutively. A
 quantized format stores each row as whole blocks of ``block_elements`` values. The formats and
 their byte layouts are those of GGUF: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 and ``ggml-common.h``.
@@ -18,9 +18,9 @@ from typing import Protocol
 class TensorFormat(enum.Enum):
     """A storage format: (name, elements per block, bytes per block, whether it has kernels).
 
-    This is the one table of formats. The C++ core has those with kernels, in the same order; tests
-    check that every other table agrees with it. A format without kernels can be read, and becomes
-    another one when it is loaded (``loaded_as``).
+    This is the authoritative table of formats. The C++ core has those with kernels, in the same
+    order; tests check that every other table agrees with it. A format without kernels can be read,
+    and is converted to another one when it is loaded (``loaded_as``).
     """
 
     F32 = ("f32", 1, 4)
@@ -64,29 +64,35 @@ class TensorFormat(enum.Enum):
 
     @property
     def loaded_as(self) -> TensorFormat:
-        """The format that weights stored in this one have once they are loaded.
+        """The format to which weights stored in this one are loaded.
 
-        Q8_0 for a format without kernels: its error is at most 1/254 of the largest of 32 values.
+        It is Q8_0 for a format without kernels, whose error is at most 1/254 of the largest of 32
+        values.
         """
         return self if self.has_kernels else TensorFormat.Q8_0
 
     def row_bytes(self, num_columns: int) -> int:
-        """Bytes of one stored row. ``num_columns`` must be a multiple of ``block_elements``."""
+        """Return the bytes of one stored row.
+
+        ``num_columns`` must be a multiple of ``block_elements``.
+        """
         num_blocks, rest = divmod(num_columns, self.block_elements)
         if rest:
-            raise ValueError(f"{num_columns} columns are not whole {self.label} blocks")
+            raise ValueError(
+                f"{num_columns} columns are not a multiple of the {self.label} block size"
+            )
         return num_blocks * self.block_bytes
 
 
 COMPUTED_FORMATS = tuple(each for each in TensorFormat if each.has_kernels)
-"""The formats that the native engine computes with, in the order of the C++ core's ``Format``."""
+"""The formats for which the native engine has kernels, in the order of the core's ``Format``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorInfo:
-    """What a file says about one tensor; ``shape`` is row-major, ``(rows, columns)`` or ``(n,)``.
+    """A tensor's format and its row-major ``shape``, ``(rows, columns)`` or ``(n,)``.
 
-    More dimensions count as rows of the last one; a scalar, ``()``, is one row of one element.
+    All dimensions except the last count as rows; a scalar, ``()``, is one row of one element.
     """
 
     name: str
@@ -95,41 +101,41 @@ class TensorInfo:
 
     @property
     def num_rows(self) -> int:
-        """Rows of a matrix; a vector is one row."""
+        """The number of rows; a vector is one row."""
         return math.prod(self.shape[:-1])
 
     @property
     def num_columns(self) -> int:
-        """Elements of one row."""
+        """The number of elements of one row."""
         return self.shape[-1] if self.shape else 1
 
     @property
     def row_bytes(self) -> int:
-        """Stored bytes of one row."""
+        """The stored bytes of one row."""
         return self.format.row_bytes(self.num_columns)
 
     @property
     def num_bytes(self) -> int:
-        """Stored bytes of the whole tensor."""
+        """The stored bytes of the whole tensor."""
         return self.num_rows * self.row_bytes
 
 
 class TensorSource(Protocol):
-    """Named tensors that can be read in pieces. Implementations are safe for use by one thread."""
+    """Named tensors that can be read in pieces. Implementations need not be thread-safe."""
 
     def names(self) -> Iterable[str]:
-        """All tensor names, in file order."""
+        """Return all tensor names, in file order."""
         ...
 
     def info(self, name: str) -> TensorInfo:
-        """What is stored under ``name``; raises ``KeyError`` if nothing is."""
+        """Return the tensor stored under ``name``. Raise ``KeyError`` if there is none."""
         ...
 
     def read_rows(self, name: str, start_row: int, end_row: int, out: memoryview) -> None:
-        """Copy the stored bytes of rows ``[start_row, end_row)`` into ``out`` (exactly as long).
+        """Copy the stored bytes of rows ``[start_row, end_row)`` into ``out``, which has this size.
 
-        Rows come in canonical order (GGUF's permuted q/k is undone by the source). Raises
-        ``ModelFileError`` when the file is shorter than its header says or cannot be read.
+        Rows are in canonical order (the source undoes GGUF's permutation of q and k). Raise
+        ``ModelFileError`` if the file is shorter than its header says or cannot be read.
         """
         ...
 
@@ -139,28 +145,30 @@ class TensorSource(Protocol):
 
 
 class TensorSink(Protocol):
-    """Where an engine takes weights: tensor by tensor, rows in ascending order."""
+    """An engine's interface for weights, which come tensor by tensor, with rows in ascending
+    order.
+    """
 
     def begin(self, info: TensorInfo) -> None:
-        """Make room for the tensor."""
+        """Allocate memory for the tensor."""
         ...
 
     def write_rows(self, name: str, start_row: int, end_row: int, data: memoryview) -> None:
-        """Take the stored bytes of rows ``[start_row, end_row)``; ``data`` is not kept."""
+        """Accept the stored bytes of rows ``[start_row, end_row)``; ``data`` is not kept."""
         ...
 
     def finish(self, name: str) -> None:
-        """All rows of ``name`` were written."""
+        """Complete the tensor after all rows of ``name`` were written."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InterleavedHeads:
-    """Heads of which ``rotary_dim`` rows are stored with their two halves interleaved.
+    """Heads in which ``rotary_dim`` rows are stored with their two halves interleaved.
 
-    The file's row ``h·d + t + 2j + s`` is canonical row ``h·d + t + s·r/2 + j``, where ``d`` is
-    ``head_dim``, ``t`` is ``start`` and ``r`` is ``rotary_dim``; a head's other rows are in their
-    places. Of a vector (a bias) its elements are meant.
+    The file's row ``h·d + t + 2j + s`` is the canonical row ``h·d + t + s·r/2 + j``, where ``d`` is
+    ``head_dim``, ``t`` is ``start`` and ``r`` is ``rotary_dim``; the other rows of a head are not
+    permuted. For a vector (a bias), this applies to its elements.
     """
 
     num_heads: int
@@ -171,9 +179,9 @@ class InterleavedHeads:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowRange:
-    """Rows ``start + stride·i`` of a matrix, ``num_rows`` of them; of a vector its elements.
+    """The ``num_rows`` rows ``start + stride·i`` of a matrix, or elements of a vector.
 
-    ``of_vectors``: a tensor of two dimensions is a vector for each expert.
+    With ``of_vectors``, a tensor of two dimensions is one vector per expert.
     """
 
     start: int
@@ -184,26 +192,30 @@ class RowRange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredTensor:
-    """Where a file keeps a canonical tensor.
+    """The location and form in which a file stores a canonical tensor.
 
-    That is under one name, or with ``is_stacked`` each matrix of a stack ``[experts, rows,
-    columns]`` under a name of its own, in their order.
+    The tensor is stored under one name, or with ``is_stacked``, each matrix of a stack ``[experts,
+    rows, columns]`` is stored under its own name, in order.
 
-    ``interleaved``: rows of q and k in another order, as GGUF files of the ``llama`` architecture
-    have them. ``num_matrices``: the file's matrix is a stack of so many, one below another; None
-    for no more than its shape says. ``row_range``: it is only these rows of the file's tensor in
-    canonical order, of a stack these of each matrix. ``rows``: it consists of these runs of rows of
-    the file's tensor, one after another; None is all of them, and it is given alone. ``plus_one``:
-    1 is added to what is stored, which makes it float32. ``is_negative_exp``: it is ``-exp(w)`` of
-    what is stored, in float32.
-    ``is_transposed``: where it is stored as floats, the file has the transpose of each matrix, of
-    which the others of these fields are meant. ``is_part_transposed``: the canonical matrices are
-    the transposes of those that ``row_range`` takes, in float32 if they are stored in blocks.
-    ``is_flat``: it is a vector, of the elements of the file's tensor one after another (the kernels
-    ``[channels, 1, k]`` of a convolution).
+    - ``interleaved``: the rows of q and k are in another order, as in GGUF files of the ``llama``
+      architecture.
+    - ``num_matrices``: the file's matrix is a stack of this many matrices, one below the other;
+      None if the shape already shows it.
+    - ``row_range``: the tensor is only these rows of the file's tensor, in canonical order; for a
+      stack, these rows of each matrix.
+    - ``rows``: the tensor consists of these runs of rows of the file's tensor, concatenated; None
+      means all rows. It excludes the other fields.
+    - ``plus_one``: 1 is added to the stored values, which makes the tensor float32.
+    - ``is_negative_exp``: the tensor is ``-exp(w)`` of the stored values, in float32.
+    - ``is_transposed``: if stored as floats, the file has the transpose of each matrix; the other
+      fields refer to the matrix after transposition.
+    - ``is_part_transposed``: the canonical matrices are the transposes of those that ``row_range``
+      selects, in float32 if they are stored in blocks.
+    - ``is_flat``: the tensor is a vector of all elements of the file's tensor (the kernels
+      ``[channels, 1, k]`` of a convolution).
 
-    ``shape`` is the canonical one; None is whatever the file has. A file's that differs from it in
-    dimensions of 1 only is taken for it.
+    ``shape`` is the canonical shape; None means the shape in the file. A shape in the file that
+    differs from it only in dimensions of 1 is accepted.
     """
 
     canonical_name: str

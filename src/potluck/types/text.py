@@ -12,8 +12,8 @@ from typing import Protocol
 class Tool:
     """A function that the model may call.
 
-    ``parameters`` is the JSON schema of its arguments, an object. With ``is_strict`` every call of
-    it has arguments that the schema allows; otherwise the model is only told of the schema.
+    ``parameters`` is the JSON schema of its arguments, an object. With ``is_strict`` the arguments
+    of every call conform to the schema; otherwise the schema is only part of the prompt.
     """
 
     name: str
@@ -33,12 +33,12 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatMessage:
-    """What one side of a chat said. ``role`` is ``system``, ``user``, ``assistant``, ``tool`` …
+    """A message of a chat. ``role`` is ``system``, ``user``, ``assistant``, ``tool`` …
 
-    ``name`` tells speakers of one role apart; a chat template that does not know it ignores it.
-    ``tool_calls`` are those that an assistant's message made, after its content. A message with
-    the role ``tool`` answers the call ``tool_call_id``. ``reasoning`` is what an assistant thought
-    before its content; templates decide which of it the model sees again.
+    ``name`` distinguishes speakers of one role; chat templates that do not support it ignore it.
+    ``tool_calls`` are the calls of an assistant's message, after its content. A message with the
+    role ``tool`` answers the call ``tool_call_id``. ``reasoning`` is an assistant's reasoning
+    before its content; templates decide which reasoning is included in the prompt.
     """
 
     role: str
@@ -50,10 +50,10 @@ class ChatMessage:
 
 
 class ChatEnding(enum.Enum):
-    """What a rendered chat ends with, and so what the model writes next.
+    """The end of a rendered chat, which determines what the model writes next.
 
-    ``NEW_TURN`` opens the assistant's turn. ``CONTINUED`` leaves the last message open: the model
-    goes on with it. ``CLOSED`` ends with the last message's end, as the template writes it.
+    ``NEW_TURN`` opens the assistant's turn. ``CONTINUED`` leaves the last message open, so that the
+    model continues it. ``CLOSED`` ends with the end of the last message as the template writes it.
     """
 
     NEW_TURN = "new turn"
@@ -63,11 +63,11 @@ class ChatEnding(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatPrompt:
-    """A chat's tokens, and the text of the model's turn as far as it is in them.
+    """The tokens of a chat, and the part of the model's turn that is in the prompt.
 
-    The turn's text tells whether an output begins within a thought (``prompt_end`` of
-    ``potluck.types.output.OutputFormat``). Where the template gives the model's turn no beginning
-    that can be told, it has some of the text before.
+    The text of the turn shows whether the output begins within a reasoning block (``prompt_end`` of
+    ``potluck.types.output.OutputFormat``). If the beginning of the model's turn cannot be
+    determined from the template, the text includes some of the text before it.
     """
 
     tokens: Sequence[int]
@@ -76,9 +76,9 @@ class ChatPrompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenList:
-    """What each token of a vocabulary stands for, without the way from text to tokens.
+    """The bytes of each token of a vocabulary, which does not suffice to tokenize text.
 
-    ``data[t]`` are the bytes of the token ``t``, none for control tokens, whose texts are in
+    ``data[t]`` has the bytes of token ``t``; it is empty for control tokens, whose texts are in
     ``control``. ``end_tokens`` end a text.
     """
 
@@ -88,9 +88,9 @@ class TokenList:
 
 
 class ChatEncoder(Protocol):
-    """Gives the prompt of a chat (see ``potluck.text.chat.prompt_chat``).
+    """Builds the prompt of a chat (see ``potluck.text.chat.prompt_chat``).
 
-    It may be called on another thread, and raises ``ChatTemplateError`` and ``ParameterError``.
+    It may be called in another thread, and raises ``ChatTemplateError`` and ``ParameterError``.
     """
 
     def __call__(
@@ -103,17 +103,17 @@ class ChatEncoder(Protocol):
         tools: Sequence[Tool] = (),
         template_variables: Mapping[str, object] | None = None,
     ) -> ChatPrompt:
-        """Return the prompt of ``messages``, which ends as ``ending`` says.
+        """Return the prompt of ``messages``, with the given ``ending``.
 
-        ``thinks`` turns thinking on or off where the template has a switch for it. ``tools`` are
-        told to the model as its template does it. ``template_variables`` are further variables of
-        the template, of JSON's types; each comes before all else that sets it.
+        ``thinks`` turns reasoning on or off if the template has a switch for it. The template adds
+        ``tools`` to the prompt. ``template_variables`` are further variables of the template, of
+        JSON types; they override all other sources of the same variable.
         """
         ...
 
 
 class Tokenizer(Protocol):
-    """Text to token ids and back. Safe for use by several threads."""
+    """Converts text to token ids and back. Thread-safe."""
 
     @property
     def vocab_size(self) -> int:
@@ -122,7 +122,7 @@ class Tokenizer(Protocol):
 
     @property
     def bos_token_id(self) -> int | None:
-        """The token that begins a text, if the model has one."""
+        """The token that begins a text, or None if the model has none."""
         ...
 
     @property
@@ -132,9 +132,9 @@ class Tokenizer(Protocol):
 
     @property
     def closing_tokens(self) -> tuple[int, ...]:
-        """The tokens that the model's own tokenizer puts after a text, as embedding models have it.
+        """The tokens that the model's own tokenizer appends to a text, as for embedding models.
 
-        ``encode`` does not add them: a text that is to be continued has no end.
+        ``encode`` does not append them, since a text that will be continued does not end there.
         """
         ...
 
@@ -145,7 +145,7 @@ class Tokenizer(Protocol):
 
     @property
     def strips_prefix_space(self) -> bool:
-        """Whether ``encode`` puts a space before a text that ``decode`` takes off again."""
+        """Whether ``encode`` prepends a space to a text, which ``decode`` removes."""
         ...
 
     def encode(
@@ -157,60 +157,61 @@ class Tokenizer(Protocol):
         literal: Sequence[int] = (),
         max_tokens: int | None = None,
     ) -> list[int]:
-        """Token ids of ``text``.
+        """Return the token ids of ``text``.
 
-        ``add_bos``: begin as the model's own tokenizer does (which may add nothing).
-        ``parse_special``: whether the texts of control tokens become those tokens; otherwise they
-        are ordinary text, as a user's words must be.
-        ``literal``: indices into ``text`` of characters that are no part of a control token even
-        so (words of a user inside a rendered chat).
-        ``max_tokens``: give up on a text as soon as it is sure to have more.
-        Raises ``ParameterError`` for text that is not valid Unicode (lone surrogates), and
-        ``PromptTooLongError`` for text of more than ``max_tokens``.
+        - ``add_bos``: begin as the model's own tokenizer does (which may add nothing).
+        - ``parse_special``: convert the texts of control tokens to those tokens; otherwise they are
+          ordinary text, as user input must be.
+        - ``literal``: indices into ``text`` of characters that are never part of a control token
+          (user input within a rendered chat).
+        - ``max_tokens``: stop as soon as the text is certain to have more tokens.
+
+        Raise ``ParameterError`` if the text is not valid Unicode (lone surrogates), and
+        ``PromptTooLongError`` if it has more than ``max_tokens``.
         """
         ...
 
     def token_bytes(self, token: int) -> bytes:
-        """The bytes that a token stands for; empty for control tokens. Any id is accepted."""
+        """Return the bytes of a token; empty for control tokens. Any id is accepted."""
         ...
 
     def control_text(self, token: int) -> str:
-        """The text of a control token, as its vocabulary has it; empty for every other id."""
+        """Return the text of a control token in the vocabulary; empty for any other id."""
         ...
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text of ``tokens``, taken as a whole text from its beginning.
+        """Return the text of ``tokens``, which are decoded as a complete text.
 
-        Control tokens vanish, invalid UTF-8 becomes U+FFFD, and where ``strips_prefix_space`` one
-        leading space is taken off.
+        Control tokens are omitted, invalid UTF-8 becomes U+FFFD, and one leading space is removed
+        if ``strips_prefix_space`` is set.
         """
         ...
 
 
 class PairEncoder(Protocol):
-    """Turns a query and a document into the prompt of a model that scores documents."""
+    """Converts a query and a document to the prompt of a model that scores documents."""
 
     def __call__(self, query: str, document: str, *, instruction: str | None = None) -> list[int]:
-        """Return the tokens; ``instruction`` says what makes a document relevant.
+        """Return the tokens; ``instruction`` describes what makes a document relevant.
 
-        Raises ``ChatTemplateError`` if the model has no template for it.
+        Raise ``ChatTemplateError`` if the model has no template for it.
         """
         ...
 
 
 class GapEncoder(Protocol):
-    """Makes the prompts of a model that fills in the middle of a text."""
+    """Builds the prompts of a model that fills in the middle of a text."""
 
     @property
     def ends(self) -> frozenset[int]:
-        """Tokens that end what it fills in, in addition to those that end every text."""
+        """The tokens that end the filled-in text, in addition to those that end every text."""
         ...
 
     def prompt(
         self, tokenizer: Tokenizer, prefix: str, suffix: str, *, max_tokens: int | None = None
     ) -> list[int]:
-        """Return the tokens that ask for what is between ``prefix`` and ``suffix``.
+        """Return the prompt for the text between ``prefix`` and ``suffix``.
 
-        Raises as ``Tokenizer.encode``.
+        Raise the errors of ``Tokenizer.encode``.
         """
         ...

@@ -1,38 +1,36 @@
-"""Units: devices with the backends chosen for them, how workers reach them, how they fail."""
+"""Units: devices with their backends, how workers address them, and how they fail."""
 
 from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
 
-from potluck.types.hardware import Interface
-
 NATIVE = "native"
-"""The backend that every build has, and the one whose weights can be mapped."""
+"""The backend that every build has, and the only one that can map weights."""
 
 
-def backend_of(asked: str) -> str:
-    """The backend of what a user asks for: a backend, or a unit (``cpu/native``)."""
-    return asked.rpartition("/")[2]
+def backend_of(unit: str) -> str:
+    """Return the backend in a user's choice of a backend or a unit (``cpu/native``)."""
+    return unit.rpartition("/")[2]
 
 
 class Role(enum.Enum):
-    """What a unit is there for."""
+    """How the node uses a unit."""
 
     SERVES = "serves"
     RESERVE = "reserve"
-    """It works, and a faster unit of the node is used before it."""
+    """It works, but a faster unit of the node is used first."""
     IDLE = "idle"
-    """It works, and is not used: another backend of its device is faster, or was asked for."""
+    """It works, but is not used: another backend of its device is faster or was requested."""
     PENDING = "pending"
     """It has not been tested yet."""
     OUT = "out"
-    """It does not work, or no longer."""
+    """It does not work, or no longer works."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChosenUnit:
-    """A unit, its role, and why: one line, empty for one that serves without rivals."""
+    """A unit, its role, and the one-line reason, empty if it serves without alternatives."""
 
     unit_id: str
     device_id: str
@@ -42,11 +40,28 @@ class ChosenUnit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UnitAddress:
-    """All that a process must know to compute on a unit. Never from another node.
+class Interface:
+    """An interface through which software uses a device.
 
-    ``engine`` is the backend's module (``BackendSpec.engine``), by the word of this node alone.
-    ``variant`` is the one to use of those that passed; empty is the fastest there is.
+    ``api`` is ``opencl``, ``cuda``, ``kfd`` (AMD's compute driver) or ``kgsl`` (Qualcomm's).
+    ``address`` depends on the interface. For OpenCL it is ``/etc/OpenCL/vendors/pocl.icd#0:0``: the
+    file that names the library, and the indexes of the platform and the device, both from 0, when
+    only this library is loaded (the GPUs of a platform come first). For CUDA it is the device's
+    UUID or PCI address, or empty if there is only one device. For KFD it is the index of the node
+    among those that compute. ``description`` is the driver's description.
+    """
+
+    api: str
+    address: str
+    description: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitAddress:
+    """Everything that a process needs to compute on a unit. Never received from another node.
+
+    ``engine`` is the backend's module (``BackendSpec.engine``), as determined by this node.
+    ``variant`` is one of the variants that passed; empty means the fastest.
     """
 
     unit_id: str
@@ -57,7 +72,7 @@ class UnitAddress:
 
 
 class Fault(enum.Enum):
-    """How a unit failed while it was used."""
+    """How a unit failed in use."""
 
     OUT_OF_MEMORY = "out of memory"
     DRIVER = "driver error"

@@ -1,11 +1,11 @@
-"""The tensors of a file under canonical names and with canonical rows."""
+"""Provide the tensors of a file under canonical names and in canonical row order."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,16 +22,17 @@ from potluck.types.tensor import (
 from potluck.weights.sizes import UNDOING_BYTES
 
 Dequantize = Callable[[memoryview, TensorFormat, int], NDArray[np.float32]]
-"""Float32 ``[rows, columns]`` of whole stored rows: their bytes, format and columns."""
+"""Dequantizes whole stored rows, given by their bytes, format and number of columns, to float32
+``[rows, columns]``."""
 
 
 class CanonicalSource:
     """``raw`` with the names and the row order that programs use; a ``TensorSource``.
 
-    It has those of ``stored_tensors`` that ``raw`` has, in the order given. It owns ``raw`` and
-    closes it. ``path`` is what messages call the model. ``dequantize`` is needed to read parts that
-    are stored in blocks and have to be transposed, which become float32. Raises ``ValueError`` when
-    a canonical name is given twice.
+    It has those of ``stored_tensors`` that ``raw`` has, in the given order. It owns ``raw`` and
+    closes it. ``path`` is the model's name in messages. ``dequantize`` is needed to read parts that
+    are stored in blocks and must be transposed, which become float32. Raise ``ValueError`` if a
+    canonical name is given twice.
     """
 
     def __init__(
@@ -60,14 +61,14 @@ class CanonicalSource:
         self._matrix: tuple[tuple[str, int], NDArray[np.uint8]] | None = None
 
     def names(self) -> Iterable[str]:
-        """The canonical names of the tensors there are."""
+        """Return the canonical names of the available tensors."""
         return self._stored.keys()
 
     def info(self, name: str) -> TensorInfo:
-        """What is stored for ``name``; ``KeyError`` if nothing is.
+        """Return the tensor stored for ``name``. Raise ``KeyError`` if there is none.
 
-        Raises as ``raw`` does, and ``ModelFileError`` if of a stack a matrix is missing or unlike
-        the others, or a tensor does not have the rows that are a part of it.
+        Raise the errors of ``raw``, and ``ModelFileError`` if a matrix of a stack is missing or
+        differs from the others, or if a tensor does not have the rows of a part.
         """
         stored = self._stored[name]
         info = self._first(stored)
@@ -92,7 +93,7 @@ class CanonicalSource:
         return dataclasses.replace(info, name=name, shape=shape, format=format)
 
     def transposing_bytes(self, name: str) -> int:
-        """Return what reading ``name`` keeps in addition to its rows: a matrix, or nothing."""
+        """Return the memory that reading ``name`` needs for a transposed matrix, or 0."""
         stored = self._stored[name]
         info = self._raw.info(stored.stored_names[0])
         if stored.is_part_transposed and stored.row_range is not None:
@@ -103,14 +104,16 @@ class CanonicalSource:
         return math.prod(info.shape[-2:]) * info.format.block_bytes + UNDOING_BYTES
 
     def name_in_files(self, name: str) -> str:
-        """What the files call it, whether they have it or not; of a stack its first matrix."""
+        """Return the tensor's name in the files, whether it exists or not; for a stack, the name of
+        its first matrix.
+        """
         return self._file_names.get(name, name)
 
     def read_rows(self, name: str, start_row: int, end_row: int, out: memoryview) -> None:
         """Copy the stored bytes of canonical rows ``[start_row, end_row)`` into ``out``.
 
-        Raises as ``raw`` does, and ``ModelFileError`` when the rows cannot be those of the heads
-        that the tensor should have.
+        Raise the errors of ``raw``, and ``ModelFileError`` if the rows do not match the heads that
+        the tensor should have.
         """
         stored = self._stored[name]
         if _is_computed(stored):
@@ -122,20 +125,93 @@ class CanonicalSource:
         elif stored.rows is not None:
             self._read_some(stored, stored.rows, start_row, end_row, out)
         elif stored.interleaved is None:
-            # All rows of the file's are the only row of a vector.
+            # All rows of the file's tensor are the only row of a vector.
             factor = self._first(stored).num_rows if len(self.info(name).shape) == 1 else 1
             first, last = start_row * factor, end_row * factor
             self._read_stored(stored, stored.stored_names[0], first, last, out)
         else:
             self._read_interleaved(stored, stored.interleaved, start_row, end_row, out)
 
+    def stored_runs(
+        self, name: str, start_row: int, end_row: int
+    ) -> Iterator[tuple[str, int, int]]:
+        """Yield the rows of tensors of ``raw`` that are read for these rows, in order.
+
+        They may include unneeded rows between needed ones. Raise the errors of ``info``.
+        """
+        stored = self._stored[name]
+        first = self._first(stored)
+        if _is_computed(stored):
+            yield first.name, start_row, end_row
+        elif stored.row_range is not None:
+            yield from self._runs_of_part(stored, stored.row_range, first, start_row, end_row)
+        elif stored.is_stacked:
+            for index, begin, end in _matrices(start_row, end_row, first.num_rows):
+                yield stored.stored_names[index], begin, end
+        elif stored.rows is not None:
+            done = 0
+            for run in stored.rows:
+                begin, end = max(start_row, done), min(end_row, done + len(run))
+                if begin < end:
+                    yield first.name, run.start + begin - done, run.start + end - done
+                done += len(run)
+        else:
+            factor = 1
+            if stored.interleaved is None and len(self.info(name).shape) == 1:
+                factor = first.num_rows
+            yield from self._runs_of_stored(
+                stored, stored.stored_names[0], start_row * factor, end_row * factor
+            )
+
     def close(self) -> None:
-        """Close the source below. Idempotent."""
+        """Close the underlying source. Idempotent."""
         self._matrix = None
         self._raw.close()
 
+    def _runs_of_stored(
+        self, stored: StoredTensor, name: str, start_row: int, end_row: int
+    ) -> Iterator[tuple[str, int, int]]:
+        """Yield the rows that ``_read_stored`` reads."""
+        info = self._raw.info(name)
+        if stored.interleaved is not None:
+            if len(info.shape) == 1:
+                yield name, 0, 1
+                return
+            heads = stored.interleaved
+            turned = (start_row % heads.head_dim) - heads.start
+            begin = start_row - (turned if 0 < turned < heads.rotary_dim else 0)
+            turned = (end_row % heads.head_dim) - heads.start
+            left = heads.rotary_dim - turned if 0 < turned < heads.rotary_dim else 0
+            yield name, begin, end_row + left
+        elif _is_transposed(stored, info):
+            stored_rows, num_rows = info.shape[-2:]
+            for index, _, _ in _matrices(start_row, end_row, num_rows):
+                yield name, index * stored_rows, (index + 1) * stored_rows
+        else:
+            yield name, start_row, end_row
+
+    def _runs_of_part(
+        self, stored: StoredTensor, part: RowRange, info: TensorInfo, start_row: int, end_row: int
+    ) -> Iterator[tuple[str, int, int]]:
+        """Yield the rows that ``_read_part`` reads of a tensor like ``info``."""
+        if _is_vector(part, info):
+            yield info.name, start_row, end_row
+            return
+        matrix_rows = info.shape[-2]
+        if stored.is_part_transposed:
+            for index, _, _ in _matrices(start_row, end_row, info.num_columns):
+                first = index * matrix_rows + part.start
+                yield info.name, first, first + part.num_rows
+            return
+        for index, begin, end in _matrices(start_row, end_row, part.num_rows):
+            name, first = info.name, index * matrix_rows + part.start
+            if stored.is_stacked:
+                name, first = stored.stored_names[index], part.start
+            last = first + (end - 1) * part.stride
+            yield from self._runs_of_stored(stored, name, first + begin * part.stride, last + 1)
+
     def _first(self, stored: StoredTensor) -> TensorInfo:
-        """The only tensor, or the first matrix that there is of a stack, transposed if need be."""
+        """Return the only tensor, or the first matrix of a stack, transposed if necessary."""
         for name in stored.stored_names:
             with contextlib.suppress(KeyError):
                 info = self._raw.info(name)
@@ -148,18 +224,18 @@ class CanonicalSource:
         raise KeyError(stored.canonical_name)
 
     def _divided(self, info: TensorInfo, num_matrices: int) -> TensorInfo:
-        """A matrix as a stack of matrices."""
+        """Return the tensor for a matrix that is a stack of ``num_matrices`` matrices."""
         rows, rest = divmod(info.num_rows, num_matrices)
         if len(info.shape) != 2 or rest:
             raise ModelFileError(
                 self._path,
-                f"the tensor {info.name}, {list(info.shape)}, cannot have the rows of "
-                f"{num_matrices} heads",
+                f"the tensor {info.name}, {list(info.shape)}, cannot be divided into "
+                f"the rows of {num_matrices} heads",
             )
         return dataclasses.replace(info, shape=(num_matrices, rows, info.num_columns))
 
     def _floats(self, data: memoryview, info: TensorInfo) -> NDArray[np.uint8]:
-        """The bytes of the numbers of stored rows, of which those in blocks are dequantized."""
+        """Return the numbers of stored rows as bytes; rows in blocks are dequantized."""
         if not info.format.is_quantized:
             return np.frombuffer(data, dtype=np.uint8)
         if self._dequantize is None:
@@ -169,7 +245,7 @@ class CanonicalSource:
     def _read_stored(
         self, stored: StoredTensor, name: str, start_row: int, end_row: int, out: memoryview
     ) -> None:
-        """Rows of the tensor ``name`` in canonical order, or of the transposes of its matrices."""
+        """Read rows of ``name`` in canonical order, or of the transposes of its matrices."""
         info = self._raw.info(name)
         if stored.interleaved is not None:
             self._read_interleaved(stored, stored.interleaved, start_row, end_row, out)
@@ -189,9 +265,9 @@ class CanonicalSource:
             row += end - begin
 
     def _transposed(self, info: TensorInfo, first: int, num_rows: int) -> NDArray[np.uint8]:
-        """The transpose of rows of ``info``, as bytes of its own rows.
+        """Return the transpose of rows of ``info``, as bytes of the transpose's rows.
 
-        The last one is kept, as the rows that follow are of the same.
+        The last transpose is cached, since the next rows are usually from the same one.
         """
         key = (info.name, first)
         if self._matrix is None or self._matrix[0] != key:
@@ -216,8 +292,8 @@ class CanonicalSource:
         if (info.shape, info.format) != (first.shape, first.format):
             raise ModelFileError(
                 self._path,
-                f"the tensor {name} is {info.format.label} {list(info.shape)}, and {first.name}, "
-                f"which belongs with it, is {first.format.label} {list(first.shape)}",
+                f"the tensor {name} is {info.format.label} {list(info.shape)}, but {first.name} "
+                f"in the same stack is {first.format.label} {list(first.shape)}",
             )
 
     def _check_rows(self, rows: tuple[range, ...], info: TensorInfo) -> None:
@@ -225,12 +301,12 @@ class CanonicalSource:
         if len(info.shape) != 2 or first < 0 or end > info.num_rows:
             raise ModelFileError(
                 self._path,
-                f"the tensor {info.name}, {list(info.shape)}, does not have the rows from {first} "
-                f"to {end - 1} that it should consist of",
+                f"the tensor {info.name}, {list(info.shape)}, does not have the expected rows "
+                f"{first} to {end - 1}",
             )
 
     def _shape_of_part(self, part: RowRange, info: TensorInfo) -> tuple[int, ...]:
-        """The shape of a part of each matrix of a tensor, or of each vector."""
+        """Return the shape of a part of each matrix of a tensor, or of each vector."""
         is_vector = _is_vector(part, info)
         axis = len(info.shape) - (1 if is_vector else 2)
         last = part.start + (part.num_rows - 1) * part.stride
@@ -238,14 +314,14 @@ class CanonicalSource:
             raise ModelFileError(
                 self._path,
                 f"the tensor {info.name}, {info.format.label} {list(info.shape)}, does not have "
-                f"the rows from {part.start} to {last} that are a part of it",
+                f"the required rows {part.start} to {last}",
             )
         return (*info.shape[:axis], part.num_rows, *info.shape[axis + 1 :])
 
     def _read_part(
         self, stored: StoredTensor, part: RowRange, start_row: int, end_row: int, out: memoryview
     ) -> None:
-        """Rows of each matrix; neighbours at once, others one by one from a piece of the file."""
+        """Read rows of each matrix, consecutive ones at once, others one by one from a piece."""
         info = self._first(stored)
         self._shape_of_part(part, info)
         if _is_vector(part, info):
@@ -276,7 +352,7 @@ class CanonicalSource:
     def _read_transposed_part(
         self, info: TensorInfo, part: RowRange, start_row: int, end_row: int, out: memoryview
     ) -> None:
-        """Rows of the transposes of parts, which are neighbouring rows of each matrix."""
+        """Read rows of the transposes of parts, which are consecutive rows of each matrix."""
         num_rows = info.num_columns
         size = part.num_rows * _transposable(info.format).block_bytes
         row = start_row
@@ -297,7 +373,7 @@ class CanonicalSource:
         end_row: int,
         out: memoryview,
     ) -> None:
-        """Elements of each row of a small tensor of vectors."""
+        """Read elements of each row of a small tensor of vectors."""
         data = memoryview(bytearray((end_row - start_row) * info.row_bytes))
         if stored.interleaved is None:
             self._raw.read_rows(info.name, start_row, end_row, data)
@@ -312,14 +388,14 @@ class CanonicalSource:
     def _read_computed(
         self, stored: StoredTensor, start_row: int, end_row: int, out: memoryview
     ) -> None:
-        """A vector of floats with 1 added, as ``transformers`` adds it, or ``-exp`` of it."""
+        """Read a vector of floats with 1 added, as in ``transformers``, or ``-exp`` of it."""
         info = self._first(stored)
         data = memoryview(bytearray((end_row - start_row) * info.row_bytes))
         self._raw.read_rows(info.name, start_row, end_row, data)
         values = _as_float32(data, info.format)
         if values is None:
             raise ModelFileError(
-                self._path, f"the tensor {info.name} is {info.format.label}, and must be of floats"
+                self._path, f"the tensor {info.name} is {info.format.label}, but must hold floats"
             )
         if stored.is_negative_exp:
             values = -np.exp(values.astype(np.float64)).astype(np.float32)  # rounded once
@@ -335,7 +411,7 @@ class CanonicalSource:
         end_row: int,
         out: memoryview,
     ) -> None:
-        """Rows of some runs, each of which is read at once as far as it is asked for."""
+        """Read rows that consist of runs, each of whose requested rows are read at once."""
         info = self._first(stored)
         self._check_rows(rows, info)
         size, num_rows = info.row_bytes, sum(map(len, rows))
@@ -355,7 +431,7 @@ class CanonicalSource:
     def _read_stack(
         self, stored: StoredTensor, start_row: int, end_row: int, out: memoryview
     ) -> None:
-        """From each matrix in turn, its rows that are asked for."""
+        """Read the requested rows of each matrix in turn."""
         first = self._first(stored)
         num_rows, size = first.num_rows, first.row_bytes
         if not 0 <= start_row <= end_row <= num_rows * len(stored.stored_names):
@@ -401,7 +477,7 @@ class CanonicalSource:
                 self._read_matrix(info, heads, start_row, end_row, target)
 
     def _read_vector(self, info: TensorInfo, heads: InterleavedHeads, out: memoryview) -> None:
-        """The whole vector, whose elements are interleaved as the rows of a matrix are."""
+        """Read a whole vector, whose elements are interleaved like the rows of a matrix."""
         stored = bytearray(info.row_bytes)
         self._raw.read_rows(info.name, 0, 1, memoryview(stored))
         out[:] = memoryview(stored)
@@ -419,10 +495,11 @@ class CanonicalSource:
         end_row: int,
         out: memoryview,
     ) -> None:
-        """What turns of a head at once if it is asked for and fits the buffer, else runs of rows.
+        """Read all rotated rows of a head at once if they are requested and fit into the buffer,
+        and runs of rows otherwise.
 
-        A run lies within one half of what turns of one head, which is every other row of the file,
-        where both halves read the same bytes, or in what does not turn.
+        A run is within one half of a head's rotated rows, which are every other row in the file (so
+        both halves read the same bytes), or within the rows that are not rotated.
         """
         head_rows, turning = heads.head_dim, heads.rotary_dim
         half, size = turning // 2, info.row_bytes
@@ -453,13 +530,23 @@ class CanonicalSource:
             row += count
 
 
+def _matrices(start_row: int, end_row: int, num_rows: int) -> Iterator[tuple[int, int, int]]:
+    """Yield the matrices of ``num_rows`` each that contain the rows, and the rows within each."""
+    row = start_row
+    while row < end_row:
+        index, begin = divmod(row, num_rows)
+        end = min(begin + end_row - row, num_rows)
+        yield index, begin, end
+        row += end - begin
+
+
 def _is_computed(stored: StoredTensor) -> bool:
-    """Whether values are not those of the file."""
+    """Return whether the values differ from those in the file."""
     return stored.plus_one or stored.is_negative_exp
 
 
 def _transposable(format: TensorFormat) -> TensorFormat:
-    """What a part is that is transposed."""
+    """Return the format of a transposed part."""
     return TensorFormat.F32 if format.is_quantized else format
 
 
@@ -472,7 +559,7 @@ def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _is_vector(part: RowRange, info: TensorInfo) -> bool:
-    """Whether what a part is taken of is vectors: one, or one for each expert."""
+    """Return whether a part belongs to vectors: a single one, or one for each expert."""
     return len(info.shape) == 1 or part.of_vectors
 
 
@@ -488,7 +575,7 @@ def _as_float32(data: memoryview, format: TensorFormat) -> NDArray[np.float32] |
 
 
 def _separate(pairs: memoryview, out: memoryview, row_bytes: int) -> None:
-    """A head's rows from pairs ``(j, j + half)`` one after another to the two halves."""
+    """Reorder a head's rows from consecutive pairs ``(j, j + half)`` to the two halves."""
     stored = _rows(pairs, 2 * row_bytes)
     target = _rows(out, row_bytes)
     half = len(stored)
@@ -497,5 +584,5 @@ def _separate(pairs: memoryview, out: memoryview, row_bytes: int) -> None:
 
 
 def _rows(data: memoryview, row_bytes: int) -> NDArray[np.uint8]:
-    """Bytes ``[rows, row_bytes]``; a view."""
+    """Return the bytes as a view ``[rows, row_bytes]``."""
     return np.frombuffer(data, dtype=np.uint8).reshape(-1, row_bytes)

@@ -1,4 +1,4 @@
-"""From a source to a sink, tensor by tensor, through one small buffer."""
+"""Copy tensors from a source to a sink, through one small buffer."""
 
 from __future__ import annotations
 
@@ -17,30 +17,33 @@ from potluck.types.program import Program, WeightSpec
 from potluck.types.quantization import Quantization
 from potluck.types.stage import TensorRemark
 from potluck.types.tensor import TensorFormat, TensorInfo, TensorSink, TensorSource
+from potluck.weights.divided import DividedSource
 from potluck.weights.report import LoadReport
 from potluck.weights.sizes import UNDOING_BYTES
 
 STAGING_BYTES = 32 * 2**20
-"""What loading holds besides the weights, in all. Large enough for a disk to stream, and small
-beside any model; a tensor with larger rows gets buffers of one row."""
+"""The total memory that loading uses in addition to the weights. It is large enough for streaming
+from a disk, and small compared to any model; a tensor with larger rows gets buffers of one row.
+"""
 
 BUFFER_BYTES = 5 * 2**20
-"""Of each of the buffers that rows are read into, and of the one for what they are converted to.
-The rest of ``STAGING_BYTES`` is for undoing an interleaving (``UNDOING_BYTES``)."""
+"""The size of each buffer into which rows are read, and of the one for converted rows. The rest of
+``STAGING_BYTES`` is for undoing an interleaving (``UNDOING_BYTES``)."""
 
 _ROWS_TOGETHER = 256
-"""A block ends at a multiple of this where it has as many rows: no panel of an engine is then
-written twice, and no head (of 64, 128 or 256 rows) whose halves a file interleaves read twice."""
+"""A block with at least this many rows ends at a multiple of it, so that no panel of an engine is
+written twice, and no head (of 64, 128 or 256 rows) with interleaved halves is read twice."""
 _NUM_READ_BUFFERS = 4
-"""One that the sink takes from, and three to be ahead: with one, each of the two threads waits
-whenever the other is held up, by the disk or by other processes."""
+"""One buffer that the sink reads, and three to read ahead: with only one of these, each of the two
+threads would wait whenever the other is delayed by the disk or by other processes.
+"""
 
 Progress = Callable[[int, int], None]
-"""Called with bytes loaded and bytes in all, from ``(0, total)`` to ``(total, total)``."""
+"""Called with the loaded and the total bytes, from ``(0, total)`` to ``(total, total)``."""
 
 Convert = Callable[[memoryview, TensorFormat, memoryview, TensorFormat, int, int], None]
-"""Rows of one format to rows of another: source, its format, target, its format, how many rows, and
-columns of each."""
+"""Converts rows to another format. The arguments are the source and its format, the target and its
+format, the number of rows, and the number of columns."""
 
 
 def load_weights(
@@ -53,33 +56,36 @@ def load_weights(
     path: str = "the model",
     on_progress: Progress | None = None,
 ) -> LoadReport:
-    """Hand every tensor that ``program`` reads from ``source`` to ``sink``.
+    """Copy every tensor that ``program`` reads from ``source`` to ``sink``.
 
-    The next rows are read, by a thread of its own, while the sink takes the ones before. The
-    report's ``weights`` are the bytes that the sink was given.
-    ``quantization`` other than NONE needs ``convert``, and so does a router that is not stored in
-    float32. All tensors are checked (see
-    ``check_weights``) before the first byte is read. ``path`` is what messages call the model.
-    ``source`` and ``sink`` stay the caller's; after an error from either, which is passed on, the
-    last tensor of the sink may be begun and not finished, and nothing else refers to the buffers.
+    ``source`` has whole tensors; if the program needs only some rows (``WeightRows``), only these
+    are read. A separate thread reads the next rows while the sink processes the previous ones. The
+    report's ``weights`` are the bytes passed to the sink.
+
+    A ``quantization`` other than NONE requires ``convert``, and so does a router that is not stored
+    in float32. All tensors are checked (see ``check_weights``) before the first byte is read.
+    ``path`` is the model's name in messages. The caller owns ``source`` and ``sink``. Errors of
+    either are propagated; the sink's last tensor may then be incomplete, but nothing refers to the
+    buffers any more.
     """
     started = time.perf_counter()
     infos = check_weights(program, source, path=path)
     tensors = _tensors(infos, loaded_weights(program, infos, quantization))
     if convert is None and any(tensor.is_converted for tensor in tensors):
-        raise ValueError("weights are to be converted, and there is no function for it")
+        raise ValueError("weights need conversion, but no conversion function is given")
     blocks = [block for tensor in tensors for block in tensor.blocks()]
     total = sum(block.num_bytes for block in blocks)
     report = on_progress or _ignore
     report(0, total)
     sizes = _buffer_bytes(blocks)
+    parts = DividedSource(source, program.weights)
     buffers = [memoryview(bytearray(sizes.read)) for _ in range(_NUM_READ_BUFFERS)]
     converted = memoryview(bytearray(sizes.converted))
 
     def read(index: int) -> memoryview:
         block = blocks[index]
         out = buffers[index % _NUM_READ_BUFFERS][: block.num_bytes]
-        source.read_rows(block.tensor.stored.name, block.start_row, block.end_row, out)
+        parts.read_rows(block.tensor.stored.name, block.start_row, block.end_row, out)
         return out
 
     done = 0
@@ -100,7 +106,7 @@ def load_weights(
                     )
                 except EngineError as error:
                     name = _name_in_files(source, stored.name)
-                    problem = f"{name}, of rows from {block.start_row}: {error.message}"
+                    problem = f"{name}, rows from {block.start_row}: {error.message}"
                     raise ModelFileError(path, problem, hint=error.hint) from error
                 rows = target
             sink.write_rows(tensor.loaded.name, block.start_row, block.end_row, rows)
@@ -123,7 +129,9 @@ def load_weights(
 def loaded_weights(
     program: Program, stored: Iterable[TensorInfo], quantization: Quantization
 ) -> tuple[TensorInfo, ...]:
-    """What becomes of the program's weights, which are ``stored`` in its order, when loaded."""
+    """Return the program's weights as they are loaded; ``stored`` are the same weights in the
+    files, in the program's order.
+    """
     num_layers = program.shard.num_layers
     return tuple(
         dataclasses.replace(info, format=quantization.target(weight, info, num_layers))
@@ -134,10 +142,11 @@ def loaded_weights(
 def format_remarks(
     program: Program, stored: Sequence[TensorInfo], quantization: Quantization
 ) -> tuple[TensorRemark, ...]:
-    """What is said of weights that do not get the format that ``quantization`` has for them.
+    """Return remarks about weights whose format differs from the one that ``quantization``
+    specifies.
 
-    Those are matrices whose rows are not whole blocks of it, or that are stored in a format without
-    kernels; ``stored`` as in ``loaded_weights``.
+    These are matrices whose rows are not whole blocks of it, or that are stored in a format without
+    kernels; ``stored`` is as in ``loaded_weights``.
     """
     num_layers = program.shard.num_layers
     remarks = []
@@ -146,18 +155,18 @@ def format_remarks(
         loaded = quantization.target(weight, info, num_layers)
         if loaded is not wanted:
             remark = (
-                f"{loaded.label} instead of {wanted.label}, as rows of {info.num_columns} are not "
-                f"whole blocks of {wanted.block_elements}"
+                f"{loaded.label} instead of {wanted.label}, because rows of {info.num_columns} "
+                f"are not a multiple of the block size {wanted.block_elements}"
             )
             remarks.append(TensorRemark(name=info.name, remark=remark))
         elif not info.format.has_kernels:
-            remark = f"{loaded.label}, as there are no kernels for {info.format.label}"
+            remark = f"{loaded.label}, because there are no kernels for {info.format.label}"
             remarks.append(TensorRemark(name=info.name, remark=remark))
     return tuple(remarks)
 
 
 def staging_bytes(stored: Iterable[TensorInfo], loaded: Iterable[TensorInfo]) -> int:
-    """What ``load_weights`` holds of such tensors besides what the sink does."""
+    """Return the memory that ``load_weights`` uses for these tensors, without the sink's."""
     # No block of a tensor is larger than its first.
     first = [b for each in _tensors(stored, loaded) for b in islice(each.blocks(), 1)]
     sizes = _buffer_bytes(first)
@@ -168,13 +177,14 @@ def staging_bytes(stored: Iterable[TensorInfo], loaded: Iterable[TensorInfo]) ->
 def check_weights(
     program: Program, source: TensorSource | ModelProfile, *, path: str = "the model"
 ) -> tuple[TensorInfo, ...]:
-    """What ``source`` has for each of the program's weights, in the program's order.
+    """Check and return the stored tensor of each of the program's weights, in the program's order.
 
-    ``source`` has them by their canonical names, or is the profile of such a source. Raises
-    ``ModelFileError`` when a tensor is missing, has another shape than the program's, or has rows
-    that are not whole blocks of its format: the first such is named and the others are counted.
-    Raises ``UnsupportedModelError`` when a tensor's type cannot be used, also for a vector in
-    blocks: norms and biases are added and multiplied as numbers.
+    ``source`` has whole tensors by their canonical names, or is the profile of such a source. If
+    the program reads only some rows of a tensor, the part with these rows is returned. Raise
+    ``ModelFileError`` if a tensor is missing, has a different shape than in the program, or has
+    rows that are not whole blocks of its format; the error names the first such tensor and counts
+    the others. Raise ``UnsupportedModelError`` if a tensor's type cannot be used, or if a vector is
+    stored in blocks, since norms and biases must be plain numbers.
     """
     infos: list[TensorInfo] = []
     problems: list[str] = []
@@ -183,32 +193,32 @@ def check_weights(
         try:
             info = source.info(spec.name)
         except KeyError:
-            problems.append(f"the tensor {name} {list(spec.shape)} is missing")
+            problems.append(f"the tensor {name} {list(spec.whole_shape)} is missing")
             continue
         problem = _contradiction(name, spec, info)
         if problem:
             problems.append(problem)
-        elif info.format.is_quantized and len(info.shape) == 1:
+        elif info.format.is_quantized and (len(info.shape) == 1 or _has_some_columns(spec)):
             raise UnsupportedModelError(
                 f"{path}: the vector {name} is stored as {info.format.label}",
                 missing=(f"{info.format.label} vectors",),
-                hint="choose a file whose norms and biases are F32, F16 or BF16",
+                hint="choose a file that stores norms and biases as F32, F16 or BF16",
             )
         else:
-            infos.append(info)
+            infos.append(dataclasses.replace(info, shape=spec.shape))
     if problems:
-        others = f" (and {len(problems) - 1} more such)" if len(problems) > 1 else ""
+        others = f" (and {len(problems) - 1} similar problems)" if len(problems) > 1 else ""
         raise ModelFileError(
             path,
             problems[0] + others,
-            hint="the file is damaged, or not of this model: get it again",
+            hint="the file is damaged, or belongs to another model: download it again",
         )
     return tuple(infos)
 
 
 @runtime_checkable
 class _KnowsFileNames(Protocol):
-    """A ``CanonicalSource`` or a profile, without importing the former, which loads NumPy."""
+    """A ``CanonicalSource`` or a profile; importing the former would load NumPy."""
 
     def name_in_files(self, name: str) -> str: ...
 
@@ -219,24 +229,29 @@ def _name_in_files(source: TensorSource | ModelProfile, name: str) -> str:
     return name
 
 
+def _has_some_columns(spec: WeightSpec) -> bool:
+    """Return whether the weight is a part of the vectors of several experts."""
+    return spec.rows is not None and spec.rows.axis == len(spec.shape) - 1
+
+
 def _contradiction(name: str, spec: WeightSpec, info: TensorInfo) -> str:
-    """Why the tensor cannot be what the program expects, or nothing."""
-    if info.shape != spec.shape:
+    """Return how the tensor contradicts the program, or empty."""
+    if info.shape != spec.whole_shape:
         return (
-            f"the tensor {name} has the shape {list(info.shape)}, and the model's "
-            f"configuration says {list(spec.shape)}"
+            f"the tensor {name} has shape {list(info.shape)}, but the model's "
+            f"configuration requires {list(spec.whole_shape)}"
         )
     if info.num_columns % info.format.block_elements:
         return (
-            f"the tensor {name} has rows of {info.num_columns}, which are not whole "
-            f"{info.format.label} blocks of {info.format.block_elements}"
+            f"the tensor {name} has rows of {info.num_columns}, which are not a "
+            f"multiple of the {info.format.label} block size {info.format.block_elements}"
         )
     return ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Tensor:
-    """As it is stored, and as it is loaded."""
+    """A tensor as it is stored and as it is loaded."""
 
     stored: TensorInfo
     loaded: TensorInfo
@@ -246,7 +261,7 @@ class _Tensor:
         return self.stored.format is not self.loaded.format
 
     def blocks(self) -> Iterator[_Block]:
-        """All rows, as many at a time as fit a buffer."""
+        """Yield all rows in blocks, as many at a time as fit into a buffer."""
         row_bytes = max(self.stored.row_bytes, self.loaded.row_bytes, 1)
         num_rows = self.stored.num_rows
         step = max(1, BUFFER_BYTES // row_bytes)
@@ -264,7 +279,7 @@ def _tensors(stored: Iterable[TensorInfo], loaded: Iterable[TensorInfo]) -> list
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Block:
-    """Rows that pass through a buffer at once."""
+    """Rows that are copied through a buffer at once."""
 
     tensor: _Tensor
     start_row: int
@@ -281,7 +296,7 @@ class _Block:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _BufferSizes:
-    """Of each buffer that is read into, and of the one for what is converted."""
+    """The sizes of each read buffer, and of the buffer for converted rows."""
 
     read: int
     converted: int

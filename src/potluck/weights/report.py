@@ -1,4 +1,4 @@
-"""What loading did."""
+"""The result of loading."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from potluck.types.stage import TensorRemark
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadReport:
-    """``weights`` are bytes by format (label, bytes); ``read_bytes`` came from the source."""
+    """The result of loading: bytes of ``weights`` by format (label, bytes), and the ``read_bytes``
+    from the source.
+    """
 
     read_bytes: int
     seconds: float
@@ -20,9 +22,9 @@ class LoadReport:
 
 
 def remark_lines(remarks: Iterable[TensorRemark]) -> Iterator[str]:
-    """For messages: each remark once, with how many tensors it is about.
+    """Yield each remark once for messages, with the number of tensors concerned.
 
-    A tensor that several stages have, and remark on, counts once.
+    A tensor that is on several stages counts once.
     """
     distinct = tuple(dict.fromkeys(remarks))
     count = Counter(each.remark for each in distinct)

@@ -1,4 +1,4 @@
-"""What reading weights holds in addition to them."""
+"""The memory that reading weights uses in addition to them."""
 
 UNDOING_BYTES = 2**20
-"""What undoing an interleaving may hold (or one pair of rows, where that is more)."""
+"""The memory for undoing an interleaving (or one pair of rows, if larger)."""

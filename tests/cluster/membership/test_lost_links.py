@@ -11,10 +11,11 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from support.cluster_certificates import TestAuthority
-from support.members import MemberProcess, make_config, node_id
-from support.netns import Host, require_namespaces
-from support.relay import CUT, PERFECT, Link, Relay, relayed_lan
+from support.cluster.certificates import TestAuthority
+from support.cluster.members import MemberProcess, make_config, node_id
+from support.network.netns import Host, require_namespaces
+from support.network.relay import CUT, PERFECT, Link, Relay, relayed_lan
+from support.processes.waiting import eventually
 
 from potluck.cluster.membership import parse_address
 
@@ -51,12 +52,12 @@ class Members:
                 pem=authority.issue(f"node-{number}"),
             )
             member = stack.enter_context(MemberProcess(config, prefix=host.command()))
-            address = member.expect("open", within=10)
+            address = member.expect("open", within=40)
             addresses = addresses or [address]
             self._members[number] = member
         for number in order:
             for other in set(order) - {number}:
-                self[number].expect(f"join {node_id(other)}", within=10)
+                self[number].expect(f"join {node_id(other)}", within=40)
 
     def __getitem__(self, number: int) -> MemberProcess:
         return self._members[number]
@@ -77,6 +78,7 @@ def to_it(relay: Relay, host: Host) -> None:
     relay.isolate(host, sends=True)
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(
     ("cut", "request_line", "order"),
     [
@@ -105,7 +107,7 @@ def test_a_caller_that_vanishes_holds_up_nobody(
             left = max(0.0, start + NOTICE_SECONDS - time.monotonic())
             members[number].expect(f"leave {node_id(VANISHING)}", within=left)
         for _ in range(NUM_STREAMS):
-            members[VANISHING].expect("cut NodeLostError", within=1)
+            members[VANISHING].expect("cut NodeLostError", within=4)
         for number, other in ((2, 0), (3, 0), (0, 2), (2, 3)):
             watched = members[number].expect(f"watched {node_id(other)}", within=10)
             num_answered, num_failed, slowest = watched.split()
@@ -131,9 +133,9 @@ def test_one_cut_link_parts_only_the_two(tmp_path: Path) -> None:
         members[2].say(f"stream {node_id(0)} pour [0.01,20000]")
         time.sleep(0.5)
         relay.set_between(members.host(0), members.host(1), CUT)
-        members[0].expect(f"leave {node_id(1)}", within=NOTICE_SECONDS)
-        members[1].expect(f"leave {node_id(0)}", within=NOTICE_SECONDS)
-        members[1].expect("cut NodeLostError", within=1)
+        members[0].expect(f"leave {node_id(1)}", within=4 * NOTICE_SECONDS)
+        members[1].expect(f"leave {node_id(0)}", within=4 * NOTICE_SECONDS)
+        members[1].expect("cut NodeLostError", within=16)
         time.sleep(1.5)
         assert not [line for line in members[2].lines if line.startswith(("leave", "cut"))]
 
@@ -149,10 +151,11 @@ def test_members_stay_over_slow_lossy_links_and_streams_are_whole(tmp_path: Path
             relay.set_all(link)
             before = members[1].lines.count("complete")
             members[1].say(f"stream {node_id(0)} count [500,1000]")
-            deadline = time.monotonic() + 30
-            while members[1].lines.count("complete") == before:
-                assert time.monotonic() < deadline, f"{link}: {members[1].lines}"
-                time.sleep(0.05)
+            eventually(
+                lambda before=before: members[1].lines.count("complete") > before,  # type: ignore[misc]
+                within=30,
+                what=f"the stream is complete over {link}",
+            )
             time.sleep(2)
         for number in range(3):
             lines = members[number].lines

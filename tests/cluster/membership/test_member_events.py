@@ -4,12 +4,12 @@ import asyncio
 import os
 import signal
 import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.members import Events, Handlers, MemberProcess, make_config, node_id, until
+from support.cluster.members import Events, Handlers, MemberProcess, make_config, node_id
+from support.processes.waiting import done_within, eventually, until
 
 from potluck.cluster.membership import Membership, parse_address
 from potluck.errors import NodeLostError
@@ -70,14 +70,14 @@ def test_a_node_that_restarts_within_its_lease_leaves_and_joins() -> None:
             with MemberProcess(make_config(1, member.address)) as before:
                 await until(lambda: len(member.nodes()) == 1, within=10)
                 me = node_id(1)
-                asked = asyncio.create_task(member.call(me, "sleep", b"30", timeout_seconds=30))
+                asked = asyncio.create_task(member.call(me, "sleep", b"60", timeout_seconds=60))
                 # From now on the token of the first lingers until its lease ends.
                 os.kill(before.process.pid, signal.SIGSTOP)
                 with MemberProcess(make_config(1, member.address)) as after:
-                    after.expect("open", within=10)
+                    after.expect("open", within=40)
                     await until(lambda: len(events.seen) == 3, within=10)
                     with pytest.raises(NodeLostError, match=r"left the cluster|was lost"):
-                        await asyncio.wait_for(asked, 1)
+                        await asyncio.wait_for(asked, 20)
                     assert events.seen == [f"join {me}", f"leave {me}", f"join {me}"]
                     await asyncio.sleep(0.5)
                     assert len(events.seen) == 3
@@ -95,8 +95,11 @@ def test_a_member_finds_its_way_back_to_the_address_it_joined_at() -> None:
         events = Events()
         joining = make_config(1, address)
         async with await Membership.open(joining, observer=events.observer()) as member:
+            await until(lambda: member.nodes() == {node_id(0)}, within=5)
+            await until(lambda: first.nodes() == {node_id(1)}, within=5)
+            await asyncio.sleep(1)  # until what each has asked of the other is answered
             await first.close()
-            await until(lambda: not member.nodes(), within=2)
+            await until(lambda: not member.nodes(), within=10)
             again = replace(make_config(0), listen=address)
             async with await Membership.open(again):
                 await until(lambda: member.nodes() == {node_id(0)}, within=5)
@@ -108,36 +111,31 @@ def test_nothing_is_left_of_a_closed_membership() -> None:
     def native_threads() -> int:
         return len(list(Path("/proc/self/task").iterdir()))
 
-    async def open_and_close() -> float:
+    async def open_and_close() -> None:
         first = await Membership.open(make_config(0), methods=Handlers().table())
         second = await Membership.open(make_config(1, first.address))
         await second.call(node_id(0), "echo", b"")
-        start = time.monotonic()
-        await second.close()
-        await first.close()
-        await first.close()
-        return time.monotonic() - start
+        with done_within(1.4):  # one that does not end by itself is left after 3 s
+            await second.close()
+            await first.close()
+            await first.close()
 
     asyncio.run(open_and_close())  # starts the threads that Zenoh keeps for all sessions
     before = native_threads()
     for _ in range(5):
-        assert asyncio.run(open_and_close()) < 4
+        asyncio.run(open_and_close())
 
     def own_threads() -> list[str]:
         return [t.name for t in threading.enumerate() if t.name.startswith("zenoh-")]
 
-    deadline = time.monotonic() + 3
-    while (own_threads() or native_threads() > before) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert own_threads() == []
-    assert native_threads() <= before
+    eventually(lambda: own_threads() == [] and native_threads() <= before, within=3)
 
 
 def test_a_process_ends_by_itself_when_it_leaves() -> None:
     with MemberProcess(make_config(0)) as first:
-        address = parse_address(first.expect("open", within=10))
+        address = parse_address(first.expect("open", within=40))
         with MemberProcess(make_config(1, address)) as second:
-            second.expect("join", within=10)
+            second.expect("join", within=40)
             assert second.leave() == 0
-        first.expect("leave", within=2)
+        first.expect("leave", within=8)
         assert first.leave() == 0

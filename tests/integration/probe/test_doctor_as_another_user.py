@@ -9,7 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from support.kernel_build import not_shown
+from support.kernels.build import not_shown
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -17,11 +17,11 @@ ROOT = Path(__file__).resolve().parents[3]
 SCRIPT = """
 import grp, os, pwd, sys
 from pathlib import Path
-from support.doctor_cases import a_case, a_gpu, a_report
+from support.machines.doctor_cases import a_case, a_gpu, a_report
 from potluck.probe.doctor.case import Case
 from potluck.probe.doctor.device_files import forbidden_files
-from potluck.probe.doctor.look import look_at_user
-from potluck.probe.system import System
+from potluck.probe.doctor.look import inspect_user
+from potluck.probe.machine.system import System
 
 root, groups = Path(sys.argv[1]), [int(each) for each in sys.argv[2:]]
 os.setgroups(groups)
@@ -29,7 +29,7 @@ os.setgid(65534)
 os.setuid(65534)
 system = System(sys=root, proc=root, dev=root, files=root)
 gpu = a_gpu("Arm Mali", "Mali-G610", "panthor", root / "renderD128")
-for finding in forbidden_files(a_case(system, a_report(gpu), user=look_at_user())):
+for finding in forbidden_files(a_case(system, a_report(gpu), user=inspect_user())):
     print(finding.message, finding.command, sep="\\n")
 """
 
@@ -62,7 +62,8 @@ def test_a_device_file_of_a_group() -> None:
         os.chown(file, 0, video)
         file.chmod(0o660)
         assert as_nobody(directory) == [
-            "Arm Mali-G610: this user may not open /dev/renderD128 (it belongs to the group video)",
+            "Arm Mali-G610: this user does not have permission to open /dev/renderD128 (owned by "
+            "group video)",
             "sudo usermod -aG video $USER",
         ]
         assert as_nobody(directory, video) == []

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from support.command import run_command
-from support.hidden_modules import hide
+from support.processes.command import run_command
+from support.processes.hidden_modules import hide
 
 SRC = Path(__file__).resolve().parents[3] / "src"
 
@@ -23,11 +23,11 @@ def test_packages_that_do_not_load_are_explained_by_what_still_runs(tmp_path: Pa
     findings = json.loads(completed.stdout)["findings"]
     builds = [each for each in findings if each["check"] == "build"]
     for package, loss in (
-        ("numpy", "nothing is computed"),
-        ("eclipse-zenoh", "this node cannot be in a cluster"),
+        ("numpy", "nothing can be computed"),
+        ("eclipse-zenoh", "this node cannot join a cluster"),
     ):
         (finding,) = (each for each in builds if each["message"].startswith(f"{package} "))
-        said = f" is installed and cannot be loaded ({SAID}): without it {loss}"
+        said = f" is installed but cannot be loaded ({SAID}): without it {loss}"
         assert finding["message"].endswith(said)
         assert finding["severity"] == "prevents"
         assert finding["command"].startswith("pip install --force-reinstall --no-deps ")

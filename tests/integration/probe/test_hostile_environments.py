@@ -15,23 +15,24 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from support import denied_calls
-from support.command import environment, run_command
-from support.confinement import as_user, control_group, covered, inside, limited
-from support.kernel_build import require_tool
+from support.kernels.build import require_tool
+from support.processes import denied_calls
+from support.processes.command import run_command
+from support.processes.confinement import as_user, control_group, covered, inside, limited
+from support.processes.environment import environment
 
 MIB = 2**20
 
 SCRIPT = """
 import json, os
 from dataclasses import asdict
-from potluck.probe.container import container
-from potluck.probe.cores import affine_cores, default_num_threads
-from potluck.probe.layers.cpu import LAYER, cpu_facts
-from potluck.probe.memory import available_memory, memory_facts
-from potluck.probe.system import THIS_MACHINE
+from potluck.probe.machine.container import container
+from potluck.probe.machine.cores import affine_cores, default_num_threads
+from potluck.probe.detectors.cpu import DETECTOR, cpu_facts
+from potluck.probe.machine.memory import available_memory, memory_facts
+from potluck.probe.machine.system import THIS_MACHINE
 
-report = LAYER.find(THIS_MACHINE)
+report = DETECTOR.find(THIS_MACHINE)
 print(json.dumps({
     "cpu": asdict(cpu_facts(THIS_MACHINE, num_affine_cores=len(affine_cores()))),
     "memory": asdict(memory_facts(THIS_MACHINE)),
@@ -112,7 +113,7 @@ def test_cores_of_a_control_group() -> None:
     with control_group(Path(f"/sys/fs/cgroup/cpu/potluck-probe-{os.getpid()}"), files) as path:
         probed = probe(*inside(path))
     assert (probed.num_usable_cores, probed.num_threads) == (1, 1)
-    assert probed.usable_reason == f"control group {path} allows 0.5"
+    assert probed.usable_reason == f"limited to 0.5 by control group {path}"
 
 
 @pytest.mark.parametrize(

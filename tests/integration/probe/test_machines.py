@@ -1,4 +1,4 @@
-"""Boards: what the layers find on each, written by hand from the machine's file.
+"""Boards: what the detectors find on each, written by hand from the machine's file.
 
 A new board is one file in ``tests/fixtures/machines`` and its rows here. Figures are left out of
 the rows: they come from tables that have tests of their own.
@@ -9,13 +9,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from support.umockdev import find_devices
+from support.machines.umockdev import find_devices
 
-from potluck.types.hardware import Device, DeviceKind, DeviceMemory, Figures, Interface, Origin
+from potluck.types.backend import DeviceKind
+from potluck.types.hardware import Device, DeviceMemory, Figures, Origin
+from potluck.types.unit import Interface
 
 NO_BACKEND = "Potluck has no backend for it"
 NOT_TOLD = DeviceMemory(
-    total_bytes=None, free_bytes=None, is_shared=False, source="no file of the kernel tells it"
+    total_bytes=None, free_bytes=None, is_shared=False, source="not reported by the kernel"
 )
 
 
@@ -24,7 +26,7 @@ def shared(total_kib: int, free_kib: int) -> DeviceMemory:
         total_bytes=total_kib * 1024,
         free_bytes=free_kib * 1024,
         is_shared=True,
-        source="the machine's own memory (/proc/meminfo)",
+        source="shared system memory (/proc/meminfo)",
     )
 
 
@@ -103,7 +105,7 @@ HAILO = Device(
     problem=NO_BACKEND,
 )
 
-# What each of the three layers finds; a layer that a machine's row leaves out finds nothing.
+# What each of the three detectors finds; a detector that a machine's row leaves out finds nothing.
 FOUND: dict[str, dict[str, tuple[Device, ...]]] = {
     "rk3588-kbase": {"mali": (G610_KBASE,), "other": (ROCKCHIP_NPU,)},
     "rk3588-panthor": {"mali": (G610_PANTHOR,), "other": (ROCKET_NPU,)},
@@ -178,8 +180,7 @@ FOUND: dict[str, dict[str, tuple[Device, ...]]] = {
                 chip="amlogic,meson-gxl-mali",
                 driver="lima",
                 memory=shared(1990000, 1500000),
-                problem="GPUs of its generation (Mali-400 to 470) only draw: "
-                "there is no OpenCL for them",
+                problem="GPUs of its generation (Mali-400 to 470) do not support OpenCL",
             ),
         ),
     },
@@ -244,18 +245,18 @@ FOUND: dict[str, dict[str, tuple[Device, ...]]] = {
 }
 
 
-@pytest.mark.parametrize("layer", ["mali", "adreno", "other"])
+@pytest.mark.parametrize("detector", ["mali", "adreno", "other"])
 @pytest.mark.parametrize("machine", FOUND)
-def test_what_is_found_is_what_the_machine_has(machine: str, layer: str) -> None:
-    report = find_devices(machine, layer)
-    assert report.layer == layer
+def test_what_is_found_is_what_the_machine_has(machine: str, detector: str) -> None:
+    report = find_devices(machine, detector)
+    assert report.detector == detector
     assert report.problems == ()
-    expected = FOUND[machine].get(layer, ())
+    expected = FOUND[machine].get(detector, ())
     assert tuple(replace(device, figures=Figures()) for device in report.devices) == expected
 
 
 @pytest.mark.parametrize(
-    ("machine", "layer", "device_file"),
+    ("machine", "detector", "device_file"),
     [
         ("rk3588-kbase", "mali", "/dev/mali0"),
         ("rk3588-panthor", "mali", "/dev/dri/renderD128"),
@@ -264,10 +265,10 @@ def test_what_is_found_is_what_the_machine_has(machine: str, layer: str) -> None
     ],
 )
 def test_a_device_without_permission_is_listed_with_that_problem(
-    machine: str, layer: str, device_file: str
+    machine: str, detector: str, device_file: str
 ) -> None:
-    report = find_devices(machine, layer, forbidden=[device_file])
-    (expected,) = FOUND[machine][layer]
+    report = find_devices(machine, detector, forbidden=[device_file])
+    (expected,) = FOUND[machine][detector]
     (device,) = report.devices
     assert device.problem == f"no permission to use {device_file}"
     assert replace(device, figures=Figures(), problem="") == expected

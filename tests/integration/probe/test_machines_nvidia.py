@@ -1,4 +1,4 @@
-"""Machines with NVIDIA's GPUs: what the layer finds on each, written by hand from its file.
+"""Machines with NVIDIA's GPUs: what the detector finds on each, written by hand from its file.
 
 A new machine is one file in ``tests/fixtures/machines`` and its row here. Figures are left out:
 they come from tables that have tests of their own.
@@ -9,9 +9,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from support.umockdev import find_devices
+from support.machines.umockdev import find_devices
 
-from potluck.types.hardware import Device, DeviceKind, DeviceMemory, Figures, Interface
+from potluck.types.backend import DeviceKind
+from potluck.types.hardware import Device, DeviceMemory, Figures
+from potluck.types.unit import Interface
 
 RTX_4090 = Device(
     device_id="pci-0000:01:00.0",
@@ -26,7 +28,7 @@ RTX_4090 = Device(
         total_bytes=None,
         free_bytes=None,
         is_shared=False,
-        source="only NVML tells it, and it did not",
+        source="only NVML reports it, but it did not",
     ),
     versions=(("driver", "535.129.03"), ("vbios", "95.02.3c.00.01")),
     interfaces=(Interface(api="cuda", address="0000:01:00.0"),),
@@ -63,7 +65,7 @@ ORIN = Device(
         total_bytes=64319384 * 1024,
         free_bytes=60003180 * 1024,
         is_shared=True,
-        source="the machine's own memory (/proc/meminfo)",
+        source="shared system memory (/proc/meminfo)",
     ),
     versions=(("L4T", "36.4.3"),),
     interfaces=(Interface(api="cuda", address=""),),
@@ -93,7 +95,7 @@ FOUND: dict[str, tuple[Device, ...]] = {
             reported_name="GP106 [GeForce GTX 1060 6GB]",
             chip="10de:1c03",
             driver="nouveau",
-            problem="the driver nouveau is bound to it, and only the driver nvidia computes",
+            problem="the driver nouveau is bound to it, but compute requires the driver nvidia",
         ),
         replace(
             DRIVERLESS,
@@ -102,7 +104,7 @@ FOUND: dict[str, tuple[Device, ...]] = {
             reported_name="TU104GL [Tesla T4]",
             chip="10de:1eb8",
             driver="vfio-pci",
-            problem="it is set aside for virtual machines (driver vfio-pci)",
+            problem="it is reserved for virtual machines (driver vfio-pci)",
         ),
         replace(
             DRIVERLESS,

@@ -1,7 +1,7 @@
 """Machines with GPUs of AMD and Intel, through the real libudev and sysfs paths.
 
-What is expected is read off the fixtures by hand; figures are ``probe.derive``'s and are tested
-there, so here only what they are made from.
+What is expected is read off the fixtures by hand; figures are ``probe.chips.derive``'s and are
+tested there, so here only what they are made from.
 """
 
 from __future__ import annotations
@@ -10,12 +10,14 @@ from dataclasses import replace
 
 import msgspec
 import pytest
-from support.umockdev import call_on_machine, find_devices
+from support.machines.umockdev import call_on_machine, find_devices
 
 from potluck.probe.children.intel_document import IntelDocument
-from potluck.probe.chips import table_figures
-from potluck.probe.derive import amd_figures, merge_figures
-from potluck.types.hardware import Device, DeviceKind, DeviceMemory, Figures, Interface
+from potluck.probe.chips.derive import amd_figures, merge_figures
+from potluck.probe.chips.lookup import table_figures
+from potluck.types.backend import DeviceKind
+from potluck.types.hardware import Device, DeviceMemory, Figures
+from potluck.types.unit import Interface
 
 
 def kfd(rank: str, target: str) -> Interface:
@@ -57,7 +59,7 @@ SHARED = DeviceMemory(
     total_bytes=None,
     free_bytes=None,
     is_shared=True,
-    source="the machine's own memory (/proc/meminfo)",
+    source="shared system memory (/proc/meminfo)",
 )
 
 UHD_630 = Device(
@@ -83,7 +85,7 @@ ARC_B580 = replace(
         total_bytes=12 << 30,
         free_bytes=None,
         is_shared=False,
-        source="xe (physical_vram_size_bytes), which does not tell what is free",
+        source="xe (physical_vram_size_bytes), which does not report free memory",
     ),
 )
 
@@ -160,7 +162,7 @@ MACHINES = {
                 total_bytes=None,
                 free_bytes=None,
                 is_shared=False,
-                source="no size is told by a device without a driver",
+                source="no size reported by a device without a driver",
             ),
             versions=(),
             problem="no kernel driver is bound to it",
@@ -180,9 +182,7 @@ MACHINES = {
             chip="8086:56a0",
             driver="i915",
             device_files=("/dev/dri/renderD129",),
-            memory=replace(
-                ARC_B580.memory, total_bytes=None, source="no file of i915 tells the size"
-            ),
+            memory=replace(ARC_B580.memory, total_bytes=None, source="no size reported by i915"),
         ),
     ),
     ("intel-integrated", "intel"): (UHD_630,),
@@ -224,12 +224,12 @@ MACHINES = {
 }
 
 
-@pytest.mark.parametrize(("machine", "layer"), MACHINES)
-def test_finds_what_is_in_the_machine(machine: str, layer: str) -> None:
-    report = find_devices(machine, layer)
-    assert report.layer == layer
+@pytest.mark.parametrize(("machine", "detector"), MACHINES)
+def test_finds_what_is_in_the_machine(machine: str, detector: str) -> None:
+    report = find_devices(machine, detector)
+    assert report.detector == detector
     found = tuple(replace(device, figures=Figures()) for device in report.devices)
-    assert found == MACHINES[machine, layer]
+    assert found == MACHINES[machine, detector]
     assert report.problems == ()
 
 

@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 from potluck.engines.backends import BACKENDS
-from potluck.engines.native import available_isas
+from potluck.engines.native.engine import available_isas
 from potluck.probe.cache import ProbeCache
-from potluck.probe.child import ChildAnswer, ChildFailure, Failure, run_child
-from potluck.probe.measuring import cached_measurement, measure_backend
-from potluck.probe.trials import is_tried_on, try_backend
-from potluck.types.hardware import Device, DeviceKind, DeviceMemory, Origin
+from potluck.probe.processes.child import ChildAnswer, ChildFailure, Failure, run_child
+from potluck.probe.trials.measuring import cached_measurement, measure_backend
+from potluck.probe.trials.running import is_tried_on, try_backend
+from potluck.types.backend import DeviceKind
+from potluck.types.hardware import Device, DeviceMemory, Origin
 
 NATIVE = BACKENDS[0]
 CPU = Device(
@@ -68,7 +69,7 @@ def test_the_variants_are_told() -> None:
     ("arguments", "reason"),
     [
         (("self-test", "cpu", "-", "sparc"), "the instruction set 'sparc' is not available here"),
-        (("dance", "cpu"), "no such command: dance cpu"),
+        (("dance", "cpu"), "unknown command: dance cpu"),
         (("measure", "cpu", "-", "scalar", "0", "1"), "threads"),
     ],
 )
@@ -79,6 +80,7 @@ def test_what_it_cannot_do_it_refuses(arguments: tuple[str, ...], reason: str) -
     assert reason in outcome.reason
 
 
+@pytest.mark.alone
 def test_measuring_this_cpu(cache: ProbeCache) -> None:
     trial = try_backend(NATIVE, CPU, kernel_release="6.1", cache=cache)
     seen: list[float] = []
@@ -149,6 +151,6 @@ def test_little_memory_is_not_exceeded(cache: ProbeCache) -> None:
     rates = outcome.document["rates"]
     assert isinstance(rates, dict)
     assert (
-        ", counted from 1 for lack of memory (44.6 MiB), "
+        ", extrapolated from 1 for lack of memory (44.6 MiB), "
         in (rates["decode_tokens_per_second"]["source"])
     )

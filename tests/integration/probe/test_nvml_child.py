@@ -7,35 +7,32 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.fake_nvml import CALLS, Run, build, environment, run_all
+from support.machines.fake_nvml import CALLS, Run, build, environment, run_all
 
-from potluck.probe.child import ChildFailure, ChildOutcome, Failure, run_child
-from potluck.probe.layers.nvidia_nvml import merge
-from potluck.types.hardware import (
-    Device,
-    DeviceKind,
-    DeviceMemory,
-    Figures,
-    Interface,
-    LayerReport,
-    Origin,
-)
+from potluck.probe.detectors.nvidia_nvml import merge
+from potluck.probe.processes.child import ChildFailure, ChildOutcome, Failure, run_child
+from potluck.types.backend import DeviceKind
+from potluck.types.hardware import DetectorReport, Device, DeviceMemory, Figures, Origin
+from potluck.types.unit import Interface
 
 CODES = {
-    1: "NVML's error 1 (Uninitialized)",
+    1: "NVML error 1 (Uninitialized)",
     3: "not supported",
     4: "no permission to use the NVIDIA driver",
     9: "the NVIDIA driver is not loaded",
-    13: "this version of the NVIDIA driver cannot tell",
+    13: "not supported by this version of the NVIDIA driver",
     15: "the GPU is lost: it fell off the bus",
     18: "NVIDIA driver/library version mismatch: reboot, or reload the nvidia module",
-    999: "NVML's error 999 (Unknown)",
+    999: "NVML error 999 (Unknown)",
 }
 EXPECTED_ERRORS = (3, 13)
 LOST = 15
 
 _NO_MEMORY = DeviceMemory(
-    total_bytes=None, free_bytes=None, is_shared=False, source="only NVML tells it, and it did not"
+    total_bytes=None,
+    free_bytes=None,
+    is_shared=False,
+    source="only NVML reports it, but it did not",
 )
 _VERSIONS = (("driver", "550.54.14"), ("vbios", "95.02.3c.00.01"), ("CUDA", "12.4"))
 
@@ -83,15 +80,15 @@ def _cuda(number: int, version: str = "CUDA 12.4") -> Interface:
     )
 
 
-def _report(*numbers: int) -> LayerReport:
-    return LayerReport(layer="nvidia", devices=tuple(_found(number) for number in numbers))
+def _report(*numbers: int) -> DetectorReport:
+    return DetectorReport(detector="nvidia", devices=tuple(_found(number) for number in numbers))
 
 
 def _run(library: Path, **settings: str) -> Run:
     return run_all(library, [settings])[0]
 
 
-def _merged(report: LayerReport, run: Run) -> LayerReport:
+def _merged(report: DetectorReport, run: Run) -> DetectorReport:
     """Without figures, which have tests of their own."""
     merged = merge(report, run.outcome)
     devices = tuple(replace(device, figures=Figures()) for device in merged.devices)
@@ -100,7 +97,7 @@ def _merged(report: LayerReport, run: Run) -> LayerReport:
 
 def test_asks_one_card(library: Path) -> None:
     report = _merged(_report(1), _run(library))
-    assert report == LayerReport(layer="nvidia", devices=(_complete(1),))
+    assert report == DetectorReport(detector="nvidia", devices=(_complete(1),))
 
 
 def test_asks_four_cards(library: Path) -> None:
@@ -145,7 +142,7 @@ def test_replaces_a_card_by_its_mig_instances(library: Path) -> None:
 def test_a_card_in_mig_mode_without_instances_cannot_be_used(library: Path) -> None:
     (device,) = merge(_report(1), _run(library, mig="0").outcome).devices
     assert device.device_id == "pci-0000:01:00.0"
-    assert device.problem == "MIG mode is on, and there is no MIG instance"
+    assert device.problem == "MIG mode is enabled, but there is no MIG instance"
 
 
 def _without(*names: str) -> tuple[tuple[str, str], ...]:
@@ -233,7 +230,7 @@ def test_errors_of_a_mig_instance_cost_that_instance(library: Path) -> None:
         if call == "nvmlDeviceGetAttributes_v2":
             assert second.device_id == "pci-0000:02:00.0-mig-7-0"
         else:
-            assert second.problem == "MIG mode is on, and there is no MIG instance"
+            assert second.problem == "MIG mode is enabled, but there is no MIG instance"
 
 
 def test_a_driver_that_refuses_is_told_in_one_line(library: Path) -> None:
@@ -241,7 +238,7 @@ def test_a_driver_that_refuses_is_told_in_one_line(library: Path) -> None:
     for code, run in zip(CODES, runs, strict=True):
         report = merge(_report(1), run.outcome)
         assert report.devices == (
-            replace(_found(1), problem=f"NVML does not start: {CODES[code]}"),
+            replace(_found(1), problem=f"NVML cannot be initialized: {CODES[code]}"),
         )
         assert report.problems == ()
 
@@ -260,7 +257,7 @@ def test_errors_of_the_whole_library_cost_one_value(library: Path) -> None:
         report = _merged(_report(1), run)
         assert report.devices == lost[call], (call, code)
         if call == "nvmlDeviceGetCount_v2":
-            assert report.problems == (f"NVML does not count the cards: {CODES[code]}",)
+            assert report.problems == (f"NVML does not report the number of GPUs: {CODES[code]}",)
 
 
 def test_a_crash_and_a_hang_at_every_call_cost_nothing_but_nvml(library: Path) -> None:
@@ -300,7 +297,7 @@ def test_no_name_of_a_card_reaches_the_terminal_as_it_is(
 @pytest.mark.parametrize("uuid", ["", "0,1", "GPU-1,GPU-2", "GPU-" + 90 * "1", "\udcff"])
 def test_what_is_no_uuid_addresses_nothing(library: Path, uuid: str) -> None:
     given = replace(_found(1), interfaces=(Interface(api="cuda", address="0000:01:00.0"),))
-    report = LayerReport(layer="nvidia", devices=(given,))
+    report = DetectorReport(detector="nvidia", devices=(given,))
     (device,) = merge(report, _run(library, uuid=uuid).outcome).devices
     assert [interface.address for interface in device.interfaces] == ["0000:01:00.0"]
     instances = merge(report, _run(library, uuid=uuid, mig="1").outcome).devices
@@ -318,12 +315,12 @@ def test_what_is_no_uuid_addresses_nothing(library: Path, uuid: str) -> None:
 )
 def test_absurd_memory_is_unknown(library: Path, memory: str, source: str) -> None:
     (device,) = merge(_report(1), _run(library, memory=memory).outcome).devices
-    assert device.memory == replace(_NO_MEMORY, source=f"NVML tells impossible sizes: {source}")
+    assert device.memory == replace(_NO_MEMORY, source=f"NVML reports impossible sizes: {source}")
 
 
 def test_a_count_that_cannot_be_is_cut(library: Path) -> None:
     report = merge(_report(1), _run(library, cards="4294967295").outcome)
-    assert report.problems[0] == "NVML counts 4294967295 cards: only 64 were asked"
+    assert report.problems[0] == "NVML reports 4294967295 GPUs: only 64 were queried"
     assert "pci-0000:01:00.0" in [device.device_id for device in report.devices]
 
 
@@ -366,8 +363,8 @@ def test_whatever_happens_to_the_child_the_probe_goes_on(
     ("content", "problem"),
     [
         (None, "libnvidia-ml.so.1 is not installed"),
-        (b"\x7fELF and no more", "libnvidia-ml.so.1 is broken: "),
-        (b"", "libnvidia-ml.so.1 is broken: "),
+        (b"\x7fELF and no more", "libnvidia-ml.so.1 cannot be loaded: "),
+        (b"", "libnvidia-ml.so.1 cannot be loaded: "),
     ],
 )
 def test_tells_a_missing_library_from_a_broken_one(

@@ -8,28 +8,23 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.icds import NVIDIA, build_icd, pocl_library
+from support.machines.icds import NVIDIA, build_icd, pocl_library
 
 from potluck.probe.cache import ProbeCache
-from potluck.probe.child import ChildOutcome, run_child
-from potluck.probe.icds import Icd, installed_icds, library_identity
-from potluck.probe.layers.opencl import LAYER, merge
-from potluck.probe.looking import Looker
-from potluck.probe.system import THIS_MACHINE
-from potluck.types.hardware import (
-    Device,
-    DeviceKind,
-    DeviceMemory,
-    Figures,
-    Interface,
-    LayerReport,
-)
+from potluck.probe.detectors.opencl import DETECTOR, merge
+from potluck.probe.discovery import DeviceDiscovery
+from potluck.probe.gpus.icds import Icd, installed_icds, library_identity
+from potluck.probe.machine.system import THIS_MACHINE
+from potluck.probe.processes.child import ChildOutcome, run_child
+from potluck.types.backend import DeviceKind
+from potluck.types.hardware import DetectorReport, Device, DeviceMemory, Figures
+from potluck.types.unit import Interface
 
-NOTHING = LayerReport(layer="opencl")
+NOTHING = DetectorReport(detector="opencl")
 
 
-def ask(file: Path, *, seconds: float = 20.0) -> LayerReport:
-    """The layer's report of a driver alone."""
+def ask(file: Path, *, seconds: float = 20.0) -> DetectorReport:
+    """The detector's report of a driver alone."""
     (icd,) = installed_icds(THIS_MACHINE, {"OCL_ICD_VENDORS": str(file)}).icds
     return merge(icd, NOTHING, run(icd, seconds=seconds))
 
@@ -61,7 +56,7 @@ def test_a_gpu_tells_what_it_is(tmp_path: Path) -> None:
             total_bytes=4 << 30,
             free_bytes=None,
             is_shared=True,
-            source="OpenCL, which does not tell what is free",
+            source="OpenCL, which does not report free memory",
         ),
         versions=(("OpenCL driver", "3.0"),),
         interfaces=(
@@ -101,10 +96,10 @@ def test_several_devices_have_places_of_their_own(tmp_path: Path) -> None:
     [
         ("crashes-at-load", "was killed by SIGABRT", 20),
         ("crashes-in-devices", "was killed by SIGABRT", 20),
-        ("hangs-at-load", "gave no answer within 0.5 s", 0.5),
-        ("hangs-in-devices", "gave no answer within 0.5 s", 0.5),
-        ("grows", "took more than 256 MiB of memory", 20),
-        ("has-no-devices", "its library shows no device", 20),
+        ("hangs-at-load", "did not respond within 0.5 s", 0.5),
+        ("hangs-in-devices", "did not respond within 0.5 s", 0.5),
+        ("grows", "used more than 256 MiB of memory", 20),
+        ("has-no-devices", "its library reports no device", 20),
     ],
 )
 def test_a_bad_driver_costs_one_line(
@@ -184,7 +179,7 @@ def test_what_is_no_driver(tmp_path: Path) -> None:
         "missing": "its library cannot be loaded: /nowhere/libnothing.so: cannot open shared "
         "object file: No such file or directory",
         "empty": f"its library cannot be loaded: {tmp_path}/empty.so: file too short",
-        "unrelated": "its library is loaded, and shows no platform",
+        "unrelated": "its library was loaded, but reports no platform",
     }
     for name, reason in reasons.items():
         file = tmp_path / f"{name}.icd"
@@ -199,7 +194,7 @@ def test_without_a_loader_there_is_one_line(tmp_path: Path) -> None:
         report = merge(icd, report, run(icd, loader=tmp_path))
     assert report.devices == ()
     (line,) = report.problems
-    assert line.startswith("libOpenCL.so.1 is broken: ")
+    assert line.startswith("libOpenCL.so.1 cannot be loaded: ")
 
 
 def test_bad_drivers_cost_the_others_nothing(
@@ -212,15 +207,15 @@ def test_bad_drivers_cost_the_others_nothing(
     monkeypatch.setenv("OCL_ICD_VENDORS", str(tmp_path / "vendors"))
     cache = ProbeCache(tmp_path / "cache")
 
-    def look() -> LayerReport:
-        looker = Looker(
+    def look() -> DetectorReport:
+        looker = DeviceDiscovery(
             system=THIS_MACHINE,
             kernel_release="6.1",
             cache=cache,
             retry=False,
             end=time.monotonic() + 2.0,
         )
-        return looker.ask(LAYER, looker.find(LAYER))
+        return looker.ask(DETECTOR, looker.find(DETECTOR))
 
     report = look()
     assert [each.device_id for each in report.devices] == ["opencl-chatters-0", "opencl-gpu-0"]
@@ -229,10 +224,10 @@ def test_bad_drivers_cost_the_others_nothing(
         for line in report.problems
     ]
     assert lines == [
-        "rubbish.icd names no library",
+        "rubbish.icd does not name a library",
         "crashes-at-load.icd: was killed by SIGABRT",
-        "hangs-in-devices.icd: gave no answer",
-        "has-no-devices.icd: its library shows no device",
+        "hangs-in-devices.icd: did not respond",
+        "has-no-devices.icd: its library reports no device",
     ]
     again = look().problems
     assert [line for line in again if "not tried again" in line] == [

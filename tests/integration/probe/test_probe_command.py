@@ -22,15 +22,17 @@ from typing import Any
 
 import jsonschema
 import pytest
-from support.command import COMMAND, environment, run_command
-from support.confinement import as_user, control_group, covered, inside, limited
-from support.hidden_modules import REASON, hide_core
-from support.icds import build_icd
-from support.kernel_build import require_tool
+from support.kernels.build import require_tool
+from support.machines.icds import build_icd
+from support.processes.command import COMMAND, run_command
+from support.processes.confinement import as_user, control_group, covered, inside, limited
+from support.processes.environment import environment
+from support.processes.hidden_modules import REASON, hide_core
+from support.processes.waiting import done_within, eventually
 
 import potluck
 from potluck.cli.options import seconds_to_wait
-from potluck.probe.all_layers import LAYERS
+from potluck.probe.all_detectors import DETECTORS
 
 SCHEMA = json.loads((Path(potluck.__file__).parent / "cli/schemas/probe.json").read_text())
 MIB = 2**20
@@ -70,7 +72,7 @@ def probe(*arguments: str, **how: Any) -> Document:
     document: Document = json.loads(run_probe(*arguments, "--json", **how))
     jsonschema.validate(document, SCHEMA)
     assert document["is_complete"]
-    assert document["layers"][0]["devices"][0]["device_id"] == "cpu"
+    assert document["detectors"][0]["devices"][0]["device_id"] == "cpu"
     return document
 
 
@@ -96,7 +98,7 @@ def is_sound(document: Document) -> bool:
 
 def memory_line(table: str) -> str:
     """What of the memory may be used, and why not more."""
-    (line,) = (line for line in table.splitlines() if " may be used: " in line)
+    (line,) = (line for line in table.splitlines() if " usable: " in line)
     return line.strip()
 
 
@@ -151,8 +153,8 @@ def test_a_backend_that_does_not_exist(command: str) -> None:
     completed = run_command(command, "--backend", "tinygrad:ABACUS")
     assert completed.returncode == 2
     error, hint = completed.stderr.splitlines()
-    assert error.endswith("there is no backend tinygrad:ABACUS")
-    assert hint.startswith("hint: backends are native, tinygrad:CUDA, ")
+    assert error.endswith("unknown backend tinygrad:ABACUS")
+    assert hint.startswith("hint: known backends: native, tinygrad:CUDA, ")
 
 
 def test_a_backend_that_works_nowhere_here(tmp_path: Path) -> None:
@@ -161,14 +163,15 @@ def test_a_backend_that_works_nowhere_here(tmp_path: Path) -> None:
     document = probe(env=environment(**env))
     (unit,) = document["units"]
     assert (unit["unit_id"], unit["role"]) == ("cpu/native", "idle")
-    assert unit["reason"] == "tinygrad:QCOM was asked for, and works nowhere here"
+    assert unit["reason"] == "tinygrad:QCOM was requested, but does not work here"
     completed = run_command("up", "--state", str(tmp_path / "state"), env=env)
     assert completed.returncode == 2
     error, hint = completed.stderr.splitlines()
     assert error.endswith(
-        "tinygrad:QCOM works on no device of this machine: there is none that it is tried on"
+        "tinygrad:QCOM does not work on any device of this machine: there is no device that it "
+        "supports"
     )
-    assert hint == "hint: works here: cpu/native; potluck probe says more"
+    assert hint == "hint: these work here: cpu/native; potluck probe shows details"
 
 
 def test_retry_tests_again_and_keeps_the_figures(measured: tuple[Path, list[Document]]) -> None:
@@ -193,7 +196,7 @@ def test_a_quarantined_cpu_is_said_to_be_until_a_retry(
     document = probe(cache=tmp_path)
     assert works(document) == []
     assert cpu_trial(document)["reason"] == (
-        "not tried again: was killed by SIGILL (potluck probe --retry tries)"
+        "not tried again: was killed by SIGILL (retry with potluck probe --retry)"
     )
     assert is_sound(probe("--retry", cache=tmp_path))
     assert is_sound(probe(cache=tmp_path))
@@ -217,7 +220,7 @@ def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
 def test_an_ordinary_user() -> None:
     document = probe(prefix=as_user())
     assert is_sound(document)
-    assert document["layers"][0]["problems"] == []
+    assert document["detectors"][0]["problems"] == []
 
 
 def test_a_user_without_a_home_or_a_name() -> None:
@@ -231,7 +234,7 @@ def test_without_sys(user: str) -> None:
     prefix = covered("/sys", f"mode={mode}")
     document = probe(prefix=(*prefix, *(as_user() if user == "nobody" else ())))
     assert is_sound(document)
-    assert [layer["devices"] for layer in document["layers"][1:]] == [[]] * len(LAYERS)
+    assert [detector["devices"] for detector in document["detectors"][1:]] == [[]] * len(DETECTORS)
 
 
 def test_without_proc() -> None:
@@ -257,7 +260,7 @@ def test_the_limit_of_a_control_group_is_in_the_table() -> None:
     with control_group(root, {"memory.limit_in_bytes": str(300 * MIB)}):
         table = run_probe(prefix=inside(root))
     line = memory_line(table)
-    assert line.endswith(f" MiB may be used: the control group's limit in {root}")
+    assert line.endswith(f" MiB usable: the control group's limit in {root}")
     assert 150 < float(line.split()[0]) < 300
     assert re.search(r"^  native +works: ", table, re.MULTILINE)
 
@@ -265,13 +268,15 @@ def test_the_limit_of_a_control_group_is_in_the_table() -> None:
 def test_a_limit_of_the_address_space_is_in_the_table() -> None:
     table = run_probe("--retry", prefix=limited("-v", 3_000_000))
     line = memory_line(table)
-    assert line.endswith(" GiB may be used: the address space limit (ulimit -v)")
+    assert line.endswith(" GiB usable: the address space limit (ulimit -v)")
     assert 2 < float(line.split()[0]) < 3_000_000 / 2**20
     assert re.search(r"^  native +works: ", table, re.MULTILINE)
 
 
 def test_a_limit_that_is_too_low_for_the_self_test_costs_the_unit_only(tmp_path: Path) -> None:
-    document = probe(prefix=limited("-v", 140_000), cache=tmp_path)
+    # Too low also for a heap that malloc makes for a thread, of 64 MiB of address space: trying one
+    # takes that much for a moment, in which another thread may get nothing.
+    document = probe(prefix=limited("-v", 110_000), cache=tmp_path)
     assert works(document) == []
     assert cpu_trial(document)["reason"]
 
@@ -281,13 +286,13 @@ def test_a_user_who_may_start_nothing(tmp_path: Path) -> None:
     prefix = (*as_user(54322), require_tool("prlimit"), "--nproc=1")
     document = probe(prefix=prefix, cache=tmp_path)
     assert works(document) == []
-    assert cpu_trial(document)["reason"].startswith("could not be started: ")
-    for layer in document["layers"][1:]:
-        assert layer["problems"] == ["was not looked at: can't start new thread"]
+    assert cpu_trial(document)["reason"].startswith("cannot be started: ")
+    for detector in document["detectors"][1:]:
+        assert detector["problems"] == ["was not examined: can't start new thread"]
 
 
 def test_the_users_own_limit() -> None:
-    assert memory_line(run_probe("--memory-limit", "1G")) == "1 GiB may be used: --memory-limit"
+    assert memory_line(run_probe("--memory-limit", "1G")) == "1 GiB usable: --memory-limit"
     usable = probe("--memory-limit", "1000T")["memory"]["usable"]
     assert usable["reason"] != "--memory-limit"
 
@@ -325,23 +330,38 @@ def test_without_the_core(tmp_path: Path) -> None:
 
 
 HEAVY = ("numpy", "zenoh", "pynvml", "pyudev", "potluck.kernels", "fastapi", "cryptography")
-BUDGET_SECONDS = 0.3
+SMALLEST_COMMAND = (
+    sys.executable,
+    "-c",
+    "import importlib.metadata, subprocess, msgspec, typer.main",
+)
+"""A process that imports the libraries that every command needs, and does nothing."""
+BUDGET = 4.0
+"""The processor time of such a probe in times that of the smallest command: measured are 2.9. One
+self-test or one heavy library adds 2 and more."""
 DISTURBED = 3.0
 """How much longer it may take by the clock, where other things run on this machine."""
 
 
+@pytest.mark.alone
 def test_a_probe_that_knows_everything_takes_a_moment() -> None:
-    """Of the processors' time, which is that of the clock where nothing else runs."""
+    """Compared with another process on the same CPU, at the same time: CPUs differ widely."""
     run_probe()
-    by_clock, of_processors = [], []
-    for _ in range(5):
-        before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-        run_probe()
-        by_clock.append(time.perf_counter() - started)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        of_processors.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    assert min(of_processors) < BUDGET_SECONDS
-    assert min(by_clock) < BUDGET_SECONDS * DISTURBED
+    pairs = [(_seconds(*SMALLEST_COMMAND), _seconds(*COMMAND, "probe", "--wait")) for _ in range(5)]
+    smallest, probed = zip(*pairs, strict=True)
+    of_processors = min(seconds for seconds, _ in probed)
+    assert of_processors < BUDGET * min(seconds for seconds, _ in smallest)
+    by_clock = min(seconds for _, seconds in probed)
+    assert by_clock < BUDGET * DISTURBED * min(seconds for _, seconds in smallest)
+
+
+def _seconds(*command: str) -> tuple[float, float]:
+    """The processor time that a command takes, and its time by the clock."""
+    before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    subprocess.run(command, env=environment(), capture_output=True, timeout=120, check=True)
+    by_clock = time.perf_counter() - started
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, by_clock
 
 
 def test_a_probe_that_knows_everything_imports_nothing_heavy() -> None:
@@ -370,21 +390,21 @@ def test_a_driver_that_hangs_is_named_and_not_waited_for(tmp_path: Path) -> None
     build_icd("gpu", tmp_path)
     build_icd("hangs-at-load", tmp_path)
     env = {**environment(), "OCL_ICD_VENDORS": str(tmp_path)}
-    started = time.monotonic()
-    completed = subprocess.run(
-        [*COMMAND, "probe", "--json"], env=env, capture_output=True, text=True, check=False
-    )
-    assert time.monotonic() - started < 8  # 5 s and some, where it would take 16 s
+    with done_within(3.5):  # 5 s and some, where it would take 16 s
+        completed = subprocess.run(
+            [*COMMAND, "probe", "--json"], env=env, capture_output=True, text=True, check=False
+        )
     assert (completed.returncode, completed.stderr) == (0, "")
     document = json.loads(completed.stdout)
     jsonschema.validate(document, SCHEMA)
-    (opencl,) = (layer for layer in document["layers"] if layer["is_pending"])
-    assert opencl["layer"] == "opencl"
-    assert re.fullmatch(r"has not answered yet, after \d s", opencl["problems"][-1])
-    deadline = time.monotonic() + 5
-    while [line for line in _command_lines() if b"hangs-at-load" in line]:
-        assert time.monotonic() < deadline, "the driver's process is left behind"
-        time.sleep(0.01)
+    (opencl,) = (detector for detector in document["detectors"] if detector["is_pending"])
+    assert opencl["detector"] == "opencl"
+    assert re.fullmatch(r"has not responded after \d s", opencl["problems"][-1])
+    eventually(
+        lambda: not any(b"hangs-at-load" in line for line in _command_lines()),
+        within=5,
+        what="the driver's process ends",
+    )
 
 
 def _command_lines() -> list[bytes]:
@@ -400,9 +420,9 @@ def test_a_driver_that_signals_its_parent_costs_a_line_at_most(name: str, tmp_pa
     number = int(signal.Signals[name])
     icd = build_icd("signals-at-load", tmp_path, load=str(number))
     document = probe(env={**environment(), "OCL_ICD_VENDORS": str(icd)})
-    (opencl,) = (layer for layer in document["layers"] if layer["layer"] == "opencl")
+    (opencl,) = (detector for detector in document["detectors"] if detector["detector"] == "opencl")
     if name == "SIGKILL":
-        assert opencl["problems"] == [f"{icd}: ended its supervisor by SIGKILL"]
+        assert opencl["problems"] == [f"{icd}: killed its supervisor with SIGKILL"]
     else:
         assert [device["device_id"] for device in opencl["devices"]] == ["opencl-signals-at-load-0"]
 

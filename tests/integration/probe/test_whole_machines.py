@@ -1,8 +1,8 @@
 """Whole machines: everything that ``potluck probe`` and ``potluck doctor`` say of them.
 
-All layers look at each machine, so that nothing is listed twice and nothing is lost between them.
-What is expected is read off the machines' files by hand; memory, versions and files of single
-devices are the layers' own tests. A new machine is its file and a row here.
+All detectors look at each machine, so that nothing is listed twice and nothing is lost between
+them. What is expected is read off the machines' files by hand; memory, versions and files of single
+devices are the detectors' own tests. A new machine is its file and a row here.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from support.fake_nvml import build
-from support.whole_machine import Document, examine_machine
+from support.machines.fake_nvml import build
+from support.machines.whole_machine import Document, examine_machine
 
 import potluck
-from potluck.probe.all_layers import LAYERS
+from potluck.probe.all_detectors import DETECTORS
 
 SCHEMA = Path(potluck.__file__).parent / "cli/schemas/probe.json"
-CPU_FIRST = ["cpu", *(layer.name for layer in LAYERS)]
+CPU_FIRST = ["cpu", *(detector.name for detector in DETECTORS)]
 NO_BACKEND = "Potluck has no backend for it"
 NO_MEMORY = "/proc/meminfo cannot be read: is /proc mounted?"
 NO_DRIVER = "no kernel driver is bound to it"
@@ -61,7 +61,7 @@ class Advice:
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """``found`` by layer; ``problems`` are lines of layers, as the table has them."""
+    """``found`` by detector; ``problems`` are lines of detectors, as the table has them."""
 
     found: Mapping[str, tuple[Found, ...]] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
@@ -78,10 +78,10 @@ RTX_4090 = Found(
     title="GeForce RTX 4090 (GPU)",
     memory="24 GiB, 20 GiB free (NVML)",
 )
-UNKNOWN = "of unknown size (only NVML tells it, and it did not)"
+UNKNOWN = "unknown size (only NVML reports it, but it did not)"
 INSTALL = "sudo apt install nvidia-driver"
 NO_MEMORY_ADVICE = Advice(
-    message=f"no memory may be used: {NO_MEMORY}",
+    message=f"no memory is usable: {NO_MEMORY}",
     fix="sudo mount -t proc proc /proc",
     severity=PREVENTS,
 )
@@ -93,8 +93,8 @@ MACHINES = {
             Advice(
                 message="Arm Mali-G610: there is no OpenCL driver for it",
                 fix="apt-cache search libmali",
-                details="from the board's maker; /etc/OpenCL/vendors/mali.icd then has to name "
-                "the library",
+                details="from the board's vendor; /etc/OpenCL/vendors/mali.icd must then contain "
+                "the library's name",
             ),
         ),
     ),
@@ -122,8 +122,9 @@ MACHINES = {
         },
         advice=(
             Advice(
-                message="Arm Mali-G610: this user may not open /dev/dri/renderD128 "
-                "(it belongs to the group render)",
+                message="Arm Mali-G610: this user does not have permission to open "
+                "/dev/dri/renderD128 "
+                "(owned by group render)",
                 fix="sudo usermod -aG render $USER",
                 details="then log in again",
             ),
@@ -149,8 +150,8 @@ MACHINES = {
         },
         advice=(
             Advice(
-                message="Arm Mali-G610 is there, and this container was not given "
-                "/dev/dri/renderD128",
+                message="Arm Mali-G610 is present, but /dev/dri/renderD128 was not passed to "
+                "this container",
                 fix="docker run --device /dev/dri …",
             ),
         ),
@@ -202,14 +203,14 @@ MACHINES = {
                     device_id="pci-0000:02:00.0",
                     title="GeForce GTX 1060 (GPU)",
                     memory=UNKNOWN,
-                    problem="the driver nouveau is bound to it, and only the driver nvidia "
-                    "computes",
+                    problem="the driver nouveau is bound to it, but compute requires the driver "
+                    "nvidia",
                 ),
                 Found(
                     device_id="pci-0000:03:00.0",
                     title="Tesla T4 (GPU)",
                     memory=UNKNOWN,
-                    problem="it is set aside for virtual machines (driver vfio-pci)",
+                    problem="it is reserved for virtual machines (driver vfio-pci)",
                 ),
                 Found(
                     device_id="pci-0000:04:00.0",
@@ -222,23 +223,25 @@ MACHINES = {
         problems=(f"cpu: {NO_MEMORY}",),
         advice=(
             Advice(
-                message="NVIDIA GeForce RTX 4090 is there, and no driver is bound to it",
+                message="NVIDIA GeForce RTX 4090 is present, but no driver is bound to it",
                 fix=INSTALL,
             ),
             Advice(
-                message="NVIDIA GeForce GTX 1060 is bound to nouveau, and only NVIDIA's driver "
-                "computes",
+                message="NVIDIA GeForce GTX 1060 is bound to nouveau, but compute requires "
+                "NVIDIA's driver",
                 fix=INSTALL,
-                details="then start the machine again",
+                details="then reboot",
             ),
             Advice(
-                message="NVIDIA Tesla T4 is set aside for virtual machines (vfio-pci)",
+                message="NVIDIA Tesla T4 is reserved for virtual machines (vfio-pci)",
                 fix="echo 0000:03:00.0 | sudo tee /sys/bus/pci/drivers/vfio-pci/unbind "
                 "&& echo 0000:03:00.0 | sudo tee /sys/bus/pci/drivers_probe",
-                details="first empty its driver_override, and take it from the virtual machine's "
-                "settings",
+                details="first clear its driver_override, and remove it from the virtual "
+                "machine's settings",
             ),
-            Advice(message="NVIDIA 10de:2fff is there, and no driver is bound to it", fix=INSTALL),
+            Advice(
+                message="NVIDIA 10de:2fff is present, but no driver is bound to it", fix=INSTALL
+            ),
             NO_MEMORY_ADVICE,
         ),
     ),
@@ -278,15 +281,17 @@ def check_document(machine: Machine, document: Document) -> None:
     jsonschema.validate(document, json.loads(SCHEMA.read_text()))
     assert document["is_complete"]
     assert document["container"] == machine.container
-    assert [layer["layer"] for layer in document["layers"]] == CPU_FIRST
+    assert [detector["detector"] for detector in document["detectors"]] == CPU_FIRST
     found = {
-        layer["layer"]: [(device["device_id"], device["problem"]) for device in layer["devices"]]
-        for layer in document["layers"]
-        if layer["devices"]
+        detector["detector"]: [
+            (device["device_id"], device["problem"]) for device in detector["devices"]
+        ]
+        for detector in document["detectors"]
+        if detector["devices"]
     }
     expected = {
-        layer: [(each.device_id, each.problem) for each in devices]
-        for layer, devices in machine.found.items()
+        detector: [(each.device_id, each.problem) for each in devices]
+        for detector, devices in machine.found.items()
     }
     assert found == {"cpu": [("cpu", "")], **expected}
     assert [unit["unit_id"] for unit in document["units"]] == ["cpu/native"]
@@ -303,13 +308,15 @@ def check_table(machine: Machine, lines: list[str]) -> None:
     assert cpu.startswith("cpu: ")
     assert re.search(r"^  native +works: scalar", cpu, re.MULTILINE)
     by_id = {block.partition(": ")[0]: block for block in others}
-    assert list(by_id) == [each.device_id for layer in CPU_FIRST for each in listed(machine, layer)]
+    assert list(by_id) == [
+        each.device_id for detector in CPU_FIRST for each in listed(machine, detector)
+    ]
     for each in devices:
         rows = row_texts(by_id[each.device_id])
         assert by_id[each.device_id].splitlines()[0] == f"{each.device_id}: {each.title}"
         assert rows["memory"] == each.memory
         assert rows.get("problem", "") == each.problem
-        unused = "" if each.problem else "unused: no backend of this build runs on it"
+        unused = "" if each.problem else "unused: no backend in this build supports it"
         assert rows.get("backend", "") == unused
         named = sorted(name for row in rows for name in row.split(", "))
         assert set(FIGURES) <= set(named)
@@ -323,8 +330,8 @@ def check_table(machine: Machine, lines: list[str]) -> None:
     assert [line for line in lines if len(line) > 200 or "://" in line] == []
 
 
-def listed(machine: Machine, layer: str) -> tuple[Found, ...]:
-    return machine.found.get(layer, ())
+def listed(machine: Machine, detector: str) -> tuple[Found, ...]:
+    return machine.found.get(detector, ())
 
 
 def row_texts(block: str) -> dict[str, str]:
@@ -337,5 +344,5 @@ def check_doctor(machine: Machine, said: Document, *, are_gpus_used: bool) -> No
     lines = [[*each.lines(are_gpus_used=are_gpus_used)] for each in machine.advice]
     lines.sort(key=lambda each: not each[0].startswith(PREVENTS))  # what costs most comes first
     expected = [line for each in lines for line in each]
-    assert said["lines"] == (expected or ["nothing stands in the way"])
+    assert said["lines"] == (expected or ["no problems found"])
     assert said["exit_code"] == any(line.startswith(PREVENTS) for line in expected)

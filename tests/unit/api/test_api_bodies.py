@@ -9,16 +9,16 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from support.toy_gateway import CONTEXT_TOKENS, MODEL, ToyGateway
+from support.http.toy_gateway import CONTEXT_TOKENS, MODEL, ToyGateway
 
 from potluck.api.config import ApiLimits
 from potluck.api.dialects.openai import other_fields
-from potluck.api.dialects.openai.asks import chat_asked, completion_asked
 from potluck.api.dialects.openai.bodies import parse_chat, parse_completion
 from potluck.api.dialects.openai.rendering import error_json
+from potluck.api.dialects.openai.requests import chat_request, completion_request
 from potluck.api.errors import ApiError, to_api_error
 from potluck.api.jobs import Job, chat_job, text_job
-from potluck.api.other_fields import Others
+from potluck.api.other_fields import InertFields
 from potluck.errors import (
     ChatTemplateError,
     EngineError,
@@ -47,13 +47,15 @@ def model() -> ServedModel:
 
 def chat(served: ServedModel, **fields: Any) -> Job:
     body = {"model": MODEL, "messages": HELLO, **fields}
-    return chat_job(chat_asked(parse_chat(json.dumps(body).encode())), served, ApiLimits())
+    return chat_job(chat_request(parse_chat(json.dumps(body).encode())), served, ApiLimits())
 
 
 def complete(served: ServedModel, limits: ApiLimits | None = None, **fields: Any) -> Job:
     body = {"model": MODEL, "prompt": "hello", **fields}
     return text_job(
-        completion_asked(parse_completion(json.dumps(body).encode())), served, limits or ApiLimits()
+        completion_request(parse_completion(json.dumps(body).encode())),
+        served,
+        limits or ApiLimits(),
     )
 
 
@@ -192,6 +194,20 @@ def test_the_effort_reaches_the_chat_template(model: ServedModel) -> None:
     assert bytes(request.prompt_tokens) == b"effort:low\nuser:hello\nassistant:"
 
 
+def test_a_prediction_is_for_drafts(model: ServedModel) -> None:
+    def predicted(content: object) -> bytes:
+        (request,) = chat(model, prediction={"type": "content", "content": content}).requests
+        return bytes(request.prediction)
+
+    assert predicted("hello") == b"hello"
+    parts = [{"type": "text", "text": "hel", "cache_control": None}, {"type": "text", "text": "lo"}]
+    assert predicted(parts) == b"hello"
+    assert predicted("") == predicted([]) == b""
+    assert predicted("x" * 100_000) == b""  # it could not be an answer
+    (request,) = chat(model, prediction=None).requests
+    assert request.prediction == ()
+
+
 WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
 
 HARMLESS_VALUES: dict[str, list[Any]] = {
@@ -203,7 +219,6 @@ HARMLESS_VALUES: dict[str, list[Any]] = {
     "prompt_cache_key": ["key"],
     "prompt_cache_options": [{"mode": "auto"}],
     "prompt_cache_retention": ["24h", "in_memory"],
-    "prediction": [{"type": "content", "content": "x" * 5000}],
     "verbosity": ["low", "medium", "high"],
     "include_obfuscation": [True, False],
     "cache_control": [{"type": "ephemeral"}, {"type": "ephemeral", "ttl": "5m"}],
@@ -214,7 +229,7 @@ HARMLESS_VALUES: dict[str, list[Any]] = {
 
 
 def test_harmless_fields_change_nothing(model: ServedModel) -> None:
-    def cases(others: Others) -> list[dict[str, Any]]:
+    def cases(others: InertFields) -> list[dict[str, Any]]:
         return [
             {name: value} for name in others.harmless for value in [None, *HARMLESS_VALUES[name]]
         ]
@@ -316,6 +331,17 @@ def _called(others: dict[str, Any]) -> list[dict[str, Any]]:
         ({"metadata": {str(i): "y" for i in range(17)}}, "metadata"),
         ({"store": "yes"}, "store"),
         ({"prediction": "x"}, "prediction"),
+        ({"prediction": {"type": "text", "content": "x"}}, "prediction.type"),
+        ({"prediction": {"type": "content"}}, "prediction.content"),
+        ({"prediction": {"type": "content", "content": "x", "more": 1}}, "prediction.more"),
+        (
+            {"prediction": {"type": "content", "content": [{"type": "image_url"}]}},
+            "prediction.content[0].type",
+        ),
+        (
+            {"prediction": {"type": "content", "content": [{"type": "text"}]}},
+            "prediction.content[0].text",
+        ),
         ({"service_tier": 1}, "service_tier"),
         ({"prompt_cache_key": "x" * 513}, "prompt_cache_key"),
         ({"reasoning_effort": "enormous"}, "reasoning_effort"),

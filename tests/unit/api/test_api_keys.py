@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from potluck.api.keys import ApiKeys, create_api_key
+from potluck.api.keys import ApiKeys, Role, create_api_key
 from potluck.errors import ParameterError, UsageError
 
 
@@ -46,6 +46,23 @@ def test_a_file_written_by_hand_is_read(tmp_path: Path) -> None:
     assert ApiKeys.load(path).name_of(other) == "you"
 
 
+def test_a_key_has_a_role(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    made = {
+        role: create_api_key(path, name, role)
+        for name, role in (("laptop", Role.USE), ("desk", Role.ADMIN))
+    }
+    keys = ApiKeys.load(path)
+    for role, key in made.items():
+        found = keys.find(key)
+        assert found is not None
+        assert found.role is role
+    assert [line.endswith(" admin") for line in path.read_text().splitlines()] == [False, True]
+    path.write_text(path.read_text().replace(" admin", " owner"))
+    with pytest.raises(UsageError, match="line 2 is not a hashed key"):
+        ApiKeys.load(path)
+
+
 def test_names_are_plain_and_unique(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     create_api_key(path, "laptop")
@@ -57,7 +74,7 @@ def test_names_are_plain_and_unique(tmp_path: Path) -> None:
 
 def test_broken_files_are_refused_without_showing_what_they_hold(tmp_path: Path) -> None:
     path = tmp_path / "keys"
-    with pytest.raises(UsageError, match="cannot be read"):
+    with pytest.raises(UsageError, match="cannot read"):
         ApiKeys.load(path)
     path.write_text("# nothing\n")
     with pytest.raises(UsageError, match="no API key"):
@@ -69,5 +86,5 @@ def test_broken_files_are_refused_without_showing_what_they_hold(tmp_path: Path)
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(UsageError, match="not a text file"):
         ApiKeys.load(path)
-    with pytest.raises(UsageError, match="cannot be written"):
+    with pytest.raises(UsageError, match="cannot write"):
         create_api_key(tmp_path / "no" / "such", "x")

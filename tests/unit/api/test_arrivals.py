@@ -21,7 +21,7 @@ def test_all_that_came_is_taken_at_once_in_order() -> None:
             arrivals.put(index, update)
         assert await taking == [(1, NOTHING), (0, NOTHING), (1, error)]
         arrivals.put(0, NOTHING)
-        assert await asyncio.wait_for(arrivals.take(), 1) == [(0, NOTHING)]
+        assert await asyncio.wait_for(arrivals.take(), 20) == [(0, NOTHING)]
         arrivals.close()
 
     asyncio.run(run())
@@ -32,7 +32,7 @@ def test_a_tick_wakes_who_waits_and_does_not_count_while_nobody_does() -> None:
         arrivals = Arrivals(tick_seconds=0.02)
         await asyncio.sleep(0.05)
         started = asyncio.get_running_loop().time()
-        assert await asyncio.wait_for(arrivals.take(), 1) == []
+        assert await asyncio.wait_for(arrivals.take(), 20) == []
         assert asyncio.get_running_loop().time() - started > 0.001
         arrivals.close()
 
@@ -47,7 +47,7 @@ def test_a_cancelled_task_loses_nothing_that_came() -> None:
         taking.cancel()
         arrivals.put(0, NOTHING)
         await asyncio.gather(taking, return_exceptions=True)
-        assert await asyncio.wait_for(arrivals.take(), 1) == [(0, NOTHING)]
+        assert await asyncio.wait_for(arrivals.take(), 20) == [(0, NOTHING)]
         arrivals.close()
 
     asyncio.run(run())

@@ -32,6 +32,16 @@ def test_what_a_request_may_need_passes(document: object) -> None:
     check_amount(json.dumps(document).encode())
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("num_before", range(8))
+def test_a_body_is_counted_alike_wherever_it_is_cut(num_before: int) -> None:
+    text = 'x\\",[{' * 60_000
+    check_amount(json.dumps({"prompt": "x" * num_before + text}).encode())
+    for document in ({"prompt": text, "ids": [[]] * MAX_OBJECTS}, {"prompt": [text, *"x" * 2**18]}):
+        with pytest.raises(ApiError, match="the request body has more than"):
+            check_amount(b" " * num_before + json.dumps(document).encode())
+
+
 @pytest.mark.parametrize(
     "document",
     [
@@ -43,7 +53,7 @@ def test_what_a_request_may_need_passes(document: object) -> None:
     ],
 )
 def test_what_none_needs_is_refused(document: object) -> None:
-    with pytest.raises(ApiError, match="the body has more than") as error:
+    with pytest.raises(ApiError, match="the request body has more than") as error:
         check_amount(json.dumps(document).encode())
     assert (error.value.status, error.value.code) == (400, "invalid_json")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from support.toy_gateway import ToyTokenizer
+from support.http.toy_gateway import ToyTokenizer
 
 from potluck.api.delta import Delta
 from potluck.api.dialects.openai.chat import ChatChoices

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from support.toy_gateway import END_OF_TEXT, ToyTokenizer
+from support.http.toy_gateway import END_OF_TEXT, ToyTokenizer
 
 from potluck.api.choice import ChoiceText
 from potluck.api.delta import Delta

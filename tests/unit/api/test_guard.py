@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx2
 import pytest
-from support.toy_gateway import ToyGateway
+from support.http.toy_gateway import ToyGateway
 
 from potluck.api.app import DIALECTS, build_app
 from potluck.api.config import ApiConfig

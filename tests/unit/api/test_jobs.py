@@ -7,12 +7,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import pytest
-from support.toy_gateway import CONTEXT_TOKENS, END_OF_TEXT, MODEL, VOCAB_SIZE, ToyGateway, toy_chat
+from support.http.toy_gateway import (
+    CONTEXT_TOKENS,
+    END_OF_TEXT,
+    MODEL,
+    VOCAB_SIZE,
+    ToyGateway,
+    toy_chat,
+)
 
-from potluck.api.asked import ChatAsked, TextAsked
 from potluck.api.config import ApiLimits
 from potluck.api.errors import ApiError
 from potluck.api.jobs import chat_job, empty_job, text_job
+from potluck.api.requests import ChatRequest, CompletionRequest
 from potluck.api.tools import MAX_TOOLS, tool_use
 from potluck.errors import ParameterError, PotluckError, PromptTooLongError
 from potluck.types.gateway import ServedModel
@@ -99,9 +106,9 @@ def model(plain: ServedModel, chat: RecordingChat, output_format: RecordingForma
     return replace(plain, encode_chat=chat, output_format=output_format)
 
 
-def asked(**fields: object) -> ChatAsked:
+def asked(**fields: object) -> ChatRequest:
     messages = [ChatMessage(role="user", content="hi")]
-    return ChatAsked(model_id=MODEL, messages=messages, **fields)  # type: ignore[arg-type]
+    return ChatRequest(model_id=MODEL, messages=messages, **fields)  # type: ignore[arg-type]
 
 
 def refused(work: object) -> str | None:
@@ -205,19 +212,19 @@ def test_what_is_refused_is_named(
 
 
 def test_a_chat_without_messages_is_refused(model: ServedModel) -> None:
-    empty = ChatAsked(model_id=MODEL, messages=[])
+    empty = ChatRequest(model_id=MODEL, messages=[])
     assert refused(lambda: chat_job(empty, model, LIMITS)) == "messages"
 
 
 def test_a_model_without_logits_makes_no_text(plain: ServedModel) -> None:
     model = replace(plain, has_logits=False)
     assert refused(lambda: chat_job(asked(), model, LIMITS)) == "model"
-    text = TextAsked(model_id=MODEL, prompts=["a"])
+    text = CompletionRequest(model_id=MODEL, prompts=["a"])
     assert refused(lambda: text_job(text, model, LIMITS)) == "model"
 
 
 def test_prompts_leave_room_for_a_token(model: ServedModel) -> None:
-    full = TextAsked(model_id=MODEL, prompts=[[1] * (CONTEXT_TOKENS - 1)])
+    full = CompletionRequest(model_id=MODEL, prompts=[[1] * (CONTEXT_TOKENS - 1)])
     assert text_job(full, model, LIMITS).num_prompt_tokens == CONTEXT_TOKENS - 1
     with pytest.raises(PromptTooLongError):
         text_job(replace(full, prompts=[[1] * CONTEXT_TOKENS]), model, LIMITS)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from activation_scales import activations_in_groups, demo_losses, log_softmax, quantized
 
-from potluck.engines import reference_ops
+from potluck.engines.reference import ops as reference_ops
 
 
 def test_every_group_has_a_scale_of_its_own() -> None:
@@ -36,6 +36,7 @@ def test_log_softmax() -> None:
     np.testing.assert_allclose(log_softmax(logits), np.log([[0.25, 0.75]]), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_loss_of_the_demo_model() -> None:
     # Of one document; over all, the model's card says 0.392.
     told = demo_losses(None, 1)["float"]

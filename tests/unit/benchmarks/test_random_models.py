@@ -76,6 +76,7 @@ def test_a_tensor_comes_in_pieces() -> None:
     assert norm.view(np.float32).tolist() == [[1.0] * 8]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("type_name", GGUF_TYPES)
 def test_a_gguf_file_of_every_type(tmp_path: Path, type_name: str) -> None:
     path = tmp_path / "model.gguf"

@@ -8,18 +8,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
-from support.hardware import CPU, GIB, device, report
+from support.machines.hardware import CPU, GIB, device, report
 
 import potluck.capabilities
 from potluck.capabilities.describe import describe_node
 from potluck.capabilities.unknown import unknown_node
 from potluck.probe.choose import choose_units
+from potluck.types.backend import DeviceKind
 from potluck.types.capabilities import DeviceCapabilities, Flops, Source
 from potluck.types.hardware import (
-    DeviceKind,
+    DetectorReport,
     Figure,
     Figures,
-    LayerReport,
     Origin,
     ProbeReport,
     Rates,
@@ -57,9 +57,9 @@ def trial(device_id: str, backend: str, decode: float | None, **figures: float) 
     )
 
 
-def described(node: ProbeReport, asked: str | None = None) -> DeviceCapabilities:
+def described(node: ProbeReport, requested: str | None = None) -> DeviceCapabilities:
     """As a scheduler gets it; what it becomes as JSON must be of the schema."""
-    units = choose_units(node, asked=asked, allow_software=False)
+    units = choose_units(node, requested=requested, allow_software=False)
     capabilities = describe_node(node, "Acme Board", units)
     document = json.loads(json.dumps(capabilities.to_dict()))
     jsonschema.validate(document, SCHEMA)
@@ -68,7 +68,7 @@ def described(node: ProbeReport, asked: str | None = None) -> DeviceCapabilities
 
 
 def node(*trials: Trial, devices: Sequence[object] = (CARD,)) -> ProbeReport:
-    return report(LayerReport(layer="cards", devices=tuple(devices)), trials=trials)  # type: ignore[arg-type]
+    return report(DetectorReport(detector="cards", devices=tuple(devices)), trials=trials)  # type: ignore[arg-type]
 
 
 def test_a_card_that_is_faster_than_the_cpu() -> None:
@@ -103,7 +103,7 @@ def test_a_card_that_is_slower_than_the_cpu() -> None:
     assert (cpu.memory, cpu.total_memory) == (5 * 1024, 8 * 1024)
     card = cpu.devices[1]
     assert card.role is Role.RESERVE
-    assert card.reason == "slower than the CPU beside it: 3.1 against 12 tokens/s"
+    assert card.reason == "slower than the CPU: 3.1 against 12 tokens/s"
 
 
 def test_the_faster_of_two_cards_stands_for_the_node() -> None:
@@ -147,15 +147,18 @@ def test_software_that_plays_a_card() -> None:
     played = replace(MALI, is_software=True)
     card = described(node(devices=(played,))).devices[1]
     assert card.is_software
-    assert (card.role, card.reason) == (Role.OUT, "software on the CPU: allow_software uses it")
+    assert (card.role, card.reason) == (
+        Role.OUT,
+        "software-emulated: use allow_software to enable it",
+    )
     card = described(node(devices=(CARD,))).devices[1]
     assert not card.is_software
-    assert card.reason == "no backend of this build runs on it"
+    assert card.reason == "no backend in this build supports it"
 
 
 def test_a_card_that_was_not_tried_in_time() -> None:
     found = node(trial("cpu", "native", 12.0))
-    units = choose_units(found, asked=None, allow_software=False)
+    units = choose_units(found, requested=None, allow_software=False)
     cpu = describe_node(found, "Acme Board", units, {CARD.device_id})
     assert cpu.role is Role.SERVES
     assert (cpu.devices[1].role, cpu.devices[1].reason) == (Role.OUT, "not tried yet")

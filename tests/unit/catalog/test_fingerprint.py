@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
-from support.gguf_bytes import Gguf, array, entry, text, u32
+from support.formats.gguf_bytes import Gguf, array, entry, text, u32
 
 from potluck.catalog import describe_model, locate_on_disk, open_headers
 from potluck.catalog import fingerprint as module

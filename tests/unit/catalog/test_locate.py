@@ -41,7 +41,7 @@ def test_a_directory_of_gguf_files_names_them(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["./missing", "/missing/model", "missing.gguf", "two words", ""])
 def test_what_is_neither_on_disk_nor_a_hub_id(name: str) -> None:
-    with pytest.raises(ModelNotFoundError, match="there is no model at"):
+    with pytest.raises(ModelNotFoundError, match="no model found at"):
         locate_model(name, no_download)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.sparse_models import SparseModel
+from support.models.sparse_models import SparseModel
 
 from potluck.catalog import describe_model, read_profile
 from potluck.errors import ModelFileError, ModelNotFoundError, PotluckError, UnsupportedModelError

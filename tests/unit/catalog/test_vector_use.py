@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.configs import make_config
+from support.models.configs import make_config
 
 from potluck.catalog.vectors import (
     DEFAULT_EMBEDDING,

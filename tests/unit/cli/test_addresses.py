@@ -29,7 +29,7 @@ def test_sizes(text: str, num_bytes: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "G", "-1G", "1e9", "2 X", "1,5G", "2GG"])
 def test_what_is_no_size(text: str) -> None:
-    with pytest.raises(ParameterError, match="is not a size"):
+    with pytest.raises(ParameterError, match="is not a valid size"):
         parse_size(text)
 
 
@@ -48,7 +48,7 @@ def test_http_addresses(text: str, host: str, port: int) -> None:
 
 @pytest.mark.parametrize("text", ["7334", ":7334", "127.0.0.1", "127.0.0.1:", "127.0.0.1:http"])
 def test_what_is_no_http_address(text: str) -> None:
-    with pytest.raises(ParameterError, match="is not HOST:PORT"):
+    with pytest.raises(ParameterError, match="is not of the form HOST:PORT"):
         parse_http(text, None)
 
 
@@ -108,7 +108,7 @@ def no_route(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_without_a_way_to_the_member_joining_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     no_route(monkeypatch)
-    with pytest.raises(UsageError, match=r"no way from this machine to 10\.5\.0\.1:7333"):
+    with pytest.raises(UsageError, match=r"no route from this machine to 10\.5\.0\.1:7333"):
         listen_address(None, (parse_address("10.5.0.1:7333"),), is_open=True)
 
 

@@ -17,6 +17,7 @@ def document(**changes: Any) -> dict[str, Any]:
         "decode_tokens_per_second": [10.0, 30.0, 12.0],
         "sampling": {"temperature": 0.8, "top_p": 0.95},
         "sampled_tokens_per_second": [9.0, 29.0, 11.0],
+        "drafted": None,
         "limits": None,
         "prefill": None,
         "decode": None,
@@ -32,7 +33,21 @@ def test_medians_stand_beside_the_least_and_the_most() -> None:
     ]
     assert lines[3].split()[:5] == ["decode,", "sampled", "11.0", "9.0", "29.0"]
     assert lines[3].endswith("temperature 0.8, top-p 0.95")
-    assert "x/tinygrad:CL is not native" in lines[-1]
+    assert "x/tinygrad:CL does not use the native backend" in lines[-1]
+
+
+def test_drafts_have_a_row_with_their_gain() -> None:
+    drafted = {
+        "drafts_per_step": 7,
+        "tokens_per_second": [31.0, 50.0, 36.0],
+        "num_drafted": 336,
+        "num_accepted": 330,
+        "gain": [3.1, 1.7, 3.0],
+    }
+    (row,) = (line for line in bench_lines(document(drafted=drafted)) if "drafted" in line)
+    assert row.split()[:5] == ["decode,", "drafted", "36.0", "31.0", "50.0"]
+    assert row.endswith("3.00 times; drafted 336, right 330")
+    assert not any("drafted" in line for line in bench_lines(document()))
 
 
 def test_the_arithmetic_is_said_and_what_would_be_faster() -> None:

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from potluck.cli.cluster_hosts import SilentNode, gather_hosts
-from potluck.cluster.agent import control
+from potluck.cluster.agent import asking
 from potluck.cluster.agent.state import StateDirectory
-from potluck.portability.host import Host, HostGpu
-from potluck.portability.host_document import host_document
+from potluck.portability.hosts.host import Host, HostGpu
+from potluck.portability.hosts.writing import host_document
 
 BOARD = Host(
     name="board-3",
@@ -46,7 +46,7 @@ def gathered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Gather:
         answers.update(given)
         return gather_hosts(StateDirectory(tmp_path))
 
-    monkeypatch.setattr(control, "ask", ask)
+    monkeypatch.setattr(asking, "ask", ask)
     return gather
 
 
@@ -84,5 +84,5 @@ def test_a_description_that_is_none_is_a_problem(gathered: Gather, description: 
     hosts, (silent,) = gathered({"a": {"description": description}})
     assert hosts == []
     assert silent.node_id == "a"
-    assert " is no " in silent.problem
+    assert " is no" in silent.problem
     assert "\n" not in silent.problem

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from support.doctor_cases import NATIVE, a_case, a_gpu, a_report, a_system
+from support.machines.doctor_cases import NATIVE, a_case, a_gpu, a_report, a_system
 
 import potluck
 from potluck.cli.doctor import gather, report
@@ -15,7 +15,7 @@ from potluck.probe.doctor.case import Case, Cluster
 from potluck.types.hardware import ProbeReport
 
 SCHEMA = Path(potluck.__file__).parent / "cli/schemas/doctor.json"
-NO_AGENT = "no agent runs here: checks with other nodes need potluck up\n"
+NO_AGENT = "no agent runs here: checks that involve other nodes need potluck up\n"
 
 
 def a_machine_without_a_driver(root: Path, *, is_used: bool) -> Case:
@@ -27,9 +27,9 @@ def a_machine_without_a_driver(root: Path, *, is_used: bool) -> Case:
 def test_nothing_stands_in_the_way(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cluster = Cluster(node_id="a" * 16, address="127.0.0.1:1", peers=())
     assert report(a_case(a_system(tmp_path), cluster=cluster), as_json=False) == 0
-    assert capsys.readouterr() == ("nothing stands in the way\n", "")
+    assert capsys.readouterr() == ("no problems found\n", "")
     assert report(a_case(a_system(tmp_path)), as_json=False) == 0
-    assert capsys.readouterr() == ("nothing stands in the way\n", NO_AGENT)
+    assert capsys.readouterr() == ("no problems found\n", NO_AGENT)
 
 
 @pytest.mark.parametrize(("is_used", "status", "word"), [(True, 1, "prevents"), (False, 0, "note")])
@@ -39,7 +39,7 @@ def test_a_finding(
     assert report(a_machine_without_a_driver(tmp_path, is_used=is_used), as_json=False) == status
     out, _ = capsys.readouterr()
     assert out.splitlines() == [
-        f"{word}: Intel Arc A770 is there, and no driver is bound to it",
+        f"{word}: Intel Arc A770 is present, but no driver is bound to it",
         "  fix: sudo modprobe -a xe i915",
         "       (on the host: a container uses the host's drivers)",
     ]
@@ -58,7 +58,7 @@ def test_the_document(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
             {
                 "check": "driver",
                 "severity": "prevents",
-                "message": "Intel Arc A770 is there, and no driver is bound to it",
+                "message": "Intel Arc A770 is present, but no driver is bound to it",
                 "command": "sudo modprobe -a xe i915",
                 "details": "on the host: a container uses the host's drivers",
                 "device_id": "pci-0000:01:00.0",
@@ -67,6 +67,7 @@ def test_the_document(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     }
 
 
+@pytest.mark.slow
 def test_everything_is_gathered_without_an_agent_and_without_a_home(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

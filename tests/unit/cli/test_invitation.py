@@ -11,6 +11,7 @@ from potluck.cli.invitation import invitation, is_shown
 
 SECRET = "potluck-0123"
 FILE = Path("/state/secret")
+FIRST = "to set up another machine, run potluck invite in another terminal"
 
 
 class Screen(io.StringIO):
@@ -28,16 +29,18 @@ def test_it_is_shown_on_a_terminal_or_on_request() -> None:
 @pytest.mark.parametrize("multicast", [False, True])
 def test_the_line_to_type_has_the_secret_or_the_file_that_holds_it(multicast: bool) -> None:
     shown = list(invitation("h:1", secret=SECRET, secret_file=FILE, multicast=multicast))
-    assert shown[:2] == [
-        "on the other machines, type:",
+    assert shown[:3] == [
+        FIRST,
+        "where Potluck is installed, run:",
         "  POTLUCK_SECRET=potluck-0123 potluck up --join h:1",
     ]
     assert ("  POTLUCK_SECRET=potluck-0123 potluck up --lan" in shown) == multicast
     assert str(FILE) not in "".join(shown)
 
     hidden = list(invitation("h:1", secret=None, secret_file=FILE, multicast=multicast))
-    assert hidden[:2] == [
-        "on the other machines, with the same secret, type:",
+    assert hidden[:3] == [
+        FIRST,
+        "where Potluck is installed, with the same secret, run:",
         "  potluck up --join h:1",
     ]
     assert ("  potluck up --lan" in hidden) == multicast
@@ -47,6 +50,12 @@ def test_the_line_to_type_has_the_secret_or_the_file_that_holds_it(multicast: bo
 def test_a_node_that_was_given_a_secret_names_no_file() -> None:
     lines = list(invitation("h:1", secret=None, secret_file=None, multicast=False))
     assert lines == [
-        "on the other machines, with the same secret, type:",
+        FIRST,
+        "where Potluck is installed, with the same secret, run:",
         "  potluck up --join h:1",
     ]
+
+
+def test_a_node_that_was_invited_cannot_invite() -> None:
+    lines = invitation("h:1", secret=None, secret_file=None, multicast=True, is_invited=True)
+    assert list(lines) == []

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
 from potluck.cli.options import Quant
-from potluck.cli.placing import deploy_params
+from potluck.cli.placing import deploy_params, draft_param
 from potluck.cluster.calls import Deploy
+from potluck.errors import ParameterError
 
 NOTHING: dict[str, Any] = dict.fromkeys(
-    ("context", "cache", "states", "arithmetic", "objective", "streams")
+    ("context", "cache", "states", "arithmetic", "objective", "streams", "tensor_parallel")
 )
 
 
@@ -28,3 +30,39 @@ def test_states_are_asked_for_or_are_a_default(monkeypatch: pytest.MonkeyPatch) 
     assert (asked().num_states, asked().default_states) == (None, 12)
     both = asked(states=7)
     assert (both.num_states, both.default_states) == (7, 12)
+
+
+@pytest.mark.parametrize(("text", "units"), [("auto", None), ("off", 1), ("1", 1), ("4", 4)])
+def test_groups_of_so_many_units_are_asked_for(
+    monkeypatch: pytest.MonkeyPatch, text: str, units: int | None
+) -> None:
+    monkeypatch.delenv("POTLUCK_TENSOR_PARALLEL", raising=False)
+    assert asked().tensor_parallel is None
+    assert asked(tensor_parallel=text).tensor_parallel == units
+    monkeypatch.setenv("POTLUCK_TENSOR_PARALLEL", text)
+    assert asked().tensor_parallel == units
+    assert asked(tensor_parallel="2").tensor_parallel == 2
+
+
+@pytest.mark.parametrize("text", ["all", "0", "65", "-2", "2.0", "", "9" * 5000])
+def test_other_groups_are_refused(text: str) -> None:
+    with pytest.raises(ParameterError, match=r"tensor_parallel is .*, but must be auto, off, or a"):
+        asked(tensor_parallel=text)
+
+
+def test_the_path_of_a_draft_model_is_made_absolute(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("POTLUCK_DRAFT", raising=False)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "small.gguf").touch()
+    (tmp_path / "small").mkdir()
+    assert draft_param("small.gguf") == str(tmp_path / "small.gguf")
+    assert draft_param("./small") == str(tmp_path / "small")
+    # It may be the name of a deployed model.
+    assert draft_param("small") == "small"
+    assert draft_param("org/name") == "org/name"
+    assert draft_param(None) == "ngram"
+    monkeypatch.setenv("POTLUCK_DRAFT", "small.gguf")
+    assert draft_param(None) == str(tmp_path / "small.gguf")
+    assert draft_param("off") == "off"

@@ -16,6 +16,7 @@ GIB = 2**30
 def stage(index: int, node_id: str, start: int, end: int, **changes: Any) -> dict[str, Any]:
     prediction = {
         "decode_seconds": 0.0124 + index * 0.0186,
+        "exchange_seconds": 0.0,
         "loaded_seconds": 0.05,
         "prefill_seconds_per_token": 0.001,
         "hop_seconds": 0.00052,
@@ -37,6 +38,7 @@ def stage(index: int, node_id: str, start: int, end: int, **changes: Any) -> dic
         "unit_id": "cpu/native",
         "start_layer": start,
         "end_layer": end,
+        "part": None,
         "num_bytes": 3 * GIB + 64 * 2**20,
         "usable_bytes": 15 * GIB,
         "memory": memory,
@@ -103,6 +105,9 @@ def plan(**changes: Any) -> dict[str, Any]:
         "one_unit_fewer": None,
         "one_unit_more": None,
         "side_by_side": None,
+        "in_groups": None,
+        "without_groups": None,
+        "draft": None,
         "rejections": [],
         **changes,
     }
@@ -141,6 +146,89 @@ def test_what_is_predicted() -> None:
         "best for latency: least time per token of one stream",
         "32 layers; the cache is for 16384 tokens",
     ]
+
+
+def test_a_draft_model_is_shown_with_its_memory() -> None:
+    placed = {
+        "node_id": B,
+        "unit_id": "cpu/native",
+        "start_layer": 0,
+        "end_layer": 12,
+        "part": None,
+        "num_bytes": GIB,
+    }
+    draft = {"model": "small.gguf", "is_deployed": False, "stages": [placed]}
+    assert "draft model small.gguf, planned first: 1 GiB on board-1 cpu/native" in lines(
+        draft=draft
+    )
+    assert any(
+        line.startswith("draft model small.gguf, deployed already: ")
+        for line in lines(draft={**draft, "is_deployed": True})
+    )
+
+
+def in_group(member: int, *shares: int) -> dict[str, Any]:
+    whole = stage(member, (A, B, C, D)[member], 0, 32)
+    whole["predicted"] |= {"decode_seconds": 0.0445, "exchange_seconds": 0.0089}
+    return whole | {"part": {"member": member, "shares": list(shares)}}
+
+
+def test_the_members_of_a_group_are_shown_with_their_shares() -> None:
+    stages = [in_group(member, 2, 1, 1) for member in range(3)]
+    shown = lines(stages=stages)
+    assert shown[:6] == [
+        "STAGE  NODE     UNIT         LAYERS                     MEMORY       STEP ms  HOP ms",
+        "       desktop  coordinator                                                   0.06",
+        "0      desktop  cpu/native   2/4 of embed [0, 32) head  3.06/15 GiB  44.5     0.52",
+        "1      board-1  cpu/native   1/4                        3.06/15 GiB",
+        "2      board-2  cpu/native   1/4                        3.06/15 GiB",
+        "",
+    ]
+    line = "exchanges    8.9 ms per token (20 %): a group of 3 units divides the matrices"
+    assert line in shown
+
+
+def test_a_pipeline_of_groups_is_shown() -> None:
+    first = [in_group(member, 1, 1) | {"end_layer": 20} for member in range(2)]
+    last = [
+        in_group(member, 1, 1) | {"stage": 2 + member, "node_id": node, "start_layer": 20}
+        for member, node in enumerate((C, D))
+    ]
+    shown = lines(stages=[*first, *last])
+    layers = [line.split("cpu/native")[1].split("3.06")[0].strip() for line in shown[2:6]]
+    assert layers == ["1/2 of embed [0, 20)", "1/2", "1/2 of [20, 32) head", "1/2"]
+    line = "exchanges    17.8 ms per token (40 %): 2 groups of 2 units divide the matrices"
+    assert line in shown
+
+
+def other(*parts: dict[str, Any] | None, token_seconds: float) -> dict[str, Any]:
+    return {
+        "stages": [
+            {
+                "node_id": A,
+                "unit_id": "cpu/native",
+                "start_layer": 0,
+                "end_layer": 32,
+                "part": part,
+            }
+            for part in parts
+        ],
+        "token_seconds": token_seconds,
+        "exchange_seconds": 0.0712 if len(parts) > 1 else 0.0,
+        "first_token_seconds": 2.0,
+        "total_tokens_per_second": 30.6,
+    }
+
+
+def test_what_groups_would_change_is_told() -> None:
+    two = [{"member": member, "shares": [1, 1]} for member in range(2)]
+    assert (
+        "in groups    89 ms per token (+100 %), on 2 units, 71.2 ms of a token in exchanges"
+        in lines(in_groups=other(*two, token_seconds=0.089))
+    )
+    assert "no groups    89 ms per token (+100 %), on desktop cpu/native" in lines(
+        without_groups=other(None, token_seconds=0.089)
+    )
 
 
 def test_for_throughput_alternatives_are_compared_by_it() -> None:
@@ -200,8 +288,8 @@ def test_another_unit_may_be_of_no_use() -> None:
         ({"num_streams": 1}, None),
         (
             {"steps_in_flight": 1, "bottleneck": None},
-            "8 streams    61.2 tokens/s together, one step at a time; the way through all stages "
-            "and back is the bottleneck",
+            "8 streams    61.2 tokens/s together, one step at a time; the round trip through all "
+            "stages is the bottleneck",
         ),
     ],
 )
@@ -221,21 +309,26 @@ def test_what_speeds_rest_on_is_told_by_stage() -> None:
     for each in stages[1:]:
         each["predicted"]["basis"] = "assumed"
     expected = (
-        "accuracy     within 35 %: speeds are measured for stage 0; assumed in part for stages 1, 2"
+        "accuracy     within 35 %: speeds are measured for stage 0; partly assumed for stages 1, 2"
     )
     assert expected in lines(stages=stages)
 
 
 def test_what_links_rest_on_is_told_if_it_widens_the_margin() -> None:
-    line = "accuracy     within 35 %: speeds are measured; links are given, not measured"
+    line = "accuracy     within 35 %: speeds are measured; links are configured, not measured"
     assert line in lines(link_basis="table")
+
+
+def test_no_unit_can_be_missing_from_a_plan_of_one() -> None:
+    shown = lines(stages=[stage(0, A, 0, 32)], one_unit_fewer=alternative(A, 0.0689))
+    assert not any("fewer" in line for line in shown)
 
 
 def test_a_unit_may_be_needed() -> None:
     fewer = alternative(B, 0.0689)
     fewer["stages"] = [fewer["stages"][0]] * 2
     line = (
-        "one unit fewer  the model needs as many units; without board-1 cpu/native: "
+        "one unit fewer  the model does not fit on fewer units; without board-1 cpu/native: "
         "68.9 ms per token (+55 %), on 2 units"
     )
     assert line in lines(one_unit_fewer=fewer)
@@ -282,12 +375,12 @@ def test_a_plan_without_a_prediction() -> None:
     stages = [stage(0, A, 0, 32, predicted=None)]
     shown = lines(prediction=None, stages=stages, objective="memory")
     assert shown[0].split() == ["STAGE", "NODE", "UNIT", "LAYERS", "MEMORY"]
-    assert "speed  no prediction was made" in shown
+    assert "speed  no prediction" in shown
     assert "best for memory: each unit filled in proportion to its memory" in shown
 
 
 def test_a_layout_is_nobodys_choice() -> None:
-    assert "the stages are as --layout says" in lines(has_layout=True)
+    assert "stages as requested with --layout" in lines(has_layout=True)
 
 
 def test_in_80_columns_everything_fits() -> None:

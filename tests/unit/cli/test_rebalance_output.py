@@ -9,8 +9,8 @@ from typing import Any
 import jsonschema
 import msgspec
 import pytest
-from support.cluster_calls import A, B, stage_on
-from support.predictions import prediction
+from support.cluster.calls import A, B, stage_on
+from support.placement.predictions import prediction
 
 from potluck.cli.rebalance import rebalance_lines
 from potluck.cluster.agent.rebalance_view import rebalance_view
@@ -19,7 +19,7 @@ from potluck.cluster.calls import MoveOutcome, RebalanceReport
 REPORT = RebalanceReport(
     model_id="tales",
     outcome=MoveOutcome.POSSIBLE,
-    reason="it moves by itself",
+    reason="it moves automatically",
     stages=(stage_on(A),),
     in_force=prediction(A),
     new_stages=(stage_on(B),),
@@ -43,7 +43,7 @@ def shown(**changes: Any) -> dict[str, Any]:
 
 def test_both_plans_the_gain_and_the_cost_are_shown() -> None:
     lines = list(rebalance_lines(shown()))
-    assert lines[0] == "tales could move: it moves by itself"
+    assert lines[0] == "tales could move: it moves automatically"
     assert lines[1] == (
         "before: 45 tokens/s with 1 stream, 120 with 8 streams, predicted within 15%"
     )
@@ -51,12 +51,12 @@ def test_both_plans_the_gain_and_the_cost_are_shown() -> None:
     assert lines[6].split()[1] == B
     assert lines[-2:] == [
         "gain: +50%, +31% after the cost of the move",
-        "cost: 3 GiB to load in about 31 s, beside what serves; a pause of about 1.5 s",
+        "cost: 3 GiB to load in about 31 s, while serving continues; a pause of about 1.5 s",
     ]
 
 
 def test_a_cost_without_room_says_that_nothing_answers() -> None:
-    assert "nothing answers meanwhile" in list(rebalance_lines(shown(needs_room=True)))[-1]
+    assert "the model is unavailable meanwhile" in list(rebalance_lines(shown(needs_room=True)))[-1]
 
 
 def test_a_plan_that_does_not_last_has_no_net_gain() -> None:

@@ -6,7 +6,9 @@ import inspect
 
 from potluck.cli.cluster import deploy
 from potluck.cli.serve import serve
-from potluck.cli.up import up
+from potluck.cli.up import up, up_line
+from potluck.cluster.membership import Address
+from potluck.types.cluster import NodeId
 
 
 def test_serve_has_the_options_of_up_and_of_deploy() -> None:
@@ -14,3 +16,14 @@ def test_serve_has_the_options_of_up_and_of_deploy() -> None:
     assert set(inspect.signature(serve).parameters) == set(of_both) - {"json", "no_http"}
     for name, parameter in inspect.signature(serve).parameters.items():
         assert parameter.default == of_both[name].default
+
+
+def test_an_address_on_loopback_is_for_this_machine_only() -> None:
+    node, port = NodeId("a" * 16), 7333
+    reached = f"node {node} is up; other nodes reach it at "
+    for host, only in (
+        ("10.0.0.7", "10.0.0.7:7333"),
+        ("127.0.0.1", "127.0.0.1:7333 (on this machine only)"),
+        ("::1", "[::1]:7333 (on this machine only)"),
+    ):
+        assert up_line(node, Address(host=host, port=port)) == reached + only

@@ -4,8 +4,7 @@ import pytest
 
 from potluck.cli.settings import Settings, read_settings
 from potluck.errors import UsageError
-from potluck.types.arithmetic import ArithmeticChoice
-from potluck.types.placement import Objective, Rebalance
+from potluck.types.choices import ArithmeticChoice, Objective, Rebalance
 
 
 def write_config(home: Path, text: str) -> None:
@@ -63,6 +62,16 @@ def test_what_plans_are_made_for(tmp_path: Path) -> None:
         read_settings({"POTLUCK_STREAMS": "0"}, None)
 
 
+def test_units_of_a_group(tmp_path: Path) -> None:
+    assert Settings().tensor_parallel == "auto"
+    write_config(tmp_path, "tensor_parallel = 4\n")
+    assert read_settings({}, tmp_path).tensor_parallel == 4
+    assert read_settings({"POTLUCK_TENSOR_PARALLEL": "off"}, tmp_path).tensor_parallel == "off"
+    for wrong in ("0", "some", "-1"):
+        with pytest.raises(UsageError, match="POTLUCK_TENSOR_PARALLEL: "):
+            read_settings({"POTLUCK_TENSOR_PARALLEL": wrong}, None)
+
+
 def test_xdg_config_home_is_honoured(tmp_path: Path) -> None:
     (tmp_path / "potluck").mkdir()
     (tmp_path / "potluck" / "config.toml").write_text("threads = 3\n")
@@ -107,6 +116,8 @@ def test_serving(tmp_path: Path) -> None:
     write_config(tmp_path, "prefix_cache = false\ntarget_step_ms = 50\n")
     settings = read_settings({"POTLUCK_TARGET_STEP_MS": "75.5"}, tmp_path)
     assert (settings.prefix_cache, settings.target_step_ms) == (False, 75.5)
+    assert Settings().draft == "ngram"
+    assert read_settings({"POTLUCK_DRAFT": "off"}, None).draft == "off"
     assert Settings().cache_disk_bytes == 0
     assert read_settings({"POTLUCK_CACHE_DISK_BYTES": "5000"}, None).cache_disk_bytes == 5000
     for name, value in (
@@ -133,3 +144,11 @@ def test_recovery(tmp_path: Path) -> None:
     ):
         with pytest.raises(UsageError, match=f"POTLUCK_{name}"):
             read_settings({f"POTLUCK_{name}": value}, None)
+
+
+def test_how_much_the_store_of_weights_may_take(tmp_path: Path) -> None:
+    write_config(tmp_path, "weights_store = 5000\n")
+    assert read_settings({}, tmp_path) == Settings(weights_store=5000)
+    assert read_settings({"POTLUCK_WEIGHTS_STORE": "0"}, tmp_path).weights_store == 0
+    with pytest.raises(UsageError, match="POTLUCK_WEIGHTS_STORE: "):
+        read_settings({"POTLUCK_WEIGHTS_STORE": "-1"}, None)

@@ -13,7 +13,13 @@ NOTHING: dict[str, Any] = {
     "loaded_seconds": None,
     "prefill_seconds_per_token": None,
 }
-IDLE = {"tokens_per_second": None, "total_tokens_per_second": None, "num_streams": None}
+IDLE = {
+    "tokens_per_second": None,
+    "total_tokens_per_second": None,
+    "num_streams": None,
+    "first_token_seconds": None,
+    "num_first_tokens": None,
+}
 PREDICTION = {
     "token_seconds": 0.0222,
     "tokens_per_second": 45.0,
@@ -39,7 +45,12 @@ MEASURED = {
     "loaded_seconds": 0.0512,
     "prefill_seconds_per_token": 0.00149,
 }
-RATES = {"tokens_per_second": 44.44, "total_tokens_per_second": 117.0, "num_streams": 8}
+RATES = {
+    **IDLE,
+    "tokens_per_second": 44.44,
+    "total_tokens_per_second": 117.0,
+    "num_streams": 8,
+}
 
 
 def lines(
@@ -88,6 +99,20 @@ def test_without_a_prediction_what_is_measured_is_shown_alone() -> None:
         "1 stream: 44.4 tokens/s",
         "8 streams: 117 tokens/s",
     ]
+
+
+@pytest.mark.parametrize(("number", "requests"), [(1, "1 request"), (37, "37 requests")])
+def test_the_measured_time_to_the_first_token_stands_after_the_predicted_one(
+    number: int, requests: str
+) -> None:
+    measured = dict(RATES, first_token_seconds=0.688, num_first_tokens=number)
+    shown = lines([], measured=measured)
+    assert shown[-2:] == [
+        "first token of a prompt of 512 tokens: (800 ms)",
+        f"first token, mean of {requests} of any length, with queueing: 688 ms",
+    ]
+    assert max(map(len, shown)) <= 80
+    assert lines([], None, measured)[-1] == shown[-1]
 
 
 def test_large_rates_have_no_exponent() -> None:

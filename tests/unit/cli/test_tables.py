@@ -4,10 +4,18 @@ from typing import Any
 
 import msgspec
 import pytest
-from support import hardware
+from support.machines import hardware
 
-from potluck.cli.tables import deployment_lines, mapped_text, node_lines, stage_lines, table
-from potluck.types.hardware import Figure, Figures, LayerReport, Origin, Trial
+from potluck.cli.tables import (
+    deployment_lines,
+    mapped_text,
+    node_lines,
+    stage_lines,
+    table,
+    transfer_lines,
+    transfer_text,
+)
+from potluck.types.hardware import DetectorReport, Figure, Figures, Origin, Trial
 
 A, B, C = "a" * 16, "b" * 16, "c" * 16
 
@@ -102,6 +110,8 @@ UNDISTURBED: dict[str, Any] = {
     "num_recoveries": 0,
     "recovery_seconds": None,
     "num_spares": 0,
+    "transfers": [],
+    "verification": None,
     "rebalance_note": "",
     "spares": [],
     "slow_stages": [],
@@ -116,6 +126,7 @@ def stage(index: int, node_id: str, start: int, end: int) -> dict[str, Any]:
         "unit_id": "cpu/native",
         "start_layer": start,
         "end_layer": end,
+        "part": None,
         "num_bytes": 2**20,
         "memory": {
             "weights": {"bf16": 900 * 2**10, "f32": 24 * 2**10},
@@ -143,7 +154,8 @@ def test_a_deployment_shows_its_state_its_stages_and_who_got_nothing() -> None:
         "refused": [{"node_id": B, "reason": "another tokenizer"}],
         "quantization": "q4_k",
         "remarks": [
-            "a and 2 more: q5_0 instead of q4_k, as rows of 96 are not whole blocks of 256"
+            "a and 2 more: q5_0 instead of q4_k, because rows of 96 are not a multiple of the "
+            "block size 256"
         ],
         "rejections": [{"node_id": C, "unit_id": "cpu/native", "reason": "too small"}],
         "arithmetic_note": "",
@@ -153,14 +165,15 @@ def test_a_deployment_shows_its_state_its_stages_and_who_got_nothing() -> None:
     assert list(deployment_lines(document)) == [
         "tales: degraded (node x was lost)",
         f"context 512 tokens, coordinator {A}, epoch 3",
-        f"no answers from: {B}: another tokenizer",
+        f"refuses requests: {B}: another tokenizer",
         "STAGE  NODE              UNIT        LAYERS              BYTES",
         f"0      {A}  cpu/native  embedding + [0, 5)  1 MiB",
         f"1      {B}  cpu/native  [5, 9) + head       1 MiB",
         "stage 0: bf16 weights 900 KiB, f32 weights 24 KiB, scratch 100 KiB",
         "stage 1: bf16 weights 900 KiB, f32 weights 24 KiB, scratch 100 KiB",
         "quant: q4_k",
-        "quant: a and 2 more: q5_0 instead of q4_k, as rows of 96 are not whole blocks of 256",
+        "quant: a and 2 more: q5_0 instead of q4_k, because rows of 96 are not a multiple of the "
+        "block size 256",
         f"not used: {C} cpu/native: too small",
     ]
 
@@ -171,24 +184,45 @@ def test_a_deployment_shows_its_state_its_stages_and_who_got_nothing() -> None:
         ({}, []),
         (
             {"has_quorum": False},
-            ["partitioned: most of the nodes that knew of it cannot be reached from here"],
+            ["partitioned: most nodes that knew of this deployment are unreachable"],
         ),
         (
             {"num_recoveries": 1, "recovery_seconds": 2.34},
-            ["recovered 1 time, the last time in 2.3 s"],
+            ["recovered 1 time, most recently in 2.3 s"],
         ),
         ({"num_recoveries": 3}, ["recovered 3 times"]),
         (
             {
                 "num_spares": 1,
                 "spares": [
-                    {"node_id": B, "unit_id": "cpu/native", "start_layer": 5, "end_layer": 9}
+                    {
+                        "node_id": B,
+                        "unit_id": "cpu/native",
+                        "start_layer": 5,
+                        "end_layer": 9,
+                        "part": None,
+                    }
                 ],
             },
             [f"spare: {B} cpu/native holds layers [5, 9) ready"],
         ),
+        (
+            {
+                "num_spares": 1,
+                "spares": [
+                    {
+                        "node_id": B,
+                        "unit_id": "cpu/native",
+                        "start_layer": 5,
+                        "end_layer": 9,
+                        "part": {"member": 1, "shares": [3, 1]},
+                    }
+                ],
+            },
+            [f"spare: {B} cpu/native holds layers [5, 9), part 2 of 2, ready"],
+        ),
         ({"rebalance_note": "moved"}, ["rebalance: moved"]),
-        ({"num_spares": 2}, ["spare: none of the 2 of each stage is ready"]),
+        ({"num_spares": 2}, ["spare: no stage has its 2 spares yet"]),
         (
             {"slow_stages": [{"stage": 1, "node_id": B, "slowdown": 4.26}]},
             [f"slow: stage 1 at {B} takes 4.3 times as long as it used to"],
@@ -237,15 +271,39 @@ def test_one_stage_has_both_ends() -> None:
     assert lines[1] == f"0      {A}  cpu/native  embedding + [0, 9) + head  1 MiB"
 
 
+def part(member: int, *shares: int) -> dict[str, Any]:
+    return {"part": {"member": member, "shares": list(shares)}}
+
+
+def test_members_of_a_group_show_their_parts_of_the_same_layers() -> None:
+    stages = [
+        stage(0, A, 0, 4) | part(0, 3, 1),
+        stage(1, B, 0, 4) | part(1, 3, 1),
+        stage(2, C, 4, 9),
+    ]
+    lines = [" ".join(line.split()) for line in stage_lines({"stages": stages, **PLAIN})]
+    assert lines[1:4] == [
+        f"0 {A} cpu/native embedding + [0, 4), 3 of 4 parts 1 MiB",
+        f"1 {B} cpu/native embedding + [0, 4), 1 of 4 parts 1 MiB",
+        f"2 {C} cpu/native [4, 9) + head 1 MiB",
+    ]
+
+
 def test_weights_that_cannot_be_mapped_are_named_by_their_stages() -> None:
     stages = [stage(index, A, index, index + 1) for index in range(3)]
     plan = {"is_mapped": True, "stages": stages}
     stages[1]["memory"]["weights"] = {}
-    assert mapped_text(plan) == "; weights are mapped, and take no memory but in stages 0, 2"
+    assert (
+        mapped_text(plan)
+        == "; weights are memory-mapped and do not count as used memory except in stages 0, 2"
+    )
     stages[0]["memory"]["weights"] = {}
-    assert mapped_text(plan) == "; weights are mapped, and take no memory but in stage 2"
+    assert (
+        mapped_text(plan)
+        == "; weights are memory-mapped and do not count as used memory except in stage 2"
+    )
     stages[2]["memory"]["weights"] = {}
-    assert mapped_text(plan) == "; weights are mapped, and take no memory"
+    assert mapped_text(plan) == "; weights are memory-mapped and do not count as used memory"
     assert mapped_text({**plan, "is_mapped": False}) == ""
 
 
@@ -257,7 +315,7 @@ def test_devices_are_listed_with_their_speed_or_why_nothing_runs_on_them() -> No
     board = hardware.device("soc")
     lame = hardware.device("npu", problem="the driver is not loaded")
     report = hardware.report(
-        LayerReport(layer="x", devices=(board, lame)),
+        DetectorReport(detector="x", devices=(board, lame)),
         trials=(
             Trial(
                 device_id="cpu",
@@ -297,3 +355,37 @@ def test_a_model_without_state_has_no_line_of_states() -> None:
     assert not any(
         "states" in line for line in stage_lines({**PLAIN, "stages": [stage(0, A, 0, 5)]})
     )
+
+
+def transfer(**changes: Any) -> dict[str, Any]:
+    return {
+        "node_id": "aa",
+        "done_bytes": 3 * 2**20,
+        "total_bytes": 10 * 2**20,
+        "by_source": {"disk": 2**20, "hub": 2 * 2**20, "bb": 0},
+        "bytes_per_second": 1.5e6,
+        "seconds_left": 5.0,
+        **changes,
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({}, "3 MiB of 10 MiB: 2 MiB from hub, 1 MiB from its disk; 1.5 MB/s, 5 s left"),
+        (
+            {"by_source": {}, "seconds_left": None, "bytes_per_second": 0.0},
+            "3 MiB of 10 MiB; 0 B/s",
+        ),
+        ({"done_bytes": 10 * 2**20, "by_source": {"bb": 10 * 2**20}}, "10 MiB: 10 MiB from bb"),
+    ],
+)
+def test_transfers_show_bytes_rate_source_and_time_left(changes: dict[str, Any], text: str) -> None:
+    assert transfer_text(transfer(**changes)) == text
+
+
+def test_what_was_fetched_and_whether_it_was_verified() -> None:
+    shown = list(transfer_lines({"transfers": [transfer()], "verification": "verified"}))
+    assert shown[0].startswith("files at aa: 3 MiB of 10 MiB")
+    assert shown[1] == "files: SHA-256 verified"
+    assert list(transfer_lines({"transfers": [], "verification": None})) == []

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import json
+import subprocess
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
 import pytest
-from support.elf_bytes import Elf, Need, Symbol
-from support.linking import a_host, a_library
-from support.wheel_bytes import write_wheel
+import typer
+from support.portability.elf_bytes import Elf, Need, Symbol
+from support.portability.linking import a_host, a_library
+from support.portability.wheel_bytes import write_wheel
 
 import potluck
 from potluck.cli import wheel as command
 from potluck.cli.cluster_hosts import SilentNode
 from potluck.cli.wheel import check, check_on
 from potluck.errors import UsageError, WheelFileError
-from potluck.portability.host import Host
+from potluck.portability.hosts.host import Host
+from potluck.portability.wheels import named_wheels
 
 SCHEMA = Path(potluck.__file__).parent / "cli/schemas/wheel.json"
 NEW = replace(
@@ -49,7 +53,7 @@ def test_a_wheel_that_loads(wheel: str, capsys: pytest.CaptureFixture[str]) -> N
     assert capsys.readouterr().out.splitlines() == [
         "pack-1.0-cp311-cp311-manylinux_2_17_x86_64.whl",
         "  tagged manylinux_2_17_x86_64; needs manylinux_2_31_x86_64 (GLIBC_2.29): "
-        "it promises more than it keeps",
+        "the tag claims compatibility that the files lack",
         "  on new: installs, loads",
     ]
 
@@ -59,10 +63,10 @@ def test_a_wheel_that_does_not(wheel: str, capsys: pytest.CaptureFixture[str]) -
     lines = capsys.readouterr().out.splitlines()
     assert lines[2:4] == [
         "  on old: installs, will not load",
-        "    fatal: pack/a.so, pack/b.so: it needs GLIBC_2.29 of libm.so.6 (exp), and old has "
-        "GLIBC_2.27 at most",
+        "    fatal: pack/a.so, pack/b.so: it needs GLIBC_2.29 of libm.so.6 (exp), but old has "
+        "at most GLIBC_2.27",
     ]
-    assert lines[4].startswith("      way out: a newer system or base image (Debian 11, ")
+    assert lines[4].startswith("      fix: a newer system or base image (Debian 11, ")
     assert len(lines) == 5
 
 
@@ -77,9 +81,9 @@ def test_several_hosts_are_a_table(wheel: str, capsys: pytest.CaptureFixture[str
         ["refusing", "no", "loads"],
     ]
     assert lines[2].endswith(
-        "pack/a.so: it needs GLIBC_2.29 of libm.so.6 (exp), and old has GLIBC_2.27 at most"
+        "pack/a.so: it needs GLIBC_2.29 of libm.so.6 (exp), but old has at most GLIBC_2.27"
     )
-    assert "does not go with glibc 2.12" in lines[3]
+    assert "is not compatible with glibc 2.12" in lines[3]
 
 
 def test_a_node_that_says_nothing_counts_as_one_where_it_does_not_load(
@@ -88,7 +92,7 @@ def test_a_node_that_says_nothing_counts_as_one_where_it_does_not_load(
     silent = [SilentNode(node_id="a" * 16, problem="it left")]
     assert check_on([NEW], [wheel], silent=silent, as_json=False) == 1
     last = capsys.readouterr().out.splitlines()[-1]
-    assert last == f"node {'a' * 16} did not say what it has: it left"
+    assert last == f"node {'a' * 16} did not describe its host: it left"
     assert check_on([NEW], [wheel], silent=silent, as_json=True) == 1
     document = json.loads(capsys.readouterr().out)
     jsonschema.validate(document, json.loads(SCHEMA.read_text()))
@@ -96,7 +100,7 @@ def test_a_node_that_says_nothing_counts_as_one_where_it_does_not_load(
 
 
 def test_the_cluster_is_not_checked_along_with_other_hosts() -> None:
-    with pytest.raises(UsageError, match="exclude each other"):
+    with pytest.raises(UsageError, match="cannot be used together"):
         check(wheels=["a.whl"], host=["debian-12-amd64"], cluster=True)
 
 
@@ -115,7 +119,7 @@ def test_the_document(wheel: str, capsys: pytest.CaptureFixture[str]) -> None:
         "python": "3.11",
     }
     (found,) = document["wheels"]
-    assert found["promise"] == "promises more than it keeps"
+    assert found["promise"] == "the tag claims compatibility that the files lack"
     assert found["minima"] == [
         {
             "machine": "x86_64",
@@ -159,12 +163,12 @@ def test_one_of_a_projects_wheels_is_enough(
     assert check_on([NEW], ["pack", str(other)], as_json=False) == 1
     out = capsys.readouterr().out
     assert "on new: does not install, will not load" in out
-    assert "take the wheel for x86_64" in out
+    assert "use the wheel for x86_64" in out
 
 
 @pytest.mark.parametrize("text", ["no/such", "gone.whl", "gone.so", "./pack"])
 def test_a_path_that_leads_nowhere_is_no_name(text: str) -> None:
-    with pytest.raises(UsageError, match="there is no such file"):
+    with pytest.raises(UsageError, match="no such file"):
         check_on([NEW], [text], as_json=False)
 
 
@@ -174,3 +178,121 @@ def test_what_is_no_wheel_is_a_wrong_use(tmp_path: Path) -> None:
         check_on([NEW], [str(tmp_path / "pack-1.0-py3-none-any.whl")], as_json=False)
     assert caught.value.exit_code == 2
     assert caught.value.hint
+
+
+def test_one_line_for_each_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = write_wheel(
+        tmp_path, {"a.so": Elf(machine=183).build()}, tag="cp311-cp311-manylinux_2_17_aarch64"
+    )
+    here = write_wheel(tmp_path, {"a.so": an_extension()})
+    monkeypatch.setattr(command, "_newest", lambda *_: [other, here])
+    monkeypatch.setattr(command, "_working_releases", lambda *_: [])
+    assert check_on([NEW, OLD], ["pack"], as_json=False, is_short=True) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["HOST", "new", "old"]
+    assert all(here.name in line for line in lines[1:])
+    assert "GLIBC_2.29" in lines[2]
+    assert check_on([NEW], [str(here)], as_json=False, is_short=True) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 2
+
+
+ARM = replace(NEW, name="arm", machine="aarch64")
+
+
+def write_arm_wheel(folder: Path, name: str = "pack") -> Path:
+    tag = "cp311-cp311-manylinux_2_17_aarch64"
+    return write_wheel(folder, {"a.so": Elf(machine=183).build()}, name=name, tag=tag)
+
+
+def test_wheels_for_other_architectures_are_counted_only(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    here = write_wheel(tmp_path, {"a.so": an_extension()})
+    other = write_arm_wheel(tmp_path)
+    assert check_on([NEW], [str(tmp_path)], as_json=False) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == here.name
+    assert lines[-1] == "not shown: 1 wheel for other architectures (--json includes them)"
+    assert other.name not in lines
+    assert check_on([NEW], [str(tmp_path)], as_json=True) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert {each["file"] for each in document["wheels"]} == {here.name, other.name}
+
+
+def test_hosts_of_other_architectures_are_counted_only(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_wheel(tmp_path, {"a.so": an_extension()})
+    write_arm_wheel(tmp_path)
+    write_wheel(tmp_path, {"a.py": b""}, name="pure", tag="py3-none-any")
+    assert check_on([NEW, OLD, ARM], [str(tmp_path)], as_json=False) == 1
+    lines = capsys.readouterr().out.splitlines()
+    named = [line.split()[:2] for line in lines if line.split()[0] in {"on", "new", "old", "arm"}]
+    for_arm, for_x86, for_all = [["on", "arm:"]], ["new", "old"], ["new", "old", "arm"]
+    assert named == [*for_arm, *([name, "yes"] for name in (*for_x86, *for_all))]
+    assert lines[-1] == "not shown: 3 rows for other architectures (--json includes them)"
+    assert check_on([NEW, ARM], [str(tmp_path)], as_json=True) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert [len(each["hosts"]) for each in document["wheels"]] == [2, 2, 2]
+
+
+def test_a_project_without_a_wheel_for_a_host_is_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_wheel(tmp_path, {"a.so": an_extension()})
+    write_arm_wheel(tmp_path)
+    lacking = write_arm_wheel(tmp_path, name="lacking")
+    assert check_on([NEW], [str(tmp_path)], as_json=False) == 1
+    lines = capsys.readouterr().out.splitlines()
+    place = lines.index(lacking.name)
+    assert "  on new: does not install, will not load" in lines[place:]
+    assert lines[-1] == "not shown: 1 wheel for other architectures (--json includes them)"
+
+
+class OlderPip:
+    """Has the releases 1.0, which works on ``OLD``, and 2.0, which does not."""
+
+    def __call__(self, arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
+        if arguments[0] == "index":
+            return subprocess.CompletedProcess(arguments, 0, "Available versions: 2.0, 1.0\n", "")
+        folder = Path(arguments[arguments.index("--dest") + 1])
+        version = "1.0" if arguments[-1].endswith("==1.0") else "2.0"
+        extension = Elf(needed=["libc.so.6"]).build() if version == "1.0" else an_extension()
+        write_wheel(folder, {"a.so": extension}, version=version)
+        return subprocess.CompletedProcess(arguments, 0, "", "")
+
+
+def test_the_release_that_works_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    (tmp_path / "potluck/wheels").mkdir(parents=True)
+    monkeypatch.setattr(named_wheels, "run_pip", OlderPip())
+    newest = write_wheel(tmp_path, {"a.so": an_extension()}, version="2.0")
+    monkeypatch.setattr(command, "_newest", lambda *_: [newest])
+    assert check_on([NEW, OLD], ["pack"], as_json=False) == 1
+    out, err = capsys.readouterr()
+    assert out.splitlines()[-1] == (
+        "old: pack 1.0 is the newest release found that installs and loads there"
+    )
+    assert "works on old" in err
+    assert "works on new" not in err
+    assert check_on([NEW, OLD], ["pack"], as_json=True) == 1
+    document = json.loads(capsys.readouterr().out)
+    jsonschema.validate(document, json.loads(SCHEMA.read_text()))
+    assert document["working_releases"] == [{"project": "pack", "host": "old", "version": "1.0"}]
+
+
+@pytest.mark.parametrize(("python", "exit_code"), [("", 0), ("3.11", 0), ("3.12", 1), ("3.11t", 1)])
+def test_another_python(wheel: str, python: str, exit_code: int) -> None:
+    with pytest.raises(typer.Exit) as caught:
+        check(wheels=[wheel], host=["debian-12-x86_64"], python=python)
+    assert caught.value.exit_code == exit_code
+
+
+@pytest.mark.parametrize("python", ["3", "2.7", "py311", "3.11.4", "three"])
+def test_what_is_no_python(wheel: str, python: str) -> None:
+    with pytest.raises(UsageError, match="not a CPython version"):
+        check(wheels=[wheel], host=["debian-12-x86_64"], python=python)

@@ -19,7 +19,7 @@ from potluck.cluster.steps import (
 )
 from potluck.errors import EngineError, ParameterError
 from potluck.scheduling.blocks import blocks_for
-from potluck.scheduling.keeping import MAX_MOVED_BLOCKS, MAX_SAVED_STATES
+from potluck.scheduling.step_limits import MAX_MOVED_BLOCKS, MAX_SAVED_STATES
 from potluck.types.ranges import MAX_TOP_LOGPROBS
 from potluck.types.sampling import MAX_LOGIT_BIAS_TOKENS, validate_sampling
 from potluck.types.step import (
@@ -96,7 +96,11 @@ def test_the_largest_step_and_its_result_fit(context: int, num_states: int) -> N
         saves=(saved,) * max(MAX_MOVED_BLOCKS, num_tokens // 16),
         state_saves=(HashedState(state=LARGE, hash=bytes(32)),) * MAX_SAVED_STATES,
         state_copies=(StateCopy(source=LARGE, target=LARGE),) * num_states,
+        cancels=(StepId(LARGE),) * 256,
     )
+    verifying = replace(slices[0], sample=True, num_drafts=LARGE, score_from=None)
+    drafted = replace(step, slices=(verifying,) * num_sequences)
+    assert len(StepEncoder().encode(drafted)) <= limits.max_header_bytes
     asked = Restores((saved,) * MAX_MOVED_BLOCKS, LARGE, (LARGE,) * MAX_MOVED_BLOCKS)
     assert len(encode_restores(asked)) <= limits.max_header_bytes
     assert len(StepEncoder().encode(step)) <= limits.max_header_bytes
@@ -128,3 +132,16 @@ def test_more_biases_than_a_frame_has_room_for_are_refused() -> None:
     bias = tuple((token, 1.0) for token in range(MAX_LOGIT_BIAS_TOKENS + 1))
     with pytest.raises(ParameterError, match="at most 1024"):
         validate_sampling(SamplingParams(logit_bias=bias), 10_000)
+
+
+@pytest.mark.parametrize(("context", "cache"), [(4096, 2**40), (2**32, 2**32)])
+def test_a_cache_or_context_that_no_frame_can_list_is_refused(context: int, cache: int) -> None:
+    with pytest.raises(ParameterError, match="is too large") as caught:
+        edge_limits(
+            hidden_size=64,
+            context_tokens=context,
+            max_step_tokens=512,
+            max_step_sequences=64,
+            num_blocks=blocks_for(cache),
+        )
+    assert str(cache) in caught.value.message

@@ -8,15 +8,18 @@ import sys
 from unittest.mock import patch
 
 import pytest
-from support.kernel_build import build
+from support.kernels.build import build
 
 from potluck import kernels
-from potluck.engines import native
 from potluck.engines.arithmetic_choice import arithmetic_of_weights, arithmetic_on
 from potluck.engines.backends import native_unit
+from potluck.engines.native import engine as native
 from potluck.errors import ParameterError
-from potluck.types.arithmetic import Arithmetic, ArithmeticChoice, arithmetics_with
+from potluck.types.arithmetic import Arithmetic, arithmetics_with
+from potluck.types.choices import ArithmeticChoice
 from potluck.types.unit import UnitAddress
+
+pytestmark = pytest.mark.timeout(900)  # compilers take minutes on a busy machine
 
 GPU = UnitAddress(
     unit_id="x/tinygrad:CL", backend="tinygrad:CL", engine="potluck.engines.tinygrad.backend"
@@ -31,8 +34,8 @@ def test_what_no_kernel_computes_faster_is_exact_and_said(
         assert arithmetic_on(native_unit("scalar"), fast) is Arithmetic.EXACT
         assert arithmetic_on(GPU, fast) is Arithmetic.EXACT
     assert caplog.messages == [
-        "arithmetic is exact: the instruction set scalar has no fast products",
-        "tinygrad:CL has one arithmetic, which is neither exact nor fast",
+        "using exact arithmetic: the instruction set scalar has no fast kernels",
+        "tinygrad:CL has only one arithmetic, so the setting has no effect",
     ]
     caplog.clear()
     assert arithmetic_on(native_unit("amx"), ArithmeticChoice.EXACT) is Arithmetic.EXACT
@@ -62,16 +65,18 @@ def test_weights_without_fast_products_are_computed_exactly_and_said(
         assert arithmetic_of_weights(exact, {"f32"}) is exact
         assert not caplog.messages
         assert arithmetic_of_weights(pairs, {"f32", "q8_0"}) is exact
-    assert caplog.messages == ["arithmetic is exact: avx512_bf16 has no fast products of f32, q8_0"]
+    assert caplog.messages == [
+        "using exact arithmetic: avx512_bf16 has no fast kernels for f32, q8_0"
+    ]
 
 
 def test_an_engine_refuses_the_arithmetic_of_another_instruction_set() -> None:
-    from support.native_pipeline import make_program, small_config
+    from support.engines.native_pipeline import make_program, small_config
 
     from potluck.types.program import Shard
 
     program = make_program(small_config(1), Shard.whole(1))
-    with pytest.raises(ParameterError, match="scalar does not compute in avx512_bf16"):
+    with pytest.raises(ParameterError, match="scalar does not support avx512_bf16"):
         native.NativeEngine(
             program,
             num_blocks=1,
@@ -82,6 +87,7 @@ def test_an_engine_refuses_the_arithmetic_of_another_instruction_set() -> None:
         )
 
 
+@pytest.mark.slow
 def test_the_rows_of_a_step_that_have_fast_products() -> None:
     """Of ragged steps, by a program with kernels that mark what they computed."""
     folder = build("dev", "fast_products_check", f"-DPython_EXECUTABLE={sys.executable}")
@@ -96,7 +102,7 @@ def test_the_scalar_kernels_have_no_fast_products() -> None:
 
 
 def test_fast_arithmetic_takes_room_for_activations_in_bf16() -> None:
-    from support.native_pipeline import make_program, small_config
+    from support.engines.native_pipeline import make_program, small_config
 
     from potluck.types.program import Shard
 

@@ -3,10 +3,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.fleets import probe_document
+from support.placement.fleets import probe_document
 
 from potluck.errors import UsageError
-from potluck.fleet.description import ByHand, LinkFigures, LinkPair, Probed
+from potluck.fleet.description import LinkFigures, LinkPair, ManualDescription, Probed
 from potluck.fleet.file import read_fleet
 
 Write = Callable[[str], Path]
@@ -28,7 +28,7 @@ def test_the_least_that_describes_a_machine(write: Write) -> None:
     fleet = read_fleet(write(MACHINE))
     (machine,) = fleet.machines
     assert machine.names == ("a",)
-    assert isinstance(machine.description, ByHand)
+    assert isinstance(machine.description, ManualDescription)
     assert machine.description.memory_bytes == 8 * 2**30
     assert [unit.backend for unit in machine.description.units] == ["native"]
     assert machine.description.units[0].read_bytes_per_second is None
@@ -72,7 +72,7 @@ def test_everything_that_can_be_said(write: Write) -> None:
     desktop, board = fleet.machines
     assert board.names == ("board-1", "board-2", "board-3")
     assert desktop.usable_bytes == 28 * 2**30
-    assert isinstance(desktop.description, ByHand)
+    assert isinstance(desktop.description, ManualDescription)
     cpu, gpu = desktop.description.units
     assert (cpu.read_bytes_per_second, cpu.operations.int8) == (40e9, 600e9)
     assert gpu.device_bytes == 10 * 2**30
@@ -95,16 +95,16 @@ def test_everything_that_can_be_said(write: Write) -> None:
         ("machines = [", "fleet.toml: ", "TOML"),
         ("", "fleet.toml: machines is missing", "[[machines]]"),
         ("machines = []", "machines is empty", "[[machines]]"),
-        ("machines = 3", "machines = 3 is not possible", "machines is the list of machines"),
-        ("machines = [3]", "machines[0] is 3, and must be a table", "a machine has the keys"),
+        ("machines = 3", "machines = 3 is not valid", "machines is the list of machines"),
+        ("machines = [3]", "machines[0] is 3, but must be a table", "a machine has the keys"),
         (
             '[[machines]]\nmemory = "8 GiB"',
             "machines[0]: name is missing",
-            "the plan calls it",
+            "the name in the plan",
         ),
         (
             '[[machines]]\nname = "a b"\nmemory = "8 GiB"',
-            "machines[0] (a b): name = 'a b' is not possible",
+            "machines[0] (a b): name = 'a b' is not valid",
             "letters, digits",
         ),
         (
@@ -114,18 +114,22 @@ def test_everything_that_can_be_said(write: Write) -> None:
         ),
         (
             MACHINE + "read_bandwidth = 25",
-            "machines[0] (a): read_bandwidth = 25 is not possible",
-            "read_bandwidth is the memory bandwidth of the unit by its data sheet (plans count on "
+            "machines[0] (a): read_bandwidth = 25 is not valid",
+            "read_bandwidth is the unit's memory bandwidth from its data sheet (plans assume "
             'less), as in read_bandwidth = "25 GB/s"',
         ),
-        (MACHINE + "count = 0", "count = 0 is not possible", "how many machines of this kind"),
-        (MACHINE + "count = true", "count = True is not possible", "as in count = 4"),
-        (MACHINE + "count = 4096" + "\n" + MACHINE, "4097 machines are more than 4096", "count"),
-        (MACHINE + "cores = 0.5", "cores = 0.5 is not possible", "as in cores = 8"),
+        (MACHINE + "count = 0", "count = 0 is not valid", "the number of machines of this kind"),
+        (MACHINE + "count = true", "count = True is not valid", "as in count = 4"),
+        (
+            MACHINE + "count = 4096" + "\n" + MACHINE,
+            "4097 machines exceed the limit of 4096",
+            "count",
+        ),
+        (MACHINE + "cores = 0.5", "cores = 0.5 is not valid", "as in cores = 8"),
         (MACHINE + 'operations = {f8 = "1 T/s"}', "operations = {'f8': '1 T/s'}", "by f32, f16"),
-        (MACHINE + "operations = {}", "operations = {} is not possible", "multiply-add is two"),
-        (MACHINE + 'backend = "cuda"', "there is no backend cuda", "native, tinygrad:CUDA"),
-        (MACHINE + 'device_memory = "8 GiB"', "device_memory is given", "backend of the GPU"),
+        (MACHINE + "operations = {}", "operations = {} is not valid", "multiply-add counts as two"),
+        (MACHINE + 'backend = "cuda"', "unknown backend cuda", "native, tinygrad:CUDA"),
+        (MACHINE + 'device_memory = "8 GiB"', "device_memory is set", "backend of the GPU"),
         (
             MACHINE + 'usable_memory = "9 GiB"',
             "usable_memory is more than memory",
@@ -134,12 +138,12 @@ def test_everything_that_can_be_said(write: Write) -> None:
         (
             MACHINE + "units = [{}, {}]",
             "machines[0] (a): two units have the backend native",
-            "what backend is by default",
+            "the default backend",
         ),
         (MACHINE + "units = []", "units is empty", "describe a unit"),
         (
             MACHINE + 'backend = "native"\n[[machines.units]]\nbackend = "native"',
-            "machines[0] (a): backend is given beside units",
+            "machines[0] (a): backend cannot be used together with units",
             "one of the units",
         ),
         (
@@ -147,27 +151,39 @@ def test_everything_that_can_be_said(write: Write) -> None:
             "machines[0] (a).units[0]: unknown key memory",
             "did you mean device_memory?",
         ),
-        ('[[machines]]\nname = "a"', "neither probe nor memory is there", "by probe"),
-        (MACHINE + 'probe = "a.json"', "memory is given beside probe", "leave one of the two"),
-        (MACHINE + MACHINE, "machines[1] (a): a is the name of a machine of machines[0]", "name"),
+        ('[[machines]]\nname = "a"', "either probe or memory is required", "with probe"),
+        (
+            MACHINE + 'probe = "a.json"',
+            "memory cannot be used together with probe",
+            "omit one of them",
+        ),
+        (
+            MACHINE + MACHINE,
+            "machines[1] (a): a is also the name of a machine of machines[0]",
+            "name",
+        ),
         (
             MACHINE + 'count = 2\n[[machines]]\nname = "a-2"\nmemory = "8 GiB"',
-            "a-2 is the name of a machine of machines[0] (a) too",
-            "give it another",
+            "a-2 is also the name of a machine of machines[0] (a)",
+            "must have different names",
         ),
-        ('coordinator = "b"\n' + MACHINE, 'coordinator = "b" is no machine', "machines are a"),
-        (MACHINE + '[links]\nlatency = "5"', "links: latency = '5'", "small message takes one way"),
+        ('coordinator = "b"\n' + MACHINE, 'coordinator = "b" is not a machine', "machines are a"),
+        (
+            MACHINE + '[links]\nlatency = "5"',
+            "links: latency = '5'",
+            "one-way latency of a small message",
+        ),
         (MACHINE + "[links]\npair = []", "links: unknown key pair", "did you mean pairs?"),
         (MACHINE + '[[links.pairs]]\nfrom = "a"', "links.pairs[0]: to is missing", "other end"),
         (
             MACHINE + '[[links.pairs]]\nfrom = "a"\nto = "c"\nlatency = "1 ms"',
-            'links.pairs[0]: to = "c" is no machine of this fleet',
+            'links.pairs[0]: to = "c" is not a machine of this fleet',
             "machines are a",
         ),
         (
             MACHINE + '[[links.pairs]]\nfrom = "a"\nto = "a"',
-            "links.pairs[0]: neither latency nor bandwidth is there",
-            "leave the pair out",
+            "links.pairs[0]: either latency or bandwidth is required",
+            "omit the pair",
         ),
     ],
 )
@@ -222,7 +238,7 @@ def with_memory(**changes: int) -> dict[str, object]:
         (json.dumps(probe_document(memory=3)), "memory"),
         (json.dumps(with_memory(total_bytes=2**63)), "more memory than any machine"),
         (json.dumps(with_memory(free_bytes=-1)), "more memory than any machine"),
-        (json.dumps(probe_document(layers=[])), "it says nothing of the unit cpu/native"),
+        (json.dumps(probe_document(detectors=[])), "it does not describe the unit cpu/native"),
     ],
 )
 def test_a_broken_probe_report_is_named(

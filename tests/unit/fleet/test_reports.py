@@ -1,28 +1,27 @@
 from potluck.fleet.description import (
-    ByHand,
     DescribedUnit,
     Fleet,
     Machine,
+    ManualDescription,
     OperationRates,
     Probed,
 )
 from potluck.fleet.reports import coordinator_of, node_id_of, node_reports
 from potluck.placement.offering import offers
 from potluck.types.arithmetic import Arithmetic
+from potluck.types.backend import DeviceKind
 from potluck.types.hardware import (
     CpuFacts,
+    DetectorReport,
     Device,
-    DeviceKind,
     DeviceMemory,
     Figure,
     Figures,
-    LayerReport,
-    MemoryFacts,
     Origin,
     ProbeReport,
     Trial,
 )
-from potluck.types.memory import MemoryLimit
+from potluck.types.memory import MemoryFacts, MemoryLimit
 from potluck.types.unit import ChosenUnit, Role
 
 GIB = 2**30
@@ -34,7 +33,7 @@ def machine(*units: DescribedUnit, count: int = 1, usable_bytes: int | None = No
         place="fleet.toml: machines[0] (box)",
         count=count,
         usable_bytes=usable_bytes,
-        description=ByHand(memory_bytes=16 * GIB, num_cores=8, units=units),
+        description=ManualDescription(memory_bytes=16 * GIB, num_cores=8, units=units),
     )
 
 
@@ -125,7 +124,7 @@ def test_figures_of_a_probe_keep_their_origin() -> None:
             reserve_bytes=GIB // 2,
             usable=MemoryLimit(bytes=5 * GIB, reason="free"),
         ),
-        layers=(LayerReport(layer="cpu", devices=(cpu,)),),
+        detectors=(DetectorReport(detector="cpu", devices=(cpu,)),),
         trials=(
             Trial(
                 device_id="cpu", backend="native", works=True, variants=("amx",), figures=measured

@@ -46,7 +46,7 @@ def test_more_than_there_is(tmp_path: Path) -> None:
     path.write_bytes(b"0123456789")
     with (
         closing(ReadOnlyFile(path)) as file,
-        pytest.raises(ModelFileError, match="ends at byte 10, and bytes up to 11 are needed"),
+        pytest.raises(ModelFileError, match="ends at byte 10, but must have at least 11 bytes"),
     ):
         read_bytes(file, 5, 6)
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from gguf.quants import quantize
 from numpy.typing import NDArray
-from support import gguf_bytes as gb
-from support.tensor_sources import read_in_pieces, read_whole
+from support.formats import gguf_bytes as gb
+from support.models.tensor_sources import read_in_pieces, read_whole
 
 from potluck.errors import ModelFileError, ModelNotFoundError, UnsupportedModelError
 from potluck.formats.gguf import open_gguf
@@ -148,12 +148,12 @@ def test_other_types_are_named_when_needed(tmp_path: Path) -> None:
         (gb.Gguf(tensors=[gb.Tensor(name=b"\xff")], data=bytes(16)), "not ASCII"),
         (
             gb.Gguf(tensors=[gb.Tensor(name="a\0")], data=bytes(16)),
-            "cannot be the name of a tensor",
+            "is not a valid tensor name",
         ),
-        (gb.Gguf(tensors=[gb.Tensor(name="")], data=bytes(16)), "cannot be the name of a tensor"),
+        (gb.Gguf(tensors=[gb.Tensor(name="")], data=bytes(16)), "is not a valid tensor name"),
         (gb.Gguf(tensors=[gb.Tensor(name="t" * 256)], data=bytes(16)), "would have 256 bytes"),
         (gb.Gguf(tensors=[gb.Tensor(dimensions=(1,) * 5)], data=bytes(16)), "5 dimensions"),
-        (gb.Gguf(tensors=[gb.Tensor(dimensions=(2**63,))], data=bytes(16)), "impossible shape"),
+        (gb.Gguf(tensors=[gb.Tensor(dimensions=(2**63,))], data=bytes(16)), "invalid shape"),
         # Overflows 64 bits to 16 bytes.
         (gb.Gguf(tensors=[gb.Tensor(dimensions=(2**62 + 4, 1))], data=bytes(16)), "truncated"),
         (gb.Gguf(tensors=[gb.Tensor(dimensions=(2**62, 4))], data=bytes(16)), "truncated"),
@@ -171,7 +171,7 @@ def test_other_types_are_named_when_needed(tmp_path: Path) -> None:
         (gb.Gguf(tensors=[gb.Tensor(offset=16)], data=bytes(32)), "multiple of 32"),
         (
             gb.Gguf(tensors=[gb.Tensor(dimensions=(33,), type_number=2)], data=bytes(64)),
-            "rows of 33 are not whole Q4_0 blocks",
+            "rows of 33 are not a multiple of the Q4_0 block size",
         ),
         (
             gb.Gguf(
@@ -203,7 +203,7 @@ def test_a_big_endian_file_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("version", [0, 1, 4])
 def test_other_versions_are_refused(tmp_path: Path, version: int) -> None:
     path = write(tmp_path, gb.Gguf(version=gb.u32(version)).build())
-    with pytest.raises(UnsupportedModelError, match=f"version {version} of GGUF"):
+    with pytest.raises(UnsupportedModelError, match=f"GGUF version {version}"):
         open_gguf(path)
 
 
@@ -256,7 +256,7 @@ class TestSplit:
     def test_parts_in_each_others_place(self, tmp_path: Path) -> None:
         parts = self.parts(tmp_path)
         parts[2].write_bytes(parts[1].read_bytes())
-        with pytest.raises(ModelFileError, match="do not say that it is part 3"):
+        with pytest.raises(ModelFileError, match="does not identify it as part 3"):
             open_gguf(parts[0])
 
     def test_parts_with_too_few_tensors(self, tmp_path: Path) -> None:
@@ -274,7 +274,7 @@ class TestSplit:
 
     def test_a_count_that_is_none(self, tmp_path: Path) -> None:
         content = gb.Gguf(entries=[gb.entry("split.count", 8, gb.text("two"))]).build()
-        assert "'split.count' is not a count" in error_of(tmp_path, content)
+        assert "'split.count' is not a valid count" in error_of(tmp_path, content)
 
     def test_no_descriptor_is_left_open_by_a_refusal(self, tmp_path: Path) -> None:
         parts = self.parts(tmp_path)

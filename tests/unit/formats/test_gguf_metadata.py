@@ -6,7 +6,7 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
-from support import gguf_bytes as gb
+from support.formats import gguf_bytes as gb
 
 from potluck.errors import ModelFileError
 from potluck.formats.gguf import open_gguf
@@ -88,7 +88,7 @@ def test_strings(tmp_path: Path) -> None:
 def test_arrays_of_arrays_are_refused(tmp_path: Path) -> None:
     nested = gb.array(9, 1, gb.array(4, 1, gb.u32(7)))
     message = error_of(tmp_path, gb.entry("k", 9, nested))
-    assert "metadata 'k' is an array of type 9, which is not known" in message
+    assert "metadata 'k' is an array of unknown type 9" in message
 
 
 def test_arrays_are_counted_without_being_read(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_texts_longer_than_can_be_read_are_passed_over(tmp_path: Path) -> None:
     with open_gguf(path) as source:
         assert source.metadata["last"] == 55
         assert source.metadata["longest"] == "y" * MAX_TEXT_BYTES
-        with pytest.raises(ModelFileError, match="metadata 'long' has 1048577 bytes, and at most"):
+        with pytest.raises(ModelFileError, match="metadata 'long' has 1048577 bytes; the limit is"):
             source.metadata["long"]
         many = source.metadata["many"]
         assert isinstance(many, MetadataArray)
@@ -140,6 +140,7 @@ def test_texts_longer_than_can_be_read_are_passed_over(tmp_path: Path) -> None:
             list(many)
 
 
+@pytest.mark.slow
 def test_strings_longer_than_what_is_read_at_once(tmp_path: Path) -> None:
     # 64 KiB is the window; strings begin before, on and after its edges.
     sizes = [2**16 - 100, 60, 4, 2**16 + 1, 3 * 2**16, 0, 9, 2**20]
@@ -169,10 +170,10 @@ def test_strings_at_every_place_across_the_edge_of_a_window(tmp_path: Path, shif
     ("entries", "message"),
     [
         ([gb.entry("k", 13, b"")], "metadata 'k' has the unknown type 13"),
-        ([gb.entry("k", 9, gb.array(13, 0, b""))], "array of type 13"),
+        ([gb.entry("k", 9, gb.array(13, 0, b""))], "array of unknown type 13"),
         ([gb.entry("k", 7, b"\x02")], "neither true nor false"),
         ([gb.entry("k", 9, gb.array(7, 2, b"\x01\x02"))], "neither true nor false"),
-        ([gb.entry("k", 0, b"1"), gb.entry("k", 0, b"1")], "'k' is there twice"),
+        ([gb.entry("k", 0, b"1"), gb.entry("k", 0, b"1")], "'k' occurs twice"),
         ([gb.entry(b"\xff", 0, b"1")], "metadata key 0 is not ASCII"),
         ([gb.entry("k" * 65536, 0, b"1")], "metadata key 0 would have 65536 bytes"),
         ([gb.entry("k", 8, struct.pack("<Q", 2**64 - 1))], "truncated"),
@@ -182,7 +183,7 @@ def test_strings_at_every_place_across_the_edge_of_a_window(tmp_path: Path, shif
         ([gb.entry("k", 9, gb.array(8, 2, gb.text("a") + struct.pack("<Q", 2)))], "truncated"),
         ([gb.entry("k", 9, gb.array(7, 2**40, b""))], "truncated"),
         # The count is refused before its elements are read: 24 + 13 + 12 bytes come before them.
-        ([gb.entry("k", 9, gb.array(8, 2**40, bytes(99)))], f"up to {49 + 8 * 2**40},"),
+        ([gb.entry("k", 9, gb.array(8, 2**40, bytes(99)))], f"ends at byte {49 + 8 * 2**40},"),
     ],
 )
 def test_corrupt_values(tmp_path: Path, entries: list[bytes], message: str) -> None:
@@ -200,18 +201,20 @@ def test_a_header_without_end_is_refused_before_it_is_held(tmp_path: Path) -> No
     path.write_bytes(gb.Gguf(entries=[gb.entry("k", 8, value)]).build())
     with path.open("r+b") as file:
         file.truncate(2 * size)  # sparse: takes no room
-    with pytest.raises(ModelFileError, match="would make the header larger"):
+    with pytest.raises(ModelFileError, match="makes the header larger"):
         open_gguf(path)
 
 
+@pytest.mark.slow
 def test_more_strings_than_any_vocabulary_has(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     half = gb.array(8, MAX_STRINGS // 2 + 1, bytes(8) * (MAX_STRINGS // 2 + 1))
     path.write_bytes(gb.Gguf(entries=[gb.entry("a", 9, half), gb.entry("b", 9, half)]).build())
-    with pytest.raises(ModelFileError, match=f"'b': the header would have over {MAX_STRINGS}"):
+    with pytest.raises(ModelFileError, match=f"'b': the header has more than {MAX_STRINGS}"):
         open_gguf(path)
 
 
+@pytest.mark.slow
 def test_a_large_vocabulary_is_read_quickly_and_not_held(tmp_path: Path) -> None:
     """151,936 tokens and 151,387 merges, as Qwen has: passed over in 0.06 s on a virtual CPU of a
     data centre, then read in 0.1 s."""
@@ -226,14 +229,14 @@ def test_a_large_vocabulary_is_read_quickly_and_not_held(tmp_path: Path) -> None
             ]
         ).build()
     )
-    start = time.perf_counter()
+    start = time.thread_time()
     with open_gguf(path) as source:
         found_tokens, found_merges = source.metadata["tokens"], source.metadata["merges"]
         assert isinstance(found_tokens, MetadataArray)
         assert isinstance(found_merges, MetadataArray)
         assert list(found_tokens) == tokens
         assert list(found_merges) == merges
-    assert time.perf_counter() - start < 2
+    assert time.thread_time() - start < 2
     tracemalloc.start()
     try:
         with open_gguf(path):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import tracemalloc
 
 import pytest
-from support.header_cases import HEADER_READERS, MemoryFile
-from support.large_headers import LARGE_HEADERS
+from support.formats.header_cases import HEADER_READERS, MemoryFile
+from support.formats.large_headers import LARGE_HEADERS
 
 from potluck.errors import ModelFileError
 
@@ -19,6 +19,7 @@ SHARE = 1 / 32
 WINDOWS_BYTES = 2 * 2**20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LARGE_HEADERS)
 def test_peak(name: str) -> None:
     kind, make = LARGE_HEADERS[name]

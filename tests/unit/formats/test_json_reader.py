@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from support.header_cases import MemoryFile
+from support.formats.header_cases import MemoryFile
 
 from potluck.errors import ModelFileError
 from potluck.formats.json_reader import WINDOW_BYTES, JsonReader, read_document

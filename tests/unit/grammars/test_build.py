@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from support.grammars import BYTES, matches
+from support.text.grammars import BYTES, matches
 
 from potluck.errors import ParameterError
 from potluck.grammars import build

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -122,6 +125,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_grammars_are_refused_and_harm_nothing(checker: GrammarChecker, name: str) -> None:
     refused(checker, HOSTILE[name])
@@ -182,6 +186,7 @@ def test_a_request_is_one_line() -> None:
     assert "\n" not in json.dumps({"grammar": build.lark('start: "a"\n')})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "schema",
     [
@@ -198,3 +203,23 @@ def test_what_fails_after_the_first_tokens_is_refused(
     checker: GrammarChecker, schema: dict[str, object]
 ) -> None:
     assert "too complex" in refused(checker, build.json_schema(schema))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("work", "exit_code"),
+    [("time.sleep(1)", 0), ("all(iter(lambda: True, False))", -signal.SIGPROF)],
+)
+def test_only_time_in_which_it_runs_counts(work: str, exit_code: int) -> None:
+    """On a busy machine a child may wait for a CPU for longer than a check may take."""
+    program = f"""
+import time
+from potluck.grammars import check_child
+check_child.MAX_CHECK_SECONDS = 0.5
+check_child._problem = lambda *_: {work}
+check_child.main()
+"""
+    request = json.dumps({"grammar": "", "control_tokens": []})
+    command = [sys.executable, "-c", program]
+    child = subprocess.run(command, input=request, capture_output=True, text=True, check=False)
+    assert child.returncode == exit_code, child.stderr

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from support.grammars import BYTES, TOKENS
+from support.text.grammars import BYTES, TOKENS
 
 from potluck.errors import EngineError
 from potluck.grammars import build
@@ -26,6 +26,7 @@ from potluck.types.step import (
 )
 
 if TYPE_CHECKING:
+    import llguidance
     from numpy.typing import NDArray
 
 A, B = SequenceId(1), SequenceId(2)
@@ -62,6 +63,19 @@ def step(
 
 def sampled(sequence: SequenceId, position: int, text: str) -> SampledToken:
     return SampledToken(sequence_id=sequence, position=position, token=ord(text))
+
+
+def drafted(sequence: SequenceId, start: int, text: str, num_drafts: int) -> SequenceSlice:
+    """A slice whose last ``num_drafts`` tokens are drafts; the others, as later stages see them."""
+    known = "\0" * (len(text) - num_drafts) + text[len(text) - num_drafts :]
+    return SequenceSlice(
+        sequence_id=sequence,
+        tokens=tuple(map(ord, known)),
+        start_position=start,
+        block_table=(0,),
+        sample=True,
+        num_drafts=num_drafts,
+    )
 
 
 def texts(mask: NDArray[np.uint32]) -> str:
@@ -145,7 +159,7 @@ def test_output_that_no_grammar_allowed_is_ended(masks: StepMasks) -> None:
 
 
 def test_what_cannot_be_followed_is_refused(masks: StepMasks) -> None:
-    with pytest.raises(EngineError, match="not prepared"):
+    with pytest.raises(EngineError, match="not set up"):
         StepMasks(None).before(step(opened=[opening(A, GRAMMAR)]))
 
 
@@ -182,6 +196,7 @@ def test_where_there_is_no_memory_a_sequence_is_cut_off_alone_until_there_is() -
     assert texts(masks.before(step(part(A, 0), opened=[opening(A, GRAMMAR)]))[A]) == "ab"
 
 
+@pytest.mark.slow
 def test_random_interleavings_are_as_each_sequence_alone() -> None:
     """Sequences are opened, sampled, preempted and closed in any order; each ends valid."""
     rng = np.random.default_rng(7)
@@ -264,6 +279,154 @@ def test_tokens_say_whether_their_grammars_were_given_up(
     assert [token.is_cut_off for token in masks.marked((sampled(A, 2, " "),))] == [True]
     masks.before(step())
     assert not any(token.is_cut_off for token in masks.marked((sampled(A, 3, " "),)))
+
+
+def test_drafts_have_a_row_each_as_far_as_the_grammar_allows_them(masks: StepMasks) -> None:
+    first = step(part(A, 0, 2), opened=[opening(A, GRAMMAR)])
+    masks.before(first)
+    masks.after(first, [sampled(A, 2, "a")])
+    now = step(drafted(A, 2, "abac", 3))
+    assert list(map(texts, masks.before(now)[A])) == ["ab", "ab", "c", "."]
+    assert list(map(texts, masks.before(step(drafted(A, 2, "ab", 1)))[A])) == ["ab", "ab"]
+    wrong = masks.before(step(drafted(A, 2, "abxc", 3)))[A]
+    assert list(map(texts, wrong)) == ["ab", "ab", "ab", "ab"]  # the last one is not needed
+    beyond = masks.before(step(drafted(A, 2, "abac" + chr(258) + "z", 5)))[A]
+    assert list(map(texts, beyond)) == ["ab", "ab", "c", ".", ".", "."]
+    masks.before(now)
+    masks.after(now, [sampled(A, 3, "b"), sampled(A, 4, "b")])  # the second draft was wrong
+    assert texts(masks.before(step(part(A, 4)))[A]) == "c"
+    masks.after(step(drafted(A, 4, "bc", 1)), [sampled(A, 5, "c"), sampled(A, 6, chr(258))])
+    assert texts(masks.before(step(part(A, 6)))[A]) == "."
+
+
+def test_a_slice_that_begins_with_a_wrong_draft_has_no_masks(masks: StepMasks) -> None:
+    first = step(part(A, 0, 2), opened=[opening(A, GRAMMAR)])
+    masks.before(first)
+    masks.after(first, [sampled(A, 2, "a")])
+    assert list(map(texts, masks.before(step(drafted(A, 2, "ab", 2)))[A])) == ["ab", "ab"]
+    assert masks.before(step(drafted(A, 2, "bb", 2))) == {}
+    assert masks.before(step(drafted(A, 3, "ab", 2))) == {}
+    assert list(map(texts, masks.before(step(drafted(A, 2, "a", 1)))[A])) == ["ab"]
+
+
+def test_a_grammar_that_is_too_complex_after_a_draft_is_followed_where_it_was_not_right(
+    masks: StepMasks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a wrong draft leads to neither spends the time of a sequence nor ends it."""
+    first = step(part(A, 0, 2), opened=[opening(A, build.regex("[ab]+"))])
+    masks.before(first)
+    masks.after(first, [sampled(A, 2, "a")])
+    monkeypatch.setattr("potluck.grammars.matchers.FREE_SECONDS", -1.0)
+    now = step(drafted(A, 2, "abb", 2))
+    assert list(map(texts, masks.before(now)[A])) == ["ab.", ".", "."]
+    told = masks.marked([sampled(A, 3, "b"), sampled(A, 4, chr(258))])
+    assert [each.is_cut_off for each in told] == [False, True]
+    monkeypatch.undo()
+    assert list(map(texts, masks.before(now)[A])) == ["ab.", "ab.", "ab."]
+    monkeypatch.setattr("potluck.grammars.vocabulary.Vocabulary.mask_of", _breaks_after(1))
+    assert list(map(texts, masks.before(now)[A])) == ["ab.", "ab.", "."]
+    monkeypatch.undo()
+    assert list(map(texts, masks.before(now)[A])) == ["ab.", "ab.", "ab."]
+    masks.after(now, [sampled(A, 3, "b")])
+    assert texts(masks.before(step(part(A, 3)))[A]) == "ab."
+
+
+def _breaks_after(num_masks: int) -> Callable[[Vocabulary, llguidance.LLMatcher], object]:
+    """A ``mask_of`` whose matcher cannot be followed any further after some masks."""
+    whole, made = Vocabulary.mask_of, []
+
+    def mask_of(vocabulary: Vocabulary, matcher: llguidance.LLMatcher) -> object:
+        made.append(matcher)
+        if len(made) > num_masks:
+            matcher.consume_token(ord("!"))
+            assert matcher.is_error()
+        return whole(vocabulary, matcher)
+
+    return mask_of
+
+
+def test_rows_are_the_masks_of_the_tokens_one_after_another() -> None:
+    """Whatever is drafted, right or wrong, whole or in slices that begin with drafts."""
+    rng = np.random.default_rng(11)
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "string", "maxLength": 6}, "b": {"type": "boolean"}},
+        "required": ["a", "b"],
+        "additionalProperties": False,
+    }
+    grammar = build.json_schema(schema)
+    masks, plain = StepMasks(lambda: BYTES), StepMasks(lambda: BYTES)
+    num_verified = 0
+    for number in range(40):
+        sequence = SequenceId(number)
+        begin = step(part(sequence, 0), opened=[opening(sequence, grammar)])
+        rows = masks.before(begin)[sequence]
+        position, tokens = 1, [_drawn(rng, plain.before(begin)[sequence][0])]
+        for each in (masks, plain):
+            each.after(begin, [SampledToken(sequence_id=sequence, position=1, token=tokens[0])])
+        while tokens[-1] not in BYTES.end_tokens:
+            # What would be sampled, token after token, and drafts of it that may be wrong.
+            right: list[int] = []
+            wanted = []
+            for _ in range(int(rng.integers(1, 6))):
+                now = step(part(sequence, position + len(right)))
+                wanted.append(plain.before(now)[sequence][0])
+                right.append(_drawn(rng, wanted[-1]))
+                at = position + len(right)
+                token = SampledToken(sequence_id=sequence, position=at, token=right[-1])
+                plain.after(now, [token])
+                if right[-1] in BYTES.end_tokens:
+                    break
+            drafts = [token if rng.random() < 0.8 else int(rng.integers(263)) for token in right]
+            num_right = next((i for i, d in enumerate(drafts) if d != right[i]), len(right) - 1)
+            drafts = drafts[: len(right) - 1 + int(rng.integers(2))]
+            now = step(
+                SequenceSlice(
+                    sequence_id=sequence,
+                    tokens=(tokens[-1], *drafts),
+                    start_position=position,
+                    block_table=(0,),
+                    sample=True,
+                    num_drafts=len(drafts) + int(rng.integers(2)) * (len(drafts) > 0),
+                )
+            )
+            rows = masks.before(now)[sequence]
+            assert len(rows) == 1 + len(drafts)
+            num_right = min(num_right, len(right) - 1)
+            for mine, its in zip(rows[: num_right + 1], wanted, strict=False):
+                assert (mine == its).all()
+            taken = right[: num_right + 1]
+            masks.after(
+                now,
+                [
+                    SampledToken(sequence_id=sequence, position=position + 1 + i, token=token)
+                    for i, token in enumerate(taken)
+                ],
+            )
+            num_verified += len(taken)
+            if len(taken) < len(right):  # the plain one begins again where the other is
+                tokens += taken
+                again = SequenceOpening(
+                    sequence_id=sequence,
+                    sampling=SamplingParams(),
+                    prompt_tokens=(),
+                    output_tokens=tuple(tokens),
+                    grammar=grammar,
+                )
+                plain.before(step(opened=[again]))
+            else:
+                tokens += right
+            position += len(taken)
+        document = json.loads(_text(tokens[:-1]))
+        assert set(document) == {"a", "b"}
+        for each in (masks, plain):
+            each.after(step(closed=[sequence]), [])
+    assert num_verified > 500
+
+
+def _drawn(rng: np.random.Generator, mask: NDArray[np.uint32]) -> int:
+    bits = np.unpackbits(mask.view(np.uint8), bitorder="little")
+    return int(rng.choice(np.nonzero(bits)[0]))
 
 
 def _text(tokens: Sequence[int]) -> str:

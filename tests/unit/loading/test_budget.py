@@ -6,7 +6,7 @@ import pytest
 
 from potluck.errors import InsufficientMemoryError, ParameterError
 from potluck.loading import Room, StageSize, combined, require_memory
-from potluck.placement.sizes import what_fits
+from potluck.placement.sizes import fitting_size_hint
 from potluck.types.memory import MemoryLimit, MemoryPlan
 from potluck.types.quantization import Quantization
 
@@ -47,7 +47,7 @@ def test_the_message_says_what_is_needed_for_what_and_what_would_fit() -> None:
         require_memory(plan_of(SIZE), limit(800), SIZE, plan_of)
     assert caught.value.message == (
         "900 MiB of memory are needed (bf16 weights 600 MiB, cache 256 MiB, scratch 12 MiB, "
-        "staging 32 MiB), and 800 MiB may be used (memory available on this machine)"
+        "staging 32 MiB), but only 800 MiB may be used (memory available on this machine)"
     )
     assert caught.value.hint == "--context 2048 or --quant q8_0 would fit"
     assert (caught.value.needed_bytes, caught.value.available_bytes) == (900 * MIB, 800 * MIB)
@@ -68,8 +68,8 @@ def test_a_device_and_its_machine_hold_a_part_each() -> None:
     assert (caught.value.needed_bytes, caught.value.available_bytes) == (40 * MIB, 39 * MIB)
     with pytest.raises(InsufficientMemoryError) as caught:
         require_memory(on_device(SIZE), room(40, 867), SIZE, on_device)
-    assert caught.value.message.startswith("868 MiB of memory of the device are needed (bf16")
-    assert caught.value.message.endswith("and 867 MiB may be used (what is free there)")
+    assert caught.value.message.startswith("868 MiB of device memory are needed (bf16")
+    assert caught.value.message.endswith("but only 867 MiB may be used (what is free there)")
     assert caught.value.hint == "--context 2048 or --quant q8_0 would fit"
 
 
@@ -83,7 +83,9 @@ def test_a_device_and_its_machine_hold_a_part_each() -> None:
     ],
 )
 def test_what_would_fit(mebibytes: int, hint: str) -> None:
-    assert what_fits(SIZE, lambda size: plan_of(size).total_bytes <= mebibytes * MIB) == hint
+    assert (
+        fitting_size_hint(SIZE, lambda size: plan_of(size).total_bytes <= mebibytes * MIB) == hint
+    )
 
 
 STATES = 16
@@ -106,7 +108,10 @@ def with_states(size: StageSize) -> MemoryPlan:
 )
 def test_fewer_states_are_proposed_too(mebibytes: int, hint: str) -> None:
     size = dataclasses.replace(SIZE, num_states=STATES)
-    assert what_fits(size, lambda size: with_states(size).total_bytes <= mebibytes * MIB) == hint
+    assert (
+        fitting_size_hint(size, lambda size: with_states(size).total_bytes <= mebibytes * MIB)
+        == hint
+    )
 
 
 def test_no_fewer_states_are_proposed_than_are_needed() -> None:
@@ -114,7 +119,7 @@ def test_no_fewer_states_are_proposed_than_are_needed() -> None:
 
     def hint(mebibytes: int) -> str:
         limit_bytes = mebibytes * MIB
-        return what_fits(
+        return fitting_size_hint(
             size, lambda size: with_states(size).total_bytes <= limit_bytes, least_states=11
         )
 
@@ -147,7 +152,7 @@ def test_stages_of_one_process_load_one_after_the_other() -> None:
     )
 
 
-_ON_DISK = " (--mmap: given room on the disk)"
+_ON_DISK = " (--mmap: given enough disk space)"
 
 
 def mappable(size: StageSize) -> MemoryPlan:
@@ -174,12 +179,12 @@ def mappable(size: StageSize) -> MemoryPlan:
 )
 def test_mapped_weights_are_proposed_where_they_would_fit(mebibytes: int, hint: str) -> None:
     room = limit(mebibytes)
-    assert what_fits(SIZE, lambda size: room.holds(mappable(size))) == hint
+    assert fitting_size_hint(SIZE, lambda size: room.holds(mappable(size))) == hint
 
 
 def test_mapped_weights_are_not_proposed_to_who_maps_them_or_cannot() -> None:
     is_mapped = dataclasses.replace(SIZE, is_mapped=True)
-    assert what_fits(is_mapped, lambda size: limit(299).holds(mappable(size))) == (
+    assert fitting_size_hint(is_mapped, lambda size: limit(299).holds(mappable(size))) == (
         "--context 2048 would fit"
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from support import reference_backend
+from support.engines import reference_backend
 
 from potluck.catalog import describe_model, read_profile
 from potluck.errors import EngineError, ParameterError, UnsupportedModelError
@@ -24,7 +24,7 @@ SIZE = StageSize(
 DEMO = describe_model("demo")
 
 
-class ByHand:
+class ManualDescription:
     """A cost with which every part of a plan can be told from the others."""
 
     process_bytes = 7
@@ -52,7 +52,7 @@ def planned(size: StageSize, cost: EngineCost | None, process_bytes: int = 0) ->
 
 def test_every_part_is_what_the_cost_says() -> None:
     native = planned(dataclasses.replace(SIZE, backend=NATIVE), None).memory
-    memory = planned(SIZE, ByHand(), process_bytes=50).memory
+    memory = planned(SIZE, ManualDescription(), process_bytes=50).memory
     assert memory.weights_bytes % 1000 == 0
     assert memory.cache_bytes == 40
     assert memory.state_bytes == 0
@@ -65,16 +65,16 @@ def test_every_part_is_what_the_cost_says() -> None:
 
 
 def test_states_are_a_part_of_their_own() -> None:
-    memory = planned(SIZE, ByHand()).memory
-    with_states = planned(dataclasses.replace(SIZE, num_states=9), ByHand()).memory
+    memory = planned(SIZE, ManualDescription()).memory
+    with_states = planned(dataclasses.replace(SIZE, num_states=9), ManualDescription()).memory
     assert with_states == dataclasses.replace(memory, state_bytes=27)
     assert with_states.total_bytes == memory.total_bytes + 27
     assert "states 27 B" in with_states.described()
 
 
 def test_on_a_device_the_sum_is_split_and_no_part_changes() -> None:
-    here = planned(SIZE, ByHand()).memory
-    there = planned(dataclasses.replace(SIZE, is_on_device=True), ByHand()).memory
+    here = planned(SIZE, ManualDescription()).memory
+    there = planned(dataclasses.replace(SIZE, is_on_device=True), ManualDescription()).memory
     assert there == dataclasses.replace(here, is_on_device=True)
     assert there.host_bytes == there.staging_bytes + 7
     assert there.device_bytes + there.host_bytes == here.total_bytes == here.host_bytes
@@ -82,15 +82,17 @@ def test_on_a_device_the_sum_is_split_and_no_part_changes() -> None:
 
 def test_only_native_weights_are_mapped() -> None:
     mapped = dataclasses.replace(SIZE, is_mapped=True)
-    with pytest.raises(ParameterError, match="cannot be mapped for the backend by hand") as caught:
-        planned(mapped, ByHand())
+    with pytest.raises(
+        ParameterError, match="the backend by hand does not support memory-mapped weights"
+    ) as caught:
+        planned(mapped, ManualDescription())
     assert "--mmap" in caught.value.hint
     assert planned(dataclasses.replace(mapped, backend=NATIVE), None).memory.mapped_bytes > 0
 
 
 def test_a_backend_that_is_not_known_needs_its_cost_given() -> None:
     size = dataclasses.replace(SIZE, backend="reference")
-    with pytest.raises(EngineError, match="knows no backend reference"):
+    with pytest.raises(EngineError, match="does not support the backend reference"):
         planned(size, None)
     assert planned(size, reference_backend.COST).memory.weights_bytes > 0
 
@@ -115,7 +117,7 @@ def test_formats_of_products_are_those_of_matrices_that_are_multiplied() -> None
         assert plan.product_formats == formats
 
 
-class WithoutBf16(ByHand):
+class WithoutBf16(ManualDescription):
     abilities = BackendAbilities(features=ALL_FEATURES, formats=frozenset({TensorFormat.Q8_0}))
 
 
@@ -124,8 +126,6 @@ def test_a_format_that_the_backend_lacks_is_named() -> None:
         planned(SIZE, WithoutBf16())
     stored = read_profile(DEMO).layer_bytes[0][0][0]
     assert caught.value.missing == (stored,)
-    assert caught.value.message == (
-        f"the backend by hand does not compute with weights in {stored}"
-    )
+    assert caught.value.message == (f"the backend by hand does not support weights in {stored}")
     # What counts is the format of a matrix when it is loaded; vectors have any.
     planned(dataclasses.replace(SIZE, quantization=Quantization.Q8_0), WithoutBf16())

@@ -156,10 +156,10 @@ def test_weights_that_cannot_be_mapped_are_loaded_if_they_fit(
         stage.engine.close()
     assert result.plan == loaded
     assert [stage.packed for stage in result.stages] == [None, None]
-    assert "weights are loaded, not mapped: there is no HOME" in caplog.text
+    assert "weights are loaded instead of memory-mapped: neither HOME" in caplog.text
     engines = Engines()
     with pytest.raises(InsufficientMemoryError) as caught:
         prepared(mapped, room=lambda: room_of(needed - 1), plan_one=larger, make_engine=engines)
     assert caught.value.needed_bytes == needed
-    assert caught.value.message.startswith("weights cannot be mapped (there is no HOME")
+    assert caught.value.message.startswith("weights cannot be memory-mapped (neither HOME")
     assert engines.num_made == 0

@@ -11,9 +11,9 @@ from typing import Any
 
 import jsonschema
 import pytest
-from support.safetensors_bytes import safetensors_bytes, tensor_entry
-from support.small_lfm2 import SLOT_BYTES, write_small_lfm2
-from support.sparse_models import SparseModel
+from support.formats.safetensors_bytes import safetensors_bytes, tensor_entry
+from support.models.small_lfm2 import SLOT_BYTES, write_small_lfm2
+from support.models.sparse_models import SparseModel
 
 from potluck.catalog.locate import DEMO_DIRECTORY
 from potluck.cli.check import check_document, check_lines
@@ -79,7 +79,7 @@ def test_a_model_that_runs() -> None:
 
 def test_states_are_not_given_to_a_model_without() -> None:
     assert check("demo", default_states=12).states is None
-    with pytest.raises(ParameterError, match="keep keys and values only"):
+    with pytest.raises(ParameterError, match="have no state slots"):
         check("demo", num_states=12)
 
 
@@ -247,7 +247,7 @@ def test_memory_that_lacks() -> None:
     assert part is Part.MEMORY
     assert "as the test says" in problem
     assert checked.findings[-1].hint.endswith(
-        "--quant q8_0 or --mmap would fit (--mmap: given room on the disk); "
+        "--quant q8_0 or --mmap would fit (--mmap: given enough disk space); "
         "--mmap is an option of potluck run"
     )
     assert check("demo", limit=MemoryLimit(bytes=needed, reason="")).runs

@@ -7,11 +7,11 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from support.canonical_weights import load_canonical_weights
-from support.recurrent_configs import GATED_DELTA, hybrid_config
-from support.stages import cut
+from support.engines.stages import cut
+from support.models.canonical_weights import load_canonical_weights
+from support.models.recurrent_configs import GATED_DELTA, hybrid_config
 
-from potluck.engines.reference import ReferenceEngine
+from potluck.engines.reference.engine import ReferenceEngine
 from potluck.local.measuring import Measurement, Workload
 from potluck.local.model import Model
 from potluck.models.program import build_program
@@ -70,6 +70,7 @@ def decoded(made: list[tuple[Step, StepResult]]) -> dict[tuple[SequenceId, int],
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("boundaries", [(), (1,)], ids=["one stage", "two stages"])
 @pytest.mark.parametrize("depth", [0, 11])
 def test_every_run_decodes_the_same(depth: int, boundaries: tuple[int, ...]) -> None:
@@ -100,6 +101,44 @@ def test_every_run_decodes_the_same(depth: int, boundaries: tuple[int, ...]) -> 
         logits = _last_logits(alone, tokens)
         tokens.append(int(np.argmax(logits)))
         assert runs[0][SequenceId(1), depth + index + 1] == tokens[-1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("boundaries", [(), (1,)], ids=["one stage", "two stages"])
+@pytest.mark.parametrize("depth", [0, 11])
+def test_the_drafted_decode_takes_the_same_tokens_in_fewer_steps(
+    depth: int, boundaries: tuple[int, ...]
+) -> None:
+    workload = Workload(prompt_tokens=3, decode_tokens=20, depth_tokens=depth, num_sequences=2)
+    stages = engines(workload, boundaries)
+    measured = measurement(stages, workload)
+    try:
+        measured.fill(lambda done: None)
+        assert measured.run().drafted is None
+        for _ in range(2):
+            run = measured.run(drafts=True)
+            assert run.drafted is not None
+            assert run.drafted.num_tokens == run.decode.num_tokens == 40
+            # A step holds eight tokens: of both sequences, or of one where stages share them.
+            slices = 2 * (3 if boundaries else 5)
+            assert run.drafted.num_drafted == run.drafted.num_accepted == 40 - slices
+            assert run.decode.num_drafted == 0
+            made = [(step, result) for step, result in stages[-1].made if step.slices]
+            plain = [pair for pair in made if pair[0] in run.decode.steps]
+            verified = [pair for pair in made if pair[0] in run.drafted.steps]
+            assert _sampled(verified) == _sampled(plain)
+            assert len(_sampled(plain)) == 40
+            stages[-1].made.clear()
+    finally:
+        measured.close()
+
+
+def _sampled(made: list[tuple[Step, StepResult]]) -> dict[tuple[SequenceId, int], int]:
+    return {
+        (token.sequence_id, token.position): token.token
+        for _, result in made
+        for token in result.sampled
+    }
 
 
 def _last_logits(engine: ReferenceEngine, tokens: list[int]) -> Any:

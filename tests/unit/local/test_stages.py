@@ -42,10 +42,10 @@ def test_a_model_is_cut_only_where_it_can_be(sizes: tuple[int, int, frozenset[in
 def test_a_model_that_cannot_be_cut_says_so() -> None:
     with pytest.raises(ParameterError, match="share keys and values") as caught:
         split_evenly(12, 3, lambda layer: layer == 5)
-    assert caught.value.hint == "give a number from 1 to 2"
+    assert caught.value.hint == "use a number from 1 to 2"
     with pytest.raises(ParameterError) as caught:
         split_evenly(12, 2, lambda _layer: False)
-    assert caught.value.hint == "leave out --stages"
+    assert caught.value.hint == "omit --stages"
 
 
 @pytest.mark.parametrize("num_stages", [0, -1, 13])
@@ -53,4 +53,4 @@ def test_impossible_numbers_of_stages(num_stages: int) -> None:
     with pytest.raises(ParameterError) as caught:
         split_evenly(12, num_stages)
     assert caught.value.name == "stages"
-    assert caught.value.hint == "give a number from 1 to 12"
+    assert caught.value.hint == "use a number from 1 to 12"

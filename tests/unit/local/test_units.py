@@ -6,16 +6,17 @@ import dataclasses
 from collections.abc import Callable
 
 import pytest
-from support import hardware, reference_backend
+from support.engines import reference_backend
+from support.machines import hardware
 
 from potluck.engines.backends import BACKENDS, native_unit
-from potluck.engines.native import available_isas
+from potluck.engines.native.engine import available_isas
 from potluck.errors import ParameterError, UsageError
 from potluck.local import Model, units
 from potluck.local.units import find_unit
 from potluck.probe.probe import ProbeOptions
-from potluck.types.hardware import Device, Interface, LayerReport, ProbeReport, Trial
-from potluck.types.unit import NATIVE
+from potluck.types.hardware import DetectorReport, Device, ProbeReport, Trial
+from potluck.types.unit import NATIVE, Interface
 
 GIB = 2**30
 CL = "tinygrad:CL"
@@ -33,7 +34,7 @@ def probed(monkeypatch: pytest.MonkeyPatch) -> Probed:
 
         def probe_node(_: object, options: ProbeOptions, *__: object, **___: object) -> ProbeReport:
             asked.append(options)
-            return hardware.report(LayerReport(layer="pci", devices=devices), trials=trials)
+            return hardware.report(DetectorReport(detector="pci", devices=devices), trials=trials)
 
         monkeypatch.setattr(units, "probe_node", probe_node)
         return asked
@@ -89,9 +90,12 @@ def test_what_does_not_work_is_refused_with_the_reason(probed: Probed) -> None:
     with pytest.raises(UsageError) as caught:
         find_unit(CL, isa=None)
     assert caught.value.message == (
-        "tinygrad:CL works on no device of this machine (one/tinygrad:CL: it hung)"
+        "tinygrad:CL does not work on any device of this machine (one/tinygrad:CL: it hung)"
     )
-    with pytest.raises(ParameterError, match="there is no backend tinygrad:METAL"):
+    assert caught.value.hint == (
+        "the CPU is used if no backend is given; potluck probe shows which backends work here"
+    )
+    with pytest.raises(ParameterError, match="unknown backend tinygrad:METAL"):
         find_unit("tinygrad:METAL", isa=None)
 
 
@@ -101,7 +105,7 @@ def test_what_is_not_tested_yet_is_refused_for_now(probed: Probed) -> None:
     with pytest.raises(UsageError) as caught:
         find_unit(CL, isa=None)
     assert caught.value.message == (
-        "tinygrad:CL is not tested yet on this machine (one/tinygrad:CL: it runs)"
+        "tinygrad:CL has not been tested on this machine yet (one/tinygrad:CL: it runs)"
     )
     assert "potluck probe --wait" in (caught.value.hint or "")
 
@@ -109,14 +113,16 @@ def test_what_is_not_tested_yet_is_refused_for_now(probed: Probed) -> None:
 def test_software_is_used_only_if_it_is_allowed(probed: Probed) -> None:
     pocl = dataclasses.replace(hardware.device("pocl"), is_software=True)
     asked = probed((pocl,), (trial("pocl"),))
-    with pytest.raises(UsageError, match="--allow-software"):
+    with pytest.raises(UsageError, match="--allow-software") as caught:
         find_unit(CL, isa=None)
+    assert caught.value.hint.startswith("allow_software=True in Python, or --allow-software,")
     found = find_unit(CL, isa=None, allow_software=True)
     assert found.address.unit_id == "pocl/tinygrad:CL"
     assert found.memory is None
     assert [options.allow_software for options in asked] == [False, True]
 
 
+@pytest.mark.slow
 def test_a_model_computes_on_the_unit_that_was_found(
     probed: Probed, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.state_dict_source import StateDictSource
+from support.models.state_dict_source import StateDictSource
 
 from potluck.errors import ModelFileError, UnsupportedModelError
 from potluck.models.names import FileKind
@@ -53,6 +53,7 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
 YARN: Mapping[str, Any] = {"rope_type": "yarn", "factor": 16.0, "rope_theta": 1e6}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", SETTINGS)
 def test_absent_keys_mean_what_transformers_takes_them_for(family: str, tmp_path: Path) -> None:
     from transformers import AutoConfig

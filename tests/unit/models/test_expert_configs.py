@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.expert_configs import (
+from support.models.expert_configs import (
     ERNIE_4_5_21B_A3B,
     GLM_4_5_AIR,
     GPT_OSS_20B,
@@ -19,7 +19,7 @@ from support.expert_configs import (
     OLMOE,
     QWEN_1_5_MOE,
 )
-from support.state_dict_source import StateDictSource
+from support.models.state_dict_source import StateDictSource
 
 from potluck.errors import ModelFileError, UnsupportedModelError
 from potluck.models.names import FileKind
@@ -78,7 +78,7 @@ def test_gpt_oss() -> None:
         num_experts=32,
         num_experts_per_token=4,
         width=2880,
-        normalize_shares=True,
+        norm_topk_prob=True,
         activation=Activation.CLAMPED_SWIGLU,
         has_bias=True,
     )
@@ -113,7 +113,7 @@ def test_glm_4_5() -> None:
         num_experts=128,
         num_experts_per_token=8,
         width=1408,
-        normalize_shares=True,
+        norm_topk_prob=True,
         score=ExpertScore.SIGMOID,
         share_scale=2.5,
         has_correction=True,
@@ -156,7 +156,7 @@ def test_ernie() -> None:
         num_experts=64,
         num_experts_per_token=6,
         width=1536,
-        normalize_shares=True,
+        norm_topk_prob=True,
         has_correction=True,
         shared=MlpConfig(width=3072),
     )
@@ -198,7 +198,7 @@ def test_ernie() -> None:
 def test_what_is_not_computed_is_refused(
     config: Mapping[str, Any], changes: Mapping[str, Any], named: str
 ) -> None:
-    with pytest.raises(UnsupportedModelError, match="does not compute") as caught:
+    with pytest.raises(UnsupportedModelError, match="unsupported features") as caught:
         read(config, **changes)
     assert any(named in feature for feature in caught.value.missing)
 
@@ -210,15 +210,19 @@ def test_what_is_not_computed_is_refused(
         (GPT_OSS_20B, {"layer_types": ["full_attention"]}, "layer_types must have 24 entries"),
         (GLM_4_5_AIR, {"n_group": 3}, "n_group must divide 128 experts"),
         (GLM_4_5_AIR, {"n_group": 128}, "n_group must divide 128 experts"),
-        (GLM_4_5_AIR, {"n_group": 32, "topk_group": 1}, "topk_group must be enough groups of 4"),
-        (GLM_4_5_AIR, {"n_group": 2, "topk_group": 3}, "topk_group must be enough groups"),
+        (
+            GLM_4_5_AIR,
+            {"n_group": 32, "topk_group": 1},
+            "topk_group must select enough groups of 4",
+        ),
+        (GLM_4_5_AIR, {"n_group": 2, "topk_group": 3}, "topk_group must select enough groups"),
         (GLM_4_5_AIR, {"routed_scaling_factor": 0}, "routed_scaling_factor must be finite"),
-        (MIXTRAL_8X7B, {"num_local_experts": 4096}, "num_local_experts in 32 layers means"),
+        (MIXTRAL_8X7B, {"num_local_experts": 4096}, "num_local_experts in 32 layers makes"),
         (MINIMAX_M2, {"rotary_dim": 129}, "rotary_dim"),
         (
             QWEN_1_5_MOE,
             {"layer_types": ["sliding_attention"] * 24},
-            "layer_types needs use_sliding_window",
+            "layer_types requires use_sliding_window",
         ),
     ],
 )

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.gated_delta_configs import (
+from support.models.gated_delta_configs import (
     QWEN3_5_0_8B,
     QWEN3_5_4B,
     QWEN3_5_35B_A3B,
     QWEN3_8_27B,
     QWEN3_NEXT_80B_A3B,
 )
-from support.state_dict_source import StateDictSource
+from support.models.state_dict_source import StateDictSource
 
 from potluck.errors import ModelFileError, UnsupportedModelError
 from potluck.models.names import FileKind
@@ -111,7 +111,7 @@ def test_qwen3_next() -> None:
             num_experts=512,
             num_experts_per_token=10,
             width=512,
-            normalize_shares=True,
+            norm_topk_prob=True,
             shared=MlpConfig(width=512),
             has_shared_gate=True,
         )
@@ -196,7 +196,7 @@ def test_names_of_models_that_see() -> None:
     others = {"model.visual.blocks.0.attn.qkv.weight", "mtp.fc.weight", "mtp.norm.weight"}
     refuse_unread_tensors(found, names | others, FileKind.HUGGING_FACE)
     assert skipped_parts(found, others, FileKind.HUGGING_FACE) == (
-        "layers that predict further tokens",
+        "multi-token prediction layers",
         "a vision tower",
     )
 

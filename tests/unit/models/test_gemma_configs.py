@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.gemma_configs import (
+from support.models.gemma_configs import (
     GEMMA_2_2B,
     GEMMA_2_27B,
     GEMMA_3_1B,
@@ -19,7 +19,7 @@ from support.gemma_configs import (
     GEMMA_4_E2B,
     GEMMA_4_UNIFIED,
 )
-from support.state_dict_source import StateDictSource
+from support.models.state_dict_source import StateDictSource
 
 from potluck.errors import ModelFileError, UnsupportedModelError
 from potluck.models.registry import config_from_gguf, config_from_hugging_face
@@ -128,7 +128,7 @@ def test_gemma_4_26b_a4b() -> None:
         num_experts=128,
         num_experts_per_token=8,
         width=704,
-        normalize_shares=True,
+        norm_topk_prob=True,
         activation=Activation.GELU_TANH,
         has_expert_scale=True,
     )
@@ -205,7 +205,7 @@ def test_gemma_4_ends_with_a_full_layer() -> None:
         (
             GEMMA_4_31B,
             {"per_layer_config": {"5": {"head_dim": 128}}},
-            "heads that differ in layers of one kind (per_layer_config)",
+            "different heads in layers of the same kind (per_layer_config)",
         ),
         (
             GEMMA_4_31B,
@@ -230,7 +230,7 @@ def test_gemma_4_ends_with_a_full_layer() -> None:
         (
             GEMMA_4_E2B,
             {"vocab_size_per_layer_input": 1000},
-            "vocab_size_per_layer_input=1000 with 262144 tokens",
+            "vocab_size_per_layer_input=1000 with a vocabulary of 262144 tokens",
         ),
     ],
 )
@@ -254,8 +254,8 @@ def test_what_is_not_computed_is_refused_by_name(
             "rope_parameters.sliding_attention is missing",
         ),
         (GEMMA_4_31B, {"per_layer_config": {"60": {}}}, "per_layer_config has the keys"),
-        (GEMMA_4_E2B, {"num_kv_shared_layers": 34}, "no layer of its kind has any"),
-        (GEMMA_4_E2B, {"num_kv_shared_layers": 36}, "no layer of its kind has any"),
+        (GEMMA_4_E2B, {"num_kv_shared_layers": 34}, "no layer of its kind computes any"),
+        (GEMMA_4_E2B, {"num_kv_shared_layers": 36}, "no layer of its kind computes any"),
     ],
 )
 def test_what_makes_no_sense_is_an_error(
@@ -400,11 +400,11 @@ def test_gguf_gemma_4_experts() -> None:
         num_experts=8,
         num_experts_per_token=2,
         width=32,
-        normalize_shares=True,
+        norm_topk_prob=True,
         activation=Activation.GELU_TANH,
         has_expert_scale=True,
     )
-    with pytest.raises(UnsupportedModelError, match="experts in some layers only"):
+    with pytest.raises(UnsupportedModelError, match="experts in only some layers"):
         read_gguf("gemma4", GGUF_4, *routers[:3], **changes)
 
 
@@ -412,9 +412,9 @@ def test_gguf_gemma_4_experts() -> None:
     ("changes", "problem"),
     [
         ({"feed_forward_length": [160] * 11}, "a value for each of 12 layers"),
-        ({"feed_forward_length": [160] * 11 + [0]}, "whole numbers from 1"),
-        ({"attention__head_count_kv": [2.0] * 12}, "whole numbers from 1"),
-        ({"attention__shared_kv_layers": 12}, "no layer of its kind has any"),
+        ({"feed_forward_length": [160] * 11 + [0]}, "integers from 1"),
+        ({"attention__head_count_kv": [2.0] * 12}, "integers from 1"),
+        ({"attention__shared_kv_layers": 12}, "no layer of its kind computes any"),
         ({"attention__sliding_window_pattern": ...}, "sliding_window_pattern"),
     ],
 )
@@ -440,7 +440,7 @@ def test_gguf_that_makes_no_sense(changes: Mapping[str, Any], problem: str) -> N
         (
             "gemma4",
             {"attention__head_count_kv": [1] * 6 + [2] * 6, "attention__shared_kv_layers": 6},
-            "layer 6 with other heads",
+            "layer 6 with heads that differ",
         ),
     ],
 )

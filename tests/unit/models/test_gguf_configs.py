@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support.configs import AlikeLayers, make_config
-from support.state_dict_source import StateDictSource
+from support.models.configs import AlikeLayers, make_config
+from support.models.state_dict_source import StateDictSource
 
 from potluck.errors import ModelFileError, UnsupportedModelError
 from potluck.models.registry import config_from_gguf
@@ -125,7 +125,7 @@ def test_frequency_factors_are_read_from_their_tensor() -> None:
 
 @pytest.mark.parametrize(
     ("factors", "named"),
-    [([1.0] * 11, "(12,)"), ([1.0] * 11 + [0.0], "not positive"), ([np.nan] * 12, "not positive")],
+    [([1.0] * 11, "(12,)"), ([1.0] * 11 + [0.0], "non-positive"), ([np.nan] * 12, "non-positive")],
     ids=["short", "zero", "nan"],
 )
 def test_bad_frequency_factors(factors: list[float], named: str) -> None:
@@ -219,13 +219,13 @@ def test_a_window_in_some_layers_is_refused() -> None:
     ("changes", "named"),
     [
         ({"block_count": ...}, "llama.block_count is missing"),
-        ({"block_count": 0}, "llama.block_count must be a whole number"),
-        ({"block_count": "2"}, "llama.block_count must be a whole number"),
-        ({"attention.head_count": 0}, "llama.attention.head_count must be a whole number"),
+        ({"block_count": 0}, "llama.block_count must be an integer"),
+        ({"block_count": "2"}, "llama.block_count must be an integer"),
+        ({"attention.head_count": 0}, "llama.attention.head_count must be an integer"),
         ({"attention.head_count_kv": 3}, "attention.head_count_kv is 3"),
         ({"attention.layer_norm_rms_epsilon": ...}, "layer_norm_rms_epsilon is missing"),
         ({"embedding_length": 98, "attention.key_length": ...}, "embedding_length 98"),
-        ({"feed_forward_length": 2**33}, "llama.feed_forward_length must be a whole number"),
+        ({"feed_forward_length": 2**33}, "llama.feed_forward_length must be an integer"),
     ],
 )
 def test_a_malformed_file_is_refused_by_key(changes: dict[str, Any], named: str) -> None:
@@ -259,7 +259,7 @@ def test_experts() -> None:
         num_experts=8,
         num_experts_per_token=2,
         width=48,
-        normalize_shares=True,
+        norm_topk_prob=True,
     )
     everywhere = (True, True)
     assert read_experts({}, *ROUTERS) == (wanted, everywhere)
@@ -268,7 +268,7 @@ def test_experts() -> None:
         everywhere,
     )
     kept = read_experts({"expert_weights_norm": False}, *ROUTERS)
-    assert kept == (replace(wanted, normalize_shares=False), everywhere)
+    assert kept == (replace(wanted, norm_topk_prob=False), everywhere)
     assert read_experts({}, ROUTERS[1]) == (wanted, (False, True))
     assert read_experts({}) == (None, (False, False))
 
@@ -315,6 +315,6 @@ def test_unknown_architecture() -> None:
     with pytest.raises(UnsupportedModelError, match="mamba") as caught:
         read(architecture="mamba")
     assert caught.value.hint is not None
-    assert caught.value.hint.startswith("supported are llama, qwen2, qwen3, qwen3moe")
+    assert caught.value.hint.startswith("supported: llama, qwen2, qwen3, qwen3moe")
     with pytest.raises(ModelFileError, match=r"general\.architecture is missing"):
         config_from_gguf({}, source(), path="some.gguf")

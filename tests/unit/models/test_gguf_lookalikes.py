@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support.state_dict_source import StateDictSource
+from support.models.state_dict_source import StateDictSource
 
 from potluck.errors import UnsupportedModelError
-from potluck.models.registry import FAMILIES, config_from_gguf
+from potluck.models.families import all_families
+from potluck.models.registry import config_from_gguf
 
 COMMON: Mapping[str, Any] = {
     "attention.head_count": 4,
@@ -128,7 +129,7 @@ READERS: Mapping[str, tuple[Any, frozenset[str]]] = {
 }
 """Values of keys that change the arithmetic, and the architectures whose readers know them."""
 
-ARCHITECTURES = tuple(each for family in FAMILIES for each in family.gguf_architectures)
+ARCHITECTURES = tuple(each for family in all_families() for each in family.gguf_architectures)
 
 
 def read(architecture: str, changes: Mapping[str, Any]) -> None:
@@ -147,21 +148,27 @@ def test_plain_metadata_are_read(architecture: str) -> None:
     read(architecture, {})
 
 
-@pytest.mark.parametrize("key", UNKNOWN)
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_a_key_of_no_reader_is_refused(architecture: str, key: str) -> None:
-    with pytest.raises(UnsupportedModelError) as caught:
-        read(architecture, {key: UNKNOWN[key]})
-    assert any(f"{architecture}.{key}" in each for each in caught.value.missing)
+def refused(architecture: str, key: str, value: Any) -> bool:
+    """Whether a file with ``key`` is refused by the name of the key; any other error is raised."""
+    try:
+        read(architecture, {key: value})
+    except UnsupportedModelError as error:
+        return any(f"{architecture}.{key}" in each for each in error.missing)
+    return False
 
 
-@pytest.mark.parametrize("key", READERS)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_a_key_is_read_or_refused(architecture: str, key: str) -> None:
-    value, readers = READERS[key]
-    if architecture in readers:
-        read(architecture, {key: value})
-        return
-    with pytest.raises(UnsupportedModelError) as caught:
-        read(architecture, {key: value})
-    assert any(f"{architecture}.{key}" in each for each in caught.value.missing)
+def test_keys_of_no_reader_are_refused(architecture: str) -> None:
+    ignored = [key for key, value in UNKNOWN.items() if not refused(architecture, key, value)]
+    assert ignored == []
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_keys_are_read_or_refused(architecture: str) -> None:
+    ignored = []
+    for key, (value, readers) in READERS.items():
+        if architecture in readers:
+            read(architecture, {key: value})
+        elif not refused(architecture, key, value):
+            ignored.append(key)
+    assert ignored == []

@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.hybrid_configs import (
+from support.models.hybrid_configs import (
     GRANITE_4_H_1B,
     GRANITE_4_H_TINY,
     LFM2_1_2B,
     LFM2_5_1_2B,
     LFM2_8B_A1B,
 )
-from support.state_dict_source import StateDictSource
+from support.models.state_dict_source import StateDictSource
 
 from potluck.errors import ModelFileError, UnsupportedModelError
 from potluck.models.registry import config_from_gguf, config_from_hugging_face
@@ -79,7 +79,7 @@ def test_lfm2_with_experts() -> None:
             num_experts=32,
             num_experts_per_token=4,
             width=1792,
-            normalize_shares=True,
+            norm_topk_prob=True,
             score=ExpertScore.SIGMOID,
             has_correction=True,
         )
@@ -103,7 +103,7 @@ def test_granite_4_with_mamba_layers() -> None:
         num_experts=64,
         num_experts_per_token=6,
         width=512,
-        normalize_shares=True,
+        norm_topk_prob=True,
         shared=MlpConfig(width=1024),
     )
     assert (config.embedding_scale, mixer.residual_scale) == (12, 0.22)
@@ -116,6 +116,7 @@ def test_granite_4_without_experts() -> None:
     assert {layer.experts for layer in config.layers} == {None}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_it_means_what_transformers_takes_it_for(name: str, tmp_path: Path) -> None:
     from transformers import AutoConfig

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support.latent_configs import DEEPSEEK_V2_LITE, DEEPSEEK_V3, GLM_4_7_FLASH, KIMI_K2
-from support.state_dict_source import StateDictSource
+from support.models.latent_configs import DEEPSEEK_V2_LITE, DEEPSEEK_V3, GLM_4_7_FLASH, KIMI_K2
+from support.models.state_dict_source import StateDictSource
 
 from potluck.errors import ModelFileError, UnsupportedModelError
 from potluck.models.names import FileKind
@@ -88,7 +88,7 @@ def test_deepseek_v3() -> None:
         num_experts=256,
         num_experts_per_token=8,
         width=2048,
-        normalize_shares=True,
+        norm_topk_prob=True,
         score=ExpertScore.SIGMOID,
         num_groups=8,
         num_groups_used=4,
@@ -120,7 +120,7 @@ def test_deepseek_v2_lite() -> None:
     experts = config.layers[1].experts
     assert experts is not None
     assert not experts.has_correction
-    assert not experts.normalize_shares
+    assert not experts.norm_topk_prob
     assert experts.shared == MlpConfig(width=2816)
 
 
@@ -277,7 +277,7 @@ def test_what_is_not_computed_is_refused(
     ("config", "changes", "problem"),
     [
         (DEEPSEEK_V3, {"n_group": 7}, "n_group must divide"),
-        (DEEPSEEK_V3, {"topk_group": 9}, "topk_group must be enough"),
+        (DEEPSEEK_V3, {"topk_group": 9}, "topk_group must select enough"),
         (DEEPSEEK_V3, {"kv_lora_rank": 0}, "kv_lora_rank must be"),
         (GLM_4_7_FLASH, {"mlp_layer_types": ["sparse"]}, "mlp_layer_types has 1 entries"),
     ],
@@ -358,7 +358,7 @@ def test_gguf_files_of_glm_4_7_flash() -> None:
     experts = config.layers[1].experts
     assert experts is not None
     assert (experts.score, experts.share_scale) == (ExpertScore.SIGMOID, 1.8)
-    assert experts.normalize_shares
+    assert experts.norm_topk_prob
     # As llama.cpp, which knows the model by its vocabulary.
     other = read_gguf(vocab_size=1000).layers[1].experts
     assert other is not None

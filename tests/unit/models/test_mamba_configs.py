@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.mamba_configs import (
+from support.models.mamba_configs import (
     FALCON_H1_0_5B,
     FALCON_H1_34B,
     MAMBA_CODESTRAL_7B,
@@ -16,7 +16,7 @@ from support.mamba_configs import (
     NEMOTRON_H_8B,
     NEMOTRON_NANO_9B_V2,
 )
-from support.state_dict_source import StateDictSource
+from support.models.state_dict_source import StateDictSource
 
 from potluck.errors import ModelFileError, UnsupportedModelError
 from potluck.models.names import FileKind
@@ -118,7 +118,7 @@ def test_nemotron_3_nano() -> None:
         num_experts=128,
         num_experts_per_token=6,
         width=1856,
-        normalize_shares=True,
+        norm_topk_prob=True,
         activation=Activation.RELU_SQUARED,
         score=ExpertScore.SIGMOID,
         share_scale=2.5,
@@ -246,9 +246,7 @@ def test_tensors_of_nemotron_h_have_either_prefix() -> None:
 def test_layers_that_predict_further_tokens_are_left_out() -> None:
     config = read(NEMOTRON_3_NANO_30B_A3B)
     names = ["mtp.layers.0.eh_proj.weight"]
-    assert skipped_parts(config, names, FileKind.HUGGING_FACE) == (
-        "layers that predict further tokens",
-    )
+    assert skipped_parts(config, names, FileKind.HUGGING_FACE) == ("multi-token prediction layers",)
 
 
 MAMBA2_METADATA: Mapping[str, Any] = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.configs import make_config
+from support.models.configs import make_config
 
 from potluck.errors import ParameterError
 from potluck.models.program import build_program, weight_specs
@@ -62,7 +62,7 @@ EXPERTS = ExpertsConfig(
     num_experts=5,
     num_experts_per_token=2,
     width=48,
-    normalize_shares=False,
+    norm_topk_prob=False,
 )
 
 
@@ -81,7 +81,7 @@ def test_experts_in_one_layer() -> None:
             num_experts=5,
             num_experts_per_token=2,
             expert_width=48,
-            normalize_shares=False,
+            norm_topk_prob=False,
         )
     ]
     weights = {weight.name: weight for weight in program.weights}
@@ -181,7 +181,7 @@ def test_weights_are_known_before_the_context_is() -> None:
 @pytest.mark.parametrize("context_tokens", [0, 129])
 def test_the_context_must_be_one_that_the_model_was_made_for(context_tokens: int) -> None:
     config = make_config()
-    with pytest.raises(ParameterError, match="made for 1 to 128"):
+    with pytest.raises(ParameterError, match="must have 1 to 128 tokens"):
         build_program(
             config,
             Shard.whole(2),
@@ -192,8 +192,8 @@ def test_the_context_must_be_one_that_the_model_was_made_for(context_tokens: int
 
 def test_shard_and_table_must_be_the_models_own() -> None:
     config = make_config()
-    with pytest.raises(ValueError, match="rope table"):
+    with pytest.raises(ValueError, match="RoPE table"):
         build_program(config, Shard.whole(2), context_tokens=16, ropes=rope_tables(config, 8))
     for wrong in (Shard.whole(3), shard(1, 2, embedding=True), shard(0, 1, head=True)):
-        with pytest.raises(ValueError, match="is no shard of a model of 2 layers"):
+        with pytest.raises(ValueError, match="is not a shard of a model with 2 layers"):
             program_of(config, wrong)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from support.configs import make_config
-from support.recurrent_configs import (
+from support.engines.stages import cut
+from support.models.configs import make_config
+from support.models.recurrent_configs import (
     GATED_DELTA,
     LATENT,
     MAMBA,
@@ -17,7 +18,6 @@ from support.recurrent_configs import (
     latent_config,
     parallel_config,
 )
-from support.stages import cut
 
 from potluck.models.layers import with_layers
 from potluck.models.program import build_program

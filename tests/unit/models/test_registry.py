@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from support.configs import make_config
+from support.models.configs import make_config
 
 from potluck.errors import UnsupportedModelError
 from potluck.models.names import GGUF_NAMES, HUGGING_FACE_NAMES, FileKind, stored_tensor
 from potluck.models.program import build_program
 from potluck.models.registry import (
-    FAMILIES,
     refuse_unread_tensors,
     stored_tensors,
     with_stored_head,
@@ -158,7 +157,3 @@ def test_rope_factors_of_a_gguf_file_are_read_elsewhere() -> None:
     refuse_unread_tensors(config, ["rope_freqs.weight", "output.weight"], FileKind.GGUF)
     with pytest.raises(UnsupportedModelError, match=r"rope_factors_long\.weight"):
         refuse_unread_tensors(config, ["rope_factors_long.weight"], FileKind.GGUF)
-
-
-def test_families_are_named_once() -> None:
-    assert len({family.name for family in FAMILIES}) == len(FAMILIES)

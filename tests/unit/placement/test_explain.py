@@ -4,17 +4,19 @@ import re
 from dataclasses import replace
 
 import pytest
-from support.placement import candidate, llama_config, work_of
+from support.placement.units import candidate, llama_config, work_of
 
 from potluck.placement.candidates import Candidate
 from potluck.placement.explain import ADDED_NODE, explain, unused_units
+from potluck.placement.grouping import prediction_of
 from potluck.placement.links import Link, LinkTable
 from potluck.placement.place import place
-from potluck.placement.request import PlaceRequest, prediction_of
+from potluck.placement.request import PlaceRequest
 from potluck.placement.sharing import Pool
 from potluck.quantities import format_bytes
+from potluck.types.choices import Objective
 from potluck.types.cluster import NodeId, UnitId
-from potluck.types.placement import Basis, LayoutStage, Objective, Plan, Preferences
+from potluck.types.placement import Basis, LayoutStage, Plan, Preferences
 
 WORK = work_of(llama_config(12))
 LAYER_BYTES = candidate("any", WORK).cost.layer_bytes[0]
@@ -91,7 +93,7 @@ def test_what_an_unused_unit_would_add_is_what_its_best_plan_takes_longer() -> N
 def test_a_unit_that_has_no_room_for_a_layer() -> None:
     asked = request(candidate("fast", WORK), candidate("tiny", WORK, usable_bytes=LAYER_BYTES))
     needed = format_bytes(LAYER_BYTES + (2 << 20))
-    reason = f"{format_bytes(LAYER_BYTES)} may be used, and one layer takes {needed}"
+    reason = f"{format_bytes(LAYER_BYTES)} usable, but one layer needs {needed}"
     assert reasons(asked) == {"tiny": reason}
     assert unused_units(asked, placed(asked)).added_seconds == {}
 
@@ -103,7 +105,7 @@ def test_memory_that_a_used_unit_shares_is_not_counted_twice() -> None:
     )
     assert "would add" in reasons(asked)["slow"]
     pool = Pool(left_bytes=room(12), members=frozenset({0, 1}))
-    assert reasons(replace(asked, pools=(pool,)))["slow"].startswith("0 B may be used")
+    assert reasons(replace(asked, pools=(pool,)))["slow"].startswith("0 B usable")
 
 
 def test_all_stages_of_a_unit_take_of_the_memory_that_it_shares() -> None:
@@ -120,20 +122,26 @@ def test_all_stages_of_a_unit_take_of_the_memory_that_it_shares() -> None:
     halves = [
         replace(
             stage,
-            shard=replace(stage.shard, start_layer=start, end_layer=end, **ends),
+            shard=replace(
+                stage.shard,
+                start_layer=start,
+                end_layer=end,
+                has_embedding=start == 0,
+                has_head=end == 12,
+            ),
             num_bytes=room(6, num_ends=1),
         )
-        for start, end, ends in ((0, 6, {"has_head": False}), (6, 12, {"has_embedding": False}))
+        for start, end in ((0, 6), (6, 12))
     ]
     plan = replace(whole, stages=tuple(halves), prediction=prediction_of(asked, halves))
     (rejection,) = unused_units(asked, plan).rejections
-    assert rejection.reason.startswith("0 B may be used")
+    assert rejection.reason.startswith("0 B usable")
 
 
 def test_a_twin_makes_no_difference() -> None:
     """The model does not fit on one of them, and the third would only replace another."""
     units = [candidate(name, WORK, usable_bytes=room(6)) for name in ("a", "b", "c")]
-    assert set(reasons(request(*units)).values()) == {"would not make a token faster"}
+    assert set(reasons(request(*units)).values()) == {"would not reduce the time per token"}
 
 
 def test_for_throughput_the_rate_counts() -> None:
@@ -144,7 +152,7 @@ def test_for_throughput_the_rate_counts() -> None:
     )
     far = Link(latency_seconds=0.5, bytes_per_second=1e9, basis=Basis.MEASURED)
     asked = replace(asked, links=replace(asked.links, network=far))
-    assert re.fullmatch(r"would lower the rate of 8 streams by \d+ %", reasons(asked)["far"])
+    assert re.fullmatch(r"would reduce the throughput of 8 streams by \d+ %", reasons(asked)["far"])
 
 
 def test_a_layout_says_all() -> None:
@@ -152,10 +160,11 @@ def test_a_layout_says_all() -> None:
     layout = (LayoutStage(node_id=NodeId("slow"), unit_id=CPU, num_layers=12),)
     asked = replace(asked, preferences=Preferences(layout=layout))
     found = explain(asked, placed(asked))
-    assert [each.reason for each in found.rejections] == ["it is not in the layout"]
+    assert [each.reason for each in found.rejections] == ["not in the layout"]
     assert (found.one_unit_fewer, found.one_unit_more) == (None, None)
 
 
+@pytest.mark.slow
 def test_one_unit_fewer_is_the_best_of_the_units_that_are_used() -> None:
     """Any two of three have room; without the slowest of them it is fastest."""
     units = [

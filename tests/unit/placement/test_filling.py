@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.placement import candidate, llama_config, work_of
+from support.placement.units import candidate, llama_config, work_of
 
 from potluck.placement.candidates import Candidate
 from potluck.placement.cuts import cut_of
@@ -70,7 +70,7 @@ def test_the_fastest_unit_with_room_fills_a_gap() -> None:
     assert [each.node_id for each in stages] == ["b"]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     start=st.integers(0, NUM_LAYERS + 1),
     length=st.integers(1, NUM_LAYERS + 2),

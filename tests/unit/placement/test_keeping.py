@@ -6,15 +6,29 @@ import itertools
 from collections import Counter
 from dataclasses import replace
 
+import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.cluster.node_reports import node_report
 
 from potluck.loading import StageSize
-from potluck.placement.keeping import Holding, is_of_size, keep_and_fill, kept
+from potluck.placement.cuts import shard_of
+from potluck.placement.keeping import (
+    Holding,
+    is_of_size,
+    keep_and_fill,
+    kept,
+    released,
+    reserved,
+)
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
-from potluck.types.node import HeldStage
+from potluck.types.held_stage import HeldStage
+from potluck.types.memory import MemoryPlan
+from potluck.types.node import UnitReport
 from potluck.types.placement import ModelCost, UnitOffer
+from potluck.types.program import GroupPart
 from potluck.types.quantization import Quantization
 
 NUM_LAYERS = 8
@@ -84,7 +98,8 @@ def offers(draw: st.DrawFn) -> list[UnitOffer]:
     ]
 
 
-@settings(max_examples=300, deadline=None)
+@pytest.mark.slow
+@settings(max_examples=300)
 @given(holdings(), offers())
 def test_a_plan_around_what_is_held_is_a_whole_model(
     some: list[Holding], left: list[UnitOffer]
@@ -115,7 +130,8 @@ def test_a_plan_around_what_is_held_is_a_whole_model(
     assert all(num_bytes <= usable.get(node, 0) for node, num_bytes in taken.items())
 
 
-@settings(max_examples=200, deadline=None)
+@pytest.mark.slow
+@settings(max_examples=200)
 @given(offers(), st.frozensets(st.integers(1, NUM_LAYERS - 1)))
 def test_a_gap_is_filled_without_cutting_what_belongs_together(
     left: list[UnitOffer], no_cuts: frozenset[int]
@@ -127,7 +143,8 @@ def test_a_gap_is_filled_without_cutting_what_belongs_together(
         assert not no_cuts - {2, 4} & {each.shard.start_layer for each in plan.stages[1:]}
 
 
-@settings(max_examples=300, deadline=None)
+@pytest.mark.slow
+@settings(max_examples=300)
 @given(holdings())
 def test_what_is_kept_overlaps_nowhere_and_is_as_much_as_possible(some: list[Holding]) -> None:
     keeping = kept(some, NUM_LAYERS)
@@ -137,7 +154,7 @@ def test_what_is_kept_overlaps_nowhere_and_is_as_much_as_possible(some: list[Hol
     assert sum(map(_weight, spans)) == _most([_span(each) for each in some])
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(holdings(), st.randoms(use_true_random=False))
 def test_the_order_of_reports_changes_nothing(some: list[Holding], draws: object) -> None:
     shuffled = list(some)
@@ -193,3 +210,121 @@ def test_a_gap_goes_to_one_unit_that_has_nothing_yet_if_it_fits_there() -> None:
 def test_stages_of_another_size_are_not_kept() -> None:
     assert is_of_size(held(NODES[0], 0, 4).stage, SIZE)
     assert not is_of_size(held(NODES[0], 0, 4, num_blocks=5).stage, SIZE)
+
+
+# Groups.
+
+
+def part_held(
+    node: NodeId,
+    start: int,
+    end: int,
+    member: int,
+    shares: tuple[int, ...],
+    *,
+    unit: UnitId = UNIT,
+    epoch: int = 1,
+) -> Holding:
+    whole = held(node, start, end, epoch=epoch)
+    part = GroupPart(member=member, shares=shares)
+    return replace(whole, stage=msgspec.structs.replace(whole.stage, part=part, unit_id=unit))
+
+
+def test_the_members_of_a_group_are_kept_together_and_in_order() -> None:
+    a, b, c, _ = NODES
+    group = [part_held(b, 0, 5, 1, (2, 1)), part_held(a, 0, 5, 0, (2, 1))]
+    rest = held(c, 5, NUM_LAYERS)
+    assert kept([*group, rest], NUM_LAYERS) == (group[1], group[0], rest)
+    plan = keep_and_fill(kept([*group, rest], NUM_LAYERS), [], COST)
+    assert plan is not None
+    assert [(each.node_id, each.shard.part) for each in plan.stages] == [
+        (a, GroupPart(member=0, shares=(2, 1))),
+        (b, GroupPart(member=1, shares=(2, 1))),
+        (c, None),
+    ]
+    assert [len(each) for each in plan.groups] == [2, 1]
+    assert {each.shard.has_embedding for each in plan.groups[0]} == {True}
+
+
+def test_a_group_without_all_of_its_members_is_not_kept() -> None:
+    a, b, c, d = NODES
+    rest = held(c, 5, NUM_LAYERS)
+    for broken in (
+        [part_held(a, 0, 5, 0, (2, 1))],
+        [part_held(b, 0, 5, 1, (2, 1))],
+        [part_held(a, 0, 5, 0, (2, 1)), part_held(b, 0, 5, 1, (1, 1))],
+        [part_held(a, 0, 5, 0, (2, 1)), part_held(a, 0, 5, 1, (2, 1))],
+        [part_held(a, 0, 5, 0, (2, 1)), part_held(b, 1, 5, 1, (2, 1))],
+    ):
+        assert kept([*broken, rest], NUM_LAYERS) == (rest,)
+    offer = UnitOffer(node_id=d, unit_id=UNIT, usable_bytes=_bytes(0, 5))
+    plan = keep_and_fill(kept([part_held(a, 0, 5, 0, (2, 1)), rest], NUM_LAYERS), [offer], COST)
+    assert plan is not None
+    assert [(each.node_id, each.shard.part) for each in plan.stages] == [(d, None), (c, None)]
+
+
+def test_a_spare_takes_the_place_of_a_lost_member() -> None:
+    a, b, c, _ = NODES
+    leader, member = part_held(a, 0, 8, 0, (1, 1)), part_held(b, 0, 8, 1, (1, 1))
+    spare = part_held(c, 0, 8, 1, (1, 1))
+    in_use = {(a, UNIT, 0, 8), (b, UNIT, 0, 8)}
+    assert kept([spare, member, leader], NUM_LAYERS, in_use) == (leader, member)
+    assert kept([spare, leader], NUM_LAYERS, in_use) == (leader, spare)
+
+
+def test_a_part_is_another_stage_than_the_whole() -> None:
+    holding = part_held(NODES[0], 0, 8, 0, (1, 1))
+    shard = shard_of(0, NUM_LAYERS + 2, NUM_LAYERS)
+    assert not holding.is_stage(holding.unit, shard, SIZE)
+    for part, is_same in (
+        (GroupPart(member=0, shares=(1, 1)), True),
+        (GroupPart(member=1, shares=(1, 1)), False),
+        (GroupPart(member=0, shares=(2, 1)), False),
+    ):
+        assert holding.is_stage(holding.unit, replace(shard, part=part), SIZE) is is_same
+
+
+def test_memory_that_is_promised_is_not_usable_until_it_is_released() -> None:
+    gpu = UnitId("gpu/tinygrad:CUDA")
+    report = node_report(
+        NODES[0],
+        unit_report(UNIT, usable_bytes=1000, is_shared=True),
+        unit_report(gpu, usable_bytes=500, is_shared=False),
+        usable_bytes=1000,
+    )
+    on_host = MemoryPlan(
+        weights=(("bf16", 200),),
+        cache_bytes=10,
+        rope_bytes=0,
+        scratch_bytes=0,
+        staging_bytes=0,
+        process_bytes=20,
+    )
+    on_device = replace(on_host, is_on_device=True)
+    promised = reserved(report, [(UNIT, on_host), (gpu, on_device)])
+    units = {unit.unit_id: unit.usable_bytes for unit in promised.units}
+    assert units == {UNIT: 1000 - 230 - 20, gpu: 500 - 210}
+    assert promised.usable_bytes == 1000 - 230 - 20
+    assert promised.untaken_bytes == 250
+
+    stages = [
+        msgspec.structs.replace(
+            held(NODES[0], 0, 1).stage,
+            unit_id=unit_id,
+            num_bytes=memory.host_bytes,
+            device_bytes=memory.device_bytes,
+        )
+        for unit_id, memory in ((UNIT, on_host), (gpu, on_device))
+    ]
+    assert released(promised, stages) == report
+
+
+def unit_report(unit_id: UnitId, *, usable_bytes: int, is_shared: bool) -> UnitReport:
+    return UnitReport(
+        unit_id=unit_id,
+        backend="native",
+        description="",
+        usable_bytes=usable_bytes,
+        is_shared=is_shared,
+        num_threads=1,
+    )

@@ -1,7 +1,7 @@
 from dataclasses import replace
 
 import pytest
-from support.configs import make_config
+from support.models.configs import make_config
 
 from potluck.errors import ParameterError
 from potluck.models.layers import with_attention
@@ -16,6 +16,7 @@ from potluck.placement.layout import (
 from potluck.types.cluster import NodeId, UnitId
 from potluck.types.model import AttentionConfig, ModelConfig, PerLayerInputs
 from potluck.types.placement import LayoutStage
+from potluck.types.program import GroupPart
 
 A, B, C = (NodeId(letter * 16) for letter in "abc")
 CPU, GPU = UnitId("cpu/native"), UnitId("gpu/tinygrad:CUDA")
@@ -43,7 +44,7 @@ def test_nodes_units_and_layers() -> None:
     "text", ["", "desktop", "=3", "desktop=", "desktop=x", "desktop=-1", "a=1,,b=2", "a/=3", "a=²"]
 )
 def test_another_form_is_refused(text: str) -> None:
-    with pytest.raises(ParameterError, match="is no stage") as raised:
+    with pytest.raises(ParameterError, match="is not a stage") as raised:
         parse_layout(text)
     assert "desktop=24,board/cpu/native=8" in raised.value.hint
 
@@ -56,9 +57,9 @@ def test_nodes_are_named_by_id_or_name() -> None:
 @pytest.mark.parametrize(
     ("text", "message", "hint"),
     [
-        ("nobody=3", "there is no node nobody", "nodes are board, desktop, twin"),
-        ("twin=3", "2 nodes have the name twin", f"name one by its id: {C}"),
-        ("desktop=3", "2 units of desktop serve", "as in desktop/UNIT=3"),
+        ("nobody=3", "unknown node nobody", "known nodes: board, desktop, twin"),
+        ("twin=3", "2 nodes are named twin", f"use a node id: {C}"),
+        ("desktop=3", "desktop has 2 usable units", "for example desktop/UNIT=3"),
         ("board/cpu=3", "board has no unit cpu", "its units are cpu/native, gpu/tinygrad:CUDA"),
     ],
 )
@@ -75,14 +76,14 @@ def of_layers(num_layers: int) -> ModelConfig:
 
 def test_only_the_ends_may_be_without_a_layer() -> None:
     check_layout([stage(A, CPU, 0), stage(B, CPU, 5), stage(C, CPU, 0)], of_layers(5))
-    with pytest.raises(ParameterError, match="no layer for bbbbbbbbbbbbbbbb cpu/native"):
+    with pytest.raises(ParameterError, match="no layers for bbbbbbbbbbbbbbbb cpu/native"):
         check_layout(
             [stage(A, CPU, 2), stage(B, CPU, 0), stage(C, CPU, 3)], make_config(num_layers=5)
         )
 
 
 def test_the_layers_are_the_models() -> None:
-    with pytest.raises(ParameterError, match="has 7 layers, and the model has 8"):
+    with pytest.raises(ParameterError, match="has 7 layers, but the model has 8"):
         check_layout([stage(A, CPU, 3), stage(B, CPU, 4)], of_layers(8))
 
 
@@ -107,12 +108,12 @@ def test_layers_that_share_a_cache_are_on_one_stage() -> None:
     check_layout([stage(A, CPU, 2), stage(B, CPU, 2), stage(C, CPU, 4)], config)
     with pytest.raises(ParameterError, match="begins with layer 3, which uses keys") as caught:
         check_layout([stage(A, CPU, 3), stage(B, CPU, 5)], config)
-    assert caught.value.hint == "let it begin with layer 2 or 4"
+    assert caught.value.hint == "begin the stage with layer 2 or 4"
     whole = replace(config, per_layer_inputs=PerLayerInputs(width=4))
     check_layout([stage(A, CPU, 8), stage(B, CPU, 0)], whole)
     with pytest.raises(ParameterError, match="begins with layer 0") as caught:
         check_layout([stage(A, CPU, 0), stage(B, CPU, 8)], whole)
-    assert caught.value.hint == "give all layers to one unit"
+    assert caught.value.hint == "put all layers on one unit"
 
 
 def test_a_layout_is_written_as_short_as_it_is_clear() -> None:
@@ -128,3 +129,67 @@ def test_a_name_that_a_layout_cannot_hold_is_not_written(name: str) -> None:
     text = written_layout([stage(A, CPU, 3)], nodes)
     assert text == f"{A}=3"
     assert resolve_layout(parse_layout(text), nodes) == (stage(A, CPU, 3),)
+
+
+def test_units_that_hold_layers_together_are_joined_by_a_plus() -> None:
+    def member(node: str, number: int, *shares: int, unit: UnitId | None = None) -> WrittenStage:
+        part = GroupPart(member=number, shares=shares)
+        return WrittenStage(node=node, unit_id=unit, num_layers=24, part=part)
+
+    assert parse_layout("desktop/cpu/native*3 + board=24,twin=8") == (
+        member("desktop", 0, 3, 1, unit=CPU),
+        member("board", 1, 3, 1),
+        WrittenStage(node="twin", unit_id=None, num_layers=8),
+    )
+    assert parse_layout("a+b+c=24") == (
+        member("a", 0, 1, 1, 1),
+        member("b", 1, 1, 1, 1),
+        member("c", 2, 1, 1, 1),
+    )
+
+
+@pytest.mark.parametrize(
+    "text", ["a+=3", "+a=3", "a*0+b=3", "a*x+b=3", "a*2=3", "a+b/=3", "a*+b=3"]
+)
+def test_another_form_of_a_group_is_refused(text: str) -> None:
+    with pytest.raises(ParameterError, match="is not a stage") as raised:
+        parse_layout(text)
+    assert "desktop*3+board=24" in raised.value.hint
+
+
+@pytest.mark.parametrize("text", [f"board+{C}=5", f"{C}=2,board*3+desktop/{GPU}*2=3,{A}/{CPU}=1"])
+def test_a_layout_with_groups_is_written_as_it_is_read(text: str) -> None:
+    stages = resolve_layout(parse_layout(text), NODES)
+    assert resolve_layout(parse_layout(written_layout(stages, NODES)), NODES) == stages
+    assert written_layout(stages, NODES) == text.replace(A, "desktop")
+
+
+def member(node_id: NodeId, number: int, num_layers: int, *shares: int) -> LayoutStage:
+    part = GroupPart(member=number, shares=shares)
+    return LayoutStage(node_id=node_id, unit_id=CPU, num_layers=num_layers, part=part)
+
+
+def test_the_layers_of_a_group_count_once() -> None:
+    check_layout([member(A, 0, 3, 2, 1), member(B, 1, 3, 2, 1), stage(C, CPU, 4)], of_layers(7))
+    check_layout([stage(C, CPU, 0), member(A, 0, 7, 2, 1), member(B, 1, 7, 2, 1)], of_layers(7))
+    with pytest.raises(ParameterError, match="has 3 layers, but the model has 7"):
+        check_layout([member(A, 0, 3, 2, 1), member(B, 1, 3, 2, 1)], of_layers(7))
+    with pytest.raises(ParameterError, match="two stages on"):
+        check_layout([member(A, 0, 3, 2, 1), member(A, 1, 3, 2, 1)], of_layers(3))
+    with pytest.raises(ParameterError, match="and no layers for it"):
+        check_layout([member(A, 0, 0, 2, 1), member(B, 1, 0, 2, 1), stage(C, CPU, 3)], of_layers(3))
+
+
+@pytest.mark.parametrize(
+    "stages",
+    [
+        [member(A, 0, 3, 1, 1)],
+        [member(B, 1, 3, 1, 1), member(A, 0, 3, 1, 1)],
+        [member(A, 0, 3, 1, 1), member(B, 1, 2, 1, 1)],
+        [member(A, 0, 3, 1, 1), member(B, 1, 3, 2, 1)],
+        [member(A, 0, 3, 1, 1), stage(B, CPU, 0), member(C, 1, 3, 1, 1)],
+    ],
+)
+def test_a_group_has_all_of_its_members_in_their_order(stages: list[LayoutStage]) -> None:
+    with pytest.raises(ParameterError, match="an incomplete group"):
+        check_layout(stages, of_layers(3))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import msgspec
-from support.node_reports import node_report
+from support.cluster.node_reports import node_report
 
 from potluck.placement.offering import headroom_bytes, offers
 from potluck.types.cluster import UnitId
@@ -168,8 +168,7 @@ def test_a_node_without_memory_for_a_cards_stage_does_not_offer_it() -> None:
     assert [(each.unit_id, each.reason) for each in offered.rejections] == [
         (
             second.unit_id,
-            "a stage there takes 1 GiB of the machine's memory as well, and 512 MiB of it may be "
-            "used",
+            "a stage there also needs 1 GiB of the machine's memory, of which 512 MiB are usable",
         )
     ]
     # The machine may have none left although nobody limits the node.

@@ -8,9 +8,9 @@ from functools import partial
 
 import msgspec
 import pytest
-from support import reference_backend
-from support.node_reports import node_report, own_pool
-from support.sparse_models import SparseModel
+from support.cluster.node_reports import node_report, own_pool
+from support.engines import reference_backend
+from support.models.sparse_models import SparseModel
 
 from potluck.catalog import describe_model, read_profile
 from potluck.cluster.coordinator.counting import counting_of
@@ -26,14 +26,15 @@ from potluck.placement.placing import Placed, Placement
 from potluck.placement.planned import planned_model
 from potluck.placement.shapes import shapes_of
 from potluck.placement.sizes import on_unit
-from potluck.placement.surveyed import Surveyed
+from potluck.placement.survey import ClusterSurvey
 from potluck.types.abilities import ALL_FEATURES, BackendAbilities
 from potluck.types.arithmetic import Arithmetic
+from potluck.types.choices import Objective
 from potluck.types.cluster import NodeId, UnitId
 from potluck.types.engine import EngineCost
 from potluck.types.memory import MemoryPlan
 from potluck.types.node import NodeReport, UnitReport
-from potluck.types.placement import Objective, Preferences, Rejection
+from potluck.types.placement import Preferences, Rejection
 from potluck.types.profile import ModelProfile
 from potluck.types.program import Shard
 from potluck.types.quantization import Quantization
@@ -95,8 +96,8 @@ def placed(profile: ModelProfile, *nodes: NodeReport, size: StageSize = SIZE) ->
     return Placement(counting_of(profile, costs), by_memory(nodes)).of(size, may_quantize=False)
 
 
-def by_memory(nodes: Sequence[NodeReport]) -> Surveyed:
-    return Surveyed(
+def by_memory(nodes: Sequence[NodeReport]) -> ClusterSurvey:
+    return ClusterSurvey(
         reports=nodes,
         able=nodes,
         coordinator=NodeId("a"),
@@ -128,13 +129,13 @@ def test_units_that_do_not_compute_the_model_are_left_out(profile: ModelProfile)
         Rejection(
             node_id=NodeId("a"),
             unit_id=UnitId("gpu/reference"),
-            reason="the backend reference does not compute Rope",
+            reason="the backend reference does not support Rope",
         ),
     )
     alone = (node("a", gpu),)
-    with pytest.raises(UnsupportedModelError, match="does not compute Rope") as caught:
+    with pytest.raises(UnsupportedModelError, match="does not support Rope") as caught:
         Placement(counting_of(profile, lacking), by_memory(alone)).of(SIZE, may_quantize=True)
-    assert caught.value.hint.startswith("use the CPU: --backend native")
+    assert caught.value.hint.startswith("use the CPU: give --backend native")
 
 
 class LackingFloats(type(reference_backend.COST)):  # type: ignore[misc]
@@ -158,7 +159,7 @@ def test_units_that_lack_a_format_are_used_once_the_model_is_quantized(
     assert where(result) == [("a", "cpu/native")]
     (stored,) = {label for part in profile.layer_bytes for label, _ in part[:1]}
     assert result.rejections[0].reason == (
-        f"the backend reference does not compute with weights in {stored}"
+        f"the backend reference does not support weights in {stored}"
     )
     placement = Placement(counting, by_memory((node("a", gpu),)))
     with pytest.raises(UnsupportedModelError, match=f"weights in {stored}"):
@@ -185,7 +186,7 @@ def test_a_gpu_that_lacks_a_format_has_no_part_in_a_plan(profile: ModelProfile) 
     result = Placement(counting, by_memory(nodes)).of(SIZE, may_quantize=True)
     assert where(result) == [("a", "cpu/native")]
     assert result.rejections[0].reason == (
-        f"the backend tinygrad:CL does not compute with weights in {lacking.label}"
+        f"the backend tinygrad:CL does not support weights in {lacking.label}"
     )
     assert shapes_of(counting, SIZE, ["tinygrad:CL"]) == ()
     assert shapes_of(counting, SIZE, ["native"])
@@ -359,8 +360,12 @@ def test_units_of_a_backend_that_the_coordinator_does_not_know_are_left_out(
     found = placed(profile, node("a", unit("cpu", 8 * GIB)), node("b", strange))
     assert where(found) == [("a", "cpu/native")]
     assert [(each.node_id, each.unit_id, each.reason) for each in found.rejections] == [
-        ("b", "x/strange", "the coordinator cannot count it: this node knows no backend strange")
+        (
+            "b",
+            "x/strange",
+            "the coordinator cannot compute it: this node does not support the backend strange",
+        )
     ]
-    with pytest.raises(EngineError, match="knows no backend strange") as caught:
+    with pytest.raises(EngineError, match="does not support the backend strange") as caught:
         placed(profile, node("b", strange))
     assert caught.value.hint == "install the same version of Potluck on every node"

@@ -7,9 +7,9 @@ from functools import partial
 
 import msgspec
 import pytest
-from support import reference_backend
-from support.node_reports import node_report, own_pool
-from support.placement import llama_config, profile_of, rates
+from support.cluster.node_reports import node_report, own_pool
+from support.engines import reference_backend
+from support.placement.units import llama_config, profile_of, rates
 
 from potluck.cluster.coordinator.counting import counting_of
 from potluck.engines.backends import BACKENDS
@@ -19,11 +19,13 @@ from potluck.placement.keeping import Holding
 from potluck.placement.placing import Placed, Placement
 from potluck.placement.prediction import MARGINS
 from potluck.placement.sizes import on_unit
-from potluck.placement.surveyed import Surveyed
+from potluck.placement.survey import ClusterSurvey
+from potluck.types.choices import Objective
 from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
+from potluck.types.held_stage import HeldStage
 from potluck.types.memory import MemoryPool
-from potluck.types.node import HeldStage, NodeReport, UnitReport
-from potluck.types.placement import Basis, LayoutStage, Objective, PlacedStage, Preferences
+from potluck.types.node import NodeReport, UnitReport
+from potluck.types.placement import Basis, LayoutStage, PlacedStage, Preferences
 from potluck.types.program import Shard
 from potluck.types.speed import LinkSpeed, NodeSpeeds, StepTime
 from potluck.types.stage import StageSize
@@ -63,8 +65,8 @@ def node(name: str, *units: UnitReport, usable: int = 8 * GIB) -> NodeReport:
     return node_report(name, *units, usable_bytes=usable, pools=(own_pool(name, 64 * GIB),))
 
 
-def surveyed(*nodes: NodeReport, **changes: object) -> Surveyed:
-    known = Surveyed(
+def surveyed(*nodes: NodeReport, **changes: object) -> ClusterSurvey:
+    known = ClusterSurvey(
         reports=nodes, able=nodes, coordinator=nodes[0].node_id, preferences=Preferences()
     )
     return replace(known, **changes)  # type: ignore[arg-type]
@@ -189,7 +191,7 @@ def test_a_layout_is_taken_as_it_is_or_refused() -> None:
     assert found.plan.prediction is not None
     assert found.plan.prediction.tokens_per_second > 0
     for layers, problem in (
-        ((("a", 5), ("b", 4)), "9 layers, and the model 8"),
+        ((("a", 5), ("b", 4)), "9 layers, but the model has 8"),
         ((("a", 5), ("c", 3)), "cpu/native on node c cannot be used"),
         ((("a", 4), ("a", 4)), "twice"),
         ((("a", 4), ("b", 0), ("a", 4)), "no layer"),
@@ -229,7 +231,7 @@ def test_what_is_held_stays_unless_a_plan_is_made_anew() -> None:
     slow = node("a", unit(CPU, 20.0, left), usable=left)
     fast = node("b", unit(CPU, 200.0))
     assert where(placed(slow, fast, held=holdings))[0][0] == "a"
-    anew = placed(slow, fast, held=holdings, is_anew=True)
+    anew = placed(slow, fast, held=holdings, from_scratch=True)
     assert where(anew)[0][0] == "b"
     # The fast one has room beside; the stages that are held need not be released first.
     assert not anew.needs_room
@@ -239,7 +241,7 @@ def test_what_is_held_stays_unless_a_plan_is_made_anew() -> None:
         replace(each, stage=msgspec.structs.replace(each.stage, num_blocks=999))
         for each in holdings
     ]
-    assert placed(tight, held=other, is_anew=True).needs_room
+    assert placed(tight, held=other, from_scratch=True).needs_room
 
 
 def test_a_gap_is_filled_by_speed() -> None:

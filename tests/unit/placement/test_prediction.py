@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from support.placement import candidate, llama_config, work_of
+from support.placement.units import candidate, llama_config, work_of
 
 from potluck.placement.cuts import Cut
 from potluck.placement.links import Link, LinkTable, header_bytes, step_bytes

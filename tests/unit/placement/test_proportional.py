@@ -73,8 +73,8 @@ def test_small_units_stand_between_when_the_ends_are_heavy() -> None:
 def test_a_unit_without_room_for_a_layer_is_told_so() -> None:
     plan = place([offer("a", 5000), offer("tiny", 100), offer("none", -5)], cost())
     assert [(rejection.node_id, rejection.reason) for rejection in plan.rejections] == [
-        ("tiny", "100 B may be used, and one layer takes 130 B"),
-        ("none", "0 B may be used, and one layer takes 130 B"),
+        ("tiny", "100 B usable, but one layer needs 130 B"),
+        ("none", "0 B usable, but one layer needs 130 B"),
     ]
 
 
@@ -95,8 +95,8 @@ def test_a_unit_that_is_too_small_for_an_end_does_not_spoil_the_plan() -> None:
 def test_what_does_not_fit_says_how_many_more_nodes_would_help() -> None:
     with pytest.raises(InsufficientMemoryError) as caught:
         place([offer("a", 530), offer("b", 530)], cost())
-    assert "2 units may use" in caught.value.message
-    assert "add 1 more node like the largest" in caught.value.hint
+    assert "are usable on 2 units" in caught.value.message
+    assert "add 1 more node with as much memory as the largest" in caught.value.hint
     place([offer("a", 530), offer("b", 530), offer("c", 530)], cost())
 
 
@@ -114,7 +114,7 @@ def test_a_unit_on_which_a_stage_takes_less_can_hold_more() -> None:
     # Where one layer takes 105 and may use 104, the reason has these numbers.
     tiny = dataclasses.replace(offer("b", 104), spared_bytes=25)
     (rejection,) = place([frugal, tiny], twelve).rejections
-    assert rejection.reason == "104 B may be used, and one layer takes 105 B"
+    assert rejection.reason == "104 B usable, but one layer needs 105 B"
     # An end that stands alone takes 580 elsewhere.
     ends = [dataclasses.replace(offer(name, 555), spared_bytes=25) for name in "abc"]
     heavy = cost(num_layers=5, embedding_bytes=550, head_bytes=550)
@@ -169,7 +169,7 @@ def test_layers_that_share_a_cache_stay_together() -> None:
     plan = place([offer("big", 10_000), offer("small", 600)], groups)
     assert {stage.shard.start_layer for stage in plan.stages} <= {0, 3, 6, 9}
     small = place([offer("big", 10_000), offer("tiny", 300)], groups)
-    assert small.rejections[0].reason == "300 B may be used, and one layer takes 330 B"
+    assert small.rejections[0].reason == "300 B usable, but one layer needs 330 B"
     whole = dataclasses.replace(cost(), no_cuts=frozenset(range(12)))
     with pytest.raises(InsufficientMemoryError):
         place([offer("a", 1000), offer("b", 1000)], whole)
@@ -219,6 +219,7 @@ costs = st.builds(
 )
 
 
+@pytest.mark.slow
 @given(offers=offers, cost=costs)
 def test_every_layer_is_placed_once_within_each_units_memory(
     offers: list[UnitOffer], cost: ModelCost

@@ -9,13 +9,14 @@ import pytest
 from potluck.placement.rebalancing import (
     LOADING_SHARE,
     MoveCost,
+    MoveHistory,
     RebalancePolicy,
-    Steadiness,
     gain_of,
     judge,
 )
+from potluck.types.choices import Objective
 from potluck.types.cluster import NodeId
-from potluck.types.placement import Objective, Prediction
+from potluck.types.placement import Prediction
 
 A, B = NodeId("a"), NodeId("b")
 FREE = MoveCost(num_bytes=0, load_seconds=0.0, replay_seconds=0.0, needs_room=False)
@@ -115,7 +116,7 @@ POLICY = RebalancePolicy(
 
 
 def test_a_node_settles_later_each_time_it_joins() -> None:
-    steadiness = Steadiness(policy=POLICY)
+    steadiness = MoveHistory(policy=POLICY)
     assert steadiness.settles_at(A) == -math.inf
     waits = []
     for turn in range(12):
@@ -128,7 +129,7 @@ def test_a_node_settles_later_each_time_it_joins() -> None:
 
 
 def test_what_happened_long_ago_is_forgotten() -> None:
-    steadiness = Steadiness(policy=POLICY).joined(A, 0.0).joined(A, 1.0).moved(5.0)
+    steadiness = MoveHistory(policy=POLICY).joined(A, 0.0).joined(A, 1.0).moved(5.0)
     later = steadiness.joined(A, 4000.0)
     assert later.settles_at(A) == 4010.0
     assert steadiness.cool_at(4000.0) == -math.inf
@@ -136,7 +137,7 @@ def test_what_happened_long_ago_is_forgotten() -> None:
 
 
 def test_each_move_raises_the_bar_and_doubles_the_wait() -> None:
-    steadiness = Steadiness(policy=POLICY)
+    steadiness = MoveHistory(policy=POLICY)
     assert steadiness.cool_at(0.0) == -math.inf
     now, waits, bars = 0.0, [], []
     for _ in range(4):
@@ -149,7 +150,7 @@ def test_each_move_raises_the_bar_and_doubles_the_wait() -> None:
 
 
 def test_somebody_who_would_always_move_does_so_a_few_times_an_hour() -> None:
-    steadiness, num_moves = Steadiness(policy=POLICY), []
+    steadiness, num_moves = MoveHistory(policy=POLICY), []
     for hour in range(5):
         moves = 0
         for second in range(hour * 3600, (hour + 1) * 3600):
@@ -161,7 +162,7 @@ def test_somebody_who_would_always_move_does_so_a_few_times_an_hour() -> None:
 
 
 def test_a_plan_lasts_as_long_as_its_newest_node_has_been_there() -> None:
-    steadiness = Steadiness(policy=POLICY).joined(B, 100.0)
+    steadiness = MoveHistory(policy=POLICY).joined(B, 100.0)
     assert steadiness.horizon([A], 130.0) == 3600.0
     assert steadiness.horizon([A, B], 130.0) == 30.0
     assert steadiness.next_settled_at(105.0) == 110.0

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import reference_backend
-from support.node_reports import node_report
-from support.placement import llama_config, profile_of, rates
+from support.cluster.node_reports import node_report
+from support.engines import reference_backend
+from support.placement.units import llama_config, profile_of, rates
 
 from potluck.cluster.coordinator.counting import counting_of
 from potluck.engines.backends import BACKENDS
@@ -24,12 +24,13 @@ from potluck.models.rope import empty_rope_tables
 from potluck.placement.costs import model_cost
 from potluck.placement.counting import Counting
 from potluck.placement.placing import Placed, Placement
-from potluck.placement.surveyed import Surveyed
+from potluck.placement.survey import ClusterSurvey
 from potluck.placement.work import model_work
+from potluck.types.choices import Objective
 from potluck.types.cluster import NodeId, UnitId
 from potluck.types.model import AttentionConfig, ModelConfig, PerLayerInputs
 from potluck.types.node import UnitReport
-from potluck.types.placement import LayoutStage, Objective, Preferences
+from potluck.types.placement import LayoutStage, Preferences
 from potluck.types.program import Shard
 from potluck.types.quantization import Quantization
 from potluck.types.stage import StageSize
@@ -88,7 +89,7 @@ def placed(config: ModelConfig, usable: list[int], preferences: Preferences = FA
         )
         for index, num_bytes in enumerate(usable)
     ]
-    surveyed = Surveyed(
+    surveyed = ClusterSurvey(
         reports=nodes, able=nodes, coordinator=NodeId("n0"), preferences=preferences
     )
     return Placement(counting_for(config), surveyed).of(SIZE, may_quantize=False)
@@ -176,7 +177,8 @@ def work_head(config: ModelConfig) -> Any:
 shared_layers = st.dictionaries(st.integers(1, NUM_LAYERS - 1), st.integers(0, 100), max_size=5)
 
 
-@settings(max_examples=60, deadline=None)
+@pytest.mark.slow
+@settings(max_examples=30)
 @given(
     shared_layers,
     st.booleans(),
@@ -214,6 +216,7 @@ def test_no_plan_separates_layers_that_share_a_cache(
         assert program.shard == shard
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", Objective)
 def test_a_model_larger_than_any_unit_is_cut_where_it_can_be(objective: Objective) -> None:
     result = placed(SHARED, [300 << 20] * 4, Preferences(objective=objective))
@@ -239,7 +242,7 @@ def test_a_layout_by_hand_that_separates_them_is_refused() -> None:
     with_layout(1, 5, 2)
     with pytest.raises(ParameterError, match="begins with layer 3, which uses keys") as caught:
         with_layout(3, 5)
-    assert caught.value.hint == "let it begin with layer 1 or 5"
+    assert caught.value.hint == "begin the stage with layer 1 or 5"
 
 
 def test_no_program_is_built_of_a_shard_that_separates_them() -> None:

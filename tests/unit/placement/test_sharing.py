@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -33,6 +34,7 @@ def test_what_is_overdrawn_leaves_nothing() -> None:
     assert fair_shares([100, -3, 5], [pool(-7, 0, 1)]) == [0, 0, 5]
 
 
+@pytest.mark.slow
 @given(
     most=st.lists(st.integers(-10, 100), min_size=1, max_size=6),
     pools=st.lists(

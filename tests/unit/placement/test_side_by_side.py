@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from support.placement import candidate, llama_config, work_of
+from support.placement.units import candidate, llama_config, work_of
 
 from potluck.placement.candidates import Candidate
 from potluck.placement.cuts import Cut
@@ -16,8 +16,9 @@ from potluck.placement.place import place
 from potluck.placement.request import PlaceRequest
 from potluck.placement.sharing import Pool
 from potluck.placement.side_by_side import Pipeline, _pipeline, side_by_side
+from potluck.types.choices import Objective
 from potluck.types.cluster import NodeId, UnitId
-from potluck.types.placement import Basis, LayoutStage, Objective, Plan, Preferences
+from potluck.types.placement import Basis, LayoutStage, Plan, Preferences
 
 NUM_LAYERS = 8
 WORK = work_of(llama_config(NUM_LAYERS))
@@ -115,6 +116,7 @@ def test_the_fastest_comes_first() -> None:
     assert units_of(pipelines[:1]) == ["fast"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("left", [1.1, 2.1, 3.1])
 def test_pipelines_take_no_more_of_a_pool_than_it_has(left: float) -> None:
     """Four agents on memory that holds the model so many times, and a machine of its own."""
@@ -141,6 +143,7 @@ def test_where_memory_is_left_to_one_of_several_it_is_the_fastest() -> None:
     assert sorted(units_of(pipelines)) == ["fast", "other"]
 
 
+@pytest.mark.slow
 def test_where_each_has_room_for_a_part_all_of_a_pool_take_part() -> None:
     """Four agents on a machine that holds the model once: a pipeline of several is fastest."""
     units = [candidate(name, WORK, decode=20.0, usable_bytes=2 * WHOLE) for name in "abcd"]

@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from support.path_problems import for_sequences
+from support.placement.path_problems import for_sequences
 
 from potluck.placement.cuts import Cut
 from potluck.placement.path import Path, PathProblem

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 
 import pytest
-from support.placement import measured, rates
+from support.placement.units import measured, rates
 
 from potluck.placement.speed import (
     ASSUMED_READ_BYTES_PER_SECOND,
-    TRIAL_BYTES,
     UnitSpeed,
     unit_speed,
     usable_share,
@@ -18,6 +17,7 @@ from potluck.types.arithmetic import Arithmetic
 from potluck.types.hardware import Figure, Figures, Origin, Rates
 from potluck.types.placement import Basis
 from potluck.types.tensor import TensorFormat
+from potluck.types.trial import TRIAL_BYTES
 
 SMALL, LARGE = 10e6, 10e9
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from support.configs import make_config
-from support.recurrent_configs import (
+from support.models.configs import make_config
+from support.models.recurrent_configs import (
     GATED_DELTA,
     LATENT,
     MAMBA,
@@ -55,19 +55,21 @@ def test_what_is_asked_for_is_taken() -> None:
 
 
 def test_states_of_a_model_without_any_are_refused() -> None:
-    with pytest.raises(ParameterError, match="llama models keep keys and values only") as caught:
+    with pytest.raises(ParameterError, match="llama models have no state slots") as caught:
         num_states_of(make_config(), 8)
-    assert caught.value.hint == "leave out --states"
+    assert caught.value.hint == "omit --states"
     assert caught.value.name == "states"
 
 
 @pytest.mark.parametrize("asked", [0, -1, MAX_STATES + 1])
 def test_numbers_out_of_range_are_refused(asked: int) -> None:
-    with pytest.raises(ParameterError, match="and must be a whole number from 1 to 1024"):
+    with pytest.raises(ParameterError, match="but must be an integer from 1 to 1024"):
         num_states_of(hybrid_config(MAMBA), asked)
 
 
 def test_too_few_for_what_is_to_run_are_refused() -> None:
-    with pytest.raises(ParameterError, match="8 states are too few: 22 are needed for 16 streams"):
+    with pytest.raises(
+        ParameterError, match="8 state slots are too few: 22 are needed for 16 streams"
+    ):
         num_states_of(hybrid_config(MAMBA), 8, least=22, why="16 streams")
     assert num_states_of(hybrid_config(MAMBA), 22, least=22) == 22

@@ -6,10 +6,9 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
-from support import reference_backend
-from support.node_reports import node_report
-from support.placement import candidate, profile_of, rates, work_of
-from support.recurrent_configs import (
+from support.cluster.node_reports import node_report
+from support.engines import reference_backend
+from support.models.recurrent_configs import (
     GATED_DELTA,
     LATENT,
     MAMBA,
@@ -19,6 +18,7 @@ from support.recurrent_configs import (
     latent_config,
     parallel_config,
 )
+from support.placement.units import candidate, profile_of, rates, work_of
 
 from potluck.cluster.coordinator.counting import counting_of
 from potluck.engines.backends import BACKENDS
@@ -28,7 +28,7 @@ from potluck.models.states import slot_bytes
 from potluck.placement.costs import model_cost
 from potluck.placement.counting import Counting
 from potluck.placement.placing import Placement
-from potluck.placement.surveyed import Surveyed
+from potluck.placement.survey import ClusterSurvey
 from potluck.placement.work import ModelWork
 from potluck.types.cluster import NodeId, UnitId
 from potluck.types.model import LayerConfig, ModelConfig
@@ -197,7 +197,7 @@ def test_fewer_states_are_proposed_where_memory_is_short() -> None:
             rates=rates(50.0, 500.0),
         )
         node = node_report("n0", unit, usable_bytes=usable)
-        surveyed = Surveyed(
+        surveyed = ClusterSurvey(
             reports=(node,), able=(node,), coordinator=NodeId("n0"), preferences=preferences
         )
         with pytest.raises(InsufficientMemoryError) as caught:

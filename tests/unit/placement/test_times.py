@@ -6,14 +6,14 @@ import math
 from dataclasses import replace
 
 import pytest
-from support.placement import candidate, llama_config, work_of
+from support.placement.units import llama_config, unit_times, work_of
 
 from potluck.placement.times import UnitTimes
 from potluck.types.placement import Basis
 from potluck.types.speed import StepTime
 
 WORK = work_of(llama_config(8))
-TIMES = candidate("a", WORK).times
+TIMES = unit_times("a", WORK)
 ALL = (0, 10)
 
 
@@ -55,7 +55,7 @@ def test_more_sequences_and_longer_contexts_take_longer() -> None:
     assert by_count[3] < 8 * by_count[0]
     contexts = [decode(TIMES, 1, tokens) for tokens in (1, 100, 1000, 8000)]
     assert contexts == sorted(contexts)
-    windowed = candidate("a", work_of(llama_config(8, window=100))).times
+    windowed = unit_times("a", work_of(llama_config(8, window=100)))
     assert decode(windowed, 1, 200) == decode(windowed, 1, 8000)
 
 
@@ -66,7 +66,7 @@ def test_prefill_is_cheaper_by_the_token() -> None:
 
 
 def test_a_quota_slows_everything_down() -> None:
-    slow = candidate("a", WORK, usable_cores=0.1).times
+    slow = unit_times("a", WORK, usable_cores=0.1)
     assert decode(slow) == pytest.approx(10 * decode(TIMES))
 
 
@@ -116,7 +116,7 @@ def test_a_lone_outlier_is_bounded() -> None:
 
 
 def test_short_steps_of_a_throttled_unit_do_not_hide_its_quota() -> None:
-    throttled = candidate("a", WORK, usable_cores=0.1).times
+    throttled = unit_times("a", WORK, usable_cores=0.1)
     full_speed = decode(TIMES)
     assert decode(throttled.corrected([step_time(full_speed)])) == pytest.approx(
         decode(throttled), rel=0.02
@@ -125,7 +125,7 @@ def test_short_steps_of_a_throttled_unit_do_not_hide_its_quota() -> None:
 
 
 def test_steps_longer_than_the_period_of_a_quota_tell_how_long_they_take() -> None:
-    throttled = candidate("a", WORK, usable_cores=0.5, quota_period_seconds=0.001).times
+    throttled = unit_times("a", WORK, usable_cores=0.5, quota_period_seconds=0.001)
     faster = 0.75 * decode(throttled)
     assert decode(throttled.corrected([step_time(faster)])) == pytest.approx(faster, rel=0.05)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.placement import llama_config, profile_of, work_of
+from support.placement.units import llama_config, profile_of, work_of
 
 from potluck.placement.work import model_work
 from potluck.types.arithmetic import Arithmetic
@@ -59,7 +59,7 @@ def test_experts_are_counted_apart_from_what_all_tokens_pass() -> None:
         num_experts=8,
         num_experts_per_token=2,
         width=512,
-        normalize_shares=True,
+        norm_topk_prob=True,
     )
     mixed, dense = work_of(llama_config(2, experts=experts, expert_layers=(0,))).layers
     by_experts = {each.num_experts: each for each in mixed.products if each.num_experts > 1}

@@ -6,15 +6,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
-from support.hardware import CPU, device, report
+from support.machines.hardware import CPU, device, report
 
 from potluck.errors import UsageError
-from potluck.probe.choose import check_asked, choose_backend, choose_units
+from potluck.probe.choose import check_asked, choose_units
+from potluck.types.backend import DeviceKind
 from potluck.types.hardware import (
+    DetectorReport,
     Device,
-    DeviceKind,
     Figure,
-    LayerReport,
+    Figures,
     Origin,
     ProbeReport,
     Rates,
@@ -29,7 +30,7 @@ MALI = replace(
 )
 POCL = replace(device("opencl-pocl-0", DeviceKind.CPU), kind=DeviceKind.GPU, is_software=True)
 
-Told = dict[str, tuple[str, str]]
+ServingCallbacks = dict[str, tuple[str, str]]
 
 
 def rate(value: float | None) -> Figure:
@@ -60,10 +61,10 @@ def native(decode: float | None = None, prefill: float | None = None) -> Trial:
 
 
 def machine(*devices: Device, trials: tuple[Trial, ...]) -> ProbeReport:
-    return report(LayerReport(layer="gpus", devices=devices), trials=trials)
+    return report(DetectorReport(detector="gpus", devices=devices), trials=trials)
 
 
-def told(units: tuple[ChosenUnit, ...]) -> Told:
+def told(units: tuple[ChosenUnit, ...]) -> ServingCallbacks:
     """Role and reason by unit."""
     assert len({unit.unit_id for unit in units}) == len(units)
     return {unit.unit_id: (unit.role.value, unit.reason) for unit in units}
@@ -72,14 +73,14 @@ def told(units: tuple[ChosenUnit, ...]) -> Told:
 def chosen(
     *devices: Device,
     trials: tuple[Trial, ...],
-    asked: str | None = None,
+    requested: str | None = None,
     allow_software: bool = False,
     out: Mapping[str, str] | None = None,
-) -> Told:
+) -> ServingCallbacks:
     return told(
         choose_units(
             machine(*devices, trials=trials),
-            asked=asked,
+            requested=requested,
             allow_software=allow_software,
             out=out or {},
         )
@@ -91,24 +92,40 @@ def test_a_cpu_alone_serves_measured_or_not() -> None:
     assert chosen(trials=(native(),)) == {"cpu/native": ("serves", "not measured yet")}
 
 
+def test_a_cpu_whose_cache_holds_the_small_program_counts_with_what_its_memory_delivers() -> None:
+    """A Xeon with a cache of 300 MiB beside an H100, as measured."""
+    figures = Figures(read_bytes_per_second=rate(132e9))
+    cpu = replace(native(2300.0), figures=figures)
+    gpu = trial(DISCRETE, "tinygrad:CUDA", 1926.0)
+    assert chosen(DISCRETE, trials=(cpu, gpu)) == {
+        "pci-0000:01:00.0/tinygrad:CUDA": ("serves", ""),
+        "cpu/native": (
+            "reserve",
+            "1410 tokens/s decode; pci-0000:01:00.0/tinygrad:CUDA reaches 1926",
+        ),
+    }
+    from_a_table = replace(figures.read_bytes_per_second, origin=Origin.TABLE)
+    unmeasured = replace(cpu, figures=Figures(read_bytes_per_second=from_a_table))
+    assert chosen(DISCRETE, trials=(unmeasured, gpu))["cpu/native"] == ("serves", "")
+
+
 def test_the_fastest_backend_of_a_device_serves() -> None:
-    units = choose_backend(
-        DISCRETE,
-        [
-            trial(DISCRETE, "tinygrad:CL", 12.34),
-            trial(DISCRETE, "tinygrad:CUDA", 40.0),
-            trial(DISCRETE, "tinygrad:NV"),
-            trial(DISCRETE, "tinygrad:X", problem="wrong numbers"),
-            native(500.0),  # of another device
-        ],
-        asked=None,
+    trials = (
+        trial(DISCRETE, "tinygrad:CL", 12.34),
+        trial(DISCRETE, "tinygrad:CUDA", 40.0),
+        trial(DISCRETE, "tinygrad:NV"),
+        trial(DISCRETE, "tinygrad:X", problem="wrong numbers"),
+    )
+    units = choose_units(
+        machine(DISCRETE, trials=trials),
+        requested=None,
         allow_software=False,
     )
     assert told(units) == {
         "pci-0000:01:00.0/tinygrad:CUDA": ("serves", ""),
         "pci-0000:01:00.0/tinygrad:CL": (
             "idle",
-            "12.3 tokens/s decode, pci-0000:01:00.0/tinygrad:CUDA reaches 40",
+            "12.3 tokens/s decode; pci-0000:01:00.0/tinygrad:CUDA reaches 40",
         ),
         "pci-0000:01:00.0/tinygrad:NV": ("idle", "not measured yet"),
         "pci-0000:01:00.0/tinygrad:X": ("out", "wrong numbers"),
@@ -141,8 +158,8 @@ def test_the_prefill_is_told_where_it_has_decided() -> None:
     roles = chosen(MALI, trials=(native(40.0, 300.0), trial(MALI, "tinygrad:CL", 38.0, 1100.4)))
     assert roles["cpu/native"] == (
         "reserve",
-        "40 tokens/s decode and 300 prefill, of-fb000000.gpu/tinygrad:CL reaches 38 and 1100, "
-        "which draws on the same memory",
+        "40 tokens/s decode and 300 prefill; of-fb000000.gpu/tinygrad:CL reaches 38 and 1100, "
+        "which uses the same memory",
     )
 
 
@@ -152,7 +169,7 @@ def test_of_one_memory_only_the_fastest_serves() -> None:
         "cpu/native": ("serves", ""),
         "of-fb000000.gpu/tinygrad:CL": (
             "reserve",
-            "3.1 tokens/s decode, cpu/native reaches 12, which draws on the same memory",
+            "3.1 tokens/s decode; cpu/native reaches 12, which uses the same memory",
         ),
     }
     unknown = chosen(MALI, trials=(native(12.0), trial(MALI)))
@@ -171,7 +188,7 @@ def test_a_faster_gpu_serves_and_the_cpu_waits() -> None:
         "pci-0000:01:00.0/tinygrad:CL": ("serves", ""),
         "cpu/native": (
             "reserve",
-            "12 tokens/s decode, pci-0000:01:00.0/tinygrad:CL reaches 90",
+            "12 tokens/s decode; pci-0000:01:00.0/tinygrad:CL reaches 90",
         ),
         "pci-0000:02:00.0/tinygrad:CL": ("reserve", "not measured yet"),
     }
@@ -182,7 +199,7 @@ def test_a_gpu_slower_than_its_cpu_is_told_to_be() -> None:
         "cpu/native": ("serves", ""),
         "pci-0000:01:00.0/tinygrad:CL": (
             "reserve",
-            "slower than the CPU beside it: 3.1 against 12 tokens/s",
+            "slower than the CPU: 3.1 against 12 tokens/s",
         ),
     }
 
@@ -210,11 +227,11 @@ def test_both_of_two_gpus_serve_where_both_are_faster() -> None:
 
 
 def test_what_could_not_be_measured_says_why() -> None:
-    failed = Figure(source="measuring failed: gave no answer within 60 s")
+    failed = Figure(source="measuring failed: did not respond within 60 s")
     gpu = replace(trial(DISCRETE), rates=Rates(decode_tokens_per_second=failed))
     assert chosen(DISCRETE, trials=(native(12.0), gpu))["pci-0000:01:00.0/tinygrad:CL"] == (
         "reserve",
-        "measuring failed: gave no answer within 60 s",
+        "measuring failed: did not respond within 60 s",
     )
 
 
@@ -240,63 +257,66 @@ def test_a_unit_that_is_out_makes_place_for_the_next() -> None:
 
 def test_what_was_asked_for_serves_however_slow() -> None:
     trials = (native(12.0), trial(DISCRETE, decode=3.1), trial(DISCRETE, "tinygrad:CUDA", 50.0))
-    for asked in ("tinygrad:CL", "pci-0000:01:00.0/tinygrad:CL"):
-        assert chosen(DISCRETE, trials=trials, asked=asked) == {
+    for requested in ("tinygrad:CL", "pci-0000:01:00.0/tinygrad:CL"):
+        assert chosen(DISCRETE, trials=trials, requested=requested) == {
             "pci-0000:01:00.0/tinygrad:CL": ("serves", ""),
-            "cpu/native": ("idle", f"{asked} was asked for"),
-            "pci-0000:01:00.0/tinygrad:CUDA": ("idle", f"{asked} was asked for"),
+            "cpu/native": ("idle", f"{requested} was requested"),
+            "pci-0000:01:00.0/tinygrad:CUDA": ("idle", f"{requested} was requested"),
         }
     both = (native(12.0), trial(DISCRETE), trial(SECOND, decode=3.0))
-    roles = chosen(DISCRETE, SECOND, trials=both, asked="tinygrad:CL")
+    roles = chosen(DISCRETE, SECOND, trials=both, requested="tinygrad:CL")
     assert roles["pci-0000:01:00.0/tinygrad:CL"] == ("serves", "not measured yet")
     assert roles["pci-0000:02:00.0/tinygrad:CL"] == ("serves", "")
 
 
 def test_what_was_asked_for_and_never_worked_leaves_nothing_to_serve() -> None:
     trials = (native(12.0), trial(DISCRETE, problem="libcuda.so.1 is not there"))
-    units = choose_units(machine(DISCRETE, trials=trials), asked="tinygrad:CL", allow_software=True)
+    units = choose_units(
+        machine(DISCRETE, trials=trials), requested="tinygrad:CL", allow_software=True
+    )
     assert told(units) == {
-        "cpu/native": ("idle", "tinygrad:CL was asked for, and works nowhere here"),
+        "cpu/native": ("idle", "tinygrad:CL was requested, but does not work here"),
         "pci-0000:01:00.0/tinygrad:CL": ("out", "libcuda.so.1 is not there"),
     }
     report = machine(DISCRETE, trials=trials)
     with pytest.raises(UsageError) as caught:
         check_asked(report, units, "tinygrad:CL")
     assert caught.value.message == (
-        "tinygrad:CL works on no device of this machine "
+        "tinygrad:CL does not work on any device of this machine "
         "(pci-0000:01:00.0/tinygrad:CL: libcuda.so.1 is not there)"
     )
-    assert caught.value.hint == "works here: cpu/native; potluck probe says more"
+    assert caught.value.hint == "these work here: cpu/native; potluck probe shows details"
     check_asked(report, units, None)
-    with pytest.raises(UsageError, match="there is none that it is tried on"):
+    with pytest.raises(UsageError, match="there is no device that it supports"):
         check_asked(report, units, "tinygrad:AMD")
 
 
 def test_what_was_asked_for_and_is_not_tested_yet_is_not_said_to_fail() -> None:
     pending = replace(trial(DISCRETE, problem="it runs"), is_pending=True)
     report = machine(DISCRETE, trials=(native(12.0), pending))
-    units = choose_units(report, asked="tinygrad:CL", allow_software=True)
+    units = choose_units(report, requested="tinygrad:CL", allow_software=True)
     assert told(units) == {
-        "cpu/native": ("idle", "tinygrad:CL was asked for, and is not tested yet"),
+        "cpu/native": ("idle", "tinygrad:CL was requested, but has not been tested yet"),
         "pci-0000:01:00.0/tinygrad:CL": ("pending", "it runs"),
     }
     with pytest.raises(UsageError) as caught:
         check_asked(report, units, "tinygrad:CL")
     assert caught.value.message == (
-        "tinygrad:CL is not tested yet on this machine (pci-0000:01:00.0/tinygrad:CL: it runs)"
+        "tinygrad:CL has not been tested on this machine yet "
+        "(pci-0000:01:00.0/tinygrad:CL: it runs)"
     )
     assert "potluck probe --wait" in (caught.value.hint or "")
 
 
 def test_what_was_asked_for_may_be_on_a_device_that_is_not_found_yet() -> None:
     found = machine(trials=(native(12.0),))
-    late = LayerReport(layer="opencl", problems=("has not answered yet",), is_pending=True)
-    report = replace(found, layers=(*found.layers, late))
-    units = choose_units(report, asked="tinygrad:CL", allow_software=True)
+    late = DetectorReport(detector="opencl", problems=("has not answered yet",), is_pending=True)
+    report = replace(found, detectors=(*found.detectors, late))
+    units = choose_units(report, requested="tinygrad:CL", allow_software=True)
     with pytest.raises(UsageError) as caught:
         check_asked(report, units, "tinygrad:CL")
     assert caught.value.message == (
-        "tinygrad:CL is not tested yet on this machine (opencl: has not answered yet)"
+        "tinygrad:CL has not been tested on this machine yet (opencl: has not answered yet)"
     )
 
 
@@ -316,26 +336,26 @@ def test_the_cpu_takes_over_from_what_was_asked_for_and_failed(problem: str) -> 
     roles = chosen(
         DISCRETE,
         trials=trials,
-        asked="tinygrad:CL",
+        requested="tinygrad:CL",
         out={"pci-0000:01:00.0/tinygrad:CL": "driver error"},
     )
     assert roles == {
-        "cpu/native": ("serves", "takes the place of tinygrad:CL, which is out"),
-        "pci-0000:01:00.0/tinygrad:CUDA": ("idle", "tinygrad:CL was asked for"),
+        "cpu/native": ("serves", "replaces tinygrad:CL, which failed"),
+        "pci-0000:01:00.0/tinygrad:CUDA": ("idle", "tinygrad:CL was requested"),
         "pci-0000:01:00.0/tinygrad:CL": ("out", "driver error"),
     }
 
 
 def test_software_is_used_where_it_is_allowed() -> None:
     trials = (native(12.0), trial(POCL, decode=50.0))
-    idle = ("idle", "software on the CPU: --allow-software uses it")
+    idle = ("idle", "software emulation on the CPU; enable with --allow-software")
     assert chosen(POCL, trials=trials)["opencl-pocl-0/tinygrad:CL"] == idle
-    asked = chosen(POCL, trials=trials, asked="tinygrad:CL")
-    assert asked["opencl-pocl-0/tinygrad:CL"] == idle
-    assert asked["cpu/native"][0] == "idle"
+    requested = chosen(POCL, trials=trials, requested="tinygrad:CL")
+    assert requested["opencl-pocl-0/tinygrad:CL"] == idle
+    assert requested["cpu/native"][0] == "idle"
     for how in (
-        chosen(POCL, trials=trials, asked="opencl-pocl-0/tinygrad:CL"),
-        chosen(POCL, trials=trials, asked="tinygrad:CL", allow_software=True),
+        chosen(POCL, trials=trials, requested="opencl-pocl-0/tinygrad:CL"),
+        chosen(POCL, trials=trials, requested="tinygrad:CL", allow_software=True),
         chosen(POCL, trials=trials, allow_software=True),
     ):
         # Its memory is the machine's, whatever it says, so that the CPU does not serve beside it.

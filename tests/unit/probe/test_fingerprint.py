@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.fake_backends.behaviour import device
+from support.engines.fake_backends.behaviour import device
 
 from potluck.probe.fingerprint import Software, fingerprint, installed_software
 from potluck.types.hardware import Device
@@ -97,7 +97,7 @@ def test_the_software_of_this_machine() -> None:
 def test_it_is_found_without_loading_any_of_it() -> None:
     code = (
         "import sys; from potluck.probe.fingerprint import installed_software\n"
-        "import potluck.probe.trials\n"
+        "import potluck.probe.trials.running\n"
         "installed_software('6.1', ('numpy',))\n"
         "print([m for m in ('numpy', 'potluck.kernels', 'potluck.engines') if m in sys.modules])"
     )

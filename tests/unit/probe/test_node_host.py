@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from support.doctor_cases import a_gpu, a_report
+from support.machines.doctor_cases import a_gpu, a_report
 
-from potluck.portability.host import Host, HostGpu
+from potluck.portability.hosts.host import Host, HostGpu
 from potluck.probe.node_host import hardware_of, with_hardware
 from potluck.types.hardware import Device
 

@@ -7,28 +7,28 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.fake_backends.behaviour import CALLS, device
+from support.engines.fake_backends.behaviour import CALLS, device
 
 from potluck.probe.cache import ProbeCache
-from potluck.probe.child import ChildAnswer, ChildFailure, ChildOutcome, Failure
-from potluck.probe.layer import VendorQuery
+from potluck.probe.detector import VendorQuery
+from potluck.probe.processes.child import ChildAnswer, ChildFailure, ChildOutcome, Failure
 from potluck.probe.vendor import ask_vendor
-from potluck.types.hardware import LayerReport
+from potluck.types.hardware import DetectorReport
 
 TESTS = Path(__file__).parents[2]
-REPORT = LayerReport(layer="nvidia", devices=(device(),))
+REPORT = DetectorReport(detector="nvidia", devices=(device(),))
 
 
 def ask(
     module: str,
     cache: ProbeCache,
     *,
-    report: LayerReport = REPORT,
+    report: DetectorReport = REPORT,
     retry: bool = False,
     **more: Any,
 ) -> ChildOutcome:
     query = VendorQuery(
-        module=f"support.fake_backends.{module}", merge=lambda report, _: report, **more
+        module=f"support.engines.fake_backends.{module}", merge=lambda report, _: report, **more
     )
     return ask_vendor(
         query, report, kernel_release="6.1.0", cache=cache, retry=retry, deadline_seconds=20
@@ -52,6 +52,7 @@ def num_calls(calls: Path) -> int:
     return len(calls.read_text().split("\n")) - 1
 
 
+@pytest.mark.slow
 def test_an_answer_and_a_refusal_are_not_kept(tmp_path: Path, calls: Path) -> None:
     cache = ProbeCache(tmp_path / "c")
     for _ in range(2):
@@ -85,14 +86,17 @@ def test_what_a_child_is_given(
     assert outcome.document == {"said": ["x", "y", "of this process", "of the query"]}
 
 
+@pytest.mark.slow
 def test_a_crash_is_met_once(tmp_path: Path, calls: Path) -> None:
     cache = ProbeCache(tmp_path / "c")
-    newer = LayerReport(layer="nvidia", devices=(device(driver_version="560"),))
+    newer = DetectorReport(detector="nvidia", devices=(device(driver_version="560"),))
     assert failure(ask("crashes", cache)) is Failure.CRASHED
     again = ask("crashes", cache)
     assert isinstance(again, ChildFailure)
     assert again.failure is Failure.QUARANTINED
-    assert again.reason == "not tried again: was killed by SIGSEGV (potluck probe --retry tries)"
+    assert (
+        again.reason == "not tried again: was killed by SIGSEGV (retry with potluck probe --retry)"
+    )
     assert failure(ask("crashes", cache, report=newer)) is Failure.CRASHED
     assert failure(ask("crashes", cache, arguments=("other",))) is Failure.CRASHED
     assert failure(ask("crashes", cache, details=("changed",))) is Failure.CRASHED

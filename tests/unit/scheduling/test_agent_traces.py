@@ -10,10 +10,12 @@ import random
 from dataclasses import dataclass, field
 
 import pytest
-from support.stateful_pipeline import StatefulPipeline
-from support.toy_pipeline import expected_tokens
+from support.scheduling.stateful_pipeline import StatefulPipeline
+from support.scheduling.toy_pipeline import expected_tokens
 
-from potluck.scheduling import Scheduler, SchedulerLimits, SequenceRequest
+from potluck.scheduling.limits import SchedulerLimits
+from potluck.scheduling.scheduler import Scheduler
+from potluck.types.sequence import SequenceRequest
 from potluck.types.step import SamplingParams, SequenceId
 
 GENERATION = [1, 2, 3]  # <|im_start|>assistant and a newline
@@ -96,6 +98,7 @@ def test_a_chat_whose_thoughts_are_dropped_computes_the_end_of_the_last_prompt_a
         assert num_new <= num_computed <= num_new + 8 + 15
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_states", [4, 8])
 def test_thoughts_that_are_dropped_after_many_calls_of_tools(num_states: int) -> None:
     """Within a turn of the user all is repeated; the next turn has no thoughts of the last one."""
@@ -147,6 +150,7 @@ def test_forks_of_one_prompt_compute_its_end_each() -> None:
     assert served.serve(prompt, prompt, prompt)[0] == 1500 + 2 * (1500 - 1488)
 
 
+@pytest.mark.slow
 def test_a_prompt_that_is_changed_in_the_middle_computes_from_the_rung_before() -> None:
     served = Served(num_states=64)
     prompt = served.words(12_000)
@@ -155,6 +159,7 @@ def test_a_prompt_that_is_changed_in_the_middle_computes_from_the_rung_before() 
     assert served.serve([*prompt[:9000], *served.words(500)])[0] == 9500 - 8992
 
 
+@pytest.mark.slow
 def test_with_few_slots_rungs_are_thinned_out_but_for_the_last_ones() -> None:
     served = Served(num_states=8)
     prompt = served.words(20_000)
@@ -164,6 +169,7 @@ def test_with_few_slots_rungs_are_thinned_out_but_for_the_last_ones() -> None:
         assert num_computed <= most + 30, end
 
 
+@pytest.mark.slow
 def test_long_answers_have_rungs_too() -> None:
     served = Served()
     prompt = served.words(100)
@@ -172,6 +178,7 @@ def test_long_answers_have_rungs_too() -> None:
     assert served.serve([*cut, *served.words(10)])[0] == 1160 - 1024
 
 
+@pytest.mark.slow
 def test_a_checkpoint_goes_with_its_blocks() -> None:
     """Even where there are free slots: without the blocks it is of no use."""
     served = Served(num_states=64, num_blocks=2048)

@@ -20,7 +20,7 @@ def test_low_blocks_are_used_first_and_come_back() -> None:
 
 def test_more_than_is_free_is_refused_and_changes_nothing() -> None:
     pool = BlockPool(2)
-    with pytest.raises(ValueError, match="3 blocks asked for, 2 free"):
+    with pytest.raises(ValueError, match="3 blocks requested, but only 2 are free"):
         pool.take(3)
     assert pool.num_free == 2
 

@@ -3,10 +3,12 @@
 from collections.abc import Callable
 
 import pytest
-from support.toy_pipeline import ToyPipeline
+from support.scheduling.toy_pipeline import ToyPipeline
 
-from potluck.scheduling import Scheduler, SchedulerLimits, SequenceRequest
 from potluck.scheduling.chunks import ChunkController
+from potluck.scheduling.limits import SchedulerLimits
+from potluck.scheduling.scheduler import Scheduler
+from potluck.types.sequence import SequenceRequest
 from potluck.types.step import SamplingParams, Step
 
 StepSeconds = Callable[[int, int], float]
@@ -14,8 +16,8 @@ StepSeconds = Callable[[int, int], float]
 
 def measured(controller: ChunkController, *, fixed: float, per_token: float) -> None:
     for _ in range(7):
-        controller.took(fixed, num_tokens=1, num_chunk_tokens=0)
-        controller.took(fixed + 512 * per_token, num_tokens=512, num_chunk_tokens=512)
+        controller.record(fixed, num_tokens=1, num_chunk_tokens=0)
+        controller.record(fixed + 512 * per_token, num_tokens=512, num_chunk_tokens=512)
 
 
 @pytest.mark.parametrize(
@@ -45,8 +47,8 @@ def test_several_steps_in_flight_share_the_target_and_decodes_count() -> None:
 def test_before_anything_is_known_a_chunk_is_moderate() -> None:
     controller = ChunkController(0.2, 1)
     assert controller.most_tokens(1) == 128
-    controller.took(0.03, num_tokens=1, num_chunk_tokens=0)
-    controller.took(3.0, num_tokens=4, num_chunk_tokens=3)  # mostly of something else
+    controller.record(0.03, num_tokens=1, num_chunk_tokens=0)
+    controller.record(3.0, num_tokens=4, num_chunk_tokens=3)  # mostly of something else
     assert controller.most_tokens(1) == 128
 
 
@@ -54,7 +56,7 @@ def test_single_steps_that_were_held_up_change_nothing() -> None:
     controller = ChunkController(0.2, 1)
     measured(controller, fixed=0.064, per_token=0.002)
     for _ in range(3):
-        controller.took(60.0, num_tokens=81, num_chunk_tokens=80)
+        controller.record(60.0, num_tokens=81, num_chunk_tokens=80)
     assert controller.most_tokens(0) == 64
 
 
@@ -67,7 +69,7 @@ def test_chunks_settle_whatever_a_step_costs_besides(fixed_tokens: int) -> None:
     for _ in range(40):
         chunks.append(controller.most_tokens(1))
         seconds = 0.001 * (fixed_tokens + 1 + chunks[-1])
-        controller.took(seconds, num_tokens=chunks[-1] + 1, num_chunk_tokens=chunks[-1])
+        controller.record(seconds, num_tokens=chunks[-1] + 1, num_chunk_tokens=chunks[-1])
     assert len(set(chunks[10:])) == 1
     assert 0.7 * 0.5 < 0.001 * (fixed_tokens + chunks[-1]) < 1.2 * 0.5
 

@@ -2,11 +2,12 @@
 
 from dataclasses import replace
 
-from support.toy_pipeline import ToyPipeline, expected_tokens
+from support.scheduling.toy_pipeline import ToyPipeline, expected_tokens
 
-from potluck.scheduling import Scheduler, SchedulerLimits, SequenceRequest
+from potluck.scheduling.limits import SchedulerLimits
+from potluck.scheduling.scheduler import Scheduler
 from potluck.types.prefix_cache import PrefixTotals
-from potluck.types.sequence import Continuation
+from potluck.types.sequence import Continuation, SequenceRequest
 from potluck.types.step import BlockCopy, Pooling, SamplingParams, SequenceId, Step
 
 

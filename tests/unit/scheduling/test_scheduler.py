@@ -1,11 +1,12 @@
 import dataclasses
 
 import pytest
-from support.toy_pipeline import ToyPipeline, expected_tokens
+from support.scheduling.toy_pipeline import ToyPipeline, expected_tokens
 
 from potluck.errors import ParameterError, PromptTooLongError
-from potluck.scheduling import FinishReason, Scheduler, SchedulerLimits, SequenceRequest
-from potluck.types.sequence import Continuation
+from potluck.scheduling.limits import SchedulerLimits
+from potluck.scheduling.scheduler import Scheduler
+from potluck.types.sequence import Continuation, FinishReason, SequenceRequest
 from potluck.types.step import SampledToken, SamplingParams, SequenceId, Step, StepId
 
 
@@ -170,7 +171,7 @@ def test_a_stop_token_ends_the_sequence_and_is_its_last_token() -> None:
 
 def test_a_prompt_that_fills_the_context_is_refused() -> None:
     scheduler = make_scheduler(context_tokens=32)
-    with pytest.raises(PromptTooLongError, match="has 32 tokens, and the context holds 32"):
+    with pytest.raises(PromptTooLongError, match="has 32 tokens, but the context size is 32"):
         scheduler.add(request(32))
 
 
@@ -299,7 +300,7 @@ def test_a_context_that_a_live_sequence_might_outgrow_is_refused_and_changes_not
     scheduler = make_scheduler(context_tokens=256)
     sequence = scheduler.add(request(100, max_new_tokens=101))
     step = next_step(scheduler)
-    with pytest.raises(ValueError, match="may have 201 tokens, and the context would hold 200"):
+    with pytest.raises(ValueError, match="may have 201 tokens, but the context only holds 200"):
         scheduler.restart(make_limits(context_tokens=200))
     scheduler.complete(step.step_id, ())
     assert next_step(scheduler).slices[0].start_position == 32
@@ -333,10 +334,10 @@ def test_a_sequence_becomes_alone_while_it_is_computed() -> None:
 @pytest.mark.parametrize(
     ("continuation", "reason"),
     [
-        (Continuation(num_scored=4), "4 scores of 3"),
-        (Continuation(num_scored=-1), "-1 scores of 3"),
+        (Continuation(num_scored=4), "4 scores, but only 3"),
+        (Continuation(num_scored=-1), "-1 scores, but only 3"),
         (Continuation(num_scored=2, output_tokens=(1,)), "lacks scores"),
-        (Continuation(num_scored=3, output_tokens=(1,) * 6), "6 generated tokens of 5"),
+        (Continuation(num_scored=3, output_tokens=(1,) * 6), "6 generated tokens, but at most 5"),
         (Continuation(num_scored=3, output_tokens=(1,) * 5), "it has ended"),
         (Continuation(num_scored=3, output_tokens=(1, 50)), "it has ended"),
     ],

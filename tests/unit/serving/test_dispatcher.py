@@ -8,14 +8,15 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 import pytest
-from support.toy_pipeline import ToyPipeline, expected_tokens
+from support.scheduling.toy_pipeline import ToyPipeline, expected_tokens
 
 from potluck.errors import EngineError, PotluckError
 from potluck.local.pipeline import LocalPipeline
-from potluck.scheduling import SchedulerLimits, SequenceRequest
+from potluck.scheduling.limits import SchedulerLimits
 from potluck.serving.dispatcher import Dispatcher
 from potluck.serving.ledger import Update
 from potluck.types.engine import NO_MASKS, StepResult
+from potluck.types.sequence import SequenceRequest
 from potluck.types.step import SamplingParams, SequenceId, Step
 
 if TYPE_CHECKING:

@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 from potluck.errors import DefectError, EngineError, PotluckError
-from potluck.scheduling import Scheduler, SchedulerLimits, SequenceRequest
+from potluck.scheduling.limits import SchedulerLimits
+from potluck.scheduling.scheduler import Scheduler
 from potluck.serving.dispatcher import Dispatcher
 from potluck.serving.ledger import TimedToken, Update
 from potluck.serving.pipeline import OnOutcome, StepOutcome
+from potluck.types.sequence import SequenceRequest
 from potluck.types.step import SampledToken, SamplingParams, SequenceId, Step, StepId
 
 LIMITS = SchedulerLimits(

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from potluck.serving import suspects as module
-from potluck.serving.suspects import FORGET_SECONDS, Standing, Suspects
+from potluck.serving.suspects import FORGET_SECONDS, Suspects, SuspectState
 from potluck.types.sequence import SequenceRequest
 from potluck.types.step import SamplingParams
 
@@ -23,28 +23,28 @@ AGAIN = dataclasses.replace(
 
 def test_two_ends_refuse_a_request_and_one_does_not() -> None:
     suspects = Suspects()
-    assert suspects.standing(GUILTY, 0.0) is Standing.FREE
+    assert suspects.state(GUILTY, 0.0) is SuspectState.FREE
     suspects, refused = suspects.accused([GUILTY, INNOCENT], 0.0)
     assert refused == ()
-    assert suspects.standing(AGAIN, 1.0) is Standing.SUSPECT
-    assert suspects.standing(INNOCENT, 1.0) is Standing.SUSPECT
+    assert suspects.state(AGAIN, 1.0) is SuspectState.SUSPECT
+    assert suspects.state(INNOCENT, 1.0) is SuspectState.SUSPECT
     suspects, refused = suspects.accused([AGAIN], 2.0)
     assert refused == (AGAIN,)
-    assert suspects.standing(GUILTY, 3.0) is Standing.REFUSED
-    assert suspects.standing(INNOCENT, 3.0) is Standing.SUSPECT
+    assert suspects.state(GUILTY, 3.0) is SuspectState.REFUSED
+    assert suspects.state(INNOCENT, 3.0) is SuspectState.SUSPECT
 
 
 def test_a_suspect_that_completes_is_cleared() -> None:
     suspects, _ = Suspects().accused([GUILTY, INNOCENT], 0.0)
     suspects = suspects.completed(INNOCENT).completed(INNOCENT)
-    assert suspects.standing(INNOCENT, 1.0) is Standing.FREE
-    assert suspects.standing(GUILTY, 1.0) is Standing.SUSPECT
+    assert suspects.state(INNOCENT, 1.0) is SuspectState.FREE
+    assert suspects.state(GUILTY, 1.0) is SuspectState.SUSPECT
 
 
 def test_the_choices_of_one_request_count_once() -> None:
     suspects, refused = Suspects().accused([GUILTY, AGAIN, GUILTY], 0.0)
     assert refused == ()
-    assert suspects.standing(GUILTY, 1.0) is Standing.SUSPECT
+    assert suspects.state(GUILTY, 1.0) is SuspectState.SUSPECT
 
 
 @pytest.mark.parametrize(
@@ -58,20 +58,20 @@ def test_the_choices_of_one_request_count_once() -> None:
 )
 def test_another_content_is_another_request(other: SequenceRequest) -> None:
     suspects, _ = Suspects().accused([GUILTY], 0.0)
-    assert suspects.standing(other, 1.0) is Standing.FREE
+    assert suspects.state(other, 1.0) is SuspectState.FREE
 
 
 def test_what_cannot_be_serialized_can_be_remembered() -> None:
     odd = dataclasses.replace(GUILTY, sampling=SamplingParams(top_k=2**64))
     suspects, _ = Suspects().accused([odd], 0.0)
-    assert suspects.standing(odd, 1.0) is Standing.SUSPECT
+    assert suspects.state(odd, 1.0) is SuspectState.SUSPECT
 
 
 def test_it_is_forgotten_after_a_while() -> None:
     suspects, _ = Suspects().accused([GUILTY], 0.0)
     suspects, _ = suspects.accused([GUILTY], 10.0)
-    assert suspects.standing(GUILTY, 9.0 + FORGET_SECONDS) is Standing.REFUSED
-    assert suspects.standing(GUILTY, 10.0 + FORGET_SECONDS) is Standing.FREE
+    assert suspects.state(GUILTY, 9.0 + FORGET_SECONDS) is SuspectState.REFUSED
+    assert suspects.state(GUILTY, 10.0 + FORGET_SECONDS) is SuspectState.FREE
     suspects, refused = suspects.accused([GUILTY], 10.0 + FORGET_SECONDS)
     assert refused == ()
     assert len(suspects.records) == 1
@@ -83,5 +83,10 @@ def test_memory_is_bounded_and_the_oldest_goes_first(monkeypatch: pytest.MonkeyP
     suspects = Suspects()
     for at, request in enumerate([*requests[:3], requests[0], requests[3]]):
         suspects, _ = suspects.accused([request], float(at))
-    standings = [suspects.standing(request, 5.0) for request in requests]
-    assert standings == [Standing.REFUSED, Standing.FREE, Standing.SUSPECT, Standing.SUSPECT]
+    states = [suspects.state(request, 5.0) for request in requests]
+    assert states == [
+        SuspectState.REFUSED,
+        SuspectState.FREE,
+        SuspectState.SUSPECT,
+        SuspectState.SUSPECT,
+    ]

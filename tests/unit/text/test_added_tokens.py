@@ -48,9 +48,9 @@ def test_the_longest_of_very_many_is_matched() -> None:
 
 def test_very_many_tokens_take_no_longer() -> None:
     added = AddedTokens([control(f"<unused{number}>", number) for number in range(6000)])
-    started = time.perf_counter()
+    started = time.thread_time()
     assert cut(added, "<" * 100_000) == ["<" * 100_000]
-    assert time.perf_counter() - started < 1  # 10 ms; with a plain list of alternatives 4 s
+    assert time.thread_time() - started < 1  # 10 ms; with a plain list of alternatives 4 s
 
 
 def test_white_space_goes_with_a_token_that_strips() -> None:

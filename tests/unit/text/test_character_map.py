@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import sentencepiece
-from support.text_models import HARD_TEXTS, SENTENCES, train_sentence_piece
+from support.models.text_models import HARD_TEXTS, SENTENCES, train_sentence_piece
 
 from potluck.text.character_map import CharacterMap, trim_spaces
 from potluck.text.sentence_piece import read_sentence_piece
@@ -25,6 +25,7 @@ def charsmap(rule: str, directory: Path) -> bytes:
     return read_sentence_piece(path).charsmap
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
 def test_characters_are_replaced_as_by_the_library(rule: str, tmp_path: Path) -> None:
     ours = CharacterMap(charsmap(rule, tmp_path))
@@ -53,7 +54,7 @@ def test_only_what_begins_a_known_text_is_looked_at(tmp_path: Path) -> None:
     "data", [b"", b"\x00\x04", struct.pack("<I", 2048) + b"x" * 1024, b"x" * 9]
 )
 def test_malformed_maps_are_told(data: bytes) -> None:
-    with pytest.raises(ValueError, match="map of characters"):
+    with pytest.raises(ValueError, match="character map"):
         CharacterMap(data)
 
 

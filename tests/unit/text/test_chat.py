@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.chat_templates import CHATML, LLAMA3, MISTRAL, NAMED, QWEN3
-from support.chats import encode_chat
-from support.text_models import (
+from support.models.text_models import (
     LLAMA3_SPECIAL,
     llama3_json,
     qwen2_json,
     sentence_piece_metadata,
     write_model_directory,
 )
+from support.text.chat_templates import CHATML, LLAMA3, MISTRAL, NAMED, QWEN3
+from support.text.chats import encode_chat
 
 from potluck.errors import ChatTemplateError, ParameterError
 from potluck.text.chat import ChatTemplate, chat_ending, prompt_chat
@@ -107,7 +107,7 @@ def test_no_template() -> None:
     tokenizer = build_tokenizer(sentence_piece_metadata())
     with pytest.raises(ChatTemplateError, match="no chat template") as error:
         encode_chat(tokenizer, None, [user("hi")])
-    assert "plain prompt" in error.value.hint
+    assert "text completion" in error.value.hint
 
 
 def test_an_unknown_role() -> None:
@@ -160,9 +160,9 @@ def test_the_last_message_stays_open(
     ("template", "part"),
     [
         ("{{ messages[0].content }}", "nothing"),
-        ("{{ messages[-1].content.split('</think>')[-1] }}", "only a part"),
+        ("{{ messages[-1].content.split('</think>')[-1] }}", "only part"),
         ("{{ messages[-1].content[:3] }}", "nothing"),
-        ("{{ messages[-1].content.upper() }}", "only a part"),
+        ("{{ messages[-1].content.upper() }}", "only part"),
     ],
 )
 def test_a_template_that_drops_the_last_message_is_named(
@@ -218,7 +218,7 @@ def test_what_a_chat_ends_with() -> None:
         assert ending is expected
     calls = [user("hi"), replace(begun[-1], tool_calls=(CALL,))]
     assert chat_ending(calls) is ChatEnding.NEW_TURN
-    with pytest.raises(ParameterError, match="both true"):
+    with pytest.raises(ParameterError, match="both be true"):
         chat_ending(begun, add_generation_prompt=True, continue_final_message=True)
 
 
@@ -450,7 +450,7 @@ def test_thoughts_are_continued(tmp_path: Path) -> None:
 
 def test_a_message_that_calls_tools_is_not_continued(tmp_path: Path) -> None:
     tokenizer = load_tokenizer(write_model_directory(tmp_path, qwen2_json()))
-    with pytest.raises(ParameterError, match="calls tools") as error:
+    with pytest.raises(ParameterError, match="contains tool calls") as error:
         encode_chat(tokenizer, ChatTemplate(source=CHATML), [user("hi"), CALLING], ending=CONTINUED)
     assert "role tool" in error.value.hint
 

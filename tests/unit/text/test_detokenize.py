@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.byte_tokenizer import ByteTokenizer
+from support.text.byte_tokenizer import ByteTokenizer
 
 from potluck.errors import ParameterError
 from potluck.text.detokenize import StopMatcher, StreamingDetokenizer

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.text_models import byte_level_metadata, train_byte_level
+from support.models.text_models import byte_level_metadata, train_byte_level
 from tokenizers import pre_tokenizers as pre
 
 from potluck.catalog import describe_model, load_tokenizer

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from support.text_models import (
+from support.models.text_models import (
     HARD_TEXTS,
     LLAMA3_SPECIAL,
     byte_level_metadata,

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.text_models import (
+from support.models.text_models import (
     GEMMA4_SPECIAL,
     HARD_TEXTS,
     LLAMA3_SPECIAL,
@@ -259,14 +259,14 @@ def test_unknown_kinds_are_refused_by_name(key: str, value: str | None, named: s
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("tokens", ["a", "a"], "twice"),
+        ("tokens", ["a", "a"], "duplicate"),
         ("tokens", "abc", "not an array"),
-        ("tokens", [b"a"], "not an array of text"),
+        ("tokens", [b"a"], "not an array of strings"),
         ("scores", [0.0], "1 scores"),
         ("scores", ["x"], "not an array of numbers"),
         ("token_type", [1], "1 token types"),
-        ("token_type", [float("nan")] * 1000, "no type"),
-        ("token_type", [1.5] * 1000, "no type"),
+        ("token_type", [float("nan")] * 1000, "unknown type"),
+        ("token_type", [1.5] * 1000, "unknown type"),
         ("bos_token_id", float("inf"), "not a number"),
         ("bos_token_id", 10_000, "is 10000"),
         ("eos_token_id", "x", "not a number"),
@@ -390,9 +390,9 @@ def test_chat_template() -> None:
     template = read_chat_template({**metadata, **both})
     assert template is not None
     assert (template.source, template.tool_source) == ("D", "T")
-    with pytest.raises(ModelFileError, match="not text"):
+    with pytest.raises(ModelFileError, match="not a string"):
         read_chat_template({**metadata, **both, "tokenizer.chat_template.tool_use": 3})
-    with pytest.raises(ModelFileError, match="not text"):
+    with pytest.raises(ModelFileError, match="not a string"):
         read_chat_template({**metadata, "tokenizer.chat_template": 3})
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.byte_tokenizer import ByteTokenizer
-from support.text_models import qwen2_json, write_model_directory
+from support.models.text_models import qwen2_json, write_model_directory
+from support.text.byte_tokenizer import ByteTokenizer
 
 from potluck.catalog.vectors import QWEN3_RERANK_TEMPLATE
 from potluck.errors import ChatTemplateError, ModelFileError, ParameterError, PromptTooLongError

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.recording_tokenizer import RecordingTokenizer
+from support.text.recording_tokenizer import RecordingTokenizer
 
 from potluck.text.chat import ChatTemplate, prompt_chat
 from potluck.text.template_calls import with_calls

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from datetime import UTC, datetime
 
 import pytest
+from support.processes.waiting import done_within
 
 from potluck.errors import ChatTemplateError
 from potluck.text.template_environment import free_variables, run_template
@@ -51,14 +51,14 @@ def test_what_templates_count_on(source: str, expected: str) -> None:
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("a\n{% if %}", "broken at line 2"),
-        ("{{ raise_exception('no\nway') }}", "refuses the messages: no way"),
+        ("a\n{% if %}", "syntax error at line 2"),
+        ("{{ raise_exception('no\nway') }}", "rejects the messages: no way"),
         ("{{ missing.name }}", "'missing' is undefined"),
         ("{{ ''.__class__.x }}", "unsafe"),
         ("{{ items.append(1) }}", "'append' of 'list' object is unsafe"),
         ("{{ 1 / 0 }}", "division by zero"),
-        ("{{ namespace(_a=1) }}", "no name like _a"),
-        ("{% set ns = namespace() %}{% set ns._a = 1 %}", "no name like _a"),
+        ("{{ namespace(_a=1) }}", "cannot have the attribute _a"),
+        ("{% set ns = namespace() %}{% set ns._a = 1 %}", "cannot have the attribute _a"),
         ("{% set ns = namespace() %}{{ ns.__class__.x }}", "unsafe"),
         ("{{ dict.fromkeys.__globals__ }}", "unsafe|undefined|no attribute"),
         ("{{ {}['a'].b }}", "no attribute"),
@@ -73,6 +73,7 @@ def test_mistakes_are_one_line(source: str, message: str) -> None:
     assert error.value.hint
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "source",
     [
@@ -94,12 +95,11 @@ def test_mistakes_are_one_line(source: str, message: str) -> None:
     ],
 )
 def test_endless_templates_end(source: str) -> None:
-    begin = time.monotonic()
-    with pytest.raises(ChatTemplateError):
+    with done_within(10), pytest.raises(ChatTemplateError):
         render(source, text="x" * 1000)
-    assert time.monotonic() - begin < 20
 
 
+@pytest.mark.slow
 def test_a_long_chat_is_within_the_limits() -> None:
     source = (
         "{% for m in messages %}{% for part in m.content.split(' ') %}"
@@ -109,6 +109,7 @@ def test_a_long_chat_is_within_the_limits() -> None:
     assert len(render(source, messages=messages)) == 60_000
 
 
+@pytest.mark.slow
 def test_a_long_chat_may_take_more_steps() -> None:
     source = "{% for a in messages %}{% for b in messages %}{% endfor %}{% endfor %}"
     assert render(source, messages=[{}] * 1000) == ""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from support.text_models import qwen2_json, write_model_directory
+from support.models.text_models import qwen2_json, write_model_directory
 
 from potluck.text.chat import ChatTemplate, prompt_chat
 from potluck.text.hugging_face import load_tokenizer
-from potluck.text.template_gaps import fill_gaps, knows_tools
+from potluck.text.template_gaps import fill_gaps, supports_tools
 from potluck.types.text import ChatMessage, Tool, ToolCall
 
 PLAIN = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
@@ -78,8 +78,8 @@ def test_templates_get_what_they_know() -> None:
     assert found[1:] == chat[1:]
     assert "clock" in found[0].content
     assert "<tool_call>" not in found[0].content
-    assert knows_tools("{{ tools }}")
-    assert not knows_tools(PLAIN)
+    assert supports_tools("{{ tools }}")
+    assert not supports_tools(PLAIN)
 
 
 def test_a_template_without_system_messages() -> None:

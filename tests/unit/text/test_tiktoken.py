@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import regex  # type: ignore[import-untyped]
-from support.text_models import HARD_TEXTS, SENTENCES, train_byte_level
+from support.models.text_models import HARD_TEXTS, SENTENCES, train_byte_level
 
 from potluck.errors import ModelFileError, UnsupportedModelError
 from potluck.grammars.vocabulary import list_tokens
@@ -130,10 +130,10 @@ def test_other_classes_are_refused(tmp_path: Path) -> None:
     ("lines", "problem"),
     [
         (["YQ== 0", "Yg== 2"], "the token at 1 has the rank 2"),
-        (["YQ== 0", "YQ== 1"], "the token at 1 is in it twice"),
-        (["YQ== 0", "YQ"], "no tokenizer"),
-        (["YQ== 0", "Y! 1"], "no tokenizer"),
-        (["YQ== 0", "Yg== one"], "no tokenizer"),
+        (["YQ== 0", "YQ== 1"], "the token at 1 is a duplicate"),
+        (["YQ== 0", "YQ"], "not a valid tokenizer"),
+        (["YQ== 0", "Y! 1"], "not a valid tokenizer"),
+        (["YQ== 0", "Yg== one"], "not a valid tokenizer"),
     ],
 )
 def test_damaged_files_are_told(lines: list[str], problem: str, tmp_path: Path) -> None:
@@ -143,5 +143,5 @@ def test_damaged_files_are_told(lines: list[str], problem: str, tmp_path: Path) 
 
 def test_a_huge_file_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiktoken, "MAX_FILE_BYTES", 1000)
-    with pytest.raises(ModelFileError, match="too many for a tokenizer"):
+    with pytest.raises(ModelFileError, match="exceed the size limit of a tokenizer file"):
         load_tokenizer(write(tmp_path))

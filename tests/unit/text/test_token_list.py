@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.text_models import (
+from support.models.text_models import (
     LLAMA3_SPECIAL,
     LLAMA3_SPLIT,
     byte_level_metadata,

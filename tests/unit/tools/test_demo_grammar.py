@@ -26,7 +26,7 @@ from tools.demo_model.more_plots import PLOTS
 from tools.demo_model.weave import weave
 
 SEEDS = st.integers(min_value=0, max_value=2**40)
-QUICK = settings(max_examples=40, deadline=None)
+QUICK = settings(max_examples=40)
 SPEECH = re.compile(r"\"[^\"]*\"")
 
 
@@ -42,6 +42,7 @@ def test_the_same_seed_tells_the_same_story(seed: int) -> None:
     assert document(seed, 3) == document(seed, 3)
 
 
+@pytest.mark.slow
 def test_stories_do_not_repeat() -> None:
     texts = {story_for_seed(seed).text for seed in range(2000)}
     assert len(texts) == 2000

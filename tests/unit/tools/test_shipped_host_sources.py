@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from potluck.portability.shipped_hosts import load_shipped_host, shipped_hosts
-from tools.hosts.distributions import distributions
+from potluck.portability.hosts.shipped import load_shipped_host, shipped_hosts
+from tools.hosts.distributions import distributions, musl_distributions
 from tools.hosts.policies import describe_policies
 
 MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
@@ -26,6 +26,11 @@ def test_every_distribution_of_the_table_is_there_and_no_other() -> None:
         f"{each.name}-{MACHINES[architecture]}"
         for each in distributions()
         for architecture in (*each.architectures, *each.cross)
+    }
+    named |= {
+        f"{each.name}-{MACHINES[architecture]}"
+        for each in musl_distributions()
+        for architecture in each.architectures
     }
     files = {name for name, file in shipped_hosts().items() if file == f"{name}.json"}
     assert named == {name for name in files if not name.startswith("manylinux_")}

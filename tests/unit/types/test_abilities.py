@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.native_pipeline import small_config
+from support.engines.native_pipeline import small_config
 
 import potluck
 from potluck.engines.backends import BACKENDS, abilities_of
@@ -15,7 +15,7 @@ from potluck.engines.costs import cost_of
 from potluck.models.program import build_program
 from potluck.models.rope import empty_rope_tables
 from potluck.types.abilities import ALL_FEATURES, BackendAbilities, features_of
-from potluck.types.hardware import BackendSpec
+from potluck.types.backend import BackendSpec
 from potluck.types.program import Attention, Head, Linear, Op, Program, Shard
 from potluck.types.tensor import TensorFormat
 

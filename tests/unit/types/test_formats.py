@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from potluck.engines.dequantize import _DEQUANTIZERS
-from potluck.engines.native_abilities import ABILITIES as NATIVE_ABILITIES
+from potluck.engines.native.abilities import ABILITIES as NATIVE_ABILITIES
 from potluck.engines.tinygrad.abilities import ABILITIES as TINYGRAD_ABILITIES
 from potluck.engines.tinygrad.layout import BLOCKS
 from potluck.formats.ggml_types import GGML_TYPES

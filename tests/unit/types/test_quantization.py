@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.configs import make_config
+from support.models.configs import make_config
 
 from potluck.models.program import weight_specs
 from potluck.types.program import Shard, WeightRole, WeightSpec
@@ -51,6 +51,15 @@ def test_mixtures(
     assert target(quantization, EMBEDDING) is embedding
     assert target(quantization, OTHER, layer=3) is other
     assert target(quantization, OTHER, layer=3, shape=(4, 8, 512)) is other
+
+
+@pytest.mark.parametrize("quantization", Quantization)
+@pytest.mark.parametrize("stored", [F32, F16, BF16])
+def test_biases_of_experts_stay_as_they_are(
+    quantization: Quantization, stored: TensorFormat
+) -> None:
+    bias = WeightRole.EXPERT_BIAS
+    assert target(quantization, bias, shape=(8, 512), stored=stored) is stored
 
 
 # Of 8 layers the first, the last, and of 1 to 6 every third, from the third on.

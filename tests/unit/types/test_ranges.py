@@ -57,7 +57,7 @@ def test_in(name: str, value: float) -> None:
     ids=lambda value: value if isinstance(value, str) else shown(value),
 )
 def test_out(name: str, value: object) -> None:
-    with pytest.raises(ParameterError, match=f"{name} is .*, and must be a") as refused:
+    with pytest.raises(ParameterError, match=f"{name} is .*, but must be a") as refused:
         require_number(name, value)
     assert refused.value.name == name
     assert len(refused.value.message) < 200

@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 import pytest
-from support.configs import make_config
+from support.models.configs import make_config
 
 from potluck.models.shape import model_shape
 from potluck.types.arithmetic import Arithmetic
@@ -58,7 +58,7 @@ def test_a_shape_says_all_that_a_layer_takes_time_by() -> None:
         num_experts=8,
         num_experts_per_token=2,
         width=64,
-        normalize_shares=True,
+        norm_topk_prob=True,
     )
     shapes = [
         model_shape(each, label, arithmetic)

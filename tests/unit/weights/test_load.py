@@ -5,8 +5,8 @@ import time
 import tracemalloc
 
 import pytest
-from support.programs import program_reading
-from support.tensor_sources import MemorySource
+from support.engines.programs import program_reading
+from support.models.tensor_sources import MemorySource
 
 from potluck.errors import EngineError, ModelFileError, UnsupportedModelError
 from potluck.types.quantization import Quantization
@@ -153,9 +153,10 @@ def test_the_next_rows_are_read_while_the_sink_takes_the_ones_before() -> None:
     assert sink.finished["a"] == source.tensors["a"][1]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("row_by_row")
 def test_it_takes_as_long_as_the_slower_side_and_not_as_both() -> None:
-    num_rows, pause = 20, 0.02
+    num_rows, pause = 10, 0.2
 
     class SlowSource(MemorySource):
         def read_rows(self, name: str, start_row: int, end_row: int, out: memoryview) -> None:
@@ -169,7 +170,7 @@ def test_it_takes_as_long_as_the_slower_side_and_not_as_both() -> None:
 
     source = SlowSource(source_of(a=((num_rows, 3), TensorFormat.F32)).tensors)
     report = load_weights(program_reading({"a": (num_rows, 3)}), source, SlowSink())
-    assert num_rows * pause <= report.seconds < 1.6 * num_rows * pause
+    assert num_rows * pause <= report.seconds < 1.8 * num_rows * pause
 
 
 @pytest.mark.usefixtures("row_by_row")
@@ -210,8 +211,9 @@ def test_what_gets_another_format_is_named() -> None:
     assert dict(report.weights) == {"q4_k": 288, "q5_0": 2 * 2 * 66, "f32": 160 + 80}
     remarks = format_remarks(program, check_weights(program, source), Quantization.Q4_K)
     assert list(remark_lines((*remarks, *remarks))) == [
-        "b and 1 more: q5_0 instead of q4_k, as rows of 96 are not whole blocks of 256",
-        "d: f32 instead of q4_k, as rows of 20 are not whole blocks of 256",
+        "b and 1 more: q5_0 instead of q4_k, because rows of 96 are not a multiple of the block "
+        "size 256",
+        "d: f32 instead of q4_k, because rows of 20 are not a multiple of the block size 256",
     ]
 
 
@@ -244,8 +246,8 @@ def test_the_first_problem_is_named_and_the_others_counted() -> None:
             path="m.gguf",
         )
     assert caught.value.message == (
-        "m.gguf: the tensor b has the shape [3, 4], and the model's configuration says [4, 3] "
-        "(and 2 more such)"
+        "m.gguf: the tensor b has shape [3, 4], but the model's configuration requires [4, 3] "
+        "(and 2 similar problems)"
     )
     assert source.reads == []
     assert sink.num_writes == 0
@@ -262,7 +264,9 @@ def test_a_vector_is_not_a_matrix_of_one_row() -> None:
 
 def test_rows_that_are_not_whole_blocks() -> None:
     info = TensorInfo(name="w", shape=(2, 48), format=TensorFormat.Q8_0)
-    with pytest.raises(ModelFileError, match="rows of 48, which are not whole q8_0 blocks of 32"):
+    with pytest.raises(
+        ModelFileError, match="rows of 48, which are not a multiple of the q8_0 block size 32"
+    ):
         load_weights(
             program_reading({"w": (2, 48)}), MemorySource({"w": (info, b"")}), RecordingSink()
         )
@@ -375,11 +379,11 @@ class TestQuantizing:
             assert (w.format, x.format) == (TensorFormat.Q8_0, TensorFormat.Q4_K)
             (remark,) = format_remarks(program, infos, quantization)
             assert remark.name == "w"
-            assert remark.remark == "q8_0, as there are no kernels for iq3_s"
+            assert remark.remark == "q8_0, because there are no kernels for iq3_s"
 
     def test_the_tensor_is_named_that_cannot_be_converted(self) -> None:
         def refuse(*_: object) -> None:
-            raise EngineError("row 2 has a value that is not finite", hint="get it again")
+            raise EngineError("row 2 has a value that is not finite", hint="download it again")
 
         with pytest.raises(ModelFileError) as caught:
             load_weights(
@@ -390,11 +394,11 @@ class TestQuantizing:
                 quantization=Quantization.Q8_0,
                 path="m",
             )
-        assert caught.value.message == "m: w, of rows from 0: row 2 has a value that is not finite"
-        assert caught.value.hint == "get it again"
+        assert caught.value.message == "m: w, rows from 0: row 2 has a value that is not finite"
+        assert caught.value.hint == "download it again"
 
     def test_to_quantize_needs_something_that_converts(self) -> None:
-        with pytest.raises(ValueError, match="converted"):
+        with pytest.raises(ValueError, match="no conversion function"):
             load_weights(
                 program_reading({"w": (7, 64)}),
                 source_of(w=((7, 64), TensorFormat.BF16)),

@@ -1,4 +1,4 @@
-"""Entry point: ``python -m potluck.cluster.acceptor SERVER_FD REPORTS_FD SETTINGS_JSON``."""
+"""Entry point: ``python -m potluck.cluster.acceptor SERVER_FD REPORTS_FD ROUTES_FD SETTINGS``."""
 
 from __future__ import annotations
 
@@ -8,4 +8,4 @@ import sys
 from potluck.cluster.acceptor.process import AcceptorSettings, run_acceptor
 
 if __name__ == "__main__":
-    run_acceptor(AcceptorSettings(**json.loads(sys.argv[3])), int(sys.argv[1]), int(sys.argv[2]))
+    run_acceptor(AcceptorSettings(**json.loads(sys.argv[4])), *map(int, sys.argv[1:4]))

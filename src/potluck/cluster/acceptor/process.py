@@ -1,8 +1,8 @@
-"""The acceptor's process: one thread, one loop, nothing in it waits for anybody.
+"""The acceptor process: one thread with one event loop in which nothing blocks.
 
-Being a process of its own it goes on while the agent's interpreter is busy, as Zenoh's threads do,
-so that keep-alives arrive; and strangers' connections cost the agent no descriptor. It ends when
-the agent closes its end of the socket between them, or dies.
+As a separate process it keeps running while the agent's interpreter is busy, as Zenoh's threads do,
+so that keep-alives arrive; and unauthenticated connections use none of the agent's descriptors. It
+exits when the agent closes its end of the socket between them, or dies.
 """
 
 from __future__ import annotations
@@ -18,32 +18,40 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from potluck.cluster.acceptor.arrivals import Arrival, Arrivals
+from potluck.cluster.acceptor.routes import Routes
 from potluck.cluster.acceptor.splice import Splice
 from potluck.cluster.edges.options import set_edge_options
+from potluck.cluster.trust.connection_sources import hand_over
 from potluck.cluster.trust.credentials import Credentials
 from potluck.cluster.trust.handshakes import (
     HANDSHAKE_SECONDS,
     MOST_HANDSHAKES,
+    Handshake,
     Handshakes,
     describe,
     refusal_log,
 )
+from potluck.cluster.trust.removed import RemovedNodes
 from potluck.types.cluster import NodeId
 
 _LOG = logging.getLogger(__name__)
 
 _MOST_UNSENT_BYTES = 65_536
-"""Of lines for the agent. A log line beyond is dropped, so that an agent that does not read them
-for a while costs no memory."""
+"""Limit for unsent lines to the agent. Log lines beyond it are dropped, so that an agent that does
+not read for a while costs no memory."""
 
 _EXHAUSTED_SECONDS = 0.1
-"""How long to accept nothing when no descriptor is left and none can be freed."""
+"""How long to stop accepting when no descriptor is left and none can be freed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcceptorSettings:
-    """What the agent tells it: where Zenoh listens, the node's PEM files, and how long a member may
-    take or acknowledge nothing before its connection is given up.
+    """What the agent tells this process.
+
+    ``inner_host`` and ``inner_port`` are where Zenoh listens. ``authority``, ``certificate`` and
+    ``key`` are the node's PEM files. A member's connection is closed if its peer acknowledges or
+    reads nothing for ``stall_milliseconds``. ``removed`` is the file of removed nodes.
     """
 
     inner_host: str
@@ -53,10 +61,11 @@ class AcceptorSettings:
     certificate: str
     key: str
     stall_milliseconds: int
+    removed: str | None = None
 
 
 class Reports(logging.Handler):
-    """Lines to the agent: ``opened NODE HOST``, ``closed NODE HOST`` and ``log TEXT``."""
+    """Sends lines to the agent: ``opened NODE HOST``, ``closed NODE HOST`` and ``log TEXT``."""
 
     def __init__(self, connection: socket.socket, selector: selectors.BaseSelector) -> None:
         super().__init__()
@@ -66,28 +75,28 @@ class Reports(logging.Handler):
         self._unsent = bytearray()
         selector.register(connection, selectors.EVENT_READ, self)
 
-    def say(self, line: str) -> None:
-        """Send a line, or keep it until the agent reads again. Never lost, so not for strangers."""
+    def send(self, line: str) -> None:
+        """Queue a line and send what the socket takes. Never dropped: not for untrusted input."""
         self._unsent += line.encode("utf-8", "replace") + b"\n"
         self.flush()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Send a log line, unless the agent has not read for so long that too much waits."""
+        """Send a log line, unless too much is waiting because the agent does not read."""
         if len(self._unsent) < _MOST_UNSENT_BYTES:
-            self.say("log " + " ".join(record.getMessage().splitlines()))
+            self.send("log " + " ".join(record.getMessage().splitlines()))
 
     def flush(self) -> None:
-        """Send what is left, as far as that goes without waiting."""
-        with contextlib.suppress(OSError):  # full, or gone: then ``has_ended`` says so
+        """Send queued lines as far as possible without blocking."""
+        with contextlib.suppress(OSError):  # full, or closed: then ``has_ended`` reports it
             while self._unsent:
                 del self._unsent[: self._connection.send(self._unsent)]
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._unsent else 0)
         self._selector.modify(self._connection, events, self)
 
     def has_ended(self) -> bool:
-        """Whether the agent has closed its end."""
+        """Whether the agent has closed its end. It writes to the socket when nodes were removed."""
         try:
-            return not self._connection.recv(1)
+            return not self._connection.recv(64)
         except BlockingIOError:
             return False
         except OSError:
@@ -95,7 +104,9 @@ class Reports(logging.Handler):
 
 
 class Acceptor:
-    """Accepts at ``server`` and joins members to Zenoh at ``inner``."""
+    """Accepts connections at ``server``, passes on those for ``routes``, and connects members to
+    Zenoh at ``inner``.
+    """
 
     def __init__(
         self,
@@ -103,6 +114,7 @@ class Acceptor:
         inner: tuple[str, int],
         credentials: Credentials,
         reports: socket.socket,
+        routes: socket.socket,
         *,
         stall_milliseconds: int,
     ) -> None:
@@ -110,79 +122,132 @@ class Acceptor:
         self._stall_milliseconds = stall_milliseconds
         self._server = server
         self._inner = inner
+        path = credentials.removed_path
+        self._removed = None if path is None else RemovedNodes(path)
         self._server_context = credentials.server_context()
         self._client_context = credentials.client_context()
         self._selector = selectors.DefaultSelector()
         self.reports = Reports(reports, self._selector)
+        self._routes = Routes(routes)
+        self._selector.register(self._routes, selectors.EVENT_READ, self._routes)
         self._log = refusal_log()
         self._splices: set[Splice] = set()
-        self._opening: dict[Splice, float] = {}  # with deadlines, earliest first
+        self._opening: dict[Splice, float] = {}  # deadlines, earliest first
 
     def run(self) -> None:
-        """Work until the agent ends."""
+        """Run until the agent exits."""
+        try:
+            self._run()
+        finally:
+            self._routes.close()
+
+    def _run(self) -> None:
         while True:
+            most = _most_handshakes()
             handshakes = Handshakes(
-                self._server,
-                self._server_context,
-                self._selector,
-                log=self._log,
-                most=_most_handshakes(),
+                None, self._server_context, self._selector, log=self._log, most=most
             )
+            arrivals = Arrivals(self._server, self._selector, log=self._log, most=most)
             try:
-                self._accept(handshakes)
+                self._accept(arrivals, handshakes)
             except OSError as error:
                 if self._log.allows():
                     _LOG.warning("cannot accept control connections: %s", describe(error))
             else:
                 return
             finally:
+                arrivals.close()
                 handshakes.close()
             resumes_at = time.monotonic() + _EXHAUSTED_SECONDS
             while (wait := resumes_at - time.monotonic()) > 0:
-                if self._handle(self._selector.select(wait), None):
+                if self._handle(self._selector.select(wait), None, None):
                     return
 
-    def _accept(self, handshakes: Handshakes) -> None:
-        """Work until the agent ends; raises ``OSError`` when nothing can be accepted for now."""
+    def _accept(self, arrivals: Arrivals, handshakes: Handshakes) -> None:
+        """Run until the agent exits. Raises ``OSError`` while no connection can be accepted."""
         while True:
             now = time.monotonic()
-            times = [
-                each for each in (handshakes.expire(now), self._expire(now)) if each is not None
-            ]
+            deadlines = (arrivals.expire(now), handshakes.expire(now), self._expire(now))
+            times = [each for each in deadlines if each is not None]
             events = self._selector.select(max(0.0, min(times) - now) if times else None)
-            if self._handle(events, handshakes):
+            if self._handle(events, arrivals, handshakes):
                 return
 
     def _handle(
-        self, events: list[tuple[selectors.SelectorKey, int]], handshakes: Handshakes | None
+        self,
+        events: list[tuple[selectors.SelectorKey, int]],
+        arrivals: Arrivals | None,
+        handshakes: Handshakes | None,
     ) -> bool:
-        """Go on with all that is ready, members first; return whether the agent has ended."""
+        """Handle all events, members first; return whether the agent has exited."""
         for key, _ in events:
             if key.data is self.reports:
                 if self.reports.has_ended():
                     return True
                 self.reports.flush()
+                self._end_removed()
+            elif key.data is self._routes:
+                if not self._routes.refresh():
+                    self._selector.unregister(self._routes)
             elif isinstance(key.data, Splice) and key.data in self._splices:
                 self._advance(key.data)
+        if arrivals is None or handshakes is None:
+            return False
         for key, _ in events:
-            if handshakes is not None and not isinstance(key.data, Splice | Reports):
+            if isinstance(key.data, Arrival | Arrivals):
+                arrival = self._arrived(arrivals, handshakes, key)
+                proven = None if arrival is None else self._direct(arrival, handshakes)
+            elif isinstance(key.data, Handshake):
                 proven = handshakes.handle(key)
-                if proven is not None and proven.peer is not None:
-                    self._join(proven.connection, proven.peer, proven.host)
+            else:
+                continue
+            if proven is not None and proven.peer is not None:
+                self._join(proven.connection, proven.peer, proven.host)
         return False
+
+    def _arrived(
+        self, arrivals: Arrivals, handshakes: Handshakes, key: selectors.SelectorKey
+    ) -> Arrival | None:
+        try:
+            return arrivals.handle(key)
+        except OSError:
+            if not handshakes.refuse_oldest("no file descriptors are left"):
+                raise
+            return None
+
+    def _direct(self, arrival: Arrival, handshakes: Handshakes) -> Handshake | None:
+        """Pass a connection on, or begin the handshake of a possible member."""
+        connection, host, port = arrival.connection, arrival.host, arrival.port
+        name, sending = self._routes.find(arrival.hello)
+        if not name:
+            return handshakes.begin(connection, host, port)
+        reason = ""
+        if sending is None:
+            reason = "no process has registered that name"
+        else:
+            try:
+                hand_over(sending, connection, host, port)
+            except BlockingIOError:
+                reason = "too many connections are pending"
+            except OSError as error:
+                reason = describe(error)
+        connection.close()
+        if reason and self._log.allows():
+            _LOG.warning("refused %s:%d, which asked for %.80s: %s", host, port, name, reason)
+        return None
 
     def _join(self, connection: ssl.SSLSocket, peer: NodeId, host: str) -> None:
         try:
             set_edge_options(connection, stall_milliseconds=self._stall_milliseconds)
             splice = Splice(connection, peer, host, self._inner, self._client_context)
         except OSError as error:
-            _LOG.warning("cannot let node %s in: %s", peer, describe(error))
+            _LOG.warning("cannot accept node %s: %s", peer, describe(error))
             connection.close()
             return
         self._splices.add(splice)
         self._opening[splice] = time.monotonic() + HANDSHAKE_SECONDS
         splice.start(self._selector)
-        self.reports.say(f"opened {splice.peer} {splice.host}")
+        self.reports.send(f"opened {splice.peer} {splice.host}")
 
     def _advance(self, splice: Splice) -> None:
         try:
@@ -193,42 +258,53 @@ class Acceptor:
                 self._end(splice)
             return
         except ssl.SSLError as error:
-            _LOG.warning("lost a connection of node %s: %s", splice.peer, describe(error))
+            _LOG.warning("lost a connection from node %s: %s", splice.peer, describe(error))
         except OSError as error:
-            _LOG.debug("a connection of node %s ended: %s", splice.peer, describe(error))
+            _LOG.debug("a connection from node %s ended: %s", splice.peer, describe(error))
         self._end(splice, is_broken=True)
 
     def _expire(self, now: float) -> float | None:
-        """Give up what Zenoh has not answered in time, as where the agent is stopped.
+        """Close connections that Zenoh has not answered in time, such as when the agent is stopped.
 
-        Returns when (``time.monotonic``) to call this again.
+        Returns the next time (``time.monotonic``) to call this.
         """
         for splice, deadline in list(self._opening.items()):
             if now < deadline:
                 return deadline
-            _LOG.warning("a connection of node %s was not answered here in time", splice.peer)
+            _LOG.warning("Zenoh did not answer a connection from node %s in time", splice.peer)
             self._end(splice)
         return None
+
+    def _end_removed(self) -> None:
+        """Reset the connections of removed nodes."""
+        removed = frozenset() if self._removed is None else self._removed.nodes()
+        for splice in [each for each in self._splices if each.peer in removed]:
+            _LOG.warning("closed a connection from node %s, which was removed", splice.peer)
+            self._end(splice, is_broken=True)
 
     def _end(self, splice: Splice, *, is_broken: bool = False) -> None:
         self._splices.remove(splice)
         self._opening.pop(splice, None)
         splice.close(self._selector, is_broken=is_broken)
-        self.reports.say(f"closed {splice.peer} {splice.host}")
+        self.reports.send(f"closed {splice.peer} {splice.host}")
 
 
 def _most_handshakes() -> int:
-    """Few enough that at least three quarters of the descriptors are left for members."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return MOST_HANDSHAKES if soft == resource.RLIM_INFINITY else min(MOST_HANDSHAKES, soft // 4)
+    """Return a limit that leaves at least three quarters of the descriptors for members.
 
-
-def run_acceptor(settings: AcceptorSettings, server: int, reports: int) -> None:
-    """Accept control connections until the agent ends.
-
-    ``server`` and ``reports`` are inherited descriptors: the listening socket, and the agent's.
+    The same limit applies to connections whose receiver is not yet known.
     """
-    # Both may be sent to the whole process group; the agent decides, and leaves in order.
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MOST_HANDSHAKES if soft == resource.RLIM_INFINITY else min(MOST_HANDSHAKES, soft // 8)
+
+
+def run_acceptor(settings: AcceptorSettings, server: int, reports: int, routes: int) -> None:
+    """Accept connections until the agent exits.
+
+    The other arguments are inherited descriptors: the listening socket, and two sockets to the
+    agent.
+    """
+    # A service manager may send either to all processes of the agent; the agent handles them.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     credentials = Credentials(
@@ -236,12 +312,14 @@ def run_acceptor(settings: AcceptorSettings, server: int, reports: int) -> None:
         certificate_pem=Path(settings.certificate).read_bytes(),
         private_key_pem=Path(settings.key).read_bytes(),
         authority_pem=Path(settings.authority).read_bytes(),
+        removed_path=None if settings.removed is None else Path(settings.removed),
     )
     acceptor = Acceptor(
         socket.socket(fileno=server),
         (settings.inner_host, settings.inner_port),
         credentials,
         socket.socket(fileno=reports),
+        socket.socket(fileno=routes),
         stall_milliseconds=settings.stall_milliseconds,
     )
     logging.basicConfig(level=logging.WARNING, handlers=[acceptor.reports])

@@ -1,7 +1,7 @@
-"""A member's connection, joined to one that this process opens to the node's own Zenoh.
+"""Forwards data between a member's connection and one to the node's own Zenoh.
 
-Nothing here waits. Each direction holds one piece at a time, and reads the next one when that is
-sent: what a peer does not take is left in the other's socket, and delays nobody else.
+Nothing here blocks. Each direction holds one chunk at a time and reads the next when that is sent,
+so that a peer that does not read slows down nobody else.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ _PIECE_BYTES = 65_536
 """Zenoh's largest batch. ``ssl`` returns one record at a time, of 16 KiB at most."""
 
 _RESET = struct.pack("ii", 1, 0)
-"""Lingering for no time at all, so that closing resets the connection: socket(7)."""
+"""A linger time of zero, so that closing resets the connection: socket(7)."""
 
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
 
 class _Flow:
-    """One direction. ``needs`` says which events on source and sink let it go on."""
+    """One direction. ``needs`` are the events on source and sink that let it continue."""
 
     def __init__(self, source: ssl.SSLSocket, sink: ssl.SSLSocket) -> None:
         self._source = source
@@ -34,7 +34,7 @@ class _Flow:
         self.needs = (_READ, 0)
 
     def move(self) -> bool:
-        """Read a piece and send it, as far as that goes; return False at the source's end."""
+        """Read a chunk and send it, as far as possible; return False at the end of the source."""
         if not self._piece:
             try:
                 data = self._source.recv(_PIECE_BYTES)
@@ -48,7 +48,7 @@ class _Flow:
                 return False
             self._piece = memoryview(data)
         try:
-            # The same bytes again after an incomplete write, as OpenSSL demands.
+            # The same bytes again after an incomplete write, as OpenSSL requires.
             self._piece = self._piece[self._sink.send(self._piece) :]
         except ssl.SSLWantWriteError:
             self.needs = (0, _WRITE)
@@ -60,7 +60,7 @@ class _Flow:
 
 
 class Splice:
-    """Made of a member's proven connection, which it owns from then on, as all it opens itself."""
+    """A member's authenticated connection, which it owns, and its connection to Zenoh."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class Splice:
         inner: tuple[str, int],
         context: ssl.SSLContext,
     ) -> None:
-        """Begin to connect to Zenoh at ``inner``. Raises ``OSError``; ``member`` is open then."""
+        """Begin to connect to Zenoh at ``inner``. On ``OSError``, ``member`` stays open."""
         self.peer = peer
         self.host = host
         self._member = member
@@ -91,15 +91,15 @@ class Splice:
 
     @property
     def is_open(self) -> bool:
-        """Whether Zenoh has taken the connection."""
+        """Whether Zenoh has accepted the connection."""
         return self._flows is not None
 
     def start(self, selector: selectors.BaseSelector) -> None:
-        """Have ``selector`` watch it; its keys carry this object as data."""
+        """Register with ``selector``; the keys carry this object as data."""
         self._watch(selector, {self._raw: _WRITE})
 
     def advance(self, selector: selectors.BaseSelector) -> bool:
-        """Go on as far as that goes; return False, or raise ``OSError``, once either side ended."""
+        """Transfer what is ready. Return False, or raise ``OSError``, once either side ended."""
         if self._inner is None:
             code = self._raw.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
             if code:
@@ -129,9 +129,9 @@ class Splice:
         return True
 
     def close(self, selector: selectors.BaseSelector, *, is_broken: bool = False) -> None:
-        """Close both sides, at once: what has not been sent is lost, as when a link breaks.
+        """Close both sides immediately; unsent data is lost.
 
-        ``is_broken``: reset them, which tells a peer whose acknowledgements do not arrive, too.
+        ``is_broken`` resets them, which also reaches a peer whose acknowledgements do not arrive.
         """
         self._watch(selector, {})
         for side in (self._member, self._inner or self._raw):

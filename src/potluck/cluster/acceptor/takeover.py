@@ -1,8 +1,8 @@
-"""Taking a listening socket from the library that opened it.
+"""Takes over a listening socket from the library that opened it.
 
-Zenoh tells other nodes the addresses that it listens on itself, and cannot be told to name others.
-So it opens the public address; then this module has the library's event loop forget the socket,
-and gives it to the acceptor. The library goes on holding it, and never hears of a connection.
+Zenoh itself advertises the addresses it listens on, and cannot be told to advertise others. So it
+opens the public address; then this module unregisters the socket from the library's event loop and
+gives it to the acceptor. The library keeps the socket but never sees a connection.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _EPOLL_LINK = "anon_inode:[eventpoll]"  # proc_pid_fd(5)
 
 
 def take_listener(address: tuple[str, int]) -> socket.socket:
-    """A socket of its own that accepts what comes to ``address``, where this process listens.
+    """Return a duplicate of the socket on which this process listens at ``address``.
 
-    ``address`` is numeric. Whatever watched the listener by ``epoll(7)`` does not any more. Raises
-    ``OSError`` where this process does not listen there, or nothing watches it.
+    ``address`` is numeric. The listener is removed from every ``epoll(7)`` instance that watched
+    it. Raises ``OSError`` if this process does not listen there, or nothing watches the socket.
     """
     for descriptor in _descriptors():
         listener = _listener(descriptor, address)
@@ -42,14 +42,14 @@ def _descriptors() -> Iterator[int]:
 
 
 def _listener(descriptor: int, address: tuple[str, int]) -> socket.socket | None:
-    """A duplicate of the descriptor if it is the TCP socket that listens there."""
+    """Return a duplicate of the descriptor if it is the TCP socket that listens there."""
     try:
         copy = os.dup(descriptor)
-    except OSError:  # closed meanwhile
+    except OSError:  # closed in the meantime
         return None
     try:
         duplicate = socket.socket(fileno=copy)
-    except OSError:  # no socket; a copy that stays open would keep a lock on its file
+    except OSError:  # not a socket; a copy left open would keep a lock on its file
         os.close(copy)
         return None
     with contextlib.suppress(OSError):
@@ -68,7 +68,9 @@ def _is_at(listener: socket.socket, address: tuple[str, int]) -> bool:
 
 
 def _forget(watched: int) -> bool:
-    """Have every epoll instance of this process forget a descriptor; whether one knew it."""
+    """Unregister a descriptor from every epoll instance of this process; return whether one knew
+    it.
+    """
     num_forgotten = 0
     for descriptor in _descriptors():
         with contextlib.suppress(OSError):

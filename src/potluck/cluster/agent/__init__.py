@@ -1,1 +1,1 @@
-"""The control process of a node: membership, workers, deployments, requests."""
+"""The agent: a node's control process, for membership, workers, deployments and requests."""

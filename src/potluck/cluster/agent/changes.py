@@ -1,4 +1,4 @@
-"""A signal that something has changed, for any number of tasks that wait for the next change."""
+"""A signal that something has changed, for tasks that wait for the next change."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from contextlib import suppress
 class Changes:
     """For use in one event loop.
 
-    A change that happens between the return of ``wait`` and its next call is missed, unless the
-    caller looks at what may have changed in between without awaiting anything.
+    A change between the return of ``wait`` and its next call is missed, unless the caller checks
+    the changed state in between without awaiting anything.
     """
 
     def __init__(self) -> None:
         self._next = asyncio.Event()
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Wake everyone who waits."""
         now, self._next = self._next, asyncio.Event()
         now.set()

@@ -1,4 +1,4 @@
-"""How an agent is set up."""
+"""The configuration of an agent."""
 
 from __future__ import annotations
 
@@ -11,35 +11,43 @@ from potluck.cluster.membership import Address
 from potluck.cluster.trust.secret import Secret
 from potluck.cluster.worker.watch import LONGEST_STEP_TIMES
 from potluck.engines.backends import BACKENDS
-from potluck.probe.all_layers import LAYERS
-from potluck.probe.layer import Layer
-from potluck.types.hardware import BackendSpec
+from potluck.probe.all_detectors import DETECTORS
+from potluck.probe.detector import Detector
+from potluck.types.backend import BackendSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentConfig:
-    """How one node takes part.
+    """The configuration of one node's agent.
 
-    ``listen`` is for control (port 0: any free one); edges listen on the same host.
-    ``memory_limit_bytes`` bounds what stages may use of the machine's memory. ``isa`` is None for
-    the fastest that passes its test. ``backends`` are tried on what ``layers`` find on this node;
-    ``backend`` names the one, or the unit, that alone shall serve, and ``allow_software`` lets
-    software that plays a device serve.
-    A stage that makes no progress is lost within seconds (``coordinator.overdue``).
-    ``step_seconds`` is the longest time for one step through all stages of a deployment that this
-    node coordinates, though they all seem to make progress; where such steps regularly take long,
-    it is 20 times what they take, if that is more.
-    ``unit_step_seconds`` is the longest time for each 32 tokens of a step of one stage, on a unit
-    that is not the CPU with the native backend: the unit hangs then, and is out. Such a unit is
-    tested again when it has computed nothing for ``idle_test_seconds``.
+    ``secret`` is None if the node was invited: its state directory then has what it needs, and it
+    starts alone if no member answers. ``listen`` is for control (port 0: any free one); edges
+    listen on the same host.
+
+    ``memory_limit_bytes`` limits the machine's memory that stages may use. ``isa`` None selects the
+    fastest instruction set that passes its test. ``backends`` are tried on what ``detectors`` find
+    on this node; ``backend`` restricts the node to one backend or unit, and ``allow_software``
+    permits software-emulated devices.
+
+    A stage that makes no progress is detected within seconds (``coordinator.overdue``).
+    ``step_seconds`` is the time limit for one step through all stages of a deployment that this
+    node coordinates even if all of them seem to make progress; where such steps regularly take
+    long, the limit is 20 times their usual time, if that is more.
+
+    ``unit_step_seconds`` is the time limit per 32 tokens for a step of one stage on any unit but
+    the CPU with the native backend: beyond it the unit is considered hung and taken out of use.
+    Such a unit is tested again when it has been idle for ``idle_test_seconds``.
+
     Stages whose coordinator is lost stay loaded for ``orphan_seconds``, unless a coordinator asks
-    for them.
-    A worker that shows no sign of progress for ``stall_seconds`` while it loads is ended, and the
-    model is deployed without its unit.
-    ``packed_cache_bytes`` is the most that packed files may take (see ``PackedCache``).
+    for them. A worker that shows no sign of progress for ``stall_seconds`` while loading is killed,
+    and the model is deployed without its unit.
+
+    ``packed_cache_bytes`` limits the size of packed files (see ``PackedCache``), and
+    ``weights_store_bytes`` that of files fetched from other nodes or the hub (None: half of the
+    free disk space; 0: nothing is stored, and data goes straight into memory).
     """
 
-    secret: Secret
+    secret: Secret | None
     listen: Address
     connect: tuple[Address, ...] = ()
     multicast: bool = False
@@ -49,7 +57,7 @@ class AgentConfig:
     backend: str | None = None
     allow_software: bool = False
     backends: tuple[BackendSpec, ...] = BACKENDS
-    layers: tuple[Layer, ...] = LAYERS
+    detectors: tuple[Detector, ...] = DETECTORS
     lease_milliseconds: int = 1000
     step_seconds: float = 300.0
     unit_step_seconds: float = 30.0
@@ -57,10 +65,12 @@ class AgentConfig:
     stall_seconds: float = STALL_SECONDS
     orphan_seconds: float = ORPHAN_SECONDS
     packed_cache_bytes: int | None = None
+    weights_store_bytes: int | None = None
 
     @property
     def stage_step_seconds(self) -> float:
-        """``unit_step_seconds``, or less, so that a unit that hangs is told before its step's end.
+        """``unit_step_seconds``, or less, so that a hung unit is reported before the step times
+        out.
 
         Otherwise the coordinator gives up the stage, and nobody learns what was wrong with it.
         """
@@ -68,10 +78,10 @@ class AgentConfig:
 
     @property
     def unit_choice(self) -> UnitChoice:
-        """What it says of the node's units."""
+        """Return the settings that concern the node's units."""
         return UnitChoice(
             backends=self.backends,
-            asked=self.backend,
+            requested=self.backend,
             allow_software=self.allow_software,
             isa=self.isa,
         )

@@ -1,8 +1,9 @@
-"""The socket in the state directory where the command line reaches its node's agent.
+"""The control socket in the state directory, by which the command line reaches its node's agent
+(``asking``).
 
-One JSON document per line: a request ``{"method": …, "params": {…}}``, then events
-``{"event": …}``, and at the end ``{"result": …}`` or ``{"error": {message, hint, exit_code}}``.
-Who may open the socket is a matter of file permissions (0600, in a directory of 0700).
+One JSON document per line: a request ``{"method": …, "params": {…}}``, then events ``{"event":
+…}``, and finally ``{"result": …}`` or ``{"error": {message, hint, exit_code}}``. Access is
+controlled by file permissions (0600, in a directory of 0700).
 """
 
 from __future__ import annotations
@@ -12,21 +13,32 @@ import contextlib
 import json
 import logging
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
+from potluck.cluster.agent.console import AgentConsole
 from potluck.cluster.agent.coordination import Coordination
+from potluck.cluster.agent.dashboard_tokens import VALID_SECONDS
 from potluck.cluster.agent.gateway import AgentGateway
+from potluck.cluster.agent.nodes_view import (
+    find_node,
+    invitations_view,
+    new_invitation_view,
+    nodes_view,
+)
 from potluck.cluster.agent.rebalance_view import rebalance_view
 from potluck.cluster.agent.service import Agent
-from potluck.cluster.agent.state import StateDirectory, is_utf8
+from potluck.cluster.agent.state import StateDirectory
 from potluck.cluster.agent.view import deployment_view
 from potluck.cluster.calls import Deploy
-from potluck.errors import ParameterError, PotluckError, UsageError
+from potluck.cluster.invitations.ledger import DEFAULT_SECONDS
+from potluck.errors import PotluckError, UsageError
+from potluck.types.cluster import NodeId
 
 _log = logging.getLogger(__name__)
 
@@ -35,11 +47,15 @@ _PROGRESS_SECONDS = 0.2
 
 @asynccontextmanager
 async def serve_control(
-    agent: Agent, gateway: AgentGateway, state: StateDirectory, stop: Callable[[], None]
+    agent: Agent,
+    gateway: AgentGateway,
+    console: AgentConsole,
+    state: StateDirectory,
+    stop: Callable[[], None],
 ) -> AsyncIterator[None]:
-    """Answer on the socket in ``state`` until the block ends. ``stop`` ends the agent."""
+    """Serve the socket in ``state`` until the block ends. ``stop`` stops the agent."""
     path = state.control_socket
-    control = _Control(agent, gateway, stop)
+    control = _Control(agent, gateway, console, stop)
     with state.errors("cannot hold the control socket"):
         path.unlink(missing_ok=True)
         server = await asyncio.start_unix_server(control.serve, sock=_bound(path))
@@ -49,16 +65,16 @@ async def serve_control(
         server.close()
         with contextlib.suppress(
             OSError
-        ):  # a disk that became read-only; the next agent removes it
+        ):  # the disk became read-only; the next agent removes the socket
             path.unlink(missing_ok=True)
         await control.close()
 
 
 def _bound(path: Path) -> socket.socket:
-    """A socket at ``path`` that this user alone can connect to, once it is listened on.
+    """Bind a socket at ``path`` that only this user can connect to, once it listens.
 
-    Nobody can before that. The process's umask would do as well, and apply to what other threads
-    make meanwhile.
+    Nobody can before that. The process's umask would do, too, but would also apply to files that
+    other threads create in the meantime.
     """
     bound = socket.socket(socket.AF_UNIX)
     try:
@@ -79,6 +95,20 @@ class _Undeploy(msgspec.Struct, frozen=True):
     name: str
 
 
+class _Invite(msgspec.Struct, frozen=True):
+    num_uses: int = 1
+    seconds: float = DEFAULT_SECONDS
+    wheel_folders: tuple[str, ...] = ()
+
+
+class _Withdraw(msgspec.Struct, frozen=True):
+    invitation_id: str
+
+
+class _Remove(msgspec.Struct, frozen=True):
+    node: str
+
+
 class _Rebalance(msgspec.Struct, frozen=True):
     name: str | None = None
     is_dry_run: bool = False
@@ -91,25 +121,32 @@ _Send = Callable[[dict[str, Any]], Awaitable[None]]
 def _parse(document: bytes | msgspec.Raw, kind: type[_Parsed]) -> _Parsed:
     try:
         return msgspec.json.decode(document, type=kind)
-    except ValueError as error:  # DecodeError, or text that is no UTF-8
-        raise UsageError(f"the agent was asked what makes no sense: {error}") from error
+    except ValueError as error:  # DecodeError, or text that is not UTF-8
+        raise UsageError(f"malformed request to the agent: {error}") from error
 
 
 class _Control:
-    def __init__(self, agent: Agent, gateway: AgentGateway, stop: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        agent: Agent,
+        gateway: AgentGateway,
+        console: AgentConsole,
+        stop: Callable[[], None],
+    ) -> None:
         self._agent = agent
         self._gateway = gateway
+        self._console = console
         self._stop = stop
         self._serving: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
-        """Give up what is being answered."""
+        """Cancel the requests in progress."""
         for task in self._serving:
             task.cancel()
         await asyncio.gather(*self._serving, return_exceptions=True)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One request on one connection; it is given up when the asker goes away."""
+        """Serve one request on one connection; it is cancelled if the client disconnects."""
         serving = asyncio.current_task()
         if serving is not None:
             self._serving.add(serving)
@@ -132,12 +169,12 @@ class _Control:
                 failure, _ = await asyncio.gather(working, gone, return_exceptions=True)
             if isinstance(failure, Exception) and not is_gone:
                 _log.error("control: a request failed", exc_info=failure)
-                await send(_error("the agent made a mistake", "its own output has the details", 1))
-        except (ValueError, OSError) as error:  # no line, or nobody to answer
+                await send(_error("internal error in the agent", "see the agent's log", 1))
+        except (ValueError, OSError) as error:  # no line, or the client has gone
             _log.debug("control: %s", error)
         except asyncio.CancelledError:
-            # By ``close``, and not passed on: the server would report it as a failure.
-            _log.debug("control: the agent ends")
+            # By ``close``; not propagated, since the server would report it as a failure.
+            _log.debug("control: the agent is stopping")
         finally:
             writer.close()
 
@@ -151,18 +188,24 @@ class _Control:
             "rebalance": self._rebalance,
             "undeploy": self._undeploy,
             "down": self._down,
+            "invite": self._invite,
+            "invitations": self._invitations,
+            "withdraw": self._withdraw,
+            "nodes": self._nodes,
+            "remove": self._remove,
+            "dashboard": self._dashboard,
         }
         try:
             request = _parse(line, _Request)
             handler = handlers.get(request.method)
             if handler is None:
-                raise UsageError(f"the agent does not know {request.method!r}")
+                raise UsageError(f"the agent has no method {request.method!r}")
             await send({"result": await handler(request.params, send)})
         except PotluckError as error:
             await send(_error(error.message, error.hint, error.exit_code))
             return
         except OSError as error:
-            _log.debug("control: %s", error)  # whoever asked has gone
+            _log.debug("control: %s", error)  # the client has gone
         if request.method == "down":
             self._stop()
 
@@ -174,7 +217,7 @@ class _Control:
         return msgspec.to_builtins(await self._agent.diagnose())
 
     async def _hosts(self, params: msgspec.Raw, send: _Send) -> object:
-        """Each node's answer is an event, so that none of them is kept."""
+        """Send each node's answer as an event, so that none of them is kept."""
         async with aclosing(self._agent.hosts()) as answers:
             async for answer in answers:
                 await send({"event": msgspec.to_builtins(answer)})
@@ -189,14 +232,14 @@ class _Control:
     async def _deploy(self, params: msgspec.Raw, send: _Send) -> object:
         known = set(self._coordination.registry.records)
         deploying = asyncio.ensure_future(self._coordination.deploy(_parse(params, Deploy)))
-        told = None
+        reported = None
         try:
             while not deploying.done():
                 await asyncio.wait({deploying}, timeout=_PROGRESS_SECONDS)
                 for record in self._coordination.registry.live():
-                    is_news = record.deployment not in known and record is not told
+                    is_news = record.deployment not in known and record is not reported
                     if is_news and not deploying.done():
-                        told = record
+                        reported = record
                         await send({"event": deployment_view(record)})
             return deployment_view(await deploying)
         finally:
@@ -204,7 +247,7 @@ class _Control:
             await asyncio.gather(deploying, return_exceptions=True)
 
     async def _rebalance(self, params: msgspec.Raw, send: _Send) -> object:
-        """One deployment after the other: moves would compete for memory."""
+        """Rebalance one deployment after the other, since moves would compete for memory."""
         request = _parse(params, _Rebalance)
         views = []
         for record in self._coordination.find(request.name):
@@ -218,6 +261,49 @@ class _Control:
         name = _parse(params, _Undeploy).name
         return deployment_view(await self._coordination.undeploy(name))
 
+    async def _invite(self, params: msgspec.Raw, send: _Send) -> object:
+        request = _parse(params, _Invite)
+        made = await self._agent.inviting.invite(
+            num_uses=request.num_uses,
+            seconds=request.seconds,
+            wheel_folders=[Path(each) for each in request.wheel_folders],
+        )
+        return new_invitation_view(made)
+
+    async def _invitations(self, params: msgspec.Raw, send: _Send) -> object:
+        return invitations_view(self._agent.inviting.ledger, time.time())
+
+    async def _withdraw(self, params: msgspec.Raw, send: _Send) -> object:
+        request = _parse(params, _Withdraw)
+        self._agent.inviting.withdraw(request.invitation_id)
+        return invitations_view(self._agent.inviting.ledger, time.time())
+
+    async def _nodes(self, params: msgspec.Raw, send: _Send) -> object:
+        await self._gateway.refresh_cluster()
+        return nodes_view(self._gateway.cluster_state(), self._agent.removals, self._agent.inviting)
+
+    async def _remove(self, params: msgspec.Raw, send: _Send) -> object:
+        name = _parse(params, _Remove).node
+        await self._gateway.refresh_cluster()
+        state = self._gateway.cluster_state()
+        view = nodes_view(state, self._agent.removals, self._agent.inviting)
+        node = find_node(view, name)
+        await self._agent.removals.remove(NodeId(node["node_id"]))
+        return node
+
+    async def _dashboard(self, params: msgspec.Raw, send: _Send) -> object:
+        """Return a token for the user of this socket, who is the owner of the agent."""
+        address = self._agent.http_address
+        if address is None:
+            raise UsageError(
+                "this node serves neither HTTP nor the dashboard", hint="start it without --no-http"
+            )
+        return {
+            "address": address,
+            "token": self._console.tokens.make(),
+            "valid_seconds": VALID_SECONDS,
+        }
+
     async def _down(self, params: msgspec.Raw, send: _Send) -> object:
         await send({"event": {"is_draining": True}})
         await self._agent.drain()
@@ -230,50 +316,3 @@ class _Control:
 
 def _error(message: str, hint: str, exit_code: int) -> dict[str, Any]:
     return {"error": {"message": message, "hint": hint, "exit_code": exit_code}}
-
-
-class RemoteError(PotluckError):
-    """What the agent answered instead of a result."""
-
-    def __init__(self, message: str, *, hint: str, exit_code: int) -> None:
-        super().__init__(message, hint=hint)
-        self.exit_code = exit_code
-
-
-def ask(path: Path, method: str, params: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Ask the agent behind ``path``; gives events, and last the document with the result.
-
-    Blocking. Raises ``UsageError`` when no agent runs there and for texts that are not UTF-8, and
-    what the agent raised.
-    """
-    request = _encoded(method, params)
-    with contextlib.ExitStack() as opened:
-        connection = opened.enter_context(socket.socket(socket.AF_UNIX))
-        try:
-            connection.connect(str(path))
-        except OSError as error:
-            raise UsageError(
-                f"no agent runs here (nothing answers at {path})",
-                hint="start one with potluck up, or name its --state DIRECTORY",
-            ) from error
-        connection.sendall(request)
-        for line in opened.enter_context(connection.makefile("rb")):
-            document = json.loads(line)
-            if "error" in document:
-                raise RemoteError(**document["error"])
-            yield document
-            if "result" in document:
-                return
-    raise PotluckError("the agent ended before it answered", hint="look at its own output")
-
-
-def _encoded(method: str, params: dict[str, Any]) -> bytes:
-    """A request as it is sent. Agents tell each other names and paths, as text."""
-    for name, value in params.items():
-        if isinstance(value, str) and not is_utf8(value):
-            raise ParameterError(
-                name,
-                f"{value} is not UTF-8, and cannot be told to other nodes",
-                hint="give it another name",
-            )
-    return json.dumps({"method": method, "params": params}).encode("utf-8") + b"\n"

@@ -1,56 +1,59 @@
-"""Who coordinates which deployment: this agent's part in it.
-
-An agent coordinates what it was asked to deploy. Every agent knows the records of all deployments;
-when a coordinator is gone, others take over what it leaves (``takeover``). If two do so at once,
-the one with the higher epoch goes on.
-"""
+"""The part of this agent in coordinating deployments."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable, Sequence
 from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from potluck.catalog import ModelDescription, describe_model, read_profile
+from potluck.catalog import ModelDescription, read_profile
 from potluck.cluster.agent.changes import Changes
-from potluck.cluster.agent.model_files import Fingerprints
+from potluck.cluster.agent.deployment_history import UNDEPLOYED
 from potluck.cluster.agent.new_deployment import new_record
 from potluck.cluster.agent.promises import Promises
 from potluck.cluster.agent.registry import Registry
+from potluck.cluster.agent.small_models import SmallModels, deploy_of, draft_record
 from potluck.cluster.agent.stages import StageHost
+from potluck.cluster.agent.weights import NodeWeights, ReadModel
 from potluck.cluster.background import Spawn
 from potluck.cluster.calls import (
-    AskOutlook,
+    AskCoordinatorView,
     AskRebalance,
     Claim,
     ClaimAnswer,
+    CoordinatorView,
     Deploy,
     DeploymentRecord,
+    DeploymentReference,
     DeploymentState,
+    DraftRecord,
     ModelFingerprint,
-    Named,
-    Outlook,
     RebalanceAnswer,
     RebalanceReport,
+    StageRecord,
     StageScope,
-    Standing,
+    TakeoverReadiness,
     decode,
     encode,
 )
-from potluck.cluster.coordinator.attempt import Surroundings
+from potluck.cluster.coordinator.attempt import DeploymentDependencies
 from potluck.cluster.coordinator.counting import counting_of
 from potluck.cluster.coordinator.deployment import Deployment
 from potluck.cluster.coordinator.planning import placement_fields, preferences_of, size_of
 from potluck.cluster.coordinator.survey import plan_model
 from potluck.cluster.coordinator.surveyed import explanation_of
 from potluck.cluster.edges.path_figures import PathFigures
+from potluck.cluster.edges.routed import OpenRoute
 from potluck.cluster.membership import Membership
 from potluck.cluster.trust.credentials import Credentials
+from potluck.drafting.sources import names_model
 from potluck.engines.costs import CostOf
 from potluck.errors import CallError, EngineError, NodeLostError, ParameterError, PotluckError
+from potluck.placement.planned import PlannedModel
 from potluck.types.cluster import DeploymentId, Epoch, NodeId
 from potluck.types.profile import ModelProfile
 
@@ -62,13 +65,19 @@ _log = logging.getLogger(__name__)
 _REMOVE_SECONDS = 60.0
 _SILENCE_SECONDS = 30.0
 _TAKE_OVER_SECONDS = 90.0
-"""For a plan and for loading what only a node that leaves had held."""
+"""The time for planning, and for loading what only a leaving node had."""
+
+
+def _ignore(_: object) -> None:
+    """Do nothing."""
 
 
 class Coordination:
-    """For use in the agent's loop. ``spawn`` runs what nobody waits for, until the agent ends.
+    """The deployments of the cluster. For use in the agent's event loop.
 
-    ``changes`` tells of every change of records or members, once it has been acted upon here.
+    ``spawn`` runs background tasks until the agent stops. ``changes`` signals every change of
+    records or members, after it has been handled here. ``on_record`` is called with every new
+    record, and must not raise.
     """
 
     def __init__(
@@ -76,12 +85,14 @@ class Coordination:
         membership: Membership,
         credentials: Credentials,
         stages: StageHost,
-        fingerprints: Fingerprints,
+        weights: NodeWeights,
         *,
         listen_host: str,
         step_seconds: float,
         cost_of: CostOf,
         spawn: Spawn,
+        open_route: OpenRoute | None = None,
+        on_record: Callable[[DeploymentRecord], None] = _ignore,
     ) -> None:
         self.registry = Registry()
         self.coordinated: dict[DeploymentId, Deployment] = {}
@@ -92,65 +103,133 @@ class Coordination:
         self._membership = membership
         self._credentials = credentials
         self._stages = stages
-        self._fingerprints = fingerprints
+        self._weights = weights
         self._listen_host = listen_host
+        self._open_route = open_route
         self._step_seconds = step_seconds
         self._cost_of = cost_of
         self._spawn = spawn
+        self._on_record = on_record
+        self._removal_reasons: dict[DeploymentId, str] = {}
+        self._small_models = SmallModels(
+            membership, self.coordinated, lambda each: self.registry.records.get(each)
+        )
 
     def paths_in_use(self) -> list[tuple[NodeId, PathFigures]]:
-        """Return what the edges to the first stages show, and the nodes they lead to."""
+        """Return the figures of the edges to first stages, and the nodes they lead to."""
         paths = (deployment.path() for deployment in self.coordinated.values())
         return [path for path in paths if path is not None]
 
-    async def deploy(self, request: Deploy) -> DeploymentRecord:
-        """Deploy a model, coordinated here; every node that answers knows of it on return.
+    async def deploy(
+        self, request: Deploy, *, begun: Callable[[DeploymentId], None] = _ignore
+    ) -> DeploymentRecord:
+        """Deploy a model, coordinated here; on return every node that answers knows of it.
 
-        Raises what prevents it; nothing is left then.
+        ``begun`` is called with its id as soon as there is one. On failure the error is raised, and
+        nothing is left behind.
         """
         self._require_staying()
-        description, profile, print_of = await self._read(request.model)
+        read, profile = await self._read(request.model)
         self._require_staying()
-        record = self._new_record(request, description, print_of)
-        deployment = self._make(record, profile, print_of)
+        record = self._new_record(request, read.description, read.fingerprint)
+        small = await self._small_of(request, read.description)
+        record = msgspec.structs.replace(record, small=small)
+        deployment = self._make(record, read, profile)
         self.coordinated[record.deployment] = deployment
+        begun(record.deployment)
         try:
             await deployment.start()
-        except BaseException:
+        except BaseException as error:
             if self.coordinated.get(record.deployment) is deployment:
-                ending = asyncio.ensure_future(self._remove(deployment, "it was not deployed"))
+                reason = error.message if isinstance(error, PotluckError) else "it was cancelled"
+                ending = asyncio.ensure_future(self._remove(deployment, reason))
                 await asyncio.shield(ending)
             raise
-        # News spreads in the background; who hears that it is deployed may ask any node at once.
+        # Records spread in the background, but a client may ask any node once this returns.
         payload = encode(deployment.record)
         await asyncio.gather(*(self._tell(node, payload) for node in self._membership.nodes()))
         return deployment.record
 
+    async def _small_of(self, request: Deploy, verified: ModelDescription) -> DraftRecord | None:
+        """Return the deployment of the draft model, deploying it if necessary; None if there is
+        none.
+
+        Raises as ``deploy``, and ``ParameterError`` for a model with another vocabulary.
+        """
+        if not names_model(request.draft):
+            return None
+        wanted, known = await self._draft_deploy(request, verified)
+        if known is not None:
+            return draft_record(known, is_own=False)
+        return draft_record(await self.deploy(wanted), is_own=True)
+
+    async def _draft_deploy(
+        self, request: Deploy, verified: ModelDescription
+    ) -> tuple[Deploy, DeploymentRecord | None]:
+        """Return the request that deploys the draft model that ``request`` names, and its
+        deployment if it is deployed already.
+
+        Raises ``ParameterError`` for a model with another vocabulary.
+        """
+        known = self.registry.find(request.draft)
+        named = request if known is None else msgspec.structs.replace(request, draft=known.model)
+        small = await self._weights.read(named.draft, known)
+        return await asyncio.to_thread(deploy_of, named, small.description, verified), known
+
     async def plan(self, request: Deploy) -> PlanOutcome:
-        """Return what would go where, and why; nothing is loaded."""
-        description, profile, print_of = await self._read(request.model)
-        record = self._new_record(request, description, print_of)
+        """Plan a deployment, and before it that of its draft model, without loading anything."""
+        from potluck.cluster.agent.plan_view import PlanOutcome  # imported late: rarely used
+
+        read, profile = await self._read(request.model)
+        draft: DeploymentRecord | None = None
+        is_draft_deployed = False
+        if names_model(request.draft):
+            wanted, draft = await self._draft_deploy(request, read.description)
+            is_draft_deployed = draft is not None
+            if draft is None:
+                small, small_profile = await self._read(wanted.model)
+                draft, _ = await self._planned(wanted, small, small_profile)
+        record, planned = await self._planned(
+            request,
+            read,
+            profile,
+            also_planned=() if draft is None or is_draft_deployed else draft.stages,
+        )
+        return PlanOutcome(
+            record=record,
+            reports=planned.reports,
+            explanation=await asyncio.to_thread(explanation_of, planned),
+            draft=draft,
+            is_draft_deployed=is_draft_deployed,
+        )
+
+    async def _planned(
+        self,
+        request: Deploy,
+        read: ReadModel,
+        profile: ModelProfile,
+        *,
+        also_planned: Sequence[StageRecord] = (),
+    ) -> tuple[DeploymentRecord, PlannedModel]:
+        """Return a record with the plan of a deployment, and the plan. Raises as ``plan_model``."""
+        record = self._new_record(request, read.description, read.fingerprint)
         size = size_of(profile.config, record)
         planned = await plan_model(
             self._membership,
             record.model,
             counting_of(profile, self._cost_of),
-            print_of,
+            read.fingerprint,
             size,
             may_quantize=record.may_quantize,
             arithmetic=record.arithmetic,
             preferences=preferences_of(record),
+            weights=read.weights,
+            also_planned=also_planned,
         )
-        from potluck.cluster.agent.plan_view import PlanOutcome  # most agents are never asked
-
-        return PlanOutcome(
-            record=msgspec.structs.replace(record, **placement_fields(planned)),
-            reports=planned.reports,
-            explanation=await asyncio.to_thread(explanation_of, planned),
-        )
+        return msgspec.structs.replace(record, **placement_fields(planned)), planned
 
     def find(self, name: str | None) -> tuple[DeploymentRecord, ...]:
-        """Return the deployments of a name, or all; raise ``ParameterError`` if there is none."""
+        """Return the deployments with a name, or all. Raise ``ParameterError`` if there is none."""
         if name is None:
             return tuple(self.registry.live())
         records = self.registry.find_all(name)
@@ -162,9 +241,10 @@ class Coordination:
         return records
 
     async def rebalance(self, record: DeploymentRecord, *, is_dry_run: bool) -> RebalanceReport:
-        """Have a deployment move to the best plan, wherever it is coordinated, or say what for.
+        """Move a deployment to the best plan, wherever it is coordinated, or report what that would
+        gain.
 
-        Raises what prevents it from being planned.
+        Raises the error if it cannot be planned.
         """
         request = AskRebalance(deployment=record.deployment, is_dry_run=is_dry_run)
         stream = self._membership.call_stream(
@@ -178,10 +258,10 @@ class Coordination:
                 answer: RebalanceAnswer = decode(part, RebalanceAnswer)
                 if isinstance(answer, RebalanceReport):
                     return answer
-        raise EngineError(f"{record.model_id} was not looked at to the end")
+        raise EngineError(f"the search for a better plan of {record.model_id} was not finished")
 
     async def undeploy(self, name: str) -> DeploymentRecord:
-        """Remove every deployment of a name, wherever it is coordinated; returns the oldest."""
+        """Remove all deployments with a name, wherever they are coordinated; return the oldest."""
         records = self.find(name)
         await asyncio.gather(*map(self._undeploy, records))
         return records[0]
@@ -191,37 +271,41 @@ class Coordination:
             await self._membership.call(
                 record.epoch.coordinator,
                 "deployment.remove",
-                encode(Named(deployment=record.deployment)),
+                encode(DeploymentReference(deployment=record.deployment)),
                 timeout_seconds=_REMOVE_SECONDS,
             )
         except NodeLostError:
             await self.remove(record.deployment)
 
     async def remove(self, deployment: DeploymentId) -> None:
-        """End a deployment for good; one that nobody coordinates any more, too."""
+        """Remove a deployment permanently, even if it has no coordinator."""
         mine = self.coordinated.get(deployment)
         if mine is not None:
-            await self._remove(mine, "undeployed")
+            await self._remove(mine, UNDEPLOYED)
             return
         record = self.registry.records.get(deployment)
         if record is not None and record.state is not DeploymentState.REMOVED:
-            self._publish(msgspec.structs.replace(record, state=DeploymentState.REMOVED, stages=()))
+            self._publish(
+                msgspec.structs.replace(
+                    record, state=DeploymentState.REMOVED, reason=UNDEPLOYED, stages=()
+                )
+            )
 
     def is_live(self, deployment: DeploymentId) -> bool:
-        """Whether this node knows of a deployment, and not of its removal."""
+        """Whether this node knows of a deployment that was not removed."""
         record = self.registry.records.get(deployment)
         return record is not None and record.state is not DeploymentState.REMOVED
 
     def begin_drain(self) -> None:
-        """From now on no plan has a stage here, and nothing new is coordinated here."""
+        """From now on, plan no stages on this node, and coordinate no new deployments here."""
         self.is_draining = True
-        self.changes.tell()
+        self.changes.notify()
 
     async def hand_over(self, deployment: Deployment) -> bool:
-        """Let another node coordinate a deployment of this one; False if none can.
+        """Let another node coordinate a deployment of this one; return False if none can.
 
-        It makes a plan, claims an epoch, to which all agree because it is named the successor, and
-        serves. Sequences of gateways, this node's too, move there.
+        The successor makes a plan, claims an epoch, to which all nodes agree because it was named
+        the successor, and serves. Sequences of all gateways, this node's included, move there.
         """
         own_id = deployment.record.deployment
         on_stages = {stage.node_id for stage in deployment.record.stages}
@@ -229,7 +313,7 @@ class Coordination:
             self._membership.nodes(), key=lambda each: (each not in on_stages, each)
         ):
             if self.coordinated.get(own_id) is not deployment:
-                return True  # it was removed, or somebody else has taken it over
+                return True  # it was removed, or another node has taken it over
             deployment.name_successor(node)
             payload = encode(deployment.record)
             await asyncio.gather(*(self._tell(each, payload) for each in self._membership.nodes()))
@@ -237,12 +321,12 @@ class Coordination:
                 await self._membership.call(
                     node,
                     "deployment.take_over",
-                    encode(Named(deployment=own_id)),
+                    encode(DeploymentReference(deployment=own_id)),
                     timeout_seconds=_TAKE_OVER_SECONDS,
                 )
             except CallError as error:
                 _log.info(
-                    "node %s does not take over %s: %s",
+                    "node %s cannot take over %s: %s",
                     node,
                     deployment.record.model_id,
                     error.message,
@@ -252,10 +336,7 @@ class Coordination:
         return self.coordinated.get(own_id) is not deployment
 
     async def succeed(self, deployment: DeploymentId) -> None:
-        """Coordinate a deployment whose coordinator asks for it; returns when it serves.
-
-        Raises ``PotluckError`` if that is not possible here.
-        """
+        """Coordinate a deployment at its coordinator's request; return once it serves."""
         self._require_staying()
         record = self.registry.records.get(deployment)
         own = self._membership.node_id
@@ -277,15 +358,17 @@ class Coordination:
         )
 
     async def close(self) -> None:
-        """The agent ends: stop what it coordinates; the records are left to successors."""
+        """Stop the deployments coordinated here when the agent stops; their records go to
+        successors.
+        """
         self.is_draining = True
         closing = [each.close() for each in self.coordinated.values()]
         for error in await asyncio.gather(*closing, return_exceptions=True):
             if isinstance(error, Exception):
-                _log.error("a deployment could not be closed", exc_info=error)
+                _log.error("could not close a deployment", exc_info=error)
 
-    def heard(self, record: DeploymentRecord) -> None:
-        """News of a deployment, from its coordinator or who knows of it."""
+    def learn(self, record: DeploymentRecord) -> None:
+        """Handle a record received from a deployment's coordinator or another node."""
         known = self.registry.records.get(record.deployment)
         is_lost = known is not None and not self._sees_coordinator(record.deployment, known.epoch)
         registry = self.registry.put(record, is_coordinator_lost=is_lost)
@@ -293,6 +376,7 @@ class Coordination:
             self._correct(record, known)
             return
         self.registry = registry
+        self._on_record(record)
         self._promises = self._promises.seen(record.deployment, record.epoch)
         self._log_takeover(known, record)
         self._correct(known, record)
@@ -308,9 +392,9 @@ class Coordination:
                 or record.epoch > mine.record.epoch
             )
         ):
-            # A later revision of the same epoch ends nothing: a successor hears those, too, until
-            # it has an epoch of its own. A higher epoch of this very node is one that it took
-            # before its agent was started anew, and that others know of: it goes on from there.
+            # A later revision of the same epoch ends nothing: a successor receives those too until
+            # it has an epoch of its own. A higher epoch of this same node is one that it took
+            # before its agent was restarted, and that others know of: it continues from there.
             del self.coordinated[record.deployment]
             self._spawn(_end(mine, is_removed=is_removed))
         if is_removed:
@@ -320,12 +404,14 @@ class Coordination:
         elif record.state is DeploymentState.READY and (
             known is None or known.epoch != record.epoch or known.state is not record.state
         ):
-            # Not earlier: until a new plan is loaded, the stages of the one before may serve.
+            # Not earlier: until a new plan is loaded, the stages of the previous one may serve.
             self._spawn(self._stages.supersede(record.deployment, record.epoch))
-        self.changes.tell()
+        self.changes.notify()
 
     def _correct(self, wrong: DeploymentRecord | None, right: DeploymentRecord | None) -> None:
-        """Tell a coordinator that its record is out of date: it may not see who knows better."""
+        """Tell a coordinator that its record is outdated; it may not see the node that knows
+        better.
+        """
         if wrong is None or right is None or wrong.epoch.coordinator == self._membership.node_id:
             return
         is_revived = right.state is DeploymentState.REMOVED is not wrong.state
@@ -333,36 +419,36 @@ class Coordination:
             self._spawn(self._tell(wrong.epoch.coordinator, encode(right)))
 
     def claimed(self, claim: Claim) -> ClaimAnswer:
-        """Return whether this node agrees to an epoch; it promises it then."""
+        """Return whether this node agrees to an epoch; if it does, it promises it."""
         record = self.registry.records.get(claim.deployment)
         sees = record is not None and self._sees_coordinator(record.deployment, record.epoch)
         self._promises, answer = self._promises.answer(claim, record, sees_coordinator=sees)
         return answer
 
-    def outlook(self, question: AskOutlook) -> Outlook:
-        """Return what this node makes of a deployment whose coordinator another does not see."""
+    def coordinator_view(self, question: AskCoordinatorView) -> CoordinatorView:
+        """Return this node's view of a deployment whose coordinator another node does not see."""
         record = self.registry.records.get(question.deployment)
         if record is None:
-            return Outlook(sees_coordinator=False, standing=Standing.UNABLE)
-        return Outlook(
+            return CoordinatorView(sees_coordinator=False, readiness=TakeoverReadiness.UNABLE)
+        return CoordinatorView(
             sees_coordinator=self._sees_coordinator(question.deployment, question.known),
-            standing=self._standing(question.deployment),
+            readiness=self._readiness(question.deployment),
             record=None if record.epoch == question.known else record,
         )
 
     def _sees_coordinator(self, deployment: DeploymentId, epoch: Epoch) -> bool:
-        """Whether the coordinator of an epoch is a member, or is this node and runs that epoch."""
+        """Whether the coordinator of an epoch is a member, or is this node, running that epoch."""
         if epoch.coordinator != self._membership.node_id:
             return epoch.coordinator in self._membership.nodes()
         mine = self.coordinated.get(deployment)
         return mine is not None and mine.record.epoch.coordinator == epoch.coordinator
 
-    def _standing(self, deployment: DeploymentId) -> Standing:
+    def _readiness(self, deployment: DeploymentId) -> TakeoverReadiness:
         if deployment in self.coordinated:
-            return Standing.AT_WORK
+            return TakeoverReadiness.AT_WORK
         if self.is_draining or deployment in self._unable:
-            return Standing.UNABLE
-        return Standing.CANDIDATE
+            return TakeoverReadiness.UNABLE
+        return TakeoverReadiness.CANDIDATE
 
     def _log_takeover(self, known: DeploymentRecord | None, record: DeploymentRecord) -> None:
         if known is None or known.epoch.coordinator == record.epoch.coordinator:
@@ -379,104 +465,121 @@ class Coordination:
             _log.info("node %s took over %s from node %s", after, record.model_id, before)
 
     def joined(self, node: NodeId) -> None:
-        """A node is there: tell it what it cannot know."""
+        """Handle a node that joined: send it the records that it cannot know."""
         for key in list(self.coordinated):
             candidacy = self.candidacy(key)
             if candidacy is not None and candidacy.epoch.coordinator == node:
                 self.give_up(key)
         for deployment in self.coordinated.values():
             deployment.node_joined(node)
-        self.changes.tell()
+        self.changes.notify()
         self._spawn(self._tell_newcomer(node))
 
     def left(self, node: NodeId) -> None:
-        """A node is gone."""
+        """Handle a node that left."""
         for deployment in list(self.coordinated.values()):
             deployment.node_left(node)
         self._spawn(self._stages.coordinator_left(node))
-        self.changes.tell()
+        self.changes.notify()
 
     def candidacy(self, deployment: DeploymentId) -> DeploymentRecord | None:
-        """Return the record that a deployment is taken over by here; None if it is not, or done."""
+        """Return the record with which a deployment is being taken over here; None if it is not."""
         mine = self.coordinated.get(deployment)
         if mine is None or mine.record.epoch.coordinator == self._membership.node_id:
             return None
         return mine.record
 
     def give_up(self, deployment: DeploymentId) -> None:
-        """Give up to take over a deployment whose coordinator is there; no epoch was taken yet.
+        """Stop taking over a deployment whose coordinator is back, if no epoch was taken yet.
 
-        So what goes on undisturbed on the other side of a cut stays undisturbed after healing.
+        So a deployment that continued on the other side of a partition is not disturbed after it
+        heals.
         """
         if self.candidacy(deployment) is not None:
             self._spawn(_end(self.coordinated.pop(deployment), is_removed=False))
 
     def _require_staying(self) -> None:
         if self.is_draining:
-            raise EngineError(
-                "this node is about to leave the cluster", hint="deploy from another node"
-            )
+            raise EngineError("this node is leaving the cluster", hint="deploy from another node")
 
     def _new_record(
-        self, request: Deploy, description: ModelDescription, print_of: ModelFingerprint
+        self, request: Deploy, description: ModelDescription, fingerprint: ModelFingerprint
     ) -> DeploymentRecord:
         return new_record(
             request,
             description,
-            print_of,
+            fingerprint,
             model_id=self.registry.free_model_id(request.model_id or request.model),
             coordinator=self._membership.node_id,
         )
 
-    def _make(
-        self, record: DeploymentRecord, profile: ModelProfile, print_of: ModelFingerprint
-    ) -> Deployment:
+    def _make(self, record: DeploymentRecord, read: ReadModel, profile: ModelProfile) -> Deployment:
         return Deployment(
             record,
             profile,
-            print_of,
-            Surroundings(
+            read.fingerprint,
+            DeploymentDependencies(
                 membership=self._membership,
                 credentials=self._credentials,
                 listen_host=self._listen_host,
+                open_route=self._open_route,
                 step_seconds=self._step_seconds,
                 cost_of=self._cost_of,
+                start_draft=self._small_models.start,
             ),
             publish=self._publish,
-            heard=self.heard,
+            on_record=self.learn,
+            weights=read.weights,
+            discard=self._discard,
         )
 
+    def _discard(self, deployment: DeploymentId, reason: str) -> None:
+        mine = self.coordinated.get(deployment)
+        if mine is not None:
+            self._spawn(self._remove(mine, reason))
+
     async def _remove(self, deployment: Deployment, reason: str) -> None:
-        await deployment.remove(reason)
-        # Only now: a record without a coordinator would be an orphan.
-        self.coordinated.pop(deployment.record.deployment, None)
+        removed = deployment.record.deployment
+        # The first reason takes precedence: a deployment in progress fails when it is removed.
+        reason = self._removal_reasons.setdefault(removed, reason)
+        try:
+            await deployment.remove(reason)
+        finally:
+            self._removal_reasons.pop(removed, None)
+        # Not before: a record without a coordinator would be an orphan.
+        self.coordinated.pop(removed, None)
+        small = deployment.record.small
+        if small is not None and small.is_own:
+            record = self.registry.records.get(small.deployment)
+            if record is not None and self.is_live(small.deployment):
+                await self._undeploy(record)
 
     def _publish(self, record: DeploymentRecord) -> None:
         is_removed = record.state is DeploymentState.REMOVED
         if record.epoch.coordinator != self._membership.node_id and not is_removed:
-            return  # it is another's until this node has an epoch of its own
-        self.heard(record)
+            return  # it belongs to another node until this one has an epoch of its own
+        self.learn(record)
         payload = encode(record)
         for node in self._membership.nodes():
             self._spawn(self._tell(node, payload))
 
     async def _tell_newcomer(self, node: NodeId) -> None:
         for record in list(self.registry.records.values()):
-            if self._speaks_for(record, node):
+            if self._is_responsible_for(record, node):
                 await self._tell(node, encode(record))
 
     async def _tell(self, node: NodeId, payload: bytes) -> None:
-        with suppress(CallError):  # a node that is lost now hears it when it joins again
+        with suppress(CallError):  # a node that is lost now receives it when it rejoins
             await self._membership.call(node, "deployment.put", payload)
 
     async def _stop_stages(self, scope: StageScope) -> None:
         await self._stages.stop(scope)
 
-    def _speaks_for(self, record: DeploymentRecord, to: NodeId) -> bool:
-        """Whether it is on this node to tell another of a record.
+    def _is_responsible_for(self, record: DeploymentRecord, to: NodeId) -> bool:
+        """Whether this node is responsible for sending a record to another.
 
-        That is on its coordinator; when there is none, on the least of those who know. A node that
-        has forgotten what it coordinates (it was started anew) is told by everybody.
+        That is its coordinator or, without one, the node with the lowest id of those that know it.
+        A node that has forgotten what it coordinates (it was restarted) is told by every node.
         """
         own = self._membership.node_id
         coordinator = record.epoch.coordinator
@@ -484,18 +587,18 @@ class Coordination:
         return coordinator in (own, to) or (coordinator not in others and min(others) == own)
 
     def orphans(self) -> tuple[DeploymentRecord, ...]:
-        """Return the records of deployments that nobody who is there coordinates."""
+        """Return the records of deployments that no member coordinates."""
         if self.is_draining:
             return ()
         return tuple(record for record in self.registry.live() if self._is_orphan(record))
 
     async def take_over(self, record: DeploymentRecord) -> bool:
-        """Coordinate an orphan from now on; False if that is not possible now."""
+        """Take over an orphaned deployment; return False if that is not possible now."""
         try:
             await self._adopt(record)
         except PotluckError as error:
             _log.warning("cannot take over %s: %s", record.model_id, error.message)
-        except Exception:  # noqa: BLE001 - it would stay without a coordinator
+        except Exception:  # noqa: BLE001 - it would be left without a coordinator
             _log.exception("cannot take over %s", record.model_id)
         else:
             self._unable.discard(record.deployment)
@@ -504,26 +607,28 @@ class Coordination:
         return False
 
     async def _adopt(self, record: DeploymentRecord) -> None:
-        """Coordinate a deployment of another node's, unless that was settled otherwise meanwhile.
+        """Take over another node's deployment, unless it has a coordinator by then.
 
-        Raises what makes it impossible here.
+        Raises an error if that is impossible here.
         """
-        _, profile, print_of = await self._read(record.model)
+        read, profile = await self._read(record.model, record)
         deployed = record.fingerprint
-        if deployed is not None and (found := deployed.difference(print_of)):
-            raise EngineError(f"this node's files of it are not those that were deployed: {found}")
+        if deployed is not None and (found := deployed.difference(read.fingerprint)):
+            raise EngineError(
+                f"this node's files of the model differ from those that were deployed: {found}"
+            )
         latest = self.registry.records.get(record.deployment)
         if latest is None or self.is_draining:
             return
         own = self._membership.node_id
         if self._is_orphan(latest) or (latest.successor == own and self._is_free(latest)):
             mine = msgspec.structs.replace(latest, successor=None)
-            deployment = self._make(mine, profile, print_of)
+            deployment = self._make(mine, read, profile)
             deployment.resume()
             self.coordinated[latest.deployment] = deployment
 
     def _is_free(self, record: DeploymentRecord) -> bool:
-        """Whether it is live, and not coordinated here."""
+        """Whether it is live and not coordinated here."""
         is_removed = record.state is DeploymentState.REMOVED
         return not is_removed and record.deployment not in self.coordinated
 
@@ -531,15 +636,14 @@ class Coordination:
         is_lost = record.epoch.coordinator not in self._membership.nodes()
         return is_lost and self._is_free(record)
 
-    async def _read(self, model: str) -> tuple[ModelDescription, ModelProfile, ModelFingerprint]:
-        def read() -> tuple[ModelDescription, ModelProfile, ModelFingerprint]:
-            description = describe_model(model)
-            return description, read_profile(description), self._fingerprints.of(description)
-
-        return await asyncio.to_thread(read)
+    async def _read(
+        self, model: str, record: DeploymentRecord | None = None
+    ) -> tuple[ReadModel, ModelProfile]:
+        read = await self._weights.read(model, record)
+        return read, await asyncio.to_thread(read_profile, read.description)
 
 
 async def _end(deployment: Deployment, *, is_removed: bool) -> None:
-    """End what another node coordinates now, or what was removed."""
-    # Otherwise its sequences are told that they have moved.
+    """Close a deployment that another node coordinates now, or that was removed."""
+    # Otherwise its sequences get an error that says that they have moved.
     await deployment.close(EngineError("the model was undeployed") if is_removed else None)

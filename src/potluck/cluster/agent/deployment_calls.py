@@ -1,4 +1,4 @@
-"""Calls about deployments: their records, and what their coordinators are told and asked."""
+"""Calls about deployments: their records, and requests to their coordinators."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from collections.abc import AsyncGenerator
 
 from potluck.cluster.agent.coordination import Coordination
 from potluck.cluster.calls import (
-    AskOutlook,
+    AskCoordinatorView,
+    AskMetrics,
     AskRebalance,
     Claim,
+    ContinueWithout,
     DeploymentRecord,
+    DeploymentReference,
     Moving,
-    Named,
     StageLost,
-    Vacate,
     decode,
     encode,
 )
@@ -22,24 +23,26 @@ from potluck.cluster.membership import MethodTable
 from potluck.errors import MovedError
 
 _TELL_SECONDS = 2.0
-"""Those who wait for a move are told so often that it goes on."""
+"""How often callers that wait for a move are told that it is still running."""
 
 
 class DeploymentCalls:
-    """Answers for what this node coordinates, or knows of. For use in the agent's loop."""
+    """Answers calls about the deployments that this node coordinates or knows of. For the agent's
+    loop.
+    """
 
     def __init__(self, coordination: Coordination) -> None:
         self._coordination = coordination
 
     def register(self, methods: MethodTable) -> None:
-        """Have the calls answered."""
+        """Register the calls."""
         methods.register("stage.lost", self._on_stage_lost)
         methods.register("deployment.put", self._on_put)
         methods.register("deployment.remove", self._on_remove)
-        methods.register("deployment.vacate", self._on_vacate)
+        methods.register("deployment.continue_without", self._on_continue_without)
         methods.register("deployment.metrics", self._on_metrics)
         methods.register("deployment.claim", self._on_claim)
-        methods.register("deployment.outlook", self._on_outlook)
+        methods.register("deployment.coordinator_view", self._on_coordinator_view)
         methods.register("deployment.take_over", self._on_take_over)
         methods.register_stream("deployment.rebalance", self._on_rebalance)
 
@@ -51,43 +54,46 @@ class DeploymentCalls:
         return b""
 
     async def _on_put(self, payload: bytes) -> bytes:
-        self._coordination.heard(decode(payload, DeploymentRecord))
+        self._coordination.learn(decode(payload, DeploymentRecord))
         return b""
 
     async def _on_remove(self, payload: bytes) -> bytes:
-        await self._coordination.remove(decode(payload, Named).deployment)
+        await self._coordination.remove(decode(payload, DeploymentReference).deployment)
         return b""
 
-    async def _on_vacate(self, payload: bytes) -> bytes:
-        request = decode(payload, Vacate)
+    async def _on_continue_without(self, payload: bytes) -> bytes:
+        request = decode(payload, ContinueWithout)
         deployment = self._coordination.coordinated.get(request.deployment)
         if deployment is not None:
-            await deployment.vacate(request.node_id)
+            await deployment.continue_without(request.node_id)
         elif self._coordination.is_live(request.deployment):
-            raise MovedError("the deployment is not coordinated here any more")
+            raise MovedError("this node no longer coordinates the deployment")
         return b""
 
     async def _on_metrics(self, payload: bytes) -> bytes:
-        deployment = self._coordination.coordinated.get(decode(payload, Named).deployment)
-        return encode(None if deployment is None else await deployment.metrics())
+        request = decode(payload, AskMetrics)
+        deployment = self._coordination.coordinated.get(request.deployment)
+        if deployment is None:
+            return encode(None)
+        return encode(await deployment.metrics(max_age_seconds=request.max_age_seconds))
 
     async def _on_claim(self, payload: bytes) -> bytes:
         return encode(self._coordination.claimed(decode(payload, Claim)))
 
-    async def _on_outlook(self, payload: bytes) -> bytes:
-        return encode(self._coordination.outlook(decode(payload, AskOutlook)))
+    async def _on_coordinator_view(self, payload: bytes) -> bytes:
+        return encode(self._coordination.coordinator_view(decode(payload, AskCoordinatorView)))
 
     async def _on_take_over(self, payload: bytes) -> bytes:
-        await self._coordination.succeed(decode(payload, Named).deployment)
+        await self._coordination.succeed(decode(payload, DeploymentReference).deployment)
         return b""
 
     async def _on_rebalance(self, payload: bytes) -> AsyncGenerator[bytes, None]:
-        """A move goes on when nobody waits for it any more."""
+        """Move a deployment; the move continues even if the caller disconnects."""
         request = decode(payload, AskRebalance)
         deployment = self._coordination.coordinated.get(request.deployment)
         if deployment is None:
             raise MovedError(
-                "the deployment is not coordinated here any more", hint="try again in a moment"
+                "this node no longer coordinates the deployment", hint="try again in a moment"
             )
         asking = asyncio.ensure_future(deployment.rebalance(is_dry_run=request.is_dry_run))
         try:

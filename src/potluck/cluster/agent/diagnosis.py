@@ -1,7 +1,7 @@
-"""How this node and the others get along: clocks, ports, multicast (for ``potluck doctor``).
+"""Checks of this node's connections to the others for ``potluck doctor``: clocks, ports, multicast.
 
-A node that is asked to try a connection makes it to whoever asks, at the address that its link
-comes from, and to two ports: members cannot have others look around in the network for them.
+A node that is asked to try a connection makes it only to the caller, at the address that its link
+comes from, so that members cannot make others scan the network.
 """
 
 from __future__ import annotations
@@ -18,20 +18,21 @@ from dataclasses import replace
 
 from potluck.cluster.calls import (
     NUM_NONCE_BYTES,
+    CheckConnection,
     Clock,
+    ConnectionCheck,
     Multicast,
-    Reach,
-    Reached,
     decode,
     encode,
 )
+from potluck.cluster.coordinator.ways import known_reachability
 from potluck.cluster.membership import Address, Membership, unreachable
 from potluck.errors import CallError
 from potluck.probe.doctor.case import Cluster, Peer
 from potluck.probe.doctor.multicast import (
     MAX_DATAGRAM_BYTES,
     nonce_of,
-    open_ear,
+    open_multicast_receiver,
     send_datagram,
 )
 from potluck.types.cluster import NodeId
@@ -39,63 +40,62 @@ from potluck.types.cluster import NodeId
 _log = logging.getLogger(__name__)
 
 _NUM_CLOCK_CALLS = 3
-"""The quickest of them bounds the error; the first also waits for whatever sleeps."""
+"""The number of clock readings. The quickest one bounds the error; the first also wakes idle CPUs.
+"""
 
 _CALL_SECONDS = 5.0
 
 _NUM_DATAGRAMS = 3
 _HEAR_SECONDS = 1.0
-"""After each: Wi-Fi keeps multicast for sleeping stations some tenths of a second."""
+"""How long to wait after each datagram: Wi-Fi access points delay multicast to sleeping stations by
+some tenths of a second."""
 
 _HOPS = 1
-"""Multicast stays in the local network."""
+"""The multicast TTL, which keeps datagrams in the local network."""
 
 
 async def diagnose(membership: Membership) -> Cluster:
-    """Ask all other members at the same time; takes some seconds where something is blocked."""
+    """Check all other members concurrently; takes a few seconds if something is blocked."""
     nodes = sorted(membership.nodes())
-    host = membership.address.host
-    try:
-        server = await asyncio.start_server(_hang_up, host, 0)
-    except OSError as error:
-        raise CallError(f"cannot listen at {host}: {error.strerror or error}") from error
-    async with server:
-        edge_port = server.sockets[0].getsockname()[1]
-        listening = _heard(membership, nodes)
-        asking = asyncio.gather(*(_look_at(membership, node, edge_port) for node in nodes))
-        peers, heard = await asyncio.gather(asking, listening)
+    listening = _multicast_received(membership, nodes)
+    asking = asyncio.gather(*(_check_peer(membership, node) for node in nodes))
+    ways = known_reachability(membership, [membership.node_id, *nodes])
+    peers, received, known = await asyncio.gather(asking, listening, ways)
     return Cluster(
         node_id=membership.node_id,
         address=str(membership.address),
-        peers=tuple(replace(peer, is_heard=heard.get(NodeId(peer.node_id))) for peer in peers),
+        peers=tuple(
+            replace(
+                peer,
+                is_heard=received.get(NodeId(peer.node_id)),
+                is_reached=(membership.node_id, peer.node_id) not in known.closed,
+            )
+            for peer in peers
+        ),
+        silent_pairs=known.silent_pairs,
     )
 
 
-async def _hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    writer.close()
-
-
-async def _look_at(membership: Membership, node: NodeId, edge_port: int) -> Peer:
-    request = encode(Reach(control_port=membership.address.port, edge_port=edge_port))
+async def _check_peer(membership: Membership, node: NodeId) -> Peer:
+    request = encode(CheckConnection(port=membership.address.port))
     try:
         skew, uncertainty = await _skew(membership, node)
         answer = await membership.call(node, "node.reach", request, timeout_seconds=_CALL_SECONDS)
-        reached = decode(answer, Reached)
+        reached = decode(answer, ConnectionCheck)
     except CallError as error:
         return Peer(node_id=node, problem=error.message)
     return Peer(
         node_id=node,
         skew_seconds=skew,
         uncertainty_seconds=uncertainty,
-        control_problem=reached.control,
-        edge_problem=reached.edge,
+        port_problem=reached.problem,
     )
 
 
 async def _skew(membership: Membership, node: NodeId) -> tuple[float, float]:
-    """Its clock less ours, as if it had been read half-way, and how far off that may be at most.
+    """Return the node's clock minus ours, and the maximum error.
 
-    Cristian's algorithm: the error is at most half of the round trip.
+    Cristian's algorithm: the error is at most half the round trip.
     """
     measured = []
     for _ in range(_NUM_CLOCK_CALLS):
@@ -107,22 +107,24 @@ async def _skew(membership: Membership, node: NodeId) -> tuple[float, float]:
     return skew, half
 
 
-async def _heard(membership: Membership, nodes: Sequence[NodeId]) -> Mapping[NodeId, bool | None]:
-    """Whose multicast arrives; None of a node that has none, nothing where none can arrive."""
+async def _multicast_received(
+    membership: Membership, nodes: Sequence[NodeId]
+) -> Mapping[NodeId, bool | None]:
+    """Return whose multicast arrives here: None for nodes without any, empty if none can arrive."""
     if not _has_multicast(membership.address) or not nodes:
         return {}
     try:
-        ear = open_ear(membership.address.host)
+        receiver = open_multicast_receiver(membership.address.host)
     except OSError as error:
-        _log.info("no multicast at %s: %s", membership.address, error)
+        _log.info("cannot receive multicast at %s: %s", membership.address, error)
         return dict.fromkeys(nodes, False)
-    with ear:
-        ear.setblocking(False)
+    with receiver:
+        receiver.setblocking(False)
         arrivals = {secrets.token_bytes(NUM_NONCE_BYTES): asyncio.Event() for _ in nodes}
-        listening = asyncio.create_task(_listen(ear, arrivals))
+        listening = asyncio.create_task(_listen(receiver, arrivals))
         try:
             asking = (
-                _is_heard(membership, node, nonce, arrival)
+                _receives_from(membership, node, nonce, arrival)
                 for node, (nonce, arrival) in zip(nodes, arrivals.items(), strict=True)
             )
             return dict(zip(nodes, await asyncio.gather(*asking), strict=True))
@@ -131,18 +133,18 @@ async def _heard(membership: Membership, nodes: Sequence[NodeId]) -> Mapping[Nod
             await asyncio.gather(listening, return_exceptions=True)
 
 
-async def _listen(ear: socket.socket, arrivals: Mapping[bytes, asyncio.Event]) -> None:
+async def _listen(receiver: socket.socket, arrivals: Mapping[bytes, asyncio.Event]) -> None:
     loop = asyncio.get_running_loop()
     while True:
-        nonce = nonce_of(await loop.sock_recv(ear, MAX_DATAGRAM_BYTES))
+        nonce = nonce_of(await loop.sock_recv(receiver, MAX_DATAGRAM_BYTES))
         if nonce is not None and nonce in arrivals:
             arrivals[nonce].set()
 
 
-async def _is_heard(
+async def _receives_from(
     membership: Membership, node: NodeId, nonce: bytes, arrival: asyncio.Event
 ) -> bool | None:
-    """Have ``node`` send until it is heard, a few times; None if it has no multicast."""
+    """Have ``node`` send until a datagram arrives, a few times; None if it has no multicast."""
     request = encode(Multicast(nonce=nonce))
     for _ in range(_NUM_DATAGRAMS):
         try:
@@ -156,30 +158,27 @@ async def _is_heard(
 
 
 def _has_multicast(address: Address) -> bool:
-    """Discovery is over IPv4, and pointless on loopback."""
+    """Whether discovery works at an address: it uses IPv4, and makes no sense on loopback."""
     return isinstance(address.ip, ipaddress.IPv4Address) and not address.is_loopback
 
 
-async def reach_back(membership: Membership, caller: NodeId, request: Reach) -> Reached:
-    """Whether this node can connect to two ports of ``caller``, at the address it calls from."""
+async def connect_back(
+    membership: Membership, caller: NodeId, request: CheckConnection
+) -> ConnectionCheck:
+    """Try to connect to a port of ``caller``, at the address that it calls from."""
     host = membership.peer_host(caller)
     if host is None:
         raise CallError(f"node {caller} is not connected to this node")
-    control, edge = await asyncio.gather(
-        *(
-            asyncio.to_thread(unreachable, Address(host=host, port=port))
-            for port in (request.control_port, request.edge_port)
-        )
-    )
-    return Reached(control=control, edge=edge)
+    problem = await asyncio.to_thread(unreachable, Address(host=host, port=request.port))
+    return ConnectionCheck(problem=problem)
 
 
-async def be_heard(membership: Membership, request: Multicast) -> None:
-    """Send one datagram to discovery's group from the interface that this node listens on."""
+async def send_multicast(membership: Membership, request: Multicast) -> None:
+    """Send one datagram to the discovery group from the interface that this node listens on."""
     address = membership.address
     if not _has_multicast(address):
-        raise CallError(f"there is no multicast from {address}")
+        raise CallError(f"multicast is not possible from {address}")
     try:
         send_datagram(address.host, request.nonce, hops=_HOPS)
-    except OSError as error:  # the asker hears nothing, and says so
-        _log.info("cannot send to multicast from %s: %s", address, error)
+    except OSError as error:  # the caller receives nothing, and reports that
+        _log.info("cannot send multicast from %s: %s", address, error)

@@ -1,4 +1,4 @@
-"""Which epochs of each deployment a node still obeys. Pure; grows with the deployments seen."""
+"""Tracks which epochs of each deployment a node still obeys. Pure; grows with each deployment."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from potluck.types.cluster import DeploymentId, Epoch
 
 
 class EpochsInForce:
-    """The highest epoch that was seen in use, and the highest that has ended."""
+    """The highest epoch seen in use, and the highest that has ended, per deployment."""
 
     def __init__(self) -> None:
         self._highest: dict[DeploymentId, Epoch] = {}
         self._ended: dict[DeploymentId, Epoch] = {}
 
-    def saw(self, deployment: DeploymentId, epoch: Epoch) -> None:
-        """Lower epochs than ``epoch`` are over."""
+    def observe(self, deployment: DeploymentId, epoch: Epoch) -> None:
+        """Record that ``epoch`` is in use; lower ones are over."""
         highest = self._highest.get(deployment)
         if highest is None or highest < epoch:
             self._highest[deployment] = epoch
 
     def end(self, deployment: DeploymentId, epoch: Epoch) -> None:
-        """Note that ``epoch`` and lower ones are over."""
+        """Record that ``epoch`` and lower ones are over."""
         ended = self._ended.get(deployment)
         if ended is None or ended < epoch:
             self._ended[deployment] = epoch
 
     def is_over(self, deployment: DeploymentId, epoch: Epoch) -> bool:
-        """Return whether nothing may be done for ``epoch`` any more."""
+        """Return whether ``epoch`` is over."""
         highest, ended = self._highest.get(deployment), self._ended.get(deployment)
         return (highest is not None and epoch < highest) or (ended is not None and epoch <= ended)
 

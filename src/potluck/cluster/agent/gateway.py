@@ -1,29 +1,36 @@
-"""The agent as its HTTP address sees it (``potluck.types.gateway.Gateway``)."""
+"""The agent's implementation of ``potluck.types.gateway.Gateway``, for its HTTP API."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
 from typing import Any
 
 import msgspec
 
 from potluck.catalog import (
+    ModelDescription,
     describe_model,
+    describe_view,
     load_chat_template,
     load_fill_in_tokens,
     load_tokenizer,
+    locate_on_disk,
 )
 from potluck.cluster.agent.latest_reports import LatestReports
 from potluck.cluster.agent.model_files import Fingerprints
 from potluck.cluster.agent.service import Agent
 from potluck.cluster.agent.view import as_seen, cluster_view
+from potluck.cluster.agent.weights import NodeWeights
 from potluck.cluster.calls import DeploymentRecord, DeploymentState
 from potluck.cluster.coordinator.survey import ask_report
-from potluck.errors import ModelNotFoundError
+from potluck.errors import ModelNotFoundError, PotluckError
+from potluck.placement.layout import LayoutNode, layout_nodes
 from potluck.types.cluster import DeploymentId, Epoch, NodeId
+from potluck.types.content import Manifest
 from potluck.types.gateway import (
     LiveSequence,
     ModelMetrics,
@@ -31,7 +38,10 @@ from potluck.types.gateway import (
     ModelStatus,
     ServedModel,
 )
+from potluck.types.node import NodeReport
 from potluck.types.sequence import Cancel, OnUpdate
+
+_log = logging.getLogger(__name__)
 
 _STATES = {
     DeploymentState.LOADING: ModelState.LOADING,
@@ -40,10 +50,10 @@ _STATES = {
 }
 
 
-_LEAVING = "this node is about to leave the cluster"
+_LEAVING = "this node is leaving the cluster"
 
 _SLOW_STAGES_SECONDS = 1.0
-"""For coordinators to tell which stages are slow. A stage that is stuck takes longer to answer."""
+"""How long to wait for coordinators to report slow stages. A stage that is stuck takes longer."""
 
 
 class AgentGateway:
@@ -52,13 +62,13 @@ class AgentGateway:
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
         self._served: dict[DeploymentId, asyncio.Future[ServedModel]] = {}
-        self._latest = LatestReports(partial(ask_report, agent.membership))
+        self._latest = LatestReports(self._ask_report)
         self._metrics: Sequence[ModelMetrics] = ()
         self._expected: dict[DeploymentId, tuple[Epoch, int, float]] = {}
         self._refreshing: dict[str, asyncio.Task[None]] = {}
 
     def models(self) -> Sequence[ModelStatus]:
-        """Everything that is deployed, oldest first. Nothing is ready at a node that leaves."""
+        """Return all deployed models, oldest first. None is ready at a node that is leaving."""
         live = self._as_seen()
         if self._agent.coordination.is_draining:
             live = [
@@ -84,24 +94,49 @@ class AgentGateway:
         ]
 
     async def served_model(self, model_id: str) -> ServedModel:
-        """The texts' side of a deployed model; loaded at the first request for it."""
+        """Return the tokenizer and templates of a deployed model; loaded at the first request for
+        it.
+        """
         record = self._find(model_id)
         live = {each.deployment for each in self._agent.coordination.registry.live()}
         self._served = {key: value for key, value in self._served.items() if key in live}
         loading = self._served.get(record.deployment)
         if loading is None or (loading.done() and loading.exception() is not None):
-            load = partial(_load_served_model, record, self._agent.fingerprints)
-            loading = asyncio.ensure_future(asyncio.to_thread(load))
+            loading = asyncio.ensure_future(self._load(record))
             self._served[record.deployment] = loading
         return await asyncio.shield(loading)
+
+    async def _load(self, record: DeploymentRecord) -> ServedModel:
+        """Load the tokenizer and templates from this node's own files, or from other nodes by
+        content.
+
+        Raises the error of the latter, or of the former if there is no other way.
+        """
+        weights, manifest = self._agent.weights, record.manifest
+        can_get = manifest is not None and not weights.cannot
+        try:
+            load = partial(_load_own, record, self._agent.fingerprints, may_fetch=not can_get)
+            if (served := await asyncio.to_thread(load)) is not None:
+                return served
+        except PotluckError as error:
+            if not can_get:
+                raise
+            _log.info("reading %s from other nodes: %s", record.model_id, error.message)
+        assert manifest is not None
+        job = f"texts of {record.deployment}"
+        try:
+            await weights.prepare_reading(job, manifest)
+            return await asyncio.to_thread(_load_by_content, record, manifest, weights, job)
+        finally:
+            weights.end_reading(job)
 
     def start(self, sequence: LiveSequence, on_update: OnUpdate) -> Cancel:
         """Compute a sequence; see ``Relaying.start``."""
         record = self._find(sequence.model_id)
         return self._agent.relaying.start(record, sequence.request, on_update, sequence.committed)
 
-    def cluster_state(self) -> Mapping[str, object]:
-        """The cluster as it was at the last ``refresh``."""
+    def cluster_state(self, metrics: Sequence[ModelMetrics] | None = None) -> Mapping[str, object]:
+        """Return the cluster as of the last ``refresh``; ``metrics``, if given, are more recent."""
         agent = self._agent
         alive = self._alive
         return cluster_view(
@@ -110,23 +145,32 @@ class AgentGateway:
             self._latest.silent(alive),
             agent.incompatible,
             self._as_seen(),
-            self._metrics,
+            self._metrics if metrics is None else metrics,
         )
 
     async def refresh_cluster(self) -> None:
-        """Ask all nodes how they are, without waiting for those that take long to answer."""
-        await asyncio.gather(self._latest.refresh(self._alive), self._look_for_slow_stages())
+        """Ask all nodes for reports, without waiting for slow ones."""
+        await asyncio.gather(self._latest.refresh(self._alive), self._find_slow_stages())
+
+    async def refresh_nodes(self) -> None:
+        """Ask all nodes for reports, but no coordinator for metrics."""
+        await self._latest.refresh(self._alive)
+
+    async def layout_nodes(self) -> list[LayoutNode]:
+        """Ask all nodes for reports, and return the names that a layout may use."""
+        await self.refresh_nodes()
+        return layout_nodes(self._latest.reports(self._alive))
 
     async def refresh_metrics(self) -> None:
-        """Ask the coordinators what their deployments do."""
+        """Ask the coordinators for the metrics of their deployments."""
         await self._once("metrics", self._ask_coordinators)
 
     def metrics(self) -> Sequence[ModelMetrics]:
-        """What the coordinators said at the last ``refresh``."""
+        """Return the metrics as of the last ``refresh``."""
         return self._metrics
 
     async def _once(self, what: str, ask: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """One round of questions for all who wait for it."""
+        """Share one round of calls among all that wait for it."""
         asking = self._refreshing.get(what)
         if asking is None:
             asking = asyncio.create_task(ask())
@@ -134,13 +178,18 @@ class AgentGateway:
             asking.add_done_callback(lambda _: self._refreshing.pop(what))
         await asyncio.shield(asking)
 
-    async def _look_for_slow_stages(self) -> None:
-        with suppress(TimeoutError):  # then what is shown is a little older
+    async def _find_slow_stages(self) -> None:
+        with suppress(TimeoutError):  # the result is then slightly older
             async with asyncio.timeout(_SLOW_STAGES_SECONDS):
                 await self.refresh_metrics()
 
     async def _ask_coordinators(self) -> None:
         self._metrics = await self._agent.metrics()
+
+    async def _ask_report(self, node: NodeId) -> NodeReport:
+        report = await ask_report(self._agent.membership, node)
+        self._agent.history.reported(report)
+        return report
 
     @property
     def _alive(self) -> frozenset[NodeId]:
@@ -151,7 +200,7 @@ class AgentGateway:
         return [as_seen(record, alive) for record in self._agent.coordination.registry.live()]
 
     def _note_expected(self, live: Sequence[DeploymentRecord]) -> None:
-        """Keep when each record was first seen here: what it expects counts from then."""
+        """Record when each record was first seen here, from when its expected times count."""
         now = asyncio.get_running_loop().time()
         seen, self._expected = self._expected, {}
         for record in live:
@@ -165,7 +214,7 @@ class AgentGateway:
             return None
         expected = record.ready_in_seconds
         if expected is None:
-            expected = record.recovery_seconds  # the next time may well take as long as the last
+            expected = record.recovery_seconds  # the next recovery may take as long as the last
         if expected is None:
             return None
         since = self._expected[record.deployment][2]
@@ -182,17 +231,35 @@ class AgentGateway:
         return record
 
 
-def _load_served_model(record: DeploymentRecord, fingerprints: Fingerprints) -> ServedModel:
-    """Raises ``EngineError`` where the model's tokenizer here is not the deployment's."""
+def _load_own(
+    record: DeploymentRecord, fingerprints: Fingerprints, *, may_fetch: bool
+) -> ServedModel | None:
+    """Load from files at this node's own path; None for a model on the hub, unless ``may_fetch``.
+
+    Raises ``EngineError`` if the model's tokenizer here differs from the deployment's.
+    """
+    fingerprints.check_text(record)
+    if not may_fetch and locate_on_disk(record.model) is None:
+        return None
+    return _served_model(record, describe_model(record.model))
+
+
+def _load_by_content(
+    record: DeploymentRecord, manifest: Manifest, weights: NodeWeights, job: str
+) -> ServedModel:
+    view = weights.view(manifest, record.model, job, keep=record.keep_weights)
+    with closing(view):
+        return _served_model(record, describe_view(view))
+
+
+def _served_model(record: DeploymentRecord, description: ModelDescription) -> ServedModel:
     from potluck.text.chat import prompt_chat
     from potluck.text.fill_in import find_fill_in
     from potluck.text.reasoning import reasoning_format
     from potluck.text.rerank import check_labels, encode_pair, rerank_template
-    from potluck.text.template_gaps import knows_tools
+    from potluck.text.template_gaps import supports_tools
     from potluck.text.tool_formats import choose_output_format
 
-    fingerprints.check_text(record)
-    description = describe_model(record.model)
     tokenizer = load_tokenizer(description.files)
     template = load_chat_template(description.files)
     source = None if template is None else template.tool_source or template.source
@@ -214,7 +281,7 @@ def _load_served_model(record: DeploymentRecord, fingerprints: Fingerprints) -> 
         output_format=output_format,
         architecture=description.config.family,
         template=source,
-        takes_tools=source is not None and knows_tools(source),
+        takes_tools=source is not None and supports_tools(source),
         can_think=source is not None and reasoning_format(source) is not None,
         has_logits=description.config.has_logits,
         vector_size=description.config.vector_size,

@@ -1,4 +1,4 @@
-"""What the probe says of this node, while the agent runs."""
+"""The probe's reports on this node, while the agent runs."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from collections.abc import Sequence
 
 from potluck.errors import PotluckError
 from potluck.probe.cache import ProbeCache
-from potluck.probe.layer import Layer
+from potluck.probe.detector import Detector
+from potluck.probe.machine.system import THIS_MACHINE
 from potluck.probe.probe import ProbeOptions, probe_node
-from potluck.probe.system import THIS_MACHINE
 from potluck.types.hardware import ProbeReport
 
 _log = logging.getLogger(__name__)
 
 
 _PAUSES_SECONDS = (60.0, 300.0, 1800.0)
-"""Before it probes again what was not tested yet, as the machine was too busy, or what did not
-answer. Each time may leave a thread behind that waits for a wedged driver, and so they are few."""
+"""The delays before probing again what was not tested because the machine was busy, or what did not
+answer. Each attempt may leave behind a thread that waits for a hung driver, so there are few."""
 
 
 class Hardware:
-    """The probe in a thread of its own; made by :meth:`start`, for use in the loop it starts in.
+    """Runs the probe on a thread; created by :meth:`start`, for use in the event loop it starts in.
 
-    Nothing that a machine does ends it: there is always a report, with the CPU in it.
+    No failure of the machine stops it: there is always a report, with the CPU in it.
     """
 
     def __init__(self) -> None:
@@ -38,27 +38,29 @@ class Hardware:
 
     @classmethod
     async def start(
-        cls, options: ProbeOptions, cache: ProbeCache, *, layers: Sequence[Layer]
+        cls, options: ProbeOptions, cache: ProbeCache, *, detectors: Sequence[Detector]
     ) -> Hardware:
-        """Begin, and return as soon as the CPU was tried; what is slower is reported later."""
+        """Start, and return once the CPU has been tried; slower units are reported later."""
         hardware = cls()
         loop = asyncio.get_running_loop()
 
         def tell(report: ProbeReport) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop has ended: nobody is left to tell
-                loop.call_soon_threadsafe(hardware._heard, report)
+            with contextlib.suppress(RuntimeError):  # the event loop has ended
+                loop.call_soon_threadsafe(hardware._received, report)
 
         def run() -> None:
             try:
-                report = probe_node(THIS_MACHINE, options, cache, layers=layers, on_report=tell)
+                report = probe_node(
+                    THIS_MACHINE, options, cache, detectors=detectors, on_report=tell
+                )
                 for seconds in _PAUSES_SECONDS:
                     if not report.pending:
                         return
                     time.sleep(seconds)
-                    report = probe_node(THIS_MACHINE, options, cache, layers=layers)
+                    report = probe_node(THIS_MACHINE, options, cache, detectors=detectors)
                     tell(report)
             except Exception as error:  # noqa: BLE001 - the boundary of the thread
-                _log.exception("the probe has failed")
+                _log.exception("the probe failed")
                 with contextlib.suppress(RuntimeError):
                     loop.call_soon_threadsafe(hardware._failed, error)
 
@@ -67,34 +69,34 @@ class Hardware:
         if hardware._report is None:
             raise PotluckError(
                 f"this machine could not be probed: {hardware._failure}",
-                hint="this is a fault of Potluck: please report it, with its log",
+                hint="this is a bug in Potluck: please report it with the agent's log",
             )
         return hardware
 
     @property
     def report(self) -> ProbeReport:
-        """The latest."""
+        """Return the latest report."""
         if self._report is None:
-            raise RuntimeError("the report of a probe that was not started")
+            raise RuntimeError("the probe was not started")
         return self._report
 
     def _failed(self, error: Exception) -> None:
-        """What was reported until now stands; without any report the agent cannot start."""
+        """Keep the last report, if any; without one the agent cannot start."""
         self._failure = f"{type(error).__name__}: {error}"
         self._is_there.set()
 
     def close(self) -> None:
-        """Hear no more reports; a measurement that runs ends by itself within seconds."""
+        """Stop handling reports; a running measurement finishes by itself within seconds."""
         self._is_closed = True
 
-    def _heard(self, report: ProbeReport) -> None:
+    def _received(self, report: ProbeReport) -> None:
         if self._is_closed:
             return
         for trial in report.trials:
             if self._report is not None and trial in self._report.trials:
                 continue
             if trial.is_pending:
-                _log.warning("%s is not tested yet: %s", trial.unit_id, trial.reason)
+                _log.warning("%s has not been tested yet: %s", trial.unit_id, trial.reason)
             elif not trial.works:
                 _log.warning("%s cannot be used: %s", trial.unit_id, trial.reason)
             elif trial.reason:

@@ -1,4 +1,4 @@
-"""A stage that a worker of this node loads, holds or computes, as its agent knows it."""
+"""A stage that a worker of this node loads, holds or computes."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from potluck.cluster.agent.worker_process import WorkerProcess
 from potluck.cluster.worker.messages import Loaded, StageSpec, Stats
 from potluck.errors import PotluckError
 from potluck.types.cluster import DeploymentId, UnitId
-from potluck.types.node import HeldStage
+from potluck.types.held_stage import HeldStage
 
 STATS_SECONDS = 1.0
-"""What a worker may take to say what it did; it need not stop computing for it."""
+"""How long a worker may take to report its totals, for which it need not stop computing."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class HostedStage:
     """A worker and its stage.
 
-    ``asked`` is the stage as it was asked for last, ``serving`` the one whose edges stand or are
-    being opened. Both are the same holding; they differ in the epoch and the place in the plan.
-    ``loaded`` is None while the worker loads. One that ``is_stopped`` was killed and has not ended
-    yet. What it measured until ``measured_at`` (seconds since 1970) is known.
+    ``requested`` is the stage as last requested; ``serving`` is the one whose edges are open or
+    being opened. Both hold the same layers, but may differ in epoch and position in the plan.
+    ``loaded`` is None while the worker loads. A worker that ``is_stopped`` was killed and has not
+    exited yet. Its measurements until ``measured_at`` (seconds since 1970) are known.
     """
 
     worker: WorkerProcess
-    asked: StageSpec
+    requested: StageSpec
     serving: StageSpec | None = None
     loaded: Loaded | None = None
     is_stopped: bool = False
@@ -41,35 +41,35 @@ class HostedStage:
 
     @property
     def deployment(self) -> DeploymentId:
-        """Of which it is a stage."""
-        return self.asked.deployment
+        """Return the deployment of the stage."""
+        return self.requested.deployment
 
     @property
     def is_usable(self) -> bool:
-        """Whether its worker has loaded it, and is not about to end."""
+        """Whether its worker has loaded it and is not about to exit."""
         return self.loaded is not None and not (self.is_stopped or self.worker.is_ending)
 
     @property
     def held(self) -> HeldStage:
-        """As a node reports it."""
-        epoch = (self.serving or self.asked).epoch
-        return msgspec.structs.replace(self.asked, epoch=epoch).held
+        """Return the stage as the node reports it."""
+        epoch = (self.serving or self.requested).epoch
+        return msgspec.structs.replace(self.requested, epoch=epoch).held
 
 
 def memory_of(stages: Sequence[HostedStage]) -> StageMemory:
-    """Return what plans have counted for ``stages``, and what of it their workers have taken."""
+    """Return the memory that plans have assigned to ``stages``, and how much of it is in use."""
     untaken_bytes = 0
     device_bytes: Counter[UnitId] = Counter()
     for each in stages:
-        device_bytes[each.asked.unit_id] += each.asked.device_bytes
+        device_bytes[each.requested.unit_id] += each.requested.device_bytes
         with suppress(psutil.Error):
             memory = psutil.Process(each.worker.pid).memory_info()
-            # Pages of a mapped file are resident, and in no plan.
-            taken_bytes = memory.rss - memory.shared if each.asked.is_mapped else memory.rss
-            # Caches fill up as they are used.
-            untaken_bytes += max(0, each.asked.num_bytes - taken_bytes)
+            # Pages of a mapped file are resident, but not part of a plan.
+            taken_bytes = memory.rss - memory.shared if each.requested.is_mapped else memory.rss
+            # Caches fill as they are used.
+            untaken_bytes += max(0, each.requested.num_bytes - taken_bytes)
     return StageMemory(
-        planned_bytes=sum(each.asked.num_bytes for each in stages),
+        planned_bytes=sum(each.requested.num_bytes for each in stages),
         untaken_bytes=untaken_bytes,
         device_bytes=device_bytes,
         held=tuple(each.held for each in stages if each.is_usable),

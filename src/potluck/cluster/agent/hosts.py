@@ -1,7 +1,7 @@
-"""The nodes as builds see them (``potluck wheel check --cluster``): this one, and all when asked.
+"""Descriptions of nodes for checking wheels (``potluck wheel check --cluster``).
 
-A description is a document of schema ``potluck.host/1``, in JSON, of up to 64 KB. It is made when
-somebody wants it, and passed on as it is: who reads it checks it.
+A description is a JSON document of schema ``potluck.host/1``, of up to 64 KB. It is made on request
+and passed on unchanged: its reader validates it.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from potluck.types.cluster import NodeId
 from potluck.types.hardware import ProbeReport
 
 _DESCRIBE_SECONDS = 30.0
-"""More than a node takes until it gives up (``probe.node_host``)."""
+"""Longer than a node tries before it gives up (``probe.node_host``)."""
 
 _MAX_ASKED = 16
-"""Nodes that are asked at a time, so that answers do not pile up in an agent's memory."""
+"""The number of nodes asked at one time, so that answers do not pile up in an agent's memory."""
 
 
 class HostAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """What a node answered: its description, or the problem because of which there is none."""
+    """A node's answer: its description, or the problem that prevented it."""
 
     node_id: NodeId
     description: str = ""
@@ -33,10 +33,10 @@ class HostAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OwnHost:
-    """The description of this node, made anew when it is asked for: updates change it.
+    """Describes this node, again for each request, since system updates change it.
 
-    For use in the agent's loop. ``hardware`` is what the probe knows so far. Files are read by one
-    child process at a time: all who ask meanwhile get the same answer.
+    For use in the agent's event loop. ``hardware`` returns what the probe knows so far. Files are
+    read by one child process at a time, whose result is shared by all concurrent requests.
     """
 
     def __init__(self, hardware: Callable[[], ProbeReport]) -> None:
@@ -44,7 +44,7 @@ class OwnHost:
         self._describing: asyncio.Future[bytes] | None = None
 
     async def description(self) -> bytes:
-        """The document. Raises ``CallError`` where the machine cannot be described."""
+        """Return the document. Raises ``CallError`` if the machine cannot be described."""
         if self._describing is None:
             making = asyncio.to_thread(_description, self._hardware())
             self._describing = asyncio.ensure_future(making)
@@ -54,18 +54,18 @@ class OwnHost:
     def _described(self, describing: asyncio.Future[bytes]) -> None:
         self._describing = None
         if not describing.cancelled():
-            describing.exception()  # whoever asked may be gone, and it is no news to asyncio
+            describing.exception()  # the callers may have gone; keep asyncio from logging it
 
 
 def _description(hardware: ProbeReport) -> bytes:
     described = describe_node(hardware)
     if described.document is None:
-        raise CallError(f"it cannot be described: {described.problem}")
+        raise CallError(f"cannot describe this machine: {described.problem}")
     return msgspec.json.encode(described.document)
 
 
 async def ask_hosts(membership: Membership) -> AsyncGenerator[HostAnswer, None]:
-    """What every node says, this one too, as the answers come."""
+    """Yield the answers of all nodes, including this one, as they arrive."""
     turns = asyncio.Semaphore(_MAX_ASKED)
 
     async def ask(node: NodeId) -> HostAnswer:

@@ -1,7 +1,7 @@
-"""What the nodes last said of themselves, for views that must not wait for the slowest of them.
+"""The latest reports of the nodes, for views that must not wait for the slowest one.
 
-A node that was cut off a moment ago, or whose disk is slow, holds up nobody who looks at the
-cluster: it is shown as it last was until its question times out.
+A node that was just disconnected, or whose disk is slow, delays nobody who looks at the cluster:
+its last report is shown until the call to it times out.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ from potluck.types.cluster import NodeId
 from potluck.types.node import NodeReport
 
 SHOWN_SECONDS = 0.5
-"""How long a view waits for news: healthy nodes answer in a few milliseconds."""
+"""How long a view waits for new reports: healthy nodes answer within milliseconds."""
 
 
 class LatestReports:
-    """For use in one loop. ``ask`` gets a node's report, or raises ``PotluckError`` in time."""
+    """The latest reports. For use in one event loop. ``ask`` returns a node's report or raises
+    ``PotluckError`` in a bounded time.
+    """
 
     def __init__(
         self,
@@ -32,9 +34,9 @@ class LatestReports:
         self._asking: dict[NodeId, asyncio.Task[None]] = {}
 
     async def refresh(self, nodes: Collection[NodeId]) -> None:
-        """Ask ``nodes``, and wait a moment for their answers; later ones count for the next view.
+        """Ask ``nodes``, and wait briefly for their answers; later ones count for the next view.
 
-        A node that has not answered an earlier question is not asked again meanwhile.
+        A node that has not answered an earlier call is not asked again.
         """
         self._reports = {node: each for node, each in self._reports.items() if node in nodes}
         for node in nodes:
@@ -47,14 +49,16 @@ class LatestReports:
             await asyncio.wait(waiting, timeout=self._shown_seconds)
 
     def reports(self, alive: Collection[NodeId]) -> list[NodeReport]:
-        """What those of ``alive`` that answer said last, by node id."""
+        """Return the last reports of those of ``alive`` that have answered, by node id."""
         known = [self._reports.get(node) for node in sorted(alive)]
         return [report for report in known if report is not None]
 
     def silent(self, alive: Collection[NodeId]) -> list[NodeId]:
-        """Those of ``alive`` that were asked and are not known to answer."""
-        asked = {*self._reports, *self._asking}
-        return [node for node in sorted(alive) if node in asked and self._reports.get(node) is None]
+        """Return those of ``alive`` that were asked and have not answered."""
+        queried = {*self._reports, *self._asking}
+        return [
+            node for node in sorted(alive) if node in queried and self._reports.get(node) is None
+        ]
 
     async def _learn(self, node: NodeId) -> None:
         try:

@@ -1,8 +1,8 @@
-"""A node that is about to leave lets others go on without it.
+"""Drains a node that is about to leave, so that others continue without it.
 
-Its stages are moved to other nodes first, beside those that serve, then what it coordinates is
-handed over, and last its own clients' streams end, which other coordinators continue meanwhile. Its
-clients' new requests are answered until then.
+Its stages are first moved to other nodes while the old ones keep serving. Then the deployments it
+coordinates are handed over. Last, its own clients' streams end; other coordinators continue them
+meanwhile. Its clients' new requests are answered until then.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from potluck.cluster.agent.coordination import Coordination
 from potluck.cluster.agent.relaying import Relaying
-from potluck.cluster.calls import DeploymentRecord, DeploymentState, Vacate, encode
+from potluck.cluster.calls import ContinueWithout, DeploymentRecord, DeploymentState, encode
 from potluck.cluster.coordinator.deployment import Deployment
 from potluck.cluster.membership import Membership
 from potluck.errors import CallError
@@ -22,14 +22,14 @@ from potluck.errors import CallError
 _log = logging.getLogger(__name__)
 
 _VACATE_SECONDS = 90.0
-"""For others to load what only this node holds."""
+"""The time for others to load what only this node holds."""
 _AGAIN_SECONDS = 0.5
 _STREAM_SECONDS = 30.0
-"""What clients of this node get to read their streams to the end."""
+"""The time for this node's clients to read their streams to the end."""
 
 
 class Leaving:
-    """For use in the agent's loop."""
+    """Drains the node. For use in the agent's event loop."""
 
     def __init__(
         self,
@@ -45,7 +45,9 @@ class Leaving:
         self._clock = clock
 
     async def drain(self) -> None:
-        """Return when nothing depends on this node any more, or cannot be moved away in time."""
+        """Return when nothing depends on this node, or when the rest could not be moved away in
+        time.
+        """
         self._coordination.begin_drain()
         own = self._membership.node_id
         moving = [self._hand_over(each) for each in self._coordination.coordinated.values()]
@@ -56,31 +58,36 @@ class Leaving:
         ]
         for result in await asyncio.gather(*moving, return_exceptions=True):
             if isinstance(result, Exception):
-                _log.error("this node could not be vacated in order", exc_info=result)
+                _log.error("this node could not be drained", exc_info=result)
         await self._relaying.drain(_STREAM_SECONDS)
 
     async def _hand_over(self, deployment: Deployment) -> None:
         own, name = self._membership.node_id, deployment.record.model_id
         if self._membership.nodes():
-            await deployment.vacate(own)
+            await deployment.continue_without(own)
             has_stage = any(stage.node_id == own for stage in deployment.record.stages)
             if not has_stage and await self._coordination.hand_over(deployment):
                 return
-            _log.warning("no other node can go on with %s, which ends with this one", name)
+            _log.warning("no other node can take over %s; it stops with this node", name)
         await deployment.finish()
 
     async def _vacate(self, record: DeploymentRecord) -> None:
-        """Have the coordinator, whoever that is by then, go on without this node's stages."""
+        """Ask the current coordinator to continue without this node's stages."""
         own = self._membership.node_id
-        request = encode(Vacate(deployment=record.deployment, node_id=own))
+        request = encode(ContinueWithout(deployment=record.deployment, node_id=own))
         deadline = self._clock() + _VACATE_SECONDS
         while (left := deadline - self._clock()) > 0:
             try:
                 await self._membership.call(
-                    record.epoch.coordinator, "deployment.vacate", request, timeout_seconds=left
+                    record.epoch.coordinator,
+                    "deployment.continue_without",
+                    request,
+                    timeout_seconds=left,
                 )
             except CallError as error:
-                _log.info("%s does not go on without this node: %s", record.model_id, error.message)
+                _log.info(
+                    "%s cannot be served without this node: %s", record.model_id, error.message
+                )
             else:
                 return
             await self._coordination.changes.wait(_AGAIN_SECONDS)

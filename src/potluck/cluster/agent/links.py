@@ -1,9 +1,9 @@
-"""Measures how fast the ways to the other nodes are, and keeps the figures.
+"""Measures the speed of the links to other nodes.
 
-When two nodes meet, one of them asks the other to listen (``link.listen``), connects to it as an
-edge would, and both measure in turn (``cluster.links.exchange``). An agent takes part in at most
-one measurement that it began and one that another began, each on a thread of its own with a
-deadline. What they send is bounded (``cluster.links.budget``).
+When two nodes meet, one asks the other to listen (``link.listen``), connects to it as an edge
+would, and both measure in turn (``cluster.links.exchange``). An agent takes part in at most one
+measurement that it began and one that another node began, each on a thread of its own with a
+deadline. Their traffic is limited (``cluster.links.budget``).
 """
 
 from __future__ import annotations
@@ -27,12 +27,14 @@ from potluck.cluster.calls import (
     decode,
     encode,
 )
+from potluck.cluster.edges.address import EdgeAddress
 from potluck.cluster.edges.connect import connect_both_ways
 from potluck.cluster.edges.edge import IncomingEdge, OutgoingEdge
 from potluck.cluster.edges.frames import Scope
 from potluck.cluster.edges.hello import Hello
 from potluck.cluster.edges.listener import EdgeListener
 from potluck.cluster.edges.path_figures import PathFigures
+from potluck.cluster.edges.routed import OpenRoute, listen_for_edges
 from potluck.cluster.links.budget import LEAST_SECONDS, LinkBudget
 from potluck.cluster.links.exchange import LIMITS, SIZES, Measured, follow, lead
 from potluck.cluster.links.figures import LinkFigures, Sample
@@ -49,37 +51,44 @@ _SCOPE_NAME = DeploymentId("link")
 
 _CALL_SECONDS = 5.0
 _CONNECT_SECONDS = 5.0
-"""TCP, TLS and hello are four round trips."""
+"""The time limit for connecting: TCP, TLS and hello take four round trips."""
 
 _EXCHANGE_SECONDS = 20.0
-"""For both turns: the large frames take 0.6 s at most as planned, and small ones half a second or
-four round trips."""
+"""The time limit for both turns: the large frames are planned to take at most 0.6 s, and small ones
+half a second or four round trips."""
 
 _FRAMES_SECONDS = 0.1
-"""How long the large frames of one turn may take. What else waits for the network meanwhile, waits
-that much longer."""
+"""How long the large frames of one turn may take, which delays other traffic by as much."""
 
 _BUSY_FRAMES_SECONDS = 0.02
-"""The same on a node that computes for somebody."""
+"""The same on a node that is computing for a deployment."""
 
 _UNCOUNTED_BYTES = 2 * sum(SIZES) + 16 * 1024
-"""What passes in one direction, where the kernel does not count."""
+"""The bytes of a turn in one direction, if the kernel does not count them."""
 
 _LONGEST_WAIT_SECONDS = 600.0
-"""For a node that says that it may not be measured now."""
+"""The longest delay before retrying a node that says that it cannot be measured now."""
+
+_CHECK_SECONDS = (0.2, 1.0)
+"""The delay before trying to connect to a node that has connected to this one."""
+
+_LONGEST_CHECK_FACTOR = 64
+"""Each try that comes to no result, because that node is busy, doubles the delay up to this."""
+
+_MOST_AWAITED_CHECKS = 8
 
 _SETTLE_SECONDS = 1.0
-"""For the links of nodes that have just joined: the call for the speeds has a few seconds."""
+"""How long a call for link speeds waits for nodes that have just joined."""
 
 _END_SECONDS = 1.0
 
 _MOST_FIGURES = 4096
-"""Nodes whose figures are kept, those that have left included."""
+"""The number of nodes whose figures are kept, including nodes that have left."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Outcome:
-    """Of a measurement: the way from here, what the kernel saw, and what it cost."""
+    """The outcome of a measurement: the speed from here, the kernel's figures, and the cost."""
 
     measured: Measured
     path: PathFigures | None
@@ -98,9 +107,10 @@ _Ends = tuple[OutgoingEdge, IncomingEdge]
 
 
 class _Measurement:
-    """One connection with ``peer``, on a thread of its own.
+    """One measurement with ``peer``, on a thread of its own.
 
-    ``outcome`` is set in the loop. It is an ``EdgeError`` if the connection failed or was cut.
+    ``outcome`` is set in the event loop. It is an ``EdgeError`` if the connection failed or was
+    cut.
     """
 
     def __init__(
@@ -131,7 +141,9 @@ class _Measurement:
         return self._ends is not None
 
     def cut(self) -> None:
-        """End it, from the loop. While it connects, it goes on for some seconds and then ends."""
+        """Abort the measurement, from the event loop. While it connects, this takes effect after
+        seconds.
+        """
         with self._changing:
             self._is_cut = True
             ends = self._ends
@@ -148,9 +160,9 @@ class _Measurement:
         except PotluckError as failure:
             error = failure
         except Exception as failure:  # noqa: BLE001 - the boundary of the thread
-            _log.exception("the link to node %s could not be measured", self.peer)
+            _log.exception("could not measure the link to node %s", self.peer)
             error = EdgeError(self.peer, f"{type(failure).__name__}: {failure}")
-        with suppress(RuntimeError):  # the loop is closed
+        with suppress(RuntimeError):  # the event loop is closed
             self._loop.call_soon_threadsafe(self._settle, outcome, error)
 
     def _measure(self) -> _Outcome:
@@ -189,7 +201,7 @@ class _Measurement:
         with self._changing:
             self._ends = ends
             if self._is_cut:
-                raise EdgeError(self.peer, "it was given up")
+                raise EdgeError(self.peer, "the measurement was cancelled")
 
     def _settle(self, outcome: _Outcome | None, error: PotluckError | None) -> None:
         self._deadline.cancel()
@@ -202,9 +214,9 @@ class _Measurement:
 
 
 class Links:
-    """For use in the agent's loop.
+    """The links of this node. For use in the agent's event loop.
 
-    ``is_busy`` tells whether the node computes for somebody, or sends what others compute.
+    ``is_busy`` returns whether the node is computing for a deployment, or sends results of one.
     """
 
     def __init__(
@@ -214,6 +226,7 @@ class Links:
         *,
         listen_host: str,
         spawn: Spawn,
+        open_route: OpenRoute | None = None,
         connect_seconds: float = _CONNECT_SECONDS,
         is_busy: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.monotonic,
@@ -222,40 +235,45 @@ class Links:
         self._membership = membership
         self._credentials = credentials
         self._listen_host = listen_host
+        self._open_route = open_route
         self._spawn = spawn
         self._connect_seconds = connect_seconds
         self._is_busy = is_busy
         self._clock = clock
-        self._schedule = LinkSchedule(membership.node_id, draws or random.Random())
+        self._draws = draws or random.Random()
+        self._schedule = LinkSchedule(membership.node_id, self._draws)
         self._budget = LinkBudget(clock())
         self._figures: dict[NodeId, LinkFigures] = {}
+        self._reached: dict[NodeId, bool] = {}  # whether this node could connect when it last tried
         self._changed = asyncio.Event()
         self._news = asyncio.Event()
         self._measurements: set[_Measurement] = set()
         self._num_begun = 0
+        self._num_awaited_checks = 0
         self._is_closed = False
 
     def register(self, methods: MethodTable) -> None:
-        """Have the call of other agents answered."""
+        """Register the call of other agents."""
         methods.register_for_caller("link.listen", self._on_listen)
 
     def joined(self, node_id: NodeId) -> None:
-        """Measure the link to a node that has joined, soon."""
+        """Schedule a measurement of the link to a node that has joined."""
         known = self._figures.get(node_id)
         measured_at = None if known is None else known.measured_at
         self._schedule.joined(node_id, self._clock(), measured_at=measured_at)
         self._changed.set()
 
     def left(self, node_id: NodeId) -> None:
-        """End what goes on with a node that has left. Its figures are kept for its return."""
+        """Abort measurements with a node that has left. Its figures are kept for its return."""
         self._schedule.left(node_id)
+        self._reached.pop(node_id, None)
         for measurement in list(self._measurements):
             if measurement.peer == node_id:
                 measurement.cut()
         self._changed.set()
 
     def used(self, node_id: NodeId, path: PathFigures) -> None:
-        """Take note of what an edge to a node shows, and measure its link again if in doubt."""
+        """Record the figures of an edge to a node, and measure its link again if in doubt."""
         known = self._figures.get(node_id)
         if known is None:
             return
@@ -265,7 +283,7 @@ class Links:
             self._changed.set()
 
     def speeds(self) -> tuple[LinkSpeed, ...]:
-        """Return the links to the other members that were measured, by node id."""
+        """Return the measured links to the other members, by node id."""
         now = self._clock()
         found = (
             known.speed(node_id, now)
@@ -274,8 +292,17 @@ class Links:
         )
         return tuple(each for each in found if each is not None)
 
+    def unreachable(self) -> tuple[NodeId, ...]:
+        """Return the members that this node could not connect to when it last tried."""
+        members = self._membership.nodes()
+        return tuple(
+            sorted(node for node, is_so in self._reached.items() if node in members and not is_so)
+        )
+
     async def settled(self) -> tuple[LinkSpeed, ...]:
-        """Return ``speeds``, after a moment if nodes have joined that are about to be measured."""
+        """Return ``speeds``, after a short wait if nodes have just joined and are about to be
+        measured.
+        """
         with suppress(TimeoutError):
             async with asyncio.timeout(_SETTLE_SECONDS):
                 while self._budget.wait_seconds(self._clock()) == 0 and any(
@@ -287,7 +314,7 @@ class Links:
         return self.speeds()
 
     async def run(self) -> None:
-        """Measure what is due, one link at a time, until cancelled."""
+        """Measure the links that are due, one at a time, until cancelled."""
         while True:
             self._changed.clear()
             upcoming = self._schedule.next()
@@ -305,7 +332,7 @@ class Links:
             await self._begin(node_id)
 
     async def close(self) -> None:
-        """End what goes on, and begin nothing more; takes a second at most."""
+        """Abort measurements and start no more; takes at most a second."""
         self._is_closed = True
         outcomes = [each.outcome for each in self._measurements]
         for measurement in list(self._measurements):
@@ -314,7 +341,7 @@ class Links:
             await asyncio.wait(outcomes, timeout=_END_SECONDS)
 
     async def _begin(self, node_id: NodeId) -> None:
-        """Measure the link to a node, or find out why not."""
+        """Measure the link to a node, or find out why that fails."""
         try:
             await self._measure(node_id)
         except PotluckError as error:
@@ -337,35 +364,100 @@ class Links:
             self._schedule.was_busy(node_id, self._clock(), wait_seconds=wait_seconds)
             return
         if not _is_ip_address(answer.host):
-            raise EdgeError(node_id, f"{answer.host[:60]!r} is no IP address")
-        hello = _hello(self._membership.node_id, request.number)
-        await self._conclude(
-            _Measurement(
-                node_id,
-                lambda: connect_both_ways(
-                    (answer.host, answer.port),
-                    self._credentials,
-                    hello,
-                    peer=node_id,
-                    limits=LIMITS,
-                    timeout_seconds=self._connect_seconds,
-                ),
-                leads_first=True,
-                allowed=self._allowed(answer.budget_seconds),
-            )
+            raise EdgeError(node_id, f"{answer.host[:60]!r} is not an IP address")
+        measurement = _Measurement(
+            node_id,
+            self._connecting(node_id, answer, request.number),
+            leads_first=True,
+            allowed=self._allowed(answer.budget_seconds),
         )
+        try:
+            await self._conclude(measurement)
+        finally:
+            if measurement.outcome.done():
+                self._note_reached(node_id, is_reached=measurement.is_connected)
+
+    def _connecting(
+        self, node_id: NodeId, answer: LinkListening, number: int
+    ) -> Callable[[], _Ends]:
+        """Return a function that connects to a node that listens for it."""
+        hello = _hello(self._membership.node_id, number)
+        return lambda: connect_both_ways(
+            EdgeAddress(host=answer.host, port=answer.port, name=answer.name),
+            self._credentials,
+            hello,
+            peer=node_id,
+            limits=LIMITS,
+            timeout_seconds=self._connect_seconds,
+        )
+
+    def _note_reached(self, node_id: NodeId, *, is_reached: bool) -> None:
+        if node_id not in self._membership.nodes():
+            return
+        if self._reached.get(node_id, True) and not is_reached:
+            _log.warning(
+                "this node cannot connect to node %s; that node opens the edges between the two",
+                node_id,
+            )
+        self._reached[node_id] = is_reached
+
+    async def _check(self, node_id: NodeId) -> None:
+        """Find out whether this node can connect to one that has connected to it."""
+        factor = 1
+        while True:
+            await asyncio.sleep(factor * self._draws.uniform(*_CHECK_SECONDS))
+            is_settled = node_id in self._reached or node_id not in self._membership.nodes()
+            if is_settled or self._is_closed:
+                return
+            try:
+                if await self._has_checked(node_id):
+                    return
+            except PotluckError as error:
+                _log.debug("could not try to connect to node %s: %s", node_id, error.message)
+            factor = min(2 * factor, _LONGEST_CHECK_FACTOR)
+
+    async def _has_checked(self, node_id: NodeId) -> bool:
+        self._num_begun += 1
+        request = ListenForLink(number=self._num_begun, budget_seconds=0.0, is_check=True)
+        answer: LinkAnswer = decode(
+            await self._membership.call(
+                node_id, "link.listen", encode(request), timeout_seconds=_CALL_SECONDS
+            ),
+            LinkAnswer,
+        )
+        if isinstance(answer, LinkBusy) or not _is_ip_address(answer.host):
+            return False
+        connect = self._connecting(node_id, answer, request.number)
+
+        def try_it() -> bool:
+            try:
+                outgoing, _ = connect()
+            except EdgeError:
+                return False
+            outgoing.close()
+            return True
+
+        is_reached = await asyncio.to_thread(try_it)
+        self._note_reached(node_id, is_reached=is_reached)
+        return True
 
     async def _on_listen(self, caller: NodeId, payload: bytes) -> bytes:
         request = decode(payload, ListenForLink)
         now = self._clock()
         wait_seconds = self._budget.wait_seconds(now)
-        if self._measurements or self._is_closed or wait_seconds > 0:
+        if request.is_check:
+            wait_seconds = 0.0
+        if self._is_closed or wait_seconds > 0 or self._is_occupied(request):
             return encode(LinkBusy(wait_seconds=wait_seconds))
         try:
-            listener = EdgeListener(self._listen_host, self._credentials)
+            listener = listen_for_edges(self._listen_host, self._credentials, self._open_route)
         except OSError as error:
             raise CallError(f"cannot listen at {self._listen_host}: {error.strerror}") from error
         hello = _hello(caller, request.number)
+        if request.is_check:
+            self._num_awaited_checks += 1
+            self._spawn(self._await_check(listener, hello, caller))
+            return _listening(listener, 0.0)
         measurement = _Measurement(
             caller,
             lambda: listener.accept_both_ways(
@@ -377,19 +469,45 @@ class Links:
         )
         self._measurements.add(measurement)
         self._spawn(self._follow(measurement))
-        host, port = listener.address
-        return encode(
-            LinkListening(host=host, port=port, budget_seconds=self._budget.available(now))
-        )
+        return _listening(listener, self._budget.available(now))
+
+    def _is_occupied(self, request: ListenForLink) -> bool:
+        if request.is_check:
+            return self._num_awaited_checks >= _MOST_AWAITED_CHECKS
+        return bool(self._measurements)
+
+    async def _await_check(self, listener: EdgeListener, hello: Hello, caller: NodeId) -> None:
+        """Wait for a node that tests whether it can connect to this one."""
+
+        def accept() -> None:
+            try:
+                outgoing, _ = listener.accept_both_ways(
+                    hello, peer=caller, limits=LIMITS, timeout_seconds=self._connect_seconds
+                )
+                outgoing.close()
+            except EdgeError as error:
+                _log.debug("node %s did not connect: %s", caller, error.message)
+            finally:
+                listener.close()
+
+        try:
+            await asyncio.to_thread(accept)
+        finally:
+            self._num_awaited_checks -= 1
+            listener.close()
 
     async def _follow(self, measurement: _Measurement) -> None:
         try:
             await self._conclude(measurement)
+            if measurement.peer not in self._reached:
+                await self._check(measurement.peer)
         except PotluckError as error:
-            _log.debug("node %s did not measure its link: %s", measurement.peer, error.message)
+            _log.debug(
+                "node %s did not complete a measurement: %s", measurement.peer, error.message
+            )
 
     async def _conclude(self, measurement: _Measurement) -> None:
-        """Wait for a measurement, and keep what it says."""
+        """Wait for a measurement, and record its outcome."""
         self._measurements.add(measurement)
         try:
             outcome = await measurement.outcome
@@ -397,7 +515,7 @@ class Links:
             measurement.cut()
             raise
         except PotluckError:
-            if measurement.is_connected:  # nobody has counted what it sent
+            if measurement.is_connected:  # what it sent has not been counted
                 self._budget.spend(LEAST_SECONDS, self._clock())
             raise
         finally:
@@ -405,7 +523,7 @@ class Links:
         now = self._clock()
         self._budget.spend(outcome.spent_seconds, now)
         sample = Sample.of(outcome.measured, outcome.path, now)
-        # The one that was measured last comes last; the first is forgotten when there are too many.
+        # In order of measurement; the oldest is dropped when there are too many.
         known = self._figures.pop(measurement.peer, LinkFigures())
         self._figures[measurement.peer] = figures = known.measured(sample)
         if len(self._figures) > _MOST_FIGURES:
@@ -416,14 +534,27 @@ class Links:
         self._news.set()
 
     def _allowed(self, peer_budget_seconds: float) -> _Allowed:
-        """What this node's turn may take.
+        """Return how long this node's turn may take.
 
-        Both nodes pay for both turns, and the sizes before take a third of what the last does.
+        Both nodes pay for both turns, and the smaller sizes take a third of the time of the last
+        one.
         """
         budget_seconds = min(self._budget.available(self._clock()), peer_budget_seconds)
         most = max(0.0, min(_FRAMES_SECONDS, budget_seconds / 3))
         seconds = min(most, _BUSY_FRAMES_SECONDS) if self._is_busy() else most
         return _Allowed(seconds=seconds, unresolved_seconds=2 * most)
+
+
+def _listening(listener: EdgeListener, budget_seconds: float) -> bytes:
+    address = listener.address
+    return encode(
+        LinkListening(
+            host=address.host,
+            port=address.port,
+            name=address.name,
+            budget_seconds=budget_seconds,
+        )
+    )
 
 
 def _is_ip_address(host: str) -> bool:
@@ -435,6 +566,6 @@ def _is_ip_address(host: str) -> bool:
 
 
 def _hello(first: NodeId, number: int) -> Hello:
-    """What the node that connects says: no edge of a deployment is called so."""
+    """Return the hello of the connecting node, with a name that no deployment's edge has."""
     scope = Scope(deployment=_SCOPE_NAME, epoch=Epoch(number=number, coordinator=first))
     return Hello(scope=scope, index=0)

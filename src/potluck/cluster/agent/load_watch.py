@@ -1,8 +1,8 @@
-"""Whether a worker that loads gets on: it says how far it is, or computes, reads or writes.
+"""Detects whether a loading worker makes progress: it reports progress, computes, reads or writes.
 
-What takes long (a large tensor that is quantized, a slow disk, a slow download) does one of these.
-A worker that waits for a disk or a lock that never answers does none. Of one that was stopped the
-kernel says so, and nothing else is to be waited for.
+Whatever takes long (quantizing a large tensor, a slow disk, a slow download) does one of these. A
+worker that waits for a disk or a lock that never responds does none. A worker that the kernel
+reports as stopped is given up immediately.
 """
 
 from __future__ import annotations
@@ -17,16 +17,15 @@ from potluck.cluster.agent.process_stat import is_stopped
 from potluck.quantities import format_seconds
 
 STALL_SECONDS = 120.0
-"""Without any sign of progress. The longest that a sound worker does nothing is a pause that the
-hub asks for, which is obeyed up to a minute (``catalog.hub_client``); a disk that spins up takes
-some ten seconds, and 64 MiB on their way to a slow SD card half a minute."""
+"""The time limit without any sign of progress. The longest pause of a healthy worker is one that
+the hub requests, which is honoured up to a minute (``catalog.hub_client``); a disk that spins up
+takes about ten seconds, and writing 64 MiB to a slow SD card half a minute."""
 
 STOPPED_SECONDS = 3.0
-"""For a worker that the kernel says was stopped. Whoever attaches a debugger stops it for
-milliseconds."""
+"""The time limit for a stopped worker. Attaching a debugger stops it for milliseconds."""
 
-_LOOKS = 8
-"""Within that time: a stall is found at most an eighth later."""
+_CHECKS = 8
+"""Checks per time limit: a stall is detected at most an eighth later."""
 _MOST_SECONDS = 0.5
 
 
@@ -34,7 +33,7 @@ Activity = tuple[float, ...]
 
 
 def process_activity(pid: int) -> Activity:
-    """Numbers that grow while a process does something; nothing of one that cannot be read."""
+    """Return numbers that grow while a process is active; none if it cannot be read."""
     found: list[float] = []
     with suppress(psutil.Error, OSError):
         process = psutil.Process(pid)
@@ -47,7 +46,7 @@ def process_activity(pid: int) -> Activity:
 
 
 class LoadWatch:
-    """Watches one worker; ``look`` is called every ``look_seconds``."""
+    """Watches one worker; ``check`` is called every ``check_seconds``."""
 
     def __init__(
         self,
@@ -67,14 +66,14 @@ class LoadWatch:
         self._activity = activity_of(pid)
         self._moved_at = clock()
         self._stopped_at: float | None = None
-        self.look_seconds = min(_MOST_SECONDS, stall_seconds / _LOOKS)
+        self.check_seconds = min(_MOST_SECONDS, stall_seconds / _CHECKS)
 
-    def heard(self) -> None:
-        """It said how far it is."""
+    def progressed(self) -> None:
+        """Record that the worker reported progress."""
         self._moved_at = self._clock()
 
-    def look(self) -> str:
-        """Return why it has to be given up; empty while it makes progress, or may yet."""
+    def check(self) -> str:
+        """Return why the worker must be given up; empty while it makes progress, or still may."""
         activity, now = self._activity_of(self._pid), self._clock()
         if activity != self._activity:
             self._activity, self._moved_at = activity, now

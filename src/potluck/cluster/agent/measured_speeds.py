@@ -1,7 +1,7 @@
-"""How fast this node's units computed what they served, over restarts of the agent.
+"""The measured speeds of this node's units, kept across restarts of the agent.
 
-Workers measure (``worker.step_times``), ``speed_records`` says what is kept, and this keeps it: in
-a file of the state directory. A file that cannot be read or written costs a line in the log.
+Workers measure (``worker.step_times``), ``speed_records`` decides what is kept, and this module
+stores it in a file of the state directory. If the file cannot be read or written, that is logged.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from potluck.cluster.worker.messages import Stats
 from potluck.errors import ParameterError
 from potluck.log_rate import LogRate
 from potluck.private_files import read_small_file, replace_file
-from potluck.probe.cores import own_usable_cores
+from potluck.probe.machine.cores import own_usable_cores
 from potluck.types.cluster import UnitId
 from potluck.types.speed import StepTime
 from potluck.version import __version__
@@ -27,15 +27,15 @@ from potluck.version import __version__
 _log = logging.getLogger(__name__)
 
 COLLECT_SECONDS = 10.0
-"""How often workers are asked, beyond when somebody wants to know and when they are ended: a
-message of some hundred bytes."""
+"""How often workers are asked, in addition to when the figures are needed and when workers are
+stopped. Costs a message of some hundred bytes."""
 
 _SAVE_SECONDS = 300.0
-"""How often the file is written, at most: state directories lie on SD cards, too."""
+"""The shortest interval between writes: state directories are on SD cards, too."""
 
 
 class MeasuredSpeeds:
-    """For use in the agent's loop. ``clock`` is in seconds since 1970."""
+    """The measured speeds. For use in the agent's event loop. ``clock`` is the time since 1970."""
 
     def __init__(
         self,
@@ -53,14 +53,18 @@ class MeasuredSpeeds:
         self._has_news = False
         self._refusals = LogRate(lines=1, seconds=600.0)
 
-    def took(self, stage: HostedStage, stats: Stats) -> None:
-        """Keep what a worker has measured since it was asked last."""
+    def record(self, stage: HostedStage, stats: Stats) -> None:
+        """Record what a worker has measured since it was last asked.
+
+        Measurements of a group's member cover only its part, and the waiting for the others, and
+        say little about the unit.
+        """
         now = self._clock()
         since, stage.measured_at = stage.measured_at, now
-        if stage.loaded is None or not stage.loaded.model_shape:
+        if stage.loaded is None or not stage.loaded.model_shape or stage.requested.part is not None:
             return
         news = [each for each in stats.step_times if now - each.age_seconds > since]
-        unit_id = stage.asked.unit_id
+        unit_id = stage.requested.unit_id
         conditions = self._conditions().get(unit_id)
         if not news or conditions is None:
             return
@@ -68,17 +72,17 @@ class MeasuredSpeeds:
         self._has_news = self._has_news or num_wrong < len(news)
         if num_wrong and self._refusals.allows():
             _log.warning(
-                "%d step times of the worker of %s make no sense, and are ignored",
+                "ignored %d implausible step times from the worker of %s",
                 num_wrong,
                 unit_id,
             )
 
     def of(self, model_shape: str) -> dict[UnitId, tuple[StepTime, ...]]:
-        """Return what is known of each unit and models of a shape, the latest first."""
+        """Return what is known of each unit for models of a shape, the latest first."""
         return self._records.of(model_shape, self._conditions(), self._clock())
 
     async def run(self, collect: Callable[[], Awaitable[None]]) -> None:
-        """Have ``collect`` ask the workers now and then, and keep the file up to date."""
+        """Call ``collect``, which asks the workers, periodically, and keep the file up to date."""
         next_save = self._clock()
         while True:
             await asyncio.sleep(COLLECT_SECONDS)
@@ -89,7 +93,7 @@ class MeasuredSpeeds:
                 await asyncio.to_thread(self._write, document)
 
     def close(self) -> None:
-        """Write the file if there is something new."""
+        """Write the file if something has changed."""
         if self._has_news:
             self._write(self._document())
 
@@ -107,12 +111,12 @@ class MeasuredSpeeds:
         except FileNotFoundError:
             pass
         except (OSError, ParameterError) as error:
-            _log.warning("%s is ignored: %s", self._path, error)
+            _log.warning("ignored %s: %s", self._path, error)
         return SpeedRecords(__version__)
 
     def _write(self, document: bytes) -> None:
         try:
-            # What is lost in a power failure is measured again.
+            # Data lost in a power failure is measured again.
             replace_file(self._path, document, is_durable=False)
         except OSError as error:
-            _log.warning("%s cannot be written: %s", self._path, error.strerror or error)
+            _log.warning("cannot write %s: %s", self._path, error.strerror or error)

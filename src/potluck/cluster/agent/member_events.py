@@ -1,7 +1,7 @@
-"""What the membership reports of other nodes, kept until the agent is ready to act on it.
+"""Queues the membership's events until the agent is ready to handle them.
 
-The membership exists before the parts of the agent that act on nodes that join and leave, and
-depends on none of them: it puts its events here, and one task takes them out in order.
+The membership exists before the parts of the agent that handle joining and leaving nodes, and
+depends on none of them: it puts its events here, and one task handles them in order.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _log = logging.getLogger(__name__)
 
 
 class MemberEvents:
-    """For use in the agent's loop.
+    """The queue. For use in the agent's event loop.
 
-    ``incompatible`` has the wire versions of nodes that cannot take part. ``failed`` gets an
-    exception when this node can take part no longer, and its agent has to end.
+    ``incompatible`` has the wire versions of nodes that cannot join. ``failed`` gets an exception
+    if this node can no longer be a member and its agent must stop.
     """
 
     def __init__(self) -> None:
@@ -30,22 +30,22 @@ class MemberEvents:
         self._comings: asyncio.Queue[tuple[NodeId, bool]] = asyncio.Queue()
 
     def observer(self) -> Observer:
-        """Return what the membership is to tell."""
+        """Return the callbacks for the membership."""
         return Observer(
             on_join=self._joined,
             on_leave=self._left,
             on_incompatible=self._incompatible_seen,
-            on_conflict=self._has_to_leave,
+            on_conflict=self.has_to_leave,
         )
 
     async def run(self, joined: Callable[[NodeId], None], left: Callable[[NodeId], None]) -> None:
-        """Pass on who joined and who left, from the first on and in order, until cancelled."""
+        """Pass on all joins and leaves, in order, until cancelled."""
         while True:
             node, is_there = await self._comings.get()
             try:
                 (joined if is_there else left)(node)
-            except Exception:  # noqa: BLE001 - later events must be heard all the same
-                _log.exception("the agent could not act on node %s", node)
+            except Exception:  # noqa: BLE001 - later events must still be handled
+                _log.exception("could not handle a change of node %s", node)
 
     def _joined(self, node: NodeId) -> None:
         self.incompatible.pop(node, None)
@@ -57,7 +57,8 @@ class MemberEvents:
     def _incompatible_seen(self, node: NodeId, version: int) -> None:
         self.incompatible[node] = version
 
-    def _has_to_leave(self, error: PotluckError) -> None:
+    def has_to_leave(self, error: PotluckError) -> None:
+        """Stop the agent with an error for the user."""
         if not self.failed.done():
             self.failed.set_exception(error)
-            self.failed.exception()  # while the agent opens, nobody looks
+            self.failed.exception()  # not yet awaited while the agent opens

@@ -1,4 +1,4 @@
-"""Whether this node can read a model, and whether it is the same one that others read."""
+"""Checks whether this node can read a model, and whether it is the same as on other nodes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,13 @@ from contextlib import closing
 
 import msgspec
 
-from potluck.catalog import ModelDescription, ModelFiles, locate_on_disk, open_headers
+from potluck.catalog import (
+    ModelDescription,
+    ModelFiles,
+    locate_on_disk,
+    manifest_digest,
+    open_headers,
+)
 from potluck.catalog.fingerprint import (
     Stamps,
     sample_weights,
@@ -20,14 +26,16 @@ from potluck.catalog.fingerprint import (
 )
 from potluck.cluster.calls import DeploymentRecord, ModelFingerprint
 from potluck.errors import EngineError, PotluckError
+from potluck.types.content import Manifest
 
 _MAX_KEPT = 64
-"""Digests of models that were looked at; a node serves a few."""
+"""The number of models whose digests are cached; a node serves a few."""
 
 
 class Fingerprints:
-    """Fingerprints of models on this node. What was read is kept as long as its files stay as
-    they are: same size, times and inode. May be used from any thread.
+    """Fingerprints of models on this node, cached as long as the files do not change.
+
+    Files are unchanged if their size, times and inode are. Thread-safe.
     """
 
     def __init__(self) -> None:
@@ -35,11 +43,16 @@ class Fingerprints:
         self._lock = threading.Lock()
 
     def of(self, description: ModelDescription) -> ModelFingerprint:
-        """Of a model from the hub its name at its commit, which stands for every byte of its files.
+        """Return the fingerprint of a model.
 
-        Of any other a digest of the configuration and of every tensor's name, shape and type, one
-        of a sample of the weights, and one of the text's side. Raises what ``catalog`` does.
+        For a model from the hub it is its name and commit, which identify every byte of its files;
+        also if the model is known by the content of files from there. For other models known by
+        content it is the digest of their manifest. For any other model it has three digests: of the
+        configuration and the name, shape and type of every tensor; of a sample of the weights; and
+        of the tokenizer side. Raises what ``catalog`` does.
         """
+        if description.files.view is not None:
+            return manifest_fingerprint(description.files.view.manifest)
         if description.files.snapshot is not None:
             return ModelFingerprint(digest=description.files.pinned_name)
         digest = hashlib.sha256(msgspec.json.encode(description.config))
@@ -53,22 +66,28 @@ class Fingerprints:
         )
 
     def check_text(self, record: DeploymentRecord) -> None:
-        """Raise ``EngineError`` if this node's tokenizer is not that of the deployment.
+        """Raise ``EngineError`` if this node's tokenizer differs from the deployment's.
 
-        Then it must not answer for it. Raises what ``catalog`` does where the model is not here.
+        Then this node must not answer for it. Raises what ``catalog`` does if the model is not
+        here.
         """
         files = locate_on_disk(record.model)
         if files is None or record.fingerprint is None or not record.fingerprint.text:
             return
         if self._text(files) != record.fingerprint.text:
             raise EngineError(
-                f"this node's tokenizer, chat template or sampling defaults of {record.model} are "
-                "not those of the node that it was deployed from",
-                hint="copy the model's files from there, or send requests to another node",
+                f"this node's tokenizer, chat template or sampling defaults of {record.model} "
+                "differ from those of the node that deployed it",
+                hint="copy the model's files from that node, or send requests to another node",
             )
 
-    def text_problem(self, record: DeploymentRecord) -> str:
-        """Why this node must not, or cannot, answer for a deployment; empty if it can."""
+    def text_problem(self, record: DeploymentRecord, *, can_get: bool = False) -> str:
+        """Return why this node cannot answer for a deployment; empty if it can.
+
+        With ``can_get``, missing files can be fetched by content, if the deployment has a manifest.
+        """
+        if can_get and record.manifest is not None:
+            return ""
         try:
             self.check_text(record)
         except PotluckError as error:
@@ -79,7 +98,7 @@ class Fingerprints:
         return self._digest("text", text_stamps(files), lambda: text_digest(files))
 
     def _digest(self, what: str, stamps: Stamps, read: Callable[[], str]) -> str:
-        """What ``read`` gives, or gave for the same files. At most one thread reads."""
+        """Return the result of ``read``, cached for unchanged files. At most one thread reads."""
         key = (what, stamps)
         with self._lock:
             if key not in self._kept:
@@ -88,3 +107,11 @@ class Fingerprints:
                     self._kept.popitem(last=False)
             self._kept.move_to_end(key)
             return self._kept[key]
+
+
+def manifest_fingerprint(manifest: Manifest) -> ModelFingerprint:
+    """Return the fingerprint of a model whose files are known by their content."""
+    if manifest.hub is None:
+        return ModelFingerprint(digest=f"manifest {manifest_digest(manifest)}")
+    pinned = f"{manifest.hub.repo_id}@{manifest.hub.commit}"
+    return ModelFingerprint(digest=f"{pinned}:{manifest.main}" if manifest.main else pinned)

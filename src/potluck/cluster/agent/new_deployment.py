@@ -1,4 +1,4 @@
-"""The first record of a deployment: what the user asked for, checked against the model."""
+"""Makes the first record of a deployment from the user's request, validated against the model."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from potluck.cluster.calls import (
 from potluck.errors import ParameterError
 from potluck.placement.layout import check_layout
 from potluck.placement.states import num_states_of
-from potluck.scheduling import DEFAULT_CONTEXT_TOKENS
-from potluck.types.arithmetic import Arithmetic, ArithmeticChoice
+from potluck.scheduling.limits import DEFAULT_CONTEXT_TOKENS
+from potluck.types.arithmetic import Arithmetic
+from potluck.types.choices import ArithmeticChoice, Objective
 from potluck.types.cluster import DeploymentId, Epoch, NodeId
 from potluck.types.model import ModelConfig
 from potluck.types.placement import wanted_streams
@@ -37,8 +38,7 @@ def new_record(
 ) -> DeploymentRecord:
     """Return the record of a deployment that has no plan yet.
 
-    Raise ``ParameterError`` for a context, a cache, a number of states or a layout that is not
-    possible.
+    Raise ``ParameterError`` for an invalid context, cache, number of states, group or layout.
     """
     most = description.config.max_context_tokens
     for name, number in (
@@ -48,13 +48,16 @@ def new_record(
         ("spares", request.num_spares),
         ("rebalance_threshold", request.rebalance_threshold),
         ("streams", request.num_streams),
+        ("tensor_parallel", request.tensor_parallel),
         ("target_step_ms", request.target_step_ms),
         ("cache_disk", request.cache_disk_bytes),
     ):
         if number is not None:
             require_number(name, number)
     if request.tool_format is not None:
-        from potluck.text.tool_formats.choice import require_format  # a megabyte in each agent
+        from potluck.text.tool_formats.choice import (
+            require_format,
+        )  # imported late: takes a megabyte
 
         require_format(request.tool_format)
     context = request.context_tokens
@@ -63,8 +66,8 @@ def new_record(
     if not 2 <= context <= most:
         raise ParameterError(
             "context",
-            f"a context of {context} tokens is not possible",
-            hint=f"this model allows 2 to {most}",
+            f"a context of {context} tokens is out of range",
+            hint=f"this model supports 2 to {most} tokens",
         )
     cache = request.cache_tokens
     if cache is None:
@@ -72,8 +75,15 @@ def new_record(
     if cache < context:
         raise ParameterError(
             "cache",
-            f"a cache of {cache} tokens does not hold one context of {context}",
-            hint="give a larger --cache, or a smaller --context",
+            f"a cache of {cache} tokens is smaller than one context of {context} tokens",
+            hint="use a larger --cache or a smaller --context",
+        )
+    is_for_memory = request.objective is Objective.MEMORY and not request.layout
+    if is_for_memory and (request.tensor_parallel or 1) > 1:
+        raise ParameterError(
+            "tensor_parallel",
+            "--tensor-parallel cannot be used with --for memory",
+            hint="omit --tensor-parallel, or plan for latency or throughput",
         )
     if request.layout:
         check_layout(request.layout, description.config)
@@ -81,7 +91,7 @@ def new_record(
         deployment=DeploymentId(secrets.token_hex(4)),
         epoch=Epoch(number=0, coordinator=coordinator),
         revision=0,
-        # Nodes that read it later, and a successor, read the same commit.
+        # Nodes that read the model later, and a successor, use the same commit.
         model=description.files.pinned_name,
         model_id=model_id,
         created=int(time.time()),
@@ -101,17 +111,20 @@ def new_record(
         num_spares=request.num_spares,
         objective=request.objective,
         num_streams=request.num_streams,
+        tensor_parallel=request.tensor_parallel,
         layout=request.layout,
         rebalance=request.rebalance,
         rebalance_threshold=request.rebalance_threshold,
         prefix_cache=request.prefix_cache,
         target_step_ms=request.target_step_ms,
         tool_format=request.tool_format,
+        draft=request.draft,
+        keep_weights=request.keep_weights,
     )
 
 
 def _num_states(request: Deploy, config: ModelConfig) -> int:
-    """Return the number of state slots; as many streams as are wanted can be live."""
+    """Return the number of state slots; it is the number of concurrent streams."""
     num_streams = wanted_streams(request.objective, request.num_streams)
     return num_states_of(
         config,

@@ -1,4 +1,4 @@
-"""What this node tells others about itself."""
+"""The report of this node for others."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from potluck.cluster.agent.units import NodeUnit, usable_cores_of
-from potluck.probe.cores import UsableCores, own_usable_cores
-from potluck.probe.derive import merge_figures
-from potluck.probe.memory import memory_facts, memory_pools
-from potluck.probe.system import THIS_MACHINE
+from potluck.probe.chips.derive import merge_figures
+from potluck.probe.machine.cores import UsableCores, own_usable_cores
+from potluck.probe.machine.memory import memory_facts, memory_pools
+from potluck.probe.machine.system import THIS_MACHINE
 from potluck.types.cluster import DeploymentId, NodeId, UnitId
 from potluck.types.hardware import ProbeReport
-from potluck.types.node import HeldStage, NodeReport, UnitReport
+from potluck.types.held_stage import HeldStage
+from potluck.types.node import NodeReport, UnitReport
 from potluck.uname import host_name
 from potluck.version import __version__
 
@@ -22,7 +23,7 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeFacts:
-    """What does not change while the agent runs."""
+    """Facts that do not change while the agent runs."""
 
     node_id: NodeId
     address: str
@@ -32,11 +33,11 @@ class NodeFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageMemory:
-    """What plans have counted for the stages that are here, in bytes.
+    """The memory that plans have assigned to the stages here, in bytes.
 
-    ``planned_bytes`` are the machine's, ``untaken_bytes`` of it are still free to the eye.
-    ``device_bytes`` are by unit, of units with memory of their own. ``held`` are the stages that
-    are loaded.
+    ``planned_bytes`` are of the machine's memory; ``untaken_bytes`` of them are not yet in use, and
+    so appear free. ``device_bytes`` are by unit, for units with their own memory. ``held`` are the
+    loaded stages.
     """
 
     planned_bytes: int = 0
@@ -55,7 +56,7 @@ def report(
     stages: StageMemory,
     refused: Mapping[DeploymentId, str],
 ) -> NodeReport:
-    """The node as it is now."""
+    """Return the node's current report."""
     memory = memory_facts(THIS_MACHINE)
     limit = facts.memory_limit_bytes
     usable = memory.usable.bytes - stages.untaken_bytes
@@ -102,7 +103,7 @@ def _unit(
     num_threads: int,
     cores: UsableCores,
 ) -> UnitReport:
-    """A unit with what it may use: of the host's memory, or of its own as the probe saw it."""
+    """Return a unit with its usable memory: the host's, or its own as the probe found it."""
     unit_id = UnitId(unit.chosen.unit_id)
     own_bytes = unit.device.own_free_bytes
     usable_cores = usable_cores_of(unit, num_threads, cores.core_seconds_per_second)
@@ -126,7 +127,7 @@ def _unit(
 
 
 def _host_id() -> str:
-    """The same for all agents that run on one booted kernel, in containers too."""
+    """Return an id shared by all agents on one booted kernel, including those in containers."""
     try:
         return _BOOT_ID.read_text(encoding="ascii").strip()
     except OSError:

@@ -1,4 +1,4 @@
-"""How long a node holds stages that no coordinator asks for any more."""
+"""Limits how long a node holds stages that no coordinator asks for."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from collections.abc import Callable
 from potluck.types.cluster import DeploymentId, NodeId
 
 ORPHAN_SECONDS = 600.0
-"""Ten minutes: longer than a coordinator's machine takes to restart, or another node to take over,
-and short enough that a node which nobody will ask again has its memory back soon."""
+"""Ten minutes: longer than it takes to restart a coordinator's machine or for another node to take
+over, and short enough that a node that is no longer needed soon has its memory back."""
 
 
 class Orphans:
-    """Who coordinates which deployment, and since when nobody does. For use in the agent's loop.
+    """Tracks which node coordinates each deployment, and since when none does. For the agent's
+    event loop.
 
-    ``is_used`` tells whether somebody uses the stages of a deployment after all, and then they are
-    held for another ``seconds``; ``end`` is called when nobody does.
+    ``is_used`` returns whether the stages of a deployment are in use after all, in which case they
+    are held for another ``seconds``; ``end`` is called when they are not.
     """
 
     def __init__(
@@ -32,14 +33,14 @@ class Orphans:
         self._coordinators: dict[DeploymentId, NodeId] = {}
         self._timers: dict[DeploymentId, asyncio.TimerHandle] = {}
 
-    def asked(self, deployment: DeploymentId, coordinator: NodeId) -> None:
-        """A coordinator has asked for something: it is there."""
+    def note_request(self, deployment: DeploymentId, coordinator: NodeId) -> None:
+        """Record that a coordinator has asked for something."""
         self._coordinators[deployment] = coordinator
         if (timer := self._timers.pop(deployment, None)) is not None:
             timer.cancel()
 
     def announced(self, deployment: DeploymentId, coordinator: NodeId) -> None:
-        """A record names another coordinator, which has the full time to ask.
+        """Record that a new record names another coordinator, which has the full time to ask.
 
         It may be lost as well by now.
         """
@@ -48,13 +49,13 @@ class Orphans:
             self._wait(deployment)
 
     def left(self, coordinator: NodeId) -> None:
-        """A node is gone, perhaps a coordinator."""
+        """Handle a node that left, perhaps a coordinator."""
         for deployment, known in self._coordinators.items():
             if known == coordinator:
                 self._wait(deployment)
 
     def close(self) -> None:
-        """End nothing any more."""
+        """Cancel all timers."""
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()

@@ -1,6 +1,6 @@
-"""A plan that nothing was loaded for, in JSON's types: what ``potluck plan`` shows.
+"""A plan as JSON, as shown by ``potluck plan``.
 
-The same for a cluster that runs and for machines that a file describes.
+Used for a running cluster and for machines described in a file.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from potluck.cluster.agent.speed_view import prediction_view, stage_predictions
-from potluck.cluster.agent.view import deployment_view, placed_view
+from potluck.cluster.agent.view import deployment_view, part_view, placed_view
 from potluck.cluster.calls import DeploymentRecord
 from potluck.placement.explain import ADDED_NODE, Alternative, Explanation
 from potluck.placement.layout import layout_nodes, written_layout
@@ -34,18 +34,21 @@ _SHARED = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanOutcome:
-    """A deployment as it would be, the reports of the nodes that it was planned on, and why.
+    """A planned deployment, the reports of the nodes that it was planned on, and an explanation.
 
-    ``explanation`` is None where the plan was made without predictions.
+    ``explanation`` is None if the plan was made without predictions. ``draft`` is the deployment
+    of its draft model, if it has one, planned first or ``is_draft_deployed`` already.
     """
 
     record: DeploymentRecord
     reports: Sequence[NodeReport]
     explanation: Explanation | None
+    draft: DeploymentRecord | None = None
+    is_draft_deployed: bool = False
 
 
 def plan_view(outcome: PlanOutcome, coordinator: NodeId) -> dict[str, object]:
-    """Return the document of schema ``potluck.plan/1``, less its name."""
+    """Return the document of schema ``potluck.plan/1``, without its ``schema`` field."""
     record, reports, explanation = outcome.record, outcome.reports, outcome.explanation
     view = deployment_view(record)
     usable = {
@@ -72,6 +75,7 @@ def plan_view(outcome: PlanOutcome, coordinator: NodeId) -> dict[str, object]:
         "coordinator": coordinator,
         "nodes": [{"node_id": report.node_id, "name": report.name} for report in reports],
         "stages": stages,
+        "draft": _draft_view(outcome),
         "prediction": prediction_view(record.prediction),
         "link_basis": _link_basis(record.prediction),
         "one_unit_fewer": None if explanation is None else _view(explanation.one_unit_fewer),
@@ -79,6 +83,10 @@ def plan_view(outcome: PlanOutcome, coordinator: NodeId) -> dict[str, object]:
         "side_by_side": None
         if explanation is None
         else _side_by_side(explanation.side_by_side, reports),
+        "in_groups": None if explanation is None else _pipeline_view(explanation.in_groups),
+        "without_groups": None
+        if explanation is None
+        else _pipeline_view(explanation.without_groups),
         "rejections": [
             {
                 "node_id": each.node_id,
@@ -91,8 +99,30 @@ def plan_view(outcome: PlanOutcome, coordinator: NodeId) -> dict[str, object]:
     }
 
 
+def _draft_view(outcome: PlanOutcome) -> dict[str, object] | None:
+    """Return the draft model, and what its stages take."""
+    draft = outcome.draft
+    if draft is None:
+        return None
+    return {
+        "model": draft.model,
+        "is_deployed": outcome.is_draft_deployed,
+        "stages": [
+            {
+                "node_id": stage.node_id,
+                "unit_id": stage.unit_id,
+                "start_layer": stage.start_layer,
+                "end_layer": stage.end_layer,
+                "part": part_view(stage.part),
+                "num_bytes": stage.memory.total_bytes,
+            }
+            for stage in draft.stages
+        ],
+    }
+
+
 def _link_basis(prediction: Prediction | None) -> str | None:
-    """Return what the hops rest on where they widen the margin; else None."""
+    """Return the basis of the hop times if it widens the margin; else None."""
     if prediction is None or prediction.link_basis is None:
         return None
     return prediction.link_basis.value
@@ -101,7 +131,7 @@ def _link_basis(prediction: Prediction | None) -> str | None:
 def _side_by_side(
     pipelines: Sequence[Pipeline], reports: Sequence[NodeReport]
 ) -> dict[str, object] | None:
-    """Return several pipelines, each with the layout that a deployment of it takes."""
+    """Return several pipelines, each with the layout that deploys it."""
     if not pipelines:
         return None
     nodes = layout_nodes(reports)
@@ -131,12 +161,38 @@ def _side_by_side(
     }
 
 
+def _pipeline_view(pipeline: Pipeline | None) -> dict[str, object] | None:
+    """Return a pipeline that was not chosen."""
+    if pipeline is None:
+        return None
+    predicted = zip(pipeline.stages, pipeline.prediction.stages, strict=True)
+    return {
+        "stages": [
+            {
+                "node_id": stage.node_id,
+                "unit_id": stage.unit_id,
+                "start_layer": stage.shard.start_layer,
+                "end_layer": stage.shard.end_layer,
+                "part": part_view(stage.shard.part),
+            }
+            for stage in pipeline.stages
+        ],
+        "token_seconds": pipeline.prediction.token_seconds,
+        "exchange_seconds": sum(
+            each.exchange_seconds for stage, each in predicted if not stage.shard.is_led
+        ),
+        "first_token_seconds": pipeline.prediction.first_token_seconds,
+        "total_tokens_per_second": pipeline.prediction.total_tokens_per_second,
+    }
+
+
 def _layout(stages: Sequence[PlacedStage]) -> list[LayoutStage]:
     return [
         LayoutStage(
             node_id=stage.node_id,
             unit_id=stage.unit_id,
             num_layers=stage.shard.end_layer - stage.shard.start_layer,
+            part=stage.shard.part,
         )
         for stage in stages
     ]

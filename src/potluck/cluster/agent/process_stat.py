@@ -1,5 +1,5 @@
-"""What the kernel says of a process in ``/proc/PID/stat`` (``proc_pid_stat(5)``) and of its threads
-in ``schedstat`` beside it (the kernel's ``scheduler/sched-stats.rst``).
+"""Reads the kernel's figures of a process from ``/proc/PID/stat`` (``proc_pid_stat(5)``), and of
+its threads from ``schedstat`` beside it (the kernel's ``scheduler/sched-stats.rst``).
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from pathlib import Path
 
 _PROC = Path("/proc")
 _STOPPED = "Tt"
-"""By a signal such as SIGSTOP, and by a debugger."""
+"""The states of a process stopped by a signal such as SIGSTOP, and by a debugger."""
 
 _FIRST_FIELD = 3
-"""After the name, which may hold anything, also spaces and parentheses."""
+"""The number of the first field after the name, which may contain anything, including spaces and
+parentheses."""
 _MAJOR_FAULTS, _USER_TICKS, _SYSTEM_TICKS = (number - _FIRST_FIELD for number in (12, 14, 15))
 
 
@@ -21,8 +22,8 @@ _MAJOR_FAULTS, _USER_TICKS, _SYSTEM_TICKS = (number - _FIRST_FIELD for number in
 class ProcessStat:
     """``cpu_time`` and ``num_major_faults`` (pages that had to be read) since the start.
 
-    The time is in nanoseconds where the kernel tells, and else in ticks of 10 ms, as a rule: it is
-    for comparison with itself only.
+    The time is in nanoseconds if the kernel provides them, and else in ticks, usually of 10 ms:
+    compare it only with earlier values of the same process.
     """
 
     is_stopped: bool
@@ -31,12 +32,12 @@ class ProcessStat:
 
 
 def process_stat(pid: int) -> ProcessStat | None:
-    """Return what a process does; None if there is none."""
+    """Return the figures of a process; None if it does not exist."""
     return _read(_PROC / str(pid))
 
 
 def other_threads(pid: int) -> list[ProcessStat]:
-    """Return what all threads of a process but its first do; none of a process that is gone."""
+    """Return the figures of all threads of a process but the first; empty if it does not exist."""
     found = []
     with suppress(OSError):
         for thread in (_PROC / str(pid) / "task").iterdir():
@@ -46,7 +47,7 @@ def other_threads(pid: int) -> list[ProcessStat]:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a process was stopped by a signal or a debugger; False if there is none."""
+    """Whether a process is stopped by a signal or a debugger; False if it does not exist."""
     stat = process_stat(pid)
     return stat is not None and stat.is_stopped
 
@@ -65,7 +66,7 @@ def _read(folder: Path) -> ProcessStat | None:
 
 
 def _nanoseconds(folder: Path) -> int:
-    """Return the time on a CPU; 0 where the kernel does not keep it (no ``CONFIG_SCHED_INFO``)."""
+    """Return the CPU time; 0 if the kernel does not keep it (no ``CONFIG_SCHED_INFO``)."""
     with suppress(OSError, ValueError, IndexError):
         return int((folder / "schedstat").read_text(encoding="ascii").split()[0])
     return 0

@@ -1,4 +1,4 @@
-"""What a gateway holds of a sequence, so that any coordinator can continue it. Pure."""
+"""A gateway's state of a sequence, with which any coordinator can continue it. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from potluck.types.sequence import (
 
 
 class SequenceProgress:
-    """The committed tokens of one sequence, each of which is taken exactly once and in order."""
+    """The committed tokens of one sequence, each of which is accepted exactly once and in order."""
 
     def __init__(self, request: SequenceRequest, committed: Iterable[CommittedToken] = ()) -> None:
         self._num_prompt_tokens = len(request.prompt_tokens)
@@ -25,42 +25,41 @@ class SequenceProgress:
         self._is_finished = False
         for token in committed:
             if token.position >= self._num_prompt_tokens:
-                self._num_scored = self._num_scores  # scores come before what is generated
+                self._num_scored = self._num_scores  # scores come before generated tokens
             self.take(token)
 
     @property
     def is_finished(self) -> bool:
-        """Whether the last token was taken."""
+        """Whether the last token was received."""
         return self._is_finished
 
     @property
     def continuation(self) -> Continuation:
-        """What the next coordinator is told."""
+        """Return what the next coordinator needs."""
         if not self._output and not self._num_scored:
             return NOTHING_COMMITTED
         return Continuation(output_tokens=tuple(self._output), num_scored=self._num_scored)
 
     @property
     def next_position(self) -> int:
-        """The position of the token that is to come next."""
+        """Return the position of the next token."""
         if self._pooled_position is not None:
             return self._pooled_position
         if self._num_scored < self._num_scores:
-            return 1 + self._num_scored  # nothing comes before the first, so it has no score
+            return 1 + self._num_scored  # the first token has no predecessor, and so no score
         return self._num_prompt_tokens + len(self._output)
 
     def take(self, token: CommittedToken) -> bool:
-        """Return whether ``token`` is the next one, which it is from now on no more.
+        """Accept ``token`` and return True if it is the next one; return False for an earlier one.
 
-        One that was taken before is not. Raise ``GapError`` for a later one, and for any after the
-        last.
+        Raise ``GapError`` for a later one, and for any after the last.
         """
         if token.position < self.next_position:
             return False
         if token.position > self.next_position or self._is_finished:
             raise GapError(expected=self.next_position, found=token.position)
         if token.vector is not None:
-            pass  # the one thing that the sequence is given
+            pass  # the only result of the sequence
         elif token.position < self._num_prompt_tokens:
             self._num_scored += 1
         else:
@@ -70,33 +69,33 @@ class SequenceProgress:
 
 
 class GapError(Exception):
-    """A token came before those that precede it: some were lost on the way."""
+    """A token arrived before its predecessors: some were lost on the way."""
 
     def __init__(self, *, expected: int, found: int) -> None:
-        super().__init__(f"the token at position {found} came before the one at {expected}")
+        super().__init__(f"the token at position {found} arrived before the one at {expected}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
-    """How long a sequence has waited without a coordinator that computes it, since its last token.
+    """How long a sequence has waited for a coordinator to compute it, since its last token.
 
-    Time that a coordinator holds the sequence does not count: that is bounded by the coordinator.
+    Time during which a coordinator holds the sequence does not count: the coordinator limits that.
     """
 
     limit_seconds: float
     waited_seconds: float = 0.0
 
     def after(self, seconds: float) -> Patience:
-        """Return what is left after another wait of ``seconds``."""
+        """Return the patience left after another wait of ``seconds``."""
         return Patience(
             limit_seconds=self.limit_seconds, waited_seconds=self.waited_seconds + seconds
         )
 
     def renewed(self) -> Patience:
-        """Return what there is after a token."""
+        """Return the full patience, after a token."""
         return Patience(limit_seconds=self.limit_seconds)
 
     @property
     def left_seconds(self) -> float:
-        """How much longer it waits; 0 if it does not."""
+        """Return how much longer it waits; 0 if it does not."""
         return max(0.0, self.limit_seconds - self.waited_seconds)

@@ -1,7 +1,8 @@
-"""Which epochs a node has seen or promised, and whether it agrees to another one. Pure.
+"""The epochs that a node has seen or promised, and whether it agrees to another one. Pure.
 
-A promise is not kept on disk. It only settles which of several candidates goes on; what keeps two
-coordinators from extending one sequence is that workers obey the highest epoch that they have seen.
+Promises are not stored on disk. They only settle which of several candidates continues; what keeps
+two coordinators from extending one sequence is that workers obey the highest epoch that they have
+seen.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from potluck.cluster.calls import Claim, ClaimAnswer, DeploymentRecord, Deployme
 from potluck.types.cluster import DeploymentId, Epoch
 
 MAX_PROMISES = 1024
-"""Deployments that are remembered: more than a cluster has in months, and some hundred KiB."""
+"""The number of deployments remembered: more than a cluster has in months, in some hundred KiB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Promises:
-    """The highest epoch by deployment; those that were changed last are at the end.
+    """The highest epoch by deployment, in order of their last change.
 
     ``taken`` are the deployments whose highest epoch was seen in a record.
     """
@@ -44,8 +45,8 @@ class Promises:
     ) -> tuple[Promises, ClaimAnswer]:
         """Return the answer to ``claim``, and the promises after it.
 
-        ``record`` is what this node knows of the deployment, and ``sees_coordinator`` whether the
-        coordinator that it names is a member and, if it is this node itself, at work.
+        ``record`` is this node's record of the deployment, and ``sees_coordinator`` says whether
+        the coordinator that it names is a member and, if it is this node itself, is active.
         """
         highest = self.highest.get(claim.deployment)
         if record is not None and (highest is None or highest < record.epoch):
@@ -69,9 +70,9 @@ class Promises:
         *,
         sees_coordinator: bool,
     ) -> str:
-        """Return why it does not agree; nothing if it does.
+        """Return why it does not agree; empty if it does.
 
-        A claimant that was promised an epoch, and did not take it because too few others agreed,
+        A claimant that was promised an epoch but did not take it, because too few others agreed,
         may ask for it again.
         """
         claimant = claim.epoch.coordinator
@@ -80,7 +81,7 @@ class Promises:
             if record.state is DeploymentState.REMOVED:
                 return "the deployment was removed"
             if record.epoch > claim.known:
-                return f"it is at epoch {record.epoch.number} of node {coordinator} already"
+                return f"it is already at epoch {record.epoch.number} of node {coordinator}"
             may_follow = claimant in (coordinator, record.successor)
             if sees_coordinator and not may_follow:
                 return f"node {coordinator} coordinates it"

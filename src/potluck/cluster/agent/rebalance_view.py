@@ -1,4 +1,4 @@
-"""What a move to a better plan is worth, in JSON's types: what ``potluck rebalance`` shows."""
+"""The gain of a move to a better plan as JSON, as shown by ``potluck rebalance``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every agent knows of all deployments: records, the latest word on each."""
+"""The latest record of every deployment, as every agent keeps it."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from potluck.cluster.calls import DeploymentRecord, DeploymentState
 from potluck.types.cluster import DeploymentId
 
 MAX_REMOVED = 256
-"""Removed deployments that are remembered; late news of older ones is not to be expected."""
+"""The number of removed deployments remembered; records of older ones no longer arrive."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Registry:
-    """Records by deployment, those heard of last at the end.
+    """Records by deployment, in order of their last change.
 
-    A removal is final, whatever its epoch: ids are used once, and late news, or a coordinator that
-    was cut off, must not revive what the user has removed.
+    A removal is final, whatever its epoch: ids are used only once, and a late record, or a
+    coordinator that was partitioned, must not revive what the user has removed.
     """
 
     records: dict[DeploymentId, DeploymentRecord] = field(default_factory=dict)
 
     def put(self, record: DeploymentRecord, *, is_coordinator_lost: bool = False) -> Registry:
-        """The registry after ``record`` was heard of; the same one if that is old news.
+        """Return the registry with ``record``; the same one if the record is outdated.
 
-        A record without a quorum takes the place of one that has it only where the coordinator of
-        that ``is_coordinator_lost``: on the side that goes on alone, until it is healed. It does,
-        too, where the coordinator is the same: the others have not gone on meanwhile.
+        A record without a quorum replaces one that has it only if the coordinator of the latter
+        ``is_coordinator_lost``, on the side of a partition that continues alone, or if the
+        coordinator is the same, since then the others have not continued.
         """
         known = self.records.get(record.deployment)
         if known is not None:
@@ -44,7 +44,7 @@ class Registry:
         return replace(self, records=records)
 
     def live(self) -> tuple[DeploymentRecord, ...]:
-        """Deployments that are not removed, oldest first."""
+        """Return the deployments that are not removed, oldest first."""
         live = [
             record
             for record in self.records.values()
@@ -53,20 +53,22 @@ class Registry:
         return tuple(sorted(live, key=lambda record: (record.created, record.deployment)))
 
     def find(self, name: str) -> DeploymentRecord | None:
-        """The live deployment that clients call ``name``, or whose id it is."""
+        """Return the live deployment with the given model id or deployment id."""
         return next(iter(self.find_all(name)), None)
 
     def find_all(self, name: str) -> tuple[DeploymentRecord, ...]:
-        """Return the live deployments of that name or id, oldest first.
+        """Return the live deployments with that name or id, oldest first.
 
-        They may be several: both sides of a cluster that was cut in two can deploy under one name.
+        There may be several: both sides of a partition can deploy under one name.
         """
         return tuple(
             record for record in self.live() if name in (record.model_id, record.deployment)
         )
 
     def free_model_id(self, wanted: str) -> str:
-        """``wanted``, or the first of ``wanted-2``, ``wanted-3`` … that no live deployment has."""
+        """Return ``wanted``, or the first of ``wanted-2``, ``wanted-3`` … that no live deployment
+        has.
+        """
         taken = {record.model_id for record in self.live()}
         number, model_id = 1, wanted
         while model_id in taken:

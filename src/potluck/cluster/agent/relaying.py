@@ -1,9 +1,9 @@
-"""A gateway's own sequences, which outlive any coordinator.
+"""A gateway's own sequences, which survive the loss of any coordinator.
 
-The gateway that a client is connected to holds the request and every token that was committed. It
-asks the coordinator for what follows. If that is lost, or hands over, the gateway asks the next one
-to continue, so that the client sees a pause and no token twice. A coordinator that this node does
-not reach is asked through another node that does.
+The gateway that a client is connected to holds the request and every committed token. It asks the
+coordinator for the rest. If that node is lost, or hands over, the gateway asks the next coordinator
+to continue, so that the client sees a pause but no repeated token. A coordinator that this node
+cannot reach is asked through another node.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 
 from potluck.cluster.agent.coordination import Coordination
-from potluck.cluster.agent.outlooks import Outlooks
+from potluck.cluster.agent.coordinator_views import CoordinatorViews
 from potluck.cluster.agent.progress import GapError, Patience, SequenceProgress
 from potluck.cluster.agent.remote_sequences import RemoteSequences
 from potluck.cluster.calls import DeploymentRecord, DeploymentState, encode
@@ -30,6 +31,7 @@ from potluck.errors import (
     PotluckError,
     SilentNodeError,
 )
+from potluck.types.cluster import DeploymentId
 from potluck.types.sequence import (
     Cancel,
     CommittedToken,
@@ -42,44 +44,50 @@ _log = logging.getLogger(__name__)
 
 _FIRST_PAUSE_SECONDS = 0.02
 _LONGEST_PAUSE_SECONDS = 0.5
-"""Between two attempts, doubled each time; news of a record or a member ends a pause."""
+"""The delay between attempts, doubled each time; a changed record or member ends it."""
 
 _MAX_FAILED_CALLS = 5
-"""In a row, for other reasons than that a node was lost: the next one would fail, too."""
+"""Consecutive failures, other than the loss of a node, after which another attempt would fail, too.
+"""
 
 
 class Relaying:
-    """For use in the agent's loop."""
+    """Relays sequences. For use in the agent's event loop."""
 
     def __init__(
         self,
         membership: Membership,
         coordination: Coordination,
-        outlooks: Outlooks,
+        views: CoordinatorViews,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._membership = membership
         self._coordination = coordination
-        self._outlooks = outlooks
+        self._views = views
         self._clock = clock
         self._remote = RemoteSequences(membership)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._num_live = 0
+        self._live: Counter[DeploymentId] = Counter()
         self._is_closed = False
         self._ended = asyncio.Event()
 
+    @property
+    def deployments(self) -> frozenset[DeploymentId]:
+        """Return the deployments with live sequences here, those that wait included."""
+        return frozenset(self._live)
+
     async def drain(self, seconds: float) -> None:
-        """Take no more sequences, and wait up to ``seconds`` until the live ones have ended."""
+        """Accept no more sequences, and wait up to ``seconds`` until the live ones have ended."""
         self._is_closed = True
         deadline = self._clock() + seconds
-        while self._num_live and (left := deadline - self._clock()) > 0:
+        while self._live.total() and (left := deadline - self._clock()) > 0:
             self._ended.clear()
             try:
                 async with asyncio.timeout(left):
                     await self._ended.wait()
             except TimeoutError:
-                _log.warning("%d streams of clients are cut off", self._num_live)
+                _log.warning("%d client streams are interrupted", self._live.total())
 
     def start(
         self,
@@ -90,8 +98,8 @@ class Relaying:
     ) -> Cancel:
         """Compute a sequence, or what follows its ``committed`` tokens, to its end.
 
-        Every token comes once and in order, whatever happens to coordinators. ``on_update`` is told
-        what the coordinator answers instead, and an ``EngineError`` when there has been none for
+        Every token arrives once and in order, whatever happens to coordinators. ``on_update`` also
+        gets the coordinator's error, if any, and an ``EngineError`` if there was no coordinator for
         the time that the deployment lets requests wait.
         """
         relayed = _Relayed(request, SequenceProgress(request, committed), on_update)
@@ -106,24 +114,25 @@ class Relaying:
         return cancel
 
     async def _relay(self, record: DeploymentRecord, relayed: _Relayed) -> None:
-        """See a sequence through to its end. No token waits for this task, or wakes it."""
+        """Relay a sequence to its end. Tokens neither wait for this task nor wake it."""
         if self._is_closed:
             relayed.end(
                 EngineError(
-                    "this node is about to leave the cluster",
+                    "this node is leaving the cluster",
                     hint="send the request to another node",
                 )
             )
             return
-        self._num_live += 1
+        self._live[record.deployment] += 1
         try:
             await self._see_through(record, relayed)
         except Exception as error:  # noqa: BLE001 - the boundary of the task
             if not isinstance(error, PotluckError):
-                _log.exception("a sequence could not be relayed")
+                _log.exception("could not relay a sequence")
             relayed.end(error)
         finally:
-            self._num_live -= 1
+            self._live[record.deployment] -= 1
+            self._live += Counter()  # drops deployments without sequences
             self._ended.set()
 
     async def _see_through(self, record: DeploymentRecord, relayed: _Relayed) -> None:
@@ -171,39 +180,43 @@ class Relaying:
         return latest
 
     async def _corrected(self, record: DeploymentRecord) -> DeploymentRecord:
-        """Return the record that others have, if the one here names a coordinator that is none."""
+        """Return the record that others have, if the one here names a node that is not its
+        coordinator.
+        """
         if record.deployment not in self._coordination.coordinated:
-            for outlook in (await self._outlooks.ask(record)).values():
-                if outlook.record is not None:
-                    self._coordination.heard(outlook.record)
+            for view in (await self._views.ask(record)).values():
+                if view.record is not None:
+                    self._coordination.learn(view.record)
         return self._latest(record)
 
     async def _open(
         self, record: DeploymentRecord, relayed: _Relayed, attempt: _Attempt
     ) -> Cancel | None:
-        """Ask the coordinator for what follows; None if it cannot be reached now."""
+        """Ask the coordinator for the rest; None if it cannot be reached now."""
         request, continuation = relayed.request, relayed.progress.continuation
         deployment = self._coordination.coordinated.get(record.deployment)
         if deployment is not None:
             return deployment.start_sequence(request, attempt, continuation)
         coordinator = record.epoch.coordinator
-        asked = Generate(deployment=record.deployment, request=request, continuation=continuation)
-        _check_size(asked)
+        generate = Generate(
+            deployment=record.deployment, request=request, continuation=continuation
+        )
+        _check_size(generate)
         if coordinator in self._membership.nodes():
-            return self._remote.start(coordinator, asked, attempt)
+            return self._remote.start(coordinator, generate, attempt)
         if coordinator == self._membership.node_id:
             return None
-        outlooks = await self._outlooks.ask(record)
-        for node, outlook in sorted(outlooks.items()):
-            if outlook.record is not None:
-                self._coordination.heard(outlook.record)
-            elif outlook.sees_coordinator:
-                return self._remote.start_through(node, asked, attempt)
+        views = await self._views.ask(record)
+        for node, view in sorted(views.items()):
+            if view.record is not None:
+                self._coordination.learn(view.record)
+            elif view.sees_coordinator:
+                return self._remote.start_through(node, generate, attempt)
         return None
 
 
 class _Relayed:
-    """A sequence of a client here. ``is_over``: nothing more is told of it."""
+    """A sequence of one of this node's clients. If ``is_over``, no more updates are passed on."""
 
     def __init__(
         self, request: SequenceRequest, progress: SequenceProgress, on_update: OnUpdate
@@ -215,9 +228,9 @@ class _Relayed:
         self._has_given = False
 
     def give(self, update: SequenceUpdate) -> bool:
-        """Pass on the tokens that are new; return whether there are any.
+        """Pass on the new tokens; return whether there are any.
 
-        Raise ``GapError`` if some before them are missing, after what comes before the gap.
+        Raise ``GapError`` if earlier ones are missing, after passing on those before the gap.
         """
         fresh: list[CommittedToken] = []
         try:
@@ -233,14 +246,14 @@ class _Relayed:
         return bool(fresh)
 
     def end(self, error: Exception) -> None:
-        """Tell why there will be no more, unless it is over."""
+        """Pass on the error that ended it, unless it is over."""
         if not self.is_over:
             self.is_over = True
             self._on_update(error)
 
 
 class _Attempt:
-    """What one coordinator answers for a sequence. ``over`` has the error that ended it, if any."""
+    """One coordinator's answer for a sequence. ``over`` has the error that ended it, if any."""
 
     def __init__(self, relayed: _Relayed) -> None:
         self.over: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
@@ -248,7 +261,7 @@ class _Attempt:
         self._relayed = relayed
 
     def __call__(self, update: SequenceUpdate | Exception) -> None:
-        """Take an update (``OnUpdate``)."""
+        """Handle an update (``OnUpdate``)."""
         if self.over.done() or self._relayed.is_over:
             return
         if isinstance(update, Exception):
@@ -256,26 +269,26 @@ class _Attempt:
             return
         try:
             self.has_given |= self._relayed.give(update)
-        except Exception as error:  # noqa: BLE001 - the task that sees the sequence through decides
+        except Exception as error:  # noqa: BLE001 - handled by the task of the sequence
             self.over.set_result(error)
             return
         if self._relayed.progress.is_finished:
             self.over.set_result(None)
 
 
-def _check_size(asked: Generate) -> None:
-    num_bytes = len(encode(asked))
+def _check_size(generate: Generate) -> None:
+    num_bytes = len(encode(generate))
     if num_bytes > MAX_PAYLOAD_BYTES:
         raise ParameterError(
             "prompt",
-            f"the request takes {num_bytes:,} bytes on its way to the coordinator, and may"
-            f" take {MAX_PAYLOAD_BYTES:,}",
+            f"the request takes {num_bytes:,} bytes when sent to the coordinator;"
+            f" the limit is {MAX_PAYLOAD_BYTES:,}",
             hint="send a shorter prompt",
         )
 
 
 class _Failures:
-    """What went wrong since the last token; raises what shall not be tried again."""
+    """The failures since the last token; raises those that must not be retried."""
 
     def __init__(
         self, *, has_begun: bool = False, num_calls: int = 0, last: Exception | None = None
@@ -285,10 +298,10 @@ class _Failures:
         self._num_calls = num_calls
 
     def of(self, error: Exception) -> _Failures:
-        """Return the failures with another one.
+        """Return the failures with another one added.
 
-        A coordinator without room may refuse a sequence that it sees first, but not one that was
-        taken in before by another.
+        A coordinator without room may refuse a sequence that it sees for the first time, but not
+        one that another coordinator had accepted before.
         """
         if isinstance(error, OverloadedError) and not self._has_begun:
             raise error
@@ -305,5 +318,5 @@ def _gave_up(record: DeploymentRecord, patience: Patience, last: Exception | Non
     because = f": {last}" if last is not None else ""
     return EngineError(
         f"no node has coordinated {record.model_id} for {patience.limit_seconds:g} s{because}",
-        hint="potluck ps shows which nodes are left; send the request again when one serves it",
+        hint="check the nodes with potluck ps, and retry when the model is served again",
     )

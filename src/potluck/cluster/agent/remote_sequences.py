@@ -1,8 +1,8 @@
 """Sequences of this gateway that other nodes compute.
 
-For each coordinator there is one feed: a call whose answer has, part by part, what all of this
-gateway's sequences there were given. A step that gives eight sequences a token each sends one
-message. Starting and stopping a sequence are calls of their own.
+For each coordinator there is one feed: a call whose answer streams the updates of all of this
+gateway's sequences there. A step that gives eight sequences a token each sends one message.
+Starting and stopping a sequence are separate calls.
 """
 
 from __future__ import annotations
@@ -33,30 +33,30 @@ from potluck.types.sequence import Cancel, OnUpdate
 _log = logging.getLogger(__name__)
 
 _IDLE_SECONDS = 30.0
-"""How long a feed is kept that no sequence uses: opening one takes a round trip."""
+"""How long an unused feed is kept open: opening one takes a round trip."""
 
 _START_SECONDS = 600.0
-"""For a request to reach its coordinator: one of 1 MiB over a slow line takes minutes."""
+"""The time limit for a request to reach its coordinator: 1 MiB over a slow link takes minutes."""
 
 
 class RemoteSequences:
-    """For use in the agent's loop."""
+    """The remote sequences. For use in the agent's event loop."""
 
     def __init__(self, membership: Membership) -> None:
         self._membership = membership
         self._feeds: dict[NodeId, _Feed] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def start(self, coordinator: NodeId, asked: Generate, on_update: OnUpdate) -> Cancel:
-        """Have ``coordinator`` compute a sequence. Whatever goes wrong is told as an update."""
+    def start(self, coordinator: NodeId, generate: Generate, on_update: OnUpdate) -> Cancel:
+        """Have ``coordinator`` compute a sequence. Errors are passed to ``on_update``."""
         feed = self._feeds.get(coordinator)
         if feed is None or feed.is_over:
             feed = self._feeds[coordinator] = _Feed(self._membership, coordinator, self._dropped)
-        return feed.start(asked, on_update)
+        return feed.start(generate, on_update)
 
-    def start_through(self, node: NodeId, asked: Generate, on_update: OnUpdate) -> Cancel:
-        """Have ``node`` pass a sequence on to a coordinator that this node does not reach."""
-        task = asyncio.ensure_future(self._read_relayed(node, asked, on_update))
+    def start_through(self, node: NodeId, generate: Generate, on_update: OnUpdate) -> Cancel:
+        """Have ``node`` relay a sequence to a coordinator that this node cannot reach."""
+        task = asyncio.ensure_future(self._read_relayed(node, generate, on_update))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -69,8 +69,8 @@ class RemoteSequences:
         if self._feeds.get(feed.node_id) is feed:
             del self._feeds[feed.node_id]
 
-    async def _read_relayed(self, node: NodeId, asked: Generate, on_update: OnUpdate) -> None:
-        stream = self._membership.call_stream(node, "deployment.relay", encode(asked))
+    async def _read_relayed(self, node: NodeId, generate: Generate, on_update: OnUpdate) -> None:
+        stream = self._membership.call_stream(node, "deployment.relay", encode(generate))
         error: Exception = _cut_short()
         try:
             async with aclosing(stream):
@@ -80,13 +80,13 @@ class RemoteSequences:
                         error = answer.error()
                         break
                     on_update(answer.update())
-        except Exception as failure:  # noqa: BLE001 - told to the sequence, whatever it is
+        except Exception as failure:  # noqa: BLE001 - passed to the sequence
             error = failure
         on_update(error)
 
 
 class _Feed:
-    """What one coordinator tells this gateway, until it is lost or has had nothing to tell."""
+    """The feed from one coordinator, until it is lost or has been idle."""
 
     def __init__(
         self, membership: Membership, node_id: NodeId, on_over: Callable[[_Feed], None]
@@ -103,14 +103,14 @@ class _Feed:
         self._idle: asyncio.TimerHandle | None = None
         self._reading = asyncio.ensure_future(self._read())
 
-    def start(self, asked: Generate, on_update: OnUpdate) -> Cancel:
-        """Have a sequence computed."""
+    def start(self, generate: Generate, on_update: OnUpdate) -> Cancel:
+        """Start a sequence."""
         number = next(self._numbers)
         self._live[number] = on_update
         if self._idle is not None:
             self._idle.cancel()
             self._idle = None
-        self._spawn(number, asked)
+        self._spawn(number, generate)
 
         def cancel() -> None:
             if self._forget(number) is not None:
@@ -118,9 +118,9 @@ class _Feed:
 
         return cancel
 
-    def _spawn(self, number: int, asked: Generate | None) -> None:
+    def _spawn(self, number: int, generate: Generate | None) -> None:
         task = asyncio.ensure_future(
-            self._ask_to_stop(number) if asked is None else self._ask_to_start(number, asked)
+            self._ask_to_stop(number) if generate is None else self._ask_to_start(number, generate)
         )
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -136,11 +136,11 @@ class _Feed:
             self._idle = loop.call_later(_IDLE_SECONDS, self._reading.cancel)
         return on_update
 
-    async def _ask_to_start(self, number: int, asked: Generate) -> None:
+    async def _ask_to_start(self, number: int, generate: Generate) -> None:
         await self._opened.wait()
         if number not in self._live:
             return
-        request = StartSequence(feed_id=self._feed_id, number=number, asked=asked)
+        request = StartSequence(feed_id=self._feed_id, number=number, generate=generate)
         try:
             answer: StartAnswer = decode(
                 await self._membership.call(
@@ -151,14 +151,14 @@ class _Feed:
                 ),
                 StartAnswer,
             )
-        except Exception as error:  # noqa: BLE001 - told to the sequence, whatever it is
+        except Exception as error:  # noqa: BLE001 - passed to the sequence
             self._end(number, error)
             self._stop(number)
             return
         if isinstance(answer, GenerateFailure):
             self._end(number, answer.error())
         elif number not in self._live:
-            self._stop(number)  # it was cancelled before it was started
+            self._stop(number)  # cancelled before it was started
 
     async def _ask_to_stop(self, number: int) -> None:
         request = encode(StopSequence(feed_id=self._feed_id, number=number))
@@ -176,7 +176,7 @@ class _Feed:
                     self._opened.set()
                     for fed in decode(part, Feed).fed:
                         self._take(fed.number, fed.given)
-        except Exception as failure:  # noqa: BLE001 - told to the sequences, whatever it is
+        except Exception as failure:  # noqa: BLE001 - passed to the sequences
             error = failure
         finally:
             self.is_over = True
@@ -188,7 +188,7 @@ class _Feed:
     def _take(self, number: int, given: GenerateAnswer) -> None:
         on_update = self._live.get(number)
         if on_update is None:
-            return  # cancelled, and the coordinator will hear of it
+            return  # cancelled; the coordinator will be told
         if isinstance(given, GenerateFailure):
             self._end(number, given.error())
             return

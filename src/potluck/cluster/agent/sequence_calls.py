@@ -1,5 +1,5 @@
-"""Sequences of other gateways, computed by the coordinator here, or by one that only this node
-reaches (``deployment.relay``).
+"""Sequences of other gateways, computed by the coordinator here, or relayed to a coordinator that
+they cannot reach (``deployment.relay``).
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from potluck.errors import CallError, MovedError, OverloadedError, PotluckError
 from potluck.types.sequence import Cancel, OnUpdate
 
 _MAX_REMOTE_SEQUENCES = 192
-"""That other gateways have computed here. Of those that are passed on, each is one of the calls
-that a node answers at a time (``membership.server.MAX_RUNNING_CALLS``); the rest is for control."""
+"""The most sequences of other gateways. Each relayed one uses one of the calls that a node answers
+at one time (``membership.server.MAX_RUNNING_CALLS``); the rest are for control."""
 
 _RETRY_AFTER_SECONDS = 5
 
 
 class SequenceCalls:
-    """For use in the agent's loop."""
+    """Answers these calls. For use in the agent's event loop."""
 
     def __init__(self, membership: Membership, coordination: Coordination) -> None:
         self._membership = membership
@@ -41,7 +41,7 @@ class SequenceCalls:
         self._num_streamed = 0
 
     def register(self, methods: MethodTable) -> None:
-        """Have the calls answered."""
+        """Register the calls."""
         methods.register_stream("deployment.feed", self._on_feed)
         methods.register("deployment.start", self._on_start)
         methods.register("deployment.stop", self._on_stop)
@@ -51,7 +51,7 @@ class SequenceCalls:
     async def _on_feed(self, payload: bytes) -> AsyncGenerator[bytes, None]:
         feed_id = decode(payload, OpenFeed).feed_id
         if feed_id in self._feeds:
-            raise CallError("there is a feed of that name already")
+            raise CallError("a feed with that name already exists")
         feed = self._feeds[feed_id] = TokenFeed()
         try:
             async with aclosing(feed.parts()) as parts:
@@ -66,9 +66,9 @@ class SequenceCalls:
         try:
             feed = self._feeds.get(request.feed_id)
             if feed is None:
-                raise MovedError("the gateway's feed is over", hint="try again in a moment")
+                raise MovedError("the gateway's feed has ended", hint="try again in a moment")
             self._require_room()
-            feed.start(request.number, partial(self._start, request.asked))
+            feed.start(request.number, partial(self._start, request.generate))
         except PotluckError as error:
             return encode(GenerateFailure.of(error))
         return encode(Started())
@@ -80,20 +80,20 @@ class SequenceCalls:
             feed.stop(request.number)
         return b""
 
-    def _start(self, asked: Generate, on_update: OnUpdate) -> Cancel:
-        deployment = self._coordination.coordinated.get(asked.deployment)
+    def _start(self, generate: Generate, on_update: OnUpdate) -> Cancel:
+        deployment = self._coordination.coordinated.get(generate.deployment)
         if deployment is None:
             raise MovedError(
-                "the deployment is not coordinated here any more", hint="try again in a moment"
+                "this node no longer coordinates the deployment", hint="try again in a moment"
             )
-        return deployment.start_sequence(asked.request, on_update, asked.continuation)
+        return deployment.start_sequence(generate.request, on_update, generate.continuation)
 
     async def _on_generate(self, payload: bytes) -> AsyncGenerator[bytes, None]:
-        asked = decode(payload, Generate)
+        generate = decode(payload, Generate)
         self._num_streamed += 1
         try:
             self._require_room()
-            async with aclosing(updates_of(partial(self._start, asked))) as updates:
+            async with aclosing(updates_of(partial(self._start, generate))) as updates:
                 async for update in updates:
                     for part in in_parts(update):
                         yield encode(Tokens.of(part))
@@ -103,10 +103,10 @@ class SequenceCalls:
             self._num_streamed -= 1
 
     async def _on_relay(self, payload: bytes) -> AsyncGenerator[bytes, None]:
-        """Pass a request on to the coordinator, for a gateway that cannot reach it.
+        """Relay a request to the coordinator, for a gateway that cannot reach it.
 
-        This is never done twice for a request: the coordinator itself is asked, and if that is not
-        possible, the gateway looks for another way.
+        A request is never relayed twice: this node asks the coordinator itself, and if that fails
+        the gateway tries another node.
         """
         request = decode(payload, Generate)
         record = self._coordination.registry.records.get(request.deployment)
@@ -135,7 +135,7 @@ class SequenceCalls:
         num_fed = sum(feed.num_live for feed in self._feeds.values())
         if self._num_streamed + num_fed > _MAX_REMOTE_SEQUENCES:
             raise OverloadedError(
-                f"node {self._membership.node_id} already answers {_MAX_REMOTE_SEQUENCES}"
-                " sequences of others",
+                f"node {self._membership.node_id} already computes {_MAX_REMOTE_SEQUENCES}"
+                " sequences for other nodes",
                 retry_after_seconds=_RETRY_AFTER_SECONDS,
             )

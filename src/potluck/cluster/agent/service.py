@@ -1,12 +1,12 @@
 """The agent: what a node does for the cluster, in one event loop.
 
-It takes part in the membership, hosts stages for coordinators, coordinates the deployments that
-were asked of it (or inherited), and is the gateway of its own clients. It does no arithmetic of a
-model and loads no driver.
+It is a member of the cluster, hosts stages for coordinators, coordinates the deployments that it
+was asked for (or took over), and is the gateway of its own clients. It does no model arithmetic and
+loads no driver.
 
-This module only puts the parts together, each of which depends on those made before it, and takes
-them apart in the opposite order. What other agents ask is answered by one module for each group of
-calls: ``node_calls``, ``stage_calls``, ``deployment_calls``, ``sequence_calls``.
+This module only wires the parts together, each depending on those created before it, and closes
+them in the reverse order. Calls of other agents are handled by one module per group:
+``node_calls``, ``stage_calls``, ``deployment_calls``, ``sequence_calls``.
 """
 
 from __future__ import annotations
@@ -19,43 +19,61 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 
+from potluck.cache_folder import hub_cache_folder
 from potluck.cluster.agent.config import AgentConfig
 from potluck.cluster.agent.coordination import Coordination
+from potluck.cluster.agent.coordinator_views import CoordinatorViews
 from potluck.cluster.agent.deployment_calls import DeploymentCalls
 from potluck.cluster.agent.diagnosis import diagnose
+from potluck.cluster.agent.edge_routes import edge_routes
 from potluck.cluster.agent.hardware import Hardware
+from potluck.cluster.agent.history import History
 from potluck.cluster.agent.hosted_stage import HostedStage
 from potluck.cluster.agent.hosts import HostAnswer, ask_hosts
+from potluck.cluster.agent.identities import keep_addresses, own_identity
+from potluck.cluster.agent.inviting import Inviting
 from potluck.cluster.agent.leaving import Leaving
+from potluck.cluster.agent.link_share import serves, share_links
 from potluck.cluster.agent.links import Links
 from potluck.cluster.agent.measured_speeds import MeasuredSpeeds
 from potluck.cluster.agent.member_events import MemberEvents
 from potluck.cluster.agent.model_files import Fingerprints
 from potluck.cluster.agent.node import NodeFacts
 from potluck.cluster.agent.node_calls import NodeCalls
-from potluck.cluster.agent.outlooks import Outlooks
 from potluck.cluster.agent.relaying import Relaying
+from potluck.cluster.agent.removals import Removals
 from potluck.cluster.agent.sequence_calls import SequenceCalls
 from potluck.cluster.agent.stage_calls import StageCalls, report_lost
 from potluck.cluster.agent.stages import StageHost
 from potluck.cluster.agent.state import StateDirectory
 from potluck.cluster.agent.takeover import Takeovers
-from potluck.cluster.agent.unit_care import UnitCare
+from potluck.cluster.agent.unit_monitor import UnitMonitor
 from potluck.cluster.agent.unit_outages import UnitOutages
 from potluck.cluster.agent.units import NodeUnits
+from potluck.cluster.agent.weights import NodeWeights
 from potluck.cluster.background import Background
-from potluck.cluster.calls import DeploymentRecord, Named, decode, encode
+from potluck.cluster.calls import AskMetrics, DeploymentRecord, decode, encode
+from potluck.cluster.invitations.identity import Identity
+from potluck.cluster.invitations.ledger import LedgerFile
 from potluck.cluster.membership import Membership, MembershipConfig, MethodTable, PemPaths
+from potluck.cluster.transfer.client import TransferClient
+from potluck.cluster.transfer.peer_frames import SERVER_NAME
+from potluck.cluster.transfer.settings import TransferSettings
+from potluck.cluster.transfer.supervisor import (
+    TransferEvents,
+    TransferProcess,
+    TransferProgress,
+)
 from potluck.cluster.trust import pem_files
-from potluck.cluster.trust.authority import cluster_id, derive_authority, issue_credentials
-from potluck.cluster.worker.messages import Stats
+from potluck.cluster.worker.messages import Stats, Transfer
 from potluck.engines.costs import cost_of
-from potluck.errors import CallError
+from potluck.errors import CallError, PotluckError
 from potluck.probe.cache import ProbeCache, default_cache_path
-from potluck.probe.cores import default_num_threads
 from potluck.probe.doctor.case import Cluster
+from potluck.probe.machine.cores import default_num_threads
 from potluck.probe.probe import Measuring, ProbeOptions
-from potluck.types.cluster import NodeId
+from potluck.store.content_store import default_limit_bytes, default_store_folder
+from potluck.types.cluster import DeploymentId, NodeId
 from potluck.types.gateway import ModelMetrics
 from potluck.types.speed import LinkSpeed
 from potluck.types.unit import backend_of
@@ -67,60 +85,68 @@ _METRICS_SECONDS = 4.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agent:
-    """The parts of a running agent, put together by :meth:`open`.
+    """The parts of a running agent, created by :meth:`open`.
 
-    For use in the loop that opened it.
+    For use in the event loop that opened it.
     """
 
     membership: Membership
     hardware: Hardware
     fingerprints: Fingerprints
+    weights: NodeWeights
     coordination: Coordination
     relaying: Relaying
     leaving: Leaving
     links: Links
+    identity: Identity
+    removals: Removals
+    inviting: Inviting
     node_calls: NodeCalls
     events: MemberEvents
+    history: History
 
     @classmethod
     @asynccontextmanager
     async def open(cls, config: AgentConfig, state: StateDirectory) -> AsyncGenerator[Agent, None]:
-        """Take part until the block ends; then stop all stages and leave."""
+        """Be a member until the block ends; then stop all stages and leave."""
         num_ended = state.workers.end_leftovers()
         if num_ended:
-            _log.warning("workers that an earlier agent left behind, ended now: %d", num_ended)
-        node_id = state.node_id()
-        authority = derive_authority(config.secret)
-        credentials = issue_credentials(authority, node_id, [config.listen.host])
-        paths = state.write_credentials(credentials)
+            _log.warning("ended workers left behind by an earlier agent: %d", num_ended)
+        identity, paths = own_identity(config, state)
+        node_id, credentials = identity.node_id, identity.credentials
         async with AsyncExitStack() as opened:
             cache = ProbeCache(default_cache_path(os.environ))
-            hardware = await Hardware.start(_probe_options(config), cache, layers=config.layers)
+            hardware = await Hardware.start(
+                _probe_options(config), cache, detectors=config.detectors
+            )
             opened.callback(hardware.close)
             events = MemberEvents()
             methods = MethodTable(is_complete=False)
             membership = await Membership.open(
-                _membership_config(config, node_id, paths),
+                _membership_config(config, identity, paths),
                 methods=methods,
                 observer=events.observer(),
             )
             opened.push_async_callback(membership.close)
             background = Background()
-            outages = UnitOutages()
+            history = History(membership, spawn=background.spawn)
+            outages = UnitOutages(history.unit_changed)
             num_threads = config.num_threads or default_num_threads()
             units = NodeUnits(lambda: hardware.report, config.unit_choice, outages.reasons)
             speeds = MeasuredSpeeds(state.step_times, units, num_threads=num_threads)
             opened.callback(speeds.close)
+            open_route = edge_routes(membership)
             links = Links(
                 membership,
                 credentials,
                 listen_host=config.listen.host,
+                open_route=open_route,
                 spawn=background.spawn,
                 is_busy=lambda: stages.is_serving or bool(coordination.coordinated),
             )
 
             def measured(stage: HostedStage, stats: Stats) -> None:
-                speeds.took(stage, stats)
+                speeds.record(stage, stats)
                 if stats.way is not None:
                     links.used(stats.way.node_id, stats.way.path)
 
@@ -129,6 +155,22 @@ class Agent:
                     links.used(node, path)
                 return await links.settled() if may_wait else links.speeds()
 
+            def transferred(progress: TransferProgress) -> None:
+                transfer = transfer_of(progress)
+                stages.note_transfer(progress.job, transfer)
+                weights.note_transfer(progress.job, transfer)
+
+            def dial_wanted(node: NodeId) -> None:
+                background.spawn(weights.ask_to_dial(node))
+
+            files, cannot = await _start_transfer(
+                config,
+                membership,
+                paths,
+                TransferEvents(on_progress=transferred, on_dial_wanted=dial_wanted),
+            )
+            if files is not None:
+                opened.push_async_callback(files.close)
             stages = StageHost(
                 credentials,
                 state.workers,
@@ -141,14 +183,16 @@ class Agent:
                 unit_failed=outages.failed,
                 report_lost=partial(report_lost, membership),
                 measured=measured,
+                files=files,
                 orphan_seconds=config.orphan_seconds,
+                open_route=open_route,
             )
             opened.push_async_callback(stages.stop_all)
             opened.push_async_callback(background.close)
             opened.push_async_callback(links.close)
-            # Others see this node leave before its stages end, and so plan without it.
+            # Others see this node leave before its stages stop, and so plan without it.
             opened.push_async_callback(membership.close)
-            care = UnitCare(
+            care = UnitMonitor(
                 config.backends,
                 cache,
                 outages,
@@ -157,21 +201,47 @@ class Agent:
                 step_seconds=config.stage_step_seconds,
                 idle_seconds=config.idle_test_seconds,
             )
+
+            def refused(nodes: frozenset[NodeId]) -> None:
+                history.refused(nodes)
+                if files is not None:
+                    files.set_refused(nodes)
+
+            removals = Removals(
+                membership,
+                identity,
+                paths.removed,
+                spawn=background.spawn,
+                events=events,
+                refused=refused,
+            )
+            history.began_with(frozenset(map(NodeId, removals.times())))
             fingerprints = Fingerprints()
+            weights = NodeWeights(
+                membership,
+                fingerprints,
+                files,
+                None if files is None else lambda: TransferClient(files.worker_socket()),
+                link_speeds=links.speeds,
+                cannot=cannot,
+            )
             coordination = Coordination(
                 membership,
                 credentials,
                 stages,
-                fingerprints,
+                weights,
                 listen_host=config.listen.host,
+                open_route=open_route,
                 step_seconds=config.step_seconds,
                 cost_of=partial(cost_of, backends=config.backends),
                 spawn=background.spawn,
+                on_record=history.record_changed,
             )
             opened.push_async_callback(coordination.close)
-            outlooks = Outlooks(membership)
-            takeovers = Takeovers(membership, coordination, outlooks, spawn=background.spawn)
-            relaying = Relaying(membership, coordination, outlooks)
+            opened.push_async_callback(history.announce_leaving)
+            views = CoordinatorViews(membership)
+            takeovers = Takeovers(membership, coordination, views, spawn=background.spawn)
+            relaying = Relaying(membership, coordination, views)
             facts = NodeFacts(
                 node_id=node_id,
                 address=str(membership.address),
@@ -185,79 +255,117 @@ class Agent:
                 units,
                 stages,
                 coordination,
-                fingerprints,
+                partial(fingerprints.text_problem, can_get=not weights.cannot),
                 speeds,
                 link_speeds,
+                unreachable=links.unreachable,
             )
             node_calls.register(methods)
             StageCalls(stages).register(methods)
+            weights.register(methods)
             DeploymentCalls(coordination).register(methods)
             SequenceCalls(membership, coordination).register(methods)
             links.register(methods)
+            removals.register(methods)
+            history.register(methods)
             methods.complete()
             background.spawn(care.run())
             background.spawn(speeds.run(stages.collect))
             background.spawn(takeovers.run())
             background.spawn(links.run())
+            if files is not None:
+
+                def is_serving() -> bool:
+                    live = coordination.registry.live()
+                    return stages.is_serving or serves(node_id, live, relaying.deployments)
+
+                background.spawn(share_links(files, is_serving, links.speeds))
 
             def joined(node: NodeId) -> None:
+                history.joined(node)
                 coordination.joined(node)
                 links.joined(node)
+                removals.joined(node)
 
             def left(node: NodeId) -> None:
+                history.left(node)
                 coordination.left(node)
                 links.left(node)
 
             background.spawn(events.run(joined=joined, left=left))
+            inviting = Inviting(
+                membership,
+                identity,
+                LedgerFile(state.invitations),
+                listen_host=config.listen.host,
+                multicast=config.multicast,
+            )
+            opened.push_async_callback(inviting.close)
+            await inviting.resume()
+            if identity.authority is None:
+                background.spawn(keep_addresses(membership, state))
             yield cls(
                 membership=membership,
                 hardware=hardware,
                 fingerprints=fingerprints,
+                weights=weights,
                 coordination=coordination,
                 relaying=relaying,
                 leaving=Leaving(membership, coordination, relaying),
                 links=links,
+                identity=identity,
+                removals=removals,
+                inviting=inviting,
                 node_calls=node_calls,
                 events=events,
+                history=history,
             )
 
     @property
     def node_id(self) -> NodeId:
-        """The node that it runs on."""
+        """Return the id of this node."""
         return self.membership.node_id
 
     @property
     def http_address(self) -> str | None:
-        """Where clients reach this node; None if they cannot."""
+        """Return the address of this node's HTTP API; None if it has none."""
         return self.node_calls.http_address
 
     @property
     def incompatible(self) -> Mapping[NodeId, int]:
-        """The wire versions of nodes that cannot take part."""
+        """Return the wire versions of nodes that cannot join."""
         return self.events.incompatible
 
     @property
     def failed(self) -> asyncio.Future[None]:
-        """Has an exception when this node can take part no longer, and its agent has to end."""
+        """Return a future that gets an exception if this node can no longer be a member."""
         return self.events.failed
 
     async def drain(self) -> None:
-        """Let others go on without this node; see ``Leaving.drain``."""
+        """Let others continue without this node; see ``Leaving.drain``."""
         await self.leaving.drain()
 
     async def diagnose(self) -> Cluster:
-        """How this node and the others get along."""
+        """Check this node's connections to the others."""
         return await diagnose(self.membership)
 
     def hosts(self) -> AsyncGenerator[HostAnswer, None]:
-        """What every node is to who wants to install something there, as the answers come."""
+        """Yield the descriptions of all nodes for checking wheels, as they arrive."""
         return ask_hosts(self.membership)
 
     async def metrics(self) -> tuple[ModelMetrics, ...]:
-        """Of every deployment that serves and whose coordinator answers, oldest first."""
+        """Return the metrics of all serving deployments whose coordinators answer, oldest first."""
+        return tuple((await self.metrics_by_deployment()).values())
+
+    async def metrics_by_deployment(
+        self, *, max_age_seconds: float = 0.0
+    ) -> dict[DeploymentId, ModelMetrics]:
+        """Return the metrics by deployment. Coordinators may answer with figures up to this old."""
 
         async def ask(record: DeploymentRecord) -> ModelMetrics | None:
-            request = encode(Named(deployment=record.deployment))
+            request = encode(
+                AskMetrics(deployment=record.deployment, max_age_seconds=max_age_seconds)
+            )
             try:
                 answer = await self.membership.call(
                     record.epoch.coordinator,
@@ -269,8 +377,58 @@ class Agent:
             except CallError:
                 return None
 
-        answers = await asyncio.gather(*map(ask, self.coordination.registry.live()))
-        return tuple(each for each in answers if each is not None)
+        live = self.coordination.registry.live()
+        answers = await asyncio.gather(*map(ask, live))
+        return {
+            record.deployment: each
+            for record, each in zip(live, answers, strict=True)
+            if each is not None
+        }
+
+
+def transfer_of(progress: TransferProgress) -> Transfer:
+    """Return the report for other nodes of this node's progress with a job's files."""
+    return Transfer(
+        done_bytes=progress.done_bytes,
+        total_bytes=progress.total_bytes,
+        by_source=dict(progress.bytes_by_source),
+        bytes_per_second=progress.bytes_per_second,
+        seconds_left=progress.seconds_left,
+    )
+
+
+async def _start_transfer(
+    config: AgentConfig, membership: Membership, paths: pem_files.PemPaths, events: TransferEvents
+) -> tuple[TransferProcess | None, str]:
+    """Start the transfer process; without it the node reads only files at their own paths."""
+    folder = default_store_folder(os.environ)
+    if folder is None:
+        return None, "it has no cache folder (no home directory)"
+    limit_bytes = config.weights_store_bytes
+    settings = TransferSettings(
+        host=membership.address.host,
+        port=membership.address.port,
+        node_id=membership.node_id,
+        authority=str(paths.authority),
+        certificate=str(paths.certificate),
+        key=str(paths.private_key),
+        removed=str(paths.removed),
+        store_folder=str(folder),
+        limit_bytes=default_limit_bytes(folder) if limit_bytes is None else limit_bytes,
+        hub_folder=str(hub_cache_folder()),
+    )
+    connections = membership.add_route(SERVER_NAME)
+    try:
+        return (
+            await TransferProcess.start(settings, events=events, connections=connections),
+            "",
+        )
+    except (PotluckError, OSError) as error:
+        membership.remove_route(SERVER_NAME)
+        if connections is not None:
+            connections.close()
+        _log.warning("model files cannot be fetched from or sent to other nodes: %s", error)
+        return None, f"its transfer process did not start: {error}"
 
 
 def _probe_options(config: AgentConfig) -> ProbeOptions:
@@ -284,11 +442,11 @@ def _probe_options(config: AgentConfig) -> ProbeOptions:
 
 
 def _membership_config(
-    config: AgentConfig, node_id: NodeId, paths: pem_files.PemPaths
+    config: AgentConfig, identity: Identity, paths: pem_files.PemPaths
 ) -> MembershipConfig:
     return MembershipConfig(
-        node_id=node_id,
-        cluster_id=cluster_id(config.secret),
+        node_id=identity.node_id,
+        cluster_id=identity.cluster_id,
         listen=config.listen,
         connect=config.connect,
         multicast=config.multicast,
@@ -296,6 +454,8 @@ def _membership_config(
             authority=paths.authority,
             certificate=paths.certificate,
             key=paths.private_key,
+            removed=paths.removed,
         ),
+        has_to_join=config.secret is not None,
         lease_milliseconds=config.lease_milliseconds,
     )

@@ -1,7 +1,7 @@
-"""Step times of a node's units, by model shape, as they are kept from run to run.
+"""Step times of a node's units by model shape, as stored across runs.
 
-Pure: callers have the clock, which is in seconds since 1970. Nothing of another version of Potluck,
-whose kernels may be faster, and nothing old is used.
+Pure: callers have the clock, which is in seconds since 1970. Records of another version of Potluck,
+whose kernels may be faster, and old records are not used.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from potluck.types.cluster import UnitId
 from potluck.types.speed import StepTime
 
 KEPT_SECONDS = 14 * 86_400.0
-"""A unit that looks slow may never be used again, and so never corrected: after two weeks it gets
-another chance."""
+"""How long a record is used. A unit that seems slow may never be used again, and so never be
+corrected: after two weeks it gets another chance."""
 
 _CURRENT_SECONDS = 86_400.0
-"""Of a unit and a shape only what was measured within a day of the latest is used: what a machine
-does today says more than what it did last week."""
+"""For a unit and a shape, only records within a day of the latest are used: a machine's speed today
+matters more than that of last week."""
 
 AGREEING_SECONDS = 600.0
-"""Steps of one size were computed by different cuts of a model, and at different depths. What is
-so much older than the latest of them says how fast the unit was, and not how fast it is."""
+"""Steps of one size were computed by different cuts of a model, and at different depths. A record
+this much older than the latest one says how fast the unit was, not how fast it is."""
 
 SETTLED_SAMPLES = 8
-"""A median of as many samples replaces any earlier one; one of fewer replaces an older one only
-if that had no more samples, or is no longer current."""
+"""A median of this many samples replaces any earlier one; one of fewer samples replaces only an
+older one that had no more samples or is outdated."""
 
 MAX_RECORDS = 32
-"""Units and shapes. Those that were not measured for longest make room."""
+"""The most units and shapes. The one not measured for the longest time is dropped."""
 
 _MAX_TIMES = 128
-"""Of one unit and shape: five cuts of a model by some 25 kinds of steps."""
+"""The most times of one unit and shape: five cuts of a model by about 25 kinds of steps."""
 
 MAX_FILE_BYTES = 2 * 2**20
-"""``MAX_RECORDS`` with ``_MAX_TIMES`` each take half of that."""
+"""``MAX_RECORDS`` with ``_MAX_TIMES`` each take half of this."""
 
 _MAX_KEY_CHARACTERS = 512
 
@@ -70,10 +70,10 @@ _Times = dict[_Kind, _Kept]
 
 
 class SpeedRecords:
-    """Mutable, for one thread. ``version`` is the one of Potluck that measures.
+    """The records. Mutable, for one thread. ``version`` is that of the Potluck that measures.
 
-    ``conditions`` is a text that changes when a unit may have become faster or slower for good: its
-    device, its instruction set, the cores that it may use.
+    ``conditions`` is a text that changes when the speed of a unit may have changed permanently: its
+    device, its instruction set, its usable cores.
     """
 
     def __init__(self, version: str) -> None:
@@ -82,20 +82,23 @@ class SpeedRecords:
 
     @classmethod
     def decode(cls, version: str, document: bytes, now: float) -> SpeedRecords:
-        """Read what ``encode`` wrote. What another version measured is left out.
+        """Decode the result of ``encode``, skipping records of other versions.
 
         Raises ``ParameterError`` for anything else.
         """
         records = cls(version)
         try:
             decoded = msgspec.json.decode(document, type=_Document)
-        except (ValueError, RecursionError) as error:  # no such document, no UTF-8, too deep
+        except (
+            ValueError,
+            RecursionError,
+        ) as error:  # another document, not UTF-8, or nested too deeply
             raise ParameterError("step times", str(error)) from error
         if decoded.version != version:
             return records
         for each in decoded.records:
             for kept in each.times:
-                # A clock that was wrong makes nothing younger than it is.
+                # A clock that was wrong must not make a record seem newer.
                 at = min(kept.at, now)
                 if not math.isfinite(at):
                     raise ParameterError("step times", f"measured at {kept.at}")
@@ -129,10 +132,7 @@ class SpeedRecords:
         times: Iterable[StepTime],
         now: float,
     ) -> int:
-        """Keep what a unit took for steps; return how many of ``times`` no stage can have measured.
-
-        Those are left out.
-        """
+        """Record a unit's step times; return how many of ``times`` were rejected as impossible."""
         self._set_back((unit_id, conditions, model_shape), now)
         num_wrong = 0
         for time in times:
@@ -145,7 +145,7 @@ class SpeedRecords:
     def of(
         self, model_shape: str, conditions: Mapping[UnitId, str], now: float
     ) -> dict[UnitId, tuple[StepTime, ...]]:
-        """Return what is known of units under their present conditions, the latest first."""
+        """Return the records of units under their present conditions, the latest first."""
         found = {}
         for unit_id, present in conditions.items():
             self._set_back((unit_id, present, model_shape), now)
@@ -184,7 +184,7 @@ class SpeedRecords:
             del self._records[min(self._records, key=lambda each: _latest(self._records[each]))]
 
     def _set_back(self, key: _Key, now: float) -> None:
-        """Date what was measured while the clock was ahead as of now, so that it is replaced."""
+        """Date records from when the clock was ahead as of now, so that they are replaced."""
         for kind, kept in self._records.get(key, {}).items():
             if kept.at > now:
                 self._records[key][kind] = _Kept(at=now, time=kept.time)
@@ -199,7 +199,7 @@ class SpeedRecords:
 
 
 def _kind(time: StepTime) -> _Kind:
-    """Return what measurements have in common of which a later one replaces an earlier one."""
+    """Return the key of a measurement; a later one with the same key replaces it."""
     return (
         time.num_layers,
         time.has_embedding,

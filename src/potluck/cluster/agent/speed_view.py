@@ -1,4 +1,4 @@
-"""Predicted and measured speeds in JSON's types, for ``view`` and whatever else shows a plan."""
+"""Predicted and measured speeds as JSON, for ``view`` and others that show a plan."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import math
 from collections.abc import Iterable
 
 from potluck.cluster.calls import DeploymentRecord
-from potluck.types.gateway import ModelMetrics, StageTimes, TokenSpeed
+from potluck.types.gateway import GenerationTotals, ModelMetrics, StageTimes, TokenSpeed
 from potluck.types.placement import Prediction, StagePrediction
 
 
 def prediction_view(prediction: Prediction | None) -> dict[str, object] | None:
-    """Return what is predicted of a plan as a whole; None where nothing is."""
+    """Return the prediction for a plan as a whole; None if there is none."""
     if prediction is None or not _is_finite(prediction):
         return None
     return {
@@ -31,7 +31,7 @@ def prediction_view(prediction: Prediction | None) -> dict[str, object] | None:
 
 
 def stage_predictions(record: DeploymentRecord) -> list[dict[str, object] | None]:
-    """Return what is predicted of each stage of ``record``."""
+    """Return the prediction for each stage of ``record``."""
     prediction = record.prediction
     predicted: Iterable[StagePrediction] = ()
     if prediction is not None and _is_finite(prediction):
@@ -42,6 +42,7 @@ def stage_predictions(record: DeploymentRecord) -> list[dict[str, object] | None
     return [
         {
             "decode_seconds": each.decode_seconds,
+            "exchange_seconds": each.exchange_seconds,
             "loaded_seconds": each.loaded_seconds,
             "prefill_seconds_per_token": each.prefill_seconds_per_token,
             "hop_seconds": each.hop_seconds,
@@ -52,15 +53,25 @@ def stage_predictions(record: DeploymentRecord) -> list[dict[str, object] | None
 
 
 def speed_view(record: DeploymentRecord, metrics: ModelMetrics | None) -> dict[str, object]:
-    """Return what was measured of a deployment as a whole, by the epoch in force."""
+    """Return the measured speed of a deployment as a whole; nothing of an earlier epoch.
+
+    ``first_token_seconds`` is the mean over the ``num_first_tokens`` sequences that were given
+    their first token since the coordinator started, so it may include those of earlier epochs.
+    """
     speed = TokenSpeed()
+    generated = GenerationTotals()
     if metrics is not None and metrics.epoch == record.epoch.number:
-        speed = metrics.speed
-    return dataclasses.asdict(speed)
+        speed, generated = metrics.speed, metrics.generated
+    number = generated.num_first_tokens
+    return {
+        **dataclasses.asdict(speed),
+        "first_token_seconds": generated.first_token_seconds / number if number else None,
+        "num_first_tokens": number or None,
+    }
 
 
 def stage_times(record: DeploymentRecord, metrics: ModelMetrics | None) -> list[dict[str, object]]:
-    """Return what was measured of each stage of ``record`` by the epoch in force."""
+    """Return the measured times of each stage of ``record`` in the current epoch."""
     times: dict[int, StageTimes] = {}
     if metrics is not None and metrics.epoch == record.epoch.number:
         times = {each.stage: each.times for each in metrics.stages}
@@ -70,7 +81,7 @@ def stage_times(record: DeploymentRecord, metrics: ModelMetrics | None) -> list[
 
 
 def _is_finite(prediction: Prediction) -> bool:
-    """Whether JSON can tell it: records come from other nodes."""
+    """Whether JSON can represent it: records come from other nodes."""
     whole = dataclasses.asdict(prediction)
     documents = (whole, *whole["stages"])
     values = [value for document in documents for value in document.values()]

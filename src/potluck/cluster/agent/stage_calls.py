@@ -1,5 +1,5 @@
-"""Calls of coordinators about the stages that this node computes: ``stage.*``, but for
-``stage.lost``, which goes the other way.
+"""Calls of coordinators about the stages that this node computes: ``stage.*``, except
+``stage.lost``, which goes in the other direction.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from potluck.errors import CallError, StalledError
 
 
 async def report_lost(membership: Membership, lost: StageLost) -> None:
-    """Tell the coordinator that a stage of this node ended by itself."""
-    with suppress(CallError):  # the coordinator is lost itself: its successor plans anew
+    """Tell the coordinator that a stage of this node exited unexpectedly."""
+    with suppress(CallError):  # the coordinator itself is lost: its successor makes a new plan
         await membership.call(lost.epoch.coordinator, "stage.lost", encode(lost))
 
 
 class StageCalls:
-    """Answers for the stages. For use in the agent's loop."""
+    """Answers calls about the stages. For use in the agent's event loop."""
 
     def __init__(self, stages: StageHost) -> None:
         self._stages = stages
 
     def register(self, methods: MethodTable) -> None:
-        """Have the calls answered."""
+        """Register the calls."""
         methods.register_stream("stage.start", self._on_start)
         methods.register("stage.connect", self._on_connect)
         methods.register("stage.stop", self._on_stop)

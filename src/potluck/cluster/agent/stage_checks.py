@@ -1,8 +1,8 @@
-"""Whether the worker of a stage that somebody waits for makes progress.
+"""Checks whether the worker of a stage that others wait for makes progress.
 
-A worker that computes answers its agent beside it, on another thread, and uses the CPU. One that
-was stopped, or is frozen with its control group, or hangs in the kernel, does neither. The kernel
-is asked, so that nothing has to run in a worker that cannot.
+A worker that computes answers its agent on another thread, and uses the CPU. One that was stopped,
+is frozen with its control group, or hangs in the kernel does neither. The kernel is asked, so that
+a hung worker need not run any code.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from potluck.cluster.worker.messages import Stats
 from potluck.errors import PotluckError
 
 CHECK_SECONDS = 0.75
-"""For a worker to answer, or to be seen to compute: one that shares a core with 50 others runs
-every 0.2 s or so (slices of 3 to 4 ms)."""
+"""The time for a worker to answer, or to be seen computing: one that shares a core with 50 others
+runs every 0.2 s or so (slices of 3 to 4 ms)."""
 
 _LOOK_SECONDS = 0.05
 
@@ -30,7 +30,7 @@ class Checked(Protocol):
 
     @property
     def pid(self) -> int:
-        """Of the process."""
+        """Return the process id."""
         ...
 
     async def stats(self) -> Stats | None:
@@ -50,10 +50,10 @@ def work_of(pid: int) -> Work:
 
 
 async def check_worker(worker: Checked, *, is_cpu: bool) -> StageCheck | None:
-    """Look at a worker for ``CHECK_SECONDS``, or until all is well; None for one that has ended.
+    """Observe a worker for ``CHECK_SECONDS``, or until all is well; None for one that has exited.
 
-    With ``is_cpu`` it computes on the CPU, and one that is busy and uses none makes no progress.
-    Others wait for their unit, and watch it themselves.
+    With ``is_cpu`` it computes on the CPU, and makes no progress if it is busy but uses no CPU
+    time. Other workers wait for their unit, and watch it themselves.
     """
     was_stopped, work = is_stopped(worker.pid), work_of(worker.pid)
     deadline = time.monotonic() + CHECK_SECONDS
@@ -66,7 +66,9 @@ async def check_worker(worker: Checked, *, is_cpu: bool) -> StageCheck | None:
         answers = False
     except PotluckError:
         return None
-    busy_seconds = 0.0 if stats is None else stats.busy_seconds
+    # A worker that waits for another member of its group is idle: that member is asked, too.
+    is_busy = stats is not None and not stats.waiting_seconds
+    busy_seconds = stats.busy_seconds if stats is not None and is_busy else 0.0
     has_progress = answers and (busy_seconds == 0 or not is_cpu)
     while not (has_progress := has_progress or work_of(worker.pid) != work):
         if time.monotonic() >= deadline:

@@ -1,22 +1,24 @@
 """The stages that this node computes or holds: their workers, for the coordinators that ask.
 
-A worker outlives the epoch that it was started for. A coordinator that asks for a stage which a
+A worker outlives the epoch that it was started for. A coordinator that asks for a stage that a
 worker holds gets that worker, whatever its index in the new plan. The highest epoch that has been
 connected, or that a record has announced, is obeyed: lower ones are refused, and their edges are
-closed. The weights stay until a coordinator releases them or stops the deployment, or no
-coordinator is left for long.
+closed. The weights stay loaded until a coordinator releases them or stops the deployment, or there
+has been no coordinator for long.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Iterable
 from contextlib import aclosing
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
+from potluck.catalog import check_manifest
 from potluck.cluster.agent.epochs_in_force import EpochsInForce
 from potluck.cluster.agent.hosted_stage import (
     STATS_SECONDS,
@@ -43,8 +45,18 @@ from potluck.cluster.calls import (
     StageScope,
     StageStats,
 )
+from potluck.cluster.edges.routed import OpenRoute, RoutedConnections
 from potluck.cluster.trust.credentials import Credentials
-from potluck.cluster.worker.messages import Identity, Load, Loaded, Progress, StageSpec, Stats
+from potluck.cluster.worker.messages import (
+    EdgeRoute,
+    Identity,
+    Load,
+    Loaded,
+    Progress,
+    StageSpec,
+    Stats,
+    Transfer,
+)
 from potluck.errors import EngineError, PotluckError, StalledError, UnitFaultError
 from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
 from potluck.types.node import CPU_UNIT
@@ -53,15 +65,25 @@ from potluck.types.unit import Fault
 _log = logging.getLogger(__name__)
 
 _LAST_STATS_SECONDS = 0.2
-"""For workers to say what they have measured before they are ended, which takes milliseconds."""
+"""The time for workers to report their measurements before they are stopped, which takes
+milliseconds."""
+
+
+class FileService(Protocol):
+    """Serves files by content: ``cluster.transfer.TransferProcess``."""
+
+    def worker_socket(self) -> socket.socket:
+        """Return a socket for a worker that reads files. Raises ``PotluckError``."""
+        ...
 
 
 class StageHost:
     """Runs workers on this node's ``units``.
 
-    ``report_lost`` tells the coordinator of a worker that ended by itself, ``unit_failed`` is told
-    before that what it says of its unit. ``measured`` is told what workers say of themselves,
-    whoever asked. ``unit_step_seconds``, ``stall_seconds`` and
+    ``report_lost`` tells the coordinator of a worker that exited unexpectedly; before that,
+    ``unit_failed`` is called with what its exit says about its unit. ``measured`` gets all totals
+    that workers report. ``files`` serves workers whose models are known by the content of their
+    files; without it they are refused. ``unit_step_seconds``, ``stall_seconds`` and
     ``orphan_seconds``: see ``AgentConfig``.
     """
 
@@ -79,12 +101,16 @@ class StageHost:
         unit_failed: Callable[[UnitId, UnitFailure], None],
         report_lost: Callable[[StageLost], Coroutine[Any, Any, None]],
         measured: Callable[[HostedStage, Stats], None] | None = None,
+        files: FileService | None = None,
         orphan_seconds: float = ORPHAN_SECONDS,
+        open_route: OpenRoute | None = None,
     ) -> None:
+        self._files = files
         self._credentials = credentials
         self._notes = notes
         self._units = units
         self._listen_host = listen_host
+        self._open_route = open_route
         self._num_threads = num_threads
         self._packed_cache_bytes = packed_cache_bytes
         self._unit_step_seconds = unit_step_seconds
@@ -96,52 +122,66 @@ class StageHost:
         self._epochs = EpochsInForce()
         self._orphans = Orphans(orphan_seconds, is_used=self._is_used, end=self._end_orphans)
         self._crashes = StageCrashes()
-        # The coordinator learns of a loss from its edges, or when a step takes too long.
-        self._background = Background("the loss of a stage could not be reported")
+        # The coordinator detects a loss by its edges, too, or when a step takes too long.
+        self._background = Background("could not report the loss of a stage")
 
     @property
     def memory(self) -> StageMemory:
-        """What the plans have counted for the stages that are here, and the workers have taken."""
+        """Return the memory that plans have assigned to the stages here, and how much is in use."""
         return memory_of(self._here())
 
     @property
     def is_serving(self) -> bool:
-        """Whether the edges of any stage stand, or are being opened."""
+        """Whether the edges of any stage are open or being opened."""
         return any(each.serving is not None for each in self._here())
 
     def workers_on(self, unit_id: UnitId) -> list[WorkerProcess]:
-        """The workers of the stages that are on a unit."""
-        return [each.worker for each in self._here() if each.asked.unit_id == unit_id]
+        """Return the workers of the stages on a unit."""
+        return [each.worker for each in self._here() if each.requested.unit_id == unit_id]
 
     async def start(self, spec: StageSpec) -> AsyncGenerator[Progress | Loaded, None]:
-        """Have a worker hold a stage and listen for its edge; the last answer is ``Loaded``.
+        """Have a worker load a stage and listen for its edge; the last answer is ``Loaded``.
 
-        A worker that holds the stage already is kept. The epoch that is in force goes on until a
-        stage of the new one is connected. Raises ``EngineError`` for an epoch that is over and for
-        a unit that is out or is none of this node's, and what the worker met. If the caller goes
-        away before the stage is loaded, its worker is stopped.
+        A worker that already holds the stage is kept. The current epoch continues until a stage of
+        the new one is connected. Raises ``EngineError`` for an epoch that is over, for a unit that
+        is out or unknown, and for the worker's own errors. If the caller disconnects before the
+        stage is loaded, its worker is stopped.
         """
         self._check_in_force(spec)
-        self._orphans.asked(spec.deployment, spec.epoch.coordinator)
+        self._orphans.note_request(spec.deployment, spec.epoch.coordinator)
         alike = [
             each
             for each in self._of(spec.deployment)
-            if each.asked.epoch < spec.epoch and each.asked.is_same_holding(spec)
+            if each.requested.epoch < spec.epoch and each.requested.is_same_holding(spec)
         ]
         await self._stop(each for each in alike if each.loaded is None)
         for each in alike:
             if each.is_usable and (kept := await self._keep(each, spec)) is not None:
                 yield kept
                 return
-        self._check_in_force(spec)  # much may have been said meanwhile
-        load = self._load(spec)
-        worker = await WorkerProcess.start(self._ended, self._disconnected)
+        self._check_in_force(spec)  # much may have changed in the meantime
+        try:
+            route = None if self._open_route is None else self._open_route()
+        except OSError as error:
+            raise EngineError(f"cannot listen for the edge: {error.strerror or error}") from error
+        try:
+            load = self._load(spec, route)
+            worker = await WorkerProcess.start(
+                self._ended,
+                self._disconnected,
+                transfer=self._transfer_for(spec),
+                route=route,
+            )
+        except BaseException:
+            if route is not None:
+                route.close()
+            raise
         try:
             self._check_in_force(spec)
         except EngineError:
             worker.kill()
             raise
-        hosted = HostedStage(worker=worker, asked=spec)
+        hosted = HostedStage(worker=worker, requested=spec)
         self._hosted[worker] = hosted
         try:
             self._notes.remember(worker.pid)
@@ -154,18 +194,26 @@ class StageHost:
             if hosted.loaded is None:
                 await self._stop([hosted])
 
-    async def connect(self, request: ConnectStage) -> None:
-        """Have a loaded stage open its edges; lower epochs of its deployment are over from now on.
+    def note_transfer(self, job: str, transfer: Transfer) -> None:
+        """Pass on the progress of a job's files to those that wait for the stages."""
+        for each in self._here():
+            files = each.requested.files
+            if each.loaded is None and files is not None and files.job == job:
+                each.worker.transferred(transfer)
 
-        Raises ``EngineError`` if its epoch is over, it is not loaded, or the edges are not opened.
+    async def connect(self, request: ConnectStage) -> None:
+        """Have a loaded stage open its edges; lower epochs of its deployment are then over.
+
+        Raises ``EngineError`` if its epoch is over, it is not loaded, or the edges cannot be
+        opened.
         """
         deployment, epoch, index = request.deployment, request.connect.epoch, request.connect.index
         self._epochs.check(deployment, epoch)
-        self._orphans.asked(deployment, epoch.coordinator)
+        self._orphans.note_request(deployment, epoch.coordinator)
         hosted = self._find(deployment, epoch, index)
         if hosted is None or hosted.loaded is None:
             raise EngineError(f"stage {index} of {deployment} is not loaded here")
-        hosted.serving = hosted.asked
+        hosted.serving = hosted.requested
         connecting = asyncio.ensure_future(hosted.worker.connect(request.connect))
         try:
             await self._fence(deployment, epoch)
@@ -176,10 +224,12 @@ class StageHost:
     async def stop(self, scope: StageScope) -> StageEnds:
         """Stop this node's stages of a deployment, up to an epoch, and start none of them later.
 
-        Returns how they have ended by themselves, those that had already ended included.
+        Returns how stages have exited unexpectedly, including earlier exits.
         """
         self._epochs.end(scope.deployment, scope.epoch)
-        stopping = [each for each in self._of(scope.deployment) if each.asked.epoch <= scope.epoch]
+        stopping = [
+            each for each in self._of(scope.deployment) if each.requested.epoch <= scope.epoch
+        ]
         await self._stats_of(stopping, _LAST_STATS_SECONDS)
         await self._stop(stopping)
         await self._cut(scope)
@@ -188,76 +238,78 @@ class StageHost:
     async def end(self, scope: StageScope) -> StageEnds:
         """Close the edges of a deployment's stages, up to an epoch, and open none of them later.
 
-        What is loaded stays, what still loads for these epochs is stopped. Returns as ``stop``.
+        Loaded stages stay; those that are loading for these epochs are stopped. Returns as
+        ``stop``.
         """
         self._epochs.end(scope.deployment, scope.epoch)
-        self._orphans.asked(scope.deployment, scope.epoch.coordinator)
+        self._orphans.note_request(scope.deployment, scope.epoch.coordinator)
         await self._stop(
             each
             for each in self._of(scope.deployment)
-            if each.loaded is None and each.asked.epoch <= scope.epoch
+            if each.loaded is None and each.requested.epoch <= scope.epoch
         )
         await self._cut(scope)
         return self._crashes.take(scope)
 
     async def release(self, request: ReleaseStages) -> None:
-        """End the workers of a deployment that hold none of the stages to be kept.
+        """Stop the workers of a deployment that hold none of the stages to be kept.
 
-        Those that a higher epoch has asked for stay. Nothing is done if one is in force.
+        Those that a higher epoch has asked for stay. Does nothing if a higher epoch is in force.
         """
         if self._epochs.has_higher(request.deployment, request.epoch):
             return
-        self._orphans.asked(request.deployment, request.epoch.coordinator)
+        self._orphans.note_request(request.deployment, request.epoch.coordinator)
         keep = list(request.keep)
         released = []
         for each in sorted(self._of(request.deployment), key=lambda each: each.serving is None):
-            if request.epoch < each.asked.epoch:
+            if request.epoch < each.requested.epoch:
                 continue
             held = each.held
             kept = next((other for other in keep if other.is_same_holding(held)), None)
             if kept is None:
                 released.append(each)
             else:
-                keep.remove(kept)  # one worker is enough for it
+                keep.remove(kept)  # one worker per stage is enough
         await self._stats_of(released, _LAST_STATS_SECONDS)
         await self._stop(released)
 
     async def supersede(self, deployment: DeploymentId, epoch: Epoch) -> None:
-        """``epoch`` is in force: lower ones are refused, and their edges are closed.
+        """Put ``epoch`` in force: refuse lower ones, and close their edges.
 
-        What is loaded stays, what still loads for a lower epoch is stopped.
+        Loaded stages stay; those that are loading for a lower epoch are stopped.
         """
         self._orphans.announced(deployment, epoch.coordinator)
         await self._fence(deployment, epoch)
 
     async def coordinator_left(self, node_id: NodeId) -> None:
-        """Hold the stages of a coordinator that is gone for a while: its successor may want them.
+        """Hold the stages of a coordinator that left for a while, since its successor may want
+        them.
 
-        What still loads is stopped: nobody listens to how far it is.
+        Stages that are loading are stopped, since nobody follows their progress.
         """
         self._orphans.left(node_id)
         await self._stop(
             each
             for each in self._here()
-            if each.loaded is None and each.asked.epoch.coordinator == node_id
+            if each.loaded is None and each.requested.epoch.coordinator == node_id
         )
 
     async def stop_all(self) -> None:
-        """Stop everything: the agent ends."""
+        """Stop everything, as the agent is stopping."""
         self._orphans.close()
         await self._stats_of(self._here(), _LAST_STATS_SECONDS)
         await self._stop(self._here())
         self._background.cancel()
 
     async def stats(self, scope: StageScope) -> StageStats:
-        """Totals of this node's stages of a deployment at one epoch."""
+        """Return the totals of this node's stages of a deployment at one epoch."""
         concerned = self._serving(scope)
         answers = await self._stats_of(concerned.values())
         found = zip(concerned, answers, strict=True)
         return StageStats(stages={index: stats for index, stats in found if stats is not None})
 
     async def collect(self) -> None:
-        """Have every worker say what it has measured."""
+        """Have every worker report its measurements."""
         await self._stats_of(self._here())
 
     async def _stats_of(
@@ -270,11 +322,13 @@ class StageHost:
         return answers
 
     async def check(self, scope: StageScope) -> StageChecks:
-        """Whether this node's stages of a deployment at one epoch make progress; a second."""
+        """Return whether this node's stages of a deployment at one epoch make progress; takes a
+        second.
+        """
         concerned = self._serving(scope)
         answers = await asyncio.gather(
             *(
-                check_worker(each.worker, is_cpu=each.asked.unit_id == CPU_UNIT)
+                check_worker(each.worker, is_cpu=each.requested.unit_id == CPU_UNIT)
                 for each in concerned.values()
             )
         )
@@ -282,7 +336,7 @@ class StageHost:
         return StageChecks(stages={index: check for index, check in found if check is not None})
 
     async def abandon(self, request: AbandonStage) -> None:
-        """End a stage that makes no progress; it is reported as lost, and its unit as hung."""
+        """Stop a stage that makes no progress; report it as lost, and its unit as hung."""
         scope = StageScope(deployment=request.deployment, epoch=request.epoch)
         hosted = self._serving(scope).get(request.index)
         if hosted is not None:
@@ -304,28 +358,28 @@ class StageHost:
 
     def _find(self, deployment: DeploymentId, epoch: Epoch, index: int) -> HostedStage | None:
         for each in self._of(deployment):
-            if each.asked.epoch == epoch and each.asked.index == index:
+            if each.requested.epoch == epoch and each.requested.index == index:
                 return each
         return None
 
     def _check_in_force(self, spec: StageSpec) -> None:
         self._epochs.check(spec.deployment, spec.epoch)
         if self._find(spec.deployment, spec.epoch, spec.index) is not None:
-            raise EngineError(f"stage {spec.index} of {spec.deployment} is here already")
+            raise EngineError(f"stage {spec.index} of {spec.deployment} is already here")
         for each in self._of(spec.deployment):
-            if spec.epoch < each.asked.epoch and each.asked.is_same_holding(spec):
+            if spec.epoch < each.requested.epoch and each.requested.is_same_holding(spec):
                 raise EngineError(
                     f"epoch {spec.epoch.number} of {spec.deployment} is over: epoch"
-                    f" {each.asked.epoch.number} has asked for the same stage"
+                    f" {each.requested.epoch.number} has asked for the same stage"
                 )
 
     async def _keep(self, hosted: HostedStage, spec: StageSpec) -> Loaded | None:
-        """Give the stage that a worker holds to a higher epoch; None if the worker ends now."""
-        hosted.asked = msgspec.structs.replace(
-            spec, num_bytes=hosted.asked.num_bytes, device_bytes=hosted.asked.device_bytes
+        """Reassign the stage that a worker holds to a higher epoch; None if the worker exits."""
+        hosted.requested = msgspec.structs.replace(
+            spec, num_bytes=hosted.requested.num_bytes, device_bytes=hosted.requested.device_bytes
         )
         try:
-            host, port = await hosted.worker.listen(spec.epoch)
+            address = await hosted.worker.listen(spec.epoch)
         except StalledError:
             raise
         except PotluckError:
@@ -334,13 +388,31 @@ class StageHost:
         if hosted.loaded is None or not hosted.is_usable:
             return None
         return msgspec.structs.replace(
-            hosted.loaded, host=host, port=port, read_bytes=0, seconds=0.0, is_kept=True
+            hosted.loaded,
+            host=address.host,
+            port=address.port,
+            name=address.name,
+            read_bytes=0,
+            seconds=0.0,
+            is_kept=True,
         )
 
-    def _load(self, spec: StageSpec) -> Load:
+    def _transfer_for(self, spec: StageSpec) -> socket.socket | None:
+        if spec.files is None:
+            return None
+        if self._files is None:
+            raise EngineError(
+                f"node {self._credentials.node_id} cannot fetch files of {spec.model}",
+                hint="its agent runs without a transfer process; see its log",
+            )
+        check_manifest(spec.files.manifest, spec.model)
+        return self._files.worker_socket()
+
+    def _load(self, spec: StageSpec, route: RoutedConnections | None = None) -> Load:
         unit = self._units.require(spec.unit_id)
         own_bytes = unit.device.own_free_bytes
         taken_bytes = self.memory.device_bytes.get(spec.unit_id, 0)
+        removed = self._credentials.removed_path
         return Load(
             spec=spec,
             unit=self._units.address(unit, spec.arithmetic),
@@ -350,26 +422,28 @@ class StageHost:
                 certificate_pem=self._credentials.certificate_pem,
                 private_key_pem=self._credentials.private_key_pem,
                 authority_pem=self._credentials.authority_pem,
+                removed_path=None if removed is None else str(removed),
             ),
             listen_host=self._listen_host,
+            route=None if route is None else EdgeRoute.of(route),
             num_threads=self._num_threads,
             packed_cache_bytes=self._packed_cache_bytes,
             step_seconds=None if spec.unit_id == CPU_UNIT else self._unit_step_seconds,
         )
 
     async def _fence(self, deployment: DeploymentId, epoch: Epoch) -> None:
-        """Lower epochs are over: close their edges, and stop what loads for them."""
-        self._epochs.saw(deployment, epoch)
+        """End lower epochs: close their edges, and stop what is loading for them."""
+        self._epochs.observe(deployment, epoch)
         loading = []
         for each in self._of(deployment):
             if each.serving is not None and each.serving.epoch < epoch:
                 each.worker.disconnect(each.serving.epoch)
-            if each.loaded is None and each.asked.epoch < epoch:
+            if each.loaded is None and each.requested.epoch < epoch:
                 loading.append(each)
         await self._stop(loading)
 
     async def _cut(self, scope: StageScope) -> None:
-        """Close the edges of an epoch and of lower ones, and see how that ends."""
+        """Close the edges of an epoch and of lower ones, and wait for the outcome."""
         concerned = [
             each
             for each in self._of(scope.deployment)
@@ -381,7 +455,7 @@ class StageHost:
             await asyncio.gather(*(each.worker.wait_disconnected() for each in concerned))
 
     async def _stop(self, stopping: Iterable[HostedStage]) -> None:
-        """Kill, then wait for the ends: whoever is cancelled meanwhile leaves nothing behind."""
+        """Kill all, then wait, so that cancellation leaves nothing behind."""
         killed = [each for each in stopping if not each.is_stopped]
         for each in killed:
             each.is_stopped = True
@@ -392,23 +466,23 @@ class StageHost:
     # Stages whose coordinator is lost.
 
     def _is_used(self, deployment: DeploymentId) -> bool:
-        """Whether somebody uses them, whom this node may not see."""
+        """Whether they are used by a coordinator that this node does not see."""
         return any(each.serving is not None for each in self._of(deployment))
 
     def _end_orphans(self, deployment: DeploymentId) -> None:
         if orphans := self._of(deployment):
-            _log.warning("no coordinator asks for the stages of %s: they are ended", deployment)
+            _log.warning("no coordinator has asked for the stages of %s; stopping them", deployment)
             self._background.spawn(self._stop(orphans))
 
-    # What workers say.
+    # Events of workers.
 
     def _disconnected(self, worker: WorkerProcess, epoch: Epoch, message: str) -> None:
-        """The edges of a worker have closed, and it keeps its weights."""
+        """Handle that a worker's edges have closed; it keeps its weights."""
         hosted = self._hosted.get(worker)
         if hosted is None or hosted.serving is None or hosted.serving.epoch != epoch:
             return
         lost, hosted.serving = hosted.serving, None
-        is_ours = self._epochs.is_over(lost.deployment, epoch)  # this node has closed them
+        is_ours = self._epochs.is_over(lost.deployment, epoch)  # closed by this node
         if not (is_ours or hosted.is_stopped):
             self._report(lost, EngineError(message), is_held=True)
 
@@ -417,19 +491,19 @@ class StageHost:
         hosted = self._hosted.pop(worker, None)
         if hosted is None:
             return
-        spec = hosted.serving or hosted.asked
+        spec = hosted.serving or hosted.requested
         if worker.has_crashed:
             line = f"stage {spec.index} on node {self._credentials.node_id}: {error.message}"
             self._crashes.note(spec, line)
         failure = None if worker.was_killed else failure_of(error, worker.status)
         if failure is not None:
-            # Also of a stage that is being stopped, perhaps because its edges have closed already.
+            # Also for a stage that is being stopped, perhaps because its edges have already closed.
             self._unit_failed(spec.unit_id, failure)
         if hosted.is_stopped:
             return
         self._report(spec, error)
-        if hosted.asked.epoch != spec.epoch:
-            self._report(hosted.asked, error)  # it was to be connected there next
+        if hosted.requested.epoch != spec.epoch:
+            self._report(hosted.requested, error)  # it would have been connected there next
 
     def _report(self, spec: StageSpec, error: PotluckError, *, is_held: bool = False) -> None:
         lost = StageLost(

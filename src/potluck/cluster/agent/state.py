@@ -1,16 +1,18 @@
-"""A node's state directory: who it is, its secret, its certificate, what it left running.
+"""A node's state directory: its identity, secret and certificate, and records of its workers.
 
-node-id          16 hexadecimal digits, the same for ever
-secret           of a node that is alone (0600)
+node-id          16 hexadecimal digits, permanent
+secret           of a node without a cluster (0600)
+membership.json  what an invited node got instead of the cluster's secret (0600)
+invitations.json this node's invitations, and the members they added (0600)
 tls/             PEM files for Zenoh
 control.sock     where the command line reaches the agent
-step-times.json  how long its units took for steps (``measured_speeds``)
-workers/PID      one file per running worker, with what tells its process apart
+step-times.json  measured step times of its units (``measured_speeds``)
+workers/PID      one file per running worker, which identifies its process
 lock             held while an agent runs
 
 Anyone who can write here decides which cluster the node belongs to and which processes its agent
-ends. So a directory that others can write to is refused, and what is made here is of this user
-alone, whatever the umask.
+kills. So a directory that others can write to is refused, and files are created for this user
+only, whatever the umask.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from potluck.cluster.agent.worker_notes import WorkerNotes
+from potluck.cluster.invitations.joined import JoinedCluster, read_joined, write_joined
 from potluck.cluster.trust.credentials import Credentials, check_node_id
 from potluck.cluster.trust.pem_files import PemPaths, pem_paths, write_pem_files
 from potluck.cluster.trust.secret import Secret, own_secret
@@ -42,7 +45,7 @@ from potluck.types.cluster import NodeId
 _log = logging.getLogger(__name__)
 
 _MAX_SOCKET_PATH_BYTES = 107
-"""``sun_path`` of unix(7), which has room for 108 with the final zero."""
+"""The longest ``sun_path`` of unix(7), which has room for 108 bytes with the final zero."""
 
 _MAX_NODE_ID_BYTES = 256
 
@@ -50,18 +53,18 @@ _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 def default_state_directory(environ: Mapping[str, str]) -> Path:
-    """``$XDG_STATE_HOME/potluck/node``, or the same below ``~/.local/state``."""
+    """Return ``$XDG_STATE_HOME/potluck/node``, or the same below ``~/.local/state``."""
     base = environ.get("XDG_STATE_HOME")
     try:
         return (Path(base) if base else Path.home() / ".local" / "state") / "potluck" / "node"
     except RuntimeError as error:
         raise UsageError(
-            "there is no home directory for the node's state", hint="give --state DIRECTORY"
+            "there is no home directory for the node's state", hint="use --state DIRECTORY"
         ) from error
 
 
 def is_utf8(text: str) -> bool:
-    """Whether a text from the command line is one, rather than bytes of another encoding."""
+    """Whether a text from the command line is UTF-8, rather than bytes of another encoding."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
@@ -70,24 +73,27 @@ def is_utf8(text: str) -> bool:
 
 
 class StateDirectory:
-    """The directory of one node; :meth:`locked` makes it if it is not there."""
+    """The directory of one node; :meth:`locked` creates it if necessary."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.control_socket = path / "control.sock"
         self.secret = path / "secret"
+        self.membership = path / "membership.json"
+        self.invitations = path / "invitations.json"
         self.step_times = path / "step-times.json"
         self.workers = WorkerNotes(path / "workers")
         self._node_id = path / "node-id"
         self._tls = path / "tls"
+        self.removed_file = pem_paths(self._tls).removed
         self.authority_file = pem_paths(self._tls).authority
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Own the directory.
+        """Lock the directory.
 
-        Raises ``UsageError`` if another agent does, or if the path cannot be that of a state
-        directory: it is too long for a socket, not UTF-8, or other users can write to it.
+        Raises ``UsageError`` if another agent has locked it, or if the path is not usable as a
+        state directory: it is too long for a socket, not UTF-8, or writable by other users.
         """
         self._check_path()
         with self.errors("cannot be used"):
@@ -100,18 +106,18 @@ class StateDirectory:
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError as error:
                     raise UsageError(
-                        f"an agent already runs with the state directory {self.path}",
-                        hint="potluck down stops it; --state DIRECTORY gives a second one its own",
+                        f"an agent is already running with the state directory {self.path}",
+                        hint="stop it with potluck down, or use another --state DIRECTORY",
                     ) from error
                 remove_drafts(self.path)
                 remove_drafts(self._tls)
             yield
 
     def node_id(self) -> NodeId:
-        """The node's id, made at the first start.
+        """Return the node's id, generated at the first start.
 
-        A file that holds nothing, as a power failure leaves it, is filled again. Raises
-        ``UsageError`` for one that holds something else.
+        An empty file, as left by a power failure, is filled again. Raises ``UsageError`` for a file
+        with other contents.
         """
         with self.errors("cannot be read"):
             try:
@@ -120,36 +126,49 @@ class StateDirectory:
                 return self.renew_node_id()
         text = data.strip(b"\0 \t\r\n")
         if not text:
-            _log.warning("%s was empty: this node gets a new id", self._node_id)
+            _log.warning("%s was empty; this node gets a new id", self._node_id)
             return self.renew_node_id()
         try:
             return check_node_id(text.decode("ascii"))
         except (ParameterError, UnicodeDecodeError) as error:
             raise UsageError(
-                f"{self._node_id} does not hold a node id",
-                hint="remove it, and the node gets a new one",
+                f"{self._node_id} does not contain a node id",
+                hint="delete it to give the node a new id",
             ) from error
 
     def renew_node_id(self) -> NodeId:
-        """Give the node a new id, in place of the one it had."""
+        """Replace the node's id with a new one."""
         node_id = NodeId(secrets.token_hex(8))
-        with self.errors("cannot keep the node's id"):
+        with self.errors("cannot store the node's id"):
             replace_file(self._node_id, f"{node_id}\n".encode("ascii"))
         return node_id
 
+    def joined(self) -> JoinedCluster | None:
+        """Return the membership that the node received with an invitation; None if it has none."""
+        with self.errors("cannot be read"):
+            return read_joined(self.membership)
+
+    def keep_joined(self, joined: JoinedCluster) -> None:
+        """Store the membership that an invitation issued, for later starts."""
+        with self.errors("cannot store the node's membership"):
+            write_joined(self.membership, joined)
+            replace_file(self._node_id, f"{joined.node_id}\n".encode("ascii"))
+
     def own_secret(self) -> Secret:
-        """The secret of a node that is given none, made at the first call."""
-        with self.errors("cannot keep the secret"):
+        """Return the secret of a node that was not given one, generated at the first call."""
+        with self.errors("cannot store the secret"):
             return own_secret(self.secret)
 
     def write_credentials(self, credentials: Credentials) -> PemPaths:
         """Write the node's certificate and key for Zenoh."""
-        with self.errors("cannot keep the node's certificate"):
+        with self.errors("cannot store the node's certificate"):
             return write_pem_files(credentials, self._tls)
 
     @contextmanager
     def errors(self, what: str) -> Iterator[None]:
-        """Turn an ``OSError`` of the block into a ``PotluckError``: ``what`` failed, and a hint."""
+        """Turn an ``OSError`` in the block into a ``PotluckError`` that says what failed, with a
+        hint.
+        """
         try:
             yield
         except OSError as error:
@@ -157,27 +176,27 @@ class StateDirectory:
             is_full = error.errno in _NO_ROOM
             raise PotluckError(
                 f"the state directory {self.path} {what}: {error.strerror or error}{where}",
-                hint="make room on its disk, or give a directory on another with --state"
+                hint="free space on its disk, or use a directory on another one (--state)"
                 if is_full
-                else "give a directory on a writable disk with --state",
+                else "use a directory on a writable disk (--state)",
             ) from error
 
     def _check_path(self) -> None:
         if len(os.fsencode(self.control_socket)) > _MAX_SOCKET_PATH_BYTES:
             raise UsageError(
                 f"the path of the state directory is too long for a socket in it: {self.path}",
-                hint="give a shorter one with --state",
+                hint="use a shorter one (--state)",
             )
         if not is_utf8(str(self.path)):
             raise UsageError(
                 f"the path of the state directory is not UTF-8: {self.path}",
-                hint="give another one with --state",
+                hint="use another one (--state)",
             )
 
     def _make(self) -> None:
-        """Have the directory, and the folders in it, that nobody else writes to.
+        """Create the directory and its folders so that nobody else can write to them.
 
-        What exists is looked at before its mode is set: others may have left something there.
+        Existing ones are checked before their mode is set: others may have left something there.
         """
         if not self.path.exists():
             make_private_folder(self.path)
@@ -190,7 +209,9 @@ class StateDirectory:
             make_private_folder(folder)
 
     def _refuse_untrusted(self) -> None:
-        """By both of its paths: who can move a symbolic link on the way decides where it leads."""
+        """Check both the path and its target: who can replace a symbolic link decides where it
+        leads.
+        """
         for path in (self.path.absolute(), self.path.resolve()):
             self._refuse(path, folder_problem(path))
             for parent in path.parents:
@@ -200,5 +221,5 @@ class StateDirectory:
         if problem is not None:
             raise UsageError(
                 f"the state directory {self.path} is not safe from other users: {folder} {problem}",
-                hint="make it this user's alone (chown, chmod go-w), or give another with --state",
+                hint="make it writable by this user only (chown, chmod go-w), or use another one",
             )

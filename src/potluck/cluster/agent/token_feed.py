@@ -1,7 +1,7 @@
-"""Updates of sequences on their way to one gateway: those that come together go together.
+"""Batches the updates of sequences for one gateway.
 
-A part of a feed is made when the one before it is on its way. What comes meanwhile, of any
-sequence, goes with the next one.
+A message of a feed is built when the one before it has been sent. Updates that arrive in the
+meantime, of any sequence, go into the next one.
 """
 
 from __future__ import annotations
@@ -9,25 +9,26 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator
 
-from potluck.cluster.sequence_messages import Fed, Feed, GenerateFailure, Tokens
+from potluck.cluster.sequence_messages import Feed, FeedUpdate, GenerateFailure, Tokens
 from potluck.errors import CallError, EngineError, PotluckError
 from potluck.types.sequence import Cancel, CommittedToken, OnUpdate, SequenceUpdate
 
 MAX_PART_NUMBERS = 8192
-"""Tokens and alternatives in a part: some 150 KB, far below what a message may have."""
+"""Tokens and alternatives per message: about 150 KB, far below the limit."""
 
 _NUMBER_BYTES = 20
-"""Of a token or an alternative on its way, about."""
+"""The approximate size of a token or an alternative in a message."""
 
 MAX_WAITING_NUMBERS = 1 << 18
-"""Of a gateway that takes them more slowly than they are computed: some tens of megabytes."""
+"""The limit for a gateway that reads more slowly than tokens are computed: some tens of megabytes.
+"""
 
 Start = Callable[[OnUpdate], Cancel]
-"""Starts a sequence, and raises what keeps it from that."""
+"""Starts a sequence; raises the error that prevents it."""
 
 
 class TokenFeed:
-    """Of one gateway. For use in the event loop."""
+    """The feed of one gateway. For use in the event loop."""
 
     def __init__(self) -> None:
         self._live: dict[int, Cancel] = {}
@@ -38,13 +39,13 @@ class TokenFeed:
 
     @property
     def num_live(self) -> int:
-        """Sequences that are being computed."""
+        """Return the number of sequences being computed."""
         return len(self._live)
 
     def start(self, number: int, start: Start) -> None:
         """Start a sequence that the gateway calls ``number``. Raises as ``start`` does."""
         if number in self._live:
-            raise CallError(f"there is a sequence {number} already")
+            raise CallError(f"sequence {number} already exists")
         if self._has_overflowed:
             raise _too_slow()
 
@@ -54,7 +55,7 @@ class TokenFeed:
         self._live[number] = start(on_update)
 
     def stop(self, number: int) -> None:
-        """Cancel a sequence; one that is not live is accepted."""
+        """Cancel a sequence; does nothing if it is not running."""
         cancel = self._live.pop(number, None)
         if cancel is not None:
             cancel()
@@ -65,9 +66,9 @@ class TokenFeed:
             self.stop(number)
 
     async def parts(self) -> AsyncGenerator[Feed, None]:
-        """What there is, again and again; at first nothing, which says that the feed is open.
+        """Yield batches of updates; the first is empty, which says that the feed is open.
 
-        Raises ``CallError`` after more than ``MAX_WAITING_NUMBERS`` have waited.
+        Raises ``CallError`` if more than ``MAX_WAITING_NUMBERS`` are waiting.
         """
         yield Feed()
         while True:
@@ -83,7 +84,7 @@ class TokenFeed:
     def _take(self, number: int, update: SequenceUpdate | Exception) -> None:
         if isinstance(update, Exception):
             self._live.pop(number, None)
-            self._waiting.append((number, GenerateFailure.of(_tellable(update))))
+            self._waiting.append((number, GenerateFailure.of(_as_potluck_error(update))))
         else:
             if update.tokens[-1].finish_reason is not None:
                 self._live.pop(number, None)
@@ -91,7 +92,7 @@ class TokenFeed:
             self._num_waiting_numbers += _num_numbers(update)
         self._arrival.set()
         if self._num_waiting_numbers > MAX_WAITING_NUMBERS:
-            # Now, because whoever iterates over the parts may wait for the gateway for long.
+            # Now, because the reader of the batches may wait for the gateway for a long time.
             self._has_overflowed = True
             self._waiting.clear()
             self._num_waiting_numbers = 0
@@ -99,7 +100,7 @@ class TokenFeed:
 
 
 def in_parts(update: SequenceUpdate) -> Iterator[SequenceUpdate]:
-    """Cut an update so that each part fits in a message."""
+    """Split an update so that each part fits in a message."""
     tokens = update.tokens
     if _num_numbers(update) <= MAX_PART_NUMBERS:
         yield update
@@ -116,7 +117,7 @@ def in_parts(update: SequenceUpdate) -> Iterator[SequenceUpdate]:
 
 
 async def updates_of(start: Start) -> AsyncGenerator[SequenceUpdate, None]:
-    """The updates of one sequence; closed, it cancels the sequence. Raises what ends it."""
+    """Yield the updates of one sequence; closing it cancels the sequence. Raises what ends it."""
     updates: asyncio.Queue[SequenceUpdate | Exception] = asyncio.Queue()
     cancel = start(updates.put_nowait)
     try:
@@ -132,18 +133,18 @@ async def updates_of(start: Start) -> AsyncGenerator[SequenceUpdate, None]:
 
 
 def _in_feeds(waiting: list[tuple[int, SequenceUpdate | GenerateFailure]]) -> Iterator[Feed]:
-    fed: list[Fed] = []
+    fed: list[FeedUpdate] = []
     count = 0
     for number, given in waiting:
         if isinstance(given, GenerateFailure):
-            fed.append(Fed(number, given))
+            fed.append(FeedUpdate(number, given))
             continue
         for part in in_parts(given):
             here = _num_numbers(part)
             if fed and count + here > MAX_PART_NUMBERS:
                 yield Feed(tuple(fed))
                 fed, count = [], 0
-            fed.append(Fed(number, Tokens.of(part)))
+            fed.append(FeedUpdate(number, Tokens.of(part)))
             count += here
     if fed:
         yield Feed(tuple(fed))
@@ -154,15 +155,15 @@ def _num_numbers(update: SequenceUpdate) -> int:
 
 
 def _weight(token: CommittedToken) -> int:
-    """What a token counts: itself, its alternatives, and a vector by its size."""
+    """Return the weight of a token: itself, its alternatives, and a vector by its size."""
     return 1 + len(token.top) + (len(token.vector) // _NUMBER_BYTES if token.vector else 0)
 
 
 def _too_slow() -> CallError:
-    return CallError("tokens came faster than the gateway took them")
+    return CallError("tokens arrived faster than the gateway read them")
 
 
-def _tellable(error: Exception) -> PotluckError:
+def _as_potluck_error(error: Exception) -> PotluckError:
     if isinstance(error, PotluckError):
         return error
     return EngineError(f"the coordinator failed: {type(error).__name__}")

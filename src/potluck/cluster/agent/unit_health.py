@@ -1,8 +1,9 @@
-"""Which of a node's units are out, why, and when each is tested again. Pure: callers have clocks.
+"""Decides which of a node's units are out of use, and when each is tested again. Pure.
 
-Any fault takes a unit out at once. It comes back when its self-test passes, a while after the
-fault: a driver that was reset needs seconds, and what is truly broken shall not be tried all day.
-Who fails a third time within an hour passes its self-test and fails in use: it stays out.
+Callers have clocks. Any fault takes a unit out immediately. It comes back when its self-test
+passes, a while after the fault: a driver that was reset needs seconds, and a broken unit should not
+be tried all day. A unit that fails a third time within an hour passes its self-test but fails in
+use: it stays out.
 """
 
 from __future__ import annotations
@@ -12,22 +13,23 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 
 from potluck.errors import PotluckError, UnitFaultError
-from potluck.probe.child import SIGNALS_FROM_OUTSIDE
+from potluck.probe.processes.child import SIGNALS_FROM_OUTSIDE
 from potluck.quantities import format_seconds
 from potluck.types.cluster import UnitId
 from potluck.types.unit import Fault
 
 RETEST_SECONDS = (60.0, 300.0, 1800.0)
-"""From a fault or a failed test to the next test, by how many of both there were: a driver that is
-reset or a GPU that another program fills is usable again within a minute, if it is at all; half an
-hour is often enough to notice that somebody has mended the rest."""
+"""The delay from a fault or a failed test to the next test, by how many there were of both. A
+driver that is reset, or a GPU that another program fills, is usable within a minute, if at all;
+half an hour is often enough to notice that the rest was repaired."""
 
 MAX_FAULTS = 3
 FORGET_SECONDS = 3600.0
-"""``MAX_FAULTS`` within this time keep a unit out."""
+"""``MAX_FAULTS`` within this time take a unit out permanently."""
 
 SUSPICIOUS = frozenset({Fault.NOT_FINITE, Fault.WRONG})
-"""After these the self-test runs at once, to tell a broken unit from a strange model."""
+"""Faults after which the self-test runs immediately, to tell a broken unit from an unusual model.
+"""
 
 _DANGEROUS = frozenset({Fault.HUNG, Fault.WRONG})
 
@@ -36,7 +38,10 @@ _STAYS_OUT = "it stays out until potluck probe --retry finds that it works"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitFailure:
-    """How a unit failed in use. ``is_dangerous``: not to be met again by an agent that restarts."""
+    """A failure of a unit in use.
+
+    ``is_dangerous``: an agent that restarts must not run into it again.
+    """
 
     fault: Fault
     message: str
@@ -44,9 +49,9 @@ class UnitFailure:
 
 
 def failure_of(error: PotluckError, status: int | None) -> UnitFailure | None:
-    """What the end of a worker that its agent has not killed says of its unit; None if nothing.
+    """Return what a worker's exit says about its unit; None if nothing, or if its agent killed it.
 
-    ``status`` is that of the process as ``subprocess`` has it; None if it could not be ended.
+    ``status`` is that of the process as in ``subprocess``; None if it could not be killed.
     """
     if not isinstance(error, UnitFaultError):
         return None
@@ -61,8 +66,8 @@ def failure_of(error: PotluckError, status: int | None) -> UnitFailure | None:
 class Outage:
     """Why a unit is out. Times are the caller's, in seconds.
 
-    ``verdict`` is what its self-test said since. ``returns_at`` is when a passed test brings it
-    back at the earliest (None: it stays out), ``test_at`` when it is tested next.
+    ``verdict`` is the result of its most recent self-test. ``returns_at`` is the earliest time at
+    which a passed test restores it (None: it stays out), and ``test_at`` when it is tested next.
     """
 
     failure: UnitFailure
@@ -74,18 +79,18 @@ class Outage:
 
     @property
     def stays_out(self) -> bool:
-        """Whether no test of this agent brings it back."""
+        """Whether it stays out whatever its self-tests find."""
         return self.returns_at is None
 
     @property
     def findings(self) -> str:
-        """What happened, and what was seen since."""
+        """Return what happened, and the result of tests since."""
         happened = f"{self.failure.fault.value}: {self.failure.message}"
         return f"{happened}, and {self.verdict}" if self.verdict else happened
 
     @property
     def reason(self) -> str:
-        """One line: the findings, and what will be done."""
+        """Return one line with the findings and what will be done."""
         if self.stays_out:
             times = f"fault {self.num_faults} within an hour"
             return f"{self.findings} ({times}: {_STAYS_OUT})"
@@ -99,27 +104,29 @@ class Outage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitHealth:
-    """The units that are out, and when units failed within the last hour."""
+    """The units that are out, and the failures of units within the last hour."""
 
     outages: Mapping[UnitId, Outage] = field(default_factory=dict)
     faults: Mapping[UnitId, tuple[float, ...]] = field(default_factory=dict)
 
     @property
     def reasons(self) -> dict[UnitId, str]:
-        """Of the units that are out."""
+        """Return the reasons of the units that are out."""
         return {unit_id: outage.reason for unit_id, outage in self.outages.items()}
 
-    def next_test_at(self, *, besides: Container[UnitId] = ()) -> float | None:
-        """When the next test is due, ``besides`` those of some units."""
+    def next_test_at(self, *, excluding: Container[UnitId] = ()) -> float | None:
+        """Return when the next test is due, except those of the units ``excluding``."""
         times = [
             outage.test_at
             for unit_id, outage in self.outages.items()
-            if outage.test_at is not None and unit_id not in besides
+            if outage.test_at is not None and unit_id not in excluding
         ]
         return min(times, default=None)
 
     def failed(self, unit_id: UnitId, failure: UnitFailure, now: float) -> UnitHealth:
-        """A unit failed in use. Of one that is out already it is the same fault, met twice."""
+        """Return the state after a unit failed in use. If it is already out, this is the same fault
+        again.
+        """
         if unit_id in self.outages:
             return self
         recent = (*(at for at in self.faults.get(unit_id, ()) if now - at < FORGET_SECONDS), now)
@@ -136,7 +143,9 @@ class UnitHealth:
         )
 
     def tested(self, unit_id: UnitId, problem: str, now: float) -> UnitHealth:
-        """The self-test of a unit that is out has ended; ``problem`` is empty if it passed."""
+        """Return the state after the self-test of a unit that is out; ``problem`` is empty if it
+        passed.
+        """
         outage = self.outages.get(unit_id)
         if outage is None:
             return self
@@ -157,15 +166,17 @@ class UnitHealth:
         )
         return dataclasses.replace(self, outages={**self.outages, unit_id: outage})
 
-    def forgiven(self, unit_id: UnitId) -> UnitHealth:
-        """Somebody has tried a unit that stays out, and it works: as if it had never failed."""
+    def restored(self, unit_id: UnitId) -> UnitHealth:
+        """Return the state after a unit that stays out was found to work, as if it had never
+        failed.
+        """
         return UnitHealth(
             outages={other: each for other, each in self.outages.items() if other != unit_id},
             faults={other: times for other, times in self.faults.items() if other != unit_id},
         )
 
     def due(self, now: float) -> tuple[UnitId, ...]:
-        """The units to test now."""
+        """Return the units to test now."""
         return tuple(
             unit_id
             for unit_id, outage in self.outages.items()

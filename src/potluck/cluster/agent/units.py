@@ -1,4 +1,4 @@
-"""The units of a node: which of them may compute, and how a worker reaches them."""
+"""The units of a node: which of them may compute, and how workers open them."""
 
 from __future__ import annotations
 
@@ -9,31 +9,32 @@ from potluck.engines.backends import abilities_of, unit_address
 from potluck.errors import EngineError
 from potluck.probe.choose import choose_units
 from potluck.types.arithmetic import Arithmetic, arithmetics_with
+from potluck.types.backend import BackendSpec, DeviceKind
 from potluck.types.cluster import UnitId
-from potluck.types.hardware import BackendSpec, Device, DeviceKind, ProbeReport, Trial
+from potluck.types.hardware import Device, ProbeReport, Trial
 from potluck.types.unit import ChosenUnit, Role, UnitAddress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitChoice:
-    """What the user of a node says of its units.
+    """The user's settings for a node's units.
 
-    ``asked`` is a backend or a unit that alone shall serve. ``isa`` is the native backend's
+    ``requested`` is a backend or unit to use exclusively. ``isa`` is the native backend's
     instruction set, or None for the fastest that passed its test.
     """
 
     backends: Sequence[BackendSpec]
-    asked: str | None = None
+    requested: str | None = None
     allow_software: bool = False
     isa: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeUnit:
-    """A unit with its device and the trial that it has passed, or not.
+    """A unit with its device and the result of its trial.
 
-    ``arithmetics`` are what it computes in as it is asked: by the instruction sets that passed, or
-    the one that the user has chosen. None of a backend that has an arithmetic of its own.
+    ``arithmetics`` are the arithmetics that it offers: by the instruction sets that passed, or the
+    one that the user has chosen. Empty for a backend that has its own arithmetic.
     """
 
     chosen: ChosenUnit
@@ -45,7 +46,7 @@ class NodeUnit:
 def usable_cores_of(
     unit: NodeUnit, num_threads: int, core_seconds_per_second: float
 ) -> float | None:
-    """Return how many cores' time a unit's threads get at most, if that is less than they are.
+    """Return the CPU time in cores that a unit's threads can get, if less than their number.
 
     None otherwise, and for a unit that does not compute on the CPU.
     """
@@ -56,7 +57,7 @@ def usable_cores_of(
 def conditions_of(
     unit: NodeUnit, isa: str | None, num_threads: int, usable_cores: float | None
 ) -> str:
-    """Return a text that changes when a unit may have become faster or slower for good."""
+    """Return a text that changes when the speed of a unit may have changed permanently."""
     variant = isa or (unit.trial.variants[-1] if unit.trial.variants else "")
     cores = "" if usable_cores is None else f"{usable_cores:.2g} cores"
     threads = f"{num_threads} threads"
@@ -68,9 +69,9 @@ def _nothing_is_out() -> Mapping[str, str]:
 
 
 class NodeUnits:
-    """The units as they are at any moment, by the latest report.
+    """The node's current units, by the latest report.
 
-    ``out`` names those that failed while they were used, with the reasons.
+    ``out`` returns those that failed in use, with the reasons.
     """
 
     def __init__(
@@ -84,15 +85,18 @@ class NodeUnits:
         self._out = out
 
     def all(self) -> tuple[NodeUnit, ...]:
-        """Those that work or did or may, and the CPU whatever it is like: it says why there are
-        none.
+        """Return the units that work, worked or may work, and always the CPU, which says why there
+        are none.
         """
         report = self._report()
         devices = {device.device_id: device for device in report.devices}
         trials = {trial.unit_id: trial for trial in report.trials}
         choice = self._choice
         chosen = choose_units(
-            report, asked=choice.asked, allow_software=choice.allow_software, out=self._out()
+            report,
+            requested=choice.requested,
+            allow_software=choice.allow_software,
+            out=self._out(),
         )
         units = [
             NodeUnit(
@@ -112,18 +116,20 @@ class NodeUnits:
         )
 
     def require(self, unit_id: str) -> NodeUnit:
-        """A unit that a stage may be started on; raises ``EngineError`` if it is none."""
+        """Return a unit that a stage may be started on. Raises ``EngineError`` if it is none."""
         unit = next((each for each in self.all() if each.chosen.unit_id == unit_id), None)
         if unit is None:
-            raise EngineError(f"this node has no unit {unit_id}", hint="potluck ps shows what is")
+            raise EngineError(
+                f"this node has no unit {unit_id}", hint="list its units with: potluck ps"
+            )
         if unit.chosen.role is Role.PENDING:
-            raise EngineError(f"the unit {unit_id} is not tested yet: {unit.chosen.reason}")
+            raise EngineError(f"the unit {unit_id} has not been tested yet: {unit.chosen.reason}")
         if unit.chosen.role is Role.OUT:
             raise EngineError(f"the unit {unit_id} is out: {unit.chosen.reason}")
         return unit
 
     def address(self, unit: NodeUnit, arithmetic: Arithmetic = Arithmetic.EXACT) -> UnitAddress:
-        """How a worker reaches a unit to compute in ``arithmetic``.
+        """Return how a worker opens a unit to compute in ``arithmetic``.
 
         Raises ``EngineError`` if no stage can run on it, or none in this arithmetic.
         """
@@ -139,7 +145,7 @@ class NodeUnits:
         return address if variant is None else replace(address, variant=variant)
 
     def conditions(self, num_threads: int, core_seconds_per_second: float) -> dict[UnitId, str]:
-        """Return what each unit's speed depends on, beyond the model; see ``conditions_of``."""
+        """Return what each unit's speed depends on, apart from the model; see ``conditions_of``."""
         return {
             UnitId(unit.chosen.unit_id): conditions_of(
                 unit,

@@ -1,7 +1,8 @@
-"""The cluster as one agent sees it, in JSON's types: what /cluster and ``potluck ps`` show."""
+"""The cluster as seen by one agent, as JSON for ``/cluster`` and ``potluck ps``."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
@@ -16,11 +17,13 @@ from potluck.cluster.agent.speed_view import (
 from potluck.cluster.calls import DeploymentRecord, DeploymentState, StageRecord
 from potluck.types.cluster import WIRE_VERSION, Epoch, NodeId
 from potluck.types.gateway import ModelMetrics
-from potluck.types.node import HeldStage, NodeReport
+from potluck.types.held_stage import HeldStage
+from potluck.types.node import NodeReport
+from potluck.types.program import GroupPart
 
 SLOW = 2.0
-"""A stage is shown as slow when its steps take so many times as long as before. What other work on
-a machine costs is mostly less."""
+"""A stage is shown as slow if its steps take this many times as long as before. Other work on the
+machine usually costs less."""
 
 
 def cluster_view(
@@ -31,7 +34,7 @@ def cluster_view(
     deployments: Sequence[DeploymentRecord],
     metrics: Iterable[ModelMetrics] = (),
 ) -> dict[str, object]:
-    """The document of schema ``potluck.cluster/1``. ``metrics`` tell which stages are slow."""
+    """Return the document of schema ``potluck.cluster/1``. ``metrics`` show slow stages."""
     metrics_of = {each.model_id: each for each in metrics}
     measured_of = {each.deployment: metrics_of.get(each.model_id) for each in deployments}
     nodes: list[dict[str, object]] = [_node(report) for report in reports]
@@ -45,6 +48,7 @@ def cluster_view(
             {"node_id": node_id, "wire_version": version}
             for node_id, version in sorted(incompatible.items())
         ],
+        "links": [link for report in reports for link in _links(report)],
         "deployments": [
             {
                 **deployment_view(record),
@@ -73,31 +77,46 @@ def cluster_view(
     }
 
 
+def _links(report: NodeReport) -> Iterator[dict[str, object]]:
+    """Yield the links from a node as it has measured them, without impossible figures."""
+    for link in report.links:
+        figures = (link.latency_seconds, link.bytes_per_second, link.age_seconds)
+        if all(math.isfinite(each) and each >= 0 for each in figures):
+            yield {
+                "from": report.node_id,
+                "to": link.node_id,
+                "latency_seconds": link.latency_seconds,
+                "bytes_per_second": link.bytes_per_second,
+                "num_samples": link.num_samples,
+                "age_seconds": link.age_seconds,
+            }
+
+
 def as_seen(record: DeploymentRecord, alive: Set[NodeId]) -> DeploymentRecord:
-    """``record``, or one that is degraded where its coordinator is not among ``alive``."""
+    """Return ``record``, or a degraded version of it if its coordinator is not among ``alive``."""
     coordinator = record.epoch.coordinator
     if record.state is not DeploymentState.READY or coordinator in alive:
         return record
     return msgspec.structs.replace(
         record,
         state=DeploymentState.DEGRADED,
-        reason=f"node {coordinator}, which coordinated it, is lost; another takes over",
+        reason=f"node {coordinator}, its coordinator, is lost; another node takes over",
     )
 
 
 def _spares(
     record: DeploymentRecord, reports: Iterable[NodeReport]
 ) -> Iterator[tuple[NodeId, HeldStage]]:
-    """Stages that are held, and not used by the plan in force."""
+    """Return the stages that are held but not used by the current plan."""
     used = Counter(
-        (stage.node_id, stage.unit_id, stage.start_layer, stage.end_layer)
+        (stage.node_id, stage.unit_id, stage.start_layer, stage.end_layer, stage.part)
         for stage in record.stages
     )
     for report in reports:
         for held in report.held:
             if held.deployment != record.deployment:
                 continue
-            place = (report.node_id, held.unit_id, held.start_layer, held.end_layer)
+            place = (report.node_id, held.unit_id, held.start_layer, held.end_layer, held.part)
             if used[place] > 0:
                 used[place] -= 1
             else:
@@ -107,7 +126,7 @@ def _spares(
 def _slow_stages(
     record: DeploymentRecord, metrics: ModelMetrics | None
 ) -> Iterator[dict[str, object]]:
-    """The stages whose steps take much longer than they used to."""
+    """Return the stages whose steps take much longer than they used to."""
     if metrics is None or metrics.epoch != record.epoch.number:
         return
     for stage in metrics.stages:
@@ -120,6 +139,7 @@ def _held_view(held: HeldStage) -> dict[str, object]:
         "unit_id": held.unit_id,
         "start_layer": held.start_layer,
         "end_layer": held.end_layer,
+        "part": part_view(held.part),
         "epoch": _epoch_view(held.epoch),
         "num_bytes": held.num_bytes,
         "device_bytes": held.device_bytes,
@@ -131,8 +151,13 @@ def _epoch_view(epoch: Epoch) -> dict[str, object]:
     return {"number": epoch.number, "coordinator": epoch.coordinator}
 
 
+def part_view(part: GroupPart | None) -> dict[str, object] | None:
+    """Return the part of a stage that a member of a group has; None if one unit has all of it."""
+    return None if part is None else {"member": part.member, "shares": list(part.shares)}
+
+
 def placed_view(index: int, stage: StageRecord) -> dict[str, object]:
-    """Return where a stage goes, and what memory it takes."""
+    """Return where a stage is placed, and its memory."""
     memory = stage.memory
     return {
         "stage": index,
@@ -140,6 +165,7 @@ def placed_view(index: int, stage: StageRecord) -> dict[str, object]:
         "unit_id": stage.unit_id,
         "start_layer": stage.start_layer,
         "end_layer": stage.end_layer,
+        "part": part_view(stage.part),
         "num_bytes": memory.total_bytes,
         "memory": {
             "weights": dict(memory.weights),
@@ -160,6 +186,7 @@ def _stage_views(record: DeploymentRecord) -> list[dict[str, object]]:
             **placed_view(index, stage),
             "read_bytes": stage.read_bytes,
             "load_seconds": stage.load_seconds,
+            "progress": msgspec.to_builtins(stage.progress),
             "predicted": predicted,
         }
         for index, (stage, predicted) in enumerate(
@@ -169,7 +196,7 @@ def _stage_views(record: DeploymentRecord) -> list[dict[str, object]]:
 
 
 def deployment_view(record: DeploymentRecord) -> dict[str, object]:
-    """One deployment."""
+    """Return one deployment."""
     return {
         "deployment": record.deployment,
         "model": record.model,
@@ -199,7 +226,14 @@ def deployment_view(record: DeploymentRecord) -> dict[str, object]:
         "prefix_cache": record.prefix_cache,
         "target_step_ms": record.target_step_ms,
         "tool_format": record.tool_format,
+        "draft": record.draft,
         "remarks": list(record.remarks),
+        "keep_weights": record.keep_weights,
+        "verification": None if record.verification is None else record.verification.value,
+        "transfers": [
+            {"node_id": each.node_id, **msgspec.to_builtins(each.transfer)}
+            for each in record.transfers
+        ],
         "prediction": prediction_view(record.prediction),
         "stages": _stage_views(record),
         "rejections": [

@@ -1,10 +1,10 @@
-"""Which workers an agent has started, kept in files, so that the next agent finds those left over.
+"""Records of the workers that an agent has started, with which the next agent finds those left
+over.
 
-A process id alone says little: the kernel gives it to another process later, another container has
-one of the same number, and a note may have been written by somebody else, or copied with its
-directory. So a note says all that tells a process apart, and a process is ended only if it is as
-noted but for its parent, which has ended; if it is of this user; and if its command line is a
-worker's.
+A process id alone is not enough: the kernel reuses it, another container has one of the same
+number, and a record may have been written by somebody else, or copied with its directory. So a
+record identifies a process fully, and a process is killed only if it matches the record except for
+its parent, which has exited; if it belongs to this user; and if its command line is a worker's.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from pathlib import Path
 
 import msgspec
 
-from potluck.cluster.agent.worker_process import WORKER_MODULE
 from potluck.errors import EngineError
 from potluck.private_files import read_small_file, replace_file
 
 _log = logging.getLogger(__name__)
+
+WORKER_MODULE = "potluck.cluster.worker"
 
 _PROC = Path("/proc")
 _BOOT_ID = _PROC / "sys/kernel/random/boot_id"
@@ -30,16 +31,16 @@ _MAX_NOTE_BYTES = 2**16
 _FIRST_FIELD = 4
 _PARENT_FIELD = 4
 _START_TICKS_FIELD = 22
-"""``ppid`` and ``starttime`` of ``/proc/PID/stat``, as proc(5) counts; after the name and the state
-the first is 4."""
+"""The fields ``ppid`` and ``starttime`` of ``/proc/PID/stat``, numbered as in proc(5); after the
+name and the state the first is 4."""
 
 
 class ProcessFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What tells a process apart from any other.
+    """Identifies a process.
 
-    ``start_ticks`` since the boot ``boot_id``; ``pid_namespace`` is the one in which ``pid`` counts
-    (``namespaces(7)``); ``uid`` the effective one. ``parent`` is the process that started it, or
-    took it in when that one ended.
+    ``start_ticks`` is since the boot ``boot_id``; ``pid_namespace`` is the one in which ``pid``
+    counts (``namespaces(7)``); ``uid`` is the effective one. ``parent`` is the process that started
+    it, or adopted it when that one exited.
     """
 
     pid: int
@@ -57,10 +58,10 @@ class ProcessFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def process_facts(pid: int) -> ProcessFacts | None:
-    """The facts of a process that runs now; None if there is none, or it has ended."""
+    """Return the facts of a running process; None if there is none, or it has exited."""
     folder = _PROC / str(pid)
     try:
-        # The name, in parentheses, may hold anything, also spaces and parentheses.
+        # The name, in parentheses, may contain anything, including spaces and parentheses.
         fields = (folder / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")
         state, *numbers = fields[2].split()
         if state in "ZX":
@@ -79,35 +80,35 @@ def process_facts(pid: int) -> ProcessFacts | None:
 
 
 class WorkerNotes:
-    """The notes in ``folder``: one file per worker, named by its process id."""
+    """The records in ``folder``: one file per worker, named by its process id."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def remember(self, pid: int) -> None:
-        """Note a worker that has just been started; nothing if it has ended already.
+        """Record a worker that was just started; does nothing if it has already exited.
 
-        Raises ``EngineError`` if the note cannot be written.
+        Raises ``EngineError`` if the record cannot be written.
         """
         facts = process_facts(pid)
         if facts is None:
             return
         path = self.folder / str(pid)
         try:
-            # After a power failure there are no workers to be found.
+            # After a power failure there are no workers to find.
             replace_file(path, msgspec.json.encode(facts), is_durable=False)
         except OSError as error:
             raise EngineError(
-                f"a worker cannot be noted in {self.folder}: {error.strerror}",
-                hint="make room on the disk of the state directory, and have it writable",
+                f"cannot record a worker in {self.folder}: {error.strerror}",
+                hint="make the state directory writable, and free space on its disk",
             ) from error
 
     def forget(self, pid: int) -> None:
-        """The worker has ended."""
+        """Remove the record of a worker that has exited."""
         _remove(self.folder / str(pid))
 
     def end_leftovers(self) -> int:
-        """End the workers that are noted, and forget all; returns how many there were."""
+        """Kill the recorded workers, and remove all records; return how many there were."""
         num_ended = 0
         for path in self._paths():
             num_ended += _end(path)
@@ -118,15 +119,16 @@ class WorkerNotes:
         try:
             return sorted(self.folder.iterdir())
         except OSError as error:
-            _log.warning("the notes of workers cannot be read: %s", error)
+            _log.warning("cannot read the records of workers: %s", error)
             return []
 
 
 def _end(path: Path) -> bool:
-    """Kill the worker that a note is about; whether there was one.
+    """Kill the worker that a record is about; return whether there was one.
 
-    The process is held by a descriptor first, where the kernel has these (Linux 5.3): what is
-    looked at then is what is killed, even if it ends in between and its id is taken again.
+    Where the kernel supports it (Linux 5.3), the process is held by a descriptor first, so that the
+    process that was checked is the one that is killed, even if it exits in between and its id is
+    reused.
     """
     with suppress(OSError, ValueError, OverflowError):
         pid = int(path.name)
@@ -148,7 +150,7 @@ def _end(path: Path) -> bool:
 
 
 def _noted_worker(path: Path) -> ProcessFacts | None:
-    """The worker without its agent that runs now and that a note is about, if there is one."""
+    """Return the running worker without an agent that a record is about, if any."""
     try:
         noted = msgspec.json.decode(read_small_file(path, _MAX_NOTE_BYTES), type=ProcessFacts)
         pid = int(path.name)
@@ -156,7 +158,7 @@ def _noted_worker(path: Path) -> ProcessFacts | None:
         return None
     found = process_facts(pid)
     if found is None or found.parent == noted.parent or noted.pid != pid:
-        return None  # with its parent, the agent that uses it still runs
+        return None  # its parent, the agent that uses it, is still running
     if msgspec.structs.replace(found, parent=noted.parent) != noted:
         return None
     return found if found.is_worker and found.uid == os.geteuid() else None
@@ -170,5 +172,5 @@ def _command_line(folder: Path) -> tuple[str, ...]:
 def _remove(path: Path) -> None:
     try:
         path.unlink(missing_ok=True)
-    except OSError as error:  # the next agent sees that it is about no worker
-        _log.warning("a note of a worker cannot be removed: %s", error)
+    except OSError as error:  # the next agent sees that it matches no worker
+        _log.warning("cannot remove the record of a worker: %s", error)

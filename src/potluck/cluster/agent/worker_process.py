@@ -1,4 +1,4 @@
-"""A worker as its agent sees it: a child process and a socket to it. Asyncio."""
+"""The agent's side of a worker: a child process and a socket to it. For asyncio."""
 
 from __future__ import annotations
 
@@ -9,14 +9,18 @@ import math
 import os
 import signal
 import socket
-import sys
 import time
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import TypeVar
 
-from potluck.child_environment import child_environment
+import msgspec
+
 from potluck.cluster.agent.load_watch import LoadWatch
+from potluck.cluster.agent.worker_notes import WORKER_MODULE
+from potluck.cluster.child_process import start_child
+from potluck.cluster.edges.address import EdgeAddress
+from potluck.cluster.edges.routed import RoutedConnections
 from potluck.cluster.worker.messages import (
     LENGTH,
     Connect,
@@ -34,30 +38,30 @@ from potluck.cluster.worker.messages import (
     Report,
     Stats,
     ToWorker,
+    Transfer,
     checked_length,
     decode_from_worker,
     encode,
 )
 from potluck.cluster.worker.watch import COMPILING_TIMES
 from potluck.errors import EngineError, PotluckError, StalledError, UnitFaultError
-from potluck.probe.child import signal_name
+from potluck.probe.processes.child import signal_name
 from potluck.quantities import format_seconds
 from potluck.types.cluster import Epoch
 from potluck.types.unit import Fault
 
-WORKER_MODULE = "potluck.cluster.worker"
 _log = logging.getLogger(__name__)
 
 _EXIT_SECONDS = 3.0
-"""How long a process may take to end after it has closed its socket, or has said that it failed;
-then it is killed."""
+"""How long a process may take to exit after it has closed its socket or reported a failure; then it
+is killed."""
 
 _SILENCE_SECONDS = 10.0
-"""Beyond the longest that a call may take: a worker of which one thread hangs says so itself."""
+"""The time beyond the limit of a call: a worker with one hung thread reports that itself."""
 
 _KILL_SECONDS = 2.0
-"""How long a killed process may take to be gone, such as to give back gigabytes of memory. One that
-waits within a driver may not be killed until the driver lets go: nobody waits for it longer."""
+"""How long a killed process may take to exit, such as to free gigabytes of memory. One that waits
+in a driver cannot be killed until the driver returns: nobody waits longer for it."""
 
 _CRASHES = frozenset(
     {
@@ -70,23 +74,23 @@ _CRASHES = frozenset(
         signal.SIGSYS,
     }
 )
-"""Signals that a process gets for what it does itself (``signal(7)``)."""
+"""Signals that a process gets for its own actions (``signal(7)``)."""
 
 _SAY_AGAIN_SECONDS = 5.0
-"""How far loading is, where nothing was said since; ``coordinator.starting`` waits much longer."""
+"""How often loading progress is repeated; ``coordinator.starting`` waits much longer."""
 
 _FAULTS = frozenset(fault.value for fault in Fault)
 
 _ANSWER_SECONDS = 10.0
-"""For the thread of a loaded worker that does nothing but answer: milliseconds, or seconds on a
-machine with far too much to do. One that takes longer was stopped, or all of its threads are held
-up."""
+"""The time limit for the thread of a loaded worker that only answers: milliseconds, or seconds on
+an overloaded machine. One that takes longer was stopped, or all of its threads are blocked."""
 
 _CUT_SECONDS = 2.0
-"""For the edges of a worker to close, which takes milliseconds unless it is within a long step."""
+"""The time for the edges of a worker to close, which takes milliseconds except during a long step.
+"""
 
 _CONNECT_SECONDS = 35.0
-"""A worker gives up edges sooner than that."""
+"""A worker gives up opening edges sooner than this."""
 
 _Answer = TypeVar("_Answer")
 
@@ -95,10 +99,10 @@ OnDisconnected = Callable[["WorkerProcess", Epoch, str], None]
 
 
 class WorkerProcess:
-    """One worker, from its start to its end. Made by :meth:`start`.
+    """One worker process, from its start to its exit. Created by :meth:`start`.
 
     ``on_disconnected`` is called when the edges of an epoch have closed, or were not opened, and
-    the worker waits for the next one. ``on_end`` is called once when the process has ended, with
+    the worker waits for the next one. ``on_end`` is called once when the process has exited, with
     the reason.
     """
 
@@ -109,7 +113,9 @@ class WorkerProcess:
         writer: asyncio.StreamWriter,
         on_end: OnEnd,
         on_disconnected: OnDisconnected,
+        route: RoutedConnections | None = None,
     ) -> None:
+        self._route = route
         self._process = process
         self._reader = reader
         self._writer = writer
@@ -119,10 +125,10 @@ class WorkerProcess:
         self._was_killed = False
         self._has_defect = False
         self._mapped_file: MappedFile | None = None
-        self._loading: asyncio.Queue[Progress | Loaded | PotluckError] = asyncio.Queue()
+        self._loading: asyncio.Queue[Progress | Transfer | Loaded | PotluckError] = asyncio.Queue()
         self._is_loaded = False
         self._connected: Epoch | None = None
-        self._addresses: dict[Epoch, asyncio.Future[tuple[str, int]]] = {}
+        self._addresses: dict[Epoch, asyncio.Future[EdgeAddress]] = {}
         self._connecting: dict[Epoch, asyncio.Future[None]] = {}
         self._disconnected = asyncio.Event()
         self._stats: asyncio.Future[Stats] | None = None
@@ -130,28 +136,30 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int:
-        """Of the process."""
+        """Return the process id."""
         return self._process.pid
 
     @property
     def status(self) -> int | None:
-        """As ``subprocess`` has it; None while it runs, or where it cannot be ended."""
+        """Return the exit status as in ``subprocess``; None while it runs, or if it cannot be
+        killed.
+        """
         return self._process.returncode
 
     @property
     def is_ending(self) -> bool:
-        """Whether it is of no use any more: it has failed, was killed, or has ended."""
+        """Whether it is no longer usable: it has failed, was killed, or has exited."""
         return self._failure is not None or self._was_killed or self._listening.done()
 
     @property
     def was_killed(self) -> bool:
-        """Whether it was :meth:`kill` that ended it, before it had ended or failed by itself."""
+        """Whether :meth:`kill` ended it, before it had exited or failed by itself."""
         return self._was_killed
 
     @property
     def has_crashed(self) -> bool:
-        """Whether it was what it computed that ended it: an exception that nobody expected, or a
-        crash. Known once it has ended.
+        """Whether its computation ended it, by an unexpected exception or a crash. Known once it
+        has exited.
         """
         if self._has_defect:
             return True
@@ -159,44 +167,55 @@ class WorkerProcess:
         if status is None or self._was_killed or self._failure is not None:
             return False
         if status == -signal.SIGBUS and self._mapped_file is not None:
-            return False  # a file has shrunk under it
+            return False  # a mapped file has shrunk
         return status > 0 or -status in _CRASHES
 
     @classmethod
-    async def start(cls, on_end: OnEnd, on_disconnected: OnDisconnected) -> WorkerProcess:
-        """Start a worker that has nothing to do yet."""
+    async def start(
+        cls,
+        on_end: OnEnd,
+        on_disconnected: OnDisconnected,
+        *,
+        transfer: socket.socket | None = None,
+        route: RoutedConnections | None = None,
+    ) -> WorkerProcess:
+        """Start an idle worker.
+
+        It inherits ``transfer``, a socket to the node's transfer process, which is closed here, and
+        the descriptor of ``route``, which is closed when the worker has exited.
+        """
         ours, theirs = socket.socketpair()
-        with theirs:
-            # Nothing may wait between the start of the process and the return: whoever is
-            # cancelled there would leave it behind.
+        with theirs, transfer or contextlib.nullcontext():
+            inherited = [each.fileno() for each in (theirs, transfer) if each is not None]
+            # No await between the start of the process and the return: cancellation there would
+            # leave the process behind.
             reader, writer = await asyncio.open_connection(sock=ours)
             try:
-                process = await asyncio.create_subprocess_exec(
-                    sys.executable,
-                    "-m",
+                process = await start_child(
                     WORKER_MODULE,
                     str(theirs.fileno()),
                     str(os.getpid()),
-                    pass_fds=[theirs.fileno()],
-                    stdin=asyncio.subprocess.DEVNULL,
-                    env=child_environment(may_fetch=True),
+                    *map(str, inherited[1:]),
+                    descriptors=[*inherited, *(() if route is None else (route.fileno(),))],
+                    may_fetch=True,
                 )
             except OSError as error:
                 writer.close()
-                raise EngineError(f"a worker could not be started: {error.strerror}") from error
+                raise EngineError(f"cannot start a worker: {error.strerror}") from error
             except asyncio.CancelledError:
                 writer.close()
                 raise
-        return cls(process, reader, writer, on_end, on_disconnected)
+        return cls(process, reader, writer, on_end, on_disconnected, route)
 
     async def load(
         self, message: Load, *, stall_seconds: float
     ) -> AsyncGenerator[Progress | Loaded, None]:
-        """Have it load a stage; the last event is ``Loaded``. Raises what the worker met.
+        """Load a stage; the last event is ``Loaded``. Raises the worker's error.
 
-        One that says nothing for longer than any of its calls may take is ended, and so is one that
-        shows no sign of progress for ``stall_seconds``, or was stopped (``StalledError``). How far
-        it is is said again every few seconds, so that who listens knows that somebody watches.
+        A worker that sends nothing for longer than any of its calls may take is killed, as is one
+        that shows no sign of progress for ``stall_seconds``, or was stopped (``StalledError``). The
+        progress is repeated every few seconds, so that listeners know that the worker is being
+        watched. Progress passed to ``transferred`` is reported immediately, and counts as progress.
         """
         self._send(message)
         silence = None
@@ -207,11 +226,11 @@ class WorkerProcess:
         heard_at = said_at = time.monotonic()
         while True:
             try:
-                async with asyncio.timeout(min(watch.look_seconds, silence or math.inf)):
+                async with asyncio.timeout(min(watch.check_seconds, silence or math.inf)):
                     event = await self._loading.get()
             except TimeoutError:
                 now = time.monotonic()
-                if problem := watch.look():
+                if problem := watch.check():
                     self.fail(StalledError(Fault.HUNG.value, problem))
                 elif silence is not None and now - heard_at >= silence:
                     self.fail(silent(silence))
@@ -221,23 +240,30 @@ class WorkerProcess:
                 continue
             if isinstance(event, PotluckError):
                 raise event
-            watch.heard()
+            watch.progressed()
             heard_at = said_at = time.monotonic()
-            if isinstance(event, Progress):
-                latest = event
+            if isinstance(event, Transfer):
+                event = latest = msgspec.structs.replace(latest, transfer=event)
+            elif isinstance(event, Progress):
+                event = latest = msgspec.structs.replace(event, transfer=latest.transfer)
             yield event
             if isinstance(event, Loaded):
                 return
 
-    async def listen(self, epoch: Epoch) -> tuple[str, int]:
-        """Have it listen for the incoming edge of ``epoch`` at a new address, and return that.
+    def transferred(self, transfer: Transfer) -> None:
+        """Report how much of the worker's data has arrived on this node."""
+        if not self._is_loaded:
+            self._loading.put_nowait(transfer)
 
-        The edges that stand are left alone. Raises what ended the worker: one that does not answer
-        is ended.
+    async def listen(self, epoch: Epoch) -> EdgeAddress:
+        """Listen for the incoming edge of ``epoch`` at a new address, and return the address.
+
+        Open edges are not affected. Raises the error that ended the worker: one that does not
+        answer is killed.
         """
         if self._listening.done():
             raise self._lost()
-        address: asyncio.Future[tuple[str, int]] = asyncio.get_running_loop().create_future()
+        address: asyncio.Future[EdgeAddress] = asyncio.get_running_loop().create_future()
         self._addresses[epoch] = address
         self._send(Listen(epoch=epoch))
         try:
@@ -251,9 +277,9 @@ class WorkerProcess:
             self._addresses.pop(epoch, None)
 
     async def connect(self, message: Connect) -> None:
-        """Have it close the edges of a lower epoch and open its own.
+        """Close the edges of a lower epoch and open the stage's own.
 
-        Raises the ``PotluckError`` that it met.
+        Raises the worker's ``PotluckError``.
         """
         if self._listening.done():
             raise self._lost()
@@ -273,14 +299,14 @@ class WorkerProcess:
             self._connecting.pop(message.epoch, None)
 
     def disconnect(self, epoch: Epoch) -> None:
-        """Have it close the edges of ``epoch`` and of lower ones, and refuse them from now on."""
+        """Close the edges of ``epoch`` and of lower ones, and refuse them from now on."""
         if not self._listening.done():
             self._send(Disconnect(epoch=epoch))
 
     async def wait_disconnected(self) -> None:
-        """Return when no edges are open or the worker has ended, or after a short while.
+        """Return when no edges are open or the worker has exited, or after a short while.
 
-        A step that is being computed goes on to its end.
+        A step in progress is finished.
         """
         if self._connected is None or self._listening.done():
             return
@@ -295,7 +321,7 @@ class WorkerProcess:
             closed.cancel()
 
     async def stats(self) -> Stats | None:
-        """What it has done so far; None until it is loaded. Raises what ended it."""
+        """Return its totals; None until it is loaded. Raises the error that ended it."""
         if not self._is_loaded:
             return None
         if self._listening.done():
@@ -306,7 +332,7 @@ class WorkerProcess:
         return await asyncio.shield(self._stats)
 
     def kill(self) -> None:
-        """End it now, whatever it is doing: all it holds goes with it. Idempotent."""
+        """Kill it, whatever it is doing; all its memory is freed. Idempotent."""
         if self._listening.done():
             return
         if self._failure is None and not _has_ended(self.pid):
@@ -314,49 +340,51 @@ class WorkerProcess:
         self._kill()
 
     def fail(self, error: PotluckError) -> None:
-        """End it as one that failed, and cannot say so itself."""
+        """Kill it with ``error`` as the reason, since it cannot report the failure itself."""
         if not self._listening.done():
             self._failure = self._failure or error
             self._kill()
 
     async def wait(self) -> None:
-        """Until it has ended and was taken note of."""
+        """Wait until it has exited and that was handled."""
         await asyncio.wait({self._listening})
 
     def _kill(self) -> None:
-        # Not by way of ``Popen``, which would take the status of one that has just ended from
-        # whoever waits for it.
+        # Not through ``Popen``, which could reap a process that has just exited, and take its
+        # status from the task that waits for it.
         if self._process.returncode is None and not _has_ended(self.pid):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
         asyncio.get_running_loop().call_later(_KILL_SECONDS, self._writer.transport.abort)
 
     def _send(self, message: ToWorker) -> None:
-        """The socket holds all that is ever on its way to a worker, so that nothing need wait."""
+        """Send without waiting: the socket's buffer holds all that is ever pending for a worker."""
         if not self._writer.is_closing():
             self._writer.write(encode(message))
 
     async def _listen(self) -> None:
-        """Take messages until the worker closes its socket, then see it end."""
+        """Handle messages until the worker closes its socket, then wait for its exit."""
         try:
             while True:
                 prefix = await self._reader.readexactly(LENGTH.size)
                 document = await self._reader.readexactly(checked_length(prefix))
                 self._take(decode_from_worker(document))
         except (asyncio.IncompleteReadError, OSError):
-            pass  # it has ended, or is about to
+            pass  # it has exited, or is about to
         except ValueError as error:
-            self._failure = EngineError(f"the worker sent what makes no sense: {error}")
+            self._failure = EngineError(f"the worker sent a malformed message: {error}")
             self._kill()
-        except Exception as error:  # noqa: BLE001 - the callers of this worker must hear of it
-            _log.exception("worker %d is given up", self.pid)
-            self._failure = EngineError(f"the worker was given up: {type(error).__name__}: {error}")
+        except Exception as error:  # noqa: BLE001 - passed to the callers of this worker
+            _log.exception("giving up on worker %d", self.pid)
+            self._failure = EngineError(
+                f"the agent gave up on the worker: {type(error).__name__}: {error}"
+            )
             self._kill()
         self._writer.close()
         if not await self._ends_within(_EXIT_SECONDS):
             self._kill()
             if not await self._ends_within(_KILL_SECONDS):
-                _log.warning("worker %d cannot be ended: it hangs in the kernel", self.pid)
+                _log.warning("worker %d cannot be killed: it hangs in the kernel", self.pid)
         self._give_up(self._lost())
 
     async def _ends_within(self, seconds: float) -> bool:
@@ -366,13 +394,15 @@ class WorkerProcess:
         return self._process.returncode is not None
 
     def _give_up(self, error: PotluckError) -> None:
-        """Nobody shall wait for an answer any more."""
+        """Fail all pending calls."""
+        if self._route is not None:
+            self._route.close()
         self._loading.put_nowait(error)
         self._connected = None
         for answer in (*self._addresses.values(), *self._connecting.values(), self._stats):
             if answer is not None and not answer.done():
                 answer.set_exception(error)
-                answer.exception()  # that nobody waits for it is no defect
+                answer.exception()  # not an error if nobody awaits it
         self._on_end(self, error)
 
     def _take(self, message: FromWorker) -> None:
@@ -384,7 +414,7 @@ class WorkerProcess:
                 self._is_loaded = True
                 self._loading.put_nowait(message)
             case Listening():
-                _settle(self._addresses.get(message.epoch), (message.host, message.port))
+                _settle(self._addresses.get(message.epoch), message.address)
             case Ready():
                 _settle(self._connecting.get(message.epoch), None)
             case Disconnected():
@@ -402,7 +432,7 @@ class WorkerProcess:
         connecting = self._connecting.get(message.epoch)
         if connecting is not None and not connecting.done():
             connecting.set_exception(EngineError(message.message))
-            connecting.exception()  # that nobody waits for it is no defect
+            connecting.exception()  # not an error if nobody awaits it
         if self._connected is not None and self._connected <= message.epoch:
             self._connected = None
             self._disconnected.set()
@@ -414,32 +444,33 @@ class WorkerProcess:
         status = self._process.returncode
         if status == -signal.SIGBUS and self._mapped_file is not None:
             error = _unreadable(self._mapped_file)
-            # The neighbours may have noticed first, and this stage be given up already.
+            # The neighbours may have detected it first, and this stage may have been given up.
             _log.warning("%s", error.message)
             return error
         if status is None:
             return UnitFaultError(
-                Fault.HUNG.value, "the worker cannot be ended: it hangs in the kernel"
+                Fault.HUNG.value, "the worker cannot be killed: it hangs in the kernel"
             )
         if status < 0:
             name = signal_name(-status)
             return UnitFaultError(Fault.KILLED.value, f"the worker was killed by {name}")
         if status > 0:
             return UnitFaultError(
-                Fault.DRIVER.value, f"the worker ended with exit code {status} and said nothing"
+                Fault.DRIVER.value,
+                f"the worker ended with exit code {status} without an error message",
             )
         return EngineError("the worker ended")
 
 
 def silent(seconds: float | None) -> UnitFaultError:
-    """A worker does not answer, and cannot tell why: its driver holds up all of its threads."""
+    """Return the error of a silent worker, whose driver blocks all of its threads."""
     return UnitFaultError(
         Fault.HUNG.value, f"its worker has said nothing for {format_seconds(seconds or 0)}"
     )
 
 
 def unresponsive(seconds: float) -> StalledError:
-    """A worker that has loaded its stage does not answer."""
+    """Return the error of a loaded worker that does not answer."""
     return StalledError(
         Fault.HUNG.value, f"its worker has not answered for {format_seconds(seconds)}"
     )
@@ -451,31 +482,31 @@ def _settle(answer: asyncio.Future[_Answer] | None, value: _Answer) -> None:
 
 
 def _met(failed: Failed) -> PotluckError:
-    """What a worker says that it met."""
+    """Return the error that a worker reported."""
     if failed.fault in _FAULTS:
         return UnitFaultError(failed.fault, failed.message, hint=failed.hint)
     return EngineError(failed.message, hint=failed.hint)
 
 
 def _has_ended(pid: int) -> bool:
-    """Whether a child has ended by now, whoever was told of it."""
+    """Whether a child has exited, even if it was already reaped."""
     try:
         return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-    except ChildProcessError:  # and was reaped
+    except ChildProcessError:  # already reaped
         return True
 
 
 def _unreadable(file: MappedFile) -> EngineError:
-    """Why a worker was ended by SIGBUS: what it has mapped could not be read (``mmap(2)``)."""
+    """Return the error of a worker killed by SIGBUS, which could not read a mapped file."""
     try:
         num_bytes = Path(file.path).stat().st_size
     except OSError:
-        num_bytes = file.num_bytes  # removed or replaced, which does a mapping no harm
+        num_bytes = file.num_bytes  # removed or replaced, which does not affect a mapping
     if num_bytes < file.num_bytes:
         problem = f"has shrunk from {file.num_bytes} to {num_bytes} bytes while it was mapped"
         return EngineError(
-            f"{file.path} {problem}", hint="it is made again when the model is loaded again"
+            f"{file.path} {problem}", hint="it is created again when the model is next loaded"
         )
     return EngineError(
-        f"{file.path}, which was mapped, could not be read", hint="check that the disk is sound"
+        f"{file.path}, which is memory-mapped, could not be read", hint="check the disk for errors"
     )

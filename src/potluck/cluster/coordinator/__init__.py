@@ -1,1 +1,1 @@
-"""The agent that schedules a deployment: its plan, its edges, its recovery."""
+"""The coordinator of a deployment: its plan, its edges, its recovery."""

@@ -1,4 +1,4 @@
-"""What the state machine of a deployment wants done. ``Deployment`` carries it out."""
+"""The actions of a deployment's state machine. ``Deployment`` carries them out."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from potluck.types.cluster import Epoch, NodeId
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MakePlan:
-    """Plan on all nodes but ``without``; answered by ``Planned`` or ``Failed``."""
+    """Make a plan on all nodes except ``without``; answered by ``Planned`` or ``Failed``."""
 
     attempt: int
     without: frozenset[NodeId]
@@ -18,9 +18,9 @@ class MakePlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """Take an epoch above ``above`` for the plan; answered by ``Claimed`` or ``ClaimRefused``.
+    """Claim an epoch above ``above`` for the plan; answered by ``Claimed`` or ``ClaimRefused``.
 
-    ``may_be_alone``: without most of the holders, too.
+    ``may_be_alone``: even without a majority of the holders.
     """
 
     attempt: int
@@ -30,9 +30,9 @@ class Claim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """Have the stages of the plan loaded; answered by ``Loaded`` or ``Failed``.
+    """Load the stages of the plan; answered by ``Loaded`` or ``Failed``.
 
-    With ``release_first`` all that the plan does not use is released before.
+    If ``release_first``, everything that the plan does not use is released before that.
     """
 
     attempt: int
@@ -41,22 +41,23 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connect:
-    """Have the loaded stages connected; answered by ``Connected`` or ``Failed``."""
+    """Connect the loaded stages; answered by ``Connected`` or ``Failed``."""
 
     attempt: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serve:
-    """Form steps over the pipeline that was connected, and release what its plan does not use."""
+    """Start forming steps over the connected pipeline, and release what its plan does not use."""
 
     attempt: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Detach:
-    """Form no more steps, and forget those in flight. ``error`` says why the epoch was lost; None
-    if it was not, and is only over.
+    """Stop forming steps, and forget those in flight.
+
+    ``error`` says why the epoch was lost; None if it ended normally.
     """
 
     error: PotluckError | None
@@ -64,13 +65,13 @@ class Detach:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cancel:
-    """Nobody waits for what the attempt before this one still does."""
+    """Cancel whatever the previous attempt is still doing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Examine:
-    """A stage was lost while others were loaded: see what that says of its unit, and answer with
-    ``Failed``.
+    """A stage was lost while others were loading: determine what that means for its unit, and
+    answer with ``Failed``.
     """
 
     attempt: int
@@ -79,15 +80,15 @@ class Examine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pause:
-    """``PauseOver`` after ``seconds``."""
+    """Wait; answered by ``PauseOver`` after ``seconds``."""
 
     attempt: int
     seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Say:
-    """Tell the agents how the deployment is: ready, or why it is not."""
+class ReportState:
+    """Publish the state of the deployment: ready, or why it is not."""
 
     reason: str
     is_ready: bool = False
@@ -95,36 +96,38 @@ class Say:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GiveUp:
-    """The first deployment failed, and is not tried again."""
+class FailDeployment:
+    """The first deployment failed, and is not retried."""
 
     error: PotluckError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vacated:
-    """No stage in use is on these nodes, or none can be moved away from them."""
+    """No stage in use is on these nodes any more, or none can be moved away from them."""
 
     nodes: frozenset[NodeId]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TakePlan:
-    """Make the plan that a move was wanted to the plan of this attempt."""
+class UsePlan:
+    """Use the plan of the requested move as the plan of this attempt."""
 
     attempt: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoveOver:
-    """The move has ended: the new plan serves, or ``reason`` says why it was given up."""
+    """The move has ended: the new plan serves, or ``reason`` says why the move was abandoned."""
 
     reason: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReleaseUnused:
-    """An attempt beside the plan that serves has ended: release what it loaded up to ``epoch``."""
+    """An attempt made while another plan serves has ended: release what it loaded, up to
+    ``epoch``.
+    """
 
     epoch: Epoch
 
@@ -139,10 +142,10 @@ Action = (
     | Cancel
     | Examine
     | Pause
-    | Say
-    | GiveUp
+    | ReportState
+    | FailDeployment
     | Vacated
-    | TakePlan
+    | UsePlan
     | MoveOver
     | ReleaseUnused
 )

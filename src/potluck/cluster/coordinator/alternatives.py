@@ -1,4 +1,4 @@
-"""A better plan beside the one in force: what is predicted of both, and what the way there costs.
+"""Compare a better plan with the one in force: predictions for both, and the cost of moving.
 
 Pure.
 """
@@ -13,7 +13,8 @@ from typing import Any
 
 from potluck.cluster.calls import DeploymentRecord, MoveOutcome, RebalanceReport, StageRecord
 from potluck.cluster.coordinator.planning import placement_fields
-from potluck.placement.planned import PlannedModel
+from potluck.placement.grouping import prediction_of
+from potluck.placement.planned import PlannedModel, PlannedStage
 from potluck.placement.rebalancing import (
     LOAD_BYTES_PER_SECOND,
     SWITCH_SECONDS,
@@ -21,15 +22,15 @@ from potluck.placement.rebalancing import (
     MoveCost,
     rate_of,
 )
-from potluck.placement.request import prediction_of
 from potluck.types.cluster import NodeId
 from potluck.types.placement import PlacedStage, Prediction
-from potluck.types.program import Shard
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alternative:
-    """The best plan as if nothing was loaded, and what is predicted of both by present figures."""
+    """The best plan as if nothing was loaded, and predictions for both plans from current
+    figures.
+    """
 
     planned: PlannedModel
     predicted: Prediction
@@ -37,11 +38,12 @@ class Alternative:
 
 
 def compared(planned: PlannedModel, record: DeploymentRecord) -> Alternative | None:
-    """Return a plan beside the one of ``record``, both predicted by the figures of the former.
+    """Return a plan to compare with that of ``record``, both predicted from the figures of the
+    former.
 
-    None if there is no prediction, or if a stage in force is on a unit that has none.
+    Return None if there is no prediction, or if a stage in force is on a unit that has none.
     """
-    request, last = planned.request, len(record.stages) - 1
+    request = planned.request
     if request is None or planned.prediction is None:
         return None
     predicted = {(each.node_id, each.unit_id) for each in request.candidates}
@@ -51,13 +53,7 @@ def compared(planned: PlannedModel, record: DeploymentRecord) -> Alternative | N
         PlacedStage(
             node_id=stage.node_id,
             unit_id=stage.unit_id,
-            shard=Shard(
-                start_layer=stage.start_layer,
-                end_layer=stage.end_layer,
-                num_layers=record.num_layers,
-                has_embedding=index == 0,
-                has_head=index == last,
-            ),
+            shard=record.shard(index),
             num_bytes=stage.memory.host_bytes + stage.memory.device_bytes,
         )
         for index, stage in enumerate(record.stages)
@@ -71,10 +67,14 @@ def compared(planned: PlannedModel, record: DeploymentRecord) -> Alternative | N
 
 def is_in_force(planned: PlannedModel, stages: Collection[StageRecord]) -> bool:
     """Return whether a plan has the same stages, in the same places."""
-    return [
-        (each.node_id, each.unit_id, each.plan.shard.start_layer, each.plan.shard.end_layer)
-        for each in planned.stages
-    ] == [(each.node_id, each.unit_id, each.start_layer, each.end_layer) for each in stages]
+    return [_place_of(each) for each in planned.stages] == [
+        (each.node_id, each.unit_id, each.start_layer, each.end_layer, each.part) for each in stages
+    ]
+
+
+def _place_of(stage: PlannedStage) -> tuple[object, ...]:
+    shard = stage.plan.shard
+    return stage.node_id, stage.unit_id, shard.start_layer, shard.end_layer, shard.part
 
 
 def cost_of_move(
@@ -84,15 +84,20 @@ def cost_of_move(
     *,
     num_live_tokens: int,
 ) -> MoveCost:
-    """Return what it takes to get to a plan from ``stages``. Nodes load at the same time."""
+    """Return the cost of moving from ``stages`` to a plan. Nodes load concurrently."""
     kept = {
-        (each.node_id, each.stage.unit_id, each.stage.start_layer, each.stage.end_layer)
+        (
+            each.node_id,
+            each.stage.unit_id,
+            each.stage.start_layer,
+            each.stage.end_layer,
+            each.stage.part,
+        )
         for each in planned.kept
     }
     num_bytes: Counter[NodeId] = Counter()
     for stage in planned.stages:
-        shard = stage.plan.shard
-        if (stage.node_id, stage.unit_id, shard.start_layer, shard.end_layer) not in kept:
+        if _place_of(stage) not in kept:
             num_bytes[stage.node_id] += stage.plan.read_bytes
     rates: dict[NodeId, float] = {}
     for record in stages:
@@ -113,7 +118,7 @@ def cost_of_move(
 def report_of(
     record: DeploymentRecord, alternative: Alternative, judged: Judgement, cost: MoveCost
 ) -> RebalanceReport:
-    """Return what users are told of a better plan."""
+    """Return the report about a better plan for users."""
     after: Any = placement_fields(alternative.planned)["stages"]
     return RebalanceReport(
         model_id=record.model_id,

@@ -1,10 +1,10 @@
-"""What answers a deployment's requests, from its first epoch to its end.
+"""The part of a deployment that answers its requests, from its first epoch to its end.
 
-Sequences belong to the deployment. While an epoch serves, a pipeline is attached. When it is lost,
-they wait for the next one and go on there after the tokens that they were given; those that wait
-too long fail with the reason why the deployment does not serve.
+Sequences belong to the deployment. While an epoch serves, a pipeline is attached. When the pipeline
+is lost, the sequences wait for the next one and continue there after the tokens already generated;
+those that wait too long fail with the reason why the deployment does not serve.
 
-For use in the agent's loop, but for steps and results, which have threads of the pipeline's.
+For use in the agent's loop, except for steps and results, which the pipeline's threads handle.
 """
 
 from __future__ import annotations
@@ -30,12 +30,14 @@ from potluck.errors import (
     RefusedRequestError,
 )
 from potluck.grammars.limits import MAX_GRAMMAR_BYTES
-from potluck.scheduling import SchedulerLimits
+from potluck.scheduling.limits import SchedulerLimits
 from potluck.serving.dispatcher import Dispatcher, Load
 from potluck.serving.ledger import Update
 from potluck.serving.pipeline import OnOutcome
-from potluck.serving.suspects import Standing, Suspects
+from potluck.serving.suspects import Suspects, SuspectState
 from potluck.types.cluster import NodeId
+from potluck.types.drafting import DraftSource
+from potluck.types.gateway import GenerationTotals
 from potluck.types.sampling import validate_sampling
 from potluck.types.sequence import (
     NOTHING_COMMITTED,
@@ -53,11 +55,11 @@ _log = logging.getLogger(__name__)
 _RETRY_AFTER_SECONDS = 5
 
 _MAX_CONTINUED_SEQUENCES = 2 * MAX_WAITING_SEQUENCES
-"""That many may wait if they were given tokens before. They were admitted once and are not to be
-refused, and no deployment runs as many again as may wait."""
+"""The maximum number of waiting sequences that already have tokens. They were admitted once and
+must not be refused, and no deployment runs as many more as may wait."""
 
 OnOver = Callable[[PotluckError], None]
-"""Told, on any thread, why the pipeline or the scheduler serves no more."""
+"""Called, on any thread, with the reason why the pipeline or the scheduler has stopped serving."""
 
 OpenPipeline = Callable[[OnOutcome, OnOver], RemotePipeline]
 
@@ -70,10 +72,10 @@ _NOT_ADDED = SequenceId(-1)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class _Asked:
-    """A sequence whose tokens are being waited for. ``tokens`` and ``error`` are still to be told.
+class _WaitingSequence:
+    """A sequence whose tokens a client is waiting for.
 
-    ``sequence_id`` is set before anything is told.
+    ``tokens`` and ``error`` have not been delivered yet. ``sequence_id`` is set before anything is.
     """
 
     request: SequenceRequest
@@ -87,12 +89,13 @@ class _Asked:
 
 
 class Answering:
-    """Takes requests at any time until ``end`` or ``move``; computes them while it is attached.
+    """Accepts requests at any time until ``end`` or ``move``, and computes them while attached.
 
-    A sequence that has waited ``recovery_wait_seconds`` since the later of its arrival and the loss
-    of the stages fails with what ``why_not`` returns then. ``retry_after`` estimates in how many
-    seconds there is room again. Without ``has_logits`` the model gives vectors only. ``clock`` is
-    in seconds and as fast as the loop's.
+    A sequence that has waited ``recovery_wait_seconds`` since its arrival or the loss of the
+    stages, whichever came later, fails with what ``why_not`` returns then. ``retry_after``
+    estimates in how many seconds there is room again. Without ``has_logits`` the model only
+    produces vectors. ``drafts`` makes the sequences' drafters. ``clock`` is in seconds and runs at
+    the rate of the loop's.
     """
 
     def __init__(
@@ -102,6 +105,7 @@ class Answering:
         limits: SchedulerLimits,
         *,
         has_logits: bool = True,
+        drafts: DraftSource | None = None,
         recovery_wait_seconds: float,
         why_not: Callable[[], PotluckError],
         retry_after: Callable[[], int] = _soon,
@@ -115,56 +119,73 @@ class Answering:
         self._retry_after = retry_after
         self._clock = clock
         self._suspects = Suspects()
-        self._dispatcher = Dispatcher(limits, self._broken)
+        self._dispatcher = Dispatcher(limits, self._broken, drafts)
         self._on_over: OnOver | None = None
         self._pipeline: RemotePipeline | None = None
-        self._asked: dict[SequenceId, _Asked] = {}
-        self._undelivered: deque[tuple[_Asked, Update]] = deque()
+        self._waiting: dict[SequenceId, _WaitingSequence] = {}
+        self._undelivered: deque[tuple[_WaitingSequence, Update]] = deque()
         self._is_delivering = False
-        self._lost_at: float | None = -math.inf  # None: attached
+        self._lost_at: float | None = -math.inf  # None while attached
         self._ended: PotluckError | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._num_tokens = 0
+        self._num_first_tokens = 0
+        self._first_token_seconds = 0.0
+
+    @property
+    def generated(self) -> GenerationTotals:
+        """Return what sequences have generated so far, over all epochs."""
+        return GenerationTotals(
+            num_tokens=self._num_tokens,
+            num_first_tokens=self._num_first_tokens,
+            first_token_seconds=self._first_token_seconds,
+        )
 
     @property
     def load(self) -> Load:
-        """How busy it is. While it is not attached, every sequence waits."""
+        """Return the current load. While detached, every sequence waits."""
         return self._dispatcher.load
 
     @property
     def is_attached(self) -> bool:
-        """Whether there are stages that compute."""
+        """Return whether there are stages that compute."""
         return self._dispatcher.is_attached
 
     def path(self) -> tuple[NodeId, PathFigures] | None:
-        """Return what the edge to the first stage shows, and the node it leads to."""
+        """Return the figures of the edge to the first stage, and the node of that stage."""
         return None if self._pipeline is None else self._pipeline.path()
+
+    def drafts_ready(self) -> None:
+        """Ask drafters that had no draft again."""
+        self._dispatcher.drafts_ready()
 
     @property
     def sent(self) -> SentTotals | None:
-        """What went over the edge to the first stage; None while it is not attached."""
+        """Return what was sent over the edge to the first stage; None while detached."""
         return None if self._pipeline is None else self._pipeline.sent
 
     @property
     def rates(self) -> TokenRates:
-        """How fast it generates; nothing is known while it is not attached."""
+        """Return the generation rates; unknown while detached."""
         return TokenRates() if self._pipeline is None else self._pipeline.rates
 
     @property
     def num_dropped_outcomes(self) -> int:
-        """Results that came late or twice, and were dropped."""
+        """Return the number of late or duplicate results that were dropped."""
         return self._dispatcher.num_dropped_outcomes
 
     def attach(self, limits: SchedulerLimits, open_pipeline: OpenPipeline, on_over: OnOver) -> None:
-        """Compute over a pipeline: first what waits. ``on_over`` is told if that ends by itself.
+        """Attach a pipeline and start computing, waiting sequences first.
 
-        Raises ``ValueError`` if one is attached already, or if live sequences might not fit in the
-        limits.
+        ``on_over`` is called if the pipeline ends by itself. Raise ``ValueError`` if one is already
+        attached, or if live sequences might not fit in the limits.
         """
         dispatcher = self._dispatcher
         number = dispatcher.num_attachments + 1
 
         def lost(error: PotluckError) -> None:
-            dispatcher.stop(number)  # before the steps in flight fail: their sequences go on
+            # before the steps in flight fail, so that their sequences continue
+            dispatcher.stop(number)
             on_over(error)
 
         def start_pipeline(on_outcome: OnOutcome) -> RemotePipeline:
@@ -177,13 +198,13 @@ class Answering:
         self._disarm()
 
     def stop(self) -> None:
-        """Form no more steps and commit nothing more: the epoch is over. ``detach`` follows."""
+        """Stop forming steps and committing results: the epoch is over. Call ``detach`` next."""
         self._dispatcher.stop()
 
     async def detach(self) -> tuple[SequenceRequest, ...]:
-        """Close the pipeline; returns the requests that were in its steps. Sequences wait.
+        """Close the pipeline and return the requests that were in its steps. Sequences wait.
 
-        ``judge`` is to follow before the next ``attach``.
+        Call ``judge`` before the next ``attach``.
         """
         self._dispatcher.stop()
         self._pipeline = self._on_over = None
@@ -193,10 +214,10 @@ class Answering:
         return await asyncio.to_thread(self._dispatcher.detach)
 
     def judge(self, in_flight: Sequence[SequenceRequest], defect: str) -> None:
-        """The epoch of these requests has ended by a ``defect``; or not, if that is empty.
+        """Record that the epoch of these requests ended by a ``defect`` (if that is not empty).
 
-        After a defect, live sequences that are suspects go on in steps of their own, and those that
-        are refused end. All others are not touched.
+        After a defect, live sequences that are suspects continue in steps of their own, and those
+        that are refused end. All others are unaffected.
         """
         if not defect:
             return
@@ -204,30 +225,30 @@ class Answering:
         self._suspects, refused = self._suspects.accused(in_flight, now)
         for request in refused:
             _log.error(
-                "%s: the request %s is refused from now on, as it ended an epoch twice: %s",
+                "%s: request %s is refused from now on, because it ended an epoch twice: %s",
                 self._model_id,
                 request.request_id or "without an id",
                 defect,
             )
         for sequence_id, request in self._dispatcher.live:
-            standing = self._suspects.standing(request, now)
-            if standing is Standing.REFUSED:
+            state = self._suspects.state(request, now)
+            if state is SuspectState.REFUSED:
                 self._dispatcher.fail(sequence_id, self._refusal())
-            elif standing is Standing.SUSPECT:
+            elif state is SuspectState.SUSPECT:
                 self._dispatcher.set_alone(sequence_id)
-                if sequence_id in self._asked:
-                    self._asked[sequence_id].is_suspect = True
+                if sequence_id in self._waiting:
+                    self._waiting[sequence_id].is_suspect = True
 
     def expire(self, error: PotluckError, now: float) -> float | None:
-        """End the sequences that have waited too long, with ``error``; done by itself, too.
+        """End the sequences that have waited too long, with ``error``; also done automatically.
 
-        Returns when the next one will have; None if none waits for stages.
+        Return when the next one will have waited too long; None if none waits for stages.
         """
         if self._lost_at is None:
             return None
         deadlines = {
-            sequence_id: max(asked.arrived_at, self._lost_at) + self._recovery_wait_seconds
-            for sequence_id, asked in self._asked.items()
+            sequence_id: max(waiting.arrived_at, self._lost_at) + self._recovery_wait_seconds
+            for sequence_id, waiting in self._waiting.items()
         }
         for sequence_id, deadline in deadlines.items():
             if deadline <= now:
@@ -235,21 +256,21 @@ class Answering:
         return min((each for each in deadlines.values() if each > now), default=None)
 
     def move(self) -> None:
-        """End every live sequence with ``MovedError``, and later requests too.
+        """End every live sequence, and later requests, with ``MovedError``.
 
-        Those who asked continue at the next coordinator.
+        Clients continue at the next coordinator.
         """
         self._finish(
             MovedError(
                 f"{self._model_id} is coordinated by another node",
-                hint="the request is continued there",
+                hint="the request continues there",
             )
         )
 
     async def end(self, error: PotluckError) -> tuple[SequenceRequest, ...]:
-        """End every live sequence with ``error``, and later requests too; close the pipeline.
+        """End every live sequence and later requests with ``error``, and close the pipeline.
 
-        After ``move`` the error is the one of that. Returns as ``detach`` does. Idempotent.
+        After ``move``, its error is used instead. Returns the same as ``detach``. Idempotent.
         """
         self._finish(error)
         return await self.detach()
@@ -260,86 +281,105 @@ class Answering:
         on_update: OnUpdate,
         continuation: Continuation = NOTHING_COMMITTED,
     ) -> Cancel:
-        """Compute what follows ``continuation``. Everything that a step gave is told at once.
+        """Compute what follows ``continuation``. The results of a step are delivered immediately.
 
-        It waits while there are no stages, and goes on after they were lost. Raises
-        ``ParameterError`` for what no stage could compute: it would fail the sequences that share
-        its steps, too; ``RefusedRequestError`` for a request that has ended two epochs;
-        ``OverloadedError`` if too many wait; ``MovedError`` if another node is to be asked. What
-        happens later is told to ``on_update``.
+        The sequence waits while there are no stages, and continues after stages were lost. Raise
+        ``ParameterError`` for a request that no stage could compute (it would also fail the
+        sequences that share its steps), ``RefusedRequestError`` for a request that has ended two
+        epochs, ``OverloadedError`` if too many sequences wait, and ``MovedError`` if another node
+        must be asked. Later events are passed to ``on_update``.
         """
         if self._ended is not None:
             raise self._ended
         self._check(request, continuation)
         self._require_room(continuation)
-        is_suspect = self._require_not_refused(request) is Standing.SUSPECT
-        asked = _Asked(
+        is_suspect = self._require_not_refused(request) is SuspectState.SUSPECT
+        waiting = _WaitingSequence(
             request=request, on_update=on_update, arrived_at=self._clock(), is_suspect=is_suspect
         )
-        asked.sequence_id = sequence_id = self._dispatcher.add(
+        waiting.sequence_id = sequence_id = self._dispatcher.add(
             request,
-            partial(self._deliver, asyncio.get_running_loop(), asked),
+            partial(self._deliver, asyncio.get_running_loop(), waiting),
             continuation=continuation,
             is_alone=is_suspect,
         )
-        self._asked[sequence_id] = asked
+        self._waiting[sequence_id] = waiting
         if self._lost_at is not None:
             self._arm()
-        return partial(self._cancel, asked)
+        return partial(self._cancel, waiting)
 
-    def _cancel(self, asked: _Asked) -> None:
-        if self._forget(asked):
-            self._dispatcher.cancel(asked.sequence_id)
+    def _cancel(self, waiting: _WaitingSequence) -> None:
+        if self._forget(waiting):
+            self._dispatcher.cancel(waiting.sequence_id)
 
-    def _forget(self, asked: _Asked) -> bool:
-        """Tell nothing more of a sequence; return whether anything was to be told."""
-        return self._asked.pop(asked.sequence_id, None) is not None
+    def _forget(self, waiting: _WaitingSequence) -> bool:
+        """Deliver nothing more for a sequence; return whether anything was still to be
+        delivered.
+        """
+        return self._waiting.pop(waiting.sequence_id, None) is not None
 
-    def _deliver(self, loop: asyncio.AbstractEventLoop, asked: _Asked, update: Update) -> None:
-        """Pass an update on to the loop, on any thread. Those of one step wake it once."""
-        self._undelivered.append((asked, update))
+    def _deliver(
+        self, loop: asyncio.AbstractEventLoop, waiting: _WaitingSequence, update: Update
+    ) -> None:
+        """Pass an update on to the loop, from any thread. The updates of one step wake it once."""
+        self._undelivered.append((waiting, update))
         if self._is_delivering:
-            return  # what was appended before the loop says otherwise, it will find
+            return  # the loop will find what was appended before it is told otherwise
         self._is_delivering = True
         try:
             loop.call_soon_threadsafe(self._deliver_all)
-        except RuntimeError:  # the loop is closed: nobody is left to tell
+        except RuntimeError:  # the loop is closed: there is no one left to notify
             self._is_delivering = False
             self._undelivered.clear()
 
     def _deliver_all(self) -> None:
         self._is_delivering = False
-        given: list[_Asked] = []
+        given: list[_WaitingSequence] = []
         while self._undelivered:
-            asked, update = self._undelivered.popleft()
+            waiting, update = self._undelivered.popleft()
             if isinstance(update, PotluckError):
-                asked.error = update
+                waiting.error = update
             else:
-                asked.num_cached_tokens += update.num_cached_tokens
-                asked.tokens.append(update.token)
-            if asked.error is not None or len(asked.tokens) == 1:
-                given.append(asked)
-        for asked in given:
-            self._tell(asked)
+                waiting.num_cached_tokens += update.num_cached_tokens
+                waiting.tokens.append(update.token)
+                self._count(waiting, update.token)
+            if waiting.error is not None or len(waiting.tokens) == 1:
+                given.append(waiting)
+        for waiting in given:
+            self._tell(waiting)
 
-    def _tell(self, asked: _Asked) -> None:
-        tokens, asked.tokens = tuple(asked.tokens), []
-        if asked.sequence_id not in self._asked:
-            return  # it was cancelled meanwhile
+    def _count(self, waiting: _WaitingSequence, token: CommittedToken) -> None:
+        """Count a generated token; scores of a prompt and vectors do not count."""
+        num_prompt_tokens = len(waiting.request.prompt_tokens)
+        if token.vector is not None or token.position < num_prompt_tokens:
+            return
+        self._num_tokens += 1
+        if token.position == num_prompt_tokens:
+            self._num_first_tokens += 1
+            self._first_token_seconds += self._clock() - waiting.arrived_at
+
+    def _tell(self, waiting: _WaitingSequence) -> None:
+        tokens, waiting.tokens = tuple(waiting.tokens), []
+        if waiting.sequence_id not in self._waiting:
+            return  # it was cancelled in the meantime
         try:
             if tokens:
                 is_last = tokens[-1].finish_reason is not None
                 if is_last:
-                    self._forget(asked)
-                    if asked.is_suspect:
-                        self._suspects = self._suspects.completed(asked.request)
-                num_cached_tokens, asked.num_cached_tokens = asked.num_cached_tokens, 0
-                asked.on_update(SequenceUpdate(tokens=tokens, num_cached_tokens=num_cached_tokens))
-            if asked.error is not None and self._forget(asked):
-                asked.on_update(asked.error)
+                    self._forget(waiting)
+                    if waiting.is_suspect:
+                        self._suspects = self._suspects.completed(waiting.request)
+                num_cached_tokens, waiting.num_cached_tokens = waiting.num_cached_tokens, 0
+                waiting.on_update(
+                    SequenceUpdate(tokens=tokens, num_cached_tokens=num_cached_tokens)
+                )
+            if waiting.error is not None and self._forget(waiting):
+                waiting.on_update(waiting.error)
         except Exception:  # noqa: BLE001 - the other sequences of the step have nothing to do with it
-            _log.exception("an update of a sequence could not be taken, which ends it")
-            self._cancel(asked)
+            _log.exception(
+                "an update of a sequence could not be delivered, which ends the sequence"
+            )
+            self._cancel(waiting)
 
     def _broken(self, error: PotluckError) -> None:
         if self._on_over is not None:
@@ -353,8 +393,8 @@ class Answering:
         self._disarm()
 
     def _arm(self) -> None:
-        """See to it that sequences do not wait for too long."""
-        if self._timer is None and self._ended is None and self._asked:
+        """Schedule the end of sequences that wait too long."""
+        if self._timer is None and self._ended is None and self._waiting:
             self._set_timer(self.expire(self._why_not(), self._clock()))
 
     def _set_timer(self, deadline: float | None) -> None:
@@ -376,20 +416,20 @@ class Answering:
         most = MAX_WAITING_SEQUENCES if is_new else _MAX_CONTINUED_SEQUENCES
         if self._dispatcher.load.num_waiting >= most:
             raise OverloadedError(
-                f"{most} sequences already wait for {self._model_id}",
+                f"{most} sequences are already waiting for {self._model_id}",
                 retry_after_seconds=self._retry_after(),
             )
 
-    def _require_not_refused(self, request: SequenceRequest) -> Standing:
-        standing = self._suspects.standing(request, self._clock())
-        if standing is Standing.REFUSED:
+    def _require_not_refused(self, request: SequenceRequest) -> SuspectState:
+        state = self._suspects.state(request, self._clock())
+        if state is SuspectState.REFUSED:
             raise self._refusal()
-        return standing
+        return state
 
     def _refusal(self) -> RefusedRequestError:
         return RefusedRequestError(
-            f"this request has twice ended what serves {self._model_id}, and is refused",
-            hint="do not send it again; the log of the coordinator's agent says what happened",
+            f"this request has twice crashed {self._model_id}, and is refused",
+            hint="do not send it again; see the log of the coordinator's agent",
         )
 
     def _check(self, request: SequenceRequest, continuation: Continuation) -> None:
@@ -397,18 +437,22 @@ class Answering:
         validate_sampling(request.sampling, vocab_size)
         prompt = request.prompt_tokens
         if not prompt or min(prompt) < 0 or max(prompt) >= vocab_size:
-            raise ParameterError("prompt", f"a prompt has tokens from 0 to {vocab_size - 1}")
-        if (request.max_new_tokens or 0) < 0 or request.asks_for_nothing:
-            raise ParameterError("max_tokens", "at least one token must be asked for")
+            raise ParameterError("prompt", f"prompt token ids must be from 0 to {vocab_size - 1}")
+        if (request.max_new_tokens or 0) < 0 or request.generates_nothing:
+            raise ParameterError("max_tokens", "at least one token must be requested")
         if request.pooling is not None and (request.max_new_tokens != 0 or request.num_scores):
-            raise ParameterError("pooling", "a sequence that is pooled has no tokens and no scores")
+            raise ParameterError("pooling", "a pooled sequence cannot have tokens or scores")
         if request.pooling is None and not self._has_logits:
             raise ParameterError(
                 "model",
-                f"{self._model_id} has no head: it makes vectors, and no text",
-                hint="use /v1/embeddings or /v1/rerank with it",
+                f"{self._model_id} has no language-model head: it produces vectors, not text",
+                hint="use /v1/embeddings or /v1/rerank with this model",
             )
         if not all(0 <= token < vocab_size for token in continuation.output_tokens):
-            raise ParameterError("continuation", f"it has tokens from 0 to {vocab_size - 1}")
+            raise ParameterError("continuation", f"token ids must be from 0 to {vocab_size - 1}")
+        if not all(0 <= token < vocab_size for token in request.prediction):
+            raise ParameterError("prediction", f"token ids must be from 0 to {vocab_size - 1}")
         if request.grammar is not None and len(request.grammar.encode()) > MAX_GRAMMAR_BYTES:
-            raise ParameterError("grammar", f"a grammar has at most {MAX_GRAMMAR_BYTES:,} bytes")
+            raise ParameterError(
+                "grammar", f"a grammar may have at most {MAX_GRAMMAR_BYTES:,} bytes"
+            )

@@ -1,8 +1,9 @@
-"""The one arithmetic of a deployment, and what it gains or costs. Pure, but for the planning given.
+"""Choose the arithmetic of a deployment, and say what it gains or costs. Pure, except for the given
+planning function.
 
-Only units of the native backend compute as they are asked: one that does not have the arithmetic of
-a deployment is left out of it. Units of other backends have an arithmetic of their own whatever is
-asked (docs/adr/0013), and stay.
+Only units of the native backend compute in a requested arithmetic: a unit that does not support the
+arithmetic of a deployment is left out of it. Units of other backends always use an arithmetic of
+their own (docs/adr/0013), and stay.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from potluck.engines.arithmetic_choice import speeds_up
+from potluck.engines.arithmetic_choice import is_faster_for
 from potluck.engines.backends import abilities_of
 from potluck.errors import EngineError, InsufficientMemoryError
 from potluck.placement.offering import reason_against
@@ -27,14 +28,14 @@ _HINT = "--arithmetic exact uses every unit"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Computing:
-    """Reports without the units that do not compute in some arithmetic, and these."""
+    """Reports without the units that do not support an arithmetic, and these units."""
 
     reports: tuple[NodeReport, ...]
     rejections: tuple[Rejection, ...]
 
 
 def computing_in(arithmetic: Arithmetic, reports: Sequence[NodeReport]) -> Computing:
-    """The units of ``reports`` that can take part in a deployment with this arithmetic."""
+    """Return the units of ``reports`` that can take part in a deployment with this arithmetic."""
     return Computing(
         reports=tuple(
             msgspec.structs.replace(
@@ -46,7 +47,7 @@ def computing_in(arithmetic: Arithmetic, reports: Sequence[NodeReport]) -> Compu
             Rejection(
                 node_id=report.node_id,
                 unit_id=unit.unit_id,
-                reason=f"it does not compute in {arithmetic.value}, which this deployment does",
+                reason=f"it does not support the {arithmetic.value} arithmetic of this deployment",
             )
             for report in reports
             for unit in report.units
@@ -60,12 +61,13 @@ def plan_in(
     reports: Sequence[NodeReport],
     plan: Callable[[Arithmetic], PlannedModel],
 ) -> PlannedModel:
-    """What ``plan`` makes in the ``fixed`` arithmetic; None takes a fast one.
+    """Return the result of ``plan`` in the ``fixed`` arithmetic; None chooses a fast one.
 
-    That is the one that most units have of those in which the weights have faster products, and in
-    which the model fits. Where there is none for these weights it is exact, and the note says so.
-    Raises what ``plan`` raises, of ``InsufficientMemoryError`` with the hint that exact uses every
-    unit, and ``EngineError`` where no unit has the fixed one.
+    The fast one is that which most units support, of those that speed up products with these
+    weights and in which the model fits. If there is none for these weights, the arithmetic is
+    exact, and the note says so. Raises the same errors as ``plan`` (``InsufficientMemoryError``
+    with the hint that exact uses every unit), and ``EngineError`` if no unit supports the fixed
+    one.
     """
     if fixed is Arithmetic.EXACT:
         planned = plan(fixed)
@@ -73,7 +75,8 @@ def plan_in(
     if fixed is not None:
         if not any(_has(unit, fixed) for _, unit in _native(reports)):
             raise EngineError(
-                f"no unit computes in {fixed.value}, in which this model was deployed",
+                f"no unit supports {fixed.value}, the arithmetic with which this model was "
+                "deployed",
                 hint="deploy it again: --arithmetic exact uses every unit",
             )
         planned = _with_hint(plan, fixed)
@@ -86,12 +89,12 @@ def plan_in(
         except InsufficientMemoryError as error:
             failure = failure or error
             continue
-        if speeds_up(arithmetic, _formats(planned)):  # it may be quantized otherwise
+        if is_faster_for(arithmetic, _formats(planned)):  # it may be quantized differently
             return replace(planned, arithmetic_note=_note_of_fast(planned, reports))
     if failure is not None:
         raise failure
     formats = ", ".join(sorted(_formats(exact)))
-    note = f"exact, since no CPU here has fast products of its weights ({formats})"
+    note = f"exact, since no CPU here has fast products for its weights ({formats})"
     return replace(exact, arithmetic_note=note)
 
 
@@ -108,7 +111,7 @@ def _with_hint(plan: Callable[[Arithmetic], PlannedModel], arithmetic: Arithmeti
 
 
 def _note_of_exact(planned: PlannedModel, reports: Sequence[NodeReport]) -> str:
-    """What fast would gain, and where; empty where it would gain nothing."""
+    """Return what fast would gain, and where; empty if it would gain nothing."""
     arithmetic = next(iter(_fast_for(planned, reports)), None)
     if arithmetic is None:
         return ""
@@ -130,9 +133,9 @@ def _note_of_fast(planned: PlannedModel, reports: Sequence[NodeReport]) -> str:
 
 
 def _gain(arithmetic: Arithmetic, planned: PlannedModel, reports: Sequence[NodeReport]) -> str:
-    """``compute prompts' products 2.0 times as fast (measured)``, of BF16 weights; else unmeasured.
+    """Return a text such as ``compute prompts' products 2.0 times as fast (measured)``.
 
-    Rates are measured in the fast arithmetic of a unit's fastest instruction set.
+    Measurements are of BF16 weights, in the fast arithmetic of a unit's fastest instruction set.
     """
     faster = {each.label for each in arithmetic.fast_formats} & _formats(planned)
     products = f"compute prompts' products of {', '.join(sorted(faster))}"
@@ -150,7 +153,7 @@ def _gain(arithmetic: Arithmetic, planned: PlannedModel, reports: Sequence[NodeR
 
 
 def _measured(report: NodeReport, unit: UnitReport, arithmetic: Arithmetic) -> float | None:
-    """How many times as fast as exactly a unit multiplies BF16 weights."""
+    """Return how many times as fast as in exact arithmetic a unit multiplies BF16 weights."""
     for trial in report.hardware.trials:
         if trial.unit_id != unit.unit_id or trial.variants[-1:] != (arithmetic.isa,):
             continue
@@ -161,11 +164,13 @@ def _measured(report: NodeReport, unit: UnitReport, arithmetic: Arithmetic) -> f
 
 
 def _fast_for(planned: PlannedModel, reports: Sequence[NodeReport]) -> list[Arithmetic]:
-    """The fast ones for its weights that some unit has: what most have first, then the fastest."""
+    """Return the fast arithmetics for its weights: those that most units support first, then the
+    fastest.
+    """
     formats = _formats(planned)
     units = list(_native(reports))
     counts = {each: sum(_has(unit, each) for _, unit in units) for each in FASTEST_FIRST}
-    able = [each for each in FASTEST_FIRST if counts[each] and speeds_up(each, formats)]
+    able = [each for each in FASTEST_FIRST if counts[each] and is_faster_for(each, formats)]
     return sorted(able, key=lambda each: -counts[each])
 
 
@@ -174,7 +179,7 @@ def _formats(planned: PlannedModel) -> frozenset[str]:
 
 
 def _native(reports: Sequence[NodeReport]) -> Iterator[tuple[NodeReport, UnitReport]]:
-    """The units that compute as they are asked, and may be used."""
+    """Yield the units that compute in a requested arithmetic and may be used."""
     for report in reports:
         for unit in report.units:
             is_usable = reason_against(unit, with_reserve=True) is None
@@ -187,5 +192,7 @@ def _has(unit: UnitReport, arithmetic: Arithmetic) -> bool:
 
 
 def _is_asked(unit: UnitReport) -> bool:
-    """Whether a unit computes as it is asked. One of an older version does not say in what."""
+    """Return whether a unit computes in a requested arithmetic. Older versions do not report
+    which.
+    """
     return bool(unit.arithmetics) or abilities_of(unit.backend).has_arithmetics

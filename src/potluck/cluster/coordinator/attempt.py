@@ -1,4 +1,4 @@
-"""One attempt of a deployment to serve: from its plan to a pipeline over the stages of it."""
+"""One attempt of a deployment to serve: from its plan to a pipeline over the plan's stages."""
 
 from __future__ import annotations
 
@@ -6,15 +6,22 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import msgspec
 
-from potluck.cluster.calls import DeploymentRecord, ModelFingerprint, StageRecord
+from potluck.cluster.calls import (
+    DeploymentRecord,
+    LoadingStage,
+    ModelFingerprint,
+    StageRecord,
+    TransferRecord,
+    Verification,
+)
 from potluck.cluster.coordinator.alternatives import Alternative, compared
 from potluck.cluster.coordinator.answering import OnOver, OpenPipeline
 from potluck.cluster.coordinator.claiming import Grant, Refusal, claim
 from potluck.cluster.coordinator.edges import StageAddress
-from potluck.cluster.coordinator.left_out import NodeUnitId
 from potluck.cluster.coordinator.overdue import OverdueSteps
 from potluck.cluster.coordinator.pipeline import RemotePipeline
 from potluck.cluster.coordinator.planning import (
@@ -23,59 +30,79 @@ from potluck.cluster.coordinator.planning import (
     preferences_of,
     size_of,
 )
-from potluck.cluster.coordinator.spares import Sparing
-from potluck.cluster.coordinator.starting import connect_stages, load_stages, stage_spec
+from potluck.cluster.coordinator.spares import SpareCandidate
+from potluck.cluster.coordinator.stalled_units import NodeUnitId
+from potluck.cluster.coordinator.starting import (
+    connect_stages,
+    doing_of,
+    load_stages,
+    stage_spec,
+)
 from potluck.cluster.coordinator.survey import plan_model
+from potluck.cluster.coordinator.ways import ANY_WAY, known_reachability
+from potluck.cluster.coordinator.weights import ModelWeights, prepare_weights
 from potluck.cluster.edges.edge import IncomingEdge, OutgoingEdge
+from potluck.cluster.edges.routed import OpenRoute
 from potluck.cluster.membership import Membership
 from potluck.cluster.trust.credentials import Credentials
-from potluck.cluster.worker.messages import Loaded
+from potluck.cluster.worker.messages import Loaded, Progress
 from potluck.engines.costs import CostOf
 from potluck.placement.counting import Counting
 from potluck.placement.keeping import Holding
+from potluck.placement.links import LinkTable
 from potluck.placement.planned import PlannedModel, as_mapped
 from potluck.placement.rebalancing import RebalancePolicy
-from potluck.scheduling import SchedulerLimits
+from potluck.scheduling.limits import SchedulerLimits
 from potluck.serving.pipeline import OnOutcome, StepOutcome
-from potluck.types.cluster import Epoch, NodeId
+from potluck.types.choices import Objective
+from potluck.types.cluster import DeploymentId, Epoch, NodeId
 from potluck.types.model import ModelConfig
-from potluck.types.placement import Objective
+from potluck.types.sequence import Cancel, OnUpdate, SequenceRequest
 
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
-    """What every deployment of an agent works with.
+StartDraft = Callable[[DeploymentId, SequenceRequest, OnUpdate], Cancel]
+"""Lets a small model continue a sequence; for use in the agent's loop. Raises ``PotluckError``."""
 
-    ``step_seconds``: see ``AgentConfig``. ``cost_of`` knows what engines take. Deployments move to
-    better plans by the ``rebalance_policy``.
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeploymentDependencies:
+    """The dependencies of every deployment of an agent.
+
+    For ``step_seconds`` see ``AgentConfig``. ``cost_of`` returns the memory cost of engines.
+    Deployments move to better plans according to the ``rebalance_policy``. ``start_draft`` requests
+    text from another deployment.
     """
 
     membership: Membership
     credentials: Credentials
     listen_host: str
+    open_route: OpenRoute | None = None
     step_seconds: float
     cost_of: CostOf
+    start_draft: StartDraft | None = None
     rebalance_policy: RebalancePolicy = field(default_factory=RebalancePolicy)
 
 
 class Attempt:
-    """Its methods are called in the order in which they stand here, each once.
+    """One attempt to serve. Call its methods in the order in which they appear here, each once.
 
-    ``record`` is the deployment's as it was before, and after :meth:`claim` with the epoch that was
-    taken and the stages of the plan.
+    ``record`` is the deployment's record from before the attempt, and after :meth:`claim` the
+    record with the new epoch and the stages of the plan.
     """
 
     def __init__(
         self,
-        around: Surroundings,
+        around: DeploymentDependencies,
         record: DeploymentRecord,
         config: ModelConfig,
         counting: Counting,
         fingerprint: ModelFingerprint,
+        weights: ModelWeights | None = None,
     ) -> None:
         self.record = record
+        self._weights = weights
         self._around = around
         self._counting = counting
         self._fingerprint = fingerprint
@@ -88,7 +115,7 @@ class Attempt:
 
     @property
     def limits(self) -> SchedulerLimits:
-        """For the scheduler of the pipeline."""
+        """Return the limits for the scheduler of the pipeline."""
         return SchedulerLimits(
             num_blocks=self.size.num_blocks,
             num_states=self.size.num_states,
@@ -103,15 +130,17 @@ class Attempt:
 
     @property
     def _disk_salt(self) -> bytes | None:
-        """What the content of cache blocks depends on besides tokens, if all stages keep them.
+        """Return what determines the content of cache blocks apart from tokens, if all stages store
+        them.
 
-        Also on what the stages before a stage compute: its node knows nothing of that.
+        This includes what the stages before a stage compute, which the node of a stage does not
+        know.
         """
         record = self.record
         if not self._wants_disk or not record.stages or self._stage_without_disk is not None:
             return None
         stages = [
-            (stage.start_layer, stage.end_layer, self._kept_blocks[index])
+            (stage.start_layer, stage.end_layer, self._kept_blocks[index], stage.part)
             for index, stage in enumerate(record.stages)
         ]
         model = (self._fingerprint.digest, self._fingerprint.weights, record.quantization)
@@ -123,22 +152,24 @@ class Attempt:
 
     @property
     def _stage_without_disk(self) -> StageRecord | None:
-        """The first stage that keeps no cache blocks on disk, or is not loaded."""
+        """Return the first stage that does not store cache blocks on disk, or is not loaded."""
         stages = enumerate(self.record.stages)
         return next((stage for index, stage in stages if not self._kept_blocks.get(index)), None)
 
     @property
     def _steps_in_flight(self) -> int:
-        """One for each stage; where a plan is for several streams, as many as are best for them."""
+        """Return one per stage, whether or not its unit holds several; for a plan for several
+        streams, the number that is best for them.
+        """
         prediction = self.record.prediction
         if self.record.objective is Objective.THROUGHPUT and prediction is not None:
             return max(1, prediction.steps_in_flight)
-        return max(1, len(self._addresses))
+        return len(self.record.groups) if self._addresses else 1
 
     async def plan(
         self, without: Collection[NodeId], left_out: Mapping[NodeUnitId, str]
     ) -> PlannedModel:
-        """Place the model on the nodes that are there. Raises as ``plan_model``."""
+        """Place the model on the available nodes. Raises the same errors as ``plan_model``."""
         record = self.record
         self._planned = await plan_model(
             self._around.membership,
@@ -152,19 +183,20 @@ class Attempt:
             left_out=left_out,
             record=record,
             leaving=without,
+            weights=self._weights,
         )
         return self._planned
 
     def adopt(self, planned: PlannedModel) -> None:
-        """Take a plan that was made for this deployment a moment ago, instead of :meth:`plan`."""
+        """Use a plan that was just made for this deployment, instead of :meth:`plan`."""
         self._planned = planned
 
     async def alternative(
         self, without: Collection[NodeId], left_out: Mapping[NodeUnitId, str]
     ) -> Alternative | None:
-        """Return the best plan as if nothing was loaded; None where that cannot be compared.
+        """Return the best plan as if nothing was loaded; None if it cannot be compared.
 
-        Weights and arithmetic stay what they are. Raises as ``plan_model``.
+        Weights and arithmetic do not change. Raises the same errors as ``plan_model``.
         """
         record = self.record
         planned = await plan_model(
@@ -179,12 +211,13 @@ class Attempt:
             left_out=left_out,
             record=record,
             leaving=without,
-            is_anew=True,
+            from_scratch=True,
+            weights=self._weights,
         )
         return compared(planned, record)
 
     async def claim(self, above: Epoch, *, may_be_alone: bool) -> Grant | Refusal:
-        """Take an epoch for the plan."""
+        """Claim an epoch for the plan."""
         planned = self._the_plan
         result = await claim(
             self._around.membership,
@@ -203,6 +236,8 @@ class Attempt:
                 epoch=result.epoch,
                 holders=result.holders,
                 has_quorum=result.has_quorum,
+                own_files=planned.own_files,
+                transfers=(),
                 **placement_fields(planned),
             )
         return result
@@ -210,7 +245,12 @@ class Attempt:
     async def load(
         self, on_progress: Callable[[str, int, int], None], on_loaded: Callable[[], None]
     ) -> None:
-        """Have every stage loaded that is not held. Raises as ``load_stages``."""
+        """Load every stage that is not held.
+
+        Before that, nodes that fetch files by content are told the sources. Raises the same errors
+        as ``load_stages`` and ``prepare_weights``, and those of hashing the model's files.
+        """
+        await self._prepare(on_progress)
 
         def loaded(index: int, stage: Loaded) -> None:
             self._kept_blocks[index] = stage.kept_blocks
@@ -220,24 +260,89 @@ class Attempt:
                 memory=stage.memory,
                 read_bytes=stage.read_bytes,
                 load_seconds=stage.seconds,
+                progress=None,
             )
             self.record = msgspec.structs.replace(self.record, stages=tuple(stages))
             on_loaded()
 
         self._addresses = await load_stages(
-            self._around.membership, self.record, self.size, on_progress, loaded
+            self._around.membership, self.record, self.size, on_progress, loaded, self._progressed
         )
         without = self._stage_without_disk
         if self._wants_disk and without is not None:
             _log.warning(
-                "%s keeps no cache blocks on disk: node %s does not",
+                "%s stores no cache blocks on disk, because node %s does not",
                 self.record.model_id,
                 without.node_id,
             )
 
+    async def _prepare(self, on_progress: Callable[[str, int, int], None]) -> None:
+        weights, planned = self._weights, self._the_plan
+        stages = self.record.stages
+        if weights is None or all(stage.node_id in planned.own_files for stage in stages):
+            return
+        if self.record.manifest is None:
+            manifest = await weights.manifest(partial(on_progress, "hashing"))
+            self.record = msgspec.structs.replace(self.record, manifest=manifest)
+        lacking = [
+            (stage.node_id, self.record.shard(index))
+            for index, (stage, planned_stage) in enumerate(zip(stages, planned.stages, strict=True))
+            if stage.node_id not in planned.own_files
+            and not any(
+                holding.is_stage(
+                    (stage.node_id, stage.unit_id),
+                    planned_stage.plan.shard,
+                    planned_stage.plan.size,
+                )
+                for holding in planned.held
+            )
+        ]
+        if lacking:
+            pending = Verification.PENDING
+            self.record = msgspec.structs.replace(self.record, verification=pending)
+        await prepare_weights(self._around.membership, self.record, weights, lacking, self.links)
+
+    def note_transfers(self, transfers: tuple[TransferRecord, ...]) -> None:
+        """Record how much of the model's files nodes fetched in total."""
+        self.record = msgspec.structs.replace(self.record, transfers=transfers)
+
+    def note_verification(self, verification: Verification) -> None:
+        """Record what is known about the integrity of the model's files."""
+        self.record = msgspec.structs.replace(self.record, verification=verification)
+
+    def _progressed(self, index: int, progress: Progress) -> None:
+        """Take note of how far a stage is, and its node with files that it gets by content."""
+        stages, transfers = list(self.record.stages), self.record.transfers
+        node_id = stages[index].node_id
+        stages[index] = msgspec.structs.replace(
+            stages[index],
+            progress=LoadingStage(
+                doing=doing_of(progress),
+                done_bytes=progress.done_bytes,
+                total_bytes=progress.total_bytes,
+            ),
+        )
+        if progress.transfer is not None:
+            others = [each for each in transfers if each.node_id != node_id]
+            own = TransferRecord(node_id=node_id, transfer=progress.transfer)
+            transfers = tuple(sorted((*others, own), key=lambda each: each.node_id))
+        self.record = msgspec.structs.replace(
+            self.record, stages=tuple(stages), transfers=transfers
+        )
+
+    @property
+    def links(self) -> LinkTable:
+        """Return the links that the plan is based on."""
+        request = self._the_plan.request
+        return LinkTable() if request is None else request.links
+
     async def connect(self) -> None:
-        """Have the stages connected: from here on, no lower epoch computes."""
+        """Connect the stages: from here on, no lower epoch computes."""
         around = self._around
+        nodes = [stage.node_id for stage in self.record.stages]
+        ways = ANY_WAY
+        if any(node != around.membership.node_id for node in nodes):
+            ways = await known_reachability(around.membership, [around.membership.node_id, *nodes])
         self._edges = await connect_stages(
             around.membership,
             around.credentials,
@@ -245,10 +350,12 @@ class Attempt:
             self.record,
             self.size,
             self._addresses,
+            open_route=around.open_route,
+            ways=ways,
         )
 
     def pipeline_opener(self, on_first_result: Callable[[], None]) -> OpenPipeline:
-        """What opens the pipeline over the edges, which it then owns; for use in the loop.
+        """Return what opens the pipeline over the edges and then owns them; for use in the loop.
 
         ``on_first_result`` is called once, on a thread of the pipeline.
         """
@@ -275,13 +382,15 @@ class Attempt:
         return open_pipeline
 
     def close(self) -> None:
-        """Close edges that no pipeline owns. Idempotent."""
+        """Close the edges unless a pipeline owns them. Idempotent."""
         edges, self._edges = self._edges, None
         for edge in edges or ():
             edge.close()
 
     def placed(self, record: DeploymentRecord) -> DeploymentRecord:
-        """``record`` with the epoch and the stages of this attempt, if an epoch was taken."""
+        """Return ``record`` with the epoch and the stages of this attempt, if an epoch was
+        claimed.
+        """
         if self._grant is None:
             return record
         own = self.record
@@ -300,16 +409,20 @@ class Attempt:
             stages=own.stages,
             rejections=own.rejections,
             prediction=own.prediction,
+            manifest=own.manifest,
+            own_files=own.own_files,
+            transfers=own.transfers,
+            verification=own.verification,
         )
 
     @property
     def kept(self) -> tuple[Holding, ...]:
-        """The stages of the plan that workers hold already."""
+        """Return the stages of the plan that workers already hold."""
         return self._the_plan.kept
 
     @property
     def stages(self) -> tuple[Holding, ...]:
-        """Every stage of the plan as its worker holds it."""
+        """Return every stage of the plan as its worker holds it."""
         return tuple(
             Holding(
                 node_id=stage.node_id,
@@ -318,12 +431,14 @@ class Attempt:
             for index, stage in enumerate(self.record.stages)
         )
 
-    async def sparings(self) -> tuple[Sparing, ...]:
-        """Every stage of the plan as it can be held by further nodes."""
+    async def sparings(self) -> tuple[SpareCandidate, ...]:
+        """Return every stage of the plan with the ways in which other nodes can hold a spare of
+        it.
+        """
         planned = self._the_plan.stages
         mapped = await asyncio.to_thread(as_mapped, planned, self._counting)
         return tuple(
-            Sparing(
+            SpareCandidate(
                 stage=holding,
                 memory=stage.plan.memory,
                 mapped=None if variant is None else variant.plan.memory,
@@ -334,5 +449,5 @@ class Attempt:
     @property
     def _the_plan(self) -> PlannedModel:
         if self._planned is None:
-            raise RuntimeError("nothing is planned yet")
+            raise RuntimeError("no plan has been made yet")
         return self._planned

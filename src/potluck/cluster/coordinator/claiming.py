@@ -1,8 +1,8 @@
-"""Taking an epoch: the nodes that know of a deployment are asked to agree to it.
+"""Claim an epoch: the nodes that know of a deployment are asked to agree to it.
 
-A side of the cluster that is cut off must not outrun the other one. So a coordinator takes an epoch
-only when it has a plan, and only if enough of the deployment's holders promise it that epoch. What
-a node agrees to is decided there (``calls.Claim``).
+In a network partition, the smaller side must not outrun the larger one. A coordinator therefore
+claims an epoch only when it has a plan, and gets it only if enough of the deployment's holders
+promise it that epoch. How a node decides is described in ``calls.Claim``.
 """
 
 from __future__ import annotations
@@ -17,18 +17,19 @@ from potluck.errors import CallError
 from potluck.types.cluster import Epoch, NodeId
 
 CLAIM_SECONDS = 1.0
-"""For a node to answer; one that stands still is noticed by its lease in about as long."""
+"""The time for a node to answer; the lease detects a hung node in about as long."""
 
 _MORE_SECONDS = 0.1
-"""For others to object, where those who have agreed are enough only if nobody does."""
+"""The time for others to object, if those who have agreed suffice only without an objection."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grant:
-    """An epoch that was taken.
+    """A successful claim.
 
-    ``holders`` are the nodes in reach, all of which hear of it. Without a quorum they stay those of
-    the last epoch that had one: a side that goes on alone must not outvote the others later.
+    ``holders`` are the reachable nodes, which are all told of the epoch. Without a quorum they
+    remain those of the last epoch that had one: a minority that continues alone must not outvote
+    the others later.
     """
 
     epoch: Epoch
@@ -38,10 +39,10 @@ class Grant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """An epoch that was not taken.
+    """A refused claim.
 
-    ``is_alone``: nobody objects, but too few are in reach. ``highest`` is the highest epoch that a
-    node has seen or promised, and ``record`` one that supersedes the claimant's.
+    ``is_alone``: nobody objects, but too few nodes are reachable. ``highest`` is the highest epoch
+    that a node has seen or promised, and ``record`` one that supersedes the claimant's.
     """
 
     reason: str
@@ -53,13 +54,13 @@ class Refusal:
 def is_quorum(
     record: DeploymentRecord, granted: Collection[NodeId], *, is_disputed: bool = False
 ) -> bool:
-    """Whether those who ``granted`` an epoch are enough: half of the record's holders or more, or
-    every node that has a stage.
+    """Return whether the nodes that ``granted`` an epoch suffice: half of the record's holders or
+    more, or every node that has a stage.
 
-    Exactly half is enough because of clusters of two nodes, of which either can be lost. Where both
-    halves go on, the higher epoch wins once they see each other again. It is not enough if the
-    claim ``is_disputed``: then nodes of the other half are in reach. The stages of a record that
-    has no quorum itself are those of a side that goes on alone, and give it none.
+    Exactly half suffices because in a cluster of two nodes either can be lost. If both halves
+    continue, the higher epoch wins once they are connected again. Half does not suffice if the
+    claim ``is_disputed``, which means that nodes of the other half are reachable. The stages of a
+    record without a quorum are those of a minority that continues alone, and do not give it one.
     """
     num_granted = sum(holder in granted for holder in record.holders)
     nodes = {stage.node_id for stage in record.stages} if record.has_quorum else set()
@@ -78,16 +79,16 @@ async def claim(
     required: Collection[NodeId],
     may_be_alone: bool,
 ) -> Grant | Refusal:
-    """Ask all nodes in reach for an epoch above ``above``; this node is asked, too.
+    """Ask all reachable nodes, including this one, for an epoch above ``above``.
 
-    Returns as soon as there is a quorum that all ``required`` nodes, those of the plan, are part
-    of, or soon after if others could still object. ``may_be_alone`` accepts less than a quorum, if
+    Returns as soon as there is a quorum that includes all ``required`` nodes (those of the plan),
+    or soon after if others could still object. ``may_be_alone`` accepts less than a quorum, if
     nobody objects.
     """
     own = membership.node_id
     epoch = Epoch(number=max(above, record.epoch).number + 1, coordinator=own)
     payload = encode(Claim(deployment=record.deployment, epoch=epoch, known=record.epoch))
-    asked = {
+    pending = {
         asyncio.ensure_future(_ask(membership, node, payload))
         for node in (membership.nodes() | {own})
     }
@@ -95,10 +96,10 @@ async def claim(
     refusals: list[ClaimAnswer] = []
     loop, deadline = asyncio.get_running_loop(), None
     try:
-        while asked:
+        while pending:
             seconds = None if deadline is None else deadline - loop.time()
-            done, asked = await asyncio.wait(
-                asked, timeout=seconds, return_when=asyncio.FIRST_COMPLETED
+            done, pending = await asyncio.wait(
+                pending, timeout=seconds, return_when=asyncio.FIRST_COMPLETED
             )
             if not done:
                 break
@@ -114,7 +115,7 @@ async def claim(
             if deadline is None and is_quorum(record, granted, is_disputed=bool(refusals)):
                 deadline = loop.time() + _MORE_SECONDS
     finally:
-        for task in asked:
+        for task in pending:
             task.cancel()
     is_enough = is_quorum(record, granted, is_disputed=bool(refusals))
     if granted.issuperset({own, *required}) and (is_enough or (may_be_alone and not refusals)):
@@ -137,7 +138,7 @@ async def claim(
     num_reached = sum(holder in granted for holder in record.holders)
     return Refusal(
         reason=f"only {num_reached} of the {len(record.holders)} nodes that knew of the deployment"
-        " are in reach",
+        " are reachable",
         is_alone=True,
     )
 

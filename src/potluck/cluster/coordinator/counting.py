@@ -1,4 +1,4 @@
-"""A model as placement has it counted: by its profile, and by what engines take."""
+"""How placement counts a model: from its profile and the memory cost of engines."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from functools import cache
 
 from potluck.cluster.worker.plan import plan_worker
 from potluck.engines.costs import CostOf, check_backend
+from potluck.engines.native.products import EXCHANGED_BYTES, operands_of
 from potluck.loading import matrix_formats, program_to_count
 from potluck.placement.counting import Counting
+from potluck.placement.divided_work import DividedWork, divided_work
 from potluck.placement.work import ModelWork, model_work
+from potluck.types.arithmetic import Arithmetic
 from potluck.types.profile import ModelProfile
 from potluck.types.program import Program, Shard
 from potluck.types.quantization import Quantization
@@ -18,9 +21,9 @@ from potluck.types.tensor import TensorFormat
 
 
 def counting_of(profile: ModelProfile, cost_of: CostOf) -> Counting:
-    """Return how workers will count the model. ``cost_of`` knows what engines take.
+    """Return how workers will count the model. ``cost_of`` returns the memory cost of engines.
 
-    What was counted is remembered, for every plan that is made with it.
+    Counts are cached for all plans made with the result.
     """
 
     @cache
@@ -49,6 +52,22 @@ def counting_of(profile: ModelProfile, cost_of: CostOf) -> Counting:
     def work(quantization: Quantization, backend: str) -> ModelWork:
         return model_work(profile, quantization, cost_of(backend).loaded_bytes)
 
+    @cache
+    def divided(
+        quantization: Quantization, backend: str, arithmetic: Arithmetic, shares: tuple[int, ...]
+    ) -> DividedWork:
+        return divided_work(
+            profile,
+            quantization,
+            cost_of(backend).loaded_bytes,
+            work(quantization, backend),
+            shares,
+            lambda shard: program_to_count(profile.config, shard, context_tokens=1),
+            lambda format: EXCHANGED_BYTES[
+                operands_of(format, is_fast=arithmetic is not Arithmetic.EXACT)
+            ],
+        )
+
     return Counting(
         num_layers=profile.config.num_layers,
         can_cut_before=lambda layer: profile.config.can_cut_before(layer),
@@ -56,4 +75,7 @@ def counting_of(profile: ModelProfile, cost_of: CostOf) -> Counting:
         work=lambda size: work(size.quantization, size.backend),
         check_backend=check,
         abilities=lambda backend: cost_of(backend).abilities,
+        divided=lambda size, shares: divided(
+            size.quantization, size.backend, size.arithmetic, shares
+        ),
     )

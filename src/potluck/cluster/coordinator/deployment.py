@@ -1,8 +1,8 @@
-"""One deployment as its coordinator runs it: the driver of ``coordinator.machine``.
+"""One deployment as run by its coordinator: the driver of ``coordinator.machine``.
 
-The machine decides what is next; this carries it out in the agent's event loop and tells the
-machine what came of it. A deployment's sequences live in ``answering``, over all of its epochs:
-when a stage is lost they wait, and go on over the stages of the next epoch.
+The state machine decides what to do next; this module does it in the agent's event loop and reports
+the result to the machine. A deployment's sequences live in ``answering``, across all of its epochs:
+when a stage is lost they wait, and continue over the stages of the next epoch.
 """
 
 from __future__ import annotations
@@ -12,42 +12,49 @@ import logging
 import time
 from collections.abc import Callable, Collection, Coroutine
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import msgspec
 
-from potluck.cluster.background import Background
+from potluck.cluster.background import Background, in_loop
 from potluck.cluster.calls import (
     DeploymentRecord,
     DeploymentState,
     ModelFingerprint,
     RebalanceReport,
     StageLost,
+    Verification,
 )
 from potluck.cluster.coordinator import actions, events, machine
 from potluck.cluster.coordinator.actions import Action
 from potluck.cluster.coordinator.alternatives import Alternative
 from potluck.cluster.coordinator.answering import Answering
-from potluck.cluster.coordinator.attempt import Attempt, Surroundings
+from potluck.cluster.coordinator.attempt import Attempt, DeploymentDependencies
 from potluck.cluster.coordinator.claiming import Grant, Refusal
 from potluck.cluster.coordinator.counting import counting_of
 from potluck.cluster.coordinator.epoch_end import EpochEnds
 from potluck.cluster.coordinator.events import Event
 from potluck.cluster.coordinator.holders import Holders
-from potluck.cluster.coordinator.left_out import StageStalledError
 from potluck.cluster.coordinator.machine import apply
-from potluck.cluster.coordinator.metrics import deployment_metrics, stage_stats
+from potluck.cluster.coordinator.metrics import own_metrics, stage_stats, with_stages
 from potluck.cluster.coordinator.paces import Paces, paces_of
 from potluck.cluster.coordinator.published_record import PublishedRecord
 from potluck.cluster.coordinator.rebalancing import Rebalancing
 from potluck.cluster.coordinator.releasing import release_others, stop_everything
 from potluck.cluster.coordinator.spares import load_spares
+from potluck.cluster.coordinator.stalled_units import StageStalledError
+from potluck.cluster.coordinator.verification import verify_files
+from potluck.cluster.coordinator.weights import ModelWeights, end_weights, gather_transfers
 from potluck.cluster.edges.path_figures import PathFigures
-from potluck.errors import DefectError, EngineError, MovedError, PotluckError
+from potluck.drafting.model import ModelDrafts
+from potluck.drafting.sources import draft_source, names_model
+from potluck.errors import DefectError, EngineError, ModelFileError, MovedError, PotluckError
 from potluck.models.states import slot_bytes
 from potluck.placement.planned import PlannedModel
 from potluck.serving.dispatcher import Load
-from potluck.types.cluster import Epoch, NodeId
+from potluck.types.cluster import DeploymentId, Epoch, NodeId
+from potluck.types.drafting import DraftSource
 from potluck.types.gateway import ModelMetrics
 from potluck.types.profile import ModelProfile
 from potluck.types.sequence import (
@@ -62,16 +69,21 @@ from potluck.types.step import KV_BLOCK_TOKENS
 _log = logging.getLogger(__name__)
 
 _END_SECONDS = 10.0
-"""For what goes on when the deployment ends here; none of it waits for long."""
+"""The time for running tasks to finish when the deployment ends here; none of them waits for
+long."""
 _DRAIN_SECONDS = 30.0
 _POLL_SECONDS = 0.05
 
+_TRANSFERS_SECONDS = 1.0
+"""The time for transfer processes to report their final figures; they report twice a second."""
+
 
 class Deployment:
-    """Made by the coordinator's agent; ``publish`` tells every agent of its record.
+    """A deployment at its coordinator; ``publish`` sends its record to every agent.
 
-    ``heard`` is given a record that supersedes this one, where a node has one. For use in the
-    agent's loop.
+    ``on_record`` is called with a record that supersedes this one, if a node has one. With
+    ``weights``, nodes without files of the model get them by content; ``discard`` removes the
+    model, with a reason, if these are damaged. For use in the agent's loop.
     """
 
     def __init__(
@@ -79,18 +91,22 @@ class Deployment:
         record: DeploymentRecord,
         profile: ModelProfile,
         fingerprint: ModelFingerprint,
-        surroundings: Surroundings,
+        surroundings: DeploymentDependencies,
         *,
         publish: Callable[[DeploymentRecord], None],
-        heard: Callable[[DeploymentRecord], None],
+        on_record: Callable[[DeploymentRecord], None],
+        weights: ModelWeights | None = None,
+        discard: Callable[[DeploymentId, str], None] = lambda deployment, reason: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config = profile.config
         self._counting = counting_of(profile, surroundings.cost_of)
         self._fingerprint = fingerprint
+        self._weights = weights
+        self._discard = discard
         self._around = surroundings
         self._membership = surroundings.membership
-        self._heard = heard
+        self._on_record = on_record
         self._clock = clock
         self._state = machine.State(epoch=record.epoch)
         self._ends = EpochEnds(self._membership, clock)
@@ -103,16 +119,18 @@ class Deployment:
             clock=clock,
         )
         self._holders = Holders(self._membership, self._published)
-        self._attempt = self._new_attempt()  # the last that served, or is under way
-        self._served = self._attempt  # the one that serves, or the last that did
+        self._attempt = self._new_attempt()  # the last attempt that served or is in progress
+        self._served = self._attempt  # the attempt that serves, or the last one that did
         self._answering = Answering(
             record.model_id,
             profile.config.vocab_size,
             self._attempt.limits,
             has_logits=profile.config.has_logits,
+            drafts=self._draft_source(record),
             recovery_wait_seconds=record.recovery_wait_seconds,
             why_not=self._published.why_not,
             retry_after=self._published.retry_after,
+            clock=clock,
         )
         self._first: asyncio.Future[None] | None = None
         self._working: asyncio.Task[None] | None = None
@@ -122,66 +140,72 @@ class Deployment:
         self._rebalancing = Rebalancing(
             self, surroundings.rebalance_policy, clock=clock, spawn=self._background.spawn
         )
-        self._better: PlannedModel | None = None  # what a move was wanted to
+        self._better: PlannedModel | None = None  # the plan of a requested move
         self._lost_at: float | None = None
         self._num_spares = 0
+        self._latest_metrics: tuple[Epoch, float, ModelMetrics] | None = None
 
     @property
     def record(self) -> DeploymentRecord:
-        """As it is now; every agent knows it, or will in a moment."""
+        """Return the current record; every agent has it, or will shortly."""
         return self._published.record
 
     @property
     def load(self) -> Load | None:
-        """How busy it is; None while it does not serve."""
+        """Return the current load; None while it does not serve."""
         return self._answering.load if self._answering.is_attached else None
 
     def path(self) -> tuple[NodeId, PathFigures] | None:
-        """Return what the edge to the first stage shows, and the node it leads to."""
+        """Return the figures of the edge to the first stage, and the node of that stage."""
         return self._answering.path()
 
     async def start(self) -> None:
-        """Deploy for the first time, then go on by itself.
+        """Deploy for the first time, then run independently.
 
-        What prevents it is raised; the deployment is then to be removed, as after a cancellation.
+        Raises the error that prevents the deployment, which must then be removed, as after a
+        cancellation.
         """
         self._first = asyncio.get_running_loop().create_future()
         self._state = machine.State(epoch=self.record.epoch, is_first=True)
-        self._handle(events.Begun())
+        self._handle(events.DeploymentStarted())
         await self._first
 
     def resume(self) -> None:
-        """Take over from a coordinator that is lost, or wants to leave."""
+        """Take over from a coordinator that was lost or is leaving."""
         self._lost_at = self._clock()
-        self._handle(events.Begun(reason="its coordinator was lost"))
+        self._handle(events.DeploymentStarted(reason="its coordinator was lost"))
 
     async def remove(self, reason: str = "undeployed") -> None:
-        """End it: live sequences fail, the stages are stopped."""
+        """End the deployment: live sequences fail, the stages are stopped."""
         await self._end()
         await self._answering.end(EngineError("the model was undeployed"))
         await stop_everything(self._membership, self.record)
+        await end_weights(self._membership, self.record)
         self._published.say(state=DeploymentState.REMOVED, reason=reason, stages=())
 
     async def close(self, reason: PotluckError | None = None) -> None:
-        """Leave it to another node, with its stages as they are. Idempotent.
+        """Hand the deployment to another node, leaving its stages as they are. Idempotent.
 
-        Live sequences end with ``reason``, as a rule one that has their gateways continue them.
+        Live sequences end with ``reason``, normally an error that makes their gateways continue
+        them.
         """
         await self._end()
         await self._answering.end(
             reason
             or MovedError(
-                "the node that schedules the model left the cluster",
+                "the coordinator of the model has left the cluster",
                 hint="send the request again: another node takes over",
             )
         )
 
     def name_successor(self, node_id: NodeId) -> None:
-        """Have everybody agree that ``node_id`` takes the next epoch."""
+        """Make all nodes agree that ``node_id`` claims the next epoch."""
         self._published.say(successor=node_id)
 
-    async def vacate(self, node_id: NodeId) -> None:
-        """Return when the deployment goes on without a node, or cannot. Sequences continue."""
+    async def continue_without(self, node_id: NodeId) -> None:
+        """Move the deployment off a node; return when that is done or impossible. Sequences
+        continue.
+        """
         vacated = self._leaving.setdefault(node_id, asyncio.Event())
         self._handle(events.LeaveRequested(node_id=node_id))
         with suppress(TimeoutError):
@@ -189,7 +213,7 @@ class Deployment:
                 await vacated.wait()
 
     async def finish(self) -> None:
-        """Wait for the sequences in flight, half a minute at most."""
+        """Wait for the sequences in flight, for at most half a minute."""
         deadline = self._clock() + _DRAIN_SECONDS
         while self._clock() < deadline:
             load = self.load
@@ -198,7 +222,7 @@ class Deployment:
             await asyncio.sleep(_POLL_SECONDS)
 
     def stage_lost(self, lost: StageLost) -> None:
-        """A worker ended by itself."""
+        """Handle a worker that ended by itself."""
         reason = f"stage {lost.index} on node {lost.node_id}: {lost.message}"
         error: PotluckError = EngineError(reason)
         stages = self.record.stages[lost.index : lost.index + 1]
@@ -215,14 +239,16 @@ class Deployment:
         )
 
     def node_left(self, node_id: NodeId) -> None:
-        """A node is no longer there."""
+        """Handle a node that has left."""
         error = EngineError(f"node {node_id} was lost")
         self._handle(events.NodeLeft(node_id=node_id, error=error))
         if self._state.phase is not machine.Phase.OVER:
             self._holders.node_left(node_id)
 
     def node_joined(self, node_id: NodeId) -> None:
-        """There may be room now for what did not fit, for spares, and for a better plan."""
+        """Handle a node that has joined: there may be room for the model, spares, or a better
+        plan.
+        """
         self._holders.node_joined()
         self._rebalancing.node_joined(node_id)
         self._handle(events.NodeJoined())
@@ -238,55 +264,68 @@ class Deployment:
         """Compute a sequence, or what follows ``continuation``; see ``Answering.start``."""
         return self._answering.start(request, on_update, continuation)
 
-    async def metrics(self) -> ModelMetrics | None:
-        """What it does now; None while it does not serve."""
-        record, sent, load = self.record, self._answering.sent, self.load
-        if sent is None or load is None:
+    def own_metrics(self) -> ModelMetrics | None:
+        """Return the current metrics without those of its stages; None while it does not serve."""
+        record, load = self.record, self.load
+        if load is None:
             return None
-        num_blocks = self._served.limits.num_blocks
-        return await deployment_metrics(
-            self._membership,
+        return own_metrics(
             record,
             load,
-            sent,
             self._answering.rates.speed(record.num_streams),
-            num_blocks=num_blocks,
+            num_blocks=self._served.limits.num_blocks,
             num_spares=self._num_spares,
             slot_bytes=slot_bytes(self._config),
             num_moves=self._rebalancing.num_moves,
             last_gain=self._rebalancing.last_gain,
+            generated=self._answering.generated,
         )
+
+    async def metrics(self, *, max_age_seconds: float = 0.0) -> ModelMetrics | None:
+        """Return metrics that are at most this old; None while it does not serve."""
+        record, sent, own = self.record, self._answering.sent, self.own_metrics()
+        if sent is None or own is None:
+            return None
+        if self._latest_metrics is not None:
+            epoch, at, latest = self._latest_metrics
+            if epoch == record.epoch and self._clock() - at < max_age_seconds:
+                return latest
+        metrics = await with_stages(self._membership, record, own, sent)
+        self._latest_metrics = (record.epoch, self._clock(), metrics)
+        return metrics
 
     # Moves to better plans.
 
     async def rebalance(self, *, is_dry_run: bool) -> RebalanceReport:
-        """Move to the best plan, or say what that would gain; see ``Rebalancing.ask``."""
+        """Move to the best plan, or report what that would gain; see ``Rebalancing.ask``."""
         return await self._rebalancing.ask(is_dry_run=is_dry_run)
 
     @property
     def num_live_tokens(self) -> int:
-        """How many tokens the cache holds now, in whole blocks."""
+        """Return how many tokens the cache holds now, in whole blocks."""
         num_free = self._answering.load.num_free_blocks
         return (self._served.limits.num_blocks - num_free) * KV_BLOCK_TOKENS
 
     async def alternative(self, without: Collection[NodeId]) -> Alternative | None:
-        """Return the best plan on all nodes but some; see ``Attempt.alternative``."""
+        """Return the best plan on all other nodes; see ``Attempt.alternative``."""
         left_out = self._ends.left_out(is_first=False)
         without = {*without, *self._state.leaving}
         return await self._new_attempt().alternative(without, left_out)
 
     async def paces(self) -> Paces:
-        """Return how many times as long as before, and as predicted, the stages' steps take."""
+        """Return how the time of the stages' steps compares with earlier times and the
+        prediction.
+        """
         return paces_of(await stage_stats(self._membership, self.record), self.record.prediction)
 
     def begin_move(self, planned: PlannedModel, reason: str) -> None:
-        """Move to a plan that was made a moment ago, unless something else is under way."""
+        """Move to a plan that was just made, unless something else is in progress."""
         self._better = planned
         nodes = frozenset(stage.node_id for stage in planned.stages)
         self._handle(events.MoveWanted(nodes=nodes, reason=reason, needs_room=planned.needs_room))
 
     def say_rebalance(self, note: str) -> None:
-        """Tell everybody what another plan would gain, or that there was one."""
+        """Publish what another plan would gain, or the outcome of a move."""
         self._published.say(rebalance_note=note)
 
     # Events in, actions out.
@@ -320,15 +359,15 @@ class Deployment:
                 self._background.spawn(self._failed(number, error))
             case actions.Pause(attempt=number, seconds=seconds):
                 self._background.spawn(self._pause(number, seconds))
-            case actions.Say(reason=reason, is_ready=is_ready, is_degraded=is_degraded):
-                self._published.say_state(reason, is_ready=is_ready, is_degraded=is_degraded)
-            case actions.GiveUp(error=error):
+            case actions.ReportState(reason=reason, is_ready=is_ready, is_degraded=is_degraded):
+                self._published.publish_state(reason, is_ready=is_ready, is_degraded=is_degraded)
+            case actions.FailDeployment(error=error):
                 if self._first is not None and not self._first.done():
                     self._first.set_exception(self._ends.with_outages(error))
             case actions.Vacated(nodes=nodes):
                 for node in nodes:
                     self._leaving.setdefault(node, asyncio.Event()).set()
-            case actions.TakePlan():
+            case actions.UsePlan():
                 self._take_plan()
             case actions.MoveOver(reason=reason):
                 self._move_over(reason)
@@ -351,20 +390,21 @@ class Deployment:
 
     def _move_over(self, failure: str) -> None:
         if failure and self.record.epoch == self._served.record.epoch:
-            self._attempt = self._served  # what is said from now on is not of the plan given up
+            # from now on, report the plan that stays, not the abandoned one
+            self._attempt = self._served
         self._rebalancing.move_over(failure)
 
     def _release_unused(self, epoch: Epoch) -> None:
-        """Go on with the plan in force as if there had been no attempt since."""
+        """Continue with the plan in force as if there had been no attempt since."""
         self._attempt = self._served
-        # Stages that were asked for at a higher epoch are released at that epoch only.
-        asked = msgspec.structs.replace(self._served.record, epoch=epoch)
-        self._background.spawn(release_others(self._membership, asked, self._served.stages))
+        # Stages requested at a higher epoch are only released at that epoch.
+        superseded = msgspec.structs.replace(self._served.record, epoch=epoch)
+        self._background.spawn(release_others(self._membership, superseded, self._served.stages))
 
     async def _plan(self, number: int, without: frozenset[NodeId]) -> None:
         serving = self._state.serving
         if serving is None and self._clearing is not None:
-            await asyncio.shield(self._clearing)  # what it finds out may leave units out
+            await asyncio.shield(self._clearing)  # its findings may leave units out
         left_out = self._ends.left_out(is_first=self._state.is_first)
         planned = await self._attempt.plan(without, left_out)
         in_force = {(stage.node_id, stage.unit_id) for stage in self.record.stages}
@@ -385,7 +425,7 @@ class Deployment:
                 self._handle(events.Claimed(attempt=number, epoch=epoch))
             case Refusal():
                 if result.record is not None:
-                    self._heard(result.record)
+                    self._on_record(result.record)
                 self._handle(
                     events.ClaimRefused(
                         attempt=number,
@@ -411,7 +451,7 @@ class Deployment:
         self._handle(events.Connected(attempt=number))
 
     def _serve(self) -> None:
-        """The edges stand: go on with every sequence."""
+        """The edges are open: continue every sequence."""
         attempt = self._attempt
         epoch, loop = attempt.record.epoch, asyncio.get_running_loop()
 
@@ -426,6 +466,9 @@ class Deployment:
         self._answering.attach(attempt.limits, attempt.pipeline_opener(committed), over)
         self._served = attempt
         self._ends.served()
+        gain = self._rebalancing.gain_under_way
+        if gain is not None:
+            self._published.note_move(gain)
         self._rebalancing.serves()
         if self._lost_at is not None:
             self._published.note_recovery(self._clock() - self._lost_at)
@@ -435,16 +478,38 @@ class Deployment:
             self._first.set_result(None)
 
     async def _settle(self, attempt: Attempt) -> None:
-        """End what the plan does not use, and load its spares."""
+        """Release what the plan does not use, and load its spares."""
         await release_others(self._membership, attempt.record, attempt.stages)
         await self._load_spares()
+        if attempt.record.manifest is not None:
+            await self._publish_files(attempt)
+
+    async def _publish_files(self, attempt: Attempt) -> None:
+        """Publish what nodes fetched of the model's files, and whether the files are intact."""
+        await asyncio.sleep(_TRANSFERS_SECONDS)
+        attempt.note_transfers(await gather_transfers(self._membership, attempt.record))
+        self._published.say()
+        if attempt.record.verification is not Verification.PENDING:
+            return
+        try:
+            attempt.note_verification(await verify_files(self._membership, attempt.record))
+        except ModelFileError as error:
+            _log.error("%s was undeployed: %s", self.record.model_id, error.message)
+            self._discard(self.record.deployment, error.message)
+        else:
+            self._published.say()
 
     async def _load_spares(self) -> None:
         attempt, serving = self._served, self._state.serving
         if self.record.num_spares and serving and serving.epoch == attempt.record.epoch:
             sparings = await attempt.sparings()
             self._num_spares = await load_spares(
-                self._membership, attempt.record, attempt.size, sparings
+                self._membership,
+                attempt.record,
+                attempt.size,
+                sparings,
+                self._weights,
+                attempt.links,
             )
 
     def _work(self, number: int, work: Coroutine[Any, Any, None]) -> None:
@@ -467,19 +532,21 @@ class Deployment:
         try:
             outages = await self._ends.outages(error, self._attempt.record)
         except Exception:  # noqa: BLE001 - nobody else would ever try again
-            _log.exception("%s: its units could not be asked for", self.record.model_id)
+            _log.exception("%s: the state of its units could not be queried", self.record.model_id)
         self._handle(events.Failed(attempt=number, error=error, is_other_next=bool(outages)))
 
     async def _pause(self, number: int, seconds: float) -> None:
         if self._state.serving is None:
-            self._published.say_pause(seconds)
+            self._published.publish_pause(seconds)
         await asyncio.sleep(seconds)
         self._handle(events.PauseOver(attempt=number))
 
     # The end of an epoch.
 
     def _detach(self, error: PotluckError | None) -> None:
-        """Form no more steps; then see what the end of the epoch says of units and requests."""
+        """Stop forming steps; then determine what the end of the epoch means for units and
+        requests.
+        """
         if error is not None:
             _log.warning("%s: %s", self.record.model_id, error.message)
             self._lost_at = self._clock() if self._lost_at is None else self._lost_at
@@ -502,7 +569,7 @@ class Deployment:
                 defect = "; ".join(await self._ends.crashes(record)) or defect
                 await self._ends.outages(error, record)
         except Exception:  # noqa: BLE001 - the next epoch shall begin, whatever it is
-            _log.exception("%s: an epoch did not end as it should", self.record.model_id)
+            _log.exception("%s: error while ending an epoch", self.record.model_id)
         finally:
             self._answering.judge(in_flight, defect)
 
@@ -521,24 +588,50 @@ class Deployment:
             )
         num_unwilling = await self._background.end(self._clearing, timeout_seconds=_END_SECONDS)
         if num_unwilling:
-            _log.error("%s: %d tasks do not end", self.record.model_id, num_unwilling)
+            _log.error("%s: %d tasks did not end", self.record.model_id, num_unwilling)
 
-    # What is told of it.
+    def _draft_source(self, record: DeploymentRecord) -> DraftSource | None:
+        small, start = record.small, self._around.start_draft
+        if not names_model(record.draft):
+            return draft_source(record.draft)
+        if small is None or start is None:
+            return None
+        return ModelDrafts(
+            partial(start, small.deployment),
+            in_loop(asyncio.get_running_loop()),
+            self._drafts_ready,
+            vocab_size=self._config.vocab_size,
+            context_tokens=small.context_tokens,
+        )
+
+    def _drafts_ready(self) -> None:
+        self._answering.drafts_ready()
+
+    # What is published.
 
     def _placed(self, record: DeploymentRecord) -> DeploymentRecord:
-        """``record`` with the epoch and the stages of the last attempt, once that is in force."""
+        """Return ``record`` with the epoch and stages of the last attempt, once that is in
+        force.
+        """
         serving = self._state.serving
         if serving is None or serving.epoch == self._attempt.record.epoch:
             return self._attempt.placed(record)
         return record
 
     def _say_progress(self, doing: str, done_bytes: int, total_bytes: int) -> None:
-        if self._state.serving is None:  # otherwise it is ready, and stays so meanwhile
-            self._published.say_progress(doing, done_bytes, total_bytes)
+        if self._state.serving is None:  # otherwise it is ready, and stays so
+            self._published.publish_progress(doing, done_bytes, total_bytes)
 
     def _say_loaded(self) -> None:
         if self._state.serving is None:
             self._published.say()
 
     def _new_attempt(self) -> Attempt:
-        return Attempt(self._around, self.record, self._config, self._counting, self._fingerprint)
+        return Attempt(
+            self._around,
+            self.record,
+            self._config,
+            self._counting,
+            self._fingerprint,
+            self._weights,
+        )

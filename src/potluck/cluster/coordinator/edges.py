@@ -6,122 +6,147 @@ import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from functools import partial
 
-from potluck.cluster.edges.connect import connect_edge
+from potluck.cluster.edges.address import EdgeAddress
+from potluck.cluster.edges.connect import connect_end
 from potluck.cluster.edges.edge import EdgeLimits, IncomingEdge, OutgoingEdge
 from potluck.cluster.edges.frames import Scope
 from potluck.cluster.edges.hello import Hello
-from potluck.cluster.edges.listener import EdgeListener
+from potluck.cluster.edges.routed import OpenRoute, listen_for_edges
 from potluck.cluster.trust.credentials import Credentials
 from potluck.errors import EdgeError
 from potluck.types.cluster import DeploymentId, Epoch, NodeId
 
 _SECONDS = 35.0
 
-_Edge = TypeVar("_Edge", OutgoingEdge, IncomingEdge)
+_Ends = dict[Hello, IncomingEdge | OutgoingEdge]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageAddress:
-    """Where a loaded stage awaits its incoming edge."""
+    """The address at which a loaded stage waits for its incoming edge."""
 
     node_id: NodeId
-    host: str
-    port: int
+    address: EdgeAddress
 
 
 async def open_edges(
     credentials: Credentials,
     listen_host: str,
     *,
+    open_route: OpenRoute | None = None,
     first: StageAddress,
     last: StageAddress,
     num_stages: int,
     deployment: DeploymentId,
     epoch: Epoch,
     limits: EdgeLimits,
-    tell_stages: Callable[[tuple[str, int]], Sequence[Coroutine[object, object, None]]],
+    dials_last: bool = False,
+    awaits_first: bool = False,
+    tell_stages: Callable[[EdgeAddress], Sequence[Coroutine[object, object, None]]],
 ) -> tuple[OutgoingEdge, IncomingEdge]:
     """Open both, while the stages open theirs.
 
-    ``tell_stages`` gets the address at which the last stage will find the coordinator, and returns
-    what has to go on meanwhile. If any of it fails nothing stays open.
+    ``tell_stages`` gets the address at which stages will find the coordinator, and returns the task
+    that must continue meanwhile. With ``awaits_first``, the first stage connects to the
+    coordinator; with ``dials_last``, the coordinator connects to the last one. If anything fails,
+    nothing stays open.
     """
     scope = Scope(deployment=deployment, epoch=epoch)
     try:
-        listener = EdgeListener(listen_host, credentials)
+        listener = listen_for_edges(listen_host, credentials, open_route)
     except OSError as error:
-        raise EdgeError(last.node_id, f"cannot listen for it: {error.strerror}") from error
-    connecting = _in_thread(
-        lambda: connect_edge(
-            (first.host, first.port),
+        raise EdgeError(last.node_id, f"cannot listen for an edge: {error.strerror}") from error
+    to_first = Hello(scope=scope, index=0, is_reversed=awaits_first)
+    from_last = Hello(scope=scope, index=num_stages, is_reversed=dials_last)
+    awaited = {
+        hello: stage.node_id
+        for hello, stage, is_awaited in (
+            (to_first, first, awaits_first),
+            (from_last, last, not dials_last),
+        )
+        if is_awaited
+    }
+
+    def dial(hello: Hello, stage: StageAddress) -> dict[Hello, IncomingEdge | OutgoingEdge]:
+        end = connect_end(
+            stage.address,
             credentials,
-            Hello(scope=scope, index=0),
-            peer=first.node_id,
+            hello,
+            peer=stage.node_id,
             limits=limits,
             timeout_seconds=_SECONDS,
         )
-    )
-    accepting = _in_thread(
-        lambda: listener.accept(
-            Hello(scope=scope, index=num_stages),
-            peer=last.node_id,
-            limits=limits,
-            timeout_seconds=_SECONDS,
-        )
-    )
+        return {hello: end}
+
+    opening = [
+        _in_thread(partial(dial, hello, stage))
+        for hello, stage in ((to_first, first), (from_last, last))
+        if hello not in awaited
+    ]
+    if awaited:
+        accept = partial(listener.accept_ends, awaited, limits=limits, timeout_seconds=_SECONDS)
+        opening.append(_in_thread(accept))
     telling = [asyncio.ensure_future(each) for each in tell_stages(listener.address)]
     try:
-        await asyncio.gather(connecting, accepting, *telling)
-        return connecting.result(), accepting.result()
+        await asyncio.gather(*opening, *telling)
+        ends = {hello: end for each in opening for hello, end in each.result().items()}
+        outgoing, incoming = ends[to_first], ends[from_last]
+        if not isinstance(outgoing, OutgoingEdge) or not isinstance(incoming, IncomingEdge):
+            raise EdgeError(first.node_id, "an edge was opened in the wrong direction")
+        return outgoing, incoming
     except BaseException:
         for task in telling:
             task.cancel()
         await asyncio.gather(*telling, return_exceptions=True)
-        _close_when_open(connecting)
-        _close_when_open(accepting)
+        for each in opening:
+            _close_when_open(each)
         raise
     finally:
         listener.close()  # ends accept
 
 
-def _in_thread(open_edge: Callable[[], _Edge]) -> asyncio.Future[_Edge]:
-    """Open an edge on a thread that nobody has to wait for, not even the end of the process.
+def _in_thread(open_ends: Callable[[], _Ends]) -> asyncio.Future[_Ends]:
+    """Open edges on a thread that nothing has to wait for, not even the end of the process.
 
-    Where the future was cancelled the edge is closed as soon as it is open.
+    If the future was cancelled, the edges are closed as soon as they are open.
     """
     loop = asyncio.get_running_loop()
-    opened: asyncio.Future[_Edge] = loop.create_future()
+    opened: asyncio.Future[_Ends] = loop.create_future()
 
-    def settle(edge: _Edge | None, error: Exception | None) -> None:
+    def settle(ends: _Ends, error: Exception | None) -> None:
         if opened.cancelled():
-            if edge is not None:
-                edge.close()
+            _close_all(ends)
         elif error is not None:
             opened.set_exception(error)
-        elif edge is not None:
-            opened.set_result(edge)
+        else:
+            opened.set_result(ends)
 
     def run() -> None:
-        edge, error = None, None
+        ends: _Ends = {}
+        error: Exception | None = None
         try:
-            edge = open_edge()
-        except Exception as failure:  # noqa: BLE001 - told to whoever waits, whatever it is
+            ends = open_ends()
+        except Exception as failure:  # noqa: BLE001 - passed on to the waiting caller
             error = failure
         try:
-            loop.call_soon_threadsafe(settle, edge, error)
+            loop.call_soon_threadsafe(settle, ends, error)
         except RuntimeError:  # the loop is closed
-            if edge is not None:
-                edge.close()
+            _close_all(ends)
 
     threading.Thread(target=run, name="open-edge", daemon=True).start()
     return opened
 
 
-def _close_when_open(opening: asyncio.Future[_Edge]) -> None:
-    """Nobody wants this edge any more."""
+def _close_when_open(opening: asyncio.Future[_Ends]) -> None:
+    """Close edges that are no longer needed, once they are open."""
     if not opening.done():
         opening.cancel()
     elif not opening.cancelled() and opening.exception() is None:
-        opening.result().close()
+        _close_all(opening.result())
+
+
+def _close_all(ends: _Ends) -> None:
+    for end in ends.values():
+        end.close()

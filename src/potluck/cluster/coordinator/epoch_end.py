@@ -1,4 +1,4 @@
-"""What the end of an epoch says of its stages and their units."""
+"""What the end of an epoch says about its stages and their units."""
 
 from __future__ import annotations
 
@@ -7,27 +7,29 @@ import time
 from collections.abc import Callable
 
 from potluck.cluster.calls import DeploymentRecord, StageEnds, StageScope, decode, encode
-from potluck.cluster.coordinator.left_out import LeftOut, NodeUnitId, StageStalledError
 from potluck.cluster.coordinator.outages import units_out
+from potluck.cluster.coordinator.stalled_units import NodeUnitId, StageStalledError, StalledUnits
 from potluck.cluster.membership import Membership
 from potluck.errors import CallError, EngineError, PotluckError
 from potluck.types.cluster import NodeId
 
 _SECONDS = 3.0
-"""For a node to say how its stages have ended."""
+"""The time for a node to report how its stages ended."""
 
 
 class EpochEnds:
-    """Asks the nodes of an epoch how it ended, and remembers which units are out since then."""
+    """Asks the nodes of an epoch how it ended, and remembers which units have been out since
+    then.
+    """
 
     def __init__(self, membership: Membership, clock: Callable[[], float] = time.monotonic) -> None:
         self._membership = membership
         self._clock = clock
-        self._left_out = LeftOut()
+        self._left_out = StalledUnits()
         self._outages: tuple[str, ...] = ()  # since the deployment last served
 
     async def crashes(self, record: DeploymentRecord) -> list[str]:
-        """Close the epoch's edges; return how its stages have crashed, if they have."""
+        """Close the epoch's edges; return how its stages crashed, if any did."""
         scope = encode(StageScope(deployment=record.deployment, epoch=record.epoch))
 
         async def ask(node: NodeId) -> tuple[str, ...]:
@@ -43,9 +45,9 @@ class EpochEnds:
         return [line for crashes in answers for line in crashes]
 
     async def outages(self, error: PotluckError, record: DeploymentRecord) -> tuple[str, ...]:
-        """Return why units of the epoch's stages are out by now, a line each.
+        """Return why units of the epoch's stages are out by now, one line each.
 
-        One that stalled, as ``error`` may say, is left out of plans for a while.
+        A unit that stalled, according to ``error``, is left out of plans for a while.
         """
         there = set(self._nodes_of(record))
         outages = await units_out(
@@ -55,29 +57,29 @@ class EpochEnds:
             self._left_out = self._left_out.stalled(error, self._clock())
             unit = f"{error.unit_id} on node {error.node_id}"
             if not any(line.startswith(unit) for line in outages):
-                outages += (f"{unit} is left out for now",)
+                outages += (f"{unit} is temporarily excluded",)
         self._outages += tuple(line for line in outages if line not in self._outages)
         return outages
 
     def left_out(self, *, is_first: bool) -> dict[NodeUnitId, str]:
-        """Which units to plan without, and why; see ``LeftOut.reasons``."""
+        """Return the units to plan without, with the reasons; see ``StalledUnits.reasons``."""
         return self._left_out.reasons(self._clock(), is_first=is_first)
 
     def served(self) -> None:
-        """The deployment serves again: what was out before is not worth telling any more."""
+        """The deployment serves again: earlier outages are no longer reported."""
         self._outages = ()
 
     def because(self, what: str) -> str:
-        """What goes on, and which units are out."""
+        """Return what is in progress, and which units are out."""
         return "; ".join((what, *self._outages))
 
     def with_outages(self, error: PotluckError) -> PotluckError:
-        """The error, and which units are out."""
+        """Return the error with the units that are out."""
         if not self._outages:
             return error
         return EngineError(self.because(error.message), hint=error.hint)
 
     def _nodes_of(self, record: DeploymentRecord) -> list[NodeId]:
-        """The nodes of its stages that are there."""
+        """Return the nodes of its stages that are members."""
         there = self._membership.nodes() | {self._membership.node_id}
         return sorted({stage.node_id for stage in record.stages} & there)

@@ -1,4 +1,4 @@
-"""What happens to a deployment at its coordinator: what the state machine is told."""
+"""The events of a deployment's state machine."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from potluck.types.cluster import Epoch, NodeId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Begun:
-    """The deployment is this node's to run: it was deployed here, or taken over."""
+class DeploymentStarted:
+    """The deployment is run by this node: it was deployed here, or taken over."""
 
     reason: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """There is a plan, of stages on ``nodes``.
+    """There is a plan, with stages on ``nodes``.
 
-    ``needs_room``: see ``State``. ``is_in_force``: it is the one that serves already.
+    ``needs_room``: see ``State``. ``is_in_force``: it is the plan that already serves.
     """
 
     attempt: int
@@ -30,7 +30,7 @@ class Planned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claimed:
-    """``epoch`` was taken for the plan."""
+    """``epoch`` was claimed for the plan."""
 
     attempt: int
     epoch: Epoch
@@ -38,10 +38,10 @@ class Claimed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimRefused:
-    """The epoch was not taken.
+    """The claim was refused.
 
-    ``is_alone``: too few of the deployment's holders are in reach. Otherwise a higher epoch was
-    seen or promised by one of them, and ``highest`` is the highest.
+    ``is_alone``: too few of the deployment's holders are reachable. Otherwise one of them has seen
+    or promised a higher epoch, and ``highest`` is the highest.
     """
 
     attempt: int
@@ -59,7 +59,7 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connected:
-    """The edges of the plan stand, and steps may go over them."""
+    """The edges of the plan are open, and steps may use them."""
 
     attempt: int
 
@@ -68,7 +68,7 @@ class Connected:
 class Failed:
     """The attempt could not be planned, loaded or connected.
 
-    ``is_other_next``: the next plan is another one in any case, because a unit is out by now.
+    ``is_other_next``: the next plan will be different in any case, because a unit is out by now.
     """
 
     attempt: int
@@ -78,7 +78,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageLost:
-    """A stage, an edge or the scheduler of ``epoch`` is of no use any more.
+    """A stage, an edge or the scheduler of ``epoch`` has failed.
 
     ``is_in_use``: there were sequences to compute.
     """
@@ -97,7 +97,7 @@ class TokenCommitted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeLeft:
-    """A node is no longer there."""
+    """A node has left or was lost."""
 
     node_id: NodeId
     error: PotluckError
@@ -105,22 +105,22 @@ class NodeLeft:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeJoined:
-    """A node is there: what did not fit may fit now."""
+    """A node has joined: what did not fit may fit now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaveRequested:
-    """A node is about to leave; the deployment is to go on without it."""
+    """A node is about to leave; the deployment must continue without it."""
 
     node_id: NodeId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoveWanted:
-    """A better plan than the one that serves was found, and is worth moving to.
+    """A better plan than the current one was found, and is worth moving to.
 
-    ``nodes`` and ``needs_room`` are those of the plan, as in ``Planned``. ``reason`` says in a few
-    words what it gains.
+    ``nodes`` and ``needs_room`` are those of the plan, as in ``Planned``. ``reason`` summarizes
+    what it gains.
     """
 
     nodes: frozenset[NodeId]
@@ -137,11 +137,11 @@ class PauseOver:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """The deployment is removed, or goes on at another node."""
+    """The deployment was removed, or continues at another node."""
 
 
 Event = (
-    Begun
+    DeploymentStarted
     | Planned
     | Claimed
     | ClaimRefused

@@ -1,4 +1,4 @@
-"""Which nodes count among those who agree to a deployment's next epoch."""
+"""Which nodes count as holders, whose agreement the next epoch of a deployment needs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from potluck.cluster.membership import Membership
 from potluck.types.cluster import NodeId
 
 SETTLED_SECONDS = 3.0
-"""Beyond the lease, within which all links of a node that is cut off are seen to be."""
+"""The time after the lease within which a partitioned node sees all of its links as down."""
 
 
 class Holders:
@@ -21,9 +21,10 @@ class Holders:
         self._settling: asyncio.TimerHandle | None = None
 
     def node_joined(self) -> None:
-        """Have a node that joins count.
+        """Count a node that has joined as a holder.
 
-        Otherwise the few that knew of the deployment first could outvote all that came later.
+        Otherwise the few nodes that first knew of the deployment could outvote all that joined
+        later.
         """
         record = self._published.record
         there = self._membership.nodes() | {*record.holders, self._membership.node_id}
@@ -32,10 +33,11 @@ class Holders:
             self._published.say(holders=tuple(sorted(there)))
 
     def node_left(self, node_id: NodeId) -> None:
-        """Have a node that left count no longer, once it is clear that most are still in reach.
+        """Stop counting a node that has left, once it is clear that most holders are still
+        reachable.
 
-        Otherwise those that joined and left again could outvote all that are there. A node that is
-        cut off sees the others leave one by one, and must not take the first for the only one.
+        Otherwise nodes that joined and left again could outvote all that are present. A partitioned
+        node sees the others leave one by one, and must not mistake the first for the only one.
         """
         if node_id in self._published.record.holders:
             self.close()
@@ -43,7 +45,7 @@ class Holders:
             self._settling = loop.call_later(SETTLED_SECONDS, self._forget)
 
     def close(self) -> None:
-        """Have no more nodes forgotten. Idempotent."""
+        """Stop removing holders. Idempotent."""
         if self._settling is not None:
             self._settling.cancel()
 

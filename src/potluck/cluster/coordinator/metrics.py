@@ -1,4 +1,4 @@
-"""What a deployment does, as its coordinator can tell."""
+"""Metrics of a deployment, as known to its coordinator."""
 
 from __future__ import annotations
 
@@ -19,7 +19,14 @@ from potluck.log_rate import LogRateFilter
 from potluck.serving.dispatcher import Load
 from potluck.types.cluster import NodeId
 from potluck.types.expert_use import ExpertUse
-from potluck.types.gateway import EdgeMetrics, ModelMetrics, StageMetrics, StageTimes, TokenSpeed
+from potluck.types.gateway import (
+    EdgeMetrics,
+    GenerationTotals,
+    ModelMetrics,
+    StageMetrics,
+    StageTimes,
+    TokenSpeed,
+)
 from potluck.types.placement import Prediction
 from potluck.types.speed import StepTime
 
@@ -29,11 +36,9 @@ _log.addFilter(LogRateFilter(600.0))
 _SECONDS = 2.0
 
 
-async def deployment_metrics(
-    membership: Membership,
+def own_metrics(
     record: DeploymentRecord,
     load: Load,
-    sent: SentTotals,
     speed: TokenSpeed,
     *,
     num_blocks: int,
@@ -41,13 +46,45 @@ async def deployment_metrics(
     slot_bytes: int = 0,
     num_moves: int = 0,
     last_gain: float | None = None,
+    generated: GenerationTotals,
 ) -> ModelMetrics:
-    """Ask the stages of ``record``; one whose node does not answer in time is left out.
+    """Return what the coordinator of ``record`` knows without asking its stages.
 
-    ``slot_bytes`` is what a state slot takes on all of them together.
+    ``slot_bytes`` is the size of a state slot on all of them together.
+    """
+    return ModelMetrics(
+        model_id=record.model_id,
+        num_waiting=load.num_waiting,
+        num_running=load.num_running,
+        num_blocks=num_blocks,
+        num_free_blocks=load.num_free_blocks,
+        num_kept_blocks=load.num_kept_blocks,
+        prefix=load.prefix,
+        drafts=load.drafts,
+        states=replace(load.states, slot_bytes=slot_bytes),
+        generated=generated,
+        epoch=record.epoch.number,
+        num_recoveries=record.num_recoveries,
+        recovery_seconds=record.recovery_seconds,
+        num_spares=num_spares,
+        num_moves=num_moves,
+        last_gain=last_gain,
+        speed=speed,
+        prediction=record.prediction,
+    )
+
+
+async def with_stages(
+    membership: Membership, record: DeploymentRecord, metrics: ModelMetrics, sent: SentTotals
+) -> ModelMetrics:
+    """Return ``metrics`` with those of the stages; stages that do not answer in time are left out.
+
+    ``sent`` is what was sent over the edge to the first one.
     """
     stats = await stage_stats(membership, record)
     nodes = [stage.node_id for stage in record.stages]
+    leaders = [group[0] for group in record.groups]
+    following = [*leaders[1:], len(nodes)]
     own = membership.node_id
     edges = [
         EdgeMetrics(
@@ -61,33 +98,18 @@ async def deployment_metrics(
     ]
     edges += [
         EdgeMetrics(
-            edge=index + 1,
-            sender=node,
-            receiver=receiver,
+            edge=end,
+            sender=nodes[index],
+            receiver=[*nodes, own][end],
             num_frames=stats[index].num_steps,
             num_bytes=stats[index].num_sent_bytes,
             send_seconds=stats[index].send_seconds,
         )
-        for index, (node, receiver) in enumerate(zip(nodes, [*nodes[1:], own], strict=True))
+        for index, end in zip(leaders, following, strict=True)
         if index in stats
     ]
-    return ModelMetrics(
-        model_id=record.model_id,
-        num_waiting=load.num_waiting,
-        num_running=load.num_running,
-        num_blocks=num_blocks,
-        num_free_blocks=load.num_free_blocks,
-        num_kept_blocks=load.num_kept_blocks,
-        prefix=load.prefix,
-        states=replace(load.states, slot_bytes=slot_bytes),
-        epoch=record.epoch.number,
-        num_recoveries=record.num_recoveries,
-        recovery_seconds=record.recovery_seconds,
-        num_spares=num_spares,
-        num_moves=num_moves,
-        last_gain=last_gain,
-        speed=speed,
-        prediction=record.prediction,
+    return replace(
+        metrics,
         stages=tuple(
             StageMetrics(
                 stage=index,
@@ -102,6 +124,8 @@ async def deployment_metrics(
                     num_used=stats[index].num_experts_used,
                     num_in_memory=stats[index].num_experts_in_memory,
                 ),
+                num_exchanges=stats[index].num_exchanges,
+                exchange_seconds=stats[index].exchange_seconds,
                 times=stage_times(stats[index].step_times, loaded_sequences(record.prediction)),
             )
             for index, node in enumerate(nodes)
@@ -112,16 +136,18 @@ async def deployment_metrics(
 
 
 async def stage_stats(membership: Membership, record: DeploymentRecord) -> dict[int, Stats]:
-    """Return totals by stage, without what no stage can have measured."""
+    """Return totals by stage, without implausible ones."""
     scope = encode(StageScope(deployment=record.deployment, epoch=record.epoch))
     stats: dict[int, Stats] = {}
 
     async def ask(node: NodeId) -> None:
         try:
             answer = await membership.call(node, "stage.stats", scope, timeout_seconds=_SECONDS)
-            told = decode(answer, StageStats).stages
+            reported = decode(answer, StageStats).stages
             own = (index for index, stage in enumerate(record.stages) if stage.node_id == node)
-            stats.update({index: _plausible(node, told[index]) for index in own if index in told})
+            stats.update(
+                {index: _plausible(node, reported[index]) for index in own if index in reported}
+            )
         except PotluckError:
             return
 
@@ -132,7 +158,7 @@ async def stage_stats(membership: Membership, record: DeploymentRecord) -> dict[
 def _plausible(node: NodeId, stats: Stats) -> Stats:
     times = tuple(each for each in stats.step_times if each.is_plausible)
     if len(times) < len(stats.step_times):
-        _log.warning("node %s reports step times that make no sense; they are ignored", node)
+        _log.warning("node %s reports implausible step times, which are ignored", node)
     return msgspec.structs.replace(stats, step_times=times)
 
 
@@ -144,7 +170,7 @@ def loaded_sequences(prediction: Prediction | None) -> int | None:
 
 
 def stage_times(times: Iterable[StepTime], loaded_sequences: int | None) -> StageTimes:
-    """Return the latest times of one stage that predictions are made of."""
+    """Return the latest times of one stage, as used by predictions."""
     latest_first = sorted(times, key=lambda each: each.age_seconds)
     decode: dict[int, float] = {}
     for each in latest_first:

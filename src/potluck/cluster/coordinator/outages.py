@@ -1,4 +1,4 @@
-"""Whether a deployment's epoch ended because of a unit that is of no use any more."""
+"""Whether a deployment's epoch ended because of a failed unit."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from potluck.types.node import NodeReport
 from potluck.types.unit import Role
 
 _REPORT_SECONDS = 2.0
-"""A node that is slower says it when the next epoch is planned."""
+"""A node that is slower reports it when the next epoch is planned."""
 
 
 async def units_out(membership: Membership, stages: Iterable[StageRecord]) -> tuple[str, ...]:
-    """Why units of these stages are out by now, a line each; in the order of the stages.
+    """Return why units of these stages are out by now, one line each, in the order of the stages.
 
-    For when the stages were stopped: their nodes have seen all of their workers' ends then.
+    Call it after the stages were stopped: their nodes have then seen how all of their workers
+    ended.
     """
     units: dict[NodeId, list[UnitId]] = {}
     for stage in stages:

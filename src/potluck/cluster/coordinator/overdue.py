@@ -1,8 +1,8 @@
-"""What is asked when a step is overdue: does every stage still make progress?
+"""When a step is overdue, find out whether every stage still makes progress.
 
-A step may be late because it is large, or because a machine is busy with something else. The nodes
-of the stages can tell; a stage is lost only when its own node says that its worker is stopped or
-has done nothing for a while, or when the node does not answer. ``Evidence`` decides and is pure.
+A step may be late because it is large, or because a machine is busy with other work. The nodes of
+the stages can tell; a stage is lost only if its own node reports that its worker is stopped or has
+made no progress for a while, or if the node does not answer. ``Evidence`` decides and is pure.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from potluck.cluster.calls import (
     decode,
     encode,
 )
-from potluck.cluster.coordinator.left_out import StageStalledError
 from potluck.cluster.coordinator.pipeline import OverdueStep
+from potluck.cluster.coordinator.stalled_units import StageStalledError
 from potluck.cluster.edges.options import STALL_SECONDS
 from potluck.cluster.membership import Membership
 from potluck.errors import EngineError, PotluckError
@@ -34,28 +34,28 @@ from potluck.types.step import StepId
 _log = logging.getLogger(__name__)
 
 IDLE_SECONDS = 15.0
-"""Without any progress of a stage that is not known to be stopped: a disk from which mapped weights
-have to be read takes some ten seconds to spin up."""
+"""The maximum time without progress of a stage that is not known to be stopped: a disk with mapped
+weights takes some ten seconds to spin up."""
 
 SILENT_SECONDS = 10.0
-"""Without an answer of a node, though the membership sees it."""
+"""The maximum time without an answer of a node that is still a member."""
 
 NOWHERE_SECONDS = float(STALL_SECONDS)
-"""While no stage computes or sends: for what may be on its way between two of them."""
+"""The maximum time while no stage computes or sends: the step may be in transit between two of
+them."""
 
 _ASK_SECONDS = 4.0
 _ABANDON_SECONDS = 2.0
 _AGAIN_SECONDS = 0.25
-"""Before those who gave reason for doubt are asked again."""
+"""The interval for asking stages again that gave reason for doubt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What follows from the answers so far.
+    """The conclusion from the answers so far.
 
-    ``reason`` is empty while nothing is lost. ``index`` is the stage that is, if it is known;
-    ``is_frozen``: its worker is there and does nothing. With ``is_doubtful`` somebody is to be
-    asked again at once.
+    ``reason`` is empty while nothing is lost. ``index`` is the lost stage, if known; ``is_frozen``:
+    its worker is alive but hangs. If ``is_doubtful``, ask again soon.
     """
 
     reason: str = ""
@@ -65,9 +65,9 @@ class Verdict:
 
 
 class Evidence:
-    """What nodes have said of their stages while one step was awaited. Times are in seconds.
+    """What nodes have reported about their stages while one step was awaited. Times are in seconds.
 
-    Doubt counts from the first answer that gave reason for it: nobody has looked before that.
+    Doubt starts with the first answer that gave reason for it: nobody has asked before that.
     """
 
     def __init__(self, num_stages: int) -> None:
@@ -85,20 +85,22 @@ class Evidence:
         limit_seconds: float,
         is_being_sent: bool = False,
     ) -> Verdict:
-        """Take the latest answers; None for a stage whose worker is gone, and nothing for one whose
-        node did not answer.
+        """Evaluate the latest answers.
+
+        An answer is None for a stage whose worker is gone; a stage whose node did not answer has
+        none.
         """
         for index in range(self._num_stages):
             if index not in checks:
                 seconds = now - self._silent_since.setdefault(index, now)
                 if seconds >= SILENT_SECONDS:
-                    told = format_seconds(seconds)
-                    return Verdict(reason=f"its node does not answer for {told}", index=index)
+                    duration = format_seconds(seconds)
+                    return Verdict(reason=f"its node has not answered for {duration}", index=index)
                 continue
             self._silent_since.pop(index, None)
             check = checks[index]
             if check is None:
-                return Verdict(reason="its worker is not there any more", index=index)
+                return Verdict(reason="its worker has ended", index=index)
             if check.has_progress:
                 self._idle_since.pop(index, None)
                 continue
@@ -107,7 +109,7 @@ class Evidence:
                 return Verdict(reason=reason, index=index, is_frozen=True)
             seconds = now - self._idle_since.setdefault(index, now)
             if seconds >= IDLE_SECONDS:
-                what = "is busy and makes no progress" if check.answers else "does not answer"
+                what = "has been busy without progress" if check.answers else "has not answered"
                 reason = f"its worker {what} for {format_seconds(seconds)}"
                 return Verdict(reason=reason, index=index, is_frozen=True)
         return self._as_a_whole(
@@ -129,13 +131,15 @@ class Evidence:
         waited_seconds: float,
         limit_seconds: float,
     ) -> Verdict:
-        """No stage is to blame by itself, but the step may have been lost, or take too long."""
+        """Handle the case in which no single stage is to blame, but the step may be lost or too
+        slow.
+        """
         if is_being_sent or is_doubtful or any(map(_is_at_work, checks.values())):
             self._nowhere_since = None
         elif self._nowhere_since is None:
             self._nowhere_since = now
         elif now - self._nowhere_since >= NOWHERE_SECONDS:
-            return Verdict(reason="a step was lost: no stage computes it")
+            return Verdict(reason="a step was lost: no stage is computing it")
         if waited_seconds < limit_seconds:
             return Verdict(is_doubtful=is_doubtful)
         waited = format_seconds(waited_seconds)
@@ -143,7 +147,7 @@ class Evidence:
         if not busy:
             return Verdict(reason=f"a step took longer than {waited}")
         slowest = max(busy, key=lambda index: busy[index])
-        reason = f"it has computed for {format_seconds(busy[slowest])} of a step that took {waited}"
+        reason = f"it has spent {format_seconds(busy[slowest])} on a step that took {waited}"
         return Verdict(reason=reason, index=slowest, is_frozen=True)
 
 
@@ -154,7 +158,7 @@ def _is_at_work(check: StageCheck) -> bool:
 async def ask_stages(
     membership: Membership, record: DeploymentRecord
 ) -> dict[int, StageCheck | None]:
-    """Ask the nodes of all stages; see ``Evidence.verdict`` for what comes back."""
+    """Ask the nodes of all stages; for the answers see ``Evidence.verdict``."""
     scope = encode(StageScope(deployment=record.deployment, epoch=record.epoch))
     answers: dict[NodeId, Mapping[int, StageCheck]] = {}
 
@@ -175,7 +179,7 @@ class OverdueSteps:
     """Finds out, in the agent's loop, why steps of one epoch are overdue.
 
     ``on_lost`` is called in the loop, at most once, with the reason why the epoch is over: a
-    ``StageStalledError`` where a worker is to blame, which is then ended.
+    ``StageStalledError`` if a worker is to blame, which is then killed.
     """
 
     def __init__(
@@ -195,7 +199,7 @@ class OverdueSteps:
         self._is_lost = False
 
     def ask(self, overdue: OverdueStep) -> None:
-        """See to an overdue step. From any thread; returns at once."""
+        """Handle an overdue step. From any thread; returns immediately."""
         with suppress(RuntimeError):  # the loop is closed, and everything else with it
             self._loop.call_soon_threadsafe(self._begin, overdue, self._loop.time())
 
@@ -209,7 +213,7 @@ class OverdueSteps:
         self._task.add_done_callback(_log_defect)
 
     async def _find_out(self, overdue: OverdueStep, told_at: float) -> None:
-        """Ask until nobody gives reason for doubt, the step is back, or something is lost."""
+        """Keep asking until there is no doubt, the step has completed, or something is lost."""
         while overdue.is_awaited():
             checks = await ask_stages(self._membership, self._record)
             if not overdue.is_awaited():
@@ -245,16 +249,17 @@ class OverdueSteps:
             index=verdict.index,
             message=verdict.reason,
         )
-        # First: its end closes edges, and whoever sees that knows nothing of the reason.
+        # First, because killing it closes edges, and a node that notices that does not know the
+        # reason.
         self._on_lost(StageStalledError(stage.node_id, stage.unit_id, reason))
         try:
             await self._membership.call(
                 stage.node_id, "stage.abandon", encode(request), timeout_seconds=_ABANDON_SECONDS
             )
         except PotluckError as error:
-            _log.warning("%s; it could not be ended: %s", reason, error.message)
+            _log.warning("%s; it could not be killed: %s", reason, error.message)
 
 
 def _log_defect(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and (error := task.exception()) is not None:
-        _log.error("why a step is overdue could not be found out", exc_info=error)
+        _log.error("could not find out why a step is overdue", exc_info=error)

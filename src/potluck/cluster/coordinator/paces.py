@@ -1,4 +1,4 @@
-"""How fast stages are, compared with what was expected of them. Pure."""
+"""How fast stages are, compared with expectations. Pure."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from potluck.cluster.worker.messages import Stats
 from potluck.types.placement import Prediction
 
 Paces = Mapping[tuple[int, str], float]
-"""How many times as long as expected steps take: by stage, and by what was expected of it."""
+"""How many times as long as expected steps take: by stage, and by the kind of expectation."""
 
 CHANGE = 1.5
-"""A stage whose steps take so many times as long as expected, or so much less, is reason enough to
-look; and then again whenever that factor has changed by so much."""
+"""A stage whose steps take this many times as long as expected (or as short) triggers a search for
+a better plan; so does every further change of this factor."""
 
 
 def paces_of(stats: Mapping[int, Stats], prediction: Prediction | None) -> Paces:
-    """Return the pace of every stage, as far as it is known, from what the stages have measured."""
+    """Return the pace of every stage, as far as it is known, from the stages' measurements."""
     predicted = () if prediction is None else prediction.stages
     paces: dict[tuple[int, str], float] = {}
     for index, each in stats.items():
@@ -31,9 +31,9 @@ def paces_of(stats: Mapping[int, Stats], prediction: Prediction | None) -> Paces
 
 
 def have_changed(before: Paces, now: Paces) -> bool:
-    """Return whether the pace of any stage is worth another look. One that is unknown is as it was.
+    """Return whether the pace of any stage has changed enough for another search.
 
-    At first, all is expected to be as predicted.
+    An unknown pace counts as unchanged. At first, everything is expected to be as predicted.
     """
     return any(
         max(new, before.get(key, 1.0)) >= CHANGE * min(new, before.get(key, 1.0))

@@ -1,4 +1,4 @@
-"""Stages in other processes, reached over two edges: one to the first stage, one from the last."""
+"""Stages in other processes, connected by two edges: one to the first stage, one from the last."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from queue import SimpleQueue
 
+from potluck.cluster.coordinator.result_check import ResultCheck
 from potluck.cluster.coordinator.step_times import CEILING_SECONDS, FLOOR_SECONDS, StepTimes
 from potluck.cluster.coordinator.token_rates import TokenRates
 from potluck.cluster.edges.edge import IncomingEdge, OutgoingEdge
@@ -30,12 +31,12 @@ from potluck.types.step import Step, StepId
 _log = logging.getLogger(__name__)
 
 _END_SECONDS = 5.0
-"""For both threads to end once their edges are closed, which wakes them: milliseconds."""
+"""The time for both threads to end once their edges are closed, which wakes them: milliseconds."""
 
 
 @dataclass(slots=True, kw_only=True)
 class SentTotals:
-    """Of the edge to the first stage. Counted by the thread that sends, read by any."""
+    """Totals of the edge to the first stage. Counted by the sending thread, read by any."""
 
     num_frames: int = 0
     num_bytes: int = 0
@@ -43,8 +44,8 @@ class SentTotals:
 
 
 _GRACE_SECONDS = 10.0
-"""Beyond the limit of a step, for whoever was told that it is overdue to find out who is to blame,
-and to close the pipeline."""
+"""The time beyond the limit of a step in which the handler of an overdue step can determine the
+culprit and close the pipeline."""
 
 _LEAST_WAIT_SECONDS = 0.01
 
@@ -53,8 +54,9 @@ _LEAST_WAIT_SECONDS = 0.01
 class OverdueStep:
     """A step that has been awaited for ``waited_seconds``, longer than others like it took.
 
-    After ``limit_seconds`` it is lost even if all stages make progress. ``is_awaited`` tells, from
-    any thread, whether it still is; ``is_being_sent`` whether the first stage has not taken it yet.
+    After ``limit_seconds`` it is lost even if all stages make progress. ``is_awaited`` returns, on
+    any thread, whether it still is; ``is_being_sent`` whether the first stage has not received it
+    yet.
     """
 
     step_id: StepId
@@ -67,16 +69,16 @@ class OverdueStep:
 class RemotePipeline:
     """A ``Pipeline`` over edges. Owns both and closes them.
 
-    One thread sends what does not go at once and one receives, so that ``submit`` never waits for a
-    stage that does not read. Results come in the order of the steps. When an edge ends, or anything
-    goes wrong in either thread, ``on_lost`` is called once, on a thread of the pipeline, before the
-    steps in flight and all later ones fail with that reason. It is a ``DefectError`` where it was
-    no edge that failed.
+    One thread sends what cannot be sent immediately and one receives, so that ``submit`` never
+    waits for a stage that does not read. Results arrive in the order of the steps. When an edge
+    ends, or anything fails in either thread, ``on_lost`` is called once, on a thread of the
+    pipeline, before the steps in flight and all later ones fail with that reason. It is a
+    ``DefectError`` if the failure was not that of an edge.
 
     ``on_overdue`` is called on a thread of the pipeline when a step takes longer than others like
-    it did (see ``StepTimes``), and again now and then while it is awaited. It must return at once.
-    The pipeline goes on waiting, and is lost by itself only some seconds after the step's limit,
-    which is ``step_seconds`` or a multiple of what such steps took.
+    it (see ``StepTimes``), and repeatedly while it is awaited. It must return immediately. The
+    pipeline keeps waiting, and is lost by itself only some seconds after the step's limit, which is
+    ``step_seconds`` or a multiple of what such steps took.
     """
 
     def __init__(
@@ -105,6 +107,9 @@ class RemotePipeline:
         self._num_queued = 0
         self._num_taken = 0
         self._in_flight: SimpleQueue[Step | None] = SimpleQueue()
+        self._results = ResultCheck()
+        self._cancelled: frozenset[StepId] = frozenset()
+        self._answered: StepId | None = None  # the last one that was answered
         self._not_sent: PotluckError | None = None
         self._lost: EngineError | None = None
         self._is_closing = False
@@ -118,12 +123,14 @@ class RemotePipeline:
             thread.start()
 
     def submit(self, step: Step) -> None:
-        """Send a small step, where the kernel takes it at once, or queue it; never waits.
+        """Send a small step if the kernel accepts it immediately, or queue it; never waits.
 
         Called by one thread at a time, as the dispatcher does under its lock.
         """
+        if step.cancels:
+            self._note_cancelled(step)
         header = self._encoded(step)
-        is_idle = self._num_queued == self._num_taken  # the thread that sends has nothing to do
+        is_idle = self._num_queued == self._num_taken  # the sending thread has nothing to do
         if is_idle and self._not_sent is None and self._outgoing.takes_at_once(len(header)):
             self._in_flight.put(step)
             self._send(step, header)
@@ -132,7 +139,7 @@ class RemotePipeline:
         self._submitted.put((step, header))
 
     def path(self) -> tuple[NodeId, PathFigures] | None:
-        """Return what the edge to the first stage shows, and the node it leads to."""
+        """Return the figures of the edge to the first stage, and the node of that stage."""
         path = self._outgoing.path()
         return None if path is None else (self._outgoing.peer_node_id, path)
 
@@ -145,8 +152,8 @@ class RemotePipeline:
         deadline = time.monotonic() + _END_SECONDS
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
-            if thread.is_alive():  # it holds nothing that anybody waits for
-                _log.error("the thread of %s does not end, and is left behind", thread.name)
+            if thread.is_alive():  # nothing waits for it
+                _log.error("thread %s did not end, and is abandoned", thread.name)
 
     def _send_all(self) -> None:
         try:
@@ -158,6 +165,13 @@ class RemotePipeline:
                 self._num_taken += 1
         finally:
             self._in_flight.put(None)
+
+    def _note_cancelled(self, step: Step) -> None:
+        """Note that the stages may skip the steps that ``step`` cancels."""
+        cancelled, answered = self._cancelled.union(step.cancels), self._answered
+        if answered is not None:
+            cancelled = frozenset(each for each in cancelled if each > answered)
+        self._cancelled = cancelled
 
     def _encoded(self, step: Step) -> bytes:
         try:
@@ -186,7 +200,7 @@ class RemotePipeline:
         self.sent.send_seconds += time.perf_counter() - started
 
     def _give_up_sending(self, error: Exception) -> None:
-        """Have the thread that receives tell it, in its turn: this ends its wait."""
+        """Let the receiving thread report it in turn, by ending its wait."""
         self._not_sent = _as_told(error, "a step could not be sent")
         self._incoming.wake()
 
@@ -194,11 +208,12 @@ class RemotePipeline:
         while (step := self._in_flight.get()) is not None:
             try:
                 outcome = self._outcome(step)
-                if outcome.error is None:
-                    self.rates.came(step, time.perf_counter())
+                self._answered = step.step_id
+                if outcome.error is None and not outcome.is_skipped:
+                    self.rates.came(step, outcome.sampled, time.perf_counter())
                 self._on_outcome(outcome)
             except Exception as error:  # noqa: BLE001 - this thread's end would hang all that waits
-                self._lose(_as_told(error, "a result could not be taken"))
+                self._lose(_as_told(error, "a result could not be accepted"))
 
     def _outcome(self, step: Step) -> StepOutcome:
         if self._lost is None:
@@ -214,55 +229,73 @@ class RemotePipeline:
         kind = DefectError if isinstance(reason, DefectError) else EngineError
         self._lost = kind(
             f"a stage of the model was lost: {reason.message}",
-            hint="send the request again: the model is being deployed anew",
+            hint="send the request again: the model is being redeployed",
         )
         if self._is_closing:
             return
         try:
             self._on_lost(reason)
         except Exception:  # noqa: BLE001 - the steps in flight are still to fail
-            _log.exception("nobody could be told that a stage was lost")
+            _log.exception("the loss of a stage could not be reported")
 
     def _receive(self, step: Step) -> StepOutcome:
-        """Raises ``DefectError`` for what makes no sense as this step's result."""
+        """Receive the result of a step. Raise ``DefectError`` if it cannot be this step's
+        result.
+        """
         frame = self._await_frame(step)
         peer = self._incoming.peer_node_id
         if frame.step_id != step.step_id:
-            raise DefectError(f"edge with {peer}: it answered another step")
+            raise DefectError(f"connection to node {peer}: it answered a different step")
+        if frame.kind is FrameKind.SKIPPED:
+            if step.step_id not in self._cancelled or not step.can_be_skipped:
+                raise DefectError(
+                    f"connection to node {peer}: it skipped a step that was not cancelled"
+                )
+            return StepOutcome(step=step, is_skipped=True)
         try:
             if frame.kind is FrameKind.FAILURE:
-                return StepOutcome(step=step, error=decode_failure(frame.header))
+                error = decode_failure(frame.header)
+                self._results.failed(step)
+                return StepOutcome(step=step, error=error)
             if step.restores:
                 restored = decode_restored(frame.header)
                 count, state_end = restored.num_blocks, restored.state_end
                 most_end = 0 if step.restored_state is None else count
                 is_of_step = count <= len(step.restores) and state_end <= most_end
                 if frame.kind is not FrameKind.RESULT or not is_of_step:
-                    raise DefectError(f"edge with {peer}: its result is not that of the step")
+                    raise DefectError(
+                        f"connection to node {peer}: the result does not match the step"
+                    )
                 return StepOutcome(step=step, num_restored=count, state_end=state_end)
             sampled = decode_sampled(frame.header)
-        except ValueError as error:  # DecodeError, or text that is no UTF-8
-            raise DefectError(f"edge with {peer}: it sent a malformed result ({error})") from error
-        answered = tuple((each.sequence_id, each.position) for each in sampled)
-        if frame.kind is not FrameKind.RESULT or answered != step.results:
-            raise DefectError(f"edge with {peer}: its result is not that of the step")
+        except ValueError as error:  # DecodeError, or invalid UTF-8
+            raise DefectError(
+                f"connection to node {peer}: it sent a malformed result ({error})"
+            ) from error
+        if frame.kind is not FrameKind.RESULT:
+            raise DefectError(f"connection to node {peer}: the result does not match the step")
+        try:
+            self._results.take(step, sampled)
+        except DefectError as error:
+            raise DefectError(f"connection to node {peer}: {error.message}") from error
         return StepOutcome(step=step, sampled=sampled)
 
     def _await_frame(self, step: Step) -> Frame:
-        # From here on it is the oldest in flight: those before it hold it up no longer.
+        # It is now the oldest in flight: those before it no longer delay it.
         self._awaited_since = started = time.monotonic()
         self._awaited = step
         try:
             frame = self._incoming.receive(self._first_wait_seconds, self._on_silence)
         finally:
             self._awaited = None
-        self._times.took(step, time.monotonic() - started)
+        if frame.kind is not FrameKind.SKIPPED:
+            self._times.record(step, time.monotonic() - started)
         return frame
 
     def _on_silence(self) -> float:
-        """Nothing came for a while; returns for how long to go on waiting.
+        """Handle a wait without a frame; return how long to keep waiting.
 
-        Raises ``TimeoutError`` when it has been long enough.
+        Raise ``TimeoutError`` when it has been long enough.
         """
         step = self._awaited
         if step is None:  # only while a frame is awaited
@@ -290,7 +323,7 @@ class RemotePipeline:
 
 
 def _as_told(error: Exception, what: str) -> PotluckError:
-    """``error`` as the reason why the pipeline is lost; what is no failure of an edge is logged."""
+    """Return ``error`` as the reason why the pipeline is lost; log what is not an edge failure."""
     if isinstance(error, EdgeError):
         return error
     _log.error("%s", what, exc_info=error)

@@ -1,29 +1,32 @@
-"""The size of a deployment, and its plan as its record has it."""
+"""The size of a deployment, the fields of its record that describe its plan, and its memory."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from potluck.cluster.calls import DeploymentRecord, RejectionRecord, StageRecord
 from potluck.cluster.edges.edge import EdgeLimits
 from potluck.cluster.steps import edge_limits
+from potluck.placement.keeping import reserved
 from potluck.placement.planned import PlannedModel
-from potluck.scheduling import MAX_STEP_SEQUENCES, MAX_STEP_TOKENS
 from potluck.scheduling.blocks import blocks_for
+from potluck.scheduling.step_limits import MAX_STEP_SEQUENCES, MAX_STEP_TOKENS
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.model import ModelConfig
+from potluck.types.node import NodeReport
 from potluck.types.placement import Preferences
 from potluck.types.quantization import Quantization
 from potluck.types.stage import StageSize
 from potluck.weights.report import remark_lines
 
 _EXPECTED_TOKENS = 512
-"""That a sequence has, and a prompt, where nothing is known of those to come."""
+"""The assumed length of a sequence, and of a prompt, if future ones are unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeploymentSize:
-    """What every stage of a deployment allocates, and what frames between them may hold."""
+    """What every stage of a deployment allocates, and the maximum size of frames between them."""
 
     context_tokens: int
     num_blocks: int
@@ -37,7 +40,7 @@ class DeploymentSize:
 
     @property
     def of_stage(self) -> StageSize:
-        """The same for one stage; ``placement.sizes.on_unit`` says where."""
+        """Return the size of one stage; ``placement.sizes.on_unit`` adapts it to a unit."""
         return StageSize(
             context_tokens=self.context_tokens,
             num_blocks=self.num_blocks,
@@ -51,8 +54,8 @@ class DeploymentSize:
 
 
 def size_of(config: ModelConfig, record: DeploymentRecord) -> DeploymentSize:
-    """The size that a deployment's record asks for; not quantized, and exact, where that is to be
-    seen.
+    """Return the size that a deployment's record asks for: not quantized, and exact, if
+    undecided.
     """
     num_blocks = blocks_for(max(record.cache_tokens, record.context_tokens))
     max_step_tokens = min(MAX_STEP_TOKENS, record.context_tokens)
@@ -78,18 +81,32 @@ def size_of(config: ModelConfig, record: DeploymentRecord) -> DeploymentSize:
 
 
 def preferences_of(record: DeploymentRecord) -> Preferences:
-    """Return what plans of a deployment are made for."""
+    """Return what plans of a deployment are optimized for."""
     return Preferences(
         objective=record.objective,
         num_streams=record.num_streams,
+        tensor_parallel=record.tensor_parallel,
         layout=record.layout,
         context_tokens=min(_EXPECTED_TOKENS, record.context_tokens),
         prompt_tokens=min(_EXPECTED_TOKENS, record.context_tokens),
     )
 
 
+def without_memory_of(
+    stages: Sequence[StageRecord], reports: Sequence[NodeReport]
+) -> list[NodeReport]:
+    """Return the reports as they would be if the memory of ``stages`` were promised to them."""
+    return [
+        reserved(
+            report,
+            [(stage.unit_id, stage.memory) for stage in stages if stage.node_id == report.node_id],
+        )
+        for report in reports
+    ]
+
+
 def placement_fields(planned: PlannedModel) -> dict[str, object]:
-    """The fields of a deployment's record that say where it is placed."""
+    """Return the fields of a deployment's record that say where it is placed."""
     remarks = (remark for stage in planned.stages for remark in stage.plan.remarks)
     return {
         "quantization": planned.quantization,
@@ -103,6 +120,7 @@ def placement_fields(planned: PlannedModel) -> dict[str, object]:
                 start_layer=stage.plan.shard.start_layer,
                 end_layer=stage.plan.shard.end_layer,
                 memory=stage.plan.memory,
+                part=stage.plan.shard.part,
             )
             for stage in planned.stages
         ),

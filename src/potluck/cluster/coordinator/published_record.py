@@ -1,4 +1,4 @@
-"""The record of a deployment, as its coordinator changes it and tells everybody."""
+"""The record of a deployment, changed and published by its coordinator."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _log = logging.getLogger(__name__)
 
 _PUBLISH_SECONDS = 0.3
 _RETRY_AFTER_SECONDS = 5
-"""Where nothing better is known: answers end in some seconds."""
+"""The default if nothing better is known: answers end within seconds."""
 
 
 class PublishedRecord:
@@ -43,30 +43,30 @@ class PublishedRecord:
         self._publish = publish
         self._clock = clock
         self._last_published = 0.0
-        self._why = ""  # it does not serve, as far as the last failure tells
+        self._why = ""  # why it does not serve, from the last failure
 
     @property
     def record(self) -> DeploymentRecord:
-        """As it is now."""
+        """Return the current record."""
         return self._record
 
     @property
     def is_own(self) -> bool:
-        """Whether its epoch is one that this node has taken."""
+        """Return whether its epoch was claimed by this node."""
         return self._record.epoch.coordinator == self._node_id
 
     def say(self, **changes: object) -> None:
-        """Change the record and tell everybody."""
+        """Change the record and publish it."""
         record = self._placed(self._record)
         self._record = msgspec.structs.replace(record, revision=record.revision + 1, **changes)
         self._last_published = self._clock()
         if self.is_own:
-            # Before its first epoch it has no say: there may be a coordinator that is only out of
-            # reach from here, and whose record this one would supersede.
+            # Before its first epoch it must not publish: there may be another coordinator that is
+            # only unreachable from here, and whose record this one would supersede.
             self._publish(self._record)
 
-    def say_state(self, reason: str, *, is_ready: bool, is_degraded: bool) -> None:
-        """Tell whether it serves, and why it does not."""
+    def publish_state(self, reason: str, *, is_ready: bool, is_degraded: bool) -> None:
+        """Publish whether it serves, and why it does not."""
         said = self._because(reason)
         if is_ready:
             self.say(state=DeploymentState.READY, reason="", ready_in_seconds=None)
@@ -81,19 +81,19 @@ class PublishedRecord:
                 ready_in_seconds=self._record.recovery_seconds,
             )
 
-    def say_progress(self, doing: str, done_bytes: int, total_bytes: int) -> None:
-        """Tell at once what goes on, and now and then how far it is."""
+    def publish_progress(self, doing: str, done_bytes: int, total_bytes: int) -> None:
+        """Publish a new activity immediately, and its progress at intervals."""
         said = self._because(doing)
         is_due = self._clock() - self._last_published > _PUBLISH_SECONDS
         if is_due or said != self._record.reason:
             self.say(reason=said, done_bytes=done_bytes, total_bytes=total_bytes)
 
-    def say_pause(self, seconds: float) -> None:
-        """Tell when it may be ready: a pause, and as long as it took the last time."""
+    def publish_pause(self, seconds: float) -> None:
+        """Publish when it may be ready: after a pause and as long as it took the last time."""
         self.say(ready_in_seconds=seconds + (self._record.recovery_seconds or 0.0))
 
     def note_recovery(self, seconds: float) -> None:
-        """Count a recovery; it is told with what is said next."""
+        """Count a recovery, to be published with the next change."""
         _log.warning("%s: ready again after %.1f s", self._record.model_id, seconds)
         self._record = msgspec.structs.replace(
             self._record,
@@ -101,8 +101,14 @@ class PublishedRecord:
             recovery_seconds=seconds,
         )
 
+    def note_move(self, gain: float) -> None:
+        """Count a move to a better plan, to be published with the next change."""
+        self._record = msgspec.structs.replace(
+            self._record, num_moves=self._record.num_moves + 1, last_gain=gain
+        )
+
     def why_not(self) -> PotluckError:
-        """Return what a request is told that no stages can compute."""
+        """Return the error for a request that no stages can compute."""
         why = self._why or self._record.reason or self._record.state.value
         return EngineError(
             f"the model {self._record.model_id} cannot answer now: {why}",
@@ -110,5 +116,5 @@ class PublishedRecord:
         )
 
     def retry_after(self) -> int:
-        """Return in how many whole seconds a request that is refused now may be taken."""
+        """Return in how many whole seconds a request that is refused now may be accepted."""
         return max(1, math.ceil(self._record.ready_in_seconds or _RETRY_AFTER_SECONDS))

@@ -1,8 +1,9 @@
-"""When a deployment that serves looks for a better plan, and what it does about one.
+"""When a running deployment searches for a better plan, and what it does with one.
 
-``placement.rebalancing`` says whether a plan is worth a move. Here are the occasions to look: a
+``placement.rebalancing`` decides whether a plan is worth a move. The occasions for a search are: a
 node that has joined and stayed, a stage that is slower or faster than before or than predicted, the
-time since the last look, and a user who asks. The move itself is an attempt of the state machine.
+time since the last search, and a user's request. The move itself is an attempt of the state
+machine.
 """
 
 from __future__ import annotations
@@ -35,61 +36,63 @@ from potluck.placement.planned import PlannedModel
 from potluck.placement.rebalancing import (
     Judgement,
     MoveCost,
+    MoveHistory,
     RebalancePolicy,
-    Steadiness,
     judge,
 )
+from potluck.types.choices import Objective, Rebalance
 from potluck.types.cluster import NodeId
-from potluck.types.placement import Objective, Rebalance
 
 _log = logging.getLogger(__name__)
 
-_MOST_LOOKING = 0.01
-"""The part of the time that may be spent on looking where nothing gives occasion to: plans for a
-thousand units take seconds."""
+_MAX_SEARCH_SHARE = 0.01
+"""The fraction of time that may be spent on periodic searches: planning for a thousand units takes
+seconds."""
 
 _NOTE_STEP = 0.05
-"""By how much the gain in a note has to change for every agent to be told."""
+"""How much the gain in a note has to change before it is published again."""
 
 
 class Movable(Protocol):
-    """What is asked of a deployment. All of it is used in the agent's loop."""
+    """The interface of a deployment. For use in the agent's loop."""
 
     @property
     def record(self) -> DeploymentRecord:
-        """As it is now."""
+        """Return the current record."""
         ...
 
     @property
     def num_live_tokens(self) -> int:
-        """How many tokens would have to be prefilled again now."""
+        """Return how many tokens would have to be prefilled again now."""
         ...
 
     async def alternative(self, without: Collection[NodeId]) -> Alternative | None:
-        """Return the best plan on all nodes but some; None where nothing can be predicted.
+        """Return the best plan on all other nodes; None if nothing can be predicted.
 
-        Raises as ``plan_model``.
+        Raises the same errors as ``plan_model``.
         """
         ...
 
     async def paces(self) -> Paces:
-        """Return how many times as long as before, and as predicted, the stages' steps take."""
+        """Return how the time of the stages' steps compares with earlier times and the
+        prediction.
+        """
         ...
 
     def begin_move(self, planned: PlannedModel, reason: str) -> None:
-        """Move to a plan; ``Rebalancing.move_over`` is called when that has come to an end."""
+        """Move to a plan; ``Rebalancing.move_over`` is called when the move has ended."""
         ...
 
     def say_rebalance(self, note: str) -> None:
-        """Tell everybody of ``rebalance_note``."""
+        """Publish a ``rebalance_note``."""
         ...
 
 
 class Rebalancing:
-    """Of one deployment at its coordinator. For use in the agent's loop.
+    """The rebalancing of one deployment at its coordinator. For use in the agent's loop.
 
     ``num_moves`` counts the moves that were carried out here; the last was predicted to gain
-    ``last_gain``, as a part of the rate before it.
+    ``last_gain``, as a fraction of the rate before it.
     """
 
     def __init__(
@@ -103,7 +106,7 @@ class Rebalancing:
         self.num_moves = 0
         self.last_gain: float | None = None
         self._deployment = deployment
-        self._steadiness = Steadiness(
+        self._steadiness = MoveHistory(
             policy=replace(policy, threshold=deployment.record.rebalance_threshold)
         )
         self._clock = clock
@@ -114,14 +117,21 @@ class Rebalancing:
         self._is_due_earlier = asyncio.Event()
         self._promising_since: float | None = None
         self._moving: asyncio.Future[str] | None = None
-        self._gain = 0.0  # of the move that is under way
-        self._noted_gain: float | None = None  # of a plan that the note speaks of
-        self._paces: Paces = {}  # at the last look
+        self._gain = 0.0  # of the move in progress
+        self._noted_gain: float | None = None  # of the plan that the note mentions
+        self._paces: Paces = {}  # at the last search
 
-    # What the deployment tells.
+    @property
+    def gain_under_way(self) -> float | None:
+        """Return the predicted gain of the move in progress; None if there is none."""
+        return None if self._moving is None else self._gain
+
+    # Notifications from the deployment.
 
     def serves(self) -> None:
-        """A pipeline is attached: look once all has settled, and now and then from here on."""
+        """A pipeline is attached: search once everything has settled, and periodically from then
+        on.
+        """
         self._is_serving = True
         self._promising_since = None
         self._paces = {}
@@ -131,7 +141,7 @@ class Rebalancing:
             self._watching = self._spawn(self._watch())
 
     def pauses(self) -> None:
-        """Nothing is attached any more."""
+        """No pipeline is attached any more."""
         self._is_serving = False
         self._stop_watching()
 
@@ -141,50 +151,50 @@ class Rebalancing:
         self._watching = None
 
     def node_joined(self, node_id: NodeId) -> None:
-        """Consider a node once it has been there for a while."""
+        """Consider a node once it has been present for a while."""
         now = self._clock()
         self._steadiness = self._steadiness.joined(node_id, now)
         if self._is_serving and self._is_automatic:
-            self._look_in(self._steadiness.settles_at(node_id) - now)
+            self._search_in(self._steadiness.settles_at(node_id) - now)
 
     def move_over(self, failure: str) -> None:
-        """The move that was begun has ended: the new plan serves, or ``failure`` says why not."""
+        """The move has ended: the new plan serves, or ``failure`` says why not."""
         moving, self._moving = self._moving, None
         now = self._clock()
-        # One that failed counts as well: otherwise it would be tried again without end.
+        # A failed move counts as well: otherwise it would be retried endlessly.
         self._steadiness = self._steadiness.moved(now)
         if not failure:
             self.num_moves += 1
             self.last_gain = self._gain
             self._note(f"moved to a plan that is predicted to be {_faster(self._gain)}")
         else:
-            self._note(f"a move to another plan was given up: {failure}")
+            self._note(f"a move to another plan was abandoned: {failure}")
         self._noted_gain = None
         if self._is_serving and self._is_automatic:
-            self._look_in(max(self._policy.settle_seconds, self._steadiness.cool_at(now) - now))
+            self._search_in(max(self._policy.settle_seconds, self._steadiness.cool_at(now) - now))
         if moving is not None and not moving.done():
             moving.set_result(failure)
 
     def close(self) -> None:
-        """The deployment ends here. Idempotent."""
+        """Stop: the deployment ends here. Idempotent."""
         self.pauses()
         if self._moving is not None and not self._moving.done():
-            self._moving.set_result("the deployment ends here")
+            self._moving.set_result("the deployment is ending on this node")
 
-    # What the user asks.
+    # Requests by the user.
 
     async def ask(self, *, is_dry_run: bool) -> RebalanceReport:
         """Compare the plan in force with the best one, and move if that is any faster.
 
         The threshold, the settling of nodes and the cool-down do not apply. With ``is_dry_run``
-        nothing is moved. Raises what makes planning impossible.
+        nothing is moved. Raises the error that makes planning impossible.
         """
         deployment, record = self._deployment, self._deployment.record
         if not self._is_serving:
-            return self._stays("it does not serve now; it is placed again in any case")
+            return self._stays("it is not serving; it will be placed again in any case")
         alternative = await deployment.alternative(())
         if alternative is None:
-            return self._stays("nothing is predicted of its plans")
+            return self._stays("there is no prediction for its plans")
         if is_in_force(alternative.planned, record.stages):
             return self._stays("the plan in force is the best one", alternative)
         judged, cost = self._judge(alternative)
@@ -193,17 +203,17 @@ class Rebalancing:
         if judged.gain <= 0.0 and not is_wanted:
             return _with(report, MoveOutcome.STAYS, "no other plan is predicted to be faster")
         if is_dry_run:
-            return _with(report, MoveOutcome.POSSIBLE, self._outlook(judged))
+            return _with(report, MoveOutcome.POSSIBLE, self._automatic_action(judged))
         is_same_epoch = deployment.record.epoch == record.epoch
         if not self._is_serving or self._moving is not None or not is_same_epoch:
-            return _with(report, MoveOutcome.STAYS, "another plan is being carried out already")
+            return _with(report, MoveOutcome.STAYS, "another plan is already being deployed")
         moving = self._move(alternative, judged)
         failure = await asyncio.shield(moving)
         if failure:
             return _with(report, MoveOutcome.FAILED, failure)
         return _with(report, MoveOutcome.MOVED, deployment.record.rebalance_note)
 
-    # Looking by itself.
+    # Automatic searches.
 
     @property
     def _policy(self) -> RebalancePolicy:
@@ -212,18 +222,18 @@ class Rebalancing:
     @property
     def _is_automatic(self) -> bool:
         record = self._deployment.record
-        # Who divides a model by memory does not ask for speed.
+        # Dividing a model by memory does not optimize speed.
         return record.rebalance is not Rebalance.NEVER and record.objective is not Objective.MEMORY
 
-    def _look_in(self, seconds: float) -> None:
-        """Look then, or earlier if that was the plan."""
+    def _search_in(self, seconds: float) -> None:
+        """Search after this time, or earlier if that was planned."""
         due_at = self._clock() + max(0.0, seconds)
         if due_at < self._due_at:
             self._due_at = due_at
             self._is_due_earlier.set()
 
     async def _watch(self) -> None:
-        """Look whenever it is time, for as long as the pipeline is attached."""
+        """Search whenever it is time, for as long as the pipeline is attached."""
         own = asyncio.current_task()
         watch_at = self._clock() + self._policy.watch_seconds
         while self._watching is own:
@@ -237,25 +247,27 @@ class Rebalancing:
                 continue
             if watch_at <= now:
                 watch_at = now + self._policy.watch_seconds
-                await self._guarded(self._look_at_stages())
+                await self._guarded(self._check_stages())
             if self._due_at <= now:
                 self._due_at = math.inf
                 await self._guarded(self._look())
-                took = self._clock() - now
-                self._look_in(max(self._policy.check_seconds, took / _MOST_LOOKING))
+                elapsed = self._clock() - now
+                self._search_in(max(self._policy.check_seconds, elapsed / _MAX_SEARCH_SHARE))
 
     async def _guarded(self, look: Coroutine[Any, Any, None]) -> None:
         try:
             await look
         except Exception:  # noqa: BLE001 - nobody else would ever look again
-            _log.exception("%s: no better plan can be looked for", self._deployment.record.model_id)
+            _log.exception(
+                "%s: the search for a better plan failed", self._deployment.record.model_id
+            )
 
-    async def _look_at_stages(self) -> None:
-        """Look for another plan at once if a stage is not as fast as it was expected to be."""
+    async def _check_stages(self) -> None:
+        """Search for another plan immediately if a stage is not as fast as expected."""
         found = await self._deployment.paces()
         if have_changed(self._paces, found):
             self._paces = {**self._paces, **found}
-            self._look_in(0.0)
+            self._search_in(0.0)
 
     async def _look(self) -> None:
         record, now = self._deployment.record, self._clock()
@@ -266,7 +278,7 @@ class Rebalancing:
             unsettled = self._steadiness.unsettled(self._steadiness.joins, now) - in_use
             alternative = await self._deployment.alternative(unsettled)
         except PotluckError as error:
-            _log.info("%s: no plan to compare with: %s", record.model_id, error.message)
+            _log.info("%s: there is no plan to compare with: %s", record.model_id, error.message)
             return
         is_same_epoch = self._deployment.record.epoch == record.epoch
         if alternative is not None and self._is_serving and is_same_epoch and self._moving is None:
@@ -276,7 +288,7 @@ class Rebalancing:
         record, now = self._deployment.record, self._clock()
         settled_at = self._steadiness.next_settled_at(now)
         if settled_at is not None:
-            self._look_in(settled_at - now)
+            self._search_in(settled_at - now)
         if is_in_force(alternative.planned, record.stages):
             self._promising_since = None
             self._forget_note()
@@ -286,10 +298,10 @@ class Rebalancing:
             self._promising_since = None
             if judged.net_gain < judged.bar / 2:
                 self._forget_note()
-            self._look_when_it_pays(judged)
+            self._search_when_it_pays(judged)
             return
         if record.rebalance is Rebalance.ASK or record.layout:
-            self._note_gain(judged, f"potluck rebalance {record.model_id} moves it")
+            self._note_gain(judged, f"run potluck rebalance {record.model_id} to move it")
             return
         if self._promising_since is None:
             self._promising_since = now
@@ -299,24 +311,25 @@ class Rebalancing:
         )
         if now < wait:
             if wait - now > self._policy.confirm_seconds:
-                self._note_gain(judged, "it moves when it has been steady for long enough")
-            self._look_in(wait - now)
+                self._note_gain(judged, "it will move once the gain has persisted")
+            self._search_in(wait - now)
             return
         _log.warning(
-            "%s moves to a plan that is predicted to be %s faster: %d bytes to load in %.1f s, %s",
+            "%s: moving to a plan that is predicted to be %s faster: %d bytes to load in %.1f s, "
+            "%s",
             record.model_id,
             _percent(judged.gain),
             cost.num_bytes,
             cost.load_seconds,
-            "with nothing serving meanwhile" if cost.needs_room else "beside the one in force",
+            "not serving meanwhile" if cost.needs_room else "serving meanwhile",
         )
         self._move(alternative, judged)
 
-    def _look_when_it_pays(self, judged: Judgement) -> None:
-        """A plan with a node that is new is worth more when the node has stayed longer."""
+    def _search_when_it_pays(self, judged: Judgement) -> None:
+        """Search again when a new node has stayed long enough for the move to be worth its cost."""
         needed = judged.needed_seconds
         if needed is not None and judged.horizon_seconds < needed <= self._policy.horizon_seconds:
-            self._look_in(needed - judged.horizon_seconds)
+            self._search_in(needed - judged.horizon_seconds)
 
     def _judge(self, alternative: Alternative) -> tuple[Judgement, MoveCost]:
         record, now = self._deployment.record, self._clock()
@@ -342,14 +355,14 @@ class Rebalancing:
         self._moving = moving
         self._gain = judged.gain
         self._promising_since = None
-        reason = f"it moves to a plan that is predicted to be {_faster(judged.gain)}"
+        reason = f"moving to a plan that is predicted to be {_faster(judged.gain)}"
         before = self._steadiness
         self._deployment.begin_move(alternative.planned, reason)
-        if moving.done():  # it was not even begun
+        if moving.done():  # it did not even begin
             self._steadiness = before
         return moving
 
-    # What is said.
+    # Reports and notes.
 
     def _stays(self, reason: str, alternative: Alternative | None = None) -> RebalanceReport:
         record = self._deployment.record
@@ -361,26 +374,28 @@ class Rebalancing:
             in_force=record.prediction if alternative is None else alternative.in_force,
         )
 
-    def _outlook(self, judged: Judgement) -> str:
-        """What the deployment would do by itself."""
+    def _automatic_action(self, judged: Judgement) -> str:
+        """Return what the deployment would do automatically."""
         record, now = self._deployment.record, self._clock()
         cool_at = self._steadiness.cool_at(now)
         if record.rebalance is Rebalance.NEVER:
-            return "it does not move by itself (rebalance is never)"
+            return "it does not move automatically (rebalance is never)"
         if record.rebalance is Rebalance.ASK:
-            return "it does not move by itself (rebalance is ask)"
+            return "it does not move automatically (rebalance is ask)"
         if record.objective is Objective.MEMORY:
-            return "it does not move by itself, because it is divided by memory"
+            return "it does not move automatically, because it is divided by memory"
         if record.layout:
-            return "it does not move by itself, because its layout was given"
+            return "it does not move automatically, because its layout was given"
         if not judged.pays:
             return (
-                f"it does not move by itself: after its cost the gain is"
-                f" {_percent(judged.net_gain)}, and {_percent(judged.bar)} is asked for"
+                f"it does not move automatically: after its cost the gain is"
+                f" {_percent(judged.net_gain)}, and at least {_percent(judged.bar)} is required"
             )
         if now < cool_at:
-            return f"it moves by itself in {math.ceil(cool_at - now)} s, if this is so then"
-        return "it moves by itself"
+            return (
+                f"it moves automatically in {math.ceil(cool_at - now)} s, if this is still so then"
+            )
+        return "it moves automatically"
 
     def _note_gain(self, judged: Judgement, what: str) -> None:
         if self._noted_gain is None or abs(judged.gain - self._noted_gain) >= _NOTE_STEP:
@@ -388,7 +403,7 @@ class Rebalancing:
             self._noted_gain = judged.gain
 
     def _forget_note(self) -> None:
-        """The plan that the note speaks of is no longer any better."""
+        """Clear the note about a plan that is no longer better."""
         if self._noted_gain is not None:
             self._noted_gain = None
             self._note("")
@@ -403,7 +418,7 @@ def _with(report: RebalanceReport, outcome: MoveOutcome, reason: str) -> Rebalan
 
 
 def _faster(gain: float) -> str:
-    """Return in words what a plan gains; one that divides by memory may well be slower."""
+    """Return the gain of a plan as text; one that divides by memory may well be slower."""
     return f"{_percent(abs(gain))} {'faster' if gain >= 0 else 'slower'}"
 
 

@@ -1,4 +1,4 @@
-"""The ends of stages: those that a plan does not use, and all of a deployment's."""
+"""Ending stages: those that a plan does not use, or all of a deployment's."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from potluck.cluster.membership import Membership
 from potluck.errors import CallError
 from potluck.placement.keeping import Holding
 from potluck.types.cluster import NodeId
-from potluck.types.node import HeldStage
+from potluck.types.held_stage import HeldStage
 
 _log = logging.getLogger(__name__)
 
 _SECONDS = 10.0
-"""For workers to be gone, with gigabytes of memory."""
+"""The time for workers with gigabytes of memory to exit."""
 
 
 async def release_others(
@@ -46,7 +46,7 @@ async def release_others(
 
 
 async def stop_everything(membership: Membership, record: DeploymentRecord) -> None:
-    """End every worker of the deployment, and have none start at this epoch or a lower one."""
+    """End every worker of the deployment, and let none start at this epoch or a lower one."""
     scope = encode(StageScope(deployment=record.deployment, epoch=record.epoch))
     await asyncio.gather(
         *(_call(membership, node, "stage.stop", scope) for node in _everybody(membership))
@@ -54,7 +54,7 @@ async def stop_everything(membership: Membership, record: DeploymentRecord) -> N
 
 
 def _variants(stage: HeldStage) -> tuple[HeldStage, ...]:
-    """A stage as the plan has it, and with its weights mapped."""
+    """Return a stage as the plan has it, and with its weights mapped."""
     if stage.is_mapped:
         return (stage,)
     return stage, msgspec.structs.replace(stage, is_mapped=True)
@@ -68,4 +68,4 @@ async def _call(membership: Membership, node: NodeId, method: str, payload: byte
     try:
         await membership.call(node, method, payload, timeout_seconds=_SECONDS)
     except CallError as error:
-        _log.info("stages on node %s could not be ended: %s", node, error.message)
+        _log.info("the stages on node %s could not be ended: %s", node, error.message)

@@ -1,4 +1,4 @@
-"""Spares: stages that further nodes hold, so that nothing has to be loaded when one is lost."""
+"""Spares: stages that additional nodes hold, so that nothing has to be loaded when one is lost."""
 
 from __future__ import annotations
 
@@ -12,21 +12,26 @@ from potluck.cluster.calls import DeploymentRecord
 from potluck.cluster.coordinator.planning import DeploymentSize
 from potluck.cluster.coordinator.starting import load_stage
 from potluck.cluster.coordinator.survey import gather_reports
+from potluck.cluster.coordinator.weights import ModelWeights, prepare_weights
 from potluck.cluster.membership import Membership
 from potluck.cluster.worker.messages import Progress
 from potluck.errors import PotluckError
 from potluck.placement.keeping import Holding
+from potluck.placement.links import LinkTable
 from potluck.placement.offering import offers
 from potluck.types.cluster import NodeId
+from potluck.types.held_stage import HeldStage
 from potluck.types.memory import MemoryPlan
-from potluck.types.node import HeldStage, NodeReport
+from potluck.types.node import NodeReport
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sparing:
-    """A stage that may be held elsewhere, too: as it is, or ``mapped``, which takes less memory."""
+class SpareCandidate:
+    """A stage that other nodes may hold as a spare: as it is, or ``mapped``, which takes less
+    memory.
+    """
 
     stage: Holding
     memory: MemoryPlan
@@ -35,7 +40,7 @@ class Sparing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spare:
-    """The stage ``index`` of a plan, to be held by a further node."""
+    """The stage ``index`` of a plan, to be held by an additional node."""
 
     index: int
     node_id: NodeId
@@ -43,15 +48,19 @@ class Spare:
 
 
 def missing_spares(
-    stages: Sequence[Sparing], reports: Sequence[NodeReport], num_spares: int
+    stages: Sequence[SpareCandidate], reports: Sequence[NodeReport], num_spares: int
 ) -> tuple[Spare, ...]:
     """Return the spares to load so that each stage has ``num_spares``; fewer if memory is short.
 
-    Stages come in turns, so that each has one spare before any has two. A spare is on no node that
-    holds the stage already, and on the unit of the same name that has most room. Where there is no
-    room for its weights they are mapped. Pure.
+    Stages take turns, so that each has one spare before any has two. A spare is on no node that
+    holds the stage already, or another part of it, and on the unit of the same name that has most
+    room. If there is no room for its weights they are mapped. Pure.
     """
     holders = [_holders(each.stage, reports) for each in stages]
+    partners = [
+        {other.stage.node_id for other in stages if _is_of_group(each.stage, other.stage)}
+        for each in stages
+    ]
     offered = offers(reports, reports).offers
     left = {(offer.node_id, offer.unit_id): offer.usable_bytes for offer in offered}
     found: list[Spare] = []
@@ -62,7 +71,8 @@ def missing_spares(
             room = {
                 node_id: usable
                 for (node_id, unit_id), usable in left.items()
-                if node_id not in holders[index] and unit_id == each.stage.stage.unit_id
+                if node_id not in holders[index] | partners[index]
+                and unit_id == each.stage.stage.unit_id
             }
             node_id = max(room, key=lambda node: (room[node], node), default=None)
             if node_id is None:
@@ -76,8 +86,20 @@ def missing_spares(
     return tuple(found)
 
 
+def _is_of_group(one: Holding, other: Holding) -> bool:
+    """Return whether both are stages of one group's members."""
+    first, second = one.stage, other.stage
+    if first.part is None or second.part is None:
+        return False
+    return (first.start_layer, first.end_layer, first.part.shares) == (
+        second.start_layer,
+        second.end_layer,
+        second.part.shares,
+    )
+
+
 def _holders(stage: Holding, reports: Sequence[NodeReport]) -> set[NodeId]:
-    """The nodes that hold a stage; its own in any case."""
+    """Return the nodes that hold a stage, always including its own."""
     wanted = stage.stage
     return {stage.node_id} | {
         report.node_id
@@ -91,11 +113,14 @@ async def load_spares(
     membership: Membership,
     record: DeploymentRecord,
     size: DeploymentSize,
-    stages: Sequence[Sparing],
+    stages: Sequence[SpareCandidate],
+    weights: ModelWeights | None = None,
+    links: LinkTable = LinkTable(),  # noqa: B008 - it is frozen
 ) -> int:
-    """Have spares of ``stages``, those of ``record``, loaded where there is room, one by one.
+    """Load spares of ``stages``, those of ``record``, where there is room, one by one.
 
-    Return how many there are then. One that cannot be loaded is logged and left out.
+    With ``weights``, nodes that have no files of their own get them by content. Return how many
+    spares there are then. One that cannot be loaded is logged and left out.
     """
     reports, _ = await gather_reports(membership)
     num_spares = sum(len(_holders(each.stage, reports)) - 1 for each in stages)
@@ -106,11 +131,14 @@ async def load_spares(
         )
         elsewhere = msgspec.structs.replace(record, stages=tuple(there))
         try:
+            if weights is not None and record.manifest_for(spare.node_id) is not None:
+                lacking = [(spare.node_id, elsewhere.shard(spare.index))]
+                await prepare_weights(membership, elsewhere, weights, lacking, links)
             await load_stage(membership, elsewhere, size, spare.index, _ignore)
             num_spares += 1
         except PotluckError as error:
             _log.warning(
-                "%s: no spare of stage %d on node %s: %s",
+                "%s: cannot load a spare of stage %d on node %s: %s",
                 record.model_id,
                 spare.index,
                 spare.node_id,
@@ -119,8 +147,14 @@ async def load_spares(
     return num_spares
 
 
-def _layers(stage: HeldStage) -> tuple[int, int, bool, bool]:
-    return stage.start_layer, stage.end_layer, stage.has_embedding, stage.has_head
+def _layers(stage: HeldStage) -> tuple[object, ...]:
+    return (
+        stage.start_layer,
+        stage.end_layer,
+        stage.has_embedding,
+        stage.has_head,
+        stage.part,
+    )
 
 
 def _ignore(progress: Progress) -> None:

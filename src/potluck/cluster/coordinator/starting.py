@@ -1,10 +1,11 @@
-"""From a plan to two edges behind which all of its stages are ready."""
+"""Load and connect the stages of a plan, up to two edges behind which all of them are ready."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import aclosing
+from itertools import pairwise
 
 from potluck.cluster.calls import (
     ConnectStage,
@@ -15,20 +16,30 @@ from potluck.cluster.calls import (
     encode,
 )
 from potluck.cluster.coordinator.edges import StageAddress, open_edges
-from potluck.cluster.coordinator.left_out import StageStalledError
 from potluck.cluster.coordinator.planning import DeploymentSize
+from potluck.cluster.coordinator.stalled_units import StageStalledError
+from potluck.cluster.coordinator.ways import ANY_WAY, Reachability
+from potluck.cluster.edges.address import EdgeAddress
 from potluck.cluster.edges.edge import IncomingEdge, OutgoingEdge
+from potluck.cluster.edges.routed import OpenRoute
 from potluck.cluster.membership import Membership
 from potluck.cluster.trust.credentials import Credentials
-from potluck.cluster.worker.messages import Connect, Loaded, Peer, Progress, StageSpec
+from potluck.cluster.worker.messages import (
+    Connect,
+    Loaded,
+    Peer,
+    Progress,
+    StageFiles,
+    StageSpec,
+)
 from potluck.errors import CallError, EngineError, SilentNodeError
 from potluck.types.cluster import NodeId, UnitId
 
 _CONNECT_SECONDS = 40.0
 
 _SILENCE_SECONDS = 30.0
-"""For an agent to say how far its stage is. It does so every few seconds even if nothing moves
-(``agent.worker_process``), so this is an agent that itself stands still."""
+"""The time for an agent to report the progress of its stage. It reports every few seconds even
+without progress (``agent.worker_process``), so a silent agent itself hangs."""
 
 
 async def load_stages(
@@ -37,25 +48,27 @@ async def load_stages(
     size: DeploymentSize,
     on_progress: Callable[[str, int, int], None],
     on_loaded: Callable[[int, Loaded], None],
+    on_stage: Callable[[int, Progress], None],
 ) -> list[StageAddress]:
     """Start the worker of every stage of ``record`` and load it; all at the same time.
 
-    ``on_progress`` is given what goes on, the bytes loaded (or, as long as a stage is fetched,
-    fetched) so far and those in all, as far as they are known, ``on_loaded`` a stage that is
-    loaded, by its index. If one fails, or this is cancelled, none goes on loading. Raises
-    ``StageStalledError`` for one that gets no further.
+    ``on_progress`` is called with what is in progress, the bytes loaded (or, while a stage is
+    fetched, fetched) so far and the total, as far as known, ``on_loaded`` with the index of a stage
+    that is loaded, and ``on_stage`` with the progress of each stage. If one fails, or this is
+    cancelled, all stop loading. Raise ``StageStalledError`` for a stage that makes no progress.
     """
     latest = [Progress(done_bytes=0, total_bytes=0) for _ in record.stages]
 
     async def load(index: int) -> StageAddress:
         def progressed(progress: Progress) -> None:
             latest[index] = progress
-            on_progress(*_together(latest))
+            on_stage(index, progress)
+            on_progress(*_together(latest, [stage.node_id for stage in record.stages]))
 
         loaded = await load_stage(membership, record, size, index, progressed)
         on_loaded(index, loaded)
         node_id = record.stages[index].node_id
-        return StageAddress(node_id=node_id, host=loaded.host, port=loaded.port)
+        return StageAddress(node_id=node_id, address=loaded.address)
 
     tasks = [asyncio.create_task(load(index)) for index in range(len(record.stages))]
     try:
@@ -70,6 +83,7 @@ async def load_stages(
 def stage_spec(record: DeploymentRecord, size: DeploymentSize, index: int) -> StageSpec:
     """Return what the worker of one stage of ``record`` has to load."""
     stage = record.stages[index]
+    manifest = record.manifest_for(stage.node_id)
     return StageSpec(
         deployment=record.deployment,
         epoch=record.epoch,
@@ -88,8 +102,12 @@ def stage_spec(record: DeploymentRecord, size: DeploymentSize, index: int) -> St
         is_mapped=bool(stage.memory.mapped),
         arithmetic=size.arithmetic,
         cache_disk_bytes=record.cache_disk_bytes,
+        part=stage.part,
         num_bytes=stage.memory.host_bytes,
         device_bytes=stage.memory.device_bytes,
+        files=None
+        if manifest is None
+        else StageFiles(manifest=manifest, job=record.deployment, keep=record.keep_weights),
     )
 
 
@@ -102,7 +120,7 @@ async def load_stage(
 ) -> Loaded:
     """Start the worker of one stage of ``record``, if it is not held, and load it.
 
-    Raises as ``load_stages``.
+    Raises the same errors as ``load_stages``.
     """
     stage, spec = record.stages[index], stage_spec(record, size, index)
     try:
@@ -131,51 +149,90 @@ async def connect_stages(
     record: DeploymentRecord,
     size: DeploymentSize,
     stages: Sequence[StageAddress],
+    *,
+    open_route: OpenRoute | None = None,
+    ways: Reachability = ANY_WAY,
 ) -> tuple[OutgoingEdge, IncomingEdge]:
-    """Have the loaded stages open their edges, and open the coordinator's two."""
-    own = membership.node_id
+    """Open the edges of the loaded stages, and the coordinator's two.
 
-    async def connect(index: int, preceding: Peer, following: Peer) -> None:
-        node_id = stages[index].node_id
-        request = ConnectStage(
-            deployment=record.deployment,
-            connect=Connect(
-                epoch=record.epoch, index=index, preceding=preceding, following=following
-            ),
-        )
+    An edge is opened from its receiver's side if ``ways`` allows nothing else. Raise ``EdgeError``
+    for neighbours that cannot connect in either direction.
+    """
+    own = membership.node_id
+    groups = record.groups
+    row = [own, *(stages[group[0]].node_id for group in groups), own]
+    is_reversed = [ways.is_reversed(a, b) for a, b in pairwise(row)]
+
+    async def connect(request: Connect) -> None:
+        index, node_id = request.index, stages[request.index].node_id
         try:
             await membership.call(
-                node_id, "stage.connect", encode(request), timeout_seconds=_CONNECT_SECONDS
+                node_id,
+                "stage.connect",
+                encode(ConnectStage(deployment=record.deployment, connect=request)),
+                timeout_seconds=_CONNECT_SECONDS,
             )
         except CallError as error:
             raise _of_stage(index, node_id, error) from error
 
-    def connect_all(result: tuple[str, int]) -> list[Coroutine[object, object, None]]:
-        peers = [
-            Peer(node_id=own),
-            *(Peer(node_id=each.node_id, host=each.host, port=each.port) for each in stages),
-            Peer(node_id=own, host=result[0], port=result[1]),
+    def connect_all(result: EdgeAddress) -> list[Coroutine[object, object, None]]:
+        peers = [Peer.at(each.node_id, each.address) for each in stages]
+        around = [
+            Peer.at(own, result) if is_reversed[0] else Peer(node_id=own),
+            *(peers[group[0]] for group in groups),
+            Peer.at(own, result),
         ]
-        return [connect(index, peers[index], peers[index + 2]) for index in range(len(stages))]
+        return [
+            connect(
+                Connect(
+                    epoch=record.epoch,
+                    index=index,
+                    preceding=around[number],
+                    following=around[number + 2],
+                    dials_preceding=is_reversed[number],
+                    awaits_following=is_reversed[number + 1],
+                    members=tuple(peers[each] for each in group) if len(group) > 1 else (),
+                    member=member,
+                )
+            )
+            for number, group in enumerate(groups)
+            for member, index in enumerate(group)
+        ]
 
     return await open_edges(
         credentials,
         listen_host,
+        open_route=open_route,
         first=stages[0],
-        last=stages[-1],
+        last=stages[groups[-1][0]],
         num_stages=len(stages),
         deployment=record.deployment,
         epoch=record.epoch,
         limits=size.edge_limits,
+        awaits_first=is_reversed[0],
+        dials_last=is_reversed[-1],
         tell_stages=connect_all,
     )
 
 
-def _together(stages: Sequence[Progress]) -> tuple[str, int, int]:
-    """Fetching is over when no stage is at it; what is fetched and loaded is not added up.
+def _together(stages: Sequence[Progress], nodes: Sequence[NodeId]) -> tuple[str, int, int]:
+    """Return the overall progress.
 
-    It is called warming up when no stage loads any more.
+    Fetching is over when no stage is fetching; bytes fetched and bytes loaded are not added up. It
+    is called warming up when no stage loads any more. What a node fetches by content is reported
+    for all of its stages together.
     """
+    transfers = {
+        node: stage.transfer
+        for node, stage in zip(nodes, stages, strict=True)
+        if stage.transfer is not None
+    }
+    if any(each.done_bytes < each.total_bytes for each in transfers.values()):
+        return (
+            "fetching",
+            sum(each.done_bytes for each in transfers.values()),
+            sum(each.total_bytes for each in transfers.values()),
+        )
     fetching = [stage for stage in stages if stage.is_fetching]
     counted = fetching or stages
     done_bytes = sum(stage.done_bytes for stage in counted)
@@ -189,8 +246,15 @@ def _together(stages: Sequence[Progress]) -> tuple[str, int, int]:
     return doing, done_bytes, total_bytes
 
 
+def doing_of(progress: Progress) -> str:
+    """Return the current activity of a stage that is not loaded yet, as text."""
+    if progress.is_fetching:
+        return "fetching"
+    return "warming up" if progress.is_warming_up else "loading"
+
+
 def stalled(index: int, node_id: NodeId, unit_id: UnitId, message: str) -> StageStalledError:
-    """A stage that got no further while it was loaded."""
+    """Return the error of a stage that made no progress while loading."""
     return StageStalledError(node_id, unit_id, f"stage {index} on node {node_id}: {message}")
 
 

@@ -1,4 +1,4 @@
-"""What the nodes answer when a model is to be placed on them."""
+"""Query the nodes on which a model is to be placed."""
 
 from __future__ import annotations
 
@@ -15,20 +15,23 @@ from potluck.cluster.calls import (
     AskSpeeds,
     CheckModel,
     DeploymentRecord,
+    ModelCheck,
     ModelFingerprint,
+    StageRecord,
     decode,
     encode,
 )
-from potluck.cluster.coordinator.left_out import NodeUnitId
-from potluck.cluster.coordinator.planning import DeploymentSize
+from potluck.cluster.coordinator.planning import DeploymentSize, without_memory_of
+from potluck.cluster.coordinator.stalled_units import NodeUnitId
 from potluck.cluster.coordinator.surveyed import plan_surveyed
+from potluck.cluster.coordinator.weights import ModelWeights
 from potluck.cluster.membership import Membership
 from potluck.errors import CallError, PotluckError
 from potluck.placement.counting import Counting
 from potluck.placement.keeping import Holding
 from potluck.placement.planned import PlannedModel
 from potluck.placement.shapes import shapes_of
-from potluck.placement.surveyed import Surveyed
+from potluck.placement.survey import ClusterSurvey
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.cluster import DeploymentId, NodeId
 from potluck.types.node import CPU_UNIT, NodeReport
@@ -41,11 +44,12 @@ _log = logging.getLogger(__name__)
 _REPORT_SECONDS = 5.0
 _SPEEDS_SECONDS = 5.0
 _KNOWN_SPEEDS_SECONDS = 1.0
-"""While requests wait for stages to be replaced: a plan by what is known at once comes sooner."""
+"""While requests wait for stages to be replaced, a plan from what is already known comes sooner."""
 
 _CHECK_SECONDS = 300.0
-"""The small files of a model from the hub, or a GGUF file's header, may have to be fetched for it:
-some ten megabytes. Weights are fetched when a stage is loaded."""
+"""For the check, a node may have to fetch the small files of a model from the hub, or the header of
+a GGUF file, if files are not passed on: some ten megabytes. Weights are fetched when a stage is
+loaded."""
 
 
 async def plan_model(
@@ -61,31 +65,40 @@ async def plan_model(
     left_out: Mapping[NodeUnitId, str] = _NOBODY,
     record: DeploymentRecord | None = None,
     leaving: Collection[NodeId] = (),
-    is_anew: bool = False,
+    from_scratch: bool = False,
+    weights: ModelWeights | None = None,
+    also_planned: Sequence[StageRecord] = (),
 ) -> PlannedModel:
-    """Place a model on the nodes that are there and can read the very same files.
+    """Place a model on the available nodes that can read exactly the same files.
 
-    With ``may_quantize`` it is quantized as little as makes it fit, but not less than ``size``
-    says. ``arithmetic``: see ``plan_in``. Units that are ``left_out`` get nothing, for the reasons
-    given, nor do nodes that are ``leaving``. What workers hold of the deployment of ``record``
-    already stays where it is, if that leads to a plan, unless the plan ``is_anew``. Raises
-    ``InsufficientMemoryError``, which says what would fit, what makes the model unreadable here,
-    and ``EngineError`` where this node knows none of the backends or no unit has the arithmetic.
+    With ``weights``, nodes that have no files at the model's path get them by content.
+
+    With ``may_quantize`` the model is quantized as little as makes it fit, but at least as much as
+    ``size`` says. For ``arithmetic`` see ``plan_in``. Units that are ``left_out`` get nothing, for
+    the given reasons, nor do nodes that are ``leaving``. The memory of ``also_planned``, stages
+    that are not deployed yet, is not available. What workers already hold of the
+    deployment of ``record`` stays where it is, if that leads to a plan, unless the plan is made
+    ``from_scratch``. Raise ``InsufficientMemoryError``, which says what would fit, the error that
+    makes the model unreadable here, and ``EngineError`` if this node knows none of the backends or
+    no unit has the arithmetic.
     """
     reports, silent = await gather_reports(membership)
     reports = [_leaving(each) if each.node_id in leaving else each for each in reports]
+    reports = without_memory_of(also_planned, reports)
     held = [] if record is None else held_of(record.deployment, reports)
     in_use = {
         (stage.node_id, stage.unit_id, stage.start_layer, stage.end_layer)
         for stage in (() if record is None else record.stages)
     }
     reports, absent = _without(reports, left_out)
-    able, unable = await _nodes_with_model(membership, model, fingerprint, reports)
-    # Where stages were lost, requests wait for the plan.
-    may_wait = is_anew or not held
+    able, unable, own_files = await _nodes_with_model(
+        membership, model, fingerprint, reports, gets_files=weights is not None
+    )
+    # If stages were lost, requests wait for the plan.
+    may_wait = from_scratch or not held
     speeds = await _gather_speeds(membership, able, counting, size, may_wait=may_wait)
 
-    surveyed = Surveyed(
+    surveyed = ClusterSurvey(
         reports=reports,
         able=able,
         coordinator=membership.node_id,
@@ -93,9 +106,9 @@ async def plan_model(
         speeds=speeds,
         held=held,
         in_use=in_use,
-        is_anew=is_anew,
+        from_scratch=from_scratch,
     )
-    return await asyncio.to_thread(
+    planned = await asyncio.to_thread(
         plan_surveyed,
         counting,
         surveyed,
@@ -104,6 +117,7 @@ async def plan_model(
         arithmetic=arithmetic,
         rejections=(*silent, *absent, *unable),
     )
+    return dataclasses.replace(planned, own_files=own_files)
 
 
 async def _gather_speeds(
@@ -114,7 +128,7 @@ async def _gather_speeds(
     *,
     may_wait: bool,
 ) -> dict[NodeId, NodeSpeeds]:
-    """Ask nodes what they have measured; one that does not answer has measured nothing."""
+    """Ask nodes for their measurements; one that does not answer has none."""
     seconds = _SPEEDS_SECONDS if may_wait else _KNOWN_SPEEDS_SECONDS
     backends = {unit.backend for report in able for unit in report.units}
     shapes = await asyncio.to_thread(shapes_of, counting, size.of_stage, backends)
@@ -126,14 +140,14 @@ async def _gather_speeds(
             answer = await membership.call(node, "node.speeds", request, timeout_seconds=seconds)
             speeds[node] = dataclasses.replace(decode(answer, NodeSpeeds), node_id=node)
         except PotluckError as error:
-            _log.debug("node %s does not say how fast it is: %s", node, error.message)
+            _log.debug("node %s does not report its measurements: %s", node, error.message)
 
     await asyncio.gather(*(ask(report.node_id) for report in able))
     return speeds
 
 
 def held_of(deployment: DeploymentId, reports: Sequence[NodeReport]) -> list[Holding]:
-    """The stages of a deployment that workers hold."""
+    """Return the stages of a deployment that workers hold."""
     return [
         Holding(node_id=report.node_id, stage=stage)
         for report in reports
@@ -149,7 +163,7 @@ def _leaving(report: NodeReport) -> NodeReport:
 def _without(
     reports: Sequence[NodeReport], left_out: Mapping[NodeUnitId, str]
 ) -> tuple[list[NodeReport], list[Rejection]]:
-    """The reports without the units that are left out, and why those are."""
+    """Return the reports without the units that are left out, and these with the reasons."""
     kept = [
         msgspec.structs.replace(
             report,
@@ -160,25 +174,25 @@ def _without(
         for report in reports
     ]
     absent = [
-        Rejection(node_id=node_id, unit_id=unit_id, reason=f"left out for now: {reason}")
+        Rejection(node_id=node_id, unit_id=unit_id, reason=f"temporarily excluded: {reason}")
         for (node_id, unit_id), reason in left_out.items()
     ]
     return kept, absent
 
 
 async def ask_report(membership: Membership, node: NodeId) -> NodeReport:
-    """What a node says of itself. Raises ``PotluckError`` when it does not answer, or nonsense."""
+    """Return the report of a node. Raise ``PotluckError`` if it does not answer or is malformed."""
     answer = await membership.call(node, "node.report", b"", timeout_seconds=_REPORT_SECONDS)
     report = decode(answer, NodeReport)
     if report.node_id != node:
-        raise CallError(f"it reports as node {report.node_id}", hint=SAME_VERSION)
+        raise CallError(f"it reports a wrong node id: {report.node_id}", hint=SAME_VERSION)
     if len({unit.unit_id for unit in report.units}) < len(report.units):
         raise CallError("it reports one unit twice", hint=SAME_VERSION)
     return report
 
 
 async def gather_reports(membership: Membership) -> tuple[list[NodeReport], list[Rejection]]:
-    """What every node says of itself, and those that do not answer."""
+    """Return the reports of all nodes, and rejections of those that do not answer."""
     nodes = sorted(membership.nodes() | {membership.node_id})
     reports: list[NodeReport] = []
     silent: list[Rejection] = []
@@ -204,21 +218,38 @@ async def _nodes_with_model(
     model: str,
     fingerprint: ModelFingerprint,
     reports: Sequence[NodeReport],
-) -> tuple[list[NodeReport], list[Rejection]]:
-    """Nodes that can read the very same model, and why the others cannot."""
+    *,
+    gets_files: bool,
+) -> tuple[list[NodeReport], list[Rejection], tuple[NodeId, ...]]:
+    """Return the nodes that can read exactly the same model, rejections, and those with own files.
+
+    With ``gets_files``, nodes without files get them by content. A node with other files at the
+    model's path is left out: its user may not expect that they are ignored.
+    """
     request = encode(CheckModel(model=model))
+    own_files: set[NodeId] = set()
 
     async def reason_against(report: NodeReport) -> str | None:
         try:
             answer = await membership.call(
                 report.node_id, "model.check", request, timeout_seconds=_CHECK_SECONDS
             )
-            found = fingerprint.difference(decode(answer, ModelFingerprint))
-            if found:
-                return f"its files of {model} are not those of the coordinator: {found}"
+            check = decode(answer, ModelCheck)
         except PotluckError as error:
             return f"it cannot read the model: {error.message}"
-        return None
+        if check.fingerprint is not None:
+            found = fingerprint.difference(check.fingerprint)
+            if found:
+                return f"its files of {model} differ from those of the coordinator: {found}"
+            own_files.add(report.node_id)
+            return None
+        if gets_files and not check.cannot_get:
+            return None
+        problem = check.problem or (
+            "the model is on a hub, and the coordinator does not pass its files on"
+        )
+        but = f", and it cannot get it: {check.cannot_get}" if check.cannot_get else ""
+        return f"it cannot read the model: {problem}{but}"
 
     reasons = await asyncio.gather(*(reason_against(report) for report in reports))
     able = [report for report, reason in zip(reports, reasons, strict=True) if reason is None]
@@ -228,4 +259,4 @@ async def _nodes_with_model(
         if reason is not None
         for unit in report.units
     ]
-    return able, unable
+    return able, unable, tuple(sorted(own_files))

@@ -1,4 +1,4 @@
-"""A plan from what is known of nodes, in the arithmetic that is fixed or best. Pure."""
+"""Make a plan from what is known of nodes, in the fixed or the best arithmetic. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from potluck.cluster.coordinator.arithmetics import computing_in, plan_in
 from potluck.cluster.coordinator.planning import DeploymentSize
 from potluck.placement.counting import Counting
 from potluck.placement.planned import PlannedModel, planned_model
-from potluck.placement.surveyed import Surveyed
+from potluck.placement.survey import ClusterSurvey
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.placement import Rejection
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def plan_surveyed(
     counting: Counting,
-    surveyed: Surveyed,
+    surveyed: ClusterSurvey,
     size: DeploymentSize,
     *,
     may_quantize: bool,
@@ -29,11 +29,11 @@ def plan_surveyed(
 ) -> PlannedModel:
     """Return the plan for the nodes that were ``surveyed``.
 
-    With ``may_quantize`` it is quantized as little as makes it fit, but not less than ``size``
-    says. ``arithmetic``: see ``plan_in``. ``rejections`` are units that are not among those
-    surveyed. Raise as ``plan_in`` and ``Placement.of``.
+    With ``may_quantize`` the model is quantized as little as makes it fit, but at least as much as
+    ``size`` says. For ``arithmetic`` see ``plan_in``. ``rejections`` are units that are not among
+    those surveyed. Raises the same errors as ``plan_in`` and ``Placement.of``.
     """
-    from potluck.placement.placing import Placement  # most agents never plan: it loads NumPy
+    from potluck.placement.placing import Placement  # loads NumPy, and most agents never plan
 
     others = tuple(rejections)
 
@@ -62,7 +62,7 @@ def plan_surveyed(
 
 
 def explanation_of(planned: PlannedModel) -> Explanation | None:
-    """Return why a plan is as it is; None if it was made without regard to speed."""
+    """Return the explanation of a plan; None if it was made without regard to speed."""
     if planned.request is None or planned.plan is None or planned.prediction is None:
         return None
     from potluck.placement.explain import explain  # most agents never plan

@@ -1,4 +1,4 @@
-"""The side that connects: the sender of an edge."""
+"""The connecting side of an edge: its sender."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import ssl
 import time
 from collections.abc import Callable
 
+from potluck.cluster.edges.address import EdgeAddress
 from potluck.cluster.edges.edge import (
     EdgeLimits,
     IncomingEdge,
@@ -25,7 +26,7 @@ from potluck.types.cluster import NodeId
 
 
 def connect_edge(
-    address: tuple[str, int],
+    address: EdgeAddress,
     credentials: Credentials,
     hello: Hello,
     *,
@@ -35,15 +36,30 @@ def connect_edge(
 ) -> OutgoingEdge:
     """Connect to the receiver of an edge, which must be the node ``peer``, and agree on the edge.
 
-    Raises ``EdgeError`` if it is not reached, is another node, refuses, or does not answer in
+    Raises ``EdgeError`` if it cannot be reached, is another node, refuses, or does not answer in
     time.
     """
     connection = _connect(address, credentials, hello, peer, timeout_seconds)
     return OutgoingEdge(connection, peer, hello.scope, limits)
 
 
+def connect_end(
+    address: EdgeAddress,
+    credentials: Credentials,
+    hello: Hello,
+    *,
+    peer: NodeId,
+    limits: EdgeLimits,
+    timeout_seconds: float,
+) -> OutgoingEdge | IncomingEdge:
+    """Connect as ``connect_edge`` does, as the sender or, for a reversed edge, as the receiver."""
+    connection = _connect(address, credentials, hello, peer, timeout_seconds)
+    end = IncomingEdge if hello.is_reversed else OutgoingEdge
+    return end(connection, peer, hello.scope, limits)
+
+
 def connect_both_ways(
-    address: tuple[str, int],
+    address: EdgeAddress,
     credentials: Credentials,
     hello: Hello,
     *,
@@ -57,7 +73,7 @@ def connect_both_ways(
 
 
 def _connect(
-    address: tuple[str, int],
+    address: EdgeAddress,
     credentials: Credentials,
     hello: Hello,
     peer: NodeId,
@@ -71,14 +87,14 @@ def _connect(
             raise TimeoutError
         return seconds
 
-    name = f"{peer} at {address[0]}:{address[1]}"
+    name = f"{peer} at {address}"
     with contextlib.ExitStack() as on_failure:
         try:
-            raw = socket.create_connection(address, timeout=remaining_seconds())
+            raw = socket.create_connection(address.endpoint, timeout=remaining_seconds())
             on_failure.callback(raw.close)
             set_edge_options(raw)
             connection = credentials.client_context().wrap_socket(
-                raw, do_handshake_on_connect=False
+                raw, do_handshake_on_connect=False, server_hostname=address.name or None
             )
             on_failure.callback(connection.close)
             connection.settimeout(remaining_seconds())
@@ -101,9 +117,11 @@ def _connect(
 
 
 def _hint(error: OSError) -> str:
-    """A node that refuses a certificate just ends the connection, or says so in TLS's words."""
+    """Return a hint. A node that refuses a certificate just closes the connection or sends an
+    alert.
+    """
     if isinstance(error, ssl.SSLError | ConnectionResetError | BrokenPipeError):
-        return "give both nodes the same secret; the other node's log may say more"
+        return "check that both nodes have the same secret; the other node's log may have details"
     return ""
 
 

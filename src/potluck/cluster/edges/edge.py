@@ -1,10 +1,10 @@
-"""The two ends of an edge after the hello: one sends frames, the other receives them.
+"""The two ends of an established edge: one sends frames, the other receives them.
 
-Each end is used by one thread at a time, the thread that computes. OpenSSL allows no read and
-write on one connection at once; CPython does not keep them apart (python/cpython#143756), and its
-one attempt at that, 3.13.6, let them wait for each other (#137583). An edge goes one way, so no end
-ever needs both; where a connection is used both ways, to measure it, one thread does that in turn.
-``close`` alone may come from any thread; it ends what the other one waits for.
+Each end is used by one thread at a time, the thread that computes. OpenSSL does not allow
+concurrent reads and writes on one connection. CPython does not serialize them
+(python/cpython#143756), and its one attempt to, in 3.13.6, could deadlock (#137583). An edge is
+one-way, so no end ever needs both; where a connection is used in both directions, to measure it,
+one thread does so in turn. Only ``close`` may be called from any thread; it interrupts the other.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import socket
+import ssl
 import struct
 import termios
 import threading
@@ -22,14 +23,17 @@ from potluck.cluster.edges.frames import (
     MAX_COUNT,
     PREAMBLE_BYTES,
     SCOPE_BYTES,
+    SLICE_BYTES,
     Frame,
     FrameKind,
     Scope,
     decode_preamble,
     decode_rest,
+    decode_slice,
     describe_difference,
     encode_preamble_into,
     encode_scope,
+    encode_slice_into,
 )
 from potluck.cluster.edges.path_figures import PathFigures, path_figures
 from potluck.cluster.trust.handshakes import describe
@@ -38,28 +42,35 @@ from potluck.types.cluster import NodeId
 from potluck.types.step import StepId
 
 _FIRST_BUFFER_BYTES = 64 * 1024
-"""Holds the frames of decoding; prefill grows the buffer to what it needs."""
+"""The initial buffer size, enough for frames of decoding; it grows for prefill."""
+
+MAX_SLICE_BYTES = _FIRST_BUFFER_BYTES - SLICE_BYTES
+"""The most bytes of a slice's payload: its frame fills the initial buffer, and four TLS records."""
+
+_NUMBER_BYTES = SLICE_BYTES - PREAMBLE_BYTES
 
 _SMALL_BYTES = 16 * 1024
-"""A frame that fits in one TLS record."""
+"""The size of a frame that fits in one TLS record."""
 
 _MAX_FILLED = 4
-"""What lies in the kernel's buffer counts several times as much with its overhead: a quarter of the
-buffer in bytes of frames never fills it (``SO_RCVBUF`` and ``SO_SNDBUF`` in ``socket(7)``)."""
+"""Data in the kernel's buffer takes several times its size with overhead: a quarter of the buffer
+in bytes of frames never fills it (``SO_RCVBUF`` and ``SO_SNDBUF`` in ``socket(7)``)."""
 
 _WAKE_SECONDS = 2.0
-"""For a thread to leave its call on a connection that was shut down: microseconds, as a rule."""
+"""How long a thread may take to return from a call on a connection that was shut down; usually it
+takes microseconds."""
 
 _INTEGER = struct.Struct("i")
 _NO_INTEGER = bytes(_INTEGER.size)
 
 _PAYLOAD_ALIGNMENT = 16
-"""Of a received payload in memory: that of ``malloc``, hence of a bytearray's start."""
+"""The alignment of a received payload in memory, which is that of ``malloc``, hence of a bytearray.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EdgeLimits:
-    """How large frames can get, from the plan. A buffer never grows beyond."""
+    """The size limits of frames, from the plan. A buffer never grows beyond them."""
 
     max_header_bytes: int
     max_payload_bytes: int
@@ -74,12 +85,12 @@ class _Locks:
     """The locks of a connection: of one end, or of the two ends of ``both_ends``."""
 
     def __init__(self) -> None:
-        self.using = threading.Lock()  # held during a call that may wait
-        self.descriptor = threading.Lock()  # held while it is shut down or given up
+        self.using = threading.Lock()  # held during a call that may block
+        self.descriptor = threading.Lock()  # held while it is shut down or closed
 
 
 class _End:
-    """A connected socket, whose it is, and how it is closed."""
+    """A connected socket, its peer, and how it is closed."""
 
     def __init__(
         self,
@@ -90,7 +101,7 @@ class _End:
         *,
         locks: _Locks | None = None,
     ) -> None:
-        """Own ``connection``, which is blocking and connected."""
+        """Take ownership of ``connection``, which is blocking and connected."""
         locks = _Locks() if locks is None else locks
         self.peer_node_id = peer
         self.scope = scope
@@ -103,28 +114,28 @@ class _End:
 
     @property
     def is_closed(self) -> bool:
-        """Whether either side has closed it, as far as is known here."""
+        """Whether either side is known to have closed it."""
         return self._is_closed
 
     def path(self) -> PathFigures | None:
-        """Return what the kernel has seen of the way to the peer; from any thread.
+        """Return the kernel's figures of the path to the peer. Thread-safe.
 
-        None if the end is closed, or the kernel is too old to say.
+        None if the end is closed, or the kernel is too old.
         """
         with self._descriptor:
             return None if self._connection.fileno() < 0 else path_figures(self._connection)
 
     def wake(self) -> None:
-        """Close as far as that takes no time; ``close`` is to follow. From any thread."""
+        """Interrupt the connection without blocking; call ``close`` afterwards. Thread-safe."""
         self._is_closed = True
         with self._descriptor:
             _shut_down(self._connection)
 
     def close(self) -> None:
-        """Close, from any thread: what waits in the other one ends with ``EdgeClosedError``."""
+        """Close. Thread-safe: a call that another thread is in raises ``EdgeClosedError``."""
         self.wake()
-        # Then no thread is in a call with the descriptor any more. One that the shutdown does not
-        # wake keeps it, and gives it up itself.
+        # After this no thread is in a call with the descriptor. A thread that the shutdown does
+        # not wake keeps the descriptor, and closes it itself.
         if self._using.acquire(timeout=_WAKE_SECONDS):
             try:
                 self._give_up()
@@ -132,7 +143,7 @@ class _End:
                 self._using.release()
 
     def _failed(self, reason: str) -> EdgeError:
-        """Close, from inside a call, and say why; the call holds the lock."""
+        """Close from inside a call, which holds the lock, and return the error to raise."""
         if self._is_closed:
             return EdgeClosedError(self.peer_node_id, "closed")
         self._give_up()
@@ -159,11 +170,18 @@ class OutgoingEdge(_End):
         super().__init__(connection, peer, scope, limits, locks=locks)
         self._buffer = memoryview(bytearray(_FIRST_BUFFER_BYTES))
 
-    def takes_at_once(self, num_bytes: int) -> bool:
-        """Whether ``send`` would return without waiting for the peer, with so large a header.
+    def reserve(self, num_bytes: int) -> None:
+        """Enlarge the send buffer so that ``num_bytes`` of frames can be sent without waiting for
+        the peer.
+        """
+        with self._descriptor, contextlib.suppress(OSError):  # closed: the next send reports it
+            self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * num_bytes)
 
-        True only for small frames, while the kernel has room: the buffer is far from full of what
-        the peer has not acknowledged. For the thread that sends.
+    def takes_at_once(self, num_bytes: int) -> bool:
+        """Whether ``send`` of a frame with a header of ``num_bytes`` would return without blocking.
+
+        True only for small frames while unacknowledged data is far from filling the kernel's
+        buffer. For the thread that sends.
         """
         if num_bytes > _SMALL_BYTES:
             return False
@@ -182,18 +200,24 @@ class OutgoingEdge(_End):
         header: bytes | bytearray | memoryview = b"",
         payload: bytes | bytearray | memoryview = b"",
     ) -> None:
-        """Send a frame; returns when the kernel has taken it all.
+        """Send a frame; returns when the kernel has accepted all of it.
 
-        ``payload`` is C-contiguous, of any item type; it is copied. Raises ``ValueError`` if it or
-        the header is over the edge's limits, and nothing is sent then; ``EdgeClosedError`` if the
-        edge is closed; ``EdgeError``, after closing it, if the connection failed.
+        ``payload`` is C-contiguous, of any item type; it is copied. Raises ``ValueError``, without
+        sending anything, if it or the header exceeds the edge's limits; ``EdgeClosedError`` if the
+        edge is closed; and ``EdgeError``, after closing it, if the connection fails.
         """
         header_bytes = memoryview(header).nbytes
         payload_bytes = memoryview(payload).nbytes
         if header_bytes > self._limits.max_header_bytes:
-            raise ValueError(f"a header of {header_bytes} bytes is over the edge's limit")
+            limit = self._limits.max_header_bytes
+            raise ValueError(
+                f"a header of {header_bytes} bytes is over the edge's limit of {limit}"
+            )
         if payload_bytes > self._limits.max_payload_bytes:
-            raise ValueError(f"a payload of {payload_bytes} bytes is over the edge's limit")
+            limit = self._limits.max_payload_bytes
+            raise ValueError(
+                f"a payload of {payload_bytes} bytes is over the edge's limit of {limit}"
+            )
         payload_start = PREAMBLE_BYTES + header_bytes
         num_bytes = payload_start + payload_bytes
         with self._using:
@@ -211,6 +235,38 @@ class OutgoingEdge(_End):
             except OSError as error:
                 raise self._failed(describe(error)) from error
 
+    def send_slice(self, step_id: StepId, number: int, payload: memoryview) -> None:
+        """Send a frame of kind ``SLICE`` with at most ``MAX_SLICE_BYTES``; see ``send``.
+
+        A faster version of ``send``: a step has about a hundred slices.
+        """
+        payload_bytes = len(payload)
+        num_bytes = SLICE_BYTES + payload_bytes
+        with self._using:
+            if self._is_closed:
+                raise EdgeClosedError(self.peer_node_id, "closed")
+            buffer, connection = self._buffer, self._connection
+            buffer[:SCOPE_BYTES] = self._scope
+            encode_slice_into(buffer, step_id, number, payload_bytes)
+            buffer[SLICE_BYTES:num_bytes] = payload
+            try:
+                num_sent = connection.send(buffer[:num_bytes])
+                if num_sent < num_bytes:
+                    connection.sendall(buffer[num_sent:num_bytes])
+            except OSError as error:
+                raise self._failed(describe(error)) from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Arriving:
+    """A frame whose preamble has been received. The rest goes to ``view``, from ``start`` on."""
+
+    kind: FrameKind
+    step_id: StepId
+    view: memoryview
+    start: int
+    payload_start: int
+
 
 class IncomingEdge(_End):
     """The receiving end."""
@@ -226,22 +282,25 @@ class IncomingEdge(_End):
     ) -> None:
         super().__init__(connection, peer, scope, limits, locks=locks)
         self._preamble = bytearray(PREAMBLE_BYTES)
+        self._slice_start = memoryview(bytearray(SLICE_BYTES))
         self._buffer = memoryview(bytearray(_FIRST_BUFFER_BYTES))
+        self._num_read = 0  # bytes of the incoming frame
+        self._arriving: _Arriving | None = None  # once its preamble has been received
 
     def receive(
         self,
         silence_seconds: float | None = None,
         on_silence: Callable[[], float] | None = None,
     ) -> Frame:
-        """Wait for the next frame; None waits as long as the connection stands.
+        """Wait for the next frame; ``silence_seconds`` None waits as long as the connection is
+        open.
 
-        With ``on_silence`` it goes on waiting after ``silence_seconds``, for as long as that
-        returns, and so on; ``TimeoutError`` raised there ends the wait as silence does without.
-
-        Its header and payload lie in a buffer of the edge, the payload at a multiple of 16 bytes,
-        and are overwritten by the next call. Raises ``EdgeClosedError`` when either side closed
-        the edge between frames; ``EdgeError``, after closing it, when the connection failed or
-        the peer sent what has no place here, or nothing at all for ``silence_seconds``.
+        With ``on_silence``, it is called after ``silence_seconds`` and returns how much longer to
+        wait, and so on; a ``TimeoutError`` that it raises ends the wait as silence does without it.
+        The header and payload returned are views of the edge's buffer, the payload aligned to 16
+        bytes, and are overwritten by the next call. Raises ``EdgeClosedError`` if either side
+        closed the edge between frames; ``EdgeError``, after closing it, if the connection failed,
+        the peer sent something unexpected, or it sent nothing for ``silence_seconds``.
         """
         with self._using:
             if self._is_closed:
@@ -255,16 +314,151 @@ class IncomingEdge(_End):
             except ValueError as error:
                 raise self._failed(str(error)) from error
 
-    def _receive(self, on_silence: Callable[[], float] | None) -> Frame:
-        preamble = self._preamble
-        num_read = read_into(self._connection, memoryview(preamble), on_silence)
-        if num_read == 0:
+    def receive_slice(
+        self,
+        step_id: StepId,
+        number: int,
+        payload: memoryview,
+        spin: Callable[[int], None] | None = None,
+        check_abandoned: Callable[[StepId], None] | None = None,
+    ) -> memoryview | None:
+        """Receive the slice ``number`` of a step into ``payload``; see ``receive``.
+
+        ``spin`` is called with the descriptor before this blocks. If the peer cannot compute the
+        step, return the header of the frame in which it says so. Frames of earlier steps are
+        dropped; ``check_abandoned`` is called with one that the peer could not compute, and may
+        raise ``ValueError``. The last frame returned by ``receive`` stays valid. Raises
+        ``EdgeError``, after closing the edge, for any other frame.
+        """
+        start = self._slice_start
+        with self._using:
             if self._is_closed:
                 raise EdgeClosedError(self.peer_node_id, "closed")
-            self._give_up()
-            raise EdgeClosedError(self.peer_node_id, "closed by the peer")
-        if num_read < PREAMBLE_BYTES:
+            try:
+                while True:
+                    if spin is not None:
+                        spin(self._connection.fileno())
+                    num_read = self._connection.recv_into(start)
+                    if num_read < SLICE_BYTES:
+                        self._fill_slice(start[num_read:], is_first=num_read == 0)
+                    if start[:SCOPE_BYTES] != self._scope:
+                        raise ValueError(
+                            describe_difference(self.scope, decode_preamble(start).scope)
+                        )
+                    kind, found_id, header_bytes, payload_bytes, found = decode_slice(start)
+                    if (kind, found_id, found, payload_bytes) == (
+                        FrameKind.SLICE,
+                        step_id,
+                        number,
+                        len(payload),
+                    ):
+                        self._fill_slice(payload)
+                        return None
+                    header = self._not_that_slice(kind, header_bytes, payload_bytes)
+                    if found_id < step_id:  # which of the two was abandoned
+                        if kind == FrameKind.ABANDON and check_abandoned is not None:
+                            check_abandoned(found_id)
+                        continue
+                    if found_id == step_id and kind == FrameKind.ABANDON:
+                        return header
+                    raise ValueError(
+                        f"it sent slice {found} of step {found_id} with {payload_bytes} bytes "
+                        f"instead of slice {number} of step {step_id} with {len(payload)} bytes"
+                    )
+            except OSError as error:
+                raise self._failed(describe(error)) from error
+            except ValueError as error:
+                raise self._failed(str(error)) from error
+
+    def _not_that_slice(self, kind: int, header_bytes: int, payload_bytes: int) -> memoryview:
+        """Read the rest of the frame that starts with ``_slice_start``; return its header."""
+        if kind not in (FrameKind.SLICE, FrameKind.ABANDON) or header_bytes < _NUMBER_BYTES:
+            raise ValueError(f"it sent a frame of kind {kind} instead of a slice")
+        check_counts(header_bytes, payload_bytes, self._limits)
+        # Not into the edge's buffer, which holds the frame of the step being computed.
+        view = memoryview(bytearray(header_bytes + payload_bytes))
+        view[:_NUMBER_BYTES] = self._slice_start[PREAMBLE_BYTES:]
+        self._fill_slice(view[_NUMBER_BYTES:])
+        return view[:header_bytes]
+
+    def _fill_slice(self, view: memoryview, *, is_first: bool = False) -> None:
+        """Read the frame in progress to its end. ``is_first``: it may not have begun."""
+        num_read = 0
+        while num_read < len(view):
+            count = self._connection.recv_into(view[num_read:])
+            if count == 0 and is_first and num_read == 0:
+                self._give_up()
+                raise EdgeClosedError(self.peer_node_id, "closed by the peer")
+            if count == 0:
+                raise ValueError(_CUT_OFF)
+            num_read += count
+
+    def poll(self) -> Frame | None:
+        """Return the next frame, as ``receive`` does, if it has arrived completely; never blocks.
+
+        A partial frame is kept in the buffer for the next call of either method, so the views of
+        the last frame are no longer valid.
+        """
+        with self._using:
+            if self._is_closed:
+                raise EdgeClosedError(self.peer_node_id, "closed")
+            try:
+                self._connection.settimeout(0)
+                return self._receive(None)
+            except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                return None
+            except OSError as error:
+                raise self._failed(describe(error)) from error
+            except ValueError as error:
+                raise self._failed(str(error)) from error
+
+    def _receive(self, on_silence: Callable[[], float] | None) -> Frame:
+        arriving = self._arriving
+        if arriving is None:
+            self._fill(memoryview(self._preamble), 0, on_silence)
+            if self._num_read == 0:
+                if self._is_closed:
+                    raise EdgeClosedError(self.peer_node_id, "closed")
+                self._give_up()
+                raise EdgeClosedError(self.peer_node_id, "closed by the peer")
+            if self._num_read < PREAMBLE_BYTES:
+                raise ValueError(_CUT_OFF)
+            arriving = self._arriving = self._announced()
+        self._fill(arriving.view[arriving.start :], PREAMBLE_BYTES, on_silence)
+        if self._num_read < PREAMBLE_BYTES + len(arriving.view) - arriving.start:
             raise ValueError(_CUT_OFF)
+        self._num_read, self._arriving = 0, None
+        return Frame(
+            kind=arriving.kind,
+            deployment=self.scope.deployment,
+            epoch=self.scope.epoch,
+            step_id=arriving.step_id,
+            header=arriving.view[arriving.start : arriving.payload_start],
+            payload=arriving.view[arriving.payload_start :],
+        )
+
+    def _fill(
+        self, view: memoryview, num_before: int, on_silence: Callable[[], float] | None
+    ) -> None:
+        """Read into ``view``, which starts ``num_before`` bytes into the frame, until it is full.
+
+        Or until the peer closes the connection.
+        """
+        while self._num_read - num_before < len(view):
+            try:
+                count = self._connection.recv_into(view[self._num_read - num_before :])
+            except TimeoutError:
+                if on_silence is None:
+                    raise
+                self._connection.settimeout(on_silence())
+                continue
+            if count == 0:
+                return
+            self._num_read += count
+
+    def _announced(self) -> _Arriving:
+        """Decode the preamble, and make the buffer large enough for the frame."""
+        preamble = self._preamble
         if preamble[:SCOPE_BYTES] != self._scope:
             found = decode_preamble(preamble).scope
             raise ValueError(describe_difference(self.scope, found))
@@ -274,19 +468,9 @@ class IncomingEdge(_End):
         payload_start = start + header_bytes
         end = payload_start + payload_bytes
         if end > len(self._buffer):
-            # Not resized: the last frame's views may still point into the old one.
+            # Not resized in place: the last frame's views may still point into the old one.
             self._buffer = memoryview(bytearray(_grown(end, self._limits)))
-        view = self._buffer[:end]
-        if read_into(self._connection, view[start:], on_silence) < end - start:
-            raise ValueError(_CUT_OFF)
-        return Frame(
-            kind=kind,
-            deployment=self.scope.deployment,
-            epoch=self.scope.epoch,
-            step_id=step_id,
-            header=view[start:payload_start],
-            payload=view[payload_start:],
-        )
+        return _Arriving(kind, step_id, self._buffer[:end], start, payload_start)
 
 
 def both_ends(
@@ -306,43 +490,27 @@ def both_ends(
 _CUT_OFF = "it closed the connection in the middle of a frame"
 
 
-def read_into(
-    connection: socket.socket, view: memoryview, on_silence: Callable[[], float] | None = None
-) -> int:
-    """Fill ``view``; returns how many bytes came before the peer closed, if it did.
-
-    ``on_silence``: see ``IncomingEdge.receive``.
-    """
-    num_read = 0
-    while num_read < len(view):
-        try:
-            count = connection.recv_into(view[num_read:])
-        except TimeoutError:
-            if on_silence is None:
-                raise
-            connection.settimeout(on_silence())
-            continue
-        if count == 0:
-            break
-        num_read += count
-    return num_read
-
-
 def check_counts(header_bytes: int, payload_bytes: int, limits: EdgeLimits) -> None:
-    """Raise ``ValueError`` if a frame says that it is larger than the limits."""
+    """Raise ``ValueError`` if the sizes that a frame announces exceed the limits."""
     if header_bytes > limits.max_header_bytes:
-        raise ValueError(f"it announced a header of {header_bytes} bytes, over the limit")
+        limit = limits.max_header_bytes
+        raise ValueError(
+            f"it announced a header of {header_bytes} bytes, over the limit of {limit}"
+        )
     if payload_bytes > limits.max_payload_bytes:
-        raise ValueError(f"it announced a payload of {payload_bytes} bytes, over the limit")
+        limit = limits.max_payload_bytes
+        raise ValueError(
+            f"it announced a payload of {payload_bytes} bytes, over the limit of {limit}"
+        )
 
 
 def _shut_down(connection: socket.socket) -> None:
-    """End both directions and wake whoever waits, without giving up the descriptor.
+    """Shut down both directions and wake waiting threads, without closing the descriptor.
 
-    Not ``SSLSocket.shutdown``, which also forgets the TLS state: what the other thread sent
-    next would go out in the clear.
+    Not with ``SSLSocket.shutdown``, which also discards the TLS state: whatever the other thread
+    sent next would be unencrypted.
     """
-    with contextlib.suppress(OSError):  # The peer was first, or it is closed.
+    with contextlib.suppress(OSError):  # Already shut down by the peer, or closed.
         socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
 
@@ -351,5 +519,5 @@ def _most(limits: EdgeLimits) -> int:
 
 
 def _grown(num_bytes: int, limits: EdgeLimits) -> int:
-    """A size that holds ``num_bytes``, with room for more, within the limits."""
+    """Return a size of at least ``num_bytes``, with spare room, within the limits."""
     return min(2 * num_bytes, _most(limits))

@@ -13,34 +13,43 @@ All integers are little-endian::
         72      4  bytes of the header (msgpack)
         76      4  bytes of the payload (float32, little-endian)
 
-What an edge is for (all before the kind) comes first, so that one comparison checks it. This
-module knows the layout and does no I/O.
+The fields that identify the edge (all those before the kind) come first, so that one comparison
+checks them. This module defines the layout and does no I/O.
 """
 
 from __future__ import annotations
 
 import enum
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from potluck.types.cluster import WIRE_VERSION, DeploymentId, Epoch, NodeId
 from potluck.types.step import StepId
 
 _SCOPE = struct.Struct("<4sH40sQ8s")
 _REST = struct.Struct("<HQII")
+_SLICE = struct.Struct("<HQIII")
 _MAGIC = b"PLCK"
 
 SCOPE_BYTES = _SCOPE.size
 PREAMBLE_BYTES = _SCOPE.size + _REST.size
+SLICE_BYTES = _SCOPE.size + _SLICE.size
+"""The size of a slice's frame before its payload: the header is the slice's number, in four bytes.
+No other header that a member may send instead is shorter."""
+
+_NUMBER_BYTES = SLICE_BYTES - PREAMBLE_BYTES
 MAX_DEPLOYMENT_BYTES = 40
 MAX_COUNT = 2**32 - 1
-"""Of the bytes of a header, and of a payload."""
+"""The largest number of bytes of a header, and of a payload."""
 
 
 class FrameKind(enum.IntEnum):
     """What a frame carries. ``PROBE`` and ``TURN`` measure a link (``cluster.links.exchange``).
 
-    ``RESTORE`` is a step that restores cache blocks and does nothing else.
+    ``RESTORE`` is a step that only restores cache blocks. ``SKIPPED`` replaces a step that was
+    cancelled before a stage had computed it, and its result. ``SLICE`` is part of what the members
+    of a group exchange in a step. ``ABANDON`` replaces a member's next slice and means that it
+    cannot compute the step.
     """
 
     HELLO = 1
@@ -50,11 +59,14 @@ class FrameKind(enum.IntEnum):
     PROBE = 5
     TURN = 6
     RESTORE = 7
+    SKIPPED = 8
+    SLICE = 9
+    ABANDON = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scope:
-    """What an edge is for: each of its frames says so."""
+    """What an edge is for, as repeated in each of its frames."""
 
     deployment: DeploymentId
     epoch: Epoch
@@ -73,7 +85,7 @@ class Preamble:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """A frame as it was received. ``header`` and ``payload`` are valid until the next one is."""
+    """A received frame. ``header`` and ``payload`` are valid until the next one is received."""
 
     kind: FrameKind
     deployment: DeploymentId
@@ -82,19 +94,27 @@ class Frame:
     header: memoryview
     payload: memoryview
 
+    def copied(self) -> Frame:
+        """Return a copy that stays valid; its payload is aligned to 16 bytes, too."""
+        return replace(
+            self,
+            header=memoryview(bytearray(self.header)),
+            payload=memoryview(bytearray(self.payload)),
+        )
+
 
 def encode_scope(scope: Scope) -> bytes:
-    """The first ``SCOPE_BYTES`` of each frame of an edge.
+    """Return the first ``SCOPE_BYTES`` of each frame of an edge.
 
-    Raises ``ValueError`` for a deployment id that is empty, not ASCII or over 40 bytes, or an
-    epoch that does not fit.
+    Raises ``ValueError`` for a deployment id that is empty, not ASCII or over 40 bytes, and for an
+    epoch that is out of range.
     """
     deployment = scope.deployment.encode("ascii")
     if not 0 < len(deployment) <= MAX_DEPLOYMENT_BYTES or b"\0" in deployment:
-        raise ValueError(f"a deployment id has 1 to {MAX_DEPLOYMENT_BYTES} characters")
+        raise ValueError(f"a deployment id must have 1 to {MAX_DEPLOYMENT_BYTES} ASCII characters")
     coordinator = bytes.fromhex(scope.epoch.coordinator)
     if len(coordinator) != 8 or not 0 <= scope.epoch.number < 2**64:
-        raise ValueError(f"an epoch that does not fit in a frame: {scope.epoch}")
+        raise ValueError(f"the epoch does not fit in a frame: {scope.epoch}")
     return _SCOPE.pack(_MAGIC, WIRE_VERSION, deployment, scope.epoch.number, coordinator)
 
 
@@ -111,16 +131,36 @@ def encode_preamble_into(
     _REST.pack_into(buffer, SCOPE_BYTES, kind, step_id, header_bytes, payload_bytes)
 
 
-def decode_rest(preamble: bytearray) -> tuple[FrameKind, StepId, int, int]:
-    """Kind, step id, bytes of header and of payload. Raises ``ValueError`` for an unknown kind."""
+def encode_slice_into(
+    buffer: bytearray | memoryview, step_id: StepId, number: int, payload_bytes: int
+) -> None:
+    """Write the fields of a slice's frame between its scope and its payload into ``buffer``."""
+    _SLICE.pack_into(
+        buffer, SCOPE_BYTES, FrameKind.SLICE, step_id, _NUMBER_BYTES, payload_bytes, number
+    )
+
+
+def decode_slice(start: bytearray | memoryview) -> tuple[int, StepId, int, int, int]:
+    """Return kind, step id, sizes of header and payload, and, for a slice, its number.
+
+    ``start`` are the first ``SLICE_BYTES`` of the frame; the scope is not checked.
+    """
+    kind, step_id, header_bytes, payload_bytes, number = _SLICE.unpack_from(start, SCOPE_BYTES)
+    return kind, StepId(step_id), header_bytes, payload_bytes, number
+
+
+def decode_rest(preamble: bytearray | memoryview) -> tuple[FrameKind, StepId, int, int]:
+    """Return kind, step id, and sizes of header and payload. Raises ``ValueError`` for unknown
+    kinds.
+    """
     kind, step_id, header_bytes, payload_bytes = _REST.unpack_from(preamble, SCOPE_BYTES)
     if kind not in _KINDS:
-        raise ValueError(f"it sent a frame of the unknown kind {kind}")
+        raise ValueError(f"it sent a frame of unknown kind {kind}")
     return _KINDS[kind], StepId(step_id), header_bytes, payload_bytes
 
 
-def decode_preamble(preamble: bytearray) -> Preamble:
-    """The whole preamble. Raises ``ValueError`` that says what is wrong with it."""
+def decode_preamble(preamble: bytearray | memoryview) -> Preamble:
+    """Decode a whole preamble. Raises ``ValueError`` with what is wrong with it."""
     magic, version, deployment, number, coordinator = _SCOPE.unpack_from(preamble)
     if magic != _MAGIC:
         raise ValueError("it does not speak Potluck's protocol")
@@ -141,11 +181,11 @@ def decode_preamble(preamble: bytearray) -> Preamble:
 
 
 def describe_difference(expected: Scope, found: Scope) -> str:
-    """Why a frame with the scope ``found`` has no place on an edge for ``expected``."""
+    """Describe why a frame with the scope ``found`` does not belong on an edge for ``expected``."""
     if found.deployment != expected.deployment:
         return f"deployment {found.deployment!r} is not {expected.deployment!r}"
     order = "lower" if found.epoch < expected.epoch else "higher"
-    return f"epoch {_spell(found.epoch)} is {order} than {_spell(expected.epoch)}, in force here"
+    return f"epoch {_spell(found.epoch)} is {order} than {_spell(expected.epoch)}, this edge's"
 
 
 def _spell(epoch: Epoch) -> str:

@@ -1,8 +1,9 @@
-"""What the two sides of a new edge say to each other before the first step.
+"""The handshake of a new edge.
 
-The sender says which edge it means to be; the receiver answers with a HELLO of its own, or with a
-FAILURE whose header says why not. Without an answer a sender would learn that it was refused
-only when a later send fails: in TLS 1.3 a client is done before its certificate has been looked at.
+The sender's HELLO says which edge it wants to be; the receiver answers with its own HELLO, or with
+a FAILURE whose header has the reason. Without an answer a sender would learn that it was refused
+only when a later send fails: in TLS 1.3 a client's handshake is complete before its certificate has
+been checked.
 """
 
 from __future__ import annotations
@@ -28,18 +29,34 @@ HELLO_LIMITS = EdgeLimits(max_header_bytes=1024, max_payload_bytes=0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello:
-    """Which edge of which plan a connection is.
+    """Identifies an edge of a plan.
 
-    ``index`` counts the edges of a plan: 0 leads from the coordinator to the first stage, i from
-    stage i - 1 to stage i, and the last one from the last stage back to the coordinator.
+    ``index`` counts the edges of a plan: edge 0 leads from the coordinator to the first stage, edge
+    i from stage i - 1 to stage i, and the last one from the last stage back to the coordinator.
+    Stages that are members of a group are counted too, but edges connect only group leaders. Within
+    the group whose leader is stage ``index``, an edge leads from member ``sender`` to member
+    ``receiver``. ``is_reversed``: the receiver connects, because the sender cannot reach it.
     """
 
     scope: Scope
     index: int
+    sender: int | None = None
+    receiver: int | None = None
+    is_reversed: bool = False
+
+    @property
+    def name(self) -> str:
+        """Return the name of the edge for error messages."""
+        if self.sender is None:
+            return f"edge {self.index}" + (" from its receiver" if self.is_reversed else "")
+        return f"edge {self.sender} to {self.receiver} of group {self.index}"
 
 
-class _HelloHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _HelloHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     index: int
+    sender: int | None = None
+    receiver: int | None = None
+    is_reversed: bool = False
 
 
 class _RefusalHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -47,37 +64,57 @@ class _RefusalHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def encode_hello(hello: Hello) -> bytes:
-    """The frame that a sender begins with, and that an agreeing receiver answers with."""
-    return _frame(hello.scope, FrameKind.HELLO, _HelloHeader(index=hello.index))
+    """Return the frame that a sender begins with, and that an agreeing receiver answers with."""
+    header = _HelloHeader(
+        index=hello.index,
+        sender=hello.sender,
+        receiver=hello.receiver,
+        is_reversed=hello.is_reversed,
+    )
+    return _frame(hello.scope, FrameKind.HELLO, header)
 
 
 def encode_refusal(scope: Scope, reason: str) -> bytes:
-    """The frame that a receiver answers with when the edge is not what it waits for."""
+    """Return the frame with which a receiver refuses an edge."""
     return _frame(scope, FrameKind.FAILURE, _RefusalHeader(reason=reason[:500]))
 
 
-def check_hello(expected: Hello, preamble: Preamble, header: bytes) -> None:
-    """Raise ``ValueError``, saying why, unless the frame is the hello that is expected."""
+def read_hello(scope: Scope, preamble: Preamble, header: bytes) -> Hello:
+    """Return the hello in a frame. Raise ``ValueError`` with the reason if it is not one for
+    ``scope``.
+    """
     if preamble.kind is not FrameKind.HELLO:
         raise ValueError("it did not begin with a hello")
-    if preamble.scope != expected.scope:
-        raise ValueError(describe_difference(expected.scope, preamble.scope))
+    if preamble.scope != scope:
+        raise ValueError(describe_difference(scope, preamble.scope))
     try:
-        index = msgspec.msgpack.decode(header, type=_HelloHeader).index
-    except ValueError as error:  # DecodeError, or text that is no UTF-8
+        read = msgspec.msgpack.decode(header, type=_HelloHeader)
+    except ValueError as error:  # DecodeError, or text that is not UTF-8
         raise ValueError("it sent a malformed hello") from error
-    if index != expected.index:
-        raise ValueError(f"edge {index} is not edge {expected.index}")
+    return Hello(
+        scope=scope,
+        index=read.index,
+        sender=read.sender,
+        receiver=read.receiver,
+        is_reversed=read.is_reversed,
+    )
+
+
+def check_hello(expected: Hello, preamble: Preamble, header: bytes) -> None:
+    """Raise ``ValueError`` with the reason unless the frame is the expected hello."""
+    found = read_hello(expected.scope, preamble, header)
+    if found != expected:
+        raise ValueError(f"expected {expected.name}, got {found.name}")
 
 
 def check_answer(sent: Hello, preamble: Preamble, header: bytes) -> None:
-    """Raise ``ValueError``, saying why, unless the frame agrees to the hello that was sent."""
+    """Raise ``ValueError`` with the reason unless the frame accepts the hello that was sent."""
     if preamble.kind is not FrameKind.FAILURE:
         check_hello(sent, preamble, header)
         return
     try:
         reason = msgspec.msgpack.decode(header, type=_RefusalHeader).reason
-    except ValueError as error:  # DecodeError, or text that is no UTF-8
+    except ValueError as error:  # DecodeError, or text that is not UTF-8
         raise ValueError("it sent a malformed refusal") from error
     raise ValueError(f"refused: {reason}")
 

@@ -1,7 +1,7 @@
-"""The side that listens: the receiver of an edge.
+"""The listening side of an edge: its receiver.
 
-``trust.handshakes`` bounds what strangers can do here. Only what has shown a certificate of the
-cluster is told why it was refused.
+``trust.handshakes`` limits what unauthenticated clients can do here. Only clients with a
+certificate of the cluster are told why they were refused.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ import socket
 import ssl
 import threading
 import time
+from collections.abc import Mapping
 
+from potluck.cluster.edges.address import EdgeAddress
 from potluck.cluster.edges.edge import (
     EdgeLimits,
     IncomingEdge,
@@ -25,11 +27,12 @@ from potluck.cluster.edges.frames import PREAMBLE_BYTES, decode_preamble
 from potluck.cluster.edges.hello import (
     HELLO_LIMITS,
     Hello,
-    check_hello,
     encode_hello,
     encode_refusal,
+    read_hello,
 )
 from potluck.cluster.edges.options import set_edge_options
+from potluck.cluster.trust.connection_sources import ConnectionSource
 from potluck.cluster.trust.credentials import Credentials
 from potluck.cluster.trust.handshakes import (
     HANDSHAKE_SECONDS,
@@ -44,70 +47,124 @@ from potluck.types.cluster import NodeId
 
 
 class EdgeListener:
-    """Waits for the sender of one edge.
+    """Waits for the sender of one edge, or for those of several.
 
     ``accept`` is called by one thread at a time; ``close`` by any.
     """
 
     def __init__(
         self,
-        host: str,
+        source: ConnectionSource,
+        address: EdgeAddress,
         credentials: Credentials,
         *,
         handshake_seconds: float = HANDSHAKE_SECONDS,
     ) -> None:
-        """Listen on a free port of ``host``, a numeric address. Raises ``OSError``."""
+        """Wait for connections to ``address``. Takes ownership of their non-blocking ``source``."""
+        self.address = address
         self._context = credentials.server_context()
         self._handshake_seconds = handshake_seconds
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._server = socket.create_server((host, 0), family=family, backlog=MOST_HANDSHAKES)
-        self._server.setblocking(False)
+        self._server = source
         self._log = refusal_log()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._accepting = threading.Lock()
         self._closing = threading.Lock()
         self._is_closed = False
-        host, port = self._server.getsockname()[:2]
-        self.address: tuple[str, int] = (host, port)
+
+    @classmethod
+    def at(
+        cls,
+        host: str,
+        credentials: Credentials,
+        *,
+        handshake_seconds: float = HANDSHAKE_SECONDS,
+    ) -> EdgeListener:
+        """Listen on a free port of ``host``, a numeric address. Raises ``OSError``."""
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        server = socket.create_server((host, 0), family=family, backlog=MOST_HANDSHAKES)
+        server.setblocking(False)
+        own_host, port = server.getsockname()[:2]
+        return cls(
+            server,
+            EdgeAddress(host=own_host, port=port),
+            credentials,
+            handshake_seconds=handshake_seconds,
+        )
 
     def accept(
         self, expected: Hello, *, peer: NodeId, limits: EdgeLimits, timeout_seconds: float
     ) -> IncomingEdge:
-        """Wait until the node ``peer`` connects and says the ``expected`` hello.
+        """Wait until the node ``peer`` connects and sends the ``expected`` hello.
 
-        Others are closed with one line in the log. Connections that have not got so far when this
-        returns are closed too: a listener is for one edge at a time. Raises ``EdgeError`` when
-        nobody came in time and ``EdgeClosedError`` when the listener was closed.
+        Other connections are closed with one line in the log. Handshakes still in progress when
+        this returns are closed, too: a listener is for one edge at a time. Raises ``EdgeError`` if
+        nobody connected in time and ``EdgeClosedError`` if the listener was closed.
         """
-        connection = self._accept(expected, peer, timeout_seconds)
-        return IncomingEdge(connection, peer, expected.scope, limits)
+        return self.accept_all({expected: peer}, limits=limits, timeout_seconds=timeout_seconds)[
+            expected
+        ]
+
+    def accept_all(
+        self, expected: Mapping[Hello, NodeId], *, limits: EdgeLimits, timeout_seconds: float
+    ) -> dict[Hello, IncomingEdge]:
+        """Wait until every node of ``expected``, all of one scope, has connected as in ``accept``.
+
+        If one does not connect in time, all are closed.
+        """
+        connections = self._accept(expected, timeout_seconds)
+        return {
+            hello: IncomingEdge(connection, expected[hello], hello.scope, limits)
+            for hello, connection in connections.items()
+        }
+
+    def accept_ends(
+        self, expected: Mapping[Hello, NodeId], *, limits: EdgeLimits, timeout_seconds: float
+    ) -> dict[Hello, IncomingEdge | OutgoingEdge]:
+        """Wait as ``accept_all`` does, also for receivers of reversed edges.
+
+        Returns at once if ``expected`` is empty.
+        """
+        connections = self._accept(expected, timeout_seconds) if expected else {}
+        return {
+            hello: (OutgoingEdge if hello.is_reversed else IncomingEdge)(
+                connection, expected[hello], hello.scope, limits
+            )
+            for hello, connection in connections.items()
+        }
 
     def accept_both_ways(
         self, expected: Hello, *, peer: NodeId, limits: EdgeLimits, timeout_seconds: float
     ) -> tuple[OutgoingEdge, IncomingEdge]:
-        """Wait as ``accept`` does, for a connection that is used both ways in turn."""
-        connection = self._accept(expected, peer, timeout_seconds)
+        """Wait as ``accept`` does, for a connection that is used in both directions in turn."""
+        connection = self._accept({expected: peer}, timeout_seconds)[expected]
         return both_ends(connection, peer, expected.scope, limits)
 
-    def _accept(self, expected: Hello, peer: NodeId, timeout_seconds: float) -> ssl.SSLSocket:
-        with self._accepting:
+    def _accept(
+        self, expected: Mapping[Hello, NodeId], timeout_seconds: float
+    ) -> dict[Hello, ssl.SSLSocket]:
+        reception = _Reception(expected)
+        with self._accepting, contextlib.ExitStack() as on_failure:
+            on_failure.callback(reception.close)
             if self._is_closed:
-                raise EdgeClosedError(peer, "the listener is closed")
+                raise EdgeClosedError(reception.missing, "the listener is closed")
             try:
                 with selectors.DefaultSelector() as selector:
-                    connection = self._await(
-                        selector, _Reception(expected, peer), time.monotonic() + timeout_seconds
-                    )
+                    self._await(selector, reception, time.monotonic() + timeout_seconds)
             except OSError as error:
-                raise EdgeError(peer, f"cannot accept connections: {describe(error)}") from error
-            if connection is None:
+                raise EdgeError(
+                    reception.missing, f"cannot accept connections: {describe(error)}"
+                ) from error
+            if not reception.is_over:
                 if self._is_closed:
-                    raise EdgeClosedError(peer, "the listener is closed")
-                raise EdgeError(peer, f"it did not connect within {timeout_seconds:g} s")
-            return connection
+                    raise EdgeClosedError(reception.missing, "the listener is closed")
+                raise EdgeError(
+                    reception.missing, f"it did not connect within {timeout_seconds:g} s"
+                )
+            on_failure.pop_all()
+        return reception.accepted
 
     def close(self) -> None:
-        """Stop listening; an ``accept`` in another thread ends. Idempotent."""
+        """Stop listening; an ``accept`` in another thread raises. Idempotent."""
         with self._closing:
             if self._is_closed:
                 return
@@ -119,8 +176,8 @@ class EdgeListener:
 
     def _await(
         self, selector: selectors.BaseSelector, reception: _Reception, deadline: float
-    ) -> ssl.SSLSocket | None:
-        """The connection that said the right hello, blocking; None at ``deadline`` or ``close``."""
+    ) -> None:
+        """Return when all have sent their hellos, at ``deadline``, or at ``close``."""
         selector.register(self._wake, selectors.EVENT_READ)
         handshakes = Handshakes(
             self._server,
@@ -129,32 +186,46 @@ class EdgeListener:
             log=self._log,
             seconds=self._handshake_seconds,
             is_complete=reception.is_complete,
-            tell=reception.tell,
+            on_refused=reception.explain_refusal,
         )
         try:
             while (now := time.monotonic()) < deadline:
                 until = min(deadline, handshakes.expire(now) or deadline)
                 for key, _ in selector.select(until - now):
                     if key.fileobj == self._wake:
-                        return None
+                        return
                     handshake = handshakes.handle(key)
                     if handshake is not None:
                         handshake.connection.settimeout(None)
-                        return handshake.connection
-            return None
+                        if reception.is_over:
+                            return
         finally:
             handshakes.close()
 
 
 class _Reception:
-    """What a connection has to say to become the edge ``expected`` from the node ``peer``."""
+    """The expected hellos and the nodes that must send them.
 
-    def __init__(self, expected: Hello, peer: NodeId) -> None:
-        self._expected = expected
-        self._peer = peer
+    ``accepted`` are the connections that have done so.
+    """
+
+    def __init__(self, expected: Mapping[Hello, NodeId]) -> None:
+        self.accepted: dict[Hello, ssl.SSLSocket] = {}
+        self._missing = dict(expected)
+        self._scope = next(iter(expected)).scope
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all have connected."""
+        return not self._missing
+
+    @property
+    def missing(self) -> NodeId:
+        """Return one of the nodes that have not connected."""
+        return next(iter(self._missing.values()))
 
     def is_complete(self, handshake: Handshake) -> bool:
-        """Read on; raises ``ValueError`` if what came is not the hello that is expected."""
+        """Read further. Raises ``ValueError`` if the data is not an expected hello."""
         data = handshake.data
         needed = PREAMBLE_BYTES
         while True:
@@ -166,18 +237,29 @@ class _Reception:
                     break
             part = handshake.connection.recv(needed - len(data))
             if not part:
-                raise ValueError("it closed the connection before it said hello")
+                raise ValueError("it closed the connection before sending a hello")
             data += part
-        check_hello(self._expected, preamble, bytes(data[PREAMBLE_BYTES:]))
-        if handshake.peer != self._peer:
-            raise ValueError(f"node {handshake.peer} is not node {self._peer}")
+        hello = read_hello(self._scope, preamble, bytes(data[PREAMBLE_BYTES:]))
+        peer = self._missing.get(hello)
+        if peer is None:
+            awaited = " or ".join(each.name for each in self._missing)
+            raise ValueError(f"expected {awaited}, got {hello.name}")
+        if handshake.peer != peer:
+            raise ValueError(f"expected node {peer}, got node {handshake.peer}")
         set_edge_options(handshake.connection)
-        handshake.connection.sendall(encode_hello(self._expected))
+        handshake.connection.sendall(encode_hello(hello))
+        del self._missing[hello]
+        self.accepted[hello] = handshake.connection
         return True
 
-    def tell(self, handshake: Handshake, reason: str) -> None:
-        """Tell a member why it was refused, strangers nothing."""
+    def explain_refusal(self, handshake: Handshake, reason: str) -> None:
+        """Tell a member why it was refused; tell others nothing."""
         if handshake.peer is not None:
-            # If it is gone or does not read, it will see the end of the connection.
+            # If it has gone or does not read, it will see the connection end.
             with contextlib.suppress(OSError):
-                handshake.connection.sendall(encode_refusal(self._expected.scope, reason))
+                handshake.connection.sendall(encode_refusal(self._scope, reason))
+
+    def close(self) -> None:
+        """Close the accepted connections."""
+        for connection in self.accepted.values():
+            connection.close()

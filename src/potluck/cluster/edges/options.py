@@ -5,22 +5,20 @@ from __future__ import annotations
 import socket
 
 STALL_SECONDS = 60
-"""How long a peer may acknowledge nothing, or take nothing, before a connection is given up.
+"""How long a peer may acknowledge or read nothing before a connection is closed.
 
-Also a peer that computes: a frame that does not fit in the receiver's buffers waits there until the
-step before it is done, which takes slow boards many seconds. That a whole node is gone is noticed
-by the membership, within its lease.
-"""
+This includes a peer that computes: a frame that does not fit in the receiver's buffers waits there
+until the previous step is done, which takes slow boards many seconds. The loss of a whole node is
+detected by the membership, within its lease."""
 
 _KEEPALIVE_IDLE_SECONDS = 5
 _KEEPALIVE_INTERVAL_SECONDS = 1
 
 
 def set_edge_options(connection: socket.socket, *, stall_milliseconds: int | None = None) -> None:
-    """Send at once, and notice a peer that is gone though its machine says nothing.
+    """Disable Nagle's algorithm, and detect a peer that has vanished without a word.
 
-    ``stall_milliseconds`` is how long it may acknowledge nothing; None stands for
-    ``STALL_SECONDS``.
+    ``stall_milliseconds`` is how long it may acknowledge nothing; None means ``STALL_SECONDS``.
     """
     if stall_milliseconds is None:
         stall_milliseconds = STALL_SECONDS * 1000

@@ -1,6 +1,6 @@
-"""What the kernel knows of the network between the two ends of a TCP connection.
+"""The kernel's figures of the network path of a TCP connection.
 
-Read from ``TCP_INFO`` (``struct tcp_info`` in ``linux/tcp.h``): asking costs one system call, and
+Read from ``TCP_INFO`` (``struct tcp_info`` in ``linux/tcp.h``), which costs one system call and
 sends nothing. Kernels before 4.9 return a shorter structure.
 """
 
@@ -27,20 +27,20 @@ _APP_LIMITED = 1  # the lowest bit of the flags
 _NO_RTT = 2**32 - 1
 
 _FULL = 0.7
-"""The part of TCP's window that a rate fills, above which it is the window that limits it: on a
-network that is slower than that, the window opens until data queues on the way."""
+"""The fraction of TCP's window that a rate must fill to be limited by the window: on a slower
+network the window opens until data queues on the path."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PathFigures:
-    """Of one connection, as its sender sees it.
+    """Figures of one connection, as seen by its sender.
 
-    ``round_trip_seconds`` is the least of the last five minutes, without the time that either
-    process took to wake up, and ``recent_round_trip_seconds`` a mean of the last few, with what a
-    receiver that computes delays them by (40 ms at most); None if nothing was acknowledged yet.
-    ``bytes_per_second`` is what the last large transfer reached, 0 before any; where
-    ``is_lower_bound`` the sender had too little to send, or TCP's window was too small, to find out
-    what the network can do. ``sent_bytes`` were acknowledged.
+    ``round_trip_seconds`` is the minimum of the last five minutes, without the time that either
+    process took to wake up. ``recent_round_trip_seconds`` is a mean of the last few, including
+    delays by a receiver that computes (40 ms at most). Both are None if nothing was acknowledged
+    yet. ``bytes_per_second`` is the rate of the last large transfer, 0 before any; if
+    ``is_lower_bound``, the sender had too little to send, or TCP's window was too small, to
+    saturate the network. ``sent_bytes`` were acknowledged.
     """
 
     round_trip_seconds: float | None
@@ -55,13 +55,13 @@ def path_figures(connection: socket.socket) -> PathFigures | None:
     """Return the figures of a connected TCP socket; None if the kernel does not have them."""
     try:
         info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _NUM_BYTES)
-    except OSError:  # not TCP, or it was closed
+    except OSError:  # not TCP, or closed
         return None
     return decode_tcp_info(info)
 
 
 def decode_tcp_info(info: bytes) -> PathFigures | None:
-    """Return what a ``struct tcp_info`` says; None if it is too short."""
+    """Decode a ``struct tcp_info``; None if it is too short."""
     if len(info) < _NUM_BYTES:
         return None
 

@@ -1,6 +1,6 @@
-"""How fast the ways to other nodes are: measured by a few frames, within a strict budget.
+"""Link speeds to other nodes: measured with a few frames, within a strict budget.
 
-``exchange`` is what the two nodes send each other, ``budget`` how much of it is allowed,
-``figures`` what follows from several measurements, ``schedule`` who is measured when. Only
-``exchange`` touches a connection and a clock; the others are pure.
+``exchange`` is the measurement protocol, ``budget`` limits its cost, ``figures`` combines several
+measurements, and ``schedule`` decides which link is measured next. Only ``exchange`` does I/O and
+reads a clock; the others are pure.
 """

@@ -1,15 +1,13 @@
-"""What two nodes send each other to measure the link between them, over an edge's connection.
+"""The protocol by which two nodes measure the link between them, over an edge's connection.
 
-One side leads: it sends small frames and then ever larger ones, each of which the other side
-answers with an empty frame as soon as it has all of it. Then they change places. So each side
-measures the way from itself, by its own clock alone, and trusts no figure of the other's. The code
-that sends and receives is that of edges in use: the same TLS, socket options, copies and system
-calls.
+The leader sends small frames and then ever larger ones, each of which the other side answers with
+an empty frame as soon as it has received all of it. Then they swap roles. So each side measures its
+own outgoing direction by its own clock, and trusts no figure of the other's. Frames are sent and
+received by the same code as on edges in use: the same TLS, socket options, copies and system calls.
 
-Sizes grow fourfold, and the next is sent only if what was seen so far says that it stays within the
-seconds allowed, so that a slow link is never busy for long. Each size is sent twice: the first
-frame opens TCP's windows as far as the second needs, which then goes out without waiting for a
-round trip.
+Sizes grow fourfold, and the next size is sent only if it is expected to stay within the allowed
+seconds, so that a slow link is never busy for long. Each size is sent twice: the first frame opens
+TCP's windows as far as the second one needs, so that the second does not wait for a round trip.
 """
 
 from __future__ import annotations
@@ -27,46 +25,46 @@ from potluck.errors import EdgeError
 from potluck.types.step import StepId
 
 SIZES = (4 * 1024, 16 * 1024, 64 * 1024, 256 * 1024)
-"""Of the large frames, in bytes: 4 KB take 4 ms at 1 MB/s, 256 KB take 2 ms at 118 MB/s (Gigabit
-Ethernet), which is well above the tenth of a millisecond by which round trips vary."""
+"""Sizes of the large frames, in bytes: 4 KB take 4 ms at 1 MB/s, 256 KB take 2 ms at 118 MB/s
+(Gigabit Ethernet), which is well above the 0.1 ms by which round trips vary."""
 
 LIMITS = EdgeLimits(max_header_bytes=0, max_payload_bytes=max(SIZES))
 
 _NUM_SMALL = 16
-"""Small frames; the median drops a few that met a busy processor. The first is not counted."""
+"""The number of small frames; the median discards a few that met a busy CPU. The first is not
+counted."""
 
 _NUM_SMALL_AT_LEAST = 4
 _SMALL_SECONDS = 0.5
-"""For the small frames beyond the least number: links with long round trips get fewer."""
+"""The time limit for small frames beyond the minimum, so that long round trips get fewer."""
 
 SILENCE_SECONDS = 5.0
-"""The longest wait for a frame, or for a part of one. A frame of 4 KB arrives in that at 1 KB/s."""
+"""The longest wait for a frame, or a part of one. A frame of 4 KB arrives within it at 1 KB/s."""
 
 _NUM_EACH = 2
 _NUM_AGAIN = 3
-"""Further frames of a size that was too slow for the next one, or was the last, though it took no
-more than about a round trip beyond the first: the link may be fast and TCP's window not open yet,
-or the frames met a busy processor."""
+"""The number of extra frames for a size that was too slow for the next size, or was the last size,
+although it took little more than a round trip longer than a small frame: the link may be fast but
+TCP's window still small, or the frames met a busy CPU."""
 
 _MOST_FRAMES = 2 * (_NUM_SMALL + _NUM_EACH * len(SIZES) + _NUM_AGAIN)
-"""That one side answers: more than a node of this version sends."""
+"""The most probes that one side answers: more than a node of this version sends."""
 
 _UNRESOLVED_ROUND_TRIPS = 1.5
-"""Frames that take no more than this beyond the first round trip do not show how fast the link is:
-that is how TCP paces what it sends over a long way, be the link fast or slow."""
+"""Frames that take at most this many round trips more than the first one do not show how fast the
+link is: that is how TCP paces data on a long path, whether the link is fast or slow."""
 
 _LEAST_PART = 0.1
-"""The part of a large frame's time that is its transfer at least: never nothing, however the round
-trips vary."""
+"""The least share of a large frame's time that is counted as transfer, however round trips vary."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """The way from this node to another, once.
+    """One measurement of the path from this node to another.
 
-    ``latency_seconds`` is half of the round trip of a small frame. ``bytes_per_second`` is what the
-    largest frames reached beyond that. ``is_lower_bound``: it is TCP that they waited for, so that
-    the link may be faster.
+    ``latency_seconds`` is half the round trip of a small frame. ``bytes_per_second`` is the rate of
+    the largest frames beyond that. If ``is_lower_bound``, TCP limited them, and the link may be
+    faster.
     """
 
     latency_seconds: float
@@ -82,11 +80,12 @@ def lead(
     unresolved_seconds: float | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Measured:
-    """Measure the way to the peer, then give it its turn.
+    """Measure the path to the peer, then let the peer measure.
 
-    The largest frames take ``allowed_seconds`` at most, as far as the smaller ones can tell; where
-    those cannot, because TCP waits, ``unresolved_seconds`` (by default twice as much). Raises
-    ``EdgeError`` if the connection fails, or the peer is silent or sends anything else.
+    The largest frames take at most ``allowed_seconds``, judging by the smaller ones; if those do
+    not tell, because TCP limits them, at most ``unresolved_seconds`` (by default twice as much).
+    Raises ``EdgeError`` if the connection fails, or the peer is silent or sends something
+    unexpected.
     """
     step_id = 0
 
@@ -98,10 +97,10 @@ def lead(
         frame = incoming.receive(SILENCE_SECONDS)
         seconds = clock() - started
         if frame.kind is not FrameKind.PROBE or frame.step_id != step_id or frame.payload.nbytes:
-            raise EdgeError(incoming.peer_node_id, "it did not answer a probe as expected")
+            raise EdgeError(incoming.peer_node_id, "it sent an unexpected answer to a probe")
         return seconds
 
-    # Random, so that nothing on the way can compress it.
+    # Random, so that nothing on the path can compress it.
     data = memoryview(os.urandom(max(SIZES)))
     round_trips = _small_round_trips(ask, data[:0], clock)
     round_trip = statistics.median(round_trips)
@@ -113,7 +112,7 @@ def lead(
         unresolved_seconds=max(allowed_seconds, unresolved_seconds),
     )
     while (size := sizes.next()) is not None:
-        sizes.took(ask(data[:size]))
+        sizes.record(ask(data[:size]))
     outgoing.send(FrameKind.TURN, StepId(0))
     return Measured(
         latency_seconds=round_trip / 2,
@@ -123,22 +122,22 @@ def lead(
 
 
 def follow(outgoing: OutgoingEdge, incoming: IncomingEdge) -> None:
-    """Answer the peer's frames until it gives the turn.
+    """Answer the peer's frames until it gives up the lead.
 
-    Raises ``EdgeError`` as ``lead`` does, and for more frames than a measurement has.
+    Raises ``EdgeError`` as ``lead`` does, and if the peer sends too many frames.
     """
     for _ in range(_MOST_FRAMES):
         frame = incoming.receive(SILENCE_SECONDS)
         if frame.kind is FrameKind.TURN:
             return
         if frame.kind is not FrameKind.PROBE:
-            raise EdgeError(incoming.peer_node_id, f"it sent a {frame.kind.name} frame")
+            raise EdgeError(incoming.peer_node_id, f"it sent an unexpected {frame.kind.name} frame")
         outgoing.send(FrameKind.PROBE, frame.step_id)
-    raise EdgeError(incoming.peer_node_id, "it sent more probes than a measurement has")
+    raise EdgeError(incoming.peer_node_id, f"it sent more than {_MOST_FRAMES} probes")
 
 
 class _Sizes:
-    """Which large frame is sent next, given what those before took. ``rate`` is the last size's."""
+    """Chooses the size of the next large frame. ``rate`` is that of the last size."""
 
     def __init__(
         self, *, round_trip: float, allowed_seconds: float, unresolved_seconds: float
@@ -176,15 +175,15 @@ class _Sizes:
             return SIZES[self._index]
         return None
 
-    def took(self, seconds: float) -> None:
-        """Take note of how long the frame took until it was answered."""
+    def record(self, seconds: float) -> None:
+        """Record how long the frame took until it was answered."""
         self._num_left -= 1
         excess = max(seconds - self._round_trip, _LEAST_PART * seconds)
         self._excess = min(self._excess, excess)
         self.rate = SIZES[self._index] / self._excess
 
     def _expected_rate(self) -> float:
-        """Without what frames of all sizes take alike, if that is more."""
+        """Return the rate without the fixed cost per frame, if that is higher."""
         size, excess = SIZES[self._index] - self._before[0], self._excess - self._before[1]
         return max(self.rate, size / excess) if excess > 0 else self.rate
 
@@ -192,7 +191,7 @@ class _Sizes:
 def _small_round_trips(
     ask: Callable[[memoryview], float], empty: memoryview, clock: Callable[[], float]
 ) -> list[float]:
-    ask(empty)  # wakes what sleeps
+    ask(empty)  # warm-up
     round_trips: list[float] = []
     started = clock()
     while len(round_trips) < _NUM_SMALL - 1:

@@ -1,8 +1,8 @@
-"""What is known of the way to one node: recent measurements, corrected by edges in use.
+"""The known speed of the link to one node: recent measurements, corrected by edges in use.
 
-An edge in use shows at once that its link is faster than was known. That it is slower is only a
-reason to measure again: the kernel keeps the least round trip of five minutes, and a rate that was
-reached depends on what was sent.
+An edge in use shows at once that its link is faster than measured. A lower speed is only a reason
+to measure again: the kernel reports the minimum round trip of five minutes, and the rate achieved
+depends on what was sent.
 
 Pure: times are of the caller's clock.
 """
@@ -19,22 +19,22 @@ from potluck.types.cluster import NodeId
 from potluck.types.speed import LinkSpeed
 
 NUM_KEPT = 5
-"""Measurements whose median counts: one that met a busy machine does not."""
+"""The number of measurements kept; their median discards one that met a busy machine."""
 
 _CHANGE = 1.5
-"""Two measurements in a row that both differ by this factor from what was known, in the same
-direction, are a link that has changed: what came before is forgotten. One is enough where an edge
-in use has raised the doubt."""
+"""If two consecutive measurements both differ from the known value by this factor, in the same
+direction, the link has changed, and earlier measurements are discarded. One is enough if an edge in
+use has raised a doubt."""
 
 _LEAST_CHANGE_SECONDS = 100e-6
-"""Latencies closer than this are never a change: processors that wake up vary by as much."""
+"""A smaller difference of latencies is never a change: waking a CPU varies by as much."""
 
 _LEAST_ROUND_TRIP_SECONDS = 100e-6
-"""Below it, the other end is on the same machine: data is acknowledged by the very call that sends
-it there, and what the kernel calls a delivery rate says nothing."""
+"""Below this the other end is on the same machine: data is acknowledged within the call that sends
+it, and the kernel's delivery rate is meaningless."""
 
 _LATENCY_SHIFT = 0.2
-"""An edge in use corrects the latency if it is off by this part at least, and by
+"""An edge in use corrects the latency if it is off by at least this fraction and by
 ``_LEAST_CHANGE_SECONDS``."""
 
 
@@ -42,7 +42,8 @@ _LATENCY_SHIFT = 0.2
 class Sample:
     """One measurement, at ``at``.
 
-    ``is_lower_bound``: see ``Measured``. ``round_trip_seconds`` is the kernel's, of its connection.
+    ``is_lower_bound``: see ``Measured``. ``round_trip_seconds`` is what the kernel reports for its
+    connection.
     """
 
     at: float
@@ -53,7 +54,7 @@ class Sample:
 
     @classmethod
     def of(cls, measured: Measured, path: PathFigures | None, at: float) -> Sample:
-        """Return what ``measured`` and its connection say."""
+        """Return the sample of a measurement and of its connection."""
         return cls(
             at=at,
             latency_seconds=measured.latency_seconds,
@@ -65,7 +66,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkFigures:
-    """The way to one node. ``in_use`` is what an edge showed at ``in_use_at``, if one did."""
+    """Figures of the link to one node. ``in_use`` is what an edge showed at ``in_use_at``."""
 
     samples: tuple[Sample, ...] = ()
     in_use: PathFigures | None = None
@@ -73,15 +74,15 @@ class LinkFigures:
 
     @property
     def measured_at(self) -> float | None:
-        """When the last measurement was; None if there was none."""
+        """The time of the last measurement; None if there was none."""
         return self.samples[-1].at if self.samples else None
 
     @property
     def is_doubtful(self) -> bool:
-        """Whether an edge in use seems to show that the link is slower now than it was measured.
+        """Whether an edge in use suggests that the link is now slower than measured.
 
-        It may be the edge: a receiver that computes acknowledges late, and frames that follow each
-        other seldom reach no high rate. Another measurement tells.
+        The cause may be the edge: a receiver that computes acknowledges late, and frames in
+        sequence seldom reach a high rate. Another measurement decides.
         """
         in_use = self.in_use
         if in_use is None or not self.samples or self.in_use_at <= self.samples[-1].at:
@@ -104,11 +105,11 @@ class LinkFigures:
         return replace(self, samples=samples)
 
     def used(self, path: PathFigures, at: float) -> LinkFigures:
-        """Return the figures after an edge to the node was looked at."""
+        """Return the figures after reading those of an edge to the node."""
         return replace(self, in_use=path, in_use_at=at)
 
     def speed(self, node_id: NodeId, now: float) -> LinkSpeed | None:
-        """Return the link's speed as it is known now; None if it was never measured."""
+        """Return the best current estimate of the link's speed; None if it was never measured."""
         if not self.samples:
             return None
         latest = self.samples[-1]
@@ -128,7 +129,7 @@ class LinkFigures:
 
 
 def _has_changed(samples: Sequence[Sample]) -> bool:
-    """Whether the last two samples tell of another link than those before."""
+    """Whether the last two samples show that the link has changed."""
     *before, one, other = samples
     if not before:
         return False
@@ -146,14 +147,14 @@ def _latency(samples: Sequence[Sample]) -> float:
 
 
 def _rate(samples: Sequence[Sample]) -> float:
-    """The median of the rates that are known, and at least what was reached besides."""
+    """Return the median of the known rates, or the highest lower bound if that is higher."""
     known = [each.bytes_per_second for each in samples if not each.is_lower_bound]
     reached = [each.bytes_per_second for each in samples if each.is_lower_bound]
     return max([*reached, *([statistics.median(known)] if known else [])])
 
 
 def _differ(known: float, values: tuple[float, float], least_change: float) -> bool:
-    """Whether both values are well above what is known, or both below."""
+    """Whether both values are well above the known one, or both well below."""
     lower, upper = sorted(values)
     is_higher = lower > _CHANGE * known and lower - known > least_change
     is_lower = upper * _CHANGE < known and known - upper > least_change
@@ -161,9 +162,10 @@ def _differ(known: float, values: tuple[float, float], least_change: float) -> b
 
 
 def _corrected_latency(latency: float, latest: Sample, in_use: PathFigures) -> float:
-    """Add what the network's round trip has grown by since it was measured, or take it off.
+    """Correct the latency by the change of the network's round trip since it was measured.
 
-    The kernel's figure lacks what the processes add: the difference of two of them does not.
+    The kernel's figure excludes the time that the processes add; the difference of two figures does
+    not depend on it.
     """
     if in_use.round_trip_seconds is None or latest.round_trip_seconds is None:
         return latency
@@ -174,7 +176,7 @@ def _corrected_latency(latency: float, latest: Sample, in_use: PathFigures) -> f
 
 
 def _corrected_rate(rate: float, in_use: PathFigures) -> float:
-    """Raise the rate to what an edge has reached."""
+    """Return the rate, or that of an edge in use if that is higher."""
     return max(rate, in_use.bytes_per_second) if _has_rate(in_use) else rate
 
 

@@ -1,9 +1,9 @@
-"""Which link is measured next. Pure: times are of the caller's clock, draws from its generator.
+"""Decides which link is measured next. Pure: clock and random generator are the caller's.
 
-One measurement serves both nodes of a link. So that they do not begin it at the same time, one of
-the two, which a node can tell from both node ids, begins first; the other begins if it has no
-figures some time later, be it that the first cannot reach it or has not come so far. Nodes that
-join are taken in random order, at random times.
+One measurement serves both nodes of a link. So that they do not start at the same time, the two
+node ids determine which one begins; the other begins if it still has no figures some time later,
+because the first could not reach it or was busy. Joining nodes are measured in random order, at
+random times.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ from dataclasses import dataclass
 from potluck.types.cluster import NodeId
 
 REFRESH_SECONDS = 600.0
-"""Between two measurements of a link that nobody asks about."""
+"""The interval between measurements of a link without doubts."""
 
 _FIRST_SECONDS = (0.05, 0.5)
-"""After a node has joined: for the one of both that begins."""
+"""The delay after a node has joined, on the node that begins."""
 
 _SECOND_SECONDS = (2.0, 3.0)
-"""And for the other."""
+"""The delay on the other node."""
 
 _OTHERS_TURN_SECONDS = 60.0
-"""By which the other one refreshes the figures later."""
+"""How much later the other node refreshes the figures."""
 
 _DOUBT_SECONDS = 20.0
-"""After a measurement, until a doubt leads to another; each doubt doubles it."""
+"""The least time between a measurement and one caused by a doubt; each doubt doubles it."""
 
 _BUSY_SECONDS = (0.3, 1.5)
-"""Until a node is asked again that was being measured by another."""
+"""The delay before retrying a node that was being measured by another."""
 
 _FIRST_PAUSE_SECONDS = 15.0
 _LONGEST_PAUSE_SECONDS = 1800.0
-"""After a failure; each further one doubles the pause."""
+"""The delay after a failure; each further one doubles it."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -45,7 +45,7 @@ class _Due:
 
 
 class LinkSchedule:
-    """For one thread."""
+    """The schedule of one node's measurements. For one thread."""
 
     def __init__(self, own_node_id: NodeId, draws: random.Random) -> None:
         self._own_node_id = own_node_id
@@ -53,7 +53,7 @@ class LinkSchedule:
         self._due: dict[NodeId, _Due] = {}
 
     def joined(self, node_id: NodeId, now: float, *, measured_at: float | None) -> None:
-        """Have a node measured soon, or in time if it was ``measured_at`` before it left."""
+        """Schedule a node soon, or for its refresh if it was ``measured_at`` before it left."""
         self._due[node_id] = _Due(at=now)
         if measured_at is not None and now - measured_at < REFRESH_SECONDS:
             self.measured(node_id, measured_at)
@@ -62,11 +62,11 @@ class LinkSchedule:
         self._due[node_id].at = now + self._draws.uniform(*spread)
 
     def left(self, node_id: NodeId) -> None:
-        """Measure a node no more."""
+        """Stop measuring a node."""
         self._due.pop(node_id, None)
 
     def measured(self, node_id: NodeId, at: float, *, has_changed: bool = False) -> None:
-        """Take note of a measurement, whichever node began it, and whether it confirmed a doubt."""
+        """Record a measurement, whichever node began it, and whether it confirmed a doubt."""
         if (due := self._due.get(node_id)) is not None:
             pause = REFRESH_SECONDS * self._draws.uniform(0.9, 1.1)
             due.at = at + pause + (0.0 if self._begins(node_id) else _OTHERS_TURN_SECONDS)
@@ -75,7 +75,7 @@ class LinkSchedule:
             due.num_doubts = 0 if has_changed else due.num_doubts
 
     def doubted(self, node_id: NodeId, now: float) -> None:
-        """Measure a node again soon, but ever more rarely while the doubts go on."""
+        """Measure a node again soon, but less and less often if the doubts continue."""
         due = self._due.get(node_id)
         if due is None or due.measured_at is None or due.at <= now:
             return
@@ -87,30 +87,30 @@ class LinkSchedule:
             due.at = now
 
     def was_busy(self, node_id: NodeId, now: float, *, wait_seconds: float = 0.0) -> None:
-        """Try a node again shortly, or when its budget allows it."""
+        """Retry a node shortly, or when its budget allows it."""
         if (due := self._due.get(node_id)) is not None:
             due.at = now + wait_seconds + self._draws.uniform(*_BUSY_SECONDS)
 
     def failed(self, node_id: NodeId, now: float) -> None:
-        """Try a node again after a pause."""
+        """Retry a node after a pause."""
         if (due := self._due.get(node_id)) is not None:
             pause = min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2**due.num_failures)
             due.num_failures = min(due.num_failures + 1, 16)
             due.at = now + pause * self._draws.uniform(0.8, 1.2)
 
     def is_new(self, node_id: NodeId) -> bool:
-        """Whether a node has joined, and the first attempt to measure it is not over."""
+        """Whether a node has joined and the first attempt to measure it is not finished."""
         due = self._due.get(node_id)
         return due is not None and due.num_failures == 0
 
     def next(self) -> tuple[NodeId, float] | None:
-        """Return the node that is due first, and when that is; None without any."""
+        """Return the next node to measure and when; None if there are none."""
         if not self._due:
             return None
         node_id = min(self._due, key=lambda each: self._due[each].at)
         return node_id, self._due[node_id].at
 
     def _begins(self, node_id: NodeId) -> bool:
-        """Whether this node is the one of both that begins: half of its peers, evenly spread."""
+        """Whether this node begins: true for half of its peers, evenly spread."""
         is_odd = (int(self._own_node_id, 16) ^ int(node_id, 16)).bit_count() % 2 == 1
         return (self._own_node_id < node_id) == is_odd

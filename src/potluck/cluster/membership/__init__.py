@@ -1,10 +1,10 @@
-"""Who is in the cluster, and control calls between its agents, over Zenoh.
+"""Cluster membership, and control calls between agents, over Zenoh.
 
-Discovery, failure detection and transport are Zenoh's, except that ``cluster.acceptor`` accepts the
-connections of others and lets only members through to Zenoh. This package says who counts as a
-member, gives calls a beginning, an order and an end, and turns silence into sentences. It carries
-control messages only: weights and activations go by edges. A wedged agent still looks alive here,
-because Zenoh's threads go on without it; whoever must know better calls it with a time-out.
+Zenoh does discovery, failure detection and transport, except that ``cluster.acceptor`` accepts
+incoming connections and lets only members connect to Zenoh. This package decides who counts as a
+member, defines how calls begin, are ordered and end, and turns silence into error messages. It
+carries control messages only: weights and activations use edges. A hung agent still looks alive
+here, because Zenoh's threads keep running; use a call with a timeout to find out.
 """
 
 from __future__ import annotations

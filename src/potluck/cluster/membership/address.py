@@ -1,4 +1,4 @@
-"""Addresses that people type: ``10.0.0.7:7450``, ``[fd00::7]:7450``, ``box.local:7450``."""
+"""Network addresses in the form users type: ``10.0.0.7:7450``, ``[fd00::7]:7450``, ``box:7450``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MAX_PORT = 65_535
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """A host, by name or IP address (IPv6 without brackets), and a TCP port."""
+    """A host (a name or an IP address, IPv6 without brackets) and a TCP port."""
 
     host: str
     port: int
@@ -23,7 +23,7 @@ class Address:
 
     @property
     def ip(self) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-        """The IP address; None when the host is a name."""
+        """Return the IP address; None if the host is a name."""
         try:
             return ipaddress.ip_address(self.host)
         except ValueError:
@@ -31,13 +31,13 @@ class Address:
 
     @property
     def is_loopback(self) -> bool:
-        """Whether traffic to it surely stays on this machine."""
+        """Whether traffic to the address certainly stays on this machine."""
         ip = self.ip
         return self.host == "localhost" if ip is None else ip.is_loopback
 
 
 def parse_address(text: str, *, name: str = "address") -> Address:
-    """``HOST:PORT``; ``ParameterError`` about the parameter ``name`` if it is anything else."""
+    """Parse ``HOST:PORT``. Raises ``ParameterError`` about the parameter ``name``."""
     host, separator, port = text.strip().rpartition(":")
     is_bracketed = host.startswith("[") and host.endswith("]")
     host = host[1:-1] if is_bracketed else host
@@ -52,6 +52,8 @@ def parse_address(text: str, *, name: str = "address") -> Address:
     )
     if not is_sound:
         raise ParameterError(
-            name, f"{name}: {text!r} is not HOST:PORT", hint="for example 192.168.1.20:7450"
+            name,
+            f"{name}: {text!r} is not of the form HOST:PORT",
+            hint="for example 192.168.1.20:7450",
         )
     return Address(host=host, port=int(port))

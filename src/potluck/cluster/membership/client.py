@@ -1,4 +1,4 @@
-"""The caller's side of control calls."""
+"""The client side of control calls."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ from potluck.types.cluster import NodeId
 
 MAX_WAITING_PARTS = 1024
 MAX_WAITING_BYTES = 16 * messages.MAX_PAYLOAD_BYTES
-"""What a consumer may leave waiting before its stream fails: a 3 GB board has room for a few."""
+"""How much may be unread before a stream fails: a 3 GB board has room for a few of these."""
 
 STREAM_SECONDS = 24 * 3600.0
-"""The longest that an answer in parts may take: weights that come over a slow line take hours."""
+"""The longest that a streamed answer may take: weights over a slow link take hours."""
 
 _MARGIN_SECONDS = 1.0
-"""By which the network gives up a call later than its caller, who says why."""
+"""How much later than the caller's own timeout, which has a better message, the network gives up.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +36,7 @@ class _Pending:
 
 
 class CallClient:
-    """Makes calls from one node to the others. For use in the session's loop only."""
+    """Makes calls from one node to the others. For use in the session's event loop only."""
 
     def __init__(self, session: ZenohSession, keys: KeySpace, node_id: NodeId) -> None:
         self._session = session
@@ -54,7 +55,7 @@ class CallClient:
         *,
         timeout_seconds: float,
     ) -> bytes:
-        """The one part that the answer has."""
+        """Return the only part of the answer."""
         parts: list[bytes] = []
         stream = self.stream(
             node_id,
@@ -75,7 +76,7 @@ class CallClient:
                 f"node {node_id} did not answer {method!r} within {timeout_seconds:g} s"
             ) from error
         if len(parts) != 1:
-            raise CallError(f"{method!r} of node {node_id} answers with a stream, not with a value")
+            raise CallError(f"{method!r} of node {node_id} returns a stream, not a value")
         return parts[0]
 
     async def stream(
@@ -88,7 +89,7 @@ class CallClient:
         silence_seconds: float | None,
         lifetime_seconds: float = STREAM_SECONDS,
     ) -> AsyncGenerator[bytes, None]:
-        """The parts of the answer, in order. Closing or cancelling it cancels the handler."""
+        """Yield the parts of the answer in order. Closing or cancelling it cancels the handler."""
         if self._is_closed:
             raise _left()
         messages.check_payload(payload, f"the request of {method!r}")
@@ -99,13 +100,13 @@ class CallClient:
         )
         cut_short = NodeLostError(node_id, f"node {node_id} was lost while it answered {method!r}")
         too_slow = CallError(
-            f"parts of the answer to {method!r} came faster than they were taken: over "
-            f"{MAX_WAITING_PARTS} of them or {MAX_WAITING_BYTES:,} bytes waited"
+            f"the answer to {method!r} arrived faster than it was read: more than "
+            f"{MAX_WAITING_PARTS} parts or {MAX_WAITING_BYTES:,} bytes were waiting"
         )
 
         def on_reply(header: bytes, part: bytes) -> None:
             if not inbox.offer((header, part), len(part)) and inbox.close(too_slow, discard=True):
-                with contextlib.suppress(RuntimeError):  # the loop is closed
+                with contextlib.suppress(RuntimeError):  # the event loop is closed
                     loop.call_soon_threadsafe(self._cancel, node_id, target, call_id)
 
         header = messages.encode(
@@ -157,20 +158,20 @@ class CallClient:
                 sent.add_done_callback(lambda _: self._cancel(node_id, target, call_id))
 
     def session_left(self, node_id: NodeId, session_id: SessionId) -> None:
-        """Fail what is asked of a session that is gone."""
+        """Fail the calls to a session that has ended."""
         for pending in self._pending.values():
             if pending.target == session_id:
                 pending.inbox.close(NodeLostError(node_id, f"node {node_id} left the cluster"))
 
     def close(self) -> None:
-        """Fail everything that is asked, now and later."""
+        """Fail all calls, current and future."""
         self._is_closed = True
         for pending in self._pending.values():
             pending.inbox.close(_left())
 
     def _cancel(self, node_id: NodeId, target: SessionId, call_id: int) -> None:
         cancel = messages.Cancel(session_id=self._session.session_id, call_id=call_id)
-        # Once this node has left, its calls end everywhere without being told.
+        # Once this node has left, its calls are cancelled everywhere without a message.
         with contextlib.suppress(CallError):
             self._session.put(target, self._keys.cancel(node_id, target), messages.encode(cancel))
 
@@ -182,5 +183,5 @@ def _left() -> CallError:
 def _decode(reply: bytes, node_id: NodeId) -> messages.ReplyHeader:
     try:
         return messages.decode_reply(reply)
-    except ValueError as error:  # DecodeError, or text that is no UTF-8
-        raise CallError(f"node {node_id} sent an answer that makes no sense: {error}") from error
+    except ValueError as error:  # DecodeError, or text that is not UTF-8
+        raise CallError(f"node {node_id} sent a malformed answer: {error}") from error

@@ -1,4 +1,4 @@
-"""What a node needs to know to take part, checked when it is made."""
+"""The validated configuration of a node's membership."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ _NODE_ID = re.compile(r"[0-9a-f]{16}")
 _CLUSTER_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 _MIN_LEASE_MILLISECONDS = 200
-"""Keep-alives go out eight times a lease; below this a busy core is taken for a dead one."""
+"""The shortest lease. Keep-alives are sent eight times per lease; with a shorter one, a node with a
+busy CPU would be taken for dead."""
 
 
 def is_node_id(text: str) -> bool:
@@ -24,25 +25,30 @@ def is_node_id(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PemPaths:
-    """The cluster's authority and this node's certificate and key, as PEM files."""
+    """The PEM files of the cluster's authority and of this node's certificate and key.
+
+    ``removed`` lists the nodes that were removed from the cluster (``trust.removed``).
+    """
 
     authority: Path
     certificate: Path
     key: Path
+    removed: Path | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MembershipConfig:
-    """How one node takes part.
+    """The configuration of one node's membership.
 
-    ``listen``: one concrete IP address (several locators, some unreachable from elsewhere, slow
-    discovery to minutes); port 0 takes a free one. ``connect``: members to join at; any of them
-    will do. ``multicast``: find members by scouting on the interface of ``listen``. ``pem``:
-    mutual TLS on every link; without it everything stays on loopback. ``lease_milliseconds``:
-    after so long a silence others take this node for dead. ``join_timeout_seconds``: how long
-    to try the ``connect`` addresses before giving up.
+    ``listen`` is one specific IP address (with several, some unreachable from elsewhere, discovery
+    takes minutes); port 0 takes a free port. ``connect`` are addresses of members to join; any one
+    suffices. ``multicast`` finds members by scouting on the interface of ``listen``. ``pem``
+    enables mutual TLS on every link; without it everything stays on loopback. After
+    ``lease_milliseconds`` of silence other nodes consider this node dead. ``join_timeout_seconds``
+    is how long to try the ``connect`` addresses. If ``has_to_join``, opening fails after that;
+    otherwise the node runs alone and keeps trying.
 
-    Raises ``ParameterError`` for values that make no sense or that would speak to other machines
+    Raises ``ParameterError`` for invalid values, and for values that would contact other machines
     without TLS.
     """
 
@@ -54,6 +60,7 @@ class MembershipConfig:
     pem: PemPaths | None = None
     lease_milliseconds: int = 1000
     join_timeout_seconds: float = 5.0
+    has_to_join: bool = True
     wire_version: int = WIRE_VERSION
 
     def __post_init__(self) -> None:
@@ -67,34 +74,36 @@ class MembershipConfig:
         if ip is None or ip.is_unspecified or ip.is_multicast:
             raise ParameterError(
                 "listen",
-                f"cannot listen on {self.listen}: one concrete IP address is needed",
-                hint="give the address that the other machines reach this one at",
+                f"cannot listen on {self.listen}: one specific IP address is required",
+                hint="give the address at which other machines reach this one",
             )
         if self.pem is None:
             for address in (self.listen, *self.connect):
                 if not address.is_loopback:
                     raise ParameterError(
                         "pem",
-                        f"{address} is not on loopback, and there are no certificates",
-                        hint="a cluster of several machines needs a secret (--lan)",
+                        f"{address} is not a loopback address, and there are no certificates",
+                        hint="a cluster of several machines requires a secret (--lan)",
                     )
         if self.multicast and self.listen.is_loopback:
             raise ParameterError(
                 "multicast",
-                f"nobody can be found by multicast from {self.listen}",
-                hint="listen on an address of the local network, or name members to join at",
+                f"multicast discovery is not possible from {self.listen}",
+                hint="listen on an address of the local network, or name members to join",
             )
         if self.lease_milliseconds < _MIN_LEASE_MILLISECONDS:
             raise ParameterError(
-                "lease_milliseconds", f"a lease takes at least {_MIN_LEASE_MILLISECONDS} ms"
+                "lease_milliseconds", f"the lease must be at least {_MIN_LEASE_MILLISECONDS} ms"
             )
         if not self.join_timeout_seconds > 0:
-            raise ParameterError("join_timeout_seconds", "the time to join must be positive")
+            raise ParameterError(
+                "join_timeout_seconds", "the time limit for joining must be positive"
+            )
 
     @property
     def stall_milliseconds(self) -> int:
-        """How long a peer may acknowledge or take nothing before a connection to it is given up.
+        """How long a peer may acknowledge or read nothing before a connection to it is closed.
 
-        Twice the lease: as a rule the lease of one side or the other is over first.
+        Twice the lease, so that usually the lease of one side or the other expires first.
         """
         return 2 * self.lease_milliseconds

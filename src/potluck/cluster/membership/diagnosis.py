@@ -1,6 +1,6 @@
-"""Why nobody let this node in: Zenoh itself says nothing about a refused or failed connection.
+"""Diagnoses why this node could not join: Zenoh does not report refused or failed connections.
 
-One connection is made to each address that the user gave, and ended before anything is said on it.
+It makes one connection to each address that the user gave, and closes it without sending data.
 """
 
 from __future__ import annotations
@@ -10,18 +10,20 @@ import ssl
 
 from potluck.cluster.membership.address import Address
 from potluck.cluster.membership.config import PemPaths
+from potluck.cluster.trust.credentials import REMOVED_NOTICE
 
 _CONNECT_SECONDS = 1.0
 _VERDICT_SECONDS = 0.5
-"""How long a listener may take to reject our certificate: in TLS 1.3 it does so after the client
-takes the handshake for complete."""
+"""How long to wait for a listener to reject our certificate, which in TLS 1.3 it does after the
+client's handshake is complete."""
 
-_NO_MEMBER = "something answers there, but it is no member of this cluster"
-_OTHER_SECRET = "the agent there has another secret"
+_NO_MEMBER = "something answers there, but it is not a member of this cluster"
+REMOVED = "this node was removed from the cluster"
+_OTHER_SECRET = "the agent there has a different secret"
 
 
 def explain(address: Address, pem: PemPaths | None) -> str:
-    """What is wrong at ``address``, in a few words. Blocks for some seconds at most."""
+    """Return what is wrong at ``address``, in a few words. Blocks for a few seconds at most."""
     try:
         with _connect(address) as connection:
             return _NO_MEMBER if pem is None else _explain_tls(connection, pem)
@@ -30,9 +32,9 @@ def explain(address: Address, pem: PemPaths | None) -> str:
 
 
 def unreachable(address: Address) -> str:
-    """Why no TCP connection to ``address`` can be made, in a few words; empty if it can.
+    """Return why no TCP connection to ``address`` can be made, in a few words; empty if it can.
 
-    Blocks for a second at most.
+    Blocks for at most a second.
     """
     try:
         _connect(address).close()
@@ -48,11 +50,11 @@ def _connect(address: Address) -> socket.socket:
 def _words(error: OSError) -> str:
     match error:
         case TimeoutError():
-            return "nobody answers"
+            return "no answer"
         case ConnectionRefusedError():
-            return "nothing listens there"
+            return "nothing is listening there"
         case socket.gaierror():
-            return "there is no host of that name"
+            return "there is no host with that name"
     return (error.strerror or str(error)).lower()
 
 
@@ -64,23 +66,24 @@ def _explain_tls(connection: socket.socket, pem: PemPaths) -> str:
         context.load_verify_locations(pem.authority)
         context.load_cert_chain(pem.certificate, pem.key)
     except OSError as error:  # ssl.SSLError is one
-        return f"this node's certificates cannot be read ({error.strerror or error})"
+        return f"cannot read this node's certificates ({error.strerror or error})"
     try:
         with context.wrap_socket(connection) as secured:
             secured.settimeout(_VERDICT_SECONDS)
-            secured.recv(1)
+            if secured.recv(len(REMOVED_NOTICE)) == REMOVED_NOTICE:
+                return REMOVED
     except ssl.SSLCertVerificationError as error:
         if "expired" in error.verify_message or "not yet valid" in error.verify_message:
-            return f"its certificate is refused here: {error.verify_message}"
+            return f"this node rejects its certificate: {error.verify_message}"
         return _OTHER_SECRET
     except TimeoutError:
-        return "something answers there, but does not let this node in"
+        return "something answers there, but does not accept this node"
     except ssl.SSLError as error:
         reason = error.reason or ""
         if "ALERT_CERTIFICATE_EXPIRED" in reason:
-            return "it refuses this node's certificate as expired; the clock there may be wrong"
+            return "it rejects this node's certificate as expired; its clock may be wrong"
         is_alert = "ALERT" in reason
-        return _OTHER_SECRET if is_alert else f"{_NO_MEMBER}, or has another secret"
+        return _OTHER_SECRET if is_alert else f"{_NO_MEMBER}, or has a different secret"
     except OSError:
-        return f"{_NO_MEMBER}, or has another secret"
+        return f"{_NO_MEMBER}, or has a different secret"
     return _NO_MEMBER

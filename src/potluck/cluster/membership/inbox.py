@@ -1,4 +1,4 @@
-"""A bounded box between the threads of a library, which must never wait, and one asyncio task."""
+"""A bounded queue from the threads of a library, which must never block, to one asyncio task."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _T = TypeVar("_T")
 
 
 class Inbox(Generic[_T]):
-    """Items in the order in which they were offered, then the error it was closed with.
+    """Items in the order in which they were offered, then the error with which it was closed.
 
-    ``offer`` and ``close`` may be called on any thread and never wait; ``get`` only in ``loop``, by
-    one task at a time. The bounds hold even while the loop itself stands still.
+    ``offer`` and ``close`` may be called on any thread and never block; ``get`` only in ``loop``,
+    by one task at a time. The bounds hold even while the event loop is blocked.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, *, max_items: int, max_bytes: int) -> None:
@@ -29,7 +29,7 @@ class Inbox(Generic[_T]):
         self._arrival = asyncio.Event()
 
     def offer(self, item: _T, num_bytes: int) -> bool:
-        """Take an item; False, and it is dropped, where it goes over a bound or after ``close``."""
+        """Add an item. Return False, dropping it, if a bound is reached or after ``close``."""
         with self._lock:
             is_full = (
                 len(self._items) >= self._max_items or self._num_bytes + num_bytes > self._max_bytes
@@ -44,9 +44,10 @@ class Inbox(Generic[_T]):
         return True
 
     def close(self, error: Exception, *, discard: bool = False) -> bool:
-        """Take nothing more; ``error`` is raised once what is here was got (or discarded).
+        """Stop accepting items; ``error`` is raised after the remaining items were read (or
+        discarded).
 
-        The first close counts; False from the others.
+        Only the first call counts; the others return False.
         """
         with self._lock:
             if self._closed_with is not None:
@@ -59,7 +60,7 @@ class Inbox(Generic[_T]):
         return True
 
     async def get(self) -> _T:
-        """Wait for the next item; raises the error that the box was closed with."""
+        """Wait for the next item. Raises the error that the queue was closed with."""
         while True:
             with self._lock:
                 if self._items:
@@ -72,5 +73,5 @@ class Inbox(Generic[_T]):
             await self._arrival.wait()
 
     def _wake(self) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with contextlib.suppress(RuntimeError):  # the event loop is closed: nobody is waiting
             self._loop.call_soon_threadsafe(self._arrival.set)

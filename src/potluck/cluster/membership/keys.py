@@ -4,9 +4,9 @@
     potluck/<cluster>/<wire version>/call/<node id>/<session id>     queryable
     potluck/<cluster>/<wire version>/cancel/<node id>/<session id>   subscriber
 
-A session id names one run of a node's agent, so that a node that restarts within a lease is seen
-to have left and joined. The layout of tokens is the same in every wire version: it is how versions
-find out about each other.
+A session id identifies one run of a node's agent, so that a node that restarts within a lease is
+seen to leave and join. The layout of tokens is the same in every wire version, so that nodes of
+different versions can detect each other.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from potluck.cluster.membership.config import is_node_id
 from potluck.types.cluster import NodeId
 
 SessionId = NewType("SessionId", str)
-"""One run of a node's agent: the id that Zenoh gives its session."""
+"""The id of one run of a node's agent, which is that of its Zenoh session."""
 
 _ROOT = "potluck"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sighting:
-    """A session of a node, as its token says."""
+class NodeSession:
+    """A node's session, as read from its liveliness token."""
 
     node_id: NodeId
     session_id: SessionId
@@ -34,38 +34,38 @@ class Sighting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeySpace:
-    """The keys of one cluster, as a node of ``wire_version`` uses them."""
+    """The keys of one cluster for a node of ``wire_version``."""
 
     cluster_id: str
     wire_version: int
 
     def alive(self, node_id: NodeId, session_id: SessionId) -> str:
-        """The liveliness token of a session."""
+        """Return the key of a session's liveliness token."""
         return self._key("alive", node_id, session_id)
 
     def call(self, node_id: NodeId, session_id: SessionId) -> str:
-        """Where a session takes calls."""
+        """Return the key on which a session receives calls."""
         return self._key("call", node_id, session_id)
 
     def cancel(self, node_id: NodeId, session_id: SessionId) -> str:
-        """Where a session is told that a call's answer is no longer wanted."""
+        """Return the key on which a session receives cancellations of calls."""
         return self._key("cancel", node_id, session_id)
 
     def anyone_alive(self) -> str:
-        """Matches every token of the cluster, whatever its wire version."""
+        """Return a pattern for every token of the cluster, of any wire version."""
         return f"{_ROOT}/{self.cluster_id}/*/alive/*/*"
 
     def _key(self, kind: str, node_id: NodeId, session_id: SessionId) -> str:
         return f"{_ROOT}/{self.cluster_id}/{self.wire_version}/{kind}/{node_id}/{session_id}"
 
 
-def parse_alive(key: str) -> Sighting | None:
-    """What a token's key says; None if it is not one of ours."""
+def parse_alive(key: str) -> NodeSession | None:
+    """Parse the key of a token; None if it is not one of ours."""
     match key.split("/"):
         case [root, _, version, "alive", node_id, session_id] if (
             root == _ROOT and version.isascii() and version.isdigit() and is_node_id(node_id)
         ):
-            return Sighting(
+            return NodeSession(
                 node_id=NodeId(node_id),
                 session_id=SessionId(session_id),
                 wire_version=int(version),

@@ -1,4 +1,4 @@
-"""Where a node listens for control connections, and who accepts them."""
+"""The address where a node listens for control connections, and the process that accepts them."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from potluck.cluster.membership.config import MembershipConfig, PemPaths
 from potluck.errors import JoinError
 
 INNER = Address(host="127.0.0.1", port=0)
-"""Where members get to Zenoh through the acceptor. Mutual TLS here, too: users of this machine can
-connect to it, and Zenoh has no way to tell a Unix socket of its own from one of theirs, to which
-anyone in the network can send it by multicast."""
+"""The address of Zenoh's own listener, to which the acceptor connects members. It uses mutual TLS,
+too: other users of this machine can connect to it. A Unix socket is no alternative, because anyone
+on the network can direct Zenoh to one by multicast."""
 
 
 def concrete(listen: Address) -> Address:
-    """``listen`` with a port that is free; ``JoinError`` if the address cannot be listened on.
+    """Return ``listen`` with a free port. Raises ``JoinError`` if the address cannot be listened
+    on.
 
-    Zenoh does not tell which port it got for port 0.
+    Zenoh does not report which port it got for port 0.
     """
     family = socket.AF_INET6 if ":" in listen.host else socket.AF_INET
     try:
@@ -32,16 +33,16 @@ def concrete(listen: Address) -> Address:
     except OSError as error:
         raise JoinError(
             f"cannot listen on {listen}: {(error.strerror or str(error)).lower()}",
-            hint="choose an address of this machine and a free port",
+            hint="use an address of this machine and a free port",
         ) from error
 
 
 async def start_acceptor(
     config: MembershipConfig, pem: PemPaths, listen: Address, inner: Address
 ) -> AcceptorProcess:
-    """Take ``listen`` from Zenoh, which listens there and at ``inner``, and accept in its place.
+    """Take over ``listen`` from Zenoh, which also listens at ``inner``, and accept in its place.
 
-    Raises ``JoinError`` where that cannot be done.
+    Raises ``JoinError`` if that fails.
     """
     settings = AcceptorSettings(
         inner_host=inner.host,
@@ -51,6 +52,7 @@ async def start_acceptor(
         certificate=str(pem.certificate),
         key=str(pem.key),
         stall_milliseconds=config.stall_milliseconds,
+        removed=None if pem.removed is None else str(pem.removed),
     )
     server = None
     try:
@@ -62,6 +64,6 @@ async def start_acceptor(
         if isinstance(error, OSError):
             raise JoinError(
                 f"cannot accept connections at {listen}: {error.strerror or error}",
-                hint="see whether this user may start more processes and open more files",
+                hint="check this user's limits on processes and open files",
             ) from error
         raise

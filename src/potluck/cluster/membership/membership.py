@@ -1,10 +1,11 @@
-"""A node's place in the cluster: who else is there, and calls to and from them."""
+"""A node's membership: the other members, and calls to and from them."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
+import socket
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from types import TracebackType
@@ -13,23 +14,29 @@ from typing import Self
 from potluck.cluster.membership.address import Address
 from potluck.cluster.membership.client import CallClient
 from potluck.cluster.membership.config import MembershipConfig
-from potluck.cluster.membership.diagnosis import explain
-from potluck.cluster.membership.keys import KeySpace, SessionId, parse_alive
+from potluck.cluster.membership.diagnosis import REMOVED, explain
+from potluck.cluster.membership.keys import KeySpace, NodeSession, SessionId, parse_alive
 from potluck.cluster.membership.namesakes import Namesakes
-from potluck.cluster.membership.roster import Change, Incompatible, Joined, Left, Roster
+from potluck.cluster.membership.roster import Change, Incompatible, Joined, Roster, SessionEnded
 from potluck.cluster.membership.server import CallServer, MethodTable
 from potluck.cluster.membership.session import CLOSE_SECONDS, ZenohSession
-from potluck.errors import JoinError, NodeIdInUseError, NodeLostError
+from potluck.cluster.trust.removed import RemovedNodes
+from potluck.errors import (
+    JoinError,
+    NodeIdInUseError,
+    NodeLostError,
+    RemovedFromClusterError,
+)
 from potluck.types.cluster import NodeId
 
 _log = logging.getLogger(__name__)
 
 _OTHERS_SECONDS = 0.5
-"""How long a member may take to show up after a node of another version has."""
+"""How long a compatible member may take to appear after a node of another version has."""
 
 _GIVE_UP_SECONDS = 0.5
-"""How long to wait for the end of a session that nobody will miss: a connection to an address that
-is silent holds it for seconds."""
+"""How long to wait for a failed session to close: a connection to an address that does not answer
+keeps it open for seconds."""
 
 DEFAULT_CALL_SECONDS = 5.0
 
@@ -48,11 +55,12 @@ def _ignore_conflict(error: NodeIdInUseError) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observer:
-    """Told in the loop of what happens to other nodes, also while :meth:`Membership.open` waits.
+    """Callbacks for changes of other nodes, called in the event loop, also during
+    :meth:`Membership.open`.
 
-    For one node ``on_join`` and ``on_leave`` alternate; one whose agent restarts leaves and joins.
-    ``on_incompatible`` is given the wire version of a node that cannot take part. ``on_conflict``
-    is called when this node has to leave, because another agent runs under its id.
+    For each node, ``on_join`` and ``on_leave`` alternate; if its agent restarts, it leaves and
+    joins. ``on_incompatible`` gets the wire version of a node that cannot join. ``on_conflict`` is
+    called when this node must leave because another agent uses its id.
     """
 
     on_join: Callable[[NodeId], None] = _ignore_node
@@ -62,10 +70,10 @@ class Observer:
 
 
 class Membership:
-    """Made by :meth:`open`; use it as an async context manager, or ``close`` it.
+    """Created by :meth:`open`; use it as an async context manager, or call ``close``.
 
-    For use in the loop that opened it only. Others see this node leave when it is closed, within
-    milliseconds when its process dies, and within the lease when it is stopped or cut off.
+    For use only in the event loop that opened it. Others see this node leave when it is closed,
+    within milliseconds if its process dies, and within the lease if it is stopped or disconnected.
     """
 
     def __init__(
@@ -77,10 +85,12 @@ class Membership:
     ) -> None:
         keys = KeySpace(cluster_id=config.cluster_id, wire_version=config.wire_version)
         self._config = config
+        path = None if config.pem is None else config.pem.removed
+        self._removed = None if path is None else RemovedNodes(path)
         self._session = session
         self._observer = observer
         self._client = CallClient(session, keys, config.node_id)
-        self._server = CallServer(session, methods)
+        self._server = CallServer(session, methods, self._is_removed)
         self._roster = Roster(own_node_id=config.node_id, wire_version=config.wire_version)
         self._someone_seen = asyncio.Event()
         self._conflict: NodeIdInUseError | None = None
@@ -98,7 +108,7 @@ class Membership:
         session.serve(keys.call(*me), self._server.on_query)
         session.subscribe(keys.cancel(*me), self._server.on_cancel)
         session.watch_liveliness(keys.anyone_alive(), self._on_token)
-        session.declare_alive(keys.alive(*me))  # last: who sees it may call at once
+        session.declare_alive(keys.alive(*me))  # last: nodes that see it may call immediately
 
     @classmethod
     async def open(
@@ -108,11 +118,11 @@ class Membership:
         methods: MethodTable | None = None,
         observer: Observer | None = None,
     ) -> Membership:
-        """Take part. Where ``config`` names addresses to join at, wait until a member is seen.
+        """Join. If ``config`` names addresses to join, wait until a member is seen.
 
-        Raises ``JoinError`` when the address cannot be listened on, and when no member was reached
-        within ``config.join_timeout_seconds`` (and three seconds more to find out why);
-        ``NodeIdInUseError`` when the first that is met has this node's id.
+        Raises ``JoinError`` if the address cannot be listened on, and if no member was reached
+        within ``config.join_timeout_seconds`` (plus three seconds to diagnose why);
+        ``NodeIdInUseError`` if the first member seen has this node's id.
         """
         session = await ZenohSession.open(config)
         membership = cls(config, session, methods or MethodTable(), observer or Observer())
@@ -124,22 +134,54 @@ class Membership:
             raise
         return membership
 
+    def refuse_removed(self) -> None:
+        """Disconnect the nodes that are now in the file of removed nodes.
+
+        Each of them leaves as if its agent had exited, and cannot join again.
+        """
+        self._session.refuse_removed()
+        for node_id, sessions in list(self._roster.sessions.items()):
+            if self._is_removed(node_id):
+                for session_id in reversed(sessions):
+                    self._step(
+                        self._roster.vanished,
+                        NodeSession(
+                            node_id=node_id,
+                            session_id=session_id,
+                            wire_version=self._config.wire_version,
+                        ),
+                    )
+
     @property
     def node_id(self) -> NodeId:
-        """The node that takes part here."""
+        """Return this node's id."""
         return self._config.node_id
 
     @property
     def address(self) -> Address:
-        """Where this node listens, and others may join."""
+        """Return the address where this node listens, and which others may join."""
         return self._session.address
 
+    def add_route(self, name: str) -> socket.socket | None:
+        """Route connections to this node's address that ask for ``name`` (SNI) to the returned
+        socket.
+
+        It is the receiving end for ``trust.connection_sources.HandedConnections``, belongs to the
+        caller, and can be inherited by a child process. The name is in lower case and ends with
+        ``.potluck``. Returns None if this node does not use TLS, which happens only in tests.
+        """
+        return self._session.add_route(name)
+
+    def remove_route(self, name: str) -> None:
+        """Refuse connections that ask for ``name``. Idempotent."""
+        self._session.remove_route(name)
+
     def nodes(self) -> frozenset[NodeId]:
-        """The other members at this moment."""
+        """Return the other current members."""
         return frozenset(self._roster.sessions)
 
     def peer_host(self, node_id: NodeId) -> str | None:
-        """The IP address from which another member is connected; None where it is not."""
+        """Return the IP address from which another member is connected; None if it is not."""
         session_id = self._roster.session_of(node_id)
         return None if session_id is None else self._session.peer_host(node_id, session_id)
 
@@ -151,11 +193,12 @@ class Membership:
         *,
         timeout_seconds: float = DEFAULT_CALL_SECONDS,
     ) -> bytes:
-        """What ``method`` of a node (this one, too) answers. Cancelling it cancels the handler.
+        """Return the answer of ``method`` of a node (including this one). Cancelling cancels the
+        handler.
 
-        Raises ``NodeLostError`` when the node is no member or leaves, and ``CallError`` with the
-        handler's own message and hint, for an unknown method, a payload over
-        ``messages.MAX_PAYLOAD_BYTES``, or no answer in time.
+        Raises ``NodeLostError`` if the node is not a member or leaves, and ``CallError`` with the
+        handler's own message and hint, for an unknown method, for a payload over
+        ``messages.MAX_PAYLOAD_BYTES``, and if there is no answer in time.
         """
         target = self._find(node_id)
         return await self._client.call(
@@ -165,13 +208,13 @@ class Membership:
     def call_stream(
         self, node_id: NodeId, method: str, payload: bytes, *, silence_seconds: float | None = None
     ) -> AsyncGenerator[bytes, None]:
-        """The parts of the answer as they are made, in order.
+        """Yield the parts of the answer in order, as they are produced.
 
         Closing the generator, or cancelling the task that waits for it, cancels the handler.
-        ``silence_seconds``: the longest wait for a part, after which ``SilentNodeError`` is raised;
-        None waits while the node lives. Raises as ``call`` does, and ``CallError`` when parts come
-        so much faster than they are taken that over ``client.MAX_WAITING_PARTS`` or
-        ``client.MAX_WAITING_BYTES`` wait.
+        ``silence_seconds`` is the longest wait for a part, after which ``SilentNodeError`` is
+        raised; None waits as long as the node is a member. Raises as ``call`` does, and
+        ``CallError`` if more than ``client.MAX_WAITING_PARTS`` or ``client.MAX_WAITING_BYTES`` are
+        unread.
         """
         target = self._find(node_id)
         return self._client.stream(
@@ -179,7 +222,7 @@ class Membership:
         )
 
     async def close(self) -> None:
-        """Leave: end handlers, fail calls, close the session. Bounded in time, and idempotent."""
+        """Leave: cancel handlers, fail calls, close the session. Bounded in time. Idempotent."""
         await self._leave(CLOSE_SECONDS)
 
     async def __aenter__(self) -> Self:
@@ -205,18 +248,31 @@ class Membership:
         session_id = self._roster.session_of(node_id)
         if session_id is None:
             raise NodeLostError(
-                node_id, f"node {node_id} is not in the cluster", hint="potluck ps shows who is"
+                node_id,
+                f"node {node_id} is not in the cluster",
+                hint="list its nodes with: potluck ps",
             )
         return session_id
 
     def _on_token(self, key: str, is_alive: bool) -> None:
-        sighting = parse_alive(key)
-        if sighting is None:
-            _log.warning("a token that makes no sense: %s", key)
+        node_session = parse_alive(key)
+        if node_session is None:
+            _log.warning("ignored a malformed liveliness token: %s", key)
             return
-        (self._namesakes.appeared if is_alive else self._namesakes.vanished)(sighting)
-        step = self._roster.appeared if is_alive else self._roster.vanished
-        self._roster, changes = step(sighting)
+        if is_alive and self._is_removed(node_session.node_id):
+            return
+        (self._namesakes.appeared if is_alive else self._namesakes.vanished)(node_session)
+        self._step(self._roster.appeared if is_alive else self._roster.vanished, node_session)
+
+    def _is_removed(self, node_id: NodeId) -> bool:
+        return self._removed is not None and node_id in self._removed
+
+    def _step(
+        self,
+        step: Callable[[NodeSession], tuple[Roster, tuple[Change, ...]]],
+        node_session: NodeSession,
+    ) -> None:
+        self._roster, changes = step(node_session)
         for change in changes:
             self._apply(change)
 
@@ -231,7 +287,7 @@ class Membership:
                 _log.info("node %s joined", node_id)
                 self._someone_seen.set()
                 self._observer.on_join(node_id)
-            case Left(node_id=node_id, session_id=session_id):
+            case SessionEnded(node_id=node_id, session_id=session_id):
                 _log.info("node %s left", node_id)
                 self._client.session_left(node_id, session_id)
                 self._server.session_left(session_id)
@@ -239,7 +295,7 @@ class Membership:
                 self._observer.on_leave(node_id)
             case Incompatible(node_id=node_id, wire_version=wire_version):
                 _log.warning(
-                    "node %s cannot take part: it speaks wire version %d, and this node %d",
+                    "node %s cannot join: it speaks wire version %d, and this node %d",
                     node_id,
                     wire_version,
                     self._config.wire_version,
@@ -259,7 +315,9 @@ class Membership:
             return
         where = ", ".join(map(str, self._config.connect))
         if self._roster.incompatible:
-            versions = sorted({sighting.wire_version for sighting in self._roster.incompatible})
+            versions = sorted(
+                {node_session.wire_version for node_session in self._roster.incompatible}
+            )
             raise JoinError(
                 f"could not join at {where}: the nodes there speak wire version "
                 f"{', '.join(map(str, versions))}, and this node {self._config.wire_version}",
@@ -271,6 +329,12 @@ class Membership:
                 for address in self._config.connect
             )
         )
+        if REMOVED in reasons:
+            raise RemovedFromClusterError(self.node_id)
+        if not self._config.has_to_join:
+            where = ", ".join(map(str, self._config.connect))
+            _log.warning("no other node answers at %s; this node keeps trying", where)
+            return
         answers = zip(self._config.connect, reasons, strict=True)
         raise JoinError(
             "could not join at " + "; ".join(f"{address}: {reason}" for address, reason in answers),

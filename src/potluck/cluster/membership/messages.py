@@ -1,8 +1,8 @@
-"""What control calls say to each other: msgspec msgpack beside the payload.
+"""The messages of control calls: msgspec msgpack next to the payload.
 
-A query carries a ``CallHeader`` as attachment and the request as payload. Each reply carries a
-``Part``, with the part as payload, or ends the call with ``End`` or ``Failure``. A query that is
-over without either was cut short.
+A query carries a ``CallHeader`` as its attachment and the request as its payload. Each reply
+carries a ``Part``, with that part of the answer as its payload, or ends the call with ``End`` or
+``Failure``. A query that ends without either was interrupted.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ import msgspec
 from potluck.errors import CallError
 
 MAX_PAYLOAD_BYTES = 1 << 20
-"""Of a request and of each part of an answer. Control only: weights and activations go by edges."""
+"""The limit for a request and for each part of an answer. Control only: weights and activations use
+edges."""
 
 
 class CallHeader(msgspec.Struct, frozen=True, array_like=True):
-    """Who calls which method; ``call_id`` is unique within the caller's session."""
+    """The calling session and the method; ``call_id`` is unique within the session."""
 
     node_id: str
     session_id: str
@@ -27,14 +28,14 @@ class CallHeader(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Cancel(msgspec.Struct, frozen=True, array_like=True):
-    """The answer to this call is no longer wanted."""
+    """Cancels a call."""
 
     session_id: str
     call_id: int
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """One part of an answer, counted from 0, so that a lost one is noticed."""
+    """One part of an answer, numbered from 0 so that a lost one is detected."""
 
     index: int
 
@@ -64,7 +65,7 @@ def check_payload(payload: bytes, what: str) -> None:
     """Raise ``CallError`` if ``payload``, described as ``what``, is over the limit."""
     if len(payload) > MAX_PAYLOAD_BYTES:
         raise CallError(
-            f"{what} has {len(payload):,} bytes, and a control message at most "
+            f"{what} has {len(payload):,} bytes; the limit for a control message is "
             f"{MAX_PAYLOAD_BYTES:,}",
             hint="send it in parts",
         )

@@ -1,7 +1,6 @@
-"""Sends that may wait for the network, apart for each peer: one that does not read delays no other.
+"""Per-peer send queues, so that a peer that does not read delays no other peer.
 
-An outbox is a queue and, while there is work, a thread. What is offered beyond its bounds is
-refused.
+An outbox is a queue and, while there is work, a thread. Work beyond its bounds is refused.
 """
 
 from __future__ import annotations
@@ -21,15 +20,15 @@ _T = TypeVar("_T")
 
 MAX_WAITING_SENDS = 1024
 MAX_WAITING_BYTES = 16 << 20
-"""What may wait for one peer: a second or two of a slow line, and little beside a small board's
-memory."""
+"""The limit per peer: a second or two of a slow link, and little of a small board's memory."""
 
 _IDLE_SECONDS = 5.0
-"""How long an outbox keeps its thread without work: a stream needs no new one for each token."""
+"""How long an idle outbox keeps its thread: a stream should not need a new one for each token."""
 
 
 _LOOK_SECONDS = 0.002
-"""How often to see whether a peer takes more: little beside the round trip of a full link."""
+"""How often to check whether a peer reads again: little compared with the round trip of a full
+link."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -47,9 +46,9 @@ class _Outbox:
 
 
 class Outboxes:
-    """An outbox for each peer, made when something is sent to it. For use on any thread.
+    """An outbox for each peer, created when first used. Thread-safe.
 
-    An outbox begins no work before ``is_clear(peer)``.
+    An outbox starts no job before ``is_clear(peer)``.
     """
 
     def __init__(self, name: str, is_clear: Callable[[str], bool]) -> None:
@@ -62,10 +61,10 @@ class Outboxes:
     def submit(
         self, peer: str, work: Callable[[], _T], *, num_bytes: int = 0, is_last: bool = False
     ) -> Future[_T]:
-        """Do ``work`` after what was submitted for ``peer`` before.
+        """Run ``work`` after everything submitted for ``peer`` before.
 
-        ``is_last``: what ends a call is taken beyond the bounds too. Raises ``CallError`` when as
-        much waits for this peer as may, and after ``close``.
+        ``is_last`` is for the message that ends a call, which is accepted beyond the bounds. Raises
+        ``CallError`` if too much is waiting for this peer, and after ``close``.
         """
         future: Future[_T] = Future()
         job = _job(work, future, num_bytes)
@@ -75,7 +74,7 @@ class Outboxes:
             outbox = self._outboxes.get(peer)
             if outbox is None:
                 outbox = self._outboxes[peer] = _Outbox()
-                # A daemon: the interpreter's end does not wait for a peer that does not read.
+                # A daemon thread: exit must not wait for a peer that does not read.
                 threading.Thread(
                     target=self._serve, args=(peer, outbox), name=self._name, daemon=True
                 ).start()
@@ -85,8 +84,8 @@ class Outboxes:
             )
             if is_full and not is_last:
                 raise CallError(
-                    f"the node takes messages too slowly: {outbox.num_waiting} of them with "
-                    f"{outbox.num_bytes:,} bytes wait for it"
+                    f"the node reads messages too slowly: {outbox.num_waiting} waiting, "
+                    f"{outbox.num_bytes:,} bytes"
                 )
             outbox.num_waiting += 1
             outbox.num_bytes += num_bytes
@@ -94,7 +93,7 @@ class Outboxes:
         return future
 
     def close(self) -> None:
-        """Take nothing more; what has not begun fails with ``CallError``."""
+        """Stop accepting work; jobs that have not started fail with ``CallError``."""
         with self._lock:
             self._is_closed = True
             outboxes = list(self._outboxes.values())
@@ -104,7 +103,7 @@ class Outboxes:
                     job = outbox.jobs.get_nowait()
                     if job is not None:
                         job.refuse()
-            outbox.jobs.put(None)  # have its thread end
+            outbox.jobs.put(None)  # stops its thread
 
     def _serve(self, peer: str, outbox: _Outbox) -> None:
         while True:
@@ -135,7 +134,7 @@ def _job(work: Callable[[], _T], future: Future[_T], num_bytes: int) -> _Job:
             return
         try:
             result = work()
-        except BaseException as error:  # noqa: BLE001 - whoever waits for it has to know
+        except BaseException as error:  # noqa: BLE001 - passed on to the waiter
             future.set_exception(error)
         else:
             future.set_result(result)

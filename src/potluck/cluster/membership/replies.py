@@ -1,4 +1,4 @@
-"""The answer to one query, part by part."""
+"""The replies to one query."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Replies:
-    """Owns a query. A reply is begun only when the one before it is on its way."""
+    """Owns a query. A reply is sent only after the one before it."""
 
     def __init__(self, session: ZenohSession, caller: SessionId, query: zenoh.Query) -> None:
         self._session = session
@@ -25,9 +25,9 @@ class Replies:
         self._last: asyncio.Future[None] | None = None
 
     async def send(self, part: Part, payload: bytes) -> None:
-        """Send a part. Waits while the network is full.
+        """Send a part. Waits while the network is congested.
 
-        Raises ``CallError`` when too much waits for the caller already.
+        Raises ``CallError`` if too much is waiting for the caller.
         """
         query = self._query
         header = messages.encode(part)
@@ -35,12 +35,12 @@ class Replies:
         def work() -> None:
             query.reply(query.key_expr, payload, attachment=header, express=True)
 
-        # Shielded: a cancelled handler must not drop the query while a thread replies to it.
+        # Shielded: a cancelled handler must not drop the query while a thread is replying.
         self._last = self._session.run(self._caller, work, num_bytes=len(payload))
         await asyncio.shield(self._last)
 
     async def finish(self, end: End | Failure) -> None:
-        """Say how the call ended, and let go of the query."""
+        """Send the outcome of the call, and release the query."""
         query = self._query
         header = messages.encode(end)
 
@@ -52,7 +52,7 @@ class Replies:
         await asyncio.shield(self._last)
 
     def drop(self) -> None:
-        """Let go of the query; the caller sees the call cut short, unless it was finished."""
+        """Release the query; the caller sees an interrupted call, unless it was finished."""
         if self._last is None:
             self._drop_soon()
         else:
@@ -61,5 +61,5 @@ class Replies:
     def _drop_soon(self) -> None:
         try:
             self._session.run(self._caller, self._query.drop, is_last=True)
-        except CallError:  # the session is closed, and the query with it
+        except CallError:  # the session and its queries are closed
             return

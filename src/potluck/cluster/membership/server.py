@@ -1,4 +1,4 @@
-"""The answering side of control calls."""
+"""The server side of control calls."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 MAX_RUNNING_CALLS = 256
-"""Handlers that run at a time; the agents of a large cluster have a few each."""
+"""The most concurrent handlers; each agent of a large cluster needs a few."""
 
 _UNKNOWN = SessionId("")
-"""Whoever made a call that does not say it."""
+"""The caller of a call that does not name it."""
 
 _END_SECONDS = 2.0
-"""What handlers may take to end when their node leaves."""
+"""How long handlers may take to finish when their node leaves."""
 
 Handler = Callable[[bytes], Awaitable[bytes]]
 CallerHandler = Callable[[NodeId, bytes], Awaitable[bytes]]
@@ -38,9 +38,9 @@ _Method = Callable[[NodeId, bytes], AsyncGenerator[bytes, None]]
 
 
 class MethodTable:
-    """What a node answers to, by name. Methods may be added while the node takes part.
+    """The methods of a node, by name. Methods may be added at any time.
 
-    A table that is not ``is_complete`` yet keeps callers of unknown methods waiting until it is.
+    While the table is not ``is_complete``, calls of unknown methods wait until it is.
     """
 
     def __init__(self, *, is_complete: bool = True) -> None:
@@ -50,11 +50,13 @@ class MethodTable:
             self._completed.set()
 
     def complete(self) -> None:
-        """Every method is registered: what is unknown now is refused."""
+        """Mark the table complete; unknown methods are refused from now on."""
         self._completed.set()
 
     def register(self, name: str, handler: Handler) -> None:
-        """Answer ``name`` with what ``handler`` returns. ``ValueError`` if the name is taken."""
+        """Register ``handler``, which returns the answer. Raises ``ValueError`` if the name is
+        taken.
+        """
 
         async def one_part(request: bytes) -> AsyncGenerator[bytes, None]:
             yield await handler(request)
@@ -62,13 +64,13 @@ class MethodTable:
         self.register_stream(name, one_part)
 
     def register_stream(self, name: str, handler: StreamHandler) -> None:
-        """Answer ``name`` with what ``handler`` yields; it is closed when the caller is gone."""
+        """Register ``handler``, which yields the answer; it is closed if the caller leaves."""
         self._put(name, lambda _, request: handler(request))
 
     def register_for_caller(self, name: str, handler: CallerHandler) -> None:
-        """Like ``register``, for a method whose answer depends on which node asks.
+        """Register a handler as ``register`` does, for a method whose answer depends on the caller.
 
-        That is what the caller says of itself: every member could say that it is another.
+        The caller's id is not verified: every member can claim to be another.
         """
 
         async def one_part(caller: NodeId, request: bytes) -> AsyncGenerator[bytes, None]:
@@ -78,11 +80,11 @@ class MethodTable:
 
     def _put(self, name: str, method: _Method) -> None:
         if name in self._methods:
-            raise ValueError(f"there is a method {name!r} already")
+            raise ValueError(f"the method {name!r} is already registered")
         self._methods[name] = method
 
     async def find(self, name: str) -> _Method:
-        """What is called with the caller and the request of ``name``; ``CallError`` if nothing."""
+        """Return the handler of ``name``. Raises ``CallError`` if there is none."""
         if name not in self._methods:
             await self._completed.wait()
         handler = self._methods.get(name)
@@ -95,28 +97,39 @@ class MethodTable:
 
 
 class CallServer:
-    """Runs handlers, one task for each call, and ends them with their callers."""
+    """Runs handlers, one task per call, and cancels them when their callers leave."""
 
-    def __init__(self, session: ZenohSession, methods: MethodTable) -> None:
+    def __init__(
+        self,
+        session: ZenohSession,
+        methods: MethodTable,
+        is_removed: Callable[[NodeId], bool] = lambda _: False,
+    ) -> None:
+        self._is_removed = is_removed
         self._session = session
         self._methods = methods
         self._running: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._is_closed = False
 
     def on_query(self, query: zenoh.Query) -> None:
-        """Take a call."""
+        """Handle a call."""
         if self._is_closed:
             return
         try:
             header = messages.decode_call(_bytes(query.attachment))
-        except ValueError as error:  # DecodeError, or text that is no UTF-8
-            _log.warning("a call that makes no sense: %s", error)
+        except ValueError as error:  # DecodeError, or text that is not UTF-8
+            _log.warning("ignored a malformed call: %s", error)
             Replies(self._session, _UNKNOWN, query).drop()
             return
         replies = Replies(self._session, SessionId(header.session_id), query)
+        if self._is_removed(NodeId(header.node_id)):
+            replies.drop()
+            return
         key = (header.session_id, header.call_id)
         if key in self._running:
-            _log.warning("call %d of session %s came twice", header.call_id, header.session_id)
+            _log.warning(
+                "ignored a duplicate of call %d of session %s", header.call_id, header.session_id
+            )
             replies.drop()
             return
         is_busy = len(self._running) >= MAX_RUNNING_CALLS
@@ -126,23 +139,23 @@ class CallServer:
         task.add_done_callback(lambda _: self._running.pop(key, None))
 
     def on_cancel(self, message: bytes) -> None:
-        """End the handler of a call that is no longer wanted."""
+        """Cancel the handler of a call."""
         try:
             cancel = messages.decode_cancel(message)
-        except ValueError as error:  # DecodeError, or text that is no UTF-8
-            _log.warning("a cancellation that makes no sense: %s", error)
+        except ValueError as error:  # DecodeError, or text that is not UTF-8
+            _log.warning("ignored a malformed cancellation: %s", error)
             return
         if (task := self._running.get((cancel.session_id, cancel.call_id))) is not None:
             task.cancel()
 
     def session_left(self, session_id: SessionId) -> None:
-        """End the handlers of a caller that is gone."""
+        """Cancel the handlers of a caller that has left."""
         for (caller, _), task in self._running.items():
             if caller == session_id:
                 task.cancel()
 
     async def close(self) -> None:
-        """Take no more calls, end every handler, and wait a while until they have ended."""
+        """Stop accepting calls, cancel all handlers, and wait a limited time for them to finish."""
         self._is_closed = True
         tasks = list(self._running.values())
         for task in tasks:
@@ -150,7 +163,7 @@ class CallServer:
         if tasks:
             _, unwilling = await asyncio.wait(tasks, timeout=_END_SECONDS)
             if unwilling:
-                _log.warning("%d handlers did not end within %s s", len(unwilling), _END_SECONDS)
+                _log.warning("%d handlers did not finish within %s s", len(unwilling), _END_SECONDS)
 
     async def _answer(self, header: CallHeader, query: zenoh.Query, replies: Replies) -> None:
         try:
@@ -159,11 +172,11 @@ class CallServer:
         except asyncio.CancelledError:
             replies.drop()
             raise
-        except CallError as error:  # the network failed: the caller sees the call cut short
+        except CallError as error:  # the network failed: the caller sees an interrupted call
             _log.debug("%s", error)
             replies.drop()
-        except Exception:  # noqa: BLE001 - the caller would wait for ever
-            _log.exception("a call of %r could not be answered", header.method)
+        except Exception:  # noqa: BLE001 - the caller would wait forever
+            _log.exception("could not answer a call of %r", header.method)
             replies.drop()
 
     async def _run(self, header: CallHeader, request: bytes, replies: Replies) -> End | Failure:
@@ -179,11 +192,11 @@ class CallServer:
                     num_parts += 1
         except PotluckError as error:
             return Failure(error.message, error.hint)
-        except Exception as error:  # noqa: BLE001 - the caller must hear of it, whatever it is
+        except Exception as error:  # noqa: BLE001 - every failure is reported to the caller
             _log.exception("the handler of %r failed", method)
             return Failure(
                 f"{method!r} failed on the node called: {type(error).__name__}",
-                "its log has the details",
+                "see that node's log for details",
             )
         return End(num_parts)
 

@@ -1,14 +1,15 @@
 """A Zenoh session for asyncio.
 
-Callbacks from Zenoh run on its own threads and must not wait there. What may wait for the network
-runs on other threads: sends in an outbox for each peer (``outboxes``), opening and closing on their
-own.
+Zenoh's callbacks run on its own threads and must not block there. Operations that may wait for the
+network run on other threads: sends in an outbox for each peer (``outboxes``), opening and closing
+on threads of their own.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -24,6 +25,7 @@ from potluck.cluster.membership.listening import INNER, concrete, start_acceptor
 from potluck.cluster.membership.outboxes import Outboxes
 from potluck.cluster.membership.sockets import LinkSockets, endpoint_of
 from potluck.cluster.membership.zenoh_config import zenoh_json
+from potluck.cluster.trust.removed import RemovedNodes
 from potluck.errors import CallError, JoinError
 from potluck.types.cluster import NodeId
 
@@ -31,15 +33,17 @@ _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 CLOSE_SECONDS = 3.0
-"""Under packet loss Zenoh takes up to 10 s to say good-bye; others notice by the lease anyway."""
+"""Under packet loss Zenoh takes up to 10 s to close; other nodes notice by the lease anyway."""
 
 _BLOCK = zenoh.CongestionControl.BLOCK
 _PRIORITY = zenoh.Priority.DATA
-"""One for all messages: those of different priorities overtake each other."""
+"""The same priority for all messages, since those of different priorities overtake each other."""
 
 
 class ZenohSession:
-    """An open session. Everything but ``run``'s own work happens in the loop that opened it."""
+    """An open session. Everything except ``run``'s own work happens in the event loop that opened
+    it.
+    """
 
     def __init__(
         self,
@@ -48,13 +52,15 @@ class ZenohSession:
         acceptor: AcceptorProcess | None,
         *,
         stall_milliseconds: int,
+        removed: RemovedNodes | None = None,
     ) -> None:
         self._session = session
         self._acceptor = acceptor
         self._sockets = LinkSockets(stall_milliseconds)
+        self._removed = removed
         self._outboxes = Outboxes("zenoh-send", self._sockets.is_clear)
         self._loop = asyncio.get_running_loop()
-        self._declared: list[object] = []  # dropping a token would undeclare it
+        self._declared: list[object] = []  # keeps them alive: dropping a token undeclares it
         self._is_closed = False
         self.address = address
         self.session_id = SessionId(str(session.zid()))
@@ -62,24 +68,26 @@ class ZenohSession:
 
     @classmethod
     async def open(cls, config: MembershipConfig) -> ZenohSession:
-        """Listen, and begin to connect; members may not have been reached yet.
+        """Listen, and begin to connect; members may not have been reached when this returns.
 
-        With TLS, what comes to the address is accepted by a process of its own, which joins
-        members to the session at a loopback address (see ``cluster.acceptor``).
-
-        Raises ``JoinError`` where the address cannot be listened on or the PEM files are bad.
+        With TLS, a separate process accepts connections at the address and connects members to the
+        session at a loopback address (see ``cluster.acceptor``). Raises ``JoinError`` if the
+        address cannot be listened on or the PEM files are invalid.
         """
         listen = concrete(config.listen)
         inner = None if config.pem is None else concrete(INNER)
-        settings = zenoh.Config.from_json5(zenoh_json(config, listen, inner))
+        path = None if config.pem is None else config.pem.removed
+        removed = None if path is None else RemovedNodes(path)
+        refused = frozenset() if removed is None else removed.nodes()
+        settings = zenoh.Config.from_json5(zenoh_json(config, listen, inner, refused))
         opening = _in_thread(lambda: zenoh.open(settings), "zenoh-open")
         try:
             session = await asyncio.wrap_future(opening)
         except zenoh.ZError as error:
             _log.debug("zenoh: %s", error)
             raise JoinError(
-                f"cannot take part at {listen}: the secure transport could not be set up",
-                hint="the address may be in use, or the certificate files are not sound",
+                f"cannot listen on {listen}: the secure transport could not be set up",
+                hint="the address may be in use, or the certificate files invalid",
             ) from error
         except asyncio.CancelledError:
             opening.add_done_callback(_close_unwanted)
@@ -91,7 +99,13 @@ class ZenohSession:
         except BaseException:
             _in_thread(session.close, "zenoh-close")
             raise
-        return cls(session, listen, acceptor, stall_milliseconds=config.stall_milliseconds)
+        return cls(
+            session,
+            listen,
+            acceptor,
+            stall_milliseconds=config.stall_milliseconds,
+            removed=removed,
+        )
 
     def run(
         self,
@@ -103,9 +117,9 @@ class ZenohSession:
     ) -> asyncio.Future[_T]:
         """Send something to ``peer``, in order; the future need not be awaited.
 
-        It waits for that peer alone. ``is_last``: it ends a call, and may wait beyond the bounds.
-        ``CallError``, at once or from the future, when the session is closed or refuses, or when
-        too much waits for the peer.
+        It waits for that peer alone. ``is_last`` is for a message that ends a call, which may wait
+        beyond the bounds. Raises ``CallError``, immediately or from the future, if the session is
+        closed or refuses, or if too much is waiting for the peer.
         """
         if self._is_closed:
             raise CallError("this node has left the cluster")
@@ -114,7 +128,7 @@ class ZenohSession:
             try:
                 return work()
             except zenoh.ZError as error:
-                raise CallError(f"the network refused a message: {error}") from error
+                raise CallError(f"cannot send a message: {error}") from error
 
         waiting = self._outboxes.submit(peer, guarded, num_bytes=num_bytes, is_last=is_last)
         future = asyncio.wrap_future(waiting, loop=self._loop)
@@ -122,7 +136,9 @@ class ZenohSession:
         return future
 
     def watch_liveliness(self, pattern: str, on_token: Callable[[str, bool], None]) -> None:
-        """Call ``on_token(key, is alive)`` in the loop for every token there is and changes."""
+        """Call ``on_token(key, is alive)`` in the event loop for every existing token and every
+        change.
+        """
 
         def on_sample(sample: zenoh.Sample) -> None:
             self._call_soon(on_token, str(sample.key_expr), sample.kind == zenoh.SampleKind.PUT)
@@ -133,7 +149,7 @@ class ZenohSession:
         )
 
     def subscribe(self, key: str, on_message: Callable[[bytes], None]) -> None:
-        """Call ``on_message`` in the loop for every message put to ``key``."""
+        """Call ``on_message`` in the event loop for every message put to ``key``."""
 
         def on_sample(sample: zenoh.Sample) -> None:
             self._call_soon(on_message, sample.payload.to_bytes())
@@ -142,7 +158,7 @@ class ZenohSession:
         self._declared.append(self._session.declare_subscriber(key, handler))
 
     def serve(self, key: str, on_query: Callable[[zenoh.Query], None]) -> None:
-        """Call ``on_query`` in the loop for every query to ``key``."""
+        """Call ``on_query`` in the event loop for every query to ``key``."""
 
         def on_arrival(query: zenoh.Query) -> None:
             self._call_soon(on_query, query)
@@ -151,7 +167,7 @@ class ZenohSession:
         self._declared.append(self._session.declare_queryable(key, handler, complete=True))
 
     def declare_alive(self, key: str) -> None:
-        """Show the token ``key`` to everyone for as long as this session lives."""
+        """Declare the token ``key``, visible to everyone for as long as this session exists."""
         self._declared.append(self._session.liveliness().declare_token(key))
 
     def query(
@@ -165,13 +181,12 @@ class ZenohSession:
         *,
         lifetime_seconds: float,
     ) -> asyncio.Future[None]:
-        """Ask ``key`` of ``peer``; the future is done when the question was handed to the network.
+        """Query ``key`` of ``peer``; the future is done when the query was handed to the network.
 
         Zenoh ends the query after ``lifetime_seconds``, and keeps half a kilobyte for so long even
-        if it was answered at once: callers give as little as will do.
-
-        ``on_reply(header, payload)`` and at last ``on_finished`` are called on other threads and
-        must not wait. Replies come one by one, in the order in which they were made.
+        if it was answered at once, so callers should choose a short lifetime. ``on_reply(header,
+        payload)`` and finally ``on_finished`` are called on other threads and must not block.
+        Replies arrive one by one, in order.
         """
 
         def on_any_reply(reply: zenoh.Reply) -> None:
@@ -204,12 +219,21 @@ class ZenohSession:
 
         return self.run(peer, send, num_bytes=len(payload), is_last=True)
 
+    def refuse_removed(self) -> None:
+        """Close the connections with removed nodes, and any that they open later."""
+        if self._acceptor is not None:
+            self._acceptor.end_removed()
+        self._sockets.refuse(self._is_removed)
+
+    def _is_removed(self, node: str) -> bool:
+        return self._removed is not None and NodeId(node) in self._removed
+
     def session_left(self, session_id: SessionId) -> None:
-        """Hold nothing of a session that is gone."""
+        """Release what is held for a session that has ended."""
         self._sockets.forget(session_id)
 
     def peer_host(self, node_id: NodeId, session_id: SessionId) -> str | None:
-        """The IP address at the other end of a connection with a session; None without one."""
+        """Return the IP address of the peer of a session's connection; None if there is none."""
         # A link to the acceptor has the acceptor's own address.
         host = None if self._acceptor is None else self._acceptor.host_of(node_id)
         if host is not None:
@@ -219,10 +243,19 @@ class ZenohSession:
                 return endpoint_of(link.dst)[0]
         return None
 
-    async def close(self, *, wait_seconds: float) -> None:
-        """Leave. Takes a few milliseconds, as a rule, and at worst ``wait_seconds``. Idempotent.
+    def add_route(self, name: str) -> socket.socket | None:
+        """See ``AcceptorProcess``; None without an acceptor, which only TLS has."""
+        return None if self._acceptor is None else self._acceptor.add_route(name)
 
-        After those the session goes on closing by itself.
+    def remove_route(self, name: str) -> None:
+        """See ``AcceptorProcess``."""
+        if self._acceptor is not None:
+            self._acceptor.remove_route(name)
+
+    async def close(self, *, wait_seconds: float) -> None:
+        """Close the session, usually in milliseconds, waiting at most ``wait_seconds``. Idempotent.
+
+        After that, closing continues in the background.
         """
         if self._is_closed:
             return
@@ -240,7 +273,7 @@ class ZenohSession:
             async with asyncio.timeout(wait_seconds):
                 await done.wait()
         except TimeoutError:
-            _log.info("the session takes more than %s s to close", wait_seconds)
+            _log.info("the session is taking more than %s s to close", wait_seconds)
         finally:
             if self._acceptor is not None:
                 await self._acceptor.close()
@@ -249,14 +282,20 @@ class ZenohSession:
             self._sockets.close()
 
     def _guard_links(self) -> None:
-        """See that no connection holds up Zenoh's threads, which serve all of them."""
+        """Ensure that no connection blocks Zenoh's threads, which serve all of them."""
 
         def on_event(event: zenoh.LinkEvent) -> None:
             link = event.link
-            # Zenoh has given a link up that is deleted, and would now wait until all was sent.
+            # Zenoh has given up a deleted link, and would now wait until everything was sent.
             is_new = event.kind == zenoh.SampleKind.PUT
-            take = self._sockets.opened if is_new else self._sockets.given_up
-            take(str(link.zid), endpoint_of(link.src), endpoint_of(link.dst))
+            ends = (endpoint_of(link.src), endpoint_of(link.dst))
+            if not is_new:
+                self._sockets.given_up(str(link.zid), *ends)
+                return
+            node = link.auth_identifier  # the common name of its certificate; None without TLS
+            self._sockets.opened(str(link.zid), *ends, node)
+            if node is not None and self._is_removed(node):
+                self._sockets.given_up(str(link.zid), *ends)
 
         handler = zenoh.handlers.Callback(on_event, indirect=False)
         self._declared.append(
@@ -266,19 +305,19 @@ class ZenohSession:
     def _call_soon(self, function: Callable[..., object], *arguments: Any) -> None:
         try:
             self._loop.call_soon_threadsafe(function, *arguments)
-        except RuntimeError:  # the loop is closed, and nobody is there to be told
-            _log.debug("an event came after the end of the loop")
+        except RuntimeError:  # the event loop is closed
+            _log.debug("ignored an event after the event loop was closed")
 
 
 def _in_thread(work: Callable[[], _T], name: str) -> Future[_T]:
-    """Do ``work`` on a thread that does not keep the interpreter, as an executor's would."""
+    """Run ``work`` on a daemon thread, which, unlike an executor's, does not delay exit."""
     future: Future[_T] = Future()
-    future.set_running_or_notify_cancel()  # so that its result is there, wanted or not
+    future.set_running_or_notify_cancel()  # so that it always gets a result
 
     def run() -> None:
         try:
             future.set_result(work())
-        except BaseException as error:  # noqa: BLE001 - whoever waits for it has to know
+        except BaseException as error:  # noqa: BLE001 - passed on to the waiter
             future.set_exception(error)
 
     threading.Thread(target=run, name=name, daemon=True).start()

@@ -1,10 +1,10 @@
-"""The TCP sockets of Zenoh's links, for what Zenoh does badly with a peer that does not read.
+"""The TCP sockets of Zenoh's links, to handle peers that do not read, which Zenoh does badly.
 
-A thread that sends waits for such a peer with a lock held that Zenoh's only writing thread takes to
-close the link: then no keep-alive reaches any other peer. Zenoh also flushes a link without limit
-before it says that a peer is lost, and has ``close(2)`` wait ten seconds for data that nobody
-takes, on threads that serve all links. None of it can be configured, but the sockets are this
-process's own, and can be found by their addresses.
+A thread that sends to such a peer waits with a lock held that Zenoh's only writer thread needs to
+close the link; meanwhile no keep-alive reaches any other peer. Zenoh also flushes a link without a
+time limit before it reports a peer as lost, and has ``close(2)`` linger for ten seconds, on threads
+that serve all links. None of this can be configured, but the sockets belong to this process and can
+be found by their addresses.
 """
 
 from __future__ import annotations
@@ -19,22 +19,24 @@ import socket
 import struct
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 _DESCRIPTORS = Path("/proc/self/fd")
 _SOCKET_LINK = "socket:["  # proc_pid_fd(5)
-_SIOCOUTQNSD = 0x894B  # linux/sockios.h: bytes that were never sent, not even once
+_SIOCOUTQNSD = 0x894B  # linux/sockios.h: bytes that were never sent
 _NO_LINGER = struct.pack("ii", 0, 0)
 
 Endpoint = tuple[str, int]
 
 MAX_UNSENT_BYTES = 32_768
-"""What may wait in a socket before more is given to Zenoh. Half of what Linux grants a socket from
-the start: so Zenoh's writer never waits for the network while it holds the locks of its queue."""
+"""How much may be queued in a socket before more is given to Zenoh: half of the initial buffer that
+Linux grants, so that Zenoh's writer never blocks on the network while it holds the queue's locks.
+"""
 
 
 def endpoint_of(locator: str) -> Endpoint:
-    """Return ``("10.0.0.7", 7333)`` for ``tls/10.0.0.7:7333?…#…``, Zenoh's way to write it."""
+    """Return ``("10.0.0.7", 7333)`` for ``tls/10.0.0.7:7333?…#…``, Zenoh's notation."""
     address = re.split(r"[?#]", locator.partition("/")[2])[0]
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port) if port.isdigit() else 0
@@ -43,7 +45,7 @@ def endpoint_of(locator: str) -> Endpoint:
 class LinkSockets:
     """The sockets of a session's links, by the id of the session at the other end.
 
-    Holds duplicates of Zenoh's descriptors. For use on any thread; nothing here waits.
+    Holds duplicates of Zenoh's descriptors. Thread-safe; nothing here blocks.
     """
 
     def __init__(self, stall_milliseconds: int) -> None:
@@ -52,11 +54,13 @@ class LinkSockets:
         self._links: dict[str, list[_Held]] = {}
         self._is_closed = False
 
-    def opened(self, peer: str, own_end: Endpoint, other_end: Endpoint) -> None:
-        """Have a new link given up when its peer takes or acknowledges nothing for too long.
+    def opened(
+        self, peer: str, own_end: Endpoint, other_end: Endpoint, node: str | None = None
+    ) -> None:
+        """Have a new link closed if its peer reads or acknowledges nothing for too long.
 
-        Closing it never waits: the kernel goes on sending what is left. Does nothing where this
-        process has no such connection.
+        Closing it never blocks: the kernel continues to send what is left. ``node`` is the common
+        name of the peer's certificate. Does nothing if this process has no such connection.
         """
         connection = _find(own_end, other_end)
         if connection is None:
@@ -68,15 +72,16 @@ class LinkSockets:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
         with self._lock:
             if not self._is_closed:
-                self._links.setdefault(peer, []).append(_Held(own_end, other_end, connection))
+                held = _Held(own_end, other_end, connection, node)
+                self._links.setdefault(peer, []).append(held)
                 return
         connection.close()
 
     def given_up(self, peer: str, own_end: Endpoint, other_end: Endpoint) -> None:
-        """Reset a link: what waits for it in this process fails, and the peer is told at once.
+        """Reset a link: pending sends in this process fail, and the peer is notified immediately.
 
-        An orderly end would be told only after all that was sent before is acknowledged, which a
-        peer that is heard and hears nothing never does.
+        An orderly close would be sent only after all earlier data is acknowledged, which may never
+        happen if packets reach this node but not the peer.
         """
         with self._lock:
             held = self._links.pop(peer, [])
@@ -88,15 +93,32 @@ class LinkSockets:
             with contextlib.suppress(OSError), each.connection:
                 _reset(each.connection)
 
+    def refuse(self, is_refused: Callable[[str], bool]) -> frozenset[str]:
+        """Reset every link whose peer's certificate names a refused node.
+
+        Returns the sessions at the other ends.
+        """
+        with self._lock:
+            refused = [
+                (peer, each)
+                for peer, held in self._links.items()
+                for each in held
+                if each.node is not None and is_refused(each.node)
+            ]
+        for _, each in refused:
+            with contextlib.suppress(OSError):  # it has ended, and its event will follow
+                _reset(each.connection)
+        return frozenset(peer for peer, _ in refused)
+
     def forget(self, peer: str) -> None:
-        """A session is gone, and its links with it."""
+        """Release the links of a session that has ended."""
         with self._lock:
             held = self._links.pop(peer, [])
         for each in held:
             each.connection.close()
 
     def is_clear(self, peer: str) -> bool:
-        """Whether what was sent to ``peer`` is on its way, as far as this process can tell."""
+        """Whether everything sent to ``peer`` has left this machine, as far as is known."""
         with self._lock:
             return all(
                 _unsent_bytes(each.connection) <= MAX_UNSENT_BYTES
@@ -104,7 +126,7 @@ class LinkSockets:
             )
 
     def close(self) -> None:
-        """Hold no more descriptors, and take no new ones."""
+        """Release all descriptors, and accept no new ones."""
         with self._lock:
             self._is_closed = True
             held = [each for several in self._links.values() for each in several]
@@ -114,9 +136,12 @@ class LinkSockets:
 
 
 class _Held:
-    def __init__(self, own: Endpoint, other: Endpoint, connection: socket.socket) -> None:
+    def __init__(
+        self, own: Endpoint, other: Endpoint, connection: socket.socket, node: str | None
+    ) -> None:
         self.ends = (own, other)
         self.connection = connection
+        self.node = node
 
 
 def _unsent_bytes(connection: socket.socket) -> int:
@@ -131,13 +156,13 @@ def _reset(connection: socket.socket) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     nowhere = struct.pack("H14x", socket.AF_UNSPEC)  # dissolves the association: connect(2)
     if libc.connect(connection.fileno(), nowhere, len(nowhere)):
-        connection.shutdown(socket.SHUT_RDWR)  # something waits in the kernel for it
+        connection.shutdown(socket.SHUT_RDWR)  # wakes threads that wait for it in the kernel
 
 
 def _find(own: Endpoint, other: Endpoint) -> socket.socket | None:
-    """A duplicate of this process's connection between two addresses."""
+    """Return a duplicate of this process's connection between two addresses, if any."""
     for descriptor in [int(path.name) for path in _DESCRIPTORS.iterdir()]:
-        with contextlib.suppress(OSError):  # closed meanwhile, or not connected
+        with contextlib.suppress(OSError):  # closed in the meantime, or not connected
             if not str((_DESCRIPTORS / str(descriptor)).readlink()).startswith(_SOCKET_LINK):
                 continue
             duplicate = socket.socket(fileno=os.dup(descriptor))

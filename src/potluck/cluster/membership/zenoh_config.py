@@ -1,40 +1,66 @@
-"""A node's configuration in Zenoh's own words."""
+"""A node's configuration in Zenoh's format."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from typing import Any
 
 from potluck.cluster.membership.address import Address
 from potluck.cluster.membership.config import MembershipConfig, PemPaths
 from potluck.cluster.membership.messages import MAX_PAYLOAD_BYTES
+from potluck.types.cluster import NodeId
 
 _MAX_MESSAGE_BYTES = 2 * MAX_PAYLOAD_BYTES
-"""A payload and its header, with room; Zenoh's own limit (1 GiB) is more than a small board has."""
+"""The message limit: a payload and its header, with room to spare. Zenoh's default (1 GiB) is more
+memory than a small board has."""
 
 _BLOCK_MICROSECONDS = 500_000
 """How long a send may wait for a peer that does not read, before Zenoh closes the transport.
 
-Meanwhile nothing may be sent to others (``sockets``), so it is less than a lease. It hardly ever
-waits: an outbox sends nothing while its peer's socket is full, and then a whole message finds room.
-"""
+Meanwhile nothing can be sent to others (``sockets``), so it is shorter than a lease. It rarely
+applies: an outbox sends nothing while its peer's socket is full, and otherwise there is room for a
+whole message."""
 
 _NUM_BATCHES = 16
-"""Of 64 KiB for each peer, made as they are needed: as much as Zenoh allows, and a message."""
+"""Buffers of 64 KiB per peer, allocated on demand: as many as Zenoh allows, and enough for a
+message."""
 
 _KEEP_ALIVES = 8
-"""In a lease: a single lost one is noticed and sent again within it, also where a round trip takes
-0.4 s. Zenoh also waits for as long as between two of them to flush a link that has ended."""
+"""Keep-alives per lease: a single lost one is detected and retransmitted within the lease, even
+with a round trip of 0.4 s. Zenoh also waits as long as the interval between two to flush a closed
+link."""
 
 _HANDSHAKE_MILLISECONDS = 3000
-"""How long a connection that says nothing may hold one of the 100 places for newcomers, or the
-closing of a session; a small board takes some 20 ms to shake hands."""
+"""How long a silent connection may occupy one of the 100 slots for new ones, or delay closing a
+session; a small board takes about 20 ms for a handshake."""
 
 
-def zenoh_json(config: MembershipConfig, listen: Address, inner: Address | None) -> str:
-    """The session's configuration; ``listen`` is ``config.listen`` with the port to use.
+_MESSAGES = (
+    "put",
+    "delete",
+    "declare_subscriber",
+    "query",
+    "reply",
+    "declare_queryable",
+    "liveliness_token",
+    "liveliness_query",
+    "declare_liveliness_subscriber",
+)
+"""All message kinds that Zenoh's access control distinguishes."""
 
-    ``inner`` is the loopback address where the acceptor of control connections brings members.
+
+def zenoh_json(
+    config: MembershipConfig,
+    listen: Address,
+    inner: Address | None,
+    removed: Collection[NodeId] = (),
+) -> str:
+    """Return the session's configuration; ``listen`` is ``config.listen`` with the actual port.
+
+    ``inner`` is the loopback address to which the acceptor connects members. ``removed`` are nodes
+    with which no message is exchanged: a connection that this session opens to one is reset, but
+    only after it is established.
     """
     protocol = "tcp" if config.pem is None else "tls"
     link: dict[str, Any] = {
@@ -53,6 +79,7 @@ def zenoh_json(config: MembershipConfig, listen: Address, inner: Address | None)
         link["tls"] = _tls(config.pem)
     return json.dumps(
         {
+            **({"access_control": _refusing(removed)} if removed else {}),
             "mode": "peer",
             "listen": {
                 "endpoints": [f"{protocol}/{address}" for address in (listen, inner) if address],
@@ -60,8 +87,8 @@ def zenoh_json(config: MembershipConfig, listen: Address, inner: Address | None)
             },
             "connect": {
                 "endpoints": [f"{protocol}/{address}" for address in config.connect],
-                # Without end and in the background: with a time-out of 0 opening waits 10 s for
-                # every address that is silent, and does not try again.
+                # Forever and in the background: with a timeout of 0 opening waits 10 s for every
+                # address that does not answer, and does not retry.
                 "timeout_ms": -1,
                 "exit_on_failure": False,
                 "retry": {
@@ -70,7 +97,7 @@ def zenoh_json(config: MembershipConfig, listen: Address, inner: Address | None)
                     "period_increase_factor": 2,
                 },
             },
-            # Do not wait half a second for whoever may be there: tokens tell.
+            # Do not wait half a second for other nodes: liveliness tokens announce them.
             "open": {"return_conditions": {"connect_scouted": False, "declares": False}},
             "scouting": {
                 "gossip": {"enabled": True},
@@ -88,10 +115,28 @@ def zenoh_json(config: MembershipConfig, listen: Address, inner: Address | None)
     )
 
 
+def _refusing(nodes: Collection[NodeId]) -> dict[str, Any]:
+    return {
+        "enabled": True,
+        "default_permission": "allow",
+        "rules": [
+            {
+                "id": "everything",
+                "messages": _MESSAGES,
+                "flows": ["egress", "ingress"],
+                "permission": "deny",
+                "key_exprs": ["**"],
+            }
+        ],
+        "subjects": [{"id": "removed", "cert_common_names": sorted(nodes)}],
+        "policies": [{"rules": ["everything"], "subjects": ["removed"]}],
+    }
+
+
 def _tls(pem: PemPaths) -> dict[str, Any]:
     return {
         "enable_mtls": True,
-        # Members are known by their authority; boards change addresses more often than keys.
+        # Members are identified by their authority; boards change addresses more often than keys.
         "verify_name_on_connect": False,
         "root_ca_certificate": str(pem.authority),
         "listen_certificate": str(pem.certificate),

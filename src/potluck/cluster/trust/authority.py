@@ -1,8 +1,8 @@
-"""The cluster's certificate authority, which every member derives from the secret for itself.
+"""The cluster's certificate authority, which every member derives from the secret.
 
-The key is deterministic; certificates made with it differ from node to node in their signatures
-and are valid all the same. Names are neutral: whoever connects to a node is shown its certificate.
-This is the only module that needs the ``cryptography`` package.
+The key is deterministic. Certificates issued on different nodes differ in their signatures but are
+equally valid. Subject names are neutral because anyone who connects to a node sees its certificate.
+Only this module, ``requests`` and ``removals`` need the ``cryptography`` package.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from potluck.types.cluster import NodeId
 
 _NOT_BEFORE = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _NOT_AFTER = datetime.datetime(2100, 1, 1, tzinfo=datetime.UTC)
-"""A board without a clock starts in 1970. There is no date on which a cluster should stop."""
+"""A board without a clock boots in 1970, and certificates must never expire under a cluster."""
 
 _AUTHORITY_NAME = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "cluster")])
 
@@ -36,25 +36,25 @@ _HOST_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?", re.IGNORECASE)
 
 _CURVE = ec.SECP256R1()
 _CURVE_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
-"""Of P-256: FIPS 186-5 and SEC 2, section 2.4.2."""
+"""The order of P-256: FIPS 186-5 and SEC 2, section 2.4.2."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Authority:
-    """The key that makes members, and its certificate."""
+    """The key that issues node certificates, and its own certificate."""
 
     private_key: ec.EllipticCurvePrivateKey = field(repr=False)
     certificate: x509.Certificate
 
 
 def cluster_id(secret: Secret) -> str:
-    """16 hexadecimal digits that tell clusters apart on one network. Public."""
+    """Return the public ID of the cluster: 16 hexadecimal digits."""
     return _derive(secret, "cluster id", 8).hex()
 
 
 def derive_authority(secret: Secret) -> Authority:
-    """The authority of the secret's cluster: P-256, the same key on every node."""
-    # 64 bits more than the order has, so that the remainder is even: FIPS 186-5, A.2.1.
+    """Return the authority of the secret's cluster: P-256, the same key on every node."""
+    # 64 bits more than the order, so that the remainder is uniform: FIPS 186-5, A.2.1.
     candidate = int.from_bytes(_derive(secret, "authority key", 40), "big")
     private_key = ec.derive_private_key(candidate % (_CURVE_ORDER - 1) + 1, _CURVE)
     public_key = private_key.public_key()
@@ -66,21 +66,39 @@ def derive_authority(secret: Secret) -> Authority:
     return Authority(private_key=private_key, certificate=_signed(certificate, private_key))
 
 
-def fingerprint_of(authority: Authority) -> str:
+def fingerprint_of(authority_pem: bytes) -> str:
     """Return the SHA-256 of the authority's certificate, as ``openssl x509 -fingerprint`` does."""
-    return authority.certificate.fingerprint(hashes.SHA256()).hex(":").upper()
+    certificate = x509.load_pem_x509_certificate(authority_pem)
+    return certificate.fingerprint(hashes.SHA256()).hex(":").upper()
 
 
 def issue_credentials(
     authority: Authority, node_id: NodeId, addresses: Iterable[str] = ()
 ) -> Credentials:
-    """A new key for the node, and the certificate that makes it a member.
+    """Return a new key for the node, and the certificate that makes it a member.
 
-    ``addresses``: numeric IP addresses under which others reach it (for what checks them; Potluck
-    does not). Raises ``ParameterError`` if ``node_id`` is not 16 hexadecimal digits.
+    ``addresses`` are the node's numeric IP addresses, for clients that verify them; Potluck does
+    not. Raises ``ParameterError`` if ``node_id`` is not 16 hexadecimal digits.
+    """
+    private_key = ec.generate_private_key(_CURVE)
+    return Credentials(
+        node_id=node_id,
+        certificate_pem=issue_certificate(authority, node_id, private_key.public_key(), addresses),
+        private_key_pem=_private_pem(private_key),
+        authority_pem=authority_pem(authority),
+    )
+
+
+def issue_certificate(
+    authority: Authority,
+    node_id: NodeId,
+    public_key: ec.EllipticCurvePublicKey,
+    addresses: Iterable[str] = (),
+) -> bytes:
+    """Return the certificate (PEM) that makes the owner of a key a member; see
+    ``issue_credentials``.
     """
     check_node_id(node_id)
-    private_key = ec.generate_private_key(_CURVE)
     names = [
         x509.DNSName(node_id),
         *(x509.IPAddress(ipaddress.ip_address(text)) for text in addresses),
@@ -88,44 +106,49 @@ def issue_credentials(
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, node_id)])
     usages = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
     certificate = (
-        _certificate(subject, private_key.public_key(), authority.private_key.public_key())
+        _certificate(subject, public_key, authority.private_key.public_key())
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_key_usage(signs_certificates=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage(usages), critical=False)
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .sign(authority.private_key, hashes.SHA256())
     )
-    return Credentials(
-        node_id=node_id,
-        certificate_pem=_pem(certificate),
-        private_key_pem=private_key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        ),
-        authority_pem=_pem(authority.certificate),
-    )
+    return _pem(certificate)
+
+
+def authority_pem(authority: Authority) -> bytes:
+    """Return the authority's certificate (PEM)."""
+    return _pem(authority.certificate)
+
+
+def issue_server_credentials(authority: Authority, names: Iterable[str]) -> tuple[bytes, bytes]:
+    """Return a new server certificate, which does not make its owner a member, and its key (PEM).
+
+    ``names`` are host names and numeric IP addresses; anything else is ignored.
+    """
+    private_key = ec.generate_private_key(_CURVE)
+    certificate = server_certificate_for(authority, private_key.public_key(), names)
+    return certificate, _private_pem(private_key)
 
 
 def issue_server_certificate(authority: Authority, names: Iterable[str]) -> bytes:
-    """Return a new key and a certificate for serving clients (PEM), which makes no member.
+    """Return the certificate and the key of ``issue_server_credentials`` in one PEM document."""
+    return b"".join(issue_server_credentials(authority, names))
 
-    ``names`` are host names and numeric IP addresses; what is neither is left out.
-    """
-    private_key = ec.generate_private_key(_CURVE)
+
+def server_certificate_for(
+    authority: Authority, public_key: ec.EllipticCurvePublicKey, names: Iterable[str]
+) -> bytes:
+    """Return a server certificate (PEM) for ``names`` and the given key."""
     certificate = (
-        _certificate(_SERVER_NAME, private_key.public_key(), authority.private_key.public_key())
+        _certificate(_SERVER_NAME, public_key, authority.private_key.public_key())
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_key_usage(signs_certificates=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         .add_extension(x509.SubjectAlternativeName(list(_alternative_names(names))), critical=False)
         .sign(authority.private_key, hashes.SHA256())
     )
-    return _pem(certificate) + private_key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
-    )
+    return _pem(certificate)
 
 
 def _alternative_names(names: Iterable[str]) -> Iterator[x509.GeneralName]:
@@ -140,7 +163,7 @@ def _alternative_names(names: Iterable[str]) -> Iterator[x509.GeneralName]:
 def _signed(
     certificate: x509.CertificateBuilder, private_key: ec.EllipticCurvePrivateKey
 ) -> x509.Certificate:
-    """Sign the same way every time, so that a fingerprint stays; OpenSSL can from 3.2 on."""
+    """Sign deterministically where OpenSSL can (3.2 or later), so that fingerprints are stable."""
     try:
         return certificate.sign(private_key, hashes.SHA256(), ecdsa_deterministic=True)
     except (TypeError, UnsupportedAlgorithm):
@@ -150,9 +173,9 @@ def _signed(
 def _certificate(
     subject: x509.Name, key: ec.EllipticCurvePublicKey, issuer_key: ec.EllipticCurvePublicKey
 ) -> x509.CertificateBuilder:
-    """What certificates of the authority and of nodes have in common.
+    """Return a builder with the fields that the certificates of the authority and of nodes share.
 
-    The serial number follows from the key: deterministic, and no two keys share one.
+    The serial number is derived from the key, so it is deterministic and unique per key.
     """
     encoded = key.public_bytes(
         serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
@@ -187,7 +210,7 @@ def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
 
 
 def _derive(secret: Secret, purpose: str, num_bytes: int) -> bytes:
-    """Bytes for one purpose, from which neither the secret nor others' follow (RFC 5869)."""
+    """Derive key material for one purpose, independent of the secret's other uses (RFC 5869)."""
     kdf = HKDF(
         algorithm=hashes.SHA256(),
         length=num_bytes,
@@ -195,6 +218,14 @@ def _derive(secret: Secret, purpose: str, num_bytes: int) -> bytes:
         info=purpose.encode("ascii"),
     )
     return kdf.derive(secret.text.encode("ascii"))
+
+
+def _private_pem(private_key: ec.EllipticCurvePrivateKey) -> bytes:
+    return private_key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
 
 
 def _pem(certificate: x509.Certificate) -> bytes:

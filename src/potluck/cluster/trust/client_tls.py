@@ -1,7 +1,7 @@
-"""TLS towards clients of the HTTP address, which have no certificates of the cluster.
+"""TLS for clients of the HTTP API, which have no certificates of the cluster.
 
-What is made here proves nothing to other nodes: the certificate names no node, and is for servers
-only.
+These certificates do not authenticate a node to other nodes: they name no node, and are valid for
+servers only.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from potluck.cluster.trust.credentials import load_pem_chain
 
 
 def client_tls_context() -> ssl.SSLContext:
-    """Return a context for serving clients, which has no certificate yet."""
+    """Return a server context without a certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
@@ -23,6 +23,13 @@ def client_tls_context() -> ssl.SSLContext:
 
 def automatic_context(authority: Authority, names: Iterable[str]) -> ssl.SSLContext:
     """Return a context with a new key and a certificate for ``names``, kept in memory only."""
+    return context_of(issue_server_certificate(authority, names))
+
+
+def context_of(chain_pem: bytes) -> ssl.SSLContext:
+    """Return a context with the given certificate and key, such as those that an invited node
+    stores.
+    """
     context = client_tls_context()
-    load_pem_chain(context, issue_server_certificate(authority, names))
+    load_pem_chain(context, chain_pem)
     return context

@@ -1,9 +1,9 @@
-"""Connections to a listener that have not proven yet that they come from members.
+"""TLS handshakes of connections to a listener, whose peers have not yet authenticated.
 
-Anyone who can reach a port can connect, say nothing, or say anything. So handshakes go on side by
-side in one thread that never waits for any of them, each with a deadline, and their number is
-bounded: beyond it the one that has waited longest is closed. Edges and the control port share
-this code. Needs the standard library alone.
+Anyone who can reach a port can connect and send nothing, or anything. So handshakes run
+concurrently in one thread that never blocks on any of them, each with a deadline. Their number is
+bounded: beyond the limit the oldest one is closed. Edges and the control port share this code.
+Needs only the standard library.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from potluck.cluster.trust.connection_sources import ConnectionSource, SourceEndedError
 from potluck.cluster.trust.credentials import peer_node_id
 from potluck.errors import ParameterError
 from potluck.log_rate import LogRate
@@ -25,22 +26,23 @@ from potluck.types.cluster import NodeId
 _LOG = logging.getLogger(__name__)
 
 HANDSHAKE_SECONDS = 5.0
-"""For TLS and hello together: three round trips and a few milliseconds of arithmetic."""
+"""The deadline for TLS and the hello together: three round trips and a few milliseconds of CPU
+time."""
 
 MOST_HANDSHAKES = 128
-"""At once. A member is done in milliseconds."""
+"""The most handshakes at one time. A member's takes milliseconds."""
 
 _LOG_LINES = 20
 _LOG_SECONDS = 10.0
-"""A line for each refusal, up to so many in so long; the others are counted in one line."""
+"""``_LOG_LINES`` refusals are logged in this time; further ones are only counted, in one line."""
 
-_EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-"""Failures of ``accept`` that are this machine's; the connection goes on waiting."""
+EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+"""Errors of ``accept`` caused by this machine's limits; the connection stays in the backlog."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Handshake:
-    """A connection that is not through yet. ``peer`` is known once its certificate is."""
+    """A connection whose handshake is in progress. ``peer`` is known once its certificate is."""
 
     connection: ssl.SSLSocket
     host: str
@@ -51,7 +53,7 @@ class Handshake:
 
 
 def refusal_log() -> LogRate:
-    """What bounds the log of one listener."""
+    """Return the rate limit for the log of one listener."""
     return LogRate(lines=_LOG_LINES, seconds=_LOG_SECONDS)
 
 
@@ -59,21 +61,22 @@ def _is_tls_enough(handshake: Handshake) -> bool:
     return True
 
 
-def _tell_nothing(handshake: Handshake, reason: str) -> None:
+def _ignore_refusal(handshake: Handshake, reason: str) -> None:
     return
 
 
 class Handshakes:
     """The handshakes at ``server``, for one thread, whose ``selector`` watches them.
 
-    ``is_complete`` is called when something has arrived after TLS: it reads on without waiting,
-    returns whether the connection is through, and raises ``OSError`` or ``ValueError`` with the
-    reason to refuse it. ``tell`` is called with the reason before a connection is closed.
+    Without a ``server``, only connections given to ``begin`` are handled. ``is_complete`` is called
+    when data has arrived after TLS: it reads on without blocking, returns whether the handshake is
+    complete, and raises ``OSError`` or ``ValueError`` with the reason to refuse it.
+    ``on_refused`` is called with the reason before a connection is closed.
     """
 
     def __init__(
         self,
-        server: socket.socket,
+        server: ConnectionSource | None,
         context: ssl.SSLContext,
         selector: selectors.BaseSelector,
         *,
@@ -81,7 +84,7 @@ class Handshakes:
         seconds: float = HANDSHAKE_SECONDS,
         most: int = MOST_HANDSHAKES,
         is_complete: Callable[[Handshake], bool] = _is_tls_enough,
-        tell: Callable[[Handshake, str], None] = _tell_nothing,
+        on_refused: Callable[[Handshake, str], None] = _ignore_refusal,
     ) -> None:
         self._server = server
         self._context = context
@@ -90,51 +93,84 @@ class Handshakes:
         self._seconds = seconds
         self._most = most
         self._is_complete = is_complete
-        self._tell = tell
+        self._on_refused = on_refused
         self._waiting: dict[Handshake, None] = {}  # oldest first
-        selector.register(server, selectors.EVENT_READ, self)
+        if server is not None:
+            selector.register(server, selectors.EVENT_READ, self)
 
     def handle(self, key: selectors.SelectorKey) -> Handshake | None:
-        """Accept a connection, or go on with one, whichever ``key`` of this object stands for.
+        """Accept a connection, or continue a handshake, depending on what ``key`` refers to.
 
-        Returns the handshake that is through: its connection, which does not block, is the
-        caller's. Raises ``OSError`` when this process cannot have another connection though no
-        handshake is left to close for it.
+        Returns a completed handshake; its connection, which is non-blocking, then belongs to the
+        caller. Raises ``OSError`` when this process cannot open another connection and there is no
+        handshake to close instead, and when ``server`` has no more connections.
         """
-        handshake = self._accept() if key.fileobj is self._server else _of(key)
+        server = self._server
+        handshake = (
+            self._accept(server) if server is not None and key.fileobj is server else _of(key)
+        )
         if handshake is None or handshake not in self._waiting or not self._advance(handshake):
             return None
         self._forget(handshake)
         return handshake
 
     def expire(self, now: float) -> float | None:
-        """Close what is late at ``now``; return when (``time.monotonic``) to call this again."""
+        """Close handshakes past their deadline at ``now``; return the next time (monotonic) to call
+        this.
+        """
         while (oldest := next(iter(self._waiting), None)) is not None and now >= oldest.deadline:
-            self._refuse(oldest, "it did not prove itself a member in time")
+            self._refuse(oldest, "it did not authenticate in time")
         if suppressed := self._log.take():
             _LOG.warning("refused %d more connections", suppressed)
         times = (None if oldest is None else oldest.deadline, self._log.ends_at)
         return min((each for each in times if each is not None), default=None)
 
+    def refuse_oldest(self, reason: str) -> bool:
+        """Close the oldest handshake; return whether there was one."""
+        oldest = next(iter(self._waiting), None)
+        if oldest is not None:
+            self._refuse(oldest, reason)
+        return oldest is not None
+
     def close(self) -> None:
-        """Close what is left, and accept nothing more. The listening socket stays open."""
+        """Close the remaining handshakes and stop accepting. The listening socket stays open."""
         for handshake in list(self._waiting):
             self._forget(handshake)
             handshake.connection.close()
-        self._selector.unregister(self._server)
+        if self._server is not None:
+            self._selector.unregister(self._server)
 
-    def _accept(self) -> Handshake | None:
-        if len(self._waiting) >= self._most:
-            self._refuse(next(iter(self._waiting)), "too many others wait as well")
-        try:
-            raw, (host, port, *_) = self._server.accept()
-        except OSError as error:
-            if error.errno not in _EXHAUSTED:
-                return None  # it was gone before it was accepted
-            if not self._waiting:
-                raise
-            self._refuse(next(iter(self._waiting)), "no descriptor is left for another")
+    def begin(self, raw: socket.socket, host: str, port: int) -> Handshake | None:
+        """Begin the handshake of a connection from ``host``, taking ownership of the connection.
+
+        Returns the handshake if it is already complete, as ``handle`` does.
+        """
+        self._make_room()
+        handshake = self._secure(raw, host, port)
+        if handshake is None or not self._advance(handshake):
             return None
+        self._forget(handshake)
+        return handshake
+
+    def _accept(self, server: ConnectionSource) -> Handshake | None:
+        self._make_room()
+        try:
+            raw, (host, port, *_) = server.accept()
+        except SourceEndedError:
+            raise
+        except OSError as error:
+            if error.errno not in EXHAUSTED:
+                return None  # the client closed it before it was accepted
+            if not self.refuse_oldest("no file descriptors are left"):
+                raise
+            return None
+        return self._secure(raw, host, port)
+
+    def _make_room(self) -> None:
+        if len(self._waiting) >= self._most:
+            self.refuse_oldest("too many connections are pending")
+
+    def _secure(self, raw: socket.socket, host: str, port: int) -> Handshake | None:
         try:
             raw.setblocking(False)
             connection = self._context.wrap_socket(
@@ -150,7 +186,7 @@ class Handshakes:
         return handshake
 
     def _advance(self, handshake: Handshake) -> bool:
-        """Go on as far as what was received allows; return whether the connection is through."""
+        """Continue with the data received so far; return whether the handshake is complete."""
         try:
             if handshake.peer is None:
                 handshake.connection.do_handshake()
@@ -167,12 +203,12 @@ class Handshakes:
         return False
 
     def _refuse(self, handshake: Handshake, reason: str) -> None:
-        """Close and log; a stranger is told nothing but what TLS itself says."""
+        """Close and log it. An unauthenticated client is told only what TLS itself says."""
         if self._log.allows():
-            who = handshake.peer or "a stranger"
+            who = handshake.peer or "an unknown client"
             _LOG.warning("refused %s at %s:%d: %s", who, handshake.host, handshake.port, reason)
         self._forget(handshake)
-        self._tell(handshake, reason)
+        self._on_refused(handshake, reason)
         handshake.connection.close()
 
     def _forget(self, handshake: Handshake) -> None:
@@ -185,9 +221,11 @@ def _of(key: selectors.SelectorKey) -> Handshake | None:
 
 
 def describe(error: OSError) -> str:
-    """One line about a failed call on a connection."""
+    """Return a one-line description of a failed call on a connection."""
     if isinstance(error, ssl.SSLCertVerificationError):
-        return f"its certificate is not of this cluster ({error.verify_message})"
+        return (
+            f"its certificate was not issued by this cluster's authority ({error.verify_message})"
+        )
     if isinstance(error, ssl.SSLEOFError):
         return "the connection was lost"  # A failed write; ``ssl`` does not say how it failed.
     if isinstance(error, ssl.SSLError):

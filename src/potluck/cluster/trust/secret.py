@@ -1,14 +1,14 @@
-"""The cluster's secret: a text that whoever holds it is a member by.
+"""The cluster's secret: anyone who has it is a member.
 
-Everything that a cluster trusts is derived from the secret alone, and whoever connects to a node
-is shown a certificate that a guess can be tested against, offline and without limit. So the secret
-has to be beyond guessing, and what people make up is not. Potluck makes one of 160 random bits:
+All of a cluster's trust is derived from the secret, and anyone who connects to a node sees a
+certificate against which guesses can be tested offline, without limit. So the secret must be
+unguessable, which passwords that people make up are not. Potluck generates one of 160 random bits:
 ``potluck-`` and nine groups of four characters of Crockford's base 32
-(https://www.crockford.com/base32.html), the last group a check against typing errors. Random
-tokens from elsewhere (``openssl rand -hex 32``) are taken too, if a cautious estimate finds
-enough in them.
+(https://www.crockford.com/base32.html), the last group a checksum against typos. Random tokens from
+elsewhere (``openssl rand -hex 32``) are accepted, too, if a conservative estimate finds enough
+entropy in them.
 
-This module does not say where a secret is kept, except for that of a node on its own.
+This module does not decide where a secret is stored, except for a node that is not in a cluster.
 """
 
 from __future__ import annotations
@@ -33,40 +33,43 @@ _CHECK_CHARACTERS = 4
 _GROUP_CHARACTERS = 4
 
 _LEAST_DISTINCT_CHARACTERS = 10
-"""32 random characters of 32 hold 20 different ones; fewer than 10 once in 10**9 secrets."""
+"""32 random characters from an alphabet of 32 contain 20 different ones on average, and fewer than
+10 in one of 10**9 secrets."""
 
 _LEAST_FOREIGN_CHARACTERS = 32
 _MOST_CHARACTERS = 256
 _MAX_FILE_BYTES = 4 * _MOST_CHARACTERS
 _LEAST_BITS = 112
-"""By the estimate below, which finds 190 (at least 115 in 3000 tries) in 32 bytes as base64."""
+"""By the estimate below, which finds 190 bits (at least 115 in 3000 tries) in 32 bytes as base64.
+"""
 _WORD_BITS = 1.5
-"""Per letter of what reads like a word. English has 0.6 to 1.3 (Shannon 1951)."""
+"""Bits per letter of text that looks like a word. English has 0.6 to 1.3 (Shannon 1951)."""
 _WORD_LETTERS = 3
-"""Shorter runs of letters stand in any random text."""
+"""Shorter runs of letters occur in any random text."""
 _VOWELS = frozenset("aeiouAEIOU")
 _LETTERS = re.compile("[A-Z]?[a-z]+|[A-Z]+")
 
-_HINT = "leave it out and `potluck up --lan` makes one, or use: openssl rand -hex 32"
+_HINT = "omit it and `potluck up --lan` generates one, or use: openssl rand -hex 32"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Secret:
-    """A secret that was found strong enough. ``text`` is its one spelling; never log it."""
+    """A secret that passed the strength check. ``text`` is its canonical spelling; never log it."""
 
     text: str = field(repr=False)
 
 
 def generate_secret() -> str:
-    """A new secret of 160 random bits, as people type or paste it."""
+    """Return a new secret of 160 random bits, in the form that users type or paste."""
     return _spell("".join(secrets.choice(_ALPHABET) for _ in range(_RANDOM_CHARACTERS)))
 
 
 def parse_secret(text: str) -> Secret:
-    """The secret that was typed or pasted; space around it does not count.
+    """Return the secret that was typed or pasted, without surrounding whitespace.
 
-    Of Potluck's own secrets neither does the case, nor where hyphens stand, nor O for 0 and I or
-    L for 1. Raises ``ParameterError`` (which does not repeat the text) for a mistyped or weak one.
+    For Potluck's own secrets, case and the position of hyphens are ignored, O is read as 0, and I
+    and L as 1. Raises ``ParameterError`` (which does not repeat the text) for a mistyped or weak
+    one.
     """
     text = text.strip()
     if text.lower().startswith(_PREFIX):
@@ -75,9 +78,9 @@ def parse_secret(text: str) -> Secret:
 
 
 def load_secret(environ: Mapping[str, str], path: Path | None) -> Secret | None:
-    """The secret in the file, else that in ``POTLUCK_SECRET``, else None.
+    """Return the secret in the file, else that in ``POTLUCK_SECRET``, else None.
 
-    Raises ``ParameterError`` when the file cannot be read or the secret is not sound.
+    Raises ``ParameterError`` if the file cannot be read or the secret is invalid.
     """
     if path is not None:
         return parse_secret(_read(path))
@@ -86,11 +89,12 @@ def load_secret(environ: Mapping[str, str], path: Path | None) -> Secret | None:
 
 
 def own_secret(path: Path) -> Secret:
-    """The secret of a node that has no cluster, made at the first call and kept at ``path``.
+    """Return the secret of a node without a cluster, generated at the first call and stored at
+    ``path``.
 
-    Its file is the owner's alone (0600), and so is the directory if it has to be made (0700).
-    Several processes may call this at once: all get the same one. Raises ``OSError``, and
-    ``ParameterError`` when what is kept is not a sound secret.
+    The file is readable by its owner only (0600), as is the directory if it has to be created
+    (0700). Concurrent calls from several processes all return the same secret. Raises ``OSError``,
+    and ``ParameterError`` if the stored secret is invalid.
     """
     if not path.parent.exists():
         make_private_folder(path.parent)
@@ -101,13 +105,13 @@ def own_secret(path: Path) -> Secret:
     except ParameterError as error:
         raise ParameterError(
             "secret",
-            f"{path} does not hold a sound secret: {error.message}",
-            hint="restore it, or remove it, and every node needs the new one",
+            f"{path} does not contain a valid secret: {error.message}",
+            hint="restore the file, or delete it and give every node the new secret",
         ) from error
 
 
 def _read(path: Path) -> str:
-    """What a file that the user names says; it may be a pipe."""
+    """Return the contents of a file that the user named; it may be a pipe."""
     try:
         with path.open("rb") as file:
             return _decoded(path, file.read(_MAX_FILE_BYTES))
@@ -115,7 +119,7 @@ def _read(path: Path) -> str:
         raise ParameterError(
             "secret",
             f"{path}: cannot read the secret: {error.strerror}",
-            hint="name a text file that this user may read",
+            hint="name a text file that this user can read",
         ) from error
 
 
@@ -126,7 +130,7 @@ def _decoded(path: Path, data: bytes) -> str:
         raise ParameterError(
             "secret",
             f"{path}: cannot read the secret: it is not ASCII text",
-            hint="name a text file that holds the secret alone",
+            hint="name a text file that contains only the secret",
         ) from error
 
 
@@ -136,7 +140,7 @@ def _parse_own(text: str) -> Secret:
     if not set(characters) <= set(_ALPHABET) or check != _check(random):
         raise ParameterError(
             "secret",
-            "the secret has a typing error: its last group does not fit the others",
+            "the secret has a typo: its last group does not match the others",
             hint="copy it again from the node that printed it",
         )
     if len(set(random)) < _LEAST_DISTINCT_CHARACTERS:
@@ -147,26 +151,26 @@ def _parse_own(text: str) -> Secret:
 def _parse_foreign(text: str) -> Secret:
     if not text.isascii() or not text.isprintable() or " " in text:
         raise ParameterError(
-            "secret", "the secret has characters besides printable ASCII, or spaces", hint=_HINT
+            "secret", "the secret has spaces or characters outside printable ASCII", hint=_HINT
         )
     if len(text) > _MOST_CHARACTERS:
         raise ParameterError(
             "secret", f"the secret is longer than {_MOST_CHARACTERS} characters", hint=_HINT
         )
     if len(text) < _LEAST_FOREIGN_CHARACTERS:
-        raise _weak(f"it has {len(text)} characters, and {_LEAST_FOREIGN_CHARACTERS} are the least")
+        raise _weak(f"it has {len(text)} characters, fewer than {_LEAST_FOREIGN_CHARACTERS}")
     if estimate_bits(text) < _LEAST_BITS:
-        raise _weak("it looks made up rather than random")
+        raise _weak("it does not look random")
     return Secret(text=text)
 
 
 def estimate_bits(text: str) -> float:
-    """A cautious estimate of how much randomness is in ``text``, in bits.
+    """Return a conservative estimate of the entropy of ``text``, in bits.
 
-    A character counts as much as the number of different ones allows; next to nothing if it reads
-    like part of a word; and nothing if it repeats what stood before or goes on in a row (abc, 135,
-    aaa). Randomness cannot be seen in a text, so this refuses what is weak on its face, and
-    64 random hexadecimal digits always pass.
+    A character counts as much as the number of distinct ones allows, almost nothing if it looks
+    like part of a word, and nothing if it repeats earlier text or continues a sequence (abc, 135,
+    aaa). Randomness cannot be measured from a text, so this rejects only what is evidently weak; 64
+    random hexadecimal digits always pass.
     """
     if not text:
         return 0.0
@@ -187,10 +191,10 @@ def estimate_bits(text: str) -> float:
 
 
 def _in_words(text: str) -> list[bool]:
-    """Of each character, whether it stands in a run of letters that could be a word.
+    """Return for each character whether it is in a run of letters that could be a word.
 
-    A word has one case, or a capital in front; and it has a vowel and three letters, or nothing
-    but punctuation around it.
+    A word is in one case, or capitalized. It has a vowel and at least three letters, or nothing but
+    punctuation around it.
     """
     flags = [False] * len(text)
     for match in _LETTERS.finditer(text):

@@ -1,8 +1,8 @@
-"""What a stage keeps of its cache blocks on disk, without making its steps wait for writes.
+"""Store a stage's cache blocks on disk, without making its steps wait for writes.
 
-The thread that computes copies blocks out of the cache and puts them into a queue; another thread
-writes them. Where the disk does not keep up, blocks are dropped: they are computed again when they
-are needed. Blocks are read by the thread that computes, a few at a time.
+The compute thread copies blocks out of the cache and puts them into a queue; another thread writes
+them. If the disk is too slow, blocks are dropped, and computed again when they are needed. Blocks
+are read by the compute thread, a few at a time.
 """
 
 from __future__ import annotations
@@ -23,75 +23,76 @@ from potluck.types.step import HashedBlock, HashedState
 _log = logging.getLogger(__name__)
 
 MAX_QUEUED_BYTES = 64 * 2**20
-"""Of blocks that are to be written: those of a chunk of 512 tokens of an 8B model (32 layers, 8
-key-value heads of 128) on one stage."""
+"""Maximum number of blocks that wait to be written: those of a chunk of 512 tokens of an 8B model
+(32 layers, 8 key-value heads of 128) on one stage."""
 
 MAX_QUEUED_STATES = 1
-"""Besides those: of a stage, a state takes up to 75 MiB."""
+"""Maximum size of queued states in addition to those blocks: a state of a stage takes up to 75 MiB.
+"""
 
 _NO_PARENT = bytes(32)
-"""States are kept one by one: no block comes before them."""
+"""States are stored independently: no block precedes them."""
 
 _END_SECONDS = 2.0
-"""For what is queued to be written when the stage ends."""
+"""Time for queued blocks to be written when the stage ends."""
 
 
 class BlockKeeper(Protocol):
-    """Keeps cache blocks of one stage. For the thread that computes, but for ``close``."""
+    """Stores cache blocks of one stage. Called by the compute thread, except for ``close``."""
 
     def save(self, blocks: Sequence[HashedBlock]) -> None:
-        """Have the content of ``blocks`` kept; it may change when this returns."""
+        """Store the content of ``blocks``; it may change when this returns."""
         ...
 
     def restore(self, blocks: Sequence[HashedBlock]) -> int:
-        """Put back what was kept, and return how many of ``blocks``, from the first, that are.
+        """Restore stored blocks, and return how many of ``blocks``, from the first, were restored.
 
-        The others hold what they did. Raises as ``LoadableEngine.write_blocks``.
+        The others are unchanged. Raises the same errors as ``LoadableEngine.write_blocks``.
         """
         ...
 
     def save_states(self, states: Sequence[HashedState]) -> None:
-        """Have the states in those slots kept; they may change when this returns."""
+        """Store the states in those slots; they may change when this returns."""
         ...
 
     def restore_state(self, state: int, hashes: Mapping[int, bytes]) -> Sequence[int]:
-        """Put the state with one of ``hashes`` into the slot ``state``; return the key of that one.
+        """Restore the state with one of ``hashes`` to the slot ``state``; return its key.
 
-        The largest key that is here is taken. All are returned by a stage without state, and none
-        where none was kept. Raises as ``LoadableEngine.write_states``.
+        The largest available key is used. A stage without state returns all keys, and if none was
+        stored, none is returned. Raises the same errors as ``LoadableEngine.write_states``.
         """
         ...
 
     def close(self) -> None:
-        """Write what is queued, if that does not take long, and keep nothing from now on."""
+        """Write queued blocks, unless that takes long, and stop storing."""
         ...
 
 
 class CachelessKeeper:
-    """Of a stage without caches: its blocks are empty, and always there."""
+    """For a stage without caches: its blocks are empty, and always available."""
 
     def save(self, blocks: Sequence[HashedBlock]) -> None:
-        """There is nothing to be kept."""
+        """Do nothing: there is nothing to store."""
 
     def restore(self, blocks: Sequence[HashedBlock]) -> int:
         """Return the number of ``blocks``."""
         return len(blocks)
 
     def save_states(self, states: Sequence[HashedState]) -> None:
-        """There is nothing to be kept."""
+        """Do nothing: there is nothing to store."""
 
     def restore_state(self, state: int, hashes: Mapping[int, bytes]) -> Sequence[int]:
-        """Return all."""
+        """Return all keys."""
         return tuple(hashes)
 
     def close(self) -> None:
-        """There is nothing to be done."""
+        """Do nothing."""
 
 
 class DiskKeeper:
-    """Keeps blocks of ``engine`` in ``store``, and states in ``states``; it closes both.
+    """Stores blocks of ``engine`` in ``store``, and states in ``states``; it closes both.
 
-    None for what the engine does not have.
+    Either is None if the engine does not have it.
     """
 
     def __init__(
@@ -110,12 +111,14 @@ class DiskKeeper:
 
     @property
     def num_queued(self) -> int:
-        """Blocks and states that are to be written: at most ``most_queued``, and one."""
+        """Return the number of blocks and states to be written: at most ``most_queued + 1``."""
         return len(self._queued) + len(self._queued_states)
 
     @property
     def num_dropped(self) -> int:
-        """Blocks and states that were not kept because the disk did not keep up."""
+        """Return the number of blocks and states that were dropped because the disk was too
+        slow.
+        """
         return self._num_dropped
 
     def save(self, blocks: Sequence[HashedBlock]) -> None:
@@ -187,7 +190,7 @@ class DiskKeeper:
             try:
                 save.store.write(save.hash, save.parent, save.data)
             except Exception:  # noqa: BLE001 - the boundary of the thread
-                _log.exception("a cache block could not be kept")
+                _log.exception("a cache block could not be stored")
             finally:
                 save.queued.discard(save.hash)
 

@@ -1,12 +1,12 @@
 """Cache blocks of one stage on disk: ``$XDG_CACHE_HOME/potluck/kv/KEY``, bounded in size.
 
-A block is a file that is named by its hash and by that of the block before it, and appears by being
-renamed when it is whole. It is not synced: whatever a loss of power leaves of it does not have the
-checksum in its header, and is removed when it is read. Nothing here knows what the bytes mean; KEY
-must stand for all that they depend on besides the hash.
+A block is a file named after its hash and that of the preceding block, and is renamed to that name
+when it is complete. It is not synced: after a power failure, an incomplete file does not match the
+checksum in its header, and is removed when it is read. Nothing here interprets the bytes; KEY must
+identify everything that they depend on in addition to the hash.
 
-One process at a time has a folder (``flock(2)``). Folders that nobody has are what other stages
-left behind. They are kept as long as there is room for them, and removed as a whole.
+Only one process at a time can lock a folder (``flock(2)``). Folders that no process has locked were
+left by other stages. They are kept as long as there is room for them, and removed as a whole.
 """
 
 from __future__ import annotations
@@ -41,21 +41,24 @@ _PARTIAL = ".partial"
 _LOCK = "lock"
 
 _SPARE_LEAVES = 64
-"""Outdated items that the heap of leaves may have beyond two for each block: every use adds one."""
+"""Maximum number of stale items in the heap of leaves in excess of two per block: every use adds
+one."""
 
 _PAUSE_SECONDS = 60.0
-"""After a write that failed, because the disk is full or broken."""
+"""Time without further writes after a failed one, because the disk is full or broken."""
 
 
 def default_block_folder(environ: Mapping[str, str]) -> Path | None:
-    """Return ``$XDG_CACHE_HOME/potluck/kv``, or below ``~/.cache``; None without a home."""
+    """Return ``$XDG_CACHE_HOME/potluck/kv``, or below ``~/.cache``; None without a home
+    directory.
+    """
     folder = cache_folder(environ)
     return None if folder is None else folder / "kv"
 
 
 @dataclass(slots=True)
 class _Entry:
-    """A block on the disk, used last at ``used`` nanoseconds since 1970."""
+    """A block on the disk, last used at ``used`` nanoseconds since 1970."""
 
     parent: bytes
     used: int
@@ -63,7 +66,7 @@ class _Entry:
 
 @dataclass(frozen=True, slots=True)
 class _Leftover:
-    """The folder of another stage that nobody uses."""
+    """The folder of another stage that no process uses."""
 
     path: Path
     num_bytes: int
@@ -72,11 +75,11 @@ class _Leftover:
 class BlockStore:
     """The blocks of one stage. Thread-safe.
 
-    Together with what others have left in ``folder`` they take at most ``limit_bytes``. Where there
-    is no room, what others left goes first, and then of the own blocks the one that was used
-    longest ago and that no other block continues: without it the others can still be used.
-    Raises ``OSError`` where the folder cannot be used, and ``BlockingIOError`` where another
-    process has it. The folder ``beside`` is of the same stage, and not left behind.
+    Together with the folders that other stages left in ``folder``, they take at most
+    ``limit_bytes``. If there is no room, folders of other stages are removed first, and then the
+    least recently used own block that no other block continues: the others can be used without it.
+    Raises ``OSError`` if the folder cannot be used, and ``BlockingIOError`` if another process has
+    locked it. The folder ``beside`` belongs to the same stage, and does not count as left over.
     """
 
     def __init__(
@@ -94,8 +97,10 @@ class BlockStore:
         self._limit_bytes = limit_bytes
         self._lock = threading.Lock()
         self._entries: dict[bytes, _Entry] = {}
-        self._num_children: Counter[bytes] = Counter()  # that are here, of blocks that need not be
-        self._leaves: list[tuple[int, bytes]] = []  # a heap; may name what is no leaf any more
+        # children that are present, including those of missing blocks
+        self._num_children: Counter[bytes] = Counter()
+        # a heap; may name blocks that are no longer leaves
+        self._leaves: list[tuple[int, bytes]] = []
         self._paused_until = 0.0
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._descriptor = _lock_folder(self._folder)
@@ -108,22 +113,22 @@ class BlockStore:
 
     @property
     def num_blocks(self) -> int:
-        """Blocks that are on the disk."""
+        """Return the number of blocks on the disk."""
         return len(self._entries)
 
     @property
     def num_bytes(self) -> int:
-        """What they take."""
+        """Return their size."""
         return len(self._entries) * self._file_bytes
 
     def __contains__(self, block_hash: bytes) -> bool:
-        """Whether the block is on the disk, as far as is known without reading it."""
+        """Return whether the block is on the disk, as far as known without reading it."""
         return block_hash in self._entries
 
     def read(self, block_hash: bytes, out: memoryview) -> bool:
-        """Fill ``out`` with the block, which counts as used now; False if it is not there.
+        """Fill ``out`` with the block, and mark it as used; return False if it is not stored.
 
-        A file that is damaged is removed. ``out`` may then hold anything.
+        A damaged file is removed. ``out`` may then hold anything.
         """
         with self._lock:
             entry = self._entries.get(block_hash)
@@ -153,12 +158,12 @@ class BlockStore:
         return True
 
     def write(self, block_hash: bytes, parent: bytes, data: memoryview) -> bool:
-        """Keep a block, and return whether it is on the disk now.
+        """Store a block, and return whether it is on the disk now.
 
-        What does not work is logged, and nothing is written for a minute.
+        Errors are logged, and nothing is written for a minute after one.
         """
         if len(data) != self.block_bytes:
-            raise ValueError(f"a block of {len(data)} bytes, and not {self.block_bytes}")
+            raise ValueError(f"a block of {len(data)} bytes instead of {self.block_bytes}")
         if block_hash in self._entries:
             return True
         if time.monotonic() < self._paused_until or not self._make_room():
@@ -171,7 +176,7 @@ class BlockStore:
                     _write_all(file.fileno(), memoryview(part))
             partial.rename(path)
         except OSError as error:
-            _log.warning("cache blocks are not kept for now: %s", error)
+            _log.warning("cache blocks are temporarily not stored: %s", error)
             self._paused_until = time.monotonic() + _PAUSE_SECONDS
             with contextlib.suppress(OSError):
                 partial.unlink()
@@ -181,7 +186,7 @@ class BlockStore:
         return True
 
     def close(self) -> None:
-        """Let others have the folder. Idempotent."""
+        """Release the folder. Idempotent."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
@@ -190,7 +195,7 @@ class BlockStore:
         return self._folder / f"{block_hash.hex()}-{parent.hex()}.block"
 
     def _scan(self) -> None:
-        """Find what is there, and remove what was not finished or is of another size."""
+        """Find existing blocks, and remove those that are incomplete or of another size."""
         found: list[tuple[int, bytes, bytes]] = []
         with os.scandir(self._folder) as entries:
             for each in entries:
@@ -207,7 +212,9 @@ class BlockStore:
         self._make_room(for_bytes=0)
 
     def _make_room(self, for_bytes: int | None = None) -> bool:
-        """Make room for ``for_bytes``, or for one more block; False if the limit is too low."""
+        """Make room for ``for_bytes``, or for one more block; return False if the limit is too
+        low.
+        """
         wanted = self._file_bytes if for_bytes is None else for_bytes
         while True:
             leftover_bytes = sum(each.num_bytes for each in self._leftovers)
@@ -225,7 +232,7 @@ class BlockStore:
             with contextlib.suppress(OSError):
                 path.unlink()
 
-    # Which blocks there are: called under the lock.
+    # Methods that track the blocks: called with the lock held.
 
     def _add(self, block_hash: bytes, parent: bytes, used: int) -> None:
         entry = self._entries[block_hash] = _Entry(parent, used)
@@ -263,7 +270,9 @@ class BlockStore:
 
 
 def _header(block_hash: bytes, parent: bytes, data: memoryview) -> bytes:
-    """What a file begins with. The checksum is of its names, too: it may have been renamed."""
+    """Return the header of a file. Its checksum covers the names too, as the file may be
+    renamed.
+    """
     digest = hashlib.blake2b(_MAGIC + block_hash + parent, digest_size=_CHECKSUM_BYTES)
     digest.update(data)
     return _MAGIC + _LENGTH.pack(len(data)) + digest.digest()
@@ -276,9 +285,10 @@ def _write_all(descriptor: int, data: memoryview) -> None:
 
 
 def _lock_folder(folder: Path) -> int:
-    """Return a descriptor that holds the lock of a folder; raise ``BlockingIOError`` if it is held.
+    """Return a descriptor that holds the lock of a folder; raise ``BlockingIOError`` if it is
+    taken.
 
-    The folder may be removed by whoever has the lock: then it is made again.
+    The holder of the lock may remove the folder; it is then created again.
     """
     while True:
         descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -296,7 +306,7 @@ def _lock_folder(folder: Path) -> int:
 
 
 def _leftovers(folder: Path, own: Collection[str | None]) -> list[_Leftover]:
-    """Return the folders of other stages, the one that was used longest ago first."""
+    """Return the folders of other stages, least recently used first."""
     found = []
     for path in folder.iterdir():
         if path.name in own or not path.is_dir() or path.is_symlink():
@@ -317,7 +327,7 @@ def _is_locked(folder: Path) -> bool:
 
 
 def _remove_folder(folder: Path) -> None:
-    """Remove what another stage left, unless it is in use again."""
+    """Remove the folder of another stage, unless it is in use again."""
     try:
         descriptor = _lock_folder(folder)
     except OSError:

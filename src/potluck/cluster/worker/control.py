@@ -1,4 +1,4 @@
-"""The worker's end of the socket pair: blocking, one reader, any number of writers."""
+"""The worker's end of the socket pair: blocking, with one reader and any number of writers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ControlChannel:
         self._writing = threading.Lock()
 
     def send(self, message: FromWorker) -> None:
-        """Send a message. An agent that has gone is no error: its worker ends anyway."""
+        """Send a message. It is not an error if the agent has exited: its worker ends anyway."""
         with self._writing:
             try:
                 self._connection.sendall(encode(message))
@@ -32,7 +32,7 @@ class ControlChannel:
                 return
 
     def receive(self) -> ToWorker | None:
-        """The next message; None when the agent has gone, and after ``stop_receiving``."""
+        """Return the next message; None once the agent has exited, and after ``stop_receiving``."""
         first = self._connection.recv(1)
         if not first:
             return None
@@ -41,8 +41,8 @@ class ControlChannel:
         return message
 
     def stop_receiving(self) -> None:
-        """End a ``receive`` that waits in another thread, and all later ones."""
-        with contextlib.suppress(OSError):  # the agent has gone
+        """End a ``receive`` that waits in another thread, and make all later ones return None."""
+        with contextlib.suppress(OSError):  # the agent has exited
             self._connection.shutdown(socket.SHUT_RD)
 
     def _read(self, num_bytes: int) -> bytes:
@@ -50,6 +50,6 @@ class ControlChannel:
         while len(data) < num_bytes:
             part = self._connection.recv(num_bytes - len(data))
             if not part:
-                raise EOFError("the agent went away in the middle of a message")
+                raise EOFError("the agent closed the channel in the middle of a message")
             data += part
         return bytes(data)

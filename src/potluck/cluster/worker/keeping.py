@@ -1,4 +1,4 @@
-"""Opens what keeps a loaded stage's cache blocks on disk."""
+"""Open the disk storage for a loaded stage's cache blocks."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ _OF_STATES = "-states"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptBlocks:
-    """``name`` says how the stage's blocks are computed: what their bits depend on besides the
-    model, the tokens, and what the stages before give.
+    """How the cache blocks of a stage are kept. ``name`` identifies how they are computed.
+
+    Their content also depends on the model, the tokens, and the output of earlier stages.
     """
 
     keeper: BlockKeeper
@@ -41,12 +42,12 @@ def open_keeper(
 ) -> KeptBlocks | None:
     """Open the folder for the blocks of a stage that was loaded with its ``weights_key``.
 
-    Return None, with a warning, where they cannot be kept: by the engine, or because the folder
+    Return None, with a warning, if they cannot be stored: by the engine, or because the folder
     cannot be used.
     """
     block_format = stage.engine.block_format
     if block_format is None:
-        _log.warning("no cache blocks are kept on disk: this backend cannot read them")
+        _log.warning("cache blocks are not stored on disk: this backend cannot read them")
         return None
     name = f"{block_format.name}/{__version__}"
     if not block_format.num_bytes and not block_format.state_bytes:
@@ -55,16 +56,21 @@ def open_keeper(
         raise ValueError("the stage was loaded without its weights_key")
     folder = default_block_folder(environ)
     if folder is None:
-        _log.warning("no cache blocks are kept on disk: there is no HOME and no XDG_CACHE_HOME")
+        _log.warning("cache blocks are not stored on disk: neither HOME nor XDG_CACHE_HOME is set")
         return None
     shard = stage.program.shard
-    parts = (name, stage.weights_key, description.config, shard.start_layer, shard.end_layer)
+    layers = (shard.start_layer, shard.end_layer)
+    parts: tuple[object, ...] = (name, stage.weights_key, description.config, *layers)
+    if shard.part is not None:
+        parts = (*parts, shard.part)
     key = hashlib.sha256(msgspec.json.encode(parts)).hexdigest()[:_KEY_DIGITS]
     try:
         keeper = open_stores(stage.engine, block_format, folder, key, limit_bytes)
     except OSError as error:
-        reason = "another stage has its folder" if isinstance(error, BlockingIOError) else error
-        _log.warning("no cache blocks are kept on disk: %s", reason)
+        reason = (
+            "its folder is in use by another stage" if isinstance(error, BlockingIOError) else error
+        )
+        _log.warning("cache blocks are not stored on disk: %s", reason)
         return None
     return KeptBlocks(keeper=keeper, name=name)
 
@@ -72,7 +78,7 @@ def open_keeper(
 def open_stores(
     engine: LoadableEngine, block_format: BlockFormat, folder: Path, key: str, limit_bytes: int
 ) -> DiskKeeper:
-    """Open what the stage has of blocks and states; with both, each takes half of the room."""
+    """Open the stores for blocks and states; with both, each gets half of the room."""
     sizes = {key: block_format.num_bytes, key + _OF_STATES: block_format.state_bytes}
     num_stores = sum(size > 0 for size in sizes.values())
     stores: list[BlockStore | None] = []

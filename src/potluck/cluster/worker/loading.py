@@ -9,13 +9,23 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Protocol
 
-from potluck.catalog import ModelDescription, describe_model, open_vocabulary, read_profile
+from potluck.catalog import (
+    ContentOpener,
+    ManifestView,
+    ModelDescription,
+    describe_model,
+    describe_view,
+    open_vocabulary,
+    read_profile,
+)
+from potluck.catalog.needs import sample_shard
 from potluck.cluster.worker.keeping import KeptBlocks, open_keeper
-from potluck.cluster.worker.messages import Load
+from potluck.cluster.worker.messages import Load, StageSpec
 from potluck.cluster.worker.plan import plan_worker
 from potluck.engines.opening import open_engine
-from potluck.errors import EngineError
+from potluck.errors import EngineError, PotluckError
 from potluck.grammars.limits import grammar_bytes
 from potluck.grammars.vocabulary import Vocabulary
 from potluck.loading import PackedCache, Room, StageSize, default_packed_folder
@@ -23,7 +33,7 @@ from potluck.loading.load import LoadedStage
 from potluck.loading.prepare import plan_stages, prepare_stages
 from potluck.models.program import weight_specs
 from potluck.models.shape import model_shape
-from potluck.probe.memory import available_memory, held_bytes
+from potluck.probe.machine.memory import available_memory, held_bytes
 from potluck.quantities import format_bytes, format_seconds
 from potluck.types.engine import LoadableEngine
 from potluck.types.memory import MemoryLimit, MemoryPlan
@@ -40,12 +50,11 @@ _NO_FORMAT = TensorFormat.F32.label
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedShare:
-    """A stage, the plan that it was loaded by, and what that took.
+    """A stage, its plan, and the cost of loading it.
 
-    ``open_vocabulary`` reads the model's tokens, for grammars.
-
-    ``model_shape`` (see ``types.speed``) says with which models' step times its own compare.
-    ``kept_blocks`` is None where no cache blocks are kept on disk.
+    ``open_vocabulary`` reads the model's tokens, for grammars. ``model_shape`` (see
+    ``types.speed``) says which models have comparable step times. ``kept_blocks`` is None if no
+    cache blocks are stored on disk.
     """
 
     stage: LoadedStage
@@ -57,27 +66,44 @@ class LoadedShare:
     kept_blocks: KeptBlocks | None
 
 
+class LoadListener(Protocol):
+    """Receives the progress of loading, as bytes done and in total."""
+
+    def fetching(self, done_bytes: int, total_bytes: int) -> None:
+        """Files are being fetched from the hub."""
+        ...
+
+    def loading(self, done_bytes: int, total_bytes: int) -> None:
+        """Weights are being loaded."""
+        ...
+
+    def warming_up(self) -> None:
+        """All weights are loaded."""
+        ...
+
+
 def load_for(
     load: Load,
-    on_progress: Callable[[int, int], None],
-    on_fetch: Callable[[int, int], None],
-    on_warm_up: Callable[[], None],
+    listener: LoadListener,
     make_engine: Callable[..., LoadableEngine] = open_engine,
+    opener: ContentOpener | None = None,
 ) -> LoadedShare:
-    """Make the engine of ``load`` and fill it, from files that are fetched if need be.
+    """Make the engine of ``load`` and load its weights, fetching files if necessary.
 
-    Weights that are to be mapped and cannot be kept packed are loaded, if they fit. Raises a
-    ``PotluckError``, also when the memory does not suffice; nothing is left open then.
+    ``opener`` opens files of a model that is known by content, now and when a grammar is used.
+    Weights that are to be mapped and cannot be stored packed are loaded instead, if they fit. Raise
+    a ``PotluckError``, also if the memory does not suffice; nothing is left open then.
     """
     started = time.monotonic()
     spec = load.spec
-    description = describe_model(spec.model)
+    description = _describe(spec, opener)
     shard = Shard(
         start_layer=spec.start_layer,
         end_layer=spec.end_layer,
         num_layers=description.config.num_layers,
         has_embedding=spec.has_embedding,
         has_head=spec.has_head,
+        part=spec.part,
     )
     size = StageSize(
         context_tokens=spec.context_tokens,
@@ -107,9 +133,9 @@ def load_for(
         cache=PackedCache(default_packed_folder(os.environ), load.packed_cache_bytes),
         plan_one=plan_worker,
         make_engine=make_engine,
-        on_fetch=on_fetch,
-        on_progress=on_progress,
-        on_warm_up=lambda _done, _total: on_warm_up(),
+        on_fetch=listener.fetching,
+        on_progress=listener.loading,
+        on_warm_up=lambda _done, _total: listener.warming_up(),
         with_key=spec.cache_disk_bytes > 0,
     )
     (stage,) = prepared.stages
@@ -117,6 +143,12 @@ def load_for(
     _log.info("read %s in %s", format_bytes(report.read_bytes), format_seconds(report.seconds))
     for line in remark_lines(report.remarks):
         _log.info("%s", line)
+    view = description.files.view
+    if view is not None and spec.has_head:
+        try:
+            view.fetch_small_files()
+        except PotluckError as error:
+            _log.warning("grammars are not available: %s", error.message)
     kept_blocks = None
     if spec.cache_disk_bytes:
         kept_blocks = open_keeper(description, stage, spec.cache_disk_bytes, os.environ)
@@ -135,16 +167,30 @@ def load_for(
     )
 
 
+def _describe(spec: StageSpec, opener: ContentOpener | None) -> ModelDescription:
+    files = spec.files
+    if files is None:
+        return describe_model(spec.model)
+    if opener is None:
+        raise ValueError("the files are known by content, but nothing opens them")
+    view = ManifestView(files.manifest, opener, name=spec.model, job=files.job, keep=files.keep)
+    return describe_view(view)
+
+
 def _dominant_format(
     description: ModelDescription, profile: ModelProfile, shard: Shard, quantization: Quantization
 ) -> str:
-    """Return the label of the format that most bytes of the layers' matrices are loaded in.
+    """Return the label of the format in which most bytes of the layers' matrices are loaded.
 
-    ``placement.work`` says the same of the whole model; its layers hardly differ in that. A stage
-    without layers looks at all of them.
+    ``placement.work`` does the same for the whole model; its layers hardly differ in that. A stage
+    without layers checks all of them, or only one if headers of others would have to come from
+    another node.
     """
     if shard.start_layer == shard.end_layer:
-        shard, profile = Shard.whole(shard.num_layers), read_profile(description)
+        is_known_by_content = description.files.view is not None
+        whole = Shard.whole(shard.num_layers)
+        shard = sample_shard(description.config) if is_known_by_content else whole
+        profile = read_profile(description, [shard])
     num_bytes: Counter[str] = Counter()
     for weight in weight_specs(profile.config, shard):
         if weight.layer is not None and len(weight.shape) > 1:
@@ -155,7 +201,7 @@ def _dominant_format(
 
 
 def _room(load: Load) -> Room:
-    """What this process may hold: what it may still take and what it has, which plans count too."""
+    """Return what this process may hold: what it may still take and what it has, as in plans."""
     free = available_memory()
     own = load.device_free_bytes
     return Room(
@@ -165,16 +211,16 @@ def _room(load: Load) -> Room:
 
 
 def _open_vocabulary(description: ModelDescription, planned_bytes: int) -> Vocabulary:
-    """The vocabulary, if there is memory for it besides the ``planned_bytes`` of this process.
+    """Return the vocabulary, if there is memory for it in addition to the ``planned_bytes``.
 
-    No plan counts what only grammars need: small boards would hold fewer layers for it. Raises
-    ``EngineError`` where there is too little, and as ``open_vocabulary``.
+    Plans do not count what only grammars need: small boards would hold fewer layers for it. Raise
+    ``EngineError`` if there is too little, and the same errors as ``open_vocabulary``.
     """
     needed = grammar_bytes(description.config.vocab_size)
     available = available_memory().bytes - max(0, planned_bytes - held_bytes())
     if available < needed:
         raise EngineError(
-            f"following a grammar takes {format_bytes(needed)} here, and"
+            f"using a grammar takes {format_bytes(needed)} here, but only"
             f" {format_bytes(max(0, available))} are free",
             hint="deploy the model with a smaller --cache, or its last layers on another node",
         )

@@ -1,4 +1,4 @@
-"""What an agent and its worker say to each other, over a socket pair.
+"""Messages between an agent and its worker, over a socket pair.
 
 Each message is four bytes of length (little-endian) and a msgpack document, tagged with its type.
 """
@@ -9,11 +9,15 @@ import struct
 
 import msgspec
 
+from potluck.cluster.edges.address import EdgeAddress
 from potluck.cluster.edges.path_figures import PathFigures
+from potluck.cluster.edges.routed import RoutedConnections
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
+from potluck.types.content import Manifest
+from potluck.types.held_stage import HeldStage
 from potluck.types.memory import MemoryPlan
-from potluck.types.node import HeldStage
+from potluck.types.program import GroupPart
 from potluck.types.quantization import Quantization
 from potluck.types.speed import StepTime
 from potluck.types.unit import UnitAddress
@@ -23,31 +27,63 @@ LENGTH = struct.Struct("<I")
 
 
 class Peer(msgspec.Struct, frozen=True, kw_only=True):
-    """The other end of an edge. ``host`` and ``port`` are empty where the peer connects to us."""
+    """The other end of an edge, and the address at which it listens.
+
+    The address is empty if the peer connects to us.
+    """
 
     node_id: NodeId
     host: str = ""
     port: int = 0
+    name: str = ""
+
+    @classmethod
+    def at(cls, node_id: NodeId, address: EdgeAddress) -> Peer:
+        """Return a peer that listens at an address."""
+        return cls(node_id=node_id, host=address.host, port=address.port, name=address.name)
+
+    @property
+    def address(self) -> EdgeAddress:
+        """Return the address at which it listens."""
+        return EdgeAddress(host=self.host, port=self.port, name=self.name)
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
-    """PEM documents that the worker proves its membership with (see ``trust.Credentials``)."""
+    """The PEM documents with which the worker proves its membership (see ``trust.Credentials``).
+
+    ``removed_path`` is the list of nodes that were removed from the cluster.
+    """
 
     node_id: NodeId
     certificate_pem: bytes
     private_key_pem: bytes
     authority_pem: bytes
+    removed_path: str | None = None
+
+
+class StageFiles(msgspec.Struct, frozen=True, kw_only=True):
+    """The files of a stage's model, known by content.
+
+    ``job`` names the sources in the node's transfer process. Fetched chunks are stored on the node
+    if ``keep``.
+    """
+
+    manifest: Manifest
+    job: str
+    keep: bool = True
 
 
 class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One stage of a deployment: what a worker has to load.
 
-    ``index`` counts the stages from 0. ``unit_id`` is a unit of the node that is asked. ``model``
-    is MODEL as every node of the plan can read it. ``num_bytes`` is what the plan has counted for
-    it of the machine's memory, without weights where they are to be mapped, ``device_bytes`` of
-    memory that is the unit's own. ``arithmetic`` is computed in, or the stage is refused. With
-    ``cache_disk_bytes`` cache blocks are kept on disk, in at most as much (see ``BlockStore``).
-    ``num_states`` is the number of state slots; 0 for a model without state.
+    ``index`` counts the stages from 0. ``unit_id`` is a unit of the node that receives this.
+    ``model`` is MODEL as every node of the plan can read it. ``num_bytes`` is the host memory that
+    the plan has counted for it, without mapped weights, ``device_bytes`` that of the unit's own
+    memory. It is computed in ``arithmetic``, or refused. With ``cache_disk_bytes``, cache blocks
+    are stored on disk, up to this size (see ``BlockStore``). ``num_states`` is the number of state
+    slots; 0 for a model without state. With ``part`` it is the part of a group member, whose stages
+    have consecutive indices, the leader's first. With ``files`` the model is read by content from
+    the sources that they name, and otherwise from ``model`` on the node itself.
     """
 
     deployment: DeploymentId
@@ -69,16 +105,23 @@ class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
     arithmetic: Arithmetic = Arithmetic.EXACT
     cache_disk_bytes: int = 0
     num_states: int = 0
+    part: GroupPart | None = None
+    files: StageFiles | None = None
 
     @property
     def has_embedding(self) -> bool:
-        """Whether it is the first stage."""
-        return self.index == 0
+        """Return whether it is the first stage, or a member of the first group."""
+        return self._group_start == 0
 
     @property
     def has_head(self) -> bool:
-        """Whether it is the last stage."""
-        return self.index == self.num_stages - 1
+        """Return whether it is the last stage, or a member of the last group."""
+        size = 1 if self.part is None else len(self.part.shares)
+        return self._group_start + size == self.num_stages
+
+    @property
+    def _group_start(self) -> int:
+        return self.index - (0 if self.part is None else self.part.member)
 
     @property
     def held(self) -> HeldStage:
@@ -94,6 +137,7 @@ class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
             context_tokens=self.context_tokens,
             num_blocks=self.num_blocks,
             num_states=self.num_states,
+            part=self.part,
             quantization=self.quantization,
             arithmetic=self.arithmetic,
             is_mapped=self.is_mapped,
@@ -102,9 +146,10 @@ class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def is_same_holding(self, other: StageSpec) -> bool:
-        """Return whether a worker that has loaded this stage has loaded ``other`` with it.
+        """Return whether a worker that has loaded this stage has thereby loaded ``other``.
 
-        The epoch, the place in the plan and what the plan has counted make no difference.
+        The epoch, the place in the plan, the plan's counts and the source of the bytes do not
+        matter.
         """
         return self._holding == other._holding
 
@@ -117,6 +162,7 @@ class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
             num_stages=0,
             num_bytes=0,
             device_bytes=0,
+            files=None,
         )
         return self.has_embedding, self.has_head, alike
 
@@ -124,11 +170,27 @@ class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
 _NO_EPOCH = Epoch(number=0, coordinator=NodeId(""))
 
 
-class Load(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Load the stage on ``unit`` and listen for its incoming edge on ``listen_host``.
+class EdgeRoute(msgspec.Struct, frozen=True, kw_only=True):
+    """How edges to the worker arrive: at its node's port, under a name.
 
-    ``device_free_bytes`` are free on a unit with memory of its own, and None on one without.
-    ``packed_cache_bytes``: see ``AgentConfig``. ``step_seconds`` is the longest time for one call
+    The worker inherits ``descriptor``, for ``HandedConnections``.
+    """
+
+    address: EdgeAddress
+    descriptor: int
+
+    @classmethod
+    def of(cls, routed: RoutedConnections) -> EdgeRoute:
+        """Return the route that a worker gets."""
+        return cls(address=routed.address, descriptor=routed.fileno())
+
+
+class Load(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Load the stage on ``unit`` and listen for its incoming edge on ``listen_host``, or at its
+    ``route`` if it has one.
+
+    ``device_free_bytes`` are free on a unit with memory of its own, and None on one without. For
+    ``packed_cache_bytes`` see ``AgentConfig``. ``step_seconds`` is the longest time for one call
     into the unit's engine, such as a step; None sets no limit.
     """
 
@@ -138,6 +200,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     identity: Identity
     listen_host: str
     num_threads: int
+    route: EdgeRoute | None = None
     packed_cache_bytes: int | None
     step_seconds: float | None = None
 
@@ -145,7 +208,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 class Listen(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Listen for the incoming edge of ``epoch`` at a new address; the answer is ``Listening``.
 
-    Only once the stage is loaded. The edges of the epoch that is in force are left alone.
+    Only once the stage is loaded. The edges of the epoch in force are not affected.
     """
 
     epoch: Epoch
@@ -157,12 +220,22 @@ class Connect(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     The stage is stage ``index`` of ``epoch`` from now on: the edges of a lower epoch are closed,
     and its sequences are dropped. The answer is ``Ready``, or ``Disconnected`` if the edges cannot
     be opened or an epoch as high as this has been seen.
+
+    An edge whose sender cannot reach its receiver is opened by the receiver: ``dials_preceding``
+    and ``awaits_following`` say so for those to and from this stage.
+
+    A stage that is a ``member`` of a group has an edge to each other one of ``members`` and one
+    from it, and those to ``preceding`` and ``following`` only if it leads.
     """
 
     epoch: Epoch
     index: int
     preceding: Peer
     following: Peer
+    members: tuple[Peer, ...] = ()
+    member: int = 0
+    dials_preceding: bool = False
+    awaits_following: bool = False
 
 
 class Disconnect(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -178,33 +251,51 @@ class Report(msgspec.Struct, frozen=True, tag=True):
     """Report totals; the answer is ``Stats``. Only once the stage is loaded."""
 
 
+class Transfer(msgspec.Struct, frozen=True, kw_only=True):
+    """How much of the required part of a model's files is on a node.
+
+    ``by_source`` are the bytes from each source: ``disk``, ``hub``, or a node's id.
+    ``bytes_per_second`` is the rate of the last seconds; ``seconds_left`` is None while it is
+    unknown.
+    """
+
+    done_bytes: int
+    total_bytes: int
+    by_source: dict[str, int] = {}
+    bytes_per_second: float = 0.0
+    seconds_left: float | None = None
+
+
 class Progress(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """How much of the weights is loaded, or, before that, fetched from the hub.
+    """How much of the weights has been loaded or, before that, fetched from the hub.
 
     With ``is_warming_up`` all of them are loaded, and the engine prepares for the first step.
+    ``transfer`` is the agent's information on files that are known by content.
     """
 
     done_bytes: int
     total_bytes: int
     is_fetching: bool = False
     is_warming_up: bool = False
+    transfer: Transfer | None = None
 
 
 class MappedFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file that the worker reads as if it were memory, and its length."""
+    """A file that the worker maps into memory, and its length."""
 
     path: str
     num_bytes: int
 
 
 class Loaded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The weights are in place, and the incoming edge is awaited at this address.
+    """The weights are loaded, and the incoming edge is awaited at this address.
 
-    ``memory`` is what the worker has planned with, ``read_bytes`` came from the model's files
-    (headers and all), in ``seconds``. The weights that ``memory`` has as mapped are in the
-    ``mapped_file``. ``is_kept``: the worker held the stage already, and read nothing for it.
-    ``model_shape`` (see ``types.speed``) is what its step times are kept under. ``kept_blocks`` is
-    empty where no cache blocks are kept; otherwise it names what their bits depend on here.
+    ``memory`` is the worker's memory plan. ``read_bytes`` were read from the model's files
+    (including headers) in ``seconds``. Weights that ``memory`` lists as mapped are in
+    ``mapped_file``. ``is_kept``: the worker already held the stage, and read nothing for it. Its
+    step times are stored under ``model_shape`` (see ``types.speed``). ``kept_blocks`` is empty if
+    no cache blocks are stored; otherwise it identifies everything that their contents depend on
+    here.
     """
 
     host: str
@@ -216,6 +307,12 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     is_kept: bool = False
     model_shape: str = ""
     kept_blocks: str = ""
+    name: str = ""
+
+    @property
+    def address(self) -> EdgeAddress:
+        """Return the address of the incoming edge's listener."""
+        return EdgeAddress(host=self.host, port=self.port, name=self.name)
 
 
 class Listening(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -224,10 +321,16 @@ class Listening(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     epoch: Epoch
     host: str
     port: int
+    name: str = ""
+
+    @property
+    def address(self) -> EdgeAddress:
+        """Return the address of the incoming edge's listener."""
+        return EdgeAddress(host=self.host, port=self.port, name=self.name)
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Both edges of ``epoch`` stand."""
+    """Both edges of ``epoch`` are open."""
 
     epoch: Epoch
 
@@ -243,10 +346,10 @@ class Disconnected(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The stage has ended and the worker ends now.
+    """The stage has ended and the worker is exiting.
 
-    ``fault`` is the value of a ``Fault`` if the unit is of no use any more, and empty otherwise.
-    ``is_defect``: it was an exception that nobody expected.
+    ``fault`` is the value of a ``Fault`` if the unit has failed, and empty otherwise.
+    ``is_defect``: it was an unexpected exception.
     """
 
     message: str
@@ -255,24 +358,26 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     is_defect: bool = False
 
 
-class WayInUse(msgspec.Struct, frozen=True, kw_only=True):
-    """What the kernel says of an edge that leads to a node."""
+class EdgePath(msgspec.Struct, frozen=True, kw_only=True):
+    """The kernel's figures of an edge that leads to a node."""
 
     node_id: NodeId
     path: PathFigures
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Totals since the start, the memory that the process holds now, and what goes on.
+    """Totals since the start, the memory that the process holds now, and current activity.
 
-    ``cpu_seconds`` are those of ``compute_seconds`` in which the thread that computes ran.
-    ``busy_seconds`` is how long the present call into the engine has taken; 0 between two.
-    ``num_dropped_frames`` came late or twice and were not computed. ``sending_seconds`` is how long
-    a result has been on its way out; 0 between two. ``slowdown`` is how many times as long as
-    before steps take lately (see ``worker.pace``); None while that is not known. ``step_times`` are
-    those of recent steps (see ``worker.step_times``). ``way`` is that of its results, None while
-    the stage is not connected. ``num_experts_in_memory`` of the ``num_experts_used`` matrices of
-    mapped experts were there when they were used (see ``ExpertUse``).
+    ``cpu_seconds`` are those of ``compute_seconds`` in which the compute thread ran.
+    ``busy_seconds`` is how long the current call into the engine has taken; 0 between calls.
+    ``num_dropped_frames`` were late or duplicate and not computed. ``sending_seconds`` is how long
+    the current result has been sending; 0 between results. ``slowdown`` is how many times longer
+    recent steps take than earlier ones (see ``worker.pace``); None while unknown. ``step_times``
+    are those of recent steps (see ``worker.step_times``). ``way`` is the edge for results, None
+    while the stage is not connected. ``num_experts_in_memory`` of the ``num_experts_used`` matrices
+    of mapped experts were in memory when they were used (see ``ExpertUse``). A member of a group
+    has spent ``exchange_seconds`` of ``compute_seconds`` in ``num_exchanges`` with others, and has
+    been waiting in the current one for ``waiting_seconds``.
     """
 
     num_steps: int
@@ -287,9 +392,12 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     sending_seconds: float = 0.0
     slowdown: float | None = None
     step_times: tuple[StepTime, ...] = ()
-    way: WayInUse | None = None
+    way: EdgePath | None = None
     num_experts_used: int = 0
     num_experts_in_memory: int = 0
+    num_exchanges: int = 0
+    exchange_seconds: float = 0.0
+    waiting_seconds: float = 0.0
 
 
 ToWorker = Load | Listen | Connect | Disconnect | Report
@@ -297,13 +405,13 @@ FromWorker = Progress | Loaded | Listening | Ready | Disconnected | Failed | Sta
 
 
 def encode(message: ToWorker | FromWorker) -> bytes:
-    """Length and document."""
+    """Return length and document."""
     document = msgspec.msgpack.encode(message)
     return LENGTH.pack(len(document)) + document
 
 
 def checked_length(prefix: bytes) -> int:
-    """The length that a message begins with; raises ``ValueError`` if it is too large."""
+    """Return the length with which a message begins; raise ``ValueError`` if it is too large."""
     (length,) = LENGTH.unpack(prefix)
     if length > MAX_MESSAGE_BYTES:
         raise ValueError(f"a control message of {length} bytes")

@@ -1,9 +1,9 @@
-"""How many times longer a stage's steps take lately than such steps used to take there.
+"""How many times longer a stage's recent steps take than comparable earlier steps.
 
-Pure: callers have the clock. A machine that throttles, swaps or shares its cores with something new
-still computes, so nothing fails; it slows its whole deployment down. A stage is compared with
-itself, never with others: steps of about as many tokens that reach about as far into their
-sequences, now and in the last hours.
+Pure: callers provide the time. A machine that throttles, swaps or shares its cores with a new
+process still computes, so nothing fails; it slows its whole deployment down. A stage is compared
+only with itself, never with others: with steps of about as many tokens at about the same depth in
+their sequences, in the last hours.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from potluck.cluster.steps import StepKind, kind_of
 from potluck.types.step import Step
 
 SAMPLE_SECONDS = 0.05
-"""At most one step in this time is looked at, so that short ones cost a comparison."""
+"""At most one step is sampled in this time, so that short ones only cost a comparison."""
 
 BLOCK_SECONDS = 10.0
-"""The history is one median for every so many seconds in which a kind of step was looked at."""
+"""The history has one median for each period of this length in which a kind of step was sampled."""
 
 _NUM_BLOCKS = 360
-"""An hour of steady use. A quarter of it sets the usual pace, so that a machine that stays slow
-counts as slow for three quarters of an hour, and what happens once does not matter."""
+"""An hour of steady use. A quarter of it determines the usual pace, so that a machine that stays
+slow counts as slow for three quarters of an hour, and single events do not matter."""
 
 _LEAST_BLOCKS = 2
 _LEAST_SAMPLES = 8
-"""A kind of step has a history from then on: the first steps touch cold memory."""
+"""The minimum history of a kind of step: the first steps touch cold memory."""
 
 _NUM_RECENT = 16
 _FORGET_SECONDS = 60.0
-"""After so long without steps nothing is known of how fast the stage is now."""
+"""After this long without steps, the current speed of the stage is unknown."""
 
 _MAX_BLOCK_SAMPLES = 64
 
@@ -44,7 +44,7 @@ class _Block:
 
 @dataclass(slots=True)
 class _History:
-    """Of one kind of step."""
+    """The history of one kind of step."""
 
     block: _Block
     medians: deque[float] = field(default_factory=lambda: deque(maxlen=_NUM_BLOCKS))
@@ -72,8 +72,8 @@ class Pace:
         self._latest_at = 0.0
         self._recent: deque[float] = deque(maxlen=_NUM_RECENT)
 
-    def took(self, step: Step, seconds: float, *, at: float) -> None:
-        """A step was computed in ``seconds``, until ``at``."""
+    def record(self, step: Step, seconds: float, *, at: float) -> None:
+        """Record a step that took ``seconds`` and ended at ``at``."""
         if at < self._next_at:
             return
         self._next_at = at + SAMPLE_SECONDS
@@ -89,7 +89,9 @@ class Pace:
         history.take(seconds, at)
 
     def slowdown(self, now: float) -> float | None:
-        """About 1 for a stage that is as fast as ever; None while too little is known."""
+        """Return the slowdown, about 1 for a stage as fast as before; None while too little is
+        known.
+        """
         recent = tuple(self._recent)
         if len(recent) < _NUM_RECENT or now - self._latest_at > _FORGET_SECONDS:
             return None

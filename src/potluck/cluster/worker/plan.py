@@ -1,28 +1,30 @@
-"""What a worker will take: its stage, and what a process with edges takes besides."""
+"""The memory of a worker: its stage, and that of a process with edges."""
 
 from __future__ import annotations
 
 from potluck.cluster.steps import result_bytes
 from potluck.loading import plan_stage
-from potluck.scheduling import MAX_STEP_SEQUENCES
+from potluck.scheduling.step_limits import MAX_STEP_SEQUENCES
 from potluck.types.engine import EngineCost
 from potluck.types.profile import ModelProfile
 from potluck.types.program import Shard
 from potluck.types.stage import StagePlan, StageSize
 
 PROCESS_BYTES = 48 * 2**20
-"""A worker of the native backend without weights, cache, scratch and what it loads through; what
-another backend takes besides, its ``EngineCost`` says (measured: 22 MiB of its own,
-and 19 MiB of files that it maps and that the kernel can drop)."""
+"""A worker of the native backend without weights, cache, scratch and loading buffers; other
+backends state their additional memory in ``EngineCost`` (measured: 22 MiB of its own, and 19 MiB of
+mapped files that the kernel can drop)."""
 
 _RESULT_TIMES = 5
-"""What the largest result takes, in sizes of its header: the header, and its values before they
-are encoded (measured: 2.7 times as much; half as much in the core)."""
+"""The memory of the largest result, in multiples of its header: the header, and its values before
+they are encoded (measured: 2.7 times as much; half as much in the core)."""
 
 _FRAMES_RECEIVED = 2
 _FRAMES_SENT = 3
-"""Payloads of the largest step that an edge holds: its buffer grows to two (``edges.edge``); what
-is sent also lies in the matrix that the engine has filled."""
+_FRAMES_PASSED_ON = 2
+"""Number of payloads of the largest step that an edge holds: its buffer grows to two
+(``edges.edge``); outgoing data is also in the matrix that the engine has filled. The leader of a
+group has an edge to each other member, over which it forwards what it receives."""
 
 
 def plan_worker(
@@ -32,14 +34,16 @@ def plan_worker(
     *,
     cost: EngineCost | None = None,
 ) -> StagePlan:
-    """``plan_stage`` for a worker: the numbers of ``potluck plan`` and of every refusal.
+    """Return ``plan_stage`` for a worker: the numbers of ``potluck plan`` and of every refusal.
 
-    Raises as ``plan_stage``.
+    Raises the same errors as ``plan_stage``.
     """
     payload_bytes = 4 * profile.config.hidden_size * size.max_step_tokens
     num_payloads = 0
     if not shard.has_embedding:
         num_payloads += _FRAMES_RECEIVED
+        if shard.part is not None and shard.part.is_leader:
+            num_payloads += _FRAMES_PASSED_ON * (len(shard.part.shares) - 1)
     if not shard.has_head:
         num_payloads += _FRAMES_SENT
     own_bytes = PROCESS_BYTES + num_payloads * payload_bytes

@@ -1,7 +1,7 @@
 """The life of a worker: load, connect, serve, end.
 
-It ends when the agent ends (whatever way) or kills it, and when its unit fails or something happens
-that nobody expected. When an edge ends it keeps its weights and waits for the next epoch.
+It ends when the agent ends (in any way) or kills it, when its unit fails, or when something
+unexpected happens. When an edge closes, it keeps its weights and waits for the next epoch.
 """
 
 from __future__ import annotations
@@ -12,19 +12,22 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import msgspec
-import psutil
 
+from potluck.cluster.edges.address import EdgeAddress
 from potluck.cluster.steps import edge_limits
+from potluck.cluster.transfer.client import TransferClient
+from potluck.cluster.trust.connection_sources import HandedConnections
 from potluck.cluster.trust.credentials import Credentials
 from potluck.cluster.worker.control import ControlChannel
 from potluck.cluster.worker.loading import LoadedShare, load_for
 from potluck.cluster.worker.messages import (
     Connect,
     Disconnect,
+    EdgeRoute,
     Failed,
     Listen,
     Listening,
@@ -35,13 +38,14 @@ from potluck.cluster.worker.messages import (
     Report,
     Stats,
 )
-from potluck.cluster.worker.serving import ServedStage, Serving, Told
+from potluck.cluster.worker.serving import ServedStage, Serving, ServingCallbacks
 from potluck.cluster.worker.watch import CallWatch
 from potluck.cluster.worker.watched_engine import open_watched
 from potluck.engines.opening import open_engine
 from potluck.errors import DefectError, PotluckError, UnitFaultError
 from potluck.grammars.step_masks import StepMasks
 from potluck.loading.load import LoadedStage
+from potluck.probe.machine.memory import resident_bytes
 from potluck.quantities import format_seconds
 from potluck.types.unit import Fault
 
@@ -51,13 +55,17 @@ _PR_SET_PDEATHSIG = 1  # include/uapi/linux/prctl.h
 _FETCHING_TOLD_SECONDS = 0.25
 
 
-def run_worker(descriptor: int, agent_pid: int) -> int:
-    """Serve one stage over the control channel ``descriptor``; returns the exit code."""
+def run_worker(descriptor: int, agent_pid: int, transfer_descriptor: int | None = None) -> int:
+    """Serve one stage over the control channel ``descriptor``; return the exit code.
+
+    ``transfer_descriptor`` is a socket to the node's transfer process, for a stage whose files are
+    known by content.
+    """
     _die_with_agent(agent_pid)
     logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
     channel = ControlChannel(socket.socket(fileno=descriptor))
     try:
-        return _serve(channel)
+        return _serve(channel, transfer_descriptor)
     except PotluckError as error:
         channel.send(_failed(error))
         return 1
@@ -65,7 +73,7 @@ def run_worker(descriptor: int, agent_pid: int) -> int:
         channel.send(Failed(message="the worker ran out of memory", hint="use a smaller --context"))
         return 1
     except Exception as error:  # noqa: BLE001 - the boundary of the process
-        _log.exception("the worker failed")
+        _log.exception("internal error in the worker")
         channel.send(_failed(DefectError(f"{type(error).__name__}: {error}")))
         return 1
 
@@ -79,40 +87,48 @@ def _failed(error: PotluckError) -> Failed:
     )
 
 
-def _serve(channel: ControlChannel) -> int:
-    """From loading to the end; returns the exit code, and raises what is not told yet."""
+def _serve(channel: ControlChannel, transfer_descriptor: int | None) -> int:
+    """Run from loading to the end; return the exit code, and raise errors not yet reported."""
     load = channel.receive()
     if not isinstance(load, Load):
         return 0
     watch = CallWatch(load.step_seconds, partial(_end_hung, channel))
+    removed = load.identity.removed_path
     credentials = Credentials(
         node_id=load.identity.node_id,
         certificate_pem=load.identity.certificate_pem,
         private_key_pem=load.identity.private_key_pem,
         authority_pem=load.identity.authority_pem,
+        removed_path=None if removed is None else Path(removed),
     )
     make_engine = open_engine if load.step_seconds is None else partial(open_watched, watch)
-    loaded = load_for(load, *_progress_told(channel), make_engine)
+    told_progress = ProgressReporter(channel)
+    opener = None
+    if transfer_descriptor is not None:
+        connection = socket.socket(fileno=transfer_descriptor)
+        opener = TransferClient(connection, on_wait=told_progress.waiting)
+    loaded = load_for(load, told_progress, make_engine, opener)
     failures: list[PotluckError] = []
 
     def tell_failed(error: PotluckError) -> None:
         failures.append(error)
         channel.send(_failed(error))
 
-    told = Told(
+    callbacks = ServingCallbacks(
         edges=channel.send,
         failed=tell_failed,
         ended=channel.stop_receiving,
         stuck=partial(_end_stuck, channel),
     )
     kept = loaded.kept_blocks
-    serving = Serving(_served(load, loaded, credentials), told)
+    serving = Serving(_served(load, loaded, credentials), callbacks)
     try:
-        host, port = serving.listen()
+        address = serving.listen()
         channel.send(
             Loaded(
-                host=host,
-                port=port,
+                host=address.host,
+                port=address.port,
+                name=address.name,
                 memory=loaded.memory,
                 read_bytes=loaded.read_bytes,
                 seconds=loaded.seconds,
@@ -144,12 +160,13 @@ def _served(load: Load, share: LoadedShare, credentials: Credentials) -> ServedS
         ),
         credentials=credentials,
         listen_host=load.listen_host,
+        route=None if load.route is None else _route(load.route),
         keeper=None if share.kept_blocks is None else share.kept_blocks.keeper,
     )
 
 
 def _end_stuck(channel: ControlChannel, error: PotluckError) -> None:
-    """End the process while a thread is in a step that does not end in time."""
+    """Exit while a thread is in a step that does not end in time."""
     try:
         channel.send(_failed(error))
     finally:
@@ -157,12 +174,16 @@ def _end_stuck(channel: ControlChannel, error: PotluckError) -> None:
 
 
 def _end_hung(channel: ControlChannel, what: str, limit_seconds: float) -> None:
-    """End the process while one of its threads is in a call that does not return."""
+    """Exit while one of the threads is in a call that does not return."""
     message = f"{what} took longer than {format_seconds(limit_seconds)}"
     try:
         channel.send(Failed(message=message, hint="", fault=Fault.HUNG.value))
     finally:
         os._exit(1)
+
+
+def _route(route: EdgeRoute) -> tuple[HandedConnections, EdgeAddress]:
+    return HandedConnections(socket.socket(fileno=route.descriptor)), route.address
 
 
 def _mapped_file(loaded: LoadedStage) -> MappedFile | None:
@@ -171,51 +192,62 @@ def _mapped_file(loaded: LoadedStage) -> MappedFile | None:
     return MappedFile(path=str(loaded.packed.path), num_bytes=loaded.packed.layout.num_bytes)
 
 
-def _progress_told(
-    channel: ControlChannel,
-) -> tuple[Callable[[int, int], None], Callable[[int, int], None], Callable[[], None]]:
-    """Tell of loading, of fetching (some times a second), and of warming up."""
-    last = 0.0
-    latest = Progress(done_bytes=0, total_bytes=0)
+class ProgressReporter:
+    """Reports fetching (a few times per second), loading and warming up to the agent."""
 
-    def tell_loading(done_bytes: int, total_bytes: int) -> None:
-        nonlocal latest
-        latest = Progress(done_bytes=done_bytes, total_bytes=total_bytes)
-        channel.send(latest)
+    def __init__(self, channel: ControlChannel) -> None:
+        self._channel = channel
+        self._fetching_told_at = 0.0
+        self._latest = Progress(done_bytes=0, total_bytes=0)
 
-    def tell_fetching(done_bytes: int, total_bytes: int) -> None:
-        nonlocal last
+    def loading(self, done_bytes: int, total_bytes: int) -> None:
+        """Report that weights are being loaded."""
+        self._latest = Progress(done_bytes=done_bytes, total_bytes=total_bytes)
+        self._channel.send(self._latest)
+
+    def fetching(self, done_bytes: int, total_bytes: int) -> None:
+        """Report that files are being fetched from the hub."""
         now = time.monotonic()
-        if now - last > _FETCHING_TOLD_SECONDS:
-            last = now
-            channel.send(Progress(done_bytes=done_bytes, total_bytes=total_bytes, is_fetching=True))
+        if now - self._fetching_told_at > _FETCHING_TOLD_SECONDS:
+            self._fetching_told_at = now
+            self._channel.send(
+                Progress(done_bytes=done_bytes, total_bytes=total_bytes, is_fetching=True)
+            )
 
-    def tell_warming_up() -> None:
-        channel.send(msgspec.structs.replace(latest, is_warming_up=True))
+    def waiting(self, num_bytes: int) -> None:
+        """Report that the next bytes have not arrived yet; the agent knows how many have."""
+        self._channel.send(self._latest)
 
-    return tell_loading, tell_fetching, tell_warming_up
+    def warming_up(self) -> None:
+        """Report that all weights are loaded."""
+        self._channel.send(msgspec.structs.replace(self._latest, is_warming_up=True))
 
 
 def _answer(channel: ControlChannel, serving: Serving, watch: CallWatch) -> None:
-    """Do what the agent asks until it goes away, or the stage fails."""
-    process = psutil.Process()
+    """Answer the agent's requests until it exits or the stage fails."""
     while (message := channel.receive()) is not None:
         match message:
             case Listen():
-                host, port = serving.listen()
-                channel.send(Listening(epoch=message.epoch, host=host, port=port))
+                address = serving.listen()
+                channel.send(
+                    Listening(
+                        epoch=message.epoch,
+                        host=address.host,
+                        port=address.port,
+                        name=address.name,
+                    )
+                )
             case Connect():
                 serving.connect(message)
             case Disconnect():
                 serving.disconnect(message.epoch)
             case Report():
-                rss = process.memory_info().rss
-                channel.send(_stats(serving, rss, watch.busy_seconds))
+                channel.send(_stats(serving, watch.busy_seconds))
             case _:
                 raise DefectError(f"the agent sent {type(message).__name__} to a loaded stage")
 
 
-def _stats(serving: Serving, resident_bytes: int, busy_seconds: float) -> Stats:
+def _stats(serving: Serving, busy_seconds: float) -> Stats:
     totals, now = serving.totals, time.perf_counter()
     experts = serving.expert_use
     return Stats(
@@ -225,7 +257,7 @@ def _stats(serving: Serving, resident_bytes: int, busy_seconds: float) -> Stats:
         cpu_seconds=totals.cpu_seconds,
         send_seconds=totals.send_seconds,
         num_sent_bytes=totals.num_sent_bytes,
-        resident_bytes=resident_bytes,
+        resident_bytes=resident_bytes(),
         busy_seconds=busy_seconds or totals.busy_seconds,
         num_dropped_frames=totals.num_dropped_frames,
         sending_seconds=totals.sending_seconds,
@@ -234,14 +266,15 @@ def _stats(serving: Serving, resident_bytes: int, busy_seconds: float) -> Stats:
         way=serving.way(),
         num_experts_used=experts.num_used,
         num_experts_in_memory=experts.num_in_memory,
+        num_exchanges=totals.exchange.num_exchanges,
+        exchange_seconds=totals.exchange.seconds,
+        waiting_seconds=totals.exchange.waiting_seconds,
     )
 
 
 def _die_with_agent(agent_pid: int) -> None:
-    """Have the kernel kill this process when the agent ends; exit if it already has."""
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C reaches the whole group; the agent decides
+    """Let the kernel kill this process when the agent ends; exit if it already has."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the agent decides
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != agent_pid:
         os._exit(1)

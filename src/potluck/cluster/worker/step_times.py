@@ -1,7 +1,7 @@
-"""How long a stage's steps take lately, by kind, for those who place layers by speed.
+"""How long a stage's recent steps take, by kind, for placement by speed.
 
-Pure: callers have the clock. ``worker.pace`` compares a stage with its own past, and looks at a
-step now and then; these figures are absolute, and of all steps (see ``cluster.block_means``).
+Pure: callers provide the time. ``worker.pace`` compares a stage with its own past, by samples;
+these figures are absolute, and cover all steps (see ``cluster.block_means``).
 """
 
 from __future__ import annotations
@@ -14,37 +14,37 @@ from potluck.types.speed import StepTime
 from potluck.types.step import Step
 
 LEAST_SAMPLES = 3
-"""Steps of a kind, of which something is told from then on."""
+"""The minimum number of steps of a kind for which times are reported."""
 
 FORGET_SECONDS = 300.0
-"""Steps of a kind that does not occur for so long say little of how fast it is then."""
+"""The times of a kind that has not occurred for this long are no longer meaningful."""
 
 _MAX_KINDS = 64
-"""A deployment has about 20: some numbers of sequences by some depths. The one that was not seen
-for longest makes room."""
+"""A deployment has about 20: some numbers of sequences by some depths. The least recently used one
+is dropped."""
 
 _EXACT_SEQUENCES = 8
-"""Decodes of up to so many sequences are told apart: placement knows the time of each."""
+"""Decodes of up to this many sequences are distinguished: placement knows the time of each."""
 
 _Kind = tuple[int, int, int]
 
 
 class RecentSteps:
-    """Of one stage. ``took`` is for its compute thread, ``times`` for any."""
+    """The recent steps of one stage. ``took`` is for its compute thread, ``times`` for any."""
 
     def __init__(self) -> None:
         self._kinds: dict[_Kind, BlockMeans] = {}
 
-    def took(self, step: Step, seconds: float, *, at: float) -> None:
-        """Note that a step was computed in ``seconds``, until ``at``.
+    def record(self, step: Step, seconds: float, *, at: float) -> None:
+        """Record a step that took ``seconds`` and ended at ``at``.
 
         This takes half a microsecond, and one for eight sequences.
         """
         slices = step.slices
         num_tokens = context = 0
         for part in slices:
-            if part.score_from is not None:
-                return  # the head computes many more rows
+            if part.score_from is not None or part.num_drafts:
+                return  # the head computes more rows, and drafts are decoded several at a time
             count = len(part.tokens)
             num_tokens += count
             context += part.start_position + count
@@ -66,15 +66,16 @@ class RecentSteps:
         )
 
     def times(self, shard: Shard, now: float) -> tuple[StepTime, ...]:
-        """Return what steps of each kind take, where there were enough. ``shard`` is the stage's.
+        """Return the times of each kind of step with enough samples. ``shard`` is the stage's.
 
-        Times of steps grow with their tokens and depths, so the means of each go with one another
-        among steps of one kind, which differ in them by less than a factor of two.
+        Times of steps grow with their tokens and depths, so the means of each correspond to one
+        another among steps of one kind, which differ in them by less than a factor of two.
         """
         return tuple(self._times(shard, now))
 
     def _times(self, shard: Shard, now: float) -> Iterator[StepTime]:
-        for kind, means in list(self._kinds.items()):  # one call: the other thread adds to them
+        # a single call, because the other thread may add to them
+        for kind, means in list(self._kinds.items()):
             blocks = means.blocks()
             count = sum(block.count for block in blocks)
             if count < LEAST_SAMPLES:
@@ -102,10 +103,10 @@ class RecentSteps:
 
 
 def _kind(num_sequences: int, num_tokens: int, context: int) -> _Kind:
-    """Return what steps have in common that take about as long.
+    """Return the key of steps that take about the same time.
 
-    The number of sequences, exactly or by its binary order of magnitude, that of the tokens unless
-    it is the number of sequences, and that of the mean depth.
+    This is the number of sequences, exactly or by its binary order of magnitude, that of the tokens
+    unless it equals the number of sequences, and that of the mean depth.
     """
     if num_sequences <= _EXACT_SEQUENCES:
         sequences = num_sequences

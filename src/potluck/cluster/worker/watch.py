@@ -1,7 +1,7 @@
 """A worker's calls into its device, and their deadline.
 
-A driver may never return from a call. The thread that made it is lost then, and the worker with it;
-this one's is still there to say why, and to end the process.
+A driver may never return from a call. The calling thread is then lost, and the worker with it; the
+thread of this module can still report the reason, and exit the process.
 """
 
 from __future__ import annotations
@@ -12,28 +12,28 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 _LOOKS = 4
-"""Within a deadline: a call is found to hang at most a quarter later than that."""
+"""Checks per deadline: a hung call is detected at most a quarter of the deadline late."""
 
 _MAX_PAUSE_SECONDS = 1.0
 
 COMPILING_TIMES = 20.0
-"""Of the limit of a step, for what comes before the first: a cold driver compiles some dozen
-kernels, on a slow board for minutes."""
+"""Multiple of a step's limit for work before the first step: a cold driver compiles some dozen
+kernels, which takes minutes on a slow board."""
 
 STEP_TOKENS = 32
-"""A step may take the limit once for as many tokens: a prefill is that much longer."""
+"""A step may take the limit once per this many tokens: a prefill is that much longer."""
 LONGEST_STEP_TIMES = 8.0
-"""And as many times at most."""
+"""And at most this many times the limit."""
 
 OnHung = Callable[[str, float], None]
-"""Called with what was being done and the seconds that it should have taken at most."""
+"""Called with the name of the call and its time limit in seconds."""
 
 
 class CallWatch:
     """Watches one thread's calls, one at a time.
 
-    ``on_hung`` is called once, on the watch's own thread, when a call outlasts ``limit_seconds``
-    (or its own longer limit). With no limit nothing is watched, there is no thread, and only
+    ``on_hung`` is called once, on the watch's own thread, when a call exceeds ``limit_seconds`` (or
+    its own longer limit). Without a limit nothing is watched, there is no thread, and only
     ``busy_seconds`` is known.
     """
 
@@ -49,13 +49,13 @@ class CallWatch:
 
     @property
     def busy_seconds(self) -> float:
-        """How long the present call has taken; 0 between two. From any thread."""
+        """Return how long the current call has taken; 0 between two. From any thread."""
         call = self._call
         return 0.0 if call is None else time.monotonic() - call.started
 
     @contextmanager
     def call(self, what: str, *, times: float = 1.0) -> Iterator[None]:
-        """Watch what is done in the block, which may take ``times`` the limit."""
+        """Watch the calls in the block, which may take ``times`` the limit."""
         limit = None if self._limit_seconds is None else times * self._limit_seconds
         self._call = _Call(what, limit)
         try:
@@ -64,7 +64,7 @@ class CallWatch:
             self._call = None
 
     def close(self) -> None:
-        """Watch no longer."""
+        """Stop watching."""
         self._is_over.set()
 
     def _watch(self, limit_seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""An engine on a unit that may fail: its calls are watched, and its numbers looked at."""
+"""An engine on a unit that may fail: its calls are watched, and its results checked."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from potluck.types.engine import TokenMasks
+    from potluck.types.exchange import Exchange
     from potluck.types.expert_use import ExpertUse
     from potluck.types.program import Program
     from potluck.types.step import Step
@@ -34,18 +35,19 @@ if TYPE_CHECKING:
 def open_watched(
     watch: CallWatch, address: UnitAddress, program: Program, **options: Any
 ) -> WatchedEngine:
-    """As ``open_engine``, watched from here on: a driver may hang when it is opened.
+    """Open an engine like ``open_engine``, watched from here on: a driver may hang when it is
+    opened.
 
-    A unit that cannot be opened for a program failed: it has passed its trial.
+    If a unit cannot be opened for a program, it has failed, since it has passed its trial.
     """
     with watch.call("opening the unit", times=COMPILING_TIMES), _refusals_are_faults():
         return WatchedEngine(open_engine(address, program, **options), watch)
 
 
 class WatchedEngine:
-    """An ``Engine`` that owns another. A step whose numbers are not finite is a fault of the unit.
+    """An ``Engine`` that owns another. A step with non-finite results is a fault of the unit.
 
-    Calls that take longer than the watch allows end the process.
+    Calls that take longer than the watch allows exit the process.
     """
 
     def __init__(self, engine: LoadableEngine, watch: CallWatch) -> None:
@@ -54,18 +56,22 @@ class WatchedEngine:
 
     @property
     def weights_bytes(self) -> int:
-        """That the engine holds."""
+        """Return the size of the weights that the engine holds."""
         return self._engine.weights_bytes
 
     def sink(self) -> TensorSink:
-        """Where the weights go; each call is watched."""
+        """Return where the weights go; each call is watched."""
         with self._watch.call("making room for the weights"):
             return _WatchedSink(self._engine.sink(), self._watch)
 
-    def warm_up(self) -> None:
-        """As the engine's; compiling may take longer than a step.
+    def join_group(self, exchange: Exchange | None) -> None:
+        """Same as the engine's."""
+        self._engine.join_group(exchange)
 
-        What a unit does not compile, after a trial that it has passed, is its fault.
+    def warm_up(self) -> None:
+        """Same as the engine's; compiling may take longer than a step.
+
+        If a unit fails to compile something after it has passed its trial, that is its fault.
         """
         what = "compiling for the unit"
         with self._watch.call(what, times=COMPILING_TIMES), _refusals_are_faults():
@@ -74,62 +80,62 @@ class WatchedEngine:
     def step(
         self, step: Step, hidden: NDArray[np.float32] | None, masks: TokenMasks = NO_MASKS
     ) -> StepResult:
-        """As the engine's. Raises ``UnitFaultError`` for numbers that are not finite."""
+        """Same as the engine's. Raise ``UnitFaultError`` if a result is not finite."""
         with self._watch.call("a step", times=_times(step)):
             result = self._engine.step(step, hidden, masks)
         if _is_finite(result.hidden) or not _is_finite(hidden):
-            return result  # what came in wrong is another stage's fault
-        raise UnitFaultError(Fault.NOT_FINITE.value, "a step gave NaN or infinite numbers")
+            return result  # invalid input is another stage's fault
+        raise UnitFaultError(Fault.NOT_FINITE.value, "a step returned NaN or infinite values")
 
     def logits(self, step: Step, hidden: NDArray[np.float32] | None) -> NDArray[np.float32]:
-        """As the engine's."""
+        """Same as the engine's."""
         with self._watch.call("a step", times=_times(step)):
             return self._engine.logits(step, hidden)
 
     @property
     def block_format(self) -> BlockFormat | None:
-        """As the engine's."""
+        """Same as the engine's."""
         return self._engine.block_format
 
     def read_blocks(self, blocks: Sequence[int]) -> NDArray[np.uint8]:
-        """As the engine's."""
+        """Same as the engine's."""
         with self._watch.call("reading cache blocks"):
             return self._engine.read_blocks(blocks)
 
     def write_blocks(self, blocks: Sequence[int], data: NDArray[np.uint8]) -> None:
-        """As the engine's."""
+        """Same as the engine's."""
         with self._watch.call("writing cache blocks"):
             self._engine.write_blocks(blocks, data)
 
     def read_states(self, states: Sequence[int]) -> NDArray[np.uint8]:
-        """As the engine's."""
+        """Same as the engine's."""
         with self._watch.call("reading states"):
             return self._engine.read_states(states)
 
     def write_states(self, states: Sequence[int], data: NDArray[np.uint8]) -> None:
-        """As the engine's."""
+        """Same as the engine's."""
         with self._watch.call("writing states"):
             self._engine.write_states(states, data)
 
     @property
     def expert_use(self) -> ExpertUse:
-        """As the engine's."""
+        """Same as the engine's."""
         return self._engine.expert_use
 
     def reset(self) -> None:
-        """As the engine's."""
-        with self._watch.call("forgetting the sequences"):
+        """Same as the engine's."""
+        with self._watch.call("resetting the sequences"):
             self._engine.reset()
 
     def close(self) -> None:
-        """As the engine's."""
-        with self._watch.call("giving back the unit's memory"):
+        """Same as the engine's."""
+        with self._watch.call("releasing the unit's memory"):
             self._engine.close()
 
 
 @contextmanager
 def _refusals_are_faults() -> Iterator[None]:
-    """What an engine refuses before its first step would be refused again on the same unit."""
+    """Treat errors before the first step as faults: they would recur on the same unit."""
     try:
         yield
     except UnitFaultError:
@@ -161,7 +167,7 @@ def _times(step: Step) -> float:
 
 
 def _is_finite(hidden: NDArray[np.float32] | None) -> bool:
-    """Whether all are; the sum tells in one pass, unless it overflows."""
+    """Return whether all values are finite; the sum shows it in one pass, unless it overflows."""
     if hidden is None:
         return True
     with np.errstate(over="ignore", invalid="ignore"):

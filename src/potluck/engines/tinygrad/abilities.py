@@ -1,4 +1,6 @@
-"""What the tinygrad engine can do. Imports neither tinygrad nor NumPy, as a probe reads it."""
+"""What the tinygrad engine supports. Imports neither tinygrad nor NumPy, since the probe
+uses it.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ ABILITIES = BackendAbilities(
             "SigmoidGate",
         }
     ),
-    formats=frozenset(  # those of ``layout.BLOCKS``; a test compares
+    formats=frozenset(  # the same as ``layout.BLOCKS``; a test compares the two
         {
             TensorFormat.F32,
             TensorFormat.F16,
@@ -51,5 +53,5 @@ ABILITIES = BackendAbilities(
         }
     ),
 )
-"""No ``Moe``: which experts a token needs is known only when the graph runs. The sinks and the
-activation of gpt-oss are of no use without."""
+"""There is no ``Moe``: which experts a token needs is known only when the graph runs. Without it,
+the sinks and the activation of gpt-oss would be of no use."""

@@ -1,9 +1,9 @@
 """Attention over the paged cache, as kernels that read block tables on the device.
 
-tinygrad would gather the keys of every token into a copy of its own; these kernels load each from
-where it is. They are written in tinygrad's intermediate language, so that every backend has them,
-and it chooses how to spread their ranges over a device. In all of them ``T`` rows are the tokens of
-a call; a token's table has the cache block of every 16 of its sequence's positions.
+tinygrad would gather the keys of every token into a separate copy; these kernels load each key in
+place. They are written in tinygrad's intermediate language, so that every backend supports them,
+and tinygrad chooses how to spread their ranges over a device. In all of them, ``T`` rows are the
+tokens of a call; a token's table has the cache block of every 16 of its sequence's positions.
 """
 
 from __future__ import annotations
@@ -19,12 +19,16 @@ if TYPE_CHECKING:
 
     from potluck.types.program import Attention, CacheSpec
 
-_NUM_BLOCKS = "num_blocks"
+_LAST_BLOCK = "last_block"
 
 
-def bound_num_blocks(num_blocks: int, most: int) -> UOp:
-    """How many blocks of the tables one call looks at, for the call's graph."""
-    return UOp.variable(_NUM_BLOCKS, 1, most).bind(num_blocks)
+def bound_last_block(num_blocks: int, most: int) -> UOp:
+    """Return the index of the last table block that a call reads, as a bound variable of its graph.
+
+    The variable is not the number of blocks, because tinygrad 0.14.0 records a CUDA graph with all
+    variables 0, and CUDA rejects a kernel whose grid has a size of 0.
+    """
+    return UOp.variable(_LAST_BLOCK, 0, most - 1).bind(num_blocks - 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +42,7 @@ class CacheTensors:
 def append(
     cache: CacheTensors, spec: CacheSpec, k: Tensor, v: Tensor, slots: Tensor
 ) -> CacheTensors:
-    """The cache after ``k`` and ``v`` ``[T, num_kv_heads * head_dim]`` went to ``slots``."""
+    """Return the cache with ``k`` and ``v`` ``[T, num_kv_heads * head_dim]`` at ``slots``."""
     width = spec.num_kv_heads * spec.head_dim
 
     def kernel(keys: UOp, values: UOp, k: UOp, v: UOp, slots: UOp) -> UOp:
@@ -55,7 +59,7 @@ def append(
 
 
 def copy_block(cache: CacheTensors, spec: CacheSpec, blocks: Tensor) -> CacheTensors:
-    """The cache after block ``blocks[1]`` became a copy of block ``blocks[0]``, another one."""
+    """Return the cache after copying block ``blocks[0]`` to block ``blocks[1]``, which differs."""
     size = KV_BLOCK_TOKENS * spec.num_kv_heads * spec.head_dim
 
     def kernel(keys: UOp, values: UOp, blocks: UOp) -> UOp:
@@ -75,19 +79,21 @@ def attend(
     *,
     tables: Tensor,
     positions: Tensor,
-    num_blocks: UOp,
+    last_block: UOp,
 ) -> Tensor:
-    """``[T, num_heads * head_dim]`` float32 for ``q`` of the same shape (see ``Attention``).
+    """Return ``[T, num_heads * head_dim]`` float32 for ``q`` of the same shape (see ``Attention``).
 
-    ``tables`` holds ``[T, num_blocks]`` without gaps at its beginning, ``positions`` ``[T]``.
+    ``tables`` holds ``[T, last_block + 1]`` without gaps at its beginning, ``positions`` ``[T]``.
     """
-    num_rows, most = q.shape[0], int(num_blocks.vmax)
-    blocks = UOp.variable(_NUM_BLOCKS, 1, most, param=True)
+    num_rows, most = q.shape[0], int(last_block.vmax) + 1
+    blocks = UOp.variable(_LAST_BLOCK, 0, most - 1, param=True) + 1
     num_positions = most * KV_BLOCK_TOKENS
     scores = _new(q, num_rows, op.num_heads, num_positions).custom_kernel(
         q, cache.keys, tables, positions, fxn=_scores(op, blocks, q.device)
     )[0]
-    in_blocks = scores.reshape(num_rows, op.num_heads, most, KV_BLOCK_TOKENS)[:, :, :num_blocks]
+    in_blocks = scores.reshape(num_rows, op.num_heads, most, KV_BLOCK_TOKENS)[
+        :, :, : last_block + 1
+    ]
     largest = in_blocks.max((2, 3), keepdim=True)
     total = (in_blocks - largest).exp().sum((2, 3))
     out = _new(q, num_rows, op.num_heads * op.head_dim)
@@ -102,7 +108,9 @@ def attend(
 
 
 def _scores(op: Attention, blocks: UOp, device: str) -> Callable[..., UOp]:
-    """``scale * q·key`` of every position, or minus infinity where the token does not see it."""
+    """Return ``scale * q·key`` for every position, or minus infinity where the token does not see
+    it.
+    """
     group = op.num_heads // op.num_kv_heads
 
     def kernel(scores: UOp, q: UOp, keys: UOp, tables: UOp, positions: UOp) -> UOp:
@@ -132,10 +140,11 @@ def _scores(op: Attention, blocks: UOp, device: str) -> Callable[..., UOp]:
 
 
 def _mix(op: Attention, blocks: UOp, device: str) -> Callable[..., UOp]:
-    """The values, weighted by ``exp(score - largest)`` and divided by ``total``, the weights' sum.
+    """Return the values, weighted by ``exp(score - largest)`` and divided by ``total``, the
+    weights' sum.
 
-    Adding up the weights here as well would save a kernel, but a kernel with two sums is not spread
-    over a device's threads correctly (tinygrad 0.14.0).
+    Adding up the weights here as well would save a kernel, but tinygrad 0.14.0 does not spread a
+    kernel with two sums over a device's threads correctly.
     """
     group = op.num_heads // op.num_kv_heads
 
@@ -149,7 +158,7 @@ def _mix(op: Attention, blocks: UOp, device: str) -> Callable[..., UOp]:
         score = scores[row, head, block * KV_BLOCK_TOKENS + offset].load()
         weight = (score - largest[row, head].load()).exp()
         value = values[_cached(op, tables, row, block, blocks, offset, kv_head, i)].load()
-        # What is stored at positions that are not seen is anything, also no number.
+        # Positions that are not visible can contain anything, including NaN.
         seen = score > float("-inf")
         product = seen.where(weight * value.cast(dtypes.float), weight.const_like(0.0))
         mixed = product.reduce(block, offset, arg=Ops.ADD) / total[row, head].load()
@@ -162,7 +171,7 @@ def _mix(op: Attention, blocks: UOp, device: str) -> Callable[..., UOp]:
 def _cached(
     op: Attention, tables: UOp, row: UOp, block: UOp, blocks: UOp, offset: UOp, head: UOp, i: UOp
 ) -> UOp:
-    """Where the cache has element ``i`` of a key-value head at a position of the row's sequence."""
+    """Return the index of element ``i`` of a key-value head at a position of the row's sequence."""
     slot = _index(tables[row * blocks + block]) * KV_BLOCK_TOKENS + offset
     return (slot * op.num_kv_heads + head) * op.head_dim + i
 

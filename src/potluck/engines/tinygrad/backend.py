@@ -1,6 +1,6 @@
-"""tinygrad's backends as loading and planning see them (``engines.opening.EngineModule``).
+"""The interface of tinygrad's backends for loading and planning (``engines.opening.EngineModule``).
 
-Imports no tinygrad before an engine is opened: by then the environment must say which device.
+It does not import tinygrad before an engine is opened, because the environment selects the device.
 """
 
 from __future__ import annotations
@@ -38,11 +38,12 @@ def open_engine(
     """See ``engines.opening.open_engine``. ``pool`` is for sampling; whatever the
     ``arithmetic``, it has one of its own. No program that it computes has states.
 
-    Changes this process's environment, for good: a process can use one device through tinygrad.
+    It changes this process's environment permanently: a process can use only one device through
+    tinygrad.
     """
     environment = tinygrad_environment(address.backend, address.interface, address.variant)
     _enter(environment, is_imported="tinygrad" in sys.modules)
-    from potluck.engines.native import make_pool
+    from potluck.engines.native.engine import make_pool
     from potluck.engines.tinygrad.engine import TinygradEngine
 
     return TinygradEngine(
@@ -55,13 +56,13 @@ def open_engine(
 
 
 def _enter(environment: Mapping[str, str], *, is_imported: bool) -> None:
-    """Have this process's environment be this one; once tinygrad has read it, it must be so."""
+    """Set this process's environment, which must not change once tinygrad has read it."""
     if not is_imported:
         os.environ.update(environment)
         return
     differing = [name for name, value in environment.items() if os.environ.get(name) != value]
     if differing:
         raise EngineError(
-            f"this process computes with tinygrad on {os.environ.get('DEV') or 'another device'}",
-            hint="use one device through tinygrad in a process; start another for this one",
+            f"this process already uses tinygrad on {os.environ.get('DEV') or 'another device'}",
+            hint="tinygrad supports one device per process; start another process for this device",
         )

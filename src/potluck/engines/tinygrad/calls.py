@@ -1,7 +1,7 @@
-"""The calls of a program: compiled once for each bucket of rows, and run over and over.
+"""The calls of a program: compiled once for each bucket of rows, and then run repeatedly.
 
-All that a call reads and writes has a place on the device that never changes: its inputs are copied
-there before, its outputs from there after.
+Everything that a call reads and writes has a fixed location on the device: inputs are copied there
+before the call, and outputs from there after it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from potluck.engines.tinygrad.adapter import Tensor, UOp, dtypes, tinygrad_errors
-from potluck.engines.tinygrad.attention import CacheTensors, bound_num_blocks, copy_block
+from potluck.engines.tinygrad.attention import CacheTensors, bound_last_block, copy_block
 from potluck.engines.tinygrad.compiled import Compiled
 from potluck.engines.tinygrad.device import new_tensor, read, write
 from potluck.engines.tinygrad.graph import CallInputs, keep, pick, run_ops, scaled_logits
@@ -73,14 +73,14 @@ class Calls:
         self._run_head = {bucket: self._compiled_head(bucket) for bucket in self.buckets}
 
     def copy_block(self, source: int, target: int) -> None:
-        """Make the cache block ``target`` a copy of ``source``, another one, in every cache."""
+        """Copy the cache block ``source`` to ``target``, which differs, in every cache."""
         if self._caches:
             with tinygrad_errors():
                 write(self._copied, np.array((source, target), np.int32))
                 self._copy_block()
 
     def run(self, piece: Piece, hidden: Floats | None) -> None:
-        """Compute the piece, whose rows of the residual stream are ``hidden``."""
+        """Compute the piece with ``hidden`` as its rows of the residual stream."""
         inputs = self._inputs[piece.bucket]
         with tinygrad_errors():
             write(inputs.tokens, piece.tokens)
@@ -94,13 +94,13 @@ class Calls:
                 assert hidden is not None
                 write(inputs.hidden, hidden)
             self._run_ops[piece.bucket](
-                bound_num_blocks(piece.num_blocks, num_table_blocks(self._program))
+                bound_last_block(piece.num_blocks, num_table_blocks(self._program))
             )
 
     def read_rows(self, out: Floats) -> None:
         """Copy the last piece's rows to ``out`` ``[num_rows, width]``.
 
-        They are those of the residual stream or, with the head, of its input.
+        They are rows of the residual stream or, with the head, of its input.
         """
         with tinygrad_errors():
             read(self._rows, out)
@@ -144,9 +144,9 @@ class Calls:
         Tensor.realize(*(tensor for cache in copied for tensor in (cache.keys, cache.values)))
 
     def _compiled_ops(self, bucket: int) -> Compiled:
-        def ops(num_blocks: UOp) -> None:
+        def ops(last_block: UOp) -> None:
             out = run_ops(
-                self._program, self._weights, self._caches, self._inputs[bucket], num_blocks
+                self._program, self._weights, self._caches, self._inputs[bucket], last_block
             )
             keep(self._rows, out).realize()
 

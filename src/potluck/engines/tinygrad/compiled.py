@@ -1,8 +1,8 @@
-"""Calls as tinygrad compiles them, run again with little of Python between two kernels.
+"""Run calls that tinygrad has compiled, with little Python overhead between kernels.
 
-tinygrad looks everything about a kernel up each time that it is launched, which on small devices
-takes longer than the kernel. Where it has nothing better (a graph of kernels that the driver
-launches at once), the launches are kept here as they are: all buffers of a call have their places.
+tinygrad looks up everything about a kernel on each launch, which on small devices takes longer than
+the kernel. If it has nothing better (a graph of kernels that the driver launches at once), the
+launches are stored here and repeated: all buffers of a call have fixed locations.
 """
 
 from __future__ import annotations
@@ -20,29 +20,24 @@ if TYPE_CHECKING:
 
 
 class Compiled:
-    """``function`` of some variables, compiled when it is called first.
+    """A ``function`` of some variables that is compiled on its first call.
 
-    It computes in one ``realize``, between tensors that stay where they are, and returns nothing.
+    It computes in one ``realize``, between tensors at fixed locations, and returns nothing.
     """
 
     def __init__(self, function: Callable[..., None], device: OpenDevice) -> None:
         self._jit = TinyJit(function)
-        self._jit.cnt = 1  # or the first call would run what the second compiles
+        self._jit.cnt = 1  # otherwise the first call would run what the second compiles
         self._launches: tuple[_Launch, ...] | None = None
         if not device.has_parts:
             add_linear = self._jit.add_linear
             self._jit.add_linear = lambda linear, values: add_linear(shared_scratch(linear), values)
 
-    @property
-    def num_kernels(self) -> int:
-        """That a call launches by itself; 0 before the first, and where the driver does it."""
-        return len(self._launches or ())
-
     def __call__(self, *variables: UOp) -> None:
-        """Launch the kernels with these bound variables; they may run on after it returns."""
+        """Launch the kernels with these bound variables; they may still run when this returns."""
         if self._launches is None:
             self._jit(*variables)
-            self._launches = _launches(self._jit.captured.linear)
+            self._launches = launches(self._jit.captured.linear)
         elif self._launches:
             values = {name.expr: value for name, value in (one.unbind() for one in variables)}
             for launch in self._launches:
@@ -53,7 +48,7 @@ class Compiled:
 
 @dataclass(frozen=True, slots=True)
 class _Launch:
-    """A kernel with its buffers. ``info`` says what depends on variables; None if nothing does."""
+    """A kernel with its buffers. ``info`` is what depends on variables; None if nothing does."""
 
     run: Callable[..., Any]
     buffers: tuple[Any, ...]
@@ -67,8 +62,8 @@ class _Launch:
         self.run(*self.buffers, global_size=sizes[0], local_size=sizes[1], vals=given)
 
 
-def _launches(linear: UOp) -> tuple[_Launch, ...]:
-    """Of all kernels; none if one of them is launched in another way."""
+def launches(linear: UOp) -> tuple[_Launch, ...]:
+    """Return the launches of all kernels; none if one of them is launched in another way."""
     if any(call.src[0].op is not Ops.PROGRAM for call in linear.src):
         return ()
     return tuple(_launch(call) for call in linear.src)

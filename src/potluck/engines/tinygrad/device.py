@@ -1,4 +1,4 @@
-"""The one device of this process, opened; what it can do, and bytes to and from it."""
+"""The device of this process: its capabilities, and copies to and from it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenDevice:
-    """A device by tinygrad's name for it.
+    """A device, by tinygrad's name for it.
 
-    ``has_f16``: it computes in, and stores, float16. ``has_parts``: tinygrad can give kernels a
-    part of a buffer.
+    ``has_f16``: it supports float16 arithmetic and storage. ``has_parts``: tinygrad can pass
+    kernels a part of a buffer.
     """
 
     name: str
@@ -29,7 +29,7 @@ class OpenDevice:
 def open_device(name: str | None = None) -> OpenDevice:
     """Open the device that ``DEV`` names, or one of several of its kind (``CL:1``).
 
-    Raises ``UnitFaultError`` when the driver refuses, ``EngineError`` without a compiler.
+    Raises ``UnitFaultError`` if the driver fails, and ``EngineError`` if there is no compiler.
     """
     with tinygrad_errors():
         name = Device.canonicalize(name)
@@ -42,7 +42,7 @@ def open_device(name: str | None = None) -> OpenDevice:
 
 
 def new_tensor(device: OpenDevice, dtype: Any, *shape: int) -> Tensor:
-    """A buffer of zeros on the device, which keeps its place as long as the tensor lives."""
+    """Allocate a buffer of zeros on the device; its address is fixed while the tensor exists."""
     with tinygrad_errors():
         return Tensor.zeros(*shape, dtype=dtype, device=device.name).contiguous().realize()
 
@@ -50,13 +50,13 @@ def new_tensor(device: OpenDevice, dtype: Any, *shape: int) -> Tensor:
 def write(tensor: Tensor, values: NDArray[Any]) -> None:
     """Copy ``values`` to the beginning of a realized tensor's buffer.
 
-    It may be done after this returns: ``values`` is kept alive and must not be changed.
+    The copy may complete after this returns: ``values`` is kept alive and must not be changed.
     """
     buffer = tensor.uop.base.realized
     buffer.allocator._copyin(buffer._buf, np.ascontiguousarray(values).data.cast("B"))
 
 
 def read(tensor: Tensor, out: NDArray[Any]) -> None:
-    """Copy the beginning of a realized tensor's buffer to ``out``, when all before it is done."""
+    """Copy the beginning of a realized tensor's buffer to ``out``, after all preceding work."""
     buffer = tensor.uop.base.realized
     buffer.allocator._copyout(out.data.cast("B"), buffer._buf)

@@ -1,6 +1,6 @@
-"""The tinygrad engine: programs on a GPU, or on whatever else tinygrad has a backend for.
+"""The tinygrad engine: programs on a GPU, or any other device that tinygrad supports.
 
-Results are deterministic, but not the same bits in every bucket, nor those of other engines
+Results are deterministic, but not bit-identical across buckets or with other engines
 (docs/adr/0013).
 """
 
@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from potluck.engines.native import make_pool
+from potluck.engines.native.engine import make_pool
+from potluck.engines.native.sampler import StepSampler
 from potluck.engines.pooling import StepPooler, is_pooled
-from potluck.engines.sampler import StepSampler
 from potluck.engines.step_checks import check_masks, check_step
 from potluck.engines.tinygrad.calls import Calls
 from potluck.engines.tinygrad.device import open_device
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from potluck.engines.tinygrad.pieces import Piece
     from potluck.kernels import runner
     from potluck.types.engine import TokenMasks
+    from potluck.types.exchange import Exchange
     from potluck.types.program import Program
     from potluck.types.step import SampledToken, Step
     from potluck.types.tensor import TensorSink
@@ -40,12 +41,12 @@ if TYPE_CHECKING:
 
 
 class TinygradEngine:
-    """One stage (see ``Engine``) on ``device``, or on the one that ``DEV`` names.
+    """One stage (see ``Engine``) on ``device``, or on the device that ``DEV`` names.
 
-    Caches of ``num_blocks`` blocks, and what calls read and write, are allocated here, weights as
-    they come. ``pool`` is for sampling; None is this thread alone. Calls come from one thread at a
-    time, whichever: a driver's context is made current in every call. Driver and device failures
-    raise ``UnitFaultError``: the engine is of no use after one.
+    Caches of ``num_blocks`` blocks, and the inputs and outputs of calls, are allocated here,
+    weights as they arrive. ``pool`` is used for sampling; if it is None, the calling thread is
+    used. Any thread may call it, one at a time: every call makes the driver's context current.
+    Driver and device failures raise ``UnitFaultError``, after which the engine cannot be used.
     """
 
     def __init__(
@@ -70,17 +71,18 @@ class TinygradEngine:
 
     @property
     def weights_bytes(self) -> int:
-        """What the weights taken so far occupy on the device."""
+        """The device memory of the weights received so far."""
         return self._weights.num_bytes
 
     def sink(self) -> TensorSink:
-        """Takes every format."""
+        """Accepts every format."""
         return self._weights
 
     def warm_up(self) -> None:
-        """Compile all that steps can need, once the weights are in. Leaves the caches as they are.
+        """Compile everything that steps can need, after the weights are loaded. The caches do not
+        change.
 
-        Without it the first steps compile, and take seconds.
+        Otherwise the first steps compile it, which takes seconds.
         """
         calls = self._ready_calls()
         calls.copy_block(self._num_blocks, self._num_blocks)
@@ -96,8 +98,8 @@ class TinygradEngine:
     def step(self, step: Step, hidden: Floats | None, masks: TokenMasks = NO_MASKS) -> StepResult:
         """Run the program once (see ``Engine``).
 
-        Raises ``ParameterError`` for sampling parameters that are not allowed, and
-        ``UnitFaultError``, with the step's tokens in the cache, when what comes out is not finite.
+        Raises ``ParameterError`` for invalid sampling parameters, and ``UnitFaultError``, with the
+        step's tokens in the cache, if the results are not finite.
         """
         calls = self._check(step, hidden)
         if not self._has_head:
@@ -120,11 +122,12 @@ class TinygradEngine:
         return StepResult(hidden=None, sampled=tuple(sampled))
 
     def logits(self, step: Step, hidden: Floats | None) -> Floats:
-        """As ``step`` without sampling, so that sequences need not have been opened."""
+        """Like ``step`` without sampling, so that sequences need not have been opened."""
         calls = self._check(step, hidden)
         if not self._program.has_logits:
             raise EngineError(
-                "this stage has no head, and so no logits", hint="ask the last stage for logits"
+                "this stage has no head, so it has no logits",
+                hint="get the logits from the last stage",
             )
         self._sampler.check(step, samples=False)
         self._sampler.open(step.opened)
@@ -153,13 +156,16 @@ class TinygradEngine:
         """See ``LoadableEngine``."""
         raise _no_block_format()
 
+    def join_group(self, exchange: Exchange | None) -> None:
+        """See ``LoadableEngine``: programs of groups are not supported."""
+
     @property
     def expert_use(self) -> ExpertUse:
-        """See ``LoadableEngine``: no weight is mapped."""
+        """See ``LoadableEngine``: mapped weights are not supported."""
         return NO_EXPERTS
 
     def reset(self) -> None:
-        """See ``Engine``: the sampler and the pooler alone know of sequences."""
+        """See ``Engine``: only the sampler and the pooler have per-sequence data."""
         self._sampler.reset()
         self._pooler.reset()
 
@@ -181,7 +187,7 @@ class TinygradEngine:
 
     def _ready_calls(self) -> Calls:
         if self._calls is None:
-            raise EngineError("the engine is closed", hint="make another one")
+            raise EngineError("the engine is closed", hint="create a new one")
         if missing := self._weights.missing():
             raise EngineError(
                 f"{len(missing)} weights are not loaded, among them {missing[0]}",
@@ -194,14 +200,14 @@ class TinygradEngine:
         check_step(self._program, self._num_blocks, 0, step, hidden)
         if step.num_tokens > self._max_step_tokens:
             raise EngineError(
-                f"a step of {step.num_tokens} tokens is more than the {self._max_step_tokens} "
-                "that the stage was made for",
+                f"a step of {step.num_tokens} tokens exceeds the stage's limit of"
+                f" {self._max_step_tokens}",
                 hint="this is a defect in Potluck; please report it",
             )
         return calls
 
     def _run(self, calls: Calls, step: Step, hidden: Floats | None) -> Floats:
-        """The residual stream, on a stage without the head."""
+        """Return the residual stream, on a stage without the head."""
         out = np.empty((step.num_tokens, self._program.hidden_size), np.float32)
         for _, rows in self._computed_pieces(calls, step, hidden):
             calls.read_rows(out[rows])
@@ -211,9 +217,9 @@ class TinygradEngine:
     def _logits_of_pieces(
         self, calls: Calls, step: Step, hidden: Floats | None, rows: Floats | None = None
     ) -> Iterator[Floats]:
-        """The logits that are wanted of each piece: never of more rows than a call computes.
+        """Return the requested logits of each piece, never of more rows than a call computes.
 
-        ``rows`` becomes the input of the head, of all tokens.
+        ``rows`` receives the input of the head for all tokens.
         """
         for piece, of_piece in self._computed_pieces(calls, step, hidden):
             if rows is not None:
@@ -227,7 +233,7 @@ class TinygradEngine:
     def _computed_pieces(
         self, calls: Calls, step: Step, hidden: Floats | None
     ) -> Iterator[tuple[Piece, slice]]:
-        """Copy blocks, then give the pieces of a step with their rows, computing each before."""
+        """Copy blocks, then yield the pieces of a step with their rows, computing each before."""
         for copy in step.copies:
             calls.copy_block(copy.source, copy.target)
         pieces = pieces_of(step, trash_block=self._num_blocks, has_cache=bool(self._program.caches))
@@ -247,7 +253,7 @@ class TinygradEngine:
 
 def _no_block_format() -> EngineError:
     return EngineError(
-        "the tinygrad engine does not read or write cache blocks",
+        "the tinygrad engine cannot read or write cache blocks",
         hint="this is a defect in Potluck; please report it",
     )
 
@@ -256,6 +262,6 @@ def _check_finite(out: Floats) -> None:
     if not np.isfinite(out).all():
         raise UnitFaultError(
             Fault.NOT_FINITE.value,
-            "the device computed something that is not finite (NaN or infinity)",
-            hint="the device or its driver is at fault, or the weights are damaged",
+            "the device computed a value that is not finite (NaN or infinity)",
+            hint="the device or its driver is faulty, or the weights are damaged",
         )

@@ -1,10 +1,9 @@
-"""The environment of a process that computes with tinygrad. Imports no tinygrad.
+"""The environment of a process that computes with tinygrad. Does not import tinygrad.
 
-tinygrad reads its environment once, while it is imported. Left alone it opens every backend it has
-in turn, and as root its AMD and NVIDIA backends may take a GPU from its driver: so ``DEV`` is
-always explicit, and for AMD it names the kernel's compute driver (``KFD``) as the only way to the
-device.
-Names are those of tinygrad 0.14.0 (``helpers.Target``, ``runtime/ops_*.py``).
+tinygrad reads its environment once, while it is imported. By default it opens all its backends in
+turn, and as root its AMD and NVIDIA backends may take a GPU away from its driver: so ``DEV`` is
+always explicit, and for AMD it names the kernel's compute driver (``KFD``) as the only way to
+access the device. Names are those of tinygrad 0.14.0 (``helpers.Target``, ``runtime/ops_*.py``).
 """
 
 from __future__ import annotations
@@ -14,10 +13,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from potluck.errors import EngineError
-from potluck.probe.icds import icd_environment
 
 if TYPE_CHECKING:
-    from potluck.types.hardware import Interface
+    from potluck.types.unit import Interface
 
 CUDA = "tinygrad:CUDA"
 AMD = "tinygrad:AMD"
@@ -27,7 +25,7 @@ CPU = "tinygrad:CPU"
 
 VARIANTS: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
-        # Compilers, by tinygrad's names for them. PTX needs nothing but the driver.
+        # Compilers, by tinygrad's names for them. PTX requires only the driver.
         CUDA: MappingProxyType({"ptx": "PTX", "nvrtc": "CUDA"}),
         AMD: MappingProxyType({"llvm": "LLVM", "hip": "HIP"}),
         QCOM: MappingProxyType({"cl": "CL"}),
@@ -35,34 +33,34 @@ VARIANTS: Mapping[str, Mapping[str, str]] = MappingProxyType(
         CPU: MappingProxyType({"clang": "CLANG"}),
     }
 )
-"""Of every backend, the compilers that it may use: our names, and what ``DEV`` calls them.
+"""The compilers that each backend supports: our names, and those in ``DEV``.
 
-The one that needs least is first; an address without a variant uses it.
+The one with the fewest requirements is first; an address without a variant uses it.
 """
 
 
 def tinygrad_environment(
     backend: str, interface: Interface | None, variant: str
 ) -> Mapping[str, str]:
-    """What ``os.environ`` must be updated with before ``adapter`` is imported.
+    """Return the update of ``os.environ`` that is needed before ``adapter`` is imported.
 
-    ``interface`` says which device, None the only one. ``variant`` is one of ``VARIANTS`` or empty.
-    No compiled kernels are kept for other processes: what takes long is making their source, which
-    tinygrad does not keep, and a home may be read-only. Raises ``EngineError`` for a device that
-    cannot be chosen this way.
+    ``interface`` identifies the device; None means the only one. ``variant`` is one of ``VARIANTS``
+    or empty. Compiled kernels are not cached for other processes: most of the time goes into
+    generating their source, which tinygrad does not cache, and a home directory may be read-only.
+    Raises ``EngineError`` for a device that cannot be selected this way.
     """
     compilers = VARIANTS.get(backend)
     if compilers is None:
         raise EngineError(
-            f"tinygrad has no backend {backend}", hint=f"there are {', '.join(VARIANTS)}"
+            f"tinygrad has no backend {backend}", hint=f"known: {', '.join(VARIANTS)}"
         )
     if variant and variant not in compilers:
         raise EngineError(
-            f"{backend} has no variant {variant}", hint=f"it has {', '.join(compilers)}"
+            f"{backend} has no variant {variant}", hint=f"known: {', '.join(compilers)}"
         )
     compiler = compilers[variant or next(iter(compilers))]
     address = "" if interface is None else interface.address
-    # Compilers in this process only: helpers of helpers would outlive a child that is killed.
+    # Compile in this process only: helpers of helpers would outlive a child process that is killed.
     common = {"PARALLEL": "0", "CACHELEVEL": "0"}
     match backend:
         case "tinygrad:CUDA":
@@ -76,9 +74,9 @@ def tinygrad_environment(
 
 
 def tinygrad_device(backend: str, interface: Interface | None) -> str:
-    """What tinygrad calls the device in a process with that environment: ``CL``, ``CL:1``.
+    """Return tinygrad's name of the device in a process with that environment: ``CL``, ``CL:1``.
 
-    All but OpenCL's are chosen by the environment, so that they are the only ones.
+    All except OpenCL's are selected by the environment, so that they are the only ones.
     """
     name = backend.partition(":")[2]
     if backend != CL or interface is None or not interface.address:
@@ -88,13 +86,13 @@ def tinygrad_device(backend: str, interface: Interface | None) -> str:
 
 
 def _cuda_choice(address: str) -> dict[str, str]:
-    """A UUID (``GPU-…``, ``MIG-…``) chooses; nothing is said of the only device."""
+    """Select a device by UUID (``GPU-…``, ``MIG-…``); the only device needs no selection."""
     if not address:
         return {}
     if not address.startswith(("GPU-", "MIG-")):
         raise EngineError(
-            f"the CUDA device at {address} cannot be told from others without its UUID",
-            hint="see why NVML does not tell it: potluck doctor",
+            f"the CUDA device at {address} cannot be identified without its UUID",
+            hint="run potluck doctor to see why NVML does not report it",
         )
     return {"CUDA_VISIBLE_DEVICES": address, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
@@ -102,33 +100,35 @@ def _cuda_choice(address: str) -> dict[str, str]:
 def _rank(address: str) -> int:
     if address and not address.isdecimal():
         raise EngineError(
-            f"{address!r} is no place among the nodes of KFD",
+            f"{address!r} is not the index of a KFD node",
             hint="this is a defect in Potluck; please report it",
         )
     return int(address or "0")
 
 
 def _opencl_choice(address: str) -> Mapping[str, str]:
-    """The driver's file is read, for its library: one of the two loaders wants to be told that."""
+    """Read the driver's file for its library, which one of the two loaders requires."""
     if not address:
         return {}
     file, platform, _ = _opencl_place(address)
     if platform:
         raise EngineError(
-            f"tinygrad only uses the first OpenCL platform of {file}, and this is number "
-            f"{platform} (from 0)",
+            f"tinygrad only supports the first OpenCL platform of {file}, but this is number"
+            f" {platform} (from 0)",
             hint="use another backend for this device",
         )
+    from potluck.probe.gpus.icds import icd_environment
+
     return icd_environment(address)
 
 
 def _opencl_place(address: str) -> tuple[str, int, int]:
-    """File, platform and device of ``/etc/OpenCL/vendors/pocl.icd#0:0``."""
+    """Return file, platform and device of ``/etc/OpenCL/vendors/pocl.icd#0:0``."""
     file, _, place = address.rpartition("#")
     platform, _, device = place.partition(":")
     if not (file and platform.isdecimal() and device.isdecimal()):
         raise EngineError(
-            f"{address!r} is no address of an OpenCL device",
+            f"{address!r} is not the address of an OpenCL device",
             hint="this is a defect in Potluck; please report it",
         )
     return file, int(platform), int(device)

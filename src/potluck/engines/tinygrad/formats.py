@@ -1,8 +1,8 @@
-"""What the words of a block mean, as expressions of tinygrad.
+"""Decode the words of a block, as tinygrad expressions.
 
-Block layouts are those of llama.cpp's ``ggml-common.h``, as in ``engines/dequantize``; where the
-words are, ``layout`` says. A block is gone through in *units*, each the few values that a word or
-two of numbers hold, by one or more loops.
+Block layouts are those of llama.cpp's ``ggml-common.h``, as in ``engines/dequantize``; ``layout``
+defines where the words are. A block is processed in *units*, each the few values in a word or in
+two numbers, by one or more loops.
 """
 
 from __future__ import annotations
@@ -27,37 +27,37 @@ class Values:
     numbers: tuple[UOp, ...]
     """Float32."""
     places: tuple[UOp | int, ...]
-    """Where in the block each is."""
+    """The position of each in the block."""
     scale: UOp | None = None
-    """Float32, and the same throughout the last loop; None is 1. So is ``minimum``; None is 0."""
+    """Float32, and constant throughout the last loop; None means 1. The same for ``minimum``; None
+    means 0."""
     minimum: UOp | None = None
 
 
 _TWO_TO_23_BITS = 0x4B000000
-"""The bits of the float32 2^23, whose last bit stands for 1."""
+"""The bits of the float32 2^23, whose last bit has the value 1."""
 
 Unit = Callable[[Read, Read, ToFloat, tuple[UOp, ...]], tuple[Values, ...]]
-"""Reads words and halves and gives the values of the unit at these indices of the loops."""
+"""Reads words and halves, and returns the values of the unit at these loop indices."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decoder:
-    """How a block is gone through: ``loops`` are sizes, the outermost first."""
+    """How to iterate over a block: ``loops`` are sizes, outermost first."""
 
     loops: tuple[int, ...]
     unit: Unit
 
 
 def f16_bits_to_float(bits: UOp) -> UOp:
-    """By integer arithmetic alone, for devices without f16, and exact for every f16.
+    """Convert by integer arithmetic, for devices without f16; exact for every f16.
 
-    Subnormals become floats by conversion, as a device may take float32 subnormals for zeros.
+    Subnormals become floats by conversion, because a device may treat float32 subnormals as zeros.
     """
     bits = bits.cast(dtypes.uint32)
     exponent, mantissa = (bits >> 10) & 31, bits & 1023
     small = mantissa.cast(dtypes.int32).cast(dtypes.float32) * 2.0**-24
-    # The exponent's bias is 15 in the one and 127 in the other; of infinities and NaNs it is 31
-    # and 255.
+    # The exponent's bias is 15 in f16 and 127 in f32; that of infinities and NaNs is 31 and 255.
     shifted = ((bits & 0x7FFF) << 13) + (112 << 23)
     shifted = exponent.eq(31).where(shifted + (112 << 23), shifted)
     magnitude = exponent.eq(0).where(small, shifted.bitcast(dtypes.float32))
@@ -65,7 +65,7 @@ def f16_bits_to_float(bits: UOp) -> UOp:
 
 
 def f16_to_float(bits: UOp) -> UOp:
-    """On a device that has f16."""
+    """Convert on a device that has f16."""
     return bits.cast(dtypes.uint16).bitcast(dtypes.float16).cast(dtypes.float32)
 
 
@@ -89,7 +89,7 @@ def _bf16(word: Read, half: Read, to_float: ToFloat, at: tuple[UOp, ...]) -> tup
 
 
 def _q8_0(word: Read, half: Read, to_float: ToFloat, at: tuple[UOp, ...]) -> tuple[Values, ...]:
-    """Two's complement with its upper bit flipped (see ``layout``), which is 128 more."""
+    """Two's complement with the upper bit flipped (see ``layout``), which adds 128."""
     (j,) = at
     w = word(j)
     numbers = tuple(_number((w >> 8 * i) & 255, 128) for i in range(4))
@@ -113,21 +113,21 @@ def _q4_1(word: Read, half: Read, to_float: ToFloat, at: tuple[UOp, ...]) -> tup
 
 def _q5_0(word: Read, half: Read, to_float: ToFloat, at: tuple[UOp, ...]) -> tuple[Values, ...]:
     (j,) = at
-    numbers = tuple(_number(q, 16) for q in _fives(word(j + 1), word(0), j))
+    numbers = tuple(_number(q, 16) for q in _unpack_5bit(word(j + 1), word(0), j))
     places = (*_four(4 * j), *_four(4 * j + 16))
     return (Values(numbers=numbers, places=places, scale=to_float(half(0))),)
 
 
 def _q5_1(word: Read, half: Read, to_float: ToFloat, at: tuple[UOp, ...]) -> tuple[Values, ...]:
     (j,) = at
-    numbers = tuple(_number(q) for q in _fives(word(j + 2), word(1), j))
+    numbers = tuple(_number(q) for q in _unpack_5bit(word(j + 2), word(1), j))
     scale, minimum = _pair(word(0), to_float)
     places = (*_four(4 * j), *_four(4 * j + 16))
     return (Values(numbers=numbers, places=places, scale=scale, minimum=minimum),)
 
 
 def _q4_k(word: Read, half: Read, to_float: ToFloat, at: tuple[UOp, ...]) -> tuple[Values, ...]:
-    first, second, j = at  # halves of the block, and of those
+    first, second, j = at  # halves of the block, and halves of these
     pair = first * 2 + second
     w = word(pair * 8 + j + 4)
     return tuple(
@@ -142,7 +142,7 @@ def _q4_k(word: Read, half: Read, to_float: ToFloat, at: tuple[UOp, ...]) -> tup
 
 
 def _q5_k(word: Read, half: Read, to_float: ToFloat, at: tuple[UOp, ...]) -> tuple[Values, ...]:
-    first, second, j = at  # halves of the block, and of those
+    first, second, j = at  # halves of the block, and halves of these
     pair = first * 2 + second
     w = word(pair * 8 + j + 12)
     high = word(j + 4) >> (pair * 2).cast(dtypes.uint32)
@@ -161,7 +161,7 @@ def _q5_k(word: Read, half: Read, to_float: ToFloat, at: tuple[UOp, ...]) -> tup
 
 
 def _q6_k(word: Read, half: Read, to_float: ToFloat, at: tuple[UOp, ...]) -> tuple[Values, ...]:
-    """Loops over the halves of the block, the halves of their quarters, and words."""
+    """Loop over the halves of the block, the halves of their quarters, and words."""
     side, sixteen, j = at
     j = sixteen * 4 + j
     low = (word(side * 16 + j), word(side * 16 + 8 + j))
@@ -188,8 +188,8 @@ def _q6_k(word: Read, half: Read, to_float: ToFloat, at: tuple[UOp, ...]) -> tup
     return tuple(values)
 
 
-# Quarters of a block of 256 are two loops, as tinygrad 0.14.0 makes two of one whose index is taken
-# modulo 2, and, where threads share it, then forgets to add up what one of the two found.
+# The quarters of a block of 256 are two loops, because tinygrad 0.14.0 splits a loop whose index is
+# used modulo 2 into two and then, if threads share it, fails to add up their results.
 DECODERS: Mapping[TensorFormat, Decoder] = {
     TensorFormat.F32: Decoder(loops=(), unit=_f32),
     TensorFormat.F16: Decoder(loops=(), unit=_f16),
@@ -210,26 +210,26 @@ def _four(first: UOp) -> tuple[UOp, ...]:
 
 
 def _number(bits: UOp, offset: int = 0) -> UOp:
-    """An integer below 2^23, less ``offset``, as float32.
+    """Return an integer below 2^23, minus ``offset``, as float32.
 
-    As the low bits of the float 2^23 + integer: to some GPUs a conversion costs as much as eight
-    other operations, and here the offset costs none.
+    It is computed as the low bits of the float 2^23 + integer: on some GPUs a conversion costs as
+    much as eight other operations, and here the offset costs nothing.
     """
     return (bits | _TWO_TO_23_BITS).bitcast(dtypes.float32) - float(2**23 + offset)
 
 
 def _nibbles(word: UOp, shifts: tuple[int, ...], offset: int = 0) -> tuple[UOp, ...]:
-    """Four bytes' low nibbles for each shift of 0, high ones for 4."""
+    """Return the low nibbles of four bytes for each shift of 0, and the high ones for 4."""
     return tuple(_number((word >> (8 * i + s)) & 15, offset) for s in shifts for i in range(4))
 
 
 def _pair(word: UOp, to_float: ToFloat) -> tuple[UOp, UOp]:
-    """Two f16 numbers, the one in the low bits first."""
+    """Return two f16 numbers, the one in the low bits first."""
     return to_float(word & 0xFFFF), to_float(word >> 16)
 
 
-def _fives(w: UOp, high: UOp, j: UOp) -> list[UOp]:
-    """Eight numbers of five bits: four from low nibbles, four from high ones."""
+def _unpack_5bit(w: UOp, high: UOp, j: UOp) -> list[UOp]:
+    """Return eight numbers of five bits: four from low nibbles, four from high ones."""
     high = high >> (j * 4).cast(dtypes.uint32)
     return [
         ((w >> (8 * i + 4 * side)) & 15) | (((high >> (i + 16 * side)) & 1) << 4)
@@ -239,7 +239,8 @@ def _fives(w: UOp, high: UOp, j: UOp) -> list[UOp]:
 
 
 def _k_scales(word: Read, to_float: ToFloat, half: UOp, quarter: UOp) -> list[tuple[UOp, UOp]]:
-    """Scale and minimum, to be added, of the two groups of a quarter of a half of a block.
+    """Return the scale and the minimum, to be added, of the two groups in a quarter of half a
+    block.
 
     Words 1, 2 and 3 have 12 bytes; see ``engines/dequantize._with_group_scales``.
     """

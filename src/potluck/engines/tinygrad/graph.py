@@ -1,7 +1,7 @@
-"""Programs as tinygrad computes them: the ops of a call of a fixed number of rows.
+"""Build the tinygrad graph of a program: the ops of a call with a fixed number of rows.
 
-Registers are lazy tensors; where one must exist in memory, rather than be computed again in every
-kernel that reads it, it is made contiguous.
+Registers are lazy tensors; a register that must exist in memory, rather than be recomputed in every
+kernel that reads it, is made contiguous.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from potluck.types.program import (
     HIDDEN,
     Activation,
     Add,
+    AllGather,
     Attention,
     CausalConv,
     CopyColumns,
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallInputs:
-    """What a call of ``T`` rows is given: int32 ``[T]``, but float32 for ``angles`` and ``hidden``.
+    """The inputs of a call of ``T`` rows: int32 ``[T]``, but float32 for ``angles`` and ``hidden``.
 
     ``tables``: see ``attention.attend``. ``angles`` ``[T, 2, rotary_dim / 2]`` are cosines and
     sines, for each of the program's rope tables; ``hidden`` ``[T, hidden_size]`` is None on the
@@ -62,11 +63,12 @@ def run_ops(
     weights: DeviceWeights,
     caches: tuple[CacheTensors, ...],
     inputs: CallInputs,
-    num_blocks: UOp,
+    last_block: UOp,
 ) -> Tensor:
-    """What the program's ops but ``Head`` compute: the register that the head or the stage gives.
+    """Compute the program's ops except ``Head``: the register that the head reads or the stage
+    outputs.
 
-    Float32 ``[T, width]``, not yet realized. The caches are written as it is.
+    Float32 ``[T, width]``, not yet realized. The caches are written when it is.
     """
     registers: dict[str, Tensor] = {} if inputs.hidden is None else {HIDDEN: inputs.hidden}
     filled = dict(enumerate(caches))
@@ -95,7 +97,7 @@ def run_ops(
                     filled[index],
                     tables=inputs.tables,
                     positions=inputs.positions,
-                    num_blocks=num_blocks,
+                    last_block=last_block,
                 )
             case GatedActivation(gate=str(gate), activation=Activation.SILU | Activation.GELU_TANH):
                 registers[op.out] = gated_activation(registers[gate], registers[op.up], op)
@@ -107,6 +109,7 @@ def run_ops(
                 registers[op.x] = registers[op.x] * weights.vector(op.weight)
             case (
                 Moe()
+                | AllGather()
                 | GatedActivation()
                 | HeadLinear()
                 | CopyColumns()
@@ -115,11 +118,11 @@ def run_ops(
                 | StateScan()
             ):
                 raise EngineError(
-                    f"tinygrad does not compute {type(op).__name__}", hint="use --backend native"
-                )  # who plans a stage learns it from the abilities
+                    f"tinygrad does not support {type(op).__name__}", hint="use --backend native"
+                )  # the planner avoids this, because it knows the abilities
             case Add():
                 y = registers[op.y] if op.scale == 1 else registers[op.y] * op.scale
-                # Or every op to come would add up all branches again.
+                # Otherwise every later op would recompute the sum of all branches.
                 registers[op.x] = (registers[op.x] + y).contiguous()
             case Head():
                 return registers[op.x]
@@ -172,7 +175,9 @@ def scaled_logits(logits: Tensor, head: Head) -> Tensor:
 
 
 def keep(place: Tensor, x: Tensor) -> Tensor:
-    """``place`` ``[at least T, width]`` with its first rows replaced by ``x`` ``[T, width]``."""
+    """Return ``place`` ``[at least T, width]`` with its first rows replaced by ``x`` ``[T,
+    width]``.
+    """
 
     def kernel(place: UOp, x: UOp) -> UOp:
         row, column = UOp.range(x.shape[0], 0), UOp.range(x.shape[1], 1)
@@ -183,7 +188,7 @@ def keep(place: Tensor, x: Tensor) -> Tensor:
 
 
 def pick(x: Tensor, rows: Tensor) -> Tensor:
-    """The rows ``rows`` ``[W]`` of ``x`` ``[T, width]``."""
+    """Return the rows ``rows`` ``[W]`` of ``x`` ``[T, width]``."""
 
     def kernel(out: UOp, x: UOp, rows: UOp) -> UOp:
         row, column = UOp.range(out.shape[0], 0), UOp.range(out.shape[1], 1)

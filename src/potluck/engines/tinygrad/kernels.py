@@ -1,10 +1,10 @@
 """Kernels over packed matrices: each packed byte is read once, and decoded in registers.
 
-A matrix-vector product of a quantized matrix that tinygrad schedules by itself decodes every value
+tinygrad's own schedule of a matrix-vector product with a quantized matrix decodes every value
 through a dozen index computations (``benchmarks/tinygrad_matvec.py`` has the figures); here the
-loops are ours, and tinygrad only makes them code for the device. All arithmetic is float32, so
-that no weight and no activation can overflow; where the device has f16 it decodes scales and f16
-weights.
+loops are written by hand, and tinygrad only generates code for the device. All arithmetic is
+float32, so that neither weights nor activations can overflow; if the device has f16, it is used to
+decode scales and f16 weights.
 """
 
 from __future__ import annotations
@@ -17,22 +17,32 @@ from dataclasses import dataclass
 from potluck.engines.tinygrad.adapter import AxisType, KernelInfo, Ops, UOp
 from potluck.engines.tinygrad.formats import DECODERS, Decoder, ToFloat, Values
 from potluck.engines.tinygrad.layout import PANEL_ROWS, MatrixLayout
+from potluck.types.tensor import TensorFormat
 
 Kernel = Callable[..., UOp]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """How a panel's rows, and the parts of a row, are spread over a device."""
+    """How a panel's rows, and the parts of a row, are distributed over a device.
+
+    Parts and tokens are powers of two.
+    """
 
     row_axis: AxisType
     panel_axis: AxisType
     num_parts: int
-    """Threads that share a row of one token; a power of two."""
+    """Threads that share a row for one token."""
     num_token_parts: int
-    """Threads that share a row of several tokens."""
+    """Threads that share a row for several tokens."""
     num_tokens: int
-    """Tokens that a thread keeps sums of, and decodes a value once for."""
+    """Tokens for which a thread keeps sums, so that it decodes a value once for all of them."""
+    busy_threads: int = 0
+    """Threads that occupy the device. A product with fewer rows than that distributes them more
+    finely, up to the following limits."""
+    max_parts: int = 32
+    max_token_parts: int = 8
+    min_tokens: int = 8
 
 
 THREADS = Launch(
@@ -42,7 +52,7 @@ THREADS = Launch(
     num_token_parts=4,
     num_tokens=32,
 )
-"""A GPU: one thread per row and part of it, 128 in a group (some GPUs take no more than 384), and
+"""A GPU: one thread per row and part of it, 128 in a group (some GPUs support at most 384), and
 sums of 32 tokens in registers, of which the smallest GPUs have 64."""
 
 VECTORS = Launch(
@@ -52,28 +62,64 @@ VECTORS = Launch(
     num_token_parts=1,
     num_tokens=4,
 )
-"""OpenCL on a CPU: a panel is a group of one thread, its rows the elements of vectors."""
+"""OpenCL on a CPU: a panel is a group of one thread, and its rows are the elements of vectors."""
 
 LOOPS = dataclasses.replace(VECTORS, panel_axis=AxisType.WEAK)
-"""A CPU without groups: panels are gone through one after another."""
+"""A CPU without groups: panels are processed one after another."""
+
+THREADS_PER_UNIT = 1024
+"""Threads that occupy one of a GPU's multiprocessors. On an H100, products of 2,048 to 14,336 rows
+were fastest with 65,000 to 230,000 threads on its 132 (`benchmarks/gpu_launches.py`)."""
+
+
+def for_units(launch: Launch, num_units: int) -> Launch:
+    """Return a variant for a device with so many multiprocessors (OpenCL's compute units)."""
+    return dataclasses.replace(launch, busy_threads=num_units * THREADS_PER_UNIT)
 
 
 def narrowed(launch: Launch, max_group: int) -> Launch:
-    """For a device whose groups have at most so many threads."""
+    """Return a variant for a device with a limited group size."""
     most = _largest_divisor(2**16, max(1, max_group // PANEL_ROWS))
     return dataclasses.replace(
         launch,
         num_parts=min(launch.num_parts, most),
         num_token_parts=min(launch.num_token_parts, most),
+        max_parts=min(launch.max_parts, most),
+        max_token_parts=min(launch.max_token_parts, most),
     )
+
+
+def distribution(
+    launch: Launch, format: TensorFormat, num_rows: int, num_tokens: int
+) -> tuple[int, int]:
+    """Return the tokens per thread, and the threads that share a row.
+
+    Rows of K formats are not divided further: their blocks of 256 are large, and threads that share
+    a row read places that are far apart. On an H100, that halves their speed.
+    """
+    tile = _largest_divisor(num_tokens, launch.num_tokens)
+    has_large_blocks = len(DECODERS[format].loops) > 1
+    if num_tokens == 1:
+        parts, most = launch.num_parts, launch.max_parts
+    else:
+        parts, most = launch.num_token_parts, launch.max_token_parts
+    if has_large_blocks:
+        most = parts
+    num_threads = num_rows * parts * (num_tokens // tile)
+    while num_threads < launch.busy_threads and tile > launch.min_tokens:
+        tile, num_threads = tile // 2, num_threads * 2
+    while num_threads < launch.busy_threads and parts < most:
+        parts, num_threads = parts * 2, num_threads * 2
+    return tile, parts
 
 
 def linear_kernel(
     layout: MatrixLayout, num_tokens: int, launch: Launch, to_float: ToFloat
 ) -> Kernel:
-    """``out[t, panel, row] = sum over k of weight[16 * panel + row, k] * x[k, t]``, float32.
+    """Compute ``out[t, panel, row] = sum over k of weight[16 * panel + row, k] * x[k, t]`` in
+    float32.
 
-    Takes the buffers out, words, halves (where the format has them) and x.
+    The buffers are out, words, halves (if the format has them) and x.
     """
 
     def kernel(out: UOp, words: UOp, *others: UOp) -> UOp:
@@ -82,11 +128,11 @@ def linear_kernel(
         decoder = DECODERS[layout.format]
         panel = UOp.range(layout.num_panels, next(ids), launch.panel_axis)
         row = UOp.range(PANEL_ROWS, next(ids), launch.row_axis)
-        tile = _largest_divisor(num_tokens, launch.num_tokens)
+        num_rows = layout.num_panels * PANEL_ROWS
+        tile, parts = distribution(launch, layout.format, num_rows, num_tokens)
         tiles = UOp.range(num_tokens // tile, next(ids), launch.panel_axis)
         within = UOp.range(tile, next(ids), AxisType.UPCAST)
         token = tiles * tile + within
-        parts = launch.num_parts if num_tokens == 1 else launch.num_token_parts
         num_shared = 0
         for size in decoder.loops[:-1]:
             # Threads share blocks of 256 first, of which a row may have an odd number.
@@ -127,9 +173,9 @@ def linear_kernel(
 
 
 def rows_kernel(layout: MatrixLayout, num_tokens: int, launch: Launch, to_float: ToFloat) -> Kernel:
-    """``out[t, k] = weight[tokens[t], k]``, float32, for k up to ``padded_columns``.
+    """Compute ``out[t, k] = weight[tokens[t], k]`` in float32, for k up to ``padded_columns``.
 
-    Takes the buffers out, words, halves (where the format has them) and tokens, which are int32.
+    The buffers are out, words, halves (if the format has them) and tokens, which are int32.
     """
 
     def kernel(out: UOp, words: UOp, *others: UOp) -> UOp:
@@ -189,7 +235,7 @@ def _decoded(values: Values) -> list[UOp]:
 
 
 def _scaled_sum(values: Values, x_at: Callable[[UOp | int], UOp], loop: tuple[UOp, ...]) -> UOp:
-    """The products of the last loop, summed before they are scaled."""
+    """Return the products of the last loop, summed before they are scaled."""
     xs = [x_at(place) for place in values.places]
     total = _sum([number * x for number, x in zip(values.numbers, xs, strict=True)])
     total = _reduced(total, *loop)
@@ -201,12 +247,12 @@ def _scaled_sum(values: Values, x_at: Callable[[UOp | int], UOp], loop: tuple[UO
 
 
 def _loop(size: int, number: int, axis: AxisType) -> UOp:
-    """A loop to sum over; one of a single round is none."""
+    """Return a loop to sum over; none for a single iteration."""
     return UOp.range(size, number, axis) if size > 1 else UOp.const(0)
 
 
 def _reduced(term: UOp, *loops: UOp) -> UOp:
-    """The sum over loops."""
+    """Return the sum over loops."""
     several = [loop for loop in loops if loop.op is Ops.RANGE]
     return term.reduce(*several, arg=Ops.ADD) if several else term
 
@@ -219,7 +265,7 @@ def _sum(terms: list[UOp]) -> UOp:
 
 
 def _largest_divisor(number: int, at_most: int) -> int:
-    """The largest divisor of ``number`` that is a power of two and at most ``at_most``."""
+    """Return the largest divisor of ``number`` that is a power of two and at most ``at_most``."""
     divisor = 1
     while divisor * 2 <= at_most and number % (divisor * 2) == 0:
         divisor *= 2

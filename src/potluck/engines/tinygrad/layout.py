@@ -1,13 +1,14 @@
-"""How a matrix lies on a device: panels of 16 rows, word by word.
+"""The layout of a matrix on a device: panels of 16 rows, word by word.
 
-A panel holds 16 rows. Its words, of 32 bits, are ordered first by their place in the row and then
-by row: neighbouring threads, each with a row of its own, read neighbouring words, whatever the
-format, and a vector processor has 16 rows in a register. What of a block is not whole words, one
-f16 scale, is in a plane of 16-bit numbers of the same order. Nothing is decoded: a block keeps its
-stored bytes, but for Q8_0, whose int8 become uint8 that are 128 more (a flipped upper bit each).
+A panel holds 16 rows. Its 32-bit words are ordered first by their position in the row and then by
+row: neighbouring threads, each with its own row, read neighbouring words, whatever the format, and
+a vector processor has 16 rows in a register. The part of a block that is not whole words, one f16
+scale, is in a plane of 16-bit numbers in the same order. Nothing is decoded: a block keeps its
+stored bytes, except in Q8_0, whose int8 become uint8 by adding 128 (flipping the upper bit of
+each).
 
-The last panel is filled up with rows of zeros, and rows of floats with zeros to whole blocks.
-No tinygrad here: what a matrix takes is counted without it.
+The last panel is padded with rows of zeros, and rows of floats are padded with zeros to whole
+blocks. This module does not use tinygrad, so that sizes can be computed without it.
 """
 
 from __future__ import annotations
@@ -27,22 +28,22 @@ if TYPE_CHECKING:
     from potluck.types.tensor import TensorInfo
 
 PANEL_ROWS = 16
-"""Rows of a panel: 16 words are a cache line of 64 bytes, and half a warp's load of 128."""
+"""Rows of a panel: 16 words are a cache line of 64 bytes, and half of a warp's load of 128."""
 
 GROUP_BYTES = 2**20
-"""Panels are arranged, and copied to the device, as many together as fit this; one that does not
-fit goes alone. Large enough that a copy is not all overhead."""
+"""Size up to which panels are arranged, and copied to the device, together; a larger panel is
+copied by itself. It is large enough to keep the overhead of copies low."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockLayout:
-    """A block, of which all is words but perhaps one 16-bit number at ``half_offset``."""
+    """A block that consists of words, and optionally one 16-bit number at ``half_offset``."""
 
     num_elements: int
     num_bytes: int
     half_offset: int | None = None
     flipped_bits: int = 0
-    """These of every word are flipped."""
+    """These bits of every word are flipped."""
 
     @property
     def num_halves(self) -> int:
@@ -51,12 +52,12 @@ class BlockLayout:
 
     @property
     def num_words(self) -> int:
-        """What is left, in words of 4 bytes."""
+        """The remaining bytes, in words of 4 bytes."""
         return (self.num_bytes - 2 * self.num_halves) // 4
 
 
 BLOCKS: Mapping[TensorFormat, BlockLayout] = {
-    # Blocks of floats are ours: some words, so that a kernel has several loads under way.
+    # Blocks of floats are our own: a few words, so that a kernel has several loads in flight.
     TensorFormat.F32: BlockLayout(num_elements=4, num_bytes=16),
     TensorFormat.F16: BlockLayout(num_elements=8, num_bytes=16),
     TensorFormat.BF16: BlockLayout(num_elements=8, num_bytes=16),
@@ -75,7 +76,7 @@ BLOCKS: Mapping[TensorFormat, BlockLayout] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatrixLayout:
-    """A matrix ``[num_rows, num_columns]`` of a format."""
+    """The layout of a matrix ``[num_rows, num_columns]`` of a format."""
 
     num_rows: int
     num_columns: int
@@ -83,67 +84,67 @@ class MatrixLayout:
 
     @classmethod
     def of(cls, info: TensorInfo) -> MatrixLayout:
-        """Of a matrix as it is loaded."""
+        """Return the layout of a matrix as it is loaded."""
         return cls(num_rows=info.num_rows, num_columns=info.num_columns, format=info.format)
 
     @property
     def block(self) -> BlockLayout:
-        """Of its format."""
+        """The block layout of its format."""
         return BLOCKS[self.format]
 
     @property
     def num_blocks(self) -> int:
-        """Of a row."""
+        """Number of blocks per row."""
         return -(-self.num_columns // self.block.num_elements)
 
     @property
     def padded_columns(self) -> int:
-        """``num_columns``, filled up to whole blocks."""
+        """``num_columns``, rounded up to whole blocks."""
         return self.num_blocks * self.block.num_elements
 
     @property
     def num_panels(self) -> int:
-        """The last may be filled up."""
+        """Number of panels; the last one may be padded."""
         return -(-self.num_rows // PANEL_ROWS)
 
     @property
     def panel_bytes(self) -> int:
-        """Of both planes."""
+        """Bytes of a panel in both planes."""
         return PANEL_ROWS * self.num_blocks * self.block.num_bytes
 
     @property
     def num_bytes(self) -> int:
-        """What the matrix takes on the device."""
+        """Bytes of the matrix on the device."""
         return self.num_panels * self.panel_bytes
 
     @property
     def words_shape(self) -> tuple[int, int, int]:
-        """Of the plane of uint32 words."""
+        """Shape of the plane of uint32 words."""
         return self.num_panels, self.num_blocks * self.block.num_words, PANEL_ROWS
 
     @property
     def halves_shape(self) -> tuple[int, int, int] | None:
-        """Of the plane of uint16 numbers, where the format has one."""
+        """Shape of the plane of uint16 numbers, if the format has one."""
         if not self.block.num_halves:
             return None
         return self.num_panels, self.num_blocks, PANEL_ROWS
 
     @property
     def group_panels(self) -> int:
-        """Panels that are arranged together."""
+        """Number of panels that are arranged together."""
         return min(max(1, GROUP_BYTES // self.panel_bytes), self.num_panels)
 
     @property
     def row_bytes(self) -> int:
-        """Stored bytes of a row."""
+        """Stored bytes per row."""
         return self.format.row_bytes(self.num_columns)
 
     @property
     def staging_bytes(self) -> int:
-        """What is held of the host's while rows go to the device.
+        """Host memory used while rows are copied to the device.
 
-        A group as it came, filled up, without its halves, interleaved, and once more by drivers
-        that copy from memory of their own.
+        A group as received, padded, without its halves, interleaved, and once more in drivers that
+        copy from their own memory.
         """
         return 5 * self.group_panels * self.panel_bytes
 
@@ -151,11 +152,11 @@ class MatrixLayout:
 def arrange(
     stored: NDArray[np.uint8], layout: MatrixLayout
 ) -> tuple[NDArray[np.uint32], NDArray[np.uint16]]:
-    """Whole panels as they are on the device.
+    """Convert whole panels to their layout on the device.
 
-    ``stored``: uint8 ``[num_rows, row_bytes]`` of the rows of some panels; the last may have fewer.
-    The words are ``[panels, words, 16]`` and the halves ``[panels, halves, 16]``, both contiguous
-    and the caller's.
+    ``stored`` is uint8 ``[num_rows, row_bytes]``: the rows of some panels, of which the last may
+    have fewer. Returns words ``[panels, words, 16]`` and halves ``[panels, halves, 16]``, both
+    contiguous and owned by the caller.
     """
     block = layout.block
     num_rows = len(stored)
@@ -177,7 +178,7 @@ def arrange(
 
 
 def _interleaved(part: NDArray[np.uint8], dtype: np.dtype[np.generic], num_panels: int) -> Any:
-    """``[panels, numbers, 16]`` of bytes that are ordered by panel, row and block."""
+    """Return ``[panels, numbers, 16]`` from bytes that are ordered by panel, row and block."""
     if not part.size:
         return np.empty((num_panels, 0, PANEL_ROWS), dtype)
     numbers = np.ascontiguousarray(part).view(dtype).reshape(num_panels, PANEL_ROWS, -1)

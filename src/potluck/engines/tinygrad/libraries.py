@@ -1,8 +1,7 @@
-"""The libraries of the machine that tinygrad opens, and where it looks for them. Imports none.
-
-tinygrad does not ask the dynamic linker: it goes through folders of its own choice, so that a
-library which every other program finds may be missing for it. Names and folders are those of
-tinygrad 0.14.0 (``runtime/support/c.py``, ``DLL.findlib``; ``runtime/autogen/*.py``, ``DLL(…)``).
+"""The system libraries that tinygrad opens, and where it looks for them. Imports none of them.
+tinygrad does not use the dynamic linker: it searches its own list of directories, so it may not
+find a library that every other program finds. Names and folders are those of tinygrad 0.14.0
+(``runtime/support/c.py``, ``DLL.findlib``; ``runtime/autogen/*.py``, ``DLL(…)``).
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from potluck.engines.tinygrad.environment import AMD, CL, CUDA
-from potluck.types.hardware import BackendLibrary
+from potluck.types.backend import BackendLibrary
 
 _FOLDERS = (
     "/usr/lib64",
@@ -30,11 +29,13 @@ _COMPILERS_FOR_AMD = (
     *(f"LLVM-{version}" for version in range(21, 13, -1)),
     "amd_comgr",
 )
-"""Either is enough: LLVM for the variant ``llvm``, ROCm's own for ``hip``."""
+"""Either is sufficient: LLVM for the variant ``llvm``, ROCm's own for ``hip``."""
 
 
 def _library(name: str, *stems: str, folders: tuple[str, ...] = ()) -> BackendLibrary:
-    """What ``DLL(name, [stem, …])`` opens: ``lib<stem>.so``, with one number after it or none."""
+    """Return the pattern that ``DLL(name, [stem, …])`` opens: ``lib<stem>.so``, optionally with a
+    number.
+    """
     return BackendLibrary(
         name=f"lib{stems[0]}.so",
         patterns=tuple(rf"lib{re.escape(stem)}\.so\.?[0-9]*" for stem in stems),
@@ -50,6 +51,5 @@ LIBRARIES: Mapping[str, tuple[BackendLibrary, ...]] = MappingProxyType(
         CL: (_library("opencl", "OpenCL"),),
     }
 )
-"""By backend: those without which no variant of it works. NVRTC is none of them, as PTX is enough;
-the compiler for Adreno is downloaded by tinygrad.
-"""
+"""By backend, the libraries without which none of its variants work. NVRTC is not included, because
+PTX is sufficient; tinygrad downloads the compiler for Adreno."""

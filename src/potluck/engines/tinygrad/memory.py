@@ -1,4 +1,4 @@
-"""Buffers on a device that are filled piece by piece, and nothing more held for it."""
+"""Buffers on a device that are filled piece by piece, without additional host memory."""
 
 from __future__ import annotations
 
@@ -13,19 +13,28 @@ from potluck.engines.tinygrad.adapter import (
     Device,
     Tensor,
     UOp,
+    check_cuda,
     check_opencl,
+    cuda,
     dtypes,
     opencl,
     tinygrad_errors,
 )
-from potluck.engines.tinygrad.kernels import LOOPS, THREADS, VECTORS, Launch, narrowed
+from potluck.engines.tinygrad.kernels import (
+    LOOPS,
+    THREADS,
+    VECTORS,
+    Launch,
+    for_units,
+    narrowed,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
 class Plane:
-    """A buffer of a fixed place on a device, written from its beginning on."""
+    """A buffer at a fixed address on a device, written sequentially."""
 
     def __init__(self, device: str, dtype: Any, *shape: int) -> None:
         with tinygrad_errors():
@@ -35,12 +44,12 @@ class Plane:
 
     @property
     def num_bytes(self) -> int:
-        """On the device."""
+        """Size on the device."""
         size: int = self._buffer.nbytes
         return size
 
     def append(self, values: NDArray[Any]) -> None:
-        """Copy contiguous ``values`` behind what was written. They are not needed afterwards."""
+        """Append contiguous ``values``, which the caller may then free."""
         data = values.reshape(-1).view(np.uint8)
         with tinygrad_errors():
             _copy(self._buffer, self._written_bytes, data)
@@ -48,38 +57,43 @@ class Plane:
 
 
 def launch_for(device: str) -> Launch:
-    """Open a device, and say how kernels are to be spread over it.
+    """Open a device, and return how to distribute kernels over it.
 
-    Kernels for CPUs that are compiled afterwards load numbers one by one.
+    Kernels for CPUs that are compiled afterwards load numbers one by one. How many units a device
+    has is known for OpenCL and CUDA.
     """
     with tinygrad_errors():
         opened = Device[device]
         has_groups = opened.renderer.has_local
-        is_cpu, max_group = not has_groups, None
+        is_cpu, launch = not has_groups, THREADS
         if has_groups and _is_opencl(device):
             kind = _opencl_info(opened, opencl.CL_DEVICE_TYPE)
             is_cpu = bool(kind & opencl.CL_DEVICE_TYPE_CPU)
             max_group = _opencl_info(opened, opencl.CL_DEVICE_MAX_WORK_GROUP_SIZE)
+            num_units = _opencl_info(opened, opencl.CL_DEVICE_MAX_COMPUTE_UNITS)
+            launch = for_units(narrowed(THREADS, max_group), num_units)
+        elif has_groups and device.split(":")[0] == "CUDA":
+            launch = for_units(THREADS, _num_multiprocessors(opened))
         if is_cpu:
-            # Compilers for CPUs make the widest vectors of single numbers, and keep to four where
-            # the source has vectors of four: 5.6 GB/s against 2.9 for Q4_0 with AVX2.
+            # Compilers for CPUs make the widest vectors from scalar loads, and use only vectors of
+            # four if the source has these: 5.6 GB/s against 2.9 for Q4_0 with AVX2.
             opened.renderer.supports_float4 = False
             return VECTORS if has_groups else LOOPS
-    return THREADS if max_group is None else narrowed(THREADS, max_group)
+    return launch
 
 
 def release_memory(device: str) -> None:
-    """Give back what freed buffers have left with tinygrad for buffers to come."""
-    gc.collect()  # tinygrad's expressions refer to one another
+    """Release the memory of freed buffers that tinygrad keeps for reuse."""
+    gc.collect()  # tinygrad's expressions contain reference cycles
     free_cache = getattr(Device[device].allocator, "free_cache", None)
     if free_cache is not None:
         free_cache()
 
 
 def _copy(buffer: Buffer, offset_bytes: int, data: NDArray[np.uint8]) -> None:
-    """Into a part of a buffer; done when it returns, so that no copies wait in host memory."""
+    """Copy into part of a buffer and wait, so that no copies are pending in host memory."""
     if _is_opencl(buffer.device):
-        # tinygrad cannot name a part of an OpenCL buffer; OpenCL can.
+        # tinygrad cannot address part of an OpenCL buffer; OpenCL can.
         queue = Device[buffer.device].queue
         address = ctypes.c_void_p(data.ctypes.data)
         check_opencl(
@@ -98,7 +112,14 @@ def _is_opencl(device: str) -> bool:
 
 
 def _opencl_info(device: Any, what: int) -> int:
-    """A number that an OpenCL device says about itself; all that are asked for have 64 bits."""
+    """Return a property of an OpenCL device of at most 64 bits."""
     value = ctypes.c_uint64()
     check_opencl(opencl.clGetDeviceInfo(device.cl_dev, what, 8, ctypes.byref(value), None))
+    return value.value
+
+
+def _num_multiprocessors(device: Any) -> int:
+    value = ctypes.c_int()
+    attribute = cuda.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
+    check_cuda(cuda.cuDeviceGetAttribute(ctypes.byref(value), attribute, device.cu_device))
     return value.value

@@ -1,4 +1,6 @@
-"""Steps as the calls that compute them: pieces of a bucket's tokens. Imports no tinygrad."""
+"""Split steps into the calls that compute them: pieces of a bucket's size. Does not import
+tinygrad.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,8 @@ class Piece:
 
     All arrays are int32 with one row per row of the call. ``slots`` is where each token's key and
     value go: cache block × 16 + offset. ``tables`` ``[bucket, num_blocks]`` are the sequences'
-    block tables as far as any of them is needed. ``wanted`` are the rows, within the piece, whose
-    logits are wanted.
+    block tables, up to the longest one in use. ``wanted`` are the rows, within the piece, whose
+    logits are requested.
     """
 
     bucket: int
@@ -40,7 +42,7 @@ class Piece:
 
     @property
     def num_blocks(self) -> int:
-        """Blocks that attention must look at."""
+        """Number of blocks that attention has to read."""
         return int(self.tables.shape[1])
 
 
@@ -53,10 +55,10 @@ class _Row:
 
 
 def pieces_of(step: Step, *, trash_block: int, has_cache: bool) -> Iterator[Piece]:
-    """The pieces of a step that has been checked, to be computed in order.
+    """Return the pieces of a validated step, in the order of computation.
 
-    Padding is token 0 at position 0, which goes to ``trash_block`` and sees nothing else. Without
-    a cache (a stage of no layers) block tables are not looked at.
+    Padding is token 0 at position 0, which is written to ``trash_block`` and sees nothing else.
+    Without a cache (a stage without layers), block tables are ignored.
     """
     rows = list(_rows(step))
     first = 0
@@ -68,7 +70,7 @@ def pieces_of(step: Step, *, trash_block: int, has_cache: bool) -> Iterator[Piec
 
 
 def padding_piece(bucket: int, trash_block: int) -> Piece:
-    """A piece of nothing but padding, of which all logits are wanted."""
+    """Return a piece that consists of padding, with all logits requested."""
     return Piece(
         bucket=bucket,
         first_row=0,
@@ -82,7 +84,7 @@ def padding_piece(bucket: int, trash_block: int) -> Piece:
 
 
 def bucket_for(num_rows: int) -> int:
-    """The smallest bucket that holds ``num_rows``, or the largest there is."""
+    """Return the smallest bucket that holds ``num_rows``, or the largest one."""
     return next((bucket for bucket in BUCKETS if bucket >= num_rows), BUCKETS[-1])
 
 

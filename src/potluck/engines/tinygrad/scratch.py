@@ -1,7 +1,7 @@
-"""Memory for what kernels give to later kernels of a call, on devices that tinygrad plans none for.
+"""Plan memory for intermediate buffers of a call on devices for which tinygrad does not.
 
 tinygrad lets intermediate buffers of a call share memory as parts of one buffer, which OpenCL does
-not have; there, every layer would keep buffers of its own. Here whole buffers are used again.
+not support; without it, every layer would keep its own buffers. Here whole buffers are reused.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, kw_only=True)
 class _Use:
-    """Where, among a call's kernels, a buffer is used first and last."""
+    """The first and the last of a call's kernels that use a buffer."""
 
     first: int
     last: int
 
 
 def shared_scratch(linear: UOp) -> UOp:
-    """The kernels of ``linear``, where later intermediate buffers take the place of earlier ones.
+    """Return the kernels of ``linear``, in which later intermediate buffers reuse earlier ones.
 
-    Intermediate are those that nothing was allocated for. A buffer may get the place of a larger
+    Intermediate buffers are those that are not allocated in advance. A buffer may reuse a larger
     one of its type.
     """
     uses: dict[UOp, _Use] = {}

@@ -1,4 +1,4 @@
-"""How much memory a program takes on tinygrad besides its weights. Imports no tinygrad."""
+"""The memory of a program on tinygrad in addition to its weights. Does not import tinygrad."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ if TYPE_CHECKING:
     from potluck.types.program import Program
 
 BUCKETS = (1, 32)
-"""Tokens that one call computes; what is fewer is padded.
+"""Numbers of tokens that one call computes; smaller ones are padded.
 
-1 is decoding, where every product reads its weights for one row. At 32 a product reads them once
-for 32 rows, and a desktop GPU begins to be limited by arithmetic; more would leave more padding.
+1 is for decoding, where every product reads its weights for one row. At 32, a product reads them
+once for 32 rows, and a desktop GPU starts to be limited by arithmetic; with more, padding would
+increase.
 """
 
 _F32_BYTES = 4
@@ -22,17 +23,19 @@ _F16_BYTES = 2
 
 
 def cache_bytes(program: Program, num_blocks: int, *, has_f16: bool) -> int:
-    """The key-value caches of ``num_blocks`` blocks, and of one more that padding is written to."""
+    """Return the size of the key-value caches of ``num_blocks`` blocks, and of one more for
+    padding.
+    """
     row = sum(2 * cache.num_kv_heads * cache.head_dim for cache in program.caches)
     return (num_blocks + 1) * KV_BLOCK_TOKENS * row * (_F16_BYTES if has_f16 else _F32_BYTES)
 
 
 def scratch_bytes(program: Program, max_step_tokens: int) -> int:
-    """What the calls of all buckets need at most.
+    """Return the maximum memory of the calls of all buckets.
 
-    Every bucket keeps what it is given and gives back. Between, at most the registers, twice (with
-    the copies that products and norms make), and one attention's scores are alive at a time; no
-    register shares its memory with another in this count, though tinygrad's do.
+    Every bucket has its inputs and outputs. In addition, at most the registers, twice (with the
+    copies that products and norms make), and the scores of one attention exist at a time; this
+    count assumes that registers do not share memory, although tinygrad's do.
     """
     context = num_table_blocks(program) * KV_BLOCK_TOKENS
     widths = sum(register.width for register in program.registers)
@@ -48,5 +51,5 @@ def scratch_bytes(program: Program, max_step_tokens: int) -> int:
 
 
 def num_table_blocks(program: Program) -> int:
-    """Cache blocks that a sequence can have: what a block table must hold."""
+    """Return the maximum number of cache blocks of a sequence: the size of a block table."""
     return -(-program.context_tokens // KV_BLOCK_TOKENS)

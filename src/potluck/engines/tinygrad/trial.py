@@ -1,8 +1,8 @@
-"""tinygrad's backends, tried out and measured: what ``potluck.probe.trials`` runs in a child.
+"""The self-test and measurement of tinygrad's backends, which ``probe.trials.running`` runs in a
+child process.
 
-The interface says which of them it is: ``cuda``, ``kfd``, ``kgsl``, ``opencl``, or none for the
-CPU. Everything goes through ``TinygradEngine``, as when models are served. Prints what it computed,
-and judges nothing.
+The interface determines the backend: ``cuda``, ``kfd``, ``kgsl``, ``opencl``, or none for the CPU.
+Everything uses ``TinygradEngine``, as in serving. It prints its results without evaluating them.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from potluck.engines.tinygrad.environment import (
     tinygrad_environment,
 )
 from potluck.errors import EngineError, PotluckError
-from potluck.probe.interfaces import read_interface
+from potluck.probe.trials.interfaces import read_interface
 
 if TYPE_CHECKING:
     from potluck.engines.tinygrad.engine import TinygradEngine
     from potluck.types.engine import MakeEngine
-    from potluck.types.hardware import Interface
     from potluck.types.program import Program
+    from potluck.types.unit import Interface
 
 _BACKENDS = {"cuda": CUDA, "kfd": AMD, "kgsl": QCOM, "opencl": CL}
-"""By the interface that they open a device through."""
+"""Backends, by the interface through which they open a device."""
 
 _RATE_TOKENS = 32
-"""What the engine computes at once."""
+"""Number of tokens that the engine computes at once."""
 
 
 def main(arguments: list[str]) -> None:
-    """Carry out one of the commands of ``potluck.probe.trials``, and print its document."""
+    """Run one of the commands of ``potluck.probe.trials.running``, and print its result."""
     try:
         document = _document(arguments)
     except (ImportError, ValueError) as error:
@@ -67,7 +67,7 @@ def _document(arguments: list[str]) -> dict[str, object]:
             return {"results": _results_of_each(device_id, interface, variants)}
         case ["measure", _, interface, variant, _, max_weights_bytes]:
             return {**_measure(read_interface(interface), variant, int(max_weights_bytes))}
-    return {"refused": f"no such command: {' '.join(arguments)}"}
+    return {"refused": f"unknown command: {' '.join(arguments)}"}
 
 
 def _backend(interface: Interface | None) -> str:
@@ -79,15 +79,16 @@ def _backend(interface: Interface | None) -> str:
 
 
 def _results_of_each(device_id: str, interface: str, variants: list[str]) -> dict[str, object]:
-    """The results of those that do not refuse, each from a process of its own.
+    """Return the results of all variants that are supported, each from a separate process.
 
-    tinygrad reads its environment, and so the variant, once. The processes end with this one, which
-    dies of the signal that one of them died of. Raises ``EngineError`` where all refuse.
+    tinygrad reads its environment, and so the variant, only once. The processes end with this one,
+    and if one of them dies of a signal, this one dies of the same. Raises ``EngineError`` if no
+    variant is supported.
     """
     results: dict[str, object] = {}
     refusals: list[str] = []
     for variant in variants:
-        start = (sys.executable, "-P", "-m", "potluck.probe.child_start", str(os.getpid()))
+        start = (sys.executable, "-P", "-m", "potluck.probe.processes.start", str(os.getpid()))
         child = subprocess.run(
             [*start, __spec__.name, "self-test", device_id, interface, variant],
             stdout=subprocess.PIPE,
@@ -109,14 +110,14 @@ def _results_of_each(device_id: str, interface: str, variants: list[str]) -> dic
 def _measure(
     interface: Interface | None, variant: str, max_weights_bytes: int
 ) -> dict[str, dict[str, dict[str, object]]]:
-    """What the device has no f16 for is not measured in f16, and nothing in int8.
+    """Measure the device, without f16 if it does not support it, and never in int8.
 
     The engine multiplies by 8-bit weights as floats.
     """
     make_engine = _maker(interface, variant)
-    from potluck.engines.measure import Subject, measure
+    from potluck.engines.profiling.measure import MeasurementSetup, measure
     from potluck.engines.tinygrad.device import open_device
-    from potluck.probe.cpu_cache import last_level_cache_bytes
+    from potluck.probe.machine.cpu_cache import last_level_cache_bytes
     from potluck.types.tensor import TensorFormat
 
     backend = _backend(interface)
@@ -124,19 +125,19 @@ def _measure(
     formats = {"f32_operations_per_second": TensorFormat.F32}
     if device.has_f16:
         formats["f16_operations_per_second"] = TensorFormat.F16
-    arithmetic = "f16" if device.has_f16 else "f32: the device has no f16"
-    subject = Subject(
+    arithmetic = "f16" if device.has_f16 else "f32: the device does not support f16"
+    setup = MeasurementSetup(
         make_engine=make_engine,
         formats=formats,
         num_tokens=_RATE_TOKENS,
         cache_bytes=last_level_cache_bytes() if backend == CPU else None,
         ending=f"{backend} ({variant}, {arithmetic})",
     )
-    return measure(subject, max_weights_bytes, _print_progress)
+    return measure(setup, max_weights_bytes, _print_progress)
 
 
 def _maker(interface: Interface | None, variant: str) -> MakeEngine:
-    """Set this process up for the device, before tinygrad is imported."""
+    """Configure this process for the device, before tinygrad is imported."""
     backend = _backend(interface)
     os.environ.update(tinygrad_environment(backend, interface, variant))
     from potluck.engines.tinygrad.engine import TinygradEngine

@@ -1,4 +1,4 @@
-"""Weights on a device: matrices packed as they are stored, vectors as float32."""
+"""Weights on a device: matrices packed as stored, vectors as float32."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ class DeviceMatrix:
 
     @property
     def num_bytes(self) -> int:
-        """On the device."""
+        """Size on the device."""
         return self._words.num_bytes + (self._halves.num_bytes if self._halves else 0)
 
     @property
     def planes(self) -> tuple[Tensor, ...]:
-        """Words, uint32 ``[panels, words, 16]``, and halves, uint16, where the format has them."""
+        """Words, uint32 ``[panels, words, 16]``, and halves, uint16, if the format has them."""
         return self._words.tensor, *([self._halves.tensor] if self._halves else [])
 
     def append(self, stored: NDArray[np.uint8]) -> None:
-        """Take the rows after those there are: whole panels, or the last.
+        """Append rows: whole panels, or the last one.
 
-        ``stored`` is uint8 ``[rows, row_bytes]``, and not kept.
+        ``stored`` is uint8 ``[rows, row_bytes]``, and is not kept.
         """
         words, halves = arrange(stored, self._layout)
         self._words.append(words)
@@ -58,21 +58,21 @@ class DeviceMatrix:
             self._halves.append(halves)
 
     def linear(self, x: Tensor) -> Tensor:
-        """``x @ weight.T``: float32 ``[T, rows]`` for float32 ``[T, columns]``."""
+        """Return ``x @ weight.T``: float32 ``[T, rows]`` for float32 ``[T, columns]``."""
         num_tokens, layout = x.shape[0], self._layout
         if layout.padded_columns > layout.num_columns:
             x = x.pad(((0, 0), (0, layout.padded_columns - layout.num_columns)))
         out = Tensor.empty(
             num_tokens, layout.num_panels, PANEL_ROWS, dtype=dtypes.float32, device=self._device
         )
-        # One token's column is its row: no kernel is needed to turn it.
+        # The column of a single token is also its row: no transposition is needed.
         columns = x.reshape(-1, 1) if num_tokens == 1 else x.T
         kernel = linear_kernel(layout, num_tokens, self._launch, self._to_float)
         out = out.custom_kernel(*self.planes, columns, fxn=kernel)[0]
         return out.reshape(num_tokens, -1)[:, : layout.num_rows]
 
     def rows(self, tokens: Tensor) -> Tensor:
-        """``weight[tokens]``: float32 ``[T, columns]`` for int32 ``[T]``, all of them rows."""
+        """Return ``weight[tokens]``: float32 ``[T, columns]`` for int32 ``[T]``, all valid rows."""
         num_tokens, layout = tokens.shape[0], self._layout
         out = Tensor.empty(
             num_tokens, layout.padded_columns, dtype=dtypes.float32, device=self._device
@@ -83,11 +83,12 @@ class DeviceMatrix:
 
 
 class DeviceWeights:
-    """A ``TensorSink`` that takes the tensors of ``program`` and nothing else.
+    """A ``TensorSink`` that accepts the tensors of ``program`` and nothing else.
 
-    ``device`` is tinygrad's name of it, ``has_f16`` whether it computes with f16. Rows go to the
-    device as they come: what is held besides is said by ``layout.staging_bytes``. A device without
-    memory or a driver that fails raises ``UnitFaultError``. ``launch`` is chosen by the device.
+    ``device`` is tinygrad's name of it, and ``has_f16`` is whether it supports f16. Rows are copied
+    to the device as they arrive; ``layout.staging_bytes`` is the additional host memory. Raises
+    ``UnitFaultError`` if the device has no memory left or the driver fails. The device determines
+    ``launch``.
     """
 
     def __init__(
@@ -103,20 +104,20 @@ class DeviceWeights:
 
     @property
     def num_bytes(self) -> int:
-        """On the device, of the tensors that are there."""
+        """Size on the device of the tensors received so far."""
         matrices = sum(matrix.num_bytes for matrix in self._matrices.values())
         return matrices + sum(vector.num_bytes for vector in self._vectors.values())
 
     def matrix(self, name: str) -> DeviceMatrix:
-        """The matrix of that name, which was finished."""
+        """Return the matrix of that name, which must be finished."""
         return self._matrices[name]
 
     def vector(self, name: str) -> Tensor:
-        """Float32 ``[n]``."""
+        """Return a vector as float32 ``[n]``."""
         return self._vectors[name].tensor
 
     def missing(self) -> tuple[str, ...]:
-        """Names that have not been loaded."""
+        """Return names that have not been loaded."""
         return tuple(
             name
             for name in self._shapes
@@ -131,7 +132,7 @@ class DeviceWeights:
         release_memory(self._device)
 
     def begin(self, info: TensorInfo) -> None:
-        """Make room on the device; the name and the shape must be the program's."""
+        """Allocate the tensor on the device; its name and shape must be the program's."""
         check_begin(self._shapes, info, set(self.missing()) - self._loading.keys())
         if info.num_columns % info.format.block_elements:
             raise weights_refused(f"rows of {info.name} are not whole {info.format.label} blocks")
@@ -145,14 +146,14 @@ class DeviceWeights:
         self._loading[info.name] = _LoadingMatrix(info=info, matrix=matrix, rows=rows)
 
     def write_rows(self, name: str, start_row: int, end_row: int, data: memoryview) -> None:
-        """Copy the rows after those written so far to the device, as panels are full."""
+        """Copy the rows after those written so far to the device whenever panels are full."""
         loading = self._get(name)
         info = loading.info
         check_rows(info, loading.num_written, start_row, end_row, data)
         loading.write(data)
 
     def finish(self, name: str) -> None:
-        """The tensor is whole, and can be used from now on."""
+        """Finish the tensor, which can then be used."""
         loading = self._get(name)
         check_whole(loading.info, loading.num_written)
         if isinstance(loading, _LoadingVector):
@@ -174,14 +175,16 @@ class _LoadingVector:
     num_written: int = 0
 
     def write(self, data: memoryview) -> None:
-        """The one row."""
+        """Write the single row."""
         self.plane.append(dequantize(data, self.info.format, self.info.num_columns))
         self.num_written = 1
 
 
 @dataclass(slots=True, kw_only=True)
 class _LoadingMatrix:
-    """Rows ``[0, num_written)`` were taken, the last ``num_waiting`` of them into ``rows``."""
+    """A matrix of which ``num_written`` rows were received; the last ``num_waiting`` of them are in
+    ``rows``.
+    """
 
     info: TensorInfo
     matrix: DeviceMatrix
@@ -190,7 +193,7 @@ class _LoadingMatrix:
     num_waiting: int = 0
 
     def write(self, data: memoryview) -> None:
-        """Rows after those written, of which groups of panels go to the device as they are full."""
+        """Receive the next rows; groups of panels are copied to the device when they are full."""
         stored = np.frombuffer(data, np.uint8).reshape(-1, self.info.row_bytes)
         while len(stored):
             count = min(len(stored), len(self.rows) - self.num_waiting)

@@ -1,6 +1,6 @@
-"""Integers and their scales to blocks of 32 in GGUF's layouts.
+"""Convert integers and their scales to blocks of 32 in GGUF's layouts.
 
-The layouts are those of ``ggml-common.h``; ``potluck.engines.dequantize`` says what they mean.
+The layouts are those of ``ggml-common.h``; ``potluck.engines.dequantize`` defines their values.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 _BLOCK = 32
 
 
-def halves_of_neighbours(packed: Bytes) -> Bytes:
-    """Blocks of 32 nibbles: from neighbours in each byte to numbers ``j`` and ``j + 16``."""
+def halves_from_pairs(packed: Bytes) -> Bytes:
+    """Reorder blocks of 32 nibbles, so that byte ``j`` has numbers ``j`` and ``j + 16`` instead of
+    adjacent ones.
+    """
     first, second = packed[:, :8], packed[:, 8:]
     out = np.empty_like(packed)
     out[:, 0::2] = (first & 15) | (second << 4)
@@ -29,7 +31,7 @@ def halves_of_neighbours(packed: Bytes) -> Bytes:
 
 
 def blocks_of_q4_0(values: Bytes, scales: NDArray[np.float16]) -> Bytes:
-    """``[num_blocks, 32]`` integers from 0 to 15, from which 8 is subtracted, and their scales."""
+    """Convert ``[num_blocks, 32]`` integers from 0 to 15, which represent -8 to 7, and scales."""
     out = np.empty((len(values), TensorFormat.Q4_0.block_bytes), dtype=np.uint8)
     out[:, :2] = _bytes_of(scales)
     out[:, 2:] = _nibbles(values)
@@ -37,7 +39,7 @@ def blocks_of_q4_0(values: Bytes, scales: NDArray[np.float16]) -> Bytes:
 
 
 def blocks_of_q5_0(values: Bytes, scales: NDArray[np.float16]) -> Bytes:
-    """``[num_blocks, 32]`` integers from 0 to 31, from which 16 is subtracted, likewise."""
+    """Convert ``[num_blocks, 32]`` integers from 0 to 31, which represent -16 to 15, and scales."""
     out = np.empty((len(values), TensorFormat.Q5_0.block_bytes), dtype=np.uint8)
     out[:, :2] = _bytes_of(scales)
     out[:, 2:6] = np.packbits(values >> 4, axis=1, bitorder="little")
@@ -46,7 +48,7 @@ def blocks_of_q5_0(values: Bytes, scales: NDArray[np.float16]) -> Bytes:
 
 
 def blocks_of_q8_0(values: Bytes, scales: NDArray[np.float16]) -> Bytes:
-    """``[num_blocks, 32]`` bytes of int8, and their scales."""
+    """Convert ``[num_blocks, 32]`` bytes of int8 and their scales."""
     out = np.empty((len(values), TensorFormat.Q8_0.block_bytes), dtype=np.uint8)
     out[:, :2] = _bytes_of(scales)
     out[:, 2:] = values

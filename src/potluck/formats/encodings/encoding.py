@@ -1,9 +1,9 @@
-"""What ``quantization_config`` says about how a model's weights are stored.
+"""Read the encoding of a model's weights from ``quantization_config``.
 
-Keys and their meaning are those of ``transformers`` 5 (``utils/quantization_config.py``), of
-AutoGPTQ and GPTQModel, of AutoAWQ, and of ``compressed-tensors``. How activations, and keys and
-values in the cache, would be quantized is left aside: they are kept more precisely here. Anything
-else that is not known is refused by its name.
+Keys and their meaning are those of ``transformers`` 5 (``utils/quantization_config.py``), AutoGPTQ
+and GPTQModel, AutoAWQ, and ``compressed-tensors``. The quantization of activations and of the
+key-value cache is ignored, because Potluck keeps them more precisely. All other unknown settings
+are refused, with their names in the error.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from potluck.formats.files import quoted
 KEY = "quantization_config"
 
 BLOCK_COLUMNS = 32
-"""A group of columns with one scale must be whole blocks of the formats it is turned into."""
+"""A group of columns with one scale must consist of whole blocks of the target formats."""
 
 _MAX_SIZE = 2**20
 
 
 class Layout(enum.Enum):
-    """How integers of 4 or 8 bits are packed into words of 32, the lowest bits first.
+    """How 4-bit or 8-bit integers are packed into 32-bit words, the lowest bits first.
 
-    ROWS: words of a row are neighbours, each of columns in ascending order (compressed-tensors).
-    GPTQ: the same words, transposed. AWQ: words of ``[columns, rows / 8]``, whose nibbles are of
-    the rows ``AWQ_ORDER``. BYTES: one int8 for each integer, not packed.
+    ROWS: the words of a row are adjacent, each with columns in ascending order
+    (compressed-tensors). GPTQ: the same words, transposed. AWQ: words ``[columns, rows / 8]``, with
+    nibbles in the order of rows ``AWQ_ORDER``. BYTES: one int8 per integer, not packed.
     """
 
     ROWS = "rows"
@@ -41,10 +41,10 @@ class Layout(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FloatEncoding:
-    """Values of 8 bits (E4M3) times scales.
+    """8-bit values (E4M3) times scales.
 
-    ``block`` are the rows and columns that share a scale; None where the shape of the scales says
-    it: one for the tensor, or one for each row.
+    ``block`` is the number of rows and columns that share a scale; None if the shape of the scales
+    determines it: one for the tensor, or one for each row.
     """
 
     block: tuple[int, int] | None = None
@@ -54,9 +54,9 @@ class FloatEncoding:
 class IntegerEncoding:
     """Integers of ``num_bits``, less a zero point, times scales.
 
-    ``group_columns`` neighbours in a row share a scale; None is the whole row. With
-    ``is_symmetric`` the zero point is the middle of the range. ``zero_offset`` is to be added to
-    zero points as they are stored.
+    ``group_columns`` consecutive values in a row share a scale; None means the whole row. With
+    ``is_symmetric`` the zero point is the middle of the range. ``zero_offset`` must be added to
+    stored zero points.
     """
 
     layout: Layout
@@ -70,7 +70,7 @@ _ACTIVATION_SCALES = re.compile(
     r".*\.(input_scale|activation_scale|input_scale_ub|[qkv]_scale|kv_scale|prob_scale|"
     r"output_scale_inv)"
 )
-"""Of activations, and of the cache."""
+"""Names of scales of activations and of the cache, which are ignored."""
 
 _WEIGHT = ".weight"
 _PACKED_INTEGERS: Mapping[Layout, tuple[str, tuple[str, ...]]] = {
@@ -81,15 +81,15 @@ _PACKED_INTEGERS: Mapping[Layout, tuple[str, tuple[str, ...]]] = {
     Layout.GPTQ: (".qweight", (".scales", ".qzeros", ".g_idx")),
     Layout.AWQ: (".qweight", (".scales", ".qzeros")),
 }
-"""What the name of packed integers ends with in the place of ``.weight``, and what those of the
-tensors that belong to them end with."""
+"""The suffix of packed integers, which replaces ``.weight``, and the suffixes of their companion
+tensors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encoding:
-    """How a model stores its quantized weights. Any of them may be stored plainly as well.
+    """How a model stores its quantized weights. Some weights may be stored without quantization.
 
-    ``has_mxfp4``: as blocks of OCP's MXFP4, ``…_blocks`` and ``…_scales`` (gpt-oss).
+    ``has_mxfp4`` means blocks of OCP's MXFP4, ``…_blocks`` and ``…_scales`` (gpt-oss).
     """
 
     method: str
@@ -98,7 +98,7 @@ class Encoding:
     has_mxfp4: bool = False
 
     def shown_names(self, stored: Iterable[str]) -> tuple[str, ...]:
-        """The names under which weights are shown, of files with the tensors ``stored``."""
+        """Return the names under which the weights in files with tensors ``stored`` are shown."""
         names = tuple(stored)
         present = frozenset(names)
         shown: list[str] = []
@@ -110,11 +110,11 @@ class Encoding:
         return tuple(shown)
 
     def possible_parts(self, name: str) -> tuple[str, ...]:
-        """The names that tensors may have which are stored for the one shown as ``name``."""
+        """Return the possible names of the stored tensors of the weight shown as ``name``."""
         return (name, *self.companions(name), *self.packed_parts(name), *self.mxfp4_parts(name))
 
     def companions(self, name: str) -> tuple[str, ...]:
-        """The names that the scales of values stored under ``name`` itself may have."""
+        """Return the possible names of the scales of values that are stored under ``name``."""
         has_bytes = self.integers is not None and self.integers.layout is Layout.BYTES
         if self.floats is None and not has_bytes:
             return ()
@@ -122,7 +122,7 @@ class Encoding:
         return (f"{name}_scale_inv", *scale)
 
     def packed_parts(self, name: str) -> tuple[str, ...]:
-        """What packed integers shown as ``name`` are stored as; the integers come first."""
+        """Return the stored names of packed integers shown as ``name``, the integers first."""
         if self.integers is None or self.integers.layout is Layout.BYTES:
             return ()
         if not name.endswith(_WEIGHT):
@@ -132,11 +132,11 @@ class Encoding:
         return tuple(f"{stem}{each}" for each in (packed, *others))
 
     def mxfp4_parts(self, name: str) -> tuple[str, ...]:
-        """What blocks of MXFP4 shown as ``name`` are stored as: values, and then scales."""
+        """Return the stored names of MXFP4 blocks shown as ``name``: values, and then scales."""
         return (f"{name}_blocks", f"{name}_scales") if self.has_mxfp4 else ()
 
     def _base_of(self, name: str) -> str | None:
-        """What values in a form of their own are shown as; None for any other tensor."""
+        """Return the name under which encoded values are shown; None for any other tensor."""
         if self.has_mxfp4 and name.endswith("_blocks"):
             return name.removesuffix("_blocks")
         if self.integers is not None and self.integers.layout in _PACKED_INTEGERS:
@@ -164,10 +164,10 @@ class Encoding:
 
 
 def read_encoding(config: Mapping[str, object], *, path: str = "config.json") -> Encoding | None:
-    """The encoding that a ``config.json`` announces, or None where weights are stored plainly.
+    """Return the encoding in a ``config.json``, or None if weights are not encoded.
 
-    Raises ``UnsupportedModelError`` naming a method or a setting that this build cannot read, and
-    ``ModelFileError`` for values that make no sense.
+    Raise ``UnsupportedModelError``, naming a method or setting that this build cannot read, and
+    ``ModelFileError`` if values are invalid.
     """
     value = config.get(KEY)
     if not value and isinstance(text := config.get("text_config"), Mapping):
@@ -194,7 +194,7 @@ class _Settings:
         self.prefix = prefix
 
     def refuse_unknown(self, known: Iterable[str]) -> None:
-        """Refuse by their names keys that are not ``known`` and whose values say something."""
+        """Refuse keys that are not ``known`` and whose values are not neutral, by name."""
         unknown = [
             self._shown(key)
             for key, value in self.values.items()
@@ -204,7 +204,7 @@ class _Settings:
             _refuse(*unknown)
 
     def refuse_unless(self, key: str, *allowed: object, default: object = None) -> None:
-        """Refuse a value of ``key`` by its name unless it is one of ``allowed``, or absent."""
+        """Refuse the value of ``key``, by name, unless it is absent or one of ``allowed``."""
         value = self.values.get(key, default)
         if value is not None and value not in allowed:
             _refuse(self._shown(key))
@@ -214,7 +214,7 @@ class _Settings:
         if value is None:
             value = default
         if isinstance(value, bool) or not isinstance(value, int):
-            raise ModelFileError(self.path, f"{self.prefix}{key} must be a whole number")
+            raise ModelFileError(self.path, f"{self.prefix}{key} must be an integer")
         if not minimum <= value <= _MAX_SIZE:
             raise ModelFileError(self.path, f"{self.prefix}{key} is out of range: {value}")
         return value
@@ -228,7 +228,7 @@ class _Settings:
         return value
 
     def block(self, key: str) -> tuple[int, int] | None:
-        """Rows and columns that share a scale."""
+        """Return the number of rows and columns that share a scale."""
         value = self.values.get(key)
         if value is None:
             return None
@@ -238,12 +238,12 @@ class _Settings:
             or not all(type(each) is int and 0 < each <= _MAX_SIZE for each in value)
         ):
             raise ModelFileError(self.path, f"{self.prefix}{key} must be two positive numbers")
-        if value[1] < BLOCK_COLUMNS:  # each would take a table of its own
+        if value[1] < BLOCK_COLUMNS:  # each would need its own table
             _refuse(f"{self._shown(key)} (fewer than {BLOCK_COLUMNS} columns)")
         return value[0], value[1]
 
     def group_columns(self, key: str, default: int | None) -> int | None:
-        """Columns that share a scale; None for whole rows, which the files call -1."""
+        """Return the number of columns that share a scale; None for whole rows, -1 in the files."""
         size = self.count(key, default, minimum=-1)
         if size == -1:
             return None
@@ -266,7 +266,7 @@ class _Settings:
 
 
 _ANYWHERE = frozenset({"quant_method", "modules_to_not_convert", "ignored_layers"})
-"""Which tensors are quantized is seen from the tensors."""
+"""Settings of every method. The stored tensors show which of them are quantized."""
 
 
 def _fp8(settings: _Settings) -> Encoding:
@@ -324,7 +324,7 @@ _GPTQ_NOTES = frozenset(
         "use_exllama",
     }
 )
-"""What AutoGPTQ, optimum and GPTQModel note about how a model was made, or which kernels to use."""
+"""Settings of AutoGPTQ, optimum and GPTQModel about how a model was quantized, or about kernels."""
 
 
 def _gptq(settings: _Settings) -> Encoding:
@@ -339,7 +339,7 @@ def _gptq(settings: _Settings) -> Encoding:
     group_columns = settings.group_columns("group_size", 128)
     is_static = settings.flag("static_groups", default=False)
     if group_columns is not None and not is_static:
-        settings.refuse_unless("desc_act", False)  # columns in an order of their own
+        settings.refuse_unless("desc_act", False)  # reordered columns
     stored_format = settings.values.get("checkpoint_format") or settings.values.get("format")
     return Encoding(
         method="gptq",
@@ -468,7 +468,7 @@ def _integers(
     is_symmetric: bool,
     zero_offset: int = 0,
 ) -> IntegerEncoding:
-    """Integers that some format here holds exactly; any others are refused."""
+    """Return an encoding that a supported format represents exactly, and refuse any other."""
     if num_bits not in (4, 8) or (num_bits == 8 and not is_symmetric):
         kind = "" if is_symmetric else ", with zero points"
         _refuse(f"{settings.prefix}bits={num_bits}{kind}")
@@ -494,7 +494,7 @@ _READERS: Mapping[str, Callable[[_Settings], Encoding]] = {
 def _refuse(*features: str) -> NoReturn:
     shown = tuple(_printable(each) for each in features)
     raise UnsupportedModelError(
-        f"the model needs what Potluck does not compute: {', '.join(shown)}",
+        f"the model requires unsupported features: {', '.join(shown)}",
         missing=shown,
         hint="choose other files of the same model: GGUF, or safetensors in BF16, FP8, MXFP4, "
         "GPTQ or AWQ",

@@ -1,9 +1,9 @@
 """FP8 weights with scales, shown as BF16.
 
 A value is the product of an E4M3 number (4 significant bits) and its scale, computed in float32 and
-rounded to BF16, the nearest one, ties to even: what ``transformers`` makes of it
-(``Fp8Dequantize``). Where scales are powers of two nothing is rounded. Scales are stored beside the
-values: one for the tensor, one for each row, or one for each block of rows and columns.
+rounded to the nearest BF16 number, ties to even, as in ``transformers`` (``Fp8Dequantize``). If
+scales are powers of two, nothing is rounded. Scales are stored in a separate tensor: one for the
+whole tensor, one for each row, or one for each block of rows and columns.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from potluck.formats.encodings.parts import (
 from potluck.types.tensor import TensorFormat, TensorInfo
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
     from potluck.formats.encodings.encoding import FloatEncoding
@@ -35,7 +37,7 @@ FLOAT_TYPE = "F8_E4M3"
 
 
 def _e4m3_values() -> NDArray[np.float32]:
-    """What each byte stands for: sign, 4 bits of exponent (bias 7), 3 of fraction; no infinity."""
+    """Return each byte's value: sign, 4 bits of exponent (bias 7), 3 of fraction, no infinity."""
     codes = np.arange(256)
     exponents, fractions = (codes >> 3) & 15, codes & 7
     normal = np.ldexp(1 + fractions / 8, exponents - 7)
@@ -49,7 +51,7 @@ _E4M3_VALUES = _e4m3_values()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Grid:
-    """Scales ``[matrices, rows, columns]``, each of ``block_rows`` and ``block_columns``."""
+    """Scales ``[matrices, rows, columns]``, each for ``block_rows`` and ``block_columns``."""
 
     shape: tuple[int, int, int]
     block_rows: int
@@ -57,7 +59,7 @@ class _Grid:
 
 
 class FloatTensor:
-    """A matrix, or several, of FP8; an ``EncodedTensor``."""
+    """One or several FP8 matrices; an ``EncodedTensor``."""
 
     def __init__(
         self,
@@ -68,7 +70,7 @@ class FloatTensor:
         read: ReadBytes,
     ) -> None:
         if len(weight.shape) < 2 or not num_elements(weight.shape):
-            raise unreadable(weight, "vectors of FP8")
+            raise unreadable(weight, "FP8 vectors")
         check_scales(scale)
         self.info = TensorInfo(name=name, shape=weight.shape, format=TensorFormat.BF16)
         self.parts = (weight, scale)
@@ -78,12 +80,14 @@ class FloatTensor:
 
     @property
     def decoding_bytes(self) -> int:
-        """A piece, the scales twice while they are read, and tables for one row of blocks."""
+        """The memory for a piece, for the scales twice while they are read, and for the tables of
+        one row of blocks.
+        """
         piece = max(PIECE_BYTES, 24 * self.info.num_columns)
         return piece + 12 * num_elements(self._grid.shape) + 16 * 256 * self._grid.shape[2]
 
     def read_rows(self, start_row: int, end_row: int, out: memoryview) -> None:
-        """Rows from the first matrix on; those that share scales go through one table."""
+        """Read rows, counted from the first matrix; rows with the same scales share a table."""
         weight, scale = self.parts
         grid = self._grid
         if self._scales is None:
@@ -108,13 +112,20 @@ class FloatTensor:
                 part[:, begin:end] = table.take(codes[:, begin:end], mode="clip")
             row += count
 
+    def stored_ranges(self, start_row: int, end_row: int) -> Iterator[tuple[FileTensor, int, int]]:
+        """Yield the ranges of all scales, and of the rows."""
+        weight, scale = self.parts
+        columns = weight.shape[-1]
+        yield scale, 0, scale.num_bytes
+        yield weight, start_row * columns, end_row * columns
+
     def release(self) -> None:
-        """Let go of the scales."""
+        """Free the scales."""
         self._scales = None
 
 
 def _grid(weight: FileTensor, scale: FileTensor, encoding: FloatEncoding) -> _Grid:
-    """How the scales lie over the weight; ``ModelFileError`` where their shapes do not agree."""
+    """Return the scales' grid over the weight. Raise ``ModelFileError`` if shapes do not match."""
     *leading, rows, columns = weight.shape
     matrices = num_elements(tuple(leading))
     found = num_elements(scale.shape)
@@ -130,12 +141,12 @@ def _grid(weight: FileTensor, scale: FileTensor, encoding: FloatEncoding) -> _Gr
     if scale.shape in ((*leading, 1, 1), (*leading, 1), tuple(leading)):
         return _Grid(shape=(matrices, 1, 1), block_rows=rows, block_columns=columns)
     raise contradiction(
-        scale, f"has the shape {list(scale.shape)}, and cannot scale {list(weight.shape)}"
+        scale, f"has the shape {list(scale.shape)}, which cannot scale {list(weight.shape)}"
     )
 
 
 def _bf16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
-    """The nearest BF16 numbers, ties to even; not-a-number stays so."""
+    """Return the nearest BF16 numbers, ties to even; NaN stays NaN."""
     bits = values.view(np.uint32)
     rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
     return np.where(np.isnan(values), np.uint32(0x7FC0), rounded).astype(np.uint16)

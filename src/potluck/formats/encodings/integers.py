@@ -1,10 +1,10 @@
-"""Weights of 4 and 8 bits with scales, shown in formats of GGUF that hold exactly the same values.
+"""Weights of 4 and 8 bits with scales, shown in GGUF formats that represent them exactly.
 
-A value is ``scale * (q - zero)``, with one scale and zero point for a group of neighbours in a row.
-Without zero points (zero is the middle of the range) that is Q4_0 or Q8_0. With zero points of 4
-bits the difference is from -16 to 15, which is Q5_0: Q4_1 would not do, as its minimum, ``scale *
-zero``, is rounded to f16. Scales must be exact in f16, as those that were trained in f16 are, and
-those in BF16 from ``2**-17`` on.
+A value is ``scale * (q - zero)``, with one scale and zero point per group of consecutive values in
+a row. Without zero points (zero is the middle of the range), this is Q4_0 or Q8_0. With 4-bit zero
+points the difference is from -16 to 15, which is Q5_0; Q4_1 is not suitable, because its minimum,
+``scale * zero``, is rounded to f16. Scales must be exact in f16, which is the case for scales
+trained in f16, and for BF16 scales from ``2**-17`` on.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from potluck.formats.encodings.parts import (
 from potluck.types.tensor import TensorFormat, TensorInfo
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from numpy.typing import NDArray
 
@@ -40,11 +40,11 @@ if TYPE_CHECKING:
     Words = NDArray[np.uint32]
 
 BAND_BYTES = 32 * 2**20
-"""Of packed integers that are transposed, held at a time: a whole matrix of 8192 by 8192. Of a
-larger one, several bands of rows are gathered, each by reading all of it once more."""
+"""The memory for transposed packed integers, which suffices for a whole matrix of 8192 by 8192. A
+larger matrix is processed in several bands of rows, each of which reads the whole matrix again."""
 
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-"""The row, of eight, that each nibble of a word is of, from the lowest nibble on."""
+"""The row, of eight, of each nibble of a word, from the lowest nibble on."""
 
 _READ_BYTES = 2**20
 _WORD_BYTES = 4
@@ -52,7 +52,7 @@ _WORD_BITS = 32
 
 
 class IntegerTensor:
-    """A matrix of integers; an ``EncodedTensor``. ``stored`` are its parts by their endings."""
+    """A matrix of integers; an ``EncodedTensor``. ``stored`` has its parts by name suffix."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class IntegerTensor:
         layout = encoding.layout
         scales = stored.get("scales") if layout in _IS_TRANSPOSED else stored.get("weight_scale")
         if scales is None:
-            raise contradiction(self._packed, "has no scales beside it")
+            raise contradiction(self._packed, "has no matching scales")
         self._scales_part = scales
         zeros = "qzeros" if layout in _IS_TRANSPOSED else "weight_zero_point"
         self._zeros_part = stored.get(zeros)
@@ -88,7 +88,7 @@ class IntegerTensor:
 
     @property
     def decoding_bytes(self) -> int:
-        """A piece, scales and zero points, and what is transposed."""
+        """The memory for a piece, scales and zero points, and transposed words."""
         rows, columns = self.info.shape
         held = max(PIECE_BYTES, 24 * columns * self._unit_rows) + 13 * rows * self._groups
         if self._encoding.layout in _IS_TRANSPOSED:
@@ -96,7 +96,7 @@ class IntegerTensor:
         return held
 
     def read_rows(self, start_row: int, end_row: int, out: memoryview) -> None:
-        """Rows, as many at a time as fit a piece."""
+        """Read rows, as many at a time as fit into a piece."""
         if self._scales is None:
             self._read_companions()
         columns = self.info.num_columns
@@ -110,13 +110,23 @@ class IntegerTensor:
             target[row - start_row : end - start_row] = blocks.reshape(end - row, -1)
             row = end
 
+    def stored_ranges(self, start_row: int, end_row: int) -> Iterator[tuple[FileTensor, int, int]]:
+        """Yield the ranges of all scales and zero points, and of the rows (all if transposed)."""
+        for part in (self._scales_part, self._order_part, self._shape_part, self._zeros_part):
+            if part is not None:
+                yield part, 0, part.num_bytes
+        row_bytes = self._packed.num_bytes // self.info.num_rows
+        if self._encoding.layout in _IS_TRANSPOSED:
+            start_row, end_row, row_bytes = 0, 1, self._packed.num_bytes
+        yield self._packed, start_row * row_bytes, end_row * row_bytes
+
     def release(self) -> None:
-        """Let go of the scales, the zero points and the band."""
+        """Free the scales, the zero points and the band."""
         self._scales = self._zeros = self._band = None
 
     @property
     def _unit_rows(self) -> int:
-        """Rows that share words."""
+        """The number of rows that share words."""
         return 8 if self._encoding.layout is Layout.AWQ else 1
 
     @property
@@ -125,11 +135,11 @@ class IntegerTensor:
 
     @property
     def _band_bytes(self) -> int:
-        """What a band may hold, or one unit of rows."""
+        """The size of a band, at least one unit of rows."""
         return max(BAND_BYTES, self._packed.shape[0] * _WORD_BYTES)
 
     def _shape(self) -> tuple[int, int]:
-        """Rows and columns of the weight."""
+        """Return the rows and columns of the weight."""
         packed = self._packed
         check_type(packed, "I8" if self._encoding.layout is Layout.BYTES else "I32")
         if len(packed.shape) != 2:
@@ -155,7 +165,7 @@ class IntegerTensor:
         return num_groups
 
     def _check_companions(self) -> None:
-        """Raise unless types and shapes of the other parts are those that belong to the weight."""
+        """Raise an error unless the types and shapes of the other parts match the weight."""
         rows, columns = self.info.shape
         groups, encoding = self._groups, self._encoding
         check_scales(self._scales_part)
@@ -163,7 +173,7 @@ class IntegerTensor:
         if encoding.layout in _IS_TRANSPOSED:
             check_shape(self._scales_part, (groups, rows))
             if zeros is None:
-                raise contradiction(self._packed, "has no zero points (qzeros) beside it")
+                raise contradiction(self._packed, "has no matching zero points (qzeros)")
             check_shape(zeros, (groups, -(-rows // self._per_word)))
         else:
             shapes: list[tuple[int, ...]] = [(rows, groups)]
@@ -172,12 +182,12 @@ class IntegerTensor:
             check_shape(self._scales_part, *shapes)
             if not encoding.is_symmetric:
                 if zeros is None:
-                    raise contradiction(self._packed, "has no zero points beside it")
+                    raise contradiction(self._packed, "has no matching zero points")
                 if encoding.layout is Layout.BYTES:
-                    raise unreadable(zeros, "integers of 8 bits with zero points")
+                    raise unreadable(zeros, "8-bit integers with zero points")
                 check_shape(zeros, (-(-rows // self._per_word), groups))
             elif zeros is not None:
-                raise contradiction(zeros, "is of weights that are said to be symmetric")
+                raise contradiction(zeros, "belongs to weights that are declared symmetric")
         if zeros is not None:
             check_type(zeros, "I32")
         if self._order_part is not None:
@@ -188,7 +198,9 @@ class IntegerTensor:
             check_shape(self._shape_part, (2,))
 
     def _read_companions(self) -> None:
-        """Scales ``[rows, groups]`` as f16, and what is added to integers to take their zeros."""
+        """Read the scales ``[rows, groups]`` as f16, and the numbers to add to integers to subtract
+        their zero points.
+        """
         rows, columns = self.info.shape
         is_transposed = self._encoding.layout in _IS_TRANSPOSED
         scales = read_scales(self._read, self._scales_part)
@@ -197,16 +209,14 @@ class IntegerTensor:
         with np.errstate(over="ignore"):
             exact = scales.astype(np.float16)
         if not np.array_equal(exact.astype(np.float32), scales, equal_nan=True):
-            raise unreadable(self._scales_part, "scales that f16 cannot hold")
+            raise unreadable(self._scales_part, "scales outside the range of f16")
         self._scales = np.ascontiguousarray(
             np.broadcast_to(exact.reshape(-1, self._groups), (rows, self._groups))
         )
         if self._order_part is not None:
             order = read_array(self._read, self._order_part, "<i4")
             if not np.array_equal(order, np.arange(columns) // (columns // self._groups)):
-                raise unreadable(
-                    self._order_part, "columns in an order of their own (desc_act, g_idx)"
-                )
+                raise unreadable(self._order_part, "reordered columns (desc_act, g_idx)")
         if self._shape_part is not None:
             kind = "<i8" if self._shape_part.type_name == "I64" else "<i4"
             shape = read_array(self._read, self._shape_part, kind)
@@ -227,13 +237,13 @@ class IntegerTensor:
             self._zeros = np.ascontiguousarray(zeros)
         elif (zeros != 1 << (self._encoding.num_bits - 1)).any():
             raise contradiction(
-                self._zeros_part, "has zero points that contradict sym in quantization_config"
+                self._zeros_part, "has zero points, which contradicts sym in quantization_config"
             )
 
     def _encoded(self, start_row: int, end_row: int) -> Bytes:
-        """Blocks of the rows in the format of ``info``."""
+        """Return the blocks of the rows in the format of ``info``."""
         if self._scales is None:
-            raise ValueError(f"{self.info.name}: nothing was read")
+            raise ValueError(f"{self.info.name}: no rows have been read")
         values = self._values(start_row, end_row)
         scales = np.repeat(
             self._scales[start_row:end_row],
@@ -253,7 +263,7 @@ class IntegerTensor:
         return blocks_of_q8_0(blocks, scales)
 
     def _values(self, start_row: int, end_row: int) -> Bytes:
-        """The integers ``[rows, columns]``."""
+        """Return the integers ``[rows, columns]``."""
         layout = self._encoding.layout
         if layout in (Layout.ROWS, Layout.BYTES):
             row_bytes = self._packed.num_bytes // self.info.num_rows
@@ -271,7 +281,7 @@ class IntegerTensor:
         return _unpacked_awq(words)[skipped : skipped + end_row - start_row]
 
     def _transposed(self, first: int, last: int) -> Words:
-        """Words of units of rows ``[first, last)``, each unit's one after another."""
+        """Return the words of the units of rows ``[first, last)``, unit by unit."""
         parts = []
         while first < last:
             start, band = self._band_with(first)
@@ -281,12 +291,12 @@ class IntegerTensor:
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def _band_with(self, unit: int) -> tuple[int, Words]:
-        """The band that has ``unit``: its first unit, and its words ``[stored rows, units]``."""
+        """Return the band with ``unit``: its first unit, and its words ``[stored rows, units]``."""
         if self._band is not None:
             start, words = self._band
             if start <= unit < start + words.shape[1]:
                 return start, words
-        self._band = None  # its memory is used again
+        self._band = None  # so that its memory can be reused
         stored_rows, num_units = self._packed.shape
         most = self._band_bytes // (stored_rows * _WORD_BYTES)
         start = unit // most * most
@@ -316,7 +326,7 @@ def _target(encoding: IntegerEncoding) -> TensorFormat:
 
 
 def _unpacked(words: Words, num_bits: int) -> Bytes:
-    """``[n, words]`` to ``[n, integers]``, the lowest bits of each word first."""
+    """Unpack ``[n, words]`` to ``[n, integers]``, the lowest bits of each word first."""
     stored = np.ascontiguousarray(words).astype("<u4", copy=False).view(np.uint8)
     return _unpacked_bytes(stored, num_bits)
 
@@ -331,7 +341,7 @@ def _unpacked_bytes(packed: Bytes, num_bits: int) -> Bytes:
 
 
 def _unpacked_awq(words: Words) -> Bytes:
-    """``[n, columns]`` words of eight rows each to ``[8 n, columns]``."""
+    """Unpack ``[n, columns]`` words of eight rows each to ``[8 n, columns]``."""
     out = np.empty((len(words), 8, words.shape[1]), dtype=np.uint8)
     for nibble, row in enumerate(AWQ_ORDER):
         out[:, row] = (words >> np.uint32(4 * nibble)) & np.uint32(15)

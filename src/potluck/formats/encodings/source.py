@@ -1,8 +1,8 @@
-"""The tensors of an encoded model, each weight as one."""
+"""The tensors of an encoded model, with each weight as one tensor."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from potluck.errors import ModelFileError
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 class EncodedSource(FileTensorSource):
     """``raw`` with quantized weights shown as one tensor each; a ``TensorSource``.
 
-    ``tensors`` are those of the files, ``names`` those that are shown. It owns the files of
-    ``raw``, which must not be used any more. Rows are decoded in pieces; ``decoding_bytes`` is what
-    that holds in addition, for the tensor read last.
+    ``tensors`` are those in the files, ``names`` those that are shown. It takes over the files of
+    ``raw``, which must not be used any more. Rows are decoded in pieces; ``decoding_bytes`` is the
+    additional memory for this, for the tensor read last.
     """
 
     def __init__(self, raw: FileTensorSource, encoding: Encoding) -> None:
@@ -35,21 +35,24 @@ class EncodedSource(FileTensorSource):
         self._last: EncodedTensor | None = None
 
     def names(self) -> Iterable[str]:
-        """The names of all tensors that are shown, in file order."""
+        """Return the names of all tensors that are shown, in file order."""
         return self._shown
 
     def info(self, name: str) -> TensorInfo:
-        """What ``name`` is shown as.
+        """Return the tensor as which ``name`` is shown.
 
-        Raises as ``FileTensorSource.info``, ``ModelFileError`` where the tensors that are stored
-        for it contradict one another, and ``UnsupportedModelError`` for those that no format here
-        holds exactly.
+        Raise the errors of ``FileTensorSource.info``, ``ModelFileError`` if its stored tensors
+        contradict each other, and ``UnsupportedModelError`` if no supported format represents it
+        exactly.
         """
         decoder = self._decoder(name)
         return super().info(name) if decoder is None else decoder.info
 
     def read_rows(self, name: str, start_row: int, end_row: int, out: memoryview) -> None:
-        """Fill ``out`` with rows in the format of ``info``. Raises as ``info`` and ``raw`` do."""
+        """Fill ``out`` with rows in the format of ``info``.
+
+        Raise the errors of ``info`` and ``raw``.
+        """
         decoder = self._decoder(name)
         if decoder is not self._last and self._last is not None:
             self._last.release()
@@ -67,12 +70,24 @@ class EncodedSource(FileTensorSource):
                 decoder.read_rows(start_row, end_row, target)
 
     def stored_parts(self, name: str) -> tuple[FileTensor, ...]:
-        """The tensors of the files that are shown as ``name``; ``KeyError`` if none are."""
+        """Return the stored tensors that are shown as ``name``. Raise ``KeyError`` if none are."""
         decoder = self._decoder(name)
         return super().stored_parts(name) if decoder is None else decoder.parts
 
+    def stored_ranges(
+        self, name: str, start_row: int, end_row: int
+    ) -> Iterator[tuple[FileTensor, int, int]]:
+        """Yield the ranges of stored tensors that ``read_rows`` reads.
+
+        Data that is only read once is included each time. Raise the errors of ``info``.
+        """
+        decoder = self._decoder(name)
+        if decoder is None:
+            return super().stored_ranges(name, start_row, end_row)
+        return decoder.stored_ranges(start_row, end_row)
+
     def decoding_bytes(self, name: str) -> int:
-        """What reading rows of ``name`` holds besides them."""
+        """Return the memory that reading rows of ``name`` needs in addition to them."""
         decoder = self._decoder(name)
         return 0 if decoder is None else decoder.decoding_bytes
 
@@ -83,7 +98,7 @@ class EncodedSource(FileTensorSource):
         super().close()
 
     def _decoder(self, name: str) -> EncodedTensor | None:
-        """What decodes ``name``; None for a tensor that is stored plainly."""
+        """Return the decoder of ``name``; None for a tensor that is not encoded."""
         if name not in self._decoders:
             self._decoders[name] = self._find(name)
         return self._decoders[name]
@@ -93,7 +108,7 @@ class EncodedSource(FileTensorSource):
         packed, mxfp4 = encoding.packed_parts(name), encoding.mxfp4_parts(name)
         for parts in (packed, mxfp4):
             if parts and parts[0] in tensors and name in tensors:
-                raise contradiction(tensors[name], f"is there twice: also as {parts[0]}")
+                raise contradiction(tensors[name], f"is stored twice: also as {parts[0]}")
         if packed and packed[0] in tensors and encoding.integers is not None:
             stem = name.removesuffix("weight")
             stored = {each.removeprefix(stem): tensors[each] for each in packed if each in tensors}
@@ -108,7 +123,7 @@ class EncodedSource(FileTensorSource):
         return self._find_scaled(name)
 
     def _find_scaled(self, name: str) -> EncodedTensor | None:
-        """Values under ``name`` itself, with scales beside them."""
+        """Find values that are stored under ``name`` itself, with separate scales."""
         encoding = self._encoding
         weight = self.tensors[name]
         companions = [
@@ -118,10 +133,12 @@ class EncodedSource(FileTensorSource):
         is_integer = weight.type_name == "I8" and encoding.integers is not None
         if not (is_float or is_integer):
             if companions:
-                raise contradiction(weight, f"is {weight.type_name} and has scales beside it")
+                raise contradiction(weight, f"is {weight.type_name} but has scales")
             return None
         if len(companions) != 1:
-            raise contradiction(weight, f"has {len(companions)} tensors of scales, and needs one")
+            raise contradiction(
+                weight, f"has {len(companions)} scale tensors, but needs exactly one"
+            )
         if is_float and encoding.floats is not None:
             return FloatTensor(name, weight, companions[0], encoding.floats, self.read_stored)
         if encoding.integers is not None:

@@ -1,4 +1,4 @@
-"""The best path through a ``PathProblem``, for one stream or several, and several pipelines."""
+"""Solvers for a ``PathProblem``: the best path for one stream or several, and several pipelines."""
 
 from potluck.placement.solver.memory import missing_bytes
 from potluck.placement.solver.pipelines import replicate, total_rate

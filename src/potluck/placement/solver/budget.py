@@ -1,4 +1,4 @@
-"""How much work a search may do, in numbers of array elements: no clock, so answers repeat."""
+"""Limits the work of a search by the number of array elements: without a clock, results repeat."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class Budget:
 
     @property
     def left(self) -> int:
-        """How many are left; 0 if more were spent than there were."""
+        """Return how many are left; 0 if more were spent than available."""
         return max(0, self._left)
 
     @property
     def is_spent(self) -> bool:
-        """Whether nothing is left."""
+        """Return whether nothing is left."""
         return self._left <= 0

@@ -1,10 +1,11 @@
 """The best path by dynamic programming over (used kinds, last kind, next item), with bounds.
 
-A state is kept only while its seconds, plus the least that a relaxation says must follow, are below
-the best answer known. Only the kinds in ``tracked`` are kept from being used too often. With all
-kinds tracked the answer is exact; with fewer it is a bound, which is exact if its path uses no
-kind too often ("decremental state space relaxation"). Kinds that have a price are always tracked:
-then states of equal usage have paid equal prices, and the best by seconds is the best with prices.
+A state is kept only while its seconds, plus the least that must follow according to a relaxation,
+are below the best known answer. Only the kinds in ``tracked`` are prevented from being used too
+often. With all kinds tracked the answer is exact; with fewer it is a bound, which is exact if its
+path uses no kind too often ("decremental state space relaxation"). Kinds that have a price are
+always tracked: then states of equal usage have paid equal prices, and the best by seconds is the
+best with prices.
 """
 
 from __future__ import annotations
@@ -23,20 +24,20 @@ Ints = NDArray[np.int64]
 
 USAGE_BITS = 62
 _MOST_STATES, _MOST_CHOICES = 1 << 14, 1 << 22
-"""At one item; keep the memory of a search below 100 MB."""
+"""At one item; these keep the memory of a search below 100 MB."""
 _CHOICE_ELEMENTS = 8
-"""Operations that choosing a next stage takes, measured beside those of the other searches."""
+"""Operations needed to choose the next stage, measured relative to those of the other searches."""
 _PAIRS = 1 << 18
-"""Of states of one kind compared with each other at one item: enough that most copies go, few
-enough that comparing costs no more than extending."""
+"""States of one kind that are compared with each other at one item: enough to remove most copies,
+and few enough that comparing costs no more than extending."""
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """How often each tracked kind is used, in one integer: a field of bits for each of them.
+    """How often each tracked kind is used, packed into one integer: a bit field for each of them.
 
-    Each field has a spare top bit, so that subtracting one usage from another borrows from no
-    neighbour. Of a kind that is not tracked, ``one`` is 0.
+    Each field has a spare top bit, so that subtracting one usage from another does not borrow from
+    a neighbour. ``one`` is 0 for a kind that is not tracked.
     """
 
     one: Ints
@@ -46,7 +47,7 @@ class Usage:
 
 
 def usage_of(counts: Ints, tracked: frozenset[int], num_items: int) -> Usage | None:
-    """Return the fields; None if the tracked kinds have no room in an integer."""
+    """Return the fields; None if those of the tracked kinds do not fit in an integer."""
     one, full, field = (np.zeros(len(counts), dtype=np.int64) for _ in range(3))
     spare = shift = 0
     for kind in sorted(tracked):
@@ -65,7 +66,7 @@ def usage_of(counts: Ints, tracked: frozenset[int], num_items: int) -> Usage | N
 
 
 @dataclass(frozen=True, slots=True)
-class Labelled:
+class LabelledPath:
     """The best path below a limit, or no stages if there is none."""
 
     seconds: float
@@ -85,10 +86,10 @@ class _States:
 
 def search(
     table: Table, relaxation: Relaxation, below: float, tracked: frozenset[int], budget: Budget
-) -> Labelled | None:
-    """Return the best path that takes less than ``below``; None if that costs too much.
+) -> LabelledPath | None:
+    """Return the best path that takes less than ``below``; None if that exceeds the limits.
 
-    Costs are bounded by the budget, by 62 bits for a usage, and by the states at one item.
+    Costs are limited by the budget, by 62 bits for a usage, and by the states at one item.
     """
     num_items = table.num_items
     priced = frozenset(np.flatnonzero(relaxation.prices > 0).tolist())
@@ -122,7 +123,7 @@ def search(
 
 
 class _Entries:
-    """Where stages began, for finding the way back from the last one."""
+    """Where stages began, for reconstructing the path from its last stage."""
 
     def __init__(self) -> None:
         self._num = 0
@@ -193,14 +194,14 @@ def _enter(
 
 
 def _best_of_each(states: _States) -> _States:
-    """Keep the states that took least, of those with the same usage and the same last kind."""
+    """Keep the fastest of the states with the same usage and the same last kind."""
     order = np.lexsort((states.seconds, states.usage, states.kind))
     same = (np.diff(states.usage[order]) == 0) & (np.diff(states.kind[order]) == 0)
     return _some(states, order[np.append(True, ~same)])
 
 
 def _undominated(states: _States, usage: Usage, budget: Budget) -> _States:
-    """Drop the states of a kind that took no less than another and used what that one used."""
+    """Drop states of a kind for which another one was no slower and used no more."""
     spare = usage.spare
     if not spare:
         return states
@@ -229,7 +230,7 @@ def _extend(
     start: int,
     waiting: list[list[_States]],
 ) -> None:
-    """Let every state end its stage before every item that is possible."""
+    """Let every state end its stage before every possible item."""
     seconds = states.seconds[:, None] + table.seconds[states.kind, start, start + 1 :]
     possible = seconds + relaxation.leaving[states.kind, start + 1 :] < limit
     offset, index = np.nonzero(possible.T)
@@ -247,15 +248,17 @@ def _extend(
         )
 
 
-def _finish(table: Table, waiting: list[_States], entries: _Entries, below: float) -> Labelled:
+def _finish(table: Table, waiting: list[_States], entries: _Entries, below: float) -> LabelledPath:
     if not waiting:
-        return Labelled(below, ())
+        return LabelledPath(below, ())
     states = _joined(waiting)
     seconds = states.seconds - states.prices + table.exit[states.kind]
     best = int(seconds.argmin())
     if not seconds[best] < below:
-        return Labelled(below, ())
-    return Labelled(float(seconds[best]), entries.stages(int(states.entry[best]), table.num_items))
+        return LabelledPath(below, ())
+    return LabelledPath(
+        float(seconds[best]), entries.stages(int(states.entry[best]), table.num_items)
+    )
 
 
 def _joined(parts: list[_States]) -> _States:

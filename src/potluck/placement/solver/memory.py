@@ -1,4 +1,4 @@
-"""Why a problem has no answer: the memory that the units lack together."""
+"""Why a problem has no solution: the memory that the units lack in total."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from potluck.placement.path import PathProblem
 def missing_bytes(problem: PathProblem) -> int:
     """Return how many bytes the units lack at least to hold all items together; 0 if none.
 
-    A lower bound: every unit is given the bytes of a whole stage, an item counts as on the unit
-    where it takes least, and items may be divided. If 0 is returned and there is no path, then
+    This is a lower bound: every unit is given the bytes of a whole stage, an item counts as on the
+    unit where it takes least, and items may be divided. If 0 is returned and there is no path, then
     memory suffices in total, but no stages of whole items fit (or links or limits forbid them).
     """
     if not problem.num_units:

@@ -1,4 +1,4 @@
-"""The least seconds of a path over a table: bounds, starts, local search, then an exact search."""
+"""The fastest path over a table: bounds, initial paths, local search, then an exact search."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from potluck.placement.solver.relaxation import Relaxation, relax, through
 from potluck.placement.solver.table import Stage, Table
 
 NEGLIGIBLE = 1e-9
-"""A gap of this relative size is rounding."""
+"""A gap of this relative size is a rounding error."""
 _SMALL, _ALL_TRACKED = 64, 8
-"""Usages of all kinds up to which states are searched at once, and kinds that are tracked from the
-start: there are so few that nothing is saved by fewer."""
+"""Up to this many usages of all kinds, states are searched immediately; up to this many kinds, all
+are tracked from the start, as fewer would save nothing."""
 _LONGEST_ORDER = 128
 _MOST_STEPS, _FIRST_SCALE, _PATIENCE, _MOMENTUM = 150, 0.5, 12, 0.5
 """Of subgradient steps: chosen by trying some 25 settings on four generated fleets of 50 units."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Least:
-    """The best path found, no stages if none was, and what no path below the limit is below.
+class BestPath:
+    """The best path found (no stages if none was), and a lower bound for paths below the limit.
 
     ``prices`` are those of the best bound; they are a good start for a similar table.
     """
@@ -50,19 +50,19 @@ def minimize(
     below: float = np.inf,
     start: Order = (),
     prices: Floats | None = None,
-) -> Least:
+) -> BestPath:
     """Return the best path that takes less than ``below``.
 
     ``start`` and ``prices`` may be those of a similar table's answer, which saves work.
     """
     if not table.num_kinds:
-        return Least(below, (), np.inf)
+        return BestPath(below, (), np.inf)
     relaxation = relax(table, np.zeros(table.num_kinds))
     budget.spend(_cost(table))
     incumbent = _Incumbent(table, budget, below)
     incumbent.try_stages(relaxation.stages)
     if incumbent.is_best(relaxation.bound_seconds):
-        return incumbent.least(relaxation, relaxation.bound_seconds)
+        return incumbent.best_path(relaxation, relaxation.bound_seconds)
     if not _is_small(table):
         incumbent.pool = _ranked(table, relaxation)
         incumbent.try_around(relaxation.stages)
@@ -76,11 +76,11 @@ def minimize(
     bound = _prove(table, relaxation, incumbent, budget)
     if not incumbent.is_best(bound):
         incumbent.improve(moves=True)
-    return incumbent.least(relaxation, bound)
+    return incumbent.best_path(relaxation, bound)
 
 
 def _is_small(table: Table) -> bool:
-    """Whether trying all usages costs less than looking for a good path first."""
+    """Return whether trying all usages costs less than first searching for a good path."""
     return bool(np.prod(np.minimum(table.counts, table.num_items) + 1.0) <= _SMALL)
 
 
@@ -93,15 +93,15 @@ class _Incumbent:
         self.stages: tuple[Stage, ...] = ()
         self.pool: Order = ()
 
-    def least(self, relaxation: Relaxation, bound_seconds: float) -> Least:
+    def best_path(self, relaxation: Relaxation, bound_seconds: float) -> BestPath:
         bound = min(bound_seconds, self.seconds) if self.stages else bound_seconds
-        return Least(self.seconds, self.stages, bound, relaxation.prices)
+        return BestPath(self.seconds, self.stages, bound, relaxation.prices)
 
     def is_best(self, bound_seconds: float) -> bool:
         return self.seconds <= bound_seconds * (1 + NEGLIGIBLE)
 
     def try_stages(self, stages: tuple[Stage, ...]) -> bool:
-        """Take stages that are better, unless they use a kind too often."""
+        """Accept stages that are better, unless they use a kind too often."""
         if overused(self._table, stages):
             return False
         seconds = self._table.path_seconds(stages)
@@ -141,7 +141,7 @@ class _Incumbent:
                 return
 
     def improve(self, *, moves: bool) -> None:
-        """Insert and replace stages (and move them) until nothing of it helps."""
+        """Insert and replace stages (and move them) until there is no improvement."""
         while self.stages and not self._budget.is_spent:
             if not (self._insert() or (moves and self._move())):
                 return
@@ -180,7 +180,7 @@ def overused(table: Table, stages: tuple[Stage, ...]) -> frozenset[int]:
 
 
 def _ranked(table: Table, relaxation: Relaxation) -> Order:
-    """Return kinds, as often as they have units, by the best path through each."""
+    """Return kinds, each as often as it has units, by the best path through each."""
     pool: list[int] = []
     for kind in np.argsort(through(table, relaxation), kind="stable"):
         pool += [int(kind)] * int(min(table.counts[kind], table.num_items))
@@ -194,9 +194,9 @@ def _raise_prices(
     budget: Budget,
     start: Floats | None,
 ) -> Relaxation:
-    """Return the relaxation with the best bound that subgradient steps find.
+    """Return the relaxation with the best bound found by subgradient steps.
 
-    The length of a step is Polyak's; a direction keeps a part of the one before, which makes the
+    The length of a step is Polyak's; a direction keeps a part of the previous one, which makes the
     bound rise several times faster on long pipelines.
     """
     best, cost = relaxation, _cost(table)
@@ -229,10 +229,10 @@ def _raise_prices(
 
 
 def knapsack_prices(table: Table) -> Floats:
-    """Return prices from a problem without order: units that fill up with items one by one.
+    """Return prices from a problem without order: units that are filled with items one by one.
 
-    There the fastest units are filled; the last one sets what an item is worth, and a faster unit
-    is worth the difference for each item it holds.
+    The fastest units are filled; the last one determines the value of an item, and a faster unit is
+    worth the difference for each item that it holds.
     """
     num_items = table.num_items
     lengths = np.arange(num_items + 1)[None, :] - np.arange(num_items)[:, None]
@@ -260,7 +260,7 @@ def _cost(table: Table) -> int:
 
 
 def _prove(table: Table, relaxation: Relaxation, incumbent: _Incumbent, budget: Budget) -> float:
-    """Search what could be better than the incumbent; return what no path is below."""
+    """Search for anything better than the incumbent; return a lower bound for all paths."""
     bound = relaxation.bound_seconds
     if incumbent.is_best(bound):
         return bound

@@ -1,4 +1,4 @@
-"""The best cut along a given order of kinds, and what one more unit would bring at each place.
+"""The best cut along a given order of kinds, and the effect of one more unit at each place.
 
 An order is a tuple of kinds; a kind occurs in it at most as often as it has units. Stages may skip
 any of its places, so the best cut of an order is also the best over all of its subsequences.
@@ -45,7 +45,7 @@ def forward(table: Table, order: Order) -> Forward:
 
 
 def backward(table: Table, order: Order) -> Floats:
-    """Return the least seconds to the sink ``[M, I]``: from a stage at a place and a first item."""
+    """Return the least seconds to the sink ``[M, I]``, from a stage at a place and a first item."""
     num_places, num_items = len(order), table.num_items
     ahead = np.full((num_places, num_items), np.inf)
     leaving = np.empty(num_items + 1)
@@ -62,7 +62,9 @@ def backward(table: Table, order: Order) -> Floats:
 
 
 def best_cut(table: Table, order: Order) -> tuple[float, tuple[Stage, ...]]:
-    """Return the least seconds of the stages along an order, and those; none if nothing fits."""
+    """Return the least seconds of the stages along an order, and the stages; none if nothing
+    fits.
+    """
     if not order:
         return np.inf, ()
     ways = forward(table, order)

@@ -1,4 +1,4 @@
-"""Several pipelines side by side, where there are more units than one needs."""
+"""Several pipelines side by side, if there are more units than one needs."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from potluck.placement.solver.throughput import (
 from potluck.placement.solver.wide import promising_units
 
 _CANDIDATES = 32
-"""Units among which one of several pipelines is looked for."""
+"""Units among which one of several pipelines is searched."""
 _PIPELINE_PART = 16
-"""The search of one of several pipelines gets this part of what that of a single one gets."""
+"""The search for one of several pipelines gets this part (1/n) of the budget of a single one."""
 _TOLERANCE = 0.01
-"""How near to its bound the search of one of several pipelines ends."""
+"""The gap to its bound at which the search for one of several pipelines ends."""
 _MOST_PIPELINES = 64
 _SEARCHES = 70
-"""Of pipelines in all: about 10 s."""
+"""The total number of searched pipelines: about 10 s."""
 
 
 def replicate(
@@ -36,11 +36,11 @@ def replicate(
     num_elements: int = DEFAULT_ELEMENTS,
     num_searches: int = _SEARCHES,
 ) -> tuple[ThroughputPath, ...]:
-    """Return disjoint pipelines that serve all streams together fastest; none if nothing fits.
+    """Return disjoint pipelines that together serve all streams fastest; none if nothing fits.
 
-    Each serves its ``num_streams``. The numbers of pipelines tried double, up to the most that
-    there can be; each pipeline gets the best of the units that those before it left. At most
-    ``num_searches`` pipelines are looked for in all. There is no bound: this is a heuristic.
+    Each serves its ``num_streams``. The number of pipelines tried doubles, up to the maximum; each
+    pipeline gets the best of the units left by those before it. At most ``num_searches`` pipelines
+    are searched in total. There is no bound: this is a heuristic.
     """
     remembered = cache(problem_of)
     one = best_throughput(remembered, num_streams, num_elements=num_elements)
@@ -74,7 +74,7 @@ def total_rate(pipelines: tuple[ThroughputPath, ...]) -> float:
 def _side_by_side(
     problem_of: ProblemOf, num_streams: int, num_pipelines: int, *, num_elements: int
 ) -> tuple[ThroughputPath, ...]:
-    """Return at most so many pipelines, with streams as they serve them fastest."""
+    """Return at most this many pipelines, with streams distributed for the highest rate."""
     num_units = problem_of(1).num_units
     each = -(-num_streams // num_pipelines)
     sizes = spread_sizes(step_sizes(each, num_units))
@@ -97,7 +97,9 @@ def _one_more(
     free: NDArray[np.intp],
     num_elements: int,
 ) -> ThroughputPath | None:
-    """Return a pipeline of free units; looks among more of them if the best cannot hold all."""
+    """Return a pipeline of free units; search among more of them if the best cannot hold all
+    items.
+    """
     most = _CANDIDATES
     while True:
         units = promising_units(problem_of(sizes[0][0]), free, most)
@@ -117,7 +119,7 @@ def _one_more(
 def _share_out(
     problem_of: ProblemOf, paths: list[ThroughputPath], num_streams: int
 ) -> tuple[ThroughputPath, ...]:
-    """Give each stream in turn to the pipeline that gains, or loses, the most rate by it."""
+    """Give each stream in turn to the pipeline whose rate gains the most, or loses the least."""
     num_given = [0] * len(paths)
     rates = [0.0] * len(paths)
     nexts = [_period(problem_of, path, 1) for path in paths]
@@ -138,7 +140,7 @@ def _share_out(
 
 
 def _period(problem_of: ProblemOf, pipeline: ThroughputPath, num_streams: int) -> ThroughputPath:
-    """Return the pipeline with so many streams, in no more steps than it was made for."""
+    """Return the pipeline with this many streams, in no more steps than it was made for."""
     cuts = pipeline.path.cuts
     num_sequences = -(-num_streams // pipeline.num_in_flight)
     num_in_flight = -(-num_streams // num_sequences)

@@ -1,7 +1,7 @@
 """A bound: the least seconds if a kind could be used any number of times, at a price for each use.
 
-This is the Lagrangian relaxation of "each unit has at most one stage". With the prices ``p`` the
-least seconds plus prices, less ``p`` times the number of units of each kind, is never above the
+This is the Lagrangian relaxation of "each unit has at most one stage". With the prices ``p``, the
+least seconds plus prices, minus ``p`` times the number of units of each kind, never exceeds the
 seconds of any answer. Prices are raised for kinds that are used too often (subgradient steps).
 """
 
@@ -17,10 +17,10 @@ from potluck.placement.solver.table import Stage, Table
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Relaxation:
-    """What one choice of prices shows. Seconds include prices.
+    """The result for one choice of prices. Seconds include prices.
 
-    - ``bound_seconds``: no answer is below; infinite if there is none.
-    - ``stages``: the least path, which may use a kind too often.
+    - ``bound_seconds``: a lower bound for all answers; infinite if there is none.
+    - ``stages``: the best path, which may use a kind too often.
     - ``ahead`` ``[K, I]``: the least from a stage of a kind at a first item to the sink;
       ``leaving`` ``[K, I + 1]``: from the end of a stage of a kind before an item.
     """
@@ -60,7 +60,8 @@ def relax(table: Table, prices: Floats) -> Relaxation:
 def through(table: Table, relaxation: Relaxation) -> Floats:
     """Return the least seconds plus prices of a path that uses each kind: ``[K]``.
 
-    What is above an answer by more than the prices of all units cannot be part of a better one.
+    A kind that exceeds an answer by more than the prices of all units cannot be part of a better
+    one.
     """
     num_kinds, num_items = table.num_kinds, table.num_items
     left = np.full((num_kinds, num_items + 1), np.inf)

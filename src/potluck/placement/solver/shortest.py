@@ -1,4 +1,4 @@
-"""The path of the least seconds, for one stream."""
+"""The fastest path for one stream."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def shortest_path(
     limit_seconds: float = math.inf,
     num_elements: int = DEFAULT_ELEMENTS,
 ) -> Path | None:
-    """Return the path of the least ``path_seconds``, or None if no path was found.
+    """Return the path with the least ``path_seconds``, or None if no path was found.
 
     No stage takes longer than ``limit_seconds``, and no link is occupied for longer. Work is
     bounded by ``num_elements`` rather than by time, so the same problem has the same answer.
@@ -24,11 +24,11 @@ def shortest_path(
     table = make_table(problem)
     if math.isfinite(limit_seconds):
         table = table.limited(limit_seconds)
-    least = minimize_any(table, Budget(num_elements))
-    if not least.stages:
+    best_path = minimize_any(table, Budget(num_elements))
+    if not best_path.stages:
         return None
-    cuts = table.cuts(least.stages)
+    cuts = table.cuts(best_path.stages)
     seconds = problem.path_seconds(cuts)
-    is_best = least.bound_seconds >= seconds * (1 - TOLERANCE)
-    bound = seconds if is_best else least.bound_seconds
+    is_best = best_path.bound_seconds >= seconds * (1 - TOLERANCE)
+    bound = seconds if is_best else best_path.bound_seconds
     return Path(cuts=cuts, seconds=seconds, bound_seconds=bound)

@@ -13,19 +13,19 @@ from potluck.placement.cuts import Cut
 from potluck.placement.path import Floats, PathProblem
 
 TOLERANCE = 1e-9
-"""Limits are kept up to this relative error: sums of floats depend on their order."""
+"""Limits are respected up to this relative error: sums of floats depend on their order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Table:
-    """Kinds of units instead of units. ``K`` kinds, ``I`` items. Arrays are not to be written to.
+    """Kinds of units instead of units. ``K`` kinds, ``I`` items. The arrays must not be modified.
 
-    Units are of one kind if exchanging them changes nothing: equal in memory, in seconds, and in
-    their links with every other unit.
+    Units are of one kind if exchanging them changes nothing: they are equal in memory, in seconds,
+    and in their links with every other unit.
 
     - ``members``: the units of each kind; ``counts`` ``[K]`` says how many.
-    - ``seconds`` ``[K, I, I + 1]``: of a stage ``[start, end)``; infinite where the unit cannot
-      hold it, or where it would take longer than allowed.
+    - ``seconds`` ``[K, I, I + 1]``: of a stage ``[start, end)``; infinite if the unit cannot hold
+      it, or if it would take longer than allowed.
     - ``hops`` ``[K, K]`` between stages (infinite within a kind of one unit), ``entry`` ``[K]``
       from the source and ``exit`` ``[K]`` to the sink.
     """
@@ -42,16 +42,16 @@ class Table:
 
     @property
     def num_kinds(self) -> int:
-        """``K``."""
+        """Return ``K``."""
         return len(self.members)
 
     @property
     def num_items(self) -> int:
-        """``I``."""
+        """Return ``I``."""
         return int(self.seconds.shape[1])
 
     def limited(self, limit_seconds: float) -> Table:
-        """Return the table without the stages and links that are occupied longer than this."""
+        """Return the table without stages and links that are occupied longer than this."""
         limit = limit_seconds * (1 + TOLERANCE)
 
         def kept(values: Floats, busy: Floats) -> Floats:
@@ -66,7 +66,7 @@ class Table:
         )
 
     def only(self, kinds: NDArray[np.intp]) -> Table:
-        """Return the table with these kinds alone."""
+        """Return the table with only these kinds."""
         return Table(
             members=tuple(self.members[kind] for kind in kinds),
             counts=self.counts[kinds],
@@ -80,7 +80,7 @@ class Table:
         )
 
     def cuts(self, stages: tuple[Stage, ...]) -> tuple[Cut, ...]:
-        """Return the stages on units: members of a kind are taken in their order."""
+        """Return the stages on units: members of a kind are used in their order."""
         free = {kind: iter(self.members[kind]) for kind in {stage.kind for stage in stages}}
         return tuple(
             Cut(unit=next(free[stage.kind]), start=stage.start, end=stage.end) for stage in stages
@@ -95,7 +95,7 @@ class Table:
         return total + sum(float(self.hops[a.kind, b.kind]) for a, b in pairwise(stages))
 
     def bottleneck_seconds(self, stages: tuple[Stage, ...]) -> float:
-        """Return how long a step occupies the stage or the link that it occupies longest."""
+        """Return how long a step occupies the bottleneck: the busiest stage or link."""
         links = [float(self.busy_entry[stages[0].kind]), float(self.busy_exit[stages[-1].kind])]
         links += [float(self.busy_hops[a.kind, b.kind]) for a, b in pairwise(stages)]
         return max(*links, *(float(self.seconds[s.kind, s.start, s.end]) for s in stages))
@@ -111,7 +111,7 @@ class Stage:
 
 
 def make_table(problem: PathProblem, units: NDArray[np.intp] | None = None) -> Table:
-    """Return the table of a problem, or of these units of it alone.
+    """Return the table of a problem, or of only these units of it.
 
     Units that cannot hold any stage are left out. Takes ``8 * K * I * (I + 1)`` bytes.
     """
@@ -140,7 +140,7 @@ def make_table(problem: PathProblem, units: NDArray[np.intp] | None = None) -> T
 
 
 def stage_seconds(problem: PathProblem, units: NDArray[np.intp]) -> Floats:
-    """Return the seconds of every stage on these units, infinite where it cannot be.
+    """Return the seconds of every stage on these units, infinite where it is impossible.
 
     The shape is ``[len(units), I, I + 1]``: by unit, start and end.
     """
@@ -175,7 +175,7 @@ def stage_fits(problem: PathProblem, units: NDArray[np.intp], start: int) -> NDA
 
 
 def can_hold_any(problem: PathProblem, units: NDArray[np.intp]) -> NDArray[np.bool_]:
-    """Return which of these units have room for a stage of a single item at least."""
+    """Return which of these units have room for a stage of at least one item."""
     single = problem.item_bytes[units] + problem.stage_bytes[units][:, None]
     if problem.num_items > 1:
         single[:, 0] = np.minimum(single[:, 0], problem.lone_bytes[units, 0])
@@ -190,8 +190,7 @@ def can_hold_any(problem: PathProblem, units: NDArray[np.intp]) -> NDArray[np.bo
 def kinds_of(problem: PathProblem, units: NDArray[np.intp]) -> tuple[tuple[int, ...], ...]:
     """Return the units grouped by kind, in the order of each kind's first unit.
 
-    That exchanging two units changes nothing is transitive, so comparing with one unit of a kind
-    suffices.
+    Exchangeability is transitive, so comparing with one unit of a kind suffices.
     """
     ends = np.append(units, problem.num_units)
     links = [
@@ -230,7 +229,7 @@ def _row_of(problem: PathProblem, unit: int, index: int, links: list[Floats]) ->
 
 
 def _exchangeable(links: list[Floats], one: int, other: int) -> bool:
-    """Return whether every link is as before when two units are exchanged."""
+    """Return whether exchanging two units leaves every link unchanged."""
     for matrix in links:
         row, column = matrix[other].copy(), matrix[:, other].copy()
         row[[one, other]] = row[[other, one]]

@@ -11,29 +11,30 @@ from numpy.typing import NDArray
 
 from potluck.placement.path import Floats, Path, PathProblem, ThroughputPath
 from potluck.placement.solver.budget import DEFAULT_ELEMENTS, Budget
-from potluck.placement.solver.minimize import Least, minimize
+from potluck.placement.solver.minimize import BestPath, minimize
 from potluck.placement.solver.orders import Order
 from potluck.placement.solver.relaxation import relax
 from potluck.placement.solver.table import Table, make_table
 from potluck.placement.solver.wide import WIDE, promising_units
 
 MOST_SIZES = 7
-"""Sizes of steps that are tried for each pipeline: all of them for up to 12 streams."""
+"""The maximum number of step sizes tried for each pipeline: all of them for up to 12 streams."""
 _SMALLER, _NEAR = 1e-8, 1.02
-"""By how much a period must be less to count; how near bisection comes before the last steps."""
+"""The least relevant improvement of a period; how near bisection comes before the last steps."""
 _SHARES, _MOST_POLISHED = 5, 100
-"""A step of the bisection may spend this part of what is left; last steps seldom exceed ten."""
+"""A step of the bisection may spend this part (1/n) of what is left; there are seldom more than ten
+last steps."""
 
 ProblemOf = Callable[[int], PathProblem]
-"""The problem of steps of so many sequences. Units and items are the same in all of them, and
+"""The problem of steps with this many sequences. Units and items are the same in all of them, and
 steps of more sequences take no less time."""
 
 
 def step_sizes(num_streams: int, num_units: int) -> list[tuple[int, int]]:
-    """Return the numbers of sequences per step that are worth trying, and of steps in flight.
+    """Return the useful numbers of sequences per step, each with the number of steps in flight.
 
-    Of several numbers of steps with steps of the same size, the least has the shortest period.
-    More than one step for each stage and one on its way have nowhere to be.
+    Of several numbers of steps of the same size, the least has the shortest period. More steps than
+    one per stage and one in transit would only wait.
     """
     sizes = sorted({-(-num_streams // steps) for steps in range(1, num_streams + 1)})
     pairs = [(size, -(-num_streams // size)) for size in sizes]
@@ -54,10 +55,10 @@ def best_throughput(
 ) -> ThroughputPath | None:
     """Return the path, and the steps in flight, with which all streams get a token soonest.
 
-    With ``k`` steps in flight a token takes each stream as long as a step takes from the source to
+    With ``k`` steps in flight a token of a stream takes as long as a step takes from the source to
     the sink, or ``k`` times as long as it occupies the busiest stage or link, whichever is more.
-    Returns None if no path was found. Of many sizes of steps, ``MOST_SIZES`` are tried, and the
-    bound is of those. It is a bound over all units, though of more than ``WIDE`` of them only the
+    Return None if no path was found. Of many step sizes, ``MOST_SIZES`` are tried, and the bound
+    applies to those. It is a bound over all units, although of more than ``WIDE`` of them only the
     most promising are searched.
     """
     num_units = problem_of(1).num_units
@@ -73,7 +74,7 @@ def best_throughput(
 
 
 def _bound_of_all(problem: PathProblem) -> float:
-    """Return what no path takes less than, on any of the units."""
+    """Return a lower bound for all paths on any of the units."""
     table = make_table(problem)
     return relax(table, np.zeros(table.num_kinds)).bound_seconds
 
@@ -87,7 +88,7 @@ def best_among(
     num_elements: int,
     tolerance: float = 0.0,
 ) -> ThroughputPath | None:
-    """Return the best path on these units (all: None) with one of these sizes of steps.
+    """Return the best path on these units (all: None) with one of these step sizes.
 
     With a ``tolerance`` the search of each size ends when it is that near to its bound.
     """
@@ -114,13 +115,13 @@ def best_among(
 
 def _search(
     table: Table, num_in_flight: int, below: float, budget: Budget, tolerance: float
-) -> Least:
+) -> BestPath:
     """Return the stages of the least period, if it is less than ``below``, and a bound of it.
 
     A period of ``p`` is possible if there is a path of ``p`` seconds on which nothing is occupied
     longer than ``p / num_in_flight``.
     """
-    best = Least(below, (), 0.0)
+    best = BestPath(below, (), 0.0)
     low, bound, num_polished = 0.0, 0.0, 0
     order: Order = ()
     prices: Floats | None = None
@@ -130,15 +131,15 @@ def _search(
         if math.isfinite(target):
             limited = table.limited(target / num_in_flight)
         share = Budget(budget.left // _SHARES)
-        least = minimize(limited, share, below=target, start=order, prices=prices)
+        best_path = minimize(limited, share, below=target, start=order, prices=prices)
         budget.spend(budget.left // _SHARES - share.left)
-        prices = least.prices
-        if math.isinf(target) or not least.stages:
-            bound = max(bound, min(least.bound_seconds, target))
-        if least.stages:
-            order = least.order
-            busiest = num_in_flight * table.bottleneck_seconds(least.stages)
-            best = Least(max(least.seconds, busiest), least.stages, 0.0)
+        prices = best_path.prices
+        if math.isinf(target) or not best_path.stages:
+            bound = max(bound, min(best_path.bound_seconds, target))
+        if best_path.stages:
+            order = best_path.order
+            busiest = num_in_flight * table.bottleneck_seconds(best_path.stages)
+            best = BestPath(max(best_path.seconds, busiest), best_path.stages, 0.0)
         elif target >= best.seconds * (1 - 2 * _SMALLER):
             is_best = bound >= best.seconds * (1 - 2 * _SMALLER)
             return replace(best, bound_seconds=best.seconds if is_best else bound)

@@ -1,8 +1,8 @@
 """Many units: search among those that matter, and show that the others cannot help.
 
-With prices on units, the relaxation over all of them tells which a better path might use. The
+With prices on units, the relaxation over all of them shows which units a better path might use. The
 search is among the most promising ones; then prices are taken from it, and units that turn out to
-matter join them (column generation with few rounds).
+matter are added (column generation with few rounds).
 """
 
 from __future__ import annotations
@@ -14,56 +14,57 @@ from numpy.typing import NDArray
 
 from potluck.placement.path import PathProblem
 from potluck.placement.solver.budget import Budget
-from potluck.placement.solver.minimize import Least, knapsack_prices, minimize
+from potluck.placement.solver.minimize import BestPath, knapsack_prices, minimize
 from potluck.placement.solver.relaxation import relax, through
 from potluck.placement.solver.table import Stage, Table
 
 WIDE = 128
-"""Kinds from which on not all are searched: a step of prices takes 10 ms there."""
+"""With more kinds, not all are searched: a step of prices takes 10 ms there."""
 _SEARCHED, _JOINING, _ROUNDS = 80, 40, 2
 
 
-def minimize_any(table: Table, budget: Budget) -> Least:
-    """Return what ``minimize`` does; of many kinds, with a bound over all of them."""
+def minimize_any(table: Table, budget: Budget) -> BestPath:
+    """Return the result of ``minimize``; with many kinds, with a bound over all of them."""
     if table.num_kinds <= WIDE:
         return minimize(table, budget)
     relaxation = relax(table, knapsack_prices(table))
     bound = max(relaxation.bound_seconds, relax(table, np.zeros(table.num_kinds)).bound_seconds)
     chosen = np.sort(np.argsort(through(table, relaxation), kind="stable")[:_SEARCHED])
-    least = minimize(table.only(chosen), budget)
+    best_path = minimize(table.only(chosen), budget)
     for round_index in range(_ROUNDS):
         prices = relaxation.prices.copy()
-        if least.prices is not None:
-            prices[chosen] = least.prices
+        if best_path.prices is not None:
+            prices[chosen] = best_path.prices
         relaxation = relax(table, prices)
         bound = max(bound, relaxation.bound_seconds)
-        room = least.seconds + float((prices * table.counts).sum())
+        room = best_path.seconds + float((prices * table.counts).sum())
         values = through(table, relaxation)
         values[chosen] = np.inf
         joining = np.flatnonzero(values < room)
         if not len(joining):
-            bound = max(bound, least.bound_seconds)
+            bound = max(bound, best_path.bound_seconds)
             break
-        if least.seconds <= bound * (1 + 1e-9) or round_index == _ROUNDS - 1 or budget.is_spent:
+        if best_path.seconds <= bound * (1 + 1e-9) or round_index == _ROUNDS - 1 or budget.is_spent:
             break
         joining = joining[np.argsort(values[joining], kind="stable")[:_JOINING]]
-        start = tuple(int(chosen[kind]) for kind in least.order)
+        start = tuple(int(chosen[kind]) for kind in best_path.order)
         chosen = np.sort(np.append(chosen, joining))
         place = {int(kind): index for index, kind in enumerate(chosen)}
-        least = minimize(
+        best_path = minimize(
             table.only(chosen),
             budget,
             start=tuple(place[kind] for kind in start),
             prices=prices[chosen],
         )
-    stages = tuple(Stage(int(chosen[each.kind]), each.start, each.end) for each in least.stages)
-    return replace(least, stages=stages, bound_seconds=min(bound, least.seconds))
+    stages = tuple(Stage(int(chosen[each.kind]), each.start, each.end) for each in best_path.stages)
+    return replace(best_path, stages=stages, bound_seconds=min(bound, best_path.seconds))
 
 
 def promising_units(problem: PathProblem, among: NDArray[np.intp], most: int) -> NDArray[np.intp]:
-    """Return at most so many of these units: the fastest for what they hold, near the best one.
+    """Return at most this many of these units: the fastest for what they hold, near the best one.
 
-    An estimate: items count as equal, and every unit as having the shortest way to another.
+    This is an estimate: items count as equal, and every unit as having the shortest link to
+    another.
     """
     if len(among) <= most:
         return among

@@ -1,4 +1,4 @@
-"""Prints this machine as builds see it: a document of schema ``potluck.host/1``.
+"""Prints a description of this machine: a document of schema ``potluck.host/1``.
 
 Its argument is a ``potluck.probe.node_host.Hardware`` in JSON.
 """
@@ -10,16 +10,16 @@ import sys
 import msgspec
 
 from potluck.errors import PotluckError
-from potluck.portability.host_document import host_document
-from potluck.portability.installed_host import describe_host
+from potluck.portability.hosts.installed import describe_host
+from potluck.portability.hosts.writing import host_document
 from potluck.probe.node_host import Hardware, with_hardware
 
 
 def describe(hardware: str) -> dict[str, object]:
-    """The document, or why there is none."""
-    told = msgspec.json.decode(hardware, type=Hardware)
+    """Return the document, or why there is none."""
+    reported = msgspec.json.decode(hardware, type=Hardware)
     try:
-        return host_document(with_hardware(describe_host(), told))
+        return host_document(with_hardware(describe_host(), reported))
     except PotluckError as error:
         return {"refused": error.message}
 

@@ -1,4 +1,6 @@
-"""What ``children/intel_memory.py`` prints: what Intel's drivers told; judged by who reads it."""
+"""The output of ``children/intel_memory.py``: what Intel's drivers report. The reader
+validates it.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ import msgspec
 
 
 class IntelCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Memory of a GPU's own, in bytes, 0 if it has none; ``free_bytes`` is None where not told.
+    """A GPU's own memory, in bytes, 0 if it has none; ``free_bytes`` is None if not reported.
 
     ``address`` is that on the PCI bus: ``0000:03:00.0``.
     """
@@ -17,7 +19,7 @@ class IntelCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class IntelDocument(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The GPUs that answered, and one line for each that did not."""
+    """The GPUs that responded, and one line for each that did not."""
 
     cards: list[IntelCard]
     problems: list[str] = []

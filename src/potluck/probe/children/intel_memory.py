@@ -1,11 +1,11 @@
-"""Asks the drivers of Intel's GPUs how much memory the cards have: run in a process of its own.
+"""Queries the drivers of Intel GPUs for the cards' memory, in a separate process.
 
-``python -m potluck.probe.children.intel_memory`` prints an ``IntelDocument``. The drivers tell it
-only through an open render node, and what opens one may hang in a driver.
+``python -m potluck.probe.children.intel_memory`` prints an ``IntelDocument``. The drivers report it
+only through an open render node, and opening one may hang in a driver.
 
 The structures are those of ``include/uapi/drm/i915_drm.h`` (``DRM_I915_QUERY_MEMORY_REGIONS``) and
-``xe_drm.h`` (``DRM_XE_DEVICE_QUERY_MEM_REGIONS``) of the kernel, which are the same on all of its
-architectures with 64 bits.
+``xe_drm.h`` (``DRM_XE_DEVICE_QUERY_MEM_REGIONS``) of the kernel, which are the same on all 64-bit
+architectures.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from potluck.probe.children.intel_document import IntelCard, IntelDocument
-from potluck.probe.system import System
+from potluck.probe.machine.system import System
 
 Ioctl = Callable[[int, int, bytearray], object]
 """``fcntl.ioctl``, whose argument the driver reads and changes."""
@@ -37,17 +37,18 @@ _XE_MEMORY_REGIONS = 1
 _XE_HEADER_BYTES = 8  # number of regions, and 4 bytes reserved
 
 _REGION = struct.Struct("=HHIQQ64x")
-"""Of both drivers: class, instance, something else, total, and free (i915) or used (xe)."""
+"""A region of both drivers: class, instance, a field not used here, total, and free (i915) or used
+(xe)."""
 
 _CLASS_DEVICE = 1
-"""Memory of the card's own, in both; 0 is the system's."""
+"""The class of the card's own memory in both drivers; 0 is the system's memory."""
 
 _MAX_REPLY_BYTES = 1 << 16
-"""Several hundred regions; a GPU has one for each tile."""
+"""Enough for several hundred regions; a GPU has one per tile."""
 
 
 def ask(system: System) -> IntelDocument:
-    """Ask every GPU of Intel that has a render node."""
+    """Query every Intel GPU that has a render node."""
     cards, problems = [], []
     for node in system.render_nodes():
         if node.driver not in _QUERIES:
@@ -68,30 +69,30 @@ def _ask(address: str, driver: str, file: str) -> IntelCard:
 
 
 def ask_i915(address: str, descriptor: int, ioctl: Ioctl) -> IntelCard:
-    """Raises OSError if the driver does not know the question (before Linux 5.14)."""
+    """Query i915. Raise ``OSError`` if it does not support the query (before Linux 5.14)."""
     length = _i915_query(descriptor, ioctl, 0, 0)
     data = _buffer(length)
     _i915_query(descriptor, ioctl, length, ctypes.addressof(data))
     totals, rests = _own_memory(data.raw, _I915_HEADER_BYTES)
-    # To those without CAP_PERFMON everything is free, as in kernels before 6.1.
+    # Without CAP_PERFMON everything is reported as free, as in kernels before 6.1.
     free = sum(rests) if sum(rests) < sum(totals) else None
     return IntelCard(address=address, total_bytes=sum(totals), free_bytes=free)
 
 
 def _i915_query(descriptor: int, ioctl: Ioctl, length: int, data_address: int) -> int:
-    """The length of the reply; the reply itself where there is ``length`` for it."""
+    """Return the length of the reply; with ``length``, also write the reply to the buffer."""
     item = ctypes.create_string_buffer(
         _I915_ITEM.pack(_I915_MEMORY_REGIONS, length, 0, data_address), _I915_ITEM.size
     )
     ioctl(descriptor, _I915_QUERY, bytearray(_I915_QUERY_STRUCT.pack(1, 0, ctypes.addressof(item))))
     _, replied, _, _ = _I915_ITEM.unpack(item.raw)
     if replied <= 0:  # a negated error number
-        raise OSError(-replied, "does not know of memory regions")
+        raise OSError(-replied, "does not support memory regions")
     return int(replied)
 
 
 def ask_xe(address: str, descriptor: int, ioctl: Ioctl) -> IntelCard:
-    """Raises OSError if the driver refuses."""
+    """Query xe. Raise ``OSError`` if the driver refuses."""
     question = bytearray(_XE_QUERY_STRUCT.pack(0, _XE_MEMORY_REGIONS, 0, 0))
     ioctl(descriptor, _XE_DEVICE_QUERY, question)
     _, _, length, _ = _XE_QUERY_STRUCT.unpack(question)
@@ -100,19 +101,19 @@ def ask_xe(address: str, descriptor: int, ioctl: Ioctl) -> IntelCard:
     question = bytearray(_XE_QUERY_STRUCT.pack(0, _XE_MEMORY_REGIONS, length, pointer))
     ioctl(descriptor, _XE_DEVICE_QUERY, question)
     totals, used = _own_memory(data.raw, _XE_HEADER_BYTES)
-    # To those without CAP_PERFMON nothing is used.
+    # Without CAP_PERFMON nothing is reported as used.
     free = sum(totals) - sum(used) if 0 < sum(used) <= sum(totals) else None
     return IntelCard(address=address, total_bytes=sum(totals), free_bytes=free)
 
 
 def _buffer(length: int) -> ctypes.Array[ctypes.c_char]:
     if length > _MAX_REPLY_BYTES:
-        raise OSError(0, f"wants to reply with {length} bytes")
+        raise OSError(0, f"requested a buffer of {length} bytes")
     return ctypes.create_string_buffer(length)
 
 
 def _own_memory(reply: bytes, header_bytes: int) -> tuple[list[int], list[int]]:
-    """Totals, and what else is told, of the regions of the card's own memory."""
+    """Return the totals, and the free or used sizes, of the regions of the card's own memory."""
     regions = list(_regions(reply, header_bytes))
     return [total for total, _ in regions], [other for _, other in regions]
 

@@ -1,8 +1,8 @@
-"""Prints what compiled files need of this machine in vain, so that they do not load.
+"""Prints the requirements of compiled files that this machine lacks, so that they do not load.
 
-Its arguments are what the files belong to (``numpy 2.4.6``), and a JSON object of their paths by
-their names in it: by these they look for one another. Prints ``{"lacks": [FINDING, …]}``, findings
-as ``potluck.portability.finding.Finding`` has them.
+The arguments are the package that the files belong to (``numpy 2.4.6``), and a JSON object that
+maps the names of the files in the package, by which they refer to each other, to their paths.
+Prints ``{"lacks": [FINDING, …]}``, where each is a ``potluck.portability.finding.Finding``.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from pathlib import Path
 
 import msgspec
 
+from potluck.portability.checks.host_check import HostCheck
+from potluck.portability.checks.needs import package_needs
+from potluck.portability.checks.prepared_wheel import PreparedWheel
 from potluck.portability.finding import Finding, Severity
-from potluck.portability.host_check import HostCheck
-from potluck.portability.installed_host import describe_host
-from potluck.portability.needs import package_needs
-from potluck.portability.prepared_wheel import PreparedWheel
-from potluck.portability.wheel_file import InstalledFiles
+from potluck.portability.hosts.installed import describe_host
+from potluck.portability.wheels.file import InstalledFiles
 
 
 def lacks(label: str, files: Mapping[str, Path]) -> tuple[Finding, ...]:
-    """The reasons why files do not load; none where they do not tell."""
+    """Return the reasons why files do not load; empty if unknown."""
     prepared = PreparedWheel(package_needs(InstalledFiles(files), label))
     report = HostCheck(describe_host()).check(prepared)
     return tuple(each for each in report.findings if each.severity is Severity.FATAL)

@@ -1,7 +1,7 @@
-"""Loads things and prints why the first that fails does: ``module NAME …`` of Python, or ``library
-PATH …``.
+"""Loads Python modules (``module NAME …``) or libraries (``library PATH …``).
 
-Prints ``{"problem": …}``, empty if it loads. What it loads may do anything to this process.
+Prints ``{"problem": …}`` with the error of the first one that fails, empty if all load. A module or
+library may crash this process.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 
 
 def problem(kind: str, *names: str) -> str:
-    """What Python, or the dynamic linker, says of the first that cannot be loaded."""
+    """Return Python's or the dynamic linker's error for the first name that cannot be loaded."""
     try:
         for name in names:
             if kind == "module":

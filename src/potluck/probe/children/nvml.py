@@ -1,11 +1,12 @@
-"""Asks NVIDIA's management library (NVML) about every card: run in a process of its own.
+"""Queries NVIDIA's management library (NVML) about every GPU, in a separate process.
 
 ``python -m potluck.probe.children.nvml`` prints an ``NvmlDocument``, or ``{"refused": reason}``
-where the driver does not let NVML start, which means that it lets nothing start. It may crash, hang
-and print what it likes: ``probe.child`` is ready for that.
+if NVML cannot be initialized, in which case CUDA does not work either. The process may crash, hang
+and print anything: ``probe.processes.child`` handles that.
 
-An error costs the value that was asked for; one that says that a card is gone costs the rest of
-that card. Sources: NVIDIA's NVML API reference, of the functions that ``nvidia-ml-py`` names alike.
+After an error, the requested value is missing; after an error that says that a GPU is gone, so are
+all further values of that GPU. Source: NVIDIA's NVML API reference, whose function names
+``nvidia-ml-py`` uses.
 """
 
 from __future__ import annotations
@@ -25,14 +26,15 @@ _Value = TypeVar("_Value")
 LIBRARY = "libnvidia-ml.so.1"
 
 _OTHER_DIRECTORIES = ("/usr/lib/wsl/lib", "/run/opengl-driver/lib", "/usr/local/nvidia/lib64")
-"""Where WSL, NixOS and Google's containers have it if the dynamic linker was not told."""
+"""The library's paths in WSL, NixOS and Google's containers, outside the linker's search path."""
 
 _MAX_CARDS = 64
-"""More than any machine has (the kernel driver's NV_MAX_DEVICES is 32): a count above it is a lie,
-and asking for four billion handles takes for ever."""
+"""More than any machine has (the kernel driver's NV_MAX_DEVICES is 32). A higher count is an error,
+and requesting billions of handles would take forever.
+"""
 
 _MAX_INSTANCES = 64
-"""Likewise: a card has at most 7."""
+"""More than any card has, which is at most 7."""
 
 _NOT_SUPPORTED = 3
 _NOT_FOUND = 6
@@ -43,27 +45,27 @@ _ERRORS = {
     _NOT_SUPPORTED: "not supported",
     4: "no permission to use the NVIDIA driver",
     9: "the NVIDIA driver is not loaded",
-    _FUNCTION_NOT_FOUND: "this version of the NVIDIA driver cannot tell",
+    _FUNCTION_NOT_FOUND: "not supported by this version of the NVIDIA driver",
     _GPU_IS_LOST: "the GPU is lost: it fell off the bus",
     _RESET_REQUIRED: "the GPU needs a reset",
     18: "NVIDIA driver/library version mismatch: reboot, or reload the nvidia module",
 }
-"""What NVML's error codes mean to a user; of others their name in the reference has to do."""
+"""Explanations of NVML's error codes for users; for others, the name in the reference is shown."""
 
 _EXPECTED = frozenset({_NOT_SUPPORTED, _FUNCTION_NOT_FOUND})
-"""Not worth a line: this card or this driver does not have the value."""
+"""Not reported: this GPU or this driver does not have the value."""
 
 _GONE = frozenset({_GPU_IS_LOST, _RESET_REQUIRED})
 
 
 class _CardGoneError(Exception):
-    """The card answers nothing any more."""
+    """The GPU no longer responds."""
 
 
 class _Asker:
-    """Asks for values, and remembers which errors cost which.
+    """Queries values, and records the values that could not be read, by error.
 
-    An error among ``gone`` raises ``_CardGoneError`` instead.
+    Errors in ``gone`` raise ``_CardGoneError`` instead.
     """
 
     def __init__(self, *, gone: frozenset[int] = frozenset()) -> None:
@@ -71,7 +73,7 @@ class _Asker:
         self._costs: dict[str, list[str]] = {}
 
     def ask(self, what: str, call: Callable[..., _Value], *arguments: object) -> _Value | None:
-        """What ``call`` returns, or None."""
+        """Return the result of ``call``, or None."""
         from pynvml import NVMLError
 
         try:
@@ -81,14 +83,14 @@ class _Asker:
             return None
 
     def text(self, what: str, call: Callable[..., str], *arguments: object) -> str | None:
-        """The same for a text, which may be no UTF-8: the binding decodes it strictly."""
+        """Like ``ask``, for text that may not be UTF-8, which the binding decodes strictly."""
         try:
             return self.ask(what, call, *arguments)
         except UnicodeDecodeError as error:
             return error.object.decode(errors="replace")
 
     def note(self, what: str, error: Any) -> None:
-        """Count what an error cost."""
+        """Record that ``what`` could not be read because of ``error``."""
         if error.value in self._gone:
             raise _CardGoneError(_describe(error))
         if error.value not in _EXPECTED:
@@ -96,28 +98,28 @@ class _Asker:
 
     @property
     def unanswered(self) -> tuple[str, ...]:
-        """A line for each error: it, and what it cost."""
+        """Return one line per error, with the values that could not be read."""
         return tuple(f"{error} ({', '.join(costs)})" for error, costs in self._costs.items())
 
 
 def main() -> None:
-    """Ask and print."""
+    """Query and print."""
     sys.stdout.write(msgspec.json.encode(_ask_library()).decode())
     sys.stdout.flush()
-    # NVML is not shut down: the end of the process does that, and cannot hang in it.
+    # NVML is not shut down explicitly, since that could hang; exiting the process does it.
 
 
 def _ask_library() -> NvmlDocument | dict[str, str]:
     problem = _load_library()
     if problem:
         return NvmlDocument(cards=None, problems=(problem,))
-    # Imported here since it takes longer than all else that a machine without the library needs.
+    # Imported here because it takes longer than everything else on a machine without the library.
     import pynvml
 
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        return {"refused": f"NVML does not start: {_describe(error)}"}
+        return {"refused": f"NVML cannot be initialized: {_describe(error)}"}
     asker = _Asker()
     driver_version = asker.text("driver version", pynvml.nvmlSystemGetDriverVersion)
     cuda_version = asker.ask("CUDA version", pynvml.nvmlSystemGetCudaDriverVersion_v2)
@@ -126,10 +128,10 @@ def _ask_library() -> NvmlDocument | dict[str, str]:
     try:
         num_cards = pynvml.nvmlDeviceGetCount()
     except pynvml.NVMLError as error:
-        problems = (f"NVML does not count the cards: {_describe(error)}",)
+        problems = (f"NVML does not report the number of GPUs: {_describe(error)}",)
     else:
         if num_cards > _MAX_CARDS:
-            problems = (f"NVML counts {num_cards} cards: only {_MAX_CARDS} were asked",)
+            problems = (f"NVML reports {num_cards} GPUs: only {_MAX_CARDS} were queried",)
         cards = tuple(_card(index) for index in range(min(num_cards, _MAX_CARDS)))
     return NvmlDocument(
         cards=cards,
@@ -140,9 +142,9 @@ def _ask_library() -> NvmlDocument | dict[str, str]:
 
 
 def _load_library() -> str:
-    """Load the library, so that ``nvidia-ml-py`` finds it loaded; why that failed, or nothing.
+    """Load the library for ``nvidia-ml-py``; return the reason if that fails, or empty.
 
-    The binding itself reports a library that is broken as one that is not there.
+    The binding itself reports a broken library as missing.
     """
     first_error = ""
     for path in (LIBRARY, *(f"{directory}/{LIBRARY}" for directory in _OTHER_DIRECTORIES)):
@@ -151,10 +153,10 @@ def _load_library() -> str:
         try:
             ctypes.CDLL(path)
         except OSError as error:
-            # "NAME: cannot open shared object file: No such file or directory" has the name of
-            # a library that this one needs where it is that one that is missing.
+            # "NAME: cannot open shared object file: No such file or directory" may name another
+            # library, which this one needs.
             if not (str(error).startswith(LIBRARY) and "No such file" in str(error)):
-                first_error = first_error or f"{LIBRARY} is broken: {error}"
+                first_error = first_error or f"{LIBRARY} cannot be loaded: {error}"
             continue
         return ""
     return first_error or f"{LIBRARY} is not installed"
@@ -164,45 +166,48 @@ def _card(index: int) -> NvmlCard:
     import pynvml
 
     asker = _Asker(gone=_GONE)
-    told: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     try:
         handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-        _ask_card(asker, handle, told)
+        _ask_card(asker, handle, fields)
     except pynvml.NVMLError as error:
-        # Without a handle there is nothing to ask: the card cannot be used.
+        # Without a handle nothing can be queried: the GPU cannot be used.
         return NvmlCard(index=index, problem=_describe(error))
     except _CardGoneError as gone:
-        return NvmlCard(index=index, problem=str(gone), unanswered=asker.unanswered, **told)
-    return NvmlCard(index=index, unanswered=asker.unanswered, **told)
+        return NvmlCard(index=index, problem=str(gone), unanswered=asker.unanswered, **fields)
+    return NvmlCard(index=index, unanswered=asker.unanswered, **fields)
 
 
-def _ask_card(asker: _Asker, handle: object, told: dict[str, Any]) -> None:
-    """Put what a card says into ``told`` as it comes, the address first: the card may get lost."""
+def _ask_card(asker: _Asker, handle: object, fields: dict[str, Any]) -> None:
+    """Store the values of a GPU in ``fields`` as they are read, in case the GPU is lost meanwhile.
+
+    The address comes first.
+    """
     import pynvml
 
     pci = asker.ask("PCI address", pynvml.nvmlDeviceGetPciInfo, handle)
     if pci is not None:
-        told["address"] = f"{pci.domain:04x}:{pci.bus:02x}:{pci.device:02x}.0"
-        told["chip"] = f"{pci.pciDeviceId & 0xFFFF:04x}:{pci.pciDeviceId >> 16:04x}"
-    told["name"] = asker.text("name", pynvml.nvmlDeviceGetName, handle)
-    told["uuid"] = asker.text("UUID", pynvml.nvmlDeviceGetUUID, handle)
-    told["memory"] = _memory(asker, handle)
-    told["num_cores"] = asker.ask("cores", pynvml.nvmlDeviceGetNumGpuCores, handle)
-    told["max_sm_clock_mhz"] = asker.ask(
+        fields["address"] = f"{pci.domain:04x}:{pci.bus:02x}:{pci.device:02x}.0"
+        fields["chip"] = f"{pci.pciDeviceId & 0xFFFF:04x}:{pci.pciDeviceId >> 16:04x}"
+    fields["name"] = asker.text("name", pynvml.nvmlDeviceGetName, handle)
+    fields["uuid"] = asker.text("UUID", pynvml.nvmlDeviceGetUUID, handle)
+    fields["memory"] = _memory(asker, handle)
+    fields["num_cores"] = asker.ask("cores", pynvml.nvmlDeviceGetNumGpuCores, handle)
+    fields["max_sm_clock_mhz"] = asker.ask(
         "SM clock", pynvml.nvmlDeviceGetMaxClockInfo, handle, pynvml.NVML_CLOCK_SM
     )
-    told["max_memory_clock_mhz"] = asker.ask(
+    fields["max_memory_clock_mhz"] = asker.ask(
         "memory clock", pynvml.nvmlDeviceGetMaxClockInfo, handle, pynvml.NVML_CLOCK_MEM
     )
-    told["bus_width_bits"] = asker.ask("bus width", pynvml.nvmlDeviceGetMemoryBusWidth, handle)
-    told["compute_capability"] = asker.ask(
+    fields["bus_width_bits"] = asker.ask("bus width", pynvml.nvmlDeviceGetMemoryBusWidth, handle)
+    fields["compute_capability"] = asker.ask(
         "compute capability", pynvml.nvmlDeviceGetCudaComputeCapability, handle
     )
-    told["vbios_version"] = asker.text("VBIOS version", pynvml.nvmlDeviceGetVbiosVersion, handle)
+    fields["vbios_version"] = asker.text("VBIOS version", pynvml.nvmlDeviceGetVbiosVersion, handle)
     modes = asker.ask("MIG mode", pynvml.nvmlDeviceGetMigMode, handle)
     if modes is not None and modes[0] == pynvml.NVML_DEVICE_MIG_ENABLE:
-        told["is_mig"] = True
-        told["instances"] = _instances(asker, handle)
+        fields["is_mig"] = True
+        fields["instances"] = _instances(asker, handle)
 
 
 def _instances(asker: _Asker, card: object) -> tuple[NvmlInstance, ...]:
@@ -214,7 +219,7 @@ def _instances(asker: _Asker, card: object) -> tuple[NvmlInstance, ...]:
 
 
 def _instance(asker: _Asker, card: object, slot: int) -> NvmlInstance | None:
-    """The instance in a slot of a card; None where there is none, or it has no ids."""
+    """Return the instance in a slot of a GPU; None if there is none, or it has no ids."""
     import pynvml
 
     what = f"MIG instance in slot {slot}"
@@ -239,7 +244,8 @@ def _instance(asker: _Asker, card: object, slot: int) -> NvmlInstance | None:
 
 
 def _memory(asker: _Asker, handle: object) -> NvmlMemory:
-    """By the call that counts what the driver reserves apart, or by the older one.
+    """Query with the call that reports the driver's reserved memory separately, or with the older
+    one.
 
     The newer one is not in drivers before 510, and fails with error 999 under WSL.
     """
@@ -258,9 +264,11 @@ def _memory(asker: _Asker, handle: object) -> NvmlMemory:
 
 
 def _describe(error: Any) -> str:
-    """In one line. ``str(error)`` would ask the library again, which need not survive that."""
+    """Describe an error in one line. ``str(error)`` would call the library again, which might
+    crash.
+    """
     name = type(error).__name__.removeprefix("NVMLError_")
-    return _ERRORS.get(error.value, f"NVML's error {error.value} ({name})")
+    return _ERRORS.get(error.value, f"NVML error {error.value} ({name})")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""What ``children/nvml.py`` prints: what NVML told, as it told it; judged by who reads it.
+"""The output of ``children/nvml.py``: the raw values of NVML.
 
-A value is None where NVML did not give it.
+The reader validates them. A value is None if NVML did not provide it.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ class NvmlMemory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class NvmlInstance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A MIG instance: the part of a card that one GPU instance and compute instance make.
+    """A MIG instance: the part of a card that belongs to one GPU instance and compute instance.
 
-    ``uuid`` is that of CUDA's devices, with its ``MIG-``.
-    ``num_slices`` are of the card's compute slices (the 3 of a profile ``3g.40gb``).
+    ``uuid`` is the UUID that CUDA uses, including ``MIG-``. ``num_slices`` is the number of compute
+    slices (3 for the profile ``3g.40gb``).
     """
 
     gpu_instance: int
@@ -35,10 +35,10 @@ class NvmlInstance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 class NvmlCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A card at NVML's ``index``.
 
-    ``address`` is the PCI address as sysfs writes it, ``chip`` the PCI ids (``10de:2684``), both
-    None where NVML gave none (Tegra). ``uuid`` is that of CUDA's device, with its ``GPU-``.
-    ``problem`` says why the card cannot be used; what it told before it was lost is there.
-    ``unanswered`` has a line for each error: it, and what it cost.
+    ``address`` is the PCI address as sysfs writes it, and ``chip`` the PCI ids (``10de:2684``);
+    both are None if NVML provided none (Tegra). ``uuid`` is the UUID that CUDA uses, including
+    ``GPU-``. ``problem`` says why the GPU cannot be used; values that were read before it was lost
+    are included. ``unanswered`` has one line per error, with the values that could not be read.
     """
 
     index: int
@@ -60,7 +60,7 @@ class NvmlCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class NvmlDocument(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All of it. ``cards`` is None where there is no list of them; ``problems`` say why."""
+    """The whole document. ``cards`` is None if they could not be listed; ``problems`` say why."""
 
     cards: tuple[NvmlCard, ...] | None
     driver_version: str | None = None

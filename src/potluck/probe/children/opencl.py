@@ -1,13 +1,13 @@
-"""Asks one OpenCL driver for its devices: run in a process of its own.
+"""Queries one OpenCL driver for its devices, in a separate process.
 
 ``python -m potluck.probe.children.opencl LIBRARY`` prints an ``OpenclDocument``. The environment
-has the loader load no other driver (``probe.icds``); LIBRARY is the driver's, to tell why it could
-not be loaded, which loaders keep to themselves. It may crash, hang and print what it likes:
-``probe.child`` is ready for that.
+makes the loader load no other driver (``probe.gpus.icds``). LIBRARY is the driver's library, which
+is used to find out why it could not be loaded, because loaders do not report that. The process may
+crash, hang and print anything: ``probe.processes.child`` handles that.
 
 Sources: ``CL/cl.h`` and ``CL/cl_ext.h`` (Khronos's OpenCL-Headers) for names and numbers; the
 extensions cl_khr_pci_bus_info, cl_nv_device_attribute_query and cl_amd_device_attribute_query for
-places on the PCI bus.
+addresses on the PCI bus.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ LOADER = "libOpenCL.so.1"
 
 _MAX_PLATFORMS = 8
 _MAX_DEVICES = 64
-"""More than any driver has: a count above is a lie."""
+"""More than any driver reports; a higher count is an error."""
 _MAX_INFO_BYTES = 1 << 16
-"""Of a text; lists of extensions have some thousands."""
+"""Maximum bytes per string; lists of extensions have a few thousand."""
 
 _MAX_TOLD_CHARACTERS = 200
-"""Of a name, as it is printed: more than the longest, and so little that all fit into an answer."""
+"""Maximum length of a printed name: above the longest, and small enough for the output's limit."""
 
 _TYPE_GPU = 1 << 2
 _TYPE_ALL = 0xFFFF_FFFF
@@ -64,18 +64,21 @@ _Handles = list[int]
 
 
 class _Opencl:
-    """The loader's functions. Errors and what cannot be are None, or no handles."""
+    """The loader's functions. Errors and invalid values become None, or no handles."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
 
     def platforms(self) -> tuple[_Handles, int]:
-        """The platforms, without those that are there twice, and the error code, 0 if none."""
+        """Return the platforms without duplicates, and the error code, 0 if none."""
         handles, error = self._handles(self._library.clGetPlatformIDs, (), _MAX_PLATFORMS)
         return list(dict.fromkeys(handles)), error
 
     def devices(self, platform: int) -> _Handles:
-        """A platform's devices, GPUs first; none are an error code too."""
+        """Return a platform's devices, GPUs first.
+
+        OpenCL reports an error code if there are none.
+        """
         found: dict[int, None] = {}
         for kind in (_TYPE_GPU, _TYPE_ALL):
             before = (ctypes.c_void_p(platform), ctypes.c_uint64(kind))
@@ -93,7 +96,7 @@ class _Opencl:
         return _text(self.data(device, _DEVICE_EXTENSIONS)).split()
 
     def number(self, device: int, name: int) -> int | None:
-        """An unsigned number of 4 or 8 bytes."""
+        """Return an unsigned number of 4 or 8 bytes."""
         data = self.data(device, name)
         return int.from_bytes(data, sys.byteorder) if len(data) in (4, 8) else None
 
@@ -124,10 +127,10 @@ class _Opencl:
 
 
 def main(library: str) -> None:
-    """Ask and print."""
+    """Query the driver and print the document."""
     sys.stdout.buffer.write(msgspec.json.encode(_ask(library)))
     sys.stdout.flush()
-    # What drivers do at the end of a process may crash or hang, and concerns nobody.
+    # Skip the exit handlers of drivers, which may crash or hang.
     os._exit(0)
 
 
@@ -136,7 +139,9 @@ def _ask(library: str) -> OpenclDocument:
         opencl = _Opencl(ctypes.CDLL(LOADER))
     except OSError as error:
         is_missing = str(error).startswith(LOADER) and "No such file" in str(error)
-        problem = f"{LOADER} is not installed" if is_missing else f"{LOADER} is broken: {error}"
+        problem = (
+            f"{LOADER} is not installed" if is_missing else (f"{LOADER} cannot be loaded: {error}")
+        )
         return OpenclDocument(loader_problem=problem)
     platforms, status = opencl.platforms()
     if not platforms:
@@ -148,7 +153,7 @@ def _ask(library: str) -> OpenclDocument:
         for device, handle in enumerate(opencl.devices(of))
     ]
     return OpenclDocument(
-        devices=tuple(devices), problems=() if devices else ("its library shows no device",)
+        devices=tuple(devices), problems=() if devices else ("its library reports no device",)
     )
 
 
@@ -158,8 +163,8 @@ def _why_nothing(library: str, status: int) -> str:
     except OSError as problem:
         return f"its library cannot be loaded: {problem}"
     if status in (0, _PLATFORM_NOT_FOUND):
-        return "its library is loaded, and shows no platform"
-    return f"the loader fails with OpenCL's error {status}"
+        return "its library was loaded, but reports no platform"
+    return f"the loader fails with OpenCL error {status}"
 
 
 def _device(
@@ -186,7 +191,7 @@ def _device(
 
 
 def _pci_addresses(opencl: _Opencl, device: int) -> Iterator[str]:
-    """The device's place on the PCI bus, by each of the extensions that tell it."""
+    """Return the device's address on the PCI bus, from any of the extensions that report it."""
     data = opencl.data(device, _DEVICE_PCI_BUS_INFO_KHR)
     if len(data) == _PCI_BUS_INFO.size:
         yield _pci_address(*_PCI_BUS_INFO.unpack(data))
@@ -199,7 +204,7 @@ def _pci_addresses(opencl: _Opencl, device: int) -> Iterator[str]:
     if len(data) == _TOPOLOGY_AMD.size:
         kind, bus, number, function = _TOPOLOGY_AMD.unpack(data)
         if kind == _TOPOLOGY_AMD_PCIE:
-            yield _pci_address(0, bus, number, function)  # it tells no domain
+            yield _pci_address(0, bus, number, function)  # it does not report the domain
 
 
 def _pci_address(domain: int, bus: int, device: int, function: int) -> str:

@@ -1,7 +1,6 @@
-"""What ``children/opencl.py`` prints: what an OpenCL driver told, as it told it; judged by who
-reads it.
+"""The output of ``children/opencl.py``: the raw values of an OpenCL driver.
 
-A value is None where the driver did not give it.
+The reader validates them. A value is None if the driver did not provide it.
 """
 
 from __future__ import annotations
@@ -10,11 +9,12 @@ import msgspec
 
 
 class OpenclDevice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A device. ``platform`` and ``device`` are its places, from 0, in what the driver shows when
-    it is loaded alone; of a platform's devices GPUs come first.
+    """A device. ``platform`` and ``device`` are its indexes, from 0, when only this driver is
+    loaded; the GPUs of a platform come first.
 
-    ``type`` is of the bits ``CL_DEVICE_TYPE_*``. Sizes are in bytes: the memory, and the largest
-    buffer. ``is_shared``: the memory is the machine's own. ``pci_address`` is as sysfs writes it.
+    ``type`` has the bits ``CL_DEVICE_TYPE_*``. The sizes of the memory and of the largest buffer
+    are in bytes. ``is_shared`` means that the memory is the machine's. ``pci_address`` is as sysfs
+    writes it.
     """
 
     platform: int
@@ -35,8 +35,8 @@ class OpenclDevice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class OpenclDocument(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The devices of one driver. ``loader_problem`` says why there is no loader to ask, which is
-    no driver's fault; ``problems`` are the driver's.
+    """The devices of one driver. ``loader_problem`` says why there is no loader, which does not
+    depend on the driver; ``problems`` are the driver's.
     """
 
     devices: tuple[OpenclDevice, ...] = ()

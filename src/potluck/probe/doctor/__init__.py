@@ -1,5 +1,5 @@
-"""What stands between this machine and more speed, and the command that puts it right.
+"""Diagnoses what limits performance on this machine, and suggests commands that fix it.
 
-Checks are pure: each takes a :class:`~potluck.probe.doctor.case.Case` and gives findings. What they
-look at is gathered before, in ``look``; nothing here changes anything.
+Checks are pure: each takes a :class:`~potluck.probe.doctor.case.Case` and yields findings. ``look``
+collects their input beforehand. Nothing here changes the system.
 """

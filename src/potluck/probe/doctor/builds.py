@@ -1,4 +1,4 @@
-"""What is installed and compiled, and cannot be loaded on this machine."""
+"""Checks for installed native code that cannot be loaded on this machine."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from potluck.probe.doctor.case import Case, OpenedLibrary, UnloadablePackage, ti
 from potluck.probe.doctor.finding import Finding, Severity
 from potluck.probe.doctor.libraries import libraries
 from potluck.probe.doctor.opencl import LOADER_PACKAGES
-from potluck.types.hardware import BackendLibrary, Device, Trial
+from potluck.types.backend import BackendLibrary
+from potluck.types.hardware import Device, Trial
 
 _MAX_LACKS = 3
-"""That are said; a build for a newer distribution may lack a hundred symbols."""
+"""Limit of reported reasons; a build for a newer distribution may lack a hundred symbols."""
 
 _LIBRARY_PACKAGES: Mapping[str, Mapping[str, str]] = {
     "libcuda.so": {
@@ -23,10 +24,10 @@ _LIBRARY_PACKAGES: Mapping[str, Mapping[str, str]] = {
     "libOpenCL.so": LOADER_PACKAGES,
     "libLLVM.so": {"apt": "llvm", "dnf": "llvm-libs", "pacman": "llvm-libs"},
 }
-"""What brings a library, by distribution or package manager."""
+"""The packages that provide a library, by distribution or package manager."""
 
 _MISSING_LIBRARY = "missing-library"
-"""The code of such a finding (``portability.link_findings``)."""
+"""The code of such a finding (``portability.linking.findings``)."""
 
 _UBUNTU_NVIDIA = "sudo ubuntu-drivers install"
 
@@ -35,39 +36,41 @@ _SEARCHES = {
     "dnf": "dnf provides '*/{}'",
     "pacman": "pacman -F {}",
 }
-"""What tells which package brings a file."""
+"""Commands that show which package provides a file."""
 
 
 def unloadable_packages(case: Case) -> Iterator[Finding]:
-    """Packages of Python whose compiled parts the dynamic linker refuses."""
+    """Check for Python packages whose compiled parts the dynamic linker refuses."""
     for package in case.unloadable_packages:
         loss = f": without it {package.loss}" if package.loss else ""
         yield Finding(
             check="build",
             severity=Severity.PREVENTS if package.loss else Severity.NOTE,
-            message=f"{package.name} {package.version} is installed and cannot be loaded "
-            f"({_reason(package)}){loss}",
+            message=f"{package.name} {package.version} is installed but cannot be loaded"
+            f" ({_reason(package)}){loss}",
             command=_package_command(case, package),
-            details=_way_out(package.lacks),
+            details=_fix(package.lacks),
         )
 
 
 def _reason(unloadable: UnloadablePackage | OpenedLibrary) -> str:
-    """What its files need in vain, or where they do not tell, what the dynamic linker says."""
+    """Return what its files lack, or if unknown, the dynamic linker's error."""
     messages = list(dict.fromkeys(lack.message for lack in unloadable.lacks))
     if not messages:
         return unloadable.said
     more = len(messages) - _MAX_LACKS
     said = "; ".join(messages[:_MAX_LACKS])
-    return f"{said}; and {more} more" if more > 0 else said
+    return f"{said}, and {more} more" if more > 0 else said
 
 
-def _way_out(lacks: tuple[Lack, ...]) -> str:
-    return next((lack.way_out for lack in lacks if lack.way_out), "")
+def _fix(lacks: tuple[Lack, ...]) -> str:
+    return next((lack.fix for lack in lacks if lack.fix), "")
 
 
 def _package_command(case: Case, package: UnloadablePackage) -> str:
-    """Find the library it lacks; or compile it here, where it was compiled for a newer system."""
+    """Suggest how to find the library that it lacks, or to compile it here if it was built for a
+    newer system.
+    """
     wanted = f"'{package.name}=={package.version}'"
     if missing := _missing_library(package.lacks):
         return _search(case, missing)
@@ -85,30 +88,30 @@ def _search(case: Case, file_name: str) -> str:
 
 
 def hindering_libraries(case: Case) -> Iterator[Finding]:
-    """Libraries without which a backend works on no device: absent, or of no use here."""
+    """Check for libraries that a backend needs on every device but that are missing or unusable."""
     devices = {device.device_id: device for device in case.report.devices if not device.problem}
     for trial in case.report.trials:
         device = devices.get(trial.device_id)
         if trial.works or trial.is_pending or device is None:
             continue
-        for opened in case.hindrances(trial):
+        for opened in case.blocking_libraries(trial):
             yield _hindrance(case, device, trial, opened)
 
 
 def _hindrance(case: Case, device: Device, trial: Trial, opened: OpenedLibrary) -> Finding:
     library = opened.library
     elsewhere = "" if opened.path else _elsewhere(case, library)
-    details = _way_out(opened.lacks)
+    details = _fix(opened.lacks)
     if opened.path:
-        message = f"{opened.path}, which {trial.backend} opens, cannot be loaded: {_reason(opened)}"
+        message = f"{opened.path}, which {trial.backend} needs, cannot be loaded: {_reason(opened)}"
         missing = _missing_library(opened.lacks)
         command = _search(case, missing) if missing else _install(case, library)
     elif elsewhere:
-        message = f"{trial.backend} does not look for {library.name} where it is ({elsewhere})"
+        message = f"{trial.backend} does not search {elsewhere} for {library.name}"
         command = f"export {library.variable}={elsewhere}"
         details = "before potluck up"
     else:
-        message = f"{trial.backend} opens {library.name}, which is nowhere"
+        message = f"{trial.backend} needs {library.name}, which is not installed"
         command = _install(case, library)
     return Finding(
         check="library",
@@ -121,7 +124,7 @@ def _hindrance(case: Case, device: Device, trial: Trial, opened: OpenedLibrary) 
 
 
 def _elsewhere(case: Case, library: BackendLibrary) -> str:
-    """Where vendors put it, if it is there."""
+    """Return where vendors install it, if it exists."""
     for pattern in library.patterns:
         for file in libraries(case, pattern):
             return str(file)

@@ -1,6 +1,6 @@
-"""All that the checks are told: the machine, what the probe found, and what was looked at besides.
+"""The input of the checks: the machine, the probe's results, and additionally collected data.
 
-Also the questions that several checks ask of it.
+Also has queries that several checks share.
 """
 
 from __future__ import annotations
@@ -11,21 +11,15 @@ from pathlib import Path, PurePosixPath
 from potluck.portability.finding import Finding as Lack
 from potluck.probe.doctor.distribution import Distribution
 from potluck.probe.doctor.finding import Severity
-from potluck.probe.system import System
-from potluck.types.hardware import (
-    BackendLibrary,
-    BackendSpec,
-    Device,
-    DeviceKind,
-    ProbeReport,
-    Trial,
-)
+from potluck.probe.machine.system import System
+from potluck.types.backend import BackendLibrary, BackendSpec, DeviceKind
+from potluck.types.hardware import Device, ProbeReport, Trial
 
 KERNEL_LOG = "sudo dmesg --level err,warn | tail -n 50"
-"""Where drivers say what ails them."""
+"""Shows the errors of drivers."""
 
 COMPUTING_MAKES = frozenset({"NVIDIA", "AMD", "Intel", "Arm Mali", "Qualcomm Adreno"})
-"""Makes of GPUs that there are compute drivers for, whether or not a backend uses them yet."""
+"""GPU vendors with compute drivers, whether or not a backend uses them yet."""
 
 _APIS = {
     "NVIDIA": {"cuda", "opencl"},
@@ -34,15 +28,15 @@ _APIS = {
     "Arm Mali": {"opencl"},
     "Qualcomm Adreno": {"kgsl", "opencl"},
 }
-"""The interfaces that a make's GPUs can have, given the right drivers."""
+"""The interfaces that a vendor's GPUs can have with the right drivers."""
 
 _DRAWING_DRIVERS = frozenset({"lima"})
-"""Of GPUs that cannot compute at all (Mali-400 to 470)."""
+"""Drivers of GPUs that cannot compute at all (Mali-400 to 470)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class User:
-    """Who asks. ``groups`` are those in force in this process, by name."""
+    """The user. ``groups`` are the names of those in effect in this process."""
 
     name: str
     is_root: bool
@@ -51,11 +45,11 @@ class User:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Folder:
-    """A folder that Potluck writes to, and the disk under it.
+    """A directory that Potluck writes to, and its disk.
 
-    ``purpose`` completes "the folder for …". ``needed_bytes`` is what should be free there at
-    least. ``file_system`` is its type (``ext4``), empty where not known; the folder itself need not
-    be there yet.
+    ``purpose`` completes "the folder for …". ``needed_bytes`` is the minimum that should be free.
+    ``file_system`` is its type (``ext4``), empty if unknown; the directory itself need not exist
+    yet.
     """
 
     purpose: str
@@ -70,9 +64,9 @@ class Folder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Port:
-    """A TCP port that an agent would listen on; ``problem`` says why it could not, or nothing.
+    """A TCP port that an agent would listen on; ``problem`` says why it could not, or is empty.
 
-    ``option`` is the start of what to give ``potluck up`` for another one (``--http 127.0.0.1:``).
+    ``option`` makes ``potluck up`` use another port (``--http 127.0.0.1:8001``).
     """
 
     number: int
@@ -83,9 +77,9 @@ class Port:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalNetwork:
-    """What can be told of the network without another node.
+    """What is known about the network without another node.
 
-    ``multicast_problem``: why a datagram that does not leave the machine does not come back on the
+    ``multicast_problem`` says why a datagram that stays on the machine does not come back on the
     interface at ``address``; empty if it does. ``address`` is empty without a network.
     """
 
@@ -96,38 +90,42 @@ class LocalNetwork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peer:
-    """How another node and this one get along; what was not tried is None.
+    """The connections between another node and this one; values that were not tested are None.
 
-    ``problem``: why it did not answer, or nothing. ``skew_seconds`` is its clock less this node's,
-    give or take ``uncertainty_seconds``. ``control_problem``, ``edge_problem``: why it could not
-    connect to this node's control address, and to a port like those of edges; empty if it could.
-    ``is_heard``: whether its multicast arrives here.
+    ``problem`` says why it did not respond, or is empty. ``skew_seconds`` is its clock minus this
+    node's, ± ``uncertainty_seconds``. ``port_problem`` says why it could not connect to this node's
+    address; empty if it could. ``is_reached`` is whether this node could connect to it at its last
+    attempt, and ``is_heard`` whether its multicast arrives here.
     """
 
     node_id: str
     problem: str = ""
     skew_seconds: float | None = None
     uncertainty_seconds: float | None = None
-    control_problem: str | None = None
-    edge_problem: str | None = None
+    port_problem: str | None = None
+    is_reached: bool = True
     is_heard: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """What this node's agent found out with the others. ``address`` is its own, HOST:PORT."""
+    """The results of checks between the nodes. ``address`` is this node's own, HOST:PORT.
+
+    ``silent_pairs`` are pairs of nodes, neither of which can connect to the other.
+    """
 
     node_id: str
     address: str
     peers: tuple[Peer, ...]
+    silent_pairs: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnloadablePackage:
-    """A package of Python that is installed, and whose compiled part cannot be loaded.
+    """An installed Python package whose compiled part cannot be loaded.
 
-    ``loss`` completes "without it …", empty where Potluck does without. ``said`` is what Python
-    says of it, ``lacks`` what its files need of this machine in vain, as far as they tell.
+    ``loss`` completes "without it …"; it is empty if Potluck works without the package. ``said`` is
+    Python's error, and ``lacks`` the known requirements of its files that this machine lacks.
     """
 
     name: str
@@ -139,10 +137,10 @@ class UnloadablePackage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenedLibrary:
-    """A library of the machine's that a backend opens, which works on nothing it was tried on.
+    """A system library that is opened by a backend that failed on every device.
 
-    ``path`` is where it finds it, empty if nowhere. ``said`` is what the dynamic linker says of it,
-    empty if it loads; ``lacks`` is what it needs of this machine in vain, as far as it tells.
+    ``path`` is where the backend finds it; empty if it does not. ``said`` is the dynamic linker's
+    error; empty if the library loads. ``lacks`` has its known requirements that this machine lacks.
     """
 
     library: BackendLibrary
@@ -153,13 +151,13 @@ class OpenedLibrary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """What is examined. ``shared_memory_bytes`` is the size of ``/dev/shm``, None without one.
+    """The input of the checks. ``shared_memory_bytes`` is the size of ``/dev/shm``, None without
+    one.
 
-    ``missing_packages`` are those that backends need and that are not installed,
-    ``unloadable_packages`` are installed in vain. ``opened_libraries`` are those of backends that
-    do not work.
-    ``missing_folder`` says why a folder has no place at all (no home directory), or nothing.
-    ``cluster`` is None when no agent runs here. ``library_folders`` are the absolute folders of
+    ``missing_packages`` are needed by backends but not installed; ``unloadable_packages`` are
+    installed but cannot be loaded. ``opened_libraries`` are those of backends that do not work.
+    ``missing_folder`` says why a directory has no location (no home directory), or is empty.
+    ``cluster`` is None if no agent runs here. ``library_folders`` are the absolute folders of
     ``LD_LIBRARY_PATH``.
     """
 
@@ -180,7 +178,7 @@ class Case:
 
     @property
     def accelerators(self) -> tuple[Device, ...]:
-        """Devices but the CPU that could compute: others are of no use whatever is done."""
+        """Devices other than the CPU that could compute; others are useless in any case."""
         return tuple(
             each
             for each in self.report.devices
@@ -192,7 +190,9 @@ class Case:
 
     @property
     def container(self) -> str:
-        """Which sort of container this is, or empty; WSL has nobody to ask for more devices."""
+        """The kind of container, or empty; also empty for WSL, which cannot be given more
+        devices.
+        """
         return "" if self.report.container == "wsl" else self.report.container
 
     @property
@@ -203,17 +203,17 @@ class Case:
         return "podman" if self.container == "podman" else "docker"
 
     def severity(self, device: Device) -> Severity:
-        """Of what keeps ``device`` from work: a device that no backend is for is no loss yet."""
+        """Return the severity of a problem of ``device``: a note if no backend supports it."""
         return Severity.PREVENTS if self._is_wanted(device) else Severity.NOTE
 
     @property
     def lacking_backends(self) -> tuple[BackendSpec, ...]:
-        """Those that cannot run before an extra of Potluck is installed."""
+        """The backends that require an extra of Potluck that is not installed."""
         missing = set(self.missing_packages)
         return tuple(each for each in self.backends if each.extra and missing & set(each.packages))
 
-    def hindrances(self, trial: Trial) -> tuple[OpenedLibrary, ...]:
-        """The libraries that keep the trial's backend from working anywhere."""
+    def blocking_libraries(self, trial: Trial) -> tuple[OpenedLibrary, ...]:
+        """Return the libraries that keep the trial's backend from working anywhere."""
         opened = {
             library
             for backend in self.backends
@@ -228,12 +228,12 @@ class Case:
 
     @property
     def unloadable_backends(self) -> frozenset[str]:
-        """The names of those that need a package which cannot be loaded."""
+        """The names of the backends that need a package that cannot be loaded."""
         unloadable = {each.name for each in self.unloadable_packages}
         return frozenset(each.name for each in self.backends if unloadable & set(each.packages))
 
     def _is_wanted(self, device: Device) -> bool:
-        """Whether a backend is for it, or would be with the right drivers."""
+        """Return whether a backend supports the device, or would with the right drivers."""
         apis = _APIS.get(device.make, set()) | {each.api for each in device.interfaces}
         return not device.is_software and any(
             not backend.is_software
@@ -244,13 +244,13 @@ class Case:
         )
 
     def shown(self, device_file: Path) -> str:
-        """A device file as it is called on the machine itself."""
+        """Return a device file's path on the machine itself."""
         if device_file.is_relative_to(self.system.dev):
             return str(PurePosixPath("/dev") / device_file.relative_to(self.system.dev))
         return str(device_file)
 
     def below_files(self, path: str) -> Path:
-        """``/etc/…`` and the like in the tree that is examined."""
+        """Return the path of ``/etc/…`` and the like in the examined tree."""
         return self.system.files / path.lstrip("/")
 
 
@@ -259,7 +259,7 @@ def _is_computing_gpu(device: Device) -> bool:
 
 
 def title(device: Device) -> str:
-    """A device as messages call it: make and name, with the chip where it has no name.
+    """Return a device's name in messages: vendor and name, with the chip if it has no name.
 
     ``Arm Mali`` and ``Mali-G610`` are ``Arm Mali-G610``.
     """

@@ -1,4 +1,4 @@
-"""What keeps the CPU slower than it is."""
+"""Checks for settings that slow down the CPU."""
 
 from __future__ import annotations
 
@@ -11,15 +11,18 @@ from potluck.probe.doctor.finding import Finding, Severity
 _POLICIES = "/sys/devices/system/cpu/cpufreq"
 
 _SELF_SCALING = frozenset({"intel_pstate", "amd-pstate-epp"})
-"""Drivers with which the CPU chooses its clock itself, up to the highest: their "powersave" is not
-the governor of that name (kernel, admin-guide/pm/intel_pstate.rst, amd-pstate.rst)."""
+"""Drivers with which the CPU itself chooses its clock, up to the maximum. Their "powersave" differs
+from the governor of that name (kernel, admin-guide/pm/intel_pstate.rst, amd-pstate.rst).
+"""
 
 _DYNAMIC = frozenset({"schedutil"})
-"""Follows the load closely; threads that wait for each other still see lower clocks."""
+"""Governors that follow the load closely; threads that wait for each other still get lower
+clocks.
+"""
 
 
 def slow_governor(case: Case) -> Iterator[Finding]:
-    """A governor that does not run the cores at their highest clock."""
+    """Check for a governor that does not run the cores at their maximum clock."""
     governors: dict[str, list[str]] = {}
     is_dynamic = True
     for policy in _policies(case):
@@ -38,11 +41,9 @@ def slow_governor(case: Case) -> Iterator[Finding]:
     yield Finding(
         check="cpu-governor",
         severity=Severity.NOTE if is_dynamic else Severity.SLOWS,
-        message=f"the CPU's clock is governed by {said}, not by performance",
+        message=f"the CPU frequency governor is {said} instead of performance",
         command=f"echo performance | sudo tee {_POLICIES}/policy*/scaling_governor",
-        details="on the host, until it starts again"
-        if case.container
-        else "until the machine starts again",
+        details="on the host, until it reboots" if case.container else "until the machine reboots",
     )
 
 

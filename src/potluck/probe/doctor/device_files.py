@@ -1,4 +1,4 @@
-"""Device files that are not there, or that this user may not open."""
+"""Checks for device files that are missing, or that this user may not open."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from potluck.probe.doctor.case import Case, title
 from potluck.probe.doctor.drivers import RESERVING_DRIVERS
 from potluck.probe.doctor.finding import Finding
-from potluck.probe.system import Access
+from potluck.probe.machine.system import Access
 from potluck.types.hardware import Device
 
 _EXPECTED = {
@@ -22,23 +22,23 @@ _EXPECTED = {
     "kgsl-3d": ("kgsl-3d0",),
     "msm": ("dri",),
 }
-"""What a driver makes in /dev, for devices whose files the probe could not name."""
+"""The files that a driver creates in /dev, for devices whose files the probe could not find."""
 
 _KUBERNETES = {"NVIDIA": "nvidia.com/gpu", "AMD": "amd.com/gpu", "Intel": "gpu.intel.com/xe"}
 """The resources of the vendors' device plugins."""
 
 _SUBSYSTEMS = {"dri": "drm", "kfd": "kfd", "mali0": "misc", "kgsl-3d0": "kgsl"}
-"""Where udev gets the news of a device file from, by the file's first name below /dev."""
+"""The udev subsystem of a device file, by the first component of its name under /dev."""
 
 
 def forbidden_files(case: Case) -> Iterator[Finding]:
-    """A device that its file's group, or nobody, may use."""
+    """Check for a device that only its file's group, or nobody, may use."""
     for device in case.accelerators:
         for name in device.device_files:
             file = Path(name)
             if case.system.access(file) is Access.FORBIDDEN:
                 yield _forbidden(case, device, file)
-                break  # its other files are of the same group, as a rule
+                break  # its other files usually have the same group
 
 
 def _forbidden(case: Case, device: Device, file: Path) -> Finding:
@@ -46,22 +46,22 @@ def _forbidden(case: Case, device: Device, file: Path) -> Finding:
     details = "then log in again"
     if tool := case.container_tool:
         command = f"{tool} run --group-add $(stat -c %g {shown}) …"
-        details = "as the host's file has the group by number"
+        details = "because the file is owned by a group of the host, identified by number"
     elif group in ("", "root") or group in case.user.groups:
-        # No group to join: the file's mode keeps everybody but root out.
+        # There is no group to join: the file's mode excludes everyone but root.
         command = _rule(file.name)
     elif group.isdecimal():
         command = f"sudo groupadd --gid {group} gpu && sudo usermod -aG gpu $USER"
     elif case.user.name in _members(case, group):
         command = f"newgrp {group}"
-        details = "the user is in the group; this session began before: log in again"
+        details = "the user is in the group, but logged in before being added: log in again"
     else:
         command = f"sudo usermod -aG {group} $USER"
-    belongs = f" (it belongs to the group {group})" if group else ""
+    belongs = f" (owned by group {group})" if group else ""
     return Finding(
         check="permission",
         severity=case.severity(device),
-        message=f"{title(device)}: this user may not open {shown}{belongs}",
+        message=f"{title(device)}: this user does not have permission to open {shown}{belongs}",
         command=command,
         details=details,
         device_id=device.device_id,
@@ -69,7 +69,7 @@ def _forbidden(case: Case, device: Device, file: Path) -> Finding:
 
 
 def _rule(name: str) -> str:
-    """A rule of udev(7) that lets the group video have the device, now and later."""
+    """Suggest a rule for udev(7) that gives the group video access to the device permanently."""
     rule = f'KERNEL=="{name}", GROUP="video", MODE="0660"'
     return (
         f"echo '{rule}' | sudo tee /etc/udev/rules.d/70-potluck.rules && sudo udevadm control "
@@ -78,7 +78,7 @@ def _rule(name: str) -> str:
 
 
 def _members(case: Case, group: str) -> list[str]:
-    """Who is in a group by the user database (group(5)), in force here or not."""
+    """Return the members of a group in the user database (group(5)), whether or not in effect."""
     text = case.system.text(case.below_files("/etc/group")) or ""
     for line in text.splitlines():
         match line.split(":"):
@@ -88,7 +88,9 @@ def _members(case: Case, group: str) -> list[str]:
 
 
 def absent_files(case: Case) -> Iterator[Finding]:
-    """A device whose driver runs and whose files are not in /dev: as a rule in a container."""
+    """Check for a device whose driver is loaded but whose files are not in /dev, usually in a
+    container.
+    """
     for device in case.accelerators:
         names = device.device_files or tuple(
             str(case.system.dev / name) for name in _EXPECTED.get(device.driver, ())
@@ -98,10 +100,10 @@ def absent_files(case: Case) -> Iterator[Finding]:
             continue
         shown = ", ".join(case.shown(file) for file in missing)
         if case.container:
-            message = f"{title(device)} is there, and this container was not given {shown}"
+            message = f"{title(device)} is present, but {shown} was not passed to this container"
             command = _container_command(case, device, missing)
         else:
-            message = f"{title(device)} has a driver, and {shown} is not there"
+            message = f"{title(device)} has a driver, but {shown} does not exist"
             command = _make_command(case, missing)
         yield Finding(
             check="device-file",
@@ -141,5 +143,5 @@ def _make_command(case: Case, missing: list[Path]) -> str:
 
 
 def _first_name(case: Case, file: Path) -> str:
-    """``dri`` of ``/dev/dri/renderD128``, ``mali0`` of ``/dev/mali0``."""
+    """Return ``dri`` for ``/dev/dri/renderD128``, ``mali0`` for ``/dev/mali0``."""
     return Path(case.shown(file).removeprefix("/dev/")).parts[0]

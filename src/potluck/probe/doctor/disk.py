@@ -1,4 +1,4 @@
-"""The folders that Potluck writes to."""
+"""Checks of the directories that Potluck writes to."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _MOVED = {
     CACHE: "export XDG_CACHE_HOME=DIRECTORY",
     MODELS: "export HF_HOME=DIRECTORY",
 }
-"""What puts each somewhere else."""
+"""How to move each directory to another disk."""
 
 _WITHOUT = {
     STATE: "this node cannot join a cluster",
-    CACHE: "everything is tried out anew at each start",
+    CACHE: "every device is tested again at every start",
     MODELS: "no model can be downloaded",
 }
 
@@ -29,7 +29,9 @@ _IN_MEMORY = frozenset({"tmpfs", "ramfs"})
 
 
 def folders(case: Case) -> Iterator[Finding]:
-    """A folder that is not writable, has no room, or is lost when the machine stops."""
+    """Check for a directory that is not writable, has no space, or is lost when the machine shuts
+    down.
+    """
     if case.missing_folder:
         yield Finding(
             check="folder",
@@ -41,9 +43,9 @@ def folders(case: Case) -> Iterator[Finding]:
         if folder.is_read_only:
             yield _finding(folder, "is on a disk that is mounted read-only", _remount(case, folder))
         elif not folder.is_writable:
-            yield _finding(folder, "may not be written to", f"sudo chown -R $USER {folder.path}")
+            yield _finding(folder, "is not writable", f"sudo chown -R $USER {folder.path}")
         elif folder.free_bytes < folder.needed_bytes:
-            room = f"has {format_bytes(folder.free_bytes)} of room"
+            room = f"has {format_bytes(folder.free_bytes)} of free space"
             yield _finding(folder, room, f"df -h {folder.mount_point}", _elsewhere(folder))
         elif folder.file_system in _IN_MEMORY:
             yield _in_memory(folder)
@@ -66,7 +68,7 @@ def _remount(case: Case, folder: Folder) -> str:
 
 
 def _elsewhere(folder: Folder) -> str:
-    return f"make room, or choose another disk: {_MOVED[folder.purpose]}"
+    return f"free some space, or use another disk: {_MOVED[folder.purpose]}"
 
 
 def _in_memory(folder: Folder) -> Finding:
@@ -75,6 +77,6 @@ def _in_memory(folder: Folder) -> Finding:
         check="folder",
         severity=Severity.SLOWS if takes_memory else Severity.NOTE,
         message=f"{folder.path} is in memory ({folder.file_system}): "
-        + ("models take it twice" if takes_memory else "it is lost when the machine stops"),
+        + ("models occupy memory twice" if takes_memory else "it is lost when the machine stops"),
         command=_MOVED[folder.purpose],
     )

@@ -1,4 +1,4 @@
-"""Which Linux this is, as far as commands differ (``os-release(5)``)."""
+"""The Linux distribution, which determines the commands to suggest (``os-release(5)``)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from potluck.probe.system import System
+from potluck.probe.machine.system import System
 
 _MANAGERS = {
     "debian": "apt",
@@ -27,25 +27,27 @@ _INSTALL = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distribution:
-    """``name`` is its ID or that of the one it is like; ``manager`` is its package manager.
+    """A distribution: ``name`` is its ID or the ID of the one that it derives from, and ``manager``
+    its package manager.
 
-    Both are empty where not known.
+    Both are empty if unknown.
     """
 
     name: str
     manager: str
 
     def install(self, packages: Mapping[str, str]) -> str:
-        """The command that installs the package that ``packages`` has for this manager, or empty.
+        """Return the command that installs the package that ``packages`` has for this manager, or
+        empty.
 
-        A name of a distribution among the keys goes before that of its manager.
+        A key that names the distribution takes precedence over that of its manager.
         """
         package = packages.get(self.name) or packages.get(self.manager)
         return f"{_INSTALL[self.manager]} {package}" if package and self.manager else ""
 
 
 def read_distribution(system: System) -> Distribution:
-    """From ``/etc/os-release``, or where that is missing ``/usr/lib/os-release``."""
+    """Read ``/etc/os-release``, or if that is missing ``/usr/lib/os-release``."""
     for place in ("etc/os-release", "usr/lib/os-release"):
         text = system.text(system.files / PurePosixPath(place))
         if text is not None:

@@ -1,4 +1,6 @@
-"""Devices without the driver they need, and drivers whose halves do not fit each other."""
+"""Checks for devices without the required driver, and drivers whose kernel and user parts do not
+match.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from potluck.probe.doctor.libraries import libraries
 from potluck.types.hardware import Device
 
 RESERVING_DRIVERS = frozenset({"vfio-pci", "pci-stub"})
-"""They keep a device for virtual machines (kernel, driver-api/vfio.rst)."""
+"""Drivers that reserve a device for virtual machines (kernel, driver-api/vfio.rst)."""
 
 _MODULES = {
     "NVIDIA": ("nvidia",),
@@ -20,7 +22,9 @@ _MODULES = {
     "Arm Mali": ("panthor", "panfrost"),
     "Qualcomm Adreno": ("msm",),
 }
-"""Kernel modules by make; of several, each is for other generations, and the kernel picks."""
+"""Kernel modules by vendor. If there are several, they support different generations of devices,
+and the kernel chooses.
+"""
 
 _PACKAGES = {
     "NVIDIA": {
@@ -35,7 +39,7 @@ _PACKAGES = {
         "pacman": "linux-firmware",
     },
 }
-"""What brings a driver, or the firmware without which it refuses to start."""
+"""Packages that provide a driver or the firmware that it requires."""
 
 _UBUNTU_NVIDIA = "sudo ubuntu-drivers install"
 
@@ -44,12 +48,13 @@ _ON_HOST = "on the host: a container uses the host's drivers"
 _VERSION = r"\d+\.\d+(?:\.\d+)?"
 
 _MISMATCH = re.compile(r"LibRmVersionMismatch|version mismatch", re.IGNORECASE)
-"""NVML's error 18, by the name of its binding and in its own words ("Driver/library version
-mismatch")."""
+"""NVML error 18, as named by its binding and in its own words ("Driver/library version
+mismatch").
+"""
 
 
 def missing_drivers(case: Case) -> Iterator[Finding]:
-    """A GPU that no driver is bound to, or one that cannot compute."""
+    """Check for a GPU that has no driver, or a driver that cannot compute."""
     for device in case.accelerators:
         if device.driver in RESERVING_DRIVERS:
             yield _reserved(case, device)
@@ -57,7 +62,7 @@ def missing_drivers(case: Case) -> Iterator[Finding]:
             yield Finding(
                 check="driver",
                 severity=case.severity(device),
-                message=f"{title(device)} is there, and no driver is bound to it",
+                message=f"{title(device)} is present, but no driver is bound to it",
                 command=_driver_command(case, device),
                 details=_ON_HOST if case.container else "",
                 device_id=device.device_id,
@@ -66,25 +71,29 @@ def missing_drivers(case: Case) -> Iterator[Finding]:
             yield Finding(
                 check="driver",
                 severity=case.severity(device),
-                message=f"{title(device)} is bound to nouveau, and only NVIDIA's driver computes",
+                message=f"{title(device)} is bound to nouveau, but compute requires NVIDIA's"
+                " driver",
                 command=_package_command(case, device) or "sudo modprobe -r nouveau",
-                details=_ON_HOST if case.container else "then start the machine again",
+                details=_ON_HOST if case.container else "then reboot",
                 device_id=device.device_id,
             )
 
 
 def _reserved(case: Case, device: Device) -> Finding:
-    """Kernel, Documentation/ABI/testing/sysfs-bus-pci: unbind, then probe again."""
+    """Suggest to unbind the driver and probe again (kernel,
+    Documentation/ABI/testing/sysfs-bus-pci).
+    """
     address = device.device_id.removeprefix("pci-")
     return Finding(
         check="driver",
         severity=case.severity(device),
-        message=f"{title(device)} is set aside for virtual machines ({device.driver})",
+        message=f"{title(device)} is reserved for virtual machines ({device.driver})",
         command=(
             f"echo {address} | sudo tee /sys/bus/pci/drivers/{device.driver}/unbind "
             f"&& echo {address} | sudo tee /sys/bus/pci/drivers_probe"
         ),
-        details="first empty its driver_override, and take it from the virtual machine's settings",
+        details="first clear its driver_override, and remove it from the virtual machine's "
+        "settings",
         device_id=device.device_id,
     )
 
@@ -109,16 +118,16 @@ def _package_command(case: Case, device: Device) -> str:
 
 
 def _has_module(case: Case, name: str) -> bool:
-    """Whether a module lies in the running kernel's folder, compressed or not."""
+    """Return whether a module is in the running kernel's directory, compressed or not."""
     folder = case.below_files(f"/lib/modules/{case.report.kernel}")
     return next(folder.rglob(f"{name}.ko*"), None) is not None
 
 
 def nvidia_versions(case: Case) -> Iterator[Finding]:
-    """The NVIDIA driver in the kernel, and its libraries: they must be of one version.
+    """Check that the NVIDIA kernel driver and its libraries have the same version.
 
-    They differ after an update until the machine starts again, and in containers whose image
-    brings libraries of its own.
+    They differ after an update until the machine reboots, and in containers whose image includes
+    its own libraries.
     """
     cards = [each for each in case.accelerators if each.driver == "nvidia"]
     kernel = _kernel_version(case)
@@ -129,7 +138,7 @@ def nvidia_versions(case: Case) -> Iterator[Finding]:
         for library in libraries(case, rf"libnvidia-ml\.so\.{_VERSION}")
         for version in re.findall(_VERSION, library.name)
     }
-    is_answered = any(map(_is_told_by_nvml, case.accelerators))  # by some library, wherever it is
+    is_answered = any(map(_is_told_by_nvml, case.accelerators))  # by some library at any path
     if not is_answered and not found and not _has_any_library(case):
         yield _no_library(case, cards[0])
     elif not is_answered and kernel and found and kernel not in found:
@@ -137,27 +146,28 @@ def nvidia_versions(case: Case) -> Iterator[Finding]:
         yield _mismatch(
             case,
             cards[0],
-            f"the NVIDIA driver in the kernel is {kernel}, and its library {version} ({library})",
+            f"the NVIDIA kernel driver is version {kernel}, but its library is version {version} "
+            f"({library})",
         )
     elif any(_MISMATCH.search(text) for text in _said(case, cards)):
         yield _mismatch(
-            case, cards[0], "the NVIDIA driver and its library differ in their versions"
+            case, cards[0], "the NVIDIA kernel driver and its library have different versions"
         )
 
 
 def _is_told_by_nvml(device: Device) -> bool:
-    """Whether NVML told of a device: it told its memory, or the CUDA that its driver can do."""
+    """Return whether NVML reported a device: its memory, or the CUDA version of its driver."""
     is_known = device.memory.source.startswith("NVML") or "CUDA" in dict(device.versions)
     return device.make == "NVIDIA" and is_known
 
 
 def _kernel_version(case: Case) -> str:
-    """Of the module that is loaded."""
+    """Return the version of the loaded module."""
     version = case.system.text(case.system.sys / "module/nvidia/version")
     if version is None:
         text = case.system.text(case.system.proc / "driver/nvidia/version") or ""
-        # "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 …"; the open one
-        # says "NVIDIA UNIX Open Kernel Module for x86_64  545.23.06  Release Build …".
+        # "NVRM version: NVIDIA UNIX x86_64 Kernel Module 535.104.05 Sat Aug 19 …"; the open-source
+        # one has "NVIDIA UNIX Open Kernel Module for x86_64 545.23.06 Release Build …".
         match = re.search(rf"Kernel Module[^\d\n]+(?:x86_64|aarch64)?\s*({_VERSION})", text)
         version = match[1] if match else ""
     return version
@@ -168,8 +178,8 @@ def _has_any_library(case: Case) -> bool:
 
 
 def _said(case: Case, cards: list[Device]) -> Iterator[str]:
-    for layer in case.report.layers:
-        yield from layer.problems
+    for detector in case.report.detectors:
+        yield from detector.problems
     for card in cards:
         yield card.problem
 
@@ -191,7 +201,7 @@ def _no_library(case: Case, card: Device) -> Finding:
     return Finding(
         check="driver-library",
         severity=case.severity(card),
-        message="the NVIDIA driver is loaded, and its library libnvidia-ml.so was not found",
+        message="the NVIDIA driver is loaded, but its library libnvidia-ml.so was not found",
         command=command,
         device_id=card.device_id,
     )
@@ -204,6 +214,6 @@ def _mismatch(case: Case, card: Device, message: str) -> Finding:
         severity=case.severity(card),
         message=message,
         command=f"{tool} run --gpus all …" if tool else "sudo reboot",
-        details="with an image that brings no libraries of the driver" if tool else "",
+        details="with an image that does not include driver libraries" if tool else "",
         device_id=card.device_id,
     )

@@ -1,4 +1,4 @@
-"""All checks, one after the other."""
+"""Runs all checks, one after the other."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ CHECKS: tuple[Check, ...] = (
 )
 
 RESORTS: tuple[Check, ...] = (builds.hindering_libraries, opencl.missing_drivers)
-"""Of devices that no other check has an answer to: one cause, one finding."""
+"""Checks for devices that no other check explains, so that one cause produces one finding."""
 
 _ORDER = tuple(Severity)
 
 
 def examine(case: Case, checks: Sequence[Check] = CHECKS) -> tuple[Finding, ...]:
-    """Everything found, what costs most first. A check that fails costs one line."""
+    """Return all findings, most severe first. A check that fails is reported as a finding."""
     findings = [finding for check in checks for finding in _findings(check, case)]
     explained = {finding.device_id for finding in findings}
     for resort in RESORTS:
@@ -87,7 +87,7 @@ def _findings(check: Check, case: Case) -> list[Finding]:
 
 
 def _unexplained(case: Case, findings: Sequence[Finding]) -> Iterator[Finding]:
-    """Devices with a problem that no check has an answer to; not those that are of no use here."""
+    """Return devices with a problem that no check explains, except those that are useless here."""
     explained = {finding.device_id for finding in findings}
     for device in case.report.devices:
         is_wanted = case.severity(device) is Severity.PREVENTS
@@ -97,11 +97,11 @@ def _unexplained(case: Case, findings: Sequence[Finding]) -> Iterator[Finding]:
                 severity=Severity.PREVENTS,
                 message=f"{title(device)}: {device.problem}",
                 command=KERNEL_LOG,
-                details="the kernel's own words on it",
+                details="the kernel's messages about it",
                 device_id=device.device_id,
             )
 
 
 def _as_root(finding: Finding) -> Finding:
-    """Root needs no sudo, and boards often have none."""
+    """Remove sudo for root, who does not need it; boards often lack it."""
     return replace(finding, command=finding.command.replace("sudo ", ""))

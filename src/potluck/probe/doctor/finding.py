@@ -1,4 +1,4 @@
-"""What a check says."""
+"""The result of a check."""
 
 from __future__ import annotations
 
@@ -7,22 +7,21 @@ from dataclasses import dataclass
 
 
 class Severity(enum.Enum):
-    """How much a finding costs."""
+    """How severe a finding is."""
 
     PREVENTS = "prevents"
-    """A unit that could work does not, or this node cannot take its place in a cluster."""
+    """A unit that could work does not, or this node cannot take part in a cluster."""
     SLOWS = "slows"
     NOTE = "note"
-    """Worth knowing; it may be meant so."""
+    """Information; it may be intended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing that could be better.
+    """One possible improvement.
 
-    ``message`` is one line. ``command`` is what to type, with root's rights where it says sudo;
-    ``details`` say what else is to be known about it, in one line, or nothing. ``device_id`` is the
-    device it is about, if any.
+    ``message`` is one line. ``command`` is the command to run, as root if it begins with sudo;
+    ``details`` is one more line about it, or empty. ``device_id`` is the device concerned, if any.
     """
 
     check: str

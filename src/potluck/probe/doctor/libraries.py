@@ -1,4 +1,4 @@
-"""Where vendors' libraries lie, by name only: nothing is opened."""
+"""Find vendors' libraries by name, without opening them."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ _DIRECTORIES = (
     "/vendor/lib64",
     "/system/vendor/lib64",
 )
-"""Debian and its like, Fedora and its like, Arch, what vendors' installers use, WSL, Android."""
+"""Directories of Debian and Fedora derivatives, Arch, vendors' installers, WSL and Android."""
 
 
 def libraries(case: Case, pattern: str) -> Iterator[PurePosixPath]:
-    """Files whose whole name matches ``pattern``, as they are called on the machine."""
+    """Return files whose whole name matches ``pattern``, by their paths on the machine."""
     seen: set[Path] = set()
     usual = (each.format(machine=case.report.cpu.architecture) for each in _DIRECTORIES)
     for directory in (*case.library_folders, *usual):
         path = case.below_files(directory)
         try:
             resolved = path.resolve()  # /usr/lib64 may be a link to /usr/lib
-        except (OSError, RuntimeError):  # a RuntimeError: links in a circle
+        except (OSError, RuntimeError):  # RuntimeError: a loop of links
             continue
         if resolved in seen:
             continue

@@ -1,7 +1,7 @@
-"""Tries to load what is installed and compiled, and reads out of the files why that fails.
+"""Try to load installed native code, and determine from the files why loading fails.
 
-Each thing is loaded in a child process of its own: it may be what crashes. Files are read only of
-what does not load.
+Each item is loaded in a separate child process, since it may crash. Only the files of items that do
+not load are read.
 """
 
 from __future__ import annotations
@@ -16,19 +16,20 @@ from pathlib import Path, PurePosixPath
 import msgspec
 
 from potluck.portability.finding import Finding as Lack
-from potluck.probe.child import ChildAnswer, ChildFailure, run_child
-from potluck.probe.child_output import one_line
 from potluck.probe.doctor.case import OpenedLibrary, UnloadablePackage
-from potluck.probe.guard import run_at_once
-from potluck.probe.regular_file import read_regular_file
-from potluck.probe.system import System
-from potluck.types.hardware import BackendLibrary, BackendSpec, ProbeReport
+from potluck.probe.machine.regular_file import read_regular_file
+from potluck.probe.machine.system import System
+from potluck.probe.processes.child import ChildAnswer, ChildFailure, run_child
+from potluck.probe.processes.guard import run_at_once
+from potluck.probe.processes.output import one_line
+from potluck.types.backend import BackendLibrary, BackendSpec
+from potluck.types.hardware import ProbeReport
 
-# For the threads of ``run_at_once``: see ``chip_table``, which meets the same crash of msgspec.
+# For the threads of ``run_at_once``; see ``chips.table`` about the same crash of msgspec.
 msgspec.json.Decoder(tuple[Lack, ...])
 
 _LOAD_SECONDS = 10.0
-"""A driver's library that is cold on a memory card takes some seconds."""
+"""Reading a driver's library from a memory card takes a few seconds."""
 _LOAD_BYTES = 1 << 30
 
 _ELF = b"\x7fELF"
@@ -36,9 +37,9 @@ _ELF = b"\x7fELF"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Package:
-    """A distribution with compiled parts, the module that loads them, and what is lost without it.
+    """A distribution with compiled parts, and the module that loads them.
 
-    ``loss`` completes "without it …"; empty where Potluck does without.
+    ``loss`` completes "without it …"; it is empty if Potluck works without the package.
     """
 
     name: str
@@ -47,19 +48,19 @@ class Package:
 
 
 PACKAGES = (
-    Package(name="numpy", module="numpy", loss="nothing is computed"),
-    Package(name="eclipse-zenoh", module="zenoh", loss="this node cannot be in a cluster"),
+    Package(name="numpy", module="numpy", loss="nothing can be computed"),
+    Package(name="eclipse-zenoh", module="zenoh", loss="this node cannot join a cluster"),
     Package(name="cryptography", module="cryptography.x509", loss="nodes cannot trust each other"),
-    Package(name="tokenizers", module="tokenizers", loss="no text can be read"),
+    Package(name="tokenizers", module="tokenizers", loss="no text can be tokenized"),
     Package(name="pyopencl", module="pyopencl"),
 )
 
 
-def look_at_packages(packages: Sequence[Package] = PACKAGES) -> tuple[UnloadablePackage, ...]:
-    """Those that are installed and cannot be imported.
+def inspect_packages(packages: Sequence[Package] = PACKAGES) -> tuple[UnloadablePackage, ...]:
+    """Return packages that are installed but cannot be imported.
 
-    One child imports all of them, which saves the start of Python for each. Only where it does not
-    come through does each get a child of its own, which tells whose fault that was.
+    One child imports all of them, which saves starting Python for each. Only if it fails is each
+    imported in a separate child, to find the faulty one.
     """
     modules = [each.module for each in packages if _installed(each) is not None]
     if not _problem("module", *modules):
@@ -93,14 +94,14 @@ def _installed(package: Package) -> importlib.metadata.Distribution | None:
         return None
 
 
-def look_at_opened_libraries(
+def inspect_opened_libraries(
     system: System,
     report: ProbeReport,
     backends: Sequence[BackendSpec],
     environ: Mapping[str, str],
 ) -> tuple[OpenedLibrary, ...]:
-    """The libraries of backends that work on nothing they were tried on: where they are, if they
-    are, and why they do not load, if they do not.
+    """Return the libraries of backends that failed on every device, with their paths and the
+    reasons why they do not load.
     """
     works = {trial.backend for trial in report.trials if trial.works}
     tried = {trial.backend for trial in report.trials if not trial.is_pending}
@@ -121,7 +122,7 @@ def look_at_opened_libraries(
 def find_library(
     system: System, library: BackendLibrary, machine: str, environ: Mapping[str, str]
 ) -> str:
-    """The file that a backend would open, as it is called on the machine; empty without one."""
+    """Return the path on the machine of the file that a backend would open; empty if none."""
     named = environ.get(library.variable, "")
     if named and _below(system, named).is_file():
         return named
@@ -147,7 +148,7 @@ def _below(system: System, path: str) -> Path:
 
 
 def _is_elf(file: Path) -> bool:
-    """Not a linker script, which has the name of a library too."""
+    """Return whether it is an ELF file, not a linker script that is named like a library."""
     try:
         return read_regular_file(file, len(_ELF)) == _ELF
     except OSError:
@@ -155,7 +156,7 @@ def _is_elf(file: Path) -> bool:
 
 
 def _problem(kind: str, *names: str) -> str:
-    """Why one of them cannot be loaded, in one line; empty if all can."""
+    """Return why one of ``names`` cannot be loaded, in one line; empty if all can."""
     outcome = run_child(
         "potluck.probe.children.load",
         (kind, *names),
@@ -168,10 +169,9 @@ def _problem(kind: str, *names: str) -> str:
 
 
 def _lacks(label: str, files: Mapping[str, Path]) -> tuple[Lack, ...]:
-    """What keeps the files of ``label`` from loading, which are by their names in it; none if they
-    do not tell.
+    """Return the requirements of ``files`` that this machine lacks; empty if unknown.
 
-    In a child too: what reads them needs NumPy.
+    This also runs in a child, since reading the files requires NumPy.
     """
     if not files:
         return ()

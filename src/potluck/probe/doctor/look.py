@@ -1,6 +1,7 @@
-"""Gathers what the checks need besides the probe's report. Changes nothing, sends nothing.
+"""Collect the data that the checks need in addition to the probe's report.
 
-The datagram that tries multicast has a time to live of 0: it does not leave the machine.
+Nothing is changed or sent: the datagram that tests multicast has a time to live of 0, so it does
+not leave the machine.
 """
 
 from __future__ import annotations
@@ -23,23 +24,23 @@ from potluck.probe.doctor.multicast import (
     NUM_NONCE_BYTES,
     PORT,
     nonce_of,
-    open_ear,
+    open_multicast_receiver,
     send_datagram,
 )
 from potluck.probe.fingerprint import installed_software
-from potluck.probe.system import System
-from potluck.types.hardware import BackendSpec
+from potluck.probe.machine.system import System
+from potluck.types.backend import BackendSpec
 
 _ANY = "0.0.0.0"
 _LOOP_SECONDS = 0.5
 
 
-def look_at_user() -> User:
-    """Who runs this process."""
+def inspect_user() -> User:
+    """Return the user who runs this process."""
     user_id = os.geteuid()
     try:
         name = pwd.getpwuid(user_id).pw_name
-    except KeyError:  # containers run with ids that nobody has
+    except KeyError:  # containers may use ids without a user
         name = str(user_id)
     groups = {os.getegid(), *os.getgroups()}
     return User(name=name, is_root=user_id == 0, groups=frozenset(map(_group_name, groups)))
@@ -53,13 +54,13 @@ def _group_name(group_id: int) -> str:
 
 
 def missing_packages(backends: Sequence[BackendSpec]) -> tuple[str, ...]:
-    """The packages that backends need and that are not installed, each once."""
+    """Return the packages that backends need but that are not installed, without duplicates."""
     software = installed_software("", tuple(name for each in backends for name in each.packages))
     return tuple(dict.fromkeys(name for name, version in software.packages if not version))
 
 
-def look_at_folder(system: System, path: Path, *, purpose: str, needed_bytes: int) -> Folder | None:
-    """A folder, or the nearest one above it that is there. None where nothing can be found out."""
+def inspect_folder(system: System, path: Path, *, purpose: str, needed_bytes: int) -> Folder | None:
+    """Return a directory, or its nearest existing parent. None if it cannot be examined."""
     path = path.absolute()
     try:
         there = next(each for each in (path, *path.parents) if each.exists()).resolve()
@@ -80,7 +81,7 @@ def look_at_folder(system: System, path: Path, *, purpose: str, needed_bytes: in
 
 
 def _mount(system: System, path: Path) -> tuple[str, str]:
-    """Mount point and type of the file system of ``path`` (proc_pid_mountinfo(5))."""
+    """Return the mount point and type of the file system of ``path`` (proc_pid_mountinfo(5))."""
     found = ("/", "")
     for line in (system.text(system.proc / "self/mountinfo") or "").splitlines():
         before, _, after = line.partition(" - ")
@@ -93,8 +94,8 @@ def _mount(system: System, path: Path) -> tuple[str, str]:
     return found
 
 
-def look_at_shared_memory(system: System) -> int | None:
-    """The size of /dev/shm."""
+def inspect_shared_memory(system: System) -> int | None:
+    """Return the size of /dev/shm."""
     try:
         disk = os.statvfs(system.dev / "shm")
     except OSError:
@@ -102,8 +103,8 @@ def look_at_shared_memory(system: System) -> int | None:
     return disk.f_blocks * disk.f_frsize
 
 
-def look_at_network(address: str, *, lan_port: int, http_port: int) -> LocalNetwork:
-    """Whether an agent could listen, and whether ``address`` takes part in multicast.
+def inspect_network(address: str, *, lan_port: int, http_port: int) -> LocalNetwork:
+    """Return whether an agent could listen, and whether multicast works at ``address``.
 
     ``address`` is this machine's own on the network, empty without one.
     """
@@ -125,28 +126,28 @@ def look_at_network(address: str, *, lan_port: int, http_port: int) -> LocalNetw
 
 
 def _free_port(host: str, taken: int) -> int:
-    """A port near ``taken`` that can be listened on; 0, which takes any, if none is near."""
+    """Return a free port near ``taken``; 0, which means any, if there is none."""
     numbers = range(taken + 2, taken + 20)
     return next((number for number in numbers if not _listen_problem(host, number)), 0)
 
 
 def _listen_problem(host: str, port: int) -> str:
-    """Why nobody could listen there now. Binding alone is enough to know."""
+    """Return why nothing can listen there now. Binding is enough to find out."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
         except OSError as error:
             taken = error.errno == errno.EADDRINUSE
-            return "another program has it" if taken else (error.strerror or str(error)).lower()
+            return "in use by another program" if taken else (error.strerror or str(error)).lower()
     return ""
 
 
 def _loop_problem(address: str) -> str:
-    """Why a datagram that stays on this machine does not come back on an interface."""
+    """Return why a local datagram does not come back on an interface."""
     nonce = secrets.token_bytes(NUM_NONCE_BYTES)
     try:
-        with open_ear(address) as ear:
+        with open_multicast_receiver(address) as ear:
             send_datagram(address, nonce, hops=0)
             deadline = time.monotonic() + _LOOP_SECONDS
             while (left := deadline - time.monotonic()) > 0:

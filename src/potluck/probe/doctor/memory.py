@@ -1,4 +1,4 @@
-"""Limits below what the machine has, swap, and shared memory."""
+"""Checks of memory limits, swap, and shared memory."""
 
 from __future__ import annotations
 
@@ -14,21 +14,25 @@ _MIB = 1 << 20
 _GIB = 1 << 30
 
 _MOST_SWAPPED_BYTES = 256 * _MIB
-"""What a desktop leaves in swap without anybody noticing."""
+"""The amount of swap that a desktop uses without noticeable effect."""
 
 _NO_SWAP_NEEDED_BYTES = 8 * _GIB
-"""Machines with less run out first, and then the kernel ends processes without warning."""
+"""Machines with less memory are the most likely to run out of it; the kernel then kills processes
+without warning.
+"""
 
 _SHARED_MEMORY_BYTES = 64 * _MIB
-"""What containers get unless told otherwise; runtimes of GPUs and others count on it."""
+"""The default in containers; GPU runtimes and others rely on it."""
 
 
 _PROCESS_LIMITS = {"-v": ("address space", "as"), "-d": ("data size", "data")}
-"""By the option of ulimit: the row in /proc/self/limits, the option of prlimit(1)."""
+"""The row in /proc/self/limits and the option of prlimit(1), by the option of ulimit."""
 
 
 def low_limit(case: Case) -> Iterator[Finding]:
-    """A control group or ``ulimit -v`` that leaves less than half of what the machine has free."""
+    """Check for a control group or ``ulimit -v`` that allows less than half of the machine's free
+    memory.
+    """
     memory = case.report.memory
     usable = memory.usable
     if usable.bytes >= memory.free_bytes // 2:
@@ -44,8 +48,8 @@ def low_limit(case: Case) -> Iterator[Finding]:
         check="memory-limit",
         severity=Severity.SLOWS,
         message=(
-            f"{format_bytes(usable.bytes)} of memory may be used here, and the machine has "
-            f"{format_bytes(memory.free_bytes)} free: {usable.reason} says so"
+            f"{format_bytes(usable.bytes)} of memory is usable here, but the machine has "
+            f"{format_bytes(memory.free_bytes)} free: limited by {usable.reason}"
         ),
         command=command,
         details=details,
@@ -53,13 +57,13 @@ def low_limit(case: Case) -> Iterator[Finding]:
 
 
 def unknown_memory(case: Case) -> Iterator[Finding]:
-    """Memory of which nothing is known, so that none of it is used."""
+    """Check for memory of unknown size, which is not used."""
     memory = case.report.memory
     if memory.total_bytes == 0:
         yield Finding(
             check="memory",
             severity=Severity.PREVENTS,
-            message=f"no memory may be used: {memory.usable.reason}",
+            message=f"no memory is usable: {memory.usable.reason}",
             command="sudo mount -t proc proc /proc",
         )
 
@@ -92,7 +96,7 @@ def _below_sys(directory: PurePosixPath) -> tuple[str, ...]:
 
 
 def _raise_process_limit(case: Case, option: str) -> tuple[str, str]:
-    """The shell can, up to the hard limit; above that only root."""
+    """Suggest ``ulimit`` within the hard limit, or else a command that requires root."""
     row, name = _PROCESS_LIMITS[option]
     limits = case.system.text(case.system.proc / "self/limits") or ""
     is_soft = re.search(rf"^Max {row} +\S+ +unlimited ", limits, re.MULTILINE)
@@ -103,7 +107,7 @@ def _raise_process_limit(case: Case, option: str) -> tuple[str, str]:
 
 
 def swap(case: Case) -> Iterator[Finding]:
-    """Much of it in use, or none on a small machine."""
+    """Check for heavily used swap, or no swap on a small machine."""
     values = _meminfo(case)
     total, free = values.get("SwapTotal"), values.get("SwapFree")
     if total is None or free is None:
@@ -114,24 +118,25 @@ def swap(case: Case) -> Iterator[Finding]:
         yield Finding(
             check="swap",
             severity=Severity.NOTE,
-            message=f"{format_bytes(used)} are swapped out: a model that is waits for the disk",
+            message=f"{format_bytes(used)} are swapped out: a model in swap is slowed down by"
+            " the disk",
             command="sudo swapoff -a && sudo swapon -a"
             if fits
             else "ps axk -rss o rss,comm | head",
-            details="" if fits else "shows what takes the memory; end what is not needed",
+            details="" if fits else "shows what uses the memory; stop programs that are not needed",
         )
     is_small = case.report.memory.total_bytes < _NO_SWAP_NEEDED_BYTES
     if total == 0 and is_small and not case.container:
         yield Finding(
             check="swap",
             severity=Severity.NOTE,
-            message="there is no swap: when memory runs short, processes are ended without warning",
+            message="there is no swap: when memory runs out, processes are killed without warning",
             command=_add_swap(case),
         )
 
 
 def _add_swap(case: Case) -> str:
-    """Compressed in memory where a package sets that up: boards have slow disks."""
+    """Suggest compressed swap in memory if a package provides it, since boards have slow disks."""
     compressed = {"apt": "zram-tools", "dnf": "zram-generator-defaults"}
     return case.distribution.install(compressed) or (
         "sudo fallocate -l 2G /swapfile && sudo chmod 600 /swapfile && sudo mkswap /swapfile "
@@ -140,14 +145,14 @@ def _add_swap(case: Case) -> str:
 
 
 def _meminfo(case: Case) -> dict[str, int]:
-    """Of proc(5), in bytes."""
+    """Return the fields of ``/proc/meminfo`` (proc(5)) in bytes."""
     text = case.system.text(case.system.proc / "meminfo") or ""
     pairs = re.findall(r"^(\w+): +(\d+) kB", text, re.MULTILINE)
     return {name: int(value) * 1024 for name, value in pairs}
 
 
 def small_shared_memory(case: Case) -> Iterator[Finding]:
-    """``/dev/shm`` is missing, or holds less than programs count on."""
+    """Check for ``/dev/shm`` that is missing, or smaller than programs expect."""
     size = case.shared_memory_bytes
     if size is not None and size >= _SHARED_MEMORY_BYTES:
         return
@@ -157,10 +162,10 @@ def small_shared_memory(case: Case) -> Iterator[Finding]:
         command = "sudo mkdir -p /dev/shm && sudo mount -t tmpfs -o nosuid,nodev tmpfs /dev/shm"
     else:
         command = "sudo mount -o remount,size=1G /dev/shm"
-    said = "is missing" if size is None else f"holds only {format_bytes(size)}"
+    said = "is missing" if size is None else f"is only {format_bytes(size)}"
     yield Finding(
         check="shared-memory",
         severity=Severity.NOTE,
-        message=f"/dev/shm {said}: drivers and libraries that share memory fail",
+        message=f"/dev/shm {said}: drivers and libraries that use shared memory fail",
         command=command,
     )

@@ -1,7 +1,7 @@
-"""One datagram to the group by which nodes find each other, and whether it arrives.
+"""Send one datagram to the group that nodes use for discovery, and check whether it arrives.
 
-Group and port are those of Zenoh's scouting, so that the way through switches and firewalls is the
-very one that discovery takes. What is sent is no message of Zenoh, which ignores it.
+Group and port are those of Zenoh's scouting, so that it takes the same path through switches and
+firewalls as discovery. The datagram is not a Zenoh message, so Zenoh ignores it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ PORT = 7446
 
 NUM_NONCE_BYTES = 16
 MAX_DATAGRAM_BYTES = 64
-"""Longer ones are not ours, and may be cut off."""
+"""Longer datagrams are not Potluck's, and may be truncated."""
 
 _MAGIC = b"potluck doctor\0"
 _IP_MULTICAST_ALL = 49
@@ -21,9 +21,10 @@ _IP_MULTICAST_ALL = 49
 
 
 def send_datagram(interface: str, nonce: bytes, *, hops: int) -> None:
-    """Send ``nonce`` once, from the interface with this IPv4 address; with 0 hops it stays here.
+    """Send ``nonce`` once, from the interface with this IPv4 address; with 0 hops it stays on this
+    machine.
 
-    Raises ``OSError``.
+    Raise ``OSError`` on failure.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
         sender.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, socket.inet_aton(interface))
@@ -32,19 +33,20 @@ def send_datagram(interface: str, nonce: bytes, *, hops: int) -> None:
         sender.sendto(_MAGIC + nonce, (GROUP, PORT))
 
 
-def open_ear(interface: str) -> socket.socket:
-    """A socket that hears what arrives for the group on the interface with this address.
+def open_multicast_receiver(interface: str) -> socket.socket:
+    """Open a socket that receives datagrams for the group on the interface with this address.
 
-    The caller closes it. Raises ``OSError``.
+    The caller closes it. Raise ``OSError`` on failure.
     """
     ear = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     try:
-        # Zenoh of an agent on this machine listens there too.
+        # The Zenoh session of an agent on this machine may listen there too.
         ear.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         ear.bind((GROUP, PORT))
         member = socket.inet_aton(GROUP) + socket.inet_aton(interface)
         ear.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, member)
-        # Without this Linux gives what arrives on any interface where anybody is a member.
+        # Without this, Linux delivers datagrams from any interface on which any process has joined
+        # the group.
         ear.setsockopt(socket.IPPROTO_IP, _IP_MULTICAST_ALL, 0)
     except OSError:
         ear.close()
@@ -53,5 +55,5 @@ def open_ear(interface: str) -> socket.socket:
 
 
 def nonce_of(data: bytes) -> bytes | None:
-    """The nonce of a datagram; None if it is another's, as those of Zenoh are."""
+    """Return the nonce of a datagram; None if it is not ours, such as Zenoh's."""
     return data.removeprefix(_MAGIC) if data.startswith(_MAGIC) else None

@@ -1,4 +1,4 @@
-"""Ports, clocks and multicast: alone, and with the other nodes of the cluster."""
+"""Checks of ports, clocks and multicast: locally, and with the other nodes of the cluster."""
 
 from __future__ import annotations
 
@@ -8,14 +8,11 @@ from potluck.probe.doctor.case import Case, Cluster, Peer
 from potluck.probe.doctor.finding import Finding, Severity
 
 _MOST_SKEW_SECONDS = 2.0
-"""Clocks that are set over the network stay within a few hundredths."""
-
-_EDGE_PORTS = (32768, 60999)
-"""Linux's own choice of ephemeral ports, where ``ip_local_port_range`` cannot be read."""
+"""Clocks that are synchronized over the network stay within a few hundredths of a second."""
 
 
 def taken_ports(case: Case) -> Iterator[Finding]:
-    """Ports that an agent would listen on and cannot."""
+    """Check for ports that an agent needs but cannot listen on."""
     for port in case.network.ports if case.network else ():
         if port.problem:
             yield Finding(
@@ -23,12 +20,12 @@ def taken_ports(case: Case) -> Iterator[Finding]:
                 severity=Severity.NOTE,
                 message=f"TCP port {port.number} for {port.purpose}: {port.problem}",
                 command=f"potluck up {port.option}",
-                details=f"ss -ltnp 'sport = :{port.number}' shows who listens there",
+                details=f"ss -ltnp 'sport = :{port.number}' shows the program that listens there",
             )
 
 
 def local_multicast(case: Case) -> Iterator[Finding]:
-    """An interface that takes no part in multicast."""
+    """Check for an interface without working multicast."""
     network = case.network
     if network is None or not network.address or not network.multicast_problem:
         return
@@ -37,28 +34,31 @@ def local_multicast(case: Case) -> Iterator[Finding]:
         severity=Severity.NOTE,
         message=(
             f"multicast does not work at {network.address} ({network.multicast_problem}): nodes "
-            "do not find each other by themselves"
+            "cannot discover each other"
         ),
         command="potluck up --join HOST:PORT",
-        details="name a node that is up already",
+        details="give the address of a node that is already up",
     )
 
 
 def silent_nodes(case: Case) -> Iterator[Finding]:
-    """Members that do not answer."""
+    """Check for nodes that do not respond."""
     for peer in _peers(case):
         if peer.problem:
             yield Finding(
                 check="node",
                 severity=Severity.PREVENTS,
-                message=f"node {peer.node_id} does not answer: {peer.problem}",
+                message=f"node {peer.node_id} does not respond: {peer.problem}",
                 command="potluck down; potluck up",
                 details="on that node, with the options it was started with",
             )
 
 
 def clocks(case: Case) -> Iterator[Finding]:
-    """Clocks that differ. Potluck's certificates are valid from 1970 on and do not mind."""
+    """Check for clocks that differ.
+
+    Potluck's certificates are not affected, since they are valid from 1970 on.
+    """
     peers = [(peer, peer.skew_seconds) for peer in _peers(case) if peer.skew_seconds is not None]
     wrong = [(peer, skew) for peer, skew in peers if abs(skew) > _tolerance(peer)]
     skews = [skew for _, skew in wrong]
@@ -74,7 +74,7 @@ def clocks(case: Case) -> Iterator[Finding]:
         error = f"±{_seconds(peer.uncertainty_seconds or 0.0)}"
         yield _clock(
             f"the clock of node {peer.node_id} is {_seconds(skew)} ({error}) {ahead} this node's",
-            "on whichever node is wrong",
+            "on the node whose clock is wrong",
         )
 
 
@@ -90,42 +90,59 @@ def _clock(message: str, details: str) -> Finding:
     return Finding(
         check="clock",
         severity=Severity.NOTE,
-        message=f"{message}: logs cannot be compared, and downloads may be refused",
+        message=f"{message}: logs cannot be compared, and downloads may be rejected",
         command="sudo timedatectl set-ntp true",
         details=details,
     )
 
 
 def blocked_ports(case: Case) -> Iterator[Finding]:
-    """Other nodes that cannot connect to this one: its stages would have no edges."""
+    """Check for nodes that cannot connect to each other, or to this one."""
     cluster = case.cluster
     if cluster is None:
         return
-    control = [peer for peer in cluster.peers if peer.control_problem]
-    edges = [peer for peer in cluster.peers if peer.edge_problem and not peer.control_problem]
-    if control:
-        port = cluster.address.rpartition(":")[2]
-        yield _blocked(case, control, f"this node's control address {cluster.address}", port)
-    if edges:
-        low, high = _ephemeral_ports(case)
-        yield _blocked(case, edges, "this node's ports for edges", f"{low}:{high}")
+    port = cluster.address.rpartition(":")[2]
+    blocked = [peer for peer in cluster.peers if peer.port_problem]
+    if silent := [peer for peer in blocked if not peer.is_reached]:
+        yield Finding(
+            check="port",
+            severity=Severity.PREVENTS,
+            message=f"{_named(silent)} and this node cannot communicate: neither can connect to"
+            f" the other; this node's address is {cluster.address}"
+            f" ({silent[0].port_problem})",
+            command=_open_ports(case, port),
+            details="on one of the two; a firewall or router between them may block the connection",
+        )
+    if reached := [peer for peer in blocked if peer.is_reached]:
+        yield Finding(
+            check="port",
+            severity=Severity.NOTE,
+            message=f"{_named(reached)} cannot connect to this node's address {cluster.address}"
+            f" ({reached[0].port_problem}): all connections between them are opened"
+            " from here",
+            command=_open_ports(case, port),
+            details="on this node; a firewall or router between the nodes may block the connection",
+        )
+    others = [pair for pair in cluster.silent_pairs if cluster.node_id not in pair]
+    if others:
+        named = ", ".join(" and ".join(pair) for pair in others)
+        yield Finding(
+            check="pairs",
+            severity=Severity.SLOWS,
+            message="nodes that cannot communicate, as neither can connect to the other:"
+            f" {named}. Plans avoid placing adjacent stages on them",
+            command=_open_ports(case, port),
+            details="on one node of each pair",
+        )
 
 
-def _blocked(case: Case, peers: list[Peer], what: str, ports: str) -> Finding:
-    who = ", ".join(peer.node_id for peer in peers)
-    reason = peers[0].control_problem or peers[0].edge_problem
+def _named(peers: list[Peer]) -> str:
     nodes = "node" if len(peers) == 1 else "nodes"
-    return Finding(
-        check="port",
-        severity=Severity.PREVENTS,
-        message=f"{nodes} {who} cannot connect to {what} ({reason})",
-        command=_open_ports(case, ports),
-        details="on this node; a firewall or router between the nodes may be the one that blocks",
-    )
+    return f"{nodes} {', '.join(peer.node_id for peer in peers)}"
 
 
 def _open_ports(case: Case, ports: str) -> str:
-    """By the firewall's own tool where its configuration says that it is on."""
+    """Use the firewall's own tool if its configuration says that it is enabled."""
     ufw = case.system.text(case.below_files("/etc/ufw/ufw.conf")) or ""
     if "ENABLED=yes" in ufw:
         return f"sudo ufw allow {ports}/tcp"
@@ -137,14 +154,8 @@ def _open_ports(case: Case, ports: str) -> str:
     return f"sudo iptables -I INPUT -p tcp --dport {ports} -j ACCEPT"
 
 
-def _ephemeral_ports(case: Case) -> tuple[int, int]:
-    text = case.system.text(case.system.proc / "sys/net/ipv4/ip_local_port_range") or ""
-    numbers = [int(part) for part in text.split() if part.isdecimal()]
-    return (numbers[0], numbers[1]) if len(numbers) == 2 else _EDGE_PORTS
-
-
 def blocked_multicast(case: Case) -> Iterator[Finding]:
-    """Nodes whose multicast does not arrive: they were joined by address."""
+    """Check for nodes that joined by address and whose multicast does not arrive."""
     cluster = case.cluster
     unheard = [peer.node_id for peer in _peers(case) if peer.is_heard is False]
     if cluster is None or not unheard:
@@ -154,7 +165,7 @@ def blocked_multicast(case: Case) -> Iterator[Finding]:
         check="multicast",
         severity=Severity.NOTE,
         message=f"multicast of {nodes} {', '.join(unheard)} does not arrive here: new nodes may "
-        "not find the cluster by themselves",
+        "not discover the cluster",
         command=f"potluck up --join {cluster.address}",
         details="on a new node",
     )

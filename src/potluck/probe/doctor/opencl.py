@@ -1,6 +1,6 @@
-"""What keeps OpenCL from reaching a GPU: no driver, one that is not registered, one that is broken.
+"""Checks for why OpenCL cannot use a GPU: a missing, unregistered or broken driver.
 
-OpenCL finds vendors' libraries by ``/etc/OpenCL/vendors/*.icd`` (cl_khr_icd).
+OpenCL finds vendors' libraries through ``/etc/OpenCL/vendors/*.icd`` (cl_khr_icd).
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
+from potluck.probe.detectors import opencl
 from potluck.probe.doctor.case import Case, title
 from potluck.probe.doctor.finding import Finding, Severity
 from potluck.probe.doctor.libraries import libraries
-from potluck.probe.layers import opencl
 
 _VENDORS = "/etc/OpenCL/vendors"
 
@@ -31,7 +31,7 @@ _MESA = {"apt": "mesa-opencl-icd", "dnf": "mesa-libOpenCL", "pacman": "opencl-me
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Driver:
-    """What brings OpenCL to a GPU: packages, by package manager, and what else to know."""
+    """How to install OpenCL for a GPU: packages by package manager, and a note."""
 
     packages: Mapping[str, str]
     details: str = ""
@@ -42,7 +42,7 @@ class _Driver:
 
 
 def _rusticl(driver: str) -> _Driver:
-    """Mesa's rusticl, which has to be told of most drivers (its ``envvars.rst``)."""
+    """Return Mesa's rusticl, in which most drivers must be enabled (its ``envvars.rst``)."""
     return _Driver(
         packages=_MESA, details=f"and have RUSTICL_ENABLE={driver} in Potluck's environment"
     )
@@ -54,7 +54,7 @@ _BY_DRIVER = {
     "msm": _rusticl("freedreno"),
     "adreno": _rusticl("freedreno"),
 }
-"""By kernel driver, where a make has several."""
+"""Drivers by kernel driver, for vendors with several."""
 
 _BY_MAKE = {
     "Intel": _Driver(
@@ -76,7 +76,7 @@ _BY_MAKE = {
 
 
 def unregistered_mali(case: Case) -> Iterator[Finding]:
-    """A Mali whose vendor's library is there, but not registered with OpenCL."""
+    """Check for a Mali whose vendor library exists, but is not registered with OpenCL."""
     devices = [each for each in case.accelerators if each.driver == "mali"]
     found = [*libraries(case, r"lib[mM]ali(OpenCL)?\.so(\.\d+)*")]
     if not devices or not found or any(_is_mali(case, text) for text in _registered(case)):
@@ -92,14 +92,16 @@ def unregistered_mali(case: Case) -> Iterator[Finding]:
 
 
 def missing_drivers(case: Case) -> Iterator[Finding]:
-    """A GPU whose kernel driver runs, and which no software can reach to compute."""
+    """Check for a GPU whose kernel driver is loaded but for which no OpenCL driver exists."""
     for device in case.accelerators:
         if device.interfaces or device.problem:
             continue
         driver = _BY_DRIVER.get(device.driver) or _BY_MAKE.get(device.make)
         if device.driver == "mali":
             command = "apt-cache search libmali"
-            details = f"from the board's maker; {_VENDORS}/mali.icd then has to name the library"
+            details = (
+                f"from the board's vendor; {_VENDORS}/mali.icd must then contain the library's name"
+            )
         elif driver is not None:
             command, details = driver.command(case), driver.details
         else:
@@ -116,7 +118,7 @@ def missing_drivers(case: Case) -> Iterator[Finding]:
 
 def _said(case: Case) -> str:
     if any(_registered(case)):
-        return "no OpenCL driver that is installed shows it"
+        return "no installed OpenCL driver lists it"
     return "there is no OpenCL driver for it"
 
 
@@ -125,13 +127,13 @@ def _in_image(case: Case) -> str:
 
 
 def broken_drivers(case: Case) -> Iterator[Finding]:
-    """OpenCL drivers whose library cannot be loaded, and no loader for them."""
+    """Check for OpenCL drivers whose library cannot be loaded, or a missing loader."""
     for problem in _problems(case):
         if problem.startswith(_LOADER_MISSING):
             yield Finding(
                 check="opencl-driver",
                 severity=Severity.NOTE,
-                message=f"OpenCL drivers are installed, and {_LOADER_MISSING}",
+                message=f"OpenCL drivers are installed, but {_LOADER_MISSING}",
                 command=case.distribution.install(LOADER_PACKAGES)
                 or f"sudo apt install {LOADER_PACKAGES['apt']}",
             )
@@ -142,12 +144,12 @@ def broken_drivers(case: Case) -> Iterator[Finding]:
                 severity=Severity.NOTE,
                 message=f"the OpenCL driver {file} cannot be loaded: {found['why']}",
                 command=f"sudo mv {file} {file}.disabled",
-                details="or install again what brings its library",
+                details="or reinstall the package that provides its library",
             )
 
 
 def only_software(case: Case) -> Iterator[Finding]:
-    """OpenCL that computes on the CPU only, which nobody uses by accident."""
+    """Check for OpenCL that computes on the CPU only, which is not used unless enabled."""
     shown = [each for each in case.report.devices if each.is_software]
     is_any_real = any(
         interface.api == "opencl"
@@ -159,29 +161,29 @@ def only_software(case: Case) -> Iterator[Finding]:
         yield Finding(
             check="software",
             severity=Severity.NOTE,
-            message=f"OpenCL shows only {', '.join(title(each) for each in shown)}, software that "
-            "computes on the CPU: it is not used",
+            message=f"OpenCL shows only {', '.join(title(each) for each in shown)}, a software "
+            "implementation that runs on the CPU; it is not used",
             command="potluck up --allow-software",
-            details="to try it nevertheless; the native backend is faster",
+            details="to use it anyway; the native backend is faster",
             device_id=shown[0].device_id,
         )
 
 
 def _problems(case: Case) -> Iterator[str]:
-    for layer in case.report.layers:
-        if layer.layer == opencl.NAME:
-            yield from layer.problems
+    for detector in case.report.detectors:
+        if detector.detector == opencl.NAME:
+            yield from detector.problems
 
 
 def _registered(case: Case) -> Iterator[str]:
-    """The first line of each file: a library's name or path."""
+    """Return the first line of each file: a library's name or path."""
     for file in case.system.entries(case.below_files(_VENDORS)):
         if file.suffix == ".icd" and (text := case.system.text(file)):
             yield text.splitlines()[0].strip()
 
 
 def _is_mali(case: Case, text: str) -> bool:
-    """Whether an entry names a Mali library; one by path must be there too."""
+    """Return whether an entry names a Mali library; one given by path must also exist."""
     path = PurePosixPath(text)
     if "mali" not in path.name.lower():
         return False
@@ -189,5 +191,7 @@ def _is_mali(case: Case, text: str) -> bool:
 
 
 def _preference(library: PurePosixPath) -> tuple[bool, int, str]:
-    """The one for OpenCL alone, then the name that updates leave as it is (``libmali.so.1``)."""
+    """Prefer the library for OpenCL alone, then the name that updates do not change
+    (``libmali.so.1``).
+    """
     return "OpenCL" not in library.name, len(library.name), str(library)

@@ -1,4 +1,4 @@
-"""Packages of Python that a backend needs and that are not installed."""
+"""Checks for Python packages that a backend needs but that are not installed."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 from potluck.probe.doctor.case import Case, title
 from potluck.probe.doctor.finding import Finding
-from potluck.probe.trials import is_tried_on
+from potluck.probe.trials.running import is_tried_on
 
 
 def missing_packages(case: Case) -> Iterator[Finding]:
-    """GPUs that could be used as they are, were an extra of Potluck installed."""
+    """Check for GPUs that could be used if an extra of Potluck were installed."""
     for extra in dict.fromkeys(backend.extra for backend in case.lacking_backends):
         backends = [each for each in case.lacking_backends if each.extra == extra]
         devices = [
@@ -24,8 +24,8 @@ def missing_packages(case: Case) -> Iterator[Finding]:
             yield Finding(
                 check="package",
                 severity=case.severity(devices[0]),
-                message=f"{', '.join(map(title, devices))} could be used, and "
-                f"{', '.join(missing)} is not installed",
+                message=f"{', '.join(map(title, devices))} cannot be used until"
+                f" {', '.join(missing)} is installed",
                 command=f"pip install 'potluck[{extra}]'",
                 device_id=devices[0].device_id,
             )

@@ -1,4 +1,4 @@
-"""Backends that were tried and did not work, and devices that are not touched any more."""
+"""Checks for backends that failed their test, and devices in quarantine."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from potluck.probe.doctor.finding import Finding, Severity
 _WAIT = "potluck probe --wait"
 _RETRY = "potluck probe --retry"
 _NOT_TRIED = "not tried again"
-"""How the probe says that something is in quarantine."""
+"""How the probe's messages mark quarantined items."""
 
 
 def failed_trials(case: Case) -> Iterator[Finding]:
-    """A unit whose self-test failed; not where a device's own problem, or a package or library
-    that the backend lacks, explains that.
+    """Check for units whose self-test failed, unless a problem of the device, or a package or
+    library that the backend lacks, explains the failure.
     """
     lacking = {backend.name for backend in case.lacking_backends} | case.unloadable_backends
     explained = {device.device_id for device in case.report.devices if device.problem}
@@ -23,13 +23,13 @@ def failed_trials(case: Case) -> Iterator[Finding]:
     for trial in case.report.trials:
         if trial.works or trial.device_id in explained or trial.backend in lacking:
             continue
-        if case.hindrances(trial):
+        if case.blocking_libraries(trial):
             continue
         if trial.is_pending:
             yield Finding(
                 check="deadline",
                 severity=Severity.NOTE,
-                message=f"{trial.unit_id} is not tested yet: {trial.reason}",
+                message=f"{trial.unit_id} has not been tested yet: {trial.reason}",
                 command=_WAIT,
                 device_id=trial.device_id,
             )
@@ -39,24 +39,24 @@ def failed_trials(case: Case) -> Iterator[Finding]:
             severity=Severity.NOTE if trial.device_id in working else Severity.PREVENTS,
             message=f"{trial.unit_id} does not work: {trial.reason}",
             command=_RETRY,
-            details="tries again, also what is in quarantine",
+            details="retries all tests, including those of quarantined units",
             device_id=trial.device_id,
         )
 
 
 def silent_layers(case: Case) -> Iterator[Finding]:
-    """A vendor's library that is in quarantine, and what did not answer in time."""
-    for layer in case.report.layers:
-        for problem in layer.problems:
+    """Check for vendor libraries that are in quarantine or did not respond in time."""
+    for detector in case.report.detectors:
+        for problem in detector.problems:
             is_quarantined = _NOT_TRIED in problem
-            is_late = layer.is_pending and problem == layer.problems[-1]
+            is_late = detector.is_pending and problem == detector.problems[-1]
             if is_quarantined or is_late:
                 yield Finding(
                     check="quarantine" if is_quarantined else "deadline",
                     severity=Severity.NOTE,
-                    message=f"{layer.layer}: {problem}",
+                    message=f"{detector.detector}: {problem}",
                     command=_RETRY if is_quarantined else _WAIT,
                     details=""
                     if is_quarantined
-                    else f"the kernel's log may say more: {KERNEL_LOG}",
+                    else f"the kernel log may have details: {KERNEL_LOG}",
                 )

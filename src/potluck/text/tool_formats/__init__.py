@@ -1,8 +1,8 @@
-"""How models write tool calls: one module for each format on the wire.
+"""Tool call formats of models: one module for each wire format.
 
-``choice`` tells a model's format by its chat template. ``chat_format`` puts a format of calls and
-one of thoughts together: it makes the parser of an output, and the grammar that outputs must match
-where calls are demanded or guaranteed. ``stream`` is what all parsers read from.
+``choice`` identifies a model's format by its chat template. ``chat_format`` combines a tool call
+format with a reasoning format: it creates the parser of an output, and the grammar that outputs
+must match where calls are required or guaranteed. All parsers read from ``stream``.
 """
 
 from potluck.text.tool_formats.choice import FORMAT_NAMES, choose_output_format

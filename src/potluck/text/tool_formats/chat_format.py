@@ -1,4 +1,4 @@
-"""The output format of a model: how it thinks, and how it calls tools."""
+"""The output format of a model: reasoning and tool calls."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from potluck.types.text import Tool
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatFormat:
-    """Thoughts first, then text and calls (``potluck.types.output.OutputFormat``).
+    """Reasoning first, then text and calls (``potluck.types.output.OutputFormat``).
 
     ``control_tokens`` are the texts of all control tokens of the model.
     """
@@ -34,12 +34,12 @@ class ChatFormat:
 
     @property
     def name(self) -> str:
-        """What ``--tool-format`` calls it."""
+        """The name of the format in ``--tool-format``."""
         return self.syntax.name
 
     @property
     def control_texts(self) -> frozenset[str]:
-        """Control tokens that the parser must see."""
+        """Control tokens that the parser has to see."""
         thoughts = self.reasoning.control_texts if self.reasoning is not None else frozenset()
         return (thoughts | set(self.syntax.control_texts)) & self.control_tokens
 
@@ -58,7 +58,7 @@ class ChatFormat:
     def grammar(
         self, tool_use: ToolUse, *, prompt_end: str, response: str | None = None
     ) -> str | None:
-        """Return the grammar of the outputs that are allowed, or None if all are."""
+        """Return the grammar of the allowed outputs, or None if all are allowed."""
         lark = LarkSource(self.control_tokens)
         answer = self._answer(lark, tool_use, response)
         if answer is None:
@@ -66,7 +66,7 @@ class ChatFormat:
         return lark.grammar(f"{self._thought(lark, prompt_end)} {answer}")
 
     def _answer(self, lark: LarkSource, tool_use: ToolUse, response: str | None) -> str | None:
-        """The expression of what follows the thought; None if it may be anything."""
+        """Return the expression of everything after the reasoning; None if it is unconstrained."""
         said = None if response is None else self._marked(lark, lark.part(response))
         if not tool_use.tools or tool_use.mode is ToolMode.NONE:
             return said
@@ -87,7 +87,7 @@ class ChatFormat:
         return either((call, TEXT))
 
     def _sections(self, lark: LarkSource, tool_use: ToolUse) -> str:
-        """The expression of an answer that is calls only."""
+        """Return the expression of an answer that consists only of calls."""
         tools = callable_tools(tool_use)
         is_parallel = tool_use.is_parallel
         section = self.syntax.section(lark, tools, is_parallel=is_parallel)
@@ -99,12 +99,12 @@ class ChatFormat:
         return section
 
     def _not_bare(self) -> str:
-        """Text that does not begin as calls do."""
+        """Return the expression of text that does not begin as calls do."""
         first = "".join(f"\\{text[0]}" for text in self.syntax.bare_openings)
         return f"/([^{first}\\s](?s:.*))?/"
 
     def _marked(self, lark: LarkSource, answer: str) -> str:
-        """The expression of an answer, with the marks around it that the model may write."""
+        """Return the expression of an answer, with the marks that the model may write around it."""
         if self.reasoning is None or not self.reasoning.answer_open_texts:
             return answer
         opened = lark.text(self.reasoning.answer_open_texts[0])
@@ -112,7 +112,7 @@ class ChatFormat:
         return either((answer, f"{opened} {SPACE} {answer} {SPACE} {closed}"))
 
     def _thought(self, lark: LarkSource, prompt_end: str) -> str:
-        """The expression of the thought that comes first."""
+        """Return the expression of the reasoning that comes first."""
         if self.reasoning is None:
             return ""
         state = self.reasoning.state_after(prompt_end)
@@ -125,10 +125,10 @@ class ChatFormat:
 
 
 class CallParser(SteppedParser):
-    """Takes text and calls apart. It is for answers, without thoughts.
+    """Separates text and calls in answers that contain no reasoning.
 
-    Where a grammar constrains the calls, only those that begin as it has them are calls: what a
-    model writes otherwise is text to the grammar, which guarantees nothing of its arguments.
+    If a grammar constrains the calls, only those that begin as the grammar specifies are calls: the
+    grammar treats everything else as text, and guarantees nothing about its arguments.
     """
 
     def __init__(self, syntax: ToolSyntax, tool_use: ToolUse) -> None:
@@ -155,7 +155,7 @@ class CallParser(SteppedParser):
 
 
 class _ThinkingParser:
-    """Thoughts by a splitter; what is left goes to another parser."""
+    """Splits off reasoning, and passes the rest to another parser."""
 
     def __init__(self, splitter: ReasoningSplitter, calls: OutputParser) -> None:
         self._splitter = splitter
@@ -175,7 +175,7 @@ class _ThinkingParser:
 
 
 class _WithoutMarks:
-    """Text without the control tokens that only calls have, for those who make no calls."""
+    """Removes control tokens that occur only in calls, for requests without tools."""
 
     def __init__(self, marks: Sequence[str]) -> None:
         self._marks = Marks(marks)

@@ -1,4 +1,4 @@
-"""Which format a model writes calls in, by its chat template."""
+"""Choose the tool call format of a model by its chat template."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ _SIGNS: tuple[tuple[tuple[str, ...], ToolSyntax | None], ...] = (
     (('"parameters": ', "<|eot_id|>"), LLAMA),
     (('"parameters": ', "<|python_start|>"), LLAMA),
 )
-"""Texts that the templates of a format contain, all of them; the first that fits is taken."""
+"""Texts that identify a format: its templates contain all of them. The first match is used."""
 
 FORMATS: dict[str, ToolSyntax] = {
     syntax.name: syntax
@@ -75,18 +75,17 @@ FORMATS: dict[str, ToolSyntax] = {
     )
 }
 FORMAT_NAMES: tuple[str, ...] = tuple(sorted((*FORMATS, harmony.NAME)))
-"""What ``--tool-format`` takes."""
+"""Valid values of ``--tool-format``."""
 
 
 def choose_output_format(
     template_source: str, special_tokens: Collection[str], *, tool_format: str | None = None
 ) -> OutputFormat:
-    """Return how a model with this chat template writes what it thinks and calls.
+    """Return the output format, reasoning and tool calls, of a model with this chat template.
 
-    ``template_source`` is that of the template for chats with tools; empty if there is none.
-    ``special_tokens`` are the texts of the model's control tokens. ``tool_format`` is the name of
-    the format of tool calls, where the template is not to decide. Raises ``ParameterError`` if
-    there is none of that name.
+    ``template_source`` is the template for chats with tools; empty if there is none.
+    ``special_tokens`` are the texts of the model's control tokens. ``tool_format`` overrides the
+    tool call format that the template implies. Raises ``ParameterError`` if the name is unknown.
     """
     control_tokens = frozenset(special_tokens)
     syntax = _syntax_of(template_source) if tool_format is None else _syntax_named(tool_format)
@@ -100,17 +99,17 @@ def choose_output_format(
 
 
 def require_format(name: str) -> None:
-    """Raise ``ParameterError`` if there is no format of tool calls with this name."""
+    """Raise ``ParameterError`` if there is no tool call format with this name."""
     if name not in FORMAT_NAMES:
         raise ParameterError(
             "tool_format",
-            f"there is no format of tool calls named {name[:40]!r}",
-            hint=f"formats are {', '.join(FORMAT_NAMES)}",
+            f"unknown tool-call format {name[:40]!r}",
+            hint=f"known formats: {', '.join(FORMAT_NAMES)}",
         )
 
 
 def _syntax_named(name: str) -> ToolSyntax | None:
-    """The format ``name``; None for harmony, whose messages are more than calls."""
+    """Return the format ``name``; None for harmony, whose messages contain more than calls."""
     require_format(name)
     return FORMATS.get(name)
 

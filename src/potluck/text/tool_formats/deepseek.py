@@ -18,7 +18,7 @@ _CONTROL = (_BEGIN, _END, _CALL, _CALL_END, _SEPARATOR)
 
 DEEPSEEK_V3 = NamedCalls(
     name="deepseek-v3",
-    # R1's distilled models often write other beginnings than they were taught.
+    # R1's distilled models often generate other openings than those in training.
     openings=(_BEGIN, "<｜tool_calls_begin｜>", "<｜tool calls begin｜>"),
     call_opening=_CALL,
     head=f"function{_SEPARATOR}{{name}}\n```json\n",

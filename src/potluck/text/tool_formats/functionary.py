@@ -1,4 +1,4 @@
-"""Functionary 3.1, and Llama 3.1 where it is prompted so: ``<function=f>{"a": 1}</function>``."""
+"""Functionary 3.1, and Llama 3.1 if prompted for it: ``<function=f>{"a": 1}</function>``."""
 
 from __future__ import annotations
 

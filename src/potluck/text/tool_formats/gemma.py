@@ -1,6 +1,6 @@
 """Gemma 4 and FunctionGemma: ``call:f{a:1,b:"text"}``, with a control token for quotes.
 
-Keys stand without quotes. Gemma 4 quotes texts with ``<|"|>``, FunctionGemma with ``<escape>``.
+Keys are not quoted. Gemma 4 quotes strings with ``<|"|>``, FunctionGemma with ``<escape>``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _OBJECT_KEYWORDS = ("type", "properties", "required", "additionalProperties", "s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GemmaCalls:
-    """Calls between ``opening`` and ``close``, with texts between two of ``quote``."""
+    """Calls between ``opening`` and ``close``, with strings between two ``quote`` marks."""
 
     name: str
     opening: str
@@ -48,7 +48,7 @@ class GemmaCalls:
 
     @property
     def openings(self) -> tuple[str, ...]:
-        """The mark of a call."""
+        """The mark that begins a call."""
         return (self.opening,)
 
     @property
@@ -72,7 +72,7 @@ class GemmaCalls:
         return True
 
     def _value(self, stream: CallStream, take: Callable[[str], None], depth: int) -> Steps[bool]:
-        """Pass a value, and give it to ``take`` as JSON."""
+        """Read a value, and pass it to ``take`` as JSON."""
         if (yield from stream.at(self.quote)):
             return (yield from self._text(stream, take))
         character = yield from stream.peek()
@@ -153,7 +153,7 @@ class GemmaCalls:
         return f"{head} {self._of(lark, tool.schema, tool.schema, where, _MAX_DEPTH)}"
 
     def _any_object(self, lark: LarkSource) -> str:
-        """The expression of any object; the rules refer to each other."""
+        """Return the expression of any object; its rules are recursive."""
         text = f"{lark.text(self.quote)} {lark.until(self.quote)}"
         scalar = lark.part(json_schema({"type": ["number", "boolean", "null"]}))
         key = r"/[^\s:{}\[\],<>\"]{1,100}/"
@@ -164,7 +164,7 @@ class GemmaCalls:
         return "any_object"
 
     def _of(self, lark: LarkSource, schema: Schema, root: Schema, where: str, depth: int) -> str:
-        """The rule of the values of ``schema``; one that is referred to may contain itself."""
+        """Return the rule for values of ``schema``; a referenced schema may contain itself."""
         key = f"{id(root)} {json.dumps(schema, sort_keys=True, default=str)}"
         rule, is_new = lark.reserved_rule(key)
         if is_new:
@@ -217,7 +217,7 @@ class GemmaCalls:
 def _repeated(item: str, schema: Schema, where: str) -> str:
     low, high = schema.get("minItems", 0), schema.get("maxItems")
     if not isinstance(low, int) or not (high is None or isinstance(high, int)):
-        raise ParameterError("tools", f"the numbers of items of {where} are no integers")
+        raise ParameterError("tools", f"minItems and maxItems of {where} are not integers")
     if high is not None and high <= 0:
         return ""
     upper = "" if high is None else str(high - 1)

@@ -1,6 +1,6 @@
-"""JSON in one of the forms that most models know, where a template does not show the form.
+"""JSON in one of the forms that most models know, for templates that do not show the form.
 
-``potluck.text.template_gaps`` asks for the first of them, where a template knows no tools.
+``potluck.text.template_gaps`` asks for the first of them if a template does not support tools.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""GLM 4.5 and later, Ling and Laguna: keys and values in tags of their own.
+"""GLM 4.5 and later, Ling and Laguna: keys and values in separate tags.
 
-``<tool_call>f<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>``; GLM 4.5 and 4.6 put line
-ends between the tags, later ones do not.
+``<tool_call>f<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>``; GLM 4.5 and 4.6 write line
+breaks between the tags, later ones do not.
 """
 
 from __future__ import annotations

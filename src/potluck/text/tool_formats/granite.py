@@ -1,4 +1,4 @@
-"""Granite 3: a list of JSON objects after ``<|tool_call|>``. Granite 4 writes Hermes' form."""
+"""Granite 3: a list of JSON objects after ``<|tool_call|>``. Granite 4 uses Hermes' format."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""gpt-oss (harmony): an output is messages, each with a channel and perhaps a recipient.
+"""gpt-oss (harmony): an output consists of messages with a channel and optionally a recipient.
 
-``<|channel|>analysis<|message|>...<|end|>`` is a thought, the channel ``final`` has the answer, and
-``<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": 1}<|call|>`` is a call; the
-recipient may also stand before the channel. What the commentary says to nobody is for the user.
+``<|channel|>analysis<|message|>...<|end|>`` is reasoning, the channel ``final`` contains the
+answer, and ``<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": 1}<|call|>`` is
+a call; the recipient may also precede the channel. Commentary without a recipient is for the user.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ class HarmonyFormat:
 
     @property
     def name(self) -> str:
-        """What ``--tool-format`` calls it."""
+        """The name of the format in ``--tool-format``."""
         return NAME
 
     @property
     def control_texts(self) -> frozenset[str]:
-        """Control tokens that the parser must see."""
+        """Control tokens that the parser has to see."""
         return _CONTROL & self.control_tokens
 
     def parser(self, tool_use: ToolUse, *, prompt_end: str) -> OutputParser:
@@ -53,7 +53,7 @@ class HarmonyFormat:
     def grammar(
         self, tool_use: ToolUse, *, prompt_end: str, response: str | None = None
     ) -> str | None:
-        """Return the grammar of the outputs that are allowed, or None if all are."""
+        """Return the grammar of the allowed outputs, or None if all are allowed."""
         lark = LarkSource(self.control_tokens)
         answer = self._answer(lark, tool_use, response)
         if answer is None:
@@ -68,7 +68,7 @@ class HarmonyFormat:
         return lark.grammar(TEXT if response is None else lark.part(response))
 
     def _answer(self, lark: LarkSource, tool_use: ToolUse, response: str | None) -> str | None:
-        """The expression of the message after the thoughts; None if it may be any."""
+        """Return the expression of the message after the reasoning; None if it is unconstrained."""
         final = lark.text(f"{_CHANNEL}final{_MESSAGE}")
         said = None if response is None else f"{final} {lark.part(response)}"
         if not tool_use.tools or tool_use.mode is ToolMode.NONE:
@@ -111,7 +111,7 @@ class _HarmonyParser(SteppedParser):
         return not (yield from self._stream.peek())
 
     def _read_header(self) -> Steps[str]:
-        """Pass what comes before a message; empty if what comes is text without a header."""
+        """Read the header of a message; return an empty one if text without a header follows."""
         stream = self._stream
         while (yield from stream.at_one_of(_ENDS)):
             stream.drop_held()
@@ -124,11 +124,11 @@ class _HarmonyParser(SteppedParser):
             return ""
         recipient = _RECIPIENT.search(header)
         if recipient is None or stream.is_known(recipient[1]):
-            stream.drop_held()  # otherwise the text tells to whom it is
+            stream.drop_held()  # otherwise the text contains the recipient
         return header
 
     def _is_header(self) -> Steps[bool]:
-        """Whether a header begins here; may pass some of it."""
+        """Return whether a header begins here; may consume part of it."""
         stream = self._stream
         before = stream.position
         yield from stream.skip_space()
@@ -170,7 +170,7 @@ class _HarmonyParser(SteppedParser):
 
 
 def _open_header(prompt_end: str) -> str | None:
-    """The header of the message that the prompt has left open; None if there is none."""
+    """Return the header of the message that the prompt has left open; None if there is none."""
     before, found, content = prompt_end.rpartition(_MESSAGE)
     if not found or any(end in content for end in (*_ENDS, _START)):
         return None

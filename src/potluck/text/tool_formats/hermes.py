@@ -1,4 +1,4 @@
-r"""Hermes, Qwen 2.5 and 3, SmolLM3, Granite 4 and many others: JSON within ``<tool_call>`` tags.
+r"""Hermes, Qwen 2.5 and 3, SmolLM3, Granite 4 and many others: JSON in ``<tool_call>`` tags.
 
 ``<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>``, once for each call.
 """

@@ -19,15 +19,15 @@ _ARGUMENT_KEYS = ("arguments", "parameters", "args", "tool_input")
 class JsonCalls:
     """``{"name": ..., "arguments": {...}}`` after one of ``openings``, alone or in a list.
 
-    Where an answer begins with one of ``bare_openings`` it is read as well, if it has arguments.
-    ``closes`` are marks that may follow a section, and ``separators`` may be between calls that are
-    not in a list.
+    An answer that begins with one of ``bare_openings`` is also read as a call if it has arguments.
+    ``closes`` are marks that may follow a section, and ``separators`` may occur between calls that
+    are not in a list.
 
-    The grammar begins a section with the first of ``openings``, or with ``writes_bare`` with
-    nothing. It allows white space where ``before`` and ``after`` have some. It demands
+    In the grammar, a section begins with the first of ``openings``, or with nothing if
+    ``writes_bare`` is set. ``before`` and ``after`` are where it allows white space. It requires
     ``separator`` between calls that are not in a list, and the first of ``closes`` if
-    ``writes_close``. With ``id_key`` a call has a number before its name; ``last`` is the Lark
-    expression of what may follow the arguments.
+    ``writes_close`` is set. With ``id_key``, a call has a number before its name; ``last`` is the
+    Lark expression of what may follow the arguments.
     """
 
     name: str
@@ -54,7 +54,7 @@ class JsonCalls:
         if is_bare:
             stream.return_to(stream.position - len(opening))
         elif self.closes:
-            yield from stream.at_one_of(self.closes)  # of something empty (Llama 4)
+            yield from stream.at_one_of(self.closes)  # of an empty list or object (Llama 4)
         is_in_list = yield from stream.after_space("[")
         while True:
             yield from stream.skip_space()
@@ -78,7 +78,7 @@ class JsonCalls:
         return True
 
     def _passes_separator(self, stream: CallStream) -> Steps[bool]:
-        """Whether another call follows directly; passes what is between."""
+        """Return whether another call follows directly; consume the separator."""
         before = stream.position
         for separator in self.separators:
             if (yield from stream.after_space(separator)):
@@ -123,17 +123,17 @@ class JsonCalls:
 
 
 class _ObjectReader:
-    """One call's name and arguments, in whichever order they come."""
+    """Reads the name and arguments of one call, in either order."""
 
     def __init__(self, stream: CallStream) -> None:
         self._stream = stream
         self.name = ""
         self.has_arguments = False
-        self._early: str | None = None  # arguments that came before the name
+        self._early: str | None = None  # arguments that preceded the name
         self._has_begun = False
 
     def read_object(self, *, is_nested: bool = False) -> Steps[bool]:
-        """Read an object with the name and the arguments, or with an object of these."""
+        """Read an object with the name and the arguments, or one that contains such objects."""
         stream = self._stream
         if not (yield from stream.at("{")):
             return False
@@ -217,7 +217,7 @@ class _ObjectReader:
 
 
 def is_object(text: str) -> bool:
-    """Whether ``text`` is a JSON object."""
+    """Return whether ``text`` is a JSON object."""
     try:
         return isinstance(json.loads(text), dict)
     except (ValueError, RecursionError):

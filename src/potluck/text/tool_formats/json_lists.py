@@ -1,5 +1,5 @@
-"""Lists of JSON objects within marks: Apriel and Jamba, Nemotron Nano 2, Command R7B and A;
-and GigaChat 3.1, which writes one object.
+"""Lists of JSON objects within marks: Apriel and Jamba, Nemotron Nano 2, Command R7B and A; and
+GigaChat 3.1, which writes a single object.
 """
 
 from __future__ import annotations

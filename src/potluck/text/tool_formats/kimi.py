@@ -1,4 +1,4 @@
-"""Kimi K2 and Solar Open: sections of calls whose names and arguments have marks of their own.
+"""Kimi K2 and Solar Open: sections of calls with separate marks for names and arguments.
 
 Kimi names a call ``functions.f:0``, where 0 is the number of the call.
 """

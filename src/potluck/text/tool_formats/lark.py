@@ -1,4 +1,4 @@
-"""Building the grammar of one model's outputs."""
+"""Build the grammar of one model's outputs."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _TERMINALS = f"{TEXT}: /(?s:.*)/\n{SPACE}: /[ \\n]{{0,6}}/\n"
 
 
 class LarkSource:
-    """Collects rules, and the grammars that they refer to.
+    """Collects rules, and the grammars that they reference.
 
-    ``control_tokens`` are the texts of the model's control tokens: where one stands in a text of
-    the format, the grammar demands the token, since its text as ordinary tokens is another thing.
+    ``control_tokens`` are the texts of the model's control tokens: if a text of the format contains
+    one, the grammar requires the token, because its text as ordinary tokens is not the same.
     """
 
     def __init__(self, control_tokens: Collection[str]) -> None:
@@ -31,7 +31,7 @@ class LarkSource:
         self._names: dict[str, str] = {}
 
     def text(self, text: str) -> str:
-        """Return the expression of exactly ``text``, which is not empty."""
+        """Return the expression that matches exactly ``text``, which is not empty."""
         pieces = []
         position = 0
         for match in self._control.finditer(text):
@@ -44,9 +44,9 @@ class LarkSource:
         return " ".join(pieces)
 
     def until(self, mark: str, *, text: str = TEXT) -> str:
-        """Return the expression of any text up to ``mark``, and it.
+        """Return the expression of any text up to ``mark``, followed by the mark.
 
-        ``text`` is the terminal of the texts. A control token within the mark ends the text.
+        ``text`` is the terminal of the text. A control token in the mark ends the text.
         """
         match = self._control.search(mark)
         if match is not None:
@@ -70,18 +70,18 @@ class LarkSource:
         return self._names[key]
 
     def named_rule(self, name: str, expression: str) -> None:
-        """Add the rule ``name``, unless there is one; for rules that refer to themselves."""
+        """Add the rule ``name`` unless it exists; for recursive rules."""
         if name not in self._names:
             self._names[name] = name
             self._rules.append(f"{name}: {expression}\n")
 
     @property
     def num_rules(self) -> int:
-        """How many rules and terminals there are."""
+        """Number of rules and terminals."""
         return len(self._rules)
 
     def reserved_rule(self, key: str) -> tuple[str, bool]:
-        """Return the name of the rule for ``key``, and whether it is new and to be defined."""
+        """Return the name of the rule for ``key``, and whether it is new and has to be defined."""
         if is_new := key not in self._names:
             self._names[key] = f"rule_{len(self._rules)}"
             self._rules.append("")
@@ -92,7 +92,7 @@ class LarkSource:
         self._rules[int(name.removeprefix("rule_"))] = f"{name}: {expression}\n"
 
     def part(self, grammar: str) -> str:
-        """Add a grammar as ``potluck.grammars.build`` makes them, and return the reference."""
+        """Add a grammar built by ``potluck.grammars.build``, and return the reference to it."""
         key = f"@{grammar}"
         if key not in self._names:
             name = f"part_{len(self._parts)}"
@@ -101,23 +101,25 @@ class LarkSource:
         return self._names[key]
 
     def grammar(self, start: str) -> str:
-        """Return the grammar whose start is the expression ``start``."""
+        """Return the grammar that starts with the expression ``start``."""
         source = f"start: {start}\n{''.join(self._rules)}{_TERMINALS}"
         return combined(source, self._parts)
 
 
 def either(expressions: Iterable[str]) -> str:
-    """Return the expression of any of ``expressions``."""
+    """Return the expression that matches any of ``expressions``."""
     return "(" + " | ".join(f"({each})" for each in expressions) + ")"
 
 
 def spaced(space: str, expression: str) -> str:
-    """Return ``expression``, after white space if the format writes ``space`` before it."""
+    """Return ``expression``, preceded by optional white space if the format writes ``space`` before
+    it.
+    """
     return f"{SPACE} {expression}" if space else expression
 
 
 def repeated(expression: str, *, separator: str = "", is_parallel: bool) -> str:
-    """Return the expression of one ``expression``, or of several if ``is_parallel``."""
+    """Return the expression of one ``expression``, or of one or more if ``is_parallel``."""
     if not is_parallel:
         return expression
     return f"{expression} ({separator} {expression})*"

@@ -1,7 +1,7 @@
 """Llama 3.1 to 3.3 and Llama 4: a JSON object is the whole answer.
 
-``{"name": "f", "parameters": {"a": 1}}``, in some answers after ``<|python_tag|>``. Several are
-separated by semicolons.
+``{"name": "f", "parameters": {"a": 1}}``, in some answers after ``<|python_tag|>``. Multiple calls
+are separated by semicolons.
 """
 
 from __future__ import annotations

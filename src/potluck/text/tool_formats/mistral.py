@@ -1,7 +1,7 @@
-"""Mistral: a list of JSON objects, and since version 11 of its tokenizer a name and arguments.
+"""Mistral: a list of JSON objects, or from tokenizer version 11 on a name and arguments.
 
 ``[TOOL_CALLS][{"name": "f", "arguments": {"a": 1}}]``, or ``[TOOL_CALLS]f[ARGS]{"a": 1}`` once for
-each call. Some write ``[CALL_ID]`` and an id after the name, which is left out.
+each call. Some models write ``[CALL_ID]`` and an id after the name, which is dropped.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Calls that are a name, a mark, and the arguments as JSON."""
+"""Calls that consist of a name, a mark, and the arguments as JSON."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from potluck.types.text import Tool
 class NamedCalls:
     """``head`` with the name, the arguments, and ``after``; then the next call, or ``closes``.
 
-    ``head`` begins each call, with ``{name}`` for the name. Where it has ``{id}`` the grammar
-    allows what ``id_pattern`` matches, or with ``id_mark`` nothing, or the mark and that. A head is
-    read up to ``arguments_mark``, and ``name_pattern``, which has one group, finds the name in it.
-    In a format without ``call_opening`` each call begins with one of ``openings``. ``ends`` are
-    what may follow the arguments, one after another.
+    ``head`` begins each call, with ``{name}`` for the name. If it contains ``{id}``, the grammar
+    allows a match of ``id_pattern`` there, or with ``id_mark`` either nothing or the mark and a
+    match. A head is read up to ``arguments_mark``, and ``name_pattern``, which has one group,
+    extracts the name. In a format without ``call_opening``, each call begins with one of
+    ``openings``. ``ends`` are marks that may follow the arguments, in order.
     """
 
     name: str
@@ -40,12 +40,12 @@ class NamedCalls:
 
     @property
     def writes_bare(self) -> bool:
-        """Whether the grammar writes calls without an opening: never."""
+        """Whether the grammar allows calls without an opening: never."""
         return False
 
     @property
     def repeats(self) -> bool:
-        """Whether several calls are several sections."""
+        """Whether each of several calls is a section."""
         return not self.call_opening
 
     def read(self, stream: CallStream, opening: str, tools: Sequence[Tool]) -> Steps[bool]:

@@ -1,7 +1,7 @@
-"""Calls as Python writes them: ``[f(a=1, b="text"), g()]``.
+"""Calls in Python syntax: ``[f(a=1, b="text"), g()]``.
 
-LFM2 puts marks around the list. Llama 4 and Gemma 3 write it as the whole answer, where they are
-prompted so.
+LFM2 puts marks around the list. Llama 4 and Gemma 3 write it as the whole answer, if prompted for
+it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class PythonicCalls:
 
     @property
     def writes_bare(self) -> bool:
-        """Whether the grammar writes calls without an opening, as the whole answer."""
+        """Whether the grammar allows calls without an opening, as the whole answer."""
         return not self.openings
 
     def read(self, stream: CallStream, opening: str, tools: Sequence[Tool]) -> Steps[bool]:

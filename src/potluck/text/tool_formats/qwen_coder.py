@@ -1,7 +1,7 @@
 """Qwen3-Coder, Qwen 3.5, Nemotron 3, Step and Seed-OSS: a tag for each argument.
 
-``<tool_call><function=f><parameter=a>1</parameter></function></tool_call>``, each tag on a line
-of its own in most of them.
+``<tool_call><function=f><parameter=a>1</parameter></function></tool_call>``; most of them write
+each tag on a separate line.
 """
 
 from __future__ import annotations

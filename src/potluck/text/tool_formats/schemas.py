@@ -1,4 +1,4 @@
-"""Reading JSON schemas of arguments, for formats that do not write arguments as JSON."""
+"""Analyze JSON schemas of arguments, for formats that do not write arguments as JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from potluck.types.text import Tool
 Schema = Mapping[str, object]
 
 _MAX_BRANCHES = 256
-"""Clients write schemas, and a few references to each other would make millions."""
+"""Limit on the number of branches: clients write schemas, and a few nested references could produce
+millions."""
 _KINDS = {
     '"': "string", "{": "object", "[": "array", "t": "boolean", "f": "boolean", "n": "null",
 }  # fmt: skip
@@ -22,11 +23,11 @@ _ANNOTATIONS = frozenset(
         *("nullable", "format", "$comment", "$defs", "definitions", "$schema", "$id"),
     )
 )
-"""What says nothing of which values are allowed. So it is with ``format`` since draft 2019-09."""
+"""Keywords that do not constrain values. ``format`` is one of them since draft 2019-09."""
 
 
 def properties_of(tool: Tool) -> dict[str, Schema]:
-    """Return the schemas of the arguments of ``tool`` by name."""
+    """Return the schemas of the arguments of ``tool``, by name."""
     properties = tool.parameters.get("properties")
     if not isinstance(properties, Mapping):
         return {}
@@ -34,15 +35,15 @@ def properties_of(tool: Tool) -> dict[str, Schema]:
 
 
 def as_schema(value: object) -> Schema:
-    """Return ``value`` if it is a schema that says something; an empty one otherwise."""
+    """Return ``value`` if it is a schema with constraints, or an empty one otherwise."""
     return value if isinstance(value, Mapping) else {}
 
 
 def branches(schema: Schema, root: Schema) -> Sequence[Schema]:
-    """Return the schemas of which a value matches one; ``root`` has what they refer to.
+    """Return schemas such that a value matches at least one; ``root`` resolves references.
 
-    References are replaced, and each schema has one type, or none if any will do. Where there are
-    very many, one that allows anything stands for them.
+    References are replaced, and each schema has one type, or none if any is allowed. If there are
+    very many, they are replaced by one that allows anything.
     """
     found: list[Schema] = []
     waiting = [schema]
@@ -88,7 +89,7 @@ def _resolved(reference: str, root: Schema) -> Schema:
 
 
 def types_of(schema: Schema, root: Schema) -> frozenset[str]:
-    """Return the types that a value may have; empty if any."""
+    """Return the types that a value may have; empty if any is allowed."""
     types = [each.get("type") for each in branches(schema, root)]
     if not all(isinstance(each, str) for each in types):
         return frozenset()
@@ -101,7 +102,7 @@ def kind_of(value_json: str) -> str:
 
 
 def argument_json(text: str, types: frozenset[str]) -> str:
-    """Return the JSON value that a model means by ``text``, where a value has one of ``types``."""
+    """Return the JSON value that a model means by ``text``, given the allowed ``types``."""
     if types == {"string"}:
         return json.dumps(text, ensure_ascii=False)
     value = json_value(text)
@@ -113,7 +114,7 @@ def argument_json(text: str, types: frozenset[str]) -> str:
 
 
 def json_value(text: str) -> str | None:
-    """Return ``text`` as JSON, corrected where that is possible; None if it is none."""
+    """Return ``text`` as JSON, corrected if possible; None if it is not JSON."""
     stream = CallStream(())
     stream.add(text.strip() + " ")
     stream.end()
@@ -128,12 +129,12 @@ def json_value(text: str) -> str | None:
 
 
 def require_only(schema: Schema, keywords: Sequence[str], where: str) -> None:
-    """Raise ``ParameterError`` if ``schema`` has keywords that the grammar would not heed."""
+    """Raise ``ParameterError`` if ``schema`` has keywords that the grammar does not enforce."""
     for keyword in schema:
         if keyword not in keywords and keyword not in _ANNOTATIONS:
             raise ParameterError(
                 "tools",
                 f"the schema of {where} uses {keyword}, which is not supported"
-                " in the form of tool calls that this model writes",
-                hint="leave it out, or let the model call tools without strict",
+                " in this model's tool-call format",
+                hint="remove it, or disable strict for this tool",
             )

@@ -1,4 +1,4 @@
-"""Parsers that read an output step by step, as its text comes."""
+"""Parsers that read an output step by step as its text arrives."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from potluck.types.output import OutputPart, ReasoningPart, TextPart, ToolCallAr
 
 
 class SteppedParser:
-    """Runs ``steps``, which read ``stream``, as far as the text goes that there is."""
+    """Runs ``steps``, which read from ``stream``, as far as text is available."""
 
     def __init__(self, stream: CallStream, steps: Steps[None]) -> None:
         self._stream = stream
@@ -18,13 +18,13 @@ class SteppedParser:
         self._advance()
 
     def push(self, text: str) -> Sequence[OutputPart]:
-        """Take more text; return what has become certain."""
+        """Process more text; return the parts that have become unambiguous."""
         self._stream.add(text)
         self._advance()
         return _joined(self._stream.take_parts())
 
     def finish(self) -> Sequence[OutputPart]:
-        """Return what was held back, at the end of the output."""
+        """Return the text held back, at the end of the output."""
         self._stream.end()
         self._advance()
         return _joined(self._stream.take_parts())
@@ -35,7 +35,7 @@ class SteppedParser:
 
 
 def _joined(parts: Sequence[OutputPart]) -> Sequence[OutputPart]:
-    """Return ``parts`` with one part for those in a row that continue each other."""
+    """Return ``parts`` with consecutive parts merged where one continues the other."""
     result: list[OutputPart] = []
     for part in parts:
         last = result[-1] if result else None

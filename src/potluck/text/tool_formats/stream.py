@@ -1,11 +1,11 @@
-"""Reading an output that is still being written.
+"""Parse an output that is still being generated.
 
-Parsers are generators: where one needs more text than there is, it yields, and goes on when more
-has come. So each reads as if the text was there as a whole, and its result does not depend on how
-the text was divided.
+Parsers are generators: a parser that needs more text yields, and resumes when more has arrived. So
+each is written as if the whole text were available, and its result does not depend on how the text
+was divided.
 
-What a parser has read but not passed on is *held*. It becomes a part of a call, or is given up and
-becomes text: nothing is lost but marks, and white space next to calls.
+Text that a parser has read but not passed on is *held*. It either becomes part of a call, or the
+parser gives up and it becomes text: nothing is dropped except marks, and white space next to calls.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from potluck.types.output import (
 
 _T = TypeVar("_T")
 Steps = Generator[None, None, _T]
-"""Reads; yields whenever more text is needed."""
+"""A reader that yields whenever it needs more text."""
 
 MAX_NAME_CHARACTERS = 256
 
@@ -42,9 +42,9 @@ _HEX = re.compile("[0-9a-fA-F]{4}")
 
 
 class CallStream:
-    """The text of one output as parsers read it, and the parts that come of it.
+    """The text of one output as parsers read it, and the parts that they produce.
 
-    ``tool_names`` are those that may be called. For use by one thread.
+    ``tool_names`` are the tools that may be called. Use from one thread.
     """
 
     def __init__(self, tool_names: Collection[str]) -> None:
@@ -55,12 +55,12 @@ class CallStream:
         self._position = 0
         self._is_end = False
         self._parts: list[OutputPart] = []
-        self._space = ""  # at the end of the text so far
+        self._space = ""  # at the end of the available text
         self._num_calls = 0
         self._is_after_call = False
         self._is_call_open = False
 
-    # Filled by the one who has the text.
+    # Set by the owner of the text.
 
     def add(self, text: str) -> None:
         """Take more text."""
@@ -68,27 +68,27 @@ class CallStream:
         self._base = self._held_from
 
     def end(self) -> None:
-        """Note that no more text comes."""
+        """Note that no more text follows."""
         self._is_end = True
 
     def take_parts(self) -> Sequence[OutputPart]:
-        """Return the parts since the last time."""
+        """Return the parts added since the last call."""
         parts, self._parts = self._parts, []
         return parts
 
-    # Reading. The position moves past what was read.
+    # Reading. The position advances past text that was read.
 
     @property
     def position(self) -> int:
-        """How far the text was read."""
+        """Position up to which the text was read."""
         return self._position
 
     def return_to(self, position: int) -> None:
-        """Read again from ``position``, which is not before what is held."""
+        """Move back to ``position``, which must not precede held text."""
         self._position = position
 
     def peek(self) -> Steps[str]:
-        """Return the next character without passing it; empty at the end."""
+        """Return the next character without consuming it; empty at the end."""
         while not self._rest(1):
             if self._is_end:
                 return ""
@@ -96,7 +96,7 @@ class CallStream:
         return self._rest(1)
 
     def at(self, text: str) -> Steps[bool]:
-        """Pass ``text`` if it comes next, and return whether it did."""
+        """Consume ``text`` if it comes next, and return whether it did."""
         while True:
             rest = self._rest(len(text))
             if rest == text:
@@ -107,19 +107,19 @@ class CallStream:
             yield
 
     def at_one_of(self, texts: Sequence[str]) -> Steps[str]:
-        """Pass the first of ``texts`` that comes next, and return it; empty if none does."""
+        """Consume the first of ``texts`` that comes next, and return it; empty if none does."""
         for text in texts:
             if (yield from self.at(text)):
                 return text
         return ""
 
     def skip_space(self) -> Steps[None]:
-        """Pass white space."""
+        """Consume white space."""
         while (yield from self.peek()).isspace():
             self._position = self._base + self._match(_SPACE).end()
 
     def after_space(self, text: str) -> Steps[bool]:
-        """Pass white space and ``text`` if they come next; pass nothing otherwise."""
+        """Consume white space and ``text`` if they come next; consume nothing otherwise."""
         before = self._position
         yield from self.skip_space()
         if (yield from self.at(text)):
@@ -128,7 +128,7 @@ class CallStream:
         return False
 
     def run(self, pattern: re.Pattern[str], max_characters: int | None = None) -> Steps[str]:
-        """Pass all that ``pattern`` matches, up to ``max_characters``, and return it."""
+        """Consume everything that ``pattern`` matches, up to ``max_characters``, and return it."""
         while True:
             match = self._match(pattern)
             is_whole = match.end() < len(self._text) or self._is_end
@@ -139,9 +139,9 @@ class CallStream:
             yield
 
     def until(self, mark: str, max_characters: int | None = None) -> Steps[str | None]:
-        """Pass text up to ``mark`` and the mark; return the text.
+        """Consume text up to ``mark`` and the mark; return the text.
 
-        None if there is no mark, or not within ``max_characters``: then nothing is passed.
+        If there is no mark within ``max_characters``, return None and consume nothing.
         """
         searched = self._position
         while True:
@@ -159,9 +159,9 @@ class CallStream:
             yield
 
     def text_pieces(self, marks: Marks, take: Callable[[str], None]) -> Steps[str]:
-        """Pass text up to a mark and the mark, and give the text to ``take`` as it comes.
+        """Consume text up to a mark and the mark, and pass the text to ``take`` as it arrives.
 
-        Returns the mark, empty if the text ended before.
+        Return the mark, or an empty string if the text ended first.
         """
         while True:
             start = self._position - self._base
@@ -175,18 +175,18 @@ class CallStream:
             yield
 
     def string(self) -> Steps[str | None]:
-        """Pass a JSON string and return its text as JSON, or None if it is none."""
+        """Consume a JSON string and return its text as JSON, or None if it is invalid."""
         pieces: list[str] = []
         if (yield from self.peek()) != '"':
             return None
         return "".join(pieces) if (yield from self._string(pieces.append)) else None
 
     def value(self, take: Callable[[str], None]) -> Steps[bool]:
-        """Pass a JSON value, and give its text to ``take`` as it comes.
+        """Consume a JSON value, and pass its text to ``take`` as it arrives.
 
-        What models get wrong is corrected: control characters and unknown escapes within strings,
-        single quotes, and the literals of Python. Returns whether it is well-formed; if not, what
-        was read so far has been taken.
+        Common mistakes of models are corrected: control characters and unknown escapes within
+        strings, single quotes, and Python's literals. Return whether the value is well-formed; if
+        not, the text read so far has been passed on.
         """
         closers: list[str] = []
         expects = "value"
@@ -233,10 +233,11 @@ class CallStream:
             if not closers:
                 return True
 
-    # Passing on what was read.
+    # Passing on text that was read.
 
     def read_text(self, marks: Marks) -> Steps[str]:
-        """Pass on text up to the first of ``marks``; return the mark, empty at the end.
+        """Pass on text up to the first of ``marks``; return the mark, or an empty string at the
+        end.
 
         The mark is held.
         """
@@ -251,19 +252,20 @@ class CallStream:
             yield
 
     def give_up(self) -> None:
-        """Pass on what is held as text: it is malformed.
+        """Pass on held text as text, because it is malformed.
 
-        At the end it is more of the arguments of a call that has begun, which has been cut off.
+        At the end of the output, it is instead more of the arguments of an open call, which was cut
+        off.
         """
         self._is_call_open = self._is_call_open and self._is_end
         self._pass_on_held()
 
     def is_known(self, name: str) -> bool:
-        """Whether there is a tool with this name."""
+        """Return whether there is a tool with this name."""
         return name in self._tool_names
 
     def begin_call(self, name: str) -> None:
-        """Begin a call with what is held."""
+        """Begin a call with the held text."""
         self._held_from = self._position
         self._space = ""
         self._parts.append(ToolCallStart(index=self._num_calls, name=name))
@@ -272,22 +274,22 @@ class CallStream:
         self._is_after_call = True
 
     def argue(self, text: str) -> None:
-        """Pass on more of the arguments, as what is held says."""
+        """Pass on more of the arguments, for the held text."""
         self._held_from = self._position
         self._argue(text)
 
     def end_call(self) -> None:
-        """End the call, with what is held."""
+        """End the call, with the held text."""
         self._held_from = self._position
         self._is_call_open = False
 
     def think(self, text: str) -> None:
-        """Pass on more of a thought, as what is held says."""
+        """Pass on more reasoning, for the held text."""
         self._held_from = self._position
         self._parts.append(ReasoningPart(text=text))
 
     def drop_held(self) -> None:
-        """Leave out what is held: it is neither text nor a part of a call."""
+        """Drop the held text: it is neither text nor part of a call."""
         self._held_from = self._position
 
     def finish(self) -> None:
@@ -367,7 +369,7 @@ class CallStream:
                 take(_CONTROLS.get(character, f"\\u{ord(character):04x}"))
 
     def _escape(self) -> Steps[str | None]:
-        """Pass an escape; None if it is not whole at the end."""
+        """Consume an escape; None if it is incomplete at the end."""
         while len(self._rest(2)) < 2:
             if self._is_end:
                 return None
@@ -389,4 +391,4 @@ class CallStream:
             self._position += 2
             return "'"
         self._position += 1
-        return "\\\\"  # a backslash that means itself
+        return "\\\\"  # a literal backslash

@@ -1,4 +1,4 @@
-"""What a wire format of tool calls consists of."""
+"""The interface of a wire format for tool calls."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from potluck.types.text import Tool
 
 
 class ToolSyntax(Protocol):
-    """How calls are written: how they are read from an output, and the grammar of them.
+    """The format of calls: parses them from an output, and provides their grammar.
 
     A *section* is one or more calls with the marks around them. Immutable.
     """
 
     @property
     def name(self) -> str:
-        """What ``--tool-format`` calls it."""
+        """The name of the format in ``--tool-format``."""
         ...
 
     @property
     def openings(self) -> tuple[str, ...]:
-        """Marks that a section begins with, anywhere in an answer."""
+        """Marks that begin a section anywhere in an answer."""
         ...
 
     @property
     def bare_openings(self) -> tuple[str, ...]:
-        """Texts that a section begins with at the beginning of an answer, and only there."""
+        """Texts that begin a section only at the beginning of an answer."""
         ...
 
     @property
@@ -49,26 +49,27 @@ class ToolSyntax(Protocol):
     def section(self, lark: LarkSource, tools: Sequence[CallableTool], *, is_parallel: bool) -> str:
         """Return the expression of a section, without the first of ``openings`` before it.
 
-        It has one call, or several if ``is_parallel`` and the format writes several in a section.
+        It contains one call, or several if ``is_parallel`` is set and the format allows several in
+        a section.
         """
         ...
 
     @property
     def repeats(self) -> bool:
-        """Whether several calls are several sections."""
+        """Whether each of several calls is a section."""
         ...
 
     @property
     def writes_bare(self) -> bool:
-        """Whether the grammar writes calls without an opening, as the whole answer."""
+        """Whether the grammar allows calls without an opening, as the whole answer."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallableTool:
-    """A tool that a grammar allows. ``is_free`` is one whose arguments may be any object.
+    """A tool that a grammar allows. ``is_free``: the arguments may be any object.
 
-    ``schema`` is that of the arguments, an object.
+    ``schema`` is the schema of the arguments, an object.
     """
 
     tool: Tool
@@ -86,7 +87,7 @@ class CallableTool:
 
 
 def callable_tools(tool_use: ToolUse) -> tuple[CallableTool, ...]:
-    """Return the tools that may be called; strictly those whose arguments are guaranteed."""
+    """Return the tools that may be called; strict ones have guaranteed arguments."""
     is_required = tool_use.mode is ToolMode.REQUIRED
     return tuple(
         CallableTool(
@@ -100,7 +101,7 @@ def callable_tools(tool_use: ToolUse) -> tuple[CallableTool, ...]:
 
 
 def is_constrained(tool_use: ToolUse) -> bool:
-    """Whether a grammar says how calls are written, rather than the model alone."""
+    """Return whether a grammar determines how calls are written, rather than the model alone."""
     if tool_use.mode is ToolMode.NONE or not tool_use.tools:
         return False
     return not tool_use.is_parallel or not all(tool.is_free for tool in callable_tools(tool_use))

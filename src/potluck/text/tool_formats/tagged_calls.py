@@ -1,4 +1,4 @@
-"""Calls with a tag for each argument, whose value is text as it is, or JSON."""
+"""Calls with a tag for each argument, whose value is plain text or JSON."""
 
 from __future__ import annotations
 
@@ -32,12 +32,11 @@ class TaggedCalls:
     """``call_opening``, the name and ``name_end``, then the arguments, then ``call_close``.
 
     An argument is ``parameter_opening``, the key, one of ``key_ends``, the value and
-    ``parameter_close``, perhaps with ``value_space`` on either side of the value. With
-    ``text_key_end`` and ``json_key_end`` the end of the key tells how the value is written;
-    otherwise the tool's schema does. Without ``name_end`` the name ends at white space or a tag.
-    A section is ``openings``, calls, and ``closes``; without ``closes`` each call is a section.
-    Where ``before_...`` has white space the grammar allows some before
-    the parts.
+    ``parameter_close``, with optional ``value_space`` on either side of the value. With
+    ``text_key_end`` and ``json_key_end``, the end of the key determines how the value is written;
+    otherwise the tool's schema does. Without ``name_end``, the name ends at white space or a tag. A
+    section is ``openings``, calls, and ``closes``; without ``closes``, each call is a section. If a
+    ``before_...`` attribute contains white space, the grammar allows white space before the part.
     """
 
     name: str
@@ -61,12 +60,12 @@ class TaggedCalls:
 
     @property
     def writes_bare(self) -> bool:
-        """Whether the grammar writes calls without an opening: never."""
+        """Whether the grammar allows calls without an opening: never."""
         return False
 
     @property
     def repeats(self) -> bool:
-        """Whether several calls are several sections."""
+        """Whether each of several calls is a section."""
         return not self.is_section
 
     def read(self, stream: CallStream, opening: str, tools: Sequence[Tool]) -> Steps[bool]:
@@ -123,7 +122,7 @@ class TaggedCalls:
         return True
 
     def _is_begun(self, stream: CallStream) -> Steps[bool]:
-        """Whether an argument or the end of the call follows; passes nothing."""
+        """Return whether an argument or the end of the call follows; consume nothing."""
         before = stream.position
         for text in (self.parameter_opening, self.call_close):
             if (yield from stream.at(text)):

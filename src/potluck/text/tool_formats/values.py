@@ -21,10 +21,11 @@ def text_or_json(
     text: Callable[[Schema], str],
     value: Callable[[str], str],
 ) -> str:
-    """Return the expression of a value that is written as it is if it is a text, else as JSON.
+    """Return the expression of a value that is written as plain text if it is a string, else as
+    JSON.
 
-    ``text`` makes the expression of a text of a schema, with what follows it; ``value`` adds that
-    to an expression of JSON.
+    ``text`` builds the expression of a string from its schema, including what follows it; ``value``
+    appends the same to an expression of JSON.
     """
     texts, others = [], []
     for branch in branches(schema, root):
@@ -40,7 +41,7 @@ def text_or_json(
 
 
 def text_expression(lark: LarkSource, schema: Schema, close: str, where: str) -> str:
-    """Return the expression of a text that ``schema`` allows, and of ``close``, which ends it."""
+    """Return the expression of a string that matches ``schema``, followed by ``close``."""
     require_only(schema, _TEXT_KEYWORDS, where)
     if "const" in schema:
         return lark.text(f"{schema['const']}{close}")
@@ -55,7 +56,9 @@ def _terminal(lark: LarkSource, schema: Schema, where: str) -> str:
     lengths = [schema.get("minLength", 0), schema.get("maxLength", "")]
     if lengths != [0, ""]:
         if not all(each == "" or (isinstance(each, int) and 0 <= each < 2**16) for each in lengths):
-            raise ParameterError("tools", f"the lengths of {where} are not from 0 to 65,535")
+            raise ParameterError(
+                "tools", f"minLength and maxLength of {where} must be from 0 to 65,535"
+            )
         patterns.append(f"(?s:.{{{lengths[0]},{lengths[1]}}})")
     pattern = schema.get("pattern")
     if isinstance(pattern, str):
@@ -76,8 +79,8 @@ def _escaped(pattern: str) -> str:
 
 
 def comma_separated(lark: LarkSource, items: Sequence[tuple[str, bool]], separator: str) -> str:
-    """Return the expression of ``items`` in their order; each is required, or may be left out."""
-    tails = [""]  # of what may follow an item that is written
+    """Return the expression of ``items`` in their order; each is required or optional."""
+    tails = [""]  # of what may follow an item that is present
     for expression, is_required in reversed(items[1:]):
         item = f"{separator} {expression}"
         tails.insert(0, lark.rule(f"{item if is_required else f'({item})?'} {tails[0]}"))

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from functools import partial
 
 import pytest
-from support.proportion import assert_in_proportion
-from support.rendered import (
+from support.processes.proportion import assert_in_proportion
+from support.text.rendered import (
     USAGE,
     Event,
     called,
@@ -233,6 +233,7 @@ def test_errors(status: int, kind: str) -> None:
     }
 
 
+@pytest.mark.slow
 def test_a_long_answer_takes_time_in_proportion() -> None:
     def prepared(count: int) -> Callable[[], object]:
         deltas = [*(said("x" * 20) for _ in range(count)), ended()]

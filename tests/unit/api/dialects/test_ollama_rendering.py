@@ -8,8 +8,9 @@ from datetime import datetime
 from functools import partial
 
 import pytest
-from support.proportion import assert_in_proportion
-from support.rendered import (
+from support.http.toy_gateway import ToyTokenizer
+from support.processes.proportion import assert_in_proportion
+from support.text.rendered import (
     USAGE,
     Event,
     called,
@@ -22,7 +23,6 @@ from support.rendered import (
     thought,
     whole,
 )
-from support.toy_gateway import ToyTokenizer
 
 from potluck.api.dialects.ollama.rendering import (
     OfDelta,
@@ -144,6 +144,7 @@ def test_errors() -> None:
     assert lines(renderer().failed(error)) == [{"error": "no"}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_call", [False, True])
 def test_a_long_answer_takes_time_in_proportion(is_call: bool) -> None:
     def prepared(count: int) -> Callable[[], object]:

@@ -12,8 +12,9 @@ from functools import partial
 from typing import Any
 
 import pytest
-from support.proportion import assert_in_proportion
-from support.rendered import (
+from support.http.toy_gateway import ToyTokenizer
+from support.processes.proportion import assert_in_proportion
+from support.text.rendered import (
     USAGE,
     Event,
     called,
@@ -26,7 +27,6 @@ from support.rendered import (
     thought,
     whole,
 )
-from support.toy_gateway import ToyTokenizer
 
 from potluck.api.delta import Delta
 from potluck.api.dialects.openai.responses.bodies import parse_response
@@ -283,6 +283,7 @@ def test_a_stream_that_waits_sends_comments() -> None:
     assert renderer().waiting.startswith(b":")
 
 
+@pytest.mark.slow
 def test_a_long_answer_takes_time_in_proportion() -> None:
     def prepared(count: int) -> Callable[[], object]:
         deltas = [*(scored(65, "x" * 20) for _ in range(count)), ended()]

@@ -12,7 +12,7 @@ HEAVY = (
     "llguidance",
     "numpy",
     "potluck.api",
-    "potluck.engines.reference",
+    "potluck.engines.reference.engine",
     "potluck.kernels",
     "potluck.placement.place",
     "prometheus_client",
@@ -43,16 +43,13 @@ def loaded_after(*lines: str) -> list[str]:
     return completed.stdout.split()
 
 
-@pytest.mark.parametrize("module", _AGENT)
-def test_an_agent_without_http_loads_nothing_heavy(module: str) -> None:
-    assert loaded_after(f"import {module}") == []
-
-
-def test_an_agent_that_checks_a_model_for_another_loads_nothing_heavy() -> None:
+@pytest.mark.slow
+def test_an_agent_without_http_that_checks_a_model_for_another_loads_nothing_heavy() -> None:
     imports = [f"import {module}" for module in _AGENT]
     check = "from potluck.catalog import describe_model; describe_model('demo')"
     assert loaded_after(*imports, check) == []
 
 
+@pytest.mark.slow
 def test_an_agent_that_plans_loads_the_solver() -> None:
     assert "numpy" in loaded_after("import potluck.placement.placing")

@@ -14,8 +14,9 @@ from typing import Any, cast
 import jsonschema
 import msgspec
 import pytest
-from support.node_reports import node_report
-from support.predictions import prediction, stage_prediction
+from support.cluster.node_reports import node_report
+from support.placement.predictions import prediction, stage_prediction
+from support.virtual_time.run import run_in_virtual_time
 
 import potluck
 from potluck.cluster.agent import gateway as gateway_module
@@ -24,11 +25,20 @@ from potluck.cluster.agent.view import cluster_view, deployment_view
 from potluck.cluster.calls import DeploymentRecord, DeploymentState, StageRecord
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
-from potluck.types.gateway import ModelMetrics, ModelState, StageMetrics, StageTimes, TokenSpeed
+from potluck.types.gateway import (
+    GenerationTotals,
+    ModelMetrics,
+    ModelState,
+    StageMetrics,
+    StageTimes,
+    TokenSpeed,
+)
+from potluck.types.held_stage import HeldStage
 from potluck.types.memory import MemoryPlan
-from potluck.types.node import HeldStage, NodeReport
+from potluck.types.node import NodeReport
 from potluck.types.placement import Prediction
 from potluck.types.quantization import Quantization
+from potluck.types.speed import LinkSpeed
 
 A, B, C = (NodeId(letter * 16) for letter in "abc")
 UNIT = UnitId("cpu/native")
@@ -142,6 +152,25 @@ def places(stages: list[Mapping[str, Any]]) -> list[tuple[object, ...]]:
     return [(each["node_id"], each["start_layer"], each["end_layer"]) for each in stages]
 
 
+def test_links_are_those_that_can_have_been_measured() -> None:
+    good = LinkSpeed(
+        node_id=B, latency_seconds=0.001, bytes_per_second=1e8, num_samples=3, age_seconds=2.0
+    )
+    odd = dataclasses.replace(good, node_id=C, latency_seconds=math.nan)
+    report = msgspec.structs.replace(node(A), links=(good, odd))
+    document = cluster_view(A, [report], [], {}, [])
+    assert document["links"] == [
+        {
+            "from": A,
+            "to": B,
+            "latency_seconds": 0.001,
+            "bytes_per_second": 1e8,
+            "num_samples": 3,
+            "age_seconds": 2.0,
+        }
+    ]
+
+
 def test_what_is_held_and_not_used_is_spare() -> None:
     other = DeploymentId("00000002")
     document = view(
@@ -157,6 +186,7 @@ def test_what_is_held_and_not_used_is_spare() -> None:
         "unit_id": UNIT,
         "start_layer": 0,
         "end_layer": 9,
+        "part": None,
         "epoch": {"number": 3, "coordinator": A},
         "num_bytes": 115,
         "device_bytes": 0,
@@ -164,6 +194,7 @@ def test_what_is_held_and_not_used_is_spare() -> None:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("known", "shown"),
     [
@@ -190,9 +221,11 @@ def test_a_deployment_tells_how_it_recovers() -> None:
         has_quorum=False,
         prefix_cache=False,
         target_step_ms=50.0,
+        draft="off",
     )
     (shown,) = view(of=recovering)["deployments"]
     assert (shown["prefix_cache"], shown["target_step_ms"]) == (False, 50.0)
+    assert shown["draft"] == "off"
     assert shown["recovery_wait_seconds"] == 7.5
     assert (shown["num_recoveries"], shown["recovery_seconds"]) == (2, 1.25)
     assert (shown["num_spares"], shown["has_quorum"]) == (1, False)
@@ -209,6 +242,7 @@ def served(epoch: int) -> ModelMetrics:
     return dataclasses.replace(
         both,
         speed=TokenSpeed(tokens_per_second=40.0, total_tokens_per_second=90.0, num_streams=5),
+        generated=GenerationTotals(num_tokens=80, num_first_tokens=4, first_token_seconds=3.0),
         stages=(
             dataclasses.replace(
                 first, times=StageTimes(decode_seconds=0.02, prefill_seconds_per_token=0.001)
@@ -227,10 +261,13 @@ def test_what_was_measured_is_shown_beside_what_was_predicted() -> None:
         "tokens_per_second": 40.0,
         "total_tokens_per_second": 90.0,
         "num_streams": 5,
+        "first_token_seconds": 0.75,
+        "num_first_tokens": 4,
     }
     first, second = shown["stages"]
     assert first["predicted"] == {
         "decode_seconds": 0.021,
+        "exchange_seconds": 0.0,
         "loaded_seconds": 0.05,
         "prefill_seconds_per_token": 0.0015,
         "hop_seconds": 0.0002,
@@ -259,6 +296,7 @@ def test_nothing_is_measured_of_an_epoch_that_has_not_served(
         assert set(stage["measured"].values()) == {None}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -277,6 +315,7 @@ def test_a_prediction_that_json_cannot_tell_is_none(wrong: Prediction) -> None:
     assert [each["predicted"] for each in shown["stages"]] == [None, None]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nodes", [(), (A,), (B, A), (A, B, C)])
 def test_a_prediction_of_other_stages_is_not_shown_by_stage(nodes: tuple[NodeId, ...]) -> None:
     (shown,) = view(of=record(prediction=prediction(*nodes)))["deployments"]
@@ -289,6 +328,7 @@ def agent_with(records: list[DeploymentRecord]) -> Any:
     return SimpleNamespace(
         coordination=SimpleNamespace(registry=registry, is_draining=False),
         membership=membership,
+        history=SimpleNamespace(reported=lambda report: None),
         node_id=A,
         incompatible={},
     )
@@ -320,7 +360,7 @@ def test_when_a_model_will_be_ready_counts_from_when_it_was_heard() -> None:
         records[0] = record(revision=5, ready_in_seconds=5.0)
         assert expected() is None
 
-    asyncio.run(main())
+    run_in_virtual_time(main())
 
 
 def test_a_model_is_not_ready_without_its_coordinator_nor_at_a_node_that_leaves() -> None:
@@ -339,13 +379,13 @@ def test_a_model_is_not_ready_without_its_coordinator_nor_at_a_node_that_leaves(
         (state, reason), shown = seen()
         assert (state, reason) == shown
         assert state is ModelState.DEGRADED
-        assert f"node {A}, which coordinated it, is lost" in reason
+        assert f"node {A}, its coordinator, is lost" in reason
         agent.membership.nodes = lambda: frozenset({A})
         agent.coordination.is_draining = True
-        leaving = (ModelState.DEGRADED, "this node is about to leave the cluster")
+        leaving = (ModelState.DEGRADED, "this node is leaving the cluster")
         assert seen() == [leaving, (ModelState.READY, "")]
 
-    asyncio.run(main())
+    run_in_virtual_time(main())
 
 
 def test_a_stage_that_is_stuck_does_not_hold_up_what_is_shown(
@@ -376,4 +416,4 @@ def test_a_stage_that_is_stuck_does_not_hold_up_what_is_shown(
         (shown,) = cast(Any, gateway.cluster_state())["deployments"]
         assert [each["slowdown"] for each in shown["slow_stages"]] == [3.0]
 
-    asyncio.run(main())
+    run_in_virtual_time(main())

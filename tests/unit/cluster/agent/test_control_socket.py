@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from support.processes.waiting import until
 
 from potluck.cluster.agent.control import serve_control
 from potluck.cluster.agent.state import StateDirectory
@@ -18,9 +19,11 @@ from potluck.cluster.calls import Deploy
 class SlowCoordination:
     """Deploys for ever."""
 
+    num_asked = 0
     registry = SimpleNamespace(records={}, live=tuple)
 
     async def deploy(self, request: Deploy) -> None:
+        self.num_asked += 1
         await asyncio.sleep(60)
 
 
@@ -38,20 +41,20 @@ AGENT = cast(Any, SimpleNamespace(coordination=SlowCoordination()))
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        (b"no json\n", "makes no sense"),
-        (b"[1, 2]\n", "makes no sense"),
-        (b"{}\n", "makes no sense"),
-        (b'{"method": "explode"}\n', "does not know"),
-        (b'{"method": "deploy", "params": {"model": 7}}\n', "makes no sense"),
-        (b'{"method": "deploy", "params": []}\n', "makes no sense"),
-        (b'{"method": "undeploy"}\n', "makes no sense"),
+        (b"no json\n", "malformed request"),
+        (b"[1, 2]\n", "malformed request"),
+        (b"{}\n", "malformed request"),
+        (b'{"method": "explode"}\n', "has no method"),
+        (b'{"method": "deploy", "params": {"model": 7}}\n', "malformed request"),
+        (b'{"method": "deploy", "params": []}\n', "malformed request"),
+        (b'{"method": "undeploy"}\n', "malformed request"),
     ],
 )
 def test_nonsense_is_answered_as_a_wrong_use(tmp_path: Path, line: bytes, words: str) -> None:
     async def run() -> None:
         state = StateDirectory(tmp_path)
         path = state.control_socket
-        async with serve_control(AGENT, cast(Any, None), state, lambda: None):
+        async with serve_control(AGENT, cast(Any, None), cast(Any, None), state, lambda: None):
             (answer,) = await answers(path, line)
             assert words in answer["error"]["message"]
             assert answer["error"]["exit_code"] == 2
@@ -63,8 +66,8 @@ def test_a_line_without_end_is_hung_up_on(tmp_path: Path) -> None:
     async def run() -> None:
         state = StateDirectory(tmp_path)
         path = state.control_socket
-        async with serve_control(AGENT, cast(Any, None), state, lambda: None):
-            assert await asyncio.wait_for(answers(path, b"x" * 200_000), 5) == []
+        async with serve_control(AGENT, cast(Any, None), cast(Any, None), state, lambda: None):
+            assert await asyncio.wait_for(answers(path, b"x" * 200_000), 20) == []
 
     asyncio.run(run())
 
@@ -75,11 +78,11 @@ def test_what_is_being_answered_ends_with_the_agent(
     async def run() -> None:
         state = StateDirectory(tmp_path)
         path = state.control_socket
-        async with serve_control(AGENT, cast(Any, None), state, lambda: None):
+        async with serve_control(AGENT, cast(Any, None), cast(Any, None), state, lambda: None):
             line = b'{"method": "deploy", "params": {"model": "demo"}}\n'
             asking = asyncio.create_task(answers(path, line))
-            await asyncio.sleep(0.1)
-        assert await asyncio.wait_for(asking, 2) == []
+            await until(lambda: AGENT.coordination.num_asked == 1)
+        assert await asyncio.wait_for(asking, 20) == []
 
     asyncio.run(run())
     assert caplog.text == ""  # no "exception in callback" either

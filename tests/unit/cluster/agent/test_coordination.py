@@ -10,15 +10,16 @@ from typing import Any, cast
 
 import msgspec
 import pytest
-from support import hardware
-from support.cluster_calls import A, B, C, PlayedMembership, a_record
-from support.edges import credentials
+from support.cluster.calls import A, B, C, PlayedMembership, a_record
+from support.cluster.edges import credentials
+from support.machines import hardware
+from support.processes.waiting import until
+from support.virtual_time.run import run_in_virtual_time
 
 from potluck.cluster.agent import coordination as module
 from potluck.cluster.agent import takeover
 from potluck.cluster.agent.coordination import Coordination
-from potluck.cluster.agent.model_files import Fingerprints
-from potluck.cluster.agent.outlooks import Outlooks
+from potluck.cluster.agent.coordinator_views import CoordinatorViews
 from potluck.cluster.agent.stages import StageHost
 from potluck.cluster.agent.takeover import Takeovers
 from potluck.cluster.agent.units import NodeUnits, UnitChoice
@@ -84,7 +85,7 @@ class Node:
             cast(Any, self.membership),
             credentials(A),
             stages,
-            Fingerprints(),
+            cast(Any, None),
             listen_host="127.0.0.1",
             step_seconds=1.0,
             cost_of=cost_of,
@@ -96,14 +97,18 @@ class Node:
         monkeypatch.setattr(module, "Deployment", lambda record, *_, **__: FakeDeployment(record))
         membership = cast(Any, self.membership)
         takeovers = Takeovers(
-            membership, self.coordination, Outlooks(membership), spawn=self.background.spawn
+            membership,
+            self.coordination,
+            CoordinatorViews(membership),
+            spawn=self.background.spawn,
+            clock=asyncio.get_running_loop().time,
         )
         self.background.spawn(takeovers.run())
 
-    async def read(self, _: str) -> tuple[object, object, object]:
+    async def read(self, _: str, record: DeploymentRecord | None = None) -> tuple[object, object]:
         if not self.is_readable:
             raise self.problem
-        return SimpleNamespace(), SimpleNamespace(), self.found
+        return SimpleNamespace(fingerprint=self.found, weights=None), SimpleNamespace()
 
     def loses(self, node: Any) -> None:
         self.membership.others.discard(node)
@@ -128,45 +133,43 @@ def make_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeNode:
 def test_an_orphan_is_taken_over(make_node: MakeNode) -> None:
     async def run() -> None:
         node = make_node("a")
-        node.coordination.heard(a_record(3, C))
+        node.coordination.learn(a_record(3, C))
         await asyncio.sleep(0.1)
         assert node.resumed == []
         node.loses(C)
         assert node.resumed == []
-        await asyncio.sleep(0.1)
-        assert [each.done for each in node.resumed] == [["resume"]]
+        await until(lambda: [each.done for each in node.resumed] == [["resume"]])
         await node.end()
 
-    asyncio.run(run())
+    run_in_virtual_time(run())
 
 
 def test_a_coordinator_that_comes_back_in_time_keeps_its_deployment(make_node: MakeNode) -> None:
     async def run() -> None:
         node = make_node("a")
-        node.coordination.heard(a_record(3, C))
+        node.coordination.learn(a_record(3, C))
         node.loses(C)
         node.membership.others.add(C)
         await asyncio.sleep(0.1)
         assert node.resumed == []
 
-    asyncio.run(run())
+    run_in_virtual_time(run())
 
 
 def test_a_candidate_gives_up_when_the_coordinator_is_back(make_node: MakeNode) -> None:
     async def run() -> None:
         node = make_node("a")
-        node.coordination.heard(a_record(3, C))
+        node.coordination.learn(a_record(3, C))
         node.loses(C)
-        await asyncio.sleep(0.1)
+        await until(lambda: bool(node.resumed))
         (candidate,) = node.resumed
         node.membership.others.add(C)
         node.coordination.joined(C)
-        await asyncio.sleep(0.01)
-        assert candidate.done == ["resume", "close"]
+        await until(lambda: candidate.done == ["resume", "close"])
         assert node.resumed == []
         await node.end()
 
-    asyncio.run(run())
+    run_in_virtual_time(run())
 
 
 @pytest.mark.parametrize("problem", [ModelNotFoundError("no such file"), KeyError("a defect")])
@@ -177,18 +180,17 @@ def test_one_that_cannot_take_over_tries_again(
         node = make_node("a")
         node.is_readable = False
         node.problem = problem
-        node.coordination.heard(a_record(3, C))
+        node.coordination.learn(a_record(3, C))
         node.loses(C)
         await asyncio.sleep(0.1)
         assert node.resumed == []
         node.is_readable = True
-        await asyncio.sleep(0.3)
-        assert len(node.resumed) == 1
+        await until(lambda: len(node.resumed) == 1)
 
     monkeypatch.setattr(takeover, "_AGAIN_SECONDS", 0.05)
     monkeypatch.setattr(takeover, "_REST_SECONDS", 0.02)
     monkeypatch.setattr(takeover, "_POLL_SECONDS", 0.02)
-    asyncio.run(run())
+    run_in_virtual_time(run())
 
 
 def test_one_with_other_weights_does_not_take_over(
@@ -199,30 +201,29 @@ def test_one_with_other_weights_does_not_take_over(
         deployed = ModelFingerprint(digest="d", weights="w", text="t")
         record = msgspec.structs.replace(a_record(3, C), fingerprint=deployed)
         node.found = ModelFingerprint(digest="d", weights="other", text="t")
-        node.coordination.heard(record)
+        node.coordination.learn(record)
         node.loses(C)
-        await asyncio.sleep(0.1)
+        refused = "differ from those that were deployed: different weights"
+        await until(lambda: refused in caplog.text)
         assert node.resumed == []
-        assert "not those that were deployed: other weights" in caplog.text
 
         other = msgspec.structs.replace(record, deployment=DeploymentId("other"))
         node.found = ModelFingerprint(digest="d", weights="w", text="another")
-        node.coordination.heard(other)
-        await asyncio.sleep(0.1)
-        assert len(node.resumed) == 1  # it computes; it need not answer clients
+        node.coordination.learn(other)
+        # It computes; it need not answer clients.
+        await until(lambda: len(node.resumed) == 1)
         await node.end()
 
-    asyncio.run(run())
+    run_in_virtual_time(run())
 
 
 def test_an_agent_that_was_started_anew_takes_up_what_it_coordinated(make_node: MakeNode) -> None:
     async def run() -> None:
         node = make_node("a")
-        node.coordination.heard(a_record(3, A))
-        await asyncio.sleep(0.1)
-        assert len(node.resumed) == 1
+        node.coordination.learn(a_record(3, A))
+        await until(lambda: len(node.resumed) == 1)
 
-    asyncio.run(run())
+    run_in_virtual_time(run())
 
 
 def test_one_that_may_be_a_copy_of_another_takes_nothing_up_at_once(
@@ -232,13 +233,12 @@ def test_one_that_may_be_a_copy_of_another_takes_nothing_up_at_once(
         node = make_node("a")
         monkeypatch.setattr(takeover, "NAMESAKE_SECONDS", 0.4)
         monkeypatch.setattr(takeover, "_POLL_SECONDS", 0.02)
-        node.coordination.heard(a_record(3, A))
+        node.coordination.learn(a_record(3, A))
         await asyncio.sleep(0.2)
         assert not node.resumed
-        await asyncio.sleep(0.4)
-        assert len(node.resumed) == 1
+        await until(lambda: len(node.resumed) == 1)
 
-    asyncio.run(run())
+    run_in_virtual_time(run())
 
 
 def test_an_agent_that_was_started_anew_goes_on_from_its_latest_epoch(make_node: MakeNode) -> None:
@@ -246,16 +246,15 @@ def test_an_agent_that_was_started_anew_goes_on_from_its_latest_epoch(make_node:
 
     async def run() -> None:
         node = make_node("a")
-        node.coordination.heard(a_record(3, A))
-        await asyncio.sleep(0.1)
+        node.coordination.learn(a_record(3, A))
+        await until(lambda: bool(node.resumed))
         (first,) = node.resumed
-        node.coordination.heard(a_record(4, A))
-        await asyncio.sleep(0.1)
-        assert "close" in first.done
+        node.coordination.learn(a_record(4, A))
+        await until(lambda: "close" in first.done and node.resumed not in ([], [first]))
         (second,) = node.resumed
         assert second.record.epoch.number == 4
 
-    asyncio.run(run())
+    run_in_virtual_time(run())
 
 
 def test_a_higher_epoch_ends_what_is_coordinated_here_and_a_lower_one_does_not(
@@ -265,37 +264,36 @@ def test_a_higher_epoch_ends_what_is_coordinated_here_and_a_lower_one_does_not(
         node = make_node("a")
         mine = FakeDeployment(a_record(3, A))
         node.coordination.coordinated[mine.record.deployment] = cast(Any, mine)
-        node.coordination.heard(mine.record)
-        node.coordination.heard(a_record(2, B))
+        node.coordination.learn(mine.record)
+        node.coordination.learn(a_record(2, B))
         await asyncio.sleep(0.01)
         assert mine.done == []
-        node.coordination.heard(a_record(3, B))
-        await asyncio.sleep(0.01)
-        assert mine.done == ["close"]
+        node.coordination.learn(a_record(3, B))
+        await until(lambda: mine.done == ["close"])
         assert node.resumed == []
 
-    asyncio.run(run())
+    run_in_virtual_time(run())
 
 
 def test_a_removed_deployment_is_not_revived_and_whoever_tries_is_told(make_node: MakeNode) -> None:
     async def run() -> None:
         node = make_node("a")
-        node.coordination.heard(a_record(3, C, state=DeploymentState.REMOVED))
-        node.coordination.heard(a_record(9, B))
+        node.coordination.learn(a_record(3, C, state=DeploymentState.REMOVED))
+        node.coordination.learn(a_record(9, B))
         await asyncio.sleep(0.01)
         assert node.coordination.registry.live() == ()
         (told,) = [call for call in node.membership.calls if call[1] == "deployment.put"]
         assert told[0] == B
         assert decode(told[2], DeploymentRecord).state is DeploymentState.REMOVED
 
-    asyncio.run(run())
+    run_in_virtual_time(run())
 
 
 def test_what_nobody_coordinates_can_be_undeployed(make_node: MakeNode) -> None:
     async def run() -> None:
         node = make_node("a")
         node.is_readable = False
-        node.coordination.heard(a_record(3, C))
+        node.coordination.learn(a_record(3, C))
         node.loses(C)
         await node.coordination.undeploy("demo")
         await asyncio.sleep(0.01)
@@ -303,7 +301,7 @@ def test_what_nobody_coordinates_can_be_undeployed(make_node: MakeNode) -> None:
         assert node.membership.called("deployment.put") == [B]
         await node.end()
 
-    asyncio.run(run())
+    run_in_virtual_time(run())
 
 
 @pytest.mark.parametrize(
@@ -321,10 +319,10 @@ def test_a_node_that_joins_is_told_by_the_coordinator_or_in_its_stead(
         node.coordination.is_draining = True  # it takes nothing over
         node.membership.others = others
         record = msgspec.structs.replace(a_record(3, C), epoch=a_record(3, coordinator).epoch)
-        node.coordination.heard(record)
+        node.coordination.learn(record)
         node.coordination.joined(C)
         await asyncio.sleep(0.01)
         assert node.membership.called("deployment.put") == ([C] if tells else [])
         await node.end()
 
-    asyncio.run(run())
+    run_in_virtual_time(run())

@@ -14,6 +14,7 @@ print(raise_descriptor_limit(most), *resource.getrlimit(resource.RLIMIT_NOFILE))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("soft", "hard", "most", "expected"),
     [

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from support.hardware import report
+from support.machines.hardware import report
+from support.processes.waiting import until
 
 from potluck.cluster.agent import hardware
 from potluck.cluster.agent.hardware import Hardware
@@ -30,7 +31,7 @@ def hear(monkeypatch: pytest.MonkeyPatch, *trials: Trial) -> None:
     async def start() -> None:
         monkeypatch.setattr(hardware, "probe_node", probe)
         options = ProbeOptions(backends=(), num_threads=1)
-        await Hardware.start(options, ProbeCache(None), layers=())
+        await Hardware.start(options, ProbeCache(None), detectors=())
         await asyncio.sleep(0.01)
 
     asyncio.run(start())
@@ -74,17 +75,15 @@ def test_what_is_pending_is_probed_again_until_it_is_known(
         monkeypatch.setattr(hardware, "probe_node", probe)
         monkeypatch.setattr(hardware, "_PAUSES_SECONDS", (0.0, 0.01, 60.0))
         started = await Hardware.start(
-            ProbeOptions(backends=(), num_threads=1), ProbeCache(None), layers=()
+            ProbeOptions(backends=(), num_threads=1), ProbeCache(None), detectors=()
         )
         assert started.report.trials == (pending,)
-        async with asyncio.timeout(10):
-            while started.report.trials != (WORKS,):
-                await asyncio.sleep(0.01)
+        await until(lambda: started.report.trials == (WORKS,))
         return started.report
 
     assert asyncio.run(start()).pending == ()
     assert found == []
-    assert caplog.messages == ["cpu/native is not tested yet: it runs"]
+    assert caplog.messages == ["cpu/native has not been tested yet: it runs"]
 
 
 @pytest.mark.parametrize("has_reported", [True, False])
@@ -99,10 +98,9 @@ def test_a_probe_that_fails_leaves_nobody_waiting(
     async def start() -> ProbeReport:
         monkeypatch.setattr(hardware, "probe_node", probe)
         options = ProbeOptions(backends=(), num_threads=1)
-        async with asyncio.timeout(5):
-            started = await Hardware.start(options, ProbeCache(None), layers=())
-            while "the probe has failed" not in caplog.text:
-                await asyncio.sleep(0.005)
+        async with asyncio.timeout(20):
+            started = await Hardware.start(options, ProbeCache(None), detectors=())
+        await until(lambda: "the probe failed" in caplog.text)
         return started.report
 
     if has_reported:

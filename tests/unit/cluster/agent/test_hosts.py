@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 import pytest
+from support.virtual_time.run import run_in_virtual_time
 
 from potluck.cluster.agent import hosts
 from potluck.cluster.agent.hosts import HostAnswer, OwnHost, ask_hosts
@@ -49,7 +50,7 @@ async def gathered(membership: Played) -> list[HostAnswer]:
 def test_every_node_answers_or_has_a_problem() -> None:
     lost = NodeLostError(LEAVES, "it left")
     membership = Played({OWN: b'{"own": 1}', ANSWERS: b"\xff", LEAVES: lost})
-    answers = asyncio.run(gathered(membership))
+    answers = run_in_virtual_time(gathered(membership))
     assert sorted(answers, key=lambda each: each.node_id) == [
         HostAnswer(node_id=OWN, description='{"own": 1}'),
         HostAnswer(node_id=ANSWERS, description="\ufffd"),
@@ -59,7 +60,7 @@ def test_every_node_answers_or_has_a_problem() -> None:
 
 def test_a_large_cluster_is_not_asked_all_at_once() -> None:
     membership = Played({NodeId(f"{number:016x}"): b"{}" for number in range(100)} | {OWN: b"{}"})
-    assert len(asyncio.run(gathered(membership))) == 101
+    assert len(run_in_virtual_time(gathered(membership))) == 101
     assert 1 < membership.most_running <= 16
 
 
@@ -73,7 +74,7 @@ def test_who_stops_listening_stops_the_asking() -> None:
         assert membership.most_running <= 16
         assert len(asyncio.all_tasks()) == 1
 
-    asyncio.run(run())
+    run_in_virtual_time(run())
 
 
 def test_a_description_is_made_once_for_all_who_ask_meanwhile(
@@ -97,7 +98,7 @@ def test_a_description_is_made_once_for_all_who_ask_meanwhile(
         assert await asyncio.gather(*others) == [b"first"] * 3
         assert await own.description() == b"second"
 
-    asyncio.run(run())
+    run_in_virtual_time(run())
     assert made == ["first", "second"]
 
 
@@ -118,4 +119,4 @@ def test_a_description_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch
             await own.description()
         assert await own.description() == b"sound"
 
-    asyncio.run(run())
+    run_in_virtual_time(run())

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from support.edges import credentials
-from support.members import until
+from support.cluster.edges import credentials
+from support.processes.waiting import done_within, until
 
 from potluck.cluster.agent.links import Links
 from potluck.cluster.background import Background
@@ -84,7 +84,10 @@ class Clock:
 
 @contextlib.asynccontextmanager
 async def links_of(
-    network: Network, number: int, clock: Callable[[], float] = time.monotonic, **others: Any
+    network: Network,
+    number: int,
+    clock: Callable[[], float] = time.monotonic,
+    connect_seconds: float = 5.0,
 ) -> AsyncIterator[Links]:
     """The links of a node, which runs until the block ends."""
     member = Member(network, node(number))
@@ -96,8 +99,7 @@ async def links_of(
         spawn=background.spawn,
         clock=clock,
         draws=random.Random(number),
-        connect_seconds=0.4,
-        **others,
+        connect_seconds=connect_seconds,
     )
     table = MethodTable()
     links.register(table)
@@ -119,6 +121,7 @@ def num_descriptors() -> int:
     return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
+@pytest.mark.slow
 def test_both_nodes_have_figures_after_one_measurement() -> None:
     async def run() -> None:
         network = Network()
@@ -126,16 +129,15 @@ def test_both_nodes_have_figures_after_one_measurement() -> None:
             for links, peer in ((one, 2), (other, 1)):
                 assert links.speeds() == ()
                 links.joined(node(peer))
-            began = time.monotonic()
-            first, second = await asyncio.gather(one.settled(), other.settled())
-            assert time.monotonic() - began < 1
+            with done_within(5):
+                first, second = await asyncio.gather(one.settled(), other.settled())
             for speeds, peer in ((first, 2), (second, 1)):
                 (speed,) = speeds
                 assert speed.node_id == node(peer)
-                assert 1e-6 < speed.latency_seconds < 0.02
+                assert 1e-6 < speed.latency_seconds < 0.2
                 assert 5e6 < speed.bytes_per_second < 1e11
                 assert speed.num_samples == 1
-                assert 0 <= speed.age_seconds < 1
+                assert 0 <= speed.age_seconds < 60
             await asyncio.sleep(0.3)
             assert len(network.calls) == 1
             assert measuring_threads() == 0
@@ -143,6 +145,37 @@ def test_both_nodes_have_figures_after_one_measurement() -> None:
     asyncio.run(run())
 
 
+@pytest.mark.slow
+def test_a_node_that_is_busy_is_tried_until_it_is_known_whether_it_can_be_reached(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Node 0 begins the measurement; node 1 then tries to connect to it."""
+    monkeypatch.setattr("potluck.cluster.agent.links._CHECK_SECONDS", (0.001, 0.002))
+    num_refused = 8
+
+    async def run() -> None:
+        network = Network()
+        async with links_of(network, 0) as first, links_of(network, 1) as second:
+            is_occupied, asked = first._is_occupied, []
+
+            def is_busy(request: ListenForLink) -> bool:
+                if request.is_check:
+                    asked.append(request)
+                return is_occupied(request) or (request.is_check and len(asked) <= num_refused)
+
+            monkeypatch.setattr(first, "_is_occupied", is_busy)
+            first.joined(node(1))
+            second.joined(node(0))
+            await until(lambda: len(asked) > num_refused)
+            await until(lambda: node(0) in second._reached)
+            assert second.unreachable() == ()
+            await asyncio.sleep(0.3)
+            assert len(asked) == num_refused + 1, "it is not tried again"
+
+    asyncio.run(run())
+
+
+@pytest.mark.slow
 def test_links_are_measured_again_when_they_are_old() -> None:
     async def run() -> None:
         network, clock = Network(), Clock()
@@ -159,11 +192,12 @@ def test_links_are_measured_again_when_they_are_old() -> None:
             one.left(node(9))
             other.left(node(9))
             await until(lambda: one.speeds()[0].num_samples == 2, within=5)
-            assert one.speeds()[0].age_seconds < 5
+            assert one.speeds()[0].age_seconds < 100
 
     asyncio.run(run())
 
 
+@pytest.mark.slow
 def test_an_edge_in_use_corrects_a_link_that_was_measured() -> None:
     async def run() -> None:
         network = Network()
@@ -188,6 +222,7 @@ def test_an_edge_in_use_corrects_a_link_that_was_measured() -> None:
     asyncio.run(run())
 
 
+@pytest.mark.slow
 def test_figures_of_a_node_that_left_are_kept_and_not_shown() -> None:
     async def run() -> None:
         network = Network()
@@ -237,6 +272,7 @@ def no_address(caller: NodeId, payload: bytes) -> bytes:
     return encode(LinkListening(host="localhost", port=1, budget_seconds=1.0))
 
 
+@pytest.mark.slow
 def test_peers_that_cannot_be_measured_leave_nothing_behind(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -249,7 +285,7 @@ def test_peers_that_cannot_be_measured_leave_nothing_behind(
         ways = (mute.answer, nobody_there, no_method, no_answer, no_address)
         for number, answer in enumerate(ways, start=2):
             network.played[node(number)] = answer
-        async with links_of(network, 1, clock) as one:
+        async with links_of(network, 1, clock, connect_seconds=0.4) as one:
             for number in range(len(ways)):
                 one.joined(node(2 + number))
             for attempt in range(1, 5):
@@ -268,15 +304,18 @@ def test_peers_that_cannot_be_measured_leave_nothing_behind(
 
     with caplog.at_level(logging.DEBUG, logger="potluck"):
         asyncio.run(run())
-    assert {each.levelname for each in lines()} == {"DEBUG"}
-    assert 20 <= len(lines()) <= 30
+    warnings = [each.getMessage() for each in lines() if each.levelno > logging.DEBUG]
+    assert len(warnings) == len(set(warnings)) == 2  # of the two that cannot be connected to
+    assert all("cannot connect to node" in each for each in warnings)
+    assert 20 <= len(lines()) <= 32
 
 
+@pytest.mark.slow
 def test_a_peer_that_asks_and_never_connects_leaves_nothing_behind() -> None:
     async def run() -> None:
         network = Network()
         network.played[node(2)] = no_method
-        async with links_of(network, 1):
+        async with links_of(network, 1, connect_seconds=1.0):
             member = Member(network, node(2))
             request = encode(ListenForLink(number=1, budget_seconds=0.3))
             before = num_descriptors()
@@ -292,23 +331,25 @@ def test_a_peer_that_asks_and_never_connects_leaves_nothing_behind() -> None:
     asyncio.run(run())
 
 
+@pytest.mark.slow
 def test_a_measurement_ends_with_the_node_and_with_the_agent() -> None:
     async def run(*, leaves: bool) -> None:
         network, mute = Network(), Mute()
         network.played[node(2)] = mute.answer
-        async with links_of(network, 1) as one:
+        async with links_of(network, 1, connect_seconds=1.0) as one:
             one.joined(node(2))
             await until(lambda: measuring_threads() == 1, within=5)
             if leaves:
                 one.left(node(2))
         # It connects, which cannot be interrupted, but is over soon.
-        await until(lambda: measuring_threads() == 0, within=1)
+        await until(lambda: measuring_threads() == 0, within=2)
         mute.server.close()
 
     asyncio.run(run(leaves=True))
     asyncio.run(run(leaves=False))
 
 
+@pytest.mark.slow
 def test_a_node_without_a_budget_neither_begins_nor_listens() -> None:
     async def run() -> None:
         network, clock = Network(), Clock()
@@ -332,8 +373,9 @@ def test_a_node_without_a_budget_neither_begins_nor_listens() -> None:
     asyncio.run(run())
 
 
+@pytest.mark.slow
 def test_many_nodes_that_meet_are_measured_within_seconds_and_cost_little() -> None:
-    num_peers = 20
+    num_peers = 8
 
     async def run() -> None:
         network = Network()

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 
-from support.agents import eventually
+from support.processes.waiting import eventually
 
 from potluck.cluster.agent.load_watch import Activity, LoadWatch, process_activity
 
@@ -30,12 +30,12 @@ class Played:
 
     def looks(self, seconds: float) -> str:
         self.now += seconds
-        return self.watch.look()
+        return self.watch.check()
 
 
 def test_one_that_does_nothing_has_stalled_after_the_bound_and_no_sooner() -> None:
     played = Played()
-    assert played.watch.look_seconds == 0.5
+    assert played.watch.check_seconds == 0.5
     assert not any(played.looks(1.0) for _ in range(7))
     assert played.looks(1.0) == "its worker made no progress for 8 s while it loaded"
 
@@ -64,7 +64,7 @@ def test_whatever_moves_counts_as_progress() -> None:
     for step in range(20):
         played.activity = (1.0 + step, 2.0) if step % 2 else (played.activity[0], 3.0 + step)
         assert not played.looks(7.0)
-    played.watch.heard()
+    played.watch.progressed()
     assert not played.looks(7.9)
     assert played.looks(0.1)
 

@@ -10,7 +10,8 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from support import hardware
+from support.machines import hardware
+from support.virtual_time.run import run_in_virtual_time
 
 from potluck.cluster.agent import measured_speeds
 from potluck.cluster.agent.hosted_stage import HostedStage
@@ -20,6 +21,7 @@ from potluck.cluster.worker.messages import Stats
 from potluck.engines.backends import BACKENDS
 from potluck.types.hardware import Trial
 from potluck.types.node import CPU_UNIT
+from potluck.types.program import GroupPart
 from potluck.types.speed import StepTime
 
 TIME = StepTime(
@@ -53,10 +55,10 @@ def speeds(folder: Path, clock: Clock, *, isa: str | None = None) -> MeasuredSpe
     return MeasuredSpeeds(folder / "step-times.json", units(isa), num_threads=1, clock=clock)
 
 
-def stage(model_shape: str = "shape") -> HostedStage:
+def stage(model_shape: str = "shape", part: GroupPart | None = None) -> HostedStage:
     return HostedStage(
         worker=cast(Any, None),
-        asked=cast(Any, SimpleNamespace(unit_id=CPU_UNIT)),
+        requested=cast(Any, SimpleNamespace(unit_id=CPU_UNIT, part=part)),
         loaded=cast(Any, SimpleNamespace(model_shape=model_shape)),
     )
 
@@ -76,7 +78,7 @@ def says(*times: StepTime) -> Stats:
 def test_what_was_measured_is_known_after_a_restart(tmp_path: Path) -> None:
     clock = Clock()
     first = speeds(tmp_path, clock)
-    first.took(stage(), says(TIME))
+    first.record(stage(), says(TIME))
     assert first.of("shape") == {CPU_UNIT: (TIME,)}
     first.close()
     file = tmp_path / "step-times.json"
@@ -90,12 +92,18 @@ def test_what_was_measured_is_known_after_a_restart(tmp_path: Path) -> None:
     assert file.stat().st_mtime_ns == written, "nothing is new"
 
 
+def test_what_a_member_of_a_group_measures_says_nothing_of_the_unit(tmp_path: Path) -> None:
+    known = speeds(tmp_path, Clock())
+    known.record(stage(part=GroupPart(member=0, shares=(1, 1))), says(TIME))
+    assert known.of("shape") == {}
+
+
 def test_another_instruction_set_or_fewer_cores_are_other_conditions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()
     first = speeds(tmp_path, clock)
-    first.took(stage(), says(TIME))
+    first.record(stage(), says(TIME))
     first.close()
     assert speeds(tmp_path, clock).of("shape")
     assert not speeds(tmp_path, clock, isa="scalar").of("shape")
@@ -107,16 +115,16 @@ def test_another_instruction_set_or_fewer_cores_are_other_conditions(
 def test_a_measurement_is_taken_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock, hosted = Clock(), stage()
     known = speeds(tmp_path, clock)
-    known.took(hosted, says(TIME))
+    known.record(hosted, says(TIME))
     # Without new steps its time only grows older; under other conditions it was not measured.
     throttled = SimpleNamespace(core_seconds_per_second=0.1)
     monkeypatch.setattr(measured_speeds, "own_usable_cores", lambda: throttled)
     clock.now += 10
-    known.took(hosted, says(dataclasses.replace(TIME, age_seconds=11.0)))
+    known.record(hosted, says(dataclasses.replace(TIME, age_seconds=11.0)))
     assert known.of("shape") == {}
-    known.took(hosted, says(dataclasses.replace(TIME, seconds=0.1, age_seconds=-0.0)))
+    known.record(hosted, says(dataclasses.replace(TIME, seconds=0.1, age_seconds=-0.0)))
     clock.now += 1
-    known.took(hosted, says(dataclasses.replace(TIME, seconds=0.1, age_seconds=0.1)))
+    known.record(hosted, says(dataclasses.replace(TIME, seconds=0.1, age_seconds=0.1)))
     assert [each.seconds for each in known.of("shape")[CPU_UNIT]] == [0.1]
 
 
@@ -133,8 +141,8 @@ def test_a_file_that_makes_no_sense_costs_one_line_and_is_replaced(
         file.write_bytes(content)
     known = speeds(tmp_path, Clock())
     assert len(caplog.records) == 1
-    assert "step-times.json is ignored: " in caplog.text
-    known.took(stage(), says(TIME))
+    assert "step-times.json: " in caplog.text
+    known.record(stage(), says(TIME))
     known.close()
     assert len(caplog.records) == 1
     assert speeds(tmp_path, Clock()).of("shape")
@@ -144,10 +152,11 @@ def test_a_file_that_cannot_be_written_costs_one_line(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     known = speeds(tmp_path / "gone", Clock())
-    known.took(stage(), says(TIME))
+    known.record(stage(), says(TIME))
     known.close()
     assert len(caplog.records) == 1
-    assert "cannot be written: No such file or directory" in caplog.text
+    assert "cannot write " in caplog.text
+    assert "No such file or directory" in caplog.text
 
 
 def test_a_worker_that_says_nonsense_costs_one_line(
@@ -159,13 +168,13 @@ def test_a_worker_that_says_nonsense_costs_one_line(
     wrong = dataclasses.replace(TIME, seconds=-1.0)
     for _ in range(5):
         clock.now += 10
-        known.took(hosted, says(wrong, wrong, TIME))
+        known.record(hosted, says(wrong, wrong, TIME))
     assert [each.message for each in caplog.records] == [
-        "2 step times of the worker of cpu/native make no sense, and are ignored"
+        "ignored 2 implausible step times from the worker of cpu/native"
     ]
     assert known.of("shape") == {CPU_UNIT: (TIME,)}
-    known.took(stage(""), says(TIME))
-    known.took(stage("other"), says())
+    known.record(stage(""), says(TIME))
+    known.record(stage("other"), says())
     assert known.of("") == known.of("other") == {}
 
 
@@ -181,7 +190,7 @@ def test_workers_are_asked_again_and_again_and_the_file_is_written_while_they_se
         nonlocal num_asked
         num_asked += 1
         clock.now += 10
-        known.took(hosted, says(TIME))
+        known.record(hosted, says(TIME))
 
     async def run() -> None:
         running = asyncio.ensure_future(known.run(collect))
@@ -191,5 +200,5 @@ def test_workers_are_asked_again_and_again_and_the_file_is_written_while_they_se
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
 
-    asyncio.run(run())
+    run_in_virtual_time(run())
     assert speeds(tmp_path, clock).of("shape")

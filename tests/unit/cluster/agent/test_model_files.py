@@ -8,14 +8,16 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from support.cluster_calls import a_record
+from support.cluster.calls import a_record
+from support.cluster.content_files import ContentFolder
 
-from potluck.catalog import describe_model
+from potluck.catalog import ManifestView, describe_model, describe_view, manifest_digest
 from potluck.catalog.locate import DEMO_DIRECTORY
 from potluck.cluster.agent import model_files as module
 from potluck.cluster.agent.model_files import Fingerprints
 from potluck.cluster.calls import DeploymentRecord, ModelFingerprint
 from potluck.errors import EngineError
+from potluck.types.content import FileContent, HubOrigin, Manifest, ManifestFile
 
 
 @pytest.fixture
@@ -44,7 +46,7 @@ def test_copies_are_the_same_and_other_weights_are_not(demo: Path) -> None:
     overwrite_weights(demo)
     other = fingerprint(demo)
     assert other.digest == own.digest
-    assert own.difference(other) == "other weights"
+    assert own.difference(other) == "different weights"
     assert own.difference(own) == ""
     shaped = msgspec.structs.replace(own, digest="another")
     assert "configuration" in own.difference(shaped)
@@ -66,7 +68,7 @@ def test_files_are_read_once_until_they_change(demo: Path, monkeypatch: pytest.M
     assert prints.of(describe_model(str(demo))) == first
     assert sorted(read) == ["sample_weights", "text_digest"]
     overwrite_weights(demo)
-    assert first.difference(prints.of(describe_model(str(demo)))) == "other weights"
+    assert first.difference(prints.of(describe_model(str(demo)))) == "different weights"
     assert sorted(read) == ["sample_weights", "sample_weights", "text_digest"]
     (demo / "chat_template.jinja").write_text("{{ 1 }}")
     assert prints.of(describe_model(str(demo))).text != first.text
@@ -86,13 +88,56 @@ def test_another_tokenizer_must_not_answer(demo: Path) -> None:
     assert prints.text_problem(record) == ""
     with (demo / "tokenizer_config.json").open("a") as file:
         file.write("\n")
-    with pytest.raises(EngineError, match="not those of the node that it was deployed from"):
+    with pytest.raises(EngineError, match="differ from those of the node that deployed it"):
         prints.check_text(record)
     assert "tokenizer" in prints.text_problem(record)
     shutil.rmtree(demo)
-    assert "there is no model at" in prints.text_problem(record)
+    assert "no model found at" in prints.text_problem(record)
 
 
 def test_of_the_hub_the_commit_is_compared(demo: Path) -> None:
     record = msgspec.structs.replace(of_model(demo), model="org/name@0123")
     assert Fingerprints().text_problem(record) == ""
+
+
+def test_files_known_by_their_content_need_no_sample(tmp_path: Path) -> None:
+    folder = ContentFolder()
+    manifest = folder.add_model("demo")
+    origin = HubOrigin(repo_id="org/name", commit="a" * 40)
+    assert manifest.files[-1].name == "tokenizer_config.json"
+    other = msgspec.structs.replace(manifest, files=manifest.files[:-1])
+
+    def digest_of(files: Manifest) -> str:
+        folder.reads.clear()
+        view = ManifestView(files, folder, name="m", environ={"XDG_CACHE_HOME": str(tmp_path)})
+        found = Fingerprints().of(describe_view(view))
+        assert (found.weights, found.text) == ("", "")
+        return found.digest
+
+    assert digest_of(manifest) == f"manifest {manifest_digest(manifest)}"
+    assert digest_of(msgspec.structs.replace(manifest, hub=origin)) == f"org/name@{'a' * 40}"
+    assert not folder.reads
+    assert digest_of(other) != digest_of(manifest)
+
+
+def test_the_main_file_of_a_hub_model_is_in_its_fingerprint() -> None:
+    """As in that of a node which reads it from the hub."""
+    content = FileContent(sha256="a" * 64, num_bytes=1)
+    manifest = Manifest(
+        kind="gguf",
+        files=(ManifestFile(name="q4/x.gguf", content=content),),
+        main="q4/x.gguf",
+        hub=HubOrigin(repo_id="org/name", commit="b" * 40),
+    )
+    assert module.manifest_fingerprint(manifest).digest == f"org/name@{'b' * 40}:q4/x.gguf"
+
+
+def test_a_node_that_can_get_files_answers_without_having_any(demo: Path) -> None:
+    manifest = ContentFolder().add_model("demo")
+    own = fingerprint(demo)
+    record = msgspec.structs.replace(a_record(), model=str(demo / "gone"), fingerprint=own)
+    by_content = msgspec.structs.replace(record, manifest=manifest)
+    fingerprints = Fingerprints()
+    assert "no model found at" in fingerprints.text_problem(record, can_get=True)
+    assert "no model found at" in fingerprints.text_problem(by_content)
+    assert fingerprints.text_problem(by_content, can_get=True) == ""

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from support.recurrent_configs import MAMBA, hybrid_config
+from support.models.recurrent_configs import MAMBA, hybrid_config
 
 from potluck.catalog import ModelDescription, describe_model
 from potluck.cluster.agent.new_deployment import new_record
@@ -16,9 +16,9 @@ from potluck.cluster.coordinator.planning import size_of
 from potluck.cluster.coordinator.starting import stage_spec
 from potluck.errors import ParameterError
 from potluck.placement.keeping import is_of_size
+from potluck.types.choices import Objective
 from potluck.types.cluster import NodeId, UnitId
 from potluck.types.memory import MemoryPlan
-from potluck.types.placement import Objective
 
 DEMO = describe_model("demo")
 HYBRID = replace(DEMO, config=hybrid_config(MAMBA))
@@ -43,7 +43,7 @@ def test_what_is_asked_for_is_taken_before_the_default_of_the_settings() -> None
 def test_a_model_without_state_has_none_whatever_the_settings_say() -> None:
     assert record(DEMO).num_states == 0
     assert record(DEMO, default_states=9).num_states == 0
-    with pytest.raises(ParameterError, match="keep keys and values only"):
+    with pytest.raises(ParameterError, match="have no state slots"):
         record(DEMO, num_states=9)
 
 

@@ -6,27 +6,26 @@ import dataclasses
 import math
 
 import pytest
-from support import hardware
+from support.machines import hardware
 
 from potluck.cluster.agent import node
 from potluck.cluster.agent.node import NodeFacts, StageMemory, report
 from potluck.cluster.agent.units import NodeUnits, UnitChoice
 from potluck.engines.backends import BACKENDS
-from potluck.probe.cores import UsableCores
-from potluck.probe.system import System
+from potluck.probe.machine.cores import UsableCores
+from potluck.probe.machine.system import System
 from potluck.types.cluster import NodeId, UnitId
 from potluck.types.hardware import (
+    DetectorReport,
     DeviceMemory,
     Figure,
     Figures,
-    LayerReport,
-    MemoryFacts,
     Origin,
     ProbeReport,
     Rates,
     Trial,
 )
-from potluck.types.memory import MemoryLimit
+from potluck.types.memory import MemoryFacts, MemoryLimit
 from potluck.types.node import CPU_UNIT, NodeReport
 from potluck.types.unit import Role
 
@@ -88,10 +87,10 @@ def test_units_are_what_works_and_the_cpu_whatever_it_is_like(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(node, "memory_facts", eight_free)
-    board = LayerReport(
-        layer="mali", devices=(dataclasses.replace(hardware.device("soc"), memory=SHARED),)
+    board = DetectorReport(
+        detector="mali", devices=(dataclasses.replace(hardware.device("soc"), memory=SHARED),)
     )
-    cards = LayerReport(layer="pci", devices=(hardware.device("one"), hardware.device("two")))
+    cards = DetectorReport(detector="pci", devices=(hardware.device("one"), hardware.device("two")))
     trials = (
         Trial(device_id="cpu", backend="native", works=False, reason="wrong numbers"),
         Trial(device_id="soc", backend="b", works=True),
@@ -117,7 +116,7 @@ def test_stages_on_a_card_take_of_its_memory_what_was_planned(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(node, "memory_facts", eight_free)
-    cards = LayerReport(layer="pci", devices=(hardware.device("one"), hardware.device("two")))
+    cards = DetectorReport(detector="pci", devices=(hardware.device("one"), hardware.device("two")))
     trials = tuple(Trial(device_id=name, backend="b", works=True) for name in ("one", "two"))
     stages = StageMemory(planned_bytes=GIB, device_bytes={UnitId("one/b"): 5 * GIB})
     said = said_of(FACTS, hardware.report(cards, trials=trials), stages)
@@ -132,7 +131,7 @@ def test_stages_on_a_card_take_of_its_memory_what_was_planned(
 
 def test_a_node_whose_cpu_fails_serves_with_what_works(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node, "memory_facts", eight_free)
-    card = LayerReport(layer="pci", devices=(hardware.device("one"),))
+    card = DetectorReport(detector="pci", devices=(hardware.device("one"),))
     measured = Figure(value=40.0, origin=Origin.MEASURED, source="by hand")
     trials = (
         Trial(device_id="cpu", backend="native", works=False, reason="wrong numbers"),
@@ -178,7 +177,7 @@ def test_cores_are_told_where_threads_get_less_than_a_core_each(
     gpu = Trial(device_id="gpu", backend="tinygrad:CL", works=True)
     cpu = Trial(device_id="cpu", backend="native", works=True, variants=("scalar",))
     probed = hardware.report(
-        LayerReport(layer="gpu", devices=(hardware.device("gpu"),)), trials=(cpu, gpu)
+        DetectorReport(detector="gpu", devices=(hardware.device("gpu"),)), trials=(cpu, gpu)
     )
     facts = dataclasses.replace(FACTS, num_threads=num_threads)
     units = {unit.unit_id: unit for unit in said_of(facts, probed).units}
@@ -203,7 +202,7 @@ def test_figures_are_those_of_the_trial_and_of_the_device_where_it_has_none() ->
         figures=Figures(read_bytes_per_second=measured, fast_bf16_operations_per_second=fast),
     )
     cpu = Trial(device_id="cpu", backend="native", works=True, variants=("scalar",))
-    probed = hardware.report(LayerReport(layer="gpu", devices=(gpu,)), trials=(cpu, trial))
+    probed = hardware.report(DetectorReport(detector="gpu", devices=(gpu,)), trials=(cpu, trial))
     figures = {unit.unit_id: unit.figures for unit in said_of(FACTS, probed).units}
     of_gpu = figures[UnitId("gpu/tinygrad:CL")]
     assert of_gpu.read_bytes_per_second == measured

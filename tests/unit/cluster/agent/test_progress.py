@@ -41,7 +41,7 @@ def test_tokens_are_taken_once_and_in_order() -> None:
     assert not progress.take(token(3))
     assert not progress.take(token(2))
     assert progress.take(token(4))
-    with pytest.raises(GapError, match="position 6 came before the one at 5"):
+    with pytest.raises(GapError, match="position 6 arrived before the one at 5"):
         progress.take(token(6))
     assert progress.continuation == Continuation(output_tokens=(103, 104))
     assert not progress.is_finished

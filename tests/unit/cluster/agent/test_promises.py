@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from support.cluster_calls import A, B, C, a_record
+from support.cluster.calls import A, B, C, a_record
 
 from potluck.cluster.agent import promises as module
 from potluck.cluster.agent.promises import Promises

@@ -152,6 +152,7 @@ def test_what_no_stage_can_have_measured_is_left_out(changes: dict[str, Any]) ->
     assert known.encode(NOW) == SpeedRecords("1").encode(NOW)
 
 
+@pytest.mark.slow
 def test_the_file_is_bounded_and_the_latest_is_kept() -> None:
     known = SpeedRecords("1")
     for shape in range(2 * MAX_RECORDS):

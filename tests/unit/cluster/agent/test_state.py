@@ -64,9 +64,9 @@ def test_what_is_in_a_files_place_is_named(tmp_path: Path, name: str, kind: str)
 
 def test_an_empty_secret_says_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "secret").touch()
-    with pytest.raises(UsageError, match="does not hold a sound secret") as caught:
+    with pytest.raises(UsageError, match="does not contain a valid secret") as caught:
         StateDirectory(tmp_path).own_secret()
-    assert "remove it" in caught.value.hint
+    assert "delete it" in caught.value.hint
 
 
 @pytest.mark.parametrize("which", ["", "workers", "tls"])

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from support.cluster_calls import A, B, C
+from support.cluster.calls import A, B, C
 
 from potluck.cluster.agent.succession import AT_WORK_SECONDS, TURN_SECONDS, Decision, Vacancy
-from potluck.cluster.calls import Outlook, Standing
+from potluck.cluster.calls import CoordinatorView, TakeoverReadiness
 from potluck.types.cluster import NodeId
 
 D = NodeId("d" * 16)
 
 
-def says(standing: Standing = Standing.CANDIDATE, *, sees: bool = False) -> Outlook:
-    return Outlook(sees_coordinator=sees, standing=standing)
+def says(
+    readiness: TakeoverReadiness = TakeoverReadiness.CANDIDATE, *, sees: bool = False
+) -> CoordinatorView:
+    return CoordinatorView(sees_coordinator=sees, readiness=readiness)
 
 
 def test_the_first_candidate_goes_at_once_and_others_after_those_before_them() -> None:
@@ -28,12 +30,12 @@ def test_the_first_candidate_goes_at_once_and_others_after_those_before_them() -
 
 
 def test_nobody_waits_for_those_that_cannot_or_do_not_answer() -> None:
-    _, decision = Vacancy().decide(C, {A: says(Standing.UNABLE), D: says()}, 100.0)
+    _, decision = Vacancy().decide(C, {A: says(TakeoverReadiness.UNABLE), D: says()}, 100.0)
     assert decision is Decision.TAKE_OVER
 
 
 def test_one_that_is_at_it_is_left_alone_for_a_while_whatever_its_id() -> None:
-    at_work = {B: says(Standing.AT_WORK)}
+    at_work = {B: says(TakeoverReadiness.AT_WORK)}
     vacancy, decision = Vacancy().decide(A, at_work, 100.0)
     assert decision is Decision.WAIT
     _, decision = vacancy.decide(A, at_work, 100.0 + AT_WORK_SECONDS - 0.01)

@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 import pytest
-from support.cluster_calls import A, a_record
-from support.played_cluster import MINORITY_SECONDS, PlayedCluster
+from support.cluster.calls import A, a_record
+from support.cluster.played_cluster import MINORITY_SECONDS, PlayedCluster
+from support.virtual_time.run import run_in_virtual_time
 
 from potluck.types.cluster import Epoch
 
@@ -24,7 +25,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Body], None]:
             finally:
                 await cluster.end()
 
-        asyncio.run(with_cluster())
+        run_in_virtual_time(with_cluster())
 
     return start
 

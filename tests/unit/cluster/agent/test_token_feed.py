@@ -8,6 +8,7 @@ from contextlib import aclosing
 from dataclasses import replace
 
 import pytest
+from support.virtual_time.run import run_in_virtual_time
 
 from potluck.cluster.agent import token_feed as module
 from potluck.cluster.agent.token_feed import TokenFeed, in_parts, updates_of
@@ -53,7 +54,7 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
         async with asyncio.timeout(10):
             await test()
 
-    asyncio.run(bounded())
+    run_in_virtual_time(bounded())
 
 
 def test_what_a_step_gives_all_sequences_is_one_part() -> None:

@@ -32,8 +32,8 @@ def test_a_fault_takes_a_unit_out_until_its_test_passes_a_minute_later() -> None
 def test_when_the_next_test_is_due() -> None:
     health = UnitHealth().failed(GPU, HUNG, 0.0).failed(OTHER, HUNG, 10.0)
     assert health.next_test_at() == 60.0
-    assert health.next_test_at(besides=(GPU,)) == 70.0
-    assert health.next_test_at(besides=(GPU, OTHER)) is None
+    assert health.next_test_at(excluding=(GPU,)) == 70.0
+    assert health.next_test_at(excluding=(GPU, OTHER)) is None
 
 
 def test_tests_that_fail_come_at_longer_and_longer_times() -> None:
@@ -66,7 +66,7 @@ def test_the_third_fault_within_an_hour_keeps_it_out() -> None:
     )
     later = health.failed(GPU, HUNG, 3601.0)
     assert not later.outages[GPU].stays_out
-    again = third.forgiven(GPU).failed(GPU, HUNG, 4000.0)
+    again = third.restored(GPU).failed(GPU, HUNG, 4000.0)
     assert again.outages[GPU].num_faults == 1
 
 

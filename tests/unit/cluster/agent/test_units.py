@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support import hardware
+from support.machines import hardware
 
 from potluck.cluster.agent.units import NodeUnits, UnitChoice
 from potluck.engines.backends import BACKENDS

@@ -5,17 +5,21 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from support.orphans import LIKE_A_WORKER, SLEEP, Orphan
+from support.processes.orphans import LIKE_A_WORKER, SLEEP, Orphan
+from support.processes.waiting import eventually
 
-from potluck.cluster.agent.worker_notes import ProcessFacts, WorkerNotes, process_facts
-from potluck.cluster.agent.worker_process import WORKER_MODULE
+from potluck.cluster.agent.worker_notes import (
+    WORKER_MODULE,
+    ProcessFacts,
+    WorkerNotes,
+    process_facts,
+)
 from potluck.errors import EngineError
 
 Start = Callable[..., Orphan]
@@ -39,11 +43,8 @@ def leave_over(notes: WorkerNotes, process: Orphan) -> None:
     process.bereave()
 
 
-def has_ended(process: Orphan) -> bool:
-    deadline = time.monotonic() + 5
-    while process.is_running and time.monotonic() < deadline:
-        time.sleep(0.005)
-    return not process.is_running
+def await_end(process: Orphan) -> None:
+    eventually(lambda: not process.is_running, within=5)
 
 
 def change(notes: WorkerNotes, process: int, changes: dict[str, Any]) -> None:
@@ -58,7 +59,7 @@ def test_a_worker_left_over_is_ended(tmp_path: Path, start: Start) -> None:
     leave_over(notes, process)
     assert [path.name for path in tmp_path.iterdir()] == [str(process.pid)]
     assert notes.end_leftovers() == 1
-    assert has_ended(process)
+    await_end(process)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -80,7 +81,7 @@ def test_it_is_ended_without_descriptors_of_processes_too(
     process = start(*LIKE_A_WORKER)
     leave_over(notes, process)
     assert notes.end_leftovers() == 1
-    assert has_ended(process)
+    await_end(process)
 
 
 @pytest.mark.parametrize(
@@ -159,7 +160,9 @@ def test_a_worker_that_has_ended_is_not_noted(tmp_path: Path, start: Start) -> N
 
 def test_a_note_that_cannot_be_written_is_an_error_in_words(tmp_path: Path) -> None:
     notes = WorkerNotes(tmp_path / "missing")
-    with pytest.raises(EngineError, match=r"cannot be noted in .*missing: No such file") as caught:
+    with pytest.raises(
+        EngineError, match=r"cannot record a worker in .*missing: No such file"
+    ) as caught:
         notes.remember(os.getpid())
     assert caught.value.hint
     notes.forget(os.getpid())

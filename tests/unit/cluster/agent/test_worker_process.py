@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from support.processes.waiting import done_within
 
 from potluck.cluster.agent import worker_process as module
 from potluck.cluster.agent.worker_process import WorkerProcess
@@ -99,7 +100,7 @@ async def worker(script: str) -> AsyncGenerator[tuple[WorkerProcess, list[Potluc
         yield started, ends
     finally:
         started.kill()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             await started.wait()
         assert process.returncode is not None
         assert len(ends) == 1
@@ -117,10 +118,9 @@ def test_one_that_loads_for_ever_is_killed_at_once() -> None:
         async with worker("time.sleep(60)") as (process, _):
             loading = asyncio.create_task(load(process))
             await asyncio.sleep(0.3)
-            started = time.monotonic()
-            process.kill()
-            await process.wait()
-            assert time.monotonic() - started < 1
+            with done_within(5):
+                process.kill()
+                await process.wait()
             with pytest.raises(EngineError, match="SIGKILL"):
                 await loading
 
@@ -137,11 +137,11 @@ def test_one_that_loads_for_ever_is_killed_at_once() -> None:
 )
 def test_one_that_talks_nonsense_is_ended(script: str) -> None:
     async def run() -> None:
-        async with worker(script) as (process, ends), asyncio.timeout(5):
-            with pytest.raises(EngineError, match="makes no sense"):
+        async with worker(script) as (process, ends), asyncio.timeout(20):
+            with pytest.raises(EngineError, match="malformed message"):
                 await load(process)
             await process.wait()
-            assert "makes no sense" in ends[0].message
+            assert "malformed message" in ends[0].message
 
     asyncio.run(run())
 
@@ -149,7 +149,7 @@ def test_one_that_talks_nonsense_is_ended(script: str) -> None:
 def test_nobody_waits_for_one_that_has_ended() -> None:
     async def run() -> None:
         async with worker(SAY_LOADED + "channel.recv(1); os._exit(3)") as (process, _):
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(20):
                 assert await process.stats() is None  # it is not loaded
                 assert (await load(process)).port == 1
                 with pytest.raises(EngineError, match="the worker ended"):
@@ -166,7 +166,7 @@ def test_one_that_closes_its_socket_and_stays_is_killed(monkeypatch: pytest.Monk
     monkeypatch.setattr("potluck.cluster.agent.worker_process._EXIT_SECONDS", 0.2)
 
     async def run() -> None:
-        async with worker("channel.close(); time.sleep(60)") as (process, _), asyncio.timeout(5):
+        async with worker("channel.close(); time.sleep(60)") as (process, _), asyncio.timeout(20):
             with pytest.raises(EngineError):
                 await load(process)
             await process.wait()
@@ -181,7 +181,7 @@ say(msgspec.msgpack.encode({"type": "Failed", "message": "no such file", "hint":
 """
 
     async def run() -> None:
-        async with worker(failed) as (process, ends), asyncio.timeout(5):
+        async with worker(failed) as (process, ends), asyncio.timeout(20):
             with pytest.raises(EngineError, match="no such file") as raised:
                 await load(process)
             assert raised.value.hint == "look"
@@ -198,7 +198,7 @@ say(msgspec.msgpack.encode({"type": "Failed", "message": "m", "hint": "h", "faul
 """
 
     async def run() -> None:
-        async with worker(failed) as (process, ends), asyncio.timeout(5):
+        async with worker(failed) as (process, ends), asyncio.timeout(20):
             with pytest.raises(UnitFaultError) as raised:
                 await load(process)
             assert (raised.value.fault, raised.value.message, raised.value.hint) == (
@@ -252,7 +252,7 @@ def test_a_mapped_file_that_cannot_be_read_is_named(tmp_path: Path, is_there: bo
     if is_there:
         path.write_bytes(bytes(4096))
     message = asyncio.run(end_of(SAY_LOADED_AND_MAPPED.format(path=str(path)) + FAIL_TO_READ))
-    assert message == f"{path}, which was mapped, could not be read"
+    assert message == f"{path}, which is memory-mapped, could not be read"
 
 
 def test_removing_a_mapped_file_does_no_harm(tmp_path: Path) -> None:
@@ -278,7 +278,7 @@ say(msgspec.msgpack.encode(
 
 async def fault_of(script: str) -> tuple[UnitFaultError, int | None, bool]:
     """What a worker that ends by itself tells of its unit, its status, and whether it was ended."""
-    async with worker(script) as (process, ends), asyncio.timeout(8):
+    async with worker(script) as (process, ends), asyncio.timeout(30):
         async for _ in process.load(LOAD, stall_seconds=60.0):
             pass
         await process.wait()
@@ -287,10 +287,16 @@ async def fault_of(script: str) -> tuple[UnitFaultError, int | None, bool]:
         return error, process.status, process.was_killed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "fault", "message", "status"),
     [
-        ("os._exit(3)", Fault.DRIVER, "the worker ended with exit code 3 and said nothing", 3),
+        (
+            "os._exit(3)",
+            Fault.DRIVER,
+            "the worker ended with exit code 3 without an error message",
+            3,
+        ),
         ("os.abort()", Fault.KILLED, "the worker was killed by SIGABRT", -6),
         ("os.kill(os.getpid(), 9)", Fault.KILLED, "the worker was killed by SIGKILL", -9),
         (FAILED + "os._exit(1)", Fault.OUT_OF_MEMORY, "no memory", 1),
@@ -314,7 +320,7 @@ def test_one_that_says_why_it_failed_and_does_not_end_is_ended(
 
 def test_one_that_died_before_it_was_killed_died_by_itself() -> None:
     async def run() -> None:
-        async with worker("os.abort()") as (process, ends), asyncio.timeout(5):
+        async with worker("os.abort()") as (process, ends), asyncio.timeout(20):
             loading = asyncio.create_task(load(process))
             await asyncio.sleep(0)  # it is told to
             # The loop hears of the end only after this.
@@ -326,7 +332,7 @@ def test_one_that_died_before_it_was_killed_died_by_itself() -> None:
             await process.wait()
             assert not process.was_killed
             assert ends[0].message == "the worker was killed by SIGABRT"
-        async with worker("time.sleep(60)") as (process, ends), asyncio.timeout(5):
+        async with worker("time.sleep(60)") as (process, ends), asyncio.timeout(20):
             process.kill()
             await process.wait()
             assert process.was_killed
@@ -340,7 +346,7 @@ def test_one_that_says_nothing_while_it_loads_is_ended_where_calls_have_a_limit(
     monkeypatch.setattr(module, "_SILENCE_SECONDS", 0.01)
 
     async def run() -> None:
-        async with worker("time.sleep(60)") as (process, ends), asyncio.timeout(5):
+        async with worker("time.sleep(60)") as (process, ends), asyncio.timeout(20):
             limited = msgspec.structs.replace(LOAD, step_seconds=0.01)
             with pytest.raises(UnitFaultError, match="its worker has said nothing for 210 ms"):
                 async for _ in process.load(limited, stall_seconds=60.0):
@@ -354,7 +360,7 @@ def test_one_that_says_nothing_while_it_loads_is_ended_where_calls_have_a_limit(
 
 def test_one_can_be_ended_for_a_reason_that_it_cannot_tell() -> None:
     async def run() -> None:
-        async with worker("time.sleep(60)") as (process, ends), asyncio.timeout(5):
+        async with worker("time.sleep(60)") as (process, ends), asyncio.timeout(20):
             process.fail(UnitFaultError(Fault.HUNG.value, "it does not answer"))
             await process.wait()
             assert ends[0].message == "it does not answer"
@@ -369,20 +375,21 @@ def test_one_that_the_kernel_does_not_let_go_is_given_up(monkeypatch: pytest.Mon
     monkeypatch.setattr(module, "_KILL_SECONDS", 0.1)
 
     async def run() -> None:
-        async with worker("time.sleep(60)") as (process, ends), asyncio.timeout(5):
+        async with worker("time.sleep(60)") as (process, ends), asyncio.timeout(20):
             kill = os.kill
             monkeypatch.setattr(os, "kill", lambda *_: None)
             process.kill()
             await process.wait()
             assert process.status is None
             assert isinstance(ends[0], UnitFaultError)
-            assert ends[0].message == "the worker cannot be ended: it hangs in the kernel"
+            assert ends[0].message == "the worker cannot be killed: it hangs in the kernel"
             kill(process.pid, signal.SIGKILL)
             await process._process.wait()
 
     asyncio.run(run())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "has_crashed"),
     [
@@ -405,7 +412,7 @@ def test_what_a_worker_does_to_itself_is_a_crash_and_what_others_do_is_none(
     failed = "FAILED = {'type': 'Failed', 'message': 'no', 'hint': ''}\n"
 
     async def run() -> None:
-        async with worker(failed + script) as (process, _), asyncio.timeout(10):
+        async with worker(failed + script) as (process, _), asyncio.timeout(40):
             with pytest.raises(PotluckError):
                 await load(process)
             await process.wait()
@@ -416,7 +423,7 @@ def test_what_a_worker_does_to_itself_is_a_crash_and_what_others_do_is_none(
 
 def test_one_that_was_killed_here_has_not_crashed() -> None:
     async def run() -> None:
-        async with worker("time.sleep(60)") as (process, _), asyncio.timeout(5):
+        async with worker("time.sleep(60)") as (process, _), asyncio.timeout(20):
             process.kill()
             await process.wait()
             assert not process.has_crashed
@@ -424,11 +431,14 @@ def test_one_that_was_killed_here_has_not_crashed() -> None:
     asyncio.run(run())
 
 
+@pytest.mark.slow
 def test_one_that_is_stopped_while_it_loads_is_ended_and_the_stall_is_told() -> None:
     async def run() -> None:
-        async with worker("time.sleep(60)") as (process, ends), asyncio.timeout(10):
+        async with worker("time.sleep(60)") as (process, ends), asyncio.timeout(40):
             os.kill(process.pid, signal.SIGSTOP)
-            with pytest.raises(StalledError, match="its worker made no progress for 400 ms"):
+            with pytest.raises(
+                StalledError, match=r"made no progress for 400 ms|was stopped by a signal"
+            ):
                 async for _ in process.load(LOAD, stall_seconds=0.4):
                     pass
             await process.wait()
@@ -440,20 +450,21 @@ def test_one_that_is_stopped_while_it_loads_is_ended_and_the_stall_is_told() -> 
     asyncio.run(run())
 
 
+@pytest.mark.slow
 def test_one_that_computes_or_speaks_may_take_as_long_as_it_likes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "_SAY_AGAIN_SECONDS", 0.1)
     computing = """
-end = time.monotonic() + 1.5
+end = time.monotonic() + 3
 while time.monotonic() < end: pass
 """
     told: list[Progress | Loaded] = []
 
     async def run() -> None:
         async with worker(computing + SAY_LOADED + "time.sleep(60)") as (process, _):
-            async with asyncio.timeout(10):
-                async for event in process.load(LOAD, stall_seconds=0.6):
+            async with asyncio.timeout(40):
+                async for event in process.load(LOAD, stall_seconds=2.0):
                     told.append(event)
 
     asyncio.run(run())
@@ -471,8 +482,10 @@ def test_a_defect_of_the_agent_itself_leaves_nobody_waiting_for_a_worker(
     monkeypatch.setattr(WorkerProcess, "_take", broken)
 
     async def run() -> None:
-        async with worker(SAY_LOADED + "time.sleep(60)") as (process, ends), asyncio.timeout(10):
-            with pytest.raises(EngineError, match="given up: RuntimeError: nobody expected this"):
+        async with worker(SAY_LOADED + "time.sleep(60)") as (process, ends), asyncio.timeout(40):
+            with pytest.raises(
+                EngineError, match="gave up on the worker: RuntimeError: nobody expected this"
+            ):
                 await load(process)
             await process.wait()
             assert len(ends) == 1

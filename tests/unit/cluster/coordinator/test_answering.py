@@ -9,7 +9,8 @@ from contextlib import aclosing
 from typing import Any
 
 import pytest
-from support.updates import tokens_of
+from support.scheduling.updates import tokens_of
+from support.virtual_time.run import run_in_virtual_time
 
 from potluck.cluster.coordinator import answering as module
 from potluck.cluster.coordinator.answering import Answering, OnOver
@@ -24,7 +25,7 @@ from potluck.errors import (
     RefusedRequestError,
 )
 from potluck.grammars.limits import MAX_GRAMMAR_BYTES
-from potluck.scheduling import SchedulerLimits
+from potluck.scheduling.limits import SchedulerLimits
 from potluck.serving.pipeline import OnOutcome, StepOutcome
 from potluck.types.sequence import (
     NOTHING_COMMITTED,
@@ -124,7 +125,7 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
         async with asyncio.timeout(10):
             await test()
 
-    asyncio.run(bounded())
+    run_in_virtual_time(bounded())
 
 
 def test_what_is_asked_before_there_are_stages_waits_for_them() -> None:
@@ -139,7 +140,7 @@ def test_what_is_asked_before_there_are_stages_waits_for_them() -> None:
             played.pipeline.answer()
         await task
         assert tokens == [2, 3, 4, 5]
-        assert not played.answering._asked
+        assert not played.answering._waiting
 
     run(test)
 

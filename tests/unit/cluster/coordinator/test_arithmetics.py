@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 import msgspec
 import pytest
-from support import hardware
-from support.cluster_calls import a_plan, a_record
-from support.node_reports import node_report
+from support.cluster.calls import a_plan, a_record
+from support.cluster.node_reports import node_report
+from support.machines import hardware
 
 from potluck.cluster.calls import DeploymentRecord, decode, encode
 from potluck.cluster.coordinator.arithmetics import computing_in, plan_in
@@ -81,7 +81,7 @@ class Planner:
         computing = computing_in(arithmetic, self.nodes)
         units = [(each.node_id, unit) for each in computing.reports for unit in each.units]
         if len(units) < self.least_units:
-            raise InsufficientMemoryError(2, 1, "the model takes 2 B", hint="add 1 more node")
+            raise InsufficientMemoryError(2, 1, "the model needs 2 B", hint="add 1 more node")
         plan = StagePlan(
             shard=Shard.whole(1),
             size=SIZE,
@@ -146,8 +146,8 @@ def test_fast_is_the_arithmetic_that_most_units_have() -> None:
     planned = Planner(*nodes)(None)
     assert (planned.arithmetic, where(planned)) == (PAIRS, "a b")
     assert [(each.node_id, each.reason) for each in planned.rejections] == [
-        ("c", "it does not compute in avx512_bf16, which this deployment does"),
-        ("d", "it does not compute in avx512_bf16, which this deployment does"),
+        ("c", "it does not support the avx512_bf16 arithmetic of this deployment"),
+        ("d", "it does not support the avx512_bf16 arithmetic of this deployment"),
     ]
     assert planned.arithmetic_note == (
         "avx512_bf16 (fast), bit-identical on CPUs that have it, to compute prompts' products of "
@@ -177,14 +177,14 @@ def test_quantized_weights_have_fast_products_on_tiles_alone() -> None:
     assert Planner(node("a", AMX), node("b", PAIRS), formats="q4_0")(None).arithmetic is AMX
     planned = Planner(node("a", PAIRS), node("b", EXACT), formats="q4_0 f32")(None)
     assert (planned.arithmetic, where(planned)) == (EXACT, "a b")
-    said = "exact, since no CPU here has fast products of its weights (f32, q4_0)"
+    said = "exact, since no CPU here has fast products for its weights (f32, q4_0)"
     assert planned.arithmetic_note == said
 
 
 def test_a_fixed_arithmetic_stays_whatever_units_come() -> None:
     planned = Planner(node("a", AMX), node("b", AMX), node("c", PAIRS))(PAIRS)
     assert (planned.arithmetic, where(planned)) == (PAIRS, "a b c")
-    with pytest.raises(EngineError, match="no unit computes in i8mm") as raised:
+    with pytest.raises(EngineError, match="no unit supports i8mm") as raised:
         Planner(node("a", AMX), node("b", None))(I8MM)
     assert "--arithmetic exact" in raised.value.hint
 

@@ -7,7 +7,8 @@ from typing import Any, cast
 
 import msgspec
 import pytest
-from support.cluster_calls import A, B, C, a_record, stage_on
+from support.cluster.calls import A, B, C, a_record, stage_on
+from support.virtual_time.run import run_in_virtual_time
 
 from potluck.cluster.calls import Claim, ClaimAnswer, DeploymentRecord, decode, encode
 from potluck.cluster.coordinator.claiming import Grant, Refusal, claim, is_quorum
@@ -69,7 +70,7 @@ class Nodes:
     def claim(
         self, known: DeploymentRecord, *required: NodeId, may_be_alone: bool = False
     ) -> Grant | Refusal:
-        return asyncio.run(
+        return run_in_virtual_time(
             claim(
                 cast(Any, self),
                 known,
@@ -93,7 +94,7 @@ def test_a_side_that_goes_on_alone_does_not_outvote_the_others_later() -> None:
     nodes = Nodes(a=GRANTED)
     known = record(A, B, C, stages=(B,))
     assert nodes.claim(known, A) == Refusal(
-        reason="only 1 of the 3 nodes that knew of the deployment are in reach", is_alone=True
+        reason="only 1 of the 3 nodes that knew of the deployment are reachable", is_alone=True
     )
     grant = nodes.claim(known, A, may_be_alone=True)
     assert isinstance(grant, Grant)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import logging
 import math
@@ -11,21 +10,28 @@ from typing import Any, cast
 
 import msgspec
 import pytest
-from support.cluster_calls import A, B, a_record, stage_on
-from support.predictions import prediction
+from support.cluster.calls import A, B, a_record, stage_on
+from support.placement.predictions import prediction
+from support.virtual_time.run import run_in_virtual_time
 
 from potluck.cluster.calls import StageStats, encode
 from potluck.cluster.coordinator import metrics as module
-from potluck.cluster.coordinator.metrics import deployment_metrics, loaded_sequences, stage_times
+from potluck.cluster.coordinator.metrics import (
+    loaded_sequences,
+    own_metrics,
+    stage_times,
+    with_stages,
+)
 from potluck.cluster.coordinator.pipeline import SentTotals
 from potluck.cluster.worker.messages import Stats
 from potluck.serving.dispatcher import Load
 from potluck.types.cluster import NodeId
-from potluck.types.gateway import ModelMetrics, StageTimes, TokenSpeed
+from potluck.types.gateway import GenerationTotals, ModelMetrics, StageTimes, TokenSpeed
 from potluck.types.speed import StepTime
 from potluck.types.states import StateSlots
 
 SPEED = TokenSpeed(tokens_per_second=40.0)
+GENERATED = GenerationTotals(num_tokens=50, num_first_tokens=2, first_token_seconds=0.5)
 
 
 def measured(seconds: float, *, sequences: int = 1, tokens: int = 0, **more: Any) -> StepTime:
@@ -102,22 +108,23 @@ def told(answers: dict[NodeId, bytes]) -> ModelMetrics:
     record = msgspec.structs.replace(
         a_record(3, stages=(stage_on(A), stage_on(B))), prediction=prediction(A, B)
     )
-    return asyncio.run(
-        deployment_metrics(
-            cast(Any, Membership(answers)),
-            record,
-            Load(
-                num_waiting=0,
-                num_running=0,
-                num_free_blocks=1,
-                states=StateSlots(num_live=2, num_checkpoints=3, num_free=1),
-            ),
-            SentTotals(),
-            SPEED,
-            num_blocks=1,
-            num_spares=0,
-            slot_bytes=7000,
-        )
+    own = own_metrics(
+        record,
+        Load(
+            num_waiting=0,
+            num_running=0,
+            num_free_blocks=1,
+            states=StateSlots(num_live=2, num_checkpoints=3, num_free=1),
+        ),
+        SPEED,
+        num_blocks=1,
+        num_spares=0,
+        slot_bytes=7000,
+        generated=GENERATED,
+    )
+    assert own.stages == ()
+    return run_in_virtual_time(
+        with_stages(cast(Any, Membership(answers)), record, own, SentTotals())
     )
 
 
@@ -129,6 +136,7 @@ def test_predictions_and_measurements_go_to_whoever_asks() -> None:
         }
     )
     assert shown.speed == SPEED
+    assert shown.generated == GENERATED
     assert shown.prediction == prediction(A, B)
     assert shown.states == StateSlots(num_live=2, num_checkpoints=3, num_free=1, slot_bytes=7000)
     assert [each.times.loaded_seconds for each in shown.stages] == [0.05, None]
@@ -159,7 +167,7 @@ def test_nonsense_of_a_node_is_left_out_and_costs_a_line(caplog: pytest.LogCaptu
         assert shown.stages[1].times == StageTimes()
     lines = [each.message for each in caplog.records if "step times" in each.message]
     assert len(lines) == 1
-    assert lines[0].endswith("reports step times that make no sense; they are ignored")
+    assert lines[0].endswith("reports implausible step times, which are ignored")
 
 
 @pytest.mark.parametrize(

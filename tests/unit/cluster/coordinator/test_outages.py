@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass
 from typing import Any, cast
 
 import msgspec
-from support.cluster_calls import A, B, C, PlayedMembership, stage_on
-from support.node_reports import node_report
+from support.cluster.calls import A, B, C, PlayedMembership, stage_on
+from support.cluster.node_reports import node_report
+from support.virtual_time.run import run_in_virtual_time
 
 from potluck.cluster.calls import encode
 from potluck.cluster.coordinator.outages import units_out
@@ -55,11 +55,11 @@ def test_units_of_the_plan_that_are_out_by_now() -> None:
     gpu = msgspec.structs.replace(stage_on(B), unit_id=UnitId("gpu/played"))
     lost = stage_on(NodeId("d" * 16))  # not there any more
     stages = (stage_on(A), gpu, stage_on(C), lost)
-    found = asyncio.run(units_out(cast(Any, membership), stages))
+    found = run_in_virtual_time(units_out(cast(Any, membership), stages))
     assert found == (f"gpu/played on node {B} is out: hung: a step took long",)
     assert membership.called("node.report") == [A, B, C]
 
 
 def test_who_has_no_stage_on_it_does_not_mind() -> None:
     membership = Reports(others={B})
-    assert asyncio.run(units_out(cast(Any, membership), (stage_on(B),))) == ()
+    assert run_in_virtual_time(units_out(cast(Any, membership), (stage_on(B),))) == ()

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.sparse_models import SparseModel
+from support.engines.load_told import ServingCallbacks
+from support.models.sparse_models import SparseModel
 
 from potluck.catalog import describe_model, read_profile
 from potluck.cluster.coordinator.counting import counting_of
@@ -65,6 +66,7 @@ def planned(profile: ModelProfile, shard: Shard, size: StageSize) -> StagePlan:
     return plan_worker(profile, shard, size)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("has_tied_head", [False, True])
 @pytest.mark.parametrize(
     ("stored", "quantization"),
@@ -126,9 +128,10 @@ def test_weights_of_another_format_are_named_once(tmp_path: Path) -> None:
     )
     # Of three layers the last has more bits. The rows of attn.o and mlp.down are multiples of 256.
     assert placement_fields(made)["remarks"] == (
-        "embed.weight and 1 more: q8_0 instead of q6_k, as rows of 96 are not whole blocks of 256",
-        "layers.0.attn.q.weight and 13 more: q5_0 instead of q4_k, as rows of 96 are not whole "
-        "blocks of 256",
+        "embed.weight and 1 more: q8_0 instead of q6_k, because rows of 96 are not a multiple of "
+        "the block size 256",
+        "layers.0.attn.q.weight and 13 more: q5_0 instead of q4_k, because rows of 96 are not a "
+        "multiple of the block size 256",
     )
 
 
@@ -169,7 +172,7 @@ def test_a_worker_refuses_with_the_numbers_of_the_plan(
         num_threads=size.num_threads,
         packed_cache_bytes=None,
     )
-    progress: list[tuple[int, int]] = []
+    told = ServingCallbacks()
 
     def may_take(num_bytes: int) -> None:
         monkeypatch.setattr(
@@ -180,19 +183,16 @@ def test_a_worker_refuses_with_the_numbers_of_the_plan(
 
     may_take(memory.total_bytes - 1001)
     with pytest.raises(InsufficientMemoryError) as caught:
-        load_for(
-            load, lambda done, total: progress.append((done, total)), lambda *_: None, lambda: None
-        )
+        load_for(load, told)
     assert caught.value.message.startswith(
-        f"{format_bytes(memory.total_bytes)} of memory are needed ({memory.described()}), and "
+        f"{format_bytes(memory.total_bytes)} of memory are needed ({memory.described()}), but only "
     )
-    assert progress == []
+    assert told.progress == []
 
     may_take(memory.total_bytes - 1000)
-    loaded = load_for(
-        load, lambda done, total: progress.append((done, total)), lambda *_: None, lambda: None
-    )
+    loaded = load_for(load, told)
     loaded.stage.engine.close()
     assert loaded.memory == memory
-    assert progress[-1][0] == progress[-1][1] == planned(profile, shard, size).read_bytes
-    assert loaded.read_bytes > progress[-1][1]  # and the headers
+    done, total = told.progress[-1]
+    assert done == total == planned(profile, shard, size).read_bytes
+    assert loaded.read_bytes > total  # and the headers

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import time
 from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
 import pytest
-from support.cluster_calls import A, B, a_record, stage_on
-from support.predictions import prediction
+from support.cluster.calls import A, B, a_record, stage_on
+from support.placement.predictions import prediction
+from support.virtual_time.run import run_in_virtual_time
 
 from potluck.cluster.calls import MoveOutcome, RebalanceReport, StageRecord
 from potluck.cluster.coordinator import rebalancing
@@ -30,8 +30,9 @@ from potluck.placement.rebalancing import (
     SWITCH_SECONDS,
     RebalancePolicy,
 )
+from potluck.types.choices import Objective, Rebalance
 from potluck.types.cluster import Epoch, NodeId, UnitId
-from potluck.types.placement import LayoutStage, Objective, Rebalance
+from potluck.types.placement import LayoutStage
 from potluck.types.program import Shard
 from potluck.types.speed import StepTime
 
@@ -46,7 +47,8 @@ def planned(*stages: tuple[NodeId, int, int], kept: tuple[int, ...] = (), read: 
             node_id=node,
             unit_id=CPU,
             plan=SimpleNamespace(
-                shard=SimpleNamespace(start_layer=start, end_layer=end), read_bytes=read
+                shard=SimpleNamespace(start_layer=start, end_layer=end, part=None),
+                read_bytes=read,
             ),
         )
         for node, start, end in stages
@@ -55,7 +57,10 @@ def planned(*stages: tuple[NodeId, int, int], kept: tuple[int, ...] = (), read: 
         SimpleNamespace(
             node_id=stages[index][0],
             stage=SimpleNamespace(
-                unit_id=CPU, start_layer=stages[index][1], end_layer=stages[index][2]
+                unit_id=CPU,
+                start_layer=stages[index][1],
+                end_layer=stages[index][2],
+                part=None,
             ),
         )
         for index in kept
@@ -199,6 +204,10 @@ QUICK = RebalancePolicy(
 )
 
 
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
 class Played:
     """A deployment on node A; planning gives what is in ``plans``, and then nothing better."""
 
@@ -210,9 +219,7 @@ class Played:
         self.num_looks = 0
         self.moves: list[str] = []
         self.notes: list[str] = []
-        self.rebalancing = Rebalancing(
-            self, QUICK, clock=time.monotonic, spawn=asyncio.ensure_future
-        )
+        self.rebalancing = Rebalancing(self, QUICK, clock=now, spawn=asyncio.ensure_future)
 
     async def alternative(self, without: object) -> Alternative | None:
         self.num_looks += 1
@@ -243,8 +250,8 @@ def better(rate: float) -> Alternative:
 
 def test_a_plan_that_is_better_twice_is_moved_to() -> None:
     played = Played(better(90.0), better(90.0))
-    asyncio.run(played.run(0.15))
-    assert played.moves == ["it moves to a plan that is predicted to be 100% faster"]
+    run_in_virtual_time(played.run(0.15))
+    assert played.moves == ["moving to a plan that is predicted to be 100% faster"]
 
 
 def test_a_plan_that_is_slower_is_called_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,8 +268,8 @@ def test_a_plan_that_is_slower_is_called_so(monkeypatch: pytest.MonkeyPatch) -> 
         await played.rebalancing.ask(is_dry_run=False)
         played.rebalancing.close()
 
-    asyncio.run(run())
-    assert played.moves == ["it moves to a plan that is predicted to be 80% slower"]
+    run_in_virtual_time(run())
+    assert played.moves == ["moving to a plan that is predicted to be 80% slower"]
     assert played.notes == ["moved to a plan that is predicted to be 80% slower"]
 
 
@@ -287,20 +294,20 @@ def test_nothing_moves_that_was_placed_again_meanwhile(monkeypatch: pytest.Monke
         played.rebalancing.close()
         return report
 
-    assert asyncio.run(run()).outcome is MoveOutcome.STAYS
+    assert run_in_virtual_time(run()).outcome is MoveOutcome.STAYS
     assert not played.moves
 
 
 def test_a_plan_that_is_better_once_is_not() -> None:
     played = Played(better(90.0), better(50.0), better(90.0))
-    asyncio.run(played.run(0.15))
+    run_in_virtual_time(played.run(0.15))
     assert played.num_looks > 3
     assert not played.moves
 
 
 def test_looking_goes_on_whatever_a_look_meets(caplog: pytest.LogCaptureFixture) -> None:
     played = Played(EngineError("no plan"), RuntimeError("a mistake"), better(90.0), better(90.0))
-    asyncio.run(played.run(0.3))
+    run_in_virtual_time(played.run(0.3))
     assert len(played.moves) == 1
     assert "a mistake" in caplog.text
 
@@ -314,7 +321,7 @@ def test_nothing_is_looked_for_once_it_serves_no_more() -> None:
         assert played.num_looks == seen
         return seen
 
-    assert asyncio.run(run()) >= 2
+    assert run_in_virtual_time(run()) >= 2
 
 
 @pytest.mark.parametrize(
@@ -322,13 +329,13 @@ def test_nothing_is_looked_for_once_it_serves_no_more() -> None:
 )
 def test_some_deployments_never_look(changes: dict[str, Any]) -> None:
     played = Played(**changes)
-    asyncio.run(played.run(0.1))
+    run_in_virtual_time(played.run(0.1))
     assert not played.num_looks
 
 
 def test_one_with_a_layout_only_tells_of_a_better_plan() -> None:
     layout = (LayoutStage(node_id=A, unit_id=CPU, num_layers=4),)
     played = Played(*[better(90.0)] * 20, layout=layout)
-    asyncio.run(played.run(0.1))
+    run_in_virtual_time(played.run(0.1))
     assert not played.moves
-    assert "100% faster; potluck rebalance demo moves it" in played.notes[0]
+    assert "100% faster; run potluck rebalance demo to move it" in played.notes[0]

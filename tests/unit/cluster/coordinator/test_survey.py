@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any, cast
 
 import msgspec
 import pytest
-from support.node_reports import node_report
+from support.cluster.node_reports import node_report
+from support.virtual_time.run import run_in_virtual_time
 
 from potluck.cluster.calls import encode
 from potluck.cluster.coordinator.survey import gather_reports
@@ -48,7 +48,7 @@ class Nodes:
 def reasons_against(report: NodeReport) -> list[str]:
     """Return why the report of the node ``OTHER`` is not used; the own one is in any case."""
     nodes = Nodes({OWN: report_of(OWN), OTHER: report})
-    reports, silent = asyncio.run(gather_reports(cast(Membership, nodes)))
+    reports, silent = run_in_virtual_time(gather_reports(cast(Membership, nodes)))
     assert OWN in [each.node_id for each in reports]
     assert len(reports) + len(silent) == 2
     return [each.reason for each in silent if each.node_id == OTHER]
@@ -78,4 +78,4 @@ def test_a_node_whose_figures_cannot_be_true_is_left_out(changes: dict[str, Any]
 
 def test_a_node_reports_for_itself_only() -> None:
     (reason,) = reasons_against(report_of(OWN))
-    assert f"it reports as node {OWN}" in reason
+    assert f"it reports a wrong node id: {OWN}" in reason

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import random
-import time
 
 import pytest
+from support.processes.proportion import least_busy_seconds
 
 from potluck.cluster.coordinator.token_rates import LEAST_ROUNDS, TokenRates
 from potluck.types.gateway import TokenSpeed
-from potluck.types.step import SequenceId, SequenceSlice, Step, StepId
+from potluck.types.step import SampledToken, SequenceId, SequenceSlice, Step, StepId
+
+
+def results(step: Step) -> tuple[SampledToken, ...]:
+    return tuple(
+        SampledToken(sequence_id=sequence_id, position=position, token=1)
+        for sequence_id, position in step.results
+    )
 
 
 class Deployment:
@@ -35,7 +43,8 @@ class Deployment:
                 )
             )
         self.now += seconds
-        self.rates.came(Step(step_id=StepId(0), slices=tuple(slices)), self.now)
+        step = Step(step_id=StepId(0), slices=tuple(slices))
+        self.rates.came(step, results(step), self.now)
 
 
 def test_one_stream_is_measured_from_token_to_token() -> None:
@@ -104,6 +113,26 @@ def test_rounds_with_prompts_and_rests_between_requests_are_no_decoding() -> Non
     assert deployment.rates.speed().total_tokens_per_second is None
 
 
+def test_with_drafts_every_token_counts_and_a_wrong_guess_ends_no_round() -> None:
+    rates, position, now = TokenRates(), 1, 0.0
+    for turn in range(60):
+        part = SequenceSlice(
+            sequence_id=SequenceId(1),
+            tokens=(1,) * 4,
+            start_position=position - 1,
+            block_table=(),
+            sample=True,
+            num_drafts=3,
+        )
+        step = Step(step_id=StepId(0), slices=(part,))
+        now += 0.1
+        num_right = turn % 3  # of three turns one gives nothing, and one each 2 and 4 tokens
+        rates.came(step, results(step)[: 2 * num_right], now)
+        position += 2 * num_right
+    assert rates.speed().tokens_per_second == pytest.approx(6 / 0.3, rel=0.1)
+    assert rates.speed().num_streams is None
+
+
 def test_a_preempted_sequence_begins_again() -> None:
     deployment = Deployment()
     for _ in range(LEAST_ROUNDS + 2):  # the first is cold, the first round too
@@ -145,9 +174,13 @@ def test_a_step_costs_a_few_microseconds() -> None:
                 for sequence in range(8)
             ),
         )
-        for position in range(5_000)
+        for position in range(1_000)
     ]
-    started = time.perf_counter()
-    for index, step in enumerate(steps):
-        deployment.rates.came(step, float(index))
-    assert (time.perf_counter() - started) / len(steps) < 2e-5
+    sampled = [results(step) for step in steps]
+    at = itertools.count()
+
+    def note() -> None:
+        for step, tokens in zip(steps, sampled, strict=True):
+            deployment.rates.came(step, tokens, float(next(at)))
+
+    assert least_busy_seconds(note) / len(steps) < 2e-5

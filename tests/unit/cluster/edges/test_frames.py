@@ -20,7 +20,7 @@ SCOPE = Scope(
 # By hand from the table in the module's docstring.
 BYTES = bytes.fromhex(
     "504c434b"  # PLCK
-    "0400"  # wire version 4
+    "0700"  # wire version 7
     + "64656d6f"
     + "00" * 36  # demo
     + "0201000000000000"  # 258
@@ -51,12 +51,12 @@ def test_layout() -> None:
     ("offset", "value", "reason"),
     [
         (0, b"HTTP", "does not speak Potluck's protocol"),
-        (4, b"\x09\x00", "wire version 9, and this node 4"),
+        (4, b"\x09\x00", "wire version 9, and this node 7"),
         (6, b"\x00" * 40, "malformed deployment"),
         (6, b"d\x00m", "malformed deployment"),
         (6, b"\xff", "malformed deployment"),
         (62, b"\x00\x00", "unknown kind 0"),
-        (62, b"\x08\x00", "unknown kind 8"),
+        (62, b"\x63\x00", "unknown kind 99"),
     ],
 )
 def test_what_is_wrong_is_said(offset: int, value: bytes, reason: str) -> None:

@@ -13,6 +13,7 @@ from potluck.cluster.links.budget import (
 )
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.floats(0, 90), st.floats(0, 1)), max_size=60))
 def test_no_minute_has_more_than_its_share(draws: list[tuple[float, float]]) -> None:
     now = 1000.0

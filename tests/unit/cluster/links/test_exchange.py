@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any, cast
 
 import pytest
-from support.edges import HELLO, RECEIVER, SENDER, credentials, listener
+from support.cluster.edges import HELLO, RECEIVER, SENDER, credentials, listener
 
 from potluck.cluster.edges.connect import connect_both_ways
 from potluck.cluster.edges.edge import IncomingEdge, OutgoingEdge
@@ -160,10 +160,10 @@ def test_both_sides_measure_in_turn_over_tls() -> None:
     with both_sides() as (here, there), ThreadPoolExecutor(1) as pool:
         following = pool.submit(follow, *there)
         first = lead(*here, allowed_seconds=0.1)
-        following.result(5)
+        following.result(20)
         leading = pool.submit(lead, *there, allowed_seconds=0.1)
         follow(*here)
-        for measured in (first, leading.result(5)):
+        for measured in (first, leading.result(20)):
             assert 1e-6 < measured.latency_seconds < 0.01
             assert 10e6 < measured.bytes_per_second < 1e11
         path = here[0].path()
@@ -177,18 +177,18 @@ def test_closing_one_end_closes_the_connection_and_wakes_who_waits() -> None:
         waiting = pool.submit(here[1].receive, 60)
         here[0].close()
         with pytest.raises(EdgeError):
-            waiting.result(2)
+            waiting.result(20)
         with pytest.raises(EdgeClosedError):
-            there[1].receive(5)
+            there[1].receive(20)
         assert here[0].path() is None
 
 
 @pytest.mark.parametrize(
     ("kind", "payload", "reason"),
     [
-        (FrameKind.TURN, b"", "did not answer"),
-        (FrameKind.STEP, b"", "did not answer"),
-        (FrameKind.PROBE, b"x", "did not answer"),
+        (FrameKind.TURN, b"", "unexpected answer"),
+        (FrameKind.STEP, b"", "unexpected answer"),
+        (FrameKind.PROBE, b"x", "unexpected answer"),
     ],
 )
 def test_a_peer_that_answers_wrongly_is_given_up(
@@ -196,10 +196,10 @@ def test_a_peer_that_answers_wrongly_is_given_up(
 ) -> None:
     with both_sides() as (here, there), ThreadPoolExecutor(1) as pool:
         leading = pool.submit(lead, *here, allowed_seconds=0.1)
-        frame = there[1].receive(5)
+        frame = there[1].receive(20)
         there[0].send(kind, frame.step_id, payload=payload)
         with pytest.raises(EdgeError, match=reason):
-            leading.result(5)
+            leading.result(20)
 
 
 def test_a_peer_that_sends_without_end_is_given_up() -> None:
@@ -207,15 +207,15 @@ def test_a_peer_that_sends_without_end_is_given_up() -> None:
         following = pool.submit(follow, *here)
         for step in range(1000):
             there[0].send(FrameKind.PROBE, StepId(step))
-            there[1].receive(5)
+            there[1].receive(20)
             if concurrent.futures.wait([following], 0.001).done:
                 break
-        with pytest.raises(EdgeError, match="more probes"):
-            following.result(5)
+        with pytest.raises(EdgeError, match="more than"):
+            following.result(20)
 
 
 def test_a_peer_that_sends_steps_is_given_up() -> None:
     with both_sides() as (here, there):
         there[0].send(FrameKind.STEP, StepId(1))
-        with pytest.raises(EdgeError, match="a STEP frame"):
+        with pytest.raises(EdgeError, match="an unexpected STEP frame"):
             follow(*here)

@@ -5,11 +5,11 @@ import errno
 import select
 import socket
 import struct
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.processes.waiting import done_within, eventually
 
 from potluck.cluster.membership.sockets import MAX_UNSENT_BYTES, LinkSockets, endpoint_of
 
@@ -63,20 +63,18 @@ def test_only_the_connection_between_the_two_is_bounded(
     sockets.close()
 
 
+@pytest.mark.slow
 def test_a_peer_that_reads_nothing_is_given_up_and_closing_does_not_wait(
     pair: tuple[socket.socket, socket.socket],
 ) -> None:
     client, _ = pair
     sockets = LinkSockets(300)
     sockets.opened("peer", *ends(client))
-    start = time.monotonic()
-    with pytest.raises(TimeoutError):
+    with done_within(5), pytest.raises(TimeoutError):
         client.sendall(bytes(1 << 26))
-    assert time.monotonic() - start < 5
-    start = time.monotonic()
-    client.close()
-    sockets.close()
-    assert time.monotonic() - start < 0.5
+    with done_within(2):  # it lingers for 10 s otherwise
+        client.close()
+        sockets.close()
 
 
 def test_a_link_is_clear_until_its_peer_no_longer_takes_what_is_sent(
@@ -90,11 +88,13 @@ def test_a_link_is_clear_until_its_peer_no_longer_takes_what_is_sent(
     assert not sockets.is_clear("peer")
     assert sockets.is_clear("other")
     accepted.setblocking(False)
-    deadline = time.monotonic() + 2
-    while not sockets.is_clear("peer") and time.monotonic() < deadline:
+
+    def is_clear() -> bool:
         with contextlib.suppress(BlockingIOError):
             accepted.recv(1 << 20)
-    assert sockets.is_clear("peer")
+        return sockets.is_clear("peer")
+
+    eventually(is_clear, within=2)
     sockets.close()
 
 
@@ -108,10 +108,10 @@ def test_a_reset_wakes_who_waits_to_send_and_tells_the_peer(
     with select.epoll() as waiting:
         waiting.register(client, select.EPOLLOUT)
         sockets.given_up("peer", *ends(client))
-        assert waiting.poll(1)
+        assert waiting.poll(20)
     assert sockets.is_clear("peer")
-    time.sleep(0.1)  # though it has read nothing of all that was sent
-    assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == errno.ECONNRESET
+    # Though it has read nothing of all that was sent.
+    eventually(lambda: accepted.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == errno.ECONNRESET)
 
 
 def test_no_descriptor_is_kept(pair: tuple[socket.socket, socket.socket]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from potluck.cluster.membership import Address, MembershipConfig, PemPaths, parse_address
-from potluck.cluster.membership.keys import KeySpace, SessionId, Sighting, parse_alive
+from potluck.cluster.membership.keys import KeySpace, NodeSession, SessionId, parse_alive
 from potluck.cluster.membership.zenoh_config import zenoh_json
 from potluck.errors import ParameterError
 from potluck.types.cluster import NodeId
@@ -55,7 +55,7 @@ def test_addresses_are_read_and_written(text: str, host: str, port: int) -> None
     ],
 )
 def test_what_is_no_address_is_refused(text: str) -> None:
-    with pytest.raises(ParameterError, match="is not HOST:PORT") as refused:
+    with pytest.raises(ParameterError, match="is not of the form HOST:PORT") as refused:
         parse_address(text, name="--join")
     assert refused.value.name == "--join"
 
@@ -126,8 +126,8 @@ def test_a_token_says_who_it_is_of() -> None:
     keys = KeySpace(cluster_id="c", wire_version=3)
     key = keys.alive(NODE, SessionId("5e55"))
     assert key == "potluck/c/3/alive/0123456789abcdef/5e55"
-    sighting = Sighting(node_id=NODE, session_id=SessionId("5e55"), wire_version=3)
-    assert parse_alive(key) == sighting
+    node_session = NodeSession(node_id=NODE, session_id=SessionId("5e55"), wire_version=3)
+    assert parse_alive(key) == node_session
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ def test_items_come_in_order_from_another_thread_and_then_the_end() -> None:
 
         thread = threading.Thread(target=fill)
         thread.start()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(40):
             assert [await inbox.get() for _ in range(5000)] == list(range(5000))
             with pytest.raises(EOFError):
                 await inbox.get()

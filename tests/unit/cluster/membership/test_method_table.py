@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from support.virtual_time.run import run_in_virtual_time
 
 from potluck.cluster.membership import MethodTable
 from potluck.errors import CallError
@@ -27,9 +28,9 @@ def test_an_incomplete_table_keeps_callers_waiting_for_what_is_not_registered_ye
         with pytest.raises(CallError, match="does not know"):
             await unknown
 
-    asyncio.run(run())
+    run_in_virtual_time(run())
 
 
 def test_a_complete_table_refuses_unknown_methods_at_once() -> None:
     with pytest.raises(CallError, match="does not know"):
-        asyncio.run(MethodTable().find("unknown"))
+        run_in_virtual_time(MethodTable().find("unknown"))

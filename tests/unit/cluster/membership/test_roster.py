@@ -1,24 +1,24 @@
 from __future__ import annotations
 
-from potluck.cluster.membership.keys import SessionId, Sighting
-from potluck.cluster.membership.roster import Change, Incompatible, Joined, Left, Roster
+from potluck.cluster.membership.keys import NodeSession, SessionId
+from potluck.cluster.membership.roster import Change, Incompatible, Joined, Roster, SessionEnded
 from potluck.types.cluster import NodeId
 
 ME, A, B = (NodeId(digit * 16) for digit in "0ab")
 FIRST, SECOND = SessionId("s1"), SessionId("s2")
 
 
-def seen(node: NodeId, session: SessionId, version: int = 1) -> Sighting:
-    return Sighting(node_id=node, session_id=session, wire_version=version)
+def seen(node: NodeId, session: SessionId, version: int = 1) -> NodeSession:
+    return NodeSession(node_id=node, session_id=session, wire_version=version)
 
 
-def play(*events: tuple[str, Sighting]) -> tuple[Roster, list[Change]]:
+def play(*events: tuple[str, NodeSession]) -> tuple[Roster, list[Change]]:
     """The roster after tokens came (+) and went (-), and all that changed on the way."""
     roster = Roster(own_node_id=ME, wire_version=1)
     changes: list[Change] = []
-    for kind, sighting in events:
+    for kind, node_session in events:
         step = roster.appeared if kind == "+" else roster.vanished
-        roster, new = step(sighting)
+        roster, new = step(node_session)
         changes += new
     return roster, changes
 
@@ -27,8 +27,8 @@ def joined(node: NodeId, session: SessionId) -> Joined:
     return Joined(node_id=node, session_id=session)
 
 
-def left(node: NodeId, session: SessionId) -> Left:
-    return Left(node_id=node, session_id=session)
+def left(node: NodeId, session: SessionId) -> SessionEnded:
+    return SessionEnded(node_id=node, session_id=session)
 
 
 def test_a_node_joins_once_and_leaves_once() -> None:

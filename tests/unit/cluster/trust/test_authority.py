@@ -10,7 +10,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-from support.edges import OTHER_SECRET, SECRET
+from support.cluster.edges import OTHER_SECRET, SECRET
 
 from potluck.cluster.trust.authority import cluster_id, derive_authority, issue_credentials
 from potluck.cluster.trust.secret import parse_secret
@@ -76,7 +76,7 @@ def test_every_node_certificate_has_a_key_of_its_own() -> None:
 @pytest.mark.parametrize("node_id", ["", "abc", "0123456789ABCDEF", "0123456789abcdef0", "x" * 16])
 def test_only_node_ids_get_certificates(node_id: str) -> None:
     authority = derive_authority(parse_secret(SECRET))
-    with pytest.raises(ParameterError, match="no node id"):
+    with pytest.raises(ParameterError, match="not a node id"):
         issue_credentials(authority, NodeId(node_id))
 
 

@@ -13,8 +13,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
-from support.edges import OTHER_SECRET, RECEIVER, SENDER, authority, credentials
-from support.imposters import expired, forged, named
+from support.cluster.edges import OTHER_SECRET, RECEIVER, SENDER, authority, credentials
+from support.cluster.imposters import expired, forged, named
 
 from potluck.cluster.trust.credentials import Credentials, peer_node_id
 from potluck.errors import ParameterError
@@ -153,5 +153,5 @@ def test_a_node_cannot_make_nodes() -> None:
 
 @pytest.mark.parametrize("name", ["cluster", "B" * 16, "b" * 17])
 def test_a_certificate_without_a_node_id_is_nobodys(name: str) -> None:
-    with pytest.raises(ParameterError, match="no node id"):
+    with pytest.raises(ParameterError, match="not a node id"):
         _exchange(credentials(RECEIVER).server_context(), named(name, authority()).client_context())

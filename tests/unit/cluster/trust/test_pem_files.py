@@ -1,9 +1,10 @@
 from __future__ import annotations
 
 import stat
+from dataclasses import replace
 from pathlib import Path
 
-from support.edges import RECEIVER, SENDER, credentials
+from support.cluster.edges import RECEIVER, SENDER, credentials
 
 from potluck.cluster.trust.pem_files import read_pem_files, write_pem_files
 
@@ -25,7 +26,9 @@ def test_an_open_directory_is_closed_and_old_files_are_replaced(tmp_path: Path) 
     write_pem_files(credentials(SENDER), directory)
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
     assert stat.S_IMODE(key.stat().st_mode) == 0o600
-    assert read_pem_files(directory, SENDER) == credentials(SENDER)
+    read = read_pem_files(directory, SENDER)
+    assert read.removed_path == directory / "removed"
+    assert replace(read, removed_path=None) == credentials(SENDER)
 
 
 def test_a_link_in_place_of_a_file_is_replaced_not_followed(tmp_path: Path) -> None:

@@ -41,11 +41,11 @@ def test_every_single_typing_error_is_found() -> None:
     last = len(text) - 1
     for index in (8, 9, 20, last):
         other = "A" if text[index] != "A" else "B"
-        with pytest.raises(ParameterError, match="typing error"):
+        with pytest.raises(ParameterError, match="typo"):
             parse_secret(text[:index] + other + text[index + 1 :])
-    with pytest.raises(ParameterError, match="typing error"):
+    with pytest.raises(ParameterError, match="typo"):
         parse_secret(text[:-1])
-    with pytest.raises(ParameterError, match="typing error"):
+    with pytest.raises(ParameterError, match="typo"):
         parse_secret(text + "A")
 
 

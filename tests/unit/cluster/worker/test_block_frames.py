@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any, cast
 
 import pytest
-from support.edges import edge
+from support.cluster.edges import edge
 
 from potluck.cluster.edges.edge import IncomingEdge, OutgoingEdge
 from potluck.cluster.edges.frames import FrameKind
@@ -108,7 +108,7 @@ def stage(
         thread.start()
         yield steps, results
         incoming.close()
-        thread.join(5)
+        thread.join(20)
 
 
 @pytest.mark.parametrize("count", [0, 2, 3])
@@ -116,7 +116,7 @@ def test_what_a_stage_has_goes_on_to_the_next(count: int) -> None:
     done: list[object] = []
     with stage(PlayedKeeper(done, count), done, has_head=False) as (steps, results):
         steps.send(FrameKind.RESTORE, StepId(0), encode_restores(Restores(BLOCKS)))
-        frame = results.receive(5)
+        frame = results.receive(20)
         assert (frame.kind, frame.step_id) == (FrameKind.RESTORE, 0)
         assert decode_restores(frame.header) == Restores(BLOCKS[:count])
     assert done == [("restore", BLOCKS)]
@@ -127,7 +127,7 @@ def test_the_last_stage_says_how_many_all_have(count: int) -> None:
     done: list[object] = []
     with stage(PlayedKeeper(done, count), done, has_head=True) as (steps, results):
         steps.send(FrameKind.RESTORE, StepId(0), encode_restores(Restores(BLOCKS)))
-        frame = results.receive(5)
+        frame = results.receive(20)
         assert frame.kind is FrameKind.RESULT
         assert decode_restored(frame.header) == Restored(count)
 
@@ -139,7 +139,7 @@ def test_a_state_is_put_back_after_blocks_that_are(ends: tuple[int, ...], is_las
     with stage(keeper, done, has_head=is_last) as (steps, results):
         asked = Restores(BLOCKS, 5, (1, 2, 3))
         steps.send(FrameKind.RESTORE, StepId(0), encode_restores(asked))
-        frame = results.receive(5)
+        frame = results.receive(20)
         if is_last:
             assert decode_restored(frame.header) == Restored(2, max(ends, default=0))
         else:
@@ -151,13 +151,13 @@ def test_a_state_is_put_back_after_blocks_that_are(ends: tuple[int, ...], is_las
 def test_a_stage_that_keeps_nothing_has_none() -> None:
     with stage(None, [], has_head=True) as (steps, results):
         steps.send(FrameKind.RESTORE, StepId(0), encode_restores(Restores(BLOCKS)))
-        assert decode_restored(results.receive(5).header) == Restored(0)
+        assert decode_restored(results.receive(20).header) == Restored(0)
         steps.send(
             FrameKind.STEP,
             StepId(1),
             StepEncoder().encode(Step(step_id=StepId(1), slices=(), saves=BLOCKS)),
         )
-        assert results.receive(5).step_id == 1
+        assert results.receive(20).step_id == 1
 
 
 def test_blocks_are_saved_before_the_step_that_may_change_them() -> None:
@@ -165,7 +165,7 @@ def test_blocks_are_saved_before_the_step_that_may_change_them() -> None:
     with stage(PlayedKeeper(done, 0), done, has_head=True) as (steps, results):
         step = Step(step_id=StepId(0), slices=(), saves=BLOCKS)
         steps.send(FrameKind.STEP, step.step_id, StepEncoder().encode(step))
-        assert results.receive(5).kind is FrameKind.RESULT
+        assert results.receive(20).kind is FrameKind.RESULT
     assert done == [("save", BLOCKS), "step"]
 
 
@@ -175,7 +175,7 @@ def test_states_are_saved_before_the_step_that_may_change_them() -> None:
     with stage(PlayedKeeper(done, 0), done, has_head=True) as (steps, results):
         step = Step(step_id=StepId(0), slices=(), state_saves=states)
         steps.send(FrameKind.STEP, step.step_id, StepEncoder().encode(step))
-        assert results.receive(5).kind is FrameKind.RESULT
+        assert results.receive(20).kind is FrameKind.RESULT
     assert done == [("save", ()), ("save states", states), "step"]
 
 
@@ -183,6 +183,6 @@ def test_an_engine_that_cannot_take_blocks_fails_the_step() -> None:
     keeper = PlayedKeeper([], 0, EngineError("no cache block 9"))
     with stage(keeper, [], has_head=False) as (steps, results):
         steps.send(FrameKind.RESTORE, StepId(0), encode_restores(Restores(BLOCKS)))
-        frame = results.receive(5)
+        frame = results.receive(20)
         assert frame.kind is FrameKind.FAILURE
         assert decode_failure(frame.header).message == "no cache block 9"

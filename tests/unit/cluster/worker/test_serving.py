@@ -12,7 +12,8 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from support.edges import LIMITS, RECEIVER, SENDER, credentials
+from support.cluster.edges import LIMITS, RECEIVER, SENDER, credentials
+from support.processes.waiting import eventually
 
 from potluck.cluster.edges.connect import connect_edge
 from potluck.cluster.edges.edge import IncomingEdge, OutgoingEdge
@@ -22,7 +23,7 @@ from potluck.cluster.edges.listener import EdgeListener
 from potluck.cluster.steps import StepEncoder
 from potluck.cluster.worker import serving as module
 from potluck.cluster.worker.messages import Connect, Disconnected, Peer, Ready
-from potluck.cluster.worker.serving import ServedStage, Serving, Told
+from potluck.cluster.worker.serving import ServedStage, Serving, ServingCallbacks
 from potluck.errors import DefectError, EdgeError, PotluckError, UnitFaultError
 from potluck.grammars.step_masks import StepMasks
 from potluck.types.cluster import DeploymentId, Epoch
@@ -52,7 +53,7 @@ class PlayedEngine:
 
     def step(self, step: Step, hidden: None, masks: object) -> StepResult:
         self.is_in_step.set()
-        assert self.is_let.wait(20)
+        assert self.is_let.wait(60)
         if self.problem is not None:
             raise self.problem
         self.steps.append(step.step_id)
@@ -83,7 +84,7 @@ class Worker:
                 credentials=credentials(RECEIVER),
                 listen_host="127.0.0.1",
             ),
-            Told(
+            ServingCallbacks(
                 edges=self.said.put,
                 failed=self.said.put,
                 ended=lambda: self.said.put("ended"),
@@ -93,9 +94,9 @@ class Worker:
 
     def is_stuck(self, error: PotluckError) -> None:
         self.said.put(error)
-        self.engine.is_let.wait(20)
+        self.engine.is_let.wait(60)
 
-    def heard(self, seconds: float = 5.0) -> Any:
+    def heard(self, seconds: float = 20.0) -> Any:
         return self.said.get(timeout=seconds)
 
 
@@ -105,10 +106,10 @@ def worker() -> Iterator[Worker]:
     yield played
     played.engine.is_let.set()
     assert played.serving.close()
-    deadline = time.monotonic() + 5
-    while any(thread.name in ("compute", "connect") for thread in threading.enumerate()):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    eventually(
+        lambda: not {each.name for each in threading.enumerate()} & {"compute", "connect"},
+        within=5,
+    )
 
 
 @contextmanager
@@ -116,14 +117,13 @@ def connected(worker: Worker, number: int) -> Iterator[tuple[OutgoingEdge, Incom
     """The coordinator's edges of an epoch, as soon as both stand; it may not be ready yet."""
     scope = Scope(deployment=D, epoch=at(number))
     address = worker.serving.listen()
-    listening = EdgeListener("127.0.0.1", credentials(SENDER))
-    host, port = listening.address
+    listening = EdgeListener.at("127.0.0.1", credentials(SENDER))
     worker.serving.connect(
         Connect(
             epoch=at(number),
             index=0,
             preceding=Peer(node_id=SENDER),
-            following=Peer(node_id=SENDER, host=host, port=port),
+            following=Peer.at(SENDER, listening.address),
         )
     )
     outgoing = connect_edge(
@@ -155,7 +155,7 @@ def test_an_epoch_follows_another(worker: Worker) -> None:
         with connected(worker, number) as (outgoing, incoming):
             assert worker.heard() == Ready(epoch=at(number))
             send(outgoing, 10 * number)
-            assert incoming.receive(5).step_id == 10 * number
+            assert incoming.receive(20).step_id == 10 * number
         said = worker.heard()
         assert (said.epoch, type(said)) == (at(number), Disconnected)
         assert worker.engine.num_resets == number
@@ -167,18 +167,18 @@ def test_the_next_epoch_waits_for_a_step_of_the_one_before(worker: Worker) -> No
         assert worker.heard() == Ready(epoch=at(1))
         worker.engine.is_let.clear()
         send(outgoing, 0)
-        assert worker.engine.is_in_step.wait(5)
+        assert worker.engine.is_in_step.wait(20)
         with connected(worker, 2) as (later, results):
             with pytest.raises(EdgeError):
-                incoming.receive(5)
+                incoming.receive(20)
             send(later, 7)
             time.sleep(0.1)
             assert worker.said.empty()
             worker.engine.is_let.set()
             said = worker.heard()
-            assert (said.epoch, said.message) == (at(1), "epoch 2 has taken its place")
+            assert (said.epoch, said.message) == (at(1), "replaced by epoch 2")
             assert worker.heard() == Ready(epoch=at(2))
-            assert results.receive(5).step_id == 7
+            assert results.receive(20).step_id == 7
             assert worker.engine.steps == [0, 7]
     assert worker.heard().epoch == at(2)
 
@@ -191,7 +191,7 @@ def test_a_step_that_does_not_end_ends_the_process(
         worker.heard()
         worker.engine.is_let.clear()
         send(outgoing, 0)
-        assert worker.engine.is_in_step.wait(5)
+        assert worker.engine.is_in_step.wait(20)
         with connected(worker, 2):
             error = worker.heard()
             assert "a step of epoch 1 did not end within 200 ms" in error.message
@@ -264,7 +264,7 @@ def test_what_has_no_edges_says_so(worker: Worker) -> None:
     worker.serving.connect(
         Connect(epoch=at(4), index=0, preceding=Peer(node_id=SENDER), following=silent_peer())
     )
-    assert "does not listen" in worker.heard().message
+    assert "is not listening" in worker.heard().message
 
 
 def test_a_lower_epoch_leaves_the_edges_alone(worker: Worker) -> None:
@@ -277,7 +277,7 @@ def test_a_lower_epoch_leaves_the_edges_alone(worker: Worker) -> None:
         )
         assert worker.heard().message == "epoch 4 is over: epoch 5 was seen"
         send(outgoing, 1)
-        assert incoming.receive(5).step_id == 1
+        assert incoming.receive(20).step_id == 1
     worker.heard()
 
 
@@ -297,7 +297,7 @@ def test_what_is_no_edge_ends_the_worker(
         send(outgoing, 0)
         assert isinstance(worker.heard(), kind)
         with pytest.raises(EdgeError):
-            incoming.receive(5)
+            incoming.receive(20)
         assert worker.heard() == "ended"
         assert worker.engine.num_resets == 0
 
@@ -319,6 +319,6 @@ def test_a_frame_of_an_epoch_that_is_over_closes_the_edge(worker: Worker) -> Non
         )
         send(late, 0)
         with pytest.raises(EdgeError):
-            incoming.receive(5)
+            incoming.receive(20)
     assert "epoch 1 of" in worker.heard().message
     assert worker.engine.steps == []

@@ -6,8 +6,8 @@ import threading
 import time
 from typing import Any, cast
 
-from support.agents import eventually
-from support.edges import edge
+from support.cluster.edges import edge
+from support.processes.waiting import eventually
 
 from potluck.cluster.edges.frames import FrameKind
 from potluck.cluster.steps import StepEncoder
@@ -64,7 +64,7 @@ def test_a_stage_says_for_how_long_it_computes_and_sends() -> None:
             eventually(lambda: totals.busy_seconds > 0.05, within=5, what="it computes")
             assert totals.sending_seconds == 0
             engine.may_compute.release()
-            results.receive(5)
+            results.receive(20)
             eventually(
                 lambda: totals.busy_seconds == totals.sending_seconds == 0,
                 within=5,
@@ -76,4 +76,4 @@ def test_a_stage_says_for_how_long_it_computes_and_sends() -> None:
         totals.sending_since = time.perf_counter() - 2
         assert 1.9 < totals.sending_seconds < 60
         incoming.close()
-        thread.join(5)
+        thread.join(20)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import threading
 from contextlib import closing
 from pathlib import Path
 from typing import Any, cast
@@ -10,13 +10,14 @@ from typing import Any, cast
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support.canonical_weights import load_canonical_weights
-from support.recurrent_configs import RECURRENCES, hybrid_config
+from support.models.canonical_weights import load_canonical_weights
+from support.models.recurrent_configs import RECURRENCES, hybrid_config
+from support.processes.waiting import eventually
 
 from potluck.cluster.worker.block_keeper import MAX_QUEUED_STATES, DiskKeeper
 from potluck.cluster.worker.block_store import BlockStore
 from potluck.cluster.worker.keeping import open_stores
-from potluck.engines.reference import ReferenceEngine
+from potluck.engines.reference.engine import ReferenceEngine
 from potluck.models.program import build_program
 from potluck.models.rope import rope_tables
 from potluck.types.engine import BlockFormat
@@ -87,8 +88,7 @@ def test_the_longest_that_can_be_read_is_taken(tmp_path: Path) -> None:
         for end in (8, 16):
             logits(engine, 0, end, 0)
             keeper.save_states([HashedState(state=0, hash=HASHES[end // 8])])
-            while keeper.num_queued:
-                time.sleep(0.001)
+            eventually(lambda: not keeper.num_queued)
         assert keeper.restore_state(1, {1: HASHES[1], 2: HASHES[2]}) == (2,)
         path = next((tmp_path / "stage-states").glob(f"{HASHES[2].hex()}-*"))
         path.write_bytes(bytes(path.stat().st_size))
@@ -101,10 +101,12 @@ def test_a_slow_disk_keeps_few_states_waiting(
 ) -> None:
     engine = engine_of()
     with closing(keeper_of(engine, tmp_path)) as keeper:
-        monkeypatch.setattr(BlockStore, "write", lambda *_: time.sleep(0.05))
+        may_write = threading.Event()
+        monkeypatch.setattr(BlockStore, "write", lambda *_: may_write.wait(60))
         keeper.save_states([HashedState(state=0, hash=each) for each in HASHES])
         assert keeper.num_queued <= MAX_QUEUED_STATES
         assert keeper.num_dropped >= len(HASHES) - MAX_QUEUED_STATES - 1
+        may_write.set()
 
 
 @pytest.mark.parametrize(("num_bytes", "state_bytes"), [(64, 0), (0, 64)])

@@ -92,7 +92,7 @@ def test_xe(rows: list[tuple[int, int, int]], total: int, free: int | None) -> N
 
 
 def test_an_old_i915_says_that_it_does_not_know() -> None:
-    with pytest.raises(OSError, match="does not know of memory regions"):
+    with pytest.raises(OSError, match="does not support memory regions"):
         ask_i915("0000:03:00.0", DESCRIPTOR, fake_i915(b"", error=22))
 
 

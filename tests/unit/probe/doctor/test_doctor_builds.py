@@ -6,7 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.doctor_cases import NATIVE, a_case, a_gpu, a_report, a_system, grow, the_finding
+from support.machines.doctor_cases import (
+    NATIVE,
+    a_case,
+    a_gpu,
+    a_report,
+    a_system,
+    grow,
+    the_finding,
+)
 
 from potluck.portability.finding import Finding as Lack
 from potluck.portability.finding import Severity as Weight
@@ -14,7 +22,9 @@ from potluck.probe.doctor.case import Case, OpenedLibrary, UnloadablePackage
 from potluck.probe.doctor.distribution import Distribution
 from potluck.probe.doctor.examine import examine
 from potluck.probe.doctor.finding import Severity
-from potluck.types.hardware import BackendLibrary, BackendSpec, DeviceKind, Interface, Trial
+from potluck.types.backend import BackendLibrary, BackendSpec, DeviceKind
+from potluck.types.hardware import Trial
+from potluck.types.unit import Interface
 
 UBUNTU = Distribution(name="ubuntu", manager="apt")
 FEDORA = Distribution(name="fedora", manager="dnf")
@@ -32,12 +42,12 @@ TOO_NEW = a_lack(
     "it needs GLIBC_2.38 of libc.so.6",
     library="libc.so.6",
     symbol="GLIBC_2.38",
-    way_out="take an older release",
+    fix="take an older release",
 )
 NO_LIBRARY = a_lack("missing-library", "it needs libgone.so.1", library="libgone.so.1")
 
 
-def zenoh(*lacks: Lack, loss: str = "this node cannot be in a cluster") -> UnloadablePackage:
+def zenoh(*lacks: Lack, loss: str = "this node cannot join a cluster") -> UnloadablePackage:
     return UnloadablePackage(
         name="eclipse-zenoh", version="1.10.2", loss=loss, said=LOADER_SAID, lacks=lacks
     )
@@ -91,8 +101,8 @@ def test_a_package_that_cannot_be_loaded(
     )
     assert (finding.check, finding.severity) == ("build", Severity.PREVENTS)
     assert finding.message == (
-        f"eclipse-zenoh 1.10.2 is installed and cannot be loaded ({reason}): without it this node "
-        "cannot be in a cluster"
+        f"eclipse-zenoh 1.10.2 is installed but cannot be loaded ({reason}): without it this "
+        f"node cannot join a cluster"
     )
     assert (finding.command, finding.details) == (command, details)
 
@@ -101,7 +111,7 @@ def test_a_package_that_is_not_needed_is_a_note(tmp_path: Path) -> None:
     finding = the_finding(a_case(a_system(tmp_path), unloadable_packages=(zenoh(loss=""),)))
     assert finding.severity is Severity.NOTE
     assert finding.message == (
-        f"eclipse-zenoh 1.10.2 is installed and cannot be loaded ({LOADER_SAID})"
+        f"eclipse-zenoh 1.10.2 is installed but cannot be loaded ({LOADER_SAID})"
     )
 
 
@@ -109,7 +119,7 @@ def test_of_many_lacks_some_are_said(tmp_path: Path) -> None:
     lacks = [a_lack("missing-symbol", f"it needs f{n}", symbol=f"f{n}") for n in range(9)]
     package = zenoh(*lacks, lacks[0])
     finding = the_finding(a_case(a_system(tmp_path), unloadable_packages=(package,)))
-    assert "(it needs f0; it needs f1; it needs f2; and 6 more)" in finding.message
+    assert "(it needs f0; it needs f1; it needs f2, and 6 more)" in finding.message
 
 
 def test_a_trial_that_fails_because_of_a_package_is_not_said_twice(tmp_path: Path) -> None:
@@ -120,7 +130,7 @@ def test_a_trial_that_fails_because_of_a_package_is_not_said_twice(tmp_path: Pat
         trials=(Trial(device_id="cpu", backend="native", works=False, reason="no numpy"),)
     )
     numpy = UnloadablePackage(
-        name="numpy", version="2.4", loss="nothing is computed", said="no", lacks=()
+        name="numpy", version="2.4", loss="nothing can be computed", said="no", lacks=()
     )
     case = a_case(a_system(tmp_path), report, backends=(native,), unloadable_packages=(numpy,))
     assert the_finding(case).check == "build"
@@ -184,7 +194,9 @@ NOWHERE = OpenedLibrary(library=LIBRARY, path="", said="", lacks=())
 def test_a_library_that_is_nowhere(tmp_path: Path, others: dict[str, Any], command: str) -> None:
     finding = the_finding(a_card_without(tmp_path, NOWHERE, **others))
     assert (finding.check, finding.severity) == ("library", Severity.PREVENTS)
-    assert finding.message == ("NVIDIA Tesla T4: tinygrad:CUDA opens libcuda.so, which is nowhere")
+    assert finding.message == (
+        "NVIDIA Tesla T4: tinygrad:CUDA needs libcuda.so, which is not installed"
+    )
     assert finding.command == command
 
 
@@ -192,7 +204,7 @@ def test_a_library_where_the_backend_does_not_look(tmp_path: Path) -> None:
     path = "/usr/lib/x86_64-linux-gnu/nvidia/libcuda.so.1"
     finding = the_finding(a_card_without(tmp_path, NOWHERE, files={path[1:]: ""}))
     assert finding.message == (
-        f"NVIDIA Tesla T4: tinygrad:CUDA does not look for libcuda.so where it is ({path})"
+        f"NVIDIA Tesla T4: tinygrad:CUDA does not search {path} for libcuda.so"
     )
     assert (finding.command, finding.details) == (f"export CUDA_PATH={path}", "before potluck up")
 
@@ -216,7 +228,7 @@ def test_a_library_that_does_not_load(
     )
     finding = the_finding(a_card_without(tmp_path, opened))
     assert finding.message == (
-        "NVIDIA Tesla T4: /usr/lib/libcuda.so.1, which tinygrad:CUDA opens, cannot be loaded: "
+        "NVIDIA Tesla T4: /usr/lib/libcuda.so.1, which tinygrad:CUDA needs, cannot be loaded: "
         f"{reason}"
     )
     assert finding.command == command

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.doctor_cases import (
+from support.machines.doctor_cases import (
     CPU,
     NATIVE,
     a_case,
@@ -22,7 +22,8 @@ from potluck.probe.doctor.case import User
 from potluck.probe.doctor.distribution import Distribution
 from potluck.probe.doctor.examine import examine
 from potluck.probe.doctor.finding import Severity
-from potluck.types.hardware import DeviceKind, Interface
+from potluck.types.backend import DeviceKind
+from potluck.types.unit import Interface
 
 DEBIAN = Distribution(name="debian", manager="apt")
 UBUNTU = Distribution(name="ubuntu", manager="apt")
@@ -114,7 +115,7 @@ def test_no_driver(
     gpu = a_gpu(make, name, "", problem="no kernel driver is bound to it")
     found = the_finding(a_case(a_system(tmp_path), a_report(gpu), distribution=distribution))
     assert found.severity is Severity.PREVENTS
-    assert found.message == f"{title} is there, and no driver is bound to it"
+    assert found.message == f"{title} is present, but no driver is bound to it"
     assert found.command == command
     assert found.device_id == "pci-0000:01:00.0"
 
@@ -135,7 +136,7 @@ def test_nouveau(tmp_path: Path) -> None:
     gpu = a_gpu("NVIDIA", "GeForce RTX 3060", "nouveau")
     found = the_finding(a_case(a_system(tmp_path), a_report(gpu)))
     assert found.message == (
-        "NVIDIA GeForce RTX 3060 is bound to nouveau, and only NVIDIA's driver computes"
+        "NVIDIA GeForce RTX 3060 is bound to nouveau, but compute requires NVIDIA's driver"
     )
     assert found.command == "sudo apt install nvidia-driver"
 
@@ -143,7 +144,7 @@ def test_nouveau(tmp_path: Path) -> None:
 def test_a_gpu_of_a_virtual_machine(tmp_path: Path) -> None:
     gpu = a_gpu("AMD", "Radeon RX 6800", "vfio-pci")
     found = the_finding(a_case(a_system(tmp_path), a_report(gpu)))
-    assert found.message == "AMD Radeon RX 6800 is set aside for virtual machines (vfio-pci)"
+    assert found.message == "AMD Radeon RX 6800 is reserved for virtual machines (vfio-pci)"
     assert found.command == (
         "echo 0000:01:00.0 | sudo tee /sys/bus/pci/drivers/vfio-pci/unbind "
         "&& echo 0000:01:00.0 | sudo tee /sys/bus/pci/drivers_probe"
@@ -199,7 +200,7 @@ def test_a_driver_and_a_library_of_two_versions(tmp_path: Path, loaded: dict[str
     found = the_finding(a_case(system, a_report(gpu)))
     assert found.severity is Severity.PREVENTS
     assert found.message == (
-        "the NVIDIA driver in the kernel is 535.104.05, and its library 550.54.14 "
+        "the NVIDIA kernel driver is version 535.104.05, but its library is version 550.54.14 "
         "(/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.550.54.14)"
     )
     assert found.command == "sudo reboot"
@@ -207,10 +208,10 @@ def test_a_driver_and_a_library_of_two_versions(tmp_path: Path, loaded: dict[str
     assert the_finding(in_container).command == "docker run --gpus all …"
 
 
-@pytest.mark.parametrize("where", ["device", "layer"])
+@pytest.mark.parametrize("where", ["device", "detector"])
 def test_nvml_tells_that_the_versions_differ(tmp_path: Path, where: str) -> None:
     system = a_system(tmp_path, {"dev/nvidiactl": "", f"{LIBRARY}.1": ""})
-    said = "NVML does not start: NVIDIA driver/library version mismatch"
+    said = "NVML cannot be initialized: NVIDIA driver/library version mismatch"
     gpu = a_gpu(
         "NVIDIA",
         "A10",
@@ -218,9 +219,9 @@ def test_nvml_tells_that_the_versions_differ(tmp_path: Path, where: str) -> None
         system.dev / "nvidiactl",
         problem=said if where == "device" else "",
     )
-    report = a_report(gpu, problems=(said,) if where == "layer" else ())
+    report = a_report(gpu, problems=(said,) if where == "detector" else ())
     found = the_finding(a_case(system, report))
-    assert found.message == "the NVIDIA driver and its library differ in their versions"
+    assert found.message == "the NVIDIA kernel driver and its library have different versions"
     assert found.command == "sudo reboot"
 
 
@@ -229,7 +230,7 @@ def test_a_driver_without_its_library(tmp_path: Path) -> None:
     gpu = a_gpu("NVIDIA", "A10", "nvidia", system.dev / "nvidiactl")
     found = the_finding(a_case(system, a_report(gpu)))
     assert found.message == (
-        "the NVIDIA driver is loaded, and its library libnvidia-ml.so was not found"
+        "the NVIDIA driver is loaded, but its library libnvidia-ml.so was not found"
     )
     assert found.command == "sudo apt install libnvidia-ml1"
     assert the_finding(a_case(system, a_report(gpu, container="docker"))).command == (
@@ -316,7 +317,8 @@ def test_no_permission(
     found = the_finding(a_case(system, a_report(gpu), user=user))
     assert found.severity is Severity.PREVENTS
     assert found.message == (
-        f"Arm Mali-G610: this user may not open /dev/{file} (it belongs to the group {group})"
+        f"Arm Mali-G610: this user does not have permission to open /dev/{file} (owned by group "
+        f"{group})"
     )
     assert found.command == command
 
@@ -374,7 +376,7 @@ def test_a_container_that_was_not_given_the_device(
     found = the_finding(a_case(system, a_report(gpu, container=container)))
     assert found.severity is Severity.PREVENTS
     shown = ", ".join(f"/dev/{file}" for file in files or ("dri",))
-    assert found.message == f"{make} X1 is there, and this container was not given {shown}"
+    assert found.message == f"{make} X1 is present, but {shown} was not passed to this container"
     assert found.command == command
 
 
@@ -397,7 +399,7 @@ def test_device_files_that_are_missing_on_a_host(
     system = a_system(tmp_path, {f"{LIBRARY}.1": ""})
     gpu = a_gpu(make, "X1", driver, system.dev / file)
     found = the_finding(a_case(system, a_report(gpu)))
-    assert found.message == f"{make} X1 has a driver, and /dev/{file} is not there"
+    assert found.message == f"{make} X1 has a driver, but /dev/{file} does not exist"
     assert found.command == command
 
 
@@ -459,9 +461,7 @@ def test_a_mali_without_a_library_or_whose_library_does_not_show_it(
     found = the_finding(a_case(system, report))  # type: ignore[arg-type]
     assert found.check == "opencl"
     assert found.message == "Arm Mali-G610: " + (
-        "no OpenCL driver that is installed shows it"
-        if files
-        else "there is no OpenCL driver for it"
+        "no installed OpenCL driver lists it" if files else "there is no OpenCL driver for it"
     )
     assert found.command == "apt-cache search libmali"
 

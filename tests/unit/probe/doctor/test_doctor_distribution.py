@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.doctor_cases import a_system
+from support.machines.doctor_cases import a_system
 
 from potluck.probe.doctor.distribution import Distribution, read_distribution
 

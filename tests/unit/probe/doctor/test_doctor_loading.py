@@ -8,17 +8,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.doctor_cases import a_report, a_system
-from support.kernel_build import require_tool
+from support.kernels.build import require_tool
+from support.machines.doctor_cases import a_report, a_system
 
 from potluck.probe.doctor.loading import (
     Package,
     find_library,
-    look_at_opened_libraries,
-    look_at_packages,
+    inspect_opened_libraries,
+    inspect_packages,
 )
-from potluck.probe.system import System
-from potluck.types.hardware import BackendLibrary, BackendSpec, DeviceKind, Trial
+from potluck.probe.machine.system import System
+from potluck.types.backend import BackendLibrary, BackendSpec, DeviceKind
+from potluck.types.hardware import Trial
 
 ELF = b"\x7fELF"
 
@@ -108,10 +109,11 @@ def a_trial(device_id: str, *, works: bool) -> Trial:
     return Trial(device_id=device_id, backend="gpu", works=works)
 
 
+@pytest.mark.slow
 def test_a_library_that_lacks_another_is_explained(broken: Path) -> None:
     library = replace(LIBRARY, patterns=(r"broken\.so",), folders=(str(broken),))
     report = a_report(trials=(a_trial("a", works=False), a_trial("b", works=False)))
-    (opened,) = look_at_opened_libraries(System(), report, (a_backend(library),), {})
+    (opened,) = inspect_opened_libraries(System(), report, (a_backend(library),), {})
     assert opened.path == str(broken / "broken.so")
     assert opened.said.startswith("libgone.so.1: cannot open shared object file")
     (lack,) = opened.lacks
@@ -121,14 +123,14 @@ def test_a_library_that_lacks_another_is_explained(broken: Path) -> None:
 def test_libraries_of_backends_that_work_somewhere_are_left_alone(tmp_path: Path) -> None:
     report = a_report(trials=(a_trial("a", works=False), a_trial("b", works=True)))
     system = a_system(tmp_path)
-    looked = look_at_opened_libraries(system, report, (a_backend(LIBRARY),), {})
+    looked = inspect_opened_libraries(system, report, (a_backend(LIBRARY),), {})
     assert looked == ()
 
 
 def test_a_library_that_is_nowhere_is_not_loaded(tmp_path: Path) -> None:
     report = a_report(trials=(a_trial("a", works=False),))
     system = a_system(tmp_path)
-    (opened,) = look_at_opened_libraries(system, report, (a_backend(LIBRARY),), {})
+    (opened,) = inspect_opened_libraries(system, report, (a_backend(LIBRARY),), {})
     assert (opened.path, opened.said, opened.lacks) == ("", "", ())
 
 
@@ -150,11 +152,12 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_package_whose_extension_does_not_load_is_explained(site: Path, broken: Path) -> None:
     (site / "broken.so").write_bytes((broken / "broken.so").read_bytes())
     install(site, "brittle", "broken.so", "missing.so", "../../outside.so")
     package = Package(name="brittle", module="broken", loss="all is lost")
-    (found,) = look_at_packages((package,))
+    (found,) = inspect_packages((package,))
     assert (found.name, found.version, found.loss) == ("brittle", "1.5", "all is lost")
     assert found.said.startswith("libgone.so.1: cannot open shared object file")
     (lack,) = found.lacks
@@ -164,7 +167,7 @@ def test_a_package_whose_extension_does_not_load_is_explained(site: Path, broken
 def test_a_package_that_kills_its_process_costs_a_line(site: Path) -> None:
     (site / "deadly.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGILL)\n")
     install(site, "deadly", "deadly.py")
-    (found,) = look_at_packages((Package(name="deadly", module="deadly"),))
+    (found,) = inspect_packages((Package(name="deadly", module="deadly"),))
     assert found.said == "was killed by SIGILL"
     assert found.lacks == ()
 
@@ -173,5 +176,5 @@ def test_packages_that_load_or_are_not_installed(site: Path) -> None:
     (site / "sound.py").touch()
     install(site, "sound", "sound.py")
     packages = (Package(name="sound", module="sound"), Package(name="absent", module="absent"))
-    assert look_at_packages(packages) == ()
+    assert inspect_packages(packages) == ()
     assert "sound" not in sys.modules

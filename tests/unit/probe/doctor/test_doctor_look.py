@@ -6,7 +6,7 @@ import os
 import socket
 from pathlib import Path
 
-from support.doctor_cases import a_system
+from support.machines.doctor_cases import a_system
 
 from potluck.probe.doctor import look
 from potluck.probe.doctor.multicast import (
@@ -14,16 +14,16 @@ from potluck.probe.doctor.multicast import (
     MAX_DATAGRAM_BYTES,
     PORT,
     nonce_of,
-    open_ear,
+    open_multicast_receiver,
     send_datagram,
 )
-from potluck.probe.system import System
+from potluck.probe.machine.system import System
 
 LOOPBACK = "127.0.0.1"
 
 
 def test_the_user() -> None:
-    user = look.look_at_user()
+    user = look.inspect_user()
     assert user.is_root == (os.geteuid() == 0)
     assert user.name
     assert user.groups
@@ -39,7 +39,7 @@ def test_a_folder_that_is_not_there_yet(tmp_path: Path) -> None:
     )
     system = a_system(tmp_path / "tree", {"proc/self/mountinfo": mounts})
     path = point / "a/b"
-    folder = look.look_at_folder(system, path, purpose="x", needed_bytes=5)
+    folder = look.inspect_folder(system, path, purpose="x", needed_bytes=5)
     assert folder is not None
     assert (folder.path, folder.purpose, folder.needed_bytes) == (path, "x", 5)
     assert (folder.mount_point, folder.file_system) == (str(point), "tmpfs")
@@ -47,22 +47,22 @@ def test_a_folder_that_is_not_there_yet(tmp_path: Path) -> None:
     assert not folder.is_read_only
     there = os.statvfs(point)
     assert 0 < folder.free_bytes <= there.f_blocks * there.f_frsize
-    other = look.look_at_folder(system, tmp_path, purpose="x", needed_bytes=5)
+    other = look.inspect_folder(system, tmp_path, purpose="x", needed_bytes=5)
     assert other is not None
     assert (other.mount_point, other.file_system) == ("/", "ext4")
 
 
 def test_a_file_in_place_of_a_folder(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    folder = look.look_at_folder(System(), tmp_path / "file/x", purpose="x", needed_bytes=0)
+    folder = look.inspect_folder(System(), tmp_path / "file/x", purpose="x", needed_bytes=0)
     assert folder is not None
     assert not folder.is_writable
 
 
 def test_shared_memory(tmp_path: Path) -> None:
-    assert look.look_at_shared_memory(a_system(tmp_path)) is None
+    assert look.inspect_shared_memory(a_system(tmp_path)) is None
     (tmp_path / "dev/shm").mkdir(parents=True)
-    assert (look.look_at_shared_memory(a_system(tmp_path)) or 0) > 0
+    assert (look.inspect_shared_memory(a_system(tmp_path)) or 0) > 0
 
 
 def test_ports_that_are_free_and_that_are_taken() -> None:
@@ -70,23 +70,26 @@ def test_ports_that_are_free_and_that_are_taken() -> None:
         taken = server.getsockname()[1]
         with socket.create_server((LOOPBACK, 0)) as other:
             free = other.getsockname()[1]
-        network = look.look_at_network(LOOPBACK, lan_port=taken, http_port=free)
+        network = look.inspect_network(LOOPBACK, lan_port=taken, http_port=free)
     lan, http = network.ports
     assert lan.number == taken
-    assert lan.problem == "another program has it"
+    assert lan.problem == "in use by another program"
     assert lan.option.startswith(f"--lan --listen {LOOPBACK}:")
     assert http.problem == ""
     assert network.multicast_problem == ""
 
 
 def test_multicast_at_an_address_that_is_not_there() -> None:
-    network = look.look_at_network("192.0.2.1", lan_port=0, http_port=0)
+    network = look.inspect_network("192.0.2.1", lan_port=0, http_port=0)
     assert network.multicast_problem == "no such device"
 
 
 def test_only_the_doctors_own_datagrams_count() -> None:
-    with open_ear(LOOPBACK) as ear, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
-        ear.settimeout(5)
+    with (
+        open_multicast_receiver(LOOPBACK) as ear,
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other,
+    ):
+        ear.settimeout(20)
         loopback = socket.inet_aton(LOOPBACK)
         other.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, loopback)
         other.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_TTL, 0)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.doctor_cases import (
+from support.machines.doctor_cases import (
     GIB,
     MIB,
     a_case,
@@ -56,11 +56,11 @@ def policy(number: int, governor: str, driver: str = "cpufreq-dt") -> dict[str, 
 def test_a_governor(tmp_path: Path, files: dict[str, str], severity: Severity, said: str) -> None:
     found = the_finding(a_case(a_system(tmp_path, files)))
     assert found.severity is severity
-    assert found.message == f"the CPU's clock is governed by {said}, not by performance"
+    assert found.message == f"the CPU frequency governor is {said} instead of performance"
     assert found.command == (
         "echo performance | sudo tee /sys/devices/system/cpu/cpufreq/policy*/scaling_governor"
     )
-    assert found.details == "until the machine starts again"
+    assert found.details == "until the machine reboots"
 
 
 def test_a_machine_without_a_choice_of_governors(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_a_memory_limit(
     found = the_finding(a_case(a_system(tmp_path, files), report))
     assert found.severity is Severity.SLOWS
     assert found.message == (
-        f"1 GiB of memory may be used here, and the machine has 8 GiB free: {reason} says so"
+        f"1 GiB of memory is usable here, but the machine has 8 GiB free: limited by {reason}"
     )
     assert found.command == command
 
@@ -148,7 +148,7 @@ def test_memory_of_which_nothing_is_known(tmp_path: Path) -> None:
     memory = replace(a_memory(usable_bytes=0, reason=reason, total=0), free_bytes=0)
     found = the_finding(a_case(a_system(tmp_path), a_report(memory=memory)))
     assert found.severity is Severity.PREVENTS
-    assert found.message == f"no memory may be used: {reason}"
+    assert found.message == f"no memory is usable: {reason}"
     assert found.command == "sudo mount -t proc proc /proc"
 
 
@@ -170,7 +170,7 @@ def test_swap_in_use(tmp_path: Path, available_mib: int, command: str) -> None:
     system = a_system(tmp_path, meminfo(available_mib, 4096, 3072))
     found = the_finding(a_case(system))
     assert found.severity is Severity.NOTE
-    assert found.message == "1 GiB are swapped out: a model that is waits for the disk"
+    assert found.message == "1 GiB are swapped out: a model in swap is slowed down by the disk"
     assert found.command == command
 
 
@@ -194,7 +194,7 @@ def test_a_small_machine_without_swap(
     found = the_finding(a_case(system, small, distribution=distribution))
     assert found.severity is Severity.NOTE
     assert found.message == (
-        "there is no swap: when memory runs short, processes are ended without warning"
+        "there is no swap: when memory runs out, processes are killed without warning"
     )
     assert found.command == command
     large = a_report(memory=a_memory(total=16 * GIB))
@@ -204,8 +204,8 @@ def test_a_small_machine_without_swap(
 @pytest.mark.parametrize(
     ("size", "container", "said", "command"),
     [
-        (16 * MIB, "", "holds only 16 MiB", "sudo mount -o remount,size=1G /dev/shm"),
-        (16 * MIB, "docker", "holds only 16 MiB", "docker run --shm-size 1g …"),
+        (16 * MIB, "", "is only 16 MiB", "sudo mount -o remount,size=1G /dev/shm"),
+        (16 * MIB, "docker", "is only 16 MiB", "docker run --shm-size 1g …"),
         (
             None,
             "",
@@ -220,7 +220,7 @@ def test_small_shared_memory(
     report = a_report(container=container)
     found = the_finding(a_case(a_system(tmp_path), report, shared_memory_bytes=size))
     assert found.severity is Severity.NOTE
-    assert found.message == f"/dev/shm {said}: drivers and libraries that share memory fail"
+    assert found.message == f"/dev/shm {said}: drivers and libraries that use shared memory fail"
     assert found.command == command
 
 
@@ -244,26 +244,26 @@ def a_folder(purpose: str, **others: Any) -> Folder:
         (
             a_folder(STATE, is_writable=False),
             Severity.PREVENTS,
-            "/home/alice/x may not be written to: this node cannot join a cluster",
+            "/home/alice/x is not writable: this node cannot join a cluster",
             "sudo chown -R $USER /home/alice/x",
         ),
         (
             a_folder(CACHE, is_writable=False, is_read_only=True),
             Severity.SLOWS,
-            "/home/alice/x is on a disk that is mounted read-only: everything is tried out anew "
-            "at each start",
+            "/home/alice/x is on a disk that is mounted read-only: every device is tested again "
+            "at every start",
             "sudo mount -o remount,rw /home",
         ),
         (
             a_folder(MODELS, free_bytes=MIB),
             Severity.SLOWS,
-            "/home/alice/x has 1 MiB of room: no model can be downloaded",
+            "/home/alice/x has 1 MiB of free space: no model can be downloaded",
             "df -h /home",
         ),
         (
             a_folder(MODELS, file_system="tmpfs"),
             Severity.SLOWS,
-            "/home/alice/x is in memory (tmpfs): models take it twice",
+            "/home/alice/x is in memory (tmpfs): models occupy memory twice",
             "export HF_HOME=DIRECTORY",
         ),
         (
@@ -322,9 +322,11 @@ def test_a_library_in_quarantine(tmp_path: Path) -> None:
 
 
 def test_a_layer_that_did_not_answer(tmp_path: Path) -> None:
-    said = "has not answered yet, after 3 s"
+    said = "has not responded after 3 s"
     report = a_report(problems=("another", said))
-    late = replace(report, layers=tuple(replace(each, is_pending=True) for each in report.layers))
+    late = replace(
+        report, detectors=tuple(replace(each, is_pending=True) for each in report.detectors)
+    )
     found = the_finding(a_case(a_system(tmp_path), late))
     assert (found.check, found.severity, found.message, found.command) == (
         "deadline",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.doctor_cases import a_case, a_system, the_finding
+from support.machines.doctor_cases import a_case, a_system, the_finding
 
 from potluck.probe.doctor.case import Case, Cluster, LocalNetwork, Peer, Port
 from potluck.probe.doctor.examine import examine
@@ -14,13 +14,13 @@ from potluck.probe.doctor.finding import Severity
 A, B, C = "a" * 16, "b" * 16, "c" * 16
 
 
-def a_peer(node_id: str, *, skew: float = 0.0, control: str = "", edge: str = "") -> Peer:
+def a_peer(node_id: str, *, skew: float = 0.0, problem: str = "", is_reached: bool = True) -> Peer:
     return Peer(
         node_id=node_id,
         skew_seconds=skew,
         uncertainty_seconds=0.01,
-        control_problem=control,
-        edge_problem=edge,
+        port_problem=problem,
+        is_reached=is_reached,
         is_heard=True,
     )
 
@@ -41,14 +41,14 @@ def test_a_port_that_is_taken(tmp_path: Path) -> None:
         number=7333,
         purpose="other nodes (--lan)",
         option="--lan --listen 10.0.0.5:7335",
-        problem="another program has it",
+        problem="in use by another program",
     )
     network = LocalNetwork(address="10.0.0.5", ports=(port,), multicast_problem="")
     found = the_finding(a_case(a_system(tmp_path), network=network))
     assert found.severity is Severity.NOTE
-    assert found.message == "TCP port 7333 for other nodes (--lan): another program has it"
+    assert found.message == "TCP port 7333 for other nodes (--lan): in use by another program"
     assert found.command == "potluck up --lan --listen 10.0.0.5:7335"
-    assert found.details == "ss -ltnp 'sport = :7333' shows who listens there"
+    assert found.details == "ss -ltnp 'sport = :7333' shows the program that listens there"
 
 
 def test_an_interface_without_multicast(tmp_path: Path) -> None:
@@ -56,51 +56,52 @@ def test_an_interface_without_multicast(tmp_path: Path) -> None:
     found = the_finding(a_case(a_system(tmp_path), network=network))
     assert found.severity is Severity.NOTE
     assert found.message == (
-        "multicast does not work at 10.0.0.5 (no such device): nodes do not find each other by "
-        "themselves"
+        "multicast does not work at 10.0.0.5 (no such device): nodes cannot discover each other"
     )
     assert found.command == "potluck up --join HOST:PORT"
 
 
 @pytest.mark.parametrize(
-    ("files", "control", "edge"),
+    ("files", "command"),
     [
-        (
-            {},
-            "sudo iptables -I INPUT -p tcp --dport 7333 -j ACCEPT",
-            "sudo iptables -I INPUT -p tcp --dport 32768:60999 -j ACCEPT",
-        ),
-        (
-            {
-                "etc/ufw/ufw.conf": "ENABLED=yes\n",
-                "proc/sys/net/ipv4/ip_local_port_range": "40000\t50000\n",
-            },
-            "sudo ufw allow 7333/tcp",
-            "sudo ufw allow 40000:50000/tcp",
-        ),
+        ({}, "sudo iptables -I INPUT -p tcp --dport 7333 -j ACCEPT"),
+        ({"etc/ufw/ufw.conf": "ENABLED=yes\n"}, "sudo ufw allow 7333/tcp"),
         (
             {"run/firewalld/x": "", "etc/ufw/ufw.conf": "ENABLED=no\n"},
             "sudo firewall-cmd --permanent --add-port=7333/tcp && sudo firewall-cmd --reload",
-            "sudo firewall-cmd --permanent --add-port=32768-60999/tcp "
-            "&& sudo firewall-cmd --reload",
         ),
     ],
 )
-def test_blocked_ports(tmp_path: Path, files: dict[str, str], control: str, edge: str) -> None:
+def test_blocked_ports(tmp_path: Path, files: dict[str, str], command: str) -> None:
     peers = (
-        a_peer(B, control="nobody answers", edge="nobody answers"),
-        a_peer(C, edge="no route to host"),
+        a_peer(B, problem="nobody answers", is_reached=False),
+        a_peer(C, problem="no route to host"),
     )
     first, second = examine(with_peers(tmp_path, *peers, files=files))
-    assert first.severity is second.severity is Severity.PREVENTS
+    assert first.severity is Severity.PREVENTS
     assert first.message == (
-        f"node {B} cannot connect to this node's control address 10.77.0.1:7333 (nobody answers)"
+        f"node {B} and this node cannot communicate: neither can connect to the other; "
+        "this node's address is 10.77.0.1:7333 (nobody answers)"
     )
-    assert first.command == control
+    assert second.severity is Severity.NOTE
     assert second.message == (
-        f"node {C} cannot connect to this node's ports for edges (no route to host)"
+        f"node {C} cannot connect to this node's address 10.77.0.1:7333 (no route to host): "
+        "all connections between them are opened from here"
     )
-    assert second.command == edge
+    assert first.command == second.command == command
+
+
+def test_pairs_of_other_nodes_that_cannot_talk(tmp_path: Path) -> None:
+    cluster = Cluster(
+        node_id=A,
+        address="10.77.0.1:7333",
+        peers=(a_peer(B), a_peer(C)),
+        silent_pairs=((A, B), (B, C)),
+    )
+    found = the_finding(a_case(a_system(tmp_path, None), network=None, cluster=cluster))
+    assert found.severity is Severity.SLOWS
+    assert f"{B} and {C}." in found.message
+    assert A not in found.message
 
 
 def test_a_clock_that_differs(tmp_path: Path) -> None:
@@ -108,10 +109,10 @@ def test_a_clock_that_differs(tmp_path: Path) -> None:
     assert found.severity is Severity.NOTE
     assert found.message == (
         f"the clock of node {B} is 3.50 s (±0.01 s) behind this node's: logs cannot be compared, "
-        "and downloads may be refused"
+        f"and downloads may be rejected"
     )
     assert found.command == "sudo timedatectl set-ntp true"
-    assert found.details == "on whichever node is wrong"
+    assert found.details == "on the node whose clock is wrong"
 
 
 def test_the_error_of_a_slow_link_is_no_skew(tmp_path: Path) -> None:
@@ -122,8 +123,8 @@ def test_the_error_of_a_slow_link_is_no_skew(tmp_path: Path) -> None:
 def test_a_clock_that_differs_from_all_others_is_this_nodes(tmp_path: Path) -> None:
     found = the_finding(with_peers(tmp_path, a_peer(B, skew=86400), a_peer(C, skew=86400.5)))
     assert found.message == (
-        "this node's clock is 86,400 s behind those of all 2 others: logs cannot be compared, and "
-        "downloads may be refused"
+        "this node's clock is 86,400 s behind those of all 2 others: logs cannot be compared, "
+        "and downloads may be rejected"
     )
     two = examine(with_peers(tmp_path, a_peer(B, skew=-100), a_peer(C, skew=100)))
     assert [found.message.split(":")[0] for found in two] == [
@@ -137,7 +138,7 @@ def test_a_node_that_does_not_answer(tmp_path: Path) -> None:
     found = the_finding(with_peers(tmp_path, peer))
     assert found.severity is Severity.PREVENTS
     assert found.message == (
-        f"node {B} does not answer: node b did not answer 'node.clock' within 5 s"
+        f"node {B} does not respond: node b did not answer 'node.clock' within 5 s"
     )
     assert found.command == "potluck down; potluck up"
 
@@ -150,8 +151,7 @@ def test_multicast_that_does_not_arrive(tmp_path: Path) -> None:
     found = the_finding(with_peers(tmp_path, *deaf))
     assert found.severity is Severity.NOTE
     assert found.message == (
-        f"multicast of nodes {B}, {C} does not arrive here: new nodes may not find the cluster by "
-        "themselves"
+        f"multicast of nodes {B}, {C} does not arrive here: new nodes may not discover the cluster"
     )
     assert found.command == "potluck up --join 10.77.0.1:7333"
     assert found.details == "on a new node"

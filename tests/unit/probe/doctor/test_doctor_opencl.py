@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.doctor_cases import (
+from support.machines.doctor_cases import (
     NATIVE,
     a_case,
     a_gpu,
@@ -20,15 +20,9 @@ from potluck.probe.doctor.distribution import Distribution
 from potluck.probe.doctor.examine import examine
 from potluck.probe.doctor.finding import Severity
 from potluck.probe.doctor.look import missing_packages
-from potluck.types.hardware import (
-    BackendSpec,
-    Device,
-    DeviceKind,
-    Interface,
-    LayerReport,
-    ProbeReport,
-    Trial,
-)
+from potluck.types.backend import BackendSpec, DeviceKind
+from potluck.types.hardware import DetectorReport, Device, ProbeReport, Trial
+from potluck.types.unit import Interface
 
 CL = BackendSpec(
     name="tinygrad:CL",
@@ -86,7 +80,8 @@ def a_gpu_with_files(root: Path, make: str, driver: str, **others: Any) -> tuple
             "mali",
             {},
             "apt-cache search libmali",
-            "from the board's maker; /etc/OpenCL/vendors/mali.icd then has to name the library",
+            "from the board's vendor; /etc/OpenCL/vendors/mali.icd must then contain the library's "
+            "name",
         ),
     ],
 )
@@ -125,8 +120,8 @@ def test_what_only_opencl_shows_has_its_driver(tmp_path: Path) -> None:
 
 def a_report_of_opencl(*devices: Device, problems: tuple[str, ...] = ()) -> ProbeReport:
     report = a_report()
-    layer = LayerReport(layer="opencl", devices=devices, problems=problems)
-    return replace(report, layers=(*report.layers, layer))
+    detector = DetectorReport(detector="opencl", devices=devices, problems=problems)
+    return replace(report, detectors=(*report.detectors, detector))
 
 
 def test_a_driver_that_cannot_be_loaded(tmp_path: Path) -> None:
@@ -134,13 +129,13 @@ def test_a_driver_that_cannot_be_loaded(tmp_path: Path) -> None:
     why = "libmali.so.1: cannot open shared object file: No such file or directory"
     problems = (
         f"{file}: its library cannot be loaded: {why}",
-        "/etc/OpenCL/vendors/mesa.icd: its library shows no device",  # as without any GPU
+        "/etc/OpenCL/vendors/mesa.icd: its library reports no device",  # as without any GPU
     )
     found = the_finding(a_case(a_system(tmp_path), a_report_of_opencl(problems=problems)))
     assert (found.check, found.severity) == ("opencl-driver", Severity.NOTE)
     assert found.message == f"the OpenCL driver {file} cannot be loaded: {why}"
     assert found.command == f"sudo mv {file} {file}.disabled"
-    assert found.details == "or install again what brings its library"
+    assert found.details == "or reinstall the package that provides its library"
 
 
 def test_a_driver_that_crashed(tmp_path: Path) -> None:
@@ -160,7 +155,7 @@ def test_a_driver_that_crashed(tmp_path: Path) -> None:
 def test_drivers_without_a_loader(tmp_path: Path, distribution: Distribution, command: str) -> None:
     report = a_report_of_opencl(problems=("libOpenCL.so.1 is not installed",))
     found = the_finding(a_case(a_system(tmp_path), report, distribution=distribution))
-    assert found.message == "OpenCL drivers are installed, and libOpenCL.so.1 is not installed"
+    assert found.message == "OpenCL drivers are installed, but libOpenCL.so.1 is not installed"
     assert found.command == command
 
 
@@ -176,7 +171,7 @@ def test_software_is_named_and_no_loss(tmp_path: Path) -> None:
     case = a_case(a_system(tmp_path), a_report_of_opencl(pocl))
     found = the_finding(case)
     assert (found.check, found.severity) == ("software", Severity.NOTE)
-    assert "Intel pthread-Xeon, software that computes on the CPU" in found.message
+    assert "Intel pthread-Xeon, a software implementation that runs on the CPU" in found.message
     assert found.command == "potluck up --allow-software"
     assert case.accelerators == ()
     card = a_gpu("AMD", "GPU", "", interfaces=(OPENCL,))
@@ -196,7 +191,7 @@ def test_a_package_that_is_missing(tmp_path: Path) -> None:
     )
     found = the_finding(case)
     assert (found.check, found.severity) == ("package", Severity.PREVENTS)
-    assert found.message == "Intel GPU could be used, and tinygrad is not installed"
+    assert found.message == "Intel GPU cannot be used until tinygrad is installed"
     assert found.command == "pip install 'potluck[tinygrad]'"
     assert found.device_id == gpu.device_id
 

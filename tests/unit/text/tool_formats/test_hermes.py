@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.tool_outputs import parse, tool_use
+from support.text.tool_outputs import parse, tool_use
 
 from potluck.text.tool_formats import choose_output_format
 
@@ -83,10 +83,10 @@ def test_output_is_taken_apart(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("size", [1, 2, 3, 7])
-def test_pieces_do_not_matter(name: str, size: int) -> None:
+def test_pieces_do_not_matter(name: str) -> None:
     text, expected = CASES[name]
-    assert parse(FORMAT, text, size) == expected
+    for size in (1, 2, 3, 7):
+        assert parse(FORMAT, text, size) == expected, size
 
 
 def test_arguments_come_at_once() -> None:

@@ -8,9 +8,9 @@ import time
 from typing import Any
 
 import pytest
-from support.grammar_texts import grammar_texts
-from support.tool_output_cases import BY_NAME
-from support.tool_outputs import found
+from support.text.grammar_texts import grammar_texts
+from support.text.tool_output_cases import BY_NAME
+from support.text.tool_outputs import found
 
 from potluck.errors import ParameterError
 from potluck.text.tool_formats import choose_output_format
@@ -181,7 +181,6 @@ def test_keywords_of_all_arguments_are_named(name: str) -> None:
         allows(name, "1", {}, minProperties=3)
 
 
-@pytest.mark.parametrize("name", [*sorted(BY_NAME)])
 @pytest.mark.parametrize(
     "parameters",
     [
@@ -197,15 +196,17 @@ def test_keywords_of_all_arguments_are_named(name: str) -> None:
         {"properties": {"\n<": {"type": "string", "enum": []}, "": {"enum": [{}, [], None]}}},
     ],
 )
-def test_strange_schemas_do_no_harm(name: str, parameters: dict[str, object]) -> None:
+def test_strange_schemas_do_no_harm(parameters: dict[str, object]) -> None:
+    """In any format."""
     use = ToolUse(tools=(Tool(name="f", parameters=parameters),), mode=ToolMode.REQUIRED)
-    started = time.monotonic()
-    with contextlib.suppress(ParameterError):
-        format_named(name).grammar(use, prompt_end="")
-    parser = format_named(name).parser(use, prompt_end="")
-    parser.push(BY_NAME[name].calls.replace("get_weather", "f").replace("city", "v"))
-    parser.finish()
-    assert time.monotonic() - started < 2
+    for name in sorted(BY_NAME):
+        started = time.process_time()
+        with contextlib.suppress(ParameterError):
+            format_named(name).grammar(use, prompt_end="")
+        parser = format_named(name).parser(use, prompt_end="")
+        parser.push(BY_NAME[name].calls.replace("get_weather", "f").replace("city", "v"))
+        parser.finish()
+        assert time.process_time() - started < 2, name
 
 
 @pytest.mark.parametrize("name", ["gemma", "qwen-coder", "lfm2", "hermes"])

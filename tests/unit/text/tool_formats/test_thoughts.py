@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from support.grammar_texts import grammar_texts
-from support.tool_outputs import parse, tool_use
+from support.text.grammar_texts import grammar_texts
+from support.text.tool_outputs import parse, tool_use
 
 from potluck.grammars import json_schema
 from potluck.text.reasoning import reasoning_format

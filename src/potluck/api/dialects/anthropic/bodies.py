@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 from potluck.api.bodies import FIRST_ERROR, STRICT, parse_object, validated
 from potluck.api.dialects.anthropic.other_fields import BLOCK, BODY, TOOL
 from potluck.api.errors import invalid
-from potluck.api.other_fields import Others, without_others
+from potluck.api.other_fields import InertFields, drop_inert_fields
 
 
 class TextBlock(BaseModel):
@@ -34,7 +34,7 @@ class ToolUseBlock(BaseModel):
 
 
 class ToolResultBlock(BaseModel):
-    """What came of a tool call."""
+    """The result of a tool call."""
 
     model_config = STRICT
 
@@ -45,7 +45,7 @@ class ToolResultBlock(BaseModel):
 
 
 class ThinkingBlock(BaseModel):
-    """What the assistant thought. ``signature`` is whatever an earlier answer had there."""
+    """The assistant's reasoning. ``signature`` is the one from the earlier answer."""
 
     model_config = STRICT
 
@@ -80,7 +80,7 @@ class ToolBody(BaseModel):
 
 
 class ToolChoice(BaseModel):
-    """How tools are to be used."""
+    """The ``tool_choice``: how to use tools."""
 
     model_config = STRICT
 
@@ -126,7 +126,7 @@ class Metadata(BaseModel):
 
 
 class PromptBody(BaseModel):
-    """What makes up a prompt: the body of ``/v1/messages/count_tokens``."""
+    """The part of a body that makes up the prompt: the body of ``/v1/messages/count_tokens``."""
 
     model_config = STRICT
 
@@ -141,7 +141,7 @@ class PromptBody(BaseModel):
 
 
 class MessagesBody(PromptBody):
-    """The body of ``/v1/messages``. The last message, if it is the assistant's, is continued."""
+    """The body of ``/v1/messages``. If the last message is the assistant's, it is continued."""
 
     max_tokens: int
     temperature: float | None = None
@@ -153,17 +153,17 @@ class MessagesBody(PromptBody):
 
 
 def parse_messages(body: bytes | bytearray) -> MessagesBody:
-    """Read a request for a message. Raises ``ApiError`` that names what is wrong."""
+    """Parse a request for a message. Raises ``ApiError`` that names the invalid field."""
     return validated(MessagesBody, _document(body))
 
 
 def parse_prompt(body: bytes | bytearray) -> PromptBody:
-    """Read a request to count tokens. Raises ``ApiError`` that names what is wrong."""
+    """Parse a request to count tokens. Raises ``ApiError`` that names the invalid field."""
     return validated(PromptBody, _document(body))
 
 
 def _document(body: bytes | bytearray) -> dict[str, Any]:
-    document = without_others(parse_object(body), BODY, "")
+    document = drop_inert_fields(parse_object(body), BODY, "")
     _strip(document, "system", BLOCK, "")
     _strip(document, "tools", TOOL, "")
     messages = document.get("messages")
@@ -177,12 +177,12 @@ def _document(body: bytes | bytearray) -> dict[str, Any]:
     return document
 
 
-def _strip(owner: dict[str, Any], name: str, others: Others, where: str) -> None:
-    """Take the fields that do nothing out of the objects of a list."""
+def _strip(owner: dict[str, Any], name: str, others: InertFields, where: str) -> None:
+    """Remove the ignored fields from the objects of a list."""
     items = owner.get(name)
     if isinstance(items, list):
         owner[name] = [
-            without_others(item, others, f"{where}{name}[{index}].")
+            drop_inert_fields(item, others, f"{where}{name}[{index}].")
             if isinstance(item, dict)
             else item
             for index, item in enumerate(items)
@@ -195,8 +195,8 @@ def _check_types(content: object, where: str) -> None:
         if isinstance(kind, str) and kind not in _BLOCK_TYPES:
             raise invalid(
                 f"{where}content[{number}].type",
-                f"{where}content[{number}] is of the type {kind[:40]!r}, and may be of"
-                f" {', '.join(_BLOCK_TYPES)}",
+                f"{where}content[{number}] has the unsupported type {kind[:40]!r}; supported: "
+                f"{', '.join(_BLOCK_TYPES)}",
                 code="unsupported_value",
             )
 

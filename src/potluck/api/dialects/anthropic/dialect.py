@@ -1,4 +1,4 @@
-"""Anthropic's addresses, keys and errors."""
+"""Anthropic's endpoints, keys and errors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from starlette.responses import Response
 
 from potluck.api.answer import Prepared
 from potluck.api.dialect import Endpoint, bearer_key
-from potluck.api.dialects.anthropic.asks import PARAMETER_NAMES, messages_asked, prompt_asked
 from potluck.api.dialects.anthropic.bodies import (
     MessagesBody,
     PromptBody,
@@ -17,6 +16,11 @@ from potluck.api.dialects.anthropic.bodies import (
     parse_prompt,
 )
 from potluck.api.dialects.anthropic.rendering import MessageRenderer, error_json
+from potluck.api.dialects.anthropic.requests import (
+    PARAMETER_NAMES,
+    messages_request,
+    prompt_request,
+)
 from potluck.api.errors import ApiError
 from potluck.api.jobs import chat_job, chat_prompt
 from potluck.api.service import ApiService, json_response
@@ -54,7 +58,7 @@ class _Endpoints:
         return await self._service.answer(
             request,
             parse_messages,
-            lambda asked: asked.model,
+            lambda body: body.model,
             self._prepare,
             prompt_param="messages",
             names=PARAMETER_NAMES,
@@ -64,21 +68,21 @@ class _Endpoints:
         """``POST /v1/messages/count_tokens``."""
 
         def count(body: PromptBody, model: ServedModel) -> int:
-            return len(chat_prompt(prompt_asked(body), model).tokens)
+            return len(chat_prompt(prompt_request(body), model).tokens)
 
         num_tokens = await self._service.computed(
-            request, parse_prompt, lambda asked: asked.model, count, prompt_param="messages"
+            request, parse_prompt, lambda body: body.model, count, prompt_param="messages"
         )
         return json_response({"input_tokens": num_tokens})
 
     def _prepare(self, body: MessagesBody, model: ServedModel) -> Prepared:
-        asked = messages_asked(body)
+        chat = messages_request(body)
         return Prepared(
-            job=chat_job(asked, model, self._service.limits),
+            job=chat_job(chat, model, self._service.limits),
             renderer=MessageRenderer(
                 model.model_id,
                 omits_thoughts=body.thinking is not None and body.thinking.display == "omitted",
             ),
             is_stream=bool(body.stream),
-            user=asked.user,
+            user=chat.user,
         )

@@ -1,13 +1,13 @@
-"""Fields of Anthropic's API that are known and do nothing here; ``docs/http-api.md`` lists them."""
+"""Fields of Anthropic's API that have no effect, as listed in ``docs/reference/http-api.md``."""
 
 from __future__ import annotations
 
-from potluck.api.other_fields import BOOLEAN, FLAT, LABEL, Others
+from potluck.api.other_fields import BOOLEAN, FLAT, LABEL, InertFields
 
 _CACHE_CONTROL = {"cache_control": FLAT}
-"""Which prefixes to cache: here every prefix is, without being asked for."""
+"""Which prefixes to cache: Potluck always caches all of them."""
 
-BODY = Others(
+BODY = InertFields(
     harmless={
         **_CACHE_CONTROL,
         "billing_policy": LABEL,
@@ -21,7 +21,7 @@ BODY = Others(
     neutral={
         "compaction": (None,),
         "container": (None,),
-        # Claude Code asks for all thoughts to be kept, which they are.
+        # Claude Code asks to keep all reasoning, which Potluck always does.
         "context_management": (
             None,
             {"edits": []},
@@ -33,9 +33,9 @@ BODY = Others(
         "thread": (None,),
     },
 )
-"""Of a body."""
+"""Fields of a body."""
 
-BLOCK = Others(
+BLOCK = InertFields(
     harmless=_CACHE_CONTROL,
     neutral={
         "caller": (None, {"type": "direct"}),
@@ -43,12 +43,12 @@ BLOCK = Others(
         "toolset_name": (None,),
     },
 )
-"""Of a block of a message's content, and of the system's."""
+"""Fields of a content block of a message, and of the system prompt."""
 
-TOOL = Others(
+TOOL = InertFields(
     harmless={
         **_CACHE_CONTROL,
-        # The pieces in which arguments are streamed: here they always come as they are written.
+        # Fine-grained streaming of arguments: Potluck always streams them as they are generated.
         "eager_input_streaming": BOOLEAN,
     },
     neutral={
@@ -58,4 +58,4 @@ TOOL = Others(
         "input_examples": (None, []),
     },
 )
-"""Of a tool."""
+"""Fields of a tool."""

@@ -1,4 +1,4 @@
-"""Answers as Anthropic writes them: a message of blocks, whole or as events."""
+"""Renders answers for Anthropic's API: a message of content blocks, whole or as events."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ _ERROR_TYPES = {
 
 
 class MessageRenderer:
-    """Writes one message. Its stream is a sequence of blocks, one open at a time.
+    """Renders one message. Its stream is a sequence of blocks, of which one is open at a time.
 
-    With ``omits_thoughts`` blocks of thoughts are there, and empty.
+    With ``omits_thoughts``, thinking blocks are present but empty.
     """
 
     stream_type = EVENT_STREAM
@@ -139,7 +139,7 @@ class MessageRenderer:
                 yield self._gain({"type": "input_json_delta", "partial_json": text})
 
     def _need(self, kind: str, fields: Json) -> Iterator[Json]:
-        """Open a block, unless one of the kind is open."""
+        """Open a block of this kind, unless one is open."""
         if self._open == kind:
             return
         yield from self._close()
@@ -159,14 +159,14 @@ class MessageRenderer:
 
 
 def error_json(error: ApiError) -> bytes:
-    """``error`` as Anthropic writes it."""
+    """Return ``error`` in Anthropic's format."""
     default = "api_error" if error.status >= 500 else "invalid_request_error"
     kind = _ERROR_TYPES.get(error.status, default)
     return msgspec.json.encode({"type": "error", "error": {"type": kind, "message": error.message}})
 
 
 def usage_json(usage: Usage) -> Json:
-    """The ``usage`` object: tokens of the prompt that a cache had are counted apart."""
+    """Return the ``usage`` object; prompt tokens found in a cache are counted separately."""
     return {
         "input_tokens": usage.num_prompt_tokens - usage.num_cached_tokens,
         "cache_creation_input_tokens": 0,
@@ -176,7 +176,7 @@ def usage_json(usage: Usage) -> Json:
 
 
 def _fill(block: Json, pieces: Sequence[str]) -> None:
-    """Give a block that has ended what it has gained."""
+    """Return a completed block with its accumulated content."""
     gained = "".join(pieces)
     if block["type"] != "tool_use":
         block[str(block["type"])] = gained
@@ -185,7 +185,7 @@ def _fill(block: Json, pieces: Sequence[str]) -> None:
 
 
 def _decoded(arguments: str) -> object:
-    """The arguments as an object. Where the answer was cut off, they are no JSON."""
+    """Return the arguments as an object, or within one if they are not valid JSON."""
     try:
         return msgspec.json.decode(arguments, type=dict[str, object])
     except msgspec.DecodeError:

@@ -8,14 +8,14 @@ from pydantic import BaseModel
 
 from potluck.api.bodies import FIRST_ERROR, STRICT, parse_object, validated
 from potluck.api.dialects.ollama.other_fields import CHAT, EMBED, GENERATE, MESSAGE, OPTIONS
-from potluck.api.other_fields import Others, without_others
+from potluck.api.other_fields import InertFields, drop_inert_fields
 from potluck.api.tools import FunctionBody
 
 Think = bool | Literal["low", "medium", "high", "max"]
 
 
 class Options(BaseModel):
-    """``options``. A ``num_predict`` below 1 is no limit, as in Ollama."""
+    """``options``. As in Ollama, a ``num_predict`` below 1 means no limit."""
 
     model_config = STRICT
 
@@ -34,7 +34,7 @@ class Options(BaseModel):
 
 
 class CommonBody(BaseModel):
-    """What chats and texts have in common. ``format`` is ``json`` or a JSON schema."""
+    """Fields that chat and generate requests share. ``format`` is ``json`` or a JSON schema."""
 
     model_config = STRICT
 
@@ -48,7 +48,7 @@ class CommonBody(BaseModel):
 
 
 class CalledFunction(BaseModel):
-    """Which function a tool call calls."""
+    """The function that a tool call calls."""
 
     model_config = STRICT
 
@@ -59,7 +59,7 @@ class CalledFunction(BaseModel):
 
 
 class ToolCallBody(BaseModel):
-    """A tool call that an assistant's message has made."""
+    """A tool call in an assistant message."""
 
     model_config = STRICT
 
@@ -98,7 +98,7 @@ class ChatBody(CommonBody):
 
 
 class GenerateBody(CommonBody):
-    """The body of ``/api/generate``. With ``raw`` the prompt is not put into the chat template."""
+    """The body of ``/api/generate``. With ``raw``, the chat template is not applied."""
 
     prompt: str | None = None
     suffix: str | None = None
@@ -107,7 +107,9 @@ class GenerateBody(CommonBody):
 
 
 class EmbedBody(BaseModel):
-    """The body of ``/api/embed``. What is too long is cut off, unless ``truncate`` is false."""
+    """The body of ``/api/embed``. Inputs that are too long are truncated unless ``truncate`` is
+    false.
+    """
 
     model_config = STRICT
 
@@ -139,12 +141,12 @@ class ShowBody(BaseModel):
 
 
 def parse_chat(body: bytes | bytearray) -> ChatBody:
-    """Read a chat request. Raises ``ApiError`` that names what is wrong."""
+    """Parse a chat request. Raises ``ApiError`` that names the invalid field."""
     document = _document(body, CHAT)
     messages = document.get("messages")
     if isinstance(messages, list):
         document["messages"] = [
-            without_others(message, MESSAGE, f"messages[{index}].")
+            drop_inert_fields(message, MESSAGE, f"messages[{index}].")
             if isinstance(message, dict)
             else message
             for index, message in enumerate(messages)
@@ -153,28 +155,28 @@ def parse_chat(body: bytes | bytearray) -> ChatBody:
 
 
 def parse_generate(body: bytes | bytearray) -> GenerateBody:
-    """Read a request for a text. Raises ``ApiError`` that names what is wrong."""
+    """Parse a generate request. Raises ``ApiError`` that names the invalid field."""
     return validated(GenerateBody, _document(body, GENERATE))
 
 
 def parse_embed(body: bytes | bytearray) -> EmbedBody:
-    """Read a request for embeddings. Raises ``ApiError`` that names what is wrong."""
+    """Parse a request for embeddings. Raises ``ApiError`` that names the invalid field."""
     return validated(EmbedBody, _document(body, EMBED))
 
 
 def parse_old_embed(body: bytes | bytearray) -> OldEmbedBody:
-    """Read a request for one embedding. Raises ``ApiError`` that names what is wrong."""
+    """Parse a request for one embedding. Raises ``ApiError`` that names the invalid field."""
     return validated(OldEmbedBody, _document(body, EMBED))
 
 
 def parse_show(body: bytes | bytearray) -> ShowBody:
-    """Read a request for a model's details. Raises ``ApiError`` that names what is wrong."""
+    """Parse a request for a model's details. Raises ``ApiError`` that names the invalid field."""
     return validated(ShowBody, parse_object(body))
 
 
-def _document(body: bytes | bytearray, others: Others) -> dict[str, Any]:
-    document = without_others(parse_object(body), others, "")
+def _document(body: bytes | bytearray, others: InertFields) -> dict[str, Any]:
+    document = drop_inert_fields(parse_object(body), others, "")
     options = document.get("options")
     if isinstance(options, dict):
-        document["options"] = without_others(options, OPTIONS, "options.")
+        document["options"] = drop_inert_fields(options, OPTIONS, "options.")
     return document

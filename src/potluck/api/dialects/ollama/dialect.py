@@ -1,4 +1,4 @@
-"""Ollama's addresses, keys and errors."""
+"""Ollama's endpoints, keys and errors."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from potluck.api.answer import Prepared
-from potluck.api.asked import TextAsked
 from potluck.api.dialect import Endpoint, bearer_key
-from potluck.api.dialects.ollama.asks import PARAMETER_NAMES, chat_asked, generate_asked
 from potluck.api.dialects.ollama.bodies import (
     ChatBody,
     CommonBody,
@@ -28,20 +26,22 @@ from potluck.api.dialects.ollama.rendering import (
     error_json,
     generate_fields,
 )
+from potluck.api.dialects.ollama.requests import PARAMETER_NAMES, chat_request, generate_request
 from potluck.api.dialects.ollama.vectors import VectorEndpoints
 from potluck.api.errors import ApiError, invalid
 from potluck.api.jobs import Job, chat_job, empty_job, text_job
+from potluck.api.requests import CompletionRequest
 from potluck.api.service import ApiService, json_response
 from potluck.types.gateway import ModelState, ServedModel
 
 API_VERSION = "0.12.11"
-"""Of Ollama, whose API is spoken here: some clients refuse servers that are older than they."""
+"""The version of Ollama whose API is implemented here; some clients reject older servers."""
 
 _LATEST = ":latest"
 
 
 class Ollama:
-    """The dialect of Ollama's own API, not of the one that it has in common with OpenAI."""
+    """The dialect of Ollama's native API, not of its OpenAI-compatible one."""
 
     name = "ollama"
 
@@ -76,7 +76,7 @@ class _Endpoints:
         return await self._service.answer(
             request,
             parse_chat,
-            lambda asked: self.name_of(asked.model),
+            lambda body: self.name_of(body.model),
             self._prepare_chat,
             prompt_param="messages",
             names=PARAMETER_NAMES,
@@ -87,19 +87,19 @@ class _Endpoints:
         return await self._service.answer(
             request,
             parse_generate,
-            lambda asked: self.name_of(asked.model),
+            lambda body: self.name_of(body.model),
             self._prepare_generate,
             prompt_param="prompt",
             names=PARAMETER_NAMES,
         )
 
     async def tags(self, request: Request) -> Response:
-        """``GET /api/tags``: what is deployed."""
+        """``GET /api/tags``: deployed models."""
         models = self._service.gateway.models()
         return json_response({"models": [tag_json(status) for status in models]})
 
     async def running(self, request: Request) -> Response:
-        """``GET /api/ps``: what is ready to answer."""
+        """``GET /api/ps``: models that are ready."""
         models = self._service.gateway.models()
         ready = [status for status in models if status.state is ModelState.READY]
         return json_response({"models": [running_json(status) for status in ready]})
@@ -112,10 +112,10 @@ class _Endpoints:
         """``POST /api/show``."""
 
         def model_of(body: ShowBody) -> str:
-            asked = body.model or body.name
-            if not asked:
-                raise invalid("model", "model is missing", code="missing_required_parameter")
-            return self.name_of(asked)
+            name = body.model or body.name
+            if not name:
+                raise invalid("model", "model is required", code="missing_required_parameter")
+            return self.name_of(name)
 
         model = await self._service.computed(
             request, parse_show, model_of, lambda _body, model: model, prompt_param="model"
@@ -123,29 +123,29 @@ class _Endpoints:
         answer = shown_json(self._service.status(model.model_id), model)
         return json_response(answer)
 
-    def name_of(self, asked: str) -> str:
-        """Return the model that is meant: Ollama's clients add a tag to a name that has none."""
-        if asked.endswith(_LATEST):
+    def name_of(self, name: str) -> str:
+        """Return the name of the model; Ollama's clients add a tag to names without one."""
+        if name.endswith(_LATEST):
             known = {status.model_id for status in self._service.gateway.models()}
-            plain = asked.removesuffix(_LATEST)
-            if asked not in known and plain in known:
+            plain = name.removesuffix(_LATEST)
+            if name not in known and plain in known:
                 return plain
-        return asked
+        return name
 
     def _prepare_chat(self, body: ChatBody, model: ServedModel) -> Prepared:
         if not body.messages:
             return _prepared(body, empty_job(model), chat_fields)
-        job = chat_job(chat_asked(body, model), model, self._service.limits)
+        job = chat_job(chat_request(body, model), model, self._service.limits)
         return _prepared(body, job, chat_fields)
 
     def _prepare_generate(self, body: GenerateBody, model: ServedModel) -> Prepared:
         if not body.prompt and not body.suffix:
             return _prepared(body, empty_job(model), generate_fields)
-        asked = generate_asked(body, model)
+        parsed = generate_request(body, model)
         limits = self._service.limits
-        if isinstance(asked, TextAsked):
-            return _prepared(body, text_job(asked, model, limits), generate_fields)
-        return _prepared(body, chat_job(asked, model, limits), generate_fields)
+        if isinstance(parsed, CompletionRequest):
+            return _prepared(body, text_job(parsed, model, limits), generate_fields)
+        return _prepared(body, chat_job(parsed, model, limits), generate_fields)
 
 
 def _prepared(body: CommonBody, job: Job, fields: OfDelta) -> Prepared:

@@ -9,11 +9,11 @@ from potluck.api.rendering import Json
 from potluck.types.gateway import ModelStatus, ServedModel
 
 _NEVER = "9999-12-31T23:59:59Z"
-"""When a deployed model is unloaded, as Ollama says it."""
+"""Expiry time that Ollama reports for a model that stays loaded."""
 
 
 def tag_json(status: ModelStatus) -> Json:
-    """An entry of ``/api/tags``."""
+    """Return an entry of ``/api/tags``."""
     return {
         "name": status.model_id,
         "model": status.model_id,
@@ -25,7 +25,7 @@ def tag_json(status: ModelStatus) -> Json:
 
 
 def running_json(status: ModelStatus) -> Json:
-    """An entry of ``/api/ps``."""
+    """Return an entry of ``/api/ps``."""
     return {
         "name": status.model_id,
         "model": status.model_id,
@@ -39,7 +39,7 @@ def running_json(status: ModelStatus) -> Json:
 
 
 def shown_json(status: ModelStatus, model: ServedModel) -> Json:
-    """The answer of ``/api/show``."""
+    """Return the response of ``/api/show``."""
     parameters = "\n".join(
         f"{name} {value}" for name, value in sorted(status.sampling_defaults.items())
     )

@@ -1,51 +1,51 @@
-"""Fields of Ollama's API that are known and do nothing here; ``docs/http-api.md`` lists them."""
+"""Fields of Ollama's API that have no effect, as listed in ``docs/reference/http-api.md``."""
 
 from __future__ import annotations
 
-from potluck.api.other_fields import BOOLEAN, Harmless, Others
+from potluck.api.other_fields import BOOLEAN, IgnoredField, InertFields
 
-_NUMBER = Harmless(
+_NUMBER = IgnoredField(
     expected="a number",
     holds=lambda value: isinstance(value, int | float) and not isinstance(value, bool),
 )
-_DURATION = Harmless(
+_DURATION = IgnoredField(
     expected="a number of seconds or a text such as 5m",
     holds=lambda value: isinstance(value, str) or _NUMBER.holds(value),
 )
 
 _KEEP_ALIVE = {"keep_alive": _DURATION}
-"""For how long the model stays loaded: here it stays until it is undeployed."""
+"""How long the model stays loaded: in Potluck, until it is undeployed."""
 
 _CUTTING = {"truncate": (None, False), "shift": (None, False), "_debug_render_only": (None, False)}
-"""What becomes of what does not fit into the context: here it is refused."""
+"""How to shorten a prompt that exceeds the context: Potluck rejects it."""
 
-CHAT = Others(harmless=_KEEP_ALIVE, neutral=_CUTTING)
-"""Of ``/api/chat``."""
+CHAT = InertFields(harmless=_KEEP_ALIVE, neutral=_CUTTING)
+"""Fields of ``/api/chat``."""
 
-GENERATE = Others(
+GENERATE = InertFields(
     harmless=_KEEP_ALIVE,
     neutral={
         **_CUTTING,
         "context": (None, []),
         "images": (None, []),
         "template": (None, ""),
-        # Of pictures.
+        # For images.
         "height": (None, 0),
         "steps": (None, 0),
         "width": (None, 0),
     },
 )
-"""Of ``/api/generate``."""
+"""Fields of ``/api/generate``."""
 
-EMBED = Others(harmless=_KEEP_ALIVE)
-"""Of ``/api/embed`` and ``/api/embeddings``."""
+EMBED = InertFields(harmless=_KEEP_ALIVE)
+"""Fields of ``/api/embed`` and ``/api/embeddings``."""
 
-MESSAGE = Others(neutral={"images": (None, [])})
-"""Of a message."""
+MESSAGE = InertFields(neutral={"images": (None, [])})
+"""Fields of a message."""
 
-OPTIONS = Others(
+OPTIONS = InertFields(
     harmless={
-        # How the model is to be run, which the deployment has decided.
+        # How to run the model, which is fixed at deployment.
         "f16_kv": BOOLEAN,
         "low_vram": BOOLEAN,
         "main_gpu": _NUMBER,
@@ -56,7 +56,7 @@ OPTIONS = Others(
         "numa": BOOLEAN,
         "use_mlock": BOOLEAN,
         "use_mmap": BOOLEAN,
-        # Of samplers that are off.
+        # Samplers that are disabled.
         "mirostat_eta": _NUMBER,
         "mirostat_tau": _NUMBER,
         "penalize_newline": BOOLEAN,
@@ -70,4 +70,4 @@ OPTIONS = Others(
         "vocab_only": (None, False),
     },
 )
-"""Of ``options``."""
+"""Fields of ``options``."""

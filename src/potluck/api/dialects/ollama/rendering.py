@@ -1,4 +1,4 @@
-"""Answers as Ollama writes them: an object, or one object a line."""
+"""Renders answers for Ollama's API: one object, or one JSON object per line."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from potluck.types.sequence import FinishReason
 from potluck.types.text import Tokenizer
 
 LINES = "application/x-ndjson"
-"""One JSON document a line: https://github.com/ndjson/ndjson-spec"""
+"""One JSON document per line: https://github.com/ndjson/ndjson-spec"""
 
 OfDelta = Callable[[str, str, Sequence[Json]], Json]
-"""What an object has of some text, some thoughts and some calls of tools."""
+"""Builds the fields of an object from a text, reasoning and tool calls."""
 
 
 def chat_fields(text: str, thoughts: str, calls: Sequence[Json]) -> Json:
-    """The fields of a chat's answer."""
+    """Return the answer's fields for a chat."""
     message: Json = {"role": "assistant", "content": text}
     if thoughts:
         message["thinking"] = thoughts
@@ -34,14 +34,14 @@ def chat_fields(text: str, thoughts: str, calls: Sequence[Json]) -> Json:
 
 
 def generate_fields(text: str, thoughts: str, calls: Sequence[Json]) -> Json:
-    """The fields of a text's answer, which calls no tools."""
+    """Return the answer's fields for a generate request, which has no tool calls."""
     return {"response": text, "thinking": thoughts} if thoughts else {"response": text}
 
 
 class OllamaRenderer:
-    """Writes one answer. A call of a tool is given when it is complete.
+    """Renders one answer. A tool call is emitted once it is complete.
 
-    ``clock`` is in seconds, and of ``time.perf_counter()`` otherwise.
+    ``clock`` returns seconds; it is ``time.perf_counter()`` by default.
     """
 
     stream_type = LINES
@@ -72,7 +72,9 @@ class OllamaRenderer:
 
     @property
     def waiting(self) -> bytes:
-        """See ``Renderer``. Clients decode every line, so that an empty one would be an error."""
+        """See ``Renderer``. Returns nothing: clients decode every line, and an empty one would be
+        an error.
+        """
         return _line({**self._head(), **self._fields("", "", ()), "done": False})
 
     def begin(self, usage: Usage) -> bytes:
@@ -110,7 +112,7 @@ class OllamaRenderer:
         )
 
     def _take(self, delta: Delta) -> tuple[str, str, list[Json]]:
-        """The text, the thoughts and the complete calls that a delta brings."""
+        """Return the text, the reasoning and the complete tool calls of a delta."""
         for part in delta.parts:
             if isinstance(part, ToolCallStart):
                 self._calls.append(_Call(part.name))
@@ -146,7 +148,7 @@ class OllamaRenderer:
 
     def _done_reason(self, usage: Usage) -> str:
         if not usage.num_prompt_tokens:
-            return "load"  # all that is asked for without a prompt
+            return "load"  # the whole answer for a request without a prompt
         return "length" if self._reason is FinishReason.LENGTH else "stop"
 
     def _logprobs(self, tokens: Sequence[ScoredToken]) -> Json:
@@ -156,7 +158,7 @@ class OllamaRenderer:
 
 
 class _Call:
-    """A call of a tool as far as it is known."""
+    """A tool call that is still being received."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -172,12 +174,12 @@ class _Call:
 
 
 def error_json(error: ApiError) -> bytes:
-    """``error`` as Ollama writes it."""
+    """Return ``error`` in Ollama's format."""
     return msgspec.json.encode({"error": error.message})
 
 
 def timestamp(time: datetime) -> str:
-    """Return a time as Ollama writes it."""
+    """Return a time in Ollama's format."""
     return time.astimezone(UTC).isoformat().replace("+00:00", "Z")
 
 

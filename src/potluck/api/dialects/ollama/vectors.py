@@ -12,27 +12,27 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from potluck.api.dialect import Endpoint
-from potluck.api.dialects.ollama.asks import check_context
 from potluck.api.dialects.ollama.bodies import (
     EmbedBody,
     OldEmbedBody,
     parse_embed,
     parse_old_embed,
 )
+from potluck.api.dialects.ollama.requests import check_context
 from potluck.api.service import ApiService
-from potluck.api.vectors import EmbedAsked, PreparedVectors, VectorJob, embed_job, embeddings
+from potluck.api.vectors import EmbeddingRequest, PreparedVectors, VectorJob, embed_job, embeddings
 from potluck.types.gateway import ServedModel
 
 
 class VectorEndpoints:
-    """Answers with embeddings. ``name_of`` tells which model a client means."""
+    """Embedding endpoints. ``name_of`` maps the client's name of a model to Potluck's."""
 
     def __init__(self, service: ApiService, name_of: Callable[[str], str]) -> None:
         self._service = service
         self._name_of = name_of
 
     def endpoints(self) -> tuple[Endpoint, ...]:
-        """Their addresses; the second is the older one."""
+        """The endpoints; the second is the older one."""
         return (
             Endpoint(method="POST", path="/api/embed", answer=self.embed),
             Endpoint(method="POST", path="/api/embeddings", answer=self.old_embed),
@@ -44,7 +44,7 @@ class VectorEndpoints:
         return await self._service.vectors(
             request,
             parse_embed,
-            lambda asked: self._name_of(asked.model),
+            lambda body: self._name_of(body.model),
             partial(self._prepare, began=began),
             prompt_param="input",
         )
@@ -54,7 +54,7 @@ class VectorEndpoints:
         return await self._service.vectors(
             request,
             parse_old_embed,
-            lambda asked: self._name_of(asked.model),
+            lambda body: self._name_of(body.model),
             self._prepare_old,
             prompt_param="prompt",
         )
@@ -63,7 +63,7 @@ class VectorEndpoints:
         check_context(body.options, model)
         inputs = [body.input] if isinstance(body.input, str) else body.input
         job = self._job(
-            EmbedAsked(
+            EmbeddingRequest(
                 model_id=model.model_id,
                 inputs=[] if inputs == [""] else inputs,
                 dimensions=body.dimensions,
@@ -82,19 +82,19 @@ class VectorEndpoints:
 
     def _prepare_old(self, body: OldEmbedBody, model: ServedModel) -> PreparedVectors:
         check_context(body.options, model)
-        asked = EmbedAsked(
+        inputs = EmbeddingRequest(
             model_id=model.model_id, inputs=[body.prompt] if body.prompt else [], truncates=True
         )
-        job = self._job(asked, model, "prompt")
+        job = self._job(inputs, model, "prompt")
         return PreparedVectors(
             job=job, request_id=secrets.token_hex(12), write=partial(_write_old, job=job)
         )
 
-    def _job(self, asked: EmbedAsked, model: ServedModel, param: str) -> VectorJob:
-        """What embeds the inputs; without any, a client asks only that the model is there."""
-        if not asked.inputs and model.embedding is not None:
+    def _job(self, inputs: EmbeddingRequest, model: ServedModel, param: str) -> VectorJob:
+        """Return the job that embeds the inputs; a request without inputs only checks the model."""
+        if not inputs.inputs and model.embedding is not None:
             return VectorJob(model=model, requests=())
-        return embed_job(asked, model, self._service.limits, param=param)
+        return embed_job(inputs, model, self._service.limits, param=param)
 
 
 def _write(

@@ -16,7 +16,7 @@ from potluck.api.dialects.openai.other_fields import (
     PART,
     STREAM_OPTIONS,
 )
-from potluck.api.other_fields import without_others
+from potluck.api.other_fields import drop_inert_fields
 from potluck.api.tools import FunctionBody
 
 
@@ -29,19 +29,19 @@ class StreamOptions(BaseModel):
 
 
 class SchemaFormat(BaseModel):
-    """``json_schema`` of a ``response_format``. ``strict`` False asks for no less here."""
+    """The ``json_schema`` of a ``response_format``. ``strict`` has no effect."""
 
     model_config = STRICT
 
     name: str
     description: str | None = None
-    # Pydantic's own attribute has this name.
+    # Pydantic has an attribute of the same name.
     document: Any = Field(default=None, alias="schema")
     strict: bool | None = None
 
 
 class ResponseFormat(BaseModel):
-    """``response_format``: free text, any JSON object, or what a schema allows."""
+    """``response_format``: free text, any JSON object, or an object that matches a schema."""
 
     model_config = STRICT
 
@@ -50,7 +50,7 @@ class ResponseFormat(BaseModel):
 
 
 class StructuredOutputs(BaseModel):
-    """``structured_outputs``, as vLLM has it: one of these."""
+    """``structured_outputs``, as in vLLM: exactly one of these."""
 
     model_config = STRICT
 
@@ -62,9 +62,9 @@ class StructuredOutputs(BaseModel):
 
 
 class CommonBody(BaseModel):
-    """What chat completions and completions have in common.
+    """Fields that chat completions and completions share.
 
-    None is what a field has when it is left out. ``user`` is a label for the log.
+    A field that is omitted is None. ``user`` is a label for the log.
     """
 
     model_config = STRICT
@@ -103,7 +103,7 @@ class ContentPart(BaseModel):
 
 
 class CalledFunction(BaseModel):
-    """Which function a tool call calls. ``arguments`` is JSON as a text."""
+    """The function that a tool call calls. ``arguments`` is a JSON string."""
 
     model_config = STRICT
 
@@ -112,7 +112,7 @@ class CalledFunction(BaseModel):
 
 
 class ToolCallBody(BaseModel):
-    """A tool call that an assistant's message has made. ``index`` is of streams, and ignored."""
+    """A tool call in an assistant message. ``index`` occurs in streams and is ignored."""
 
     model_config = STRICT
 
@@ -123,7 +123,7 @@ class ToolCallBody(BaseModel):
 
 
 class Message(BaseModel):
-    """A message of a chat. ``reasoning_content`` and ``reasoning`` are one thing."""
+    """A message of a chat. ``reasoning_content`` and ``reasoning`` are synonyms."""
 
     model_config = STRICT
 
@@ -154,12 +154,21 @@ class NamedFunction(BaseModel):
 
 
 class NamedTool(BaseModel):
-    """A ``tool_choice`` of one tool."""
+    """A ``tool_choice`` that names one tool."""
 
     model_config = STRICT
 
     type: Literal["function"]
     function: NamedFunction
+
+
+class Prediction(BaseModel):
+    """A predicted answer, which speeds up generation and does not change the answer."""
+
+    model_config = STRICT
+
+    type: Literal["content"]
+    content: str | Annotated[list[ContentPart], FIRST_ERROR]
 
 
 class ChatBody(CommonBody):
@@ -178,12 +187,13 @@ class ChatBody(CommonBody):
     tools: Annotated[list[ToolBody], FIRST_ERROR] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
+    prediction: Prediction | None = None
 
 
 class CompletionBody(CommonBody):
     """The body of ``/v1/completions``.
 
-    ``prompt`` is checked where it is read: it may be a long list of numbers.
+    ``prompt`` is validated when it is parsed, because it can be a long list of numbers.
     """
 
     prompt: Any
@@ -193,19 +203,22 @@ class CompletionBody(CommonBody):
 
 
 def parse_chat(body: bytes | bytearray) -> ChatBody:
-    """Read a chat request. Raises ``ApiError`` that names what is wrong."""
-    document = _without_other_options(without_others(parse_object(body), CHAT, ""))
+    """Parse a chat request. Raises ``ApiError`` that names the invalid field."""
+    document = _without_other_options(drop_inert_fields(parse_object(body), CHAT, ""))
+    prediction = document.get("prediction")
+    if isinstance(prediction, dict):
+        document["prediction"] = _plain_content(prediction, "prediction.")
     return validated(ChatBody, plain_messages(document))
 
 
 def parse_completion(body: bytes | bytearray) -> CompletionBody:
-    """Read a completion request. Raises ``ApiError`` that names what is wrong."""
-    document = without_others(parse_object(body), COMPLETION, "")
+    """Parse a completion request. Raises ``ApiError`` that names the invalid field."""
+    document = drop_inert_fields(parse_object(body), COMPLETION, "")
     return validated(CompletionBody, _without_other_options(document))
 
 
 def plain_messages(document: dict[str, Any]) -> dict[str, Any]:
-    """Take the fields that do nothing out of ``messages``, and return ``document``."""
+    """Remove the ignored fields from ``messages``, and return ``document``."""
     messages = document.get("messages")
     if isinstance(messages, list):
         document["messages"] = [
@@ -218,31 +231,36 @@ def plain_messages(document: dict[str, Any]) -> dict[str, Any]:
 def _without_other_options(document: dict[str, Any]) -> dict[str, Any]:
     options = document.get("stream_options")
     if isinstance(options, dict):
-        document["stream_options"] = without_others(options, STREAM_OPTIONS, "stream_options.")
+        document["stream_options"] = drop_inert_fields(options, STREAM_OPTIONS, "stream_options.")
     return document
 
 
 def _plain_message(message: Mapping[str, Any], where: str) -> dict[str, Any]:
-    plain = without_others(message, MESSAGE, where)
+    plain = drop_inert_fields(message, MESSAGE, where)
     calls = plain.get("tool_calls")
     if isinstance(calls, list):
         plain["tool_calls"] = [
             _plain_call(call, f"{where}tool_calls[{index}].") if isinstance(call, dict) else call
             for index, call in enumerate(calls)
         ]
-    content = plain.get("content")
-    if isinstance(content, list):
-        plain["content"] = [
-            without_others(part, PART, f"{where}content[{index}].")
-            if isinstance(part, dict)
-            else part
-            for index, part in enumerate(content)
-        ]
-    return plain
+    return _plain_content(plain, where)
+
+
+def _plain_content(document: Mapping[str, Any], where: str) -> dict[str, Any]:
+    content = document.get("content")
+    if not isinstance(content, list):
+        return dict(document)
+    parts = [
+        drop_inert_fields(part, PART, f"{where}content[{index}].")
+        if isinstance(part, dict)
+        else part
+        for index, part in enumerate(content)
+    ]
+    return {**document, "content": parts}
 
 
 def _plain_call(call: Mapping[str, Any], where: str) -> dict[str, Any]:
     function = call.get("function")
     if not isinstance(function, dict):
         return dict(call)
-    return {**call, "function": without_others(function, CALLED_FUNCTION, f"{where}function.")}
+    return {**call, "function": drop_inert_fields(function, CALLED_FUNCTION, f"{where}function.")}

@@ -1,4 +1,4 @@
-"""Answers of ``/v1/chat/completions``."""
+"""Responses of ``/v1/chat/completions``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from potluck.types.text import Tokenizer
 
 
 class ChatChoices:
-    """The choices of a chat; it remembers which have called tools."""
+    """Renders the choices of a chat; remembers which of them have called tools."""
 
     prefix = "chatcmpl"
     whole_kind = "chat.completion"
@@ -63,7 +63,7 @@ class ChatChoices:
             gained["reasoning_content"] = reasoning
         if (text := delta.text) or not delta.parts:
             gained["content"] = text
-        # One entry for each call: clients take two for two calls.
+        # One entry for each call: clients take two entries for two calls.
         calls: dict[int, _Call | _CallPart] = {}
         for part in delta.parts:
             if isinstance(part, ToolCallStart):
@@ -99,7 +99,7 @@ def _chunk_choice(index: int, delta: Json, logprobs: Json | None) -> Json:
 
 @dataclass(slots=True, kw_only=True)
 class _Call:
-    """A call as far as it is known. Mutable while an answer is put together."""
+    """A call that is still being received. Mutable while the answer is assembled."""
 
     call_id: str
     name: str
@@ -112,7 +112,7 @@ class _Call:
 
 @dataclass(slots=True, kw_only=True)
 class _CallPart:
-    """What a chunk adds to a call. Mutable while the chunk is put together."""
+    """The part of a call in one chunk. Mutable while the chunk is assembled."""
 
     arguments: list[str] = field(default_factory=list)
 

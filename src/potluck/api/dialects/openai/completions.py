@@ -1,4 +1,4 @@
-"""Answers of ``/v1/completions``."""
+"""Responses of ``/v1/completions``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from potluck.types.text import Tokenizer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionChoices:
-    """The choices of completions."""
+    """Renders the choices of completions."""
 
     tokenizer: Tokenizer
     logprobs: bool
@@ -54,7 +54,9 @@ class CompletionChoices:
         }
 
     def _top(self, scored: ScoredToken) -> Mapping[str, float | None] | None:
-        """By text, likeliest first; of tokens with one text the likeliest counts."""
+        """Map texts to log-probabilities, most likely first; among tokens with the same text keep
+        the most likely.
+        """
         if scored.logprob is None:
             return None
         top: dict[str, float | None] = {}

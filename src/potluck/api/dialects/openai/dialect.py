@@ -1,4 +1,4 @@
-"""OpenAI's addresses, keys and errors."""
+"""OpenAI's endpoints, keys and errors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from starlette.responses import Response
 
 from potluck.api.answer import Prepared
 from potluck.api.dialect import Endpoint, bearer_key
-from potluck.api.dialects.openai.asks import chat_asked, completion_asked
 from potluck.api.dialects.openai.bodies import (
     ChatBody,
     CommonBody,
@@ -21,6 +20,7 @@ from potluck.api.dialects.openai.chat import ChatChoices
 from potluck.api.dialects.openai.completions import CompletionChoices
 from potluck.api.dialects.openai.models import model_json, models_json
 from potluck.api.dialects.openai.rendering import Choices, OpenAIRenderer, error_json
+from potluck.api.dialects.openai.requests import chat_request, completion_request
 from potluck.api.dialects.openai.responses import ResponsesEndpoints
 from potluck.api.dialects.openai.tokens import TokenEndpoints
 from potluck.api.dialects.openai.vectors import VectorEndpoints
@@ -31,7 +31,7 @@ from potluck.types.gateway import ServedModel
 
 
 class OpenAI:
-    """The dialect of OpenAI and of most other servers. Addresses of no dialect speak it, too."""
+    """The dialect of OpenAI and most other servers. Paths of no dialect use it, too."""
 
     name = "openai"
 
@@ -49,7 +49,7 @@ class OpenAI:
         )
 
     def key_of(self, headers: Mapping[str, str]) -> str | None:
-        """See ``Dialect``. Anthropic's clients list models at the address of this dialect."""
+        """See ``Dialect``. Anthropic's clients list models at this dialect's endpoint."""
         return bearer_key(headers) or headers.get("x-api-key")
 
     def error(self, error: ApiError) -> bytes:
@@ -66,7 +66,7 @@ class _Endpoints:
         return await self._service.answer(
             request,
             parse_chat,
-            lambda asked: asked.model,
+            lambda body: body.model,
             self._prepare_chat,
             prompt_param="messages",
         )
@@ -76,7 +76,7 @@ class _Endpoints:
         return await self._service.answer(
             request,
             parse_completion,
-            lambda asked: asked.model,
+            lambda body: body.model,
             self._prepare_completion,
             prompt_param="prompt",
         )
@@ -91,18 +91,18 @@ class _Endpoints:
 
     def _prepare_chat(self, body: ChatBody, model: ServedModel) -> Prepared:
         choices = ChatChoices(model.tokenizer, logprobs=bool(body.logprobs))
-        return _prepared(body, choices, chat_job(chat_asked(body), model, self._service.limits))
+        return _prepared(body, choices, chat_job(chat_request(body), model, self._service.limits))
 
     def _prepare_completion(self, body: CompletionBody, model: ServedModel) -> Prepared:
         choices = CompletionChoices(tokenizer=model.tokenizer, logprobs=body.logprobs is not None)
-        job = text_job(completion_asked(body), model, self._service.limits)
+        job = text_job(completion_request(body), model, self._service.limits)
         return _prepared(body, choices, job)
 
 
 def _prepared(body: CommonBody, choices: Choices, job: Job) -> Prepared:
     options = body.stream_options
     if options is not None and not body.stream:
-        raise invalid("stream_options", "stream_options is for streams: set stream")
+        raise invalid("stream_options", "stream_options requires stream: set stream")
     include_usage = options is not None and bool(options.include_usage)
     return Prepared(
         job=job,

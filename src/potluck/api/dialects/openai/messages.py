@@ -1,54 +1,66 @@
-"""From OpenAI's messages to those of a chat."""
+"""Convert OpenAI's messages to ``ChatMessage``."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from potluck.api.dialects.openai.bodies import ContentPart, Message
+from potluck.api.dialects.openai.bodies import ContentPart, Message, Prediction
 from potluck.api.errors import invalid
 from potluck.types.text import ChatMessage, ToolCall
 
 MAX_NAME_CHARACTERS = 64
-"""Of a message's ``name``, as in OpenAI's API."""
+"""Maximum length of a message's ``name``, as in OpenAI's API."""
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 def chat_messages(messages: Sequence[Message]) -> list[ChatMessage]:
-    """Return the messages of a chat. Raises ``ApiError`` that names what is wrong."""
+    """Return the messages of a chat. Raises ``ApiError`` that names the invalid field."""
     return [_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
+
+
+def prediction_text(prediction: Prediction) -> str:
+    """Return the predicted text. Raises ``ApiError`` that names the invalid field."""
+    if isinstance(prediction.content, str):
+        return prediction.content
+    return "".join(
+        _text_of(part, f"prediction.content[{number}]")
+        for number, part in enumerate(prediction.content)
+    )
 
 
 def _message(message: Message, where: str) -> ChatMessage:
     if message.role not in ROLES:
         raise invalid(
-            f"{where}.role", f"there is no role {message.role[:20]!r}: use {', '.join(ROLES)}"
+            f"{where}.role", f"unknown role {message.role[:20]!r}: use {', '.join(ROLES)}"
         )
     if message.name is not None and len(message.name) > MAX_NAME_CHARACTERS:
         raise invalid(
             f"{where}.name",
-            f"{where}.name has {len(message.name)} characters, and may have {MAX_NAME_CHARACTERS}",
+            f"{where}.name has {len(message.name)} characters; the limit is {MAX_NAME_CHARACTERS}",
         )
     if message.role == "tool" and message.tool_call_id is None:
         raise invalid(
             f"{where}.tool_call_id",
-            f"{where}.tool_call_id is missing: it says which call the message answers",
+            f"{where}.tool_call_id is required: it identifies the tool call that the "
+            "message answers",
             code="missing_required_parameter",
         )
     thoughts = message.reasoning_content or message.reasoning
     if message.role != "assistant" and (message.tool_calls or thoughts):
         raise invalid(
             f"{where}.role",
-            f"{where} has the role {message.role}: only an assistant's message has tool calls and"
-            " reasoning",
+            f"{where} has the role {message.role}: only assistant messages may have tool "
+            "calls and reasoning",
         )
     if message.role != "tool" and message.tool_call_id:
         raise invalid(
             f"{where}.tool_call_id",
-            f"{where} has the role {message.role}: only the role tool answers a call of a tool",
+            f"{where} has the role {message.role}: only messages with the role tool may "
+            "answer a tool call",
         )
     return ChatMessage(
-        role=message.role,  # templates that do not know developers get a system's message
+        role=message.role,  # templates without a developer role get a system message
         content=_content(message, where),
         name=message.name,
         tool_calls=tuple(
@@ -71,23 +83,25 @@ def _content(message: Message, where: str) -> str:
     if message.role != "assistant":
         raise invalid(
             f"{where}.content",
-            f"{where}.content is missing",
+            f"{where}.content is required",
             code="missing_required_parameter",
         )
-    return ""  # OpenAI's own answers have none where the assistant called a tool or refused
+    return ""  # OpenAI's own answers have no content if the assistant called a tool or refused
 
 
 def _text_of(part: ContentPart, where: str) -> str:
     if part.type != "text":
         raise invalid(
             f"{where}.type",
-            f"{where} is of the type {part.type[:20]!r}: only text is supported",
+            f"{where} has the type {part.type[:20]!r}: only text is supported",
             code="unsupported_value",
         )
     if part.text is None:
-        raise invalid(f"{where}.text", f"{where}.text is missing")
+        raise invalid(f"{where}.text", f"{where}.text is required")
     for name in part.model_extra or {}:
         raise invalid(
-            f"{where}.{name[:20]}", f"a part of text has no {name[:20]!r}", code="unknown_parameter"
+            f"{where}.{name[:20]}",
+            f"a text part has no field {name[:20]!r}",
+            code="unknown_parameter",
         )
     return part.text

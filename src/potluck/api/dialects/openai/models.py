@@ -11,9 +11,10 @@ from potluck.types.sampling import default_sampling
 
 
 def model_json(status: ModelStatus) -> Json:
-    """An entry of ``/v1/models``.
+    """Return an entry of ``/v1/models``.
 
-    It has what Anthropic's clients read, which ask at the same address, and some more.
+    It includes the fields that Anthropic's clients read, which use the same endpoint, and some
+    more.
     """
     return {
         "id": status.model_id,
@@ -31,7 +32,7 @@ def model_json(status: ModelStatus) -> Json:
 
 
 def models_json(models: Sequence[ModelStatus]) -> Json:
-    """The answer of ``/v1/models``, which Anthropic's clients take for the only page."""
+    """Return the response of ``/v1/models``, which Anthropic's clients read as a single page."""
     ids = [status.model_id for status in models]
     return {
         "object": "list",

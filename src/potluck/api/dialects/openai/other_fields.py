@@ -1,4 +1,4 @@
-"""Fields of OpenAI's API that are known and do nothing here; ``docs/http-api.md`` lists them."""
+"""Fields of OpenAI's API that have no effect, as listed in ``docs/reference/http-api.md``."""
 
 from __future__ import annotations
 
@@ -11,40 +11,37 @@ from potluck.api.other_fields import (
     FLAT,
     LABEL,
     LABELS,
-    OBJECT,
-    Harmless,
-    Others,
+    IgnoredField,
+    InertFields,
 )
 
-SERVICE: Mapping[str, Harmless] = {
+SERVICE: Mapping[str, IgnoredField] = {
     "safety_identifier": LABEL,
-    # Who pays how much for how soon: every request here has the same service.
+    # Price and latency tiers: Potluck serves every request the same way.
     "service_tier": LABEL,
 }
-"""Of every request: who asks, and what for."""
+"""Fields of every request: labels of the client."""
 
-PROMPT_CACHE: Mapping[str, Harmless] = {
+PROMPT_CACHE: Mapping[str, IgnoredField] = {
     "prompt_cache_key": LABEL,
     "prompt_cache_options": FLAT,
     "prompt_cache_retention": LABEL,
 }
-"""Hints for a cache of prompts, which never changes an answer."""
+"""Hints for a prompt cache, which never change an answer."""
 
-_HARMLESS_COMMON: Mapping[str, Harmless] = {
+_HARMLESS_COMMON: Mapping[str, IgnoredField] = {
     **SERVICE,
     **PROMPT_CACHE,
     # Labels for servers that store requests, which Potluck does not.
     "metadata": LABELS,
     "store": BOOLEAN,
-    "user": replace(LABEL, is_kept=True),  # the agent's log has it
+    "user": replace(LABEL, is_kept=True),  # written to the agent's log
 }
 
-CHAT = Others(
+CHAT = InertFields(
     harmless={
         **_HARMLESS_COMMON,
-        # A guess at the answer, by which a server may be faster; the answer is the same.
-        "prediction": OBJECT,
-        # How long an answer the client likes. No model here was trained to be told so.
+        # The preferred length of an answer. No supported model was trained with such a parameter.
         "verbosity": LABEL,
     },
     neutral={
@@ -56,19 +53,19 @@ CHAT = Others(
         "web_search_options": (None,),
     },
 )
-"""Of OpenAI's chat API."""
+"""Fields of OpenAI's chat API."""
 
-COMPLETION = Others(
+COMPLETION = InertFields(
     harmless=_HARMLESS_COMMON,
     neutral={"best_of": (None, 1)},
 )
-"""Of its completions."""
+"""Fields of its completions API."""
 
-MESSAGE = Others(
+MESSAGE = InertFields(
     harmless={
-        # Which prefix of a chat to cache, as Anthropic's API and some proxies have it.
+        # Which prefix of a chat to cache, as in Anthropic's API and some proxies.
         "cache_control": FLAT,
-        # What OpenAI's own clients made of the content, which the message has, too.
+        # Values that OpenAI's clients derived from the content, which the message also contains.
         "parsed": ANYTHING,
     },
     neutral={
@@ -78,15 +75,15 @@ MESSAGE = Others(
         "refusal": (None,),
     },
 )
-"""Of messages: an assistant's answer may be sent back as it was received."""
+"""Fields of messages: clients send an assistant's answer back as they received it."""
 
-CALLED_FUNCTION = Others(harmless={"parsed_arguments": ANYTHING})
-"""Of the function of a tool call: what OpenAI's own clients made of its arguments."""
+CALLED_FUNCTION = InertFields(harmless={"parsed_arguments": ANYTHING})
+"""Fields of the function of a tool call that OpenAI's clients derived from its arguments."""
 
-PART = Others(harmless={"cache_control": FLAT, "prompt_cache_breakpoint": FLAT})
-"""Of a part of a message's content."""
+PART = InertFields(harmless={"cache_control": FLAT, "prompt_cache_breakpoint": FLAT})
+"""Fields of a part of a message's content."""
 
-STREAM_OPTIONS = Others(
-    # Random text in every chunk, which hides from eavesdroppers how long the chunk's own text is.
+STREAM_OPTIONS = InertFields(
+    # Random padding in every chunk, which hides the length of the chunk's text from eavesdroppers.
     harmless={"include_obfuscation": BOOLEAN}
 )

@@ -1,4 +1,4 @@
-"""What OpenAI's answers have in common."""
+"""What the responses of OpenAI's endpoints have in common."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from potluck.api.rendering import EVENT_STREAM, WAITING_COMMENT, Json, Usage, ev
 from potluck.types.sequence import FinishReason
 
 MIN_LOGPROB = -9999.0
-"""How OpenAI writes a log-probability that JSON cannot hold."""
+"""OpenAI's replacement for a log-probability that JSON cannot represent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """What all objects of one answer share."""
+    """The fields that all objects of one answer share."""
 
     request_id: str
     created: int
@@ -29,7 +29,7 @@ class Identity:
 
     @classmethod
     def new(cls, prefix: str, model_id: str) -> Identity:
-        """A fresh one, dated now."""
+        """Create a new identity with the current time."""
         return cls(
             request_id=f"{prefix}-{secrets.token_hex(12)}",
             created=int(time.time()),
@@ -37,7 +37,7 @@ class Identity:
         )
 
     def to_json(self, kind: str) -> Json:
-        """The beginning of an object of the type ``kind``."""
+        """Return the leading fields of an object of the type ``kind``."""
         return {
             "id": self.request_id,
             "object": kind,
@@ -48,16 +48,16 @@ class Identity:
 
 
 class Choices(Protocol):
-    """How the choices of one address are written."""
+    """Renders the choices of one endpoint."""
 
     @property
     def prefix(self) -> str:
-        """What request ids begin with."""
+        """The prefix of request ids."""
         ...
 
     @property
     def whole_kind(self) -> str:
-        """The type of a whole answer."""
+        """The type of a complete response."""
         ...
 
     @property
@@ -66,26 +66,26 @@ class Choices(Protocol):
         ...
 
     def whole(self, index: int, delta: Delta) -> Json:
-        """A choice of a whole answer; ``delta`` is all of it."""
+        """Return a choice of a complete response; ``delta`` is its whole content."""
         ...
 
     def first(self, index: int) -> Json | None:
-        """The choice of the chunk that begins a choice, if there is one."""
+        """Return the choice of the chunk that starts a choice, if there is such a chunk."""
         ...
 
     def part(self, index: int, delta: Delta) -> Json:
-        """The choice of a chunk with more of it."""
+        """Return the choice of a chunk that continues a choice."""
         ...
 
     def last(self, index: int, reason: FinishReason) -> Json:
-        """The choice of the chunk that ends a choice."""
+        """Return the choice of the chunk that ends a choice."""
         ...
 
 
 class OpenAIRenderer:
-    """Writes an answer as OpenAI does: one object, or the chunks of an event stream.
+    """Renders an answer for OpenAI's API: one object, or the chunks of an event stream.
 
-    With ``include_usage`` a stream's last chunk has the usage, and all others have none.
+    With ``include_usage``, the last chunk of a stream has the usage, and no other chunk does.
     """
 
     stream_type = EVENT_STREAM
@@ -149,7 +149,7 @@ class OpenAIRenderer:
 
 
 def error_json(error: ApiError) -> bytes:
-    """``error`` as OpenAI writes it."""
+    """Return ``error`` in OpenAI's format."""
     return msgspec.json.encode(
         {
             "error": {
@@ -163,18 +163,22 @@ def error_json(error: ApiError) -> bytes:
 
 
 def usage_json(usage: Usage) -> Json:
-    """The ``usage`` object."""
+    """Return the ``usage`` object."""
     return {
         "prompt_tokens": usage.num_prompt_tokens,
         "completion_tokens": usage.num_new_tokens,
         "total_tokens": usage.num_prompt_tokens + usage.num_new_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.num_cached_tokens},
-        "completion_tokens_details": {"reasoning_tokens": usage.num_reasoning_tokens},
+        "completion_tokens_details": {
+            "reasoning_tokens": usage.num_reasoning_tokens,
+            "accepted_prediction_tokens": usage.num_accepted_tokens,
+            "rejected_prediction_tokens": usage.num_drafted_tokens - usage.num_accepted_tokens,
+        },
     }
 
 
 def logprob_number(logprob: float | None) -> float | None:
-    """A log-probability that JSON can hold."""
+    """Return a log-probability that JSON can represent."""
     return None if logprob is None else max(logprob, MIN_LOGPROB)
 
 

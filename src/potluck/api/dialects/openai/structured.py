@@ -1,4 +1,4 @@
-"""Fields that say what form an answer must have: OpenAI's, and vLLM's."""
+"""Fields that constrain the format of an answer: OpenAI's and vLLM's."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from potluck.api.errors import invalid
 from potluck.api.grammars import choice_grammar, only_one, schema_grammar, written_grammar
 
 
-def grammar_asked(body: CommonBody) -> tuple[str, str] | None:
-    """Return the field that asks for a form of the answer, and the grammar; None: any text.
+def requested_grammar(body: CommonBody) -> tuple[str, str] | None:
+    """Return the field that constrains the answer, and its grammar; None if there is no constraint.
 
     Raises ``PotluckError``.
     """
@@ -33,33 +33,33 @@ def grammar_asked(body: CommonBody) -> tuple[str, str] | None:
     return only_one(given)
 
 
-def _response_format(asked: ResponseFormat) -> str | None:
+def _response_format(response_format: ResponseFormat) -> str | None:
     where = "response_format.json_schema"
-    if asked.type != "json_schema":
-        if asked.json_schema is not None:
-            raise invalid(where, f"{where} is for the type json_schema")
-        return None if asked.type == "text" else grammars.json_object()
-    if asked.json_schema is None:
-        raise invalid(where, f"{where} is missing", code="missing_required_parameter")
-    document = asked.json_schema.document
-    if document is None:  # OpenAI's "schema" may be left out
+    if response_format.type != "json_schema":
+        if response_format.json_schema is not None:
+            raise invalid(where, f"{where} requires the type json_schema")
+        return None if response_format.type == "text" else grammars.json_object()
+    if response_format.json_schema is None:
+        raise invalid(where, f"{where} is required", code="missing_required_parameter")
+    document = response_format.json_schema.document
+    if document is None:  # OpenAI allows clients to omit "schema"
         return grammars.json_object()
     return schema_grammar(document, f"{where}.schema")
 
 
-def _structured_outputs(asked: StructuredOutputs) -> Mapping[str, str]:
+def _structured_outputs(outputs: StructuredOutputs) -> Mapping[str, str]:
     where = "structured_outputs"
     given: dict[str, str] = {}
-    if asked.document is not None:
-        given[f"{where}.json"] = schema_grammar(asked.document, f"{where}.json")
-    if asked.json_object:
+    if outputs.document is not None:
+        given[f"{where}.json"] = schema_grammar(outputs.document, f"{where}.json")
+    if outputs.json_object:
         given[f"{where}.json_object"] = grammars.json_object()
-    if asked.regex is not None:
-        given[f"{where}.regex"] = grammars.regex(asked.regex)
-    if asked.choice is not None:
-        given[f"{where}.choice"] = choice_grammar(asked.choice, f"{where}.choice")
-    if asked.grammar is not None:
-        given[f"{where}.grammar"] = written_grammar(asked.grammar, f"{where}.grammar")
+    if outputs.regex is not None:
+        given[f"{where}.regex"] = grammars.regex(outputs.regex)
+    if outputs.choice is not None:
+        given[f"{where}.choice"] = choice_grammar(outputs.choice, f"{where}.choice")
+    if outputs.grammar is not None:
+        given[f"{where}.grammar"] = written_grammar(outputs.grammar, f"{where}.grammar")
     if not given:
-        raise invalid(where, f"{where} asks for nothing: give json, regex, choice or grammar")
+        raise invalid(where, f"{where} has no constraint: set json, regex, choice or grammar")
     return given

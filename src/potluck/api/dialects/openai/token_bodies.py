@@ -1,4 +1,4 @@
-"""The bodies of ``/tokenize`` and ``/detokenize``, as vLLM and llama.cpp's server have them."""
+"""The bodies of ``/tokenize`` and ``/detokenize``, as in vLLM and llama.cpp's server."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from potluck.api.dialects.openai.bodies import Message, ToolBody, plain_messages
 class TokenizeBody(BaseModel):
     """The body of ``/tokenize``: vLLM's ``prompt`` or ``messages``, or llama.cpp's ``content``.
 
-    ``model`` may be left out where one is deployed.
+    ``model`` can be omitted if exactly one is deployed.
     """
 
     model_config = STRICT
@@ -34,7 +34,7 @@ class TokenizeBody(BaseModel):
 
 
 class DetokenizeBody(BaseModel):
-    """The body of ``/detokenize``. ``tokens`` is checked where it is read: it may be long."""
+    """The body of ``/detokenize``. ``tokens`` is validated when it is parsed: it can be long."""
 
     model_config = STRICT
 
@@ -43,10 +43,10 @@ class DetokenizeBody(BaseModel):
 
 
 def parse_tokenize(body: bytes | bytearray) -> TokenizeBody:
-    """Read a request for tokens. Raises ``ApiError`` that names what is wrong."""
+    """Parse a request for tokens. Raises ``ApiError`` that names the invalid field."""
     return validated(TokenizeBody, plain_messages(parse_object(body)))
 
 
 def parse_detokenize(body: bytes | bytearray) -> DetokenizeBody:
-    """Read a request for the text of tokens. Raises ``ApiError`` that names what is wrong."""
+    """Parse a request for the text of tokens. Raises ``ApiError`` that names the invalid field."""
     return validated(DetokenizeBody, parse_object(body))

@@ -8,8 +8,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from potluck.api.dialect import Endpoint
-from potluck.api.dialects.openai.asks import chat_asked
 from potluck.api.dialects.openai.bodies import ChatBody
+from potluck.api.dialects.openai.requests import chat_request
 from potluck.api.dialects.openai.token_bodies import (
     DetokenizeBody,
     TokenizeBody,
@@ -29,13 +29,13 @@ _OF_CHATS = ("add_generation_prompt", "continue_final_message", "chat_template_k
 
 
 class TokenEndpoints:
-    """Answers with tokens of texts, and with texts of tokens."""
+    """Endpoints that tokenize and detokenize text."""
 
     def __init__(self, service: ApiService) -> None:
         self._service = service
 
     def endpoints(self) -> tuple[Endpoint, ...]:
-        """Their addresses."""
+        """The endpoints."""
         return (
             Endpoint(method="POST", path="/tokenize", answer=self.tokenize),
             Endpoint(method="POST", path="/detokenize", answer=self.detokenize),
@@ -46,7 +46,7 @@ class TokenEndpoints:
         answer = await self._service.computed(
             request,
             parse_tokenize,
-            lambda asked: self._service.model_id(asked.model),
+            lambda body: self._service.model_id(body.model),
             _tokenized,
             prompt_param="prompt",
         )
@@ -57,7 +57,7 @@ class TokenEndpoints:
         answer = await self._service.computed(
             request,
             parse_detokenize,
-            lambda asked: self._service.model_id(asked.model),
+            lambda body: self._service.model_id(body.model),
             _detokenized,
             prompt_param="tokens",
         )
@@ -67,11 +67,11 @@ class TokenEndpoints:
 def _tokenized(body: TokenizeBody, model: ServedModel) -> Json:
     given = [name for name in ("prompt", "content", "messages") if getattr(body, name) is not None]
     if len(given) != 1:
-        raise invalid(given[1] if given else "prompt", "give one of prompt, messages and content")
+        raise invalid(given[1] if given else "prompt", "set one of prompt, messages and content")
     is_chat = body.messages is not None
     for name in _OF_TEXTS if is_chat else _OF_CHATS:
         if getattr(body, name):
-            raise invalid(name, f"{name} does not go with {given[0]}")
+            raise invalid(name, f"{name} cannot be used with {given[0]}")
     tokens = _chat_tokens(body, model) if is_chat else _text_tokens(body, model)
     answer: Json = {"count": len(tokens), "max_model_len": model.context_tokens, "tokens": tokens}
     text_of = _text_of(model.tokenizer)
@@ -93,18 +93,18 @@ def _chat_tokens(body: TokenizeBody, model: ServedModel) -> Sequence[int]:
         chat_template_kwargs=body.chat_template_kwargs,
         tools=body.tools,
     )
-    return list(chat_prompt(chat_asked(chat), model).tokens)
+    return list(chat_prompt(chat_request(chat), model).tokens)
 
 
 def _text_tokens(body: TokenizeBody, model: ServedModel) -> Sequence[int]:
-    """Read a ``prompt`` as ``/v1/completions`` does, and a ``content`` as llama.cpp does."""
+    """Tokenize a ``prompt`` as ``/v1/completions`` does, or a ``content`` as llama.cpp does."""
     is_content = body.content is not None
-    asked = {each for each in (body.add_special, body.add_special_tokens) if each is not None}
-    if len(asked) > 1:
-        raise invalid("add_special", "add_special and add_special_tokens differ: give one")
+    add_special = {each for each in (body.add_special, body.add_special_tokens) if each is not None}
+    if len(add_special) > 1:
+        raise invalid("add_special", "add_special and add_special_tokens differ: set only one")
     return model.tokenizer.encode(
         (body.content if is_content else body.prompt) or "",
-        add_bos=asked.pop() if asked else not is_content,
+        add_bos=add_special.pop() if add_special else not is_content,
         parse_special=is_content if body.parse_special is None else body.parse_special,
     )
 
@@ -135,7 +135,7 @@ def _text_of(tokenizer: Tokenizer) -> Callable[[int], str]:
 
 
 def _piece(tokenizer: Tokenizer, token: int) -> str | list[int]:
-    """The text of a token, or its bytes where they are no text by themselves."""
+    """Return the text of a token, or its bytes if they are not text by themselves."""
     if text := tokenizer.control_text(token):
         return text
     data = tokenizer.token_bytes(token)

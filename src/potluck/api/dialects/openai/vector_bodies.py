@@ -1,6 +1,7 @@
-"""The bodies of embeddings, rerank and score.
+"""The bodies of embedding, rerank and score requests.
 
-Embeddings are OpenAI's. ``/v1/rerank`` is as Jina, Cohere and vLLM have it, ``/v1/score`` as vLLM.
+Embeddings follow OpenAI's API; ``/v1/rerank`` follows Jina, Cohere and vLLM, and ``/v1/score``
+follows vLLM.
 """
 
 from __future__ import annotations
@@ -12,14 +13,14 @@ from pydantic import BaseModel
 
 from potluck.api.bodies import FIRST_ERROR, STRICT, parse_object, validated
 from potluck.api.dialects.openai.other_fields import SERVICE
-from potluck.api.other_fields import LABELS, Harmless, Others, without_others
+from potluck.api.other_fields import LABELS, IgnoredField, InertFields, drop_inert_fields
 
-_HARMLESS: Mapping[str, Harmless] = {**SERVICE, "metadata": LABELS}
+_HARMLESS: Mapping[str, IgnoredField] = {**SERVICE, "metadata": LABELS}
 
-EMBEDDING = Others(harmless=_HARMLESS)
-"""Fields of embeddings that do nothing here."""
+EMBEDDING = InertFields(harmless=_HARMLESS)
+"""Fields of embedding requests that have no effect."""
 
-RERANK = Others(
+RERANK = InertFields(
     harmless=_HARMLESS,
     neutral={
         "max_chunks_per_doc": (None,),
@@ -27,16 +28,16 @@ RERANK = Others(
         "rank_fields": (None, ["text"]),
     },
 )
-"""Fields of rerank that do nothing here."""
+"""Fields of rerank requests that have no effect."""
 
-SCORE = Others(harmless=_HARMLESS)
-"""Fields of score that do nothing here."""
+SCORE = InertFields(harmless=_HARMLESS)
+"""Fields of score requests that have no effect."""
 
 _Texts = Annotated[list[str], FIRST_ERROR]
 
 
 class EmbeddingBody(BaseModel):
-    """The body of ``/v1/embeddings``. ``input`` is checked where it is read."""
+    """The body of ``/v1/embeddings``. ``input`` is validated when it is parsed."""
 
     model_config = STRICT
 
@@ -56,7 +57,7 @@ class Document(BaseModel):
 
 
 class RerankBody(BaseModel):
-    """The body of ``/v1/rerank``. ``instruction`` is an extension, for templates that have one."""
+    """The body of ``/v1/rerank``. ``instruction`` is an extension for some templates."""
 
     model_config = STRICT
 
@@ -70,7 +71,7 @@ class RerankBody(BaseModel):
 
 
 class ScoreBody(BaseModel):
-    """The body of ``/v1/score``: one text with each of others, or pairs."""
+    """The body of ``/v1/score``: one text against several others, or pairs."""
 
     model_config = STRICT
 
@@ -82,15 +83,15 @@ class ScoreBody(BaseModel):
 
 
 def parse_embedding(body: bytes | bytearray) -> EmbeddingBody:
-    """Read a request for embeddings. Raises ``ApiError`` that names what is wrong."""
-    return validated(EmbeddingBody, without_others(parse_object(body), EMBEDDING, ""))
+    """Parse a request for embeddings. Raises ``ApiError`` that names the invalid field."""
+    return validated(EmbeddingBody, drop_inert_fields(parse_object(body), EMBEDDING, ""))
 
 
 def parse_rerank(body: bytes | bytearray) -> RerankBody:
-    """Read a request to rank documents. Raises ``ApiError`` that names what is wrong."""
-    return validated(RerankBody, without_others(parse_object(body), RERANK, ""))
+    """Parse a request to rank documents. Raises ``ApiError`` that names the invalid field."""
+    return validated(RerankBody, drop_inert_fields(parse_object(body), RERANK, ""))
 
 
 def parse_score(body: bytes | bytearray) -> ScoreBody:
-    """Read a request to score pairs. Raises ``ApiError`` that names what is wrong."""
-    return validated(ScoreBody, without_others(parse_object(body), SCORE, ""))
+    """Parse a request to score pairs. Raises ``ApiError`` that names the invalid field."""
+    return validated(ScoreBody, drop_inert_fields(parse_object(body), SCORE, ""))

@@ -11,8 +11,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from potluck.api.dialect import Endpoint
-from potluck.api.dialects.openai.asks import texts_or_tokens
 from potluck.api.dialects.openai.rendering import Identity
+from potluck.api.dialects.openai.requests import texts_or_tokens
 from potluck.api.dialects.openai.vector_bodies import (
     EmbeddingBody,
     RerankBody,
@@ -25,9 +25,9 @@ from potluck.api.errors import invalid
 from potluck.api.rendering import Json
 from potluck.api.service import ApiService
 from potluck.api.vectors import (
-    EmbedAsked,
+    EmbeddingRequest,
     PreparedVectors,
-    RankAsked,
+    RerankRequest,
     VectorJob,
     embed_job,
     embeddings,
@@ -39,13 +39,13 @@ from potluck.types.ranges import require_number
 
 
 class VectorEndpoints:
-    """Answers with embeddings and with scores of documents."""
+    """Endpoints for embeddings and document scores."""
 
     def __init__(self, service: ApiService) -> None:
         self._service = service
 
     def endpoints(self) -> tuple[Endpoint, ...]:
-        """Their addresses; those without a version are what other servers have, too."""
+        """The endpoints, including the unversioned paths that other servers also have."""
         return (
             Endpoint(method="POST", path="/v1/embeddings", answer=self.embed),
             Endpoint(method="POST", path="/v1/rerank", answer=self.rerank),
@@ -59,7 +59,7 @@ class VectorEndpoints:
         return await self._service.vectors(
             request,
             parse_embedding,
-            lambda asked: asked.model,
+            lambda body: body.model,
             self._prepare_embedding,
             prompt_param="input",
         )
@@ -69,7 +69,7 @@ class VectorEndpoints:
         return await self._service.vectors(
             request,
             parse_rerank,
-            lambda asked: asked.model,
+            lambda body: body.model,
             self._prepare_rerank,
             prompt_param="documents",
         )
@@ -79,18 +79,18 @@ class VectorEndpoints:
         return await self._service.vectors(
             request,
             parse_score,
-            lambda asked: asked.model,
+            lambda body: body.model,
             self._prepare_score,
             prompt_param="text_2",
         )
 
     def _prepare_embedding(self, body: EmbeddingBody, model: ServedModel) -> PreparedVectors:
-        asked = EmbedAsked(
+        inputs = EmbeddingRequest(
             model_id=body.model,
             inputs=texts_or_tokens(body.input, "input"),
             dimensions=body.dimensions,
         )
-        job = embed_job(asked, model, self._service.limits)
+        job = embed_job(inputs, model, self._service.limits)
         is_base64 = body.encoding_format == "base64"
         return PreparedVectors(
             job=job,
@@ -105,12 +105,12 @@ class VectorEndpoints:
         if body.top_n is not None:
             require_number("top_n", body.top_n)
         documents = [each if isinstance(each, str) else each.text for each in body.documents]
-        asked = RankAsked(
+        inputs = RerankRequest(
             model_id=body.model,
             pairs=[(body.query, document) for document in documents],
             instruction=body.instruction,
         )
-        job = rank_job(asked, model, self._service.limits)
+        job = rank_job(inputs, model, self._service.limits)
         identity = Identity.new("rerank", model.model_id)
         shown = None if body.return_documents is False else documents
         return PreparedVectors(
@@ -123,12 +123,12 @@ class VectorEndpoints:
         )
 
     def _prepare_score(self, body: ScoreBody, model: ServedModel) -> PreparedVectors:
-        asked = RankAsked(
+        inputs = RerankRequest(
             model_id=body.model,
             pairs=_pairs(body.text_1, body.text_2),
             instruction=body.instruction,
         )
-        job = rank_job(asked, model, self._service.limits, param="text_2")
+        job = rank_job(inputs, model, self._service.limits, param="text_2")
         identity = Identity.new("score", model.model_id)
         return PreparedVectors(
             job=job,
@@ -139,14 +139,16 @@ class VectorEndpoints:
 
 
 def _pairs(first: str | Sequence[str], second: str | Sequence[str]) -> list[tuple[str, str]]:
-    """One text with each of others, or as many of the one as of the other."""
+    """Pair one text with several others, or two lists of the same length."""
     seconds = [second] if isinstance(second, str) else list(second)
     firsts = [first] * len(seconds) if isinstance(first, str) else list(first)
     if len(firsts) == 1:
         firsts *= len(seconds)
     if len(firsts) != len(seconds):
         raise invalid(
-            "text_2", f"text_1 has {len(firsts)} texts and text_2 {len(seconds)}: give as many"
+            "text_2",
+            f"text_1 has {len(firsts)} texts and text_2 has {len(seconds)}: both must "
+            "have the same number",
         )
     return list(zip(firsts, seconds, strict=True))
 

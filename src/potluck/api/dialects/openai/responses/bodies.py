@@ -14,17 +14,18 @@ from potluck.api.other_fields import (
     LABEL,
     LABELS,
     OBJECT,
-    Harmless,
-    Others,
-    without_others,
+    IgnoredField,
+    InertFields,
+    drop_inert_fields,
 )
 
 _LENIENT = ConfigDict(extra="ignore", strict=True, frozen=True)
-"""Of items, which clients send back as they received them, with ids, states and annotations."""
+"""Ignored fields of items, which clients send back as received, with ids, states and annotations.
+"""
 
 
 class TextPart(BaseModel):
-    """A part of a text: of a message, of what the model thought, or of a tool's output."""
+    """A text part of a message, of reasoning, or of a tool's output."""
 
     model_config = _LENIENT
 
@@ -58,7 +59,7 @@ class FunctionCallItem(BaseModel):
 
 
 class FunctionOutputItem(BaseModel):
-    """What came of a tool call."""
+    """The result of a tool call."""
 
     model_config = _LENIENT
 
@@ -68,7 +69,7 @@ class FunctionOutputItem(BaseModel):
 
 
 class ReasoningItem(BaseModel):
-    """What the assistant thought."""
+    """The assistant's reasoning."""
 
     model_config = _LENIENT
 
@@ -107,7 +108,9 @@ class NamedTool(BaseModel):
 
 
 class TextFormat(BaseModel):
-    """What the answer's text must be. ``name``, ``description`` and ``strict`` change nothing."""
+    """The required format of the answer's text. ``name``, ``description`` and ``strict`` have no
+    effect.
+    """
 
     model_config = STRICT
 
@@ -119,7 +122,7 @@ class TextFormat(BaseModel):
 
 
 class TextOptions(BaseModel):
-    """``text``. ``verbosity`` is for models that were trained to be told so."""
+    """``text``. ``verbosity`` is for models that were trained with such a parameter."""
 
     model_config = STRICT
 
@@ -128,7 +131,7 @@ class TextOptions(BaseModel):
 
 
 class ReasoningOptions(BaseModel):
-    """``reasoning``. Summaries are not made: the thoughts themselves are given."""
+    """``reasoning``. Potluck returns the reasoning itself and creates no summaries."""
 
     model_config = STRICT
 
@@ -138,7 +141,7 @@ class ReasoningOptions(BaseModel):
 
 
 class StreamOptions(BaseModel):
-    """``stream_options``, none of which changes an answer."""
+    """``stream_options``, which do not change an answer."""
 
     model_config = STRICT
 
@@ -169,15 +172,17 @@ class ResponseBody(BaseModel):
     user: str | None = None
 
 
-_OTHERS = Others(
+_OTHERS = InertFields(
     harmless={
         **SERVICE,
         **PROMPT_CACHE,
-        # How many of the server's own tools may be called; it has none.
-        "max_tool_calls": Harmless(expected="an integer", holds=lambda value: type(value) is int),
+        # The limit of calls to built-in tools; Potluck has none.
+        "max_tool_calls": IgnoredField(
+            expected="an integer", holds=lambda value: type(value) is int
+        ),
         "client_metadata": OBJECT,
-        "metadata": replace(LABELS, is_kept=True),  # an answer says it again
-        "user": replace(LABEL, is_kept=True),  # the agent's log has it
+        "metadata": replace(LABELS, is_kept=True),  # repeated in the response
+        "user": replace(LABEL, is_kept=True),  # written to the agent's log
     },
     neutral={
         "access_programs": (None, []),
@@ -193,15 +198,15 @@ _OTHERS = Others(
 )
 
 _INCLUDED = ("message.output_text.logprobs", "reasoning.encrypted_content")
-"""What ``include`` may ask for. Thoughts are always given as they are, and not encrypted."""
+"""Supported values of ``include``. Reasoning is always returned in plain text."""
 
 
 def parse_response(body: bytes | bytearray) -> ResponseBody:
-    """Read a request for a response. Raises ``ApiError`` that names what is wrong."""
-    document = without_others(parse_object(body), _OTHERS, "")
+    """Parse a request for a response. Raises ``ApiError`` that names the invalid field."""
+    document = drop_inert_fields(parse_object(body), _OTHERS, "")
     options = document.get("stream_options")
     if isinstance(options, dict):
-        document["stream_options"] = without_others(options, STREAM_OPTIONS, "stream_options.")
+        document["stream_options"] = drop_inert_fields(options, STREAM_OPTIONS, "stream_options.")
     items = document.get("input")
     for index, item in enumerate(items if isinstance(items, list) else ()):
         if isinstance(item, dict):
@@ -211,18 +216,19 @@ def parse_response(body: bytes | bytearray) -> ResponseBody:
         if each not in _INCLUDED:
             raise invalid(
                 "include",
-                f"include has {each[:60]!r}, and may have {', '.join(_INCLUDED)}",
+                f"include has the unsupported value {each[:60]!r}; supported: "
+                f"{', '.join(_INCLUDED)}",
                 code="unsupported_value",
             )
     return read
 
 
 def _name_type(item: dict[str, Any], where: str) -> None:
-    """A message may leave out its type."""
+    """Add the type to a message that omits it."""
     kind = item.setdefault("type", "message")
     if isinstance(kind, str) and kind not in _ITEM_TYPES:
         raise invalid(
             f"{where}.type",
-            f"{where} is of the type {kind[:40]!r}, and may be of {', '.join(_ITEM_TYPES)}",
+            f"{where} has the unsupported type {kind[:40]!r}; supported: {', '.join(_ITEM_TYPES)}",
             code="unsupported_value",
         )

@@ -1,4 +1,4 @@
-"""The addresses of the Responses API."""
+"""The endpoints of the Responses API."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from starlette.responses import Response
 
 from potluck.api.answer import Prepared
 from potluck.api.dialect import Endpoint
-from potluck.api.dialects.openai.responses.asks import (
-    PARAMETER_NAMES,
-    input_messages,
-    response_asked,
-)
 from potluck.api.dialects.openai.responses.bodies import ResponseBody, parse_response
 from potluck.api.dialects.openai.responses.output_messages import output_message
 from potluck.api.dialects.openai.responses.rendering import ResponseRenderer
+from potluck.api.dialects.openai.responses.requests import (
+    PARAMETER_NAMES,
+    input_messages,
+    response_request,
+)
 from potluck.api.dialects.openai.responses.store import ResponseStore, StoredResponse
 from potluck.api.errors import ApiError
 from potluck.api.jobs import chat_job
@@ -29,14 +29,14 @@ _PATH = "/v1/responses"
 
 
 class ResponsesEndpoints:
-    """For use in the event loop. The responses are stored here, and nowhere else."""
+    """For use in the event loop. Responses are stored in this object's memory only."""
 
     def __init__(self, service: ApiService) -> None:
         self._service = service
         self._store = ResponseStore()
 
     def endpoints(self) -> Sequence[Endpoint]:
-        """The addresses."""
+        """The endpoints."""
         return (
             Endpoint(method="POST", path=_PATH, answer=self.respond),
             Endpoint(method="GET", path=f"{_PATH}/{{response_id}}", answer=self.stored),
@@ -48,7 +48,7 @@ class ResponsesEndpoints:
         return await self._service.answer(
             request,
             parse_response,
-            lambda asked: asked.model,
+            lambda body: body.model,
             self._prepare,
             prompt_param="input",
             names=PARAMETER_NAMES,
@@ -71,19 +71,19 @@ class ResponsesEndpoints:
         if stored is None:
             raise ApiError(
                 404,
-                f"there is no response {response_id[:80]!r} here: each node keeps the latest ones"
-                " that it has answered, until it is stopped",
+                f"this node has no response {response_id[:80]!r}: each node keeps its most "
+                "recent responses until it stops",
                 code="response_not_found",
                 param=param,
             )
         return stored
 
     def _prepare(self, body: ResponseBody, model: ServedModel) -> Prepared:
-        asked_id = body.previous_response_id
-        previous = None if asked_id is None else self._find(asked_id, "previous_response_id")
+        previous_id = body.previous_response_id
+        previous = None if previous_id is None else self._find(previous_id, "previous_response_id")
         added = input_messages(body)
-        asked = response_asked(body, [*(() if previous is None else previous.chat()), *added])
-        job = chat_job(asked, model, self._service.limits)
+        chat = response_request(body, [*(() if previous is None else previous.chat()), *added])
+        job = chat_job(chat, model, self._service.limits)
 
         is_stored = body.store is not False
 
@@ -100,10 +100,10 @@ class ResponsesEndpoints:
         sampling = job.requests[0].sampling
         return Prepared(
             job=job,
-            # Without the input, which may be large and is not said again.
+            # The input is omitted: it can be large, and clients have it.
             renderer=ResponseRenderer(
                 body.model_copy(update={"input": ""}), sampling, model.tokenizer, keep
             ),
             is_stream=bool(body.stream),
-            user=asked.user,
+            user=chat.user,
         )

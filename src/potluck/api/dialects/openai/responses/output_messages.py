@@ -1,4 +1,4 @@
-"""What a response has said, as the messages of a chat that goes on after it."""
+"""Convert the output of a response to messages, for chats that continue it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from potluck.types.text import ChatMessage, ToolCall
 
 
 def output_message(output: Sequence[Any]) -> ChatMessage:
-    """Return the assistant's message of which a response's items are the parts."""
+    """Return the assistant message that a response's items make up."""
     texts: list[str] = []
     thoughts: list[str] = []
     calls: list[ToolCall] = []

@@ -1,4 +1,4 @@
-"""Responses: items, whole or as a stream of events."""
+"""Renders responses: items, whole or as a stream of events."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from potluck.types.step import SamplingParams
 from potluck.types.text import Tokenizer
 
 OnDone = Callable[[Json, Sequence[Json]], None]
-"""Told the whole response and its items, when it is complete."""
+"""Called with the complete response and its items."""
 
 
 @dataclass(slots=True, kw_only=True)
 class _Open:
-    """The item that is being written. Mutable until it is done."""
+    """The item that is being written. Mutable until it is complete."""
 
     item: Json
     pieces: list[str] = field(default_factory=list)
@@ -39,7 +39,7 @@ class _Open:
 
 
 class ResponseRenderer:
-    """Writes one response, as its body asks for it. ``on_done`` is told when it is complete."""
+    """Renders one response as its body requests. Calls ``on_done`` when it is complete."""
 
     stream_type = EVENT_STREAM
     waiting = WAITING_COMMENT
@@ -91,16 +91,16 @@ class ResponseRenderer:
 
     def failed(self, error: ApiError) -> bytes:
         """See ``Renderer``."""
-        told: Json = {
+        error_event: Json = {
             "type": "error",
             "code": error.code,
             "message": error.message,
             "param": error.param,
         }
-        # Some clients know one of the two.
+        # Some clients support only one of the two.
         response = self._response("failed", None)
         response["error"] = {"code": _error_code(error), "message": error.message}
-        return self._events([told, {"type": "response.failed", "response": response}])
+        return self._events([error_event, {"type": "response.failed", "response": response}])
 
     def whole(self, choices: Mapping[int, Sequence[Delta]], usage: Usage) -> bytes:
         """See ``Renderer``."""
@@ -122,7 +122,7 @@ class ResponseRenderer:
 
     def _response(self, status: str, usage: Usage | None) -> Json:
         body = self._body
-        asked_format = None if body.text is None else body.text.format
+        text_format = None if body.text is None else body.text.format
         choice = body.tool_choice or "auto"
         incomplete = {"reason": "max_output_tokens"} if status == "incomplete" else None
         return {
@@ -148,8 +148,8 @@ class ResponseRenderer:
             "temperature": self._sampling.temperature,
             "text": {
                 "format": {"type": "text"}
-                if asked_format is None
-                else asked_format.model_dump(by_alias=True, exclude_none=True)
+                if text_format is None
+                else text_format.model_dump(by_alias=True, exclude_none=True)
             },
             "tool_choice": choice.model_dump() if isinstance(choice, NamedTool) else choice,
             "tools": [tool.model_dump() for tool in body.tools or ()],
@@ -171,7 +171,9 @@ class ResponseRenderer:
         self._reason = delta.finish_reason or self._reason
 
     def _gain(self, part: OutputPart, logprobs: Sequence[Json]) -> Iterator[Json]:
-        """Tokens since the last part go with a part of the text, unless they ended another item."""
+        """Attach the tokens since the last part to this part of the text, unless they ended another
+        item.
+        """
         held, self._held_logprobs = self._held_logprobs, []
         match part:
             case TextPart(text=text):
@@ -201,7 +203,7 @@ class ResponseRenderer:
         return self._of_item(f"response.{kind}.delta", **fields)
 
     def _need(self, kind: str, name: str = "") -> Iterator[Json]:
-        """Begin an item, unless one of the kind is open."""
+        """Start an item, unless one of this kind is open."""
         if self._open is not None and self._open.item["type"] == kind:
             return
         yield from self._close()
@@ -214,7 +216,7 @@ class ResponseRenderer:
             yield self._of_item("response.content_part.added", content_index=0, part=part)
 
     def _close(self, *, is_whole: bool = True) -> Iterator[Json]:
-        """End the item that is open, if one is; not ``is_whole`` if it was cut off."""
+        """Close the open item, if any; ``is_whole`` is false if it was cut off."""
         done = self._open
         if done is None:
             return
@@ -243,7 +245,7 @@ class ResponseRenderer:
         self._open = None
 
     def _of_item(self, kind: str, **fields: object) -> Json:
-        """An event of the open item."""
+        """Return an event of the open item."""
         item_id = None if self._open is None else self._open.item["id"]
         return {"type": kind, "item_id": item_id, "output_index": len(self._output), **fields}
 
@@ -285,7 +287,7 @@ def _content_part(kind: str, text: str, logprobs: Sequence[Json]) -> Json:
 
 
 def _error_code(error: ApiError) -> str:
-    """One of the few codes that a failed response may have."""
+    """Return one of the few error codes that the API defines for failed responses."""
     return "rate_limit_exceeded" if error.status == 429 else "server_error"
 
 

@@ -1,4 +1,4 @@
-"""Responses that later requests may continue, in the memory of one gateway."""
+"""Stores responses that later requests can continue, in the memory of one gateway."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ from potluck.types.text import ChatMessage
 
 MAX_STORED_RESPONSES = 4096
 MAX_STORED_BYTES = 64 * 2**20
-"""Of texts, about. Those that were used longest ago go first."""
+"""Approximate limit of the stored texts. The least recently used responses are evicted."""
 
 _OVERHEAD_BYTES = 512
-"""Of a message or a response, besides its texts."""
+"""Overhead of a message or a response in addition to its texts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredResponse:
-    """A response as JSON, and the messages that it and its request have added to ``previous``."""
+    """A response as JSON, and the messages that it and its request added to ``previous``."""
 
     response: bytes
     messages: tuple[ChatMessage, ...]
     previous: StoredResponse | None = None
     num_bytes: int = field(init=False)
-    """About what it takes, with all that it continues: they stay for as long as it does."""
+    """Approximate memory use, including the responses that it continues: they stay as long as it
+    does."""
 
     def __post_init__(self) -> None:
         earlier = 0 if self.previous is None else self.previous.num_bytes
@@ -34,7 +35,7 @@ class StoredResponse:
         object.__setattr__(self, "num_bytes", earlier + own)
 
     def chat(self) -> list[ChatMessage]:
-        """The whole chat up to the end of the response."""
+        """Return the whole chat up to the end of the response."""
         parts: list[Sequence[ChatMessage]] = []
         at: StoredResponse | None = self
         while at is not None:
@@ -44,16 +45,17 @@ class StoredResponse:
 
 
 def _num_bytes(message: ChatMessage) -> int:
-    """About what a message takes: four bytes a character at most, but nearly always one."""
+    """Return the approximate memory use of a message: one to four bytes per character."""
     texts = [message.content, message.reasoning or ""]
     texts += [each.arguments for each in message.tool_calls]
     return _OVERHEAD_BYTES + sum(map(sys.getsizeof, texts))
 
 
 class ResponseStore:
-    """The latest responses. Safe for use by several threads.
+    """The most recent responses. Thread-safe.
 
-    A chain of them keeps its beginnings, which count for each response of the chain.
+    Each response keeps all that precede it in its chain, and they count for each response of the
+    chain.
     """
 
     def __init__(
@@ -72,7 +74,7 @@ class ResponseStore:
         return len(self._responses)
 
     def get(self, response_id: str) -> StoredResponse | None:
-        """Return a response, which has been used now; None if it is not there any more."""
+        """Return a response and mark it as used; return None if it is not stored."""
         with self._lock:
             stored = self._responses.get(response_id)
             if stored is not None:
@@ -80,7 +82,7 @@ class ResponseStore:
             return stored
 
     def put(self, response_id: str, stored: StoredResponse) -> None:
-        """Keep a response for as long as there is room."""
+        """Store a response until it is evicted."""
         with self._lock:
             self._responses[response_id] = stored
             self._num_bytes += stored.num_bytes
@@ -91,7 +93,7 @@ class ResponseStore:
                 self._num_bytes -= oldest.num_bytes
 
     def remove(self, response_id: str) -> bool:
-        """Forget a response; returns whether it was there."""
+        """Remove a response; return whether it was stored."""
         with self._lock:
             stored = self._responses.pop(response_id, None)
             if stored is not None:

@@ -1,0 +1,289 @@
+"""What a group of units gains for one stream: ``benchmarks/METHODOLOGY.md``, "Groups".
+
+    python benchmarks/tensor_parallel.py DIRECTORY [--types Q8_0 BF16 Q4_K_M Q4_0]
+        [--peer DLLAMA [--peer-commit COMMIT]] [--unequal]
+        [--output benchmarks/results/tensor_parallel.json]
+
+Models of the shape are made in DIRECTORY where they are not there. For every type a cluster of one
+agent and a cluster of two agents that hold the model as a group serve it on loopback, each agent
+and its worker bound to one core with one thread, and are asked in turn over HTTP: sampled and
+greedy streams for the rate of decoding, and prompts of 512 tokens for that of prefill. The answers
+of both must be the same. With ``--peer``, the program ``dllama`` of distributed-llama decodes a
+model of the same shape in its Q40 on one core and on two in the same rounds; its commit is that of
+its checkout unless it is given. ``--unequal`` adds three agents with shares 2:1:1 of a core, by
+control groups (root), against the fastest of them alone, on the same core with the same share.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from circumstances import circumstances
+from distributed_llama import build_of, measured, write_model, write_tokenizer
+from live_cluster import LiveCluster
+from model_shapes import SHAPES
+from random_gguf import write_gguf
+from random_hugging_face import FLOAT_TYPES, write_hugging_face
+from token_stream import Ask, stream_whole
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+from support.cluster.throttled_fleet import Machine, require_groups, throttled_fleet
+
+MODEL_ID = "model"
+AIMS = {"Q8_0": 1.5, "BF16": 1.5, "Q4_K_M": 1.4}
+PREFILL_AIM = 1.7
+UNEQUAL_AIM = 1.3
+UNEQUAL = (0.8, 0.4, 0.4)
+"""Of a core: those of the second core add up to less than one."""
+PEER_TYPE = "Q4_0"
+PEER_VOCAB = 6400
+PROMPT_TOKENS = 512
+FIRST_TOKEN_ID, NUM_TOKEN_IDS = 300, 1000
+TEMPERATURES = {"sampled": 1.0, "greedy": 0.0}
+
+Document = dict[str, Any]
+
+
+def main() -> None:
+    """Measure every type, print the ratios, write the document."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--shape", choices=SHAPES, default="1B")
+    parser.add_argument("--types", nargs="+", default=["Q8_0", "BF16", "Q4_K_M", PEER_TYPE])
+    parser.add_argument("--tokens", type=int, default=64, help="of each answer")
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--peer", type=Path, help="the program dllama of distributed-llama")
+    parser.add_argument("--peer-commit", help="of which it was built, if it lies in no checkout")
+    parser.add_argument("--unequal", action="store_true", help="three agents, 2:1:1")
+    parser.add_argument("--output", type=Path)
+    arguments = parser.parse_args()
+    arguments.directory.mkdir(parents=True, exist_ok=True)
+    document: Document = {**circumstances(), "shape": arguments.shape, "types": {}}
+    if arguments.peer is not None:
+        try:
+            document["distributed_llama"] = asdict(build_of(arguments.peer, arguments.peer_commit))
+        except ValueError as error:
+            parser.error(f"{error}; give --peer-commit")
+    if arguments.unequal:
+        require_groups()  # before the rest is measured
+    for type_name in arguments.types:
+        peer = arguments.peer if type_name == PEER_TYPE else None
+        found = measure_type(arguments, type_name, peer)
+        document["types"][type_name] = found
+        print(type_name, json.dumps(found["ratios"]), flush=True)
+        _write(arguments.output, document)
+    if arguments.unequal:
+        document["unequal"] = measure_unequal(arguments, arguments.types[0])
+        print("2:1:1", json.dumps(document["unequal"]["ratios"]), flush=True)
+    _write(arguments.output, document)
+
+
+def measure_type(arguments: argparse.Namespace, type_name: str, peer: Path | None) -> Document:
+    """Return rates and ratios of one agent, of two in a group, and of the peer if there is one."""
+    model = model_of(arguments.directory, arguments.shape, type_name)
+    cores = sorted(os.sched_getaffinity(0))[:2]
+    rounds: list[dict[str, Document]] = []
+    with ExitStack() as opened:
+        ports = {
+            f"potluck x{count}": opened.enter_context(_cluster(model, cores[:count]))
+            for count in (1, 2)
+        }
+        for number in range(arguments.rounds + 1):
+            found = {name: _ask(port, number, arguments.tokens) for name, port in ports.items()}
+            if len({json.dumps(each.pop("texts")) for each in found.values()}) > 1:
+                raise RuntimeError(f"{type_name}: the group's answers are other than the agent's")
+            if peer is not None:
+                found |= _ask_peer(arguments, peer, cores)
+            if number > 0:  # the first round warms up
+                rounds.append(found)
+    return {"rounds": rounds, "ratios": _ratios(rounds, type_name)}
+
+
+def measure_unequal(arguments: argparse.Namespace, type_name: str) -> Document:
+    """Return what three unequal agents in a group gain over the fastest of them alone."""
+    model = model_of(arguments.directory, arguments.shape, type_name).resolve()
+    machines = [Machine(cores=each, core=min(at, 1)) for at, each in enumerate(UNEQUAL)]
+    fastest = max(machines, key=lambda machine: machine.cores)
+    parts: list[object] = []
+    rounds: list[dict[str, Document]] = []
+    with ExitStack() as opened:
+        ports: dict[str, int] = {}
+        for name, members in (("fastest alone", [fastest]), ("potluck 2:1:1", machines)):
+            directory = Path(opened.enter_context(tempfile.TemporaryDirectory()))
+            fleet = opened.enter_context(throttled_fleet(directory, members))
+            deployed = fleet.coordinator.ask(
+                "deploy", model=str(model), model_id=MODEL_ID, **_options(len(members))
+            )
+            parts = [stage["part"] for stage in deployed["stages"]]
+            if len(parts) != len(members):
+                raise RuntimeError(f"{len(parts)} members instead of {len(members)}")
+            ports[name] = fleet.port
+        for number in range(arguments.rounds + 1):
+            found = {name: _ask(port, number, arguments.tokens) for name, port in ports.items()}
+            if len({json.dumps(each.pop("texts")) for each in found.values()}) > 1:
+                raise RuntimeError("the group's answers are other than the agent's")
+            if number > 0:
+                rounds.append(found)
+    return {
+        "cores": UNEQUAL,
+        "cores_alone": fastest.cores,
+        "parts": parts,
+        "rounds": rounds,
+        "ratios": _ratios(rounds, "2:1:1"),
+    }
+
+
+def model_of(directory: Path, shape_name: str, type_name: str) -> Path:
+    """Return the model, made if it is not there."""
+    shape = SHAPES[shape_name]
+    if type_name in FLOAT_TYPES:
+        path = directory / f"{shape_name}-{type_name}"
+        if not path.exists():
+            write_hugging_face(shape, path, type_name)
+        return path
+    path = directory / f"{shape_name}-{type_name}.gguf"
+    if not path.exists():
+        write_gguf(shape, path, type_name)
+    return path
+
+
+def _options(num_agents: int) -> Mapping[str, object]:
+    tensor_parallel = {"tensor_parallel": num_agents} if num_agents > 1 else {}
+    return {"context_tokens": 1024, "draft": "off", **tensor_parallel}
+
+
+@contextlib.contextmanager
+def _cluster(model: Path, cores: Sequence[int]) -> Iterator[int]:
+    """Agents on ``cores`` that hold the model together; the HTTP port of the first."""
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        LiveCluster(Path(directory)) as cluster,
+    ):
+        for number, core in enumerate(cores):
+            cluster.start(number, core=core)
+        cluster.await_members()
+        deployed = cluster.deploy(
+            cluster.agents[0], str(model.resolve()), MODEL_ID, **_options(len(cores))
+        )
+        if len(deployed["stages"]) != len(cores):
+            raise RuntimeError(f"{len(deployed['stages'])} members instead of {len(cores)}")
+        yield cluster.agents[0].port
+
+
+def _ask(port: int, number: int, num_tokens: int) -> Document:
+    """Ask for a stream of each kind, and for the first token of long prompts."""
+    rng = random.Random(number)
+    found: Document = {"texts": []}
+    for name, temperature in TEMPERATURES.items():
+        ask = Ask(
+            prompt=_prompt(rng, 16),
+            max_tokens=num_tokens,
+            seed=number,
+            temperature=temperature,
+            penalty=0.0,
+            has_logprobs=False,
+        )
+        stream = stream_whole(port, MODEL_ID, ask)
+        found[f"{name} decode"] = (len(stream.times) - 1) / (stream.times[-1] - stream.times[0])
+        found["texts"].append(stream.text)
+    seconds = _seconds(
+        lambda: stream_whole(
+            port,
+            MODEL_ID,
+            Ask(prompt=_prompt(rng, PROMPT_TOKENS), max_tokens=1, seed=number, has_logprobs=False),
+        )
+    )
+    found["prefill"] = PROMPT_TOKENS / seconds
+    return found
+
+
+def _prompt(rng: random.Random, count: int) -> list[int]:
+    return [rng.randrange(FIRST_TOKEN_ID, NUM_TOKEN_IDS) for _ in range(count)]
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+
+
+def _ask_peer(
+    arguments: argparse.Namespace, program: Path, cores: Sequence[int]
+) -> dict[str, Document]:
+    model = arguments.directory / f"{arguments.shape}.m"
+    tokenizer = arguments.directory / f"{arguments.shape}.t"
+    if not model.exists():
+        shape = SHAPES[arguments.shape]
+        vocab_size = shape.vocab_size or PEER_VOCAB
+        write_model(shape, vocab_size, model)
+        write_tokenizer(vocab_size, tokenizer)
+    found: dict[str, Document] = {}
+    for count in (1, 2):
+        rates = measured(
+            program,
+            model,
+            tokenizer,
+            cores[:count],
+            num_prompt_tokens=PROMPT_TOKENS,
+            num_tokens=arguments.tokens,
+        )
+        found[f"distributed-llama x{count}"] = {
+            "greedy decode": rates.decode_tokens_per_second,
+            "prefill": rates.prefill_tokens_per_second,
+        }
+    return found
+
+
+def _ratios(rounds: Sequence[Mapping[str, Document]], type_name: str) -> Document:
+    """Return the medians over rounds: rates, gains over one, and ours over the peer's."""
+    rates = {
+        system: {
+            name: statistics.median(each[system][name] for each in rounds)
+            for name in rounds[0][system]
+        }
+        for system in rounds[0]
+    }
+    ratios: Document = {"tokens_per_second": rates}
+    one, many, *peers = rounds[0]
+    pairs = [("gain", many, one)]
+    if peers:
+        pairs += [("peer's gain", peers[1], peers[0])]
+        pairs += [
+            (f"over {peer}", ours, peer) for ours, peer in zip((one, many), peers, strict=True)
+        ]
+    for name, above, below in pairs:
+        ratios[name] = {
+            kind: round(
+                statistics.median(each[above][kind] / each[below][kind] for each in rounds), 3
+            )
+            for kind in rounds[0][above]
+            if kind in rounds[0][below]
+        }
+    ratios["aims"] = {"decode": AIMS.get(type_name), "prefill": PREFILL_AIM}
+    if type_name == "2:1:1":
+        ratios["aims"] = {"decode": UNEQUAL_AIM}
+    return ratios
+
+
+def _write(output: Path | None, document: Document) -> None:
+    if output is not None:
+        output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,480 @@
+"""How long the weights of a model take to reach boards: METHODOLOGY, "Weights".
+
+    python benchmarks/weights.py [--origin hub|owner] [--shape 100M] [--boards 14]
+        [--uplink MBIT] [--link MBIT] [--cap MIB] [--no-store] [--again] [--output FILE]
+
+Makes a model with random weights (in the folder --work, used again) and starts agents on this
+machine, each in a network namespace and in a control group of its own. With ``--origin hub`` nobody
+has the model, and a hub that counts what it sends is behind an uplink of ``--uplink`` Mbit/s; with
+``--origin owner`` only the first board has it. Then deploys it, and asks for 8 tokens. ``--again``
+undeploys it, takes the hub away and deploys it once more.
+
+Needs root, iproute2 and version 1 of the kernel's memory controller.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import http.client
+import json
+import mmap
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from circumstances import circumstances
+from fourteen_boards import (
+    END_TOKENS,
+    NUM_TOKENS,
+    Board,
+    Drill,
+    NoControlGroupsError,
+    await_boards,
+    end_agent,
+    make_model,
+    memory_group,
+    node_id,
+    sampling,
+)
+from model_shapes import SHAPES
+from support.network.fake_hub import FakeHub, serve_hub
+from support.network.netns import Host, lan, limit_rate, opened_on
+
+from potluck.child_environment import SECRET_VARIABLE
+from potluck.cluster.agent.state import StateDirectory
+from potluck.cluster.trust.secret import generate_secret
+from potluck.errors import PotluckError
+from potluck.quantities import format_bytes, format_rate
+
+MODEL_ID = "bench/model"
+CONTEXT_TOKENS = 256
+PORT = 7333
+
+_ROOT = Path(__file__).resolve().parents[1]
+_WORK = _ROOT / "build" / "weights"
+_START_SECONDS = 180.0
+_ANSWER_SECONDS = 600.0
+_MEGABIT = 10**6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """What is measured. Rates are in bits per second; 0 is no limit."""
+
+    origin: str
+    shape: str
+    num_boards: int
+    uplink_bits_per_second: int
+    link_bits_per_second: int
+    cap_bytes: int
+    keeps: bool = True
+
+
+@dataclass(slots=True, kw_only=True)
+class BoardResult:
+    """What came of one board. ``received_bytes`` and ``sent_bytes`` are of its interface."""
+
+    board: int
+    layers: tuple[int, int] | None = None
+    plan_bytes: int | None = None
+    read_bytes: int | None = None
+    load_seconds: float | None = None
+    received_bytes: int = 0
+    sent_bytes: int = 0
+    worker_peak_bytes: int = 0
+    board_peak_bytes: int = 0
+    num_kills: int = 0
+    stored_bytes: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class WeightsResult:
+    """``hub_bytes`` were sent by the hub in bodies, ``repeated_bytes`` of them not for the first
+    time; ``uplink_bytes`` is what its interface sent, with everything around them.
+
+    ``least_seconds`` is how long the needed bytes take over the narrowest place that they must
+    pass once, at the rate that it is limited to.
+    """
+
+    case: Case
+    model_bytes: int
+    boards: list[BoardResult]
+    deploy_seconds: float | None = None
+    least_seconds: float | None = None
+    hub_bytes: int = 0
+    repeated_bytes: int = 0
+    uplink_bytes: int = 0
+    answer_seconds: float | None = None
+    num_tokens: int = 0
+    text: str = ""
+    again_seconds: float | None = None
+    again_text: str = ""
+    failure: str = ""
+    events: list[str] = field(default_factory=list)
+
+    @property
+    def ratio(self) -> float | None:
+        """How many times the least time the deployment took."""
+        if not self.deploy_seconds or not self.least_seconds:
+            return None
+        return self.deploy_seconds / self.least_seconds
+
+
+def main() -> None:
+    """Measure one case, print what came of it, write the document."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--origin", choices=("hub", "owner"), default="hub")
+    parser.add_argument("--shape", choices=sorted(SHAPES), default="100M")
+    parser.add_argument("--boards", type=int, default=14)
+    parser.add_argument("--uplink", type=int, default=50, metavar="MBIT", help="0: no limit")
+    parser.add_argument("--link", type=int, default=1000, metavar="MBIT", help="0: no limit")
+    parser.add_argument("--cap", type=int, default=512, metavar="MIB", help="memory of a board")
+    parser.add_argument(
+        "--no-store", action="store_true", help="boards keep nothing on their disks"
+    )
+    parser.add_argument("--again", action="store_true", help="deploy once more, without the hub")
+    parser.add_argument("--work", type=Path, default=_WORK, help="folder for the model")
+    parser.add_argument("--logs", type=Path, help="folder for what the agents write")
+    parser.add_argument("--output", type=Path)
+    arguments = parser.parse_args()
+    case = Case(
+        origin=arguments.origin,
+        shape=arguments.shape,
+        num_boards=arguments.boards,
+        uplink_bits_per_second=arguments.uplink * _MEGABIT,
+        link_bits_per_second=arguments.link * _MEGABIT,
+        cap_bytes=arguments.cap * 2**20,
+        keeps=not arguments.no_store,
+    )
+    drill = Drill(name=case.shape, shape=SHAPES[case.shape], cap_bytes=case.cap_bytes)
+    model = make_model(drill, arguments.work.resolve())
+    try:
+        result = measure(case, model, is_repeated=arguments.again, logs=arguments.logs)
+    except NoControlGroupsError as error:
+        raise SystemExit(f"not shown: {error}") from error
+    for line in result_lines(result):
+        print(line)
+    if arguments.output:
+        document = {
+            "schema": "potluck.benchmark.weights/1",
+            **circumstances(),
+            "num_cpus": os.cpu_count(),
+            "ratio": result.ratio,
+            **asdict(result),
+        }
+        arguments.output.write_text(json.dumps(document) + "\n", encoding="utf-8")
+    sys.exit(1 if result.failure else 0)
+
+
+def measure(
+    case: Case, model: Path, *, is_repeated: bool, logs: Path | None = None
+) -> WeightsResult:
+    """Start boards and hub, deploy, ask, and look at what was sent. Leaves nothing running.
+
+    Raises ``NoControlGroupsError``, and ``OSError`` or ``CalledProcessError`` where there can be no
+    namespaces.
+    """
+    result = WeightsResult(
+        case=case,
+        model_bytes=sum(path.stat().st_size for path in model.glob("*.safetensors")),
+        boards=[BoardResult(board=index) for index in range(case.num_boards)],
+    )
+    with ExitStack() as opened:
+        directory = Path(opened.enter_context(tempfile.TemporaryDirectory(dir=model.parent)))
+        *hosts, hub_host = opened.enter_context(lan(case.num_boards + 1))
+        for host in hosts:
+            if case.link_bits_per_second:
+                limit_rate(host, case.link_bits_per_second)
+        hub = opened.enter_context(_served(model, hub_host))
+        if case.uplink_bits_per_second:
+            limit_rate(hub_host, case.uplink_bits_per_second)
+        groups = [
+            opened.enter_context(memory_group(f"weights-{os.getpid()}-{i}", case.cap_bytes))
+            for i in range(case.num_boards)
+        ]
+        boards = _start_boards(
+            opened, case, hosts, groups, directory, model, hub.endpoint, debugs=logs is not None
+        )
+        with sampling(boards) as sampler:
+            before = [_traffic(host) for host in hosts]
+            uplink_before = _traffic(hub_host)[1]
+            sent_before = sum(hub.sent_bytes.values())
+            try:
+                name = MODEL_ID if case.origin == "hub" else str(model.resolve())
+                result.deploy_seconds = _deploy(boards[0], name, result)
+                for host, start, measured in zip(hosts, before, result.boards, strict=True):
+                    received, sent = _traffic(host)
+                    measured.received_bytes = received - start[0]
+                    measured.sent_bytes = sent - start[1]
+                result.uplink_bytes = _traffic(hub_host)[1] - uplink_before
+                result.hub_bytes = sum(hub.sent_bytes.values()) - sent_before
+                result.repeated_bytes = sum(map(hub.repeated_bytes, hub.sent_ranges))
+                result.least_seconds = least_seconds(case, result)
+                started = time.monotonic()
+                result.text, result.num_tokens = _complete(boards[0], hosts[0])
+                result.answer_seconds = time.monotonic() - started
+                if is_repeated:
+                    _repeat(boards, hosts, hub_host, name, result)
+            except (PotluckError, OSError, RuntimeError) as error:
+                result.failure = str(error)
+        if logs is not None:
+            logs.mkdir(parents=True, exist_ok=True)
+            for index, board in enumerate(boards):
+                shutil.copyfile(board.log, logs / f"{index}.log")
+        for board, into in zip(boards, result.boards, strict=True):
+            into.worker_peak_bytes = sampler.worker_peaks.get(board.group, 0)
+            into.board_peak_bytes = sampler.board_peaks.get(board.group, 0)
+            into.num_kills = _num_kills(board.group)
+            into.stored_bytes = _stored_bytes(directory / str(into.board))
+        if result.failure:
+            for failed in boards:
+                tail = failed.log.read_text(encoding="utf-8").splitlines()[-30:]
+                result.events += [f"{failed.log.parent.name}: {line}" for line in tail]
+    return result
+
+
+def least_seconds(case: Case, result: WeightsResult) -> float | None:
+    """Return the time of the needed bytes over the narrowest place; None where no rate is set."""
+    stages = [board.read_bytes or 0 for board in result.boards]
+    if case.origin == "hub":
+        bits = 8 * (result.hub_bytes - result.repeated_bytes)
+        if case.uplink_bits_per_second:
+            return bits / case.uplink_bits_per_second
+        return 8 * max(stages) / case.link_bits_per_second if case.link_bits_per_second else None
+    if not case.link_bits_per_second:
+        return None
+    # All that the other boards need leaves the owner once.
+    return 8 * sum(stages[1:]) / case.link_bits_per_second
+
+
+def result_lines(result: WeightsResult) -> Iterator[str]:
+    """One line for every board, and what came of it all."""
+    yield (
+        f"{'board':>5} {'layers':>9} {'plan':>9} {'read':>9} {'received':>9} {'sent':>9} "
+        f"{'stored':>9} {'worker':>9} {'board':>9} {'seconds':>7} {'kills':>5}"
+    )
+    for each in result.boards:
+        layers = "" if each.layers is None else f"[{each.layers[0]}, {each.layers[1]})"
+        sizes = (
+            *(each.plan_bytes, each.read_bytes, each.received_bytes, each.sent_bytes),
+            *(each.stored_bytes, each.worker_peak_bytes, each.board_peak_bytes),
+        )
+        yield (
+            f"{each.board:5} {layers:>9} {' '.join(map(_size, sizes))}"
+            f" {'' if each.load_seconds is None else f'{each.load_seconds:.1f}':>7}"
+            f" {each.num_kills:5}"
+        )
+    yield (
+        f"the hub sent {format_bytes(result.hub_bytes)}, {format_bytes(result.repeated_bytes)} of "
+        f"it again; its interface {format_bytes(result.uplink_bytes)}; "
+        f"the model has {format_bytes(result.model_bytes)}"
+    )
+    if result.deploy_seconds is not None:
+        rate = format_rate(result.model_bytes / result.deploy_seconds, "B/s")
+        yield f"deployed in {result.deploy_seconds:.1f} s ({rate})"
+    if result.ratio is not None:
+        yield f"{result.ratio:.2f} times the {result.least_seconds:.1f} s of the needed bytes"
+    if result.answer_seconds is not None:
+        yield f"{result.num_tokens} tokens in {result.answer_seconds:.1f} s"
+    if result.again_seconds is not None:
+        same = "the same text" if result.again_text == result.text else "ANOTHER TEXT"
+        yield f"again without the hub in {result.again_seconds:.1f} s, {same}"
+    if result.failure:
+        yield from result.events
+        yield f"failed: {result.failure}"
+
+
+def _size(num_bytes: int | None) -> str:
+    return f"{'' if num_bytes is None else format_bytes(num_bytes):>9}"
+
+
+# The hub and the boards.
+
+
+@contextlib.contextmanager
+def _served(model: Path, host: Host) -> Iterator[FakeHub]:
+    """Serve the files of a model on a host, from memory maps."""
+
+    def listen() -> socket.socket:
+        return socket.create_server((host.ip, 0), backlog=128)
+
+    with ExitStack() as opened:
+        files: dict[str, bytes] = {}
+        for path in sorted(model.iterdir()):
+            if path.suffix in (".json", ".safetensors"):
+                file = opened.enter_context(path.open("rb"))
+                mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+                files[path.name] = mapped  # type: ignore[assignment]
+        yield opened.enter_context(serve_hub({MODEL_ID: files}, listener=opened_on(host, listen)))
+
+
+def _start_boards(
+    opened: ExitStack,
+    case: Case,
+    hosts: list[Host],
+    groups: list[Path],
+    directory: Path,
+    model: Path,
+    endpoint: str,
+    *,
+    debugs: bool,
+) -> list[Board]:
+    """Agents that all see one another. The first serves clients."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(_ROOT / "src"),
+        "HF_ENDPOINT": endpoint,
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        SECRET_VARIABLE: generate_secret(),
+    }
+    boards: list[Board] = []
+    for index, (host, group) in enumerate(zip(hosts, groups, strict=True)):
+        folder = directory / str(index)
+        folder.mkdir()
+        state = StateDirectory(folder / "state")
+        state.path.mkdir(mode=0o700)
+        (state.path / "node-id").write_text(node_id(index) + "\n", encoding="ascii")
+        options = [
+            *("up", "--state", str(state.path), "--threads", "1"),
+            *("--listen", f"{host.ip}:{PORT}"),
+            *(["--join", f"{hosts[0].ip}:{PORT}"] if boards else []),
+            *(["--no-http"] if boards else ["--http", "127.0.0.1:0"]),
+        ]
+        log = folder / "log"
+        into_group = f'echo $$ > "{group}/cgroup.procs"; exec "$@"'
+        agent_command = (sys.executable, "-m", "potluck", *(["--debug"] if debugs else []))
+        command = host.command(*_hidden(case, model, index), *agent_command, *options)
+        own = {"HF_HOME": str(folder / "hf"), "XDG_CACHE_HOME": str(folder / "cache")}
+        if not case.keeps:
+            own["POTLUCK_WEIGHTS_STORE"] = "0"
+        with log.open("wb") as file:
+            agent = subprocess.Popen(
+                ["sh", "-c", into_group, "sh", *command],
+                env={**environment, **own},
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+            )
+        opened.callback(end_agent, agent)
+        boards.append(Board(group=group, state=state, agent=agent, log=log))
+        if index == 0:
+            await_boards(boards, _START_SECONDS)
+    await_boards(boards, _START_SECONDS)
+    return boards
+
+
+def _hidden(case: Case, model: Path, board: int) -> tuple[str, ...]:
+    """The command that starts an agent to whom the model's folder is empty, unless it owns it."""
+    if case.origin == "owner" and board == 0:
+        return ()
+    cover = f'mount -t tmpfs -o size=4k none "{model}" && exec "$@"'
+    return ("unshare", "--mount", "sh", "-c", cover, "sh")
+
+
+def _deploy(board: Board, name: str, result: WeightsResult) -> float:
+    """Deploy, and return the seconds; fill in what the deployment says of its stages."""
+    started = time.monotonic()
+    deployed = board.ask(
+        "deploy",
+        model=name,
+        model_id="model",
+        context_tokens=CONTEXT_TOKENS,
+        objective="memory",
+    )
+    seconds = time.monotonic() - started
+    numbers = {node_id(index): index for index in range(len(result.boards))}
+    for stage in deployed["stages"]:
+        into = result.boards[numbers[stage["node_id"]]]
+        into.layers = (stage["start_layer"], stage["end_layer"])
+        into.plan_bytes = stage["num_bytes"]
+        into.read_bytes = stage["read_bytes"]
+        into.load_seconds = stage["load_seconds"]
+    return seconds
+
+
+def _repeat(
+    boards: list[Board], hosts: list[Host], hub_host: Host, name: str, result: WeightsResult
+) -> None:
+    """Deploy what is in the stores by now, with no hub to ask."""
+    boards[0].ask("undeploy", name="model")
+    subprocess.run(
+        ["ip", "-n", hub_host.namespace, "link", "set", "eth0", "down"], check=True, timeout=20
+    )
+    started = time.monotonic()
+    boards[0].ask(
+        "deploy",
+        model=name,
+        model_id="model",
+        context_tokens=CONTEXT_TOKENS,
+        objective="memory",
+    )
+    result.again_seconds = time.monotonic() - started
+    result.again_text, _ = _complete(boards[0], hosts[0])
+
+
+def _complete(board: Board, host: Host) -> tuple[str, int]:
+    """Ask for an answer; its text and how many tokens it has."""
+    (address,) = [
+        node["http_address"] for node in board.ask("state")["nodes"] if node.get("http_address")
+    ]
+    port = int(address.rpartition(":")[2])
+    body = {
+        "model": "model",
+        "prompt": "The old boat",
+        "max_tokens": NUM_TOKENS,
+        "temperature": 0,
+        "logit_bias": {str(token): -100 for token in END_TOKENS},
+    }
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_ANSWER_SECONDS)
+    connection.sock = opened_on(
+        host, lambda: socket.create_connection(("127.0.0.1", port), timeout=_ANSWER_SECONDS)
+    )
+    try:
+        headers = {"Content-Type": "application/json"}
+        connection.request("POST", "/v1/completions", json.dumps(body), headers)
+        response = connection.getresponse()
+        text = response.read().decode()
+        if response.status != http.HTTPStatus.OK:
+            raise RuntimeError(f"HTTP status {response.status}: {text}")
+        answer = json.loads(text)
+        return answer["choices"][0]["text"], answer["usage"]["completion_tokens"]
+    finally:
+        connection.close()
+
+
+def _traffic(host: Host) -> tuple[int, int]:
+    """Bytes that a host's interface has received and sent."""
+    counters = Path("/sys/class/net/eth0/statistics")
+    command = host.command("cat", str(counters / "rx_bytes"), str(counters / "tx_bytes"))
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20)
+    received, sent = map(int, done.stdout.split())
+    return received, sent
+
+
+def _num_kills(group: Path) -> int:
+    for line in (group / "memory.oom_control").read_text(encoding="ascii").splitlines():
+        name, _, value = line.partition(" ")
+        if name == "oom_kill":
+            return int(value)
+    return 0
+
+
+def _stored_bytes(folder: Path) -> int:
+    """Blocks that a board's store of weights takes on the disk."""
+    store = folder / "cache" / "potluck" / "weights"
+    return sum(path.stat().st_blocks * 512 for path in store.rglob("*") if path.is_file())
+
+
+if __name__ == "__main__":
+    main()

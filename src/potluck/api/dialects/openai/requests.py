@@ -1,0 +1,155 @@
+"""Convert OpenAI's request bodies to ``GenerationRequest``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypedDict
+
+from potluck.api.dialects.openai.bodies import (
+    ChatBody,
+    CommonBody,
+    CompletionBody,
+    NamedTool,
+)
+from potluck.api.dialects.openai.messages import chat_messages, prediction_text
+from potluck.api.dialects.openai.structured import requested_grammar
+from potluck.api.errors import invalid
+from potluck.api.requests import ChatRequest, CompletionRequest
+from potluck.api.tools import tool_use
+from potluck.text.chat import chat_ending
+from potluck.types.output import ToolMode, ToolUse
+from potluck.types.ranges import require_number
+
+DEFAULT_COMPLETION_TOKENS = 16
+"""OpenAI's default ``max_tokens`` of completions. A chat continues to the end of the context."""
+
+
+def chat_request(body: ChatBody) -> ChatRequest:
+    """Convert a chat completion request. Raises ``PotluckError``."""
+    messages = chat_messages(body.messages)
+    top_logprobs = body.top_logprobs or 0
+    if not body.logprobs and top_logprobs:
+        raise invalid("top_logprobs", "top_logprobs requires logprobs: set logprobs")
+    return ChatRequest(
+        **_common(body),
+        max_new_tokens=_max_new_tokens(body, body.max_completion_tokens),
+        top_logprobs=top_logprobs if body.logprobs else None,
+        messages=messages,
+        ending=chat_ending(
+            messages,
+            add_generation_prompt=body.add_generation_prompt,
+            continue_final_message=body.continue_final_message,
+        ),
+        tool_use=_tool_use(body),
+        reasoning_effort=body.reasoning_effort,
+        thinks=None if body.reasoning_effort is None else body.reasoning_effort != "none",
+        template_variables=body.chat_template_kwargs or {},
+        prediction="" if body.prediction is None else prediction_text(body.prediction),
+    )
+
+
+def completion_request(body: CompletionBody) -> CompletionRequest:
+    """Convert a completion request. Raises ``PotluckError``."""
+    if body.logprobs is not None:
+        require_number("logprobs", body.logprobs)
+    max_new_tokens = _max_new_tokens(body, None)
+    return CompletionRequest(
+        **_common(body),
+        max_new_tokens=DEFAULT_COMPLETION_TOKENS if max_new_tokens is None else max_new_tokens,
+        top_logprobs=body.logprobs,
+        prompts=texts_or_tokens(body.prompt, "prompt"),
+        echo=bool(body.echo),
+        suffix=body.suffix or None,
+    )
+
+
+class _Common(TypedDict):
+    model_id: str
+    grammar: str | None
+    grammar_param: str
+    sampling: dict[str, float | int]
+    logit_bias: Mapping[str, float]
+    seed: int | None
+    stop: tuple[str, ...]
+    num_choices: int
+    user: str | None
+
+
+def _common(body: CommonBody) -> _Common:
+    grammar = requested_grammar(body)
+    return _Common(
+        model_id=body.model,
+        grammar=None if grammar is None else grammar[1],
+        grammar_param="response_format" if grammar is None else grammar[0],
+        sampling=_sampling(body),
+        logit_bias=body.logit_bias or {},
+        seed=body.seed,
+        stop=_stop(body),
+        num_choices=1 if body.n is None else body.n,
+        user=body.user,
+    )
+
+
+def _tool_use(body: ChatBody) -> ToolUse:
+    tools = [tool.function.tool() for tool in body.tools or ()]
+    choice = body.tool_choice
+    is_parallel = body.parallel_tool_calls is not False
+    if isinstance(choice, NamedTool):
+        return tool_use(
+            tools, mode=ToolMode.REQUIRED, name=choice.function.name, is_parallel=is_parallel
+        )
+    return tool_use(tools, mode=ToolMode(choice or "auto"), is_parallel=is_parallel)
+
+
+def _sampling(body: CommonBody) -> dict[str, float | int]:
+    values = {
+        "temperature": body.temperature,
+        "top_p": body.top_p,
+        "top_k": body.top_k,
+        "min_p": body.min_p,
+        "repetition_penalty": body.repetition_penalty,
+        "presence_penalty": body.presence_penalty,
+        "frequency_penalty": body.frequency_penalty,
+    }
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _max_new_tokens(body: CommonBody, max_completion_tokens: int | None) -> int | None:
+    values = {
+        "max_tokens": body.max_tokens,
+        "max_completion_tokens": max_completion_tokens,
+    }
+    given = {name: value for name, value in values.items() if value is not None}
+    for name, value in given.items():
+        if value != 0:  # 0 returns only the prompt, if echo is set
+            require_number(name, value)
+    if len(set(given.values())) > 1:
+        raise invalid("max_tokens", "max_tokens and max_completion_tokens differ: set only one")
+    return next(iter(given.values()), None)
+
+
+def _stop(body: CommonBody) -> tuple[str, ...]:
+    return (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
+
+
+def texts_or_tokens(prompt: object, param: str) -> list[str | list[int]]:
+    """Parse a prompt in any of its four forms: text, texts, tokens, lists of tokens.
+
+    Raises ``ApiError`` naming ``param`` for anything else.
+    """
+    if isinstance(prompt, str):
+        return [prompt]
+    if isinstance(prompt, list) and prompt:
+        if all(isinstance(each, str) for each in prompt):
+            return list(prompt)
+        if _are_tokens(prompt):
+            return [prompt]
+        if all(isinstance(each, list) and _are_tokens(each) for each in prompt):
+            return list(prompt)
+    raise invalid(
+        param, f"{param} must be text, a list of texts, a list of tokens, or a list of those"
+    )
+
+
+def _are_tokens(values: list[object]) -> bool:
+    return all(type(value) is int for value in values)

@@ -1,0 +1,332 @@
+"""Access the files of a manifest as if they were in a directory, regardless of their location.
+
+Files that are read whole and several times (configuration, tokenizer, index) are fetched into a
+separate folder, checked against their SHA-256, and kept there. All other files are opened by their
+content, and only the parts that are read are fetched.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+import threading
+import weakref
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import closing, suppress
+from pathlib import Path
+from secrets import token_hex
+from typing import Protocol
+
+from potluck.cache_folder import cache_folder
+from potluck.catalog.file_heads import FileHead, HeadRecorder, open_head
+from potluck.catalog.manifests import SMALL_FILES, check_manifest, manifest_digest
+from potluck.errors import ModelFileError, ModelNotFoundError
+from potluck.formats.files import ReadableFile
+from potluck.formats.gguf_metadata import HEADER_WINDOW_BYTES
+from potluck.types.content import FileContent, Manifest
+
+_PIECE_BYTES = 2**20
+
+_HEAD = ".head-"
+_HEAD_DIGITS = 32
+
+MAX_VIEWS = 8
+"""The number of most recently used folders to keep; each has about 30 MB if the vocabulary is
+large."""
+
+Needs = Sequence[tuple[FileContent, Sequence[tuple[int, int]]]]
+"""Half-open ranges of bytes of files, in the order in which they are read; a file may occur several
+times."""
+
+
+class ContentOpener(Protocol):
+    """Opens files by their content: ``cluster.transfer.client.TransferClient``."""
+
+    def open_file(self, content: FileContent, *, label: str, job: str = "") -> ReadableFile:
+        """Open a file whose bytes are fetched as they are read; ``label`` is for messages."""
+        ...
+
+    def want(self, job: str, needs: Needs, *, keep: bool) -> None:
+        """Announce the ranges that will be read, so that they are prefetched, and stored if
+        ``keep``.
+        """
+        ...
+
+    def close(self) -> None:
+        """Close the opener. Idempotent."""
+        ...
+
+
+class ContentFile:
+    """A file of a manifest; a ``ReadableFile``. Not thread-safe.
+
+    ``head`` is the path of its stored beginning; None means that it is not stored. ``open_inner``
+    opens the file when other data is read. See ``HeadRecorder`` for ``num_more_bytes``.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        content: FileContent,
+        label: str,
+        open_inner: Callable[[], ReadableFile],
+        head: Path | None = None,
+        *,
+        num_more_bytes: int = 0,
+    ) -> None:
+        self.path = label
+        self.name = name
+        self.content = content
+        self.size = content.num_bytes
+        self.num_bytes_read = 0
+        self._open_inner = open_inner
+        self._inner: ReadableFile | None = None
+        self._is_closed = False
+        self._head: FileHead | None = None
+        self._recorder: HeadRecorder | None = None
+        if head is not None:
+            self._head = open_head(head, content.num_bytes)
+            if self._head is None:
+                self._recorder = HeadRecorder(head, num_more_bytes=num_more_bytes)
+
+    def read_into(self, offset: int, out: memoryview) -> None:
+        """Fill ``out`` from ``offset``, waiting until the bytes have been fetched.
+
+        Raise ``ModelFileError`` past the end, the errors of fetching, and ``ValueError`` after
+        ``close``.
+        """
+        if self._is_closed:
+            raise ValueError(f"{self.path} is closed")
+        end = offset + len(out)
+        if end > self.size:
+            raise ModelFileError(
+                self.path,
+                f"truncated: it ends at byte {self.size}, but must have at least {end} bytes",
+            )
+        if self._head is not None and end <= self._head.num_bytes:
+            self._head.read_into(offset, out)
+        else:
+            inner = self._opened()
+            inner.read_into(offset, out)
+            if self._recorder is not None:
+                self._recorder.take(inner, offset, out)
+        self.num_bytes_read += len(out)
+
+    def check_unchanged(self) -> None:
+        """Raise ``ModelFileError`` if the source of the bytes has changed."""
+        if self._inner is not None:
+            self._inner.check_unchanged()
+
+    def release(self) -> None:
+        """Release resources that the next read can acquire again.
+
+        The data that was read so far becomes the file's stored head.
+        """
+        if self._recorder is not None and self._inner is not None:
+            self._recorder.finish(self._inner)
+            self._recorder = None
+        if self._head is not None:
+            self._head.release()
+        if self._inner is not None:
+            self._inner.release()
+
+    def close(self) -> None:
+        """Close it permanently. Idempotent."""
+        self._is_closed = True
+        for each in (self._recorder, self._head, self._inner):
+            if each is not None:
+                each.close()
+
+    def _opened(self) -> ReadableFile:
+        if self._inner is None:
+            inner = self._open_inner()
+            if inner.size != self.size:
+                inner.close()
+                raise ModelFileError(
+                    self.path, f"it has {inner.size} bytes, but the manifest lists {self.size}"
+                )
+            self._inner = inner
+        return self._inner
+
+
+class ManifestView:
+    """A model's files by the names in its manifest. May be used from several threads.
+
+    ``name`` is the model's name in messages, and ``job`` is passed to the opener. The view owns
+    ``opener``; opened files belong to the caller. Raise ``ModelFileError`` if the manifest is
+    invalid (``check_manifest``).
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        opener: ContentOpener,
+        *,
+        name: str,
+        job: str = "",
+        keep: bool = True,
+        environ: Mapping[str, str] = os.environ,
+    ) -> None:
+        check_manifest(manifest, name)
+        self.manifest = manifest
+        self.name = name
+        self.digest = manifest_digest(manifest)
+        self.contents: Mapping[str, FileContent] = {
+            file.name: file.content for file in manifest.files
+        }
+        self._opener = opener
+        self._job = job
+        self._keep = keep
+        self._lock = threading.Lock()
+        self._checked: set[str] = set()
+        self.directory = self._make_directory(environ)
+        """The directory to which small files are fetched."""
+
+    def open(self, path: Path) -> ContentFile:
+        """Open the file at a path within ``directory``; an ``OpenFile``.
+
+        Raise ``ModelNotFoundError`` if the manifest does not have it.
+        """
+        name = self._name_of(path)
+        content = self.contents.get(name)
+        if content is None:
+            raise ModelNotFoundError(
+                f"{self.name} has no file {name}", hint="the model's manifest does not list it"
+            )
+        label = self.label(name)
+        return ContentFile(
+            name,
+            content,
+            label,
+            lambda: self._opener.open_file(content, label=label, job=self._job),
+            self._head_of(content),
+            # Reading the last text of a header reads a whole window.
+            num_more_bytes=HEADER_WINDOW_BYTES if name.endswith(".gguf") else 0,
+        )
+
+    def close(self) -> None:
+        """Close the opener. Idempotent."""
+        self._opener.close()
+
+    def label(self, name: str) -> str:
+        """Return the name of a file in messages."""
+        return self.name if self.name.endswith(name) else f"{self.name}:{name}"
+
+    def want(self, needs: Needs) -> None:
+        """Announce the ranges that will be read next."""
+        if needs:
+            self._opener.want(self._job, needs, keep=self._keep)
+
+    def fetch_files(self, names: Iterable[str]) -> None:
+        """Fetch small files to ``directory`` and check them; files that do not exist are ignored.
+
+        Raise ``ModelFileError`` if a file does not match the manifest or cannot be written, and the
+        errors of fetching.
+        """
+        with self._lock:
+            wanted = [name for name in dict.fromkeys(names) if name in self.contents]
+            missing = [name for name in wanted if not self._is_here(name)]
+            contents = [self.contents[name] for name in missing]
+            self.want([(each, ((0, each.num_bytes),)) for each in contents if each.num_bytes])
+            for name in missing:
+                self._fetch(name)
+
+    def fetch_small_files(self, besides: Collection[str] = ()) -> None:
+        """Fetch all small files except ``besides``."""
+        self.fetch_files(name for name in SMALL_FILES if name not in besides)
+
+    def _head_of(self, content: FileContent) -> Path:
+        return self.directory / f"{_HEAD}{content.sha256[:_HEAD_DIGITS]}"
+
+    def _name_of(self, path: Path) -> str:
+        try:
+            return path.relative_to(self.directory).as_posix()
+        except ValueError:
+            return str(path)
+
+    def _make_directory(self, environ: Mapping[str, str]) -> Path:
+        folder = cache_folder(environ)
+        if folder is not None:
+            models = folder / "models"
+            directory = models / self.digest
+            with suppress(OSError):
+                directory.mkdir(parents=True, exist_ok=True)
+                os.utime(directory)
+                if os.access(directory, os.W_OK | os.X_OK):
+                    _prune(models, directory)
+                    return directory
+        directory = Path(tempfile.mkdtemp(prefix="potluck-model-"))
+        weakref.finalize(self, shutil.rmtree, directory, ignore_errors=True)
+        return directory
+
+    def _is_here(self, name: str) -> bool:
+        path, content = self.directory / name, self.contents[name]
+        try:
+            if path.stat().st_size != content.num_bytes:
+                return False
+            if name in self._checked:
+                return True
+            with path.open("rb") as file:
+                is_right = hashlib.file_digest(file, "sha256").hexdigest() == content.sha256
+        except OSError:
+            return False
+        if is_right:
+            self._checked.add(name)
+        return is_right
+
+    def _open_whole(self, name: str) -> ContentFile:
+        content, label = self.contents[name], self.label(name)
+        return ContentFile(
+            name,
+            content,
+            label,
+            lambda: self._opener.open_file(content, label=label, job=self._job),
+        )
+
+    def _fetch(self, name: str) -> None:
+        path, content = self.directory / name, self.contents[name]
+        temporary = path.with_name(f"{path.name}.{os.getpid()}-{token_hex(4)}.partial")
+        digest = hashlib.sha256()
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with closing(self._open_whole(name)) as source, temporary.open("xb") as target:
+                for offset in range(0, content.num_bytes, _PIECE_BYTES):
+                    piece = bytearray(min(_PIECE_BYTES, content.num_bytes - offset))
+                    with memoryview(piece) as view:
+                        source.read_into(offset, view)
+                    digest.update(piece)
+                    target.write(piece)
+            if digest.hexdigest() != content.sha256:
+                raise ModelFileError(
+                    self.label(name),
+                    f"its content has the SHA-256 {digest.hexdigest()}, but the manifest "
+                    f"lists {content.sha256}",
+                    hint="deploy the model again; if the error persists, the file is damaged at "
+                    "its source",
+                )
+            temporary.replace(path)
+        except OSError as error:
+            raise ModelFileError(
+                str(error.filename or path),
+                f"cannot be written: {error.strerror}",
+                hint="free some space there, or set XDG_CACHE_HOME to a directory on another disk",
+            ) from error
+        finally:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+        self._checked.add(name)
+
+
+def _prune(models: Path, used: Path) -> None:
+    """Remove the least recently used directories; a process that still uses one downloads its files
+    again.
+    """
+    found: list[tuple[float, Path]] = []
+    for path in models.iterdir():
+        with suppress(OSError):
+            found.append((path.stat().st_mtime, path))
+    for _, path in sorted(found, reverse=True)[MAX_VIEWS:]:
+        if path != used:
+            shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,154 @@
+"""``potluck cache``: show and prune the model weights stored on this machine."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated
+
+import typer
+
+from potluck.cli.addresses import parse_size
+from potluck.cli.options import JsonOption, settings
+from potluck.cli.output import emit_json, note
+from potluck.cli.tables import table
+from potluck.errors import UsageError
+from potluck.quantities import format_bytes
+from potluck.store.content_store import (
+    ContentStore,
+    StoredFile,
+    default_limit_bytes,
+    default_store_folder,
+)
+
+_SHORT_HASH = 12
+_AGES = ((86400, "d"), (3600, "h"), (60, "min"))
+
+cache = typer.Typer(
+    help="Show the model weights stored on this machine, or remove unused ones.",
+    invoke_without_command=True,
+)
+
+
+@cache.callback()
+def show(context: typer.Context, json: JsonOption = False) -> None:
+    """Show the model weights in this machine's store, most recently used first.
+
+    Nodes store there what they download from other nodes and from the hub, keyed by content.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    store = own_store(os.environ)
+    files = store.listing()
+    if json:
+        emit_json(cache_document(store, files, removed_bytes=None))
+        return
+    for line in cache_lines(store, files, now=time.time()):
+        print(line)
+
+
+@cache.command()
+def prune(
+    to: Annotated[
+        str | None,
+        typer.Option(
+            "--to",
+            metavar="SIZE",
+            help="Stop once at most this much is stored, for example 20GiB. Default: 0, which "
+            "removes everything that is not in use.",
+            show_default=False,
+        ),
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Remove weights from the store, least recently used first.
+
+    Weights that are in use are kept. Removed models are downloaded again when they are deployed.
+    """
+    to_bytes = 0 if to is None else parse_size(to, "to")
+    store = own_store(os.environ)
+    removed_bytes = store.prune(to_bytes)
+    files = store.listing()
+    if json:
+        emit_json(cache_document(store, files, removed_bytes=removed_bytes))
+        return
+    kept_bytes = _held_bytes(files)
+    note(f"removed {format_bytes(removed_bytes)}; {format_bytes(kept_bytes)} remain")
+    if kept_bytes > to_bytes:
+        note("the rest is in use: undeploy models, or stop this node with potluck down")
+
+
+def own_store(environ: Mapping[str, str]) -> ContentStore:
+    """Return this user's store, with the limit of the setting ``weights_store``.
+
+    Raises ``UsageError`` where there is no home to keep anything in.
+    """
+    folder = default_store_folder(environ)
+    if folder is None:
+        raise UsageError("neither HOME nor XDG_CACHE_HOME is set", hint="set one of them")
+    limit_bytes = settings().weights_store
+    return ContentStore(folder, default_limit_bytes(folder) if limit_bytes is None else limit_bytes)
+
+
+def cache_lines(store: ContentStore, files: Sequence[StoredFile], now: float) -> Iterator[str]:
+    """Return a table of the files in the store, and a line with their sum."""
+    if files:
+        rows = [("FILE", "SHA-256", "KEPT", "OF", "USED", "STATE")]
+        rows += [
+            (
+                file.label or "?",
+                file.content.sha256[:_SHORT_HASH],
+                format_bytes(file.held_bytes),
+                format_bytes(file.content.num_bytes),
+                _age(now - file.used_at),
+                _state(file),
+            )
+            for file in files
+        ]
+        yield from table(rows)
+    yield (
+        f"{format_bytes(_held_bytes(files))} of at most {format_bytes(store.limit_bytes)} "
+        f"in {store.folder}"
+    )
+
+
+def cache_document(
+    store: ContentStore, files: Sequence[StoredFile], *, removed_bytes: int | None
+) -> dict[str, object]:
+    """Return the document of ``potluck cache --json`` (schema ``potluck.cache/1``)."""
+    return {
+        "schema": "potluck.cache/1",
+        "path": str(store.folder),
+        "limit_bytes": store.limit_bytes,
+        "held_bytes": _held_bytes(files),
+        "removed_bytes": removed_bytes,
+        "files": [
+            {
+                "sha256": file.content.sha256,
+                "bytes": file.content.num_bytes,
+                "held_bytes": file.held_bytes,
+                "label": file.label,
+                "is_verified": file.is_verified,
+                "is_in_use": file.is_in_use,
+                "used_at": file.used_at,
+            }
+            for file in files
+        ],
+    }
+
+
+def _held_bytes(files: Sequence[StoredFile]) -> int:
+    return sum(file.held_bytes for file in files)
+
+
+def _state(file: StoredFile) -> str:
+    words = ["in use"] if file.is_in_use else []
+    return ", ".join([*words, "verified" if file.is_verified else "not fully verified"])
+
+
+def _age(seconds: float) -> str:
+    for length, unit in _AGES:
+        if seconds >= length:
+            return f"{seconds / length:.0f} {unit} ago"
+    return "just now"

@@ -1,0 +1,151 @@
+"""``potluck wheel plan``: find package versions that install and load on hosts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from potluck.cli.cluster_hosts import SilentNode, gather_hosts
+from potluck.cli.options import JsonOption, StateOption, state_directory
+from potluck.cli.output import emit_json, note
+from potluck.cli.wheel_hosts import (
+    HostOption,
+    PythonOption,
+    chosen_python,
+    named_host,
+    this_host,
+    with_python,
+)
+from potluck.errors import UsageError
+
+if TYPE_CHECKING:
+    from potluck.portability.hosts.host import Host
+
+
+def plan(
+    requirements: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="REQUIREMENT",
+            help="A package as for pip (warp-lang, numpy>=2,<3, uvicorn[standard]), or the path "
+            "of a wheel, which is then the only candidate of its project.",
+            show_default=False,
+        ),
+    ] = None,
+    requirements_file: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--requirement",
+            "-r",
+            metavar="FILE",
+            help="A requirements file. Can be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    host: HostOption = None,
+    cluster: Annotated[
+        bool,
+        typer.Option("--cluster", help="Plan for every node of the running cluster instead."),
+    ] = False,
+    python: PythonOption = "",
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            metavar="FILE",
+            help="Write a constraints file for pip, with environment markers; if markers cannot "
+            "distinguish the hosts, one file per host (FILE with the host's name in it).",
+            show_default=False,
+        ),
+    ] = None,
+    per_host: Annotated[
+        bool,
+        typer.Option("--per-host", help="Write the newest versions per host to --output."),
+    ] = False,
+    json: JsonOption = False,
+    state: StateOption = None,
+) -> None:
+    """Find the newest versions of packages and their dependencies that install and load.
+
+    There are two answers: one version of each package for all hosts, and, where that is impossible
+    or costs something, the newest versions per host. Nothing is installed. Exit code 1 if no
+    versions work on a host, and with --cluster also if a node does not respond.
+    """
+    from potluck.portability.planning.wants import read_requirements_file
+
+    if host and cluster:
+        raise UsageError(
+            "--host and --cluster cannot be used together",
+            hint="plan for the cluster and for other hosts separately",
+        )
+    texts = list(requirements or ())
+    for path in requirements_file or ():
+        texts += read_requirements_file(path)
+    if not texts:
+        raise UsageError("no REQUIREMENT was given", hint="give a package, or a file with -r")
+    if cluster:
+        hosts, silent = gather_hosts(state_directory(state))
+    else:
+        hosts, silent = [named_host(each) for each in host or ()] or [this_host()], []
+    if python:
+        hosts = with_python(hosts, chosen_python(python))
+    raise typer.Exit(
+        plan_for(hosts, texts, silent=silent, output=output, is_per_host=per_host, as_json=json)
+    )
+
+
+def plan_for(
+    hosts: Sequence[Host],
+    texts: Sequence[str],
+    *,
+    silent: Sequence[SilentNode],
+    output: Path | None,
+    is_per_host: bool,
+    as_json: bool,
+) -> int:
+    """Plan, print and write; return the exit code.
+
+    Raises ``UsageError``, ``WheelDownloadError``.
+    """
+    from potluck.cli.wheel_plan_output import plan_document, plan_lines
+    from potluck.portability.checks.needs_cache import default_needs_folder
+    from potluck.portability.hosts.installed import running_python
+    from potluck.portability.planning.constraints import constraints_files, write_constraints
+    from potluck.portability.planning.local_wheels import WithLocalWheels
+    from potluck.portability.planning.pip_index import PipIndex
+    from potluck.portability.planning.planner import Planner
+    from potluck.portability.wheels.named_wheels import default_wheels_folder
+
+    paths = [Path(each) for each in texts if each.endswith(".whl")]
+    running = running_python()
+    with PipIndex() as pip:
+        index = WithLocalWheels(pip, paths)
+        planner = Planner(
+            index,
+            hosts,
+            default_python=running,
+            folder=default_wheels_folder(os.environ),
+            needs_folder=default_needs_folder(os.environ),
+        )
+        note(f"querying pip's package index for {len(hosts)} host{'s' * (len(hosts) != 1)}")
+        requirements = [each for each in texts if not each.endswith(".whl")]
+        found = planner.plan([*requirements, *index.projects])
+        looked_up = pip.asked_projects
+    if output is not None:
+        chosen = found.own if is_per_host or found.shared is None else found.shared
+        if chosen:
+            files = constraints_files(chosen, planner.targets, output)
+            write_constraints(files)
+            note(f"wrote {', '.join(map(str, files))}")
+    if as_json:
+        emit_json(plan_document(found, planner.targets, texts, silent, looked_up))
+    else:
+        for line in plan_lines(found, planner.targets):
+            print(line)
+        for node in silent:
+            print(f"node {node.node_id} did not describe its host: {node.problem}")
+    return 0 if found.is_possible and not silent else 1

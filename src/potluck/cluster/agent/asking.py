@@ -1,0 +1,63 @@
+"""Ask the agent of this machine, through its control socket (``control``).
+
+The command line imports this, so it depends on nothing of the agent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from potluck.cluster.agent.state import is_utf8
+from potluck.errors import ParameterError, PotluckError, UsageError
+
+
+class RemoteError(PotluckError):
+    """The error that the agent answered."""
+
+    def __init__(self, message: str, *, hint: str, exit_code: int) -> None:
+        super().__init__(message, hint=hint)
+        self.exit_code = exit_code
+
+
+def ask(path: Path, method: str, params: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Send a request to the agent behind ``path``; yield events, and last the result. Blocking.
+
+    Raises ``UsageError`` if no agent runs there and for texts that are not UTF-8, and the agent's
+    error.
+    """
+    request = _encoded(method, params)
+    with contextlib.ExitStack() as opened:
+        connection = opened.enter_context(socket.socket(socket.AF_UNIX))
+        try:
+            connection.connect(str(path))
+        except OSError as error:
+            raise UsageError(
+                f"no agent runs here (nothing answers at {path})",
+                hint="start one with potluck up, or name its --state DIRECTORY",
+            ) from error
+        connection.sendall(request)
+        for line in opened.enter_context(connection.makefile("rb")):
+            document = json.loads(line)
+            if "error" in document:
+                raise RemoteError(**document["error"])
+            yield document
+            if "result" in document:
+                return
+    raise PotluckError("the agent exited before it answered", hint="see the agent's log")
+
+
+def _encoded(method: str, params: dict[str, Any]) -> bytes:
+    """Encode a request. Agents send names and paths to each other as text."""
+    for name, value in params.items():
+        if isinstance(value, str) and not is_utf8(value):
+            raise ParameterError(
+                name,
+                f"{value} is not UTF-8, and cannot be sent to other nodes",
+                hint="give it another name",
+            )
+    return json.dumps({"method": method, "params": params}).encode("utf-8") + b"\n"

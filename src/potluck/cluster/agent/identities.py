@@ -1,0 +1,91 @@
+"""The identity of this node at its start, and the addresses of the others for the next start."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import replace
+
+from potluck.cluster.agent.config import AgentConfig
+from potluck.cluster.agent.state import StateDirectory
+from potluck.cluster.calls import decode
+from potluck.cluster.invitations.identity import (
+    Identity,
+    identity_by_invitation,
+    identity_by_secret,
+)
+from potluck.cluster.invitations.joined import with_addresses
+from potluck.cluster.membership import Membership
+from potluck.cluster.trust.pem_files import PemPaths
+from potluck.cluster.trust.removals import decode_lines, encode_lines, is_genuine
+from potluck.errors import CallError, PotluckError, RemovedFromClusterError, UsageError
+from potluck.private_files import read_small_file, replace_file
+from potluck.types.cluster import NodeId
+from potluck.types.node import NodeReport
+
+_log = logging.getLogger(__name__)
+
+_MAX_REMOVED_BYTES = 1 << 21
+_FIRST_SECONDS = 5.0
+_ADDRESS_SECONDS = 600.0
+"""How often the addresses of the others are recorded; they rarely change."""
+
+
+def own_identity(config: AgentConfig, state: StateDirectory) -> tuple[Identity, PemPaths]:
+    """Return this node's identity, and the paths of its credentials for Zenoh.
+
+    Raises ``UsageError`` without a secret or a membership, and ``RemovedFromClusterError``.
+    """
+    if config.secret is not None:
+        found = identity_by_secret(config.secret, state.node_id(), [config.listen.host])
+    elif (joined := state.joined()) is not None:
+        found = identity_by_invitation(joined)
+    else:
+        raise UsageError(
+            "this node has neither the cluster's secret nor an invitation",
+            hint="run potluck invite on a member for a command that adds it",
+        )
+    paths = state.write_credentials(found.credentials)
+    _keep_genuine(found, paths, state)
+    credentials = replace(found.credentials, removed_path=paths.removed)
+    return replace(found, credentials=credentials), paths
+
+
+def _keep_genuine(identity: Identity, paths: PemPaths, state: StateDirectory) -> None:
+    """Drop entries of other clusters from the file of removed nodes, such as after a new secret."""
+    with state.errors("cannot store the list of removed nodes"):
+        try:
+            found = decode_lines(read_small_file(paths.removed, _MAX_REMOVED_BYTES))
+        except FileNotFoundError:
+            return
+        authority = identity.credentials.authority_pem
+        genuine = [each for each in found if is_genuine(each, identity.cluster_id, authority)]
+        if len(genuine) != len(found):
+            replace_file(paths.removed, encode_lines(genuine))
+    if any(each.node_id == identity.node_id for each in genuine):
+        raise RemovedFromClusterError(identity.node_id)
+
+
+async def keep_addresses(membership: Membership, state: StateDirectory) -> None:
+    """Store the addresses of members, so that an invited node finds them at its next start."""
+    await asyncio.sleep(_FIRST_SECONDS)
+    while True:
+        addresses = [
+            address
+            for node in sorted(membership.nodes())
+            if (address := await _address(membership, node)) is not None
+        ]
+        try:
+            joined = state.joined() if addresses else None
+            if joined is not None and (after := with_addresses(joined, addresses)) != joined:
+                state.keep_joined(after)
+        except PotluckError as error:
+            _log.warning("%s", error.message)
+        await asyncio.sleep(_ADDRESS_SECONDS)
+
+
+async def _address(membership: Membership, node: NodeId) -> str | None:
+    try:
+        return decode(await membership.call(node, "node.report", b""), NodeReport).address
+    except (CallError, PotluckError):
+        return None

@@ -1,0 +1,48 @@
+"""The share of the link that transfers of model files get on this node."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Iterable
+
+from potluck.cluster.calls import DeploymentRecord, DeploymentState
+from potluck.cluster.transfer.supervisor import TransferProcess
+from potluck.types.cluster import DeploymentId, NodeId
+from potluck.types.speed import LinkSpeed
+
+_SHARE_SECONDS = 0.5
+"""How soon transfers are slowed down for a deployment that begins to serve."""
+
+
+def serves(
+    node: NodeId, records: Iterable[DeploymentRecord], relayed: Collection[DeploymentId]
+) -> bool:
+    """Return whether a node serves a deployment as its coordinator, or for its own clients.
+
+    ``relayed`` are the deployments of which it has sequences as a gateway. While a deployment is
+    loading or recovering, nothing is served, and its sequences wait for the files.
+    """
+    return any(
+        record.state is DeploymentState.READY
+        and (record.epoch.coordinator == node or record.deployment in relayed)
+        for record in records
+    )
+
+
+async def share_links(
+    files: TransferProcess,
+    is_serving: Callable[[], bool],
+    speeds: Callable[[], Iterable[LinkSpeed]],
+) -> None:
+    """Limit transfers while the node serves, so that most of the link's bandwidth is left for it.
+
+    ``speeds`` returns the measured links. Runs until it is cancelled.
+    """
+    published: tuple[bool, float] | None = None
+    while True:
+        rate = max((each.bytes_per_second for each in speeds()), default=0.0)
+        now = (is_serving(), rate)
+        if now != published:
+            files.set_serving(now[0], link_bytes_per_second=rate)
+            published = now
+        await asyncio.sleep(_SHARE_SECONDS)

@@ -1,0 +1,528 @@
+"""Model files known by their content: finding them and passing them on, as far as this node does
+it.
+
+The transfer process moves the data. This module answers other nodes' calls about files, and finds
+out what this node needs as a coordinator: which files a model consists of, and which parts of them
+a stage reads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from potluck.catalog import (
+    ContentOpener,
+    ManifestView,
+    ModelDescription,
+    check_manifest,
+    describe_model,
+    describe_view,
+    find_files,
+    listed_contents,
+    locate_on_disk,
+    make_manifest,
+    manifest_digest,
+    manifest_names,
+)
+from potluck.catalog.locate import ModelFiles
+from potluck.catalog.needs import ByteRange, stage_needs, text_needs
+from potluck.cluster.agent.model_files import Fingerprints
+from potluck.cluster.calls import (
+    AskHoldings,
+    CheckModel,
+    ChunkDigests,
+    DeploymentRecord,
+    DeploymentReference,
+    DialBack,
+    DiscardFile,
+    Hashing,
+    HashRange,
+    HashState,
+    ManifestEvent,
+    ModelCheck,
+    ModelFingerprint,
+    ModelFound,
+    NamedFile,
+    NodeHoldings,
+    PrepareWeights,
+    decode,
+    encode,
+)
+from potluck.cluster.coordinator.ways import OPEN_PORT_HINT
+from potluck.cluster.coordinator.weights import (
+    ModelWeights,
+    OnHashed,
+    find_sources,
+    missing_text,
+)
+from potluck.cluster.membership import Membership, MethodTable
+from potluck.cluster.transfer.supervisor import TransferProcess
+from potluck.cluster.worker.messages import Transfer
+from potluck.errors import CallError, ModelNotFoundError, PotluckError, TransferError
+from potluck.placement.links import link_table
+from potluck.placement.sources import Needs
+from potluck.types.cluster import NodeId
+from potluck.types.content import (
+    FileContent,
+    Manifest,
+    SourceKind,
+    joined,
+)
+from potluck.types.program import Shard
+from potluck.types.speed import LinkSpeed, NodeSpeeds
+
+_log = logging.getLogger(__name__)
+
+_DIGEST_SECONDS = 30.0
+"""The time limit for the digests of a file's chunks: a megabyte for a file of 32 GB."""
+
+_HUB_SECONDS = 4.0
+"""The time limit for the hub: a slower one would not be of much use as a source."""
+
+_TELL_SECONDS = 1.0
+"""How often those that wait for files to be hashed are told the progress."""
+
+_SILENCE_SECONDS = 30.0
+
+_DIAL_SECONDS = 8.0
+"""The time limit for a node that is asked to connect: its own limit for connecting is 5 seconds."""
+
+DESCRIBING = "describing "
+"""The prefix of names of jobs that read a model's small files and headers for a coordinator."""
+
+
+OpenClient = Callable[[], ContentOpener]
+"""Opens a connection to the transfer process, for one thread."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadModel:
+    """A model as its coordinator has read it; ``weights`` is None if files are not passed on."""
+
+    description: ModelDescription
+    fingerprint: ModelFingerprint
+    weights: ModelWeights | None
+
+
+class NodeWeights:
+    """The node's part. For use in the agent's event loop.
+
+    ``files`` is None, for the reason ``cannot``, if this node neither fetches files by their
+    content nor passes them on. ``link_speeds`` returns the measured links to other nodes.
+    """
+
+    def __init__(
+        self,
+        membership: Membership,
+        fingerprints: Fingerprints,
+        files: TransferProcess | None,
+        open_client: OpenClient | None,
+        *,
+        link_speeds: Callable[[], tuple[LinkSpeed, ...]],
+        cannot: str = "",
+    ) -> None:
+        self._membership = membership
+        self._fingerprints = fingerprints
+        self._files = files
+        self._open_client = open_client
+        self._link_speeds = link_speeds
+        self.cannot = cannot
+        self._transfers: dict[str, Transfer] = {}
+
+    @property
+    def files(self) -> TransferProcess | None:
+        """Return the transfer process; None if there is none."""
+        return self._files
+
+    def note_transfer(self, job: str, transfer: Transfer) -> None:
+        """Record the transfer process's progress with a job."""
+        self._transfers[job] = transfer
+
+    def register(self, methods: MethodTable) -> None:
+        """Register the calls."""
+        methods.register("model.check", self._on_check)
+        methods.register_stream("weights.manifest", self._on_manifest)
+        methods.register("weights.holdings", self._on_holdings)
+        methods.register("weights.prepare", self._on_prepare)
+        methods.register("weights.end", self._on_end)
+        methods.register("weights.transfer", self._on_transfer)
+        methods.register("weights.digests", self._on_digests)
+        methods.register("weights.hash", self._on_hash)
+        methods.register("weights.verified", self._on_verified)
+        methods.register("weights.discard", self._on_discard)
+        methods.register_for_caller("weights.dial", self._on_dial)
+
+    # What a coordinator needs.
+
+    async def read(self, model: str, record: DeploymentRecord | None = None) -> ReadModel:
+        """Read what a coordinator needs of a model, from this disk, other nodes or the hub.
+
+        ``record`` is an existing deployment of it, whose files these have to be. Raises the error
+        that makes it unreadable.
+        """
+        expected = None if record is None else record.fingerprint
+        known = None if record is None else record.manifest
+        try:
+            is_here = await asyncio.to_thread(locate_on_disk, model) is not None
+            if is_here or self._files is None:
+                return await asyncio.to_thread(self._read_own, model, expected)
+        except PotluckError as error:
+            if self._files is None:
+                raise
+            if known is not None:
+                return await self._read_known(model, known, expected)
+            if not isinstance(error, ModelNotFoundError):
+                raise
+            found = await self._ask_others(model, expected)
+            if found is None:
+                raise
+            owner, its = found
+            return await self._read_known(model, its.manifest, its.fingerprint, owner)
+        if known is None:
+            files = await asyncio.to_thread(find_files, model)
+            model, known = files.pinned_name, await self.manifest_of(files, _ignore)
+        return await self._read_known(model, known, expected)
+
+    def _read_own(self, model: str, expected: ModelFingerprint | None) -> ReadModel:
+        description = describe_model(model)
+        found = self._fingerprints.of(description)
+        if expected is not None and (difference := expected.difference(found)):
+            raise ModelNotFoundError(
+                f"this node's files of {model} differ from those that were deployed: {difference}",
+                hint="copy the model's files from a node that has them",
+            )
+        weights = None if self._files is None else _OwnFiles(self, description)
+        return ReadModel(description=description, fingerprint=found, weights=weights)
+
+    async def _read_known(
+        self,
+        model: str,
+        manifest: Manifest,
+        fingerprint: ModelFingerprint | None,
+        owner: NodeId | None = None,
+    ) -> ReadModel:
+        """Read a model by the content of its files, from ``owner`` or any node that has them."""
+        check_manifest(manifest, model)
+        job = DESCRIBING + manifest_digest(manifest)
+        await self.prepare_reading(job, manifest, () if owner is None else (owner,))
+        view = await asyncio.to_thread(self.view, manifest, model, job)
+        description = await asyncio.to_thread(describe_view, view)
+        return ReadModel(
+            description=description,
+            fingerprint=fingerprint or self._fingerprints.of(description),
+            weights=_KnownFiles(self, model, job, manifest),
+        )
+
+    async def _ask_others(
+        self, model: str, expected: ModelFingerprint | None
+    ) -> tuple[NodeId, ModelFound] | None:
+        """Find a node that has a model at its path, and return the files that it has there."""
+        request = encode(CheckModel(model=model))
+
+        async def ask(node: NodeId) -> bool:
+            try:
+                answer = await self._membership.call(node, "model.check", request)
+                found = decode(answer, ModelCheck).fingerprint
+            except PotluckError:
+                return False
+            return found is not None and not (expected and expected.difference(found))
+
+        nodes = sorted(self._membership.nodes())
+        having = await asyncio.gather(*map(ask, nodes))
+        for node in (node for node, has in zip(nodes, having, strict=True) if has):
+            try:
+                async with aclosing(
+                    self._membership.call_stream(
+                        node, "weights.manifest", request, silence_seconds=_SILENCE_SECONDS
+                    )
+                ) as stream:
+                    async for part in stream:
+                        event: ManifestEvent = decode(part, ManifestEvent)
+                        if isinstance(event, ModelFound):
+                            return node, event
+            except PotluckError as error:
+                _log.warning("node %s has %s but cannot send it: %s", node, model, error.message)
+        return None
+
+    async def manifest_of(self, files: ModelFiles, on_progress: OnHashed) -> Manifest:
+        """Return the manifest of a model that this node has found.
+
+        Files whose SHA-256 no hub publishes are read, after fetching them if necessary. Raises what
+        prevents it.
+        """
+        process = self._process()
+        listed = await asyncio.to_thread(listed_contents, files)
+        paths = await asyncio.to_thread(manifest_names, files)
+        unknown = [name for name, content in listed.items() if content is None]
+        if files.snapshot is not None and unknown:
+            from potluck.catalog.hub import fetch_files
+
+            await asyncio.to_thread(fetch_files, files.snapshot, unknown)
+        sizes = {name: paths[name].stat().st_size for name in unknown}
+        total_bytes, done_bytes = sum(sizes.values()), 0
+        contents = {name: content for name, content in listed.items() if content is not None}
+        for name in unknown:
+
+            def progressed(done: int, _: int, before: int = done_bytes) -> None:
+                on_progress(before + done, total_bytes)
+
+            contents[name] = await process.identify(paths[name], progressed)
+            done_bytes += sizes[name]
+        return make_manifest(files, contents)
+
+    async def prepare_reading(
+        self, job: str, manifest: Manifest, nodes: Sequence[NodeId] = ()
+    ) -> None:
+        """Find sources for all that this node reads for ``job``: other nodes, or the hub.
+
+        ``nodes`` are asked what they have; all members if empty. Raise ``TransferError`` if there
+        are sources, but this node cannot get anything from any of them.
+        """
+        contents = {file.content.sha256: file.content for file in manifest.files}
+        own = self._membership.node_id
+        queried = {own, *(nodes or self._membership.nodes())}
+        wanted = {own: {sha256: ((0, each.num_chunks),) for sha256, each in contents.items()}}
+        links = link_table((NodeSpeeds(node_id=own, links=self._link_speeds()),), {})
+        found, plan = await find_sources(self._membership, sorted(queried), manifest, wanted, links)
+        if plan.out_of_reach and not plan.of(own):
+            raise TransferError(missing_text(plan, manifest.files), hint=OPEN_PORT_HINT)
+        # This node asks the hub itself for what other nodes would have to fetch for it.
+        sources = [each for each in plan.of(own) if each.kind is not SourceKind.DISK]
+        peers = {node: (each.host, each.port) for node, each in found.items() if node != own}
+        self._process().set_sources(job, manifest, sources, peers)
+
+    async def ask_to_dial(self, node: NodeId) -> None:
+        """Ask a node to connect to this one's transfer process, which cannot connect to it."""
+        process = self._process()
+        host, port = process.address
+        request = encode(DialBack(host=host, port=port))
+        try:
+            await self._membership.call(
+                node, "weights.dial", request, timeout_seconds=_DIAL_SECONDS
+            )
+        except PotluckError as error:
+            process.dial_failed(node, error.message)
+
+    def end_reading(self, job: str) -> None:
+        """Record that nothing more is read for ``job``."""
+        if self._files is not None:
+            self._files.end_job(job)
+
+    def view(self, manifest: Manifest, name: str, job: str, *, keep: bool = True) -> ManifestView:
+        """Return the files of a manifest, to be read in one thread. Blocking."""
+        if self._open_client is None:
+            raise self._without()
+        return ManifestView(manifest, self._open_client(), name=name, job=job, keep=keep)
+
+    def _process(self) -> TransferProcess:
+        if self._files is None:
+            raise self._without()
+        return self._files
+
+    def _without(self) -> TransferError:
+        return TransferError(
+            f"node {self._membership.node_id} does not share model files: {self.cannot}",
+            hint="see its agent's log",
+        )
+
+    # What other nodes ask.
+
+    async def _on_check(self, payload: bytes) -> bytes:
+        request = decode(payload, CheckModel)
+
+        def check() -> ModelFingerprint | None:
+            if self._files is not None and locate_on_disk(request.model) is None:
+                return None  # on the hub: known by content, and fetched once
+            return self._fingerprints.of(describe_model(request.model))
+
+        try:
+            found, problem = await asyncio.to_thread(check), ""
+        except PotluckError as error:
+            found, problem = None, error.message
+        return encode(ModelCheck(fingerprint=found, problem=problem, cannot_get=self.cannot))
+
+    async def _on_manifest(self, payload: bytes) -> AsyncGenerator[bytes, None]:
+        model = decode(payload, CheckModel).model
+        description = await asyncio.to_thread(describe_model, model)
+        fingerprint = await asyncio.to_thread(self._fingerprints.of, description)
+        latest = Hashing(done_bytes=0, total_bytes=0)
+
+        def progressed(done_bytes: int, total_bytes: int) -> None:
+            nonlocal latest
+            latest = Hashing(done_bytes=done_bytes, total_bytes=total_bytes)
+
+        making = asyncio.ensure_future(self.manifest_of(description.files, progressed))
+        try:
+            while not making.done():
+                await asyncio.wait({making}, timeout=_TELL_SECONDS)
+                if not making.done():
+                    yield encode(latest)
+            yield encode(ModelFound(manifest=await making, fingerprint=fingerprint))
+        finally:
+            making.cancel()
+            await asyncio.gather(making, return_exceptions=True)
+
+    async def _on_holdings(self, payload: bytes) -> bytes:
+        process = self._process()
+        request = decode(payload, AskHoldings)
+        found = await process.holdings(request.contents)
+        reaches_hub = False
+        if (hub := request.hub) is not None:
+            from potluck.catalog.hub_client import may_fetch
+
+            reaches_hub = await asyncio.to_thread(
+                may_fetch, hub.repo_id, hub.commit, request.hub_file, _HUB_SECONDS
+            )
+        host, port = process.address
+        return encode(
+            NodeHoldings(
+                held=dict(found.held),
+                verified=frozenset(found.verified),
+                reaches_hub=reaches_hub,
+                host=host,
+                port=port,
+            )
+        )
+
+    async def _on_prepare(self, payload: bytes) -> bytes:
+        request = decode(payload, PrepareWeights)
+        check_manifest(request.manifest, f"deployment {request.deployment}")
+        process = self._process()
+        contents = [file.content for file in request.manifest.files]
+        known = await process.holdings(contents)
+        own = self._membership.node_id
+        for content in contents:
+            holder = request.verified_at.get(content.sha256)
+            if holder is None or holder == own or content.sha256 in known.verified:
+                continue
+            await self._learn_digests(content, holder)
+        sources = [each for each in request.sources if each.kind is not SourceKind.DISK]
+        process.set_sources(request.deployment, request.manifest, sources, request.peers)
+        return b""
+
+    async def _learn_digests(self, content: FileContent, holder: NodeId) -> None:
+        try:
+            answer = await self._membership.call(
+                holder,
+                "weights.digests",
+                encode(NamedFile(sha256=content.sha256)),
+                timeout_seconds=_DIGEST_SECONDS,
+            )
+        except CallError as error:  # chunks are then checked against the digests of their sender
+            _log.warning("node %s did not report what it verified: %s", holder, error.message)
+            return
+        found = ChunkDigests(content=content, digests=answer)
+        if found.are_whole:
+            await self._process().add_digests(content, answer, verified=True)
+
+    async def _on_end(self, payload: bytes) -> bytes:
+        if self._files is not None:
+            job = decode(payload, DeploymentReference).deployment
+            self._files.end_job(job)
+            self._transfers.pop(job, None)
+        return b""
+
+    async def _on_transfer(self, payload: bytes) -> bytes:
+        return encode(self._transfers.get(decode(payload, DeploymentReference).deployment))
+
+    async def _on_digests(self, payload: bytes) -> bytes:
+        return await self._process().digests(decode(payload, NamedFile).sha256) or b""
+
+    async def _on_hash(self, payload: bytes) -> bytes:
+        request = decode(payload, HashRange)
+        state, digests = await self._process().hash_chunks(
+            request.sha256, request.first, request.end, request.state
+        )
+        return encode(HashState(state=state, digests=digests))
+
+    async def _on_verified(self, payload: bytes) -> bytes:
+        request = decode(payload, ChunkDigests)
+        if request.are_whole:
+            await self._process().add_digests(request.content, request.digests, verified=True)
+        return b""
+
+    async def _on_dial(self, caller: NodeId, payload: bytes) -> bytes:
+        request = decode(payload, DialBack)
+        try:
+            ipaddress.ip_address(request.host)
+        except ValueError:
+            raise TransferError(f"{request.host[:60]!r} is not an IP address") from None
+        await self._process().serve_peer(caller, (request.host, request.port))
+        return b""
+
+    async def _on_discard(self, payload: bytes) -> bytes:
+        request = decode(payload, DiscardFile)
+        _log.error("removing what was fetched of %s: %s", request.sha256, request.reason)
+        await self._process().remove(request.sha256)
+        return b""
+
+
+class _OwnFiles:
+    """The files of a model at a path of the coordinator's own; implements ``ModelWeights``."""
+
+    is_known_by_content = False
+
+    def __init__(self, node: NodeWeights, description: ModelDescription) -> None:
+        self._node = node
+        self._description = description
+
+    async def manifest(self, on_progress: OnHashed) -> Manifest:
+        """Hash its files, once."""
+        return await self._node.manifest_of(self._description.files, on_progress)
+
+    async def needs(self, manifest: Manifest, shards: Sequence[Shard]) -> tuple[Needs, ...]:
+        """Return what each shard reads, and what tokenizers need."""
+        return await asyncio.to_thread(_needs, self._description, manifest, shards)
+
+
+class _KnownFiles:
+    """The files of a model that the coordinator does not have; implements ``ModelWeights``."""
+
+    is_known_by_content = True
+
+    def __init__(self, node: NodeWeights, model: str, job: str, manifest: Manifest) -> None:
+        self._node = node
+        self._model = model
+        self._job = job
+        self._manifest = manifest
+
+    async def manifest(self, on_progress: OnHashed) -> Manifest:
+        """Return the manifest from the other node or the hub."""
+        return self._manifest
+
+    async def needs(self, manifest: Manifest, shards: Sequence[Shard]) -> tuple[Needs, ...]:
+        """Return what each shard reads, and what tokenizers need."""
+
+        def read() -> tuple[Needs, ...]:
+            # The transfer process may have been restarted since it was last used.
+            view = self._node.view(manifest, self._model, self._job)
+            return _needs(describe_view(view), manifest, shards)
+
+        return await asyncio.to_thread(read)
+
+
+def _needs(
+    description: ModelDescription, manifest: Manifest, shards: Sequence[Shard]
+) -> tuple[Needs, ...]:
+    texts = text_needs(description, manifest)
+    return tuple(
+        _chunks([*ranges, *texts]) for ranges in stage_needs(description, manifest, shards)
+    )
+
+
+def _chunks(ranges: Sequence[ByteRange]) -> Needs:
+    """Return the chunks that contain bytes of ``ranges``, by file."""
+    found: dict[str, list[tuple[int, int]]] = {}
+    for content, start, end in ranges:
+        if start < end:
+            found.setdefault(content.sha256, []).append(content.chunks(start, end))
+    return {sha256: joined(tuple(runs)) for sha256, runs in found.items()}
+
+
+def _ignore(done_bytes: int, total_bytes: int) -> None:
+    return

@@ -1,0 +1,158 @@
+"""Verify that files fetched from a hub in parts match their SHA-256.
+
+No node needs to have all of a file. The state of its SHA-256 is passed from holder to holder in the
+order of the file, some 48 bytes each time, and each continues it with the chunks that it has. The
+result is the SHA-256 of the bytes that the nodes compute with. It takes as long as hashing the
+file, in the background of serving. Until then, chunks are compared with the digests of the first
+holder, so that all copies are the same: one wrong chunk is found wherever it is. The digests of all
+chunks, which are then verified, are sent to the holders, for nodes that fetch chunks from them
+later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+
+from potluck.cluster.calls import (
+    ChunkDigests,
+    DeploymentRecord,
+    DiscardFile,
+    HashRange,
+    HashState,
+    NodeHoldings,
+    Verification,
+    decode,
+    encode,
+)
+from potluck.cluster.coordinator.weights import gather_holdings
+from potluck.cluster.membership import Membership
+from potluck.errors import CallError, ModelFileError, PotluckError
+from potluck.types.cluster import NodeId
+from potluck.types.content import ChunkRuns, FileContent, ManifestFile
+
+_log = logging.getLogger(__name__)
+
+_RANGE_CHUNKS = 256
+"""How many chunks one node hashes per call: a second or less, so that calls stay short."""
+
+_HASH_SECONDS = 60.0
+_TELL_SECONDS = 10.0
+
+
+def holders_in_order(
+    content: FileContent, held: Mapping[NodeId, ChunkRuns]
+) -> tuple[tuple[NodeId, int, int], ...] | None:
+    """Return who hashes which chunks, in the order of the file; None if some are missing.
+
+    Every range is as long as possible, so that the state changes hands as seldom as possible. Pure.
+    """
+    ranges: list[tuple[NodeId, int, int]] = []
+    at = 0
+    while at < content.num_chunks:
+        ends = {
+            node: end for node, runs in held.items() for first, end in runs if first <= at < end
+        }
+        if not ends:
+            return None
+        node = max(ends, key=lambda each: (ends[each], each))
+        end = min(ends[node], content.num_chunks)
+        ranges.append((node, at, end))
+        at = end
+    return tuple(ranges)
+
+
+async def verify_files(membership: Membership, record: DeploymentRecord) -> Verification:
+    """Return whether all files of a deployment match their SHA-256, as far as known.
+
+    Raise ``ModelFileError`` for a file that does not; every node then removes its chunks of it.
+    """
+    manifest = record.manifest
+    if manifest is None:
+        return Verification.VERIFIED
+    nodes = membership.nodes() | {membership.node_id}
+    contents = {file.content.sha256: file.content for file in manifest.files}
+    found = await gather_holdings(membership, nodes, tuple(contents.values()))
+    is_whole = True
+    for file in manifest.files:
+        is_verified = await _verify(membership, file, found)
+        if is_verified is False:
+            await _discard(membership, nodes, file)
+            origin = "" if manifest.hub is None else f" of {manifest.hub.repo_id}"
+            raise ModelFileError(
+                f"{file.name}{origin}",
+                f"what was fetched of it does not match its SHA-256 {file.content.sha256}",
+                hint="it was removed from every node's store; deploy the model again, and if that "
+                "does not help, the file is damaged at its source",
+            )
+        is_whole = is_whole and is_verified is True
+    return Verification.VERIFIED if is_whole else Verification.PARTLY
+
+
+async def _verify(
+    membership: Membership, file: ManifestFile, found: Mapping[NodeId, NodeHoldings]
+) -> bool | None:
+    """Return whether a file matches its SHA-256; None if no nodes have all of it, or one fails."""
+    content = file.content
+    if any(content.sha256 in each.verified for each in found.values()):
+        return True  # and the others were sent the digests of its chunks
+    held = {node: each.held.get(content.sha256, ()) for node, each in found.items()}
+    ranges = holders_in_order(content, held)
+    if ranges is None:
+        return None
+    state, digests = b"", bytearray()
+    try:
+        for node, first, end in _in_pieces(ranges):
+            request = HashRange(sha256=content.sha256, first=first, end=end, state=state)
+            answer = await membership.call(
+                node, "weights.hash", encode(request), timeout_seconds=_HASH_SECONDS
+            )
+            hashed = decode(answer, HashState)
+            state = hashed.state
+            digests += hashed.digests
+        is_right = await asyncio.to_thread(_digest, state) == content.sha256
+    except (CallError, ValueError) as error:  # a node has left, or removed chunks
+        _log.warning("cannot verify %s: %s", file.name, error)
+        return None
+    verified = ChunkDigests(content=content, digests=bytes(digests))
+    if is_right and verified.are_whole:
+        holders = [node for node, runs in held.items() if runs]
+        await _tell(membership, holders, "weights.verified", encode(verified), file)
+    return is_right
+
+
+def _in_pieces(ranges: Sequence[tuple[NodeId, int, int]]) -> list[tuple[NodeId, int, int]]:
+    return [
+        (node, start, min(end, start + _RANGE_CHUNKS))
+        for node, first, end in ranges
+        for start in range(first, end, _RANGE_CHUNKS)
+    ]
+
+
+def _digest(state: bytes) -> str:
+    from potluck.kernels import Sha256State  # which needs NumPy
+
+    finished = Sha256State() if not state else Sha256State.restored(state)
+    return finished.digest().hex()
+
+
+async def _discard(
+    membership: Membership, nodes: Sequence[NodeId] | frozenset[NodeId], file: ManifestFile
+) -> None:
+    request = encode(DiscardFile(sha256=file.content.sha256, reason=f"{file.name} is damaged"))
+    await _tell(membership, nodes, "weights.discard", request, file)
+
+
+async def _tell(
+    membership: Membership, nodes: Iterable[NodeId], call: str, request: bytes, file: ManifestFile
+) -> None:
+    async def tell(node: NodeId) -> None:
+        try:
+            await membership.call(node, call, request, timeout_seconds=_TELL_SECONDS)
+        except PotluckError as error:
+            _log.warning(
+                "node %s could not be told about %s (%s): %s", node, file.name, call, error
+            )
+
+    await asyncio.gather(*map(tell, nodes))

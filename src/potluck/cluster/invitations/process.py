@@ -1,0 +1,177 @@
+"""The process behind open invitations: HTTPS for newcomers, questions to the agent.
+
+Strangers only talk to this process. It has a key that proves only that it is the server named by an
+invitation, and digests of tokens, but neither the secret, nor the authority's key, nor the node's
+own key. It ends with its agent.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import queue
+import selectors
+import signal
+import socket
+import ssl
+import threading
+
+from potluck.cluster.invitations.answers import Answer, NewcomerRequest, answer_of, error_answer
+from potluck.cluster.invitations.channel import (
+    MAX_LINE_BYTES,
+    CurrentInvitations,
+    LogLine,
+    Question,
+    Reply,
+    Settings,
+    decode_from_agent,
+    decoded,
+    encoded,
+)
+from potluck.cluster.invitations.front import Front
+from potluck.cluster.invitations.responders import responders_of
+from potluck.cluster.trust.connection_sources import (
+    ConnectionSource,
+    HandedConnections,
+    SourceEndedError,
+)
+from potluck.cluster.trust.credentials import load_pem_chain
+
+_LOG = logging.getLogger(__name__)
+
+_AGENT_SECONDS = 30.0
+"""The time for the agent's answer, which takes milliseconds."""
+
+
+class AgentLine(logging.Handler):
+    """The connection to the agent: questions and log lines from any thread, answers in one."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        super().__init__()
+        self._connection = connection
+        self._sending = threading.Lock()
+        self._numbers = itertools.count(1)
+        self._waiting: dict[int, queue.SimpleQueue[Reply]] = {}
+        self._received = bytearray()
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable when the agent has sent something."""
+        return self._connection.fileno()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Pass a log line on."""
+        self._say(LogLine(text=" ".join(record.getMessage().splitlines())[:1000]))
+
+    def respond(self, request: NewcomerRequest) -> Answer | None:
+        """Let the agent answer what only it can: a :class:`~.answers.Responder`."""
+        if request.method != "POST" or request.name != "certificate":
+            return None
+        number = next(self._numbers)
+        replies: queue.SimpleQueue[Reply] = queue.SimpleQueue()
+        self._waiting[number] = replies
+        try:
+            self._say(
+                Question(
+                    number=number,
+                    invitation_id=request.invitation_id,
+                    newcomer=request.newcomer,
+                    name=request.name,
+                    body=request.body,
+                )
+            )
+            reply = replies.get(timeout=_AGENT_SECONDS)
+        except (queue.Empty, OSError):
+            return error_answer(503, "the inviting node is too busy to answer", "try again")
+        finally:
+            del self._waiting[number]
+        return answer_of(reply.status, reply.content_type, reply.body)
+
+    def receive(self) -> list[bytes] | None:
+        """Wait for the agent; return the complete lines it sent, or None if it has ended."""
+        data = self._connection.recv(65_536)
+        self._received += data
+        if not data or len(self._received) > MAX_LINE_BYTES:
+            return None
+        *lines, rest = bytes(self._received).split(b"\n")
+        self._received = bytearray(rest)
+        return lines
+
+    def take(self, reply: Reply) -> None:
+        """Pass an answer to the thread that waits for it."""
+        replies = self._waiting.get(reply.number)
+        if replies is not None:
+            replies.put(reply)
+
+    def _say(self, message: LogLine | Question) -> None:
+        with self._sending:
+            self._connection.sendall(encoded(message))
+
+
+def server_context(settings: Settings) -> ssl.SSLContext:
+    """Return a context for TLS 1.2 or later with the invitations' own key, without client
+    certificates.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.num_tickets = 0
+    context.set_alpn_protocols(["http/1.1"])
+    pem = settings.certificate_pem + settings.private_key_pem
+    load_pem_chain(context, pem.encode("ascii"))
+    return context
+
+
+def run_invitation_server(source: int, channel: int) -> None:
+    """Answer newcomers until the agent ends. Both arguments are inherited descriptors."""
+    # A service manager may send either to all processes of the agent; the agent handles them.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    line = AgentLine(socket.socket(fileno=channel))
+    logging.basicConfig(level=logging.WARNING, handlers=[line])
+    lines: list[bytes] | None = []
+    while lines == []:
+        lines = line.receive()
+    if lines is not None:
+        settings = decoded(lines[0], Settings)
+        front = Front(
+            connection_source(source),
+            server_context(settings),
+            (line.respond, *responders_of(settings)),
+        )
+        _run(front, line, lines[1:])
+    os._exit(0)  # threads may still serve newcomers, which cannot continue without the agent
+
+
+def connection_source(descriptor: int) -> ConnectionSource:
+    """Return the source of connections at an inherited descriptor: a listening socket, or a
+    channel.
+    """
+    source = socket.socket(fileno=descriptor)
+    if source.type == socket.SOCK_SEQPACKET:
+        return HandedConnections(source)
+    source.setblocking(False)
+    return source
+
+
+def _run(front: Front, line: AgentLine, lines: list[bytes]) -> None:
+    with selectors.DefaultSelector() as selector:
+        front.accept_from(selector)
+        selector.register(line.fileno(), selectors.EVENT_READ, line)
+        while True:
+            for text in lines:
+                match decode_from_agent(text):
+                    case CurrentInvitations(invitations=invitations):
+                        front.know(invitations)
+                    case Reply() as reply:
+                        line.take(reply)
+            lines = []
+            for key, _ in selector.select():
+                if key.data is front:
+                    try:
+                        front.accept()
+                    except SourceEndedError:  # the agent will end as well
+                        selector.unregister(key.fileobj)
+                elif (said := line.receive()) is None:
+                    return
+                else:
+                    lines = said

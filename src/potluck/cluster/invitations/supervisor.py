@@ -1,0 +1,141 @@
+"""The invitation server as seen by its agent. Asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from potluck.cluster.child_process import start_child
+from potluck.cluster.invitations.channel import (
+    MAX_LINE_BYTES,
+    CurrentInvitations,
+    KnownInvitation,
+    LogLine,
+    Question,
+    Reply,
+    Settings,
+    decode_from_server,
+    encoded,
+)
+
+SERVER_MODULE = "potluck.cluster.invitations"
+_log = logging.getLogger(__name__)
+
+_END_SECONDS = 1.0
+_RESTART_SECONDS = 0.5
+
+Answering = Callable[[Question], Awaitable[Reply]]
+
+
+@dataclass(slots=True)
+class _Child:
+    process: asyncio.subprocess.Process
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+
+class InvitationServer:
+    """Made by :meth:`start`; restarts the process if it ends. For its own loop only."""
+
+    def __init__(
+        self, source: socket.socket, settings: Settings, answer: Answering, child: _Child
+    ) -> None:
+        self._source = source
+        self._settings = settings
+        self._answer = answer
+        self._child = child
+        self._known = CurrentInvitations(invitations=())
+        self._answering: set[asyncio.Task[None]] = set()
+        self._listening = asyncio.create_task(self._listen())
+
+    @classmethod
+    async def start(cls, source: socket.socket, settings: Settings, answer: Answering) -> Self:
+        """Serve connections from ``source``, which belongs to this object if it returns.
+
+        ``answer`` answers what only the agent can. Raise ``OSError``.
+        """
+        return cls(source, settings, answer, await _spawn(source, settings))
+
+    def know(self, invitations: Sequence[KnownInvitation]) -> None:
+        """Make the process use these invitations from now on."""
+        self._known = CurrentInvitations(invitations=tuple(invitations))
+        self._child.writer.write(encoded(self._known))
+
+    async def close(self) -> None:
+        """Stop, aborting what is being served. Idempotent; takes about a second at worst."""
+        self._listening.cancel()
+        for task in self._answering:
+            task.cancel()
+        await asyncio.gather(self._listening, *self._answering, return_exceptions=True)
+        self._source.close()
+        await _end(self._child)
+
+    async def _listen(self) -> None:
+        while True:
+            with contextlib.suppress(OSError, ValueError):  # or a malformed line
+                async for line in self._child.reader:
+                    self._take(line)
+            await _end(self._child)
+            status = self._child.process.returncode
+            _log.error("the invitation server exited with status %s", status)
+            await asyncio.sleep(_RESTART_SECONDS)
+            try:
+                self._child = await _spawn(self._source, self._settings)
+                self._child.writer.write(encoded(self._known))
+            except OSError as error:
+                _log.error("the invitation server cannot be started: %s", error.strerror)
+
+    def _take(self, line: bytes) -> None:
+        match decode_from_server(line):
+            case LogLine(text=text):
+                _log.warning("%s", text)
+            case Question() as question:
+                task = asyncio.create_task(self._reply(question, self._child.writer))
+                self._answering.add(task)
+                task.add_done_callback(self._answering.discard)
+
+    async def _reply(self, question: Question, writer: asyncio.StreamWriter) -> None:
+        try:
+            reply = await self._answer(question)
+        except Exception:  # noqa: BLE001 - the newcomer would wait until it gives up
+            _log.exception("could not answer a newcomer")
+            reply = Reply(
+                number=question.number,
+                status=500,
+                content_type="application/json",
+                body=b'{"error": {"message": "internal error of the node that invites", '
+                b'"hint": "its log has the details"}}\n',
+            )
+        writer.write(encoded(reply))
+
+
+async def _spawn(source: socket.socket, settings: Settings) -> _Child:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        reader, writer = await asyncio.open_connection(sock=ours, limit=MAX_LINE_BYTES)
+        descriptors = (source.fileno(), theirs.fileno())
+        try:
+            process = await start_child(
+                SERVER_MODULE, *map(str, descriptors), descriptors=descriptors
+            )
+        except BaseException:
+            writer.close()
+            raise
+    writer.write(encoded(settings))
+    return _Child(process=process, reader=reader, writer=writer)
+
+
+async def _end(child: _Child) -> None:
+    child.writer.close()
+    try:
+        async with asyncio.timeout(_END_SECONDS):
+            await child.process.wait()
+    except TimeoutError:
+        with contextlib.suppress(ProcessLookupError):
+            child.process.kill()
+        await child.process.wait()

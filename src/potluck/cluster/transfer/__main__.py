@@ -1,0 +1,20 @@
+"""Entry point: ``python -m potluck.cluster.transfer SETTINGS_JSON CONTROL_FD DOORS_FD
+[CONNECTIONS_FD]``.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from potluck.cluster.transfer.process import run_transfer
+from potluck.cluster.transfer.settings import TransferSettings
+
+if __name__ == "__main__":
+    control, doors, *connections = map(int, sys.argv[2:])
+    run_transfer(
+        TransferSettings(**json.loads(sys.argv[1])),
+        control,
+        doors,
+        connections[0] if connections else None,
+    )

@@ -1,0 +1,150 @@
+"""What is here, what is wanted and by whom, and who should provide it: shared by all threads.
+
+Readers put chunks on the board (``reading``), lanes (one for each peer, a few for the hub) take
+them from there and deliver the bytes (``lane_work``), and sessions send peers what is here or wait
+for it (``serving``). Everything is guarded by one lock; hashing and disk access happen outside of
+it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from potluck.cluster.transfer.assignments import Assignments
+from potluck.cluster.transfer.changes import Changes
+from potluck.cluster.transfer.fetch_order import FetchOrder
+from potluck.cluster.transfer.file_table import FileTable
+from potluck.cluster.transfer.jobs import Jobs
+from potluck.cluster.transfer.lane_queues import LaneQueues
+from potluck.cluster.transfer.lane_work import LaneWork
+from potluck.cluster.transfer.messages import ProcessMessage
+from potluck.cluster.transfer.origins import Origin, Routes
+from potluck.cluster.transfer.readers import Readers
+from potluck.cluster.transfer.reading import Reading
+from potluck.cluster.transfer.relay import Relay
+from potluck.cluster.transfer.serving import Serving
+from potluck.store.content_store import ContentStore
+from potluck.types.cluster import NodeId
+from potluck.types.content import DIGEST_BYTES, ChunkRuns, FileContent
+
+
+class Board:
+    """Connects the parts of the board, and carries out the agent's requests.
+
+    Thread-safe. ``start_lane`` is called, with the lock held, when an origin needs a thread.
+    """
+
+    def __init__(
+        self,
+        store: ContentStore,
+        node_id: NodeId,
+        *,
+        start_lane: Callable[[Origin], None],
+        report: Callable[[ProcessMessage], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._report = report
+        self._clock = clock
+        self.changes = changes = Changes()
+        self.readers = readers = Readers()
+        self._jobs = jobs = Jobs(clock)
+        self.relay = relay = Relay()
+        self.files = files = FileTable(store, jobs, relay, changes)
+        queues = LaneQueues(start_lane)
+        self._assignments = assignments = Assignments(
+            node_id, jobs, readers, queues, changes, report=report, clock=clock
+        )
+        self._fetch_order = fetch_order = FetchOrder(jobs, readers, files, assignments)
+        self.reading = Reading(jobs, readers, files, fetch_order, changes)
+        self.lane_work = LaneWork(
+            jobs, readers, queues, assignments, fetch_order, relay, changes, clock=clock
+        )
+        self.serving = Serving(node_id, jobs, readers, files, assignments, relay, changes)
+
+    def set_sources(self, job: str, routes: Routes) -> None:
+        """Set a job's current sources; chunks without an origin are then requested from them."""
+        with self.changes:
+            known = self._jobs.add(job)
+            known.routes = routes
+            known.failure = None
+            for name in routes.manifest.files:
+                file = self.files.get(name.content.sha256)
+                if file is not None:
+                    file.label = name.name
+                    file.failed.clear()
+                    self._assignments.unqueue(file)
+                    self._assignments.forget_stranded(file)
+            self._fetch_order.request_job(job)
+            self.changes.wake()
+
+    def end_job(self, job: str) -> None:
+        """Forget a job, and what its readers want."""
+        with self.changes:
+            self._jobs.remove(job)
+            for reader in self.readers:
+                demand = reader.demands.pop(job, None)
+                if demand is not None:
+                    self._fetch_order.close(demand)
+            self.changes.wake()
+
+    def set_refused(self, nodes: frozenset[NodeId]) -> None:
+        """Ask these nodes for nothing from now on."""
+        with self.changes:
+            self._assignments.set_refused(nodes)
+
+    def is_refused(self, node: NodeId) -> bool:
+        """Return whether a node is excluded from all transfers."""
+        with self.changes:
+            return self._assignments.is_refused(node)
+
+    def held(self, contents: Sequence[FileContent]) -> tuple[dict[str, ChunkRuns], set[str]]:
+        """Return which chunks of files are on disks of this node, and which files have verified
+        digests.
+        """
+        return self.files.held(contents)
+
+    def look_again(self, content: FileContent) -> None:
+        """Use a file that has just been found on this disk."""
+        with self.changes:
+            file = self.files.get(content.sha256)
+            if file is not None:
+                file.find_local()
+                self.changes.wake()
+
+    def digests(self, sha256: str) -> bytes | None:
+        """Return verified digests."""
+        return self.files.digests(sha256)
+
+    def add_digests(self, content: FileContent, digests: bytes, *, is_verified: bool) -> None:
+        """Set the digests of all chunks. Raise ``ValueError`` if their number is wrong."""
+        if len(digests) != content.num_chunks * DIGEST_BYTES:
+            raise ValueError(f"{len(digests)} bytes of digests for {content}")
+        with self.changes:
+            self.files.note_digests(content, digests, is_verified=is_verified)
+            with self.files.using(content) as file:
+                if file is None:
+                    return
+                if not is_verified:
+                    file.expect(digests)
+                else:
+                    file.set_verified(digests)
+                    self._fetch_order.request_file(file)
+            self.changes.wake()
+
+    def remove(self, sha256: str) -> None:
+        """Remove what the store has of a file."""
+        self.files.remove(sha256)
+
+    def tick(self) -> None:
+        """Give up on chunks without a source, and report the progress of jobs."""
+        now = self._clock()
+        with self.changes:
+            self._assignments.expire(now)
+            for name, job in self._jobs.items():
+                demands = self.readers.demands_of(name)
+                progress = job.progress.report(name, demands, now) if name else None
+                if progress is not None:
+                    self._report(progress)
+            for file in self.files.all():
+                self.files.retire(file)

@@ -1,0 +1,128 @@
+"""The jobs of a node, and the routes that they define for files and chunks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from potluck.cluster.transfer.origins import HUB, Origin, Routes
+from potluck.cluster.transfer.progress import JobProgress
+from potluck.cluster.transfer.shared_file import SharedFile
+from potluck.types.cluster import NodeId
+from potluck.types.content import FileContent
+
+OWN_READER_SECONDS = 3.0
+"""A node starts to fetch for its peers what its own readers do not want this long after it was told
+of the job: before that, readers may still start, and say that nothing is to be stored."""
+
+
+@dataclass(slots=True)
+class Job:
+    """What is known about a job. ``failure`` is why its readers cannot continue."""
+
+    routes: Routes | None = None
+    failure: tuple[str, str] | None = None
+    since: float = 0.0
+    progress: JobProgress = field(default_factory=JobProgress)
+
+
+class Jobs:
+    """All jobs by name. For use with the board's lock held."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._jobs: dict[str, Job] = {}
+
+    def add(self, name: str) -> Job:
+        """Return a job, which is created if it was unknown."""
+        return self._jobs.setdefault(name, Job(since=self._clock()))
+
+    def get(self, name: str) -> Job | None:
+        """Return a job; None if it is unknown."""
+        return self._jobs.get(name)
+
+    def remove(self, name: str) -> None:
+        """Forget a job."""
+        self._jobs.pop(name, None)
+
+    def items(self) -> list[tuple[str, Job]]:
+        """Return all jobs with their names."""
+        return list(self._jobs.items())
+
+    def peer_address(self, node: NodeId) -> tuple[str, int] | None:
+        """Return where a peer listens, according to the latest job that names it."""
+        for job in reversed(self._jobs.values()):
+            if job.routes is not None and node in job.routes.peers:
+                return job.routes.peers[node]
+        return None
+
+    def hub_name(self, file: SharedFile) -> tuple[str, str, str] | None:
+        """Return repository, commit and name of a file on the hub."""
+        for job in reversed(self._jobs.values()):
+            routes = job.routes
+            name = None if routes is None else routes.name(file.content.sha256)
+            if routes is not None and name is not None and routes.manifest.hub is not None:
+                hub = routes.manifest.hub
+                return hub.repo_id, hub.commit, name
+        return None
+
+    def label(self, sha256: str) -> str:
+        """Return the name of a file in the first job that has it; empty if none has."""
+        names = (routes.name(sha256) for routes in self._routes())
+        return next((name for name in names if name), "")
+
+    def names(self, content: FileContent) -> bool:
+        """Return whether the manifest of any job has a file of this content."""
+        return any(
+            each.content == content for routes in self._routes() for each in routes.manifest.files
+        )
+
+    def has_routes(self, file: SharedFile) -> bool:
+        """Return whether any job that names a file has routes."""
+        return any(routes.name(file.content.sha256) is not None for routes in self._routes())
+
+    def naming(self, file: SharedFile) -> dict[str, Job]:
+        """Return the jobs that name a file."""
+        return {
+            name: job
+            for name, job in self._jobs.items()
+            if job.routes is not None and job.routes.name(file.content.sha256) is not None
+        }
+
+    def origins(self, file: SharedFile, chunk: int) -> list[Origin]:
+        """Return the possible origins of a chunk: those named for it, then all other peers of the
+        file.
+
+        Of those named by all jobs the hub comes last: what one job gets from a peer would cross the
+        uplink twice if another, which knew of no peer, got it from the hub.
+        """
+        named: dict[Origin, None] = {}
+        others: dict[Origin, None] = {}
+        for routes in self._routes():
+            named |= dict.fromkeys(routes.origins(file.content.sha256, chunk))
+            others |= dict.fromkeys(routes.other_peers(file.content.sha256))
+        return [
+            *sorted(named, key=lambda each: each is HUB),
+            *(each for each in others if each not in named),
+        ]
+
+    def is_on_hub(self, file: SharedFile) -> bool:
+        """Return whether the hub has a file according to a job."""
+        return any(routes.is_on_hub(file.content.sha256) for routes in self._routes())
+
+    def is_routed_to_others(self, file: SharedFile, chunk: int, nodes: tuple[NodeId, ...]) -> bool:
+        """Return whether the hub, or a node that is not among ``nodes``, was named for a chunk."""
+        return any(
+            origin.node not in nodes or origin is HUB
+            for routes in self._routes()
+            for origin in routes.origins(file.content.sha256, chunk)
+        )
+
+    def is_overdue(self, file: SharedFile) -> bool:
+        """Return whether the jobs that name a file have had no reader here for a while."""
+        now = self._clock()
+        return all(now - job.since >= OWN_READER_SECONDS for job in self.naming(file).values())
+
+    def _routes(self) -> Iterator[Routes]:
+        return (job.routes for job in self._jobs.values() if job.routes is not None)

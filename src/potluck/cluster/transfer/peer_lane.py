@@ -1,0 +1,213 @@
+"""Fetch chunks from one peer, over one connection that is opened when it is needed.
+
+If this node cannot connect to the peer, it asks the peer to connect (``dial_back``).
+"""
+
+from __future__ import annotations
+
+import logging
+import ssl
+import time
+
+from potluck.cluster.transfer.dial_back import DialBackError, DialBacks
+from potluck.cluster.transfer.lane_work import LaneWork
+from potluck.cluster.transfer.origins import Origin
+from potluck.cluster.transfer.peer_connect import PeerFailedError, connect_to_peer
+from potluck.cluster.transfer.peer_frames import (
+    HEAD,
+    HELLO,
+    MOST_BODY_BYTES,
+    MOST_OUTSTANDING,
+    SILENCE_SECONDS,
+    Kind,
+    check_hello,
+    decode_chunk,
+    decode_lack,
+    encode_want,
+)
+from potluck.cluster.transfer.share import Share
+from potluck.cluster.transfer.shared_file import Item, WrongBytesError
+from potluck.cluster.trust.handshakes import describe
+from potluck.types.cluster import NodeId
+
+_LOG = logging.getLogger(__name__)
+
+_IDLE_SECONDS = 20.0
+_PAUSES = (0.5, 1.0, 2.0)
+"""The pauses before a connection that was lost, or could not be opened, is reopened. A chunk in
+between resets the count."""
+
+_PIECE_BYTES = 2**16
+"""Bytes that are read between two checks of the share of the link."""
+
+
+class PeerLane:
+    """For one thread, which is ``run``."""
+
+    def __init__(
+        self,
+        work: LaneWork,
+        peer: NodeId,
+        context: ssl.SSLContext,
+        share: Share,
+        dial_backs: DialBacks,
+    ) -> None:
+        self._work = work
+        self._peer = peer
+        self._origin = Origin(peer)
+        self._context = context
+        self._share = share
+        self._dial_backs = dial_backs
+        self._connection: ssl.SSLSocket | None = None
+        self._outstanding: dict[tuple[str, int], Item] = {}
+        self._buffer = bytearray()
+
+    def run(self) -> None:
+        """Fetch until nothing more was requested for a while."""
+        num_failures = 0
+        while True:
+            try:
+                if not self._ask():
+                    if self._work.lane_ends(self._origin):
+                        self._close()
+                        return
+                    continue
+                if not self._work.is_wanted(self._outstanding.values()):
+                    self._close()  # it is no longer read
+                    continue
+                if self._receive():
+                    num_failures = 0
+            except WrongBytesError as error:
+                self._work.ban(self._peer, self._close(), error.message)
+            except (PeerFailedError, OSError) as error:
+                reason = describe(error) if isinstance(error, OSError) else str(error)
+                items = self._close()
+                is_silent = isinstance(error, TimeoutError)
+                if num_failures < len(_PAUSES) and not is_silent:
+                    self._work.put_back(self._origin, items)
+                    time.sleep(_PAUSES[num_failures])
+                    num_failures += 1
+                    continue
+                _LOG.warning("no bytes received from node %s: %s", self._peer, reason)
+                self._work.fail_all(self._origin, items, f"node {self._peer}: {reason}")
+                num_failures = 0
+
+    def _ask(self) -> bool:
+        """Request what is wanted, within the limits; return whether there is any."""
+        room = MOST_OUTSTANDING - len(self._outstanding)
+        if room > 0:
+            seconds = 0.0 if self._outstanding else _IDLE_SECONDS
+            items = self._work.take(self._origin, room, seconds=seconds, is_range=False)
+            self._outstanding |= {
+                (file.content.sha256, chunk): (file, chunk) for file, chunk in items
+            }
+            if items:
+                connection = self._connected()
+                at = 0
+                while at < len(items):
+                    file, first = items[at]
+                    end = first
+                    while at < len(items) and items[at] == (file, end):
+                        at += 1
+                        end += 1
+                    connection.sendall(encode_want(file.content, first, end))
+        return bool(self._outstanding)
+
+    def _receive(self) -> bool:
+        """Process one frame; return whether it was a chunk."""
+        kind, num_bytes = HEAD.unpack(self._read(HEAD.size))
+        if num_bytes > MOST_BODY_BYTES:
+            raise PeerFailedError(f"it sent a frame of {num_bytes} bytes")
+        body = self._read(num_bytes)
+        try:
+            match kind:
+                case Kind.CHUNK:
+                    sha256, chunk, digest, data = decode_chunk(body)
+                    item = self._outstanding.pop((sha256, chunk), None)
+                    if item is None:
+                        raise PeerFailedError("it sent a chunk that was not requested")
+                    if len(data) != item[0].content.chunk_bytes(chunk):
+                        self._outstanding[sha256, chunk] = item
+                        raise WrongBytesError(f"{len(data)} bytes for chunk {chunk}")
+                    try:
+                        self._work.bring(item, data, self._origin, digest)
+                    except WrongBytesError:
+                        self._outstanding[sha256, chunk] = item
+                        raise
+                    return True
+                case Kind.LACK:
+                    sha256, chunk, reason = decode_lack(body)
+                    item = self._outstanding.pop((sha256, chunk), None)
+                    if item is not None:
+                        self._work.fail(self._origin, [item], f"node {self._peer}: {reason[:200]}")
+                case Kind.WAIT:
+                    pass
+                case _:
+                    raise PeerFailedError(f"it sent a frame of the unknown kind {kind}")
+        except ValueError as error:
+            raise PeerFailedError(str(error)) from error
+        return False
+
+    def _connected(self) -> ssl.SSLSocket:
+        if self._connection is not None:
+            return self._connection
+        if self._work.is_refused(self._peer):
+            raise PeerFailedError("it was removed from the cluster")
+        self._connection = connection = self._opened()
+        connection.settimeout(SILENCE_SECONDS)
+        connection.sendall(HELLO)
+        try:
+            check_hello(self._read(len(HELLO)).tobytes())
+        except ValueError as error:
+            raise PeerFailedError(str(error)) from error
+        return connection
+
+    def _opened(self) -> ssl.SSLSocket:
+        """Connect, or have the peer connect if that is impossible."""
+        address = self._work.peer_address(self._peer)
+        if address is None:
+            raise PeerFailedError("its address is unknown")
+        if self._dial_backs.is_needed(self._peer):
+            try:
+                return self._dial_backs.connection(self._peer)
+            except DialBackError as error:
+                raise PeerFailedError(str(error)) from error
+        try:
+            return connect_to_peer(self._peer, address, self._context)
+        except OSError as error:
+            try:
+                return self._dial_backs.connection(self._peer)
+            except DialBackError as failure:
+                _LOG.debug("node %s does not connect to this node: %s", self._peer, failure)
+                raise error from failure
+
+    def _read(self, num_bytes: int) -> memoryview:
+        """Return the next bytes, which are valid until the next call."""
+        connection = self._connection
+        if connection is None:
+            raise PeerFailedError("the connection was lost")
+        if len(self._buffer) < num_bytes:
+            self._buffer = bytearray(num_bytes)
+        view = memoryview(self._buffer)[:num_bytes]
+        done = 0
+        while done < num_bytes:
+            piece = min(_PIECE_BYTES, num_bytes - done)
+            if num_bytes > HEAD.size:
+                self._share.spend(piece)
+            end = done + piece
+            while done < end:
+                count = connection.recv_into(view[done:end])
+                if count == 0:
+                    raise PeerFailedError("it closed the connection")
+                done += count
+        return view
+
+    def _close(self) -> list[Item]:
+        """Close the connection; return what was requested and not delivered."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+        items = list(self._outstanding.values())
+        self._outstanding.clear()
+        self._buffer = bytearray()
+        return items

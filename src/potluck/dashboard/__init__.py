@@ -1,0 +1,9 @@
+"""The web page that every node's HTTP server offers: its files, and nothing else.
+
+The page is plain ES modules and CSS in ``static``; there is no build step. What it shows comes from
+the HTTP API. The packages in ``static/vendor`` are put there by ``tools/vendor_page.py``.
+"""
+
+from potluck.dashboard.assets import INDEX, Asset, assets
+
+__all__ = ["INDEX", "Asset", "assets"]

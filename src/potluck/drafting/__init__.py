@@ -1,0 +1,1 @@
+"""Drafters, which propose the next tokens of sequences, and the choice among them."""

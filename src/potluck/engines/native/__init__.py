@@ -1,0 +1,1 @@
+"""The native engine, on the core's kernels, and the accounting of its work."""

@@ -1,0 +1,155 @@
+"""Convert programs and steps to the form of the compiled core."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from potluck.errors import EngineError
+from potluck.kernels import runner
+from potluck.types.step import Pooling, SampledToken, SequenceId, TokenLogprob
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from potluck.types.engine import TokenMasks
+    from potluck.types.program import Program
+    from potluck.types.step import SamplingParams, SequenceOpening, SequenceSlice
+
+
+@contextmanager
+def core_errors(hint: str = "this is a defect in Potluck; please report it") -> Iterator[None]:
+    """Convert the core's errors to ``EngineError``; ``hint`` says how to fix them."""
+    try:
+        yield
+    except runner.OutOfMemoryError as error:
+        raise EngineError(
+            str(error), hint="close other programs, or use a smaller model, context or batch"
+        ) from error
+    except runner.NonFiniteError as error:
+        raise EngineError(
+            str(error),
+            hint="the weights are damaged or overflow: download or convert the model again",
+        ) from error
+    except runner.Error as error:
+        raise EngineError(str(error), hint=hint) from error
+
+
+def core_program(program: Program) -> runner.Program:
+    """Return ``program`` after validating it. Raises ``EngineError`` if it is inconsistent.
+
+    The core reads the ops directly, by their field names.
+    """
+    part = program.shard.part
+    with core_errors():
+        return runner.Program(
+            registers=[
+                runner.Register(name=register.name, width=register.width)
+                for register in program.registers
+            ],
+            ops=program.ops,
+            weights=[
+                runner.WeightSpec(name=weight.name, shape=list(weight.shape))
+                for weight in program.weights
+            ],
+            caches=[
+                runner.CacheSpec(
+                    num_kv_heads=cache.num_kv_heads,
+                    head_dim=cache.head_dim,
+                    value_dim=cache.value_dim,
+                )
+                for cache in program.caches
+            ],
+            states=[
+                runner.StateSpec(rows=state.rows, width=state.width) for state in program.states
+            ],
+            ropes=[(rope.cos, rope.sin) for rope in program.ropes],
+            hidden_size=program.hidden_size,
+            vocab_size=program.vocab_size,
+            context_tokens=program.context_tokens,
+            has_embedding=program.shard.has_embedding,
+            has_head=program.shard.has_head,
+            member=0 if part is None else part.member,
+            num_members=1 if part is None else len(part.shares),
+        )
+
+
+_POOLINGS = {
+    Pooling.LAST: runner.Pooling.LAST,
+    Pooling.CLS: runner.Pooling.CLS,
+    Pooling.MEAN: runner.Pooling.MEAN,
+}
+
+
+def core_slice(part: SequenceSlice) -> runner.Slice:
+    """Convert ``part`` to the core's form."""
+    return runner.Slice(
+        sequence_id=part.sequence_id,
+        tokens=part.tokens,
+        start_position=part.start_position,
+        block_table=part.block_table,
+        sample=part.sample,
+        score_from=part.score_from,
+        next_token=part.next_token,
+        pooling=None if part.pooling is None else _POOLINGS[part.pooling],
+        ends_pooling=part.ends_pooling,
+        state=part.state,
+        num_drafts=part.num_drafts,
+    )
+
+
+def core_opening(opening: SequenceOpening) -> runner.Opening:
+    """Convert ``opening`` to the core's form; its parameters have been validated."""
+    return runner.Opening(
+        sequence_id=opening.sequence_id,
+        sampling=_sampling(opening.sampling),
+        prompt_tokens=opening.prompt_tokens,
+        output_tokens=opening.output_tokens,
+        has_grammar=opening.grammar is not None,
+    )
+
+
+def core_masks(masks: TokenMasks) -> list[tuple[int, NDArray[np.uint32]]]:
+    """Convert ``masks`` to the core's form; they have passed ``check_masks``."""
+    return [(int(sequence), np.ascontiguousarray(rows)) for sequence, rows in masks.items()]
+
+
+def sampled_token(token: runner.SampledToken) -> SampledToken:
+    """Convert ``token`` to the engines' form."""
+    return SampledToken(
+        sequence_id=SequenceId(token.sequence_id),
+        position=token.position,
+        token=token.token,
+        logprob=token.logprob,
+        top=tuple(TokenLogprob(token=one.token, logprob=one.logprob) for one in token.top),
+    )
+
+
+def pooled_token(vector: runner.PooledVector) -> SampledToken:
+    """Convert ``vector`` to the engines' form."""
+    return SampledToken(
+        sequence_id=SequenceId(vector.sequence_id),
+        position=vector.position,
+        token=vector.token,
+        vector=vector.values,
+    )
+
+
+def _sampling(params: SamplingParams) -> runner.SamplingParams:
+    return runner.SamplingParams(
+        temperature=params.temperature,
+        top_k=params.top_k,
+        top_p=params.top_p,
+        min_p=params.min_p,
+        repetition_penalty=params.repetition_penalty,
+        frequency_penalty=params.frequency_penalty,
+        presence_penalty=params.presence_penalty,
+        logit_bias=params.logit_bias,
+        seed=params.seed,
+        logprobs=params.logprobs,
+        top_logprobs=params.top_logprobs,
+    )

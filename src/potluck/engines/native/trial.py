@@ -1,0 +1,125 @@
+"""The self-test and measurement of the native backend, which ``probe.trials.running`` runs in a
+child process.
+
+Everything uses ``NativeEngine``, and so the kernels, the runner and the threads that serve models.
+It prints its results without evaluating them.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING
+
+from potluck.errors import PotluckError
+from potluck.quantities import format_count
+
+if TYPE_CHECKING:
+    from potluck.engines.native.engine import NativeEngine
+    from potluck.types.arithmetic import Arithmetic
+    from potluck.types.engine import MakeEngine
+    from potluck.types.program import Program
+
+_TEST_THREADS = 2
+"""Number of threads, as dividing work among threads is part of the test."""
+
+_RATE_TOKENS = 128
+"""Tokens of a chunk of a prompt."""
+
+_FAST = "fast_bf16_operations_per_second"
+
+
+def main(arguments: list[str]) -> None:
+    """Run one of the commands of ``potluck.probe.trials.running``, and print its result."""
+    try:
+        document = _document(arguments)
+    except ImportError as error:
+        document = {"refused": f"{error}"}
+    except PotluckError as error:
+        document = {"refused": error.message}
+    print(json.dumps(document))  # noqa: T201 - the answer of a child process
+
+
+def _document(arguments: list[str]) -> dict[str, object]:
+    match arguments:
+        case ["variants", _, _]:
+            from potluck.kernels import available_isas
+
+            return {"variants": available_isas()}
+        case ["self-test", _, _, *isas]:
+            from potluck.kernels import available_isas
+
+            return {"results": {isa: _self_test(isa) for isa in isas or available_isas()}}
+        case ["measure", _, _, isa, num_threads, max_weights_bytes]:
+            return {**_measure(isa, int(num_threads), int(max_weights_bytes))}
+    return {"refused": f"unknown command: {' '.join(arguments)}"}
+
+
+def _self_test(isa: str) -> dict[str, object]:
+    from potluck.engines.self_test import self_test
+
+    return {**self_test(_maker(isa, _TEST_THREADS))}
+
+
+def _measure(
+    isa: str, num_threads: int, max_weights_bytes: int
+) -> dict[str, dict[str, dict[str, object]]]:
+    from potluck.engines.profiling.measure import MeasurementSetup, measure
+    from potluck.engines.profiling.timing import Stopwatch
+    from potluck.probe.machine.cores import Throttling
+    from potluck.probe.machine.cpu_cache import last_level_cache_bytes
+    from potluck.probe.machine.system import THIS_MACHINE
+    from potluck.types.arithmetic import arithmetics_with
+    from potluck.types.tensor import TensorFormat
+
+    formats = {
+        "f32_operations_per_second": TensorFormat.F32,
+        "f16_operations_per_second": TensorFormat.BF16,
+        "int8_operations_per_second": TensorFormat.Q8_0,
+    }
+    makers = {}
+    *_, arithmetic = arithmetics_with((isa,))
+    if TensorFormat.BF16 in arithmetic.fast_formats:
+        formats[_FAST] = TensorFormat.BF16
+        makers[_FAST] = _maker(isa, num_threads, arithmetic)
+    setup = MeasurementSetup(
+        make_engine=_maker(isa, num_threads),
+        makers=makers,
+        formats=formats,
+        num_tokens=_RATE_TOKENS,
+        cache_bytes=last_level_cache_bytes(),
+        ending=f"{format_count(num_threads, 'thread')}, {isa}",
+        stopwatch=Stopwatch(num_threads, Throttling(THIS_MACHINE).count),
+    )
+    return measure(setup, max_weights_bytes, _print_progress)
+
+
+def _maker(isa: str, num_threads: int, arithmetic: Arithmetic | None = None) -> MakeEngine:
+    """Return a factory of engines that share threads; they use exact arithmetic by default."""
+    from potluck.engines.native.engine import NativeEngine, make_pool
+    from potluck.types.arithmetic import Arithmetic
+
+    pool = make_pool(num_threads)
+
+    def make_engine(
+        program: Program, *, num_blocks: int, max_step_tokens: int, num_states: int = 0
+    ) -> NativeEngine:
+        return NativeEngine(
+            program,
+            num_blocks=num_blocks,
+            num_states=num_states,
+            max_step_tokens=max_step_tokens,
+            pool=pool,
+            isa=isa,
+            arithmetic=arithmetic or Arithmetic.EXACT,
+        )
+
+    return make_engine
+
+
+def _print_progress(fraction: float) -> None:
+    print(json.dumps({"progress": round(fraction, 3)}), flush=True)  # noqa: T201 - see main
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

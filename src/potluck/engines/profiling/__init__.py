@@ -1,0 +1,1 @@
+"""Measure how fast an engine is on a unit, with standard programs."""

@@ -1,0 +1,137 @@
+"""The small program whose tokens per second determine a node's fastest backend.
+
+It is the same for every backend: two decoder layers of the shape of a billion-parameter model
+(``models.trial_model``), with random weights in Q8_0. A whole model has ten times the layers, so
+its rate is a fraction of this one, and about the same fraction on every backend.
+
+Layers of that size are used, rather than many small ones, because the overhead of a backend
+(launching kernels, copying the hidden state) is per layer: with small ones it would dominate the
+result. Their 94 MB exceed the caches of boards and desktops.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+
+from potluck.engines.profiling.synthetic_weights import load_random
+from potluck.engines.profiling.timing import Stopwatch, best_seconds
+from potluck.models.program import build_program
+from potluck.models.rope import rope_tables
+from potluck.models.trial_model import trial_config
+from potluck.quantities import format_bytes, format_count
+from potluck.types.engine import MakeEngine
+from potluck.types.program import Program, Shard
+from potluck.types.step import KV_BLOCK_TOKENS, SequenceId, SequenceSlice, Step, StepId
+from potluck.types.tensor import TensorFormat, TensorInfo
+from potluck.types.trial import TRIAL_FORMAT, TRIAL_LAYERS, TRIAL_PREFILL_TOKENS
+
+NUM_LAYERS = TRIAL_LAYERS
+MAX_STEP_TOKENS = TRIAL_PREFILL_TOKENS
+NUM_BLOCKS = 3
+"""Context for the prefill and the decoding after it."""
+
+_FORMAT = TRIAL_FORMAT
+_ROUND_SECONDS = 0.08
+_NUM_ROUNDS = 3
+"""Decoding and prefill alternate, so that a disturbance affects neither alone. 0.5 s in total, or
+one step of each if steps are slower than that."""
+
+
+def rate_program(max_weights_bytes: int) -> Program:
+    """Return the layers without embedding and head; only one of them if memory for two is lacking.
+
+    There is always at least one layer: 47 MB.
+    """
+    num_layers = max(1, min(NUM_LAYERS, max_weights_bytes // _layer_bytes()))
+    return _program(num_layers)
+
+
+def measure_rates(
+    make_engine: MakeEngine,
+    max_weights_bytes: int,
+    ending: str,
+    on_progress: Callable[[float], None],
+    stopwatch: Stopwatch,
+) -> dict[str, dict[str, object]]:
+    """Return values and sources by field of ``potluck.types.hardware.Rates``.
+
+    The engine is created, loaded, warmed up and closed here. ``ending`` is appended to the source
+    and describes the unit. The best of the rounds is used. Raises the engine's errors.
+    """
+    program = rate_program(max_weights_bytes)
+    engine = make_engine(program, num_blocks=NUM_BLOCKS, max_step_tokens=MAX_STEP_TOKENS)
+    try:
+        for number, spec in enumerate(program.weights, 1):
+            fmt = TensorFormat.F32 if len(spec.shape) == 1 else _FORMAT
+            load_random(engine.sink(), TensorInfo(name=spec.name, shape=spec.shape, format=fmt))
+            on_progress(0.4 * number / len(program.weights))
+        num_bytes = engine.weights_bytes
+        engine.warm_up()
+        on_progress(0.6)
+        steps = {
+            "decode_tokens_per_second": _step(1, after=MAX_STEP_TOKENS),
+            "prefill_tokens_per_second": _step(MAX_STEP_TOKENS, after=0),
+        }
+        best = dict.fromkeys(steps, math.inf)
+        end = time.perf_counter() + _NUM_ROUNDS * len(steps) * _ROUND_SECONDS
+        for number in range(_NUM_ROUNDS):
+            if number and time.perf_counter() >= end:
+                break
+            for name, step in steps.items():
+                seconds = best_seconds(
+                    [engine], step, program.hidden_size, _ROUND_SECONDS, stopwatch
+                )
+                best[name] = min(best[name], seconds)
+            on_progress(0.6 + 0.4 * (number + 1) / _NUM_ROUNDS)
+    finally:
+        engine.close()
+    num_layers = program.shard.num_layers
+    layers = f"{NUM_LAYERS} layers of 2048 in {_FORMAT.name}"
+    if num_layers < NUM_LAYERS:
+        layers += f", extrapolated from {num_layers} for lack of memory"
+    whole = num_layers / NUM_LAYERS
+    return {
+        name: {
+            "value": whole * step.num_tokens / best[name],
+            "source": f"{layers} ({format_bytes(num_bytes)}), {_tokens(step)}, {ending}",
+        }
+        for name, step in steps.items()
+    }
+
+
+def _program(num_layers: int) -> Program:
+    config = trial_config(num_layers, NUM_BLOCKS * KV_BLOCK_TOKENS)
+    shard = Shard(
+        start_layer=0,
+        end_layer=num_layers,
+        num_layers=num_layers,
+        has_embedding=False,
+        has_head=False,
+    )
+    context_tokens = config.max_context_tokens
+    ropes = rope_tables(config, context_tokens)
+    return build_program(config, shard, context_tokens=context_tokens, ropes=ropes)
+
+
+def _layer_bytes() -> int:
+    return sum(
+        TensorInfo(name=spec.name, shape=spec.shape, format=_FORMAT).num_bytes
+        for spec in _program(1).weights
+    )
+
+
+def _step(num_tokens: int, *, after: int) -> Step:
+    part = SequenceSlice(
+        sequence_id=SequenceId(0),
+        tokens=(0,) * num_tokens,
+        start_position=after,
+        block_table=tuple(range(NUM_BLOCKS)),
+        sample=False,
+    )
+    return Step(step_id=StepId(0), slices=(part,))
+
+
+def _tokens(step: Step) -> str:
+    return f"{format_count(step.num_tokens, 'token')} at a time"

@@ -1,0 +1,1 @@
+"""The reference engine: the specification of every op, in NumPy."""

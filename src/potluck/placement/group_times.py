@@ -1,0 +1,167 @@
+"""How long the parts of a model take on a group of units, for any kind of step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from potluck.placement.divided_work import DividedWork, Phase
+from potluck.placement.exchanging import GroupLinks
+from potluck.placement.links import step_bytes
+from potluck.placement.speed import worst
+from potluck.placement.times import LEAST_SECONDS, PartTimes, UnitTimes, part_seconds
+from potluck.placement.work import ModelWork
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupTimes:
+    """How long the parts of a model take on a group whose ``members`` have ``divided`` it.
+
+    ``members`` are the times of each unit if it had the whole model.
+    """
+
+    members: tuple[UnitTimes, ...]
+    divided: DividedWork
+    links: GroupLinks
+
+    @property
+    def work(self) -> ModelWork:
+        """Return what a single unit with the whole model computes."""
+        return self.divided.whole
+
+    def decode(self, num_sequences: int = 1, context_tokens: int = 512) -> PartTimes:
+        """Return the times of a step that decodes; see ``UnitTimes.decode``."""
+        num_sequences = max(1, num_sequences)
+        alone = [each.decode(num_sequences, context_tokens) for each in self.members]
+        factors = [each.decode_correction.at(num_sequences) for each in self.members]
+        return self._times(
+            alone,
+            factors,
+            num_tokens=num_sequences,
+            num_wanted=num_sequences,
+            context_tokens=context_tokens,
+            is_prompt=False,
+        )
+
+    def prefill(self, num_tokens: int, context_tokens: int = 0) -> PartTimes:
+        """Return the times of a chunk of a prompt; see ``UnitTimes.prefill``."""
+        num_tokens = max(1, num_tokens)
+        context_tokens = max(context_tokens, num_tokens)
+        alone = [each.prefill(num_tokens, context_tokens) for each in self.members]
+        factors = [each.prefill_correction.at(num_tokens) for each in self.members]
+        return self._times(
+            alone,
+            factors,
+            num_tokens=num_tokens,
+            num_wanted=1,
+            context_tokens=context_tokens,
+            is_prompt=True,
+        )
+
+    def _times(
+        self,
+        alone: list[PartTimes],
+        factors: list[float],
+        *,
+        num_tokens: int,
+        num_wanted: int,
+        context_tokens: int,
+        is_prompt: bool,
+    ) -> PartTimes:
+        exchange_seconds = tuple(self._exchange_seconds(num_tokens, num_wanted))
+
+        def item_seconds(scales: list[float]) -> list[float]:
+            computing = self._computing_seconds(
+                scales,
+                num_tokens=num_tokens,
+                num_wanted=num_wanted,
+                context_tokens=context_tokens,
+                is_prompt=is_prompt,
+            )
+            return [
+                max(LEAST_SECONDS, each + exchange)
+                for each, exchange in zip(computing, exchange_seconds, strict=True)
+            ]
+
+        shares = [member.speed.usable_share for member in self.members]
+        seconds = item_seconds([a / b for a, b in zip(factors, shares, strict=True)])
+        usable_share = 1.0
+        if min(shares) < 1.0:
+            # Parts are proportional to shares, so the other members may be slower when no quota
+            # limits them.
+            usable_share = min(1.0, sum(item_seconds(factors)) / sum(seconds))
+        slowest = min(alone, key=lambda each: each.usable_share)
+        return PartTimes(
+            item_seconds=tuple(seconds),
+            stage_seconds=max(each.stage_seconds for each in alone)
+            + self.links.pass_on_seconds(step_bytes(num_tokens, self.work.hidden_size)),
+            basis=worst(*(each.basis for each in alone)),
+            usable_share=usable_share,
+            quota_period_seconds=slowest.quota_period_seconds,
+            exchange_seconds=exchange_seconds,
+            exchange_basis=self.links.basis,
+        )
+
+    def _computing_seconds(
+        self,
+        scales: list[float],
+        *,
+        num_tokens: int,
+        num_wanted: int,
+        context_tokens: int,
+        is_prompt: bool,
+    ) -> list[float]:
+        """Return the seconds between exchanges, by item; each member is slower by its scale."""
+        model_bytes = self.work.num_bytes
+        timed = list(zip(scales, self.members, strict=True))
+
+        def computing(phases: tuple[Phase, ...], num_tokens: int, *, is_prompt: bool) -> float:
+            return sum(
+                max(
+                    scale
+                    * part_seconds(
+                        member.speed,
+                        part,
+                        num_tokens,
+                        context_tokens,
+                        model_bytes,
+                        is_prompt=is_prompt,
+                    )
+                    for (scale, member), part in zip(timed, phase.parts, strict=True)
+                )
+                for phase in phases
+            )
+
+        layer_seconds = max(scale * member.speed.layer_seconds.value for scale, member in timed)
+        seen: dict[int, float] = {}
+        for layer in self.divided.layers:
+            if id(layer) not in seen:
+                seen[id(layer)] = layer_seconds + computing(layer, num_tokens, is_prompt=is_prompt)
+        head = computing(self.divided.head, num_wanted, is_prompt=False)
+        # Only the leader samples, from all logits.
+        scale, leader = timed[0]
+        head += scale * num_wanted * self.work.config.vocab_size * leader.speed.seconds_per_logit
+        embedding = max(
+            scale * num_tokens * self.work.hidden_size * member.speed.seconds_per_embedded_value
+            for scale, member in timed
+        )
+        return [embedding, *(seen[id(layer)] for layer in self.divided.layers), head]
+
+    def _exchange_seconds(self, num_tokens: int, num_wanted: int) -> list[float]:
+        """Return the seconds of exchanges, by item."""
+        seen: dict[int, float] = {}
+        for layer in self.divided.layers:
+            if id(layer) not in seen:
+                seen[id(layer)] = sum(self._exchanging(phase, num_tokens) for phase in layer)
+        return [
+            sum(self._exchanging(phase, num_tokens) for phase in self.divided.embedding),
+            *(seen[id(layer)] for layer in self.divided.layers),
+            sum(self._exchanging(phase, num_wanted) for phase in self.divided.head),
+        ]
+
+    def _exchanging(self, phase: Phase, num_tokens: int) -> float:
+        if not phase.sent_bytes:
+            return 0.0
+        sent = [num_tokens * each for each in phase.sent_bytes]
+        if phase.is_to_leader:
+            return self.links.gather_seconds(sent)
+        return self.links.exchange_seconds(sent)

@@ -1,0 +1,308 @@
+"""Where each node gets the parts of files that its stages need. Pure.
+
+A chunk on a node's own disk is read there. A chunk that peers hold comes from a peer, chosen such
+that all chunks are predicted to arrive soonest: several holders share the work. A chunk that nobody
+holds is downloaded from the hub by one node, its seed, and every other node gets it from the seed
+as it arrives. The chunk crosses the uplink once.
+
+Two nodes of which neither can connect to the other are never source and receiver. A node that can
+connect with no holder or seed gets the chunk from another node that needs it and gets it, if there
+is one, otherwise from a further seed; then the chunk crosses the uplink once for each seed. Every
+node gets a chunk from one that got its source first, so sources never form a cycle.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from potluck.placement.links import LinkTable
+from potluck.types.cluster import NodeId
+from potluck.types.content import (
+    CHUNK_BYTES,
+    ChunkRuns,
+    ChunkSource,
+    FileContent,
+    Holdings,
+    SourceKind,
+    joined,
+    without,
+)
+
+Needs = Mapping[str, ChunkRuns]
+"""Chunks of files, by the SHA-256 of the file."""
+
+_PIECE_CHUNKS = 16
+"""The piece size of a run that several holders share: files are read from the front with a
+read-ahead of 16 MiB if nothing is stored, so that larger pieces would come from one holder at a
+time."""
+
+_MOST_PIECES = 128
+"""The maximum number of pieces of one run: sources are sent to the nodes, at some 100 bytes each.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourcePlan:
+    """The sources of each node, in the order of files and chunks, and the chunks without a source.
+
+    A node that is the seed of chunks which it does not need itself has sources as well.
+    ``out_of_reach`` are, by node with ``missing`` chunks, the nodes that could provide some of them
+    if one of the two could connect to the other. ``num_bytes`` is keyed by sender (None is the hub)
+    and receiver.
+    """
+
+    sources: Mapping[NodeId, tuple[ChunkSource, ...]]
+    missing: Mapping[NodeId, Needs] = field(default_factory=dict)
+    out_of_reach: Mapping[NodeId, tuple[NodeId, ...]] = field(default_factory=dict)
+    num_bytes: Mapping[tuple[NodeId | None, NodeId], int] = field(default_factory=dict)
+
+    def of(self, node: NodeId) -> tuple[ChunkSource, ...]:
+        """Return the sources of one node; none if it needs nothing."""
+        return self.sources.get(node, ())
+
+
+def assign_sources(
+    contents: Mapping[str, FileContent],
+    needs: Mapping[NodeId, Needs],
+    holdings: Sequence[Holdings],
+    links: LinkTable,
+    *,
+    is_on_hub: bool,
+    silent_pairs: Collection[tuple[NodeId, NodeId]] = (),
+) -> SourcePlan:
+    """Return the source of every chunk that a node of ``needs`` needs.
+
+    ``needs`` are in the order of the stages: the seed of a chunk is the first node that needs it
+    and reaches the hub. If none of them does, it is the node that reaches the hub with the fastest
+    ``links`` to those that need it. ``contents`` has every file of ``needs``. Nodes without
+    ``holdings`` hold nothing and do not reach the hub. ``silent_pairs`` are pairs of nodes, in any
+    order, of which neither can connect to the other; seeds are chosen so that few are needed.
+    """
+    silent = {pair for one, other in silent_pairs for pair in ((one, other), (other, one))}
+    work = _Assigning(contents, needs, holdings, links, silent, is_on_hub=is_on_hub)
+    for sha256 in sorted({sha256 for wanted in needs.values() for sha256 in wanted}):
+        work.assign(sha256)
+    return work.plan()
+
+
+def limited(runs: ChunkRuns, first: int, end: int) -> ChunkRuns:
+    """Return the part of ``runs`` that lies in ``[first, end)``."""
+    return tuple(
+        (max(first, each_first), min(end, each_end))
+        for each_first, each_end in runs
+        if max(first, each_first) < min(end, each_end)
+    )
+
+
+class _Assigning:
+    def __init__(
+        self,
+        contents: Mapping[str, FileContent],
+        needs: Mapping[NodeId, Needs],
+        holdings: Sequence[Holdings],
+        links: LinkTable,
+        silent: Collection[tuple[NodeId, NodeId]],
+        *,
+        is_on_hub: bool,
+    ) -> None:
+        self._contents = contents
+        self._needs = needs
+        self._holdings = {each.node: each for each in holdings}
+        self._links = links
+        self._silent = silent
+        reaching = [each.node for each in holdings if each.reaches_hub] if is_on_hub else []
+        self._reaching = frozenset(reaching)
+        # When each sender will have finished what it was assigned so far.
+        self._sending: dict[NodeId, float] = defaultdict(float)
+        self._sources: dict[NodeId, list[ChunkSource]] = defaultdict(list)
+        self._missing: dict[NodeId, dict[str, ChunkRuns]] = defaultdict(dict)
+        self._out_of_reach: dict[NodeId, set[NodeId]] = defaultdict(set)
+        self._num_bytes: dict[tuple[NodeId | None, NodeId], int] = defaultdict(int)
+
+    def plan(self) -> SourcePlan:
+        """Return the assigned sources."""
+        return SourcePlan(
+            sources={node: tuple(_merged(each)) for node, each in self._sources.items()},
+            missing={node: dict(files) for node, files in self._missing.items()},
+            out_of_reach={
+                node: tuple(sorted(others)) for node, others in self._out_of_reach.items()
+            },
+            num_bytes=dict(self._num_bytes),
+        )
+
+    def assign(self, sha256: str) -> None:
+        """Find the sources of all chunks of one file."""
+        content = self._contents[sha256]
+        wanted = {
+            node: limited(joined(files.get(sha256, ())), 0, content.num_chunks)
+            for node, files in self._needs.items()
+        }
+        held = {
+            node: limited(joined(each.held.get(sha256, ())), 0, content.num_chunks)
+            for node, each in self._holdings.items()
+        }
+        lacking: dict[NodeId, ChunkRuns] = {}
+        for node, runs in wanted.items():
+            lacking[node] = without(runs, held.get(node, ()))
+            for first, end in without(runs, lacking[node]):
+                self._add(node, ChunkSource(sha256, first, end, SourceKind.DISK))
+        for first, end in _cut([*lacking.values(), *held.values()]):
+            needing = [node for node, runs in lacking.items() if _has(runs, first)]
+            holding = sorted(node for node, runs in held.items() if _has(runs, first))
+            if not needing:
+                continue
+            left = self._from_holders(content, first, end, needing, holding)
+            left = self._from_each_other(content, first, end, needing, left)
+            while left and (seed := self._seed(left, first, end)) is not None:
+                left = self._from_hub(content, first, end, seed, left)
+                left = self._from_each_other(content, first, end, needing, left)
+            for node in left:
+                runs = self._missing[node].get(sha256, ())
+                self._missing[node][sha256] = joined(runs, ((first, end),))
+                if others := {*holding, *self._reaching}:
+                    self._out_of_reach[node] |= others
+
+    def _from_holders(
+        self,
+        content: FileContent,
+        first: int,
+        end: int,
+        needing: Sequence[NodeId],
+        holding: Sequence[NodeId],
+    ) -> list[NodeId]:
+        """Assign holders; return the nodes to which none can pass anything."""
+        usable = {
+            node: [each for each in holding if self._can_pass(each, node)] for node in needing
+        }
+        pieces = [(first, end)] if len(holding) == 1 else list(_pieces(first, end))
+        for piece_first, piece_end in pieces:
+            for node in (node for node in needing if usable[node]):
+                holder = min(
+                    usable[node],
+                    key=lambda each: (self._done(each, node, piece_first, piece_end), each),
+                )
+                self._pass_on(content, piece_first, piece_end, holder, node)
+        return [node for node in needing if not usable[node]]
+
+    def _from_each_other(
+        self,
+        content: FileContent,
+        first: int,
+        end: int,
+        needing: Sequence[NodeId],
+        left: Sequence[NodeId],
+    ) -> list[NodeId]:
+        """Assign nodes of ``needing`` that have a source; return the nodes to which none of them
+        can pass anything.
+        """
+        getting = [node for node in needing if node not in left]
+        left = list(left)
+        while pairs := [
+            (self._done(source, node, first, end), source, node)
+            for source in getting
+            for node in left
+            if self._can_pass(source, node)
+        ]:
+            _, source, node = min(pairs)
+            self._pass_on(content, first, end, source, node)
+            getting.append(node)
+            left.remove(node)
+        return left
+
+    def _from_hub(
+        self, content: FileContent, first: int, end: int, seed: NodeId, needing: Sequence[NodeId]
+    ) -> list[NodeId]:
+        """Assign a seed; return the nodes to which it cannot pass anything."""
+        self._add(seed, ChunkSource(content.sha256, first, end, SourceKind.HUB))
+        self._num_bytes[None, seed] += _num_bytes(content, first, end)
+        for node in needing:
+            if node != seed and self._can_pass(seed, node):
+                self._pass_on(content, first, end, seed, node)
+        return [node for node in needing if not self._can_pass(seed, node)]
+
+    def _seed(self, needing: Sequence[NodeId], first: int, end: int) -> NodeId | None:
+        """Return the node that downloads for as many of ``needing`` as possible; None for none."""
+        usable: dict[NodeId, list[NodeId]] = {}
+        for each in self._reaching:
+            takers = [node for node in needing if self._can_pass(each, node)]
+            if takers:
+                usable[each] = takers
+        if not usable:
+            return None
+        most = max(map(len, usable.values()))
+        best = {each for each, takers in usable.items() if len(takers) == most}
+        own = next((node for node in needing if node in best), None)
+        return own or min(
+            best,
+            key=lambda each: (
+                sum(self._seconds(each, node, first, end) for node in usable[each]),
+                each,
+            ),
+        )
+
+    def _can_pass(self, source: NodeId, target: NodeId) -> bool:
+        """Return whether a node can send to another, or is the same."""
+        return (source, target) not in self._silent
+
+    def _pass_on(
+        self, content: FileContent, first: int, end: int, source: NodeId, target: NodeId
+    ) -> None:
+        self._sending[source] = self._done(source, target, first, end)
+        self._num_bytes[source, target] += _num_bytes(content, first, end)
+        self._add(target, ChunkSource(content.sha256, first, end, SourceKind.PEER, source))
+
+    def _done(self, source: NodeId, target: NodeId, first: int, end: int) -> float:
+        """Return when a run arrives if its source sends it after everything assigned to it before.
+
+        Receivers are assumed not to be the bottleneck, as each receives from several sources at a
+        time.
+        """
+        return self._sending[source] + self._seconds(source, target, first, end)
+
+    def _seconds(self, source: NodeId, target: NodeId, first: int, end: int) -> float:
+        return self._links.link(source, target).hop_seconds((end - first) * CHUNK_BYTES)
+
+    def _add(self, node: NodeId, source: ChunkSource) -> None:
+        self._sources[node].append(source)
+
+
+def _cut(several: Sequence[ChunkRuns]) -> Iterator[tuple[int, int]]:
+    """Yield the runs between any two neighbouring ends of the runs in ``several``."""
+    ends = sorted({end for runs in several for run in runs for end in run})
+    yield from pairwise(ends)
+
+
+def _has(runs: ChunkRuns, chunk: int) -> bool:
+    return any(first <= chunk < end for first, end in runs)
+
+
+def _pieces(first: int, end: int) -> Iterator[tuple[int, int]]:
+    size = max(_PIECE_CHUNKS, -(-(end - first) // _MOST_PIECES))
+    for start in range(first, end, size):
+        yield start, min(end, start + size)
+
+
+def _merged(sources: Sequence[ChunkSource]) -> Iterator[ChunkSource]:
+    """Yield sources in order, merging neighbours of one kind from one node."""
+    last: ChunkSource | None = None
+    for source in sorted(sources, key=lambda each: (each.sha256, each.first)):
+        if last is not None and (last.sha256, last.end, last.kind, last.node) == (
+            source.sha256,
+            source.first,
+            source.kind,
+            source.node,
+        ):
+            last = ChunkSource(last.sha256, last.first, source.end, last.kind, last.node)
+            continue
+        if last is not None:
+            yield last
+        last = source
+    if last is not None:
+        yield last
+
+
+def _num_bytes(content: FileContent, first: int, end: int) -> int:
+    return min(end * CHUNK_BYTES, content.num_bytes) - first * CHUNK_BYTES

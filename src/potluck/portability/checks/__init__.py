@@ -1,0 +1,1 @@
+"""Checks whether wheels install and load on hosts."""

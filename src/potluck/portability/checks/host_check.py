@@ -1,0 +1,210 @@
+"""Check wheels on one host: tags, dynamic linking and feature rules, file by file."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+
+from potluck.portability.checks.needs import ObjectNeeds
+from potluck.portability.checks.prepared_wheel import PreparedWheel
+from potluck.portability.checks.report import FileReport, HostReport
+from potluck.portability.cuda.findings import cuda_findings, is_tegra
+from potluck.portability.cuda.table import shipped_table
+from potluck.portability.features.findings import feature_findings
+from potluck.portability.finding import Finding, Severity
+from potluck.portability.hosts.host import Host
+from potluck.portability.instructions.cpu_needs import cpu_findings
+from potluck.portability.linking.file_findings import (
+    broken_finding,
+    mapping_findings,
+    needs_glibc,
+    other_c_library_finding,
+    other_machine_finding,
+)
+from potluck.portability.linking.findings import LinkContext, link_findings
+from potluck.portability.linking.link import PYTHON, Link, Linker, Process
+from potluck.portability.linking.opened_libraries import opened_library_findings
+from potluck.portability.wheels.misnamed_files import misnamed_finding
+from potluck.portability.wheels.tags import install_finding
+
+
+class HostCheck:
+    """Checks wheels on one host; one instance can check many. ``process`` describes the process
+    that opens their files: the Python interpreter by default.
+    """
+
+    def __init__(self, host: Host, process: Process = PYTHON) -> None:
+        self.host = host
+        self._linker = Linker(host, process)
+        self._table = shipped_table()
+
+    def check(self, wheel: PreparedWheel) -> HostReport:
+        """Return the report for a wheel on this host."""
+        files = tuple(_as_imported(each, wheel) for each in self._files(wheel))
+        found = [finding for each in files for finding in each.findings]
+        distribution = wheel.needs.distribution
+        features: tuple[Finding, ...] = ()
+        # Pure Python runs on every machine.
+        is_meant = not wheel.machines or self.host.machine in wheel.machines
+        if wheel.rules is not None and is_meant:
+            features = feature_findings(wheel.rules, wheel.build, self.host, self._table, found)
+        return HostReport(
+            host=self.host.name,
+            origin=self.host.origin,
+            machine=self.host.machine,
+            refusal=install_finding(distribution, self.host) if distribution else None,
+            files=files,
+            features=features,
+        )
+
+    def _files(self, wheel: PreparedWheel) -> Iterator[FileReport]:
+        linkable = {each.path: each for each in wheel.needs.objects if self._is_linkable(each)}
+        links = self._links(wheel, linkable)
+        refusals = {path: self._refusals(each) for path, each in linkable.items()}
+        carriers = _carriers(links, refusals)
+        context = LinkContext(
+            host=self.host,
+            required=wheel.required(self.host),
+            label=wheel.label,
+            is_tegra=is_tegra(self.host, self._table),
+        )
+        for each in wheel.needs.objects:
+            if each.path not in links:
+                yield self._foreign_file(each, wheel)
+                continue
+            link = links[each.path]
+            brought = [refusals[path] for path in link.mapped if path in refusals]
+            fatal = tuple(finding for findings in brought for finding in findings)
+            opens_alone = link.is_opened and not _is_fatal(fatal)
+            findings = (*fatal, *link_findings(link, context))
+            if not opens_alone and each.path in carriers:
+                findings = (_carried_finding(each.path, carriers[each.path]),)
+            yield FileReport(
+                path=each.path,
+                machine=each.elf.machine,
+                opens_alone=opens_alone,
+                findings=(*findings, *self._later_findings(each, wheel)),
+            )
+        for broken in wheel.needs.broken:
+            yield FileReport(
+                path=broken.path,
+                machine="",
+                opens_alone=False,
+                findings=(broken_finding(broken.path, broken.problem),),
+            )
+
+        for misnamed in wheel.needs.misnamed:
+            finding = misnamed_finding(misnamed, self.host, wheel.machines)
+            yield FileReport(
+                path=misnamed.path,
+                machine="",
+                opens_alone=False,
+                findings=(finding,),
+            )
+
+    def _is_linkable(self, needs: ObjectNeeds) -> bool:
+        is_other_libc = self.host.libc == "musl" and needs_glibc(needs.elf)
+        return needs.elf.machine == self.host.machine and not is_other_libc
+
+    def _links(
+        self, wheel: PreparedWheel, linkable: Mapping[str, ObjectNeeds]
+    ) -> Mapping[str, Link]:
+        def link() -> Mapping[str, Link]:
+            roots = [each for each in wheel.tree if each.path in linkable]
+            return {link.path: link for link in self._linker.link(wheel.tree, roots)}
+
+        return wheel.links.get((self._linker.depends_on, self.host.machine), link)
+
+    def _refusals(self, needs: ObjectNeeds) -> tuple[Finding, ...]:
+        """Return findings about a file alone, independent of what it is linked with."""
+        return (
+            *mapping_findings(needs.path, needs.elf, self.host),
+            *cpu_findings(needs.cpu, self.host, file=needs.path),
+        )
+
+    def _foreign_file(self, needs: ObjectNeeds, wheel: PreparedWheel) -> FileReport:
+        is_other_machine = needs.elf.machine != self.host.machine
+        finding = (
+            other_machine_finding(needs.path, needs.elf, self.host, wheel.machines)
+            if is_other_machine
+            else other_c_library_finding(needs.path, self.host)
+        )
+        return FileReport(
+            path=needs.path,
+            machine=needs.elf.machine,
+            opens_alone=None if is_other_machine else False,
+            findings=(finding,),
+        )
+
+    def _later_findings(self, needs: ObjectNeeds, wheel: PreparedWheel) -> Iterator[Finding]:
+        """Return findings that matter at run time: libraries opened by name, CUDA, Python's ABI."""
+        is_found = partial(self._is_found, wheel, needs.elf.machine)
+        yield from opened_library_findings(
+            needs.opened, is_found, file=needs.path, is_tegra=is_tegra(self.host, self._table)
+        )
+        if needs.cuda is not None:
+            yield from cuda_findings(needs.cuda, self.host, self._table, file=needs.path)
+        yield from wheel.abi_findings(self.host.python)[needs.path]
+
+    def _is_found(self, wheel: PreparedWheel, machine: str, name: str) -> bool:
+        """Return whether a library may be found when it is opened; unknown for hosts that are
+        policies.
+        """
+        return (
+            not self.host.is_complete
+            or self._linker.libraries.is_present(name)
+            or wheel.tree.named(name, machine) is not None
+        )
+
+
+def _as_imported(report: FileReport, wheel: PreparedWheel) -> FileReport:
+    """Return the report with fatal findings downgraded to limits for files that importing the wheel
+    does not load.
+
+    They stay fatal if it is unknown which files are loaded by imports.
+    """
+    imported = wheel.needs.imported
+    if imported is None or report.path in imported:
+        return report
+    return replace(report, findings=tuple(_on_use(each, wheel.label) for each in report.findings))
+
+
+def _on_use(finding: Finding, label: str) -> Finding:
+    if finding.severity is not Severity.FATAL:
+        return finding
+    return replace(
+        finding,
+        severity=Severity.LIMIT,
+        message=f"{finding.message}; importing {label} does not load the file",
+        feature=finding.feature or posixpath.basename(finding.file),
+    )
+
+
+def _carriers(
+    links: Mapping[str, Link], refusals: Mapping[str, tuple[Finding, ...]]
+) -> dict[str, str]:
+    """Return the files that are loaded along with another one, with its path: they need not open
+    alone.
+    """
+    carriers: dict[str, str] = {}
+    for link in links.values():
+        if link.is_opened and not any(_is_fatal(refusals.get(path, ())) for path in link.mapped):
+            for path in link.mapped:
+                if path != link.path:
+                    carriers.setdefault(path, link.path)
+    return carriers
+
+
+def _carried_finding(path: str, carrier: str) -> Finding:
+    return Finding(
+        code="opened-with",
+        severity=Severity.NOTE,
+        message=f"it cannot be opened alone, but does not have to be: {carrier} loads it",
+        file=path,
+    )
+
+
+def _is_fatal(findings: tuple[Finding, ...]) -> bool:
+    return any(each.severity is Severity.FATAL for each in findings)

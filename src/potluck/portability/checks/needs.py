@@ -1,0 +1,130 @@
+"""Everything that a check needs to know about a wheel, independent of the host.
+
+It is read once, cached, and checked against many hosts. These are plain values that msgspec can
+encode. The time to read them grows with the size of the ELF files.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from potluck.errors import ElfError, NotLoadableError, WheelFileError
+from potluck.portability.cuda.needs import CudaNeeds, read_cuda_needs
+from potluck.portability.cuda.table import CudaTable, shipped_table
+from potluck.portability.elf.file import ElfFile
+from potluck.portability.elf.reader import read_elf
+from potluck.portability.features.facts import FileFacts, file_facts
+from potluck.portability.features.rules import FeatureRules, rules_for
+from potluck.portability.instructions.cpu_needs import CpuNeeds, cpu_needs
+from potluck.portability.linking.opened_libraries import OpenedLibrary, opened_libraries
+from potluck.portability.wheels.file import Distribution, Package, open_package
+from potluck.portability.wheels.misnamed_files import FileKind, MisnamedFile, is_library_name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectNeeds:
+    """One ELF file. ``facts`` are the inputs of feature rules; None if the distribution has no
+    rules.
+    """
+
+    path: str
+    elf: ElfFile
+    cpu: CpuNeeds
+    opened: tuple[OpenedLibrary, ...]
+    cuda: CudaNeeds | None
+    facts: FileFacts | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokenObject:
+    """An ELF file that cannot be read, and the reason."""
+
+    path: str
+    problem: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WheelNeeds:
+    """A wheel, or a directory or file; these have no ``distribution``. ``file`` is its name.
+
+    ``imported`` are the paths of the ELF files that are loaded by importing its packages; None if
+    unknown (see ``import_closure``).
+    """
+
+    file: str
+    distribution: Distribution | None
+    objects: tuple[ObjectNeeds, ...]
+    broken: tuple[BrokenObject, ...]
+    links: Mapping[str, str]
+    misnamed: tuple[MisnamedFile, ...] = ()
+    imported: tuple[str, ...] | None = None
+
+
+def read_needs(path: Path) -> WheelNeeds:
+    """Return what a wheel, a directory or an ELF file needs.
+
+    Raise ``WheelFileError`` if it cannot be read, is none of these, or is a directory without ELF
+    files.
+    """
+    with open_package(path) as package:
+        needs = package_needs(package, path.name)
+    if needs.distribution is None and not needs.objects:
+        _refuse(path, needs.broken)
+    return needs
+
+
+def package_needs(package: Package, file: str) -> WheelNeeds:
+    """Return what the files of ``package`` need; ``file`` is its name."""
+    table = shipped_table()
+    distribution = package.distribution
+    rules = rules_for(distribution.name) if distribution else None
+    objects: list[ObjectNeeds] = []
+    broken: list[BrokenObject] = []
+    misnamed = list(package.misnamed_files())
+    for name, data in package.elf_files():
+        try:
+            objects.append(_read_object(name, data, rules, table))
+        except NotLoadableError:
+            if is_library_name(name):
+                misnamed.append(MisnamedFile(path=name, kind=FileKind.OBJECT))
+        except ElfError as error:
+            broken.append(BrokenObject(path=name, problem=error.message))
+    return WheelNeeds(
+        file=file,
+        distribution=distribution,
+        objects=tuple(objects),
+        broken=tuple(broken),
+        links=dict(package.links),
+        misnamed=tuple(misnamed),
+        imported=package.imported_files(
+            [each.path for group in (objects, broken, misnamed) for each in group]
+        ),
+    )
+
+
+def _read_object(
+    name: str, data: bytes | mmap.mmap, rules: FeatureRules | None, table: CudaTable
+) -> ObjectNeeds:
+    elf = read_elf(data)
+    cuda = read_cuda_needs(elf, data, table)
+    return ObjectNeeds(
+        path=name,
+        elf=elf,
+        cpu=cpu_needs(elf, data, path=name),
+        opened=opened_libraries(elf, data),
+        cuda=cuda,
+        facts=file_facts(rules, elf, data, cuda) if rules else None,
+    )
+
+
+def _refuse(path: Path, broken: Sequence[BrokenObject]) -> None:
+    if broken:
+        raise WheelFileError(str(path), broken[0].problem)
+    raise WheelFileError(
+        str(path),
+        "it contains no file that a dynamic linker can load",
+        hint="give a wheel, a shared library, a program, or a directory that contains some",
+    )

@@ -1,0 +1,1 @@
+"""What GPU code requires of CUDA, the driver and the devices."""

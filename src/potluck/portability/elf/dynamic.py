@@ -1,0 +1,145 @@
+"""The dynamic segment: its tagged entries, and the names that they refer to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import numpy as np
+import numpy.typing as npt
+
+from potluck.errors import ElfError
+from potluck.portability.elf.image import PT_DYNAMIC, ElfData, ElfImage
+
+DT_NEEDED = 1
+DT_PLTRELSZ = 2
+DT_HASH = 4
+DT_STRTAB = 5
+DT_SYMTAB = 6
+DT_RELA = 7
+DT_RELASZ = 8
+DT_STRSZ = 10
+DT_SYMENT = 11
+DT_SONAME = 14
+DT_RPATH = 15
+DT_REL = 17
+DT_RELSZ = 18
+DT_PLTREL = 20
+DT_JMPREL = 23
+DT_RUNPATH = 29
+DT_FLAGS = 30
+DT_GNU_HASH = 0x6FFFFEF5
+DT_VERSYM = 0x6FFFFFF0
+DT_VERDEF = 0x6FFFFFFC
+DT_VERNEED = 0x6FFFFFFE
+
+DF_STATIC_TLS = 0x10
+
+_DT_NULL = 0
+_MAX_ENTRIES = 2**16
+"""Limit of entries of the dynamic segment; most files have 30, and one that needs a thousand
+libraries has 1,030.
+"""
+
+MAX_NAME_BYTES = 2**27
+"""Limit of all names of a file together. libtorch_cpu.so of PyTorch 2.13 has 5 MB; without a limit,
+names that are suffixes of each other could take the square of the file's size.
+"""
+
+_NAMES_AT_ONCE = 2**13
+
+
+class StringTable:
+    """A string table, with names by offset. Bytes that are not UTF-8 are written as backslash
+    escapes.
+
+    The names are the bytes ``[start, end)`` of ``data``, which has to stay open: they are not
+    copied, since they may be a tenth of a large library.
+    """
+
+    def __init__(self, data: ElfData, start: int, end: int) -> None:
+        if end - start > MAX_NAME_BYTES:
+            raise ElfError(f"its string table has {end - start} bytes")
+        if isinstance(data, memoryview):  # which cannot be searched
+            data, start, end = bytes(data[start:end]), 0, end - start
+        self._data = data
+        self._start = start
+        self._end = end
+        self._bytes_left = MAX_NAME_BYTES
+
+    def text(self, offset: int) -> str:
+        """Return the name at ``offset``. Raise ``ElfError`` if there is none."""
+        start = self._start + offset
+        if not self._start <= start < self._end:
+            raise ElfError(f"its string table has no name at {offset}")
+        end = self._data.find(b"\0", start, self._end)
+        if end < 0:
+            raise ElfError(f"its string table ends before the end of the name at {offset}")
+        self._take(end - start)
+        return _decoded(bytes(self._data[start:end]))
+
+    def texts(self, offsets: npt.NDArray[np.int64]) -> Iterator[str]:
+        """Return the names at ``offsets``. Raise ``ElfError`` if there is none."""
+        for first in range(0, len(offsets), _NAMES_AT_ONCE):
+            yield from map(self.text, offsets[first : first + _NAMES_AT_ONCE].tolist())
+
+    def _take(self, num_bytes: int) -> None:
+        self._bytes_left -= num_bytes
+        if self._bytes_left < 0:
+            raise ElfError(f"its names take more than {MAX_NAME_BYTES} bytes")
+
+
+def _decoded(name: bytes) -> str:
+    return name.decode("utf-8", "backslashreplace")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dynamic:
+    """The entries by tag (the last one counts, as for the linker), the offsets of the names of
+    needed libraries in their order, and the names. All are empty for statically linked files.
+    """
+
+    entries: Mapping[int, int]
+    needed: tuple[int, ...]
+    strings: StringTable
+
+    def text(self, tag: int) -> str:
+        """Return the name that the entry refers to; empty without one."""
+        offset = self.entries.get(tag)
+        return "" if offset is None else self.strings.text(offset)
+
+    def address(self, tag: int, what: str) -> int:
+        """Return the entry's value. Raise ``ElfError`` if there is none."""
+        if tag not in self.entries:
+            raise ElfError(f"it does not say where {what} is")
+        return self.entries[tag]
+
+
+def read_dynamic(image: ElfImage) -> Dynamic:
+    """Read the dynamic segment and its string table. Raise ``ElfError`` if they are malformed."""
+    segments = image.of_type(PT_DYNAMIC)
+    if not len(segments):
+        return Dynamic(entries=MappingProxyType({}), needed=(), strings=StringTable(b"", 0, 0))
+    record = image.header.record(tag="address", value="address")
+    table = image.table(
+        record,
+        int(segments[0]["offset"]),
+        int(segments[0]["filesz"]) // record.itemsize,
+        "the dynamic segment",
+    )
+    nulls = np.flatnonzero(table["tag"] == _DT_NULL)
+    if len(nulls):
+        table = table[: nulls[0]]
+    if len(table) > _MAX_ENTRIES:
+        raise ElfError(f"the dynamic segment has {len(table)} entries")
+    tags, values = table["tag"].tolist(), table["value"].tolist()
+    entries = dict(zip(tags, values, strict=True))
+    names = (0, 0)
+    if DT_STRTAB in entries:
+        names = image.span(entries[DT_STRTAB], entries.get(DT_STRSZ, 0), "the string table")
+    return Dynamic(
+        entries=MappingProxyType(entries),
+        needed=tuple(value for tag, value in zip(tags, values, strict=True) if tag == DT_NEEDED),
+        strings=StringTable(image.data, *names),
+    )

@@ -1,0 +1,226 @@
+"""An ELF file as segments: headers, and bounds-checked access to bytes by offset or by address.
+
+Nothing is trusted: an offset, a size or a count that leaves the file raises ``ElfError``. Data is
+copied when it is read, so no view of a mapped file outlives a call, and an error's traceback does
+not keep one open. Sections are not needed (``elf.sections`` reads them if they exist): like the
+dynamic linker, readers of the image use program headers alone.
+
+The format: System V Application Binary Interface, edition 4.1, and gABI's draft of 2013,
+chapters 4 and 5.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from potluck.errors import ElfError, NotLoadableError
+from potluck.portability.elf.machines import machine_name
+
+ElfData: TypeAlias = bytes | bytearray | memoryview | mmap.mmap
+"""A whole file. A memoryview must be of bytes (``format`` ``B``)."""
+
+Table: TypeAlias = npt.NDArray[np.void]
+"""Records of the file, with the specification's names of fields without their prefix."""
+
+PT_LOAD = 1
+PT_DYNAMIC = 2
+PT_INTERP = 3
+PT_NOTE = 4
+PT_TLS = 7
+PT_GNU_STACK = 0x6474E551
+PT_GNU_PROPERTY = 0x6474E553
+
+PF_X = 1
+PF_W = 2
+PF_R = 4
+
+_ET_EXEC = 2
+_ET_DYN = 3
+_OTHER_TYPES = {1: "an object file", 4: "a core dump"}
+
+_HEADER = {
+    # After the 16 bytes of e_ident: e_type, e_machine, e_version, e_entry, e_phoff, e_shoff,
+    # e_flags, e_ehsize, e_phentsize, e_phnum, e_shentsize, e_shnum, e_shstrndx.
+    False: "HHIIIIIHHHHHH",
+    True: "HHIQQQIHHHHHH",
+}
+_SEGMENT_FIELDS = {
+    False: ("type", "offset", "vaddr", "paddr", "filesz", "memsz", "flags", "align"),
+    True: ("type", "flags", "offset", "vaddr", "paddr", "filesz", "memsz", "align"),
+}
+_PAGE_BYTES = 2**12
+"""The smallest page size of any kernel: bytes in the same page of that size are mapped everywhere.
+"""
+
+_MAX_SEGMENTS = 2**10
+"""Files have about a dozen; each lookup of an address scans them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ElfHeader:
+    """The fields of the header. ``byte_order`` is ``<`` or ``>``, for ``struct`` and numpy."""
+
+    is_64_bit: bool
+    byte_order: str
+    machine_number: int
+    section_offset: int
+    num_sections: int
+    section_bytes: int
+    names_section: int
+
+    @property
+    def machine(self) -> str:
+        """The machine as ``uname -m`` names it, or ``EM_<number>``."""
+        return machine_name(
+            self.machine_number, is_64_bit=self.is_64_bit, byte_order=self.byte_order
+        )
+
+    @property
+    def address(self) -> str:
+        """The type of an address or offset, for a NumPy record."""
+        return f"{self.byte_order}u{8 if self.is_64_bit else 4}"
+
+    def record(self, **fields: str) -> np.dtype[np.void]:
+        """Return the type of a record of ``fields``: ``u2``, ``u4`` … in this byte order, or
+        ``address``.
+        """
+        types = [
+            (name, self.address if kind == "address" else self.byte_order + kind)
+            for name, kind in fields.items()
+        ]
+        return np.dtype(types)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ElfImage:
+    """A file with its program headers (``type``, ``offset``, ``vaddr``, ``filesz`` …)."""
+
+    data: ElfData
+    header: ElfHeader
+    segments: Table
+
+    def read(self, offset: int, num_bytes: int, what: str) -> bytes:
+        """Return a copy of these bytes. Raise ``ElfError`` if the file has fewer."""
+        return read_bytes(self.data, offset, num_bytes, what)
+
+    def unpack(self, layout: str, offset: int, what: str) -> tuple[Any, ...]:
+        """Return the fields at ``offset``, in the file's byte order."""
+        form = self.header.byte_order + layout
+        return struct.unpack(form, self.read(offset, struct.calcsize(form), what))
+
+    def table(self, record: np.dtype[Any], offset: int, count: int, what: str) -> Any:
+        """Return ``count`` records (or numbers) from ``offset`` on."""
+        return np.frombuffer(self.read(offset, count * record.itemsize, what), dtype=record)
+
+    def of_type(self, segment_type: int) -> Table:
+        """Return the program headers of this type, in the order of the file."""
+        found: Table = self.segments[self.segments["type"] == segment_type]
+        return found
+
+    def locate(self, address: int, what: str) -> tuple[int, int]:
+        """Return the file offset of the byte that is loaded at ``address``, and how many bytes
+        follow it in the same mapping. Raise ``ElfError`` if there is none.
+
+        Whole pages are mapped, and the file's bytes after the segment's end stay in the last page
+        unless the segment's memory beyond the file is cleared (``elf_map`` in Linux's
+        fs/binfmt_elf.c, ``_dl_map_segments`` in glibc). Programs whose string tables end there do
+        run.
+        """
+        for segment in self.of_type(PT_LOAD):
+            start, num_bytes = int(segment["vaddr"]), int(segment["filesz"])
+            within = address - start
+            if 0 <= within < num_bytes:
+                offset = int(segment["offset"]) + within
+                end = start + num_bytes
+                if int(segment["memsz"]) <= num_bytes:
+                    end = -(-end // _PAGE_BYTES) * _PAGE_BYTES
+                return offset, min(end - address, len(self.data) - offset)
+        raise ElfError(f"{what} is at {address:#x}, where no part of the file is loaded")
+
+    def span(self, address: int, num_bytes: int, what: str) -> tuple[int, int]:
+        """Return the half-open range of file offsets of bytes at an address, which must be in one
+        segment.
+        """
+        if num_bytes == 0:
+            return 0, 0
+        offset, most_bytes = self.locate(address, what)
+        if num_bytes > most_bytes:
+            raise ElfError(f"{what} has {num_bytes} bytes, but only {most_bytes} are mapped there")
+        return offset, offset + num_bytes
+
+    def loaded(self, address: int, num_bytes: int, what: str) -> bytes:
+        """Return a copy of the bytes at an address. They must be in one segment."""
+        start, end = self.span(address, num_bytes, what)
+        return self.read(start, end - start, what)
+
+    def loaded_table(self, record: np.dtype[Any], address: int, count: int, what: str) -> Any:
+        """Return ``count`` records (or numbers) at an address."""
+        return np.frombuffer(
+            self.loaded(address, count * record.itemsize, what), dtype=record, count=count
+        )
+
+
+def read_bytes(data: ElfData, offset: int, num_bytes: int, what: str) -> bytes:
+    """Return a copy of these bytes. Raise ``ElfError`` if the file has fewer."""
+    if not 0 <= offset <= offset + num_bytes <= len(data):
+        raise ElfError(
+            f"{what} would be at {offset:#x} to {offset + num_bytes:#x}, but the file ends at"
+            f" {len(data):#x}"
+        )
+    return bytes(data[offset : offset + num_bytes])
+
+
+def open_image(data: ElfData) -> ElfImage:
+    """Read the headers of an executable or a shared object.
+
+    Raise ``ElfError`` if they are malformed, and ``NotLoadableError`` for other kinds of ELF files.
+    """
+    header, file_type, segment_offset, segment_bytes, num_segments = _read_header(data)
+    if file_type in _OTHER_TYPES:
+        raise NotLoadableError(f"this is {_OTHER_TYPES[file_type]}, which cannot be loaded")
+    if file_type not in (_ET_EXEC, _ET_DYN):
+        raise ElfError(f"unknown file type {file_type}")
+    record = _segment_record(header)
+    if num_segments > _MAX_SEGMENTS:
+        raise ElfError(f"its header claims {num_segments} segments")
+    if num_segments and segment_bytes != record.itemsize:
+        raise ElfError(f"its program headers have {segment_bytes} bytes, not {record.itemsize}")
+    headers = read_bytes(
+        data, segment_offset, num_segments * record.itemsize, "the table of segments"
+    )
+    return ElfImage(data=data, header=header, segments=np.frombuffer(headers, dtype=record))
+
+
+def _segment_record(header: ElfHeader) -> np.dtype[np.void]:
+    words = ("type", "flags")
+    return header.record(
+        **{name: "u4" if name in words else "address" for name in _SEGMENT_FIELDS[header.is_64_bit]}
+    )
+
+
+def _read_header(data: ElfData) -> tuple[ElfHeader, int, int, int, int]:
+    ident = bytes(data[:16])
+    if ident[:4] != b"\x7fELF":
+        raise ElfError("this is not an ELF file")
+    if len(ident) < 16 or ident[4] not in (1, 2) or ident[5] not in (1, 2):
+        raise ElfError("its class or its byte order is invalid")
+    is_64_bit = ident[4] == 2
+    byte_order = "<" if ident[5] == 1 else ">"
+    form = byte_order + _HEADER[is_64_bit]
+    fields = struct.unpack(form, read_bytes(data, 16, struct.calcsize(form), "the header"))
+    header = ElfHeader(
+        is_64_bit=is_64_bit,
+        byte_order=byte_order,
+        machine_number=fields[1],
+        section_offset=fields[5],
+        section_bytes=fields[10],
+        num_sections=fields[11],
+        names_section=fields[12],
+    )
+    return header, fields[0], fields[4], fields[8], fields[9]

@@ -1,0 +1,136 @@
+"""Read what an ELF file needs of a host, and what it provides, as the dynamic linker would.
+
+Only what is loaded is read: the dynamic segment, its tables of symbols, versions, names and
+relocations, and notes. Section headers may be absent. Time and memory are bounded for any input
+(``MAX_SYMBOLS``, ``MAX_NAME_BYTES``): a valid file with 100,000 symbols takes 0.2 s.
+
+It does not look for other files, nor simulate how a host would load this one: ``link`` does.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+from potluck.errors import ElfError
+from potluck.portability.elf.dynamic import (
+    DF_STATIC_TLS,
+    DT_FLAGS,
+    DT_RPATH,
+    DT_RUNPATH,
+    DT_SONAME,
+    Dynamic,
+    read_dynamic,
+)
+from potluck.portability.elf.file import ElfFile
+from potluck.portability.elf.image import (
+    PF_X,
+    PT_GNU_STACK,
+    PT_INTERP,
+    PT_LOAD,
+    PT_TLS,
+    ElfData,
+    ElfImage,
+    Table,
+    open_image,
+)
+from potluck.portability.elf.machines import EM_386, EM_X86_64
+from potluck.portability.elf.notes import x86_levels
+from potluck.portability.elf.symbols import read_symbols
+from potluck.portability.elf.versions import read_versions
+
+_MAX_PATH_BYTES = 4096
+
+_SMALLEST_PAGE_BYTES = 2**12
+_LARGEST_PAGE_BYTES = 2**16
+"""Of Linux's kernels on the machines that wheels exist for."""
+
+
+def read_elf(data: ElfData) -> ElfFile:
+    """Read an executable or a shared object from the bytes of the whole file.
+
+    Neither ``data`` nor a view of it is kept: a mapped file can be closed afterwards, even if this
+    raised. Raise ``ElfError`` if it is malformed or not an ELF file, and ``NotLoadableError`` for
+    object files and core dumps.
+    """
+    image = open_image(data)
+    dynamic = read_dynamic(image)
+    versions = read_versions(image, dynamic)
+    symbols = read_symbols(image, dynamic, versions)
+    is_rpath = DT_RUNPATH not in dynamic.entries
+    search_path = dynamic.text(DT_RPATH if is_rpath else DT_RUNPATH)
+    needed_level, _ = x86_levels(image)
+    return ElfFile(
+        machine=image.header.machine,
+        soname=dynamic.text(DT_SONAME),
+        interpreter=_interpreter(image),
+        needed=tuple(dynamic.strings.text(offset) for offset in dynamic.needed),
+        search_path=tuple(path for path in search_path.split(":") if path),
+        is_rpath=is_rpath and DT_RPATH in dynamic.entries,
+        version_needs=versions.needs,
+        version_definitions=versions.definitions,
+        undefined=symbols.undefined,
+        defined=symbols.defined,
+        features=(needed_level,) if needed_level else (),
+        max_page_bytes=_max_page_bytes(image),
+        mappable_page_bytes=_mappable_page_bytes(image),
+        needs_executable_stack=_needs_executable_stack(image),
+        static_tls_bytes=_static_tls_bytes(image, dynamic),
+    )
+
+
+def _interpreter(image: ElfImage) -> str:
+    for segment in image.of_type(PT_INTERP):
+        num_bytes = int(segment["filesz"])
+        if num_bytes > _MAX_PATH_BYTES:
+            raise ElfError(f"the path of its interpreter has {num_bytes} bytes")
+        path = image.read(int(segment["offset"]), num_bytes, "the path of its interpreter")
+        return path.split(b"\0")[0].decode("utf-8", "backslashreplace")
+    return ""
+
+
+def _max_page_bytes(image: ElfImage) -> int:
+    """The linker of glibc before 2.35 refuses an alignment that is not a multiple of the kernel's
+    page size.
+    """
+    alignments = [int(segment["align"]) for segment in image.of_type(PT_LOAD)]
+    return min((each & -each for each in alignments if each), default=0)
+
+
+def _mappable_page_bytes(image: ElfImage) -> int:
+    """A page of the file is mapped to a page of memory, so an address and its offset must have the
+    same place within a page, and segments with different permissions cannot share one.
+    """
+    segments = image.of_type(PT_LOAD)
+    if not len(segments):
+        return 0
+    moved = [abs(int(each["vaddr"]) - int(each["offset"])) for each in segments]
+    page_bytes = min((each & -each for each in moved if each), default=_LARGEST_PAGE_BYTES)
+    page_bytes = min(page_bytes, _LARGEST_PAGE_BYTES)
+    while page_bytes > _SMALLEST_PAGE_BYTES and _is_page_shared(segments, page_bytes):
+        page_bytes //= 2
+    return page_bytes
+
+
+def _is_page_shared(segments: Table, page_bytes: int) -> bool:
+    """Return whether neighbors with different permissions have a page in common."""
+    return any(
+        (int(before["vaddr"]) + max(int(before["memsz"]), 1) - 1) // page_bytes
+        >= int(after["vaddr"]) // page_bytes
+        and before["flags"] != after["flags"]
+        for before, after in itertools.pairwise(segments)
+    )
+
+
+def _needs_executable_stack(image: ElfImage) -> bool:
+    """Without a header for the stack, the default is executable on x86 (glibc,
+    ``sysdeps/x86_64/stackinfo.h``) and not executable on other machines.
+    """
+    for segment in image.of_type(PT_GNU_STACK):
+        return bool(segment["flags"] & PF_X)
+    return image.header.machine_number in (EM_386, EM_X86_64)
+
+
+def _static_tls_bytes(image: ElfImage, dynamic: Dynamic) -> int:
+    if not dynamic.entries.get(DT_FLAGS, 0) & DF_STATIC_TLS:
+        return 0
+    return sum(int(segment["memsz"]) for segment in image.of_type(PT_TLS))

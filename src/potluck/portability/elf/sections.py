@@ -1,0 +1,126 @@
+"""Sections of an ELF file, by name. Link editors need them, the dynamic linker does not: a file
+without section headers is valid, and has no sections here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from potluck.errors import ElfError
+from potluck.portability.elf.image import ElfData, ElfImage, open_image
+
+_SHT_NULL = 0
+_SHT_NOBITS = 8
+_SHF_ALLOC = 2
+_SHF_EXECINSTR = 4
+_SHN_XINDEX = 0xFFFF
+
+_MAX_SECTIONS = 2**16
+"""Limit per file. Linked files have about 40; object files, which are not read here, have more."""
+_MAX_NAME_BYTES = 2**8
+
+_FIELDS = {
+    "name": "u4",
+    "type": "u4",
+    "flags": "address",
+    "addr": "address",
+    "offset": "address",
+    "size": "address",
+    "link": "u4",
+    "info": "u4",
+    "addralign": "address",
+    "entsize": "address",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """A section that has bytes in the file: ``[offset, offset + num_bytes)``, which is within the
+    file.
+
+    Names are truncated to 256 bytes.
+    """
+
+    name: str
+    offset: int
+    num_bytes: int
+    is_loaded: bool
+    is_code: bool
+
+
+def section(data: ElfData, name: str) -> memoryview | None:
+    """Return a view of the first section of this name; None without one.
+
+    Raise ``ElfError`` if the file is not an executable or a shared object. If ``data`` is a
+    mapping, the caller has to release the view before closing it.
+    """
+    for each in read_sections(open_image(data)):
+        if each.name == name:
+            return memoryview(data)[each.offset : each.offset + each.num_bytes]
+    return None
+
+
+def read_sections(image: ElfImage) -> tuple[Section, ...]:
+    """Return the sections with bytes, in the order of the file. They may overlap.
+
+    Malformed headers are treated as missing, since such a file loads; sections that extend beyond
+    the file are omitted.
+    """
+    try:
+        return _sections(image)
+    except ElfError:
+        return ()
+
+
+def joined_ranges(ranges: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Return ranges that cover the same bytes in ascending order without overlaps, so that reading
+    them reads at most the whole file, whatever its headers say. Ranges are half-open.
+    """
+    last_end = 0
+    for start, end in sorted(ranges):
+        if end > last_end:
+            yield max(start, last_end), end
+            last_end = end
+
+
+def _sections(image: ElfImage) -> tuple[Section, ...]:
+    header = image.header
+    record = header.record(**_FIELDS)
+    if not header.section_offset:
+        return ()
+    if header.section_bytes != record.itemsize:
+        raise ElfError(f"its section headers have {header.section_bytes} bytes")
+    what = "the table of sections"
+    first = image.table(record, header.section_offset, 1, what)[0]
+    # Numbers that do not fit in the header are in the first section header.
+    count = header.num_sections or int(first["size"])
+    names_index = int(
+        first["link"] if header.names_section == _SHN_XINDEX else header.names_section
+    )
+    if count > _MAX_SECTIONS:
+        raise ElfError(f"its header claims {count} sections")
+    if names_index >= count:
+        raise ElfError(f"the names of its {count} sections would be in section {names_index}")
+    table = image.table(record, header.section_offset, count, what)
+    names = image.read(
+        int(table[names_index]["offset"]), int(table[names_index]["size"]), "the names of sections"
+    )
+    ends = table["offset"].astype(np.float64) + table["size"]
+    rows = (table["type"] != _SHT_NULL) & (table["type"] != _SHT_NOBITS) & (ends <= len(image.data))
+    return tuple(_section(row, names) for row in table[rows])
+
+
+def _section(row: Any, names: bytes) -> Section:
+    start, flags = int(row["name"]), int(row["flags"])
+    name = names[start : start + _MAX_NAME_BYTES].split(b"\0")[0]
+    return Section(
+        name=name.decode("utf-8", "backslashreplace"),
+        offset=int(row["offset"]),
+        num_bytes=int(row["size"]),
+        is_loaded=bool(flags & _SHF_ALLOC),
+        is_code=bool(flags & _SHF_EXECINSTR),
+    )

@@ -1,0 +1,1 @@
+"""Rules about which features of a project work on a host."""

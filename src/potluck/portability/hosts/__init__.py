@@ -1,0 +1,1 @@
+"""Descriptions of hosts: how they are made, written, read and shipped."""

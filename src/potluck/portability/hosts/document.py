@@ -1,0 +1,148 @@
+"""Reads hosts from JSON of schema ``potluck.host/1`` (``cli/schemas/host.json``).
+
+Input is untrusted: everything is checked, and expands to a bounded size. ``hosts.writing`` makes
+the documents.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import zlib
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+
+from potluck.errors import HostError
+from potluck.portability.hosts.host import Host, HostGpu, HostLibrary, HostPython, Symbols
+from potluck.portability.hosts.symbol_decoding import decoded_symbols
+from potluck.portability.hosts.symbol_set import CodedSymbols, symbols_of_versions
+
+_MAX_FILE_BYTES = 1 << 22
+"""Limit for a file that a user names: it may be indented, and may be the whole output of ``potluck
+probe --json``.
+"""
+
+_MAX_NAMES_BYTES = 1 << 20
+"""Limit of the decompressed names of other libraries: about 50,000 names; a desktop has 3,000."""
+
+Number = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+
+
+class _Library(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    soname: str
+    path: str
+    versions: tuple[str, ...]
+    needed: tuple[str, ...]
+    symbols: CodedSymbols | Literal["by-version"] | None
+
+
+class _Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    schema: Literal["potluck.host/1"] = "potluck.host/1"
+    name: str
+    origin: str
+    machine: str
+    libc: Annotated[str, msgspec.Meta(pattern="^(glibc|musl)$")]
+    libc_version: tuple[Number, Number]
+    is_complete: bool
+    libraries: tuple[_Library, ...]
+    other_libraries: str
+    python: HostPython | None
+    cpu_features: tuple[str, ...] | None
+    page_bytes: Number | None
+    cuda_driver: tuple[Number, ...] | None
+    cuda_version: tuple[Number, Number] | None
+    gpus: tuple[HostGpu, ...]
+    # Omitted for other machines, so that versions without this field can read their documents.
+    tegra_release: tuple[Number, ...] | msgspec.UnsetType = msgspec.UNSET
+
+
+def read_host(document: object) -> Host:
+    """Return the host that a document (parsed JSON) describes. Raise ``HostError`` if it is
+    invalid.
+    """
+    try:
+        read = msgspec.convert(document, _Document)
+        return _host(read)
+    except (msgspec.ValidationError, ValueError) as error:
+        raise HostError(
+            f"this is not a description of a host: {error}",
+            hint="create one with potluck probe --json on that machine",
+        ) from error
+
+
+def read_host_file(path: Path) -> Host:
+    """Return the host in a file: a document, or the whole output of ``potluck probe --json``.
+
+    Raise ``HostError``, which names the file, if it is invalid.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(_MAX_FILE_BYTES + 1)
+        if len(data) > _MAX_FILE_BYTES:
+            raise HostError(f"it has more than {_MAX_FILE_BYTES} bytes")
+        document = msgspec.json.decode(data)
+        if isinstance(document, dict) and document.get("schema") == "potluck.probe/1":
+            document = document.get("host")
+        return read_host(document)
+    except (OSError, msgspec.DecodeError, HostError) as error:
+        raise HostError(
+            f"{path}: {error}", hint="give the output of potluck probe --json on that machine"
+        ) from error
+
+
+def _host(document: _Document) -> Host:
+    """Raise ``ValueError`` if encoded data in the document is malformed."""
+    features = document.cpu_features
+    return Host(
+        name=document.name,
+        origin=document.origin,
+        machine=document.machine,
+        libc=document.libc,
+        libc_version=document.libc_version,
+        is_complete=document.is_complete,
+        libraries=tuple(_read_library(each) for each in document.libraries),
+        other_libraries=_read_names(document.other_libraries),
+        python=document.python,
+        cpu_features=None if features is None else frozenset(features),
+        page_bytes=document.page_bytes,
+        cuda_driver=document.cuda_driver,
+        cuda_version=document.cuda_version,
+        gpus=document.gpus,
+        tegra_release=None if document.tegra_release is msgspec.UNSET else document.tegra_release,
+    )
+
+
+def _read_library(library: _Library) -> HostLibrary:
+    versions = frozenset(library.versions)
+    return HostLibrary(
+        soname=library.soname,
+        path=library.path,
+        versions=versions,
+        needed=library.needed,
+        symbols=_read_symbols(library.symbols, versions),
+    )
+
+
+def _read_symbols(
+    symbols: CodedSymbols | Literal["by-version"] | None, versions: frozenset[str]
+) -> Symbols | None:
+    match symbols:
+        case CodedSymbols():
+            return decoded_symbols(symbols, versions)
+        case "by-version":
+            return symbols_of_versions(versions)
+        case _:
+            return None
+
+
+def _read_names(text: str) -> frozenset[str]:
+    unpacking = zlib.decompressobj()
+    try:
+        names = unpacking.decompress(base64.b64decode(text, validate=True), _MAX_NAMES_BYTES)
+    except (binascii.Error, zlib.error) as error:
+        raise ValueError("the names of other libraries cannot be decompressed") from error
+    if not unpacking.eof:
+        raise ValueError("the names of other libraries are truncated, or too many")
+    return frozenset(names.decode(errors="replace").split("\n")) - {""}

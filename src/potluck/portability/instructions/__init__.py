@@ -1,0 +1,1 @@
+"""What machine code requires of a CPU."""

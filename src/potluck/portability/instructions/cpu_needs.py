@@ -1,0 +1,189 @@
+"""Determine which CPUs a file's instructions need, as far as possible, and whether a host's CPU has
+them.
+
+x86 files may say it in a note (``elf.notes``), 32-bit ARM files in attributes; code for 64-bit ARM
+is searched for extensions that not every CPU has (``arm64_instructions``). Most x86 files say
+nothing, since compilers write the note only on request, and a file may select code for newer CPUs
+at run time. So a file that says nothing has unknown requirements, not none.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import PurePosixPath
+from typing import Annotated
+
+import msgspec
+
+from potluck.portability.elf.attributes import (
+    ADVANCED_SIMD_ARCH,
+    CPU_ARCH,
+    DIV_USE,
+    FP_ARCH,
+    arm_attributes,
+)
+from potluck.portability.elf.file import ElfFile
+from potluck.portability.elf.image import ElfData, ElfImage, open_image
+from potluck.portability.elf.machines import EM_AARCH64, EM_ARM
+from potluck.portability.elf.notes import x86_levels
+from potluck.portability.finding import Finding, Severity
+from potluck.portability.hosts.host import Host
+from potluck.portability.instructions.arm64_instructions import arm64_flags
+
+_CHECKING_GLIBC = (2, 33)
+"""The first glibc that compares the note with the CPU (its NEWS; ``sysdeps/x86/dl-prop.h``)."""
+
+_ARM64_BASELINE = "armv8-a"
+"""The baseline that every 64-bit ARM CPU has."""
+
+_ARM_LEVELS = {
+    6: "armv6",
+    7: "armv6",
+    8: "armv6",
+    9: "armv6",
+    10: "armv7-a",
+    14: "armv8-a",
+    22: "armv9-a",
+}
+"""Tag_CPU_arch of application processors. ``armv6`` with its variants."""
+
+_ARM_FP_FLAGS = {1: "vfp", 2: "vfp", 3: "vfpv3", 4: "vfpv3d16", 5: "vfpv4", 6: "vfpv4"}
+_ARM_IDIV_ALLOWED = 2
+
+_Flags = Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CpuNeeds:
+    """``level`` is what the file is known to need (``x86-64-v3``, ``armv7-a``), empty if unknown,
+    and ``flags`` are the same as flags of ``/proc/cpuinfo``. ``used_level`` and ``used_flags`` are
+    what anything in it uses beyond that, perhaps after checking the CPU. ``variant_flags`` follow
+    from its name (``libfoo_avx2.so``): programs are expected to open such a file only on a CPU that
+    has them.
+    """
+
+    level: str = ""
+    flags: frozenset[str] = frozenset()
+    used_level: str = ""
+    used_flags: frozenset[str] = frozenset()
+    variant_flags: frozenset[str] = frozenset()
+
+
+def cpu_needs(elf: ElfFile, data: ElfData, *, path: str = "") -> CpuNeeds:
+    """Return what ``elf``, read from ``data``, needs of CPUs; ``path`` is its path in a wheel.
+
+    Raise ``ElfError`` as ``read_elf`` does.
+    """
+    image = open_image(data)
+    variant_flags = _variant_flags(elf.machine, path or elf.soname)
+    machine = image.header.machine_number
+    if machine == EM_AARCH64:
+        used_flags = arm64_flags(image)
+        level = "" if used_flags else _ARM64_BASELINE
+        return CpuNeeds(level=level, used_flags=used_flags, variant_flags=variant_flags)
+    if machine == EM_ARM:
+        level, flags = _arm_needs(image)
+        return CpuNeeds(level=level, flags=flags, variant_flags=variant_flags)
+    level, used_level = x86_levels(image)
+    flags = level_flags().get(level, frozenset())
+    return CpuNeeds(level=level, flags=flags, used_level=used_level, variant_flags=variant_flags)
+
+
+def cpu_findings(needs: CpuNeeds, host: Host, *, file: str) -> tuple[Finding, ...]:
+    """Return findings about what ``host``'s CPU lacks; none if its features are unknown."""
+    if host.cpu_features is None:
+        return ()
+    if missing := needs.flags - host.cpu_features:
+        is_refused = host.libc == "glibc" and host.libc_version >= _CHECKING_GLIBC
+        is_x86 = needs.level in level_flags()
+        is_fatal = is_x86 and is_refused
+        then = (
+            "the linker refuses it"
+            if is_fatal
+            else ("a program that executes one of these crashes")
+        )
+        return (
+            Finding(
+                code="cpu-level",
+                severity=Severity.FATAL if is_fatal else Severity.LIMIT,
+                message=f"it needs a CPU of {needs.level}; this one lacks "
+                f"{', '.join(sorted(missing))}, and {then}",
+                file=file,
+                fix="build it from source for this CPU, or use a build for the baseline",
+            ),
+        )
+    if missing := needs.used_flags - host.cpu_features:
+        return (
+            Finding(
+                code="cpu-used",
+                severity=Severity.NOTE,
+                message=f"it contains instructions of {', '.join(sorted(missing))}, which this"
+                " CPU lacks: it must avoid them at run time",
+                file=file,
+            ),
+        )
+    if missing := needs.variant_flags - host.cpu_features:
+        return (
+            Finding(
+                code="cpu-variant",
+                severity=Severity.NOTE,
+                message=f"its name says that it is for CPUs with {', '.join(sorted(missing))},"
+                " which this one lacks: another variant must be used",
+                file=file,
+            ),
+        )
+    return ()
+
+
+class _Level(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    name: str
+    flags: _Flags
+
+
+class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    level: tuple[_Level, ...]
+    variants: dict[str, dict[str, _Flags]]
+
+
+@functools.cache
+def _table() -> _Table:
+    file = resources.files(__package__).joinpath("cpu_levels.toml")
+    return msgspec.convert(tomllib.loads(file.read_text("utf-8")), _Table)
+
+
+@functools.cache
+def level_flags() -> Mapping[str, frozenset[str]]:
+    """Return the flags of ``/proc/cpuinfo`` of each x86-64 level, including those of lower levels,
+    in ascending order.
+    """
+    flags: frozenset[str] = frozenset()
+    by_level = {}
+    for level in _table().level:
+        flags |= frozenset(level.flags)
+        by_level[level.name] = flags
+    return by_level
+
+
+def _arm_needs(image: ElfImage) -> tuple[str, frozenset[str]]:
+    attributes = arm_attributes(image)
+    level = _ARM_LEVELS.get(attributes.get(CPU_ARCH, 0), "")
+    flags = set()
+    if fp := _ARM_FP_FLAGS.get(attributes.get(FP_ARCH, 0)):
+        flags.add(fp)
+    if attributes.get(ADVANCED_SIMD_ARCH, 0):
+        flags.add("neon")
+    if attributes.get(DIV_USE, 0) == _ARM_IDIV_ALLOWED:
+        flags.add("idiva")
+    return level, frozenset(flags)
+
+
+def _variant_flags(machine: str, path: str) -> frozenset[str]:
+    variants = _table().variants.get(machine, {})
+    stem = PurePosixPath(path).name.partition(".so")[0].lower()
+    parts = re.split(r"[^a-z0-9]+", stem)
+    return frozenset(flag for part in parts for flag in variants.get(part, ()))

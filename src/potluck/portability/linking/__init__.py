@@ -1,0 +1,1 @@
+"""A simulation of a host's dynamic linker."""

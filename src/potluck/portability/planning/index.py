@@ -1,0 +1,109 @@
+"""The planner's interface to package indexes: the files of a project, and their contents."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from packaging.metadata import parse_email
+from packaging.utils import (
+    InvalidSdistFilename,
+    InvalidWheelFilename,
+    canonicalize_name,
+    parse_sdist_filename,
+    parse_wheel_filename,
+)
+from packaging.version import Version
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexFile:
+    """A file of a project that an index lists.
+
+    ``sha256`` is empty if the index does not publish it. ``metadata_sha256`` is None if the index
+    has no separate metadata file for it (PEP 658), and empty if that is published without a digest.
+    """
+
+    filename: str
+    url: str
+    sha256: str = ""
+    requires_python: str = ""
+    is_yanked: bool = False
+    metadata_sha256: str | None = None
+
+    @property
+    def is_wheel(self) -> bool:
+        """Whether it is a wheel; anything else has to be built first."""
+        return self.filename.endswith(".whl")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParsedName:
+    """What the name of a file contains. ``tags`` is empty for a source package."""
+
+    project: str
+    version: Version
+    tags: tuple[str, ...]
+    build: tuple[int, str] | tuple[()] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metadata:
+    """The parts of a release's metadata that a resolver uses."""
+
+    requires: tuple[str, ...]
+    requires_python: str = ""
+    extras: frozenset[str] = frozenset()
+
+
+class Index(Protocol):
+    """A source of files. Methods raise ``WheelDownloadError`` if the index does not respond."""
+
+    def files(self, project: str) -> tuple[IndexFile, ...]:
+        """Return all files of a project; none if the index does not have it."""
+        ...
+
+    def metadata(self, file: IndexFile) -> bytes | None:
+        """Return the separate metadata file of a wheel; None if there is none."""
+        ...
+
+    def fetch(self, file: IndexFile, path: Path) -> None:
+        """Write the whole file to ``path``, which must not exist."""
+        ...
+
+    def num_bytes(self, file: IndexFile) -> int | None:
+        """Return the size of a file; None if the index cannot send ranges of it."""
+        ...
+
+    def fetch_range(self, file: IndexFile, start: int, end: int, path: Path) -> bool:
+        """Write bytes [start, end) to the same offset of ``path``, which must exist; return False
+        if the index does not support ranges.
+        """
+        ...
+
+
+@functools.lru_cache(maxsize=65536)
+def parse_filename(filename: str) -> ParsedName | None:
+    """Parse the name of a wheel or a source package; return None for any other file."""
+    try:
+        if filename.endswith(".whl"):
+            name, version, build, tags = parse_wheel_filename(filename)
+            return ParsedName(
+                project=name, version=version, tags=tuple(sorted(map(str, tags))), build=build
+            )
+        name, version = parse_sdist_filename(filename)
+    except (InvalidWheelFilename, InvalidSdistFilename):
+        return None
+    return ParsedName(project=name, version=version, tags=())
+
+
+def parse_metadata(data: bytes) -> Metadata:
+    """Parse a METADATA file. Invalid parts are ignored."""
+    raw, _ = parse_email(data)
+    return Metadata(
+        requires=tuple(raw.get("requires_dist", ())),
+        requires_python=raw.get("requires_python", ""),
+        extras=frozenset(map(canonicalize_name, raw.get("provides_extra", ()))),
+    )

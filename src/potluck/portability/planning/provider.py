@@ -1,0 +1,240 @@
+"""The provider for the resolver (resolvelib, which pip uses): candidates of a package, and their
+dependencies.
+
+A candidate is one version of a package for all hosts that need it: for each, the wheel that
+installers choose there. Whether these load is checked last, after their dependencies are known to
+be compatible with what is chosen so far, since reading a wheel costs most.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+from resolvelib import AbstractProvider
+
+from potluck.errors import WheelFileError
+from potluck.portability.planning.index import IndexFile
+from potluck.portability.planning.judge import Judge
+from potluck.portability.planning.refusals import release_refusal
+from potluck.portability.planning.releases import Rejections, Release, Releases
+from potluck.portability.planning.wants import Want, wants_of
+
+MAX_BISECTED = 6
+"""Number of wheels that are read to find the newest that loads: bisection over 63 releases."""
+
+Key = tuple[str, str]
+"""A package and one of its extras, or an empty one."""
+
+UNUSABLE = "!"
+"""The name of a package that does not exist: candidates that do not load depend on it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A version of a package, or of one of its extras. ``files`` are its wheels by host."""
+
+    name: str
+    extra: str
+    version: Version
+    files: tuple[tuple[str, IndexFile], ...]
+
+    @property
+    def hosts(self) -> frozenset[str]:
+        """The hosts that it is for."""
+        return frozenset(host for host, _ in self.files)
+
+
+class Provider(AbstractProvider[Want, Candidate, Key]):
+    """Provides candidates for the targets of a judge. ``rejections`` are collected in the
+    process.
+    """
+
+    def __init__(self, judge: Judge, releases: Releases, rejections: Rejections) -> None:
+        self._judge = judge
+        self._releases = releases
+        self._rejections = rejections
+        self._dependencies: dict[Candidate, tuple[Want, ...]] = {}
+
+    def identify(self, requirement_or_candidate: Want | Candidate) -> Key:
+        """See resolvelib."""
+        return requirement_or_candidate.name, requirement_or_candidate.extra
+
+    def get_preference(
+        self,
+        identifier: Key,
+        resolutions: Mapping[Key, Candidate],
+        candidates: Mapping[Key, Iterator[Candidate]],
+        information: Mapping[Key, Iterator[Any]],
+        backtrack_causes: Sequence[Any],
+    ) -> tuple[bool, bool, bool, bool, Key]:
+        """Prefer packages with one allowed version, those that just conflicted, and those that the
+        user requested.
+        """
+        wants = [each.requirement for each in information[identifier]]
+        specifiers = [each for want in wants for each in want.specifier]
+        is_pinned = any(each.operator in ("==", "===") for each in specifiers)
+        is_cause = any(self.identify(each.requirement) == identifier for each in backtrack_causes)
+        is_asked = any(not each.parent for each in wants)
+        return not is_pinned, not is_cause, not is_asked, not specifiers, identifier
+
+    def find_matches(
+        self,
+        identifier: Key,
+        requirements: Mapping[Key, Iterator[Want]],
+        incompatibilities: Mapping[Key, Iterator[Candidate]],
+    ) -> Callable[[], Iterator[Candidate]]:
+        """See resolvelib. Candidates are newest first, and created when they are tried."""
+        name, extra = identifier
+        if name == UNUSABLE:
+            return lambda: iter(())
+        wants = list(requirements[identifier])
+        hosts = frozenset[str]().union(*(each.hosts for each in wants))
+        if extra and (name, "") in requirements:
+            wants += requirements[name, ""]
+        specifier = functools.reduce(lambda a, b: a & b, (each.specifier for each in wants))
+        without = {each.version for each in incompatibilities[identifier]}
+        found = [
+            candidate
+            for release in self._releases.allowed(name, specifier)
+            if release.version not in without
+            and (candidate := self._candidate(identifier, release, hosts)) is not None
+        ]
+        return lambda: self._tried(found)
+
+    def is_satisfied_by(self, requirement: Want, candidate: Candidate) -> bool:
+        """See resolvelib. Versions were already filtered, including pre-releases."""
+        is_allowed = requirement.specifier.contains(candidate.version, prereleases=True)
+        return is_allowed and requirement.hosts <= candidate.hosts
+
+    def get_dependencies(self, candidate: Candidate) -> Iterable[Want]:
+        """See resolvelib. The last dependency is that of a candidate that does not load."""
+        yield from self.dependencies(candidate)
+        if not candidate.extra and not self._loads(candidate):
+            yield Want(
+                name=UNUSABLE,
+                specifier=SpecifierSet(),
+                hosts=candidate.hosts,
+                parent=candidate.name,
+            )
+
+    def dependencies(self, candidate: Candidate) -> tuple[Want, ...]:
+        """Return the dependencies in the metadata of a candidate's wheels; none for malformed
+        wheels.
+        """
+        if candidate not in self._dependencies:
+            self._dependencies[candidate] = tuple(self._read_dependencies(candidate))
+        return self._dependencies[candidate]
+
+    def _candidate(
+        self, identifier: Key, release: Release, hosts: frozenset[str]
+    ) -> Candidate | None:
+        name, extra = identifier
+        files = {host: self._judge.fitting(release.wheels, host) for host in sorted(hosts)}
+        for host, file in files.items():
+            if file is None:
+                why = release_refusal(release, self._judge.targets[host])
+                self._rejections.add(name, host, release.version, (why,))
+        chosen = tuple((host, file) for host, file in files.items() if file is not None)
+        if len(chosen) < len(files):
+            return None
+        return Candidate(name=name, extra=extra, version=release.version, files=chosen)
+
+    def _tried(self, candidates: Sequence[Candidate]) -> Iterator[Candidate]:
+        """Yield candidates in order; after one that does not load, continue from the newest that
+        does.
+        """
+        left = list(candidates)
+        while left:
+            if self._is_known_to_fail(left[0]):
+                left = self._from_newest_usable(left[1:])
+                continue
+            yield left[0]
+            if not self._is_known_to_fail(left[0]):
+                left = left[1:]
+
+    def _from_newest_usable(self, candidates: list[Candidate]) -> list[Candidate]:
+        """Bisect: older releases usually need less of a host."""
+        first: int | None = None
+        low, high = 0, len(candidates)
+        for _ in range(MAX_BISECTED):
+            if low >= high:
+                break
+            middle = (low + high) // 2
+            if self._loads(candidates[middle]):
+                first, high = middle, middle
+            else:
+                low = middle + 1
+        return [] if first is None else candidates[first:]
+
+    def _is_known_to_fail(self, candidate: Candidate) -> bool:
+        return any(
+            self._judge.is_judged(file, host) and not self._judge.judge(file, host).is_usable
+            for host, file in candidate.files
+        )
+
+    def _loads(self, candidate: Candidate) -> bool:
+        loads = True
+        for host, file in candidate.files:
+            judgement = self._judge.judge(file, host)
+            if not judgement.is_usable:
+                self._rejections.add(candidate.name, host, candidate.version, judgement.reasons)
+                loads = False
+        return loads
+
+    def _read_dependencies(self, candidate: Candidate) -> Iterator[Want]:
+        by_file: dict[str, list[str]] = {}
+        files = {file.url: file for _, file in candidate.files}
+        for host, file in candidate.files:
+            by_file.setdefault(file.url, []).append(host)
+        if candidate.extra:
+            yield Want(
+                name=candidate.name,
+                specifier=SpecifierSet(f"=={candidate.version}"),
+                hosts=candidate.hosts,
+                parent=f"{candidate.name}[{candidate.extra}]",
+            )
+        wants: dict[tuple[str, str, str], Want] = {}
+        for url, hosts in by_file.items():
+            targets = [self._judge.targets[host] for host in hosts]
+            for requirement in self._requires(files[url]):
+                is_of_extra = "extra" in str(requirement.marker or "")
+                if bool(candidate.extra) != is_of_extra:
+                    continue
+                for want in wants_of(
+                    requirement, targets, parent=candidate.name, extra=candidate.extra
+                ):
+                    _merge(wants, want)
+        yield from wants.values()
+
+    def _requires(self, file: IndexFile) -> Iterator[Requirement]:
+        try:
+            lines = self._judge.reader.metadata(file).requires
+        except WheelFileError:
+            return  # the check says the same
+        for line in lines:
+            try:
+                requirement = Requirement(line)
+            except InvalidRequirement:
+                continue
+            if not requirement.url:
+                yield requirement
+
+
+def _merge(wants: dict[tuple[str, str, str], Want], want: Want) -> None:
+    """Wheels of one release mostly have the same dependencies: combine them for several hosts."""
+    key = want.name, want.extra, str(want.specifier)
+    other = wants.get(key)
+    hosts = want.hosts if other is None else want.hosts | other.hosts
+    wants[key] = Want(
+        name=want.name,
+        extra=want.extra,
+        specifier=want.specifier,
+        hosts=hosts,
+        parent=want.parent,
+    )

@@ -1,0 +1,96 @@
+"""Summarize in one reason why installers accept none of a release's wheels on a host.
+
+A release has wheels for many platforms and Pythons. Those for other machines are ignored; among
+those for this machine, the Python version is considered first and the C library last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from potluck.portability.planning.index import IndexFile, parse_filename
+from potluck.portability.planning.judge import Incompatibility
+from potluck.portability.planning.releases import Release
+from potluck.portability.planning.target import Target
+from potluck.portability.wheels.tags import platforms, policy_glibc
+
+PYTHON_KINDS = frozenset({"python-required", "python-tag"})
+"""Reasons that another Python on the host would resolve."""
+
+
+def release_refusal(release: Release, target: Target) -> Incompatibility:
+    """Return why none of a release's wheels can be installed on a target."""
+    if not release.wheels:
+        return Incompatibility(kind="no-wheel", message="there are no wheels, only source packages")
+    machine = target.host.machine
+    linux = [each for each in release.wheels if _is_for(each, machine)]
+    if not linux:
+        return Incompatibility(
+            kind="no-machine", message=f"there are no wheels for Linux on {machine}"
+        )
+    fitting = [each for each in linux if _supports_libc(each, target)]
+    if not fitting:
+        return _libc_refusal(linux, target)
+    refused = {each.requires_python for each in fitting if each.requires_python}
+    if len(refused) == 1 and all("requires Python" in target.refusal(each) for each in fitting):
+        return Incompatibility(
+            kind="python-required",
+            message=f"the wheels require Python {refused.pop()}, "
+            f"but the host has {target.python.version_text}",
+        )
+    pythons = sorted({tag for each in fitting for tag in _python_tags(each)}, key=_sortable)
+    return Incompatibility(
+        kind="python-tag",
+        message=f"the wheels are for {', '.join(pythons)}, "
+        f"but the host has CPython {target.python.name}",
+    )
+
+
+def _libc_refusal(files: Sequence[IndexFile], target: Target) -> Incompatibility:
+    host = target.host
+    there = f"{host.libc} {host.libc_version[0]}.{host.libc_version[1]}"
+    names = [tag.rpartition("-")[2] for each in files for tag in _tags(each)]
+    if host.libc == "glibc":
+        wanted = [glibc for each in names if (glibc := policy_glibc(each)) is not None]
+        if wanted:
+            least = ".".join(map(str, min(wanted)))
+            return Incompatibility(
+                kind="glibc", message=f"the wheels require glibc {least}, but the host has {there}"
+            )
+        return Incompatibility(
+            kind="libc", message=f"the wheels are for musl, but the host has {there}"
+        )
+    if any(each.startswith("musllinux") for each in names):
+        return Incompatibility(
+            kind="musl", message=f"the wheels require a newer musl, but the host has {there}"
+        )
+    return Incompatibility(
+        kind="libc", message=f"the wheels are for glibc, but the host has {there}"
+    )
+
+
+def _is_for(file: IndexFile, machine: str) -> bool:
+    return any(
+        platform == "any" or ("linux" in platform and platform.endswith(f"_{machine}"))
+        for platform in (tag.rpartition("-")[2] for tag in _tags(file))
+    )
+
+
+def _supports_libc(file: IndexFile, target: Target) -> bool:
+    host = target.host
+    known = {"any", *platforms(host.machine, host.libc, host.libc_version)}
+    return any(tag.rpartition("-")[2] in known for tag in _tags(file))
+
+
+def _python_tags(file: IndexFile) -> Iterable[str]:
+    return {"-".join(tag.split("-")[:2]) for tag in _tags(file)}
+
+
+def _sortable(tag: str) -> tuple[int, str]:
+    """Return a sort key that orders ``cp39-cp39`` before ``cp310-cp310``."""
+    return len(tag.partition("-")[0]), tag
+
+
+def _tags(file: IndexFile) -> tuple[str, ...]:
+    parsed = parse_filename(file.filename)
+    return () if parsed is None else parsed.tags

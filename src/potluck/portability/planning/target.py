@@ -1,0 +1,104 @@
+"""A host with the Python for which packages are installed: tags and markers as an installer uses
+them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from packaging.markers import Marker, UndefinedComparison, UndefinedEnvironmentName
+
+from potluck.portability.hosts.host import Host, HostPython
+from potluck.portability.planning.index import IndexFile, ParsedName, parse_filename
+from potluck.portability.wheels.file import Distribution
+from potluck.portability.wheels.tags import install_finding, platforms, tag_ranks
+
+_MICROS = (0, 99)
+"""Descriptions of hosts lack the micro version of their Python: requirements of any of these are
+planned for.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Target:
+    """A target, created by ``target_of``. ``host`` has a Python."""
+
+    host: Host
+    python: HostPython
+    _ranks: Mapping[str, int] = field(repr=False)
+
+    @property
+    def name(self) -> str:
+        """The host's name."""
+        return self.host.name
+
+    def rank(self, parsed: ParsedName) -> int | None:
+        """Return the rank of a wheel in the installers' order of preference; None if they do not
+        accept it.
+        """
+        ranks = [self._ranks[each] for each in parsed.tags if each in self._ranks]
+        return min(ranks, default=None)
+
+    def refusal(self, file: IndexFile) -> str:
+        """Return why installers refuse a wheel, by its name and the index's data; empty if they
+        accept it.
+        """
+        parsed = parse_filename(file.filename)
+        if parsed is None or not parsed.tags:
+            return "it is not a wheel"
+        distribution = Distribution(
+            name=parsed.project,
+            version=str(parsed.version),
+            tags=parsed.tags,
+            requires_python=file.requires_python,
+            requires=(),
+        )
+        finding = install_finding(distribution, self.host)
+        return "" if finding is None else finding.message.removeprefix("installers refuse it: ")
+
+    def holds(self, marker: Marker | None, extra: str) -> bool:
+        """Return whether a requirement with this marker applies here, for an extra or for none."""
+        return marker is None or any(_holds(marker, each) for each in self._environments(extra))
+
+    def _environments(self, extra: str) -> Iterator[dict[str, str]]:
+        version = self.python.version_text
+        is_cpython = self.python.implementation == "cpython"
+        for micro in _MICROS:
+            yield {
+                "extra": extra,
+                "implementation_name": self.python.implementation,
+                "implementation_version": f"{version}.{micro}",
+                "os_name": "posix",
+                "platform_machine": self.host.machine,
+                "platform_python_implementation": "CPython" if is_cpython else "PyPy",
+                "platform_release": "",
+                "platform_system": "Linux",
+                "platform_version": "",
+                "python_full_version": f"{version}.{micro}",
+                "python_version": version,
+                "sys_platform": "linux",
+            }
+
+
+def target_of(host: Host, default_python: HostPython) -> Target:
+    """Return the target for a host, with ``default_python`` if the host's is unknown."""
+    python = host.python or default_python
+    named = platforms(host.machine, host.libc, host.libc_version)
+    return Target(
+        host=host if host.python is not None else replace(host, python=python),
+        python=python,
+        _ranks=tag_ranks(python, named),
+    )
+
+
+def holding(targets: Iterable[Target], marker: Marker | None, extra: str = "") -> frozenset[str]:
+    """Return the names of the targets for which a marker is true."""
+    return frozenset(each.name for each in targets if each.holds(marker, extra))
+
+
+def _holds(marker: Marker, environment: dict[str, str]) -> bool:
+    try:
+        return marker.evaluate(environment)
+    except (UndefinedComparison, UndefinedEnvironmentName):
+        return True  # an installer would fail; an extra package does less harm than a missing one

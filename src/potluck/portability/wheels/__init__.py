@@ -1,0 +1,1 @@
+"""Wheels: files, names and tags."""

@@ -1,0 +1,287 @@
+"""Find the native files of a wheel that are loaded when its packages are imported.
+
+This reads the Python sources without running them: what modules import when they are executed,
+starting with the top-level packages. Imports within functions, and imports whose failure is
+tolerated, are ignored. An extension module is assumed to import those that it names in full, as
+Cython does, and another library to be opened by ``ctypes`` if an imported module names it.
+
+The result may include too much: all branches that depend on anything but the platform are followed.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import posixpath
+import re
+import warnings
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from potluck.portability.wheels.tolerated_imports import is_attempt, is_suppression
+
+_MAX_MODULES = 4_000
+_MAX_NESTING = 60
+"""Limit of nested statements; deeper ones are ignored."""
+
+_OPENERS = frozenset({"ctypes", "cffi"})
+_OTHER_PLATFORMS = frozenset({"win32", "darwin", "cygwin", "nt", "Windows", "Darwin"})
+_EXTENSION = re.compile(r"(?P<stem>[^./]+)(\.[\w-]+)*\.so")
+_LIBRARY = re.compile(r"(lib)?(?P<stem>.+?)\.so(\.\d+)*")
+
+ReadSource = Callable[[str], bytes]
+"""Return the bytes of a Python file. May raise ``ValueError`` if it is too large."""
+
+FindNames = Callable[[str, re.Pattern[bytes]], Collection[bytes]]
+"""Return all matches of a pattern in a native file."""
+
+
+def imported_files(
+    sources: Collection[str], natives: Collection[str], read: ReadSource, find: FindNames
+) -> tuple[str, ...] | None:
+    """Return the paths of the ``natives`` that are loaded when the packages are imported.
+
+    ``sources`` are the paths of the Python files, and all paths are relative to ``site-packages``.
+    ``read`` and ``find`` are called only for files that are imported. If importing the top-level
+    packages loads none, the result is what importing all modules loads. It is empty if they only
+    attempt to load some. None: no module loads any, so the result is unknown.
+    """
+    modules = _modules(sources)
+    extensions = _extensions(natives)
+    top_level = [name for name in (*modules, *extensions) if "." not in name]
+    if not top_level:
+        return None
+    for roots, with_attempts in ((top_level, False), (list(modules), False), (list(modules), True)):
+        closure = _Closure(modules, extensions, read, find, with_attempts)
+        closure.follow(name for name in roots if not _is_for_tests(name))
+        found = {extensions[name] for name in closure.seen if name in extensions}
+        if closure.opens_libraries:
+            found |= set(_named(natives, closure.constants))
+        if found:
+            return () if with_attempts else tuple(sorted(found))
+    return None
+
+
+def _modules(sources: Iterable[str]) -> dict[str, str]:
+    """Return the paths of Python modules by full name; packages without ``__init__`` have none."""
+    modules = {}
+    for path in sources:
+        if path.startswith("../") or not path.endswith(".py"):
+            continue
+        name = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        if all(part.isidentifier() for part in name.split(".")):
+            modules[name] = path
+    return modules
+
+
+def _extensions(natives: Iterable[str]) -> dict[str, str]:
+    """Return the paths of possible extension modules, by full name."""
+    extensions: dict[str, str] = {}
+    for path in natives:
+        folder, base = posixpath.split(path)
+        match = _EXTENSION.fullmatch(base)
+        if match is None or path.startswith("../"):
+            continue
+        parts = [*folder.split("/"), match["stem"]] if folder else [match["stem"]]
+        if all(part.isidentifier() for part in parts):
+            extensions.setdefault(".".join(parts), path)
+    return extensions
+
+
+def _named(natives: Iterable[str], constants: Collection[str]) -> Iterator[str]:
+    """Return the libraries that a constant names: in full, up to ``.so``, or without ``lib`` too.
+
+    A text with spaces is a message that mentions a library.
+    """
+    words = [each for each in constants if not re.search(r"\s", each)]
+    joined = "\n".join(words)
+    names = {posixpath.basename(each) for each in words}
+    for path in natives:
+        base = posixpath.basename(path)
+        match = _LIBRARY.fullmatch(base)
+        if match is not None and (
+            base in joined or match["stem"] in words or base.partition(".so")[0] in names
+        ):
+            yield path
+
+
+def _is_for_tests(name: str) -> bool:
+    return any(part in {"tests", "test", "conftest", "testing"} for part in name.split("."))
+
+
+@dataclass(slots=True)
+class _Closure:
+    """The modules that are imported when some modules are imported; ``with_attempts`` also those
+    that may fail to import without an error.
+    """
+
+    modules: dict[str, str]
+    extensions: dict[str, str]
+    read: ReadSource
+    find: FindNames
+    with_attempts: bool
+    seen: set[str] = field(default_factory=set)
+    constants: set[str] = field(default_factory=set)
+    opens_libraries: bool = False
+
+    def follow(self, roots: Iterable[str]) -> None:
+        waiting = list(roots)
+        while waiting and len(self.seen) < _MAX_MODULES:
+            name = waiting.pop()
+            if name in self.seen or not self._is_known(name):
+                continue
+            self.seen.add(name)
+            parent = name.rpartition(".")[0]
+            if parent:
+                waiting.append(parent)
+            if name in self.modules:
+                waiting.extend(self._imports_of(name))
+            else:
+                waiting.extend(self._named_in(name))
+
+    def _is_known(self, name: str) -> bool:
+        return name in self.modules or name in self.extensions
+
+    def _imports_of(self, name: str) -> Iterator[str]:
+        path = self.modules[name]
+        tree = self._parsed(path)
+        if tree is None:
+            return
+        package = name if path.endswith("/__init__.py") else name.rpartition(".")[0]
+        executed = list(_executed(tree.body, _MAX_NESTING, with_attempts=self.with_attempts))
+        for node in executed:
+            yield from self._targets(node, package)
+        attempted = set() if self.with_attempts else set(_attempted(tree, executed))
+        for node in ast.walk(tree):
+            match node:
+                case ast.Constant(value=str(value)) if node not in attempted:
+                    self.constants.add(value)
+
+    def _named_in(self, name: str) -> Iterator[str]:
+        """Return the other extension modules that one names."""
+        others = [each for each in self.extensions if "." in each and each not in self.seen]
+        if others:
+            spelled = b"|".join(re.escape(each.encode()) for each in others)
+            # Only whole C strings: docstrings name classes of modules that are not imported.
+            pattern = re.compile(rb"(?<=\0)(?:%b)(?=\0)" % spelled)
+            for found in self.find(self.extensions[name], pattern):
+                yield found.decode()
+
+    def _parsed(self, path: str) -> ast.Module | None:
+        try:
+            source = self.read(path)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # about escapes in third-party strings
+                return ast.parse(source)
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            return None
+
+    def _targets(self, node: ast.AST, package: str) -> Iterator[str]:
+        match node:
+            case ast.Import(names=names):
+                for alias in names:
+                    self._note_opener(alias.name)
+                    yield alias.name
+            case ast.ImportFrom(module=module, names=names, level=level):
+                base = _absolute(module or "", level, package)
+                self._note_opener(base)
+                yield base
+                for alias in names:
+                    yield f"{base}.{alias.name}"
+            case ast.Call(
+                func=ast.Attribute(attr="import_module") | ast.Name(id="import_module"),
+                args=[ast.Constant(value=str(name)), *_],
+            ):
+                level = len(name) - len(name.lstrip("."))
+                yield _absolute(name.lstrip("."), level, package)
+
+    def _note_opener(self, name: str) -> None:
+        if name.partition(".")[0] in _OPENERS:
+            self.opens_libraries = True
+
+
+def _absolute(module: str, level: int, package: str) -> str:
+    if not level:
+        return module
+    parts = package.split(".")
+    base = ".".join(parts[: len(parts) - level + 1])
+    return f"{base}.{module}" if module and base else module or base
+
+
+def _executed(
+    statements: Iterable[ast.stmt], depth: int, *, with_attempts: bool
+) -> Iterator[ast.AST]:
+    """Yield the statements that run when a module is executed, without the bodies of functions, and
+    without imports whose failure is tolerated unless ``with_attempts``.
+    """
+    if depth == 0:
+        return
+    inner = functools.partial(_executed, depth=depth - 1, with_attempts=with_attempts)
+    for statement in statements:
+        match statement:
+            case ast.FunctionDef() | ast.AsyncFunctionDef():
+                continue
+            case ast.If(test=test, body=body, orelse=orelse):
+                if not _is_other_platform(test):
+                    yield from inner(body)
+                yield from inner(orelse)
+            case ast.Try(body=body, handlers=handlers, orelse=orelse, finalbody=finalbody):
+                if with_attempts or not is_attempt(statement):
+                    yield from inner(body)
+                for handler in handlers:
+                    yield from inner(handler.body)
+                yield from inner((*orelse, *finalbody))
+            case ast.With(items=items, body=body):
+                if with_attempts or not any(is_suppression(each.context_expr) for each in items):
+                    yield from inner(body)
+            case ast.ClassDef(body=body):
+                yield from inner(body)
+            case ast.For(body=body, orelse=orelse) | ast.While(body=body, orelse=orelse):
+                yield from inner((*body, *orelse))
+            case ast.Import() | ast.ImportFrom():
+                yield statement
+            case _:
+                yield from (each for each in ast.walk(statement) if isinstance(each, ast.Call))
+
+
+def _attempted(tree: ast.Module, executed: Iterable[ast.AST]) -> Iterator[ast.AST]:
+    """Yield what runs only where a failure is tolerated: calls other than those ``executed``, and
+    the functions of the module that are used only in such calls.
+    """
+    known = set(executed)
+    attempts = [
+        each
+        for each in _executed(tree.body, _MAX_NESTING, with_attempts=True)
+        if isinstance(each, ast.Call) and each not in known
+    ]
+    within = {node for each in attempts for node in ast.walk(each)}
+    used = {
+        node.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node not in within
+    }
+    tried = {node.id for node in within if isinstance(node, ast.Name)} - used
+    yield from within
+    for statement in tree.body:
+        if isinstance(statement, ast.FunctionDef) and statement.name in tried:
+            yield from ast.walk(statement)
+
+
+def _is_other_platform(test: ast.expr) -> bool:
+    """Return whether a branch is for type checkers, for scripts, or for another operating
+    system.
+    """
+    match test:
+        case ast.Name(id="TYPE_CHECKING") | ast.Attribute(attr="TYPE_CHECKING"):
+            return True
+        case ast.Compare(
+            left=ast.Name(id="__name__"), ops=[ast.Eq()], comparators=[ast.Constant()]
+        ):
+            return True
+        case ast.Compare(ops=[ast.Eq()], comparators=[ast.Constant(value=str(value))]):
+            return value in _OTHER_PLATFORMS
+        case ast.Call(
+            func=ast.Attribute(attr="startswith"), args=[ast.Constant(value=str(value)), *_]
+        ):
+            return value in _OTHER_PLATFORMS or value == "win"
+    return False

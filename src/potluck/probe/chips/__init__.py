@@ -1,0 +1,1 @@
+"""Vendors' specifications of chips, and their names."""

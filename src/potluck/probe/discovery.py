@@ -1,0 +1,89 @@
+"""The first half of the probe: find a vendor's devices from files and from its library."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from functools import partial
+
+from potluck.probe.cache import ProbeCache
+from potluck.probe.detector import Detector, VendorQuery
+from potluck.probe.machine.system import System
+from potluck.probe.processes.child import ChildFailure, ChildOutcome, Failure
+from potluck.probe.processes.guard import guarded, run_at_once
+from potluck.probe.vendor import ask_vendor
+from potluck.types.hardware import DetectorReport, Device
+
+_CHILD_SHARE = 0.8
+"""Subtracted from a child's remaining time, so that its failure is known before the deadline."""
+
+_LEAST_CHILD_SECONDS = 0.05
+"""Used when the deadline has passed, since a timeout must be above 0."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceDiscovery:
+    """Finds devices on ``system`` until ``end`` (``time.monotonic``). No method raises."""
+
+    system: System
+    kernel_release: str
+    cache: ProbeCache
+    retry: bool
+    end: float
+
+    def find(self, detector: Detector) -> DetectorReport:
+        """Return the devices that the files show."""
+        return guarded(
+            lambda: _sound(detector.find(self.system)),
+            lambda reason: DetectorReport(detector=detector.name, problems=(reason,)),
+        )
+
+    def ask(self, detector: Detector, report: DetectorReport) -> DetectorReport:
+        """Return ``report``, which was read from files, with the data of the vendor's libraries."""
+        return guarded(lambda: self._queried(detector, report), partial(with_problem, report))
+
+    def _queried(self, detector: Detector, report: DetectorReport) -> DetectorReport:
+        queries = detector.queries(self.system, report)
+        outcomes = run_at_once([partial(self._ask, query, report) for query in queries])
+        for query, outcome in zip(queries, outcomes, strict=True):
+            report = guarded(
+                partial(_merged, query, report, outcome), partial(with_problem, report)
+            )
+        return report
+
+    def _ask(self, query: VendorQuery, report: DetectorReport) -> ChildOutcome:
+        return guarded(
+            lambda: ask_vendor(
+                query,
+                report,
+                kernel_release=self.kernel_release,
+                cache=self.cache,
+                retry=self.retry,
+                deadline_seconds=max(
+                    _LEAST_CHILD_SECONDS, _CHILD_SHARE * (self.end - time.monotonic())
+                ),
+            ),
+            lambda reason: ChildFailure(failure=Failure.NOT_STARTED, reason=reason, seconds=0.0),
+        )
+
+
+def _merged(query: VendorQuery, report: DetectorReport, outcome: ChildOutcome) -> DetectorReport:
+    return _sound(query.merge(report, outcome))
+
+
+def with_problem(report: DetectorReport, reason: str) -> DetectorReport:
+    """Return ``report`` with an additional line."""
+    return replace(report, problems=(*report.problems, reason))
+
+
+def _sound(report: DetectorReport) -> DetectorReport:
+    """Return ``report``, or raise ``TypeError`` if it is invalid.
+
+    Without this check it would fail later, with no indication of its source.
+    """
+    if not isinstance(report, DetectorReport):
+        raise TypeError(f"{type(report).__name__} is not a report")
+    for device in report.devices:
+        if not isinstance(device, Device):
+            raise TypeError(f"{type(device).__name__} is not a device")
+    return report

@@ -1,0 +1,1 @@
+"""Facts about this machine from files: its CPU, its memory, its limits."""

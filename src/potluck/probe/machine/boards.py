@@ -1,0 +1,121 @@
+"""Devices on the platform bus, and shared system memory, for several detectors.
+
+GPUs and NPUs of boards are nodes of the device tree on that bus. Sources: the kernel's
+``Documentation/ABI/testing/sysfs-class-devfreq``, ``proc_meminfo(5)``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from potluck.probe.machine.system import Access, System
+from potluck.types.hardware import DeviceMemory
+
+_MAX_CLOCK_HZ = 8_000_000_000
+"""About four times the highest clock of any board's GPU: a higher value is a driver error."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlatformDevice:
+    """A device on the platform bus; ``compatible`` are its device-tree names."""
+
+    path: Path
+    driver: str
+    compatible: tuple[str, ...]
+
+
+def platform_devices(system: System, *words: str) -> Iterator[PlatformDevice]:
+    """Yield the platform devices with one of ``words`` in their name, such as ``fb000000.gpu``.
+
+    A board has hundreds of platform devices. Their names come from the device tree, where nodes are
+    named by their function, so the files of the others need not be read.
+    """
+    for entry in system.entries(system.sys / "bus/platform/devices"):
+        if any(word in entry.name for word in words):
+            path = resolve(entry)
+            yield PlatformDevice(
+                path=path, driver=system.driver(path), compatible=system.compatible(path)
+            )
+
+
+def board_model(system: System) -> str:
+    """Return the machine's model from its device tree; empty if there is none."""
+    for path in (
+        system.proc / "device-tree/model",
+        system.sys / "firmware/devicetree/base/model",
+    ):
+        if model := system.text(path):
+            return " ".join(model.split())
+    return ""
+
+
+def resolve(path: Path) -> Path:
+    """Return the target of a link in sysfs, or the path itself if links form a loop."""
+    try:
+        return path.resolve()
+    except (OSError, RuntimeError):
+        return path
+
+
+def device_id(system: System, device: Path) -> str:
+    """Return the id of a device at a resolved path in sysfs, such as ``of-fb000000.gpu`` or
+    ``pci-0000:01:00.0``.
+
+    A device that is neither in the device tree nor on PCI is named after its bus:
+    ``platform-rknn``.
+    """
+    if system.compatible(device):
+        return f"of-{device.name}"
+    return f"{resolve(device / 'subsystem').name}-{device.name}"
+
+
+def problem(system: System, driver: str, device_file: Path | None) -> str:
+    """Return why nothing can run on a device with this driver and device file; empty if it can be
+    used.
+    """
+    if not driver:
+        return "no kernel driver is bound to it"
+    if device_file is None:
+        return f"its driver {driver} has not created a device file"
+    match system.access(device_file):
+        case Access.USABLE:
+            return ""
+        case Access.FORBIDDEN:
+            return f"no permission to use {device_file}"
+        case Access.ABSENT:
+            return f"its device file {device_file} is missing"
+
+
+def max_clock_hz(system: System, device: Path) -> int | None:
+    """Return the highest clock that the system allows a device; None if its frequency is not
+    managed or the value is implausible.
+    """
+    for governed in system.entries(device / "devfreq"):
+        clock_hz = system.number(governed / "max_freq")
+        if clock_hz:
+            return clock_hz if 0 < clock_hz <= _MAX_CLOCK_HZ else None
+    return None
+
+
+def shared_memory(system: System) -> DeviceMemory:
+    """Return the memory of a device that uses the machine's memory."""
+    kibibytes = dict(
+        re.findall(
+            r"^(MemTotal|MemAvailable): +(\d+) kB$",
+            system.text(system.proc / "meminfo") or "",
+            re.MULTILINE,
+        )
+    )
+
+    def size_bytes(name: str) -> int | None:
+        return int(kibibytes[name]) * 1024 if name in kibibytes else None
+
+    return DeviceMemory(
+        total_bytes=size_bytes("MemTotal"),
+        free_bytes=size_bytes("MemAvailable"),
+        is_shared=True,
+        source="shared system memory (/proc/meminfo)",
+    )

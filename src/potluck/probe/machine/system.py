@@ -1,0 +1,233 @@
+"""The detectors' view of a machine: its files and libudev's database.
+
+Every root can be replaced by another directory, so that trees of other machines can be read.
+Nothing here raises because of the contents of a tree: values that cannot be read are None or
+missing. Sources: ``sysfs(5)``, ``proc(5)``, the kernel's
+``Documentation/ABI/testing/sysfs-bus-pci``.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from potluck.probe.machine.regular_file import read_regular_file
+
+_MAX_FILE_BYTES = 1 << 20
+"""Files of sysfs have one page; the files of procfs that are read here have tens of KiB."""
+
+
+class Access(enum.Enum):
+    """Whether this process may use a device file."""
+
+    USABLE = "usable"
+    FORBIDDEN = "forbidden"
+    ABSENT = "absent"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PciDevice:
+    """A function on the PCI bus. Identifiers are numbers; ``driver`` is empty if none is bound.
+
+    ``path`` is its directory in sysfs.
+    """
+
+    address: str
+    vendor: int
+    device: int
+    subsystem_vendor: int
+    subsystem_device: int
+    device_class: int
+    driver: str
+    path: Path
+
+    @property
+    def is_display(self) -> bool:
+        """Whether its class is 0x03 (display controllers) or 0x12 (processing accelerators)."""
+        return self.device_class >> 16 in (0x03, 0x12)
+
+    @property
+    def ids(self) -> str:
+        """The ids as ``lspci -n`` writes them: ``10de:2684``."""
+        return f"{self.vendor:04x}:{self.device:04x}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RenderNode:
+    """A DRM render node: its device file and the device behind it.
+
+    ``device`` is the resolved directory of the parent in sysfs, ``driver`` its kernel driver,
+    ``compatible`` its device-tree names, most specific first.
+    """
+
+    name: str
+    device_file: Path
+    device: Path
+    driver: str
+    compatible: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class System:
+    """The roots to read. ``files`` is the root for the rest, such as ``/etc`` and ``/usr``."""
+
+    sys: Path = Path("/sys")
+    proc: Path = Path("/proc")
+    dev: Path = Path("/dev")
+    files: Path = Path("/")
+
+    def text(self, path: Path) -> str | None:
+        """Read a small file up to the first NUL (device-tree strings), without its last newline."""
+        data = self.bytes(path)
+        if data is None:
+            return None
+        return data.split(b"\0", 1)[0].decode("utf-8", errors="replace").strip()
+
+    def bytes(self, path: Path) -> bytes | None:
+        """Return the bytes of a small file, at most one MiB, without blocking on pipes or
+        devices.
+        """
+        try:
+            return read_regular_file(path, _MAX_FILE_BYTES)
+        except (OSError, ValueError):  # ValueError: a NUL in a name from a tree
+            return None
+
+    def number(self, path: Path) -> int | None:
+        """Return the number in a file, decimal or hexadecimal with 0x."""
+        text = self.text(path)
+        try:
+            return None if text is None else int(text, 0)
+        except ValueError:
+            return None
+
+    def inode(self, path: Path) -> int | None:
+        """Return the inode number of a file or directory, which is unique in its file system."""
+        try:
+            return path.stat().st_ino
+        except (OSError, ValueError):
+            return None
+
+    def entries(self, directory: Path) -> list[Path]:
+        """Return the entries of a directory, sorted by name; empty if it cannot be read."""
+        try:
+            return sorted(directory.iterdir())
+        except OSError:
+            return []
+
+    def driver(self, device: Path) -> str:
+        """Return the name of the kernel driver bound to a device of sysfs, or empty."""
+        try:
+            return (device / "driver").readlink().name
+        except OSError:
+            return self.uevent(device).get("DRIVER", "")
+
+    def uevent(self, device: Path) -> Mapping[str, str]:
+        """Return the kernel's properties of a device (``DRIVER``, ``OF_COMPATIBLE_0`` …)."""
+        text = self.text(device / "uevent") or ""
+        pairs = (line.partition("=") for line in text.splitlines())
+        return {name: value for name, separator, value in pairs if separator}
+
+    def compatible(self, device: Path) -> tuple[str, ...]:
+        """Return a device's device-tree names, most specific first."""
+        properties = self.uevent(device)
+        found: list[str] = []
+        while (name := properties.get(f"OF_COMPATIBLE_{len(found)}")) is not None:
+            found.append(name)
+        if not found:
+            data = self.bytes(device / "of_node" / "compatible") or b""
+            found = [part.decode("ascii", errors="replace") for part in data.split(b"\0") if part]
+        return tuple(found)
+
+    def udev(self, device: Path) -> Mapping[str, str]:
+        """Return ``uevent`` and additional properties from libudev, such as names from its hardware
+        database.
+
+        Without libudev, or for a tree of another machine, only the kernel's properties are
+        returned.
+        """
+        properties = dict(self.uevent(device))
+        if self.sys == Path("/sys"):
+            properties.update(_libudev_properties(str(device)))
+        return properties
+
+    def pci_devices(self) -> Iterator[PciDevice]:
+        """Yield all functions on the PCI bus, by address."""
+        for path in self.entries(self.sys / "bus/pci/devices"):
+            vendor, device = self.number(path / "vendor"), self.number(path / "device")
+            if vendor is None or device is None:
+                continue
+            yield PciDevice(
+                address=path.name,
+                vendor=vendor,
+                device=device,
+                subsystem_vendor=self.number(path / "subsystem_vendor") or 0,
+                subsystem_device=self.number(path / "subsystem_device") or 0,
+                device_class=self.number(path / "class") or 0,
+                driver=self.driver(path),
+                path=_resolved(path),
+            )
+
+    def render_nodes(self) -> Iterator[RenderNode]:
+        """Yield all DRM render nodes; on boards not all of them are GPUs."""
+        for path in self.entries(self.sys / "class/drm"):
+            if not path.name.startswith("renderD"):
+                continue
+            device = _resolved(path / "device")
+            yield RenderNode(
+                name=path.name,
+                device_file=self.dev / "dri" / path.name,
+                device=device,
+                driver=self.driver(device),
+                compatible=self.compatible(device),
+            )
+
+    def access(self, device_file: Path) -> Access:
+        """Return whether this process may open a device file for reading and writing."""
+        if os.access(device_file, os.R_OK | os.W_OK):
+            return Access.USABLE
+        # os.path.exists would return False for a directory that this user may not search.
+        try:
+            device_file.stat()
+        except FileNotFoundError:
+            return Access.ABSENT
+        except OSError:
+            return Access.FORBIDDEN
+        return Access.FORBIDDEN
+
+    def group(self, device_file: Path) -> str:
+        """Return the name of a device file's group, or its number if it has no name."""
+        import grp
+
+        try:
+            gid = device_file.stat().st_gid
+        except OSError:
+            return ""
+        try:
+            return grp.getgrgid(gid).gr_name
+        except KeyError:
+            return str(gid)
+
+
+THIS_MACHINE: Final = System()
+
+
+def _resolved(path: Path) -> Path:
+    try:
+        return path.resolve()
+    except (OSError, RuntimeError):  # RuntimeError: a loop of links
+        return path
+
+
+def _libudev_properties(device: str) -> Mapping[str, str]:
+    try:
+        import pyudev
+    except ImportError:  # the package or libudev itself is missing
+        return {}
+    try:
+        return dict(pyudev.Devices.from_sys_path(pyudev.Context(), device).properties)
+    except (pyudev.DeviceNotFoundError, OSError, ValueError):
+        return {}

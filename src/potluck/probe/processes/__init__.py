@@ -1,0 +1,1 @@
+"""Child processes that may crash, hang or use too much memory."""

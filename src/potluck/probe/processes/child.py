@@ -1,0 +1,315 @@
+"""Start, monitor and end child processes that use a driver, and validate their answers.
+
+A driver's library may raise, hang, crash, use all memory, signal its parent or print anything; any
+of these becomes a one-line reason. The child may print lines ``{"progress": 0.3}``, and then prints
+one JSON object: its answer, or ``{"refused": "why"}``. A supervisor between it and this process
+protects this process from the library (``potluck.probe.processes.supervisor``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Final
+
+from potluck.child_environment import child_environment
+from potluck.probe.processes.descendants import Processes, kill_marked
+from potluck.probe.processes.output import (
+    Document,
+    InvalidOutput,
+    Refusal,
+    Status,
+    Stdout,
+    Tail,
+    read_document,
+)
+from potluck.quantities import format_bytes
+
+_POLL_SECONDS = 0.02
+"""The interval of memory checks. Even at 10 GB/s, which is fast for page faults, a child allocates
+only 200 MB in between.
+"""
+
+_MOST_QUEUED: Final = 9
+"""The most by which waiting for a CPU may extend a deadline, as a multiple of it: a child that
+competes with ten others for one core gets about a tenth of it."""
+
+_END_SECONDS = 3.0
+"""Time for the supervisor to end its child; the supervisor itself gives up after 2 s
+(``processes.supervisor``).
+"""
+
+_MARK = "_POTLUCK_CHILD"
+"""An environment variable that marks a child and all its descendants. It is not a setting."""
+
+SIGNALS_FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+"""Signals that drivers do not cause. They were sent, for example by the kernel when memory ran out.
+"""
+
+
+class Failure(enum.Enum):
+    """How a child failed."""
+
+    REFUSED = "refused"
+    """It reported that it cannot work: a missing library, a driver's error."""
+    EXITED = "exited"
+    """It exited with an error code (an uncaught exception), or was killed from outside, which says
+    nothing about the device.
+    """
+    CRASHED = "crashed"
+    """It was killed by a signal that it caused."""
+    HUNG = "hung"
+    STARVED = "starved"
+    """It waited too long for a CPU to finish, which says nothing about the device."""
+    TOO_BIG = "too big"
+    RUBBISH = "rubbish"
+    NOT_STARTED = "not started"
+    QUARANTINED = "quarantined"
+    """It was not started, because an earlier one crashed, hung or used too much memory on the same
+    device.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChildAnswer:
+    """The JSON document that a child printed, and how long it took, without waits for a CPU."""
+
+    document: dict[str, object]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChildFailure:
+    """The one-line reason why there is no document; ``seconds`` is as in ``ChildAnswer``."""
+
+    failure: Failure
+    reason: str
+    seconds: float
+
+
+ChildOutcome = ChildAnswer | ChildFailure
+
+
+def run_child(
+    module: str,
+    arguments: tuple[str, ...] = (),
+    *,
+    deadline_seconds: float,
+    max_resident_bytes: int,
+    environment: Mapping[str, str] | None = None,
+    on_progress: Callable[[float], None] | None = None,
+) -> ChildOutcome:
+    """Run ``python -m module`` in its own session, and wait until it has ended.
+
+    The child and its descendants are killed after ``deadline_seconds``, or when they hold more than
+    ``max_resident_bytes`` of memory, not counting mapped files. Time in which they wait for a CPU
+    extends the deadline, by at most nine times as much. ``environment`` is the child's whole
+    environment, by default that of this process; PYTHONPATH is set so that it finds this package.
+    ``on_progress`` is called with fractions from 0 to 1; if it raises, the child is ended and the
+    exception is propagated. May be called from any thread. The child ends with this process.
+    """
+    started = time.monotonic()
+    read_end, write_end = os.pipe()
+    mark = f"{_MARK}={os.getpid()}-{write_end}-{time.monotonic_ns()}"
+    program = "potluck.probe.processes.supervisor"
+    command = [sys.executable, "-P", "-m", program, str(write_end), module]
+    try:
+        supervisor = subprocess.Popen(
+            [*command, *arguments],
+            env={
+                **_with_this_package(os.environ if environment is None else environment),
+                **dict([mark.split("=")]),
+            },
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            pass_fds=(write_end,),
+            start_new_session=True,
+        )
+    except (OSError, ValueError) as error:  # ValueError: a NUL in an argument
+        os.close(read_end)
+        return ChildFailure(
+            failure=Failure.NOT_STARTED,
+            reason=f"cannot be started: {error}",
+            seconds=time.monotonic() - started,
+        )
+    finally:
+        os.close(write_end)
+    stdout, stderr, status = Stdout(on_progress), Tail(), Status()
+    with os.fdopen(read_end, "rb", buffering=0) as messages:
+        takers = ((messages, status), (supervisor.stdout, stdout), (supervisor.stderr, stderr))
+        try:
+            killed, queued_seconds = _watch(
+                supervisor, takers, stdout, status, deadline_seconds, max_resident_bytes
+            )
+        finally:
+            _end(supervisor, messages, status, mark)
+    seconds = max(0.0, time.monotonic() - started - queued_seconds)
+    if killed is None:
+        return _judge(status, supervisor.returncode or 0, stdout, stderr, seconds)
+    reasons = {
+        Failure.HUNG: f"did not respond within {deadline_seconds:.3g} s",
+        Failure.STARVED: f"waited {queued_seconds:.3g} s for a CPU: this machine is too busy",
+        Failure.TOO_BIG: f"used more than {format_bytes(max_resident_bytes)} of memory",
+        Failure.RUBBISH: "printed too much output",
+    }
+    stuck = ", and cannot be killed because it hangs in the kernel" if status.is_stuck else ""
+    return ChildFailure(failure=killed, reason=reasons[killed] + stuck, seconds=seconds)
+
+
+def _end(
+    supervisor: subprocess.Popen[bytes], messages: IO[bytes], status: Status, mark: str
+) -> None:
+    """Make the supervisor kill the remaining processes, and end it, by force if it was stopped or
+    killed.
+
+    Processes that a killed supervisor left behind are recognized by ``mark`` in their environment.
+    A process that is blocked in a driver only ends when the driver call returns.
+    """
+    for pipe in (supervisor.stdin, supervisor.stdout, supervisor.stderr):
+        if pipe is not None:
+            pipe.close()
+    try:
+        _continue(supervisor.pid)
+        supervisor.wait(_END_SECONDS)
+    except subprocess.TimeoutExpired:
+        supervisor.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # such as one that is swapped out
+            supervisor.wait(_END_SECONDS)
+    os.set_blocking(messages.fileno(), False)
+    status.take(messages.read(1 << 16) or b"")
+    if not status.has_ended:
+        kill_marked(mark)
+
+
+def _judge(
+    status: Status, supervisor_status: int, stdout: Stdout, stderr: Tail, seconds: float
+) -> ChildOutcome:
+    """Return the outcome of a child that ended by itself."""
+    last_words = f": {stderr.last_line}" if stderr.last_line else ""
+    returncode = status.returncode
+    if returncode is None and supervisor_status < 0:
+        reason = f"killed its supervisor with {signal_name(-supervisor_status)}{last_words}"
+        return ChildFailure(failure=Failure.EXITED, reason=reason, seconds=seconds)
+    if returncode is None:  # no process could be forked, or the child cannot be killed
+        returncode = supervisor_status or 1
+    if returncode < 0:
+        failure = Failure.EXITED if -returncode in SIGNALS_FROM_OUTSIDE else Failure.CRASHED
+        reason = f"was killed by {signal_name(-returncode)}{last_words}"
+        return ChildFailure(failure=failure, reason=reason, seconds=seconds)
+    if returncode > 0:
+        reason = f"exited with code {returncode}{last_words}"
+        return ChildFailure(failure=Failure.EXITED, reason=reason, seconds=seconds)
+    match read_document(stdout.data):
+        case Document(value):
+            return ChildAnswer(document=value, seconds=seconds)
+        case Refusal(reason):
+            return ChildFailure(failure=Failure.REFUSED, reason=reason, seconds=seconds)
+        case InvalidOutput(reason):
+            return ChildFailure(failure=Failure.RUBBISH, reason=reason, seconds=seconds)
+
+
+def _watch(
+    supervisor: subprocess.Popen[bytes],
+    takers: Sequence[tuple[IO[bytes] | None, Stdout | Tail | Status]],
+    stdout: Stdout,
+    status: Status,
+    deadline_seconds: float,
+    max_resident_bytes: int,
+) -> tuple[Failure | None, float]:
+    """Read the child's output until it ends or must be ended. Return the reason for ending it, or
+    None, and how long it waited for a CPU.
+
+    The end of the process counts, not that of its pipes: it may close them early, or leave them to
+    its own child processes.
+    """
+    started, next_look = time.monotonic(), 0.0
+    processes: Processes | None = None
+    queued_seconds = 0.0
+    with selectors.DefaultSelector() as selector:
+        for pipe, taker in takers:
+            if pipe is not None:
+                os.set_blocking(pipe.fileno(), False)
+                selector.register(pipe, selectors.EVENT_READ, taker)
+        while True:
+            has_ended = status.has_ended or _has_ended(supervisor.pid)
+            # After the end, read only what is already in the pipes: others may still write to them.
+            _take(selector, 0.0 if has_ended else _POLL_SECONDS)
+            if stdout.is_too_long:
+                return Failure.RUBBISH, queued_seconds
+            if has_ended:
+                return None, queued_seconds
+            now = time.monotonic()
+            if now < next_look:
+                continue
+            next_look = now + _POLL_SECONDS
+            _continue(supervisor.pid)
+            if processes is None and status.pid is not None:
+                processes = Processes(status.pid)
+            if processes is not None:
+                processes.look()
+                queued_seconds = processes.queued_seconds
+                if processes.resident_bytes > max_resident_bytes:
+                    return Failure.TOO_BIG, queued_seconds
+            if now - started >= deadline_seconds + queued_seconds:
+                return Failure.HUNG, queued_seconds
+            if now - started >= (1 + _MOST_QUEUED) * deadline_seconds:
+                return Failure.STARVED, queued_seconds
+
+
+def _take(selector: selectors.BaseSelector, timeout_seconds: float) -> None:
+    """Read once from each pipe that has data, which is all of it since a pipe holds 64 KiB."""
+    for key, _ in selector.select(timeout_seconds):
+        pipe: IO[bytes] = key.fileobj  # type: ignore[assignment]  # as registered
+        taker: Stdout | Tail | Status = key.data
+        data = pipe.read(1 << 20)
+        if data:
+            taker.take(data)
+        elif data is not None:
+            selector.unregister(pipe)
+
+
+def _has_ended(pid: int) -> bool:
+    """Return whether a child has ended. It stays a zombie, so that its process id is not reused."""
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:  # reaped by the kernel, if SIGCHLD is ignored
+        return True
+
+
+def _continue(pid: int) -> None:
+    """Continue the supervisor, which a library may have stopped. It is not reaped yet."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGCONT)
+
+
+def _with_this_package(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return ``environment`` with the folder of this package in PYTHONPATH, unless it is installed.
+
+    A folder of installed packages must not be added, as it would precede the standard library.
+    """
+    folder = str(Path(__file__).resolve().parents[3])
+    result = child_environment(environment)
+    if folder not in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):
+        given = result.get("PYTHONPATH")
+        result["PYTHONPATH"] = folder if not given else f"{folder}{os.pathsep}{given}"
+    return result
+
+
+def signal_name(number: int) -> str:
+    """Return the name of a signal, such as ``SIGSEGV`` for 11."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return f"signal {number}"

@@ -1,0 +1,1 @@
+"""Trials of backends: running, measuring, caching and repeating them."""

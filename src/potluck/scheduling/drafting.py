@@ -1,0 +1,324 @@
+"""Drafts of the next tokens of sequences, and their outcome.
+
+A sequence's slice may contain guesses of the tokens that follow its last one (``SequenceSlice``).
+If a pipeline would be idle meanwhile, the next slice is formed on the assumption that all of these
+are right: its first token is a guess of the last sample. The guesses in flight are
+``SequenceState.ahead``. When one turns out wrong, all slices after it give nothing, and the
+sequence continues from its last token; steps that contain nothing else are cancelled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from operator import attrgetter
+
+from potluck.scheduling.block_cache import BlockCache
+from potluck.scheduling.blocks import blocks_for
+from potluck.scheduling.draft_lengths import DraftHistory, DraftLengths
+from potluck.scheduling.forming import Forming, Scheduled, StepInFlight
+from potluck.scheduling.sequence import SequenceState
+from potluck.types.drafting import Drafter, DraftSource, DraftTotals
+from potluck.types.step import KV_BLOCK_TOKENS, SequenceId, StateCopy, StepId
+
+_num_awaited_of = attrgetter("num_awaited")
+
+
+@dataclass(slots=True)
+class _Drafted:
+    """The drafter of a sequence, and the guesses it was last shown, from ``shown_from`` on.
+
+    ``num_dead`` drafts gave nothing since they were last reported.
+    """
+
+    drafter: Drafter
+    history: DraftHistory = field(default_factory=DraftHistory)
+    shown_from: int = 0
+    shown: tuple[int, ...] = ()
+    num_dead: int = 0
+
+
+class Drafting:
+    """The drafters of a scheduler's sequences. Without a ``source`` nothing is drafted."""
+
+    def __init__(self, source: DraftSource | None, num_steps: int) -> None:
+        self._source = source
+        self._drafted: dict[SequenceId, _Drafted | None] = {}
+        self._num_drafted = 0
+        self._num_accepted = 0
+        self._num_verifications = 0
+        self._num_samples = 0
+        self._num_cancelled = 0
+        self._cancelled: set[StepId] = set()
+        self.lengths = self._new_lengths(num_steps)
+
+    @property
+    def totals(self) -> DraftTotals:
+        """Return the counts so far, over all restarts."""
+        return DraftTotals(
+            num_drafted=self._num_drafted,
+            num_accepted=self._num_accepted,
+            num_verifications=self._num_verifications,
+            num_samples=self._num_samples,
+            num_cancelled=self._num_cancelled,
+        )
+
+    def restart(self, num_steps: int) -> None:
+        """Start again with other stages, up to ``num_steps`` steps at a time; none so far."""
+        self._cancelled.clear()
+        self.lengths = self._new_lengths(num_steps)
+
+    def record(self, seconds: float, step: StepInFlight) -> None:
+        """Record that a step took ``seconds`` since it was formed, or since the end of the one
+        before.
+        """
+        is_decode = not any(part.num_chunk_tokens for part in step.scheduled)
+        if step.scheduled and is_decode and step.is_telling:
+            num_sequences = len(step.scheduled)
+            kind = replace(step.kind, num_sequences=num_sequences)
+            self.lengths.record(seconds, kind, step.num_tokens - num_sequences)
+
+    def begin(self, forming: Forming, num_sequences: int, num_decoding: int) -> None:
+        """Begin a step with ``num_sequences`` of ``num_decoding`` that decode."""
+        forming.kind = replace(forming.kind, num_sequences=num_sequences, num_decoding=num_decoding)
+        if self._source is not None:
+            forming.is_plain = self.lengths.wants_plain(forming.kind)
+
+    def add_decode(
+        self, forming: Forming, sequence: SequenceState, cache: BlockCache, room: int
+    ) -> None:
+        """Add the last token of a sequence to a step, and up to ``room`` more with its drafts.
+
+        Nothing is added if the sequence's drafter has no draft yet. If a draft was wrong and the
+        model has a state, the others are computed again.
+        """
+        count = min(sequence.num_unscheduled, 1 + room)
+        drafts: Sequence[int] | None = ()
+        drafted = self._drafted_of(sequence)
+        is_last = count == sequence.num_unscheduled
+        if drafted is not None and is_last and not forming.is_plain:
+            length = self.lengths.length(
+                drafted.history,
+                forming.kind,
+                num_drafts=forming.num_tokens - len(forming.slices) + count - 1,
+                computes_again=sequence.state is not None,
+            )
+            start = sequence.num_scheduled + count
+            most = min(1 + room - count, length, cache.most_drafts(start))
+            drafts = _propose(drafted, sequence, cache, start, most)
+        if drafts is None:
+            return
+        if drafts and sequence.state is not None and not cache.take_snapshot(sequence):
+            drafts = ()
+        is_resumed = sequence.must_roll_back
+        if is_resumed:
+            forming.state_copies.append(_copy(sequence.snapshot, sequence.state))
+            sequence.must_roll_back = False
+        forming.take(
+            sequence, count, is_decode=True, drafts=drafts, checkpoint=cache.checkpoint(sequence)
+        )
+        if not drafts:
+            cache.give_back_snapshot(sequence)
+        elif sequence.state is not None and not is_resumed:
+            forming.state_copies.append(_copy(sequence.state, sequence.snapshot))
+
+    def add_ahead(
+        self, forming: Forming, running: Sequence[SequenceState], cache: BlockCache, room: int
+    ) -> None:
+        """Add up to ``room`` guesses to an empty step, as if all in flight were right.
+
+        They are of the sequence with the fewest steps in flight.
+        """
+        if self._source is None:
+            return
+        for sequence in sorted(running, key=_num_awaited_of):
+            drafted = self._drafted_of(sequence)
+            if drafted is None or sequence.state is not None or not sequence.awaiting_sample:
+                continue
+            length = self.lengths.length_ahead(
+                drafted.history,
+                num_ahead=len(sequence.ahead),
+                num_steps_ahead=sequence.num_awaited,
+            )
+            start = sequence.num_scheduled
+            drafts = _propose(drafted, sequence, cache, start, min(room, length))
+            if drafts:
+                forming.take(sequence, 0, is_decode=True, drafts=drafts)
+                return
+
+    def void_steps(
+        self, in_flight: Mapping[StepId, StepInFlight], live: Container[SequenceId]
+    ) -> Mapping[StepId, StepInFlight]:
+        """Return the steps in flight whose results are no longer needed."""
+        return {
+            step_id: step
+            for step_id, step in in_flight.items()
+            if step.scheduled
+            and all(
+                part.is_dead or part.sequence.sequence_id not in live for part in step.scheduled
+            )
+        }
+
+    def cancel(self, void: Mapping[StepId, StepInFlight]) -> tuple[StepId, ...]:
+        """Return which of these steps are to be cancelled, each only once."""
+        steps = tuple(
+            step_id
+            for step_id, step in void.items()
+            if step.can_be_skipped and step_id not in self._cancelled
+        )
+        self._cancelled.update(steps)
+        self._num_cancelled += len(steps)
+        return steps
+
+    def was_cancelled(self, step_id: StepId) -> bool:
+        """Return whether a completed step was cancelled before; asked once."""
+        if step_id not in self._cancelled:
+            return False
+        self._cancelled.remove(step_id)
+        return True
+
+    def verified(
+        self,
+        part: Scheduled,
+        step: StepInFlight,
+        num_samples: int,
+        *,
+        is_right_after: bool | None,
+    ) -> tuple[int, int]:
+        """Record the outcome of a slice after which its sequence has ``num_samples`` more tokens.
+
+        ``is_right_after``: whether the guess of the token after its drafts was right; None if none
+        was sampled or guessed. Return how many drafts were verified with the slice, and how many of
+        them were right.
+        """
+        drafted = self._drafted.get(part.sequence.sequence_id)
+        if drafted is None:
+            return 0, 0
+        num_drafts, begins_with_draft = part.num_drafts, part.begins_with_draft
+        num_drafted, drafted.num_dead = num_drafts + drafted.num_dead, 0
+        # The first one of a slice with nothing else was verified by the slice before.
+        num_right = min(num_samples - 1, num_drafts - begins_with_draft)
+        is_wrong = num_right < num_drafts - begins_with_draft
+        drafted.history.verified(
+            num_right + (is_right_after is True),
+            is_wrong=is_wrong or is_right_after is False,
+            is_first=not begins_with_draft,
+            num_tokens=num_samples,
+            cost=self._cost(part, step),
+        )
+        if not num_drafts:
+            return num_drafted, 0
+        if begins_with_draft:
+            drafted.history.went_ahead(self.lengths.saved_by_live)
+        num_accepted = num_right + begins_with_draft
+        self._num_drafted += num_drafts
+        self._num_accepted += num_accepted
+        self._num_verifications += 1
+        self._num_samples += num_samples
+        return num_drafted, num_accepted
+
+    def _cost(self, part: Scheduled, step: StepInFlight) -> float:
+        """Return a slice's share of the cost of drafts in a step, in tokens not sampled."""
+        num_own = part.end - part.start - 1
+        if part.num_chunk_tokens or not num_own:
+            return 0.0
+        decodes = [each for each in step.scheduled if not each.num_chunk_tokens]
+        num_drafts = sum(each.end - each.start - 1 for each in decodes)
+        kind = replace(step.kind, num_sequences=len(decodes))
+        return self.lengths.cost(num_drafts, kind) * num_own / num_drafts
+
+    def came_to_nothing(self, part: Scheduled) -> None:
+        """Record that a slice gave nothing: a draft before it was wrong, or its sequence is
+        over.
+        """
+        self._num_drafted += part.num_drafts
+        self._num_verifications += part.num_drafts > 0
+        drafted = self._drafted.get(part.sequence.sequence_id)
+        if drafted is not None:
+            drafted.num_dead += part.num_drafts
+            if part.begins_with_draft:
+                drafted.history.went_ahead(-self.lengths.cost_of_dead(part.num_drafts))
+
+    def forget(self, sequence: SequenceState) -> None:
+        """Close the drafter of a sequence that has ended."""
+        drafted = self._drafted.pop(sequence.sequence_id, None)
+        if drafted is not None:
+            drafted.drafter.close()
+
+    def close(self) -> None:
+        """Close the drafters of all sequences."""
+        for drafted in self._drafted.values():
+            if drafted is not None:
+                drafted.drafter.close()
+        self._drafted.clear()
+
+    def _new_lengths(self, num_steps: int) -> DraftLengths:
+        if self._source is None:
+            return DraftLengths(num_steps)
+        return DraftLengths(num_steps, self._source.seconds)
+
+    def _drafted_of(self, sequence: SequenceState) -> _Drafted | None:
+        """Return the drafter state of a sequence; None if nothing is drafted for it now."""
+        if self._source is None or sequence.is_alone:
+            return None
+        key = sequence.sequence_id
+        if key not in self._drafted:
+            drafter = self._source.open(key, sequence.request)
+            self._drafted[key] = None if drafter is None else _Drafted(drafter)
+        return self._drafted[key]
+
+
+def _propose(
+    drafted: _Drafted, sequence: SequenceState, cache: BlockCache, start: int, most: int
+) -> Sequence[int] | None:
+    """Return up to ``most`` guesses of the tokens from ``start`` on, with blocks for them.
+
+    Return None if the drafter has none yet: the sequence waits.
+    """
+    most = min(most, sequence.max_tokens - 1 - start)
+    if most < 1:
+        return ()
+    drafter, num_known = drafted.drafter, len(sequence.tokens)
+    with _all_tokens(sequence) as tokens:
+        _take_back(drafted, drafter, tokens)
+        drafted.shown_from, drafted.shown = num_known, tuple(sequence.ahead)
+        guesses = drafter.propose(tokens, most)
+    if guesses is None:
+        return None
+    guesses = _before_stop(guesses[:most], sequence.request.stop_tokens)
+    while guesses and len(sequence.block_table) < blocks_for(start + len(guesses)):
+        if not cache.grow(sequence):
+            break
+    return guesses[: len(sequence.block_table) * KV_BLOCK_TOKENS - start]
+
+
+def _copy(source: int | None, target: int | None) -> StateCopy:
+    if source is None or target is None:
+        raise ValueError("a sequence without a state cannot withdraw drafts")
+    return StateCopy(source=source, target=target)
+
+
+@contextmanager
+def _all_tokens(sequence: SequenceState) -> Iterator[Sequence[int]]:
+    """Yield the tokens followed by the guesses in flight, without copying a long text."""
+    tokens, num_known = sequence.tokens, len(sequence.tokens)
+    tokens.extend(sequence.ahead)
+    try:
+        yield tokens
+    finally:
+        del tokens[num_known:]
+
+
+def _take_back(drafted: _Drafted, drafter: Drafter, tokens: Sequence[int]) -> None:
+    """Tell the drafter which of the guesses it was shown were wrong."""
+    for position, guess in enumerate(drafted.shown, drafted.shown_from):
+        if position >= len(tokens) or tokens[position] != guess:
+            drafter.truncate(position)
+            return
+
+
+def _before_stop(guesses: Sequence[int], stop_tokens: frozenset[int]) -> Sequence[int]:
+    """Return what comes before a token that ends the text: nothing is sampled after that."""
+    end = next((i for i, token in enumerate(guesses) if token in stop_tokens), len(guesses))
+    return guesses[:end]

@@ -1,0 +1,45 @@
+"""Choices in settings and requests, and their defaults.
+
+This module imports nothing else, since every command reads the settings.
+"""
+
+from __future__ import annotations
+
+import enum
+
+NGRAM = "ngram"
+OFF = "off"
+DEFAULT_DRAFT = NGRAM
+"""The source of drafts: the text itself, or none. Any other value names a model."""
+
+DEFAULT_NUM_STREAMS = 8
+
+DEFAULT_REBALANCE_THRESHOLD = 0.2
+"""The minimum gain, relative to the current speed, at which a deployment moves."""
+
+
+class Objective(enum.Enum):
+    """The objective of plans."""
+
+    LATENCY = "latency"
+    """The least time per token of one stream."""
+    THROUGHPUT = "throughput"
+    """The most tokens per second of several streams together."""
+    MEMORY = "memory"
+    """Every unit filled in proportion to its memory, so that the maximum fill level is minimal."""
+
+
+class Rebalance(enum.Enum):
+    """Whether a deployment moves when a much better plan is found."""
+
+    AUTO = "auto"
+    ASK = "ask"
+    """The better plan is shown; ``potluck rebalance`` carries it out."""
+    NEVER = "never"
+
+
+class ArithmeticChoice(enum.Enum):
+    """The user's choice: bit-identical results on every CPU, or the fastest matrix products."""
+
+    EXACT = "exact"
+    FAST = "fast"

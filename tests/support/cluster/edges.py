@@ -1,0 +1,118 @@
+"""Credentials, edges between threads of the test, and connections that are up to no good."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import cache
+
+from potluck.cluster.edges.connect import connect_edge
+from potluck.cluster.edges.edge import EdgeLimits, IncomingEdge, OutgoingEdge
+from potluck.cluster.edges.frames import Scope
+from potluck.cluster.edges.hello import Hello
+from potluck.cluster.edges.listener import EdgeListener
+from potluck.cluster.trust.authority import Authority, derive_authority, issue_credentials
+from potluck.cluster.trust.credentials import Credentials
+from potluck.cluster.trust.secret import parse_secret
+from potluck.types.cluster import DeploymentId, Epoch, NodeId
+
+SECRET = "4f1d8a60b93ce27581f6d0ea427b9c35e8a71bd2064fc93d5e80a7b61c2f94d3"
+OTHER_SECRET = "93e0b57cd6124af81b7e45a0f3c82d96507bf3a1e864d29c0d5b17ea42f6839c"
+
+RECEIVER = NodeId("a" * 16)
+SENDER = NodeId("b" * 16)
+EPOCH = Epoch(number=7, coordinator=SENDER)
+HELLO = Hello(scope=Scope(deployment=DeploymentId("demo"), epoch=EPOCH), index=2)
+LIMITS = EdgeLimits(max_header_bytes=1000, max_payload_bytes=300_000)
+
+
+@cache
+def authority(secret: str = SECRET) -> Authority:
+    return derive_authority(parse_secret(secret))
+
+
+@cache
+def credentials(node_id: NodeId, secret: str = SECRET) -> Credentials:
+    return issue_credentials(authority(secret), node_id, ["127.0.0.1"])
+
+
+@contextmanager
+def listener(handshake_seconds: float = 5.0) -> Iterator[EdgeListener]:
+    listening = EdgeListener.at(
+        "127.0.0.1", credentials(RECEIVER), handshake_seconds=handshake_seconds
+    )
+    try:
+        yield listening
+    finally:
+        listening.close()
+
+
+def accept(listening: EdgeListener, expected: Hello = HELLO, seconds: float = 10) -> IncomingEdge:
+    return listening.accept(expected, peer=SENDER, limits=LIMITS, timeout_seconds=seconds)
+
+
+def connect(
+    listening: EdgeListener,
+    hello: Hello = HELLO,
+    *,
+    as_node: Credentials | None = None,
+    to_node: NodeId = RECEIVER,
+    seconds: float = 10,
+) -> OutgoingEdge:
+    return connect_edge(
+        listening.address,
+        as_node or credentials(SENDER),
+        hello,
+        peer=to_node,
+        limits=LIMITS,
+        timeout_seconds=seconds,
+    )
+
+
+@contextmanager
+def edge() -> Iterator[tuple[OutgoingEdge, IncomingEdge]]:
+    """Both ends of an edge over TLS."""
+    with listener() as listening, ThreadPoolExecutor(1) as pool:
+        connecting = pool.submit(connect, listening)
+        incoming = accept(listening)
+        outgoing = connecting.result()
+    try:
+        yield outgoing, incoming
+    finally:
+        outgoing.close()
+        incoming.close()
+
+
+@contextmanager
+def bare_edge(limits: EdgeLimits = LIMITS) -> Iterator[tuple[socket.socket, IncomingEdge]]:
+    """A receiving end, and a plain socket for writing to it what no sender would."""
+    writing, reading = socket.socketpair()
+    incoming = IncomingEdge(reading, SENDER, HELLO.scope, limits)
+    try:
+        yield writing, incoming
+    finally:
+        writing.close()
+        incoming.close()
+
+
+@contextmanager
+def tls_client(listening: EdgeListener, as_node: Credentials) -> Iterator[ssl.SSLSocket]:
+    """A connection after the TLS handshake (as far as the client sees it)."""
+    raw = socket.create_connection(listening.address.endpoint, timeout=10)
+    with as_node.client_context().wrap_socket(raw) as connection:
+        yield connection
+
+
+@contextmanager
+def in_thread(call: threading.Thread) -> Iterator[None]:
+    call.start()
+    try:
+        yield
+    finally:
+        call.join(10)
+        if call.is_alive():
+            raise TimeoutError(f"{call.name} did not end")

@@ -1,0 +1,231 @@
+"""Members of a cluster under test: configurations, handlers, a log of events, child processes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from potluck.cluster.membership import (
+    Address,
+    MembershipConfig,
+    MethodTable,
+    Observer,
+    PemPaths,
+)
+from potluck.errors import PotluckError
+from potluck.types.cluster import NodeId
+
+_ROOT = Path(__file__).resolve().parents[3]
+
+
+def node_id(number: int) -> NodeId:
+    return NodeId(f"{number:016x}")
+
+
+def make_config(
+    number: int, *connect: Address, host: str = "127.0.0.1", **others: Any
+) -> MembershipConfig:
+    """Node ``number``, listening on a free port of ``host``."""
+    return MembershipConfig(
+        node_id=node_id(number),
+        cluster_id="test",
+        listen=Address(host=host, port=0),
+        connect=connect,
+        **others,
+    )
+
+
+@dataclass(slots=True)
+class Handlers:
+    """Methods to call, and what became of their handlers."""
+
+    ended: list[str] = field(default_factory=list)
+    num_echoed: int = 0
+    num_ticking: int = 0
+
+    def table(self) -> MethodTable:
+        table = MethodTable()
+        table.register("echo", self._echo)
+        table.register("sleep", self._sleep)
+        table.register("refuse", self._refuse)
+        table.register("fail", self._fail)
+        table.register("huge", self._huge)
+        table.register_stream("count", self._count)
+        table.register_stream("tick", self._tick)
+        table.register_stream("pour", self._pour)
+        table.register_stream("break", self._break)
+        return table
+
+    async def _echo(self, request: bytes) -> bytes:
+        self.num_echoed += 1
+        return request
+
+    async def _sleep(self, request: bytes) -> bytes:
+        try:
+            await asyncio.sleep(float(request))
+        except asyncio.CancelledError:
+            self.ended.append("sleep")
+            raise
+        return b"slept"
+
+    async def _refuse(self, request: bytes) -> bytes:
+        raise PotluckError("the model is not here", hint="copy it first")
+
+    async def _fail(self, request: bytes) -> bytes:
+        raise KeyError("an internal detail")
+
+    async def _huge(self, request: bytes) -> bytes:
+        return bytes((1 << 20) + 1)
+
+    async def _count(self, request: bytes) -> AsyncGenerator[bytes, None]:
+        num_parts, part_bytes = json.loads(request)
+        try:
+            for index in range(num_parts):
+                yield index.to_bytes(4, "little") + bytes(part_bytes)
+        except GeneratorExit:
+            self.ended.append("count")
+            raise
+
+    async def _tick(self, request: bytes) -> AsyncGenerator[bytes, None]:
+        self.num_ticking += 1
+        try:
+            while True:
+                yield b"tick"
+                await asyncio.sleep(0.01)
+        finally:
+            self.ended.append("tick")
+
+    async def _pour(self, request: bytes) -> AsyncGenerator[bytes, None]:
+        interval_seconds, part_bytes = json.loads(request)
+        try:
+            while True:
+                yield bytes(part_bytes)
+                await asyncio.sleep(interval_seconds)
+        finally:
+            self.ended.append("pour")
+
+    async def _break(self, request: bytes) -> AsyncGenerator[bytes, None]:
+        yield b"first"
+        raise PotluckError("the disk is full", hint="")
+
+
+@dataclass(slots=True)
+class Events:
+    """What an observer was told, in order."""
+
+    seen: list[str] = field(default_factory=list)
+
+    def observer(self) -> Observer:
+        return Observer(
+            on_join=lambda node: self.seen.append(f"join {node}"),
+            on_leave=lambda node: self.seen.append(f"leave {node}"),
+            on_incompatible=lambda node, version: self.seen.append(
+                f"incompatible {node} {version}"
+            ),
+        )
+
+
+class MemberProcess:
+    """A member in a process of its own (``support.cluster.member_process``); killed at the end."""
+
+    def __init__(self, config: MembershipConfig, *, prefix: Sequence[str] = ()) -> None:
+        settings = {
+            "number": int(config.node_id, 16),
+            "connect": [str(address) for address in config.connect],
+            "host": config.listen.host,
+            "multicast": config.multicast,
+            "wire_version": config.wire_version,
+            "pem": None if config.pem is None else _pem_texts(config.pem),
+        }
+        command = [
+            *prefix,
+            sys.executable,
+            "-m",
+            "support.cluster.member_process",
+            json.dumps(settings),
+        ]
+        paths = os.pathsep.join((str(_ROOT / "src"), str(_ROOT / "tests")))
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": paths},
+        )
+        self._lines: list[str] = []
+        self._news = threading.Condition()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    @property
+    def lines(self) -> list[str]:
+        """What the member has said: ``open ADDRESS``, ``join ID``, ``error MESSAGE`` …"""
+        with self._news:
+            return list(self._lines)
+
+    def expect(self, start: str, *, within: float) -> str:
+        """The rest of the first line that begins with ``start``."""
+        found: list[str] = []
+
+        def is_there() -> bool:
+            found[:] = [line for line in self._lines if line.startswith(start)]
+            return bool(found)
+
+        with self._news:
+            if not self._news.wait_for(is_there, within):
+                raise AssertionError(f"no {start!r} within {within} s, only {self._lines}")
+        return found[0].removeprefix(start).strip()
+
+    def say(self, command: str) -> None:
+        """Have it take a stream, or call a node again and again.
+
+        ``METHOD NODE REQUEST`` takes that stream; ``stream NODE METHOD REQUEST`` says, too, how it
+        ended: ``complete``, or ``cut ERROR MESSAGE``. ``watch NODE SECONDS`` calls ``echo`` for so
+        long, and then says ``watched NODE NUM_ANSWERED NUM_FAILED SLOWEST_SECONDS``.
+        """
+        assert self.process.stdin is not None
+        self.process.stdin.write(command + "\n")
+        self.process.stdin.flush()
+
+    def leave(self) -> int:
+        """Let the member close and its process end; the exit status."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        return self.process.wait(5)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.process.kill()
+        self.process.wait()
+        self._reader.join()
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.close()
+        self.process.stdout.close()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            with self._news:
+                self._lines.append(line.strip())
+                self._news.notify_all()
+
+
+def _pem_texts(pem: PemPaths) -> list[str]:
+    return [str(pem.authority), str(pem.certificate), str(pem.key)]

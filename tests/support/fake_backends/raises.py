@@ -1,8 +1,0 @@
-"""A backend with a defect."""
-
-from __future__ import annotations
-
-from support.fake_backends.behaviour import note_call
-
-note_call()
-raise KeyError("device")

@@ -1,0 +1,73 @@
+"""The HTTP address over a toy gateway, served on a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from support.http.toy_gateway import ToyGateway
+
+from potluck.api import ApiConfig, serve
+from potluck.api.app import Page
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningApi:
+    url: str
+    gateway: ToyGateway
+
+    @property
+    def base_url(self) -> str:
+        return f"{self.url}/v1"
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rsplit(":", 1)[1])
+
+
+@contextmanager
+def running_api(
+    config: ApiConfig | None = None,
+    *,
+    step_seconds: float = 0.0,
+    gateway: ToyGateway | None = None,
+    page: Page | None = None,
+) -> Iterator[RunningApi]:
+    """Serve until the block is left; afterwards no KV block may be held."""
+    gateway = gateway or ToyGateway(step_seconds=step_seconds)
+    started = threading.Event()
+    url = ""
+    loop = asyncio.new_event_loop()
+    stop = asyncio.Event()
+
+    async def main() -> None:
+        nonlocal url
+        async with serve(gateway, config or ApiConfig(), page) as url:
+            started.set()
+            await stop.wait()
+
+    def run() -> None:
+        try:
+            loop.run_until_complete(main())
+            loop.run_until_complete(loop.shutdown_asyncgens())
+            loop.run_until_complete(loop.shutdown_default_executor())
+        finally:
+            loop.close()
+            started.set()
+
+    thread = threading.Thread(target=run, name="api")
+    thread.start()
+    try:
+        assert started.wait(20)
+        assert url, "the server did not start"
+        yield RunningApi(url=url, gateway=gateway)
+    finally:
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(stop.set)
+        thread.join(20)
+        gateway.dispatcher.close()
+    assert not thread.is_alive()
+    assert gateway.num_used_blocks == 0

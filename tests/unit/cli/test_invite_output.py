@@ -1,0 +1,134 @@
+"""What ``potluck invite`` and ``potluck nodes`` show, and their schemas."""
+
+from __future__ import annotations
+
+import json
+from importlib import resources
+from typing import Any, cast
+
+import jsonschema
+import msgspec
+import pytest
+
+from potluck.cli.invite import invitation_lines, join_lines, line_headings
+from potluck.cli.nodes import node_lines
+from potluck.cluster.agent.inviting import Inviting, NewInvitation
+from potluck.cluster.agent.nodes_view import (
+    find_node,
+    invitations_view,
+    new_invitation_view,
+    nodes_view,
+)
+from potluck.cluster.agent.removals import Removals
+from potluck.cluster.invitations.invitation import parse_invitation
+from potluck.cluster.invitations.ledger import Ledger
+from potluck.cluster.trust.authority import derive_authority, issue_server_credentials
+from potluck.cluster.trust.secret import generate_secret, parse_secret
+from potluck.errors import UsageError
+
+NOW = 1_700_000_000.0
+HERE, AWAY, REMOVED, SILENT = "a" * 16, "b" * 16, "c" * 16, "d" * 16
+TEXT = f"10.0.0.7:7333/{'0123456789ABCDEFGHJKMNPQRSTVWXYZ'}/{'A' * 43}"
+
+
+def check(name: str, view: dict[str, Any]) -> None:
+    schema = json.loads((resources.files("potluck.cli") / f"schemas/{name}.json").read_text())
+    document = {"schema": f"potluck.{name}/1", **view}
+    jsonschema.validate(json.loads(json.dumps(document)), schema)
+
+
+def ledger() -> Ledger:
+    made, first, _ = Ledger().invite(NOW, num_uses=2, seconds=3600)
+    made, _, _ = made.invite(NOW, num_uses=1, seconds=60)
+    made, node = made.admit(first, b"k" * 32, NOW, name="board", host="10.0.0.9")
+    members = tuple(msgspec.structs.replace(each, node_id=AWAY) for each in made.members)
+    assert node == made.members[0].node_id
+    return msgspec.structs.replace(made, members=members)
+
+
+class PlayedRemovals:
+    def times(self) -> dict[str, int]:
+        return {REMOVED: int(NOW)}
+
+    def holds_secret(self, node: str) -> bool | None:
+        return {HERE: True, SILENT: None}[node]
+
+
+class PlayedInviting:
+    def members(self) -> Any:
+        return ledger().members
+
+
+def view() -> dict[str, Any]:
+    state = {
+        "nodes": [
+            {"node_id": HERE, "name": "desk", "address": "10.0.0.7:7333", "state": "ready"},
+            {"node_id": SILENT, "state": "silent"},
+        ]
+    }
+    return nodes_view(state, cast("Removals", PlayedRemovals()), cast("Inviting", PlayedInviting()))
+
+
+def test_a_new_invitation() -> None:
+    authority = derive_authority(parse_secret(generate_secret()))
+    certificate, _ = issue_server_credentials(authority, ["10.0.0.7"])
+    made = new_invitation_view(
+        NewInvitation(
+            invitation_id="0" * 8,
+            invitation=parse_invitation(TEXT),
+            expires=NOW,
+            num_uses=1,
+            certificate_pem=certificate.decode(),
+        )
+    )
+    lines = join_lines(made, with_software=True)
+    check("invite", {**made, "lines": lines})
+    assert list(lines) == ["python", "shell", "potluck"]
+    assert lines["potluck"] == f"potluck up --join {TEXT}"
+    assert made["certificate_sha256"] in lines["python"]
+    assert f"sha256//{made['key_sha256']};" in lines["shell"]
+    alone = join_lines(made, with_software=False)
+    check("invite", {**made, "lines": alone})
+    assert list(alone) == ["potluck"]
+
+
+def test_every_command_says_where_to_run_it() -> None:
+    assert list(line_headings(["python", "shell", "potluck"])) == [
+        "on a machine with Python 3.11 or newer, run:",
+        "or, on a machine with a shell and curl or GNU wget, run:",
+        "or, on a machine with this version of Potluck, run:",
+    ]
+    assert list(line_headings(["potluck"])) == ["on a machine with this version of Potluck, run:"]
+
+
+def test_invitations_are_listed() -> None:
+    shown = invitations_view(ledger(), NOW + 120)
+    check("invitations", shown)
+    first, second, third = invitation_lines(shown, NOW + 120)
+    assert first.split() == ["INVITATION", "USED", "STATE", "NODES"]
+    assert second.endswith(f"1 of 2  valid for 58 min  {AWAY}")
+    assert third.endswith("0 of 1  it has expired    -")
+    assert "no invitations" in next(invitation_lines({"invitations": []}, NOW))
+
+
+def test_nodes_that_are_there_away_and_removed() -> None:
+    shown = view()
+    check("nodes", shown)
+    lines = list(node_lines(shown))
+    assert lines[1].split() == [HERE, "desk", "ready", "secret", "10.0.0.7:7333"]
+    assert lines[2].split() == [SILENT, "-", "silent", "-", "-"]
+    assert lines[3].split() == [AWAY, "board", "away", "invitation", "-"]
+    assert lines[4].split()[:3] == [REMOVED, "-", "removed"]
+
+
+def test_a_node_is_found_by_its_id_its_beginning_or_its_name() -> None:
+    assert find_node(view(), HERE)["node_id"] == HERE
+    assert find_node(view(), "aaaa")["node_id"] == HERE
+    assert find_node(view(), "board")["node_id"] == AWAY
+    assert find_node(view(), "e" * 16)["node_id"] == "e" * 16  # never seen here
+    for unknown in ("aaa", "nobody", "E" * 16, REMOVED):
+        with pytest.raises(UsageError):
+            find_node(view(), unknown)
+    several = {"nodes": [*view()["nodes"], {**view()["nodes"][0], "node_id": "f" * 16}]}
+    with pytest.raises(UsageError, match="several"):
+        find_node(several, "desk")

@@ -1,0 +1,87 @@
+"""When transfers leave most of the link to what the node serves."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import cast
+
+import pytest
+from support.cluster.calls import A, B, a_record
+from support.virtual_time.run import run_in_virtual_time
+
+from potluck.cluster.agent import link_share
+from potluck.cluster.agent.link_share import serves, share_links
+from potluck.cluster.calls import DeploymentRecord, DeploymentState
+from potluck.cluster.transfer.supervisor import TransferProcess
+from potluck.types.cluster import DeploymentId
+from potluck.types.speed import LinkSpeed
+
+READY = a_record(coordinator=A)
+
+
+def test_a_coordinator_serves() -> None:
+    assert serves(A, [READY], ())
+    assert not serves(B, [READY], ())
+    assert not serves(A, [], ())
+
+
+def test_a_gateway_serves_while_it_has_sequences() -> None:
+    assert serves(B, [READY], {READY.deployment})
+    assert not serves(B, [READY], {DeploymentId("another")})
+
+
+@pytest.mark.parametrize(
+    "state", [each for each in DeploymentState if each is not DeploymentState.READY]
+)
+def test_files_of_a_deployment_that_does_not_answer_yet_are_not_slowed_down(
+    state: DeploymentState,
+) -> None:
+    record = a_record(coordinator=A, state=state)
+    assert not serves(A, [record], {record.deployment})
+    assert serves(A, [record, READY], {record.deployment})
+
+
+class Files:
+    """A transfer process that remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[bool, float]] = []
+
+    def set_serving(self, is_serving: bool, *, link_bytes_per_second: float) -> None:
+        self.told.append((is_serving, link_bytes_per_second))
+
+
+def test_the_transfer_process_is_told_of_changes_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link_share, "_SHARE_SECONDS", 0.001)
+    files = Files()
+    records: list[DeploymentRecord] = []
+    speeds: list[LinkSpeed] = []
+
+    async def scenario() -> None:
+        sharing = asyncio.ensure_future(
+            share_links(
+                cast(TransferProcess, files), lambda: serves(A, records, ()), lambda: speeds
+            )
+        )
+        await asyncio.sleep(0.05)
+        records.append(READY)
+        await asyncio.sleep(0.05)
+        speeds.extend(speed(rate) for rate in (1e7, 1e8))
+        await asyncio.sleep(0.05)
+        records.clear()
+        await asyncio.sleep(0.05)
+        sharing.cancel()
+        await asyncio.gather(sharing, return_exceptions=True)
+
+    run_in_virtual_time(scenario())
+    assert files.told == [(False, 0.0), (True, 0.0), (True, 1e8), (False, 1e8)]
+
+
+def speed(bytes_per_second: float) -> LinkSpeed:
+    return LinkSpeed(
+        node_id=B,
+        latency_seconds=1e-4,
+        bytes_per_second=bytes_per_second,
+        num_samples=1,
+        age_seconds=0.0,
+    )

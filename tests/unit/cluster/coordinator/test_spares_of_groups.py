@@ -1,0 +1,59 @@
+"""Spares of the parts of a group: on nodes that are not in it."""
+
+from __future__ import annotations
+
+from support.cluster.calls import A, B, C, a_plan
+from support.cluster.node_reports import node_report
+
+from potluck.cluster.coordinator.spares import SpareCandidate, missing_spares
+from potluck.placement.keeping import Holding
+from potluck.types.arithmetic import Arithmetic
+from potluck.types.cluster import DeploymentId, Epoch, NodeId
+from potluck.types.held_stage import HeldStage
+from potluck.types.node import CPU_UNIT, NodeReport, UnitReport
+from potluck.types.program import GroupPart
+from potluck.types.quantization import Quantization
+
+
+def held(node: NodeId, part: GroupPart | None) -> SpareCandidate:
+    stage = HeldStage(
+        deployment=DeploymentId("d"),
+        epoch=Epoch(number=1, coordinator=A),
+        unit_id=CPU_UNIT,
+        start_layer=0,
+        end_layer=4,
+        has_embedding=True,
+        has_head=True,
+        part=part,
+        context_tokens=64,
+        num_blocks=4,
+        quantization=Quantization.NONE,
+        arithmetic=Arithmetic.EXACT,
+        is_mapped=False,
+        num_bytes=600,
+        device_bytes=0,
+    )
+    return SpareCandidate(stage=Holding(node_id=node, stage=stage), memory=a_plan(), mapped=None)
+
+
+def report(node: NodeId) -> NodeReport:
+    unit = UnitReport(
+        unit_id=CPU_UNIT,
+        backend="native",
+        description="",
+        usable_bytes=1000,
+        is_shared=True,
+        num_threads=1,
+    )
+    return node_report(node, unit, usable_bytes=1000)
+
+
+def test_no_member_of_a_group_holds_a_spare_of_another_part() -> None:
+    """The two could not be members of one group: both would be lost with the node."""
+    members = [held(node, GroupPart(member=m, shares=(1, 1))) for m, node in enumerate((A, B))]
+    assert missing_spares(members, [report(A), report(B)], 1) == ()
+    (spare,) = missing_spares(members, [report(A), report(B), report(C)], 1)
+    assert (spare.index, spare.node_id) == (0, C)
+    # Stages that are held alone may have their spares on one another's nodes.
+    (spare,) = missing_spares([held(A, None)], [report(A), report(B)], 1)
+    assert spare.node_id == B

@@ -1,0 +1,95 @@
+"""The share of the link that transfers get while a deployment is served."""
+
+from __future__ import annotations
+
+import socket
+import time
+from pathlib import Path
+
+import pytest
+from support.cluster.transfers import JOB, content_of, file_bytes, from_peer, manifest_of, nodes
+
+from potluck.cluster.transfer.share import Share, served_limit, set_bulk_options
+from potluck.types.content import CHUNK_BYTES
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def test_without_a_limit_nothing_waits() -> None:
+    clock = Clock()
+    share = Share(clock=clock, sleep=clock.sleep)
+    share.spend(10**12)
+    assert clock.now == 100.0
+
+
+def test_what_is_spent_takes_its_time() -> None:
+    clock = Clock()
+    share = Share(clock=clock, sleep=clock.sleep)
+    share.set_limit(1e6)
+    for _ in range(100):
+        share.spend(100_000)
+    assert clock.now == pytest.approx(110, abs=0.2)
+
+
+def test_a_pause_saves_up_little() -> None:
+    clock = Clock()
+    share = Share(clock=clock, sleep=clock.sleep)
+    share.set_limit(1e6)
+    clock.now += 1000
+    share.spend(10**6)
+    share.spend(10**6)
+    assert clock.now == pytest.approx(1101, abs=0.1)
+
+
+def test_a_limit_can_be_lifted() -> None:
+    clock = Clock()
+    share = Share(clock=clock, sleep=clock.sleep)
+    share.set_limit(1.0)
+    share.set_limit(None)
+    share.spend(10**9)
+    assert clock.now == 100.0
+
+
+def test_the_share_is_a_quarter_and_at_least_two_megabytes_a_second() -> None:
+    assert served_limit(118e6) == pytest.approx(29.5e6)
+    assert served_limit(0) == 2e6
+    assert served_limit(1e6) == 2e6
+
+
+def test_bulk_waits_behind_other_connections() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()) as connection,
+    ):
+        set_bulk_options(connection)
+        assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY) == 2
+
+
+@pytest.mark.slow
+def test_a_node_that_serves_a_deployment_takes_and_gives_a_share_of_its_link(
+    tmp_path: Path,
+) -> None:
+    data = file_bytes(12 * CHUNK_BYTES, seed=5)
+    content = content_of(data)
+    with nodes(tmp_path, 3) as [owner, taker, other]:
+        owner.give("model.gguf", data)
+        for busy, reader in ((owner, other), (taker, taker)):
+            busy.service.set_serving(True, 24e6)  # a quarter are 6 MB/s
+            reader.set_sources(
+                manifest_of({"model.gguf": data}), [from_peer(content, owner)], [owner]
+            )
+            began = time.monotonic()
+            assert reader.read(content) == data
+            seconds = time.monotonic() - began
+            assert len(data) / 6e6 * 0.85 < seconds
+            busy.service.set_serving(False, 24e6)
+            busy.board.end_job(JOB)

@@ -1,0 +1,121 @@
+"""What installers take, by tags; the expectations are from the specifications."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from support.portability.linking import a_host
+
+from potluck.portability.hosts.host import HostPython
+from potluck.portability.wheels.file import Distribution
+from potluck.portability.wheels.tags import install_finding, policy_glibc, promised_glibc
+
+
+def a_distribution(*tags: str, requires_python: str = "") -> Distribution:
+    return Distribution(
+        name="pack", version="1.0", tags=tags, requires_python=requires_python, requires=()
+    )
+
+
+@pytest.mark.parametrize(
+    ("platform", "machine", "libc", "version", "is_taken"),
+    [
+        ("manylinux_2_17_x86_64", "x86_64", "glibc", (2, 17), True),
+        ("manylinux_2_17_x86_64", "x86_64", "glibc", (2, 36), True),
+        ("manylinux_2_28_x86_64", "x86_64", "glibc", (2, 27), False),
+        ("manylinux2014_x86_64", "x86_64", "glibc", (2, 17), True),
+        ("manylinux2014_x86_64", "x86_64", "glibc", (2, 12), False),
+        ("manylinux1_x86_64", "x86_64", "glibc", (2, 12), True),
+        ("manylinux1_aarch64", "aarch64", "glibc", (2, 36), False),  # there never was one
+        ("manylinux2014_aarch64", "aarch64", "glibc", (2, 36), True),
+        ("manylinux_2_17_aarch64", "x86_64", "glibc", (2, 36), False),
+        ("manylinux_2_17_x86_64", "x86_64", "musl", (1, 2), False),
+        ("musllinux_1_1_x86_64", "x86_64", "musl", (1, 2), True),
+        ("musllinux_1_2_x86_64", "x86_64", "musl", (1, 1), False),
+        ("musllinux_1_2_x86_64", "x86_64", "glibc", (2, 36), False),
+        ("linux_x86_64", "x86_64", "glibc", (2, 36), True),
+        ("any", "riscv64", "glibc", (2, 36), True),
+        ("win_amd64", "x86_64", "glibc", (2, 36), False),
+    ],
+)
+def test_platforms(
+    platform: str, machine: str, libc: str, version: tuple[int, int], is_taken: bool
+) -> None:
+    host = a_host(machine=machine, libc=libc, libc_version=version)
+    finding = install_finding(a_distribution(f"py3-none-{platform}"), host)
+    assert (finding is None) is is_taken
+    if finding is not None:
+        assert platform in finding.message
+        assert machine in finding.message
+
+
+@pytest.mark.parametrize(
+    ("tag", "version", "is_free_threaded", "is_taken"),
+    [
+        ("cp311-cp311", (3, 11), False, True),
+        ("cp311-cp311", (3, 12), False, False),
+        ("cp38-abi3", (3, 12), False, True),
+        ("cp312-abi3", (3, 11), False, False),
+        ("py3-none", (3, 13), False, True),
+        ("py2.py3-none", (3, 13), False, True),
+        ("py2-none", (3, 13), False, False),
+        ("cp37-none", (3, 11), False, False),
+        ("cp313-cp313t", (3, 13), True, True),
+        ("cp313-cp313", (3, 13), True, False),
+        ("cp313-cp313t", (3, 13), False, False),
+        ("pp310-pypy310_pp73", (3, 10), False, False),
+    ],
+)
+def test_pythons(
+    tag: str, version: tuple[int, int], is_free_threaded: bool, is_taken: bool
+) -> None:
+    interpreters, abi = tag.split("-")
+    tags = [f"{each}-{abi}-manylinux_2_17_x86_64" for each in interpreters.split(".")]
+    python = HostPython(
+        implementation="cpython", version=version, is_free_threaded=is_free_threaded
+    )
+    host = replace(a_host(), python=python)
+    assert (install_finding(a_distribution(*tags), host) is None) is is_taken
+    nobody = replace(a_host(), python=None)
+    assert install_finding(a_distribution(*tags), nobody) is None
+
+
+def test_platform_and_python_must_go_together_in_one_tag() -> None:
+    tags = ("cp310-cp310-manylinux_2_17_x86_64", "cp311-cp311-manylinux_2_17_aarch64")
+    assert install_finding(a_distribution(*tags), a_host()) is not None
+
+
+@pytest.mark.parametrize(
+    ("wanted", "is_taken"),
+    [("", True), (">=3.8", True), (">=3.12", False), (">=3.11.4", True), ("<3.11", False)],
+)
+def test_requires_python(wanted: str, is_taken: bool) -> None:
+    distribution = a_distribution("py3-none-any", requires_python=wanted)
+    assert (install_finding(distribution, a_host()) is None) is is_taken
+
+
+def test_what_cannot_be_read_forbids_nothing() -> None:
+    distribution = a_distribution("py3-none-any", requires_python="three")
+    assert install_finding(distribution, a_host()) is None
+
+
+@pytest.mark.parametrize(
+    ("platform", "glibc"),
+    [
+        ("manylinux_2_17_x86_64", (2, 17)),
+        ("manylinux2014_aarch64", (2, 17)),
+        ("manylinux1_x86_64", (2, 5)),
+        ("linux_x86_64", None),
+        ("musllinux_1_2_x86_64", None),
+        ("any", None),
+    ],
+)
+def test_policies_of_platforms(platform: str, glibc: tuple[int, int] | None) -> None:
+    assert policy_glibc(platform) == glibc
+
+
+def test_the_oldest_of_several_tags_is_what_is_promised() -> None:
+    tags = ("cp311-cp311-manylinux_2_28_x86_64", "cp311-cp311-manylinux2014_x86_64")
+    assert promised_glibc(a_distribution(*tags)) == (2, 17)
+    assert promised_glibc(a_distribution("py3-none-any")) is None

@@ -1,0 +1,145 @@
+"""A test is skipped only where nothing that it depends on has changed since it passed."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.recorded.record import PROVES, Group, Record, read_proofs, rooms_up_to
+
+ROOT = Path(__file__).parents[3]
+GROUP = Group(name="group", modules=("test_a.py", "test_b.py"), inputs=("folder", "file.toml"))
+TESTS = {"test_a.py": ["a::one", "a::two"], "test_b.py": ["b::one"]}
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "folder/inner").mkdir(parents=True)
+    (tmp_path / "folder/inner/source.py").write_text("1")
+    (tmp_path / "file.toml").write_text("2")
+    return tmp_path
+
+
+def record(root: Path, machine: str = "this") -> Record:
+    return Record(root / "proof.json", root, [GROUP], machine)
+
+
+def prove(
+    root: Path, monkeypatch: pytest.MonkeyPatch, *failing: str, machine: str = "this"
+) -> list[str]:
+    """All tests run and pass but ``failing``; which groups are not recorded."""
+    with monkeypatch.context() as patch:
+        patch.setenv(PROVES, "1")
+        made = record(root, machine)
+        for module, tests in TESTS.items():
+            assert made.reason_to_skip(module, tests) is None
+            for test in tests:
+                made.note(module, test, has_passed=True)
+                made.note(module, test, has_passed=test not in failing)
+        return made.write()
+
+
+def skips(root: Path, machine: str = "this") -> list[bool]:
+    made = record(root, machine)
+    return [made.reason_to_skip(module, tests) is not None for module, tests in TESTS.items()]
+
+
+def test_what_passed_is_skipped_until_an_input_changes(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert skips(root) == [False, False]
+    assert prove(root, monkeypatch) == []
+    assert skips(root) == [True, True]
+    (root / "folder/inner/source.py").write_text("3")
+    assert skips(root) == [False, False]
+    (root / "folder/inner/source.py").write_text("1")
+    assert skips(root) == [True, True]
+    (root / "folder/new.py").touch()
+    assert skips(root) == [False, False]
+
+
+def test_a_compiled_file_is_no_input(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prove(root, monkeypatch)
+    (root / "folder/__pycache__").mkdir()
+    (root / "folder/__pycache__/source.txt").touch()
+    (root / "folder/core.so").touch()
+    assert skips(root) == [True, True]
+
+
+def test_another_machine_shows_it_again(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prove(root, monkeypatch)
+    assert skips(root, "another") == [False, False]
+
+
+def test_machines_that_showed_the_same_are_all_on_record(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prove(root, monkeypatch)
+    prove(root, monkeypatch, machine="another")
+    assert skips(root) == skips(root, "another") == [True, True]
+    (root / "file.toml").write_text("3")
+    prove(root, monkeypatch, machine="another")
+    assert skips(root, "another") == [True, True]
+    assert skips(root) == [False, False]
+
+
+def test_a_run_of_another_group_at_the_same_time_is_not_overwritten(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = Group(name="other", modules=("test_c.py",), inputs=("file.toml",))
+    path, machine = root / "proof.json", "this"
+    with monkeypatch.context() as patch:
+        patch.setenv(PROVES, "1")
+        runs = [Record(path, root, [GROUP, other], machine) for _ in range(2)]
+        for run, (module, tests) in zip(
+            runs, [("test_c.py", ["c::one"]), ("test_a.py", TESTS["test_a.py"])], strict=True
+        ):
+            run.reason_to_skip(module, tests)
+            for test in tests:
+                run.note(module, test, has_passed=True)
+        assert [run.write() for run in runs] == [[], []]
+    assert set(read_proofs(path)) == {"group", "other"}
+
+
+def test_another_version_of_a_package_shows_it_again(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = replace(GROUP, packages=("numpy",))
+    before = group.digest(root)
+    assert before == group.digest(root)
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: f"another of {name}")
+    assert group.digest(root) != before
+
+
+def test_a_new_test_runs_with_those_of_its_module(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prove(root, monkeypatch)
+    assert record(root).reason_to_skip("test_a.py", [*TESTS["test_a.py"], "a::new"]) is None
+
+
+def test_a_part_that_failed_leaves_the_record_as_it_was(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert prove(root, monkeypatch, "b::one") == ["group"]
+    assert skips(root) == [False, False]
+
+
+def test_modules_of_no_group_always_run(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prove(root, monkeypatch)
+    assert record(root).reason_to_skip("test_c.py", []) is None
+
+
+def test_an_input_that_does_not_exist_is_an_error(root: Path) -> None:
+    (root / "file.toml").unlink()
+    with pytest.raises(FileNotFoundError, match="group depends on file"):
+        record(root).reason_to_skip("test_a.py", TESTS["test_a.py"])
+
+
+def test_rooms_are_those_that_the_layers_let_it_import() -> None:
+    rooms = rooms_up_to("portability", ROOT)
+    assert {"src/potluck/portability", "src/potluck/types", "src/potluck/errors.py"} <= set(rooms)
+    assert not {"src/potluck/kernels", "src/potluck/engines", "src/potluck/cli"} & set(rooms)
+    assert all((ROOT / path).exists() for path in rooms)

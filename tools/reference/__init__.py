@@ -1,0 +1,1 @@
+"""The pages of ``docs/reference`` that are generated from the code."""
