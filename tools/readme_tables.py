@@ -108,8 +108,8 @@ ENGLISH = Words(
     conditions=(
         "Shapes of published models with random weights, the same GGUF files for both programs, "
         "alternating runs on one machine ({cpu}, {threads} threads, {date}); medians. llama.cpp "
-        "{commit} was built for that CPU. BF16 was computed in fast arithmetic. All comparisons of "
-        "these runs in which Potluck was slower are listed."
+        "{commit} was built for that CPU. BF16 was computed in fast arithmetic. Every comparison "
+        "that Potluck lost is listed."
     ),
     peer_conditions=(
         "Llama-3.2-1B shape, 4-bit weights (Q4_0 and Q40), greedy decoding, tensor parallelism "

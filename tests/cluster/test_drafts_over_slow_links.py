@@ -94,7 +94,7 @@ def measured(folder: Path) -> dict[str, Document]:
         return answers
 
 
-@pytest.mark.alone
+@pytest.mark.timing
 def test_drafts_hide_the_links_from_one_stream(tmp_path: Path) -> None:
     require_namespaces()
     found = measured(tmp_path)

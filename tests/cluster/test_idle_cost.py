@@ -41,7 +41,7 @@ def agents(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[AgentProce
         yield agents
 
 
-@pytest.mark.alone
+@pytest.mark.timing
 def test_an_idle_cluster_costs_next_to_no_time_and_little_memory(
     agents: list[AgentProcess],
 ) -> None:

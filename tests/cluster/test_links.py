@@ -58,7 +58,7 @@ def members(hosts: tuple[Host, ...]) -> Iterator[list[LinkMember]]:
         yield found
 
 
-@pytest.mark.alone
+@pytest.mark.timing
 def test_members_on_loopback_measure_each_other_within_seconds() -> None:
     for _ in range(NUM_TRIES):
         with LinkMember(1) as one, LinkMember(2, one.address) as other:
@@ -72,7 +72,7 @@ def test_members_on_loopback_measure_each_other_within_seconds() -> None:
     assert rate > 20e6
 
 
-@pytest.mark.alone
+@pytest.mark.timing
 @pytest.mark.parametrize("delay", [0.005, 0.02])
 def test_latencies_are_those_of_the_network(relay: Relay, delay: float) -> None:
     relay.set_all(Link(delay_seconds=delay))
@@ -87,7 +87,7 @@ def test_latencies_are_those_of_the_network(relay: Relay, delay: float) -> None:
     assert slowest < most
 
 
-@pytest.mark.alone
+@pytest.mark.timing
 @pytest.mark.parametrize(("rate", "delay"), [(10e6, 0.002), (1e6, 0.0), (100e3, 0.0)])
 def test_rates_are_those_of_the_network(relay: Relay, rate: float, delay: float) -> None:
     one_way, other_way = relay.hosts

@@ -41,7 +41,7 @@ def shown(agent: AgentProcess) -> dict[str, Any]:
     return dict(deployment)
 
 
-@pytest.mark.alone
+@pytest.mark.timing
 def test_measured_speeds_are_shown_everywhere_and_kept(tmp_path: Path) -> None:
     with Fleet(tmp_path) as fleet:
         agents = fleet.start_all(range(2))

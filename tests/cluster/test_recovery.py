@@ -462,7 +462,7 @@ def test_clocks_that_jump_disturb_nothing(cluster: Cluster) -> None:
 # Leaving and joining.
 
 
-@pytest.mark.alone
+@pytest.mark.timing
 @pytest.mark.parametrize("number", [2, 1], ids=["host", "coordinator"])
 def test_down_under_steady_load_takes_seconds_and_fails_nothing(
     cluster: Cluster, number: int
@@ -486,7 +486,7 @@ def test_down_under_steady_load_takes_seconds_and_fails_nothing(
     assert leaver.node_id not in {stage["node_id"] for stage in after["stages"]}
 
 
-@pytest.mark.alone
+@pytest.mark.timing
 def test_joining_with_memory_for_a_stage_disturbs_no_stream(cluster: Cluster) -> None:
     expected = stream_whole(int(cluster.gateway.url.rpartition(":")[2]), MODEL, LONG)
     cluster.agents[2].kill()

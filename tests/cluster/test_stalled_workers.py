@@ -64,7 +64,7 @@ def deploy(agent: AgentProcess) -> subprocess.CompletedProcess[str]:
     return agent.command_line("deploy", "demo", "--context", "256", "--for", "memory", timeout=60)
 
 
-@pytest.mark.alone
+@pytest.mark.timing
 def test_a_node_whose_worker_stands_still_is_left_out_and_tried_again_later(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:

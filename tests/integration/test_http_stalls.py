@@ -132,7 +132,7 @@ def now() -> tuple[float, float]:
     return time.process_time(), time.monotonic()
 
 
-@pytest.mark.alone
+@pytest.mark.timing
 @pytest.mark.parametrize("size", [400_000, 4_000_000])
 def test_a_large_body_stalls_nobody(served: ServedModel, size: int) -> None:
     bodies = heavy_bodies(MODEL, size)
@@ -170,7 +170,7 @@ def resident_mebibytes() -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
-@pytest.mark.alone
+@pytest.mark.timing
 def test_memory_is_bounded_and_comes_back(served: ServedModel) -> None:
     """48 clients with 4 MB each, of every third kind of body; the clients' memory is not theirs."""
     limit_arenas()

@@ -84,7 +84,7 @@ def test_tokens_are_the_same_after_a_reconnect_also_in_another_order_of_stages(
     on_a_node(tmp_path, test)
 
 
-@pytest.mark.alone
+@pytest.mark.timing
 def test_fifty_reconnects_leave_nothing_behind(tmp_path: Path) -> None:
     def held_by(pid: int) -> tuple[int, int, int, int]:
         process = psutil.Process(pid)

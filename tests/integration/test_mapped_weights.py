@@ -75,7 +75,7 @@ def test_the_same_numbers(cache: Path, quantization: Quantization) -> None:
     assert len(list(cache.iterdir())) == 4
 
 
-@pytest.mark.alone
+@pytest.mark.timing
 def test_the_second_start_reads_headers_only(
     cache: Path, large_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import platform
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from support.kernels.build import build
+from support.kernels.build import build_for_this_cpu
 from support.kernels.instruction_sets import IS_AMX_TESTED
 
 FAULTS = {
@@ -45,8 +44,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def program() -> Path:
-    options = f"-DPython_EXECUTABLE={sys.executable}"
-    return build("dev", "amx_emulator_check", options) / "amx_emulator_check"
+    return build_for_this_cpu("amx_emulator_check") / "amx_emulator_check"
 
 
 def run(*command: str | Path) -> subprocess.CompletedProcess[str]:

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import platform
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from support.kernels.build import build, require_tool
+from support.kernels.build import build_for_aarch64, build_for_this_cpu, require_tool
 from support.kernels.checks import KERNEL_NAMES, LATENT, line_names
 from support.kernels.instruction_sets import TESTED_ISAS
 
@@ -28,7 +27,7 @@ def run(*command: str | Path) -> str:
 
 @pytest.fixture(scope="module")
 def native_program() -> Path:
-    folder = build("dev", "kernel_check", f"-DPython_EXECUTABLE={sys.executable}")
+    folder = build_for_this_cpu("kernel_check")
     return folder / "kernel_check"
 
 
@@ -48,7 +47,7 @@ def test_all_instruction_sets_agree(isa: str, native_program: Path, scalar_lines
     program = native_program
     if isa not in available_isas():
         target = "kernel_check_amx"
-        program = build("dev", target, f"-DPython_EXECUTABLE={sys.executable}") / target
+        program = build_for_this_cpu(target) / target
     lines = run(program, isa)
     names = sorted(line.split()[0] for line in lines.splitlines())
     assert names == sorted(line_names(isa))
@@ -70,16 +69,7 @@ def test_unknown_instruction_set(native_program: Path) -> None:
 def aarch64_program() -> Path:
     if platform.machine() == "aarch64":
         pytest.skip("shown natively by the tests above")
-    folder = build(
-        "aarch64",
-        "kernel_check",
-        "-DPOTLUCK_PYTHON=OFF",
-        "-DCMAKE_SYSTEM_NAME=Linux",
-        "-DCMAKE_SYSTEM_PROCESSOR=aarch64",
-        f"-DCMAKE_CXX_COMPILER={require_tool('aarch64-linux-gnu-g++')}",
-        "-DCMAKE_EXE_LINKER_FLAGS=-static",
-    )
-    return folder / "kernel_check"
+    return build_for_aarch64("kernel_check") / "kernel_check"
 
 
 def emulate(cpu: str, *command: str | Path) -> str:

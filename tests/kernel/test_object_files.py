@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import platform
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from support.kernels.build import build, installed_build, not_shown, require_tool
+from support.kernels.build import build_for_this_cpu, installed_build, not_shown, require_tool
 
 pytestmark = pytest.mark.timeout(900)
 """The first test may compile the core: minutes on a busy machine."""
@@ -18,9 +17,8 @@ pytestmark = pytest.mark.timeout(900)
 def objects() -> list[Path]:
     folder = installed_build()
     if folder is None:
-        python = f"-DPython_EXECUTABLE={sys.executable}"
-        build("dev", "potluck_measure", python)
-        folder = build("dev", "potluck_kernels", python)
+        build_for_this_cpu("potluck_measure")
+        folder = build_for_this_cpu("potluck_kernels")
     isas = ("scalar", "avx2", "avx512") if platform.machine() == "x86_64" else ("scalar", "neon")
     found = [path for isa in isas for path in folder.glob(f"cpp/kernels/**/{isa}.cc.o")]
     assert len(found) == 11 * len(isas)

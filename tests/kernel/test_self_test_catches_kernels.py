@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from types import ModuleType
 
 import numpy as np
 import pytest
 from support.engines.fake_backends.behaviour import right_results
-from support.kernels.build import build, load_extension
+from support.kernels.build import build_for_this_cpu, load_extension
 
 from potluck.kernels import Kernels, available_isas, pack_rows, panel_bytes
 from potluck.probe.cases import self_test as case
@@ -25,7 +24,7 @@ KERNELS = {
 
 @pytest.fixture(scope="module")
 def perturbed() -> ModuleType:
-    return load_extension(build("dev", "_perturbed", f"-DPython_EXECUTABLE={sys.executable}"))
+    return load_extension(build_for_this_cpu("_perturbed"))
 
 
 def deviation_of(kernels: Kernels, fmt: TensorFormat) -> str:

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
-from support.engines.proofs import PROOFS, record_of, recorded, write_record
+from support.engines.proofs import PROOFS, Proof, record_of, recorded, write_record
 
 _HERE = Path(__file__).parent
 _IS_PART = pytest.StashKey[bool]()
@@ -37,9 +38,28 @@ def pytest_deselected(items: Sequence[pytest.Item]) -> None:
             item.config.stash[_IS_PART] = True
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Take over what a worker of pytest-xdist has shown."""
+    output = getattr(node, "workeroutput", {})
+    PROOFS.shown |= {
+        Proof(family=family, files=files, engine=engine, features=frozenset(features))
+        for family, files, engine, features in output.get("proofs", ())
+    }
+    if output.get("is_part", True):
+        node.config.stash[_IS_PART] = True
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    if session.config.getoption("--write-proofs", default=False):
+    output = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        output["is_part"] = not _is_whole(session)
+        output["proofs"] = [
+            (proof.family, proof.files, proof.engine, sorted(proof.features))
+            for proof in PROOFS.shown
+        ]
+    elif session.config.getoption("--write-proofs", default=False):
         write_record(PROOFS.shown)
     elif _is_whole(session) and session.testsfailed == 0 and recorded() != record_of(PROOFS.shown):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED

@@ -17,8 +17,8 @@ from simulation.schedules import run_random
 
 from potluck.child_environment import child_environment
 
-NUM_SCHEDULES = 300
-"""Five times as many as find each defect of ``test_checker``; each takes 0.1 s."""
+NUM_SCHEDULES = int(os.environ.get("POTLUCK_TEST_SCHEDULES", "300"))
+"""300 is five times as many as find each defect of ``test_checker``; each takes 0.1 s."""
 
 _PER_TEST = 50
 _TESTS = Path(__file__).parents[1]

@@ -78,7 +78,7 @@ def to_it(relay: Relay, host: Host) -> None:
     relay.isolate(host, sends=True)
 
 
-@pytest.mark.alone
+@pytest.mark.timing
 @pytest.mark.parametrize(
     ("cut", "request_line", "order"),
     [

@@ -80,7 +80,7 @@ def test_what_it_cannot_do_it_refuses(arguments: tuple[str, ...], reason: str) -
     assert reason in outcome.reason
 
 
-@pytest.mark.alone
+@pytest.mark.timing
 def test_measuring_this_cpu(cache: ProbeCache) -> None:
     trial = try_backend(NATIVE, CPU, kernel_release="6.1", cache=cache)
     seen: list[float] = []

@@ -343,7 +343,7 @@ DISTURBED = 3.0
 """How much longer it may take by the clock, where other things run on this machine."""
 
 
-@pytest.mark.alone
+@pytest.mark.timing
 def test_a_probe_that_knows_everything_takes_a_moment() -> None:
     """Compared with another process on the same CPU, at the same time: CPUs differ widely."""
     run_probe()

@@ -1,10 +1,15 @@
-"""Builds what only tests need of the C++ core: in build/, with CMake and Ninja, incrementally."""
+"""Builds what only tests need of the C++ core: in build/, with CMake and Ninja, incrementally.
+
+``python -m support.kernels.build`` builds all of it. ``make test`` does that before pytest starts,
+so that tests find everything up to date.
+"""
 
 from __future__ import annotations
 
 import fcntl
 import importlib.util
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -16,6 +21,10 @@ from typing import NoReturn
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
+
+FOR_THIS_PYTHON = f"-DPython_EXECUTABLE={sys.executable}"
+
+AARCH64_COMPILER = "aarch64-linux-gnu-g++"
 
 
 def require_tool(name: str) -> str:
@@ -35,10 +44,28 @@ def not_shown(reason: str) -> NoReturn:
     pytest.skip(f"not shown: {reason}")
 
 
-def build(folder: str, target: str, *options: str) -> Path:
+def build_for_this_cpu(target: str) -> Path:
+    """Build ``target`` in build/dev, and return the folder's path."""
+    return _build("dev", target, FOR_THIS_PYTHON)
+
+
+def build_for_aarch64(target: str) -> Path:
+    """Build ``target`` in build/aarch64 with a cross compiler, and return the folder's path."""
+    return _build(
+        "aarch64",
+        target,
+        "-DPOTLUCK_PYTHON=OFF",
+        "-DCMAKE_SYSTEM_NAME=Linux",
+        "-DCMAKE_SYSTEM_PROCESSOR=aarch64",
+        f"-DCMAKE_CXX_COMPILER={require_tool(AARCH64_COMPILER)}",
+        "-DCMAKE_EXE_LINKER_FLAGS=-static",
+    )
+
+
+def _build(folder: str, target: str, *options: str) -> Path:
     """Build ``target`` in build/``folder``, and return the folder's path.
 
-    One process at a time: ``make test`` runs several tests at once, and many of them build.
+    One process at a time: several processes run tests at once, and many of them call this.
     """
     cmake, ninja = require_tool("cmake"), require_tool("ninja")
     path = ROOT / "build" / folder
@@ -92,3 +119,10 @@ def load_extension(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+if __name__ == "__main__":
+    for each in ("all", "kernel_check"):
+        build_for_this_cpu(each)
+    if platform.machine() == "x86_64" and shutil.which(AARCH64_COMPILER):
+        build_for_aarch64("kernel_check")

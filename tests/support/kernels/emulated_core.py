@@ -6,11 +6,10 @@ cpp/check/emulated_amx.cc says what ``DEFECTS`` do.
 from __future__ import annotations
 
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
-from support.kernels.build import ROOT, build
+from support.kernels.build import ROOT, build_for_this_cpu
 from support.kernels.instruction_sets import IS_AMX_TESTED
 
 DEFECT_VARIABLE = "TEST_AMX_DEFECT"
@@ -32,7 +31,7 @@ sys.meta_path[:] = [finder for finder in sys.meta_path if "potluck" not in type(
 
 def install_emulated_core(folder: Path) -> dict[str, str]:
     """Copy the package to ``folder`` with the other core; the environment in which it is found."""
-    built = build("dev", "_core_amx", f"-DPython_EXECUTABLE={sys.executable}") / "amx"
+    built = build_for_this_cpu("_core_amx") / "amx"
     without_core = shutil.ignore_patterns("_core*.so")
     shutil.copytree(ROOT / "src" / "potluck", folder / "potluck", ignore=without_core)
     shutil.copy2(next(built.glob("_core*.so")), folder / "potluck" / "kernels")

@@ -6,11 +6,10 @@ What tests build has the row ``amx`` wherever AVX-512 BF16 is: the CPU's own til
 
 from __future__ import annotations
 
-import sys
 from functools import cache
 from types import ModuleType
 
-from support.kernels.build import build, load_extension, not_shown
+from support.kernels.build import build_for_this_cpu, load_extension, not_shown
 
 from potluck.kernels import Kernels, available_isas, kernels_for
 
@@ -26,7 +25,7 @@ if IS_AMX_TESTED and AMX not in TESTED_ISAS:
 @cache
 def load_perturbed() -> ModuleType:
     """``_perturbed``: the product's kernels, and those of AMX."""
-    return load_extension(build("dev", "_perturbed", f"-DPython_EXECUTABLE={sys.executable}"))
+    return load_extension(build_for_this_cpu("_perturbed"))
 
 
 def kernels_to_test(isa: str) -> Kernels:

@@ -2,7 +2,7 @@
 
 Times are those of a machine that does nothing else. Here other tests keep every core busy, so a
 wait or a block fails only after :data:`PATIENCE` times as long. A test that claims a time more
-closely asserts it itself, and is marked ``alone`` if a busy machine could break it.
+closely asserts it itself, and is marked ``timing`` if a busy machine could break it.
 """
 
 from __future__ import annotations

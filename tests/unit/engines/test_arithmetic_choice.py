@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import logging
 import subprocess
-import sys
 from unittest.mock import patch
 
 import pytest
-from support.kernels.build import build
+from support.kernels.build import build_for_this_cpu
 
 from potluck import kernels
 from potluck.engines.arithmetic_choice import arithmetic_of_weights, arithmetic_on
@@ -90,7 +89,7 @@ def test_an_engine_refuses_the_arithmetic_of_another_instruction_set() -> None:
 @pytest.mark.slow
 def test_the_rows_of_a_step_that_have_fast_products() -> None:
     """Of ragged steps, by a program with kernels that mark what they computed."""
-    folder = build("dev", "fast_products_check", f"-DPython_EXECUTABLE={sys.executable}")
+    folder = build_for_this_cpu("fast_products_check")
     done = subprocess.run(
         [folder / "fast_products_check"], capture_output=True, text=True, timeout=60, check=False
     )

@@ -1,18 +1,27 @@
-"""``make test`` runs every tier."""
+"""``make test`` runs every tier, and ``make test-all`` every test."""
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
+
+from tools.gate import EVERYTHING, GATE
 
 ROOT = Path(__file__).parents[3]
 
 
-def test_make_test_names_every_folder_with_tests() -> None:
-    commands = re.findall(r"\$\(PYTEST\)(.*)", (ROOT / "Makefile").read_text(encoding="utf-8"))
-    named = {word for command in commands for word in command.split() if word.startswith("tests/")}
+def test_the_gate_has_every_folder_with_tests() -> None:
+    named = {"/".join(path.split("/")[:2]) for group in GATE for path in group.paths}
     there = {
         f"tests/{path.relative_to(ROOT / 'tests').parts[0]}"
         for path in (ROOT / "tests").rglob("test_*.py")
     }
     assert named == there
+    assert named < {path for group in EVERYTHING for path in group.paths}
+
+
+def test_what_the_gate_names_exists() -> None:
+    options = [option.removeprefix("--ignore=") for group in GATE for option in group.options]
+    for name in [*options, *(path for group in GATE for path in group.paths)]:
+        path, _, test = name.partition("::")
+        assert (ROOT / path).exists(), name
+        assert f"def {test}" in (ROOT / path).read_text("utf-8") if test else True, name

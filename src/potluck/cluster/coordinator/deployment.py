@@ -344,11 +344,11 @@ class Deployment:
             case actions.MakePlan(attempt=number, without=without):
                 self._begin(number, without)
             case actions.Claim(attempt=number, above=above, may_be_alone=may_be_alone):
-                self._work(number, self._claim(number, above, may_be_alone=may_be_alone))
+                self._work(number, partial(self._claim, number, above, may_be_alone=may_be_alone))
             case actions.Load(attempt=number, release_first=release_first):
-                self._work(number, self._load(number, release_first=release_first))
+                self._work(number, partial(self._load, number, release_first=release_first))
             case actions.Connect(attempt=number):
-                self._work(number, self._connect(number))
+                self._work(number, partial(self._connect, number))
             case actions.Serve():
                 self._serve()
             case actions.Detach(error=error):
@@ -380,7 +380,7 @@ class Deployment:
         if self._state.serving is None:
             self._attempt.close()
         self._attempt = self._new_attempt()
-        self._work(number, self._plan(number, without))
+        self._work(number, partial(self._plan, number, without))
 
     def _take_plan(self) -> None:
         planned, self._better = self._better, None
@@ -512,13 +512,13 @@ class Deployment:
                 attempt.links,
             )
 
-    def _work(self, number: int, work: Coroutine[Any, Any, None]) -> None:
+    def _work(self, number: int, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         self._working = self._background.spawn(self._attempted(number, work))
 
-    async def _attempted(self, number: int, work: Coroutine[Any, Any, None]) -> None:
+    async def _attempted(self, number: int, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Do a part of an attempt, and tell the machine if it fails."""
         try:
-            await work
+            await work()
         except PotluckError as error:
             await self._failed(number, error)
         except Exception as error:  # noqa: BLE001 - nobody else would ever try again

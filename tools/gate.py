@@ -1,0 +1,207 @@
+"""Runs the tests that gate a change: every group, whatever fails, then what failed once more.
+
+A test that fails and then passes in a new process, with nothing beside it, is reported as FLAKY.
+More than ``MOST_FLAKY`` of them fail the run, and so does a test that fails twice.
+
+    python tools/gate.py [GROUP…]          what ``make test`` runs
+    python tools/gate.py --all [GROUP…]    what ``make test-all`` runs
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+WORK = ROOT / "build" / "gate"
+MOST_FLAKY = 3
+NUM_SLOWEST = 10
+
+BUILDING_WHEELS = tuple(
+    f"tests/portability/test_{name}.py"
+    for name in ("newcomers", "own_wheels", "run_demo", "wheel_build")
+)
+"""They compile wheels, which takes minutes."""
+
+CLUSTER = tuple(
+    f"tests/cluster/{name}"
+    for name in (
+        "membership/test_joining.py",
+        "membership/test_joining_over_hosts.py",
+        "membership/test_lost_links.py",
+        "test_arithmetic.py",
+        "test_broken_models.py",
+        "test_cluster_commands.py",
+        "test_concurrent_clients.py",
+        "test_demo_tool.py",
+        "test_deployments.py",
+        "test_differing_models.py",
+        "test_drafts.py",
+        "test_faulty_units.py",
+        "test_gateways_without_files.py",
+        "test_groups.py",
+        "test_identical_text.py",
+        "test_invitations.py",
+        "test_killed_processes.py",
+        "test_memory_limits.py",
+        "test_mixed_backends.py",
+        "test_nothing_kept.py",
+        "test_one_port.py",
+        "test_page.py",
+        "test_poisonous_requests.py",
+        "test_prefix_cache.py",
+        "test_recovery.py::test_a_worker_is_killed_and_all_streams_go_on",
+        "test_recovery.py::test_an_agent_is_killed_and_streams_at_other_gateways_go_on",
+        "test_recovery.py::test_requests_sent_during_a_recovery_wait_and_are_answered",
+        "test_refused_nodes.py",
+        "test_requests_that_wait.py",
+        "test_serve_command.py",
+        "test_small_models.py",
+        "test_strangers_at_the_control_port.py",
+        "test_weights_from_peers.py",
+        "test_weights_from_the_hub.py",
+    )
+)
+"""Join, deploy, serve, each kind of loss, leave, refuse; ``--all`` runs the whole tier."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Tests that run in one process of pytest, or in one per core if ``spread`` is given."""
+
+    name: str
+    paths: tuple[str, ...]
+    options: tuple[str, ...] = ()
+    spread: str = ""
+    """How pytest-xdist distributes the tests over the processes."""
+    environment: dict[str, str] = field(default_factory=dict)
+
+    def run(self) -> int:
+        """Run all tests of the group, and return pytest's exit code."""
+        spread = ("-n", str(os.cpu_count()), "--dist", self.spread) if self.spread else ()
+        return self._pytest(*spread)
+
+    def run_failed(self) -> int:
+        """Run the tests that failed, in one new process, and return pytest's exit code."""
+        return self._pytest("--last-failed", "--last-failed-no-failures=none")
+
+    def failed(self) -> list[str]:
+        """Return the ids of the tests that failed when the group last ran."""
+        record = self._cache / "v" / "cache" / "lastfailed"
+        return sorted(json.loads(record.read_text("utf-8"))) if record.exists() else []
+
+    def seconds_of_tests(self) -> list[tuple[float, str]]:
+        """Return how long each test took in the first run."""
+        lines = (line for path in self._durations.iterdir() for line in path.open())
+        return [(float(line.split()[0]), line.split(maxsplit=2)[2].strip()) for line in lines]
+
+    def clear(self) -> None:
+        """Forget earlier runs."""
+        shutil.rmtree(self._cache, ignore_errors=True)
+        shutil.rmtree(self._durations, ignore_errors=True)
+        self._durations.mkdir(parents=True)
+
+    @property
+    def _cache(self) -> Path:
+        return WORK / self.name
+
+    @property
+    def _durations(self) -> Path:
+        return WORK / f"{self.name}-durations"
+
+    def _pytest(self, *options: str) -> int:
+        always = ("-q", "-o", f"cache_dir={self._cache}")
+        command = (sys.executable, "-m", "pytest", *always, *self.options, *options, *self.paths)
+        environment = {**os.environ, **self.environment, "TEST_DURATIONS": str(self._durations)}
+        return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
+
+
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+"""Processes that compute with NumPy and torch share the cores with one another."""
+
+DETERMINISTIC = Group(
+    name="deterministic",
+    paths=("tests/unit", "tests/property", "tests/simulation", "tests/kernel", "tests/parity"),
+    spread="worksteal",
+    environment=ONE_THREAD,
+)
+INTEGRATION = Group(
+    name="integration", paths=("tests/integration", "tests/clients"), spread="loadfile"
+)
+PAGE = Group(name="page", paths=("tests/page",))
+
+GATE = (
+    DETERMINISTIC,
+    Group(
+        name="portability",
+        paths=("tests/portability",),
+        options=tuple(f"--ignore={path}" for path in BUILDING_WHEELS),
+        spread="loadfile",
+    ),
+    INTEGRATION,
+    PAGE,
+    Group(name="cluster", paths=CLUSTER),
+)
+
+EVERYTHING = (
+    DETERMINISTIC,
+    Group(name="portability", paths=("tests/portability",), options=("--timeout=3000",)),
+    INTEGRATION,
+    PAGE,
+    Group(name="cluster", paths=("tests/cluster",)),
+    Group(name="timing", paths=("tests",), options=("--timing",)),
+)
+
+
+def main() -> int:
+    """Run the groups; return 0 if nothing failed twice and few tests are flaky."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--all", action="store_true", help="every test there is")
+    parser.add_argument("groups", nargs="*", metavar="GROUP")
+    arguments = parser.parse_args()
+    groups = EVERYTHING if arguments.all else GATE
+    if unknown := set(arguments.groups) - {group.name for group in groups}:
+        parser.error(f"unknown group {', '.join(sorted(unknown))}")
+    chosen = [g for g in groups if not arguments.groups or g.name in arguments.groups]
+    seconds_of_tests: list[tuple[float, str]] = []
+    broken, failed = [], []
+    for group in chosen:
+        group.clear()
+        started = time.monotonic()
+        code = group.run()
+        print(f"{group.name}: exit {code} after {time.monotonic() - started:.0f} s", flush=True)
+        seconds_of_tests += group.seconds_of_tests()
+        if group.failed():
+            failed.append(group)
+        elif code != 0:
+            broken.append(group)
+    flaky: list[str] = []
+    wrong: list[str] = []
+    for group in failed:
+        before = group.failed()
+        group.run_failed()
+        after = group.failed()
+        wrong += after
+        flaky += [name for name in before if name not in after]
+    print(f"The {NUM_SLOWEST} slowest tests, with their fixtures:")
+    for seconds, name in sorted(seconds_of_tests, reverse=True)[:NUM_SLOWEST]:
+        print(f"{seconds:8.1f} s  {name}")
+    for name in flaky:
+        print(f"FLAKY {name}")
+    for name in wrong:
+        print(f"FAILED TWICE {name}")
+    for group in broken:
+        print(f"FAILED {group.name}: no test failed, but the exit code of pytest is not 0")
+    print(f"{len(wrong) + len(broken)} failed, {len(flaky)} flaky")
+    return 1 if wrong or broken or len(flaky) > MOST_FLAKY else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
