@@ -18,8 +18,6 @@ from support.kernels.emulated_core import (
 from support.kernels.instruction_sets import IS_AMX_TESTED
 from support.processes.command import assert_refused, run_command
 
-pytestmark = pytest.mark.timeout(900)  # compilers take minutes on a busy machine
-
 TRIAL_WITHOUT_EXIT_STATUS = """
 import signal
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)

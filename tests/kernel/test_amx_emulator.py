@@ -10,7 +10,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from support.kernels.build import build_for_this_cpu
+from support.kernels.build import built_for_this_cpu
 from support.kernels.instruction_sets import IS_AMX_TESTED
 
 FAULTS = {
@@ -38,13 +38,12 @@ pytestmark = [
     pytest.mark.skipif(
         not IS_AMX_TESTED, reason="not shown: this CPU has no AVX-512 BF16, or is none of x86-64"
     ),
-    pytest.mark.timeout(900),  # compilers take minutes on a busy machine
 ]
 
 
 @pytest.fixture(scope="module")
 def program() -> Path:
-    return build_for_this_cpu("amx_emulator_check") / "amx_emulator_check"
+    return built_for_this_cpu("amx_emulator_check")
 
 
 def run(*command: str | Path) -> subprocess.CompletedProcess[str]:

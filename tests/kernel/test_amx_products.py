@@ -15,7 +15,6 @@ pytestmark = [
     pytest.mark.skipif(
         not IS_AMX_TESTED, reason="not shown: this CPU has no AVX-512 BF16, or is none of x86-64"
     ),
-    pytest.mark.timeout(900),  # compilers take minutes on a busy machine
 ]
 
 NUM_ROWS = 20

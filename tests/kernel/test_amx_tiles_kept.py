@@ -15,7 +15,6 @@ NUM_ROWS = 20
 @pytest.mark.skipif(
     not IS_AMX_TESTED, reason="not shown: this CPU has no AVX-512 BF16, or is none of x86-64"
 )
-@pytest.mark.timeout(900)  # compilers take minutes on a busy machine
 def test_threads_keep_no_tiles() -> None:
     amx, scalar = kernels_to_test(AMX), kernels_for("scalar")
     perturbed = load_perturbed()

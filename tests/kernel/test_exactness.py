@@ -23,8 +23,6 @@ from potluck.kernels import available_isas, fast_formats, kernels_for, pack_rows
 from potluck.types.arithmetic import arithmetics_with
 from potluck.types.tensor import TensorFormat
 
-pytestmark = pytest.mark.timeout(900)  # compilers take minutes on a busy machine
-
 NUM_ROWS = 70
 
 

@@ -10,13 +10,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from support.kernels.build import build_for_aarch64, build_for_this_cpu, require_tool
+from support.kernels.build import built_for_aarch64, built_for_this_cpu, require_tool
 from support.kernels.checks import KERNEL_NAMES, LATENT, line_names
 from support.kernels.instruction_sets import TESTED_ISAS
 
 from potluck.kernels import available_isas
-
-pytestmark = pytest.mark.timeout(900)  # compilers take minutes on a busy machine
 
 
 def run(*command: str | Path) -> str:
@@ -27,8 +25,7 @@ def run(*command: str | Path) -> str:
 
 @pytest.fixture(scope="module")
 def native_program() -> Path:
-    folder = build_for_this_cpu("kernel_check")
-    return folder / "kernel_check"
+    return built_for_this_cpu("kernel_check")
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +44,7 @@ def test_all_instruction_sets_agree(isa: str, native_program: Path, scalar_lines
     program = native_program
     if isa not in available_isas():
         target = "kernel_check_amx"
-        program = build_for_this_cpu(target) / target
+        program = built_for_this_cpu(target)
     lines = run(program, isa)
     names = sorted(line.split()[0] for line in lines.splitlines())
     assert names == sorted(line_names(isa))
@@ -69,7 +66,7 @@ def test_unknown_instruction_set(native_program: Path) -> None:
 def aarch64_program() -> Path:
     if platform.machine() == "aarch64":
         pytest.skip("shown natively by the tests above")
-    return build_for_aarch64("kernel_check") / "kernel_check"
+    return built_for_aarch64("kernel_check")
 
 
 def emulate(cpu: str, *command: str | Path) -> str:
@@ -85,7 +82,6 @@ def emulate(cpu: str, *command: str | Path) -> str:
     ],
 )
 def test_aarch64_detects(cpu: str, isas: list[str], aarch64_program: Path) -> None:
-    """The first one compiles all kernels for aarch64, which takes a minute or two on two cores."""
     assert emulate(cpu, aarch64_program, "--list").split() == isas
 
 

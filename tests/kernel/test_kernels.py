@@ -8,8 +8,6 @@ from support.kernels.instruction_sets import TESTED_ISAS, kernels_to_test
 
 from potluck.kernels import kernels_for
 
-pytestmark = pytest.mark.timeout(900)  # compilers take minutes on a busy machine
-
 
 @pytest.mark.parametrize(
     ("isa", "name"), [(isa, name) for isa in TESTED_ISAS for name in kernel_names(isa)]

@@ -7,18 +7,12 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from support.kernels.build import build_for_this_cpu, installed_build, not_shown, require_tool
-
-pytestmark = pytest.mark.timeout(900)
-"""The first test may compile the core: minutes on a busy machine."""
+from support.kernels.build import built_for_this_cpu, installed_build, not_shown, require_tool
 
 
 @pytest.fixture(scope="module")
 def objects() -> list[Path]:
-    folder = installed_build()
-    if folder is None:
-        build_for_this_cpu("potluck_measure")
-        folder = build_for_this_cpu("potluck_kernels")
+    folder = installed_build() or built_for_this_cpu("cpp/measure/libpotluck_measure.a").parents[2]
     isas = ("scalar", "avx2", "avx512") if platform.machine() == "x86_64" else ("scalar", "neon")
     found = [path for isa in isas for path in folder.glob(f"cpp/kernels/**/{isa}.cc.o")]
     assert len(found) == 11 * len(isas)
@@ -31,10 +25,7 @@ def objects() -> list[Path]:
 
 
 def test_no_code_is_shared_between_instruction_sets(objects: list[Path]) -> None:
-    """No weak symbols (inline functions), of which the linker would keep one for all files.
-
-    Takes a minute or two where pip's build is not up to date, as it compiles the core.
-    """
+    """No weak symbols (inline functions), of which the linker would keep one for all files."""
     nm = require_tool("nm")
     for path in objects:
         listing = subprocess.run([nm, path], capture_output=True, text=True, check=True).stdout

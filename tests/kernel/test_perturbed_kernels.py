@@ -13,8 +13,6 @@ import pytest
 from support.kernels.checks import check_kernel, kernel_names
 from support.kernels.instruction_sets import TESTED_ISAS, load_perturbed
 
-pytestmark = pytest.mark.timeout(900)  # compilers take minutes on a busy machine
-
 IDS = [f"{isa}.{name}" for isa in TESTED_ISAS for name in kernel_names(isa)]
 
 

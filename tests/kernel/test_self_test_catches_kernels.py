@@ -7,13 +7,11 @@ from types import ModuleType
 import numpy as np
 import pytest
 from support.engines.fake_backends.behaviour import right_results
-from support.kernels.build import build_for_this_cpu, load_extension
+from support.kernels.build import built_for_this_cpu, load_extension
 
 from potluck.kernels import Kernels, available_isas, pack_rows, panel_bytes
 from potluck.probe.cases import self_test as case
 from potluck.types.tensor import TensorFormat
-
-pytestmark = pytest.mark.timeout(900)  # compilers take minutes on a busy machine
 
 KERNELS = {
     "quantize": TensorFormat.Q8_0,
@@ -24,7 +22,7 @@ KERNELS = {
 
 @pytest.fixture(scope="module")
 def perturbed() -> ModuleType:
-    return load_extension(build_for_this_cpu("_perturbed"))
+    return load_extension(built_for_this_cpu("_perturbed*.so"))
 
 
 def deviation_of(kernels: Kernels, fmt: TensorFormat) -> str:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import platform
 import subprocess
-import sys
 import tarfile
 from pathlib import Path
 
 import pytest
-from support.kernels.build import ROOT, build_for_this_cpu, require_tool
+from support.kernels.build import ROOT, built_for_this_cpu, require_tool
 from support.portability.wheel_build import (
     BUILD_SECONDS,
     built_sdist,
@@ -28,8 +27,6 @@ from tools.wheels.targets import TARGETS, Target
 from tools.wheels.wheel_archive import read_wheel
 
 pytestmark = pytest.mark.timeout(BUILD_SECONDS)
-
-PYTHON = f"-DPython_EXECUTABLE={sys.executable}"
 
 
 def wheel_of(target: Target) -> Path:
@@ -78,7 +75,7 @@ def test_a_module_that_breaks_a_promise_is_found(target: Target) -> None:
 def test_a_module_of_this_machines_compiler_is_found() -> None:
     """That of the tests: it needs libstdc++, and the check wants ours to need nothing like it."""
     target = next(target for target in TARGETS if target.machine == platform.machine())
-    (module,) = build_for_this_cpu("_perturbed").glob("_perturbed*.so")
+    module = built_for_this_cpu("_perturbed*.so")
     found = problems_of(module.read_bytes(), target)
     assert any("libstdc++.so.6" in problem for problem in found)
     assert any("exports" in problem for problem in found)
@@ -106,7 +103,7 @@ def lines_of(*command: str | Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def program_here() -> Path:
-    return build_for_this_cpu("kernel_check") / "kernel_check"
+    return built_for_this_cpu("kernel_check")
 
 
 @pytest.mark.parametrize("isa", available_isas())

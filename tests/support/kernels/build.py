@@ -1,18 +1,19 @@
-"""Builds what only tests need of the C++ core: in build/, with CMake and Ninja, incrementally.
+"""Finds what only tests need of the C++ core, and builds it: in build/, with CMake and Ninja.
 
-``python -m support.kernels.build`` builds all of it. ``make test`` does that before pytest starts,
-so that tests find everything up to date.
+``python -m support.kernels.build`` builds all of it, and ``make ready`` does that before pytest
+starts. Tests compile nothing of the core: they ask for an artefact, and fail at once if it is
+missing or older than its sources.
 """
 
 from __future__ import annotations
 
-import fcntl
 import importlib.util
 import os
 import platform
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -22,9 +23,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 
-FOR_THIS_PYTHON = f"-DPython_EXECUTABLE={sys.executable}"
-
-AARCH64_COMPILER = "aarch64-linux-gnu-g++"
+_AARCH64_COMPILER = "aarch64-linux-gnu-g++"
+_BUILT = ROOT / "build" / "dev" / ".built"
+"""The Makefile touches it when everything is built."""
 
 
 def require_tool(name: str) -> str:
@@ -32,9 +33,7 @@ def require_tool(name: str) -> str:
 
     Without it a test is reported as not shown, or fails where CI is to have everything.
     """
-    beside = Path(sys.executable).parent / name
-    found = str(beside) if beside.exists() else shutil.which(name)
-    return found or not_shown(f"{name} is not installed")
+    return _find_tool(name) or not_shown(f"{name} is not installed")
 
 
 def not_shown(reason: str) -> NoReturn:
@@ -44,61 +43,46 @@ def not_shown(reason: str) -> NoReturn:
     pytest.skip(f"not shown: {reason}")
 
 
-def build_for_this_cpu(target: str) -> Path:
-    """Build ``target`` in build/dev, and return the folder's path."""
-    return _build("dev", target, FOR_THIS_PYTHON)
+def built_for_this_cpu(pattern: str) -> Path:
+    """Return the one path below build/dev that matches; fail the test if it is not up to date."""
+    return _built("dev", pattern)
 
 
-def build_for_aarch64(target: str) -> Path:
-    """Build ``target`` in build/aarch64 with a cross compiler, and return the folder's path."""
-    return _build(
-        "aarch64",
-        target,
-        "-DPOTLUCK_PYTHON=OFF",
-        "-DCMAKE_SYSTEM_NAME=Linux",
-        "-DCMAKE_SYSTEM_PROCESSOR=aarch64",
-        f"-DCMAKE_CXX_COMPILER={require_tool(AARCH64_COMPILER)}",
-        "-DCMAKE_EXE_LINKER_FLAGS=-static",
-    )
+def built_for_aarch64(pattern: str) -> Path:
+    """Return the one path below build/aarch64 that matches, or report the test as not shown."""
+    require_tool(_AARCH64_COMPILER)
+    return _built("aarch64", pattern)
 
 
-def _build(folder: str, target: str, *options: str) -> Path:
-    """Build ``target`` in build/``folder``, and return the folder's path.
+def _built(folder: str, pattern: str) -> Path:
+    if not _is_up_to_date():
+        pytest.fail("what tests need of the core is older than cpp: run `make ready`")
+    found = list((ROOT / "build" / folder).glob(pattern))
+    if len(found) != 1:
+        pytest.fail(f"build/{folder}/{pattern} is missing: run `make ready`")
+    return found[0]
 
-    One process at a time: several processes run tests at once, and many of them call this.
-    """
-    cmake, ninja = require_tool("cmake"), require_tool("ninja")
-    path = ROOT / "build" / folder
-    path.mkdir(parents=True, exist_ok=True)
-    generator = ("-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}", "-DPOTLUCK_DEV=ON")
-    if folder == "dev":
-        installed = installed_build()
-        options = (*options, f"-DPOTLUCK_LIBRARIES={'' if installed is None else installed}")
-    with (path / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        for command in (
-            (cmake, "-S", str(ROOT), "-B", str(path), *generator, *options),
-            (cmake, "--build", str(path), "--target", target),
-        ):
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    return path
+
+@cache
+def _is_up_to_date() -> bool:
+    newest = max(path.stat().st_mtime for path in _sources())
+    return _BUILT.exists() and _BUILT.stat().st_mtime >= newest
+
+
+def _sources() -> Iterator[Path]:
+    yield ROOT / "CMakeLists.txt"
+    yield from (ROOT / "cpp").glob("**/*.*")
 
 
 @cache
 def installed_build() -> Path | None:
     """Return the folder in which pip built the core for this Python, if it is up to date.
 
-    What tests build links its libraries: compiling them again takes minutes on two cores. Without
-    an up-to-date folder, tests compile their own.
+    What tests need links its libraries: compiling them again takes minutes on two cores. Without an
+    up-to-date folder, build/dev has its own.
     """
-    sources = (
-        path
-        for pattern in ("cpp/**/*.*", "CMakeLists.txt")
-        for path in ROOT.glob(pattern)
-        if "check" not in path.relative_to(ROOT).parts
-    )
-    newest = max(path.stat().st_mtime for path in sources)
+    checks = ROOT / "cpp" / "check"
+    newest = max(path.stat().st_mtime for path in _sources() if checks not in path.parents)
     tag = f"cp{sys.version_info.major}{sys.version_info.minor}"
     for manifest in (ROOT / "build").glob(f"{tag}-{tag}-*/install_manifest.txt"):
         if manifest.stat().st_mtime >= newest:
@@ -108,12 +92,11 @@ def installed_build() -> Path | None:
 
 @cache
 def load_extension(path: Path) -> ModuleType:
-    """Import the extension module in the folder ``path`` whose file begins with ``_perturbed``.
+    """Import the extension module ``_perturbed`` from the file ``path``.
 
     Once per process: nanobind warns of classes that are registered a second time.
     """
-    file = next(path.glob("_perturbed*.so"))
-    spec = importlib.util.spec_from_file_location("_perturbed", file)
+    spec = importlib.util.spec_from_file_location("_perturbed", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -121,8 +104,38 @@ def load_extension(path: Path) -> ModuleType:
     return module
 
 
+def _find_tool(name: str) -> str | None:
+    beside = Path(sys.executable).parent / name
+    return str(beside) if beside.exists() else shutil.which(name)
+
+
+def _build(folder: str, target: str, *options: str) -> None:
+    """Build ``target`` in build/``folder``; raise ``CalledProcessError`` if that fails."""
+    path = ROOT / "build" / folder
+    cmake, ninja = (_find_tool(name) or name for name in ("cmake", "ninja"))
+    always = ("-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}", "-DPOTLUCK_DEV=ON")
+    configure = (cmake, "-S", str(ROOT), "-B", str(path), *always, *options)
+    subprocess.run(configure, check=True, stdout=subprocess.DEVNULL)
+    compile_it = (cmake, "--build", str(path), "--target", target, "--", "--quiet")
+    subprocess.run(compile_it, check=True)
+
+
+def _build_all() -> None:
+    libraries = installed_build() or ""
+    python = f"-DPython_EXECUTABLE={sys.executable}"
+    _build("dev", "for_tests", python, f"-DPOTLUCK_LIBRARIES={libraries}")
+    compiler = shutil.which(_AARCH64_COMPILER)
+    if platform.machine() != "aarch64" and compiler is not None:
+        _build(
+            "aarch64",
+            "kernel_check",
+            "-DPOTLUCK_PYTHON=OFF",
+            "-DCMAKE_SYSTEM_NAME=Linux",
+            "-DCMAKE_SYSTEM_PROCESSOR=aarch64",
+            f"-DCMAKE_CXX_COMPILER={compiler}",
+            "-DCMAKE_EXE_LINKER_FLAGS=-static",
+        )
+
+
 if __name__ == "__main__":
-    for each in ("all", "kernel_check"):
-        build_for_this_cpu(each)
-    if platform.machine() == "x86_64" and shutil.which(AARCH64_COMPILER):
-        build_for_aarch64("kernel_check")
+    _build_all()

@@ -1,38 +1,19 @@
-"""Small C++ programs that check parts of the core without Python."""
+"""Runs the programs of ``cpp/check``, which check parts of the core without Python."""
 
 from __future__ import annotations
 
-import os
-import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).parents[3]
-
-
-def build(folder: Path, source: Path, *parts: str, flags: tuple[str, ...] = ()) -> Path:
-    """Compile ``source`` with ``cpp/program/<part>.cc``, as the core itself is compiled."""
-    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
-    if compiler is None:
-        pytest.fail("no C++ compiler was found; the core needs one as well")
-    program = folder / source.stem
-    files = [source, *(ROOT / "cpp" / "program" / f"{part}.cc" for part in parts)]
-    command = [compiler, "-std=c++17", "-O2", "-Wall", "-Wextra", "-Werror", "-pthread", *flags]
-    subprocess.run(
-        [*command, "-I", str(ROOT / "cpp"), *map(str, files), "-o", str(program)],
-        check=True,
-        timeout=120,
-    )
-    return program
+from support.kernels.build import built_for_this_cpu
 
 
-def run(program: Path, *arguments: str) -> str:
-    """What it prints; fails the test with its complaint if it finds something wrong."""
+def run(name: str, *arguments: str) -> str:
+    """Return what the program prints; fail the test with its complaint if it finds a mistake."""
+    program = built_for_this_cpu(name)
     result = subprocess.run(
         [str(program), *arguments], capture_output=True, text=True, timeout=60, check=False
     )
     if result.returncode != 0:
-        pytest.fail(f"{program.name} {arguments}: {result.returncode} {result.stderr}")
+        pytest.fail(f"{name} {arguments}: {result.returncode} {result.stderr}")
     return result.stdout

@@ -9,7 +9,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from support.kernels.build import ROOT, build_for_this_cpu
+from support.kernels.build import ROOT, built_for_this_cpu
 from support.kernels.instruction_sets import IS_AMX_TESTED
 
 DEFECT_VARIABLE = "TEST_AMX_DEFECT"
@@ -31,10 +31,10 @@ sys.meta_path[:] = [finder for finder in sys.meta_path if "potluck" not in type(
 
 def install_emulated_core(folder: Path) -> dict[str, str]:
     """Copy the package to ``folder`` with the other core; the environment in which it is found."""
-    built = build_for_this_cpu("_core_amx") / "amx"
+    core = built_for_this_cpu("amx/_core*.so")
     without_core = shutil.ignore_patterns("_core*.so")
     shutil.copytree(ROOT / "src" / "potluck", folder / "potluck", ignore=without_core)
-    shutil.copy2(next(built.glob("_core*.so")), folder / "potluck" / "kernels")
+    shutil.copy2(core, folder / "potluck" / "kernels")
     (folder / "sitecustomize.py").write_text(LEAVE_OUT_THE_EDITABLE_PACKAGE, "utf-8")
     return {
         "PYTHONPATH": str(folder),

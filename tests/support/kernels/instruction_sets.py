@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import cache
 from types import ModuleType
 
-from support.kernels.build import build_for_this_cpu, load_extension, not_shown
+from support.kernels.build import built_for_this_cpu, load_extension, not_shown
 
 from potluck.kernels import Kernels, available_isas, kernels_for
 
@@ -25,7 +25,7 @@ if IS_AMX_TESTED and AMX not in TESTED_ISAS:
 @cache
 def load_perturbed() -> ModuleType:
     """``_perturbed``: the product's kernels, and those of AMX."""
-    return load_extension(build_for_this_cpu("_perturbed"))
+    return load_extension(built_for_this_cpu("_perturbed*.so"))
 
 
 def kernels_to_test(isa: str) -> Kernels:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-import subprocess
 from unittest.mock import patch
 
 import pytest
-from support.kernels.build import build_for_this_cpu
+from support.kernels import cpp_checks
 
 from potluck import kernels
 from potluck.engines.arithmetic_choice import arithmetic_of_weights, arithmetic_on
@@ -17,8 +16,6 @@ from potluck.errors import ParameterError
 from potluck.types.arithmetic import Arithmetic, arithmetics_with
 from potluck.types.choices import ArithmeticChoice
 from potluck.types.unit import UnitAddress
-
-pytestmark = pytest.mark.timeout(900)  # compilers take minutes on a busy machine
 
 GPU = UnitAddress(
     unit_id="x/tinygrad:CL", backend="tinygrad:CL", engine="potluck.engines.tinygrad.backend"
@@ -89,11 +86,7 @@ def test_an_engine_refuses_the_arithmetic_of_another_instruction_set() -> None:
 @pytest.mark.slow
 def test_the_rows_of_a_step_that_have_fast_products() -> None:
     """Of ragged steps, by a program with kernels that mark what they computed."""
-    folder = build_for_this_cpu("fast_products_check")
-    done = subprocess.run(
-        [folder / "fast_products_check"], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert (done.returncode, done.stderr) == (0, "")
+    cpp_checks.run("fast_products_check")
 
 
 def test_the_scalar_kernels_have_no_fast_products() -> None:

@@ -2,15 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import pytest
 from support.kernels import cpp_checks
 
-SOURCE = Path(__file__).with_name("attention_division_check.cc")
 
-
-@pytest.mark.slow
-def test_division(tmp_path: Path) -> None:
-    parts = ("attention_division", "../kernels/kernels")
-    cpp_checks.run(cpp_checks.build(tmp_path, SOURCE, *parts))
+def test_division() -> None:
+    cpp_checks.run("attention_division_check")

@@ -1,13 +1,10 @@
-"""The thread pool, by a C++ program of its own (thread_pool_check.cc)."""
+"""The thread pool, by a C++ program of its own (cpp/check/thread_pool_check.cc)."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import pytest
 from support.kernels import cpp_checks
 
-SOURCE = Path(__file__).with_name("thread_pool_check.cc")
 CHECKS = (
     "exactly_once",
     "short_loops",
@@ -25,29 +22,16 @@ CHECKS = (
 )
 
 
-@pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return cpp_checks.build(tmp_path_factory.mktemp("pool"), SOURCE, "thread_pool", "cores")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("check", CHECKS)
-def test_check(program: Path, check: str) -> None:
-    cpp_checks.run(program, check)
-
-
-@pytest.fixture(scope="module")
-def watched_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("watched_pool")
-    return cpp_checks.build(
-        folder, SOURCE, "thread_pool", "cores", flags=("-g", "-fsanitize=thread")
-    )
+def test_check(check: str) -> None:
+    cpp_checks.run("thread_pool_check", check)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "check", ["exactly_once", "short_loops", "concurrent_callers", "late_worker_sits_out"]
 )
-def test_no_data_race(watched_program: Path, check: str) -> None:
+def test_no_data_race(check: str) -> None:
     """ThreadSanitizer makes the program fail when it sees a race."""
-    cpp_checks.run(watched_program, check)
+    cpp_checks.run("watched_thread_pool_check", check)
