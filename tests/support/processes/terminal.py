@@ -34,7 +34,7 @@ class Terminal:
         return seen + text
 
     def type(self, text: str) -> None:
-        """Keys, as they are pressed: "\\n" is Enter, "\\4" Ctrl-D."""
+        """Keys, as they are pressed: "\\n" is Enter."""
         os.write(self.master, text.encode())
 
     def press_ctrl_c(self) -> None:
@@ -47,6 +47,19 @@ class Terminal:
         while self._read(deadline - time.monotonic()):
             pass
         return self.process.wait(max(1, deadline - time.monotonic()))
+
+    def press_ctrl_d(self, seconds: float = 60) -> int:
+        """Press Ctrl-D until the process ends; return the exit code.
+
+        Once is not enough: pressed before a line editor reads keys, it becomes a NUL when the
+        terminal leaves canonical mode.
+        """
+        deadline = time.monotonic() + seconds
+        while self.process.poll() is None and time.monotonic() < deadline:
+            self.type("\4")
+            while self._read(1):
+                pass
+        return self.process.wait(1)
 
     _unseen: str = ""
 

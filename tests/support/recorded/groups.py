@@ -4,26 +4,46 @@ They take minutes: wheels are built and tried below the C libraries of other dis
 kernels are compiled for other CPUs, tinygrad compiles its own, and models of every family are
 computed by ``transformers`` too.
 
-``python -m support.recorded.groups [--but] GROUP…`` prints the modules of these groups, or of all
-others, for ``make prove``.
+``python -m support.recorded.groups [GROUP…]`` runs these groups, or all, and writes the record; it
+is ``make prove``.
 """
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from support.recorded.record import Group, rooms_up_to
+from support.recorded.record import PROVES, Group, rooms_up_to
 
 ROOT = Path(__file__).parents[3]
 
-_BUILD = ("CMakeLists.txt", "pyproject.toml", "tests/support")
-_CORE = (*_BUILD, "cpp")
-_WHEELS = (*_BUILD, "Makefile", "tests/portability/conftest.py", "tools/roots")
+_BUILD = ("CMakeLists.txt", "pyproject.toml")
+_CORE = (
+    *_BUILD,
+    *(
+        f"cpp/{name}"
+        for name in ("bind", "dispatch", "hashing", "kernels", "measure", "program", "simd")
+    ),
+)
+_WHEELS = (
+    *_CORE,
+    "Makefile",
+    "tests/portability/conftest.py",
+    "tests/support",
+    "tools/roots",
+    "tools/wheels",
+)
 
 
 def _modules(*names: str) -> tuple[str, ...]:
     return tuple(f"tests/{name}.py" for name in names)
+
+
+def _support(*names: str) -> tuple[str, ...]:
+    return tuple(f"tests/support/{name}" for name in names)
 
 
 _OWN_WHEELS = _modules("portability/test_own_wheels")
@@ -31,6 +51,7 @@ _BUILT_WHEELS = _modules(
     "portability/test_wheel_build", "portability/test_run_demo", "portability/test_newcomers"
 )
 _LOADS = _modules("portability/test_predictions", "portability/test_wheel_plans")
+_MODELS = _support("engines", "formats", "kernels", "models", "text")
 _EMULATED = _modules(
     "kernel/test_kernel_check", "kernel/test_amx_products", "kernel/test_amx_emulator"
 )
@@ -46,42 +67,60 @@ _TINYGRAD = _modules(
 
 GROUPS = (
     Group(
-        name="kernels of wheels",
+        name="wheel-kernels",
         modules=_OWN_WHEELS,
-        inputs=(*_CORE, *_WHEELS, "tools/wheels", *rooms_up_to("engines", ROOT), *_OWN_WHEELS),
+        inputs=(*_WHEELS, *rooms_up_to("engines", ROOT), *_OWN_WHEELS),
     ),
     Group(
         name="wheels",
         modules=_BUILT_WHEELS,
-        inputs=(*_CORE, *_WHEELS, "tools/wheels", "src", *_BUILT_WHEELS),
+        inputs=(*_WHEELS, "src", *_BUILT_WHEELS),
     ),
     Group(
         name="loads",
         modules=_LOADS,
         inputs=(
-            *_WHEELS,
+            "pyproject.toml",
+            "tests/portability/conftest.py",
+            *_support("kernels", "portability", "processes"),
+            "tools/roots",
             *rooms_up_to("portability", ROOT),
             *(f"benchmarks/{path.name}" for path in (ROOT / "benchmarks").glob("wheel_*.*")),
             "benchmarks/circumstances.py",
             *_LOADS,
         ),
+        is_for_any_cpu=True,
     ),
     Group(
-        name="emulated kernels",
+        name="emulated-kernels",
         modules=_EMULATED,
-        inputs=(*_CORE, *rooms_up_to("kernels", ROOT), *_EMULATED),
+        inputs=(
+            *_CORE,
+            "cpp/check",
+            *_support("kernels"),
+            *rooms_up_to("kernels", ROOT),
+            *_EMULATED,
+        ),
     ),
     Group(
         name="tinygrad",
         modules=_TINYGRAD,
-        inputs=(*_CORE, *rooms_up_to("engines", ROOT), *_TINYGRAD),
+        inputs=(
+            *_CORE,
+            *_MODELS,
+            *_support("machines", "processes", "tinygrad"),
+            *rooms_up_to("engines", ROOT),
+            "tests/integration/conftest.py",
+            *_TINYGRAD,
+        ),
     ),
     Group(
         name="parity",
         modules=_PARITY,
-        # The Makefile has the versions of published chat templates.
-        inputs=(*_CORE, "Makefile", *rooms_up_to("loading", ROOT), "tests/parity"),
+        inputs=(*_CORE, *_MODELS, *rooms_up_to("local", ROOT), "tests/parity"),
         packages=("numpy", "torch", "transformers"),
+        # Kernel tests compare the results of all instruction sets bit for bit.
+        is_for_any_cpu=True,
     ),
 )
 
@@ -89,11 +128,27 @@ RECORD = ROOT / "tests/proof.json"
 """What they have shown."""
 
 
-if __name__ == "__main__":
-    is_other = sys.argv[1:2] == ["--but"]
-    named = set(sys.argv[1 + is_other :])
+def main() -> int:
+    """Run the groups that are named, or all, as many at a time as there are cores."""
+    named = set(sys.argv[1:])
     if unknown := named - {group.name for group in GROUPS}:
         sys.exit(f"there is no group {', '.join(sorted(unknown))}")
-    print(
-        *(name for group in GROUPS if (group.name in named) != is_other for name in group.modules)
+    groups = [group for group in GROUPS if not named or group.name in named]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        codes = list(pool.map(_prove, groups))
+    return int(any(codes))
+
+
+def _prove(group: Group) -> int:
+    """Run the group in a process of its own, so that it imports what it needs and nothing else."""
+    environment = {**os.environ, PROVES: "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    command = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *group.modules)
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, check=False, stdout=subprocess.PIPE, text=True
     )
+    print(f"{group.name}:\n{done.stdout}", flush=True)
+    return done.returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())

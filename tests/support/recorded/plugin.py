@@ -8,7 +8,7 @@ from collections.abc import Generator
 
 import pytest
 from support.recorded.groups import GROUPS, RECORD, ROOT
-from support.recorded.record import PROVES, Record, this_machine
+from support.recorded.record import PROVES, Record, imported_files, this_machine
 
 _RECORD = pytest.StashKey[Record]()
 
@@ -17,7 +17,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     modules: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
         modules[_module(item)].append(item)
-    record = Record(RECORD, ROOT, GROUPS, this_machine())
+    record = Record(RECORD, ROOT, GROUPS, this_machine)
     config.stash[_RECORD] = record
     for module, of_module in modules.items():
         reason = record.reason_to_skip(module, [_name(item) for item in of_module])
@@ -38,8 +38,8 @@ def pytest_runtest_makereport(
 def pytest_sessionfinish(session: pytest.Session) -> None:
     record = session.config.stash.get(_RECORD, None)
     if record is not None and os.environ.get(PROVES):
-        for name in record.write():
-            print(f"\nnot recorded, since not every one of its tests passed: {name}")
+        for reason in record.write(imported_files(ROOT)):
+            print(f"\nnot recorded: {reason}")
 
 
 def _module(item: pytest.Item) -> str:

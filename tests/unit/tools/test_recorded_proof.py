@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import importlib.metadata
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.recorded.record import PROVES, Group, Record, read_proofs, rooms_up_to
+from support.recorded.record import (
+    PROVES,
+    Group,
+    Record,
+    imported_files,
+    read_proofs,
+    rooms_up_to,
+    this_machine,
+)
+
+from potluck.kernels import available_isas
 
 ROOT = Path(__file__).parents[3]
 GROUP = Group(name="group", modules=("test_a.py", "test_b.py"), inputs=("folder", "file.toml"))
@@ -23,22 +34,27 @@ def root(tmp_path: Path) -> Path:
 
 
 def record(root: Path, machine: str = "this") -> Record:
-    return Record(root / "proof.json", root, [GROUP], machine)
+    return Record(root / "proof.json", root, [GROUP], lambda _: machine)
 
 
 def prove(
-    root: Path, monkeypatch: pytest.MonkeyPatch, *failing: str, machine: str = "this"
+    root: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *failing: str,
+    machine: str = "this",
+    modules: Iterable[str] = TESTS,
+    imported: Iterable[str] = (),
 ) -> list[str]:
-    """All tests run and pass but ``failing``; which groups are not recorded."""
+    """Run the tests of some modules, which pass but ``failing``; return what is not recorded."""
     with monkeypatch.context() as patch:
         patch.setenv(PROVES, "1")
         made = record(root, machine)
-        for module, tests in TESTS.items():
+        for module, tests in ((module, TESTS[module]) for module in modules):
             assert made.reason_to_skip(module, tests) is None
             for test in tests:
                 made.note(module, test, has_passed=True)
                 made.note(module, test, has_passed=test not in failing)
-        return made.write()
+        return made.write(imported)
 
 
 def skips(root: Path, machine: str = "this") -> list[bool]:
@@ -89,16 +105,15 @@ def test_a_run_of_another_group_at_the_same_time_is_not_overwritten(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = Group(name="other", modules=("test_c.py",), inputs=("file.toml",))
-    path, machine = root / "proof.json", "this"
+    path = root / "proof.json"
     with monkeypatch.context() as patch:
         patch.setenv(PROVES, "1")
-        runs = [Record(path, root, [GROUP, other], machine) for _ in range(2)]
-        for run, (module, tests) in zip(
-            runs, [("test_c.py", ["c::one"]), ("test_a.py", TESTS["test_a.py"])], strict=True
-        ):
-            run.reason_to_skip(module, tests)
-            for test in tests:
-                run.note(module, test, has_passed=True)
+        runs = [Record(path, root, [GROUP, other], lambda _: "this") for _ in range(2)]
+        for run, modules in zip(runs, [{"test_c.py": ["c::one"]}, TESTS], strict=True):
+            for module, tests in modules.items():
+                run.reason_to_skip(module, tests)
+                for test in tests:
+                    run.note(module, test, has_passed=True)
         assert [run.write() for run in runs] == [[], []]
     assert set(read_proofs(path)) == {"group", "other"}
 
@@ -123,8 +138,34 @@ def test_a_new_test_runs_with_those_of_its_module(
 def test_a_part_that_failed_leaves_the_record_as_it_was(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert prove(root, monkeypatch, "b::one") == ["group"]
+    assert prove(root, monkeypatch, "b::one") == ["group: b::one did not pass"]
     assert skips(root) == [False, False]
+
+
+def test_a_part_of_the_modules_is_no_proof(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    left = prove(root, monkeypatch, modules=["test_a.py"])
+    assert left == ["group: test_b.py did not run"]
+    assert skips(root) == [False, False]
+
+
+def test_what_is_imported_has_to_be_an_input(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    of_all = ["tests/conftest.py", "tests/support/recorded/plugin.py"]
+    left = prove(root, monkeypatch, imported=[*of_all, "folder/inner/source.py", "other/a.py"])
+    assert left == ["group: no inputs of it are other/a.py"]
+    assert skips(root) == [False, False]
+    assert prove(root, monkeypatch, imported=[*of_all, "folder/inner/source.py"]) == []
+    assert skips(root) == [True, True]
+
+
+def test_the_modules_of_this_process_are_seen() -> None:
+    assert Path(__file__).relative_to(ROOT).as_posix() in imported_files(ROOT)
+    assert "src/potluck/kernels/__init__.py" in imported_files(ROOT)
+
+
+def test_groups_may_be_shown_on_any_cpu() -> None:
+    anywhere = replace(GROUP, is_for_any_cpu=True)
+    assert "any CPU" in this_machine(anywhere)
+    assert available_isas()[0] in this_machine(GROUP)
 
 
 def test_modules_of_no_group_always_run(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
