@@ -44,7 +44,7 @@ endif
 demo: $(VENV)/.installed
 	@$(BIN)/python tools/demo.py
 
-quick: $(VENV)/.installed-dev $(CHAT_TEMPLATES)/.fetched
+quick: $(CHAT_TEMPLATES)/.fetched $(CORE_FOR_TESTS)
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint
 	$(BIN)/python -m pytest -p no:cacheprovider -q -m 'not slow' --numprocesses=3 --dist=worksteal \
 		tests/unit tests/property

@@ -1,7 +1,8 @@
 """Runs the tests that gate a change: every group, whatever fails, then what failed once more.
 
 A test that fails and then passes in a new process, with nothing beside it, is reported as FLAKY.
-More than ``MOST_FLAKY`` of them fail the run, and so does a test that fails twice.
+More than ``MOST_FLAKY`` of them fail the run, and so do a test that fails twice and a group that
+did not run to its end.
 
     python tools/gate.py [GROUP…]          what ``make test`` runs
     python tools/gate.py --all [GROUP…]    what ``make test-all`` runs
@@ -16,8 +17,11 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[1]
 WORK = ROOT / "build" / "gate"
@@ -160,19 +164,12 @@ EVERYTHING = (
 )
 
 
-def main() -> int:
-    """Run the groups; return 0 if nothing failed twice and few tests are flaky."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--all", action="store_true", help="every test there is")
-    parser.add_argument("groups", nargs="*", metavar="GROUP")
-    arguments = parser.parse_args()
-    groups = EVERYTHING if arguments.all else GATE
-    if unknown := set(arguments.groups) - {group.name for group in groups}:
-        parser.error(f"unknown group {', '.join(sorted(unknown))}")
-    chosen = [g for g in groups if not arguments.groups or g.name in arguments.groups]
+def run(groups: Sequence[Group]) -> int:
+    """Run the groups; return 0 if each ran to its end, nothing failed twice and few are flaky."""
     seconds_of_tests: list[tuple[float, str]] = []
-    broken, failed = [], []
-    for group in chosen:
+    broken: list[str] = []
+    failed: list[Group] = []
+    for group in groups:
         group.clear()
         started = time.monotonic()
         code = group.run()
@@ -180,8 +177,8 @@ def main() -> int:
         seconds_of_tests += group.seconds_of_tests()
         if group.failed():
             failed.append(group)
-        elif code != 0:
-            broken.append(group)
+        if code != (pytest.ExitCode.TESTS_FAILED if group.failed() else pytest.ExitCode.OK):
+            broken.append(f"{group.name}: pytest ended with exit code {code}")
     flaky: list[str] = []
     wrong: list[str] = []
     for group in failed:
@@ -197,10 +194,22 @@ def main() -> int:
         print(f"FLAKY {name}")
     for name in wrong:
         print(f"FAILED TWICE {name}")
-    for group in broken:
-        print(f"FAILED {group.name}: no test failed, but the exit code of pytest is not 0")
+    for reason in broken:
+        print(f"FAILED {reason}")
     print(f"{len(wrong) + len(broken)} failed, {len(flaky)} flaky")
     return 1 if wrong or broken or len(flaky) > MOST_FLAKY else 0
+
+
+def main() -> int:
+    """Run the groups that are named, or all; return the exit code."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--all", action="store_true", help="every test there is")
+    parser.add_argument("groups", nargs="*", metavar="GROUP")
+    arguments = parser.parse_args()
+    groups = EVERYTHING if arguments.all else GATE
+    if unknown := set(arguments.groups) - {group.name for group in groups}:
+        parser.error(f"unknown group {', '.join(sorted(unknown))}")
+    return run([each for each in groups if not arguments.groups or each.name in arguments.groups])
 
 
 if __name__ == "__main__":

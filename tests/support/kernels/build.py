@@ -59,7 +59,7 @@ def _built(folder: str, pattern: str) -> Path:
         pytest.fail("what tests need of the core is older than cpp: run `make ready`")
     found = list((ROOT / "build" / folder).glob(pattern))
     if len(found) != 1:
-        pytest.fail(f"build/{folder}/{pattern} is missing: run `make ready`")
+        pytest.fail(f"build/{folder}/{pattern} is missing: delete build/dev and run `make ready`")
     return found[0]
 
 

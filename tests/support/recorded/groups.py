@@ -141,7 +141,9 @@ def main() -> int:
 
 def _prove(group: Group) -> int:
     """Run the group in a process of its own, so that it imports what it needs and nothing else."""
-    environment = {**os.environ, PROVES: "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    from tools.gate import ONE_THREAD  # no test that imports this module depends on it
+
+    environment = {**os.environ, **ONE_THREAD, PROVES: "1"}
     command = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *group.modules)
     done = subprocess.run(
         command, cwd=ROOT, env=environment, check=False, stdout=subprocess.PIPE, text=True

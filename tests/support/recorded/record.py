@@ -223,7 +223,9 @@ class Record:
             elif failed := sorted(due - passed):
                 left.append(f"{group.name}: {failed[0]} did not pass")
             elif unlisted := [name for name in imported if not group.has_input(name)]:
-                left.append(f"{group.name}: no inputs of it are {', '.join(unlisted)}")
+                left.append(
+                    f"{group.name}: its inputs lack {', '.join(unlisted)}, imported by its tests"
+                )
             else:
                 shown[group.name] = Proof(
                     inputs=self._digests[group.name],

@@ -151,7 +151,7 @@ def test_a_part_of_the_modules_is_no_proof(root: Path, monkeypatch: pytest.Monke
 def test_what_is_imported_has_to_be_an_input(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     of_all = ["tests/conftest.py", "tests/support/recorded/plugin.py"]
     left = prove(root, monkeypatch, imported=[*of_all, "folder/inner/source.py", "other/a.py"])
-    assert left == ["group: no inputs of it are other/a.py"]
+    assert left == ["group: its inputs lack other/a.py, imported by its tests"]
     assert skips(root) == [False, False]
     assert prove(root, monkeypatch, imported=[*of_all, "folder/inner/source.py"]) == []
     assert skips(root) == [True, True]
