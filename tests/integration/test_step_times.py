@@ -127,10 +127,8 @@ def test_step_times_flow_from_workers_to_whoever_plans_and_outlive_them(tmp_path
                 assert each.age_seconds < 60
             prompt = of_stage(speeds, has_head=True, num_tokens=64)
             assert (prompt.num_sequences, prompt.num_tokens, prompt.context_tokens) == (1, 64, 64)
-            # Most of its steps were decodes.
-            mean = stats[1].compute_seconds / stats[1].num_steps
-            assert 0.3 * mean < last.seconds < 3 * mean
-            assert prompt.seconds > last.seconds
+            assert 0 < last.seconds < stats[1].compute_seconds
+            assert 0 < prompt.seconds < stats[1].compute_seconds
             assert (await asked(ours, "another")).step_times == {}
             await ours.host.stop(scope)
             assert not ours.workers

