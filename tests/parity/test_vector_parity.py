@@ -191,6 +191,9 @@ def test_a_classifier_scores(family: str, tmp_path: Path) -> None:
     config.num_labels, config.pad_token_id = 1, 0
     classifier = AutoModelForSequenceClassification.from_config(config, dtype=torch.float32).eval()
     classifier.model.load_state_dict(made.torch_model.model.state_dict())
+    head = classifier.score.weight
+    with torch.no_grad():
+        head.copy_(torch.randn(head.shape, generator=torch.Generator().manual_seed(1)))
     classifier.save_pretrained(tmp_path)
     (tmp_path / "chat_template.jinja").write_text(TEMPLATE)
     with Model.open(str(tmp_path), stages=2, num_threads=1) as model:
