@@ -1,6 +1,7 @@
 """Reports the seconds of each tier and what could not be shown on this machine.
 
-With ``TEST_DURATIONS``, a folder, it also leaves the seconds of each test there.
+With ``TEST_DURATIONS``, a folder, it also leaves the seconds of each test there that was not
+skipped.
 """
 
 from __future__ import annotations
@@ -79,6 +80,7 @@ def pytest_collection() -> Generator[None, object, object]:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     seconds: dict[str, float] = defaultdict(float)
     of_tests: dict[str, float] = defaultdict(float)
+    skipped: set[str] = set()
     counts: dict[str, int] = defaultdict(int)
     for reports in terminalreporter.stats.values():
         for report in reports:
@@ -87,6 +89,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
                 seconds[tier] += report.duration
                 of_tests[report.nodeid] += report.duration
                 counts[tier] += report.when == "call"
+                if report.skipped:
+                    skipped.add(report.nodeid)
     terminalreporter.section("tiers")
     for tier in sorted(seconds):
         terminalreporter.write_line(f"{tier:12} {counts[tier]:5} tests {seconds[tier]:7.1f} s")
@@ -100,7 +104,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(f"on record: {num_recorded} tests (tests/proof.json)")
     folder = os.environ.get("TEST_DURATIONS")
     if folder and "PYTEST_XDIST_WORKER" not in os.environ:  # a worker's are also its controller's
-        lines = [f"{spent:8.1f} s  {name}\n" for name, spent in of_tests.items()]
+        ran = ((spent, name) for name, spent in of_tests.items() if name not in skipped)
+        lines = [f"{spent:8.1f} s  {name}\n" for spent, name in ran]
         (Path(folder) / str(os.getpid())).write_text("".join(lines))
 
 

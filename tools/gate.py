@@ -2,7 +2,7 @@
 
 A test that fails and then passes in a new process, with nothing beside it, is reported as FLAKY.
 More than ``MOST_FLAKY`` of them fail the run, and so do a test that fails twice and a group that
-did not run to its end.
+did not run to its end. ``build/gate/report.json`` has the same as the last lines of the output.
 
     python tools/gate.py [GROUP…]          what ``make test`` runs
     python tools/gate.py --all [GROUP…]    what ``make test-all`` runs
@@ -27,6 +27,8 @@ ROOT = Path(__file__).parents[1]
 WORK = ROOT / "build" / "gate"
 MOST_FLAKY = 3
 NUM_SLOWEST = 10
+NUM_PROCESSES = len(os.sched_getaffinity(0)) + 1
+"""One more than cores: many tests wait for other processes."""
 
 BUILDING_WHEELS = tuple(
     f"tests/portability/test_{name}.py"
@@ -37,40 +39,32 @@ BUILDING_WHEELS = tuple(
 CLUSTER = tuple(
     f"tests/cluster/{name}"
     for name in (
-        "membership/test_joining.py",
-        "membership/test_joining_over_hosts.py",
-        "membership/test_lost_links.py",
-        "test_arithmetic.py",
-        "test_broken_models.py",
+        "membership/test_joining.py::test_members_with_certificates_of_one_authority_join_and_call",
+        "membership/test_joining.py::test_another_wire_version_is_reported_on_both_sides",
+        "membership/test_lost_links.py::test_one_cut_link_parts_only_the_two",
         "test_cluster_commands.py",
-        "test_concurrent_clients.py",
-        "test_demo_tool.py",
-        "test_deployments.py",
-        "test_differing_models.py",
-        "test_drafts.py",
-        "test_faulty_units.py",
-        "test_gateways_without_files.py",
-        "test_groups.py",
-        "test_identical_text.py",
-        "test_invitations.py",
-        "test_killed_processes.py",
-        "test_memory_limits.py",
-        "test_mixed_backends.py",
-        "test_nothing_kept.py",
-        "test_one_port.py",
-        "test_page.py",
-        "test_poisonous_requests.py",
-        "test_prefix_cache.py",
+        "test_demo_tool.py::test_the_demo_answers_over_three_agents",
+        "test_deployments.py::test_a_node_that_goes_down_lets_streams_finish",
+        "test_deployments.py::test_what_does_not_fit_is_said_and_leaves_nothing",
+        "test_drafts.py::test_a_stage_that_is_killed_while_it_verifies_changes_nothing",
+        "test_faulty_units.py::test_a_unit_that_fails_in_a_step",
+        "test_groups.py::test_a_group_computes_the_bits_of_one_unit[three]",
+        "test_groups.py::test_what_is_left_of_a_group_goes_on_without_a_lost_node",
+        "test_identical_text.py::test_the_text_does_not_depend_on_how_many_agents_compute_it[3]",
+        "test_invitations.py::test_a_machine_without_the_secret_joins_serves_and_starts_again",
+        "test_killed_processes.py::test_the_gateway_of_a_stream",
+        "test_one_port.py::test_a_node_that_can_only_dial_out_takes_part[0]",
+        "test_page.py::test_a_model_is_deployed_watched_loses_a_machine_and_is_undeployed",
+        "test_prefix_cache.py::test_a_prefix_is_computed_once_for_clients_of_all_agents[2]",
         "test_recovery.py::test_a_worker_is_killed_and_all_streams_go_on",
         "test_recovery.py::test_an_agent_is_killed_and_streams_at_other_gateways_go_on",
         "test_recovery.py::test_requests_sent_during_a_recovery_wait_and_are_answered",
-        "test_refused_nodes.py",
+        "test_refused_nodes.py::test_another_secret_or_none_is_refused_with_a_hint",
         "test_requests_that_wait.py",
-        "test_serve_command.py",
-        "test_small_models.py",
-        "test_strangers_at_the_control_port.py",
-        "test_weights_from_peers.py",
-        "test_weights_from_the_hub.py",
+        "test_serve_command.py::test_the_address_comes_when_the_model_is_ready_and_ctrl_c_ends_all",
+        "test_serve_command.py::test_down_hands_the_model_over",
+        "test_weights_from_peers.py::test_a_model_that_one_of_three_nodes_has[model.gguf]",
+        "test_weights_from_the_hub.py::test_each_byte_crosses_the_uplink_once",
     )
 )
 """Join, deploy, serve, each kind of loss, leave, refuse; ``--all`` runs the whole tier."""
@@ -78,7 +72,7 @@ CLUSTER = tuple(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Tests that run in one process of pytest, or in one per core if ``spread`` is given."""
+    """Tests that run in one process of pytest, or in ``NUM_PROCESSES`` if ``spread`` is given."""
 
     name: str
     paths: tuple[str, ...]
@@ -89,7 +83,7 @@ class Group:
 
     def run(self) -> int:
         """Run all tests of the group, and return pytest's exit code."""
-        spread = ("-n", str(os.cpu_count()), "--dist", self.spread) if self.spread else ()
+        spread = ("-n", str(NUM_PROCESSES), "--dist", self.spread) if self.spread else ()
         return self._pytest(*spread)
 
     def run_failed(self) -> int:
@@ -139,7 +133,7 @@ DETERMINISTIC = Group(
 INTEGRATION = Group(
     name="integration", paths=("tests/integration", "tests/clients"), spread="loadfile"
 )
-PAGE = Group(name="page", paths=("tests/page",))
+PAGE = Group(name="page", paths=("tests/page",), spread="loadfile")
 
 GATE = (
     DETERMINISTIC,
@@ -167,14 +161,19 @@ EVERYTHING = (
 def run(groups: Sequence[Group]) -> int:
     """Run the groups; return 0 if each ran to its end, nothing failed twice and few are flaky."""
     seconds_of_tests: list[tuple[float, str]] = []
+    rows: list[dict[str, object]] = []
     broken: list[str] = []
     failed: list[Group] = []
     for group in groups:
         group.clear()
         started = time.monotonic()
         code = group.run()
-        print(f"{group.name}: exit {code} after {time.monotonic() - started:.0f} s", flush=True)
-        seconds_of_tests += group.seconds_of_tests()
+        seconds = round(time.monotonic() - started, 1)
+        of_group = group.seconds_of_tests()
+        seconds_of_tests += of_group
+        row = {"name": group.name, "exit": code, "tests": len(of_group), "seconds": seconds}
+        rows.append(row)
+        print(f"{group.name}: exit {code} after {seconds:.0f} s, {len(of_group)} tests", flush=True)
         if group.failed():
             failed.append(group)
         if code != (pytest.ExitCode.TESTS_FAILED if group.failed() else pytest.ExitCode.OK):
@@ -197,6 +196,8 @@ def run(groups: Sequence[Group]) -> int:
     for reason in broken:
         print(f"FAILED {reason}")
     print(f"{len(wrong) + len(broken)} failed, {len(flaky)} flaky")
+    report = {"groups": rows, "flaky": flaky, "failed": [*wrong, *broken]}
+    (WORK / "report.json").write_text(json.dumps(report, indent=1) + "\n", "utf-8")
     return 1 if wrong or broken or len(flaky) > MOST_FLAKY else 0
 
 

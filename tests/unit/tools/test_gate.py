@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,12 @@ def test_all_groups_run_and_failures_are_confirmed(
         "test_fails"
     ]
     assert lines[-1] == "1 failed, 1 flaky"
+    report = json.loads((gate.WORK / "report.json").read_text())
+    assert [(each["name"], each["exit"]) for each in report["groups"]] == [
+        ("first", 1),
+        ("second", 0),
+    ]
+    assert len(report["failed"]) == len(report["flaky"]) == 1
 
 
 @pytest.mark.parametrize(("num_flaky", "code"), [(gate.MOST_FLAKY, 0), (gate.MOST_FLAKY + 1, 1)])
