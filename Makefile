@@ -52,7 +52,7 @@ quick: $(CHAT_TEMPLATES)/.fetched $(CORE_FOR_TESTS)
 # What gates a change: all groups run whatever fails, and what failed once more, alone.
 test: ready
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint
-	@echo 'Running the tests: about half an hour on two cores.'
+	@echo 'Running the tests: about 15 minutes on two cores.'
 	@$(BIN)/python tools/gate.py
 
 test-all: export POTLUCK_TEST_SCHEDULES := 2000
@@ -117,7 +117,7 @@ fetched: $(CHAT_TEMPLATES)/.fetched $(CLIENTS)/.installed $(AXE)/.fetched
 
 $(CORE_FOR_TESTS): $(VENV)/.installed-dev
 	@echo 'Compiling what the tests need of the core: about three minutes on two cores.'
-	@PYTHONPATH=tests $(BIN)/python -m support.kernels.build
+	@MAKEFLAGS= PYTHONPATH=tests $(BIN)/python -m support.kernels.build
 	@touch $@
 
 $(CHAT_TEMPLATES)/.fetched: $(CHAT_TEMPLATE_WHEELS) $(BIN)/python

@@ -134,6 +134,13 @@ INTEGRATION = Group(
     name="integration", paths=("tests/integration", "tests/clients"), spread="loadfile"
 )
 PAGE = Group(name="page", paths=("tests/page",), spread="loadfile")
+PROCESSES = Group(
+    name="processes",
+    # Modules run in this order, those that take longest first.
+    paths=(*PAGE.paths, "tests/clients", "tests/integration"),
+    options=("--no-loadscope-reorder",),
+    spread="loadfile",
+)
 
 GATE = (
     DETERMINISTIC,
@@ -143,8 +150,7 @@ GATE = (
         options=tuple(f"--ignore={path}" for path in BUILDING_WHEELS),
         spread="loadfile",
     ),
-    INTEGRATION,
-    PAGE,
+    PROCESSES,
     Group(name="cluster", paths=CLUSTER),
 )
 

@@ -20,9 +20,10 @@ def test_the_gate_has_every_folder_with_tests() -> None:
 
 
 def test_what_the_gate_names_exists() -> None:
-    options = [option.removeprefix("--ignore=") for group in GATE for option in group.options]
-    for name in [*options, *(path for group in GATE for path in group.paths)]:
-        path, _, test = name.partition("::")
+    options = [option for group in GATE for option in group.options]
+    ignored = [option.removeprefix("--ignore=") for option in options if "=" in option]
+    for name in [*ignored, *(path for group in GATE for path in group.paths)]:
+        path, _, test = name.partition("[")[0].partition("::")
         assert (ROOT / path).exists(), name
         if test:
             assert f"def {test}(" in (ROOT / path).read_text("utf-8"), name
