@@ -27,8 +27,7 @@ ROOT = Path(__file__).parents[1]
 WORK = ROOT / "build" / "gate"
 MOST_FLAKY = 3
 NUM_SLOWEST = 10
-NUM_PROCESSES = len(os.sched_getaffinity(0)) + 1
-"""One more than cores: many tests wait for other processes."""
+NUM_CORES = len(os.sched_getaffinity(0))
 
 BUILDING_WHEELS = tuple(
     f"tests/portability/test_{name}.py"
@@ -72,18 +71,19 @@ CLUSTER = tuple(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Tests that run in one process of pytest, or in ``NUM_PROCESSES`` if ``spread`` is given."""
+    """Tests that run in one process of pytest, or in several if ``spread`` is given."""
 
     name: str
     paths: tuple[str, ...]
     options: tuple[str, ...] = ()
     spread: str = ""
     """How pytest-xdist distributes the tests over the processes."""
+    num_processes: int = NUM_CORES + 1  # many tests wait for other processes
     environment: dict[str, str] = field(default_factory=dict)
 
     def run(self) -> int:
         """Run all tests of the group, and return pytest's exit code."""
-        spread = ("-n", str(NUM_PROCESSES), "--dist", self.spread) if self.spread else ()
+        spread = ("-n", str(self.num_processes), "--dist", self.spread) if self.spread else ()
         return self._pytest(*spread)
 
     def run_failed(self) -> int:
@@ -151,7 +151,7 @@ GATE = (
         spread="loadfile",
     ),
     PROCESSES,
-    Group(name="cluster", paths=CLUSTER),
+    Group(name="cluster", paths=CLUSTER, spread="loadfile", num_processes=NUM_CORES),
 )
 
 EVERYTHING = (
