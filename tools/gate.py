@@ -84,11 +84,11 @@ class Group:
     def run(self) -> int:
         """Run all tests of the group, and return pytest's exit code."""
         spread = ("-n", str(self.num_processes), "--dist", self.spread) if self.spread else ()
-        return self._pytest(*spread)
+        return self._pytest(*spread, *self.paths)
 
     def run_failed(self) -> int:
         """Run the tests that failed, in one new process, and return pytest's exit code."""
-        return self._pytest("--last-failed", "--last-failed-no-failures=none")
+        return self._pytest(*self.failed())
 
     def failed(self) -> list[str]:
         """Return the ids of the tests that failed when the group last ran."""
@@ -114,9 +114,9 @@ class Group:
     def _durations(self) -> Path:
         return WORK / f"{self.name}-durations"
 
-    def _pytest(self, *options: str) -> int:
-        always = ("-q", "-o", f"cache_dir={self._cache}")
-        command = (sys.executable, "-m", "pytest", *always, *self.options, *options, *self.paths)
+    def _pytest(self, *arguments: str) -> int:
+        always = ("-q", f"--rootdir={ROOT}", "-o", f"cache_dir={self._cache}")
+        command = (sys.executable, "-m", "pytest", *always, *self.options, *arguments)
         environment = {**os.environ, **self.environment, "TEST_DURATIONS": str(self._durations)}
         return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
 

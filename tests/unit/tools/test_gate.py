@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -24,6 +25,7 @@ INTERRUPTED = "import pytest\ndef test_stops(): pytest.exit('no more', returncod
 
 @pytest.fixture(autouse=True)
 def _work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate, "ROOT", tmp_path)
     monkeypatch.setattr(gate, "WORK", tmp_path / "work")
 
 
@@ -60,6 +62,16 @@ def test_all_groups_run_and_failures_are_confirmed(
 @pytest.mark.parametrize(("num_flaky", "code"), [(gate.MOST_FLAKY, 0), (gate.MOST_FLAKY + 1, 1)])
 def test_few_flaky_tests_fail_no_run(tmp_path: Path, num_flaky: int, code: int) -> None:
     assert gate.run([a_group(tmp_path, "group", *[FLAKY] * num_flaky)]) == code
+
+
+def test_a_failure_is_confirmed_in_a_group_that_names_its_tests(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    whole = a_group(tmp_path, "group", FLAKY, PASSES)
+    (folder,) = whole.paths
+    named = (f"{folder}/test_0.py::test_is_flaky", f"{folder}/test_1.py::test_passes")
+    assert gate.run([dataclasses.replace(whole, paths=named)]) == 0
+    assert capfd.readouterr().out.splitlines()[-1] == "0 failed, 1 flaky"
 
 
 @pytest.mark.parametrize("before", [[], [FLAKY]], ids=["nothing failed", "a flaky one failed"])
