@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
+import pytest
 from support.cluster.hosted_stages import (
     CONTEXT_TOKENS,
     DEPLOYMENT,
@@ -43,13 +44,6 @@ SHAPE = model_shape(describe_model("demo").config, "bf16", Arithmetic.EXACT)
 LINK = LinkSpeed(
     node_id=NODE, latency_seconds=1e-4, bytes_per_second=1e9, num_samples=3, age_seconds=1.0
 )
-
-
-class Links:
-    """As ``agent.links``."""
-
-    async def settled(self, within_seconds: float) -> tuple[LinkSpeed, ...]:
-        return (LINK,)
 
 
 def serve(pipeline: Pipeline) -> None:
@@ -137,6 +131,25 @@ def test_step_times_flow_from_workers_to_whoever_plans_and_outlive_them(tmp_path
         async with asyncio.timeout(120), node(tmp_path) as ours:
             again = await asked(ours)
             assert of_stage(again, has_head=True, num_tokens=1).seconds == last.seconds
+
+    asyncio.run(run())
+
+
+@pytest.mark.timing
+def test_step_times_are_those_of_the_steps(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with asyncio.timeout(120), node(tmp_path) as ours:
+            with await ours.serve(stage_specs([4], epoch(1))) as pipeline:
+                await asyncio.to_thread(serve, pipeline)
+                speeds = await asked(ours)
+                scope = StageScope(deployment=DEPLOYMENT, epoch=epoch(1))
+                stats = (await ours.host.stats(scope)).stages
+            last = of_stage(speeds, has_head=True, num_tokens=1)
+            prompt = of_stage(speeds, has_head=True, num_tokens=64)
+            # Most of its steps were decodes.
+            mean = stats[1].compute_seconds / stats[1].num_steps
+            assert 0.3 * mean < last.seconds < 3 * mean
+            assert prompt.seconds > last.seconds
 
     asyncio.run(run())
 

@@ -41,6 +41,18 @@ def test_the_kernel_counts_what_an_edge_has_sent() -> None:
         assert after.bytes_per_second > 0
 
 
+@pytest.mark.timing
+def test_the_round_trip_on_loopback_is_short() -> None:
+    with edge() as (outgoing, incoming):
+        for step in range(5):
+            outgoing.send(FrameKind.STEP, StepId(step), payload=bytes(PAYLOAD_BYTES))
+            incoming.receive(20)
+        path = outgoing.path()
+    assert path is not None
+    assert path.round_trip_seconds is not None
+    assert 0 < path.round_trip_seconds < 0.1
+
+
 def test_a_closed_edge_shows_nothing() -> None:
     with edge() as (outgoing, _):
         outgoing.close()

@@ -172,6 +172,16 @@ def test_both_sides_measure_in_turn_over_tls() -> None:
         assert 2 * sum(SIZES) < path.received_bytes < 2 * sum(SIZES) + 15_000
 
 
+@pytest.mark.timing
+def test_loopback_is_fast() -> None:
+    with both_sides() as (here, there), ThreadPoolExecutor(1) as pool:
+        following = pool.submit(follow, *there)
+        measured = lead(*here, allowed_seconds=0.1)
+        following.result(20)
+    assert measured.latency_seconds < 0.01
+    assert measured.bytes_per_second > 10e6
+
+
 def test_closing_one_end_closes_the_connection_and_wakes_who_waits() -> None:
     with both_sides() as (here, there), ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(here[1].receive, 60)
