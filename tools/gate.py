@@ -131,13 +131,13 @@ DETERMINISTIC = Group(
     environment=ONE_THREAD,
 )
 INTEGRATION = Group(
-    name="integration", paths=("tests/integration", "tests/clients"), spread="loadfile"
+    name="integration", paths=("tests/clients", "tests/integration"), spread="loadfile"
 )
 PAGE = Group(name="page", paths=("tests/page",), spread="loadfile")
 PROCESSES = Group(
     name="processes",
     # Modules run in this order, those that take longest first.
-    paths=(*PAGE.paths, "tests/clients", "tests/integration"),
+    paths=(*PAGE.paths, *INTEGRATION.paths),
     options=("--no-loadscope-reorder",),
     spread="loadfile",
 )
