@@ -6,8 +6,11 @@ import importlib.metadata
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+from support.recorded import plugin
 from support.recorded.record import (
     PROVES,
     Group,
@@ -166,6 +169,29 @@ def test_groups_may_be_shown_on_any_cpu() -> None:
     anywhere = replace(GROUP, is_for_any_cpu=True)
     assert "any CPU" in this_machine(anywhere)
     assert available_isas()[0] in this_machine(GROUP)
+
+
+@pytest.mark.parametrize("is_asked", [False, True])
+def test_modules_on_record_are_not_imported_where_that_is_asked(
+    root: Path, monkeypatch: pytest.MonkeyPatch, is_asked: bool
+) -> None:
+    prove(root, monkeypatch)
+    config: Any = SimpleNamespace(stash=pytest.Stash(), getoption=lambda _: is_asked)
+    said: list[str] = []
+
+    def left_out() -> list[str]:
+        names = ("test_a.py", "test_b.py", "test_c.py", "folder")
+        with monkeypatch.context() as patch:  # this run of pytest has the plugin too
+            patch.setattr(plugin, "ROOT", root)
+            patch.setattr(plugin, "Record", lambda *_: record(root))
+            plugin.pytest_configure(config)
+            return [name for name in names if plugin.pytest_ignore_collect(root / name, config)]
+
+    assert left_out() == (["test_a.py", "test_b.py"] if is_asked else [])
+    plugin.pytest_terminal_summary(cast(Any, SimpleNamespace(write_line=said.append)), config)
+    assert said == (["on record: 2 modules (tests/proof.json)"] if is_asked else [])
+    (root / "file.toml").write_text("3")
+    assert left_out() == []
 
 
 def test_modules_of_no_group_always_run(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
