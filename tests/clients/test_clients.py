@@ -1,8 +1,9 @@
 """Clients as they are published, unmodified, against an agent with the demo model.
 
 ``make`` installs them into ``build/clients``, from ``requirements.txt`` and ``node``; what is not
-installed is not shown. Each runs all of its cases in one process (``programs``). The model answers
-through grammars: it is too small to know what a tool is.
+installed is not shown. Each runs all of its cases in one process (``programs``), and its first test
+waits for them: half a minute beside other tests. The model answers through grammars: it is too
+small to know what a tool is.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ PYTHON = CLIENTS / "bin" / "python"
 NODE_MODULES = CLIENTS / "node" / "node_modules"
 LEAST_NODE = 20
 SECONDS = 120
+pytestmark = pytest.mark.timeout(300)
 
 TALKS = ("streamed", "tool", "schema")
 CASES = {

@@ -1,4 +1,7 @@
-"""Three agents, their page in Chromium, and a machine that is killed while an answer streams."""
+"""Three agents, their page in Chromium, and a machine that is killed while an answer streams.
+
+The answer is computed twice, and is longer than any recovery: half a minute beside other tests.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ SAMPLING: dict[str, Any] = {"temperature": 0, "max_tokens": 1200}
 """Tokens enough that the answer is not at its end when the machine is lost."""
 
 RECOVERY_MS = 60_000
+pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture

@@ -134,7 +134,7 @@ def main() -> int:
     if unknown := named - {group.name for group in GROUPS}:
         sys.exit(f"there is no group {', '.join(sorted(unknown))}")
     groups = [group for group in GROUPS if not named or group.name in named]
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         codes = list(pool.map(_prove, groups))
     return int(any(codes))
 
