@@ -1,5 +1,5 @@
 # make demo   set everything up, and cut the built-in model over three agents on this machine
-# make quick  the linters, and the unit and property tests that are not marked slow: a few minutes
+# make quick  ruff, import-linter, and the unit and property tests that are not marked slow
 # make test   set everything up, then the linters and the tests that gate a change
 # make test-all  also the tests that build wheels, take long or need a quiet machine
 # make prove  run the tests that a record lets others skip, and write the record
@@ -45,15 +45,14 @@ endif
 demo: $(VENV)/.installed
 	@$(BIN)/python tools/demo.py
 
-quick: $(CHAT_TEMPLATES)/.fetched $(CORE_FOR_TESTS)
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint
-	$(BIN)/python -m pytest -p no:cacheprovider -q -m 'not slow' --numprocesses=3 --dist=worksteal \
-		tests/unit tests/property
+quick: lint-style $(CHAT_TEMPLATES)/.fetched $(CORE_FOR_TESTS)
+	@echo 'Running the quick tests: about a minute on two cores.'
+	@$(BIN)/python tools/gate.py quick
 
 # What gates a change: all groups run whatever fails, and what failed once more, alone.
 test: ready
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint
-	@echo 'Running the tests: about 15 minutes on two cores.'
+	@echo 'Running the tests: about 10 minutes on two cores.'
 	@$(BIN)/python tools/gate.py
 
 test-all: export POTLUCK_TEST_SCHEDULES := 2000
@@ -64,10 +63,6 @@ test-all: ready
 
 test-integration test-portability test-cluster test-page: ready
 	$(BIN)/python tools/gate.py --all $(@:test-%=%)
-
-# Tests that compute with NumPy and torch share the cores with a second process.
-quick: export OMP_NUM_THREADS := 1
-quick: export OPENBLAS_NUM_THREADS := 1
 
 # The tests of tests/proof.json, which it then lets others skip: PROVE='parity tinygrad', or all.
 prove: ready

@@ -6,6 +6,7 @@ did not run to its end. ``build/gate/report.json`` has the same as the last line
 
     python tools/gate.py [GROUP…]          what ``make test`` runs
     python tools/gate.py --all [GROUP…]    what ``make test-all`` runs
+    python tools/gate.py quick             what ``make quick`` runs
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ class Group:
     options: tuple[str, ...] = ()
     spread: str = ""
     """How pytest-xdist distributes the tests over the processes."""
-    num_processes: int = NUM_CORES + 1  # many tests wait for other processes
+    num_processes: int = 2 * NUM_CORES  # many tests wait: for processes, deadlines and links
     environment: dict[str, str] = field(default_factory=dict)
 
     def run(self) -> int:
@@ -124,21 +125,28 @@ class Group:
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 """Processes that compute with NumPy and torch share the cores with one another."""
 
+NOT_ON_RECORD = ("--leave-out-recorded",)
+"""Modules whose tests would all be skipped are not imported (``tests/support/recorded``)."""
+
 DETERMINISTIC = Group(
     name="deterministic",
     paths=("tests/unit", "tests/property", "tests/simulation", "tests/kernel", "tests/parity"),
+    options=NOT_ON_RECORD,
     spread="worksteal",
     environment=ONE_THREAD,
 )
 INTEGRATION = Group(
-    name="integration", paths=("tests/clients", "tests/integration"), spread="loadfile"
+    name="integration",
+    paths=("tests/clients", "tests/integration"),
+    options=NOT_ON_RECORD,
+    spread="loadfile",
 )
 PAGE = Group(name="page", paths=("tests/page",), spread="loadfile")
 PROCESSES = Group(
     name="processes",
     # Modules run in this order, those that take longest first.
     paths=(*PAGE.paths, *INTEGRATION.paths),
-    options=("--no-loadscope-reorder",),
+    options=(*NOT_ON_RECORD, "--no-loadscope-reorder"),
     spread="loadfile",
 )
 
@@ -147,20 +155,30 @@ GATE = (
     Group(
         name="portability",
         paths=("tests/portability",),
-        options=tuple(f"--ignore={path}" for path in BUILDING_WHEELS),
+        options=(*NOT_ON_RECORD, *(f"--ignore={path}" for path in BUILDING_WHEELS)),
         spread="loadfile",
     ),
     PROCESSES,
-    Group(name="cluster", paths=CLUSTER, spread="loadfile", num_processes=NUM_CORES),
+    Group(name="cluster", paths=CLUSTER, spread="loadfile", num_processes=NUM_CORES + 1),
 )
 
 EVERYTHING = (
     DETERMINISTIC,
-    Group(name="portability", paths=("tests/portability",), options=("--timeout=3000",)),
+    Group(
+        name="portability", paths=("tests/portability",), options=(*NOT_ON_RECORD, "--timeout=3000")
+    ),
     INTEGRATION,
     PAGE,
     Group(name="cluster", paths=("tests/cluster",)),
     Group(name="timing", paths=("tests",), options=("--timing",)),
+)
+
+QUICK = Group(
+    name="quick",
+    paths=("tests/unit", "tests/property"),
+    options=("-m", "not slow"),
+    spread="worksteal",
+    environment=ONE_THREAD,
 )
 
 
@@ -214,9 +232,10 @@ def main() -> int:
     parser.add_argument("groups", nargs="*", metavar="GROUP")
     arguments = parser.parse_args()
     groups = EVERYTHING if arguments.all else GATE
-    if unknown := set(arguments.groups) - {group.name for group in groups}:
+    named = [each for each in (*groups, QUICK) if each.name in arguments.groups]
+    if unknown := set(arguments.groups) - {group.name for group in named}:
         parser.error(f"unknown group {', '.join(sorted(unknown))}")
-    return run([each for each in groups if not arguments.groups or each.name in arguments.groups])
+    return run(named or groups)
 
 
 if __name__ == "__main__":
