@@ -29,6 +29,7 @@ from potluck.cluster.agent.node import NodeFacts
 from potluck.cluster.agent.node_calls import NodeCalls
 from potluck.cluster.calls import AskSpeeds, StageScope, decode, encode
 from potluck.cluster.membership import MethodTable
+from potluck.cluster.worker.messages import Stats
 from potluck.cluster.worker.step_times import LEAST_SAMPLES
 from potluck.models.shape import model_shape
 from potluck.types.arithmetic import Arithmetic
@@ -40,6 +41,7 @@ from potluck.types.step import SamplingParams, SequenceOpening
 SERVED_SECONDS = 1.2
 """At a sample in 50 ms some twenty of decodes, and some of prompts."""
 
+SCOPE = StageScope(deployment=DEPLOYMENT, epoch=epoch(1))
 SHAPE = model_shape(describe_model("demo").config, "bf16", Arithmetic.EXACT)
 LINK = LinkSpeed(
     node_id=NODE, latency_seconds=1e-4, bytes_per_second=1e9, num_samples=3, age_seconds=1.0
@@ -91,6 +93,14 @@ async def asked(ours: Node, shape: str = SHAPE, *, may_wait: bool = True) -> Nod
     raise AssertionError("there is one answer")
 
 
+async def measured_while_serving(ours: Node) -> tuple[NodeSpeeds, Stats]:
+    """Serve with two stages; return what the node answers then, and the last stage's statistics."""
+    with await ours.serve(stage_specs([4], SCOPE.epoch)) as pipeline:
+        await asyncio.to_thread(serve, pipeline)
+        speeds = await asked(ours)
+        return speeds, (await ours.host.stats(SCOPE)).stages[1]
+
+
 def of_stage(speeds: NodeSpeeds, *, has_head: bool, num_tokens: int) -> StepTime:
     (found,) = [
         each
@@ -103,11 +113,7 @@ def of_stage(speeds: NodeSpeeds, *, has_head: bool, num_tokens: int) -> StepTime
 def test_step_times_flow_from_workers_to_whoever_plans_and_outlive_them(tmp_path: Path) -> None:
     async def run() -> None:
         async with asyncio.timeout(120), node(tmp_path) as ours:
-            with await ours.serve(stage_specs([4], epoch(1))) as pipeline:
-                await asyncio.to_thread(serve, pipeline)
-                speeds = await asked(ours)
-                scope = StageScope(deployment=DEPLOYMENT, epoch=epoch(1))
-                stats = (await ours.host.stats(scope)).stages
+            speeds, last_stats = await measured_while_serving(ours)
             assert speeds.node_id == NODE
             assert speeds.links == (LINK,)
             first = of_stage(speeds, has_head=False, num_tokens=1)
@@ -121,10 +127,10 @@ def test_step_times_flow_from_workers_to_whoever_plans_and_outlive_them(tmp_path
                 assert each.age_seconds < 60
             prompt = of_stage(speeds, has_head=True, num_tokens=64)
             assert (prompt.num_sequences, prompt.num_tokens, prompt.context_tokens) == (1, 64, 64)
-            assert 0 < last.seconds < stats[1].compute_seconds
-            assert 0 < prompt.seconds < stats[1].compute_seconds
+            assert 0 < last.seconds < last_stats.compute_seconds
+            assert 0 < prompt.seconds < last_stats.compute_seconds
             assert (await asked(ours, "another")).step_times == {}
-            await ours.host.stop(scope)
+            await ours.host.stop(SCOPE)
             assert not ours.workers
             assert {each.has_head for each in ours.speeds.of(SHAPE)[CPU_UNIT]} == {False, True}
             ours.speeds.close()
@@ -139,15 +145,11 @@ def test_step_times_flow_from_workers_to_whoever_plans_and_outlive_them(tmp_path
 def test_step_times_are_those_of_the_steps(tmp_path: Path) -> None:
     async def run() -> None:
         async with asyncio.timeout(120), node(tmp_path) as ours:
-            with await ours.serve(stage_specs([4], epoch(1))) as pipeline:
-                await asyncio.to_thread(serve, pipeline)
-                speeds = await asked(ours)
-                scope = StageScope(deployment=DEPLOYMENT, epoch=epoch(1))
-                stats = (await ours.host.stats(scope)).stages
+            speeds, last_stats = await measured_while_serving(ours)
             last = of_stage(speeds, has_head=True, num_tokens=1)
             prompt = of_stage(speeds, has_head=True, num_tokens=64)
             # Most of its steps were decodes.
-            mean = stats[1].compute_seconds / stats[1].num_steps
+            mean = last_stats.compute_seconds / last_stats.num_steps
             assert 0.3 * mean < last.seconds < 3 * mean
             assert prompt.seconds > last.seconds
 
