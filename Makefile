@@ -23,8 +23,9 @@ AXE_PACKAGE := axe-core@4.14.1
 QUIETLY := --quiet --quiet --disable-pip-version-check
 BUILD_INPUTS := pyproject.toml CMakeLists.txt $(shell find cpp -type f)
 
-# What only tests need of the C++ core.
+# What only tests need of the C++ core, and what they emulate another architecture with.
 CORE_FOR_TESTS := build/dev/.built
+EMULATED_CORE := build/aarch64/.built
 
 # Children of tests would compile every module that they import, each time.
 unexport PYTHONDONTWRITEBYTECODE
@@ -65,7 +66,7 @@ test-integration test-portability test-cluster test-page: ready
 	$(BIN)/python tools/gate.py --all $(@:test-%=%)
 
 # The tests of tests/proof.json, which it then lets others skip: PROVE='parity tinygrad', or all.
-prove: ready
+prove: ready $(EMULATED_CORE)
 	@PYTHONPATH=tests $(BIN)/python -m support.recorded.groups $(PROVE)
 
 lint: lint-style lint-types
@@ -105,22 +106,32 @@ $(VENV)/.builder: $(BIN)/python pyproject.toml
 # The first build compiles the core: a minute or two. Either of these is one build. Most of the
 # modules of what is installed for development are never imported, so pip compiles none of them.
 $(VENV)/.installed: $(VENV)/.builder $(BUILD_INPUTS)
-	$(BIN)/python -m pip install $(QUIETLY) --no-build-isolation --editable .
+	$(BIN)/python -m pip install $(QUIETLY) --no-build-isolation --editable . \
+		--config-settings=cmake.define.POTLUCK_NATIVE=ON
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.builder $(BUILD_INPUTS)
 	$(BIN)/python -m pip install $(QUIETLY) --no-build-isolation --no-compile --editable '.[dev]' \
+		--config-settings=cmake.define.POTLUCK_NATIVE=OFF \
 		--config-settings=cmake.define.POTLUCK_WERROR=ON
 	@touch $(VENV)/.installed $@
 
 # All that tests need, so that no test waits for a compiler or a registry.
 ready: fetched $(CORE_FOR_TESTS)
+	@PYTHONPATH=tests $(BIN)/python -m support.recorded.groups --on-record emulated-kernels || \
+		$(MAKE) --no-print-directory $(EMULATED_CORE)
 
 fetched: $(CHAT_TEMPLATES)/.fetched $(CLIENTS)/.installed $(AXE)/.fetched
 
 $(CORE_FOR_TESTS): $(VENV)/.installed-dev
-	@echo 'Compiling what the tests need of the core: about three minutes on two cores.'
-	@MAKEFLAGS= PYTHONPATH=tests $(BIN)/python -m support.kernels.build
+	@echo 'Compiling what the tests need of the core: about a minute on two cores.'
+	@MAKEFLAGS= PYTHONPATH=tests $(BIN)/python -m support.kernels.build dev
+	@touch $@
+
+$(EMULATED_CORE): $(CORE_FOR_TESTS)
+	@echo 'Compiling the core for aarch64: about a minute on two cores.'
+	@mkdir -p $(@D)
+	@MAKEFLAGS= PYTHONPATH=tests $(BIN)/python -m support.kernels.build aarch64
 	@touch $@
 
 $(CHAT_TEMPLATES)/.fetched: $(CHAT_TEMPLATE_WHEELS) $(BIN)/python

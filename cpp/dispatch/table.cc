@@ -7,11 +7,13 @@
 #include "kernels/variants.h"
 
 POTLUCK_DECLARE_KERNELS(scalar)
-#if defined(__x86_64__)
+#if defined(POTLUCK_HAS_AVX2)
 POTLUCK_DECLARE_KERNELS(avx2)
+#endif
+#if defined(POTLUCK_HAS_AVX512)
 POTLUCK_DECLARE_KERNELS(avx512)
 #endif
-#if defined(__aarch64__)
+#if defined(POTLUCK_HAS_NEON)
 POTLUCK_DECLARE_KERNELS(neon)
 #endif
 #if defined(POTLUCK_HAS_DOTPROD)
@@ -64,15 +66,17 @@ namespace {
 #define POTLUCK_TABLE_ISA scalar
 constexpr Kernels kScalar = POTLUCK_ROW(scalar);
 #undef POTLUCK_TABLE_ISA
-#if defined(__x86_64__)
+#if defined(POTLUCK_HAS_AVX2)
 #define POTLUCK_TABLE_ISA avx2
 constexpr Kernels kAvx2 = POTLUCK_ROW(avx2);
 #undef POTLUCK_TABLE_ISA
+#endif
+#if defined(POTLUCK_HAS_AVX512)
 #define POTLUCK_TABLE_ISA avx512
 constexpr Kernels kAvx512 = POTLUCK_ROW(avx512);
 #undef POTLUCK_TABLE_ISA
 #endif
-#if defined(__aarch64__)
+#if defined(POTLUCK_HAS_NEON)
 #define POTLUCK_TABLE_ISA neon
 constexpr Kernels kNeon = POTLUCK_ROW(neon);
 #undef POTLUCK_TABLE_ISA
@@ -140,8 +144,10 @@ struct Row {
 // Slowest first. Each requires everything that the previous one requires.
 constexpr Row kTable[] = {
     {&kScalar, nullptr},
-#if defined(__x86_64__)
+#if defined(POTLUCK_HAS_AVX2)
     {&kAvx2, &CpuFeatures::avx2},
+#endif
+#if defined(POTLUCK_HAS_AVX512)
     {&kAvx512, &CpuFeatures::avx512},
 #endif
 #if defined(POTLUCK_HAS_AVX512_BF16)
@@ -150,7 +156,7 @@ constexpr Row kTable[] = {
 #if defined(POTLUCK_HAS_AMX)
     {&kAmx, &CpuFeatures::amx},
 #endif
-#if defined(__aarch64__)
+#if defined(POTLUCK_HAS_NEON)
     {&kNeon, &CpuFeatures::neon},
 #endif
 #if defined(POTLUCK_HAS_DOTPROD)

@@ -11,11 +11,14 @@ namespace {
 
 // Multiply-adds per instruction, times the instructions of one round (peak/loops.h).
 constexpr PeakLoop kLoops[] = {
-#if defined(__x86_64__)
+#if defined(POTLUCK_HAS_AVX2)
     {"avx2", Operands::Int8, "vpmaddubsw ymm", 32 * kRoundRegisters, avx2::int8_rounds},
     {"avx2", Operands::F32, "vfmadd231ps ymm", 8 * kRoundRegisters, avx2::f32_rounds},
+#endif
+#if defined(POTLUCK_HAS_AVX512)
     {"avx512", Operands::Int8, "vpdpbusd zmm", 64 * kRoundRegisters, avx512::int8_rounds},
     {"avx512", Operands::F32, "vfmadd231ps zmm", 16 * kRoundRegisters, avx512::f32_rounds},
+#endif
 #if defined(POTLUCK_HAS_AVX512_BF16)
     {"avx512_bf16", Operands::Int8, "vpdpbusd zmm", 64 * kRoundRegisters, avx512::int8_rounds},
     {"avx512_bf16", Operands::Bf16, "vdpbf16ps zmm", 32 * kRoundRegisters,
@@ -27,9 +30,10 @@ constexpr PeakLoop kLoops[] = {
     {"amx", Operands::Bf16, "tdpbf16ps", 16 * 16 * 32 * kRoundTiles, amx::bf16_rounds},
     {"amx", Operands::F32, "vfmadd231ps zmm", 16 * kRoundRegisters, avx512::f32_rounds},
 #endif
-#elif defined(__aarch64__)
+#if defined(POTLUCK_HAS_NEON)
     {"neon", Operands::Int8, "smlal v.8h", 8 * kRoundRegisters, neon::int8_rounds},
     {"neon", Operands::F32, "fmla v.4s", 4 * kRoundRegisters, neon::f32_rounds},
+#endif
 #if defined(POTLUCK_HAS_DOTPROD)
     {"dotprod", Operands::Int8, "sdot v.4s", 16 * kRoundRegisters, dotprod::int8_rounds},
     {"dotprod", Operands::F32, "fmla v.4s", 4 * kRoundRegisters, neon::f32_rounds},
@@ -38,7 +42,6 @@ constexpr PeakLoop kLoops[] = {
     {"i8mm", Operands::Int8, "smmla v.4s", 32 * kRoundRegisters, i8mm::int8_rounds},
     {"i8mm", Operands::Bf16, "bfdot v.4s", 8 * kRoundRegisters, i8mm::bf16_rounds},
     {"i8mm", Operands::F32, "fmla v.4s", 4 * kRoundRegisters, neon::f32_rounds},
-#endif
 #endif
     {"", Operands::F32, "", 0, nullptr},  // terminates the table, which may otherwise be empty
 };

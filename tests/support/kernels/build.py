@@ -1,8 +1,9 @@
 """Finds what only tests need of the C++ core, and builds it: in build/, with CMake and Ninja.
 
-``python -m support.kernels.build`` builds all of it, and ``make ready`` does that before pytest
-starts. Tests compile nothing of the core: they ask for an artefact, and fail at once if it is
-missing or older than its sources.
+``python -m support.kernels.build FOLDER`` builds what a folder below build/ has, and ``make ready``
+does that before pytest starts: ``dev`` for this CPU, and ``aarch64``, to be emulated, unless the
+tests that need it are on record. Tests compile nothing of the core: they ask for an artefact, and
+fail at once if it is missing or older than its sources.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 
 _AARCH64_COMPILER = "aarch64-linux-gnu-g++"
-_BUILT = ROOT / "build" / "dev" / ".built"
-"""The Makefile touches it when everything is built."""
+_BUILT = ".built"
+"""The file that the Makefile touches when everything in a folder is built."""
 
 
 def require_tool(name: str) -> str:
@@ -55,18 +56,20 @@ def built_for_aarch64(pattern: str) -> Path:
 
 
 def _built(folder: str, pattern: str) -> Path:
-    if not _is_up_to_date():
-        pytest.fail("what tests need of the core is older than cpp: run `make ready`")
+    if not _is_up_to_date(folder):
+        target = f"build/{folder}/{_BUILT}"
+        pytest.fail(f"what tests need of the core is older than cpp: run `make {target}`")
     found = list((ROOT / "build" / folder).glob(pattern))
     if len(found) != 1:
-        pytest.fail(f"build/{folder}/{pattern} is missing: delete build/dev and run `make ready`")
+        pytest.fail(f"build/{folder}/{pattern} is missing: delete the folder, run `make ready`")
     return found[0]
 
 
 @cache
-def _is_up_to_date() -> bool:
+def _is_up_to_date(folder: str) -> bool:
+    built = ROOT / "build" / folder / _BUILT
     newest = max(path.stat().st_mtime for path in _sources())
-    return _BUILT.exists() and _BUILT.stat().st_mtime >= newest
+    return built.exists() and built.stat().st_mtime >= newest
 
 
 def _sources() -> Iterator[Path]:
@@ -109,33 +112,53 @@ def _find_tool(name: str) -> str | None:
     return str(beside) if beside.exists() else shutil.which(name)
 
 
-def _build(folder: str, target: str, *options: str) -> None:
+def _build(folder: str, target: str, compiler: str, *options: str) -> None:
     """Build ``target`` in build/``folder``; raise ``CalledProcessError`` if that fails."""
     path = ROOT / "build" / folder
     cmake, ninja = (_find_tool(name) or name for name in ("cmake", "ninja"))
     always = ("-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}", "-DPOTLUCK_DEV=ON")
     configure = (cmake, "-S", str(ROOT), "-B", str(path), *always, *options)
-    subprocess.run(configure, check=True, stdout=subprocess.DEVNULL)
+    environment = {**os.environ, "CXX": compiler}
+    subprocess.run(configure, check=True, stdout=subprocess.DEVNULL, env=environment)
     compile_it = (cmake, "--build", str(path), "--target", target, "--", "--quiet")
     subprocess.run(compile_it, check=True)
 
 
-def _build_all() -> None:
-    libraries = installed_build() or ""
-    python = f"-DPython_EXECUTABLE={sys.executable}"
-    _build("dev", "for_tests", python, f"-DPOTLUCK_LIBRARIES={libraries}")
-    compiler = shutil.which(_AARCH64_COMPILER)
-    if platform.machine() != "aarch64" and compiler is not None:
-        _build(
-            "aarch64",
-            "kernel_check",
-            "-DPOTLUCK_PYTHON=OFF",
-            "-DCMAKE_SYSTEM_NAME=Linux",
-            "-DCMAKE_SYSTEM_PROCESSOR=aarch64",
-            f"-DCMAKE_CXX_COMPILER={compiler}",
-            "-DCMAKE_EXE_LINKER_FLAGS=-static",
-        )
+def _build_dev() -> None:
+    libraries = installed_build()
+    _build(
+        "dev",
+        "for_tests",
+        _compiler_of(libraries) if libraries else "c++",
+        f"-DPython_EXECUTABLE={sys.executable}",
+        f"-DPOTLUCK_LIBRARIES={libraries or ''}",
+    )
+
+
+def _compiler_of(build: Path) -> str:
+    """Return the path by which a build folder calls its compiler.
+
+    ccache takes the objects of g++ and c++ for different ones, although they are one program.
+    """
+    lines = (build / "CMakeCache.txt").read_text("utf-8").splitlines()
+    return next(
+        line.partition("=")[2] for line in lines if line.startswith("CMAKE_CXX_COMPILER:")
+    )
+
+
+def _build_aarch64() -> None:
+    if platform.machine() == "aarch64" or shutil.which(_AARCH64_COMPILER) is None:
+        return  # the tests say so
+    _build(
+        "aarch64",
+        "kernel_check",
+        _AARCH64_COMPILER,
+        "-DPOTLUCK_PYTHON=OFF",
+        "-DCMAKE_SYSTEM_NAME=Linux",
+        "-DCMAKE_SYSTEM_PROCESSOR=aarch64",
+        "-DCMAKE_EXE_LINKER_FLAGS=-static",
+    )
 
 
 if __name__ == "__main__":
-    _build_all()
+    {"dev": _build_dev, "aarch64": _build_aarch64}[sys.argv[1]]()

@@ -5,18 +5,19 @@ kernels are compiled for other CPUs, tinygrad compiles its own, and models of ev
 computed by ``transformers`` too.
 
 ``python -m support.recorded.groups [GROUP…]`` runs these groups, or all, and writes the record; it
-is ``make prove``.
+is ``make prove``. With ``--on-record`` it exits with 0 if they are on record, and runs nothing.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from support.recorded.record import PROVES, Group, rooms_up_to
+from support.recorded.record import PROVES, Group, Record, rooms_up_to, this_machine
 
 ROOT = Path(__file__).parents[3]
 
@@ -101,6 +102,8 @@ GROUPS = (
             *rooms_up_to("kernels", ROOT),
             *_EMULATED,
         ),
+        # Other kernel tests run every instruction set that a CPU has.
+        is_for_any_cpu=True,
     ),
     Group(
         name="tinygrad",
@@ -113,6 +116,8 @@ GROUPS = (
             "tests/integration/conftest.py",
             *_TINYGRAD,
         ),
+        # test_tinygrad_loading, which always runs, compiles products for the CPU at hand.
+        is_for_any_cpu=True,
     ),
     Group(
         name="parity",
@@ -130,10 +135,17 @@ RECORD = ROOT / "tests/proof.json"
 
 def main() -> int:
     """Run the groups that are named, or all, as many at a time as there are cores."""
-    named = set(sys.argv[1:])
-    if unknown := named - {group.name for group in GROUPS}:
-        sys.exit(f"there is no group {', '.join(sorted(unknown))}")
-    groups = [group for group in GROUPS if not named or group.name in named]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    names = [group.name for group in GROUPS]
+    parser.add_argument("groups", nargs="*", metavar="GROUP", help=", ".join(names))
+    parser.add_argument("--on-record", action="store_true", help="exit with 0 if they are")
+    arguments = parser.parse_args()
+    if unknown := set(arguments.groups) - set(names):
+        parser.error(f"there is no group {', '.join(sorted(unknown))}")
+    groups = [group for group in GROUPS if not arguments.groups or group.name in arguments.groups]
+    if arguments.on_record:
+        record = Record(RECORD, ROOT, GROUPS, this_machine)
+        return int(any(record.reason_to_skip(group.modules[0], ()) is None for group in groups))
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         codes = list(pool.map(_prove, groups))
     return int(any(codes))

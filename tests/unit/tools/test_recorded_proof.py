@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from support.recorded import plugin
+from support.recorded import groups, plugin
 from support.recorded.record import (
     PROVES,
     Group,
@@ -192,6 +192,18 @@ def test_modules_on_record_are_not_imported_where_that_is_asked(
     assert said == (["on record: 2 modules (tests/proof.json)"] if is_asked else [])
     (root / "file.toml").write_text("3")
     assert left_out() == []
+
+
+def test_the_makefile_can_ask_what_is_on_record(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prove(root, monkeypatch)
+    monkeypatch.setattr(groups, "GROUPS", (GROUP,))
+    monkeypatch.setattr(groups, "Record", lambda *_: record(root))
+    monkeypatch.setattr("sys.argv", ["groups", "--on-record", "group"])
+    assert groups.main() == 0
+    (root / "file.toml").write_text("3")
+    assert groups.main() == 1
 
 
 def test_modules_of_no_group_always_run(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
