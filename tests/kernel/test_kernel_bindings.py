@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from support.kernels import cpp_checks
 
 from potluck.kernels import (
     available_isas,
@@ -32,6 +33,12 @@ def test_unknown_isa_is_an_error_that_names_the_others() -> None:
         assert kernels_for(isa).isa == isa
     with pytest.raises(ValueError, match="available: scalar"):
         kernels_for("sse9")
+
+
+def test_a_native_build_has_all_that_runs_here() -> None:
+    """A compiler may lack the last ones."""
+    names = available_isas()[1:]
+    assert cpp_checks.run("print_isas").split()[: len(names)] == names
 
 
 def test_pack_rows_refuses_wrong_sizes() -> None:

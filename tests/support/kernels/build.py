@@ -141,9 +141,7 @@ def _compiler_of(build: Path) -> str:
     ccache takes the objects of g++ and c++ for different ones, although they are one program.
     """
     lines = (build / "CMakeCache.txt").read_text("utf-8").splitlines()
-    return next(
-        line.partition("=")[2] for line in lines if line.startswith("CMAKE_CXX_COMPILER:")
-    )
+    return next(line.partition("=")[2] for line in lines if line.startswith("CMAKE_CXX_COMPILER:"))
 
 
 def _build_aarch64() -> None:
