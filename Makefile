@@ -26,6 +26,7 @@ BUILD_INPUTS := pyproject.toml CMakeLists.txt $(shell find cpp -type f)
 # What only tests need of the C++ core, and what they emulate another architecture with.
 CORE_FOR_TESTS := build/dev/.built
 EMULATED_CORE := build/aarch64/.built
+COLLECTED := build/.collected
 
 # Children of tests would compile every module that they import, each time.
 unexport PYTHONDONTWRITEBYTECODE
@@ -117,11 +118,18 @@ $(VENV)/.installed-dev: $(VENV)/.builder $(BUILD_INPUTS)
 	@touch $(VENV)/.installed $@
 
 # All that tests need, so that no test waits for a compiler or a registry.
-ready: fetched $(CORE_FOR_TESTS)
+ready: fetched $(CORE_FOR_TESTS) $(COLLECTED)
 	@PYTHONPATH=tests $(BIN)/python -m support.recorded.groups --on-record emulated-kernels || \
 		$(MAKE) --no-print-directory $(EMULATED_CORE)
 
 fetched: $(CHAT_TEMPLATES)/.fetched $(CLIENTS)/.installed $(AXE)/.fetched
+
+# Once, pytest compiles the tests and all that they import. Otherwise each of its processes would
+# compile them, all at the same time.
+$(COLLECTED): $(VENV)/.installed-dev
+	@$(BIN)/python -m pytest --collect-only --quiet --leave-out-recorded -p no:cacheprovider tests \
+		>/dev/null || true # the run itself says what it cannot collect
+	@touch $@
 
 $(CORE_FOR_TESTS): $(VENV)/.installed-dev
 	@echo 'Compiling what the tests need of the core: about a minute on two cores.'

@@ -53,7 +53,10 @@ def trial(device_id: str, *, works: bool = True, reason: str = "") -> Trial:
     )
 
 
-def test_the_native_backend_needs_no_probing(probed: Probed) -> None:
+def test_the_native_backend_needs_no_probing(
+    probed: Probed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("POTLUCK_ISA", raising=False)
     asked = probed((), ())
     fastest = available_isas()[-1]
     for backend in (None, NATIVE, "cpu/native"):
