@@ -120,13 +120,13 @@ $(VENV)/.installed-dev: $(VENV)/.builder $(BUILD_INPUTS)
 # All that tests need, so that no test waits for a compiler or a registry.
 ready: fetched $(CORE_FOR_TESTS) $(COLLECTED)
 	@PYTHONPATH=tests $(BIN)/python -m support.recorded.groups --on-record emulated-kernels || \
-		$(MAKE) --no-print-directory $(EMULATED_CORE)
+		$(MAKE) --silent $(EMULATED_CORE)
 
 fetched: $(CHAT_TEMPLATES)/.fetched $(CLIENTS)/.installed $(AXE)/.fetched
 
-# Once, pytest compiles the tests and all that they import. Otherwise each of its processes would
-# compile them, all at the same time.
-$(COLLECTED): $(VENV)/.installed-dev
+# In a new checkout pytest compiles the tests and all that they import, once. Otherwise each of its
+# processes would compile them, all at the same time.
+$(COLLECTED): | $(VENV)/.installed-dev
 	@$(BIN)/python -m pytest --collect-only --quiet --leave-out-recorded -p no:cacheprovider tests \
 		>/dev/null || true # the run itself says what it cannot collect
 	@touch $@
