@@ -37,8 +37,10 @@ def run_unless_quarantined(
     """Return the result of ``run``, which is not called if it failed dangerously with this
     fingerprint before, unless ``retry`` is set.
 
-    Such a failure is recorded; any other outcome clears the record, except an unknown outcome on a
-    machine that was too busy. ``deadline_seconds`` is the time limit of the children of ``run``.
+    Such a failure is recorded; any other outcome clears the record that was there before, except an
+    unknown outcome on a machine that was too busy. A record that another process adds during
+    ``run`` stays, unless ``retry`` is set. ``deadline_seconds`` is the time limit of the children
+    of ``run``.
     """
     key = _key(fingerprint)
     earlier = None if retry else cache.get(key)
@@ -63,7 +65,7 @@ def run_unless_quarantined(
                 "deadline_seconds": deadline_seconds,
             },
         )
-    else:
+    elif retry or earlier is not None:
         cache.remove(key)
     return outcome
 

@@ -62,9 +62,7 @@ def quarantine_unit(
     cache: ProbeCache,
 ) -> None:
     """Quarantine a unit that failed in use, so that it is only retried on request."""
-    key = trial_key(spec, device, trial.interface, kernel_release)
-    cache.remove(key)
-    quarantine(cache, key, reason)
+    quarantine(cache, trial_key(spec, device, trial.interface, kernel_release), reason)
 
 
 def is_unit_quarantined(

@@ -40,7 +40,7 @@ from potluck.probe.processes.child import (
 )
 from potluck.probe.processes.output import one_line
 from potluck.probe.trials.interfaces import interface_argument, interface_details, usable_interfaces
-from potluck.probe.trials.quarantine import run_unless_quarantined
+from potluck.probe.trials.quarantine import is_quarantined, run_unless_quarantined
 from potluck.types.backend import BackendSpec
 from potluck.types.hardware import Device, Trial
 from potluck.types.unit import Fault, Interface
@@ -184,7 +184,10 @@ def try_interface(
     """
     deadline_seconds = time_left.seconds
     key = trial_key(spec, device, interface, kernel_release)
-    known = None if retry else _kept_trial(spec, device, interface, cache.get(key))
+    # A unit that failed in use is in quarantine although it passed its self-test before, or passes
+    # one that another process began before the fault.
+    is_known = not retry and not is_quarantined(cache, key)
+    known = _kept_trial(spec, device, interface, cache.get(key)) if is_known else None
     if known is not None:
         return TrialResult(trial=known, fault=None if known.works else Fault.WRONG)
     crashed: dict[str, str] = {}

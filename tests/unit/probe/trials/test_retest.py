@@ -8,6 +8,8 @@ import pytest
 from support.engines.fake_backends.behaviour import device, spec
 
 from potluck.probe.cache import ProbeCache
+from potluck.probe.processes.child import ChildAnswer, ChildOutcome
+from potluck.probe.trials.quarantine import is_quarantined, quarantine, run_unless_quarantined
 from potluck.probe.trials.retest import Retest, is_unit_quarantined, quarantine_unit, retest
 from potluck.probe.trials.running import try_backend
 from potluck.types.hardware import Trial
@@ -82,3 +84,23 @@ def test_a_quarantine_lasts_until_somebody_tries(tmp_path: Path) -> None:
     assert trial(retry=True).works
     assert not condemned()
     assert trial().works
+
+
+@pytest.mark.parametrize("retry", [False, True])
+def test_a_test_that_began_before_the_fault_ends_no_quarantine(
+    tmp_path: Path, *, retry: bool
+) -> None:
+    cache = ProbeCache(tmp_path / "probe.json")
+
+    def passes_while_the_unit_fails_in_use() -> ChildOutcome:
+        quarantine(cache, "trial/works/1", "hung")
+        return ChildAnswer(document={}, seconds=1)
+
+    run_unless_quarantined(
+        cache,
+        "trial/works/1",
+        passes_while_the_unit_fails_in_use,
+        retry=retry,
+        deadline_seconds=20,
+    )
+    assert is_quarantined(cache, "trial/works/1") == (not retry)
