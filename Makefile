@@ -57,7 +57,6 @@ test: ready
 	@echo 'Running the tests: about 10 minutes on two cores.'
 	@$(BIN)/python tools/gate.py
 
-test-all: export POTLUCK_TEST_SCHEDULES := 2000
 test-all: ready
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint
 	@echo 'Running all tests: about two hours on two cores.'

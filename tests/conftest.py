@@ -36,19 +36,22 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--timing", action="store_true", help="run the timing tests, and no others")
+    parser.addoption("--exhaustive", action="store_true", help="run the exhaustive tests too")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what says something of this machine's speed, or all else.
+    """Leave out what says something of this machine's speed, or all else, and exhaustive tests.
 
     Not by ``-m``: a run with a mark is not whole, and the record of proofs is of whole runs.
     """
-    is_asked = bool(config.getoption("--timing"))
+    is_timing = bool(config.getoption("--timing"))
+    is_exhaustive = bool(config.getoption("--exhaustive"))
     kept: list[pytest.Item] = []
     left_out: list[pytest.Item] = []
     for item in items:
-        is_timing = item.get_closest_marker("timing") is not None
-        (kept if is_timing == is_asked else left_out).append(item)
+        marks = {mark.name for mark in item.iter_markers()}
+        is_due = ("timing" in marks) == is_timing and (is_exhaustive or "exhaustive" not in marks)
+        (kept if is_due else left_out).append(item)
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = kept

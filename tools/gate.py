@@ -12,6 +12,7 @@ did not run to its end. ``build/gate/report.json`` has the same as the last line
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import shutil
@@ -162,15 +163,20 @@ GATE = (
     Group(name="cluster", paths=CLUSTER, spread="loadfile", num_processes=NUM_CORES + 1),
 )
 
-EVERYTHING = (
-    DETERMINISTIC,
-    Group(
-        name="portability", paths=("tests/portability",), options=(*NOT_ON_RECORD, "--timeout=3000")
-    ),
-    INTEGRATION,
-    PAGE,
-    Group(name="cluster", paths=("tests/cluster",)),
-    Group(name="timing", paths=("tests",), options=("--timing",)),
+EVERYTHING = tuple(
+    dataclasses.replace(group, options=(*group.options, "--exhaustive"))
+    for group in (
+        DETERMINISTIC,
+        Group(
+            name="portability",
+            paths=("tests/portability",),
+            options=(*NOT_ON_RECORD, "--timeout=3000"),
+        ),
+        INTEGRATION,
+        PAGE,
+        Group(name="cluster", paths=("tests/cluster",)),
+        Group(name="timing", paths=("tests",), options=("--timing",)),
+    )
 )
 
 QUICK = Group(

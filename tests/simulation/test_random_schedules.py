@@ -17,14 +17,25 @@ from simulation.schedules import run_random
 
 from potluck.child_environment import child_environment
 
-NUM_SCHEDULES = int(os.environ.get("POTLUCK_TEST_SCHEDULES", "300"))
-"""300 is five times as many as find each defect of ``test_checker``; each takes 0.1 s."""
+NUM_SCHEDULES = 2000
+NUM_IN_GATE = 300
+"""Five times as many as find each defect of ``test_checker``; each takes 0.1 s."""
 
 _PER_TEST = 50
+_FIRSTS = range(0, NUM_SCHEDULES, _PER_TEST)
 _TESTS = Path(__file__).parents[1]
 
 
-@pytest.mark.parametrize("first", range(0, NUM_SCHEDULES, _PER_TEST))
+@pytest.mark.parametrize(
+    "first",
+    [
+        *_FIRSTS[: NUM_IN_GATE // _PER_TEST],
+        *(
+            pytest.param(first, marks=pytest.mark.exhaustive)
+            for first in _FIRSTS[NUM_IN_GATE // _PER_TEST :]
+        ),
+    ],
+)
 def test_random_schedules(first: int, request: pytest.FixtureRequest) -> None:
     chosen = request.config.getoption("--seed", default=None)
     chosen = chosen or os.environ.get("POTLUCK_SIMULATION_SEED")
