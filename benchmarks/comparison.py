@@ -168,10 +168,10 @@ class Row:
             (self.own_ratio, self.aims.own_ratio),
             (_negative(self.outside), _negative(self.aims.outside)),
         )
-        asked = [(value, aim) for value, aim in pairs if aim is not None]
-        if not asked or any(value is None for value, _ in asked):
+        aimed_pairs = [(value, aim) for value, aim in pairs if aim is not None]
+        if not aimed_pairs or any(value is None for value, _ in aimed_pairs):
             return None
-        return all(value is not None and value >= aim for value, aim in asked)
+        return all(value is not None and value >= aim for value, aim in aimed_pairs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -359,11 +359,11 @@ def questions(claims: Sequence[str], scope: Scope) -> list[Question]:
     return [each for name, ask in CLAIMS.items() if name in claims for each in ask(scope)]
 
 
-def settings_of(asked: Sequence[Question]) -> list[Setting]:
+def settings_of(selected_questions: Sequence[Question]) -> list[Setting]:
     """Every setting once, those of a type together, so that its file stays in memory."""
     wanted = {
         setting: None
-        for question in asked
+        for question in selected_questions
         for setting in (question.setting, question.baseline)
         if setting is not None
     }

@@ -87,15 +87,15 @@ class Potluck:
         reader = threading.Thread(target=read)
         reader.start()
         has_begun.wait()
-        asked_at = time.perf_counter()
+        requested_at = time.perf_counter()
         document = self.ask(prompt, max_tokens)
-        ended_at = asked_at + document["first_token_seconds"]
+        ended_at = requested_at + document["first_token_seconds"]
         is_over.set()
         reader.join()
         gaps = [(end, end - start) for start, end in itertools.pairwise(times)]
         return document | {
-            "before": [gap for end, gap in gaps if end < asked_at],
-            "beside": [gap for end, gap in gaps if asked_at <= end <= ended_at],
+            "before": [gap for end, gap in gaps if end < requested_at],
+            "beside": [gap for end, gap in gaps if requested_at <= end <= ended_at],
         }
 
 

@@ -72,10 +72,10 @@ def small_fleets(num_fleets: int) -> dict[str, object]:
         )
         paths, _ = all_answers(problem)
         path, search_seconds = timed(partial(shortest_path, problem))
-        found, took_more = timed(
+        found, throughput_seconds = timed(
             partial(best_throughput, partial(for_sequences, problem), NUM_STREAMS)
         )
-        seconds += search_seconds + took_more
+        seconds += search_seconds + throughput_seconds
         if not len(paths):
             if path is not None or found is not None:
                 raise RuntimeError("an answer where there is none")
@@ -112,7 +112,7 @@ def larger_fleet(
     common = {"case": case, "seed": seed, "num_random": len(answers)}
     path, search_seconds = timed(partial(shortest_path, problem))
     of_sequences = cache(partial(for_sequences, problem))
-    found, took_more = timed(partial(best_throughput, of_sequences, NUM_STREAMS))
+    found, throughput_seconds = timed(partial(best_throughput, of_sequences, NUM_STREAMS))
     if path is None or found is None:
         return [{**common, "objective": "both", "found": False}]
     random_seconds = min(map(problem.path_seconds, answers), default=None)
@@ -120,7 +120,7 @@ def larger_fleet(
     results: list[dict[str, object]] = []
     for objective, best, least, seconds in (
         ("latency", path, random_seconds, search_seconds),
-        ("throughput", found.path, random_period, took_more),
+        ("throughput", found.path, random_period, throughput_seconds),
     ):
         ratio = least / best.seconds if least else None
         print(
@@ -163,15 +163,15 @@ def wide_fleet(links: str, part: tuple[float, float], num_streams: int) -> list[
     case = f"1000x126 {links} {part[0]:g}-{part[1]:g}"
     path, search_seconds = timed(partial(shortest_path, problem))
     of_sequences = cache(partial(for_sequences, problem))
-    one, took_one = timed(partial(best_throughput, of_sequences, num_streams))
-    pipelines, took_all = timed(partial(replicate, of_sequences, num_streams))
+    one, one_seconds = timed(partial(best_throughput, of_sequences, num_streams))
+    pipelines, all_seconds = timed(partial(replicate, of_sequences, num_streams))
     if path is None or one is None:
         return [{"case": case, "found": False}]
     rate, one_rate = total_rate(pipelines), num_streams / one.path.seconds
     print(
         f"{case:28} latency {len(path.cuts)} stages {search_seconds:.1f} s CPU gap {path.gap:.3f};"
-        f" {num_streams} streams: {one_rate:.0f}/s with one pipeline ({took_one:.1f} s),"
-        f" {rate:.0f}/s with {len(pipelines)} ({took_all:.1f} s)",
+        f" {num_streams} streams: {one_rate:.0f}/s with one pipeline ({one_seconds:.1f} s),"
+        f" {rate:.0f}/s with {len(pipelines)} ({all_seconds:.1f} s)",
         flush=True,
     )
     return [
@@ -184,9 +184,9 @@ def wide_fleet(links: str, part: tuple[float, float], num_streams: int) -> list[
                 "gap": path.gap,
                 "num_stages": len(path.cuts),
             },
-            "one": {"cpu_seconds": took_one, "gap": one.path.gap, "tokens_per_second": one_rate},
+            "one": {"cpu_seconds": one_seconds, "gap": one.path.gap, "tokens_per_second": one_rate},
             "replicated": {
-                "cpu_seconds": took_all,
+                "cpu_seconds": all_seconds,
                 "num_pipelines": len(pipelines),
                 "tokens_per_second": rate,
             },

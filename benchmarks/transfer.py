@@ -129,8 +129,8 @@ def _transfer(
     assert owner.stdin is not None
     assert owner.stdout is not None
     with owner, contextlib.closing(owner.stdin):
-        said = json.loads(owner.stdout.readline())
-        options = {"folder": str(folder), "host": hosts[1], "keeps": keeps, **said}
+        offer = json.loads(owner.stdout.readline())
+        options = {"folder": str(folder), "host": hosts[1], "keeps": keeps, **offer}
         with _start("taker", options, prefixes[1]) as taker:
             assert taker.stdout is not None
             result = json.loads(taker.stdout.readline())
@@ -164,8 +164,8 @@ async def _own(folder: str, host: str, model: str, rate: float) -> None:
     if rate:
         process.set_serving(True, link_bytes_per_second=rate)
     before = _cpu_seconds(process)
-    said = {"content": [content.sha256, content.num_bytes], "digests": digests.hex()}
-    print(json.dumps({**said, "address": process.address}), flush=True)
+    offer = {"content": [content.sha256, content.num_bytes], "digests": digests.hex()}
+    print(json.dumps({**offer, "address": process.address}), flush=True)
     await asyncio.to_thread(sys.stdin.readline)
     gigabytes = content.num_bytes / 1e9
     print(

@@ -261,8 +261,8 @@ def cpu_has_amx() -> bool:
 
 def measured_rows(session: Session, scope: Scope, claims: Sequence[str], build: Any) -> list[Row]:
     """Measures every setting that the claims need, then answers them."""
-    asked = questions(claims, scope)
-    for setting in settings_of(asked):
+    selected_questions = questions(claims, scope)
+    for setting in settings_of(selected_questions):
         started = time.monotonic()
         session.measure(setting)
         seconds = time.monotonic() - started
@@ -277,7 +277,7 @@ def measured_rows(session: Session, scope: Scope, claims: Sequence[str], build: 
             session.limits,
             counts=counts,
         )
-        for question in asked
+        for question in selected_questions
     ]
 
 
@@ -371,7 +371,7 @@ def main() -> None:
             }
         )
         arguments.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-        print(f"\n{name}: {_told_limits(session.limits)}")
+        print(f"\n{name}: {_format_limits(session.limits)}")
         for type_name, work in works.items():
             print(f"{type_name}: {work.read_bytes / 1e9:.3f} GB per token")
         print("\n".join(lines_of(rows)))
@@ -384,7 +384,7 @@ def _build_text(build: Build | str) -> str:
     return f"{build.name}, commit {build.commit}, {build.compiler}: {features}"
 
 
-def _told_limits(limits: Limits) -> str:
+def _format_limits(limits: Limits) -> str:
     read, peak = limits.read_bytes_per_second, limits.int8_operations_per_second
     return (
         f"{'unknown' if read is None else f'{read / 1e9:.1f}'} GB/s read, "

@@ -75,5 +75,5 @@ def predict_loads(wheel: PreparedWheel, check: HostCheck) -> dict[str, str]:
 def _reason(file: FileReport) -> str:
     if file.opens_alone:
         return ""
-    said = [finding.message for finding in file.findings]
-    return said[0] if said else "for no stated reason"
+    messages = [finding.message for finding in file.findings]
+    return messages[0] if messages else "for no stated reason"

@@ -22,11 +22,11 @@ def main() -> None:
     for name in dict.fromkeys((*modules, *top_levels(site))):
         try:
             importlib.import_module(name)
-            said = ""
+            error_text = ""
         # A module may do anything when it is imported.
         except BaseException as error:  # noqa: BLE001
-            said = f"{type(error).__name__}: {error}"
-        print("import", name, json.dumps(said), flush=True)
+            error_text = f"{type(error).__name__}: {error}"
+        print("import", name, json.dumps(error_text), flush=True)
 
 
 def top_levels(site: str) -> Iterator[str]:

@@ -183,13 +183,13 @@ def run_case(case: Case, own: Sequence[Path], kept: Path) -> dict[str, Any]:
                 }
             )
             _print_set(case, sets[-1])
-        asked = pip.asked_projects
+        queried_projects = pip.queried_projects
     return {
         "name": case.name,
         "requirements": list(case.requirements),
         "planning_seconds": round(planning_seconds, 1),
         "num_read_wheels": planner.judge.num_read,
-        "looked_up": list(asked),
+        "looked_up": list(queried_projects),
         "has_shared": plan.shared is not None,
         "problems": [
             {"package": each.package, "hosts": list(each.hosts)}
@@ -232,7 +232,7 @@ def _try_set(
         problem = _install(plan, place, root, site, kept)
         row["install_problem"] = problem or None
         imported = {} if problem else _import_all(case, place, root, site)
-    failures = {name: said for name, said in imported.items() if said}
+    failures = {name: error_text for name, error_text in imported.items() if error_text}
     needed = [name for name in case.modules if imported.get(name, "not tried")]
     return {
         **row,
@@ -295,8 +295,8 @@ def _import_all(case: Case, place: Place, root: Root, site: Path) -> dict[str, s
     found: dict[str, str] = {}
     for line in done.stdout.splitlines():
         if line.startswith("import "):
-            _, name, said = line.split(" ", 2)
-            found[name] = json.loads(said)
+            _, name, error_text = line.split(" ", 2)
+            found[name] = json.loads(error_text)
     if done.returncode != 0:
         ending = f"Python ended with {done.returncode}: {done.stderr.strip()[-500:]}"
         return found | {name: ending for name in case.modules if found.get(name, "x")}
@@ -309,8 +309,8 @@ def _print_set(case: Case, row: dict[str, Any]) -> None:
         f"{case.name} {row['answer']} {row['host']} in {row['root']} ({row['python']}): {verdict}, "
         f"{len(row['wheels'])} wheels, {row['num_imported']} modules"
     )
-    for name, said in row["import_failures"].items():
-        print(f"  {name}: {said[:300]}")
+    for name, error_text in row["import_failures"].items():
+        print(f"  {name}: {error_text[:300]}")
     if row["install_problem"]:
         print(f"  pip: {row['install_problem'][:500]}")
     sys.stdout.flush()

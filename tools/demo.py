@@ -73,8 +73,8 @@ class _Node:
 
     def failure(self, what: str) -> DemoError:
         lines = self.errors.read_text(encoding="utf-8", errors="replace").splitlines()
-        said = "\n".join(f"  {line}" for line in lines[-_ERROR_LINES:]) or "  (nothing)"
-        return DemoError(f"agent {self.number} {what}; it said:\n{said}")
+        error_tail = "\n".join(f"  {line}" for line in lines[-_ERROR_LINES:]) or "  (nothing)"
+        return DemoError(f"agent {self.number} {what}; it said:\n{error_tail}")
 
 
 class _Agents:

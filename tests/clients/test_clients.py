@@ -65,8 +65,8 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 def node_version(node: str) -> int:
     """Return Node's major version."""
-    said = subprocess.run([node, "--version"], capture_output=True, text=True, check=True)
-    return int(said.stdout.strip().removeprefix("v").partition(".")[0])
+    completed = subprocess.run([node, "--version"], capture_output=True, text=True, check=True)
+    return int(completed.stdout.strip().removeprefix("v").partition(".")[0])
 
 
 @functools.cache

@@ -209,13 +209,13 @@ def test_what_the_agent_refuses(
     arguments: tuple[str, ...],
     named: str,
 ) -> None:
-    status, said = fails(*arguments, "--state", str(pair[0].state))
+    status, stderr = fails(*arguments, "--state", str(pair[0].state))
     assert status == 2
-    assert named in said
+    assert named in stderr
 
 
 @pytest.mark.parametrize(
-    ("asked", "named"),
+    ("params", "named"),
     [
         ({"target_step_ms": 0}, "target_step_ms is 0.0, but must be a number from 1 to 60000"),
         ({"prefix_cache": 1}, "malformed request"),
@@ -226,11 +226,11 @@ def test_what_the_agent_refuses(
     ],
 )
 def test_an_agent_checks_what_no_command_asks(
-    pair: tuple[AgentProcess, AgentProcess], asked: dict[str, object], named: str
+    pair: tuple[AgentProcess, AgentProcess], params: dict[str, object], named: str
 ) -> None:
     path = StateDirectory(pair[0].state).control_socket
     with pytest.raises(RemoteError, match=named) as error:
-        list(ask(path, "deploy", {"model": "demo", **asked}))
+        list(ask(path, "deploy", {"model": "demo", **params}))
     assert error.value.exit_code == 2
 
 
@@ -238,27 +238,27 @@ def test_a_second_agent_does_not_take_a_directory_or_a_port(
     pair: tuple[AgentProcess, AgentProcess], tmp_path: Path
 ) -> None:
     first, _ = pair
-    status, said = fails("up", "--state", str(first.state))
+    status, stderr = fails("up", "--state", str(first.state))
     assert status == 2
-    assert "already running" in said
+    assert "already running" in stderr
     taken = first.address.removeprefix("http://")
-    status, said = fails("up", "--state", str(tmp_path / "c"), "--http", taken)
+    status, stderr = fails("up", "--state", str(tmp_path / "c"), "--http", taken)
     assert status == 1
-    assert "Address already in use" in said
-    assert "--http HOST:PORT" in said
+    assert "Address already in use" in stderr
+    assert "--http HOST:PORT" in stderr
 
 
 @pytest.mark.parametrize(
     "command", [("ps",), ("plan", "demo"), ("deploy", "demo"), ("undeploy", "demo"), ("down",)]
 )
 def test_commands_without_an_agent(tmp_path: Path, command: tuple[str, ...]) -> None:
-    status, said = fails(*command, "--state", str(tmp_path))
+    status, stderr = fails(*command, "--state", str(tmp_path))
     assert status == 2
-    assert "no agent runs here" in said
-    assert "potluck up" in said
+    assert "no agent runs here" in stderr
+    assert "potluck up" in stderr
     with socket.socket(socket.AF_UNIX) as dead:  # what an agent that was killed leaves
         dead.bind(str(tmp_path / "control.sock"))
-    assert fails(*command, "--state", str(tmp_path))[1] == said
+    assert fails(*command, "--state", str(tmp_path))[1] == stderr
 
 
 SHORT = "correct-horse-battery-staple"
@@ -288,27 +288,27 @@ def test_up_refuses_what_makes_no_sense(
     named: str,
 ) -> None:
     given = {} if secret is None else {"POTLUCK_SECRET": secret}
-    status, said = fails("up", "--state", str(tmp_path / "state"), *arguments, **given)
+    status, stderr = fails("up", "--state", str(tmp_path / "state"), *arguments, **given)
     assert status == 2
-    assert named in said
-    assert SHORT not in said
+    assert named in stderr
+    assert SHORT not in stderr
 
 
 def test_up_says_when_the_state_directory_cannot_be_used(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    status, said = fails("up", "--state", str(tmp_path / "file"))
+    status, stderr = fails("up", "--state", str(tmp_path / "file"))
     assert status == 1
-    assert str(tmp_path / "file") in said
-    status, said = fails("up", "--state", str(tmp_path / ("x" * 100)))
+    assert str(tmp_path / "file") in stderr
+    status, stderr = fails("up", "--state", str(tmp_path / ("x" * 100)))
     assert status == 2
-    assert "too long" in said
+    assert "too long" in stderr
 
 
 def test_up_says_when_the_node_id_is_spoilt(tmp_path: Path) -> None:
     (tmp_path / "node-id").write_text("me\n")
-    status, said = fails("up", "--state", str(tmp_path), "--no-http")
+    status, stderr = fails("up", "--state", str(tmp_path), "--no-http")
     assert status == 2
-    assert f"{tmp_path / 'node-id'} does not contain a node id" in said
+    assert f"{tmp_path / 'node-id'} does not contain a node id" in stderr
 
 
 def children(process: int) -> list[psutil.Process]:
@@ -354,9 +354,9 @@ def test_ctrl_c_undoes_a_deployment(tmp_path: Path) -> None:
         )
         eventually(lambda: psutil.Process(deploying.pid).net_connections(kind="unix"))
         deploying.send_signal(signal.SIGINT)
-        _, said = deploying.communicate(timeout=SECONDS)
+        _, stderr = deploying.communicate(timeout=SECONDS)
         assert deploying.returncode == 130
-        assert said == "interrupted: removing what was deployed so far\n"
+        assert stderr == "interrupted: removing what was deployed so far\n"
         alone.process.send_signal(signal.SIGCONT)
         for _ in range(4):  # it would be deployed by then
             time.sleep(0.5)

@@ -56,5 +56,5 @@ def test_nodes_compare_weights_and_gateways_tokenizers(tmp_path: Path) -> None:
         deployed = first.deploy(str(model), name="m", context=CONTEXT)
         assert {stage["node_id"] for stage in deployed["stages"]} == {first.node_id}
         reasons = {each["node_id"]: each["reason"] for each in deployed["rejections"]}
-        said = "differ from those of the coordinator: different weights"
-        assert reasons[second.node_id].endswith(said)
+        suffix = "differ from those of the coordinator: different weights"
+        assert reasons[second.node_id].endswith(suffix)

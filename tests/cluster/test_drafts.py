@@ -148,15 +148,15 @@ def test_drafts_beyond_a_stop_text_are_left_out(fleet: Fleet, expected: dict[str
 
 def test_many_at_once_are_answered_as_each_alone(fleet: Fleet, expected: dict[str, Answer]) -> None:
     agents = fleet.live()
-    asked = [(case, each) for case in CASES for each in guesses(expected[case])]
+    requests = [(case, each) for case in CASES for each in guesses(expected[case])]
     with ThreadPoolExecutor(8) as pool:
         found = list(
             pool.map(
-                lambda number: answer(agents[number % len(agents)], *asked[number]),
-                range(len(asked)),
+                lambda number: answer(agents[number % len(agents)], *requests[number]),
+                range(len(requests)),
             )
         )
-    for (case, prediction), each in zip(asked, found, strict=True):
+    for (case, prediction), each in zip(requests, found, strict=True):
         assert each.compared == expected[case].compared, (case, prediction)
 
 

@@ -141,8 +141,8 @@ def computed(process: psutil.Process) -> float:
 
 def check_left(machine: Machine, reason: str, since: float) -> None:
     """The unit was left for ``reason``, perhaps for a moment only; the CPU answers in time."""
-    told = f"{machine.unit_id} is no longer used: {reason}"
-    eventually(lambda: told in machine.agent.log, within=15, what=told)
+    message = f"{machine.unit_id} is no longer used: {reason}"
+    eventually(lambda: message in machine.agent.log, within=15, what=message)
     deployment = await_ready(machine.agent, "demo")
     assert units_of(deployment) == ["cpu/native"]
     loading = deployment["stages"][0]["load_seconds"]

@@ -130,14 +130,14 @@ def test_fetching_is_told_while_it_lasts(fleet: Fleet) -> None:
         hub.held_after = 2**21
         agent = fleet.start(0, environ=hub_environment(fleet.directory / "hub", hub.endpoint))
         agent.await_up()
-        told: list[tuple[int, int]] = []
+        updates: list[tuple[int, int]] = []
         request = {"model": HUB_ID, "model_id": None, "context_tokens": 64, "cache_tokens": None}
         for document in ask(agent.state / "control.sock", "deploy", request):
             event = document.get("event")
             if event is not None and event["reason"] == "fetching":
-                told.append((event["done_bytes"], event["total_bytes"]))
+                updates.append((event["done_bytes"], event["total_bytes"]))
                 hub.released.set()
-    assert told, "no event said that it was being fetched"
-    done_bytes, total_bytes = told[0]
+    assert updates, "no event said that it was being fetched"
+    done_bytes, total_bytes = updates[0]
     assert 0 < done_bytes <= 2**21
     assert total_bytes == len(DEMO["model.safetensors"])

@@ -67,14 +67,14 @@ def test_measured_speeds_are_shown_everywhere_and_kept(tmp_path: Path) -> None:
             assert 0 < stage["measured"]["decode_seconds"] < 10 * token_seconds
             assert 0 < stage["measured"]["prefill_seconds_per_token"] < 10 * token_seconds
         for index, stage in enumerate(together["stages"]):
-            told = agents[0].metric(
+            exported_seconds = agents[0].metric(
                 "potluck_stage_decode_seconds",
                 model="demo",
                 stage=str(index),
                 node=stage["node_id"],
                 figure="measured",
             )
-            assert told == pytest.approx(stage["measured"]["decode_seconds"], rel=0.5)
+            assert exported_seconds == pytest.approx(stage["measured"]["decode_seconds"], rel=0.5)
         ps = agents[0].command_line("ps").stdout
         assert "speed, measured (predicted):" in ps
         assert f"\n{NUM_STREAMS} streams: " in ps

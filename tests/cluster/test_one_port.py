@@ -134,28 +134,28 @@ def test_nothing_but_the_one_port_has_to_be_open(lan: Lan) -> None:
         assert lan.relay.counts(one, other).cut == 0, "somebody tried another port"
 
 
-@pytest.mark.parametrize("asked", [0, 2])
-def test_a_node_that_can_only_dial_out_takes_part(behind: Lan, asked: int) -> None:
-    """As behind address translation; ``asked`` coordinates."""
+@pytest.mark.parametrize("coordinator", [0, 2])
+def test_a_node_that_can_only_dial_out_takes_part(behind: Lan, coordinator: int) -> None:
+    """As behind address translation; ``coordinator`` coordinates."""
     agents = behind.agents
-    deployed = agents[asked].deploy(context=256, cache=256)
+    deployed = agents[coordinator].deploy(context=256, cache=256)
     assert len({stage["node_id"] for stage in deployed["stages"]}) == 3
     expected = alone()
     for host, agent in zip(behind.relay.hosts, agents, strict=True):
         assert complete(host, agent) == expected
-    agents[asked].ask("undeploy", name="demo")
+    agents[coordinator].ask("undeploy", name="demo")
 
 
-@pytest.mark.parametrize("asked", [0, 2])
-def test_a_node_that_can_only_dial_out_passes_its_model_on(behind: Lan, asked: int) -> None:
+@pytest.mark.parametrize("coordinator", [0, 2])
+def test_a_node_that_can_only_dial_out_passes_its_model_on(behind: Lan, coordinator: int) -> None:
     """Only it has the files; the others, of which the first may coordinate, have none."""
     fleet, agents = behind.fleet, behind.agents
-    model = home(fleet, 2) / f"model-{asked}"
-    write_hugging_face(replace(SMALL, num_layers=6 + asked), model)  # each time another one
+    model = home(fleet, 2) / f"model-{coordinator}"
+    write_hugging_face(replace(SMALL, num_layers=6 + coordinator), model)  # each time another one
     held = [stored_bytes(fleet, number) for number in (0, 1)]
-    deployed = agents[asked].deploy(f"./{model.name}", name="m", context=256, cache=256)
+    deployed = agents[coordinator].deploy(f"./{model.name}", name="m", context=256, cache=256)
     assert {stage["node_id"] for stage in deployed["stages"]} == {a.node_id for a in agents}
-    transfers = await_transfers(agents[asked], "m", {agents[1].node_id})
+    transfers = await_transfers(agents[coordinator], "m", {agents[1].node_id})
     owner = agents[2].node_id
     for each in transfers.values():
         assert set(each["by_source"]) <= {owner, "disk"}
@@ -164,4 +164,4 @@ def test_a_node_that_can_only_dial_out_passes_its_model_on(behind: Lan, asked: i
     expected = alone(str(model))
     for host, agent in zip(behind.relay.hosts, agents, strict=True):
         assert complete(host, agent, "m") == expected
-    agents[asked].ask("undeploy", name="m")
+    agents[coordinator].ask("undeploy", name="m")

@@ -20,7 +20,7 @@ class Watched:
     """What an agent's event stream has told so far, by kind; read on a thread of its own."""
 
     def __init__(self, agent: AgentProcess) -> None:
-        self.told: dict[str, list[Document]] = {"cluster": [], "sample": [], "event": []}
+        self.messages: dict[str, list[Document]] = {"cluster": [], "sample": [], "event": []}
         self._client = httpx2.Client(timeout=60)
         self._url = f"{agent.url}/cluster/events"
         self._thread = threading.Thread(target=self._read, name="events", daemon=True)
@@ -35,17 +35,17 @@ class Watched:
                     if name == "event":
                         kind = value
                     elif name == "data":
-                        self.told[kind].append(json.loads(value))
+                        self.messages[kind].append(json.loads(value))
         except httpx2.HTTPError:
             return  # it was closed, or its agent has ended
 
     def kinds(self) -> list[str]:
         """Of the events so far."""
-        return [each["kind"] for each in self.told["event"]]
+        return [each["kind"] for each in self.messages["event"]]
 
     def event(self, kind: str) -> Document:
         """The last event of a kind."""
-        return next(each for each in reversed(self.told["event"]) if each["kind"] == kind)
+        return next(each for each in reversed(self.messages["event"]) if each["kind"] == kind)
 
     def await_event(self, kind: str, *, within: float = 30) -> Document:
         eventually(lambda: kind in self.kinds(), within=within, what=f"{kind}: {self.kinds()}")
@@ -73,12 +73,12 @@ def test_a_model_is_deployed_watched_loses_a_machine_and_is_undeployed(
 ) -> None:
     _, (first, second, third) = agents
     watched = Watched(second)
-    asked = {"model": "demo", "context_tokens": 128, "cache_tokens": 256, "objective": "memory"}
+    body = {"model": "demo", "context_tokens": 128, "cache_tokens": 256, "objective": "memory"}
     with authorized(second) as client:
-        refused = httpx2.post(f"{second.url}/cluster/deployments", json=asked)
+        refused = httpx2.post(f"{second.url}/cluster/deployments", json=body)
         assert refused.status_code == 403
-        assert client.post("/cluster/plan", json=asked).json()["schema"] == "potluck.plan/1"
-        begun = client.post("/cluster/deployments", json=asked)
+        assert client.post("/cluster/plan", json=body).json()["schema"] == "potluck.plan/1"
+        begun = client.post("/cluster/deployments", json=body)
         assert begun.status_code == 202
         assert len(begun.json()["stages"]) == 3
         watched.await_event("ready")
@@ -86,7 +86,7 @@ def test_a_model_is_deployed_watched_loses_a_machine_and_is_undeployed(
 
         # A sample is the difference of two readings: the first must be before the answer.
         eventually(
-            lambda: any("demo" in each["models"] for each in watched.told["sample"]),
+            lambda: any("demo" in each["models"] for each in watched.messages["sample"]),
             within=10,
             what="the totals were read",
         )
@@ -95,7 +95,7 @@ def test_a_model_is_deployed_watched_loses_a_machine_and_is_undeployed(
         assert answer.status_code == 200
 
         def was_sampled() -> bool:
-            samples = [each["models"].get("demo", {}) for each in watched.told["sample"]]
+            samples = [each["models"].get("demo", {}) for each in watched.messages["sample"]]
             return any(each.get("tokens_per_second") for each in samples) and any(
                 sum(filter(None, each.get("stage_seconds", ()))) > 0 for each in samples
             )
@@ -103,7 +103,7 @@ def test_a_model_is_deployed_watched_loses_a_machine_and_is_undeployed(
         eventually(was_sampled, within=30, what="the tokens are sampled")
         eventually(
             lambda: any(
-                each["nodes"][2:] and each["deployments"] for each in watched.told["cluster"]
+                each["nodes"][2:] and each["deployments"] for each in watched.messages["cluster"]
             ),
             within=10,
             what="the cluster is shown",
@@ -127,7 +127,7 @@ def test_a_model_is_deployed_watched_loses_a_machine_and_is_undeployed(
         moved = recovered["details"]["moved"]
         assert moved
         assert third.node_id not in {each["to"] for each in moved}
-        ids = [each["id"] for each in watched.told["event"]]
+        ids = [each["id"] for each in watched.messages["event"]]
         assert ids == sorted(set(ids))
 
         assert client.delete("/cluster/deployments/demo").status_code == 200
@@ -143,16 +143,16 @@ def test_a_layout_is_written_as_on_the_command_line(
     agents: tuple[Fleet, list[AgentProcess]],
 ) -> None:
     _, (first, second, _) = agents
-    asked = {"model": "demo", "context_tokens": 128}
+    body = {"model": "demo", "context_tokens": 128}
     with authorized(first) as client:
-        num_layers = client.post("/cluster/plan", json=asked).json()["num_layers"]
+        num_layers = client.post("/cluster/plan", json=body).json()["num_layers"]
         layout = f"{second.node_id}=1,{first.node_id}={num_layers - 1}"
-        plan = client.post("/cluster/plan", json={**asked, "layout": layout}).json()
+        plan = client.post("/cluster/plan", json={**body, "layout": layout}).json()
         assert [(each["node_id"], each["end_layer"]) for each in plan["stages"]] == [
             (second.node_id, 1),
             (first.node_id, num_layers),
         ]
-        wrong = client.post("/cluster/plan", json={**asked, "layout": "nowhere=1"})
+        wrong = client.post("/cluster/plan", json={**body, "layout": "nowhere=1"})
         assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "layout")
 
 

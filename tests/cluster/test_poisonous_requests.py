@@ -48,7 +48,7 @@ def end_with(
     Returns the texts, or what clients are told.
     """
     with ThreadPoolExecutor() as clients:
-        asked = [clients.submit(ask, agents[1], prompt, n=n) for prompt in prompts]
+        futures = [clients.submit(ask, agents[1], prompt, n=n) for prompt in prompts]
         for number in numbers:
             before = await_ready(agents[1], "demo")["epoch"]["number"]
             eventually(
@@ -65,12 +65,12 @@ def end_with(
                 within=20,
                 what="the next epoch",
             )
-        return [result_of(each) for each in asked]
+        return [result_of(each) for each in futures]
 
 
-def result_of(asked: Future[str]) -> str | openai.APIStatusError:
+def result_of(future: Future[str]) -> str | openai.APIStatusError:
     try:
-        return asked.result(60)
+        return future.result(60)
     except openai.APIStatusError as error:
         return error
 

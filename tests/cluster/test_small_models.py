@@ -66,8 +66,8 @@ def test_a_small_model_is_deployed_with_the_other_and_drafts_for_it(fleet: Fleet
 
 def test_a_plan_leaves_the_memory_of_the_small_model_to_it(fleet: Fleet) -> None:
     first, _ = fleet.live()
-    asked: dict[str, Any] = {"model": "demo", "context_tokens": 512, "objective": "memory"}
-    planned = first.ask("plan", **asked, draft="demo")
+    options: dict[str, Any] = {"model": "demo", "context_tokens": 512, "objective": "memory"}
+    planned = first.ask("plan", **options, draft="demo")
     assert not models(first)
     first.deploy(context=512, draft="demo")
     deployed = first.deployment(SMALL)
@@ -77,9 +77,9 @@ def test_a_plan_leaves_the_memory_of_the_small_model_to_it(fleet: Fleet) -> None
     fields = ("unit_id", "start_layer", "end_layer", "num_bytes")
     for stage, placed in zip(planned["draft"]["stages"], deployed["stages"], strict=True):
         assert [stage[name] for name in fields] == [placed[name] for name in fields]
-    again = first.ask("plan", **asked, draft=SMALL)
+    again = first.ask("plan", **options, draft=SMALL)
     assert again["draft"]["is_deployed"] is True
-    assert first.ask("plan", **asked)["draft"] is None
+    assert first.ask("plan", **options)["draft"] is None
     first.ask("undeploy", name="demo")
     eventually(lambda: not models(first), within=20, what="both are undeployed")
 

@@ -184,9 +184,9 @@ def test_a_copied_state_directory_is_told_whose_it_is_and_how_to_get_its_own(
         with done_within(10):  # with all that Python takes to start and end
             refused = run_command("up", *options, env={"POTLUCK_SECRET": fleet.secret})
         assert refused.returncode == 1
-        said = refused.stderr.splitlines()
-        assert f"is in use by the agent at {second.address}" in said[-2], refused.stderr
-        assert "--new-node-id" in said[-1]
+        lines = refused.stderr.splitlines()
+        assert f"is in use by the agent at {second.address}" in lines[-2], refused.stderr
+        assert "--new-node-id" in lines[-1]
     eventually(
         lambda: f"also uses this node's id {second.node_id}" in second.log,
         within=2,

@@ -111,27 +111,27 @@ def test_a_model_that_one_of_three_nodes_has(fleet: Fleet, name: str) -> None:
 def test_deployed_from_a_node_that_has_no_files_and_keeps_none(fleet: Fleet) -> None:
     owner = start(fleet, 0).await_up()
     shutil.copytree(DEMO_DIRECTORY, fleet.directory / "home-0" / "model")
-    asked = start(fleet, 1, "--no-store").await_up()
+    coordinator = start(fleet, 1, "--no-store").await_up()
     start(fleet, 2).await_up()
     fleet.await_members()
-    deployed = asked.deploy("./model", name="m", context=CONTEXT)
+    deployed = coordinator.deploy("./model", name="m", context=CONTEXT)
     nodes = {stage["node_id"] for stage in deployed["stages"]}
-    assert asked.node_id in nodes
-    assert deployed["epoch"]["coordinator"] == asked.node_id
+    assert coordinator.node_id in nodes
+    assert deployed["epoch"]["coordinator"] == coordinator.node_id
     expected = text_of(owner, "m")
     assert expected
     assert stored_bytes(fleet, 1) < 2**20, "it was to keep nothing"
 
     def is_shown() -> bool:
-        shown = asked.command_line("ps").stdout
+        shown = coordinator.command_line("ps").stdout
         is_known = "files: SHA-256 verified" in shown or "verification in progress" in shown
-        return is_known and f"files at {asked.node_id}: " in shown
+        return is_known and f"files at {coordinator.node_id}: " in shown
 
     eventually(is_shown, within=20, what="ps says how far the files are")
 
     # Whoever takes over from it needs no files of its own either.
-    asked.process.kill()
-    asked.process.wait()
+    coordinator.process.kill()
+    coordinator.process.wait()
     again = await_ready(owner, "m", within=60)
-    assert again["epoch"]["coordinator"] != asked.node_id
+    assert again["epoch"]["coordinator"] != coordinator.node_id
     assert text_of(owner, "m") == expected

@@ -41,10 +41,10 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def expected(environment: dict[str, str]) -> str:
     """What the next best tells."""
-    told = run_command(*RUN, env={**environment, "POTLUCK_ISA": "avx512_bf16"})
-    assert told.returncode == 0, told.stderr
-    assert "amx" not in told.stderr
-    return told.stdout
+    completed = run_command(*RUN, env={**environment, "POTLUCK_ISA": "avx512_bf16"})
+    assert completed.returncode == 0, completed.stderr
+    assert "amx" not in completed.stderr
+    return completed.stdout
 
 
 def native_trial(environment: dict[str, str]) -> dict[str, Any]:
@@ -59,9 +59,9 @@ def test_it_is_the_fastest_where_it_works(environment: dict[str, str]) -> None:
     trial = native_trial(environment)
     assert trial["variants"][-2:] == ["avx512_bf16", "amx"]
     assert trial["reason"] == ""
-    told = run_command("run", "demo", "-p", "x", "-n", "1", env=environment)
-    assert told.returncode == 0, told.stderr
-    assert "amx" not in told.stderr
+    completed = run_command("run", "demo", "-p", "x", "-n", "1", env=environment)
+    assert completed.returncode == 0, completed.stderr
+    assert "amx" not in completed.stderr
 
 
 @pytest.mark.parametrize("defect", DEFECTS)
@@ -69,10 +69,10 @@ def test_a_model_runs_on_the_next_best(
     environment: dict[str, str], expected: str, defect: str
 ) -> None:
     skip_unless_played(defect)
-    told = run_command(*RUN, env={**environment, DEFECT_VARIABLE: defect})
-    assert told.stdout == expected
+    completed = run_command(*RUN, env={**environment, DEFECT_VARIABLE: defect})
+    assert completed.stdout == expected
     line = "potluck: the instruction set amx does not work here, so avx512_bf16 is used: "
-    assert told.stderr.splitlines()[0] == line + DEFECTS[defect]
+    assert completed.stderr.splitlines()[0] == line + DEFECTS[defect]
 
 
 @pytest.mark.parametrize(

@@ -92,18 +92,18 @@ def test_files_are_listed_and_pruned(env: dict[str, str], store: ContentStore) -
     pruned = document("prune", "--to", "4MiB", env=env)
     assert pruned["removed_bytes"] == 3 * CHUNK_BYTES
     assert [file["sha256"] for file in pruned["files"]] == [new.sha256]
-    said = run_command("cache", "prune", env=env)
-    assert said.stderr == "removed 2 MiB; 0 B remain\n"
-    assert said.stdout == ""
+    completed = run_command("cache", "prune", env=env)
+    assert completed.stderr == "removed 2 MiB; 0 B remain\n"
+    assert completed.stdout == ""
 
 
 def test_what_is_in_use_stays(env: dict[str, str], store: ContentStore) -> None:
     content = keep(store, "in use", CHUNK_BYTES, used_at=1000)
     with closing(store.blob(content)):
         assert "in use" in run_command("cache", env=env).stdout
-        said = run_command("cache", "prune", env=env)
-        assert "removed 0 B; 1 MiB remain" in said.stderr
-        assert "the rest is in use" in said.stderr
+        completed = run_command("cache", "prune", env=env)
+        assert "removed 0 B; 1 MiB remain" in completed.stderr
+        assert "the rest is in use" in completed.stderr
         assert document(env=env)["files"][0]["is_in_use"]
 
 
@@ -142,8 +142,8 @@ print(end)
     folder = tmp_path / "small"
     folder.mkdir()
     child = started(script, folder, prefix=covered(folder, "size=8m"))
-    said, _ = child.communicate(timeout=60)
+    output, _ = child.communicate(timeout=60)
     assert child.returncode == 0
-    message, end = said.splitlines()
+    message, end = output.splitlines()
     assert "No space left on device" in message
     assert 6 <= int(end) <= 8

@@ -143,19 +143,19 @@ def test_arithmetic_is_exact_where_nothing_is_faster_and_says_so() -> None:
     exact = run_command(*arguments, env=scalar)
     fast = run_command(*arguments, "--arithmetic", "fast", env=scalar)
     assert (fast.returncode, fast.stdout) == (0, exact.stdout)
-    said = "potluck: using exact arithmetic: the instruction set scalar has no fast kernels"
-    assert fast.stderr.splitlines()[0] == said
+    message = "potluck: using exact arithmetic: the instruction set scalar has no fast kernels"
+    assert fast.stderr.splitlines()[0] == message
     assert "exact arithmetic" not in exact.stderr
 
 
 def test_exact_arithmetic_has_the_same_bits_on_every_instruction_set() -> None:
     """``demo`` is in BF16: token ids and log-probabilities, to the last digit."""
     command = ("run", "demo", *PROMPT, "--json")
-    told = [
+    tokens = [
         json.loads(run_command(*command, env={"POTLUCK_ISA": isa}).stdout)["tokens"]
         for isa in available_isas()
     ]
-    assert all(each == told[0] for each in told)
+    assert all(each == tokens[0] for each in tokens)
 
 
 def test_bench_has_a_table() -> None:
@@ -304,8 +304,8 @@ def test_importing_potluck_is_light() -> None:
 @pytest.mark.parametrize("command", ["run", "bench"])
 def test_a_backend_that_works_nowhere_here_is_refused(command: str) -> None:
     completed = run_command(command, "demo", "--backend", "tinygrad:QCOM")
-    said = "tinygrad:QCOM does not work on any device of this machine"
-    assert_refused(completed, 2, said, "the CPU is used if no backend is given")
+    message = "tinygrad:QCOM does not work on any device of this machine"
+    assert_refused(completed, 2, message, "the CPU is used if no backend is given")
     unknown = run_command(command, "demo", "--backend", "tinygrad:METAL")
-    said = "unknown backend tinygrad:METAL"
-    assert_refused(unknown, 2, said, "native, tinygrad:CUDA")
+    message = "unknown backend tinygrad:METAL"
+    assert_refused(unknown, 2, message, "native, tinygrad:CUDA")

@@ -69,11 +69,11 @@ def test_what_was_fetched_and_what_was_there(tmp_path: Path) -> None:
         assert again["fetched_bytes"] == 0
         assert again["present_bytes"] == NUM_SMALL_BYTES + NUM_WEIGHTS_BYTES
         assert sum(hub.sent_bytes.values()) == sent
-        said = run_command("fetch", MODEL, env=env)
-        assert said.stdout.strip() == first["path"]
-        assert "downloaded 0 B in 0 files" in said.stderr
+        completed = run_command("fetch", MODEL, env=env)
+        assert completed.stdout.strip() == first["path"]
+        assert "downloaded 0 B in 0 files" in completed.stderr
         pinned = run_command("fetch", first["pinned"], env={**env, "HF_HUB_OFFLINE": "1"})
-        assert pinned.stdout == said.stdout, pinned.stderr
+        assert pinned.stdout == completed.stdout, pinned.stderr
     assert Path(first["path"]).name == hub.repositories[MODEL].commit
 
 

@@ -140,7 +140,7 @@ def test_the_command_line_takes_schemas_and_grammars(tmp_path: Path) -> None:
     printed = run_command(*ask, "--grammar", str(grammar))
     assert printed.stdout.strip() in ("1+2", "1+3", "1+4")
     schema.write_text('{"not": {}}')
-    for arguments, told in (
+    for arguments, message in (
         (["--json-schema", str(schema)], '"not"'),
         (["--json-schema", str(schema), "--grammar", str(grammar)], "cannot be used together"),
         (["--json-schema", str(tmp_path / "none")], "cannot read"),
@@ -148,7 +148,7 @@ def test_the_command_line_takes_schemas_and_grammars(tmp_path: Path) -> None:
     ):
         printed = run_command(*ask, *arguments)
         assert printed.returncode == 2
-        assert told in printed.stderr
+        assert message in printed.stderr
 
 
 CLOCK = Tool(

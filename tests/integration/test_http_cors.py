@@ -109,8 +109,8 @@ def test_keys_are_asked_of_pages_but_not_of_preflights(
 
 
 def test_headers_that_are_none_are_not_given_back(http: httpx2.Client) -> None:
-    for asked in ("a\tb", "a:b", "x" * 3000):
-        headers = {**PREFLIGHT, "Access-Control-Request-Headers": asked}
+    for requested_headers in ("a\tb", "a:b", "x" * 3000):
+        headers = {**PREFLIGHT, "Access-Control-Request-Headers": requested_headers}
         answer = http.options("/v1/models", headers=headers)
         assert answer.status_code == 204
         assert "access-control-allow-headers" not in answer.headers

@@ -52,7 +52,7 @@ def client(running: RunningApi, gateway: ScriptedGateway) -> Iterator[httpx2.Cli
         yield client
 
 
-def asked(client: httpx2.Client, path: str, body: Event, status: int = 200) -> Any:
+def post(client: httpx2.Client, path: str, body: Event, status: int = 200) -> Any:
     response = client.post(path, json={"model": MODEL, **body})
     assert response.status_code == status, response.text
     return response.json()
@@ -79,10 +79,10 @@ def test_an_answer_whose_grammar_cannot_be_followed_is_an_error(
     gateway.is_cut_off = True
     body: Event = {"messages": [{"role": "user", "content": "hi"}]}
     constrained = {**body, "response_format": {"type": "json_object"}}
-    error = asked(client, "/v1/chat/completions", constrained, 503)["error"]
+    error = post(client, "/v1/chat/completions", constrained, 503)["error"]
     assert "cannot apply the grammar" in error["message"]
-    assert asked(client, "/v1/chat/completions", {**constrained, "max_tokens": 1})["choices"]
-    assert asked(client, "/v1/chat/completions", body)["choices"]
+    assert post(client, "/v1/chat/completions", {**constrained, "max_tokens": 1})["choices"]
+    assert post(client, "/v1/chat/completions", body)["choices"]
 
 
 # Anthropic
@@ -117,7 +117,7 @@ def blocks_of(found: list[Event]) -> list[Event]:
 
 
 def test_anthropic_tools(client: httpx2.Client, gateway: ScriptedGateway) -> None:
-    answer = asked(client, "/v1/messages", ANTHROPIC)
+    answer = post(client, "/v1/messages", ANTHROPIC)
     assert answer["stop_reason"] == "tool_use"
     assert answer["usage"] == {
         "input_tokens": len(PROMPT) - 3,
@@ -143,14 +143,14 @@ def test_anthropic_tools(client: httpx2.Client, gateway: ScriptedGateway) -> Non
 def test_anthropic_answers_go_back_as_they_came(
     client: httpx2.Client, gateway: ScriptedGateway
 ) -> None:
-    first = asked(client, "/v1/messages", ANTHROPIC)
+    first = post(client, "/v1/messages", ANTHROPIC)
     results = [
         {"type": "tool_result", "tool_use_id": block["id"], "content": block["name"]}
         for block in first["content"]
         if block["type"] == "tool_use"
     ]
     gateway.script = b"It is noon."
-    second = asked(
+    second = post(
         client,
         "/v1/messages",
         {
@@ -179,13 +179,13 @@ def test_anthropic_answers_go_back_as_they_came(
     ],
 )
 def test_anthropic_grammars(client: httpx2.Client, gateway: ScriptedGateway, fields: Event) -> None:
-    asked(client, "/v1/messages", {**ANTHROPIC, **fields})
+    post(client, "/v1/messages", {**ANTHROPIC, **fields})
     assert request(gateway).grammar is not None
 
 
 def test_anthropic_stop_sequences(client: httpx2.Client, gateway: ScriptedGateway) -> None:
     gateway.script = b"one two three"
-    answer = asked(client, "/v1/messages", {**ANTHROPIC, "stop_sequences": ["two", "zwei"]})
+    answer = post(client, "/v1/messages", {**ANTHROPIC, "stop_sequences": ["two", "zwei"]})
     assert (answer["stop_reason"], answer["stop_sequence"]) == ("stop_sequence", "two")
     assert answer["content"] == [{"type": "text", "text": "one "}]
     eventually(lambda: not gateway.num_open)
@@ -195,27 +195,27 @@ def test_anthropic_counts_the_tokens_of_the_prompt(
     client: httpx2.Client, gateway: ScriptedGateway
 ) -> None:
     body = {name: value for name, value in ANTHROPIC.items() if name != "max_tokens"}
-    assert asked(client, "/v1/messages/count_tokens", body) == {"input_tokens": len(PROMPT)}
+    assert post(client, "/v1/messages/count_tokens", body) == {"input_tokens": len(PROMPT)}
     assert gateway.live == []
 
 
 def test_anthropic_errors(client: httpx2.Client, gateway: ScriptedGateway) -> None:
-    unknown = asked(client, "/v1/messages", {**ANTHROPIC, "model": "gpt"}, status=404)
+    unknown = post(client, "/v1/messages", {**ANTHROPIC, "model": "gpt"}, status=404)
     assert unknown["error"]["type"] == "not_found_error"
-    told = asked(client, "/v1/messages", {**ANTHROPIC, "stop_sequences": [""]}, status=400)
-    assert told["error"]["message"].startswith("stop_sequences has a text of 0 characters")
+    error_body = post(client, "/v1/messages", {**ANTHROPIC, "stop_sequences": [""]}, status=400)
+    assert error_body["error"]["message"].startswith("stop_sequences has a text of 0 characters")
     bad = {"type": "json_schema", "schema": {"$ref": "#/nowhere"}}
-    told = asked(
+    error_body = post(
         client, "/v1/messages", {**ANTHROPIC, "output_config": {"format": bad}}, status=400
     )
-    assert "$ref" in told["error"]["message"]
+    assert "$ref" in error_body["error"]["message"]
     gateway.failure_after = (5, EngineError("stage 1 is gone"))
-    told = asked(client, "/v1/messages", ANTHROPIC, status=503)
-    assert told["error"] == {"type": "overloaded_error", "message": "stage 1 is gone"}
+    error_body = post(client, "/v1/messages", ANTHROPIC, status=503)
+    assert error_body["error"] == {"type": "overloaded_error", "message": "stage 1 is gone"}
     gateway.failure_after = (len("<think>Hmm.</think>I "), EngineError("stage 1 is gone"))
     found = events(streamed(client, "/v1/messages", ANTHROPIC))
     assert found[0]["type"] == "message_start"
-    assert found[-1] == told
+    assert found[-1] == error_body
 
 
 def test_anthropic_streams_that_wait(client: httpx2.Client, gateway: ScriptedGateway) -> None:
@@ -251,7 +251,7 @@ CALLS = [
 
 
 def test_ollama_tools(client: httpx2.Client, gateway: ScriptedGateway) -> None:
-    answer = asked(client, "/api/chat", {**OLLAMA, "stream": False})
+    answer = post(client, "/api/chat", {**OLLAMA, "stream": False})
     assert answer["message"] == {
         "role": "assistant",
         "content": "I look.",
@@ -271,14 +271,14 @@ def test_ollama_tools(client: httpx2.Client, gateway: ScriptedGateway) -> None:
 def test_ollama_answers_go_back_as_they_came(
     client: httpx2.Client, gateway: ScriptedGateway
 ) -> None:
-    first = asked(client, "/api/chat", {**OLLAMA, "stream": False})
+    first = post(client, "/api/chat", {**OLLAMA, "stream": False})
     gateway.script = b"It is noon."
     results = [
         {"role": "tool", "tool_name": call["function"]["name"], "content": "x"}
         for call in first["message"]["tool_calls"]
     ]
     messages = [*OLLAMA["messages"], first["message"], *results]
-    second = asked(client, "/api/chat", {**OLLAMA, "messages": messages, "stream": False})
+    second = post(client, "/api/chat", {**OLLAMA, "messages": messages, "stream": False})
     assert second["message"] == {"role": "assistant", "content": "It is noon."}
     assert prompt(gateway) == "user:hi\nassistant:I look.\nfind:x\nclock:x\nassistant:"
 
@@ -287,7 +287,7 @@ def test_ollama_answers_go_back_as_they_came(
 def test_ollama_formats(client: httpx2.Client, gateway: ScriptedGateway, form: object) -> None:
     gateway.script = b'{"city":"Rome"}'
     body = {"prompt": "hi", "format": form, "stream": False}
-    assert asked(client, "/api/generate", body)["response"] == '{"city":"Rome"}'
+    assert post(client, "/api/generate", body)["response"] == '{"city":"Rome"}'
     assert request(gateway).grammar is not None
 
 
@@ -311,22 +311,22 @@ def test_ollama_loads_without_a_prompt(
     client: httpx2.Client, gateway: ScriptedGateway, path: str, body: Event, fields: Event
 ) -> None:
     (line,) = lines(streamed(client, path, body))
-    for answer in (line, asked(client, path, {**body, "stream": False})):
+    for answer in (line, post(client, path, {**body, "stream": False})):
         assert (answer["done"], answer["done_reason"]) == (True, "load")
         assert {name: answer[name] for name in fields} == fields
     assert gateway.live == []
 
 
 def test_ollama_errors(client: httpx2.Client, gateway: ScriptedGateway) -> None:
-    unknown = asked(client, "/api/chat", {**OLLAMA, "model": "gpt"}, status=404)
+    unknown = post(client, "/api/chat", {**OLLAMA, "model": "gpt"}, status=404)
     assert unknown == {"error": "model 'gpt' is not deployed"}
-    told = asked(client, "/api/chat", {**OLLAMA, "options": {"repeat_penalty": 0}}, status=400)
-    assert told["error"].startswith("options.repeat_penalty is 0")
+    error_body = post(client, "/api/chat", {**OLLAMA, "options": {"repeat_penalty": 0}}, status=400)
+    assert error_body["error"].startswith("options.repeat_penalty is 0")
     gateway.failure_after = (len("<think>Hmm.</think>I "), EngineError("stage 1 is gone"))
     found = lines(streamed(client, "/api/chat", OLLAMA))
     assert found[0]["message"]["thinking"]
     assert found[-1] == {"error": "stage 1 is gone"}
-    assert asked(client, "/api/chat", {**OLLAMA, "stream": False}, status=503) == found[-1]
+    assert post(client, "/api/chat", {**OLLAMA, "stream": False}, status=503) == found[-1]
 
 
 def test_ollama_models(client: httpx2.Client) -> None:
@@ -352,7 +352,7 @@ RESPONSES: Event = {
 
 
 def test_responses_tools(client: httpx2.Client, gateway: ScriptedGateway) -> None:
-    answer = asked(client, "/v1/responses", RESPONSES)
+    answer = post(client, "/v1/responses", RESPONSES)
     assert [item["type"] for item in answer["output"]] == [
         "reasoning",
         "message",
@@ -371,7 +371,7 @@ def test_responses_tools(client: httpx2.Client, gateway: ScriptedGateway) -> Non
 
 
 def test_responses_go_on_from_earlier_ones(client: httpx2.Client, gateway: ScriptedGateway) -> None:
-    first = asked(client, "/v1/responses", {**RESPONSES, "instructions": "Be brief"})
+    first = post(client, "/v1/responses", {**RESPONSES, "instructions": "Be brief"})
     results = [
         {"type": "function_call_output", "call_id": item["call_id"], "output": item["name"]}
         for item in first["output"]
@@ -379,25 +379,25 @@ def test_responses_go_on_from_earlier_ones(client: httpx2.Client, gateway: Scrip
     ]
     gateway.script = b"It is noon."
     body = {**RESPONSES, "previous_response_id": first["id"], "input": results}
-    second = asked(client, "/v1/responses", body)
+    second = post(client, "/v1/responses", body)
     expected = "user:hi\nassistant:I look.\ntool:find\ntool:clock\nassistant:"
     assert prompt(gateway) == expected  # without the instructions, as in OpenAI's API
     third = {**RESPONSES, "previous_response_id": second["id"], "input": "And?"}
-    asked(client, "/v1/responses", third)
+    post(client, "/v1/responses", third)
     assert prompt(gateway) == expected + "It is noon.\nuser:And?\nassistant:"
 
     assert client.delete(f"/v1/responses/{first['id']}").json()["deleted"] is True
     assert client.get(f"/v1/responses/{first['id']}").status_code == 404
-    assert asked(client, "/v1/responses", third)["status"] == "completed"
-    gone = asked(client, "/v1/responses", {**third, "previous_response_id": first["id"]}, 404)
+    assert post(client, "/v1/responses", third)["status"] == "completed"
+    gone = post(client, "/v1/responses", {**third, "previous_response_id": first["id"]}, 404)
     assert gone["error"]["param"] == "previous_response_id"
     manual = [{"role": "user", "content": "hi"}, *first["output"], *results]
-    asked(client, "/v1/responses", {**RESPONSES, "input": manual})
+    post(client, "/v1/responses", {**RESPONSES, "input": manual})
     assert prompt(gateway) == expected
 
 
 def test_responses_that_are_not_stored(client: httpx2.Client, gateway: ScriptedGateway) -> None:
-    answer = asked(client, "/v1/responses", {**RESPONSES, "store": False})
+    answer = post(client, "/v1/responses", {**RESPONSES, "store": False})
     assert answer["store"] is False
     assert client.get(f"/v1/responses/{answer['id']}").status_code == 404
     gateway.failure_after = (30, EngineError("stage 1 is gone"))
@@ -410,12 +410,12 @@ def test_responses_that_are_not_stored(client: httpx2.Client, gateway: ScriptedG
 def test_responses_with_a_schema(client: httpx2.Client, gateway: ScriptedGateway) -> None:
     gateway.script = b'{"city":"Rome"}'
     form = {"type": "json_schema", "name": "city", "schema": SCHEMA, "strict": True}
-    answer = asked(client, "/v1/responses", {"input": "hi", "text": {"format": form}})
+    answer = post(client, "/v1/responses", {"input": "hi", "text": {"format": form}})
     assert answer["output"][0]["content"][0]["text"] == '{"city":"Rome"}'
     assert request(gateway).grammar is not None
-    told = asked(client, "/v1/responses", {**RESPONSES, "max_output_tokens": 0}, status=400)
-    assert told["error"]["param"] == "max_output_tokens"
-    cut = asked(client, "/v1/responses", {**RESPONSES, "max_output_tokens": 4})
+    error_body = post(client, "/v1/responses", {**RESPONSES, "max_output_tokens": 0}, status=400)
+    assert error_body["error"]["param"] == "max_output_tokens"
+    cut = post(client, "/v1/responses", {**RESPONSES, "max_output_tokens": 4})
     assert cut["incomplete_details"] == {"reason": "max_output_tokens"}
 
 
@@ -423,10 +423,10 @@ def test_long_whole_answers(client: httpx2.Client, gateway: ScriptedGateway) -> 
     text = "0123456789" * 250
     gateway.script = text.encode()
     message = {"messages": [{"role": "user", "content": "hi"}]}
-    found = asked(client, "/v1/messages", {**message, "max_tokens": 3000})
+    found = post(client, "/v1/messages", {**message, "max_tokens": 3000})
     assert found["content"] == [{"type": "text", "text": text[:CONTEXT_TOKENS]}]
-    assert asked(client, "/api/chat", {**message, "stream": False})["message"]["content"] == text
-    answer = asked(client, "/v1/responses", {"input": "hi"})
+    assert post(client, "/api/chat", {**message, "stream": False})["message"]["content"] == text
+    answer = post(client, "/v1/responses", {"input": "hi"})
     assert answer["output"][0]["content"][0]["text"] == text
     assert client.get(f"/v1/responses/{answer['id']}").json() == answer
 
@@ -437,7 +437,7 @@ CHAT: Event = {"messages": [{"role": "user", "content": "hi"}], "tools": OLLAMA[
 
 
 def test_chat_tools(client: httpx2.Client, gateway: ScriptedGateway) -> None:
-    answer = asked(client, "/v1/chat/completions", {**CHAT, "n": 2})
+    answer = post(client, "/v1/chat/completions", {**CHAT, "n": 2})
     for choice in answer["choices"]:
         assert choice["finish_reason"] == "tool_calls"
         message = choice["message"]
@@ -471,12 +471,12 @@ def test_chat_tools(client: httpx2.Client, gateway: ScriptedGateway) -> None:
 
 
 def test_chat_answers_go_back_as_they_came(client: httpx2.Client, gateway: ScriptedGateway) -> None:
-    message = asked(client, "/v1/chat/completions", CHAT)["choices"][0]["message"]
+    message = post(client, "/v1/chat/completions", CHAT)["choices"][0]["message"]
     results = [
         {"role": "tool", "tool_call_id": call["id"], "content": "x"}
         for call in message["tool_calls"]
     ]
-    asked(
+    post(
         client, "/v1/chat/completions", {**CHAT, "messages": [*CHAT["messages"], message, *results]}
     )
     assert prompt(gateway) == "user:hi\nassistant:I look.\ntool:x\ntool:x\nassistant:"
@@ -493,5 +493,5 @@ def test_chat_answers_go_back_as_they_came(client: httpx2.Client, gateway: Scrip
 def test_chat_fields_in_messages_of_other_roles(
     client: httpx2.Client, message: Event, param: str
 ) -> None:
-    told = asked(client, "/v1/chat/completions", {"messages": [message]}, status=400)
-    assert told["error"]["param"] == param
+    error_body = post(client, "/v1/chat/completions", {"messages": [message]}, status=400)
+    assert error_body["error"]["param"] == param

@@ -67,7 +67,7 @@ def test_what_was_before_comes_first_and_news_at_once() -> None:
         console.tell(Notice(kind="sample", data=b"{}"))
         assert taken(lines, 2) == ["event: sample", "data: {}"]
         assert next(line for line in lines if line) == ": alive"
-    assert console.asked == [("watch", 6)]
+    assert console.requests == [("watch", 6)]
 
 
 def test_a_client_that_goes_is_forgotten() -> None:
@@ -131,4 +131,4 @@ def test_pages_of_others_watch_nothing(head: bytes) -> None:
     with serving(console) as api, socket.create_connection(("127.0.0.1", api.port), 20) as client:
         client.sendall(head)
         assert client.recv(100).startswith(b"HTTP/1.1 403 ")
-    assert console.asked == []
+    assert console.requests == []

@@ -77,8 +77,8 @@ def prompt_of(gateway: ToyGateway) -> bytes:
 
 
 def test_a_gap_is_filled_in_both_dialects(gateway: ToyGateway, http: httpx2.Client) -> None:
-    asked = {"model": MODEL, "prompt": "ab", "suffix": "cd", "seed": 0, "max_tokens": 50}
-    answer = http.post("/v1/completions", json=asked).json()
+    payload = {"model": MODEL, "prompt": "ab", "suffix": "cd", "seed": 0, "max_tokens": 50}
+    answer = http.post("/v1/completions", json=payload).json()
     assert prompt_of(gateway) == b">ab<cd_"
     generated = expected_tokens(list(b">ab<cd_"), 0, 50)
     first_end = next(
@@ -91,7 +91,7 @@ def test_a_gap_is_filled_in_both_dialects(gateway: ToyGateway, http: httpx2.Clie
         answer = http.post("/api/generate", json=body).json()
         assert answer["done_reason"] == "stop"
         assert prompt_of(gateway) == f">{prompt}<cd_".encode()
-    http.post("/v1/completions", json={**asked, "suffix": ""})
+    http.post("/v1/completions", json={**payload, "suffix": ""})
     assert prompt_of(gateway) == b"ab"
     capabilities = http.post("/api/show", json={"model": MODEL}).json()["capabilities"]
     assert capabilities == ["completion", "embedding", "insert"]

@@ -23,7 +23,7 @@ def http(running: RunningApi) -> Iterator[httpx2.Client]:
         yield client
 
 
-def asked(http: httpx2.Client, path: str, **fields: Any) -> dict[str, Any]:
+def post(http: httpx2.Client, path: str, **fields: Any) -> dict[str, Any]:
     response = http.post(path, json=fields)
     assert response.status_code == 200, response.text
     answer: dict[str, Any] = response.json()
@@ -31,7 +31,7 @@ def asked(http: httpx2.Client, path: str, **fields: Any) -> dict[str, Any]:
 
 
 def test_a_prompt_as_vllm_asks(http: httpx2.Client) -> None:
-    answer = asked(http, "/tokenize", model=MODEL, prompt="hé", return_token_strs=True)
+    answer = post(http, "/tokenize", model=MODEL, prompt="hé", return_token_strs=True)
     assert answer == {
         "count": 3,
         "max_model_len": CONTEXT_TOKENS,
@@ -42,15 +42,15 @@ def test_a_prompt_as_vllm_asks(http: httpx2.Client) -> None:
 
 def test_a_chat_as_vllm_asks(http: httpx2.Client) -> None:
     messages = [{"role": "developer", "content": "be"}, {"role": "user", "content": "hi"}]
-    answer = asked(http, "/tokenize", model=MODEL, messages=messages)
+    answer = post(http, "/tokenize", model=MODEL, messages=messages)
     assert bytes(answer["tokens"]) == b"developer:be\nuser:hi\nassistant:"
-    closed = asked(http, "/tokenize", messages=messages, add_generation_prompt=False)
+    closed = post(http, "/tokenize", messages=messages, add_generation_prompt=False)
     assert bytes(closed["tokens"]) == b"developer:be\nuser:hi\n"
-    asked(http, "/tokenize", messages=messages, chat_template_kwargs={"a": 1}, tools=[])
+    post(http, "/tokenize", messages=messages, chat_template_kwargs={"a": 1}, tools=[])
 
 
 def test_a_content_as_llama_cpp_asks(http: httpx2.Client) -> None:
-    answer = asked(http, "/tokenize", content="hé", with_pieces=True, add_special=True)
+    answer = post(http, "/tokenize", content="hé", with_pieces=True, add_special=True)
     assert answer["tokens"] == [
         {"id": 104, "piece": "h"},
         {"id": 0xC3, "piece": [0xC3]},
@@ -60,7 +60,7 @@ def test_a_content_as_llama_cpp_asks(http: httpx2.Client) -> None:
 
 @pytest.mark.parametrize("fields", [{"model": MODEL}, {}])
 def test_text_of_tokens(http: httpx2.Client, fields: dict[str, Any]) -> None:
-    answer = asked(http, "/detokenize", tokens=[*"hé".encode(), 300, END_OF_TEXT], **fields)
+    answer = post(http, "/detokenize", tokens=[*"hé".encode(), 300, END_OF_TEXT], **fields)
     assert answer == {"prompt": "hé w300</s>", "content": "hé w300</s>"}
 
 
@@ -101,6 +101,6 @@ def test_a_model_is_named_where_there_are_several(
     monkeypatch.setattr(ToyGateway, "models", lambda gateway: (gateway.status, gateway.status))
     response = http.post("/tokenize", json={"prompt": "a"})
     assert (response.status_code, response.json()["error"]["param"]) == (400, "model")
-    asked(http, "/tokenize", prompt="a", model=MODEL)
+    post(http, "/tokenize", prompt="a", model=MODEL)
     response = http.post("/tokenize", json={"prompt": "a", "model": "other"})
     assert response.status_code == 404

@@ -88,7 +88,7 @@ def test_the_second_start_reads_headers_only(
 
     monkeypatch.setattr(FileTensorSource, "close", counting_close)
     size = (large_model / "model.safetensors").stat().st_size
-    seconds, read, told = [], [], []
+    seconds, read, reports = [], [], []
     for _ in range(2):
         num_bytes_read.clear()
         progress: list[LoadProgress] = []
@@ -101,13 +101,13 @@ def test_the_second_start_reads_headers_only(
         ):
             seconds.append(time.perf_counter() - started)
         read.append(sum(num_bytes_read))
-        told.append(progress)
+        reports.append(progress)
     assert size <= read[0] < size + MIB
     assert read[1] < 100_000
     assert seconds[1] < 0.5 * seconds[0]
-    assert told[0][0].done_bytes == 0
-    assert told[0][-1] == told[1][-1]
-    assert len([each for each in told[1] if not each.is_warming_up]) == 1
+    assert reports[0][0].done_bytes == 0
+    assert reports[0][-1] == reports[1][-1]
+    assert len([each for each in reports[1] if not each.is_warming_up]) == 1
 
 
 RSS = """

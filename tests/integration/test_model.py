@@ -278,13 +278,15 @@ def test_timings_add_up(model: potluck.Model) -> None:
 def test_drafts_and_predictions_change_nothing_but_the_number_of_steps() -> None:
     prompt = "Once upon a time"
 
-    def told(model: potluck.Model, prediction: str | list[int] = "", **options: Any) -> Any:
+    def generate_result(
+        model: potluck.Model, prediction: str | list[int] = "", **options: Any
+    ) -> Any:
         generation = model.generate(
             prompt, max_tokens=NUM_NEW, prediction=prediction, logprobs=True, **options
         )
         return generation.result()
 
-    def told_of(result: Any) -> Any:
+    def output_of(result: Any) -> Any:
         return [(each.token, each.logprob) for each in result.pieces], result.finish_reason
 
     with (
@@ -293,19 +295,21 @@ def test_drafts_and_predictions_change_nothing_but_the_number_of_steps() -> None
     ):
         both: tuple[dict[str, Any], ...] = ({"temperature": 0.0}, {"temperature": 0.9, "seed": 3})
         for options in both:
-            expected = told(plain, **options)
+            expected = generate_result(plain, **options)
             assert (expected.timings.num_drafted_tokens, expected.timings.tokens_per_step) == (0, 1)
-            whole = told(drafting, expected.text, **options)
-            by_tokens = told(drafting, [each.token for each in expected.pieces], **options)
-            wrong = told(drafting, "of something else altogether", **options)
+            whole = generate_result(drafting, expected.text, **options)
+            by_tokens = generate_result(
+                drafting, [each.token for each in expected.pieces], **options
+            )
+            wrong = generate_result(drafting, "of something else altogether", **options)
             for result in (whole, by_tokens, wrong):
-                assert told_of(result) == told_of(expected)
+                assert output_of(result) == output_of(expected)
             timings = by_tokens.timings
             # How many follows from what steps take just now.
             assert timings.num_drafted_tokens >= timings.num_accepted_tokens > 0
             assert timings.tokens_per_step > 1
         with pytest.raises(ParameterError, match="outside the model's vocabulary") as caught:
-            told(drafting, [10**6])
+            generate_result(drafting, [10**6])
         assert caught.value.name == "prediction"
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from support.cluster.content_files import ContentFolder, ContentService
 from support.cluster.hosted_stages import NODE, Node, epoch, node, stage_specs
-from support.engines.load_told import ServingCallbacks
+from support.engines.load_listener import RecordingLoadListener
 from support.models.gguf_models import write_gguf_model
 from support.models.hub_models import cut_demo
 from support.models.random_models import make_random_model
@@ -247,7 +247,7 @@ def test_a_stage_without_layers_reads_what_it_is_said_to(
         num_threads=1,
         packed_cache_bytes=None,
     )
-    share = load_for(load, ServingCallbacks(), opener=folder)
+    share = load_for(load, RecordingLoadListener(), opener=folder)
     share.stage.engine.close()
     shard = Shard(
         start_layer=layer,

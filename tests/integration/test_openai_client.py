@@ -257,7 +257,7 @@ def test_extensions_reach_the_sequence(api: RunningApi, client: openai.OpenAI) -
 
 def test_the_form_of_an_answer_goes_on_as_a_grammar(api: RunningApi, client: openai.OpenAI) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
-    asked: list[tuple[dict[str, Any], str]] = [
+    cases: list[tuple[dict[str, Any], str]] = [
         (
             {
                 "response_format": {
@@ -276,7 +276,7 @@ def test_the_form_of_an_answer_goes_on_as_a_grammar(api: RunningApi, client: ope
         ({"extra_body": {"guided_choice": ["a", "b"]}}, grammars.choice(["a", "b"])),
         ({"extra_body": {"guided_grammar": 'root ::= "a"'}}, grammars.ebnf('root ::= "a"')),
     ]
-    for given, grammar in asked:
+    for given, grammar in cases:
         client.chat.completions.create(
             model=MODEL, messages=[{"role": "user", "content": "x"}], max_tokens=2, **given
         )
@@ -319,9 +319,9 @@ def test_errors_are_the_clients_own_kinds(api: RunningApi, client: openai.OpenAI
     assert unused.value.param == "stream_options"
 
 
-@pytest.mark.parametrize(("ready_in_seconds", "told"), [(None, 10), (6.2, 7), (0.0, 1)])
+@pytest.mark.parametrize(("ready_in_seconds", "retry_after"), [(None, 10), (6.2, 7), (0.0, 1)])
 def test_a_request_whose_wait_is_over_says_why_and_when_to_come_again(
-    api: RunningApi, client: openai.OpenAI, ready_in_seconds: float | None, told: int
+    api: RunningApi, client: openai.OpenAI, ready_in_seconds: float | None, retry_after: int
 ) -> None:
     api.gateway.status = replace(
         api.gateway.status,
@@ -334,7 +334,7 @@ def test_a_request_whose_wait_is_over_says_why_and_when_to_come_again(
         client.completions.create(model=MODEL, prompt="x")
     assert error.value.status_code == 503
     assert error.value.code == "model_not_ready"
-    assert error.value.response.headers["retry-after"] == str(told)
+    assert error.value.response.headers["retry-after"] == str(retry_after)
     shown = client.models.retrieve(MODEL).model_extra
     assert shown is not None
     assert shown.pop("default_sampling")

@@ -222,11 +222,11 @@ def test_what_is_said_is_what_is_read(model: Model, shard: Shard) -> None:
     contents = {file.content.sha256: file.content for file in manifest.files}
     seen = offsets((contents[sha256], start, end) for sha256, start, end in folder.reads)
     (wanted,) = (needs for _, needs, _ in folder.wanted)
-    told = offsets(wanted)
+    wanted_offsets = offsets(wanted)
     assert wanted == [each for each in needs if each in wanted]  # in this order
     whole = describe_headers(on_disk, manifest)
-    assert set(told) >= set(seen)
-    for sha256, marks in told.items():
+    assert set(wanted_offsets) >= set(seen)
+    for sha256, marks in wanted_offsets.items():
         header = whole[sha256]  # what was read with it is not asked for again
         assert (marks[header:] == seen.get(sha256, np.zeros(len(marks)))[header:]).all()
     # Besides the weights it is small files and headers, up to the first tensor.
@@ -234,8 +234,8 @@ def test_what_is_said_is_what_is_read(model: Model, shard: Shard) -> None:
     for sha256, marks in needed.items():
         expected = np.zeros(len(marks), dtype=bool)
         expected[: whole.get(sha256, len(marks))] = True
-        if sha256 in told:
-            expected |= told[sha256]
+        if sha256 in wanted_offsets:
+            expected |= wanted_offsets[sha256]
         assert (marks == expected).all()
 
 

@@ -74,7 +74,7 @@ async def settled(*, within_seconds: float) -> tuple[LinkSpeed, ...]:
     return (LINK,)
 
 
-async def asked(ours: Node, shape: str = SHAPE, *, may_wait: bool = True) -> NodeSpeeds:
+async def query_speeds(ours: Node, shape: str = SHAPE, *, may_wait: bool = True) -> NodeSpeeds:
     """What the node answers to ``node.speeds``."""
     methods = MethodTable()
     unused = cast(Any, SimpleNamespace())
@@ -97,7 +97,7 @@ async def measured_while_serving(ours: Node) -> tuple[NodeSpeeds, Stats]:
     """Serve with two stages; return what the node answers then, and the last stage's statistics."""
     with await ours.serve(stage_specs([4], SCOPE.epoch)) as pipeline:
         await asyncio.to_thread(serve, pipeline)
-        speeds = await asked(ours)
+        speeds = await query_speeds(ours)
         return speeds, (await ours.host.stats(SCOPE)).stages[1]
 
 
@@ -129,13 +129,13 @@ def test_step_times_flow_from_workers_to_whoever_plans_and_outlive_them(tmp_path
             assert (prompt.num_sequences, prompt.num_tokens, prompt.context_tokens) == (1, 64, 64)
             assert 0 < last.seconds < last_stats.compute_seconds
             assert 0 < prompt.seconds < last_stats.compute_seconds
-            assert (await asked(ours, "another")).step_times == {}
+            assert (await query_speeds(ours, "another")).step_times == {}
             await ours.host.stop(SCOPE)
             assert not ours.workers
             assert {each.has_head for each in ours.speeds.of(SHAPE)[CPU_UNIT]} == {False, True}
             ours.speeds.close()
         async with asyncio.timeout(120), node(tmp_path) as ours:
-            again = await asked(ours)
+            again = await query_speeds(ours)
             assert of_stage(again, has_head=True, num_tokens=1).seconds == last.seconds
 
     asyncio.run(run())
@@ -195,7 +195,7 @@ def test_a_worker_that_is_stuck_keeps_nobody_waiting_who_may_not_wait(tmp_path: 
                 os.kill(stuck.pid, signal.SIGSTOP)
                 try:
                     async with asyncio.timeout(4):
-                        speeds = await asked(ours, may_wait=False)
+                        speeds = await query_speeds(ours, may_wait=False)
                 finally:
                     os.kill(stuck.pid, signal.SIGCONT)
                 assert speeds.step_times[SHAPE][CPU_UNIT]

@@ -159,13 +159,15 @@ def test_products_and_rows_are_as_exact_as_float32(
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_numbers_of_16_bits_are_exact_and_large_ones_stay(children: Children, device: str) -> None:
-    product, f16, f16_again, bf16, large_bf16, large_f32, said = children.results(device, "others")
+    product, f16, f16_again, bf16, large_bf16, large_f32, messages = children.results(
+        device, "others"
+    )
     assert max(product.values()) <= 1
     assert (f16, f16_again, bf16) == (0, 0, 0)
     assert large_bf16 == pytest.approx([1e5, 1e-8, -3e35, 1e35], rel=2**-7)
     assert large_f32 == pytest.approx([1e5, 1e-8, -3e35, 1e35], rel=2**-22)
     begin = "cannot take the weights: "
-    assert said == {
+    assert messages == {
         "unknown": begin + "the program does not use the tensor x",
         "shape": begin + "w is (32, 20), but must be (20, 32)",
         "blocks": begin + "rows of w are not whole q4_k blocks",

@@ -41,11 +41,11 @@ class Chat:
     def __init__(self, watched: Watched, name: str) -> None:
         self.watched = watched
         self.page = watched.page
-        self.asked: list[dict[str, Any]] = []
+        self.requests: list[dict[str, Any]] = []
         self.page.on(
             "request",
             lambda request: (
-                self.asked.append(json.loads(request.post_data or ""))
+                self.requests.append(json.loads(request.post_data or ""))
                 if request.url.endswith("/v1/chat/completions")
                 else None
             ),
@@ -83,8 +83,8 @@ def test_reasoning_is_folded_and_tools_are_called(
         chat.message.fill("The weather in Oslo?")
         page.get_by_role("button", name="Send").click()
         chat.await_answer()
-        assert chat.asked[0]["tools"] == TOOLS
-        assert [each["role"] for each in chat.asked[0]["messages"]] == ["system", "user"]
+        assert chat.requests[0]["tools"] == TOOLS
+        assert [each["role"] for each in chat.requests[0]["messages"]] == ["system", "user"]
 
         reasoning = chat.answers.last.locator(".reasoning-text")
         expect(reasoning).to_be_hidden()
@@ -98,10 +98,10 @@ def test_reasoning_is_folded_and_tools_are_called(
         chat.answers.last.get_by_role("button", name="Send the result").click()
         expect(chat.answers).to_have_count(2)
         chat.await_answer()
-        called, told = chat.asked[1]["messages"][-2:]
+        called, result = chat.requests[1]["messages"][-2:]
         assert called["reasoning_content"] == "I should **look** it up."
         assert called["tool_calls"][0]["function"]["arguments"] == '{"city":"Oslo"}'
-        assert told == {"role": "tool", "tool_call_id": "call-1", "content": "4 degrees"}
+        assert result == {"role": "tool", "tool_call_id": "call-1", "content": "4 degrees"}
 
         text = chat.export("Export as Markdown")
         assert "> I should **look** it up." in text
@@ -123,7 +123,7 @@ def test_a_message_is_edited_and_a_conversation_exported(browser: Browser, origi
         chat.page.get_by_label("Edited message").press("Control+Enter")
         expect(chat.answers).to_have_count(1)
         chat.await_answer()
-        assert [each["content"] for each in chat.asked[-1]["messages"]] == ["Better"]
+        assert [each["content"] for each in chat.requests[-1]["messages"]] == ["Better"]
         exported = json.loads(chat.export("Export as JSON"))
         (conversation,) = exported["conversations"]
         assert exported["schema"] == "potluck.conversations/1"
@@ -140,7 +140,7 @@ def test_keys_write_lines_stop_answers_and_reach_everything(browser: Browser, or
         chat.message.press_sequentially("and another")
         chat.message.press("Enter")
         expect(chat.answers.locator(".markdown")).to_have_text("Once upon")
-        assert chat.asked[0]["messages"][-1]["content"] == "One line\nand another"
+        assert chat.requests[0]["messages"][-1]["content"] == "One line\nand another"
         chat.message.press("Escape")
         chat.await_answer()
         expect(chat.answers.locator(".stats")).to_contain_text("stopped")

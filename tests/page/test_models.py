@@ -48,24 +48,24 @@ def origin() -> Iterator[str]:
 
 def requests_of(watched: Watched, method: str) -> list[tuple[str, str | None]]:
     """Return a list that gets the path, below the cluster's own, and body of each request."""
-    asked: list[tuple[str, str | None]] = []
+    requests: list[tuple[str, str | None]] = []
 
     def note(request: Request) -> None:
         if request.method == method:
-            asked.append((request.url.split("/", 4)[4], request.post_data))
+            requests.append((request.url.split("/", 4)[4], request.post_data))
 
     watched.page.on("request", note)
-    return asked
+    return requests
 
 
 def test_all_settings_are_sent_and_the_plan_is_shown_before_anything_is_loaded(
     browser: Browser, origin: str
 ) -> None:
-    asked: list[tuple[str, dict[str, Any]]] = []
+    requests: list[tuple[str, dict[str, Any]]] = []
 
     def note(request: Request) -> None:
         if request.method == "POST":
-            asked.append((request.url.rpartition("/")[2], json.loads(request.post_data or "")))
+            requests.append((request.url.rpartition("/")[2], json.loads(request.post_data or "")))
 
     with tab(browser, origin, size=PHONE) as watched:
         page = watched.page
@@ -74,7 +74,7 @@ def test_all_settings_are_sent_and_the_plan_is_shown_before_anything_is_loaded(
         page.get_by_label("Model", exact=True).fill("demo")
         page.get_by_role("button", name="Show the plan").click()
         expect(page.get_by_role("heading", name="The model fits")).to_be_focused()
-        assert asked == [("plan", DEFAULTS)]
+        assert requests == [("plan", DEFAULTS)]
         assert watched.axe_violations() == []
         assert watched.scrolls_sideways() == []
 
@@ -83,7 +83,7 @@ def test_all_settings_are_sent_and_the_plan_is_shown_before_anything_is_loaded(
         page.get_by_text("More settings").click()
         page.get_by_role("button", name="Show the plan").click()
         expect(page.get_by_label("Units that share a stage")).to_be_focused()
-        assert len(asked) == 1, "the field that is wrong is shown instead"
+        assert len(requests) == 1, "the field that is wrong is shown instead"
         for label, value in (
             ("Units that share a stage", "2"),
             ("Layout", "desktop=24,laptop=24"),
@@ -101,9 +101,9 @@ def test_all_settings_are_sent_and_the_plan_is_shown_before_anything_is_loaded(
         page.get_by_role("button", name="Show the plan").click()
         page.get_by_role("button", name="Deploy this plan").click()
         expect(page.get_by_text("demo is being deployed.")).to_be_visible()
-        assert [path for path, _ in asked] == ["plan", "plan", "deployments"]
-        assert asked[1][1] == asked[2][1]
-        assert asked[2][1] == {
+        assert [path for path, _ in requests] == ["plan", "plan", "deployments"]
+        assert requests[1][1] == requests[2][1]
+        assert requests[2][1] == {
             **DEFAULTS,
             "tensor_parallel": 2,
             "layout": "desktop=24,laptop=24",
@@ -117,7 +117,7 @@ def test_all_settings_are_sent_and_the_plan_is_shown_before_anything_is_loaded(
             "recovery_wait_seconds": 5,
             "prefix_cache": False,
         }
-        assert asked[2][1].keys() <= set(Deploy.__struct_fields__)
+        assert requests[2][1].keys() <= set(Deploy.__struct_fields__)
         watched.check()
 
 
@@ -150,7 +150,7 @@ def test_a_deployment_is_removed_only_after_a_confirmation(
     model_id = page_documents.model_ids(3)[-1]
     with tab(browser, origin) as watched:
         page = watched.page
-        asked = requests_of(watched, "DELETE")
+        requests = requests_of(watched, "DELETE")
         page.goto(f"{origin}/{name}/#/models")
         opener = page.get_by_role("button", name=f"{action} {model_id}")
         dialog = page.get_by_role("dialog", name=action)
@@ -163,12 +163,12 @@ def test_a_deployment_is_removed_only_after_a_confirmation(
                 page.keyboard.press(close_by)
             expect(dialog).to_have_count(0)
             expect(opener).to_be_focused()
-        assert asked == []
+        assert requests == []
         opener.click()
         assert watched.axe_violations() == []
         dialog.get_by_role("button", name=action).click()
         expect(dialog).to_have_count(0)
-        assert asked == [(f"cluster/deployments/{model_id}", None)]
+        assert requests == [(f"cluster/deployments/{model_id}", None)]
         watched.check()
 
 

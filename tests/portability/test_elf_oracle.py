@@ -112,7 +112,7 @@ class Oracle:
                     self.by_index[version["vna_other"] & INDEX] = (version.name, library.name)
 
     def read_symbols(self) -> None:
-        asked_for = {
+        referenced = {
             relocation["r_info_sym"]
             for each in self.elf.iter_sections()
             if isinstance(each, RelocationSection) and each["sh_flags"] & ALLOC
@@ -127,7 +127,7 @@ class Oracle:
             if symbol["st_other"]["visibility"] not in VISIBLE:
                 continue
             if place == "SHN_UNDEF":
-                if number in asked_for and info["bind"] in ("STB_GLOBAL", "STB_WEAK"):
+                if number in referenced and info["bind"] in ("STB_GLOBAL", "STB_WEAK"):
                     is_weak = info["bind"] == "STB_WEAK"
                     self.undefined.append((symbol.name, version, library, is_weak))
             elif (

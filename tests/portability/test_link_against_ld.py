@@ -269,9 +269,9 @@ def test_the_linker_does_what_is_said(case: Case, host: Host, tmp_path: Path) ->
     for library in case.libraries:
         build(library, tmp_path)
     report = check_wheel(tmp_path, [host]).hosts[0]
-    said = {each.path: each.opens_alone for each in report.files}
-    done = {path: opens(tmp_path / path) for path in said}
-    assert said == done
+    predicted = {each.path: each.opens_alone for each in report.files}
+    done = {path: opens(tmp_path / path) for path in predicted}
+    assert predicted == done
     assert done.items() >= case.opened.items()
 
 

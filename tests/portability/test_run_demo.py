@@ -14,12 +14,12 @@ from support.processes.command import run_command
 
 pytestmark = pytest.mark.timeout(BUILD_SECONDS)
 
-ASKED = ("run", "demo", "-p", "The fox", "-n", "24", "--temperature", "0")
+ARGUMENTS = ("run", "demo", "-p", "The fox", "-n", "24", "--temperature", "0")
 
 
 @pytest.fixture(scope="module")
 def text_here() -> str:
-    done = run_command(*ASKED)
+    done = run_command(*ARGUMENTS)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -35,6 +35,6 @@ def test_the_text_is_the_same(
     needed = require_packages(machine, glibc_minor, version, *project["dependencies"])
     own = own_wheel(machine, version, tmp_path)
     python = root_python(require_root(name), version, own=own, needed=needed)
-    done = python.run("-m", "potluck", *ASKED)
+    done = python.run("-m", "potluck", *ARGUMENTS)
     assert done.returncode == 0, done.stderr
     assert done.stdout == text_here

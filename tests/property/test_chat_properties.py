@@ -44,16 +44,16 @@ def split(
 ) -> tuple[str, list[tuple[type, str]]]:
     """All that is said, and runs of parts of one kind."""
     splitter = ReasoningSplitter(reasoning, state=state)
-    said, runs = "", list[tuple[type, str]]()
+    parsed_text, runs = "", list[tuple[type, str]]()
     for parts in (*map(splitter.push, pieces), splitter.finish()):
         for part in parts:
             assert isinstance(part, TextPart | ReasoningPart)
-            said += part.text
+            parsed_text += part.text
             if runs and runs[-1][0] is type(part):
                 runs[-1] = (type(part), runs[-1][1] + part.text)
             else:
                 runs.append((type(part), part.text))
-    return said, runs
+    return parsed_text, runs
 
 
 @pytest.mark.slow
@@ -63,16 +63,16 @@ def test_thoughts_do_not_depend_on_how_an_output_is_cut(
 ) -> None:
     reasoning, state, pieces = output
     text = "".join(pieces)
-    said, runs = split(reasoning, state, [text])
-    assert split(reasoning, state, pieces) == (said, runs)
-    assert split(reasoning, state, list(text)) == (said, runs)
+    parsed_text, runs = split(reasoning, state, [text])
+    assert split(reasoning, state, pieces) == (parsed_text, runs)
+    assert split(reasoning, state, list(text)) == (parsed_text, runs)
     cut = [text[start : start + size] for start in range(0, len(text), size)]
-    assert split(reasoning, state, cut) == (said, runs)
+    assert split(reasoning, state, cut) == (parsed_text, runs)
     # Nothing is lost but marks and white space, and nothing comes in another order.
     rest = iter(text)
-    assert all(character in rest for character in said)
+    assert all(character in rest for character in parsed_text)
     if not any(mark in text for mark in reasoning.marks):
-        assert said.split() == text.split()
+        assert parsed_text.split() == text.split()
 
 
 CONTROL = ("<|im_start|>", "<|im_end|>", "<|object|>", "<tool_call>", "[INST]", "</s>")

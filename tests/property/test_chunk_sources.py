@@ -145,12 +145,12 @@ def test_the_hub_is_asked_once_for_what_nobody_holds(
     needs: Mapping[NodeId, Mapping[str, ChunkRuns]], holdings: list[Holdings], links: LinkTable
 ) -> None:
     plan = assign_sources(FILES, needs, holdings, links, is_on_hub=True)
-    asked: dict[str, list[int]] = {}
+    downloads: dict[str, list[int]] = {}
     for (_, sha256), chunks in _by_kind(plan, SourceKind.HUB).items():
-        asked.setdefault(sha256, []).extend(chunks)
+        downloads.setdefault(sha256, []).extend(chunks)
     reaching = {each.node for each in holdings if each.reaches_hub}
     for sha256 in FILES:
-        chunks = asked.get(sha256, [])
+        chunks = downloads.get(sha256, [])
         assert len(chunks) == len(set(chunks)), "two seeds"
         needed = {chunk for files in needs.values() for chunk in _chunks(files.get(sha256, ()))}
         held = {chunk for node in NODES for chunk in _held(holdings, node, sha256)}

@@ -305,7 +305,7 @@ def check(
     limits = limits_of(num_states, draws)
     scheduler = Scheduler(limits, KnownDrafts(texts, draws))
     most_live = draws.choice((1, 2, 9))  # steps ahead are for pipelines with little to do
-    asked: dict[SequenceId, SequenceRequest] = {}
+    added_requests: dict[SequenceId, SequenceRequest] = {}
     got: dict[SequenceId, list[Plain]] = {}
     cancelled: set[SequenceId] = set()
 
@@ -324,18 +324,18 @@ def check(
         match draws.choices(("add", "form", "complete", "cancel", "restart"), (4, 40, 40, 1, 0.3))[
             0
         ]:
-            case "add" if len(asked) < 12 and scheduler.num_sequences < most_live:
+            case "add" if len(added_requests) < 12 and scheduler.num_sequences < most_live:
                 request = draws.choice(requests)
                 sequence = scheduler.add(request)
-                asked[sequence], got[sequence] = request, []
+                added_requests[sequence], got[sequence] = request, []
             case "form":
                 while form() and draws.random() < 0.7:
                     pass
             case "complete" if stages.steps:
                 complete()
-            case "cancel" if asked:
-                sequence = draws.choice(list(asked))
-                if got[sequence] != expected[asked[sequence]]:
+            case "cancel" if added_requests:
+                sequence = draws.choice(list(added_requests))
+                if got[sequence] != expected[added_requests[sequence]]:
                     cancelled.add(sequence)
                 scheduler.cancel(sequence)
             case "restart":
@@ -349,7 +349,7 @@ def check(
         if stages.steps:
             complete()
 
-    for sequence, request in asked.items():
+    for sequence, request in added_requests.items():
         whole = expected[request]
         if sequence in cancelled:
             assert got[sequence] == whole[: len(got[sequence])]

@@ -82,12 +82,12 @@ def test_a_fleet_or_an_error_that_names_the_file(values: dict[str, object]) -> N
     try:
         fleet = fleet_of(values, PATH)
     except UsageError as error:
-        told = error
+        usage_error = error
     else:
         _check(fleet)
         return
-    assert str(PATH) in told.message
-    assert told.hint
+    assert str(PATH) in usage_error.message
+    assert usage_error.hint
 
 
 def _check(fleet: Fleet) -> None:

@@ -59,7 +59,7 @@ def test_every_sequence_gets_its_own_text(
         return DiskPipeline(disks, lambda _: rng.random() >= loss)
 
     pipeline = new_pipeline()
-    asked: dict[SequenceId, list[int]] = {}
+    expected_outputs: dict[SequenceId, list[int]] = {}
     got: dict[SequenceId, list[int]] = {}
     cancelled: set[SequenceId] = set()
 
@@ -85,11 +85,11 @@ def test_every_sequence_gets_its_own_text(
                     ),
                     is_alone=is_alone and rng.random() < 0.2,
                 )
-                asked[sequence] = expected_tokens(prompt, count)
+                expected_outputs[sequence] = expected_tokens(prompt, count)
                 got[sequence] = []
-            case ("cancel", int(number)) if number < len(asked):
+            case ("cancel", int(number)) if number < len(expected_outputs):
                 sequence = SequenceId(number)
-                if got[sequence] != asked[sequence]:
+                if got[sequence] != expected_outputs[sequence]:
                     cancelled.add(sequence)
                 scheduler.cancel(sequence)
             case ("run", int(count)):
@@ -104,7 +104,7 @@ def test_every_sequence_gets_its_own_text(
                 pass
     while run():
         pass
-    for sequence, expected in asked.items():
+    for sequence, expected in expected_outputs.items():
         if sequence in cancelled:
             assert got[sequence] == expected[: len(got[sequence])]
         else:

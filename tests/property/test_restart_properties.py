@@ -243,7 +243,7 @@ class PlayedPipeline:
         self.toy = ToyPipeline()
         self.submitted: list[Step] = []
         self.steps: deque[Step] = deque()
-        self.told: list[StepOutcome] = []
+        self.outcomes: list[StepOutcome] = []
         self.is_closed = False
 
     def submit(self, step: Step) -> None:
@@ -260,14 +260,14 @@ class PlayedPipeline:
         """Tell the outcome of the oldest step, if there is one."""
         if self.steps:
             _, sampled = self.toy.run_oldest()
-            self.told.append(StepOutcome(step=self.steps.popleft(), sampled=sampled))
-            self.on_outcome(self.told[-1])
+            self.outcomes.append(StepOutcome(step=self.steps.popleft(), sampled=sampled))
+            self.on_outcome(self.outcomes[-1])
 
     def repeat(self, number: int) -> bool:
         """Tell an earlier outcome again, if there is one."""
-        if self.told:
-            self.on_outcome(self.told[number % len(self.told)])
-        return bool(self.told)
+        if self.outcomes:
+            self.on_outcome(self.outcomes[number % len(self.outcomes)])
+        return bool(self.outcomes)
 
 
 dispatcher_events = st.lists(

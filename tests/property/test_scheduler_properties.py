@@ -69,7 +69,7 @@ def test_every_sequence_gets_its_own_text_and_all_blocks_come_back(
 ) -> None:
     scheduler = Scheduler(limits, drafts)
     pipeline = ToyPipeline()
-    asked: dict[SequenceId, list[tuple[int, float | None]]] = {}
+    expected_outputs: dict[SequenceId, list[tuple[int, float | None]]] = {}
     got: dict[SequenceId, list[tuple[int, float | None]]] = {}
     cancelled: set[SequenceId] = set()
     alone: set[SequenceId] = set()
@@ -94,8 +94,8 @@ def test_every_sequence_gets_its_own_text_and_all_blocks_come_back(
             assert token.sequence_id not in cancelled
             texts = got[token.sequence_id]
             texts.append((token.token, token.logprob))
-            assert texts == asked[token.sequence_id][: len(texts)]
-            is_last = len(texts) == len(asked[token.sequence_id])
+            assert texts == expected_outputs[token.sequence_id][: len(texts)]
+            is_last = len(texts) == len(expected_outputs[token.sequence_id])
             assert token.finish_reason is (FinishReason.LENGTH if is_last else None)
 
     for event in events:
@@ -118,11 +118,11 @@ def test_every_sequence_gets_its_own_text_and_all_blocks_come_back(
                     (prompt[i], toy_score(prompt[:i], prompt[i])) for i in range(1, len(prompt))
                 ]
                 new = expected_tokens(prompt, min(count, CONTEXT_TOKENS - len(prompt)))
-                asked[sequence] = scores * is_scored + [(token, None) for token in new]
+                expected_outputs[sequence] = scores * is_scored + [(token, None) for token in new]
                 got[sequence] = []
-            case ("cancel", int(number)) if number < len(asked):
+            case ("cancel", int(number)) if number < len(expected_outputs):
                 sequence = SequenceId(number)
-                finished = got[sequence] == asked[sequence]
+                finished = got[sequence] == expected_outputs[sequence]
                 scheduler.cancel(sequence)
                 if not finished:
                     cancelled.add(sequence)
@@ -136,7 +136,7 @@ def test_every_sequence_gets_its_own_text_and_all_blocks_come_back(
         if len(pipeline):
             complete()
 
-    for sequence, expected in asked.items():
+    for sequence, expected in expected_outputs.items():
         if sequence in cancelled:
             assert got[sequence] == expected[: len(got[sequence])]
         else:

@@ -101,7 +101,7 @@ def play(
     scheduler = Scheduler(limits, drafts if draws.random() < 0.8 else None)
     pipeline = new_pipeline()
     in_flight: deque[Step] = deque()
-    asked: dict[SequenceId, list[Given]] = {}
+    expected_outputs: dict[SequenceId, list[Given]] = {}
     texts: dict[SequenceId, list[int]] = {}
     got: dict[SequenceId, list[Given]] = {}
     over: set[SequenceId] = set()
@@ -119,7 +119,7 @@ def play(
         end = next((i for i, token in enumerate(new) if token in STOP_TOKENS), len(new))
         new = new[: end + 1]
         scores = [(prompt[i], toy_score(prompt[:i], prompt[i])) for i in range(1, len(prompt))]
-        asked[sequence] = scores * is_scored + [(token, None) for token in new]
+        expected_outputs[sequence] = scores * is_scored + [(token, None) for token in new]
         texts[sequence] = [*prompt, *new]
         got[sequence] = []
 
@@ -145,14 +145,14 @@ def play(
             assert token.sequence_id not in over
             got[token.sequence_id].append((token.token, token.logprob))
             if token.finish_reason is not None:
-                assert got[token.sequence_id] == asked[token.sequence_id]
+                assert got[token.sequence_id] == expected_outputs[token.sequence_id]
         if fails_at is not None:
             for part in step.slices:
                 cancel(part.sequence_id)
         check_slots(scheduler, limits)
 
     def cancel(sequence: SequenceId) -> None:
-        if sequence in asked and got[sequence] != asked[sequence]:
+        if sequence in expected_outputs and got[sequence] != expected_outputs[sequence]:
             over.add(sequence)
         scheduler.cancel(sequence)
         check_slots(scheduler, limits)
@@ -169,15 +169,15 @@ def play(
         match draws.choices(
             ("add", "cancel", "form", "complete", "fail", "restart"), (12, 4, 40, 40, 2, 0.5)
         )[0]:
-            case "add" if len(asked) - len(over) < 40:
+            case "add" if len(expected_outputs) - len(over) < 40:
                 add(
                     (prompt() or [7])[: CONTEXT_TOKENS - 1],
                     draws.choice((1, 3, 20, 60)),
                     is_scored=draws.random() < 0.1,
                     is_alone=draws.random() < 0.05,
                 )
-            case "cancel" if asked:
-                cancel(draws.choice(list(asked)[-6:]))
+            case "cancel" if expected_outputs:
+                cancel(draws.choice(list(expected_outputs)[-6:]))
             case "form":
                 form()
             case "complete" if len(pipeline):
@@ -195,7 +195,7 @@ def play(
         if len(pipeline):
             complete()
 
-    for sequence, expected in asked.items():
+    for sequence, expected in expected_outputs.items():
         if sequence in over:
             assert got[sequence] == expected[: len(got[sequence])]
         else:

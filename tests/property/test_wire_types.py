@@ -286,8 +286,8 @@ def test_whatever_a_message_holds_it_comes_out_equal(kind: type, data: st.DataOb
 def test_an_error_of_any_text_can_be_told() -> None:
     """Paths of files need not be UTF-8, and stand in errors as lone surrogates."""
     error = EngineError("no file \udcff.gguf", hint="look at \udcff")
-    told = sequence_messages.GenerateFailure.of(error)
-    assert calls.decode(calls.encode(told), sequence_messages.GenerateFailure) == told
+    failure = sequence_messages.GenerateFailure.of(error)
+    assert calls.decode(calls.encode(failure), sequence_messages.GenerateFailure) == failure
 
 
 @given(st.binary(max_size=40))

@@ -54,7 +54,7 @@ class Answer:
 
     name: str
     request: SequenceRequest
-    asked_at: float
+    requested_at: float
     tokens: list[Token] = field(default_factory=list)
     epochs: list[Epoch] = field(default_factory=list)
     ended_at: float | None = None
@@ -109,9 +109,9 @@ class History:
             )
         self._acted[worker, deployment] = max(highest, epoch)
 
-    def asked(self, name: str, request: SequenceRequest, now: float) -> Answer:
+    def record_request(self, name: str, request: SequenceRequest, now: float) -> Answer:
         """A client sends a request."""
-        answer = Answer(name=name, request=request, asked_at=now)
+        answer = Answer(name=name, request=request, requested_at=now)
         self.answers.append(answer)
         return answer
 

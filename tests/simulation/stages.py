@@ -123,7 +123,7 @@ class Worker:
 
     number: int
     spec: StageSpec
-    asked: Epoch  # the last epoch that asked for it
+    requested_epoch: Epoch  # the last epoch that asked for it
     is_loaded: bool = False
     is_frozen: bool = False
     is_ended: bool = False
@@ -535,7 +535,7 @@ class StageHost:
 
     def _send_slice(self, worker: Worker, computed: Frame) -> None:
         """A member that does not lead tells the leader of its part."""
-        told = Slice(
+        part = Slice(
             deployment=computed.deployment,
             epoch=computed.epoch,
             index=worker.index - worker.member,
@@ -545,7 +545,7 @@ class StageHost:
             spoilt_parts=computed.spoilt_parts,
         )
         if not computed.is_skipped:
-            self._network.send(self._process, worker.members[0], lambda process: process.take(told))
+            self._network.send(self._process, worker.members[0], lambda process: process.take(part))
 
     async def _on_start(self, payload: bytes) -> AsyncGenerator[bytes, None]:
         spec = decode(payload, StageSpec)
@@ -559,7 +559,7 @@ class StageHost:
                     self.kill(worker)
                     break
                 self._started[key] = worker
-                worker.asked = spec.epoch
+                worker.requested_epoch = spec.epoch
                 yield encode(_loaded(worker, is_kept=True))
                 return
         if spec.num_bytes > self.free_bytes:
@@ -570,7 +570,7 @@ class StageHost:
         if self.cannot_load:
             raise CallError(f"the weights cannot be read on {self._process.node_id}")
         number = next(self._history.worker_numbers)
-        worker = Worker(number=number, spec=spec, asked=spec.epoch)
+        worker = Worker(number=number, spec=spec, requested_epoch=spec.epoch)
         self.workers.append(worker)
         try:
             layers = spec.end_layer - spec.start_layer
@@ -640,7 +640,10 @@ class StageHost:
             return b""
         keep = {_identity(each) for each in request.keep}
         for worker in list(self.workers):
-            is_over = worker.spec.deployment == request.deployment and worker.asked <= request.epoch
+            is_over = (
+                worker.spec.deployment == request.deployment
+                and worker.requested_epoch <= request.epoch
+            )
             if is_over and (not worker.is_loaded or _identity(worker.held()) not in keep):
                 self._end(worker)
         return b""

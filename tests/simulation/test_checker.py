@@ -59,11 +59,11 @@ def test_random_schedules_notice_if_the_last_stage_is_not_told_what_was_generate
     opening = SequenceState.opening
 
     def empty_opening(sequence: SequenceState) -> object:
-        told = opening(sequence)
-        return type(told)(
-            sequence_id=told.sequence_id,
-            sampling=told.sampling,
-            prompt_tokens=told.prompt_tokens,
+        original = opening(sequence)
+        return type(original)(
+            sequence_id=original.sequence_id,
+            sampling=original.sampling,
+            prompt_tokens=original.prompt_tokens,
         )
 
     with monkeypatch.context() as patch:

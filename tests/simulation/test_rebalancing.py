@@ -104,7 +104,7 @@ def test_a_node_that_is_no_faster_changes_nothing(seed: int, slowness: float) ->
         world.run(3600.0)
         assert world.epoch == before
         assert len(answer.epochs) == 1
-        seconds = (answer.ended_at or 0.0) - answer.asked_at
+        seconds = (answer.ended_at or 0.0) - answer.requested_at
         assert seconds / 240 < NUM_LAYERS * STEP_SECONDS_PER_LAYER + 0.008
         assert_well(world)
 
@@ -271,8 +271,8 @@ def test_it_moves_by_itself_only_if_it_may(seed: int, rebalance: Rebalance) -> N
         assert world.epoch == before
         record = world.records[2]
         assert record is not None
-        is_asked = "potluck rebalance toy" in record.rebalance_note
-        assert is_asked is (rebalance is Rebalance.ASK)
+        is_suggested = "potluck rebalance toy" in record.rebalance_note
+        assert is_suggested is (rebalance is Rebalance.ASK)
         assert_well(world)
 
 

@@ -35,7 +35,7 @@ def assert_well(world: World, *, within: float = 10.0) -> None:
 def seconds_of(answer: Answer) -> float:
     assert answer.is_complete
     assert answer.ended_at is not None
-    return answer.ended_at - answer.asked_at
+    return answer.ended_at - answer.requested_at
 
 
 @SEEDS

@@ -316,7 +316,7 @@ class World:
     def send(self, node: int, request: SequenceRequest, *, attempt: int = 0) -> Answer:
         """The same, with a request."""
         name = f"{request.request_id}.{attempt} at {node}"
-        answer = self.history.asked(name, request, self.now)
+        answer = self.history.record_request(name, request, self.now)
         agent = self.agents.get(node)
         if agent is None:
             self.history.ended(answer, "gateway lost", self.now)
@@ -434,7 +434,7 @@ class World:
 
     def _was_sent_again(self, answer: Answer) -> bool:
         return any(
-            other.request is answer.request and other.asked_at > answer.asked_at
+            other.request is answer.request and other.requested_at > answer.requested_at
             for other in self.history.answers
         )
 
@@ -446,7 +446,7 @@ class World:
         if not self.is_serving:
             self.history.violation(
                 f"it does not serve {within:g} s after all is well:"
-                f" {[_said(each) for each in self.records.values()]},"
+                f" {[_describe(each) for each in self.records.values()]},"
                 f" coordinated by {self.coordinators}"
             )
         else:
@@ -503,7 +503,7 @@ def _pairs(some: Iterable[int], others: Iterable[int]) -> list[tuple[int, int]]:
     return [(one, other) for one in some for other in others if one != other]
 
 
-def _said(record: DeploymentRecord | None) -> str:
+def _describe(record: DeploymentRecord | None) -> str:
     if record is None:
         return "unknown"
     epoch = record.epoch

@@ -107,10 +107,10 @@ def request_for(story: Story, rng: random.Random, again: bool = False) -> str:
     if rng.random() < 0.12:
         return _finish(weave(rng.choice(AGAIN if again else ANY), slots, rng), rng)
     if rng.random() < 0.4:
-        told = rng.choice(story.cast.plot.requests)
+        request = rng.choice(story.cast.plot.requests)
         about = (
-            told
-            if told.startswith("about ")
+            request
+            if request.startswith("about ")
             else rng.choice(
                 (
                     "about a {k} ",
@@ -119,9 +119,9 @@ def request_for(story: Story, rng: random.Random, again: bool = False) -> str:
                     "about a little {k} ",
                 )
             )
-            + told
+            + request
         )
-        if rng.random() < 0.25 and not told.startswith("about "):
+        if rng.random() < 0.25 and not request.startswith("about "):
             about += " {p}"
     else:
         about = rng.choice(ABOUT)
@@ -137,9 +137,9 @@ def question_about(story: Story, rng: random.Random) -> tuple[str, str]:
     return weave(question, story.cast.slots, rng), weave(answer, story.cast.slots, rng)
 
 
-def _pair(asked: str, answered: str) -> list[Message]:
+def _pair(prompt: str, answered: str) -> list[Message]:
     """One turn: what the user says and what the assistant answers."""
-    return [Message("user", asked), Message("assistant", answered)]
+    return [Message("user", prompt), Message("assistant", answered)]
 
 
 def _small(pool: tuple[Beat, Beat], slots: Mapping[str, str], rng: random.Random) -> list[Message]:
@@ -173,8 +173,8 @@ def _first_turn(story: Story, rng: random.Random) -> tuple[list[Message], bool]:
     roll = rng.random()
     if roll < 0.5:
         return opening, False
-    asked = weave(rng.choice(talk.YES), slots, rng) if roll < 0.75 else request_for(story, rng)
-    return opening + _pair(asked, story.text), True
+    prompt = weave(rng.choice(talk.YES), slots, rng) if roll < 0.75 else request_for(story, rng)
+    return opening + _pair(prompt, story.text), True
 
 
 def make_chat(rng: random.Random) -> tuple[Message, ...]:
@@ -183,9 +183,9 @@ def make_chat(rng: random.Random) -> tuple[Message, ...]:
     messages = (
         [Message("system", weave(rng.choice(talk.SYSTEM), {}, rng))] if rng.random() < 0.2 else []
     )
-    turns, told = _first_turn(story, rng)
+    turns, has_story = _first_turn(story, rng)
     messages += turns
-    while told and rng.random() < 0.45:
+    while has_story and rng.random() < 0.45:
         roll = rng.random()
         if roll < 0.6:
             messages += _pair(*question_about(story, rng))
@@ -194,8 +194,8 @@ def make_chat(rng: random.Random) -> tuple[Message, ...]:
             messages += _pair(request_for(story, rng, again=True), story.text)
         elif roll < 0.86:
             story = make_story(rng, Wish(hero=story.cast.hero))
-            asked = weave(rng.choice(SAME_HERO), story.cast.slots, rng)
-            messages += _pair(_finish(asked, rng), story.text)
+            prompt = weave(rng.choice(SAME_HERO), story.cast.slots, rng)
+            messages += _pair(_finish(prompt, rng), story.text)
         elif roll < 0.93:
             messages += _small(talk.THANKING, _extras(story, rng), rng)
         elif roll < 0.97:

@@ -139,13 +139,13 @@ def _older_list(survey: Survey) -> str:
     for machine in machines(survey):
         platforms = _of_machine(survey, machine)
         for name in sorted({project.name for each in platforms for project in each.projects}):
-            said: dict[tuple[str, str], list[str]] = {}
+            pythons_by_span: dict[tuple[str, str], list[str]] = {}
             for platform in platforms:
                 for project in platform.projects:
                     if project.name == name:
                         for glibc, what in _spans(project):
-                            said.setdefault((glibc, what), []).append(platform.python)
-            for (glibc, what), pythons in said.items():
+                            pythons_by_span.setdefault((glibc, what), []).append(platform.python)
+            for (glibc, what), pythons in pythons_by_span.items():
                 lines.append(
                     f"- {machine}, glibc {glibc}, Python {', '.join(pythons)}: `{name}` {what}"
                 )

@@ -22,8 +22,8 @@ def try_loads(root: Root, folder: Path, files: Sequence[str]) -> Mapping[str, st
     """
     python = portable_python(root.machine)
     entered = dataclasses.replace(root, shared={**root.shared, "python": python, "opened": folder})
-    asked = "".join(f"{OPENED}/{file}\n" for file in files)
-    done = entered.run("/mnt/python/bin/try_load", stdin=asked, timeout_seconds=1800)
+    input_lines = "".join(f"{OPENED}/{file}\n" for file in files)
+    done = entered.run("/mnt/python/bin/try_load", stdin=input_lines, timeout_seconds=1800)
     answers = done.stdout.splitlines()
     if done.returncode != 0 or len(answers) != len(files):
         raise RuntimeError(f"{root.name}: {done.stderr[-2000:]}")

@@ -104,10 +104,10 @@ def module_problems(module: bytes, machine: str, paths: tuple[Path, ...]) -> Ite
 
 def _auditwheel_problems(path: Path, target: Target) -> Iterator[str]:
     """``auditwheel`` must find the very tag that the wheel has: not less, and not more."""
-    said = _output("auditwheel", "show", str(path))
-    found = re.search(r'following platform tag:\s*"([^"]+)"', said)
+    output = _output("auditwheel", "show", str(path))
+    found = re.search(r'following platform tag:\s*"([^"]+)"', output)
     if found is None or found[1] not in target.platforms:
-        yield f"is not {target.platforms[0]} for auditwheel: {said}"
+        yield f"is not {target.platforms[0]} for auditwheel: {output}"
 
 
 def _abi3audit_problems(path: Path, target: Target) -> Iterator[str]:

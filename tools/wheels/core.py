@@ -74,8 +74,8 @@ def _build(folder: Path, machine: str, definitions: Mapping[str, str], *names: s
 def _run(*command: str | Path) -> None:
     done = subprocess.run(command, env=_environ(), capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        said = (done.stdout + done.stderr)[-4000:]
-        raise BuildError(f"{' '.join(map(str, command))} failed:\n{said}")
+        output = (done.stdout + done.stderr)[-4000:]
+        raise BuildError(f"{' '.join(map(str, command))} failed:\n{output}")
 
 
 def _environ() -> dict[str, str]:

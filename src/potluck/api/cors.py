@@ -17,7 +17,7 @@ _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s\\,]+", re.IGNORECASE)
 """Schemes of web pages, and of browser extensions and desktop applications."""
 
 _MAX_AGE_SECONDS = 600
-_MAX_ASKED_HEADERS = 2048
+_MAX_REQUESTED_HEADERS_LENGTH = 2048
 """Maximum length of ``Access-Control-Request-Headers``; SDKs send about ten names."""
 _HEADER_NAMES = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~, -]*")
 
@@ -69,7 +69,7 @@ class Cors:
         requested = headers.get("access-control-request-headers", "")
         if (
             requested
-            and len(requested) <= _MAX_ASKED_HEADERS
+            and len(requested) <= _MAX_REQUESTED_HEADERS_LENGTH
             and _HEADER_NAMES.fullmatch(requested)
         ):
             answer["Access-Control-Allow-Headers"] = requested

@@ -87,11 +87,11 @@ def device_capabilities(
 
 def _ask(question: _Question, tell: _Tell) -> None:
     """Report the capabilities whenever they change, or the reason why they are unknown."""
-    has_told = False
+    has_reported = False
 
     def send(capabilities: DeviceCapabilities) -> None:
-        nonlocal has_told
-        has_told = True
+        nonlocal has_reported
+        has_reported = True
         tell(capabilities)
 
     try:
@@ -100,7 +100,7 @@ def _ask(question: _Question, tell: _Tell) -> None:
         reason = f"the probe failed with {type(error).__name__}: {error}"
         _log.warning("%s", reason)
         _log.debug("%s", reason, exc_info=True)
-        if not has_told:
+        if not has_reported:
             tell(unknown_node(reason))
 
 
@@ -131,7 +131,7 @@ def _probe(question: _Question, tell: _Tell) -> None:
         measuring=Measuring.IF_UNKNOWN if question.measure else Measuring.NEVER,
         deadline_seconds=_FIND_SHARE * (question.end - time.monotonic()),
         allow_software=question.allow_software,
-        asked_backend=None if backend is None else backend_of(backend),
+        requested_backend=None if backend is None else backend_of(backend),
     )
 
     def send_report(report: ProbeReport) -> None:

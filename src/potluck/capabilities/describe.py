@@ -115,8 +115,8 @@ def _memory(device: Device, machine: MemoryFacts) -> tuple[Figure, Figure]:
     own = device.memory
     total = _figure(own.total_bytes, own.source)
     if not own.is_shared:
-        is_told = own.free_bytes is not None
-        return _figure(own.free_bytes, f"free ({own.source})" if is_told else own.source), total
+        is_known = own.free_bytes is not None
+        return _figure(own.free_bytes, f"free ({own.source})" if is_known else own.source), total
     if machine.total_bytes == 0:  # unknown
         return _figure(None, machine.usable.reason), total
     return _figure(machine.usable.bytes, machine.usable.reason), total

@@ -26,8 +26,8 @@ from potluck.cli.options import (
     StagesOption,
     StatesOption,
     ThreadsOption,
-    asked_backend,
-    asked_draft,
+    resolve_backend,
+    resolve_draft,
     settings,
 )
 from potluck.cli.output import emit_json, opened_model
@@ -93,26 +93,28 @@ def bench(
 
     _check_draft(draft)
     chosen = settings()
-    drafts = asked_draft(draft) != OFF
+    drafts = resolve_draft(draft) != OFF
     workload = Workload(
         prompt_tokens=prompt_tokens,
         decode_tokens=decode_tokens,
         depth_tokens=depth_tokens,
         num_sequences=sequences,
     )
-    asked_context = context if context is not None else chosen.context
+    requested_context = context if context is not None else chosen.context
     with (
-        _context_errors(workload, is_asked=asked_context is not None),
+        _context_errors(workload, is_context_requested=requested_context is not None),
         opened_model(
             model,
             stages=stages,
-            context=max(2, workload.sequence_tokens) if asked_context is None else asked_context,
+            context=max(2, workload.sequence_tokens)
+            if requested_context is None
+            else requested_context,
             cache_tokens=workload.cache_tokens,
             states=states,
             default_states=workload.num_states,
             threads=threads if threads is not None else chosen.threads,
             isa=chosen.isa,
-            backend=asked_backend(backend),
+            backend=resolve_backend(backend),
             allow_software=allow_software or chosen.allow_software,
             quantization=quant.quantization,
             mmap=mmap,
@@ -183,12 +185,12 @@ def _measure(model: Model, workload: Workload, repeats: int, *, drafts: bool) ->
 
 
 @contextmanager
-def _context_errors(workload: Workload, *, is_asked: bool) -> Iterator[None]:
+def _context_errors(workload: Workload, *, is_context_requested: bool) -> Iterator[None]:
     """Of a context that only the workload asks for, say it in the workload's own terms."""
     try:
         yield
     except ParameterError as error:
-        if is_asked or error.name != "context":
+        if is_context_requested or error.name != "context":
             raise
         raise _does_not_fit(workload, "any context here", hint=f"{error.hint}: give") from error
 

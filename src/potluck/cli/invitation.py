@@ -13,9 +13,9 @@ from typing import TextIO
 from potluck.child_environment import SECRET_VARIABLE
 
 
-def is_shown(stream: TextIO | None, *, is_asked_for: bool) -> bool:
+def is_shown(stream: TextIO | None, *, is_requested: bool) -> bool:
     """Whether the secret may be written to ``stream``."""
-    return is_asked_for or (stream is not None and stream.isatty())
+    return is_requested or (stream is not None and stream.isatty())
 
 
 def invitation(

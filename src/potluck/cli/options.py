@@ -185,7 +185,7 @@ def seconds_to_wait() -> float:
     return max(0.0, _WAIT_SECONDS - (time.clock_gettime(time.CLOCK_BOOTTIME) - started))
 
 
-def asked_backend(option: str | None) -> str | None:
+def resolve_backend(option: str | None) -> str | None:
     """The backend or unit that the option asks for, else the settings; None: whatever is fastest.
 
     Raises ``UsageError`` for a backend that this build does not have.
@@ -203,7 +203,7 @@ def asked_backend(option: str | None) -> str | None:
     return name
 
 
-def asked_draft(option: str | None) -> str:
+def resolve_draft(option: str | None) -> str:
     """Where drafts come from: what the option says, else the settings."""
     return settings().draft if option is None else option
 

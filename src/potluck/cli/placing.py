@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from potluck.cli.options import Quant, asked_draft, settings
+from potluck.cli.options import Quant, resolve_draft, settings
 from potluck.cluster.agent.asking import ask
 from potluck.errors import ParameterError
 from potluck.types.choices import DEFAULT_NUM_STREAMS, ArithmeticChoice, Objective
@@ -123,7 +123,7 @@ def draft_param(option: str | None) -> str:
     What looks like a path and exists is made absolute, for other processes to read it. A name
     without a slash may be that of a deployed model.
     """
-    draft = asked_draft(option)
+    draft = resolve_draft(option)
     path = Path(draft).expanduser()
     looks_like_path = "/" in draft or path.suffix == ".gguf"
     return str(path.resolve()) if looks_like_path and path.exists() else draft

@@ -20,7 +20,7 @@ from potluck.cli.options import (
     MemoryLimitOption,
     ThreadsOption,
     WaitOption,
-    asked_backend,
+    resolve_backend,
     seconds_to_wait,
     settings,
 )
@@ -53,7 +53,7 @@ def probe(
 ) -> None:
     """Show this machine's devices, which of them work, and which are used."""
     limit = None if memory_limit is None else parse_size(memory_limit)
-    requested = asked_backend(backend)
+    requested = resolve_backend(backend)
     allow_software = allow_software or settings().allow_software
     report = probed(
         requested=requested,
@@ -103,7 +103,7 @@ def probed(
         retry=retry,
         wait_seconds=wait_seconds,
         allow_software=allow_software,
-        asked_backend=None if requested is None else backend_of(requested),
+        requested_backend=None if requested is None else backend_of(requested),
     )
     with _bar(is_shown=is_measured) as on_progress:
         cache = ProbeCache(default_cache_path(os.environ))

@@ -26,8 +26,8 @@ from potluck.cli.options import (
     StagesOption,
     StatesOption,
     ThreadsOption,
-    asked_backend,
-    asked_draft,
+    resolve_backend,
+    resolve_draft,
     settings,
 )
 from potluck.cli.output import emit_json, note, opened_model
@@ -190,7 +190,7 @@ def run(
     if is_conversation and (json_schema or grammar):
         raise UsageError("a grammar needs a prompt", hint='add -p "…", or pipe the prompt in')
     chosen = settings()
-    asked_grammar = _grammar(json_schema, grammar)
+    output_grammar = _grammar(json_schema, grammar)
     sampling: SamplingOptions = {"logprobs": json, "top_logprobs": top_logprobs}
     for name, value in (
         ("temperature", temperature),
@@ -214,12 +214,12 @@ def run(
         default_states=chosen.states,
         threads=threads if threads is not None else chosen.threads,
         isa=chosen.isa,
-        backend=asked_backend(backend),
+        backend=resolve_backend(backend),
         allow_software=allow_software or chosen.allow_software,
         quantization=quant.quantization,
         mmap=mmap,
         arithmetic=arithmetic or chosen.arithmetic,
-        draft=asked_draft(draft),
+        draft=resolve_draft(draft),
         packed_cache_bytes=chosen.packed_cache_bytes,
     ) as opened:
         load_seconds = time.perf_counter() - started
@@ -233,7 +233,7 @@ def run(
             chat_loop(opened, system=system, max_tokens=max_tokens, stop=stop, sampling=sampling)
             return
         text = sys.stdin.read() if prompt is None else prompt
-        generation = _start(opened, text, chat, system, max_tokens, stop, asked_grammar, sampling)
+        generation = _start(opened, text, chat, system, max_tokens, stop, output_grammar, sampling)
         if json:
             emit_json(run_document(opened, generation, load_seconds=load_seconds))
             return

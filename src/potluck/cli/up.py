@@ -40,7 +40,7 @@ from potluck.cli.options import (
     NoStoreOption,
     StateOption,
     ThreadsOption,
-    asked_backend,
+    resolve_backend,
     settings,
     state_directory,
 )
@@ -192,7 +192,7 @@ def run_agent(
     from potluck.cluster.agent.descriptors import raise_descriptor_limit
 
     chosen = settings()
-    requested_backend = asked_backend(backend)
+    requested_backend = resolve_backend(backend)
     allow_software = allow_software or chosen.allow_software
     directory = state_directory(state)
     if lan and join:
@@ -245,7 +245,7 @@ def run_agent(
             secret=credentials.secret.text
             if credentials.secret is not None
             and credentials.is_own
-            and is_shown(sys.stderr, is_asked_for=show_secret)
+            and is_shown(sys.stderr, is_requested=show_secret)
             else None,
             secret_file=directory.secret if credentials.is_own else None,
             multicast=is_multicast,
@@ -365,10 +365,10 @@ def _check_works(requested_backend: str, *, allow_software: bool) -> None:
     What is found is kept, so that the agent does not try again what works.
     """
     from potluck.cli.probe import probed
-    from potluck.probe.choose import check_asked, choose_units
+    from potluck.probe.choose import check_requested_unit_serves, choose_units
 
     report = probed(requested=requested_backend, allow_software=allow_software)
-    check_asked(
+    check_requested_unit_serves(
         report,
         choose_units(report, requested=requested_backend, allow_software=allow_software),
         requested_backend,

@@ -261,17 +261,17 @@ def _host_lines(report: HostReport) -> Iterator[str]:
         yield f"      fix: {report.refusal.fix}"
     grouped: dict[Finding, list[str]] = {}
     for finding in report.findings:
-        said = Finding(
+        grouped_finding = Finding(
             code=finding.code,
             severity=finding.severity,
             message=finding.message,
             fix=finding.fix,
         )
-        grouped.setdefault(said, []).append(finding.file)
-    for said, files in grouped.items():
-        yield f"    {said.severity.value}: {_files(files)}{said.message}"
-        if said.fix:
-            yield f"      fix: {said.fix}"
+        grouped.setdefault(grouped_finding, []).append(finding.file)
+    for grouped_finding, files in grouped.items():
+        yield f"    {grouped_finding.severity.value}: {_files(files)}{grouped_finding.message}"
+        if grouped_finding.fix:
+            yield f"      fix: {grouped_finding.fix}"
 
 
 def _files(files: Sequence[str]) -> str:

@@ -134,7 +134,7 @@ def plan_for(
         note(f"querying pip's package index for {len(hosts)} host{'s' * (len(hosts) != 1)}")
         requirements = [each for each in texts if not each.endswith(".whl")]
         found = planner.plan([*requirements, *index.projects])
-        looked_up = pip.asked_projects
+        looked_up = pip.queried_projects
     if output is not None:
         chosen = found.own if is_per_host or found.shared is None else found.shared
         if chosen:

@@ -152,7 +152,7 @@ class ModelDrafts:
         num_next = len(draft.tokens) - 1
         with self._lock:
             if not draft.is_first:  # by then it has computed the whole prompt
-                seconds = draft.first_at - draft.asked_at
+                seconds = draft.first_at - draft.requested_at
                 self._first_seconds = _moved(self._first_seconds, seconds)
             if num_next > 0:
                 seconds = (time.monotonic() - draft.first_at) / num_next
@@ -172,7 +172,7 @@ class _PendingDraft:
 
     request: SequenceRequest
     num_tokens: int
-    asked_at: float
+    requested_at: float
     is_first: bool
     tokens: list[int]
     first_at: float = 0.0
@@ -214,7 +214,7 @@ class _ModelDrafter:
         self._pending = _PendingDraft(
             request=replace(self._request, prompt_tokens=tuple(tokens), max_new_tokens=k),
             num_tokens=len(tokens),
-            asked_at=time.monotonic(),
+            requested_at=time.monotonic(),
             is_first=self._is_first,
             tokens=[],
         )

@@ -194,8 +194,10 @@ def check_model(
             if native is not None:
                 for line in remark_lines(native.remarks):
                     found.note(Part.TENSORS, line)
-                is_asked = context_tokens is not None
-                contexts = tuple(_contexts(profile, size, usable, is_asked=is_asked))
+                is_context_requested = context_tokens is not None
+                contexts = tuple(
+                    _contexts(profile, size, usable, is_context_requested=is_context_requested)
+                )
                 if not contexts[0].fits:
                     _report_missing_memory(profile, size, contexts[0], usable, found)
     return ModelCheck(
@@ -365,11 +367,11 @@ def _fits(profile: ModelProfile, size: StageSize, limit: MemoryLimit) -> bool:
 
 
 def _contexts(
-    profile: ModelProfile, size: StageSize, limit: MemoryLimit, *, is_asked: bool
+    profile: ModelProfile, size: StageSize, limit: MemoryLimit, *, is_context_requested: bool
 ) -> Iterator[ContextMemory]:
     """Yield the memory for the context of ``size`` and, unless it is requested, for longer ones."""
     most = profile.config.max_context_tokens
-    longer = () if is_asked else (*_LONGER_CONTEXTS, most)
+    longer = () if is_context_requested else (*_LONGER_CONTEXTS, most)
     lengths = {
         size.context_tokens,
         *(each for each in longer if size.context_tokens < each <= most),

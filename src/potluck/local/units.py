@@ -10,7 +10,7 @@ from potluck.engines.native.engine import choose_isa
 from potluck.errors import ParameterError, UsageError
 from potluck.probe.all_detectors import DETECTORS
 from potluck.probe.cache import ProbeCache, default_cache_path
-from potluck.probe.choose import check_asked, choose_units
+from potluck.probe.choose import check_requested_unit_serves, choose_units
 from potluck.probe.machine.cores import default_num_threads
 from potluck.probe.machine.system import THIS_MACHINE
 from potluck.probe.probe import ProbeOptions, probe_node
@@ -52,14 +52,14 @@ def find_unit(backend: str | None, *, isa: str | None, allow_software: bool = Fa
             backends=(spec,),
             num_threads=default_num_threads(),
             allow_software=allow_software,
-            asked_backend=name,
+            requested_backend=name,
         ),
         ProbeCache(default_cache_path(os.environ)),
         detectors=DETECTORS,
     )
     units = choose_units(report, requested=backend, allow_software=allow_software)
     try:
-        check_asked(report, units, backend)
+        check_requested_unit_serves(report, units, backend)
     except UsageError as error:
         if report.pending:
             raise

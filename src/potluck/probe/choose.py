@@ -43,16 +43,18 @@ def choose_units(
 
     ``requested`` is a backend (``tinygrad:CL``) or a unit (``pci-0000:01:00.0/tinygrad:CL``); if it
     is given, only matching units serve. If none of them has ever worked, nothing serves
-    (``check_asked`` raises the error); if they worked before and all of them are now in ``out``,
-    the CPU replaces them. Emulated devices are used with ``allow_software``, or if ``requested`` is
-    their unit. ``out`` maps the units that failed while in use to the reasons.
+    (``check_requested_unit_serves`` raises the error); if they worked before and all of them are
+    now in ``out``, the CPU replaces them. Emulated devices are used with ``allow_software``, or if
+    ``requested`` is their unit. ``out`` maps the units that failed while in use to the reasons.
     """
     devices = {device.device_id: device for device in report.devices}
     units = [_Unit(devices[trial.device_id], trial) for trial in report.trials]
     return _choose(units, requested, allow_software, out)
 
 
-def check_asked(report: ProbeReport, units: Sequence[ChosenUnit], requested: str | None) -> None:
+def check_requested_unit_serves(
+    report: ProbeReport, units: Sequence[ChosenUnit], requested: str | None
+) -> None:
     """Raise ``UsageError`` if a backend or unit was requested and nothing serves.
 
     ``units`` is the result of ``choose_units`` for ``report``. Pending units may still work.

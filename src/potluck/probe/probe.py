@@ -73,7 +73,7 @@ class ProbeOptions:
     CPU's unit. ``deadline_seconds`` limits finding devices, and ``trial_seconds`` the trial of each
     backend on each device, not counting the time spent waiting for a CPU. ``wait_seconds`` limits
     the whole probe; None means no limit. Emulated GPUs are always listed; they are tried with
-    ``allow_software``, or by the backend named ``asked_backend``.
+    ``allow_software``, or by the backend named ``requested_backend``.
     """
 
     backends: Sequence[BackendSpec]
@@ -84,7 +84,7 @@ class ProbeOptions:
     trial_seconds: float = TRIAL_SECONDS
     wait_seconds: float | None = None
     allow_software: bool = False
-    asked_backend: str | None = None
+    requested_backend: str | None = None
 
 
 OnReport = Callable[[ProbeReport], None]
@@ -176,7 +176,7 @@ def _wanted_trials(
                     spec,
                     device,
                     allow_software=options.allow_software,
-                    asked_backend=options.asked_backend,
+                    requested_backend=options.requested_backend,
                 ):
                     yield f"{device.device_id}/{spec.name}", spec, device
 

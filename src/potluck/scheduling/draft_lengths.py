@@ -60,7 +60,7 @@ with the load of the machine."""
 _FORGET_STEPS = 512
 """After this many steps a measurement is out of date."""
 
-_NUM_ASKED = 4
+_MAX_BASE_REQUESTS = 4
 """Steps without drafts at the beginning, if their time is not given."""
 
 _LENGTH_AT_FIRST = 2
@@ -179,8 +179,8 @@ class _Table:
     seconds: dict[int, deque[float]] = field(default_factory=dict)
     measured_at: dict[int, int] = field(default_factory=dict)
     num_steps: int = 0
-    base_asked_at: int = -_REFRESH_STEPS
-    num_asked: int = 0
+    base_requested_at: int = -_REFRESH_STEPS
+    num_base_requests: int = 0
 
     def record(self, seconds: float, num_drafts: int) -> None:
         place = next((each for each in (0, *LENGTHS) if each >= num_drafts), num_drafts)
@@ -194,17 +194,17 @@ class _Table:
     @property
     def lacks_base(self) -> bool:
         """Return whether steps without drafts have not been measured and are requested."""
-        return 0 not in self.seconds and self.num_asked < _NUM_ASKED
+        return 0 not in self.seconds and self.num_base_requests < _MAX_BASE_REQUESTS
 
     def asks_for_base(self) -> bool:
         """Return whether the next step must have no drafts, so that its time can be measured."""
         is_due = self.lacks_base
         if 0 in self.seconds:
-            at = max(self.measured_at[0], self.base_asked_at)
+            at = max(self.measured_at[0], self.base_requested_at)
             is_due = self.num_steps - at >= _REFRESH_STEPS
         if is_due:
-            self.base_asked_at = self.num_steps
-            self.num_asked += 1
+            self.base_requested_at = self.num_steps
+            self.num_base_requests += 1
         return is_due
 
     def ratio(self, num_drafts: int) -> float | None:

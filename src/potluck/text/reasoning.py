@@ -133,10 +133,10 @@ class ReasoningSplitter:
                 self._state = ThoughtState.ANSWER  # where other marks are text
                 continue
             if self._state is ThoughtState.OPEN:
-                said = text.rstrip()
+                stripped = text.rstrip()
                 if not mark and not is_end:
-                    rest = text[len(said) :] + rest
-                text = said
+                    rest = text[len(stripped) :] + rest
+                text = stripped
             elif self._state is ThoughtState.UNDECIDED:
                 if mark:
                     text = ""

@@ -125,8 +125,8 @@ def _one_by_one(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
         )
         results, pending = pending[:num_results], pending[num_results:]
         for index, call in enumerate(message.tool_calls):
-            said = message if index == 0 else ChatMessage(role=message.role, content="")
-            changed.append(replace(said, tool_calls=(call,)))
+            base_message = message if index == 0 else ChatMessage(role=message.role, content="")
+            changed.append(replace(base_message, tool_calls=(call,)))
             changed += [each for each in results if each.tool_call_id == call.call_id]
         ids = {call.call_id for call in message.tool_calls}
         changed += [each for each in results if each.tool_call_id not in ids]

@@ -18,7 +18,7 @@ class Weather(BaseModel):
     is_sunny: bool
 
 
-def asked(url: str, mode: instructor.Mode) -> Any:
+def make_client(url: str, mode: instructor.Mode) -> Any:
     client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
     return instructor.from_openai(client, mode=mode)
 
@@ -28,7 +28,7 @@ MESSAGES: Any = [{"role": "user", "content": QUESTION}]
 
 def streamed(url: str) -> object:
     partials = list(
-        asked(url, instructor.Mode.JSON_SCHEMA).create_partial(
+        make_client(url, instructor.Mode.JSON_SCHEMA).create_partial(
             model=MODEL, response_model=Weather, messages=MESSAGES, max_retries=0
         )
     )
@@ -36,7 +36,7 @@ def streamed(url: str) -> object:
 
 
 def of_mode(url: str, mode: instructor.Mode) -> object:
-    answer = asked(url, mode).create(
+    answer = make_client(url, mode).create(
         model=MODEL, response_model=Weather, messages=MESSAGES, max_retries=0
     )
     found: object = answer.model_dump()

@@ -33,9 +33,9 @@ def model(url: str) -> Any:
 
 
 def streamed(url: str) -> object:
-    asked: Any = {"temperature": 0, "max_tokens": MAX_TOKENS}
-    whole = model(url).prompt(PROMPT, stream=False, **asked)
-    return {"whole": whole.text(), "streamed": "".join(model(url).prompt(PROMPT, **asked))}
+    options: Any = {"temperature": 0, "max_tokens": MAX_TOKENS}
+    whole = model(url).prompt(PROMPT, stream=False, **options)
+    return {"whole": whole.text(), "streamed": "".join(model(url).prompt(PROMPT, **options))}
 
 
 def tool(url: str) -> object:

@@ -70,14 +70,14 @@ def test_a_node_that_restarts_within_its_lease_leaves_and_joins() -> None:
             with MemberProcess(make_config(1, member.address)) as before:
                 await until(lambda: len(member.nodes()) == 1, within=10)
                 me = node_id(1)
-                asked = asyncio.create_task(member.call(me, "sleep", b"60", timeout_seconds=60))
+                call = asyncio.create_task(member.call(me, "sleep", b"60", timeout_seconds=60))
                 # From now on the token of the first lingers until its lease ends.
                 os.kill(before.process.pid, signal.SIGSTOP)
                 with MemberProcess(make_config(1, member.address)) as after:
                     after.expect("open", within=40)
                     await until(lambda: len(events.seen) == 3, within=10)
                     with pytest.raises(NodeLostError, match=r"left the cluster|was lost"):
-                        await asyncio.wait_for(asked, 20)
+                        await asyncio.wait_for(call, 20)
                     assert events.seen == [f"join {me}", f"leave {me}", f"join {me}"]
                     await asyncio.sleep(0.5)
                     assert len(events.seen) == 3

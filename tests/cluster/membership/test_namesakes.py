@@ -46,11 +46,11 @@ def test_a_copy_that_joins_the_original_is_told_where_it_is(
             )
             assert "--new-node-id" in refused.value.hint
 
-            def times_told() -> int:
+            def count_warnings() -> int:
                 return caplog.text.count(f"also uses this node's id {ME}")
 
-            await until(lambda: times_told() > 0, within=SECONDS)
-            assert times_told() == 1
+            await until(lambda: count_warnings() > 0, within=SECONDS)
+            assert count_warnings() == 1
 
     with caplog.at_level(logging.WARNING):
         asyncio.run(body())
@@ -63,7 +63,7 @@ def test_a_copy_that_meets_another_member_first_disturbs_neither() -> None:
             with MemberProcess(make_config(1, hub.address)) as original:
                 await until(lambda: events.seen == [f"join {ME}"], within=10)
                 await asyncio.sleep(module._SURELY_OLDER_SECONDS + 0.1)
-                asked = asyncio.create_task(hub.call(ME, "sleep", b"1.5", timeout_seconds=40))
+                call = asyncio.create_task(hub.call(ME, "sleep", b"1.5", timeout_seconds=40))
                 observer = Observer(on_conflict=conflicts.append)
                 with done_within(SECONDS):
                     try:
@@ -73,7 +73,7 @@ def test_a_copy_that_meets_another_member_first_disturbs_neither() -> None:
                     else:
                         async with copy:
                             await until(lambda: bool(conflicts), within=SECONDS)
-                assert await asked == b"slept"
+                assert await call == b"slept"
                 assert await hub.call(ME, "echo", b"x") == b"x"
                 assert events.seen == [f"join {ME}"]
                 assert original.process.poll() is None
@@ -124,13 +124,13 @@ def test_of_two_that_start_together_one_stays() -> None:
     async def body() -> None:
         conflicts = list[int]()
 
-        def told(number: int) -> Observer:
+        def make_observer(number: int) -> Observer:
             return Observer(on_conflict=lambda _: conflicts.append(number))
 
         async with await Membership.open(make_config(0)) as hub:
             both = await asyncio.gather(
                 *(
-                    Membership.open(make_config(1, hub.address), observer=told(number))
+                    Membership.open(make_config(1, hub.address), observer=make_observer(number))
                     for number in range(2)
                 ),
                 return_exceptions=True,

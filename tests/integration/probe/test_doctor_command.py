@@ -10,7 +10,7 @@ from support.processes.hidden_modules import hide
 
 SRC = Path(__file__).resolve().parents[3] / "src"
 
-SAID = "libstdc++.so.6: version `GLIBCXX_3.4.21' not found"
+LOAD_ERROR = "libstdc++.so.6: version `GLIBCXX_3.4.21' not found"
 
 
 def test_packages_that_do_not_load_are_explained_by_what_still_runs(tmp_path: Path) -> None:
@@ -27,8 +27,8 @@ def test_packages_that_do_not_load_are_explained_by_what_still_runs(tmp_path: Pa
         ("eclipse-zenoh", "this node cannot join a cluster"),
     ):
         (finding,) = (each for each in builds if each["message"].startswith(f"{package} "))
-        said = f" is installed but cannot be loaded ({SAID}): without it {loss}"
-        assert finding["message"].endswith(said)
+        expected = f" is installed but cannot be loaded ({LOAD_ERROR}): without it {loss}"
+        assert finding["message"].endswith(expected)
         assert finding["severity"] == "prevents"
         assert finding["command"].startswith("pip install --force-reinstall --no-deps ")
     assert not [each for each in findings if each["check"] in ("self-test", "doctor")]

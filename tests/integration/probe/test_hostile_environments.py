@@ -71,18 +71,18 @@ def probe(*prefix: str, env: Mapping[str, str] | None = None) -> Probed:
         check=False,
     )
     assert completed.returncode == 0, completed.stderr
-    said = json.loads(completed.stdout)
-    assert said["devices"] == ["cpu"]
+    document = json.loads(completed.stdout)
+    assert document["devices"] == ["cpu"]
     return Probed(
-        name=said["cpu"]["name"],
-        num_cores=said["cpu"]["num_cores"],
-        num_usable_cores=said["cpu"]["num_usable_cores"],
-        usable_reason=said["cpu"]["usable_reason"],
-        num_threads=said["num_threads"],
-        total_bytes=said["memory"]["total_bytes"],
-        usable_bytes=said["memory"]["usable"]["bytes"],
-        memory_reason=said["memory"]["usable"]["reason"],
-        problems=said["problems"],
+        name=document["cpu"]["name"],
+        num_cores=document["cpu"]["num_cores"],
+        num_usable_cores=document["cpu"]["num_usable_cores"],
+        usable_reason=document["cpu"]["usable_reason"],
+        num_threads=document["num_threads"],
+        total_bytes=document["memory"]["total_bytes"],
+        usable_bytes=document["memory"]["usable"]["bytes"],
+        memory_reason=document["memory"]["usable"]["reason"],
+        problems=document["problems"],
     )
 
 

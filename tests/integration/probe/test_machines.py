@@ -16,7 +16,7 @@ from potluck.types.hardware import Device, DeviceMemory, Figures, Origin
 from potluck.types.unit import Interface
 
 NO_BACKEND = "Potluck has no backend for it"
-NOT_TOLD = DeviceMemory(
+UNREPORTED_MEMORY = DeviceMemory(
     total_bytes=None, free_bytes=None, is_shared=False, source="not reported by the kernel"
 )
 
@@ -101,7 +101,7 @@ HAILO = Device(
     chip="1e60:2864",
     driver="hailo",
     device_files=("/dev/hailo0",),
-    memory=NOT_TOLD,
+    memory=UNREPORTED_MEMORY,
     problem=NO_BACKEND,
 )
 
@@ -236,7 +236,7 @@ FOUND: dict[str, dict[str, tuple[Device, ...]]] = {
                 chip="",
                 driver="virtio_gpu",
                 device_files=("/dev/dri/renderD128",),
-                memory=NOT_TOLD,
+                memory=UNREPORTED_MEMORY,
                 problem=NO_BACKEND,
             ),
         ),

@@ -18,15 +18,15 @@ SCHEMA = Path(potluck.__file__).parent / "cli/schemas/probe.json"
 
 def examined(machine: str, vendors: Path, monkeypatch: pytest.MonkeyPatch) -> Document:
     monkeypatch.setenv("OCL_ICD_VENDORS", str(vendors))
-    said = examine_machine(machine)
-    jsonschema.validate(said["probe"], json.loads(SCHEMA.read_text()))
-    return said
+    document = examine_machine(machine)
+    jsonschema.validate(document["probe"], json.loads(SCHEMA.read_text()))
+    return document
 
 
-def devices(said: Document) -> dict[str, Any]:
+def devices(document: Document) -> dict[str, Any]:
     return {
         each["device_id"]: each
-        for detector in said["probe"]["detectors"]
+        for detector in document["probe"]["detectors"]
         for each in detector["devices"]
     }
 
@@ -42,14 +42,14 @@ def test_a_board_with_its_maker_s_driver_and_mesa_s(
     mesa = build_icd("computing-gpu", tmp_path, platform="rusticl", vendor="Mesa").rename(
         tmp_path / "a-rusticl.icd"
     )
-    said = examined("rk3588-kbase", tmp_path, monkeypatch)
-    found = devices(said)
+    document = examined("rk3588-kbase", tmp_path, monkeypatch)
+    found = devices(document)
     assert list(found) == ["cpu", "of-fb000000.gpu", "of-fdab0000.npu"]
     mali = found["of-fb000000.gpu"]
     assert addresses(mali) == [f"{tmp_path}/gpu.icd#0:0", f"{mesa}#0:0"]
     assert mali["name"] == "Mali-G610"
     assert mali["interfaces"][0]["description"].startswith("Mali-G610 r0p0, driver 3.0, 4 units")
-    assert said["doctor"]["lines"] == ["no problems found"]
+    assert document["doctor"]["lines"] == ["no problems found"]
 
 
 def test_cards_by_their_places_and_software_by_itself(
@@ -60,18 +60,18 @@ def test_cards_by_their_places_and_software_by_itself(
     )
     build_icd("pocl", tmp_path)
     build_icd("crashes-at-load", tmp_path)
-    said = examined("pc-two-nvidia-one-amd", tmp_path, monkeypatch)
-    found = devices(said)
+    document = examined("pc-two-nvidia-one-amd", tmp_path, monkeypatch)
+    found = devices(document)
     assert list(found) == ["cpu", *(f"pci-0000:0{n}:00.0" for n in (1, 2, 3)), "opencl-pocl-0"]
     assert addresses(found["pci-0000:01:00.0"]) == []
     assert addresses(found["pci-0000:01:00.0"], "cuda") == ["0000:01:00.0"]
     assert addresses(found["pci-0000:02:00.0"]) == [f"{tmp_path}/nvidia.icd#0:0"]
     assert addresses(found["pci-0000:03:00.0"], "kfd") == ["0"]
     assert found["opencl-pocl-0"]["is_software"]
-    table = "\n".join(said["table"])
+    table = "\n".join(document["table"])
     assert "  kind     software emulation on the CPU\n" in table
-    assert f"opencl: {tmp_path}/crashes-at-load.icd: was killed by SIGABRT" in said["table"]
-    assert not [trial for trial in said["probe"]["trials"] if "opencl-" in trial["device_id"]]
+    assert f"opencl: {tmp_path}/crashes-at-load.icd: was killed by SIGABRT" in document["table"]
+    assert not [trial for trial in document["probe"]["trials"] if "opencl-" in trial["device_id"]]
 
 
 def test_without_a_bus_opencl_s_devices_are_listed(

@@ -174,8 +174,8 @@ def test_an_error_of_a_card_costs_one_value(library: Path) -> None:
         report = _merged(_report(1, 2), run)
         harmed = replace(_complete(2), **CARD_CALLS[call])  # type: ignore[arg-type]
         assert report.devices == (_complete(1), harmed), (call, code)
-        is_told = code not in EXPECTED_ERRORS and call != "nvmlDeviceGetMemoryInfo_v2"
-        assert len(report.problems) == is_told, (call, code)
+        is_reported = code not in EXPECTED_ERRORS and call != "nvmlDeviceGetMemoryInfo_v2"
+        assert len(report.problems) == is_reported, (call, code)
         assert all(CODES[code] in problem for problem in report.problems), (call, code)
 
 

@@ -270,11 +270,11 @@ def examined(
 
 
 def test_everything_that_is_said_of_a_machine(examined: tuple[Machine, Document]) -> None:
-    machine, said = examined
-    check_document(machine, said["probe"])
-    check_table(machine, said["table"])
+    machine, document = examined
+    check_document(machine, document["probe"])
+    check_table(machine, document["table"])
     for build_of, are_gpus_used in (("doctor", False), ("doctor_with_gpus", True)):
-        check_doctor(machine, said[build_of], are_gpus_used=are_gpus_used)
+        check_doctor(machine, document[build_of], are_gpus_used=are_gpus_used)
 
 
 def check_document(machine: Machine, document: Document) -> None:
@@ -340,9 +340,9 @@ def row_texts(block: str) -> dict[str, str]:
     return {row[0]: row[-1] for row in rows}
 
 
-def check_doctor(machine: Machine, said: Document, *, are_gpus_used: bool) -> None:
+def check_doctor(machine: Machine, document: Document, *, are_gpus_used: bool) -> None:
     lines = [[*each.lines(are_gpus_used=are_gpus_used)] for each in machine.advice]
     lines.sort(key=lambda each: not each[0].startswith(PREVENTS))  # what costs most comes first
     expected = [line for each in lines for line in each]
-    assert said["lines"] == (expected or ["no problems found"])
-    assert said["exit_code"] == any(line.startswith(PREVENTS) for line in expected)
+    assert document["lines"] == (expected or ["no problems found"])
+    assert document["exit_code"] == any(line.startswith(PREVENTS) for line in expected)

@@ -134,13 +134,13 @@ class CountedFile:
 class ContentService:
     """Serves workers in place of a transfer process: a ``FileService``, with a thread a reader.
 
-    ``paths`` are files by their SHA-256. ``asked`` are (sha256, first, end) of the chunks that
+    ``paths`` are files by their SHA-256. ``requests`` are (sha256, first, end) of the chunks that
     readers have waited for, ``wants`` what they announced. While ``is_held`` everybody waits.
     """
 
     def __init__(self, paths: Mapping[str, Path]) -> None:
         self._paths = paths
-        self.asked: list[tuple[str, int, int]] = []
+        self.requests: list[tuple[str, int, int]] = []
         self.wants: list[Want] = []
         self.is_held = False
 
@@ -166,9 +166,11 @@ class ContentService:
         except ChannelClosedError:
             channel.close()
 
-    def _answer(self, channel: Channel[ClientMessage], asked: Await, sent: dict[str, int]) -> None:
-        sha256 = asked.content.sha256
-        self.asked.append((sha256, asked.first, asked.end))
+    def _answer(
+        self, channel: Channel[ClientMessage], request: Await, sent: dict[str, int]
+    ) -> None:
+        sha256 = request.content.sha256
+        self.requests.append((sha256, request.first, request.end))
         while self.is_held:
             channel.send(Waiting(0))
             time.sleep(0.05)
@@ -179,6 +181,6 @@ class ContentService:
         place = sent.setdefault(sha256, len(sent))
         descriptor = os.open(path, os.O_RDONLY)
         try:
-            channel.send(Arrived(asked.first, asked.end, place, is_window=False), descriptor)
+            channel.send(Arrived(request.first, request.end, place, is_window=False), descriptor)
         finally:
             os.close(descriptor)

@@ -181,7 +181,7 @@ class PlayedDeployment:
     async def generate(
         self, request: SequenceRequest, continuation: Continuation = NOTHING_COMMITTED
     ) -> AsyncGenerator[CommittedToken, None]:
-        self._node.asked.append(continuation)
+        self._node.continuations.append(continuation)
         self.num_live += 1
         try:
             async for token in self._compute(request, continuation):
@@ -291,7 +291,7 @@ class PlayedNode:
         self.background = Background()
         self.methods = MethodTable()
         self.is_readable = True
-        self.asked: list[Continuation] = []
+        self.continuations: list[Continuation] = []
         self.num_received = 0
         membership = cast(Any, self.links)
         self.coordination = Coordination(

@@ -98,7 +98,7 @@ class TransferNode:
             limit_bytes=limit_bytes,
         )
         given = replace(credentials(self.node_id), removed_path=self.removed)
-        self.service = TransferService(settings, given, self._told)
+        self.service = TransferService(settings, given, self._handle_message)
         self.board = self.service.board
         self._server = socket.create_server(("127.0.0.1", 0), backlog=64)
         self._server.setblocking(False)
@@ -107,7 +107,7 @@ class TransferNode:
         start_thread("tick", self.service.tick)
         self._clients: list[TransferClient] = []
 
-    def _told(self, message: ProcessMessage) -> None:
+    def _handle_message(self, message: ProcessMessage) -> None:
         self.reports.append(message)
         if isinstance(message, DialWanted):
             ask = self.ask_to_dial

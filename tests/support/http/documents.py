@@ -248,7 +248,7 @@ def _score(rng: random.Random, model: str) -> Document:
 
 
 def _tokenize(rng: random.Random, model: str) -> Document:
-    asked: Document = rng.choice(
+    required: Document = rng.choice(
         [
             {"prompt": "hé"},
             {"content": "hé", "with_pieces": True},
@@ -256,7 +256,7 @@ def _tokenize(rng: random.Random, model: str) -> Document:
         ]
     )
     optional = {"model": model, "return_token_strs": True, "add_special_tokens": True}
-    return _pick(rng, asked, optional)
+    return _pick(rng, required, optional)
 
 
 DOCUMENTS: Mapping[str, Mapping[str, MakeDocument]] = {

@@ -205,23 +205,23 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send_range(self, name: str, content: bytes, headers: dict[str, str]) -> None:
         hub = self.hub
-        asked = _RANGE.fullmatch(self.headers.get("Range", ""))
+        requested_range = _RANGE.fullmatch(self.headers.get("Range", ""))
         begin, end, status = 0, len(content), 200
-        if asked is not None and hub.has_ranges:
-            begin, status = int(asked[1]), 206
-            end = min(end, int(asked[2]) + 1) if asked[2] else end
+        if requested_range is not None and hub.has_ranges:
+            begin, status = int(requested_range[1]), 206
+            end = min(end, int(requested_range[2]) + 1) if requested_range[2] else end
             if begin >= len(content) or hub.refused_ranges > 0:
                 hub.refused_ranges -= begin < len(content)
                 self._send(416, {"Content-Range": f"bytes */{len(content)}"}, b"")
                 return
             headers["Content-Range"] = f"bytes {begin}-{end - 1}/{len(content)}"
-        if asked is not None and asked[2]:
+        if requested_range is not None and requested_range[2]:
             hub.header_reads.append(name)
         else:
             hub.fetched.append(name)
             hub.starts.append(begin)
         breaks = hub.breaks.get(name)
-        stop = breaks.pop(0) if breaks and not (asked and asked[2]) else end
+        stop = breaks.pop(0) if breaks and not (requested_range and requested_range[2]) else end
         self.send_response(status)
         for key, value in headers.items():
             self.send_header(key, value)

@@ -597,7 +597,7 @@ def event_documents(num_nodes: int) -> list[dict[str, Any]]:
     """Return events in the order in which they happened."""
     models = model_ids(num_nodes)
     first = models[0]
-    told: list[tuple[str, str, str | None, int | None, dict[str, Any]]] = [
+    entries: list[tuple[str, str, str | None, int | None, dict[str, Any]]] = [
         ("joined", "The node desktop joined.", None, 0, {}),
         ("deploying", f"{first} is being deployed.", first, 0, {}),
         ("ready", f"{first} is ready.", first, 0, {}),
@@ -609,7 +609,7 @@ def event_documents(num_nodes: int) -> list[dict[str, Any]]:
         ]
         lost = "The node laptop is lost: nothing was heard of it for 3 s."
         paused = {"paused_seconds": 1.34, "moved": moved}
-        told += [
+        entries += [
             ("joined", "The node workstation joined.", None, 1, {}),
             ("joined", "The node laptop joined.", None, 2, {}),
             ("lost", lost, None, 2, {}),
@@ -630,7 +630,7 @@ def event_documents(num_nodes: int) -> list[dict[str, Any]]:
             ("undeployed", "old-model was undeployed.", "old-model", None, {}),
         ]
     repeats = 1 if num_nodes < 14 else 6
-    events = told * repeats
+    events = entries * repeats
     return [
         {
             "id": number + 1,

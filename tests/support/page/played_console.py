@@ -13,7 +13,7 @@ from potluck.types.console import Notice
 
 
 class PlayedConsole:
-    """Tells what ``tell`` is given, and keeps what it was asked for in ``asked``."""
+    """Tells what ``tell`` is given, and keeps what it was asked for in ``requests``."""
 
     node_id = NodeId("00000000000000aa")
     host_name = "played"
@@ -21,7 +21,7 @@ class PlayedConsole:
     def __init__(self, first: Sequence[Notice] = (), error: PotluckError | None = None) -> None:
         self.tokens = DashboardTokens()
         self.watchers = Watchers(lambda: None)
-        self.asked: list[tuple[str, object]] = []
+        self.requests: list[tuple[str, object]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._first = first
         self._error = error
@@ -31,7 +31,7 @@ class PlayedConsole:
 
     def watch(self, last_event_id: int | None) -> Watcher:
         self._loop = asyncio.get_running_loop()
-        self.asked.append(("watch", last_event_id))
+        self.requests.append(("watch", last_event_id))
         return self.watchers.add(self._first)
 
     def tell(self, notice: Notice) -> None:
@@ -52,7 +52,7 @@ class PlayedConsole:
         return self._answer("undeploy", name)
 
     def _answer(self, what: str, request: object) -> Mapping[str, object]:
-        self.asked.append((what, request))
+        self.requests.append((what, request))
         if self._error is not None:
             raise self._error
         return {"model_id": "m"}

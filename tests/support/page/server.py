@@ -111,8 +111,8 @@ class _Endpoints:
         return self._refused() or JSONResponse(page_documents.plan_document(self.page.num_nodes))
 
     async def deploy(self, request: Request) -> Response:
-        asked = await request.json()
-        return self._refused() or JSONResponse({"model_id": asked["model"]}, status_code=202)
+        body = await request.json()
+        return self._refused() or JSONResponse({"model_id": body["model"]}, status_code=202)
 
     async def undeploy(self, request: Request) -> Response:
         return self._refused() or JSONResponse({"model_id": request.path_params["name"]})

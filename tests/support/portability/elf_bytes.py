@@ -31,7 +31,7 @@ class Symbol:
     kind: int = 2
     visibility: int = 0
     is_found: bool = True
-    is_asked_for: bool = True
+    is_referenced: bool = True
     is_called: bool = False
     value: int | None = None
     section: int | None = None
@@ -197,7 +197,7 @@ class _Builder:
             )
             if symbol.is_called:
                 calls += entry
-            elif symbol.is_asked_for:
+            elif symbol.is_referenced:
                 relocations += entry
         self.table(6, table)
         self.entries.append((11, 24 if elf.is_64_bit else 16))

@@ -29,7 +29,7 @@ class FolderIndex:
         self.folder = folder
         self.has_ranges = has_ranges
         self.has_metadata = has_metadata
-        self.asked: list[str] = []
+        self.queried_projects: list[str] = []
         self.fetched: list[str] = []
         self.num_bytes_sent = 0
         self.requires_python: dict[str, str] = {}
@@ -62,7 +62,7 @@ class FolderIndex:
         return path
 
     def files(self, project: str) -> tuple[IndexFile, ...]:
-        self.asked.append(project)
+        self.queried_projects.append(project)
         return tuple(
             IndexFile(
                 filename=path.name,

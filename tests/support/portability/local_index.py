@@ -48,11 +48,11 @@ class IndexHandler(SimpleHTTPRequestHandler):
             self._answer(404, b"")
             return
         data = path.read_bytes()
-        asked = self.headers.get("Range")
-        if asked is None:
+        range_header = self.headers.get("Range")
+        if range_header is None:
             self._answer(200, data)
             return
-        first, _, last = asked.removeprefix("bytes=").partition("-")
+        first, _, last = range_header.removeprefix("bytes=").partition("-")
         part = data[int(first) : int(last) + 1]
         self._answer(206, part, span=f"bytes {first}-{int(first) + len(part) - 1}/{len(data)}")
 

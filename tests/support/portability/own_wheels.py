@@ -12,12 +12,12 @@ from tools.roots.wheel_site import SITE, unzip_wheel
 
 def own_wheel(machine: str, python: str, folder: Path) -> Path:
     """Where the wheel lies that pip would take for Python ``python`` (``3.11``), in ``folder``."""
-    asked = "cp311" if python == "3.11" else "cp312"
+    interpreter = "cp311" if python == "3.11" else "cp312"
     wheel = next(
         wheel
         for wheel in built_wheels()
         if any(
-            tag.interpreter == asked and tag.platform.endswith(machine)
+            tag.interpreter == interpreter and tag.platform.endswith(machine)
             for tag in parse_wheel_filename(wheel.name)[3]
         )
     )

@@ -60,8 +60,8 @@ def root_python(root: Root, version: str, **modules: Path) -> RootPython:
 
 def require_packages(machine: str, glibc_minor: int, version: str, *requirements: str) -> Path:
     """A folder with what pip installs for such a machine and Python; kept in build/roots."""
-    asked = "\n".join((machine, str(glibc_minor), version, *requirements))
-    path = FOLDER / f"packages-{machine}-{digest(asked.encode())}"
+    cache_key = "\n".join((machine, str(glibc_minor), version, *requirements))
+    path = FOLDER / f"packages-{machine}-{digest(cache_key.encode())}"
 
     def install() -> None:
         with made_once(path) as made:
@@ -81,5 +81,5 @@ def _had(get: Callable[[], T]) -> T:
     try:
         return get()
     except (ArchiveError, OSError, subprocess.CalledProcessError) as error:
-        said = getattr(error, "stderr", "") or str(error)
-        pytest.skip(f"not shown: a root cannot be made: {said.strip()[-1000:]}")
+        message = getattr(error, "stderr", "") or str(error)
+        pytest.skip(f"not shown: a root cannot be made: {message.strip()[-1000:]}")

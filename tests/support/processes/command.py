@@ -76,8 +76,8 @@ def assert_refused(
     assert completed.stdout == ""
     lines = completed.stderr.splitlines()
     assert len(lines) == 2, completed.stderr
-    said, advice = lines
-    assert said.startswith("potluck: ")
-    assert message in said
+    error_line, advice = lines
+    assert error_line.startswith("potluck: ")
+    assert message in error_line
     assert advice.startswith("hint: ")
     assert hint in advice

@@ -41,9 +41,11 @@ def done_within(seconds: float, what: str = "it is done") -> Iterator[None]:
     """Fail the test when the block takes too long."""
     start = time.monotonic()
     yield
-    took = time.monotonic() - start
-    if took > PATIENCE * seconds:
-        raise AssertionError(f"not within {PATIENCE} times {seconds} s, but {took:.1f} s: {what}")
+    elapsed_seconds = time.monotonic() - start
+    if elapsed_seconds > PATIENCE * seconds:
+        raise AssertionError(
+            f"not within {PATIENCE} times {seconds} s, but {elapsed_seconds:.1f} s: {what}"
+        )
 
 
 def _pauses(

@@ -34,8 +34,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    is_asked = config.getoption("--leave-out-recorded") and not os.environ.get(PROVES)
-    if not is_asked or collection_path.suffix != ".py":
+    is_requested = config.getoption("--leave-out-recorded") and not os.environ.get(PROVES)
+    if not is_requested or collection_path.suffix != ".py":
         return None  # a proof is of modules that ran: the record is not even asked
     module = collection_path.relative_to(ROOT).as_posix()
     if config.stash[_RECORD].reason_to_skip(module, ()) is None:

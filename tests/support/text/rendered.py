@@ -22,30 +22,30 @@ USAGE = Usage(num_prompt_tokens=20, num_new_tokens=7, num_cached_tokens=16, num_
 Event = dict[str, Any]
 
 
-def said(text: str) -> Delta:
+def text_delta(text: str) -> Delta:
     return Delta(parts=(TextPart(text=text),))
 
 
-def thought(text: str) -> Delta:
+def reasoning_delta(text: str) -> Delta:
     return Delta(parts=(ReasoningPart(text=text),))
 
 
-def called(index: int, name: str, *arguments: str) -> Delta:
+def tool_call_delta(index: int, name: str, *arguments: str) -> Delta:
     parts: list[OutputPart] = [ToolCallStart(index=index, name=name)]
     parts += [ToolCallArguments(index=index, text=text) for text in arguments]
     return Delta(parts=tuple(parts))
 
 
-def gained(index: int, arguments: str) -> Delta:
+def arguments_delta(index: int, arguments: str) -> Delta:
     return Delta(parts=(ToolCallArguments(index=index, text=arguments),))
 
 
-def scored(token: int, text: str = "", logprob: float = -0.5) -> Delta:
+def scored_delta(token: int, text: str = "", logprob: float = -0.5) -> Delta:
     parts = (TextPart(text=text),) if text else ()
     return Delta(parts=parts, tokens=(ScoredToken(token=token, logprob=logprob, top=(), offset=0),))
 
 
-def ended(reason: FinishReason = FinishReason.STOP, *, by: str | None = None) -> Delta:
+def finish_delta(reason: FinishReason = FinishReason.STOP, *, by: str | None = None) -> Delta:
     return Delta(finish_reason=reason, stopped_by=by)
 
 

@@ -113,15 +113,15 @@ def refusals() -> dict[str, str]:
     good = TensorInfo(name="w", shape=(20, 32), format=TensorFormat.Q8_0)
     data = memoryview(bytes(good.num_bytes))
     half = data[: 10 * good.row_bytes]
-    said = {}
+    messages = {}
 
     def refuse(what: str, *calls: Any) -> None:
         try:
             for function, *arguments in calls:
                 function(*arguments)
-            said[what] = ""
+            messages[what] = ""
         except EngineError as error:
-            said[what] = error.message
+            messages[what] = error.message
 
     other = TensorInfo(name="x", shape=(20, 32), format=TensorFormat.F32)
     refuse("unknown", (sink.begin, other))
@@ -134,7 +134,7 @@ def refusals() -> dict[str, str]:
     refuse("bytes", (sink.write_rows, "w", 0, 10, data))
     refuse("too many", (sink.write_rows, "w", 0, 10, half), (sink.write_rows, "w", 10, 21, data))
     refuse("ends early", (sink.finish, "w"))
-    said["missing"] = " ".join(sink.missing())
+    messages["missing"] = " ".join(sink.missing())
     refuse("good", (sink.write_rows, "w", 10, 20, half), (sink.finish, "w"))
     refuse("written twice", (sink.begin, good))
     vector = TensorInfo(name="v", shape=(3,), format=TensorFormat.BF16)
@@ -145,13 +145,13 @@ def refusals() -> dict[str, str]:
         (sink.write_rows, "v", 0, 1, numbers.data),
         (sink.finish, "v"),
     )
-    said["missing at the end"] = " ".join(sink.missing())
-    said["vector is"] = str(sink.vector("v").numpy().tolist())
-    said["bytes held"] = str(sink.num_bytes)
+    messages["missing at the end"] = " ".join(sink.missing())
+    messages["vector is"] = str(sink.vector("v").numpy().tolist())
+    messages["bytes held"] = str(sink.num_bytes)
     sink.clear()
-    said["missing when cleared"] = " ".join(sink.missing())
-    said["bytes held when cleared"] = str(sink.num_bytes)
-    return said
+    messages["missing when cleared"] = " ".join(sink.missing())
+    messages["bytes held when cleared"] = str(sink.num_bytes)
+    return messages
 
 
 def oracle(stored: NDArray[np.uint8], format: TensorFormat) -> NDArray[np.float64]:

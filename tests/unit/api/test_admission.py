@@ -31,9 +31,11 @@ async def refused_after(admission: Admission) -> int:
 
 
 @pytest.mark.parametrize(
-    ("waited", "told"), [((0.0,), 2), ((30.0,), 30), ((500.0,), 60), ((8.0, 8.0, 0.0), 8)]
+    ("waited", "retry_after"), [((0.0,), 2), ((30.0,), 30), ((500.0,), 60), ((8.0, 8.0, 0.0), 8)]
 )
-def test_those_refused_are_told_when_a_request_ends(waited: tuple[float, ...], told: int) -> None:
+def test_those_refused_are_told_when_a_request_ends(
+    waited: tuple[float, ...], retry_after: int
+) -> None:
     """``waited``: seconds from one end of a request to the next, and from the last one to now."""
 
     async def main() -> None:
@@ -59,7 +61,7 @@ def test_those_refused_are_told_when_a_request_ends(waited: tuple[float, ...], t
                     await asyncio.sleep(0)
             clock.seconds += waited[-1]
             assert (admission.num_running, admission.num_queued) == (1, 1)
-            assert await refused_after(admission) == told
+            assert await refused_after(admission) == retry_after
 
     asyncio.run(main())
 

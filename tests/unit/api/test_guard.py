@@ -114,45 +114,45 @@ def test_keys(
 def test_openai_clients_are_refused_in_their_words(
     key_file: tuple[str, ApiKeys], path: str
 ) -> None:
-    status, told = answer("GET", path, {}, keys=key_file[1])
+    status, body = answer("GET", path, {}, keys=key_file[1])
     assert status == 401
-    assert set(told) == {"error"}
-    assert set(told["error"]) == {"message", "type", "param", "code"}
+    assert set(body) == {"error"}
+    assert set(body["error"]) == {"message", "type", "param", "code"}
 
 
 @pytest.mark.parametrize("path", ANTHROPIC_PATHS)
 def test_anthropic_clients_are_refused_in_their_words(
     key_file: tuple[str, ApiKeys], path: str
 ) -> None:
-    status, told = answer("POST", path, {}, keys=key_file[1])
-    assert (status, told["type"], told["error"]["type"]) == (401, "error", "authentication_error")
+    status, body = answer("POST", path, {}, keys=key_file[1])
+    assert (status, body["type"], body["error"]["type"]) == (401, "error", "authentication_error")
 
 
 @pytest.mark.parametrize("path", OLLAMA_PATHS)
 def test_ollama_clients_are_refused_in_their_words(
     key_file: tuple[str, ApiKeys], path: str
 ) -> None:
-    status, told = answer("POST", path, {}, keys=key_file[1])
+    status, body = answer("POST", path, {}, keys=key_file[1])
     assert status == 401
-    assert isinstance(told["error"], str)
+    assert isinstance(body["error"], str)
 
 
 def test_an_address_that_is_not_there_is_told_in_the_words_of_its_neighbours() -> None:
-    status, told = answer("POST", "/v1/messages/batches", {})
-    assert (status, told["error"]["type"]) == (404, "not_found_error")
-    status, told = answer("POST", "/api/pull", {})
-    assert (status, list(told)) == (404, ["error"])
-    assert "/api/pull" in told["error"]
-    status, told = answer("POST", "/v1/audio/speech", {})
-    assert (status, told["error"]["code"]) == (404, "unknown_url")
+    status, body = answer("POST", "/v1/messages/batches", {})
+    assert (status, body["error"]["type"]) == (404, "not_found_error")
+    status, body = answer("POST", "/api/pull", {})
+    assert (status, list(body)) == (404, ["error"])
+    assert "/api/pull" in body["error"]
+    status, body = answer("POST", "/v1/audio/speech", {})
+    assert (status, body["error"]["code"]) == (404, "unknown_url")
 
 
 def test_fields_have_the_names_of_the_dialect() -> None:
     error = ApiError(
         400, "top_k is 0, and my_top_k 1 (give another top_k)", param="top_k", code="c"
     )
-    told = renamed(error, {"top_k": "options.top_k"})
-    assert told.message == "options.top_k is 0, and my_top_k 1 (give another options.top_k)"
-    assert (told.status, told.param, told.code) == (400, "options.top_k", "c")
+    result = renamed(error, {"top_k": "options.top_k"})
+    assert result.message == "options.top_k is 0, and my_top_k 1 (give another options.top_k)"
+    assert (result.status, result.param, result.code) == (400, "options.top_k", "c")
     assert renamed(error, {"top_p": "x"}) is error
-    assert json.loads(DIALECTS[2].error(told)) == {"error": told.message}
+    assert json.loads(DIALECTS[2].error(result)) == {"error": result.message}

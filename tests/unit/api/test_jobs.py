@@ -47,16 +47,16 @@ class RecordingFormat:
 
     name: str = "recording"
     control_texts: frozenset[str] = frozenset({"<call>"})
-    asked: list[tuple[str, ToolUse, str, str | None]] = field(default_factory=list)
+    calls: list[tuple[str, ToolUse, str, str | None]] = field(default_factory=list)
 
     def parser(self, tool_use: ToolUse, *, prompt_end: str) -> OutputParser:
-        self.asked.append(("parser", tool_use, prompt_end, None))
+        self.calls.append(("parser", tool_use, prompt_end, None))
         return NoParser()
 
     def grammar(
         self, tool_use: ToolUse, *, prompt_end: str, response: str | None = None
     ) -> str | None:
-        self.asked.append(("grammar", tool_use, prompt_end, response))
+        self.calls.append(("grammar", tool_use, prompt_end, response))
         return None if response is None else f"thoughts, then {response}"
 
 
@@ -106,7 +106,7 @@ def model(plain: ServedModel, chat: RecordingChat, output_format: RecordingForma
     return replace(plain, encode_chat=chat, output_format=output_format)
 
 
-def asked(**fields: object) -> ChatRequest:
+def make_request(**fields: object) -> ChatRequest:
     messages = [ChatMessage(role="user", content="hi")]
     return ChatRequest(model_id=MODEL, messages=messages, **fields)  # type: ignore[arg-type]
 
@@ -127,12 +127,12 @@ def test_tools_reach_the_template_the_grammar_and_the_parser(
     model: ServedModel, chat: RecordingChat, output_format: RecordingFormat, mode: ToolMode
 ) -> None:
     use = ToolUse(tools=(FIND, CLOCK), mode=mode)
-    job = chat_job(asked(tool_use=use), model, LIMITS)
+    job = chat_job(make_request(tool_use=use), model, LIMITS)
     assert tuple(chat.tools) == (FIND, CLOCK)
-    assert output_format.asked == [("grammar", use, "assistant:", None)]
+    assert output_format.calls == [("grammar", use, "assistant:", None)]
     assert job.new_parser is not None
     job.new_parser()
-    assert output_format.asked[-1] == ("parser", use, "assistant:", None)
+    assert output_format.calls[-1] == ("parser", use, "assistant:", None)
     assert job.visible_control_texts == {"<call>"}
     assert job.grammar_param == "tools"
 
@@ -140,36 +140,39 @@ def test_tools_reach_the_template_the_grammar_and_the_parser(
 def test_tools_that_are_not_to_be_called_are_not_told(
     model: ServedModel, chat: RecordingChat
 ) -> None:
-    chat_job(asked(tool_use=ToolUse(tools=(FIND,), mode=ToolMode.NONE)), model, LIMITS)
+    chat_job(make_request(tool_use=ToolUse(tools=(FIND,), mode=ToolMode.NONE)), model, LIMITS)
     assert chat.tools == ()
 
 
 def test_a_grammar_is_that_of_the_answer_within_the_output(model: ServedModel) -> None:
-    job = chat_job(asked(grammar="an object", grammar_param="format"), model, LIMITS)
+    job = chat_job(make_request(grammar="an object", grammar_param="format"), model, LIMITS)
     assert [each.grammar for each in job.requests] == ["thoughts, then an object"]
     assert job.grammar_param == "format"
 
 
 def test_a_model_without_a_format_takes_grammars_and_no_tools(plain: ServedModel) -> None:
-    job = chat_job(asked(grammar="an object"), plain, LIMITS)
+    job = chat_job(make_request(grammar="an object"), plain, LIMITS)
     assert job.requests[0].grammar == "an object"
     assert job.new_parser is None
     tools = (FIND,)
-    assert refused(lambda: chat_job(asked(tool_use=ToolUse(tools=tools)), plain, LIMITS)) == "tools"
+    assert (
+        refused(lambda: chat_job(make_request(tool_use=ToolUse(tools=tools)), plain, LIMITS))
+        == "tools"
+    )
     unused = ToolUse(tools=tools, mode=ToolMode.NONE)
-    assert chat_job(asked(tool_use=unused), plain, LIMITS).new_parser is None
+    assert chat_job(make_request(tool_use=unused), plain, LIMITS).new_parser is None
 
 
 @pytest.mark.parametrize("thinks", [None, True, False])
 def test_whether_to_think_reaches_the_template(
     model: ServedModel, chat: RecordingChat, thinks: bool | None
 ) -> None:
-    chat_job(asked(thinks=thinks, template_variables={"a": 1}), model, LIMITS)
+    chat_job(make_request(thinks=thinks, template_variables={"a": 1}), model, LIMITS)
     assert (chat.thinks, chat.variables) == (thinks, {"a": 1})
 
 
 def test_choices_differ_by_their_seeds(model: ServedModel) -> None:
-    job = chat_job(asked(num_choices=3, seed=2**64 - 1), model, LIMITS)
+    job = chat_job(make_request(num_choices=3, seed=2**64 - 1), model, LIMITS)
     assert [each.sampling.seed for each in job.requests] == [2**64 - 1, 0, 1]
     assert {each.prompt_tokens for each in job.requests} == {tuple(b"user:hi\nassistant:")}
     assert job.num_prompt_tokens == len("user:hi\nassistant:")
@@ -178,7 +181,7 @@ def test_choices_differ_by_their_seeds(model: ServedModel) -> None:
 
 def test_what_is_asked_for_comes_before_what_the_model_recommends(plain: ServedModel) -> None:
     model = replace(plain, sampling_defaults={"temperature": 0.6, "top_k": 20})
-    sampling = chat_job(asked(sampling={"top_k": 0}), model, LIMITS).requests[0].sampling
+    sampling = chat_job(make_request(sampling={"top_k": 0}), model, LIMITS).requests[0].sampling
     assert (sampling.temperature, sampling.top_k) == (0.6, None)
 
 
@@ -208,7 +211,7 @@ def test_no_sequence_is_needed_to_ask_whether_a_model_is_there(model: ServedMode
 def test_what_is_refused_is_named(
     model: ServedModel, fields: dict[str, object], param: str
 ) -> None:
-    assert refused(lambda: chat_job(asked(**fields), model, LIMITS)) == param
+    assert refused(lambda: chat_job(make_request(**fields), model, LIMITS)) == param
 
 
 def test_a_chat_without_messages_is_refused(model: ServedModel) -> None:
@@ -218,7 +221,7 @@ def test_a_chat_without_messages_is_refused(model: ServedModel) -> None:
 
 def test_a_model_without_logits_makes_no_text(plain: ServedModel) -> None:
     model = replace(plain, has_logits=False)
-    assert refused(lambda: chat_job(asked(), model, LIMITS)) == "model"
+    assert refused(lambda: chat_job(make_request(), model, LIMITS)) == "model"
     text = CompletionRequest(model_id=MODEL, prompts=["a"])
     assert refused(lambda: text_job(text, model, LIMITS)) == "model"
 

@@ -153,7 +153,7 @@ def test_nobody_administers_without_the_right(keys: Keys, method: str, path: str
         method, path, console=console, keys=keys.file, headers={"x-api-key": keys.admin}
     )
     assert x_api_key.status_code == 403
-    assert console.asked == []
+    assert console.requests == []
 
 
 @pytest.mark.parametrize(("method", "path"), ADMINISTRATION)
@@ -164,14 +164,14 @@ def test_those_with_the_right_do(keys: Keys, method: str, path: str) -> None:
         ask(method, path, console=console, bearer=keys.admin, keys=keys.file).status_code,
     ]
     assert statuses == [202 if path == "/cluster/deployments" else 200] * 2
-    assert len(console.asked) == 2
+    assert len(console.requests) == 2
 
 
 def test_a_name_may_have_slashes() -> None:
     console = PlayedConsole()
     token = console.tokens.make()
     ask("DELETE", "/cluster/deployments/org%2Fname:1", console=console, bearer=token)
-    assert console.asked == [("undeploy", "org/name:1")]
+    assert console.requests == [("undeploy", "org/name:1")]
 
 
 def test_pages_of_others_are_refused_with_a_token_as_well() -> None:
@@ -183,7 +183,7 @@ def test_pages_of_others_are_refused_with_a_token_as_well() -> None:
         assert (answer.status_code, answer.json()["error"]["code"]) == (403, "forbidden_origin")
     rebound = ask("GET", "/cluster/access", console=console, url="http://evil.example")
     assert (rebound.status_code, rebound.json()["error"]["code"]) == (403, "forbidden_host")
-    assert console.asked == []
+    assert console.requests == []
     own = {"Origin": "http://127.0.0.1:7334"}
     answer = ask("POST", "/cluster/plan", console=console, bearer=token, headers=own)
     assert answer.status_code == 200
@@ -211,7 +211,7 @@ def test_bodies_are_bounded() -> None:
         "POST", "/cluster/plan", console=console, bearer=token, body=b" " * (MAX_BODY_BYTES + 1)
     )
     assert answer.status_code == 413
-    assert console.asked == []
+    assert console.requests == []
 
 
 @pytest.mark.parametrize("seconds", ["0", "-1", "3601", "x", "", "1e3", "9" * 5000, "٣"])

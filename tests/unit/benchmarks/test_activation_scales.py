@@ -39,6 +39,6 @@ def test_log_softmax() -> None:
 @pytest.mark.slow
 def test_loss_of_the_demo_model() -> None:
     # Of one document; over all, the model's card says 0.392.
-    told = demo_losses(None, 1)["float"]
-    assert 0.2 < told["nats_per_token"] < 0.7
-    assert told["perplexity"] == pytest.approx(np.exp(told["nats_per_token"]))
+    loss = demo_losses(None, 1)["float"]
+    assert 0.2 < loss["nats_per_token"] < 0.7
+    assert loss["perplexity"] == pytest.approx(np.exp(loss["nats_per_token"]))

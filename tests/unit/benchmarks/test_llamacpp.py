@@ -142,8 +142,8 @@ def test_exact_arithmetic_does_not_pass_for_fast() -> None:
 )
 def test_what_goes_wrong_is_a_failure(script: str, failure: str) -> None:
     run = measured([sys.executable, "-c", script], parse_llama_bench, 30)
-    (told,) = run.outcome.rates.failures
-    assert told.startswith(failure)
+    (message,) = run.outcome.rates.failures
+    assert message.startswith(failure)
 
 
 def test_a_process_that_hangs_and_one_that_is_not_there() -> None:

@@ -167,19 +167,19 @@ def test_files_are_those_that_the_tokenizer_is_made_of(
     """What ``potluck.text`` asks for is what is compared."""
     from potluck.text import hugging_face, model_directory
 
-    asked: set[str] = set()
+    paths: set[str] = set()
     read_text = model_directory.read_text
 
     def noted(path: Path) -> str | None:
-        asked.add(path.relative_to(demo).as_posix())
+        paths.add(path.relative_to(demo).as_posix())
         return read_text(path)
 
     for reader in (hugging_face, model_directory):
         monkeypatch.setattr(reader, "read_text", noted)
     hugging_face.load_tokenizer(demo)
     hugging_face.load_chat_template(demo)
-    assert {"chat_template.jinja", "generation_config.json"} <= asked
-    assert asked <= set(module.TEXT_FILES)
+    assert {"chat_template.jinja", "generation_config.json"} <= paths
+    assert paths <= set(module.TEXT_FILES)
 
 
 def gguf_with(path: Path, **changes: bytes) -> str:

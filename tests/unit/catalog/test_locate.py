@@ -61,15 +61,15 @@ def test_a_safetensors_file_hints_at_its_directory(tmp_path: Path) -> None:
 def test_a_hub_id_is_asked_for_and_pinned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     commit = "89abcdef" * 5
-    asked: list[HubModel] = []
+    queries: list[HubModel] = []
 
     def find(model: HubModel) -> Snapshot:
-        asked.append(model)
+        queries.append(model)
         return Snapshot(repo_id=model.repo_id, commit=commit, files={})
 
     whole = locate_model("some-org/some.model-1", find)
     one = locate_model("some-org/some.model-1@v2:Q8/x.gguf", find)
-    assert asked == [
+    assert queries == [
         HubModel(repo_id="some-org/some.model-1"),
         HubModel(repo_id="some-org/some.model-1", revision="v2", filename="Q8/x.gguf"),
     ]

@@ -80,8 +80,8 @@ def test_hugging_face_models_recommend_what_their_file_says(tmp_path: Path) -> N
 
 def test_what_is_asked_for_goes_before_what_is_recommended() -> None:
     recommended = gguf()
-    asked = {"temperature": 1.0, "top_k": None, "seed": 3}
-    assert merged_sampling(recommended, asked) == {
+    requested = {"temperature": 1.0, "top_k": None, "seed": 3}
+    assert merged_sampling(recommended, requested) == {
         "temperature": 1.0,
         "top_k": None,
         "top_p": 0.95,

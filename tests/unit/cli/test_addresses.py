@@ -53,7 +53,7 @@ def test_what_is_no_http_address(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "chosen"),
+    ("address", "chosen"),
     [
         ("127.0.0.1", "127.0.0.1:0"),
         ("127.0.0.1:99", "127.0.0.1:99"),
@@ -64,9 +64,9 @@ def test_what_is_no_http_address(text: str) -> None:
         ("10.1.2.3:0", "10.1.2.3:0"),
     ],
 )
-def test_the_address_asked_for(asked: str, chosen: str) -> None:
+def test_the_address_asked_for(address: str, chosen: str) -> None:
     for is_open in (True, False):
-        assert str(listen_address(asked, (), is_open=is_open)) == chosen
+        assert str(listen_address(address, (), is_open=is_open)) == chosen
 
 
 def test_a_name_is_no_address_to_listen_on() -> None:
@@ -83,11 +83,11 @@ def test_a_node_that_is_not_open_listens_on_loopback() -> None:
 def test_a_joining_node_takes_its_address_towards_the_member(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked = []
+    addresses = []
 
     class Probe(socket.socket):
         def connect(self, address: object) -> None:
-            asked.append(address)
+            addresses.append(address)
 
         def getsockname(self) -> tuple[str, int]:
             return ("10.5.0.9", 40000)
@@ -95,7 +95,7 @@ def test_a_joining_node_takes_its_address_towards_the_member(
     monkeypatch.setattr(socket, "socket", Probe)
     members = (parse_address("127.0.0.1:1"), parse_address("10.5.0.1:7333"))
     assert str(listen_address(None, members, is_open=True)) == "10.5.0.9:7333"
-    assert asked == [("10.5.0.1", 7333)]
+    assert addresses == [("10.5.0.1", 7333)]
 
 
 def no_route(monkeypatch: pytest.MonkeyPatch) -> None:

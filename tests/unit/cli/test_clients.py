@@ -48,7 +48,7 @@ def test_defaults(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "config", "dropped"),
+    ("option_values", "config", "dropped"),
     [
         (["a:", "b:"], "", ("a:", "b:")),
         ([""], "", ()),
@@ -59,7 +59,7 @@ def test_defaults(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     ],
 )
 def test_lines_that_are_dropped(
-    asked: list[str] | None,
+    option_values: list[str] | None,
     config: str,
     dropped: tuple[str, ...],
     monkeypatch: pytest.MonkeyPatch,
@@ -68,7 +68,7 @@ def test_lines_that_are_dropped(
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     (tmp_path / "potluck").mkdir()
     (tmp_path / "potluck" / "config.toml").write_text(config)
-    found = clients(drop_system_line=asked)
+    found = clients(drop_system_line=option_values)
     assert found is not None
     assert found.dropped_system_lines == dropped
 

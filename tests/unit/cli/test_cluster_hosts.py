@@ -39,7 +39,7 @@ def gathered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Gather:
 
     def ask(path: Path, method: str, params: dict[str, Any]) -> Iterator[dict[str, Any]]:
         assert (path, method, params) == (tmp_path / "control.sock", "hosts", {})
-        yield from ({"event": {"node_id": node, **said}} for node, said in answers.items())
+        yield from ({"event": {"node_id": node, **answer}} for node, answer in answers.items())
         yield {"result": None}
 
     def gather(given: Answers) -> tuple[list[Host], list[SilentNode]]:

@@ -20,10 +20,10 @@ class Screen(io.StringIO):
 
 
 def test_it_is_shown_on_a_terminal_or_on_request() -> None:
-    assert is_shown(Screen(), is_asked_for=False)
-    assert is_shown(io.StringIO(), is_asked_for=True)
-    assert not is_shown(io.StringIO(), is_asked_for=False)
-    assert not is_shown(None, is_asked_for=False)
+    assert is_shown(Screen(), is_requested=False)
+    assert is_shown(io.StringIO(), is_requested=True)
+    assert not is_shown(io.StringIO(), is_requested=False)
+    assert not is_shown(None, is_requested=False)
 
 
 @pytest.mark.parametrize("multicast", [False, True])

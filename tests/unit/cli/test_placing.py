@@ -18,17 +18,17 @@ NOTHING: dict[str, Any] = dict.fromkeys(
 )
 
 
-def asked(**options: Any) -> Deploy:
+def make_deploy(**options: Any) -> Deploy:
     params = deploy_params("m", **{**NOTHING, "quant": Quant.NONE, "mmap": False, **options})
     return msgspec.convert(params, Deploy)
 
 
 def test_states_are_asked_for_or_are_a_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("POTLUCK_STATES", raising=False)
-    assert (asked().num_states, asked().default_states) == (None, None)
+    assert (make_deploy().num_states, make_deploy().default_states) == (None, None)
     monkeypatch.setenv("POTLUCK_STATES", "12")
-    assert (asked().num_states, asked().default_states) == (None, 12)
-    both = asked(states=7)
+    assert (make_deploy().num_states, make_deploy().default_states) == (None, 12)
+    both = make_deploy(states=7)
     assert (both.num_states, both.default_states) == (7, 12)
 
 
@@ -37,17 +37,17 @@ def test_groups_of_so_many_units_are_asked_for(
     monkeypatch: pytest.MonkeyPatch, text: str, units: int | None
 ) -> None:
     monkeypatch.delenv("POTLUCK_TENSOR_PARALLEL", raising=False)
-    assert asked().tensor_parallel is None
-    assert asked(tensor_parallel=text).tensor_parallel == units
+    assert make_deploy().tensor_parallel is None
+    assert make_deploy(tensor_parallel=text).tensor_parallel == units
     monkeypatch.setenv("POTLUCK_TENSOR_PARALLEL", text)
-    assert asked().tensor_parallel == units
-    assert asked(tensor_parallel="2").tensor_parallel == 2
+    assert make_deploy().tensor_parallel == units
+    assert make_deploy(tensor_parallel="2").tensor_parallel == 2
 
 
 @pytest.mark.parametrize("text", ["all", "0", "65", "-2", "2.0", "", "9" * 5000])
 def test_other_groups_are_refused(text: str) -> None:
     with pytest.raises(ParameterError, match=r"tensor_parallel is .*, but must be auto, off, or a"):
-        asked(tensor_parallel=text)
+        make_deploy(tensor_parallel=text)
 
 
 def test_the_path_of_a_draft_model_is_made_absolute(

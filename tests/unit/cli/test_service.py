@@ -73,8 +73,8 @@ def test_a_unit_is_installed_shown_and_removed(
     assert run("install", "--", "--lan", "--no-http", "--threads", "3") == 0
     assert "loginctl enable-linger" in capsys.readouterr().err
     assert command_of(unit(tmp_path)).endswith('"up" "--lan" "--no-http" "--threads" "3"')
-    told = [each for each in (played / "calls").read_text().splitlines() if "is-" not in each]
-    assert told[-3:] == [
+    calls = [each for each in (played / "calls").read_text().splitlines() if "is-" not in each]
+    assert calls[-3:] == [
         "--user daemon-reload",
         "--user enable potluck.service",
         "--user restart potluck.service",
@@ -122,9 +122,9 @@ def test_wrong_options_and_secrets_in_the_environment_are_refused(
     assert run("install", "--", "--no-such-option") == 2
     monkeypatch.setenv("POTLUCK_SECRET", "potluck-secret")
     assert run("install", "--", "--lan") == 2
-    said = capsys.readouterr().err
-    assert "--secret-file FILE" in said
-    assert "potluck-secret" not in said
+    stderr = capsys.readouterr().err
+    assert "--secret-file FILE" in stderr
+    assert "potluck-secret" not in stderr
     assert not unit(tmp_path).exists()
 
 
@@ -133,9 +133,9 @@ def test_a_node_that_does_not_stay_up_is_reported(
 ) -> None:
     (played / "broken").touch()
     assert run("install", "--", "--lan") == 1
-    said = capsys.readouterr().err
-    assert "the service did not stay up: it is failed" in said
-    assert "journalctl --user --unit potluck" in said
+    stderr = capsys.readouterr().err
+    assert "the service did not stay up: it is failed" in stderr
+    assert "journalctl --user --unit potluck" in stderr
 
 
 def test_where_no_manager_runs_it_says_so(
@@ -143,10 +143,10 @@ def test_where_no_manager_runs_it_says_so(
 ) -> None:
     (played / "no-manager").touch()
     assert run("install", "--", "--lan") == 2
-    said = capsys.readouterr().err
-    assert "systemd runs no user manager for" in said
-    assert "No medium found" in said
-    assert "enable-linger" in said
+    stderr = capsys.readouterr().err
+    assert "systemd runs no user manager for" in stderr
+    assert "No medium found" in stderr
+    assert "enable-linger" in stderr
     assert not unit(tmp_path).exists()
 
 

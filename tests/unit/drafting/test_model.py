@@ -28,7 +28,7 @@ class SmallModel:
     """Answers when it is told to, on a thread whose work is done when the test says so."""
 
     posted: list[tuple[float, Callable[[], None]]] = field(default_factory=list)
-    asked: list[tuple[SequenceRequest, OnUpdate]] = field(default_factory=list)
+    requests: list[tuple[SequenceRequest, OnUpdate]] = field(default_factory=list)
     num_cancelled: int = 0
     num_ready: int = 0
     failure: Exception | None = None
@@ -39,7 +39,7 @@ class SmallModel:
     def start(self, request: SequenceRequest, on_update: OnUpdate) -> Cancel:
         if self.failure is not None:
             raise self.failure
-        self.asked.append((request, on_update))
+        self.requests.append((request, on_update))
         return self.cancel
 
     def cancel(self) -> None:
@@ -56,7 +56,7 @@ class SmallModel:
 
     def answer(self, *tokens: int) -> None:
         """Give the tokens that the latest request is answered with, one by one."""
-        request, on_update = self.asked[-1]
+        request, on_update = self.requests[-1]
         start = len(request.prompt_tokens)
         for position, token in enumerate(tokens, start):
             is_last = position == start + len(tokens) - 1
@@ -107,9 +107,9 @@ def test_a_guess_is_asked_for_once_and_given_when_it_is_there() -> None:
     assert drafter.propose([1, 2, 3], 2) is None
     assert drafter.propose([1, 2, 3], 2) is None
     small.run()
-    (asked, _), *others = small.asked
+    (draft_request, _), *others = small.requests
     assert not others
-    assert (asked.prompt_tokens, asked.max_new_tokens) == ((1, 2, 3), 2)
+    assert (draft_request.prompt_tokens, draft_request.max_new_tokens) == ((1, 2, 3), 2)
     small.answer(8, 9)
     assert small.num_ready == 1
     assert drafter.propose([1, 2, 3], 2) == (8, 9)
@@ -119,9 +119,9 @@ def test_the_small_model_draws_as_the_sequence_does() -> None:
     small = SmallModel()
     opened(drafts_of(small)).propose([1, 2, 3], 2)
     small.run()
-    (asked, _) = small.asked[0]
-    assert asked.sampling == SamplingParams(seed=7)
-    assert (asked.grammar, asked.prediction) == (None, ())
+    (draft_request, _) = small.requests[0]
+    assert draft_request.sampling == SamplingParams(seed=7)
+    assert (draft_request.grammar, draft_request.prediction) == (None, ())
 
 
 def test_a_guess_for_a_text_that_turned_out_otherwise_is_withdrawn() -> None:
@@ -137,7 +137,7 @@ def test_a_guess_for_a_text_that_turned_out_otherwise_is_withdrawn() -> None:
     assert drafter.propose([1, 2, 3], 2) is None
     drafter.close()
     small.run()
-    assert len(small.asked) == 1, "what is withdrawn before it was asked is not asked"
+    assert len(small.requests) == 1, "what is withdrawn before it was asked is not asked"
 
 
 def test_tokens_that_the_verifying_model_lacks_end_a_guess() -> None:
@@ -155,7 +155,7 @@ def test_nothing_is_guessed_beyond_the_small_context() -> None:
     assert drafter.propose([1, 2, 3, 4], 3) == ()
     assert drafter.propose([1, 2, 3], 3) is None
     small.run()
-    assert small.asked[0][0].max_new_tokens == 1
+    assert small.requests[0][0].max_new_tokens == 1
 
 
 def test_a_failure_or_silence_pauses_drafting(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,7 +185,7 @@ def test_what_guesses_take_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     for end, first_seconds in ((1, 9.0), (2, 0.5)):
         drafter.propose(list(range(end)), 3)
         small.run()
-        _, on_update = small.asked[-1]
+        _, on_update = small.requests[-1]
         for number, seconds in enumerate((first_seconds, 0.1, 0.1)):
             now[0] += seconds
             is_last = number == 2

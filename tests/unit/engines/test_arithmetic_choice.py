@@ -41,7 +41,7 @@ def test_what_no_kernel_computes_faster_is_exact_and_said(
 @pytest.mark.parametrize("arithmetic", [Arithmetic.AVX512_BF16, Arithmetic.AMX, Arithmetic.I8MM])
 def test_fast_is_that_of_the_instruction_set(arithmetic: Arithmetic) -> None:
     assert arithmetic.isa is not None
-    with patch.object(native, "choose_isa", lambda asked: asked):
+    with patch.object(native, "choose_isa", lambda isa: isa):
         assert arithmetic_on(native_unit(arithmetic.isa), ArithmeticChoice.FAST) is arithmetic
 
 

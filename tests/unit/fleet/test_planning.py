@@ -141,8 +141,8 @@ def test_equal_machines_on_wires_divide_matrices(tmp_path: Path, model: str) -> 
     far = plan(tmp_path, wired.replace("0.1 ms", "4 ms"), model)
     assert [stage["part"] for stage in far["stages"]] == [None]
     assert far["in_groups"]["token_seconds"] > far["prediction"]["token_seconds"]
-    asked = plan(tmp_path, wired.replace("0.1 ms", "4 ms"), model, tensor_parallel=2)
-    assert len(asked["stages"]) == 2
+    forced = plan(tmp_path, wired.replace("0.1 ms", "4 ms"), model, tensor_parallel=2)
+    assert len(forced["stages"]) == 2
 
 
 def test_memory_is_filled_without_groups(tmp_path: Path, model: str) -> None:

@@ -46,7 +46,7 @@ def test_good_grammars_pass(checker: GrammarChecker) -> None:
 
 
 @pytest.mark.parametrize(
-    ("schema", "told"),
+    ("schema", "message"),
     [
         ({"type": "array", "uniqueItems": True}, "uniqueItems"),
         ({"not": {"type": "string"}}, '"not"'),
@@ -66,13 +66,13 @@ def test_good_grammars_pass(checker: GrammarChecker) -> None:
     ],
 )
 def test_what_is_not_supported_is_named(
-    checker: GrammarChecker, schema: dict[str, object] | bool, told: str
+    checker: GrammarChecker, schema: dict[str, object] | bool, message: str
 ) -> None:
-    assert told in refused(checker, build.json_schema(schema))
+    assert message in refused(checker, build.json_schema(schema))
 
 
 @pytest.mark.parametrize(
-    ("grammar", "told"),
+    ("grammar", "message"),
     [
         (build.lark("start: start"), "no text matches"),
         (build.lark("start: <nope>"), "<nope>"),
@@ -85,8 +85,8 @@ def test_what_is_not_supported_is_named(
         ("[" * 200_000, "form"),
     ],
 )
-def test_broken_grammars_are_explained(checker: GrammarChecker, grammar: str, told: str) -> None:
-    assert told in refused(checker, grammar)
+def test_broken_grammars_are_explained(checker: GrammarChecker, grammar: str, message: str) -> None:
+    assert message in refused(checker, grammar)
 
 
 def chain(length: int) -> str:

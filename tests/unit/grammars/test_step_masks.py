@@ -190,8 +190,8 @@ def test_where_there_is_no_memory_a_sequence_is_cut_off_alone_until_there_is() -
     masks = StepMasks(open_vocabulary)
     now = step(part(A, 0), part(B, 0), opened=[opening(A, GRAMMAR), opening(B, None)])
     assert masks.before(now) == {}
-    told = masks.marked([sampled(A, 1, "x"), sampled(B, 1, "y")])
-    assert [token.is_cut_off for token in told] == [True, False]
+    tokens = masks.marked([sampled(A, 1, "x"), sampled(B, 1, "y")])
+    assert [token.is_cut_off for token in tokens] == [True, False]
     masks.after(step(closed=[A]), [])
     assert texts(masks.before(step(part(A, 0), opened=[opening(A, GRAMMAR)]))[A]) == "ab"
 
@@ -319,8 +319,8 @@ def test_a_grammar_that_is_too_complex_after_a_draft_is_followed_where_it_was_no
     monkeypatch.setattr("potluck.grammars.matchers.FREE_SECONDS", -1.0)
     now = step(drafted(A, 2, "abb", 2))
     assert list(map(texts, masks.before(now)[A])) == ["ab.", ".", "."]
-    told = masks.marked([sampled(A, 3, "b"), sampled(A, 4, chr(258))])
-    assert [each.is_cut_off for each in told] == [False, True]
+    tokens = masks.marked([sampled(A, 3, "b"), sampled(A, 4, chr(258))])
+    assert [each.is_cut_off for each in tokens] == [False, True]
     monkeypatch.undo()
     assert list(map(texts, masks.before(now)[A])) == ["ab.", "ab.", "ab."]
     monkeypatch.setattr("potluck.grammars.vocabulary.Vocabulary.mask_of", _breaks_after(1))

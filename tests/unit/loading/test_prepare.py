@@ -98,20 +98,20 @@ def test_stages_of_one_process_share_its_memory() -> None:
 
 
 def test_progress_is_that_of_all_stages() -> None:
-    told: list[tuple[int, int]] = []
+    progress: list[tuple[int, int]] = []
     warmed: list[tuple[int, int]] = []
     plan = plan_stages(PROFILE, SHARDS, SIZE, UNIT, LARGE)
     result = prepared(
         plan,
-        on_progress=lambda done, total: told.append((done, total)),
+        on_progress=lambda done, total: progress.append((done, total)),
         on_warm_up=lambda done, total: warmed.append((done, total)),
     )
     first, second = result.stages
     for stage in result.stages:
         stage.engine.close()
     total = sum(stage.read_bytes for stage in plan.stages)
-    assert told == sorted(told)
-    assert (told[0], told[-1]) == ((0, total), (total, total))
+    assert progress == sorted(progress)
+    assert (progress[0], progress[-1]) == ((0, total), (total, total))
     assert warmed == [(plan.stages[0].read_bytes, total), (total, total)]
     assert first.report.read_bytes + second.report.read_bytes == total
     assert total < result.read_bytes < total + 2**20  # the header

@@ -30,14 +30,14 @@ def probed(monkeypatch: pytest.MonkeyPatch) -> Probed:
     """Has this machine have these devices and trials; what was asked of the probe."""
 
     def of(devices: tuple[Device, ...], trials: tuple[Trial, ...]) -> list[ProbeOptions]:
-        asked: list[ProbeOptions] = []
+        requests: list[ProbeOptions] = []
 
         def probe_node(_: object, options: ProbeOptions, *__: object, **___: object) -> ProbeReport:
-            asked.append(options)
+            requests.append(options)
             return hardware.report(DetectorReport(detector="pci", devices=devices), trials=trials)
 
         monkeypatch.setattr(units, "probe_node", probe_node)
-        return asked
+        return requests
 
     return of
 
@@ -57,26 +57,26 @@ def test_the_native_backend_needs_no_probing(
     probed: Probed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("POTLUCK_ISA", raising=False)
-    asked = probed((), ())
+    requests = probed((), ())
     fastest = available_isas()[-1]
     for backend in (None, NATIVE, "cpu/native"):
         assert find_unit(backend, isa=None).address == native_unit(fastest)
     assert find_unit(None, isa="scalar").address == native_unit("scalar")
     assert find_unit(None, isa=None).memory is None
-    assert asked == []
+    assert requests == []
 
 
 def test_the_first_device_where_it_works_is_taken_with_its_memory(probed: Probed) -> None:
     devices = (hardware.device("one"), hardware.device("two"), hardware.device("three"))
     trials = (trial("one", works=False, reason="it hung"), trial("two"), trial("three"))
-    asked = probed(devices, trials)
+    requests = probed(devices, trials)
     # In the order of their ids: nothing was measured.
     found = find_unit(CL, isa=None)
     assert (found.address.unit_id, found.address.interface) == ("three/tinygrad:CL", THERE)
     assert found.address.variant == "opencl"
     assert found.memory is not None
     assert found.memory.bytes == 6 * GIB
-    assert [spec.name for spec in asked[0].backends] == [CL]
+    assert [spec.name for spec in requests[0].backends] == [CL]
     chosen = find_unit("two/tinygrad:CL", isa=None)
     assert chosen.address.unit_id == "two/tinygrad:CL"
 
@@ -115,14 +115,14 @@ def test_what_is_not_tested_yet_is_refused_for_now(probed: Probed) -> None:
 
 def test_software_is_used_only_if_it_is_allowed(probed: Probed) -> None:
     pocl = dataclasses.replace(hardware.device("pocl"), is_software=True)
-    asked = probed((pocl,), (trial("pocl"),))
+    requests = probed((pocl,), (trial("pocl"),))
     with pytest.raises(UsageError, match="--allow-software") as caught:
         find_unit(CL, isa=None)
     assert caught.value.hint.startswith("allow_software=True in Python, or --allow-software,")
     found = find_unit(CL, isa=None, allow_software=True)
     assert found.address.unit_id == "pocl/tinygrad:CL"
     assert found.memory is None
-    assert [options.allow_software for options in asked] == [False, True]
+    assert [options.allow_software for options in requests] == [False, True]
 
 
 @pytest.mark.slow

@@ -363,9 +363,9 @@ def test_gguf_files_of_glm_4_7_flash() -> None:
     other = read_gguf(vocab_size=1000).layers[1].experts
     assert other is not None
     assert other.score is ExpertScore.SOFTMAX
-    said = read_gguf(vocab_size=1000, expert_gating_func=2).layers[1].experts
-    assert said is not None
-    assert said.score is ExpertScore.SIGMOID
+    explicit = read_gguf(vocab_size=1000, expert_gating_func=2).layers[1].experts
+    assert explicit is not None
+    assert explicit.score is ExpertScore.SIGMOID
 
 
 def test_yarn_in_gguf_files() -> None:

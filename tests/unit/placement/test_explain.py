@@ -40,8 +40,8 @@ def request(
     )
 
 
-def placed(asked: PlaceRequest) -> Plan:
-    plan = place(asked)
+def placed(place_request: PlaceRequest) -> Plan:
+    plan = place(place_request)
     assert plan is not None
     return plan
 
@@ -51,14 +51,17 @@ def room(num_layers: int, *, num_ends: int = 2) -> int:
     return num_layers * LAYER_BYTES + num_ends * END_BYTES + (2 << 20)
 
 
-def reasons(asked: PlaceRequest) -> dict[str, str]:
-    return {each.node_id: each.reason for each in unused_units(asked, placed(asked)).rejections}
+def reasons(place_request: PlaceRequest) -> dict[str, str]:
+    return {
+        each.node_id: each.reason
+        for each in unused_units(place_request, placed(place_request)).rejections
+    }
 
 
 def test_what_an_unused_unit_would_add_is_what_its_best_plan_takes_longer() -> None:
-    asked = request(candidate("fast", WORK), candidate("slow", WORK, decode=20.0))
-    plan = placed(asked)
-    found = unused_units(asked, plan)
+    place_request = request(candidate("fast", WORK), candidate("slow", WORK, decode=20.0))
+    plan = placed(place_request)
+    found = unused_units(place_request, plan)
     # The same with a layer of its own, as the user may ask for it.
     layouts = [
         (("fast", 11), ("slow", 1)),
@@ -67,9 +70,9 @@ def test_what_an_unused_unit_would_add_is_what_its_best_plan_takes_longer() -> N
     forced = [
         placed(
             replace(
-                asked,
+                place_request,
                 preferences=replace(
-                    asked.preferences,
+                    place_request.preferences,
                     layout=tuple(
                         LayoutStage(node_id=NodeId(name), unit_id=CPU, num_layers=count)
                         for name, count in layout
@@ -91,33 +94,35 @@ def test_what_an_unused_unit_would_add_is_what_its_best_plan_takes_longer() -> N
 
 
 def test_a_unit_that_has_no_room_for_a_layer() -> None:
-    asked = request(candidate("fast", WORK), candidate("tiny", WORK, usable_bytes=LAYER_BYTES))
+    place_request = request(
+        candidate("fast", WORK), candidate("tiny", WORK, usable_bytes=LAYER_BYTES)
+    )
     needed = format_bytes(LAYER_BYTES + (2 << 20))
     reason = f"{format_bytes(LAYER_BYTES)} usable, but one layer needs {needed}"
-    assert reasons(asked) == {"tiny": reason}
-    assert unused_units(asked, placed(asked)).added_seconds == {}
+    assert reasons(place_request) == {"tiny": reason}
+    assert unused_units(place_request, placed(place_request)).added_seconds == {}
 
 
 def test_memory_that_a_used_unit_shares_is_not_counted_twice() -> None:
-    asked = request(
+    place_request = request(
         candidate("fast", WORK, usable_bytes=room(12)),
         candidate("slow", WORK, decode=20.0, usable_bytes=room(12)),
     )
-    assert "would add" in reasons(asked)["slow"]
+    assert "would add" in reasons(place_request)["slow"]
     pool = Pool(left_bytes=room(12), members=frozenset({0, 1}))
-    assert reasons(replace(asked, pools=(pool,)))["slow"].startswith("0 B usable")
+    assert reasons(replace(place_request, pools=(pool,)))["slow"].startswith("0 B usable")
 
 
 def test_all_stages_of_a_unit_take_of_the_memory_that_it_shares() -> None:
     """As in a plan that keeps what a unit holds, and adds to it what another one lost."""
-    asked = replace(
+    place_request = replace(
         request(
             candidate("fast", WORK, usable_bytes=room(14)),
             candidate("slow", WORK, decode=20.0, usable_bytes=room(14)),
         ),
         pools=(Pool(left_bytes=room(12) + (2 << 20), members=frozenset({0, 1})),),
     )
-    whole = placed(asked)
+    whole = placed(place_request)
     (stage,) = whole.stages
     halves = [
         replace(
@@ -133,8 +138,8 @@ def test_all_stages_of_a_unit_take_of_the_memory_that_it_shares() -> None:
         )
         for start, end in ((0, 6), (6, 12))
     ]
-    plan = replace(whole, stages=tuple(halves), prediction=prediction_of(asked, halves))
-    (rejection,) = unused_units(asked, plan).rejections
+    plan = replace(whole, stages=tuple(halves), prediction=prediction_of(place_request, halves))
+    (rejection,) = unused_units(place_request, plan).rejections
     assert rejection.reason.startswith("0 B usable")
 
 
@@ -145,21 +150,23 @@ def test_a_twin_makes_no_difference() -> None:
 
 
 def test_for_throughput_the_rate_counts() -> None:
-    asked = request(
+    place_request = request(
         candidate("fast", WORK, decode=500.0),
         candidate("far", WORK, decode=500.0),
         objective=Objective.THROUGHPUT,
     )
     far = Link(latency_seconds=0.5, bytes_per_second=1e9, basis=Basis.MEASURED)
-    asked = replace(asked, links=replace(asked.links, network=far))
-    assert re.fullmatch(r"would reduce the throughput of 8 streams by \d+ %", reasons(asked)["far"])
+    place_request = replace(place_request, links=replace(place_request.links, network=far))
+    assert re.fullmatch(
+        r"would reduce the throughput of 8 streams by \d+ %", reasons(place_request)["far"]
+    )
 
 
 def test_a_layout_says_all() -> None:
-    asked = request(candidate("fast", WORK), candidate("slow", WORK))
+    place_request = request(candidate("fast", WORK), candidate("slow", WORK))
     layout = (LayoutStage(node_id=NodeId("slow"), unit_id=CPU, num_layers=12),)
-    asked = replace(asked, preferences=Preferences(layout=layout))
-    found = explain(asked, placed(asked))
+    place_request = replace(place_request, preferences=Preferences(layout=layout))
+    found = explain(place_request, placed(place_request))
     assert [each.reason for each in found.rejections] == ["not in the layout"]
     assert (found.one_unit_fewer, found.one_unit_more) == (None, None)
 
@@ -171,14 +178,16 @@ def test_one_unit_fewer_is_the_best_of_the_units_that_are_used() -> None:
         candidate(name, WORK, decode=rate, usable_bytes=room(count))
         for name, rate, count in (("a", 200.0, 5), ("b", 150.0, 7), ("c", 160.0, 12))
     ]
-    asked = request(*units, objective=Objective.THROUGHPUT)
-    plan = placed(asked)
+    place_request = request(*units, objective=Objective.THROUGHPUT)
+    plan = placed(place_request)
     assert len(plan.stages) == 3
-    fewer = explain(asked, plan).one_unit_fewer
+    fewer = explain(place_request, plan).one_unit_fewer
     assert fewer is not None
     expected = []
     for left_out in range(3):
-        other = placed(replace(asked, candidates=tuple(units[:left_out] + units[left_out + 1 :])))
+        other = placed(
+            replace(place_request, candidates=tuple(units[:left_out] + units[left_out + 1 :]))
+        )
         assert other.prediction is not None
         expected.append((other.prediction.total_tokens_per_second, units[left_out].node_id))
     best_rate, best_node = max(expected)
@@ -188,26 +197,26 @@ def test_one_unit_fewer_is_the_best_of_the_units_that_are_used() -> None:
 
 
 def test_where_none_can_be_done_without_an_unused_unit_takes_its_place() -> None:
-    asked = request(candidate("fast", WORK), candidate("slow", WORK, decode=20.0))
-    fewer = explain(asked, placed(asked)).one_unit_fewer
+    place_request = request(candidate("fast", WORK), candidate("slow", WORK, decode=20.0))
+    fewer = explain(place_request, placed(place_request)).one_unit_fewer
     assert fewer is not None
     assert fewer.node_id == "fast"
     assert [stage.node_id for stage in fewer.stages] == ["slow"]
 
 
 def test_the_only_unit_cannot_be_done_without() -> None:
-    asked = request(candidate("fast", WORK))
-    assert explain(asked, placed(asked)).one_unit_fewer is None
+    place_request = request(candidate("fast", WORK))
+    assert explain(place_request, placed(place_request)).one_unit_fewer is None
 
 
 def test_another_unit_like_the_fastest_takes_over_from_slow_ones() -> None:
-    asked = request(
+    place_request = request(
         candidate("slow", WORK, decode=20.0),
         candidate("fast", WORK, usable_bytes=room(7)),
     )
-    plan = placed(asked)
+    plan = placed(place_request)
     assert {stage.node_id for stage in plan.stages} == {"slow", "fast"}
-    more = explain(asked, plan).one_unit_more
+    more = explain(place_request, plan).one_unit_more
     assert more is not None
     assert more.node_id == "fast"
     assert {stage.node_id for stage in more.stages} == {"fast", ADDED_NODE}
@@ -216,9 +225,9 @@ def test_another_unit_like_the_fastest_takes_over_from_slow_ones() -> None:
 
 
 def test_another_unit_that_does_not_help_is_not_used() -> None:
-    asked = request(candidate("fast", WORK))
-    plan = placed(asked)
-    more = explain(asked, plan).one_unit_more
+    place_request = request(candidate("fast", WORK))
+    plan = placed(place_request)
+    more = explain(place_request, plan).one_unit_more
     assert more is not None
     assert more.stages == plan.stages
     assert more.prediction == plan.prediction
@@ -227,15 +236,15 @@ def test_another_unit_that_does_not_help_is_not_used() -> None:
 def test_another_unit_is_linked_as_the_one_that_it_is_like() -> None:
     """The nearest machine of the fastest is a slow link away, and so is its twin."""
     slow_link = Link(latency_seconds=0.5, bytes_per_second=1e9, basis=Basis.MEASURED)
-    asked = request(
+    place_request = request(
         candidate("slow", WORK, decode=20.0, usable_bytes=room(7)),
         candidate("fast", WORK, usable_bytes=room(7)),
     )
-    near = explain(asked, placed(asked)).one_unit_more
-    links = replace(asked.links, links={(NodeId("slow"), NodeId("fast")): slow_link})
-    asked = replace(asked, links=links, coordinator=NodeId("fast"))
-    plan = placed(asked)
-    far = explain(asked, plan).one_unit_more
+    near = explain(place_request, placed(place_request)).one_unit_more
+    links = replace(place_request.links, links={(NodeId("slow"), NodeId("fast")): slow_link})
+    place_request = replace(place_request, links=links, coordinator=NodeId("fast"))
+    plan = placed(place_request)
+    far = explain(place_request, plan).one_unit_more
     assert near is not None
     assert far is not None
     assert near.prediction.token_seconds < 0.1
@@ -249,9 +258,9 @@ def test_many_units_are_explained_without_solving_for_all_again() -> None:
         candidate(f"n{index}", WORK, decode=20.0 + index, usable_bytes=room(3))
         for index in range(70)
     ]
-    asked = request(*units)
-    plan = placed(asked)
-    found = explain(asked, plan)
+    place_request = request(*units)
+    plan = placed(place_request)
+    found = explain(place_request, plan)
     assert len(found.rejections) + len(plan.stages) == 71
     assert found.one_unit_more is not None
     names = {stage.node_id for stage in found.one_unit_more.stages}

@@ -132,10 +132,10 @@ def test_hops_that_take_most_of_the_time_set_the_margin() -> None:
 
 def test_what_links_rest_on_is_told_where_they_widen_the_margin() -> None:
     """By their part of the margin: the way within the machine hardly counts."""
-    for basis, told in ((Basis.TABLE, Basis.TABLE), (Basis.SERVED, None)):
+    for basis, expected in ((Basis.TABLE, Basis.TABLE), (Basis.SERVED, None)):
         link = Link(latency_seconds=10e-3, bytes_per_second=1e8, basis=basis)
         found = predicted((FAST, SLOW), HALVES, links=LinkTable(network=link))
-        assert found.link_basis is told
+        assert found.link_basis is expected
 
 
 def test_an_idle_node_is_predicted_as_surely_as_its_unit() -> None:

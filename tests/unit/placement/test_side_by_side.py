@@ -50,10 +50,10 @@ def request(
     )
 
 
-def found(asked: PlaceRequest) -> tuple[tuple[Pipeline, ...], Plan]:
-    plan = place(asked)
+def found(place_request: PlaceRequest) -> tuple[tuple[Pipeline, ...], Plan]:
+    plan = place(place_request)
     assert plan is not None
-    return side_by_side(asked, plan), plan
+    return side_by_side(place_request, plan), plan
 
 
 def rate_of(pipelines: tuple[Pipeline, ...]) -> float:
@@ -97,9 +97,11 @@ def test_a_pipeline_is_predicted_as_its_layout_is() -> None:
             )
             for stage in each.stages
         )
-        asked = request(*four(usable_bytes=int(0.6 * WHOLE)))
-        wishes = replace(asked.preferences, layout=layout, num_streams=each.prediction.num_streams)
-        plan = place(replace(asked, preferences=wishes))
+        place_request = request(*four(usable_bytes=int(0.6 * WHOLE)))
+        wishes = replace(
+            place_request.preferences, layout=layout, num_streams=each.prediction.num_streams
+        )
+        plan = place(replace(place_request, preferences=wishes))
         assert plan is not None
         assert plan.stages == each.stages
         assert plan.prediction is not None
@@ -156,13 +158,13 @@ def test_where_each_has_room_for_a_part_all_of_a_pool_take_part() -> None:
 def test_a_gain_that_is_smaller_than_predictions_are_sure_of_is_none(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked = request(*four())
-    pipelines, plan = found(asked)
+    place_request = request(*four())
+    pipelines, plan = found(place_request)
     assert plan.prediction is not None
     gain = rate_of(pipelines) / plan.prediction.total_tokens_per_second - 1
     for bar, num_pipelines in ((gain - 0.01, len(pipelines)), (gain + 0.01, 0)):
         monkeypatch.setattr("potluck.placement.side_by_side._WORTHWHILE", bar)
-        assert len(side_by_side(asked, plan)) == num_pipelines
+        assert len(side_by_side(place_request, plan)) == num_pipelines
 
 
 def test_stages_of_a_pipeline_are_on_its_units_in_any_order() -> None:
@@ -176,7 +178,7 @@ def test_stages_of_a_pipeline_are_on_its_units_in_any_order() -> None:
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "place_request",
     [
         pytest.param(request(*four(), objective=Objective.LATENCY), id="latency"),
         pytest.param(request(*four(), num_streams=1), id="one stream"),
@@ -187,8 +189,8 @@ def test_stages_of_a_pipeline_are_on_its_units_in_any_order() -> None:
         ),
     ],
 )
-def test_where_one_pipeline_is_best_there_are_no_others(asked: PlaceRequest) -> None:
-    assert found(asked)[0] == ()
+def test_where_one_pipeline_is_best_there_are_no_others(place_request: PlaceRequest) -> None:
+    assert found(place_request)[0] == ()
 
 
 def test_of_very_many_streams_the_most_promising_units_are_looked_at(
@@ -220,12 +222,14 @@ def test_among_many_units_a_pool_is_left_to_its_fastest(monkeypatch: pytest.Monk
 
 
 def test_it_is_part_of_the_explanation() -> None:
-    asked = request(*four())
-    pipelines, plan = found(asked)
-    assert explain(asked, plan).side_by_side == pipelines
+    place_request = request(*four())
+    pipelines, plan = found(place_request)
+    assert explain(place_request, plan).side_by_side == pipelines
     layout = (LayoutStage(node_id=NodeId("a"), unit_id=UnitId("cpu/native"), num_layers=8),)
-    asked = replace(asked, preferences=replace(asked.preferences, layout=layout))
-    fixed = place(asked)
+    place_request = replace(
+        place_request, preferences=replace(place_request.preferences, layout=layout)
+    )
+    fixed = place(place_request)
     assert fixed is not None
-    assert explain(asked, fixed).side_by_side == ()
-    assert side_by_side(asked, fixed) == ()
+    assert explain(place_request, fixed).side_by_side == ()
+    assert side_by_side(place_request, fixed) == ()

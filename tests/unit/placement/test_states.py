@@ -61,10 +61,10 @@ def test_states_of_a_model_without_any_are_refused() -> None:
     assert caught.value.name == "states"
 
 
-@pytest.mark.parametrize("asked", [0, -1, MAX_STATES + 1])
-def test_numbers_out_of_range_are_refused(asked: int) -> None:
+@pytest.mark.parametrize("num_states", [0, -1, MAX_STATES + 1])
+def test_numbers_out_of_range_are_refused(num_states: int) -> None:
     with pytest.raises(ParameterError, match="but must be an integer from 1 to 1024"):
-        num_states_of(hybrid_config(MAMBA), asked)
+        num_states_of(hybrid_config(MAMBA), num_states)
 
 
 def test_too_few_for_what_is_to_run_are_refused() -> None:

@@ -9,7 +9,7 @@ import pytest
 from support.machines.hardware import CPU, device, report
 
 from potluck.errors import UsageError
-from potluck.probe.choose import check_asked, choose_units
+from potluck.probe.choose import check_requested_unit_serves, choose_units
 from potluck.types.backend import DeviceKind
 from potluck.types.hardware import (
     DetectorReport,
@@ -30,7 +30,7 @@ MALI = replace(
 )
 POCL = replace(device("opencl-pocl-0", DeviceKind.CPU), kind=DeviceKind.GPU, is_software=True)
 
-ServingCallbacks = dict[str, tuple[str, str]]
+RolesByUnit = dict[str, tuple[str, str]]
 
 
 def rate(value: float | None) -> Figure:
@@ -64,7 +64,7 @@ def machine(*devices: Device, trials: tuple[Trial, ...]) -> ProbeReport:
     return report(DetectorReport(detector="gpus", devices=devices), trials=trials)
 
 
-def told(units: tuple[ChosenUnit, ...]) -> ServingCallbacks:
+def roles_of(units: tuple[ChosenUnit, ...]) -> RolesByUnit:
     """Role and reason by unit."""
     assert len({unit.unit_id for unit in units}) == len(units)
     return {unit.unit_id: (unit.role.value, unit.reason) for unit in units}
@@ -76,8 +76,8 @@ def chosen(
     requested: str | None = None,
     allow_software: bool = False,
     out: Mapping[str, str] | None = None,
-) -> ServingCallbacks:
-    return told(
+) -> RolesByUnit:
+    return roles_of(
         choose_units(
             machine(*devices, trials=trials),
             requested=requested,
@@ -121,7 +121,7 @@ def test_the_fastest_backend_of_a_device_serves() -> None:
         requested=None,
         allow_software=False,
     )
-    assert told(units) == {
+    assert roles_of(units) == {
         "pci-0000:01:00.0/tinygrad:CUDA": ("serves", ""),
         "pci-0000:01:00.0/tinygrad:CL": (
             "idle",
@@ -274,33 +274,33 @@ def test_what_was_asked_for_and_never_worked_leaves_nothing_to_serve() -> None:
     units = choose_units(
         machine(DISCRETE, trials=trials), requested="tinygrad:CL", allow_software=True
     )
-    assert told(units) == {
+    assert roles_of(units) == {
         "cpu/native": ("idle", "tinygrad:CL was requested, but does not work here"),
         "pci-0000:01:00.0/tinygrad:CL": ("out", "libcuda.so.1 is not there"),
     }
     report = machine(DISCRETE, trials=trials)
     with pytest.raises(UsageError) as caught:
-        check_asked(report, units, "tinygrad:CL")
+        check_requested_unit_serves(report, units, "tinygrad:CL")
     assert caught.value.message == (
         "tinygrad:CL does not work on any device of this machine "
         "(pci-0000:01:00.0/tinygrad:CL: libcuda.so.1 is not there)"
     )
     assert caught.value.hint == "these work here: cpu/native; potluck probe shows details"
-    check_asked(report, units, None)
+    check_requested_unit_serves(report, units, None)
     with pytest.raises(UsageError, match="there is no device that it supports"):
-        check_asked(report, units, "tinygrad:AMD")
+        check_requested_unit_serves(report, units, "tinygrad:AMD")
 
 
 def test_what_was_asked_for_and_is_not_tested_yet_is_not_said_to_fail() -> None:
     pending = replace(trial(DISCRETE, problem="it runs"), is_pending=True)
     report = machine(DISCRETE, trials=(native(12.0), pending))
     units = choose_units(report, requested="tinygrad:CL", allow_software=True)
-    assert told(units) == {
+    assert roles_of(units) == {
         "cpu/native": ("idle", "tinygrad:CL was requested, but has not been tested yet"),
         "pci-0000:01:00.0/tinygrad:CL": ("pending", "it runs"),
     }
     with pytest.raises(UsageError) as caught:
-        check_asked(report, units, "tinygrad:CL")
+        check_requested_unit_serves(report, units, "tinygrad:CL")
     assert caught.value.message == (
         "tinygrad:CL has not been tested on this machine yet "
         "(pci-0000:01:00.0/tinygrad:CL: it runs)"
@@ -314,7 +314,7 @@ def test_what_was_asked_for_may_be_on_a_device_that_is_not_found_yet() -> None:
     report = replace(found, detectors=(*found.detectors, late))
     units = choose_units(report, requested="tinygrad:CL", allow_software=True)
     with pytest.raises(UsageError) as caught:
-        check_asked(report, units, "tinygrad:CL")
+        check_requested_unit_serves(report, units, "tinygrad:CL")
     assert caught.value.message == (
         "tinygrad:CL has not been tested on this machine yet (opencl: has not answered yet)"
     )
@@ -331,8 +331,8 @@ def test_what_is_not_tested_yet_leaves_the_cpu_to_serve() -> None:
 @pytest.mark.parametrize("problem", ["", "not tried again: hung"])
 def test_the_cpu_takes_over_from_what_was_asked_for_and_failed(problem: str) -> None:
     """Also where it was tried again since, in vain."""
-    asked_for = trial(DISCRETE, decode=90.0, problem=problem)
-    trials = (native(12.0), asked_for, trial(DISCRETE, "tinygrad:CUDA", 50.0))
+    requested_trial = trial(DISCRETE, decode=90.0, problem=problem)
+    trials = (native(12.0), requested_trial, trial(DISCRETE, "tinygrad:CUDA", 50.0))
     roles = chosen(
         DISCRETE,
         trials=trials,

@@ -54,12 +54,12 @@ def test_what_only_plays_a_gpu_or_has_no_driver_is_none() -> None:
     assert described(BARE, software, a_gpu("NVIDIA", "Tesla T4", "")).gpus == ()
 
 
-@pytest.mark.parametrize("said", ["", "535.x", "?", "12", "12.2.1"])
-def test_what_the_files_told_stays_where_the_driver_says_nothing_else(said: str) -> None:
-    told = replace(BARE, cuda_driver=(470, 82), cuda_version=(11, 4))
-    versions = [("CUDA", said)] if said else []
-    assert described(told, nvidia(*versions)).cuda_version == (11, 4)
-    assert described(told, nvidia(("driver", "535.x"))).cuda_driver == (470, 82)
+@pytest.mark.parametrize("version", ["", "535.x", "?", "12", "12.2.1"])
+def test_what_the_files_told_stays_where_the_driver_says_nothing_else(version: str) -> None:
+    host = replace(BARE, cuda_driver=(470, 82), cuda_version=(11, 4))
+    versions = [("CUDA", version)] if version else []
+    assert described(host, nvidia(*versions)).cuda_version == (11, 4)
+    assert described(host, nvidia(("driver", "535.x"))).cuda_driver == (470, 82)
 
 
 def test_an_amd_driver_is_not_nvidias() -> None:

@@ -72,8 +72,8 @@ def an_npu(name: str) -> Device:
 
 
 def note_outcome(report: DetectorReport, outcome: ChildOutcome) -> DetectorReport:
-    said = outcome.reason if isinstance(outcome, ChildFailure) else "it answered"
-    return dataclasses.replace(report, problems=(said,))
+    problem = outcome.reason if isinstance(outcome, ChildFailure) else "it answered"
+    return dataclasses.replace(report, problems=(problem,))
 
 
 def a_detector(
@@ -87,8 +87,8 @@ def a_detector(
         before()
         return DetectorReport(detector=name, devices=devices)
 
-    asked = VendorQuery(module=f"support.engines.fake_backends.{query}", merge=merge)
-    return Detector(name=name, find=find, queries=lambda *_: (asked,) if query else ())
+    vendor_query = VendorQuery(module=f"support.engines.fake_backends.{query}", merge=merge)
+    return Detector(name=name, find=find, queries=lambda *_: (vendor_query,) if query else ())
 
 
 def a_strange_detector(name: str, report: object) -> Detector:
@@ -355,8 +355,8 @@ def test_what_plays_a_gpu_is_tried_on_request_only(cache: ProbeCache) -> None:
         return list(probed.trials)
 
     assert tried() == ["cpu/works", "of-0/works"]
-    assert tried(asked_backend="works") == ["cpu/works", "of-0/works", "opencl-pocl-0/works"]
-    assert tried(asked_backend="plays") == [
+    assert tried(requested_backend="works") == ["cpu/works", "of-0/works", "opencl-pocl-0/works"]
+    assert tried(requested_backend="plays") == [
         *("cpu/works", "cpu/plays", "of-0/works", "of-0/plays"),
         "opencl-pocl-0/plays",
     ]
@@ -369,8 +369,8 @@ def test_the_queries_of_a_layer_run_at_once_and_are_merged_in_their_order(
 ) -> None:
     def query(module: str) -> VendorQuery:
         def merge(report: DetectorReport, outcome: ChildOutcome) -> DetectorReport:
-            said = outcome.reason if isinstance(outcome, ChildFailure) else "it answered"
-            return dataclasses.replace(report, problems=(*report.problems, f"{module}: {said}"))
+            problem = outcome.reason if isinstance(outcome, ChildFailure) else "it answered"
+            return dataclasses.replace(report, problems=(*report.problems, f"{module}: {problem}"))
 
         return VendorQuery(module=f"support.engines.fake_backends.{module}", merge=merge)
 

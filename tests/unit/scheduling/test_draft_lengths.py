@@ -150,12 +150,12 @@ def test_steps_without_drafts_are_measured_first_and_now_and_then() -> None:
     lengths = DraftLengths()
     assert lengths.wants_plain(ALONE)
     lengths.record(1.0, ALONE, 0)
-    asked = []
+    decisions = []
     for _ in range(200):
-        asked.append(lengths.wants_plain(ALONE))
-        lengths.record(1.0, ALONE, 1 - asked[-1])
-    assert 2 <= asked.count(True) <= 4
-    assert not any(asked[:32])
+        decisions.append(lengths.wants_plain(ALONE))
+        lengths.record(1.0, ALONE, 1 - decisions[-1])
+    assert 2 <= decisions.count(True) <= 4
+    assert not any(decisions[:32])
 
 
 def test_few_are_drafted_as_long_as_nothing_is_known() -> None:

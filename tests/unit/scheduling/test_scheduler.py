@@ -344,9 +344,9 @@ def test_a_sequence_becomes_alone_while_it_is_computed() -> None:
 )
 def test_a_continuation_that_cannot_be_is_refused(continuation: Continuation, reason: str) -> None:
     scheduler = make_scheduler()
-    asked = dataclasses.replace(request(4, 5, frozenset({50})), score_prompt=True)
+    scored_request = dataclasses.replace(request(4, 5, frozenset({50})), score_prompt=True)
     with pytest.raises(ParameterError, match=reason):
-        scheduler.add(asked, continuation=continuation)
+        scheduler.add(scored_request, continuation=continuation)
     assert scheduler.num_sequences == 0
 
 

@@ -160,9 +160,9 @@ def test_after_a_scheduler_that_raises_sequences_go_on_over_the_next_pipeline(
     first = played.add(queues[0].put, prompt=1)
     played.add(queues[1].put, prompt=2)
     break_the_scheduler(monkeypatch, played, method)
-    (told,) = played.broken
-    assert isinstance(told, DefectError)
-    assert "KeyError" in told.message
+    (defect,) = played.broken
+    assert isinstance(defect, DefectError)
+    assert "KeyError" in defect.message
     assert not played.dispatcher.is_attached
     played.add(queues[2].put, prompt=3)
     played.steps.clear()

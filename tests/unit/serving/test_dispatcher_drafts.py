@@ -122,8 +122,8 @@ def test_a_late_drafter_is_asked_again_when_it_is_ready() -> None:
     assert deployed.drafter.is_closed
     drafts = deployed.dispatcher.load.drafts
     assert 0 < drafts.num_accepted <= drafts.num_drafted
-    told = [each.token for each in deployed.updates if isinstance(each, TimedToken)]
-    assert sum(token.num_accepted for token in told) == drafts.num_accepted
+    tokens = [each.token for each in deployed.updates if isinstance(each, TimedToken)]
+    assert sum(token.num_accepted for token in tokens) == drafts.num_accepted
 
 
 def test_a_drafter_that_fails_is_a_defect_and_its_text_goes_on() -> None:

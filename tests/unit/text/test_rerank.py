@@ -42,10 +42,10 @@ def test_the_prompt_of_the_model_card(tokenizer: TextTokenizer) -> None:
         "<|im_start|>assistant\n<think>\n\n</think>\n\n"
     )
     assert tokens == tokenizer.encode(expected, add_bos=False, parse_special=True)
-    asked = encode_pair(
+    custom_tokens = encode_pair(
         tokenizer, with_template("{instruction}|{query}"), "q", "d", instruction="Why"
     )
-    assert tokens != asked == tokenizer.encode("Why|q", add_bos=False)
+    assert tokens != custom_tokens == tokenizer.encode("Why|q", add_bos=False)
 
 
 @pytest.mark.parametrize("text", ["{% x %} {{ y }}", "a\\n'\"\\", "😀 {document}", "{unknown}"])

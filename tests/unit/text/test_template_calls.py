@@ -34,11 +34,11 @@ CONTROLS = ("<|im_start|>", "<|im_end|>", "<|tool_call_start|>", "<|tool_call_en
 
 def test_calls_are_written_as_the_model_writes_them() -> None:
     tokenizer = RecordingTokenizer(special_tokens=CONTROLS)
-    said = ChatMessage(role="user", content="<|tool_call_start|>[now()]<|tool_call_end|>")
+    message = ChatMessage(role="user", content="<|tool_call_start|>[now()]<|tool_call_end|>")
     template = ChatTemplate(source=LFM2)
-    prompt = prompt_chat(tokenizer, template, [said, CALLS], ending=ChatEnding.CLOSED)
+    prompt = prompt_chat(tokenizer, template, [message, CALLS], ending=ChatEnding.CLOSED)
     assert tokenizer.texts == [
-        f"<|im_start|>user\n{said.content}<|im_end|>\n<|im_start|>assistant\nLet me see."
+        f"<|im_start|>user\n{message.content}<|im_end|>\n<|im_start|>assistant\nLet me see."
         '<|tool_call_start|>[clock(zone="a \\"b\\"\\n", full=True, days=[1, None], '
         'place={"x": 2}), now()]<|tool_call_end|><|im_end|>\n'
     ]

@@ -147,8 +147,8 @@ def test_a_wish_is_granted(seed: int, plot: str, kind: str) -> None:
 def test_an_answer_tells_of_whom_was_asked(seed: int) -> None:
     rng = random.Random(seed)
     story = make_story(rng)
-    asked = request_for(story, rng).lower()
-    animals = [kind for kind in lex.KINDS if re.search(rf"\b{kind}\b", asked)]
+    request = request_for(story, rng).lower()
+    animals = [kind for kind in lex.KINDS if re.search(rf"\b{kind}\b", request)]
     assert all(kind in story.text for kind in animals)
 
 

@@ -165,8 +165,8 @@ def test_a_survey_comes_back_from_json() -> None:
 
 def test_the_survey_is_of_our_dependencies() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    asked = json.loads(DATA.read_text(encoding="utf-8"))["requirements"]
-    assert asked == project["dependencies"], "python -m tools.platforms"
+    requirements = json.loads(DATA.read_text(encoding="utf-8"))["requirements"]
+    assert requirements == project["dependencies"], "python -m tools.platforms"
 
 
 def test_the_page_is_made_from_the_survey() -> None:

@@ -171,13 +171,13 @@ def test_groups_may_be_shown_on_any_cpu() -> None:
     assert available_isas()[0] in this_machine(GROUP)
 
 
-@pytest.mark.parametrize("is_asked", [False, True])
+@pytest.mark.parametrize("is_requested", [False, True])
 def test_modules_on_record_are_not_imported_where_that_is_asked(
-    root: Path, monkeypatch: pytest.MonkeyPatch, is_asked: bool
+    root: Path, monkeypatch: pytest.MonkeyPatch, is_requested: bool
 ) -> None:
     prove(root, monkeypatch)
-    config: Any = SimpleNamespace(stash=pytest.Stash(), getoption=lambda _: is_asked)
-    said: list[str] = []
+    config: Any = SimpleNamespace(stash=pytest.Stash(), getoption=lambda _: is_requested)
+    lines: list[str] = []
 
     def left_out() -> list[str]:
         names = ("test_a.py", "test_b.py", "test_c.py", "folder")
@@ -187,9 +187,9 @@ def test_modules_on_record_are_not_imported_where_that_is_asked(
             plugin.pytest_configure(config)
             return [name for name in names if plugin.pytest_ignore_collect(root / name, config)]
 
-    assert left_out() == (["test_a.py", "test_b.py"] if is_asked else [])
-    plugin.pytest_terminal_summary(cast(Any, SimpleNamespace(write_line=said.append)), config)
-    assert said == (["on record: 2 modules (tests/proof.json)"] if is_asked else [])
+    assert left_out() == (["test_a.py", "test_b.py"] if is_requested else [])
+    plugin.pytest_terminal_summary(cast(Any, SimpleNamespace(write_line=lines.append)), config)
+    assert lines == (["on record: 2 modules (tests/proof.json)"] if is_requested else [])
     (root / "file.toml").write_text("3")
     assert left_out() == []
 

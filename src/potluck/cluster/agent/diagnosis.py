@@ -46,7 +46,7 @@ _NUM_CLOCK_CALLS = 3
 _CALL_SECONDS = 5.0
 
 _NUM_DATAGRAMS = 3
-_HEAR_SECONDS = 1.0
+_PROBE_WAIT_SECONDS = 1.0
 """How long to wait after each datagram: Wi-Fi access points delay multicast to sleeping stations by
 some tenths of a second."""
 
@@ -99,10 +99,10 @@ async def _skew(membership: Membership, node: NodeId) -> tuple[float, float]:
     """
     measured = []
     for _ in range(_NUM_CLOCK_CALLS):
-        asked_at, start = time.time(), time.monotonic()
+        sent_at, start = time.time(), time.monotonic()
         answer = await membership.call(node, "node.clock", b"", timeout_seconds=_CALL_SECONDS)
         half = (time.monotonic() - start) / 2
-        measured.append((half, decode(answer, Clock).seconds - (asked_at + half)))
+        measured.append((half, decode(answer, Clock).seconds - (sent_at + half)))
     half, skew = min(measured)
     return skew, half
 
@@ -152,7 +152,7 @@ async def _receives_from(
         except CallError:
             return None
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(arrival.wait(), _HEAR_SECONDS)
+            await asyncio.wait_for(arrival.wait(), _PROBE_WAIT_SECONDS)
             return True
     return False
 

@@ -20,7 +20,7 @@ from potluck.types.hardware import ProbeReport
 _DESCRIBE_SECONDS = 30.0
 """Longer than a node tries before it gives up (``probe.node_host``)."""
 
-_MAX_ASKED = 16
+_MAX_CONCURRENT_CALLS = 16
 """The number of nodes asked at one time, so that answers do not pile up in an agent's memory."""
 
 
@@ -66,7 +66,7 @@ def _description(hardware: ProbeReport) -> bytes:
 
 async def ask_hosts(membership: Membership) -> AsyncGenerator[HostAnswer, None]:
     """Yield the answers of all nodes, including this one, as they arrive."""
-    turns = asyncio.Semaphore(_MAX_ASKED)
+    turns = asyncio.Semaphore(_MAX_CONCURRENT_CALLS)
 
     async def ask(node: NodeId) -> HostAnswer:
         async with turns:

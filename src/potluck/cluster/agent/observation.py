@@ -72,8 +72,8 @@ class Observation:
         self._series = Series()
         self._samplers: dict[DeploymentId, Sampler] = {}
         self._asking: asyncio.Task[None] | None = None
-        self._asked_at = 0.0
-        self._nodes_asked_at = 0.0
+        self._metrics_requested_at = 0.0
+        self._nodes_refreshed_at = 0.0
         self._metrics: dict[DeploymentId, ModelMetrics] = {}  # as last reported by coordinators
         self._fresh: set[DeploymentId] = set()  # those not yet sampled
         self._shown = b""
@@ -102,7 +102,7 @@ class Observation:
 
     def _first_watches(self) -> None:
         self._shown = self._shown_steady = b""
-        self._nodes_asked_at = 0.0
+        self._nodes_refreshed_at = 0.0
         self._is_due.set()
 
     async def run(self) -> None:
@@ -140,7 +140,7 @@ class Observation:
             if self._asking is not None:
                 # Slow answers of others are sampled in the next second.
                 await asyncio.wait({self._asking}, timeout=_STEP_SECONDS / 2)
-        elif self._now() - self._asked_at >= _UNWATCHED_SECONDS:
+        elif self._now() - self._metrics_requested_at >= _UNWATCHED_SECONDS:
             self._ask(_UNWATCHED_AGE_SECONDS)
         samples: dict[str, ModelSample] = {}
         for deployment, record in live.items():
@@ -174,7 +174,7 @@ class Observation:
     def _ask(self, max_age_seconds: float) -> None:
         """Ask coordinators and their stages, unless a call is in progress."""
         if self._asking is None or self._asking.done():
-            self._asked_at = self._now()
+            self._metrics_requested_at = self._now()
             self._asking = self._spawn(self._ask_coordinators(max_age_seconds))
 
     async def _ask_coordinators(self, max_age_seconds: float) -> None:
@@ -185,8 +185,8 @@ class Observation:
     async def _show(self) -> None:
         """Send the cluster to watchers if it has changed."""
         now = self._now()
-        if now - self._nodes_asked_at >= _NODES_SECONDS or not self._shown:
-            self._nodes_asked_at = now
+        if now - self._nodes_refreshed_at >= _NODES_SECONDS or not self._shown:
+            self._nodes_refreshed_at = now
             await self._gateway.refresh_nodes()
         state = self._gateway.cluster_state(tuple(self._metrics.values()))
         document = msgspec.json.encode(state)

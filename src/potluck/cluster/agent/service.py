@@ -437,7 +437,7 @@ def _probe_options(config: AgentConfig) -> ProbeOptions:
         num_threads=config.num_threads or default_num_threads(),
         measuring=Measuring.IF_UNKNOWN,
         allow_software=config.allow_software,
-        asked_backend=None if config.backend is None else backend_of(config.backend),
+        requested_backend=None if config.backend is None else backend_of(config.backend),
     )
 
 

@@ -76,7 +76,7 @@ _CRASHES = frozenset(
 )
 """Signals that a process gets for its own actions (``signal(7)``)."""
 
-_SAY_AGAIN_SECONDS = 5.0
+_REPORT_INTERVAL_SECONDS = 5.0
 """How often loading progress is repeated; ``coordinator.starting`` waits much longer."""
 
 _FAULTS = frozenset(fault.value for fault in Fault)
@@ -223,7 +223,7 @@ class WorkerProcess:
             silence = COMPILING_TIMES * message.step_seconds + _SILENCE_SECONDS
         watch = LoadWatch(self.pid, stall_seconds)
         latest = Progress(done_bytes=0, total_bytes=0)
-        heard_at = said_at = time.monotonic()
+        received_at = reported_at = time.monotonic()
         while True:
             try:
                 async with asyncio.timeout(min(watch.check_seconds, silence or math.inf)):
@@ -232,16 +232,16 @@ class WorkerProcess:
                 now = time.monotonic()
                 if problem := watch.check():
                     self.fail(StalledError(Fault.HUNG.value, problem))
-                elif silence is not None and now - heard_at >= silence:
+                elif silence is not None and now - received_at >= silence:
                     self.fail(silent(silence))
-                elif now - said_at >= _SAY_AGAIN_SECONDS:
-                    said_at = now
+                elif now - reported_at >= _REPORT_INTERVAL_SECONDS:
+                    reported_at = now
                     yield latest
                 continue
             if isinstance(event, PotluckError):
                 raise event
             watch.progressed()
-            heard_at = said_at = time.monotonic()
+            received_at = reported_at = time.monotonic()
             if isinstance(event, Transfer):
                 event = latest = msgspec.structs.replace(latest, transfer=event)
             elif isinstance(event, Progress):

@@ -183,15 +183,15 @@ def _native(reports: Sequence[NodeReport]) -> Iterator[tuple[NodeReport, UnitRep
     for report in reports:
         for unit in report.units:
             is_usable = reason_against(unit, with_reserve=True) is None
-            if _is_asked(unit) and is_usable and not report.is_draining:
+            if _supports_arithmetic_choice(unit) and is_usable and not report.is_draining:
                 yield report, unit
 
 
 def _has(unit: UnitReport, arithmetic: Arithmetic) -> bool:
-    return not _is_asked(unit) or arithmetic in unit.arithmetics
+    return not _supports_arithmetic_choice(unit) or arithmetic in unit.arithmetics
 
 
-def _is_asked(unit: UnitReport) -> bool:
+def _supports_arithmetic_choice(unit: UnitReport) -> bool:
     """Return whether a unit computes in a requested arithmetic. Older versions do not report
     which.
     """

@@ -330,14 +330,14 @@ def _pause(state: State, error: PotluckError) -> Transition:
         failed = replace(state, num_failures=count + 1)
     if state.is_outdated:
         seconds = 0.0
-    said = actions.ReportState(reason=_reason(error), is_degraded=True)
+    report_state = actions.ReportState(reason=_reason(error), is_degraded=True)
     if seconds == 0:
-        return _with_first(said, _attempt(failed))
+        return _with_first(report_state, _attempt(failed))
     paused = replace(failed, phase=Phase.PAUSED)
     return _with(
         paused,
         [
-            said,
+            report_state,
             actions.Vacated(nodes=state.leaving),
             actions.Pause(attempt=state.attempt, seconds=seconds),
         ],

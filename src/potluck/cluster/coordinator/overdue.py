@@ -203,16 +203,16 @@ class OverdueSteps:
         with suppress(RuntimeError):  # the loop is closed, and everything else with it
             self._loop.call_soon_threadsafe(self._begin, overdue, self._loop.time())
 
-    def _begin(self, overdue: OverdueStep, told_at: float) -> None:
+    def _begin(self, overdue: OverdueStep, reported_at: float) -> None:
         if self._is_lost or (self._task is not None and not self._task.done()):
             return
         if overdue.step_id != self._step_id:
             self._step_id = overdue.step_id
             self._evidence = Evidence(len(self._record.stages))
-        self._task = asyncio.create_task(self._find_out(overdue, told_at))
+        self._task = asyncio.create_task(self._find_out(overdue, reported_at))
         self._task.add_done_callback(_log_defect)
 
-    async def _find_out(self, overdue: OverdueStep, told_at: float) -> None:
+    async def _find_out(self, overdue: OverdueStep, reported_at: float) -> None:
         """Keep asking until there is no doubt, the step has completed, or something is lost."""
         while overdue.is_awaited():
             checks = await ask_stages(self._membership, self._record)
@@ -222,7 +222,7 @@ class OverdueSteps:
             verdict = self._evidence.verdict(
                 checks,
                 now,
-                waited_seconds=overdue.waited_seconds + now - told_at,
+                waited_seconds=overdue.waited_seconds + now - reported_at,
                 limit_seconds=overdue.limit_seconds,
                 is_being_sent=overdue.is_being_sent,
             )

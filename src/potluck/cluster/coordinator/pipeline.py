@@ -201,7 +201,7 @@ class RemotePipeline:
 
     def _give_up_sending(self, error: Exception) -> None:
         """Let the receiving thread report it in turn, by ending its wait."""
-        self._not_sent = _as_told(error, "a step could not be sent")
+        self._not_sent = _as_loss_reason(error, "a step could not be sent")
         self._incoming.wake()
 
     def _receive_all(self) -> None:
@@ -213,14 +213,16 @@ class RemotePipeline:
                     self.rates.came(step, outcome.sampled, time.perf_counter())
                 self._on_outcome(outcome)
             except Exception as error:  # noqa: BLE001 - this thread's end would hang all that waits
-                self._lose(_as_told(error, "a result could not be accepted"))
+                self._lose(_as_loss_reason(error, "a result could not be accepted"))
 
     def _outcome(self, step: Step) -> StepOutcome:
         if self._lost is None:
             try:
                 return self._receive(step)
             except Exception as error:  # noqa: BLE001 - told below, whatever it is
-                self._lose(self._not_sent or _as_told(error, "a result could not be received"))
+                self._lose(
+                    self._not_sent or _as_loss_reason(error, "a result could not be received")
+                )
         return StepOutcome(step=step, error=self._lost)
 
     def _lose(self, reason: PotluckError) -> None:
@@ -322,7 +324,7 @@ class RemotePipeline:
         return max(_LEAST_WAIT_SECONDS, min(pause_seconds, limit_seconds - waited_seconds))
 
 
-def _as_told(error: Exception, what: str) -> PotluckError:
+def _as_loss_reason(error: Exception, what: str) -> PotluckError:
     """Return ``error`` as the reason why the pipeline is lost; log what is not an edge failure."""
     if isinstance(error, EdgeError):
         return error

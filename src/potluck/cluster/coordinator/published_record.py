@@ -67,26 +67,26 @@ class PublishedRecord:
 
     def publish_state(self, reason: str, *, is_ready: bool, is_degraded: bool) -> None:
         """Publish whether it serves, and why it does not."""
-        said = self._because(reason)
+        published_reason = self._because(reason)
         if is_ready:
             self.say(state=DeploymentState.READY, reason="", ready_in_seconds=None)
         elif is_degraded:
             self._why = reason
-            self.say(state=DeploymentState.DEGRADED, reason=said)
+            self.say(state=DeploymentState.DEGRADED, reason=published_reason)
         else:
             self.say(
                 state=DeploymentState.LOADING,
-                reason=said,
+                reason=published_reason,
                 done_bytes=0,
                 ready_in_seconds=self._record.recovery_seconds,
             )
 
     def publish_progress(self, doing: str, done_bytes: int, total_bytes: int) -> None:
         """Publish a new activity immediately, and its progress at intervals."""
-        said = self._because(doing)
+        published_reason = self._because(doing)
         is_due = self._clock() - self._last_published > _PUBLISH_SECONDS
-        if is_due or said != self._record.reason:
-            self.say(reason=said, done_bytes=done_bytes, total_bytes=total_bytes)
+        if is_due or published_reason != self._record.reason:
+            self.say(reason=published_reason, done_bytes=done_bytes, total_bytes=total_bytes)
 
     def publish_pause(self, seconds: float) -> None:
         """Publish when it may be ready: after a pause and as long as it took the last time."""

@@ -171,7 +171,7 @@ def _run(front: Front, line: AgentLine, lines: list[bytes]) -> None:
                         front.accept()
                     except SourceEndedError:  # the agent will end as well
                         selector.unregister(key.fileobj)
-                elif (said := line.receive()) is None:
+                elif (received := line.receive()) is None:
                     return
                 else:
-                    lines = said
+                    lines = received

@@ -191,7 +191,7 @@ class HubLane:
             _LOG.warning("the hub ignores ranges: downloading all of %s", file.label)
             for chunk, data in chunks:
                 self._take_passing((file, chunk), data, left)
-                if not left and not self._work.is_asked_of(HUB, file):
+                if not left and not self._work.is_requested_from(HUB, file):
                     return
             if left:
                 raise OSError("the hub closed the connection before the end of the file")

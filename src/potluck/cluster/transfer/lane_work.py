@@ -88,7 +88,7 @@ class LaneWork:
         with self._changes:
             return any(chunk in file.assigned for file, chunk in items)
 
-    def is_asked_of(self, origin: Origin, file: SharedFile) -> bool:
+    def is_requested_from(self, origin: Origin, file: SharedFile) -> bool:
         """Return whether anything more of a file is requested from an origin."""
         with self._changes:
             return origin in file.assigned.values()

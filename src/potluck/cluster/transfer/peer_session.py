@@ -99,26 +99,26 @@ class PeerSession:
                 self._serving.release(file)
 
     def _serve(self) -> None:
-        said_at = heard_at = time.monotonic()
+        sent_at = received_at = time.monotonic()
         while not self._serving.is_refused(self._peer):
             num_received = self._receive()
             if num_received is None:
                 return
             now = time.monotonic()
             if num_received:
-                heard_at = now
+                received_at = now
             if self._serve_one():
-                said_at = time.monotonic()
+                sent_at = time.monotonic()
                 continue
             if self._wanted:
-                if now - said_at >= WAIT_SECONDS:
+                if now - sent_at >= WAIT_SECONDS:
                     self._send(encode_wait())
-                    said_at = now
-                self._await(said_at + WAIT_SECONDS - now)
-            elif now - heard_at >= _IDLE_SECONDS:
+                    sent_at = now
+                self._await(sent_at + WAIT_SECONDS - now)
+            elif now - received_at >= _IDLE_SECONDS:
                 return
             else:
-                self._await(heard_at + _IDLE_SECONDS - now)
+                self._await(received_at + _IDLE_SECONDS - now)
 
     def _receive(self) -> int | None:
         """Process what has arrived; return its length, and None at the end."""

@@ -210,7 +210,7 @@ class TransferService:
         reader: Reader,
         message: Await,
     ) -> None:
-        said_at = time.monotonic()
+        sent_at = time.monotonic()
         while True:
             found = self.board.reading.find(reader, message.content, message.first, message.end)
             if isinstance(found, Failed):
@@ -227,8 +227,8 @@ class TransferService:
             if channel.is_ended():
                 raise ChannelClosedError
             now = time.monotonic()
-            if now - said_at >= _WAITING_SECONDS:
-                said_at = now
+            if now - sent_at >= _WAITING_SECONDS:
+                sent_at = now
                 channel.send(Waiting(self.board.reading.arrived_bytes(reader, message.content)))
 
     def serve_agent(self, channel: Channel[AgentMessage]) -> None:
@@ -289,13 +289,13 @@ class TransferService:
                 return Done(number)
 
     def _identified(self, number: int, path: Path) -> IdentityAnswer:
-        said_at = time.monotonic()
+        reported_at = time.monotonic()
 
         def on_progress(done_bytes: int, total_bytes: int) -> None:
-            nonlocal said_at
+            nonlocal reported_at
             now = time.monotonic()
-            if now - said_at >= _HASH_REPORT_SECONDS or done_bytes == total_bytes:
-                said_at = now
+            if now - reported_at >= _HASH_REPORT_SECONDS or done_bytes == total_bytes:
+                reported_at = now
                 self._report(HashProgress(number, done_bytes, total_bytes))
 
         content, _ = self.store.known.identify(path, on_progress)

@@ -64,7 +64,7 @@ class _History:
 
 
 class Pace:
-    """The history of one stage. ``took`` is for its compute thread, ``slowdown`` for any."""
+    """The history of one stage. ``record`` is for its compute thread, ``slowdown`` for any."""
 
     def __init__(self) -> None:
         self._histories: dict[StepKind, _History] = {}

@@ -52,7 +52,7 @@ from potluck.types.unit import Fault
 _log = logging.getLogger(__name__)
 
 _PR_SET_PDEATHSIG = 1  # include/uapi/linux/prctl.h
-_FETCHING_TOLD_SECONDS = 0.25
+_FETCHING_REPORT_SECONDS = 0.25
 
 
 def run_worker(descriptor: int, agent_pid: int, transfer_descriptor: int | None = None) -> int:
@@ -102,12 +102,12 @@ def _serve(channel: ControlChannel, transfer_descriptor: int | None) -> int:
         removed_path=None if removed is None else Path(removed),
     )
     make_engine = open_engine if load.step_seconds is None else partial(open_watched, watch)
-    told_progress = ProgressReporter(channel)
+    progress_reporter = ProgressReporter(channel)
     opener = None
     if transfer_descriptor is not None:
         connection = socket.socket(fileno=transfer_descriptor)
-        opener = TransferClient(connection, on_wait=told_progress.waiting)
-    loaded = load_for(load, told_progress, make_engine, opener)
+        opener = TransferClient(connection, on_wait=progress_reporter.waiting)
+    loaded = load_for(load, progress_reporter, make_engine, opener)
     failures: list[PotluckError] = []
 
     def tell_failed(error: PotluckError) -> None:
@@ -197,7 +197,7 @@ class ProgressReporter:
 
     def __init__(self, channel: ControlChannel) -> None:
         self._channel = channel
-        self._fetching_told_at = 0.0
+        self._fetching_reported_at = 0.0
         self._latest = Progress(done_bytes=0, total_bytes=0)
 
     def loading(self, done_bytes: int, total_bytes: int) -> None:
@@ -208,8 +208,8 @@ class ProgressReporter:
     def fetching(self, done_bytes: int, total_bytes: int) -> None:
         """Report that files are being fetched from the hub."""
         now = time.monotonic()
-        if now - self._fetching_told_at > _FETCHING_TOLD_SECONDS:
-            self._fetching_told_at = now
+        if now - self._fetching_reported_at > _FETCHING_REPORT_SECONDS:
+            self._fetching_reported_at = now
             self._channel.send(
                 Progress(done_bytes=done_bytes, total_bytes=total_bytes, is_fetching=True)
             )

@@ -30,7 +30,7 @@ _Kind = tuple[int, int, int]
 
 
 class RecentSteps:
-    """The recent steps of one stage. ``took`` is for its compute thread, ``times`` for any."""
+    """The recent steps of one stage. ``record`` is for its compute thread, ``times`` for any."""
 
     def __init__(self) -> None:
         self._kinds: dict[_Kind, BlockMeans] = {}

@@ -94,13 +94,13 @@ class Symbols:
 def read_symbols(image: ElfImage, dynamic: Dynamic, versions: Versions) -> Symbols:
     """Return the symbols of both kinds. Raise ``ElfError`` if a table is malformed."""
     first_found, end_found = _hashed(image, dynamic)
-    asked_for, called = _asked_for(image, dynamic, end_found)
-    count = max(end_found, len(asked_for))
+    is_referenced, called = _find_references(image, dynamic, end_found)
+    count = max(end_found, len(is_referenced))
     if not count:
         return Symbols(undefined=(), defined=DefinedSymbols())
     table = _table(image, dynamic, count)
     indexes = _version_indexes(image, dynamic, count)
-    rows = _undefined_rows(table, asked_for)
+    rows = _undefined_rows(table, is_referenced)
     undefined = _undefined(
         names=dynamic.strings.texts(table["name"][rows].astype(np.int64)),
         versions=_versions_of(indexes[rows], versions),
@@ -142,9 +142,9 @@ def _version_indexes(image: ElfImage, dynamic: Dynamic, count: int) -> npt.NDArr
     return indexes
 
 
-def _undefined_rows(table: Table, asked_for: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+def _undefined_rows(table: Table, is_referenced: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
     rows: npt.NDArray[np.bool_] = np.zeros(len(table), np.bool_)
-    rows[: len(asked_for)] = asked_for
+    rows[: len(is_referenced)] = is_referenced
     rows &= table["shndx"] == _SHN_UNDEF
     rows &= np.isin(table["other"] & 3, _VISIBLE)
     rows &= np.isin(table["info"] >> 4, (_STB_GLOBAL, _STB_WEAK))
@@ -238,7 +238,7 @@ def _gnu_hashed(image: ElfImage, address: int) -> tuple[int, int]:
     raise ElfError(f"{what} has an unterminated chain")
 
 
-def _asked_for(
+def _find_references(
     image: ElfImage, dynamic: Dynamic, end_found: int
 ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
     """Return whether a relocation refers to each symbol, by index, up to the last one referred to;
@@ -260,10 +260,10 @@ def _asked_for(
     count = max((int(table.max(initial=-1)) + 1 for table in tables), default=0)
     if count > MAX_SYMBOLS:
         raise ElfError(f"a relocation refers to symbol {count - 1}")
-    asked_for = np.zeros(count, np.bool_)
+    is_referenced = np.zeros(count, np.bool_)
     for table in tables:
-        asked_for[table] = True
-    return asked_for, tables[-1]
+        is_referenced[table] = True
+    return is_referenced, tables[-1]
 
 
 def _relocated(

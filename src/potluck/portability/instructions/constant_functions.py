@@ -101,8 +101,8 @@ class _SymbolTables:
         # A name may share the end of a longer one, so every occurrence counts.
         pattern = re.escape(name.encode("ascii")) + rb"\0"
         places = [match.start() for match in re.finditer(pattern, self.names)]
-        is_asked = np.isin(self.symbols["name"], places) & (self.symbols["shndx"] != 0)
-        found = self.symbols["value"][is_asked]
+        is_match = np.isin(self.symbols["name"], places) & (self.symbols["shndx"] != 0)
+        found = self.symbols["value"][is_match]
         return int(found[0]) if found.size else None
 
 

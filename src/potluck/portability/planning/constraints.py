@@ -42,13 +42,13 @@ def constraints_files(
     """
     by_name = {each.name: each for each in targets}
     of_environments: dict[_Environment, dict[str, str]] = {}
-    is_told_apart = True
+    is_determined_by_markers = True
     for plan in plans:
         target = by_name[plan.host]
         environment = _Environment(machine=target.host.machine, python=target.python.version)
         versions = of_environments.setdefault(environment, dict(plan.versions()))
-        is_told_apart = is_told_apart and versions == plan.versions()
-    if is_told_apart:
+        is_determined_by_markers = is_determined_by_markers and versions == plan.versions()
+    if is_determined_by_markers:
         return {output: _text([each.host for each in plans], _with_markers(of_environments))}
     return {
         output.with_name(f"{output.stem}-{plan.host}{output.suffix}"): _text(

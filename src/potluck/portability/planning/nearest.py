@@ -37,16 +37,16 @@ class NearestFinder:
         target: Target,
         requirements: Sequence[Requirement],
         *,
-        is_asked: bool,
+        is_requested: bool,
         may_be_python: bool,
         libraries: frozenset[str],
     ) -> Iterator[Nearest]:
         """Yield what fits ``target`` if ``requirements`` do not because of ``package``.
 
-        ``is_asked``: the user named the package; ``may_be_python``: another Python might help;
+        ``is_requested``: the user named the package; ``may_be_python``: another Python might help;
         ``libraries`` are those that the newest release misses there, if that is the only reason.
         """
-        if is_asked:
+        if is_requested:
             any_release = Want(
                 name=package, specifier=SpecifierSet(), hosts=frozenset({target.name})
             )

@@ -72,7 +72,7 @@ class PipIndex:
         self._folder.cleanup()
 
     @property
-    def asked_projects(self) -> tuple[str, ...]:
+    def queried_projects(self) -> tuple[str, ...]:
         """The names that were looked up, in order."""
         return tuple(self._files)
 

@@ -90,7 +90,7 @@ class Explainer:
                 package,
                 targets[0],
                 requirements,
-                is_asked=bool(requested),
+                is_requested=bool(requested),
                 may_be_python=bool(kinds & PYTHON_KINDS),
                 libraries=self._missing_libraries(package, targets[0].name),
             )

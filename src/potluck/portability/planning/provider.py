@@ -80,8 +80,8 @@ class Provider(AbstractProvider[Want, Candidate, Key]):
         specifiers = [each for want in wants for each in want.specifier]
         is_pinned = any(each.operator in ("==", "===") for each in specifiers)
         is_cause = any(self.identify(each.requirement) == identifier for each in backtrack_causes)
-        is_asked = any(not each.parent for each in wants)
-        return not is_pinned, not is_cause, not is_asked, not specifiers, identifier
+        is_requested = any(not each.parent for each in wants)
+        return not is_pinned, not is_cause, not is_requested, not specifiers, identifier
 
     def find_matches(
         self,

@@ -191,12 +191,12 @@ class _Wheel:
         if missing:
             return f"there is no {' and no '.join(missing)} in its {folder}"
         data = self._archive.read(f"{folder}/WHEEL", most_bytes=_MAX_METADATA_BYTES)
-        said = BytesParser().parsebytes(data, headersonly=True)["Wheel-Version"]
-        if said is None:
+        wheel_version = BytesParser().parsebytes(data, headersonly=True)["Wheel-Version"]
+        if wheel_version is None:
             return "its WHEEL has no Wheel-Version"
-        match = _WHEEL_VERSION.fullmatch(str(said).strip())
+        match = _WHEEL_VERSION.fullmatch(str(wheel_version).strip())
         if match is None:
-            return f"{str(said).strip()!r} is not a valid Wheel-Version"
+            return f"{str(wheel_version).strip()!r} is not a valid Wheel-Version"
         if int(match[1]) > _NEWEST_WHEEL_MAJOR:
             return (
                 f"it has Wheel-Version {match[0]}, but installers support {_NEWEST_WHEEL_MAJOR}.x"

@@ -30,7 +30,7 @@ _MAX_DEVICES = 64
 _MAX_INFO_BYTES = 1 << 16
 """Maximum bytes per string; lists of extensions have a few thousand."""
 
-_MAX_TOLD_CHARACTERS = 200
+_MAX_TEXT_CHARACTERS = 200
 """Maximum length of a printed name: above the longest, and small enough for the output's limit."""
 
 _TYPE_GPU = 1 << 2
@@ -212,7 +212,7 @@ def _pci_address(domain: int, bus: int, device: int, function: int) -> str:
 
 
 def _name(data: bytes) -> str | None:
-    return _text(data)[:_MAX_TOLD_CHARACTERS] if data else None
+    return _text(data)[:_MAX_TEXT_CHARACTERS] if data else None
 
 
 def _text(data: bytes) -> str:

@@ -111,11 +111,11 @@ def _size_files(system: System, device: Path) -> list[Path]:
 
 
 def _queries(system: System, report: DetectorReport) -> tuple[VendorQuery, ...]:
-    is_wanted = any(_is_asked_for(device) for device in report.devices)
+    is_wanted = any(_needs_memory_query(device) for device in report.devices)
     return (_MEMORY,) if is_wanted else ()
 
 
-def _is_asked_for(device: Device) -> bool:
+def _needs_memory_query(device: Device) -> bool:
     return not device.memory.is_shared and not device.problem
 
 
@@ -129,8 +129,8 @@ def merge(report: DetectorReport, outcome: ChildOutcome) -> DetectorReport:
         return _with_problems(report, [f"the answer is invalid: {error}"])
     cards = {f"pci-{card.address}": card for card in document.cards}
     devices = tuple(
-        dataclasses.replace(device, memory=_told_memory(device, cards[device.device_id]))
-        if _is_asked_for(device) and device.device_id in cards
+        dataclasses.replace(device, memory=_reported_memory(device, cards[device.device_id]))
+        if _needs_memory_query(device) and device.device_id in cards
         else device
         for device in report.devices
     )
@@ -145,7 +145,7 @@ def _with_problems(report: DetectorReport, reasons: list[str]) -> DetectorReport
     return dataclasses.replace(report, problems=report.problems + lines)
 
 
-def _told_memory(device: Device, card: IntelCard) -> DeviceMemory:
+def _reported_memory(device: Device, card: IntelCard) -> DeviceMemory:
     if card.total_bytes == 0:
         return DeviceMemory(
             total_bytes=None,

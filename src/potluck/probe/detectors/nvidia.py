@@ -36,7 +36,7 @@ from potluck.types.hardware import DetectorReport, Device
 _NVML_DRIVERS = frozenset({DRIVER, WSL_DRIVER}) | TEGRA_DRIVERS
 """Drivers that support NVML; Tegra's may not, and does not need it."""
 
-_NOT_TOLD = "only NVML reports it, but it did not"
+_NOT_REPORTED = "only NVML reports it, but it did not"
 
 _VERSION = re.compile(r"Kernel Module\s+(?:for \S+\s+)?(\d+\.[\d.]+)")
 """``NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 …``; the open one says
@@ -82,7 +82,9 @@ def _pci_device(system: System, found: PciDevice) -> Device:
         chip=found.ids,
         driver=found.driver,
         device_files=tuple(str(file) for file in files) if is_driven else (),
-        memory=(shared_memory(system) if shares_memory(found.ids) else unknown_memory(_NOT_TOLD)),
+        memory=(
+            shared_memory(system) if shares_memory(found.ids) else unknown_memory(_NOT_REPORTED)
+        ),
         figures=table_figures(reported_name, chip=found.ids),
         versions=_versions(system, information) if is_driven else (),
         problem=files_problem(system, files) if is_driven else _driver_problem(found.driver),
@@ -192,7 +194,7 @@ def _stand_in(
         chip="",
         driver=driver,
         device_files=tuple(str(file) for file in files),
-        memory=unknown_memory(_NOT_TOLD),
+        memory=unknown_memory(_NOT_REPORTED),
         problem=files_problem(system, files),
         interfaces=(cuda(""),) if is_only_one else (),
     )

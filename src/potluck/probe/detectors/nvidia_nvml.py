@@ -154,8 +154,8 @@ def _pairs(devices: tuple[Device, ...], cards: tuple[NvmlCard, ...]) -> dict[str
 
 def _is_left(device: Device, pairs: dict[str, NvmlCard]) -> bool:
     """Return whether NVML could have reported the device, and no card is matched with it."""
-    is_asked_for = device.driver == DRIVER or _is_tegra(device)
-    return is_asked_for and not _is_stand_in(device) and device.device_id not in pairs
+    is_reportable = device.driver == DRIVER or _is_tegra(device)
+    return is_reportable and not _is_stand_in(device) and device.device_id not in pairs
 
 
 def _is_stand_in(device: Device) -> bool:

@@ -57,10 +57,10 @@ def _reason(unloadable: UnloadablePackage | OpenedLibrary) -> str:
     """Return what its files lack, or if unknown, the dynamic linker's error."""
     messages = list(dict.fromkeys(lack.message for lack in unloadable.lacks))
     if not messages:
-        return unloadable.said
+        return unloadable.load_error
     more = len(messages) - _MAX_LACKS
-    said = "; ".join(messages[:_MAX_LACKS])
-    return f"{said}, and {more} more" if more > 0 else said
+    summary = "; ".join(messages[:_MAX_LACKS])
+    return f"{summary}, and {more} more" if more > 0 else summary
 
 
 def _fix(lacks: tuple[Lack, ...]) -> str:

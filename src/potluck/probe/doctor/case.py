@@ -124,14 +124,15 @@ class Cluster:
 class UnloadablePackage:
     """An installed Python package whose compiled part cannot be loaded.
 
-    ``loss`` completes "without it …"; it is empty if Potluck works without the package. ``said`` is
-    Python's error, and ``lacks`` the known requirements of its files that this machine lacks.
+    ``loss`` completes "without it …"; it is empty if Potluck works without the package.
+    ``load_error`` is Python's error, and ``lacks`` the known requirements of its files that this
+    machine lacks.
     """
 
     name: str
     version: str
     loss: str
-    said: str
+    load_error: str
     lacks: tuple[Lack, ...]
 
 
@@ -139,13 +140,14 @@ class UnloadablePackage:
 class OpenedLibrary:
     """A system library that is opened by a backend that failed on every device.
 
-    ``path`` is where the backend finds it; empty if it does not. ``said`` is the dynamic linker's
-    error; empty if the library loads. ``lacks`` has its known requirements that this machine lacks.
+    ``path`` is where the backend finds it; empty if it does not. ``load_error`` is the dynamic
+    linker's error; empty if the library loads. ``lacks`` has its known requirements that this
+    machine lacks.
     """
 
     library: BackendLibrary
     path: str
-    said: str
+    load_error: str
     lacks: tuple[Lack, ...]
 
 
@@ -223,7 +225,7 @@ class Case:
         return tuple(
             each
             for each in self.opened_libraries
-            if each.library in opened and (not each.path or each.said)
+            if each.library in opened and (not each.path or each.load_error)
         )
 
     @property

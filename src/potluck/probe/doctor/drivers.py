@@ -138,7 +138,7 @@ def nvidia_versions(case: Case) -> Iterator[Finding]:
         for library in libraries(case, rf"libnvidia-ml\.so\.{_VERSION}")
         for version in re.findall(_VERSION, library.name)
     }
-    is_answered = any(map(_is_told_by_nvml, case.accelerators))  # by some library at any path
+    is_answered = any(map(_is_reported_by_nvml, case.accelerators))  # by some library at any path
     if not is_answered and not found and not _has_any_library(case):
         yield _no_library(case, cards[0])
     elif not is_answered and kernel and found and kernel not in found:
@@ -149,13 +149,13 @@ def nvidia_versions(case: Case) -> Iterator[Finding]:
             f"the NVIDIA kernel driver is version {kernel}, but its library is version {version} "
             f"({library})",
         )
-    elif any(_MISMATCH.search(text) for text in _said(case, cards)):
+    elif any(_MISMATCH.search(text) for text in _problem_texts(case, cards)):
         yield _mismatch(
             case, cards[0], "the NVIDIA kernel driver and its library have different versions"
         )
 
 
-def _is_told_by_nvml(device: Device) -> bool:
+def _is_reported_by_nvml(device: Device) -> bool:
     """Return whether NVML reported a device: its memory, or the CUDA version of its driver."""
     is_known = device.memory.source.startswith("NVML") or "CUDA" in dict(device.versions)
     return device.make == "NVIDIA" and is_known
@@ -177,7 +177,7 @@ def _has_any_library(case: Case) -> bool:
     return next(libraries(case, r"libnvidia-ml\.so.*"), None) is not None
 
 
-def _said(case: Case, cards: list[Device]) -> Iterator[str]:
+def _problem_texts(case: Case, cards: list[Device]) -> Iterator[str]:
     for detector in case.report.detectors:
         yield from detector.problems
     for card in cards:

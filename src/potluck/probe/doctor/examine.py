@@ -75,12 +75,12 @@ def _findings(check: Check, case: Case) -> list[Finding]:
         return list(check(case))
     except Exception as error:  # noqa: BLE001 - a strange machine must not hide the other findings
         _log.debug("%s failed", check.__name__, exc_info=error)
-        said = f"the check {check.__name__} failed: {type(error).__name__}: {error}"
+        message = f"the check {check.__name__} failed: {type(error).__name__}: {error}"
         return [
             Finding(
                 check="doctor",
                 severity=Severity.NOTE,
-                message=" ".join(said.split()),
+                message=" ".join(message.split()),
                 command="potluck --debug doctor",
             )
         ]

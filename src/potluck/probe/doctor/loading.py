@@ -73,8 +73,8 @@ def _look_at_package(package: Package) -> UnloadablePackage | None:
     installed = _installed(package)
     if installed is None:
         return None
-    said = _problem("module", package.module)
-    if not said:
+    load_error = _problem("module", package.module)
+    if not load_error:
         return None
     root = Path(str(installed.locate_file("")))
     files = {str(file): root / file for file in installed.files or () if ".so" in file.name}
@@ -82,7 +82,7 @@ def _look_at_package(package: Package) -> UnloadablePackage | None:
         name=package.name,
         version=installed.version,
         loss=package.loss,
-        said=said,
+        load_error=load_error,
         lacks=_lacks(f"{package.name} {installed.version}", files),
     )
 
@@ -137,10 +137,10 @@ def find_library(
 
 
 def _look_at_library(system: System, library: BackendLibrary, path: str) -> OpenedLibrary:
-    said = _problem("library", path) if path else ""
-    files = {path: _below(system, path)} if said else {}
+    load_error = _problem("library", path) if path else ""
+    files = {path: _below(system, path)} if load_error else {}
     lacks = _lacks(library.name, files)
-    return OpenedLibrary(library=library, path=path, said=said, lacks=lacks)
+    return OpenedLibrary(library=library, path=path, load_error=load_error, lacks=lacks)
 
 
 def _below(system: System, path: str) -> Path:

@@ -162,10 +162,10 @@ def small_shared_memory(case: Case) -> Iterator[Finding]:
         command = "sudo mkdir -p /dev/shm && sudo mount -t tmpfs -o nosuid,nodev tmpfs /dev/shm"
     else:
         command = "sudo mount -o remount,size=1G /dev/shm"
-    said = "is missing" if size is None else f"is only {format_bytes(size)}"
+    problem = "is missing" if size is None else f"is only {format_bytes(size)}"
     yield Finding(
         check="shared-memory",
         severity=Severity.NOTE,
-        message=f"/dev/shm {said}: drivers and libraries that use shared memory fail",
+        message=f"/dev/shm {problem}: drivers and libraries that use shared memory fail",
         command=command,
     )

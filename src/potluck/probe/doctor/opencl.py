@@ -109,14 +109,14 @@ def missing_drivers(case: Case) -> Iterator[Finding]:
         yield Finding(
             check="opencl",
             severity=case.severity(device),
-            message=f"{title(device)}: {_said(case)}",
+            message=f"{title(device)}: {_problem(case)}",
             command=command,
             details="; ".join(filter(None, [details, _in_image(case)])),
             device_id=device.device_id,
         )
 
 
-def _said(case: Case) -> str:
+def _problem(case: Case) -> str:
     if any(_registered(case)):
         return "no installed OpenCL driver lists it"
     return "there is no OpenCL driver for it"

@@ -115,10 +115,10 @@ def _joined(device: Device, of_device: dict[str, list[Device]]) -> Device:
     shown = of_device.get(device.device_id)
     if not shown:
         return device
-    is_told = device.memory.total_bytes is not None
+    is_memory_known = device.memory.total_bytes is not None
     return replace(
         _with_interfaces(device, shown),
-        memory=device.memory if is_told else shown[0].memory,
+        memory=device.memory if is_memory_known else shown[0].memory,
         problem=_problem(device),
     )
 

@@ -104,14 +104,14 @@ def _arm(system: System, blocks: Sequence[Block]) -> CpuDescription:
             counts[core] += 1
             speeds[core] = max(speeds.get(core, (0, 0)), _speed(system, block))
     # Old kernels list a kind only once, after all cores: the kind of the other cores is unknown.
-    is_told_for_each = counts.total() == sum("processor" in block for block in blocks)
+    is_listed_per_core = counts.total() == sum("processor" in block for block in blocks)
     kinds = sorted(counts, key=lambda core: speeds[core], reverse=True)
     names = arm_core_names()
     return CpuDescription(
         family="arm",
         make=names.make(kinds[0]) if kinds else "",
         name=" + ".join(
-            f"{counts[core]}× {names.name(core)}" if is_told_for_each else names.name(core)
+            f"{counts[core]}× {names.name(core)}" if is_listed_per_core else names.name(core)
             for core in kinds
         ),
         chip="+".join(f"{core.implementer:02x}:{core.part:03x}" for core in kinds),

@@ -61,7 +61,7 @@ def is_tried_on(
     device: Device,
     *,
     allow_software: bool = False,
-    asked_backend: str | None = None,
+    requested_backend: str | None = None,
 ) -> bool:
     """Return whether a backend supports devices of this kind and vendor, and can use this one.
 
@@ -73,7 +73,7 @@ def is_tried_on(
         device.kind in spec.kinds
         and (not spec.makes or device.make in spec.makes)
         and bool(usable_interfaces(spec, device))
-        and (not is_software or allow_software or asked_backend == spec.name)
+        and (not is_software or allow_software or requested_backend == spec.name)
     )
 
 

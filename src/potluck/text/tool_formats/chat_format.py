@@ -67,14 +67,14 @@ class ChatFormat:
 
     def _answer(self, lark: LarkSource, tool_use: ToolUse, response: str | None) -> str | None:
         """Return the expression of everything after the reasoning; None if it is unconstrained."""
-        said = None if response is None else self._marked(lark, lark.part(response))
+        response_expression = None if response is None else self._marked(lark, lark.part(response))
         if not tool_use.tools or tool_use.mode is ToolMode.NONE:
-            return said
+            return response_expression
         tools = callable_tools(tool_use)
         if tool_use.mode is ToolMode.REQUIRED:
             return self._sections(lark, tool_use)
-        if said is not None:
-            return either((said, self._sections(lark, tool_use)))
+        if response_expression is not None:
+            return either((response_expression, self._sections(lark, tool_use)))
         if not is_constrained(tool_use):
             return None
         if self.syntax.writes_bare:

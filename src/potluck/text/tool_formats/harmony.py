@@ -70,9 +70,9 @@ class HarmonyFormat:
     def _answer(self, lark: LarkSource, tool_use: ToolUse, response: str | None) -> str | None:
         """Return the expression of the message after the reasoning; None if it is unconstrained."""
         final = lark.text(f"{_CHANNEL}final{_MESSAGE}")
-        said = None if response is None else f"{final} {lark.part(response)}"
+        response_expression = None if response is None else f"{final} {lark.part(response)}"
         if not tool_use.tools or tool_use.mode is ToolMode.NONE:
-            return said
+            return response_expression
         tools = callable_tools(tool_use)
         calls = []
         for tool in tools:
@@ -87,9 +87,9 @@ class HarmonyFormat:
         call = lark.rule(either(calls))
         if tool_use.mode is ToolMode.REQUIRED:
             return call
-        if said is None and not is_constrained(tool_use):
+        if response_expression is None and not is_constrained(tool_use):
             return None
-        return either((call, said or f"{final} {TEXT}"))
+        return either((call, response_expression or f"{final} {TEXT}"))
 
 
 class _HarmonyParser(SteppedParser):

@@ -307,12 +307,12 @@ class CallStream:
             self._say(held)
 
     def _say(self, text: str) -> None:
-        said = text.rstrip()
-        if said:
-            self._parts.append(TextPart(text=self._space + said))
+        stripped = text.rstrip()
+        if stripped:
+            self._parts.append(TextPart(text=self._space + stripped))
             self._space = ""
             self._is_after_call = False
-        self._space += text[len(said) :]
+        self._space += text[len(stripped) :]
 
     def _argue(self, text: str) -> None:
         if text:

@@ -26,7 +26,7 @@ def _install(folder: Path, role: str) -> None:
 
     send = OutgoingEdge.send
 
-    def die_if_told(point: str) -> None:
+    def die_if_requested(point: str) -> None:
         try:
             (folder / f"{role}-{point}").unlink()
         except FileNotFoundError:
@@ -34,9 +34,9 @@ def _install(folder: Path, role: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     def send_or_die(self: OutgoingEdge, *arguments: object, **options: object) -> object:
-        die_if_told("before_send")
+        die_if_requested("before_send")
         result = send(self, *arguments, **options)  # type: ignore[arg-type]
-        die_if_told("after_send")
+        die_if_requested("after_send")
         return result
 
     OutgoingEdge.send = send_or_die  # type: ignore[method-assign,assignment]

@@ -11,13 +11,13 @@ from support.processes.proportion import assert_in_proportion
 from support.text.rendered import (
     USAGE,
     Event,
-    called,
-    ended,
+    arguments_delta,
     events,
-    gained,
-    said,
+    finish_delta,
+    reasoning_delta,
     stream,
-    thought,
+    text_delta,
+    tool_call_delta,
     whole,
 )
 
@@ -64,7 +64,7 @@ def stop(index: int) -> Event:
 
 def test_a_stream_of_text() -> None:
     each = renderer()
-    found = events(stream(each, [said("Hel"), said("lo"), ended()]))
+    found = events(stream(each, [text_delta("Hel"), text_delta("lo"), finish_delta()]))
     assert each.request_id.startswith("msg_")
     assert found == [
         {
@@ -95,13 +95,13 @@ def test_a_stream_of_text() -> None:
 
 def test_a_stream_of_a_thought_a_text_and_two_calls_has_a_block_for_each() -> None:
     deltas = [
-        thought("Hm"),
-        thought("m"),
-        said("I look."),
-        called(0, "find", '{"a":'),
-        gained(0, "1}"),
-        called(1, "clock", "{}"),
-        ended(),
+        reasoning_delta("Hm"),
+        reasoning_delta("m"),
+        text_delta("I look."),
+        tool_call_delta(0, "find", '{"a":'),
+        arguments_delta(0, "1}"),
+        tool_call_delta(1, "clock", "{}"),
+        finish_delta(),
     ]
     found = without_ids(events(stream(renderer(), deltas)))
     assert found[1:-2] == [
@@ -125,14 +125,14 @@ def test_a_stream_of_a_thought_a_text_and_two_calls_has_a_block_for_each() -> No
 
 def test_a_whole_message_has_the_same_blocks() -> None:
     deltas = [
-        thought("Hm"),
-        thought("m"),
-        said("I "),
-        said("look."),
-        called(0, "find", '{"a":'),
-        gained(0, " [1]}"),
-        called(1, "clock"),
-        ended(),
+        reasoning_delta("Hm"),
+        reasoning_delta("m"),
+        text_delta("I "),
+        text_delta("look."),
+        tool_call_delta(0, "find", '{"a":'),
+        arguments_delta(0, " [1]}"),
+        tool_call_delta(1, "clock"),
+        finish_delta(),
     ]
     each = renderer()
     answer = whole(each, deltas)
@@ -156,34 +156,36 @@ def test_a_whole_message_has_the_same_blocks() -> None:
 
 
 def test_an_answer_without_text_has_no_blocks() -> None:
-    assert whole(renderer(), [ended()])["content"] == []
-    kinds = [event["type"] for event in events(stream(renderer(), [ended()]))]
+    assert whole(renderer(), [finish_delta()])["content"] == []
+    kinds = [event["type"] for event in events(stream(renderer(), [finish_delta()]))]
     assert kinds == ["message_start", "message_delta", "message_stop"]
 
 
 @pytest.mark.parametrize(
     ("last", "reason", "by"),
     [
-        (ended(), "end_turn", None),
-        (ended(FinishReason.LENGTH), "max_tokens", None),
-        (ended(by="END"), "stop_sequence", "END"),
+        (finish_delta(), "end_turn", None),
+        (finish_delta(FinishReason.LENGTH), "max_tokens", None),
+        (finish_delta(by="END"), "stop_sequence", "END"),
     ],
 )
 def test_why_an_answer_has_ended(last: Delta, reason: str, by: str | None) -> None:
     expected = {"stop_reason": reason, "stop_sequence": by}
-    assert events(stream(renderer(), [said("a"), last]))[-2]["delta"] == expected
-    answer = whole(renderer(), [said("a"), last])
+    assert events(stream(renderer(), [text_delta("a"), last]))[-2]["delta"] == expected
+    answer = whole(renderer(), [text_delta("a"), last])
     assert {name: answer[name] for name in expected} == expected
 
 
 def test_a_call_that_was_cut_off_is_no_complete_one() -> None:
-    answer = whole(renderer(), [called(0, "find", '{"path": "/ho'), ended(FinishReason.LENGTH)])
+    answer = whole(
+        renderer(), [tool_call_delta(0, "find", '{"path": "/ho'), finish_delta(FinishReason.LENGTH)]
+    )
     assert answer["stop_reason"] == "max_tokens"
     assert answer["content"][0]["input"] == {"arguments": '{"path": "/ho'}
 
 
 def test_thoughts_that_are_to_be_omitted_are_empty() -> None:
-    deltas = [thought("secret"), said("a"), ended()]
+    deltas = [reasoning_delta("secret"), text_delta("a"), finish_delta()]
     found = events(stream(renderer(omits_thoughts=True), deltas))
     assert "secret" not in json.dumps(found)
     assert found[1:3] == [
@@ -236,7 +238,7 @@ def test_errors(status: int, kind: str) -> None:
 @pytest.mark.slow
 def test_a_long_answer_takes_time_in_proportion() -> None:
     def prepared(count: int) -> Callable[[], object]:
-        deltas = [*(said("x" * 20) for _ in range(count)), ended()]
+        deltas = [*(text_delta("x" * 20) for _ in range(count)), finish_delta()]
         usage = Usage(num_prompt_tokens=1, num_new_tokens=count)
         return partial(whole, renderer(), deltas, usage)
 

@@ -20,20 +20,20 @@ FIND = {"name": "find", "description": "Finds.", "input_schema": SCHEMA}
 USER = {"role": "user", "content": "hi"}
 
 
-def asked(**fields: Any) -> ChatRequest:
+def to_request(**fields: Any) -> ChatRequest:
     body = {"model": "m", "max_tokens": 5, "messages": [USER], **fields}
     return messages_request(parse_messages(json.dumps(body).encode()))
 
 
 def refused(**fields: Any) -> str | None:
     with pytest.raises(ApiError) as error:
-        asked(**fields)
+        to_request(**fields)
     assert error.value.status == 400
     return error.value.param
 
 
 def test_a_plain_request() -> None:
-    assert asked() == ChatRequest(
+    assert to_request() == ChatRequest(
         model_id="m",
         max_new_tokens=5,
         messages=[ChatMessage(role="user", content="hi")],
@@ -42,7 +42,7 @@ def test_a_plain_request() -> None:
 
 
 def test_every_field() -> None:
-    read = asked(
+    read = to_request(
         system=[{"type": "text", "text": "Be"}, {"type": "text", "text": "brief"}],
         temperature=0.5,
         top_p=0.9,
@@ -72,7 +72,7 @@ def test_every_field() -> None:
 
 
 def test_a_turn_with_tools_is_a_chat_in_order() -> None:
-    read = asked(
+    read = to_request(
         system="Be brief",
         messages=[
             {
@@ -123,7 +123,7 @@ def test_a_turn_with_tools_is_a_chat_in_order() -> None:
 
 
 def test_text_before_a_result_comes_before_it() -> None:
-    read = asked(
+    read = to_request(
         messages=[
             {
                 "role": "user",
@@ -141,7 +141,7 @@ def test_text_before_a_result_comes_before_it() -> None:
 
 
 def test_a_last_message_of_the_assistant_is_continued() -> None:
-    assert asked(messages=[USER, {"role": "assistant", "content": "I"}]).ending is (
+    assert to_request(messages=[USER, {"role": "assistant", "content": "I"}]).ending is (
         ChatEnding.CONTINUED
     )
 
@@ -157,7 +157,7 @@ def test_a_last_message_of_the_assistant_is_continued() -> None:
     ],
 )
 def test_the_choice_of_a_tool(choice: object, mode: ToolMode, name: str | None) -> None:
-    use = asked(tools=[FIND], tool_choice=choice).tool_use
+    use = to_request(tools=[FIND], tool_choice=choice).tool_use
     assert (use.mode, use.name, use.is_parallel) == (mode, name, True)
 
 
@@ -173,19 +173,19 @@ def test_the_choice_of_a_tool(choice: object, mode: ToolMode, name: str | None) 
     ],
 )
 def test_thinking(thinking: object, thinks: bool | None, effort: str | None) -> None:
-    read = asked(thinking=thinking)
+    read = to_request(thinking=thinking)
     assert (read.thinks, read.reasoning_effort) == (thinks, effort)
 
 
 def test_an_effort_comes_before_a_budget() -> None:
     thinking = {"type": "enabled", "budget_tokens": 1024}
-    assert asked(thinking=thinking, output_config={"effort": "max"}).reasoning_effort == "max"
+    assert to_request(thinking=thinking, output_config={"effort": "max"}).reasoning_effort == "max"
 
 
 def test_what_says_nothing_about_the_answer_is_taken() -> None:
     ephemeral = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
-    plain = asked(system="s", tools=[FIND])
-    assert plain == asked(
+    plain = to_request(system="s", tools=[FIND])
+    assert plain == to_request(
         **ephemeral,
         service_tier="auto",
         speed="standard",

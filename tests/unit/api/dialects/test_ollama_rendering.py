@@ -13,14 +13,14 @@ from support.processes.proportion import assert_in_proportion
 from support.text.rendered import (
     USAGE,
     Event,
-    called,
-    ended,
-    gained,
+    arguments_delta,
+    finish_delta,
     lines,
-    said,
-    scored,
+    reasoning_delta,
+    scored_delta,
     stream,
-    thought,
+    text_delta,
+    tool_call_delta,
     whole,
 )
 
@@ -70,7 +70,11 @@ TAIL = {
 
 
 def test_a_stream_of_a_chat() -> None:
-    found = lines(stream(renderer(), [thought("Hm"), said("Hel"), said("lo"), ended()]))
+    found = lines(
+        stream(
+            renderer(), [reasoning_delta("Hm"), text_delta("Hel"), text_delta("lo"), finish_delta()]
+        )
+    )
     assert [undated(each) for each in found] == [
         {"message": {"role": "assistant", "content": "", "thinking": "Hm"}, "done": False},
         {"message": {"role": "assistant", "content": "Hel"}, "done": False},
@@ -80,28 +84,41 @@ def test_a_stream_of_a_chat() -> None:
 
 
 def test_a_whole_chat() -> None:
-    found = whole(renderer(), [thought("H"), thought("m"), said("Hel"), said("lo"), ended()])
+    found = whole(
+        renderer(),
+        [
+            reasoning_delta("H"),
+            reasoning_delta("m"),
+            text_delta("Hel"),
+            text_delta("lo"),
+            finish_delta(),
+        ],
+    )
     message = {"role": "assistant", "content": "Hello", "thinking": "Hm"}
     assert undated(found) == {"message": message, **TAIL}
 
 
 def test_generated_text() -> None:
-    found = lines(stream(renderer(generate_fields), [thought("Hm"), said("Hello"), ended()]))
+    found = lines(
+        stream(
+            renderer(generate_fields), [reasoning_delta("Hm"), text_delta("Hello"), finish_delta()]
+        )
+    )
     assert [undated(each) for each in found] == [
         {"response": "", "thinking": "Hm", "done": False},
         {"response": "Hello", "done": False},
         {"response": "", **TAIL},
     ]
-    assert whole(renderer(generate_fields), [said("a"), ended()])["response"] == "a"
+    assert whole(renderer(generate_fields), [text_delta("a"), finish_delta()])["response"] == "a"
 
 
 def test_calls_are_given_when_they_are_complete() -> None:
     deltas = [
-        said("I look."),
-        called(0, "find", '{"a":'),
-        gained(0, " 1}"),
-        called(1, "clock"),
-        ended(),
+        text_delta("I look."),
+        tool_call_delta(0, "find", '{"a":'),
+        arguments_delta(0, " 1}"),
+        tool_call_delta(1, "clock"),
+        finish_delta(),
     ]
     first = {"function": {"index": 0, "name": "find", "arguments": {"a": 1}}}
     second = {"function": {"index": 1, "name": "clock", "arguments": {}}}
@@ -117,10 +134,13 @@ def test_calls_are_given_when_they_are_complete() -> None:
 
 
 def test_the_end_of_an_answer() -> None:
-    assert whole(renderer(), [said("a"), ended(FinishReason.LENGTH)])["done_reason"] == "length"
+    assert (
+        whole(renderer(), [text_delta("a"), finish_delta(FinishReason.LENGTH)])["done_reason"]
+        == "length"
+    )
     nothing = Usage(num_prompt_tokens=0, num_new_tokens=0)
-    assert whole(renderer(), [ended()], nothing)["done_reason"] == "load"
-    assert lines(stream(renderer(), [ended()], nothing))[-1]["done_reason"] == "load"
+    assert whole(renderer(), [finish_delta()], nothing)["done_reason"] == "load"
+    assert lines(stream(renderer(), [finish_delta()], nothing))[-1]["done_reason"] == "load"
 
 
 def test_every_line_of_a_stream_that_waits_is_an_object() -> None:
@@ -133,7 +153,7 @@ def test_every_line_of_a_stream_that_waits_is_an_object() -> None:
 
 def test_log_probabilities() -> None:
     scores = [{"token": "A", "logprob": -0.5, "bytes": [65], "top_logprobs": []}]
-    deltas = [scored(65, "A"), ended()]
+    deltas = [scored_delta(65, "A"), finish_delta()]
     assert lines(stream(renderer(), deltas))[0]["logprobs"] == scores
     assert whole(renderer(), deltas)["logprobs"] == scores
 
@@ -148,7 +168,11 @@ def test_errors() -> None:
 @pytest.mark.parametrize("is_call", [False, True])
 def test_a_long_answer_takes_time_in_proportion(is_call: bool) -> None:
     def prepared(count: int) -> Callable[[], object]:
-        pieces = [gained(0, "x" * 20) if is_call else said("x" * 20) for _ in range(count)]
-        return partial(whole, renderer(), [called(0, "find"), *pieces, ended()], USAGE)
+        pieces = [
+            arguments_delta(0, "x" * 20) if is_call else text_delta("x" * 20) for _ in range(count)
+        ]
+        return partial(
+            whole, renderer(), [tool_call_delta(0, "find"), *pieces, finish_delta()], USAGE
+        )
 
     assert_in_proportion(prepared, 4_000)

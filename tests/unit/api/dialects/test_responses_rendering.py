@@ -17,14 +17,14 @@ from support.processes.proportion import assert_in_proportion
 from support.text.rendered import (
     USAGE,
     Event,
-    called,
-    ended,
+    arguments_delta,
     events,
-    gained,
-    said,
-    scored,
+    finish_delta,
+    reasoning_delta,
+    scored_delta,
     stream,
-    thought,
+    text_delta,
+    tool_call_delta,
     whole,
 )
 
@@ -37,14 +37,14 @@ from potluck.types.sequence import FinishReason
 from potluck.types.step import SamplingParams
 
 FULL = [
-    thought("H"),
-    thought("m"),
-    said("I "),
-    said("look."),
-    called(0, "find", '{"a":'),
-    gained(0, "1}"),
-    called(1, "clock", "{}"),
-    ended(),
+    reasoning_delta("H"),
+    reasoning_delta("m"),
+    text_delta("I "),
+    text_delta("look."),
+    tool_call_delta(0, "find", '{"a":'),
+    arguments_delta(0, "1}"),
+    tool_call_delta(1, "clock", "{}"),
+    finish_delta(),
 ]
 
 
@@ -79,7 +79,7 @@ def without_ids(events: list[Event]) -> list[Event]:
 
 def test_a_stream_of_text() -> None:
     each = renderer()
-    found = events(stream(each, [said("Hel"), said("lo"), ended()]))
+    found = events(stream(each, [text_delta("Hel"), text_delta("lo"), finish_delta()]))
     assert [event.pop("sequence_number") for event in found] == list(range(len(found)))
     part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
     done = {**part, "text": "Hello"}
@@ -187,8 +187,8 @@ def test_a_whole_response_has_what_the_stream_has() -> None:
             "output_tokens_details": {"reasoning_tokens": 2},
             "total_tokens": 27,
         }
-    ((told, output),) = kept.responses
-    assert told["status"] == "completed"
+    ((kept_response, output),) = kept.responses
+    assert kept_response["status"] == "completed"
     assert [item["type"] for item in output] == [item["type"] for item in answer["output"]]
 
 
@@ -209,7 +209,7 @@ def test_what_was_asked_for_is_said_again() -> None:
             tools=[tool],
             user="somebody",
         ),
-        [ended()],
+        [finish_delta()],
     )
     assert answer.pop("id").startswith("resp_")
     assert abs(answer.pop("created_at") - time.time()) < 60
@@ -239,9 +239,9 @@ def test_what_was_asked_for_is_said_again() -> None:
     }
 
 
-@pytest.mark.parametrize("deltas", [[said("Hel")], [called(0, "find", '{"a')]])
+@pytest.mark.parametrize("deltas", [[text_delta("Hel")], [tool_call_delta(0, "find", '{"a')]])
 def test_an_answer_that_was_cut_off_is_incomplete(deltas: list[Delta]) -> None:
-    cut = [*deltas, ended(FinishReason.LENGTH)]
+    cut = [*deltas, finish_delta(FinishReason.LENGTH)]
     last = events(stream(renderer(), cut))[-1]
     assert last["type"] == "response.incomplete"
     for response in (last["response"], whole(renderer(), cut)):
@@ -254,13 +254,22 @@ def test_log_probabilities_are_those_of_the_text() -> None:
     def logprob(token: int) -> Event:
         return {"token": chr(token), "logprob": -0.5, "bytes": [token], "top_logprobs": []}
 
-    deltas = [thought("Hm"), scored(60), scored(65, "A"), scored(66), scored(67, "BC"), ended()]
+    deltas = [
+        reasoning_delta("Hm"),
+        scored_delta(60),
+        scored_delta(65, "A"),
+        scored_delta(66),
+        scored_delta(67, "BC"),
+        finish_delta(),
+    ]
     found = events(stream(renderer(), deltas))
     texts = [event for event in found if event["type"] == "response.output_text.delta"]
     assert [event["logprobs"] for event in texts] == [[logprob(65)], [logprob(66), logprob(67)]]
     (part,) = whole(renderer(), deltas)["output"][1]["content"]
     assert part["logprobs"] == [logprob(65), logprob(66), logprob(67)]
-    (item,) = whole(renderer(), [scored(60), scored(65, "<A"), ended()])["output"]
+    (item,) = whole(renderer(), [scored_delta(60), scored_delta(65, "<A"), finish_delta()])[
+        "output"
+    ]
     assert item["content"][0]["logprobs"] == [logprob(60), logprob(65)]
 
 
@@ -268,7 +277,7 @@ def test_log_probabilities_are_those_of_the_text() -> None:
 def test_a_stream_that_fails(status: int, code: str) -> None:
     kept = Kept()
     each = renderer(kept)
-    data = each.begin(USAGE) + each.delta(0, said("Hel"))
+    data = each.begin(USAGE) + each.delta(0, text_delta("Hel"))
     data += each.failed(ApiError(status, "a machine is gone", code="gone"))
     error, failed = events(data)[-2:]
     number = error.pop("sequence_number")
@@ -286,7 +295,7 @@ def test_a_stream_that_waits_sends_comments() -> None:
 @pytest.mark.slow
 def test_a_long_answer_takes_time_in_proportion() -> None:
     def prepared(count: int) -> Callable[[], object]:
-        deltas = [*(scored(65, "x" * 20) for _ in range(count)), ended()]
+        deltas = [*(scored_delta(65, "x" * 20) for _ in range(count)), finish_delta()]
         return partial(whole, renderer(), deltas)
 
     assert_in_proportion(prepared, 2_000)

@@ -26,7 +26,7 @@ def parsed(**fields: Any) -> ResponseBody:
     return parse_response(json.dumps({"model": "m", "input": "hi", **fields}).encode())
 
 
-def asked(**fields: Any) -> ChatRequest:
+def to_request(**fields: Any) -> ChatRequest:
     body = parsed(**fields)
     return response_request(body, input_messages(body))
 
@@ -36,7 +36,7 @@ def messages(*items: object) -> list[ChatMessage]:
 
 
 def test_a_plain_request() -> None:
-    assert asked() == ChatRequest(
+    assert to_request() == ChatRequest(
         model_id="m",
         messages=[ChatMessage(role="user", content="hi")],
         ending=ChatEnding.NEW_TURN,
@@ -44,7 +44,7 @@ def test_a_plain_request() -> None:
 
 
 def test_every_field() -> None:
-    read = asked(
+    read = to_request(
         instructions="Be brief",
         max_output_tokens=9,
         temperature=0.5,
@@ -87,17 +87,17 @@ def test_every_field() -> None:
 
 
 def test_log_probabilities_may_be_included() -> None:
-    assert asked().top_logprobs is None
-    assert asked(include=["message.output_text.logprobs"]).top_logprobs == 0
+    assert to_request().top_logprobs is None
+    assert to_request(include=["message.output_text.logprobs"]).top_logprobs == 0
 
 
 def test_no_effort_is_no_thought() -> None:
-    assert asked(reasoning={"effort": "none"}).thinks is False
-    assert asked(reasoning={}).thinks is None
+    assert to_request(reasoning={"effort": "none"}).thinks is False
+    assert to_request(reasoning={}).thinks is None
 
 
 def test_a_named_tool() -> None:
-    use = asked(tools=[FIND], tool_choice={"type": "function", "name": "find"}).tool_use
+    use = to_request(tools=[FIND], tool_choice={"type": "function", "name": "find"}).tool_use
     assert (use.mode, use.name) == (ToolMode.REQUIRED, "find")
 
 
@@ -111,7 +111,7 @@ def test_a_named_tool() -> None:
     ],
 )
 def test_forms_of_the_text(text: object, grammar: str | None) -> None:
-    assert asked(text=text).grammar == grammar
+    assert to_request(text=text).grammar == grammar
 
 
 def test_messages_of_all_roles() -> None:
@@ -148,11 +148,11 @@ def output(call_id: str, text: object) -> dict[str, object]:
 def test_items_of_one_turn_are_one_message() -> None:
     thoughts = {"type": "reasoning", "id": "rs", "summary": [], "content": [
         {"type": "reasoning_text", "text": "Hm"}]}  # fmt: skip
-    said = {"type": "message", "role": "assistant", "content": "I look."}
+    message = {"type": "message", "role": "assistant", "content": "I look."}
     assert messages(
         {"role": "user", "content": "hi"},
         thoughts,
-        said,
+        message,
         call("c1"),
         call("c2", "clock"),
         output("c1", "x"),
@@ -231,7 +231,7 @@ def test_a_summary_stands_for_thoughts() -> None:
 )
 def test_what_is_refused_is_named(fields: dict[str, Any], param: str) -> None:
     with pytest.raises(ApiError) as error:
-        asked(**fields)
+        to_request(**fields)
     assert (error.value.status, error.value.param) == (400, param)
 
 

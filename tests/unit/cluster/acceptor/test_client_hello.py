@@ -28,11 +28,11 @@ def hello_of(
         context.minimum_version = ssl.TLSVersion.TLSv1_3
     if protocols:
         context.set_alpn_protocols(list(protocols))
-    said = ssl.MemoryBIO()
-    client = context.wrap_bio(ssl.MemoryBIO(), said, server_hostname=name)
+    outgoing = ssl.MemoryBIO()
+    client = context.wrap_bio(ssl.MemoryBIO(), outgoing, server_hostname=name)
     with contextlib.suppress(ssl.SSLWantReadError):
         client.do_handshake()
-    return said.read()
+    return outgoing.read()
 
 
 def in_records(message: bytes, size: int) -> bytes:

@@ -143,9 +143,9 @@ def view(
 ) -> dict[str, Any]:
     document = cluster_view(A, reports, [], {}, [of or record()], metrics)
     schema = json.loads((SCHEMAS / "cluster.json").read_text())
-    told = json.loads(json.dumps(document))
-    jsonschema.validate(told, schema)
-    return cast(dict[str, Any], told)
+    decoded = json.loads(json.dumps(document))
+    jsonschema.validate(decoded, schema)
+    return cast(dict[str, Any], decoded)
 
 
 def places(stages: list[Mapping[str, Any]]) -> list[tuple[object, ...]]:

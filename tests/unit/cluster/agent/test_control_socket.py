@@ -19,11 +19,11 @@ from potluck.cluster.calls import Deploy
 class SlowCoordination:
     """Deploys for ever."""
 
-    num_asked = 0
+    num_calls = 0
     registry = SimpleNamespace(records={}, live=tuple)
 
     async def deploy(self, request: Deploy) -> None:
-        self.num_asked += 1
+        self.num_calls += 1
         await asyncio.sleep(60)
 
 
@@ -81,7 +81,7 @@ def test_what_is_being_answered_ends_with_the_agent(
         async with serve_control(AGENT, cast(Any, None), cast(Any, None), state, lambda: None):
             line = b'{"method": "deploy", "params": {"model": "demo"}}\n'
             asking = asyncio.create_task(answers(path, line))
-            await until(lambda: AGENT.coordination.num_asked == 1)
+            await until(lambda: AGENT.coordination.num_calls == 1)
         assert await asyncio.wait_for(asking, 20) == []
 
     asyncio.run(run())

@@ -282,9 +282,9 @@ def test_a_removed_deployment_is_not_revived_and_whoever_tries_is_told(make_node
         node.coordination.learn(a_record(9, B))
         await asyncio.sleep(0.01)
         assert node.coordination.registry.live() == ()
-        (told,) = [call for call in node.membership.calls if call[1] == "deployment.put"]
-        assert told[0] == B
-        assert decode(told[2], DeploymentRecord).state is DeploymentState.REMOVED
+        (put_call,) = [call for call in node.membership.calls if call[1] == "deployment.put"]
+        assert put_call[0] == B
+        assert decode(put_call[2], DeploymentRecord).state is DeploymentState.REMOVED
 
     run_in_virtual_time(run())
 

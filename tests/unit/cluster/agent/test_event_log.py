@@ -12,17 +12,17 @@ def happening(message: str = "It happened.") -> EventContent:
 
 def test_events_are_told_and_those_after_one_are_given_again() -> None:
     log = EventLog(lambda: 5.5)
-    told: list[ClusterEvent] = []
-    log.listeners.add(told.append)
+    events: list[ClusterEvent] = []
+    log.listeners.add(events.append)
     for _ in range(3):
         log.add(happening())
-    ids = [each.event_id for each in told]
+    ids = [each.event_id for each in events]
     assert ids == sorted(set(ids))
-    assert {each.time for each in told} == {5.5}
-    assert log.after(None) == tuple(told)
-    assert log.after(ids[0]) == tuple(told[1:])
+    assert {each.time for each in events} == {5.5}
+    assert log.after(None) == tuple(events)
+    assert log.after(ids[0]) == tuple(events[1:])
     assert log.after(ids[-1]) == ()
-    assert log.after(ids[-1] + 1000) == tuple(told)
+    assert log.after(ids[-1] + 1000) == tuple(events)
 
 
 def test_ids_grow_from_one_start_to_the_next_and_a_browser_can_hold_them() -> None:

@@ -18,16 +18,16 @@ OWN, ANSWERS, LEAVES = (NodeId(letter * 16) for letter in "abc")
 
 
 class Played:
-    """A membership whose nodes answer as ``said`` says; counts calls at a time."""
+    """A membership whose nodes answer as ``answers`` says; counts calls at a time."""
 
     node_id = OWN
 
-    def __init__(self, said: Mapping[NodeId, bytes | CallError]) -> None:
-        self._said = said
+    def __init__(self, answers: Mapping[NodeId, bytes | CallError]) -> None:
+        self._answers = answers
         self.num_running = self.most_running = 0
 
     def nodes(self) -> frozenset[NodeId]:
-        return frozenset(self._said) - {OWN}
+        return frozenset(self._answers) - {OWN}
 
     async def call(
         self, node: NodeId, method: str, payload: bytes, *, timeout_seconds: float
@@ -37,7 +37,7 @@ class Played:
         self.most_running = max(self.most_running, self.num_running)
         await asyncio.sleep(0.001)
         self.num_running -= 1
-        answer = self._said[node]
+        answer = self._answers[node]
         if isinstance(answer, CallError):
             raise answer
         return answer

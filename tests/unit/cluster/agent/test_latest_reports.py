@@ -24,16 +24,16 @@ class Nodes:
 
     def __init__(self) -> None:
         self.seconds: dict[NodeId, float | None] = {ONE: 0.0, OTHER: 0.0}
-        self.asked: list[NodeId] = []
+        self.requests: list[NodeId] = []
 
     async def ask(self, node: NodeId) -> NodeReport:
-        self.asked.append(node)
+        self.requests.append(node)
         seconds = self.seconds[node]
         if seconds is None:
             await asyncio.sleep(0.6)
             raise CallError("no answer")
         await asyncio.sleep(seconds)
-        return report_of(node, f"answer {self.asked.count(node)}")
+        return report_of(node, f"answer {self.requests.count(node)}")
 
 
 def test_a_node_that_does_not_answer_is_shown_as_it_last_was_until_it_is_given_up() -> None:
@@ -49,7 +49,7 @@ def test_a_node_that_does_not_answer_is_shown_as_it_last_was_until_it_is_given_u
         assert [each.name for each in latest.reports(BOTH)] == ["answer 2", "answer 1"]
         assert latest.silent(BOTH) == []
         await latest.refresh(BOTH)
-        assert nodes.asked.count(OTHER) == 2, "it was asked again before it had answered"
+        assert nodes.requests.count(OTHER) == 2, "it was asked again before it had answered"
         await asyncio.sleep(0.6)
         assert [each.node_id for each in latest.reports(BOTH)] == [ONE]
         assert latest.silent(BOTH) == [OTHER]

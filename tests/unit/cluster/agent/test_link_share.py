@@ -45,10 +45,10 @@ class Files:
     """A transfer process that remembers what it was told."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[bool, float]] = []
+        self.updates: list[tuple[bool, float]] = []
 
     def set_serving(self, is_serving: bool, *, link_bytes_per_second: float) -> None:
-        self.told.append((is_serving, link_bytes_per_second))
+        self.updates.append((is_serving, link_bytes_per_second))
 
 
 def test_the_transfer_process_is_told_of_changes_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,7 +74,7 @@ def test_the_transfer_process_is_told_of_changes_only(monkeypatch: pytest.Monkey
         await asyncio.gather(sharing, return_exceptions=True)
 
     run_in_virtual_time(scenario())
-    assert files.told == [(False, 0.0), (True, 0.0), (True, 1e8), (False, 1e8)]
+    assert files.updates == [(False, 0.0), (True, 0.0), (True, 1e8), (False, 1e8)]
 
 
 def speed(bytes_per_second: float) -> LinkSpeed:

@@ -156,21 +156,21 @@ def test_a_node_that_is_busy_is_tried_until_it_is_known_whether_it_can_be_reache
     async def run() -> None:
         network = Network()
         async with links_of(network, 0) as first, links_of(network, 1) as second:
-            is_occupied, asked = first._is_occupied, []
+            is_occupied, checks = first._is_occupied, []
 
             def is_busy(request: ListenForLink) -> bool:
                 if request.is_check:
-                    asked.append(request)
-                return is_occupied(request) or (request.is_check and len(asked) <= num_refused)
+                    checks.append(request)
+                return is_occupied(request) or (request.is_check and len(checks) <= num_refused)
 
             monkeypatch.setattr(first, "_is_occupied", is_busy)
             first.joined(node(1))
             second.joined(node(0))
-            await until(lambda: len(asked) > num_refused)
+            await until(lambda: len(checks) > num_refused)
             await until(lambda: node(0) in second._reached)
             assert second.unreachable() == ()
             await asyncio.sleep(0.3)
-            assert len(asked) == num_refused + 1, "it is not tried again"
+            assert len(checks) == num_refused + 1, "it is not tried again"
 
     asyncio.run(run())
 
@@ -246,10 +246,10 @@ class Mute:
 
     def __init__(self) -> None:
         self.server = socket.create_server(("127.0.0.1", 0))
-        self.num_asked = 0
+        self.num_calls = 0
 
     def answer(self, caller: NodeId, payload: bytes) -> bytes:
-        self.num_asked += 1
+        self.num_calls += 1
         host, port = self.server.getsockname()
         return encode(LinkListening(host=host, port=port, budget_seconds=1.0))
 
@@ -299,7 +299,7 @@ def test_peers_that_cannot_be_measured_leave_nothing_behind(
             assert num_descriptors() <= before
             assert len(asyncio.all_tasks()) <= 3
             assert one.speeds() == ()
-            assert mute.num_asked >= 4
+            assert mute.num_calls >= 4
         mute.server.close()
 
     with caplog.at_level(logging.DEBUG, logger="potluck"):

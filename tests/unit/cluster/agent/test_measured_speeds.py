@@ -184,18 +184,18 @@ def test_workers_are_asked_again_and_again_and_the_file_is_written_while_they_se
     monkeypatch.setattr(measured_speeds, "COLLECT_SECONDS", 0.01)
     clock, hosted = Clock(), stage()
     known = speeds(tmp_path, clock)
-    num_asked = 0
+    num_calls = 0
 
     async def collect() -> None:
-        nonlocal num_asked
-        num_asked += 1
+        nonlocal num_calls
+        num_calls += 1
         clock.now += 10
         known.record(hosted, says(TIME))
 
     async def run() -> None:
         running = asyncio.ensure_future(known.run(collect))
         async with asyncio.timeout(10):
-            while num_asked < 5:
+            while num_calls < 5:
                 await asyncio.sleep(0.01)
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)

@@ -25,9 +25,9 @@ HYBRID = replace(DEMO, config=hybrid_config(MAMBA))
 NODE = NodeId("a" * 16)
 
 
-def record(description: ModelDescription = HYBRID, **asked: Any) -> DeploymentRecord:
+def record(description: ModelDescription = HYBRID, **options: Any) -> DeploymentRecord:
     fingerprint = ModelFingerprint(digest="d")
-    request = Deploy(model="m", context_tokens=64, **asked)
+    request = Deploy(model="m", context_tokens=64, **options)
     return new_record(request, description, fingerprint, model_id="m", coordinator=NODE)
 
 

@@ -36,7 +36,9 @@ SHARED = DeviceMemory(total_bytes=8 * GIB, free_bytes=None, is_shared=True, sour
 FACTS = NodeFacts(node_id=NodeId("a" * 16), address="", memory_limit_bytes=None, num_threads=1)
 
 
-def said_of(facts: NodeFacts, probed: ProbeReport, stages: StageMemory | None = None) -> NodeReport:
+def make_report(
+    facts: NodeFacts, probed: ProbeReport, stages: StageMemory | None = None
+) -> NodeReport:
     units = NodeUnits(lambda: probed, UnitChoice(backends=BACKENDS))
     return report(
         facts,
@@ -74,13 +76,13 @@ def test_usable_memory(
 ) -> None:
     monkeypatch.setattr(node, "memory_facts", eight_free)
     facts = NodeFacts(node_id=NodeId("a" * 16), address="", memory_limit_bytes=limit, num_threads=1)
-    said = said_of(
+    node_report = make_report(
         facts, hardware.report(), StageMemory(planned_bytes=planned, untaken_bytes=untaken)
     )
-    assert said.units[0].usable_bytes == usable
-    assert said.usable_bytes == usable
-    assert said.untaken_bytes == untaken
-    assert said.hardware.memory.free_bytes == 9 * GIB
+    assert node_report.units[0].usable_bytes == usable
+    assert node_report.usable_bytes == usable
+    assert node_report.untaken_bytes == untaken
+    assert node_report.hardware.memory.free_bytes == 9 * GIB
 
 
 def test_units_are_what_works_and_the_cpu_whatever_it_is_like(
@@ -98,18 +100,18 @@ def test_units_are_what_works_and_the_cpu_whatever_it_is_like(
         Trial(device_id="two", backend="b", works=True),
     )
     probed = hardware.report(board, cards, trials=trials)
-    said = said_of(FACTS, probed)
-    assert [(unit.unit_id, unit.usable_bytes, unit.is_shared) for unit in said.units] == [
+    node_report = make_report(FACTS, probed)
+    assert [(unit.unit_id, unit.usable_bytes, unit.is_shared) for unit in node_report.units] == [
         ("soc/b", 8 * GIB, True),
         ("two/b", 6 * GIB, False),
         ("cpu/native", 8 * GIB, True),
     ]
-    assert [(unit.backend, unit.role) for unit in said.units] == [
+    assert [(unit.backend, unit.role) for unit in node_report.units] == [
         ("b", Role.RESERVE),
         ("b", Role.RESERVE),
         ("native", Role.OUT),
     ]
-    assert said.units[2].reason == "wrong numbers"
+    assert node_report.units[2].reason == "wrong numbers"
 
 
 def test_stages_on_a_card_take_of_its_memory_what_was_planned(
@@ -119,13 +121,13 @@ def test_stages_on_a_card_take_of_its_memory_what_was_planned(
     cards = DetectorReport(detector="pci", devices=(hardware.device("one"), hardware.device("two")))
     trials = tuple(Trial(device_id=name, backend="b", works=True) for name in ("one", "two"))
     stages = StageMemory(planned_bytes=GIB, device_bytes={UnitId("one/b"): 5 * GIB})
-    said = said_of(FACTS, hardware.report(cards, trials=trials), stages)
-    assert {unit.unit_id: unit.usable_bytes for unit in said.units} == {
+    node_report = make_report(FACTS, hardware.report(cards, trials=trials), stages)
+    assert {unit.unit_id: unit.usable_bytes for unit in node_report.units} == {
         "one/b": GIB,
         "two/b": 6 * GIB,
     }
     taken = StageMemory(device_bytes={UnitId("one/b"): 7 * GIB})
-    (one, _) = said_of(FACTS, hardware.report(cards, trials=trials), taken).units
+    (one, _) = make_report(FACTS, hardware.report(cards, trials=trials), taken).units
     assert one.usable_bytes == 0
 
 
@@ -142,16 +144,16 @@ def test_a_node_whose_cpu_fails_serves_with_what_works(monkeypatch: pytest.Monke
             rates=Rates(decode_tokens_per_second=measured),
         ),
     )
-    said = said_of(FACTS, hardware.report(card, trials=trials))
-    assert [(unit.unit_id, unit.role) for unit in said.units] == [
+    node_report = make_report(FACTS, hardware.report(card, trials=trials))
+    assert [(unit.unit_id, unit.role) for unit in node_report.units] == [
         ("one/b", Role.SERVES),
         ("cpu/native", Role.OUT),
     ]
-    assert said.units[0].rates.decode_tokens_per_second == measured
+    assert node_report.units[0].rates.decode_tokens_per_second == measured
 
 
 @pytest.mark.parametrize(
-    ("num_threads", "core_seconds_per_second", "told"),
+    ("num_threads", "core_seconds_per_second", "expected_cores"),
     [
         (None, 8.0, None),
         (None, 0.1, 0.1),  # a tenth of a core's time, one thread
@@ -165,7 +167,7 @@ def test_cores_are_told_where_threads_get_less_than_a_core_each(
     monkeypatch: pytest.MonkeyPatch,
     num_threads: int | None,
     core_seconds_per_second: float,
-    told: float | None,
+    expected_cores: float | None,
 ) -> None:
     cores = UsableCores(
         num_cores=math.ceil(core_seconds_per_second),
@@ -180,9 +182,9 @@ def test_cores_are_told_where_threads_get_less_than_a_core_each(
         DetectorReport(detector="gpu", devices=(hardware.device("gpu"),)), trials=(cpu, gpu)
     )
     facts = dataclasses.replace(FACTS, num_threads=num_threads)
-    units = {unit.unit_id: unit for unit in said_of(facts, probed).units}
-    assert units[CPU_UNIT].usable_cores == told
-    assert units[CPU_UNIT].quota_period_seconds == (None if told is None else 0.02)
+    units = {unit.unit_id: unit for unit in make_report(facts, probed).units}
+    assert units[CPU_UNIT].usable_cores == expected_cores
+    assert units[CPU_UNIT].quota_period_seconds == (None if expected_cores is None else 0.02)
     assert units[CPU_UNIT].num_threads == (num_threads or cores.num_cores)
     assert units[UnitId("gpu/tinygrad:CL")].usable_cores is None
 
@@ -203,7 +205,7 @@ def test_figures_are_those_of_the_trial_and_of_the_device_where_it_has_none() ->
     )
     cpu = Trial(device_id="cpu", backend="native", works=True, variants=("scalar",))
     probed = hardware.report(DetectorReport(detector="gpu", devices=(gpu,)), trials=(cpu, trial))
-    figures = {unit.unit_id: unit.figures for unit in said_of(FACTS, probed).units}
+    figures = {unit.unit_id: unit.figures for unit in make_report(FACTS, probed).units}
     of_gpu = figures[UnitId("gpu/tinygrad:CL")]
     assert of_gpu.read_bytes_per_second == measured
     assert of_gpu.f16_operations_per_second == table

@@ -73,7 +73,7 @@ def test_a_stream_goes_on_when_its_coordinator_is_lost(
         await cluster[gateway].receive(20)
         await cluster.kill("a")
         assert await reading == undisturbed(request)
-        (continuation,) = cluster["b"].asked
+        (continuation,) = cluster["b"].continuations
         assert len(continuation.output_tokens) + continuation.num_scored >= 10
 
     run("abc", body)
@@ -155,7 +155,7 @@ def test_a_relay_that_is_lost_is_replaced(run: Run) -> None:
         await cluster["b"].receive(20)
         await cluster.kill("c")
         assert await reading == undisturbed(request)
-        first, second = cluster["a"].asked
+        first, second = cluster["a"].continuations
         assert first == NOTHING_COMMITTED
         assert second.output_tokens
 
@@ -213,7 +213,7 @@ class Refusing:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *errors: Exception) -> None:
         self.errors = list(errors)
-        self.num_asked = 0
+        self.num_calls = 0
         generate = PlayedDeployment.generate
 
         async def refuse(
@@ -221,7 +221,7 @@ class Refusing:
             request: SequenceRequest,
             continuation: Continuation = NOTHING_COMMITTED,
         ) -> AsyncGenerator[CommittedToken, None]:
-            self.num_asked += 1
+            self.num_calls += 1
             if self.errors:
                 raise self.errors.pop(0)
             async for token in generate(deployment, request, continuation):
@@ -247,7 +247,7 @@ def test_what_the_coordinator_refuses_is_not_asked_again(
         await cluster.deploy("a", a_record())
         with pytest.raises(type(error), match=str(error)):
             await cluster[gateway].text(a_request())
-        assert refusing.num_asked == 1
+        assert refusing.num_calls == 1
 
     run("ab", body)
 
@@ -260,7 +260,7 @@ def test_a_call_that_fails_again_and_again_is_given_up(
         await cluster.deploy("a", a_record())
         with pytest.raises(EngineError):
             await cluster["b"].text(a_request())
-        assert refusing.num_asked <= module._MAX_FAILED_CALLS
+        assert refusing.num_calls <= module._MAX_FAILED_CALLS
 
     run("ab", body)
 
@@ -319,13 +319,13 @@ def test_a_sequence_that_is_cancelled_before_it_was_started_is_never_computed(ru
     async def body(cluster: PlayedCluster) -> None:
         await cluster.deploy("a", a_record())
         node = cluster["b"]
-        told: list[object] = []
-        cancel = node.relaying.start(node.record(), a_request(100_000), told.append)
+        updates: list[object] = []
+        cancel = node.relaying.start(node.record(), a_request(100_000), updates.append)
         await asyncio.sleep(0)
         assert node.relaying.deployments == {"d"}
         cancel()
         await asyncio.sleep(0.1)
-        assert not told
+        assert not updates
         computing = cluster["a"].deployment()
         assert computing is not None
         assert not computing.num_live

@@ -106,7 +106,7 @@ class FakeWorker:
         on_disconnected: Callable[[FakeWorker, Epoch, str], None],
     ) -> None:
         self.on_disconnected = on_disconnected
-        self.said: list[str] = []
+        self.calls: list[str] = []
         self.refuses = ""
         self.pid = 2**22 + len(FakeWorker.made)  # above the kernel's largest
         self.on_end = on_end
@@ -142,20 +142,20 @@ class FakeWorker:
         yield LOADED
 
     async def listen(self, epoch: Epoch) -> EdgeAddress:
-        self.said.append(f"listen {epoch.number}")
-        return EdgeAddress(host="new", port=len(self.said))
+        self.calls.append(f"listen {epoch.number}")
+        return EdgeAddress(host="new", port=len(self.calls))
 
     async def connect(self, message: Connect) -> None:
-        self.said.append(f"connect {message.epoch.number} as {message.index}")
+        self.calls.append(f"connect {message.epoch.number} as {message.index}")
         if self.refuses:
             self.on_disconnected(self, message.epoch, self.refuses)
             raise EngineError(self.refuses)
 
     def disconnect(self, epoch: Epoch) -> None:
-        self.said.append(f"disconnect {epoch.number}")
+        self.calls.append(f"disconnect {epoch.number}")
 
     async def wait_disconnected(self) -> None:
-        self.said.append("wait")
+        self.calls.append("wait")
 
     async def stats(self) -> Stats | None:
         if self.failure is not None:
@@ -247,10 +247,10 @@ def test_a_worker_is_kept_for_the_same_stage_of_a_higher_epoch(make_host: MakeHo
         assert (kept.host, kept.is_kept, kept.read_bytes, kept.seconds) == ("new", True, 0, 0.0)
         assert kept.memory == LOADED.memory
         worker = FakeWorker.made[0]
-        assert worker.said == ["connect 1 as 0", "listen 2"]  # epoch 1 goes on
+        assert worker.calls == ["connect 1 as 0", "listen 2"]  # epoch 1 goes on
         assert [each.epoch.number for each in host.memory.held] == [1]
         await host.connect(connecting(at(2)))
-        assert worker.said[2:] == ["connect 2 as 0"]
+        assert worker.calls[2:] == ["connect 2 as 0"]
         assert [each.epoch.number for each in host.memory.held] == [2]
         assert host.memory.planned_bytes == 1000
         assert alive() == [0]
@@ -299,8 +299,8 @@ def test_the_highest_epoch_that_was_connected_is_obeyed(make_host: MakeHost) -> 
         await start(host, msgspec.structs.replace(at(1), end_layer=3, index=1, num_stages=2))
         await host.connect(connecting(other))
         first, second, _ = FakeWorker.made
-        assert first.said[-1] == "disconnect 1"
-        assert second.said == ["connect 2 as 0"]
+        assert first.calls[-1] == "disconnect 1"
+        assert second.calls == ["connect 2 as 0"]
         for refused in (start(host, at(1)), host.connect(connecting(at(1)))):
             with pytest.raises(EngineError, match="epoch 1 of d is over"):
                 await refused
@@ -332,7 +332,7 @@ def test_a_record_of_a_higher_epoch_cuts_edges_and_ends_what_loads(make_host: Ma
         loading = host.start(msgspec.structs.replace(at(1), index=1, num_stages=2))
         await anext(loading)
         await host.supersede(D, Epoch(number=2, coordinator=B))
-        assert FakeWorker.made[0].said[-1] == "disconnect 1"
+        assert FakeWorker.made[0].calls[-1] == "disconnect 1"
         assert alive() == [0]
         with pytest.raises(EngineError, match="is over"):
             await start(host, at(1))
@@ -378,7 +378,7 @@ def test_an_epoch_that_ends_leaves_what_is_loaded(make_host: MakeHost) -> None:
         loading = host.start(msgspec.structs.replace(at(1), index=1, num_stages=2))
         await anext(loading)
         assert (await host.end(scope)).crashes == ()
-        assert FakeWorker.made[0].said[1:] == ["disconnect 1", "wait"]
+        assert FakeWorker.made[0].calls[1:] == ["disconnect 1", "wait"]
         assert alive() == [0]
         for refused in (start(host, at(1)), host.connect(connecting(at(1)))):
             with pytest.raises(EngineError, match="epoch 1 of d is over"):

@@ -40,12 +40,12 @@ class Sequences:
     """Sequences that tell what they are told to tell."""
 
     def __init__(self) -> None:
-        self.told: list[OnUpdate] = []
+        self.callbacks: list[OnUpdate] = []
         self.cancelled: list[int] = []
 
     def start(self, on_update: OnUpdate) -> Cancel:
-        number = len(self.told)
-        self.told.append(on_update)
+        number = len(self.callbacks)
+        self.callbacks.append(on_update)
         return lambda: self.cancelled.append(number)
 
 
@@ -64,14 +64,14 @@ def test_what_a_step_gives_all_sequences_is_one_part() -> None:
             feed.start(number, sequences.start)
         async with aclosing(feed.parts()) as parts:
             assert await anext(parts) == Feed()
-            for told in sequences.told:
-                told(an_update(5))
+            for on_update in sequences.callbacks:
+                on_update(an_update(5))
             part = decode(encode(await anext(parts)), Feed)
             assert [(each.number, each.given) for each in part.fed] == [
                 (number, Tokens.of(an_update(5))) for number in (3, 4, 5)
             ]
-            sequences.told[1](an_update(6, is_last=True))
-            sequences.told[2](EngineError("lost"))
+            sequences.callbacks[1](an_update(6, is_last=True))
+            sequences.callbacks[2](EngineError("lost"))
             part = await anext(parts)
             assert [each.number for each in part.fed] == [4, 5]
             assert isinstance(part.fed[1].given, GenerateFailure)
@@ -98,7 +98,7 @@ def test_large_updates_are_cut_and_lose_nothing() -> None:
         feed.start(0, sequences.start)
         async with aclosing(feed.parts()) as sent:
             await anext(sent)
-            sequences.told[0](update)
+            sequences.callbacks[0](update)
             got = [await anext(sent) for _ in range(4)]
         given = [each.given for part in got for each in part.fed]
         assert all(isinstance(each, Tokens) for each in given)
@@ -124,9 +124,9 @@ def test_a_gateway_that_takes_tokens_too_slowly_loses_its_feed(
         async with aclosing(feed.parts()) as parts:
             await anext(parts)
             for position in range(8):
-                sequences.told[0](an_update(position))
+                sequences.callbacks[0](an_update(position))
             assert not sequences.cancelled
-            sequences.told[0](an_update(8))
+            sequences.callbacks[0](an_update(8))
             assert sequences.cancelled == [0], "while the last part is still on its way"
             assert feed.num_live == 0
             with pytest.raises(CallError, match="faster than the gateway"):
@@ -158,9 +158,9 @@ def test_updates_end_with_the_last_token_or_an_error_and_are_cancelled_when_clos
         updates = updates_of(sequences.start)
         first = asyncio.ensure_future(anext(updates))
         await asyncio.sleep(0)
-        sequences.told[0](an_update(1))
+        sequences.callbacks[0](an_update(1))
         assert await first == an_update(1)
-        sequences.told[0](EngineError("lost"))
+        sequences.callbacks[0](EngineError("lost"))
         with pytest.raises(EngineError, match="lost"):
             await anext(updates)
         assert sequences.cancelled == [0]
@@ -180,8 +180,8 @@ def test_vectors_arrive_and_count_by_their_size() -> None:
             feed.start(number, sequences.start)
         async with aclosing(feed.parts()) as parts:
             await anext(parts)
-            for told in sequences.told:
-                told(update)
+            for on_update in sequences.callbacks:
+                on_update(update)
             count = 0
             while count < 100:
                 part = await anext(parts)

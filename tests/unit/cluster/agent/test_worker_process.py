@@ -454,23 +454,23 @@ def test_one_that_is_stopped_while_it_loads_is_ended_and_the_stall_is_told() -> 
 def test_one_that_computes_or_speaks_may_take_as_long_as_it_likes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "_SAY_AGAIN_SECONDS", 0.1)
+    monkeypatch.setattr(module, "_REPORT_INTERVAL_SECONDS", 0.1)
     computing = """
 end = time.monotonic() + 3
 while time.monotonic() < end: pass
 """
-    told: list[Progress | Loaded] = []
+    events: list[Progress | Loaded] = []
 
     async def run() -> None:
         async with worker(computing + SAY_LOADED + "time.sleep(60)") as (process, _):
             async with asyncio.timeout(40):
                 async for event in process.load(LOAD, stall_seconds=2.0):
-                    told.append(event)
+                    events.append(event)
 
     asyncio.run(run())
-    assert isinstance(told[-1], Loaded)
+    assert isinstance(events[-1], Loaded)
     # Who listens is told now and then that somebody still watches.
-    assert len(told) > 2
+    assert len(events) > 2
 
 
 def test_a_defect_of_the_agent_itself_leaves_nobody_waiting_for_a_worker(

@@ -215,10 +215,10 @@ def test_a_subscriber_that_raises_loses_its_sequence_and_no_other() -> None:
     async def test() -> None:
         played = Played()
         played.attach()
-        heard: list[object] = []
+        updates: list[object] = []
 
         def fail(update: object) -> None:
-            heard.append(update)
+            updates.append(update)
             raise KeyError(update)
 
         played.answering.start(REQUEST, fail)
@@ -229,7 +229,7 @@ def test_a_subscriber_that_raises_loses_its_sequence_and_no_other() -> None:
                 played.pipeline.answer()
             await settle()
         await task
-        assert len(heard) == 1
+        assert len(updates) == 1
         assert tokens == [2, 3, 4, 5]
         assert played.answering.load.num_running == 0
 
@@ -240,9 +240,9 @@ def test_what_a_step_gives_is_told_at_once_and_nothing_after_a_cancel() -> None:
     async def test() -> None:
         played = Played()
         played.attach()
-        heard: list[object] = []
+        updates: list[object] = []
         scored = dataclasses.replace(REQUEST, prompt_tokens=(1, 2, 3, 4), score_prompt=True)
-        cancel = played.answering.start(scored, heard.append)
+        cancel = played.answering.start(scored, updates.append)
         step = played.pipeline.steps.pop(0)
         sampled = tuple(
             SampledToken(
@@ -256,14 +256,14 @@ def test_what_a_step_gives_is_told_at_once_and_nothing_after_a_cancel() -> None:
         )
         played.pipeline.on_outcome(StepOutcome(step=step, sampled=sampled))
         await settle()
-        (update,) = heard
+        (update,) = updates
         assert isinstance(update, SequenceUpdate)
         assert [token.position for token in update.tokens] == [1, 2, 3, 4]
         played.pipeline.answer()  # on its way when the sequence is cancelled
         cancel()
         cancel()
         await settle()
-        assert len(heard) == 1
+        assert len(updates) == 1
         assert played.answering.load.num_running == 0
 
     run(test)
@@ -324,9 +324,9 @@ def test_too_many_that_wait_are_told_when_to_come_again(monkeypatch: pytest.Monk
         tasks = [played.ask()[0] for _ in range(3)]
         await settle()
         refused, _ = played.ask()
-        with pytest.raises(OverloadedError) as told:
+        with pytest.raises(OverloadedError) as raised:
             await refused
-        assert told.value.retry_after_seconds == 17
+        assert raised.value.retry_after_seconds == 17
         continued, _ = played.ask(REQUEST, Continuation(output_tokens=(2,)))
         await settle()
         assert not continued.done(), "it was admitted once"
@@ -423,7 +423,7 @@ def test_the_tokens_of_a_step_wake_the_loop_once(monkeypatch: pytest.MonkeyPatch
     async def test() -> None:
         played = Played()
         played.attach()
-        asked = [played.ask(dataclasses.replace(REQUEST, prompt_tokens=(n,))) for n in (1, 2, 3)]
+        answers = [played.ask(dataclasses.replace(REQUEST, prompt_tokens=(n,))) for n in (1, 2, 3)]
         await settle()
         played.pipeline.answer()  # the first sequence was in a step alone
         await settle()
@@ -440,11 +440,11 @@ def test_the_tokens_of_a_step_wake_the_loop_once(monkeypatch: pytest.MonkeyPatch
         played.pipeline.answer()
         assert len(wakes) == 1
         await settle()
-        assert [len(tokens) for _, tokens in asked] == [2, 1, 1]
+        assert [len(tokens) for _, tokens in answers] == [2, 1, 1]
         while played.pipeline.steps:
             played.pipeline.answer()
             await settle()
-        for task, tokens in asked:
+        for task, tokens in answers:
             await task
             assert len(tokens) == 4
         await played.answering.end(EngineError("over"))

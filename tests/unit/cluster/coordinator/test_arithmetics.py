@@ -118,7 +118,7 @@ def test_exact_is_for_every_unit_and_says_what_fast_would_gain() -> None:
 
 
 @pytest.mark.parametrize(
-    ("nodes", "said"),
+    ("nodes", "note"),
     [
         ([node("a", PAIRS)], "products of bf16 faster (not measured) on the CPU"),
         (
@@ -132,8 +132,8 @@ def test_exact_is_for_every_unit_and_says_what_fast_would_gain() -> None:
         ),
     ],
 )
-def test_a_gain_that_was_not_measured_is_not_guessed(nodes: list[NodeReport], said: str) -> None:
-    assert Planner(*nodes)(EXACT).arithmetic_note.endswith(said)
+def test_a_gain_that_was_not_measured_is_not_guessed(nodes: list[NodeReport], note: str) -> None:
+    assert Planner(*nodes)(EXACT).arithmetic_note.endswith(note)
 
 
 def test_nothing_is_said_where_fast_would_gain_nothing() -> None:
@@ -177,8 +177,8 @@ def test_quantized_weights_have_fast_products_on_tiles_alone() -> None:
     assert Planner(node("a", AMX), node("b", PAIRS), formats="q4_0")(None).arithmetic is AMX
     planned = Planner(node("a", PAIRS), node("b", EXACT), formats="q4_0 f32")(None)
     assert (planned.arithmetic, where(planned)) == (EXACT, "a b")
-    said = "exact, since no CPU here has fast products for its weights (f32, q4_0)"
-    assert planned.arithmetic_note == said
+    note = "exact, since no CPU here has fast products for its weights (f32, q4_0)"
+    assert planned.arithmetic_note == note
 
 
 def test_a_fixed_arithmetic_stays_whatever_units_come() -> None:

@@ -98,8 +98,8 @@ class Cluster:
         self, monkeypatch: pytest.MonkeyPatch, *, recovery_wait_seconds: float = 60.0
     ) -> None:
         self.membership = PlayedMembership(others={B})
-        self.said: list[DeploymentRecord] = []
-        self.heard: list[DeploymentRecord] = []
+        self.published_records: list[DeploymentRecord] = []
+        self.records: list[DeploymentRecord] = []
         self.publish_failures: list[Exception] = []
         self.failures: list[Exception] = []
         self.may_load = asyncio.Event()
@@ -129,14 +129,14 @@ class Cluster:
                 cost_of=cost_of,
             ),
             publish=self._publish,
-            on_record=self.heard.append,
+            on_record=self.records.append,
             clock=asyncio.get_running_loop().time,
         )
 
     def _publish(self, record: DeploymentRecord) -> None:
         if self.publish_failures:
             raise self.publish_failures.pop()
-        self.said.append(record)
+        self.published_records.append(record)
 
     async def _plan(
         self,
@@ -278,7 +278,7 @@ def test_removed_while_it_loads_nothing_goes_on(monkeypatch: pytest.MonkeyPatch)
         assert cluster.membership.called("stage.stop") == [A, B]
         cluster.may_load.set()
         await asyncio.sleep(0.05)
-        assert cluster.said[-1].state is DeploymentState.REMOVED
+        assert cluster.published_records[-1].state is DeploymentState.REMOVED
 
     run_in_virtual_time(run())
 
@@ -293,7 +293,7 @@ def test_cancelled_while_it_loads_it_can_be_removed(monkeypatch: pytest.MonkeyPa
         await asyncio.gather(starting, return_exceptions=True)
         await cluster.deployment.remove()
         assert cluster.num_loading == 0
-        assert cluster.said[-1].state is DeploymentState.REMOVED
+        assert cluster.published_records[-1].state is DeploymentState.REMOVED
 
     run_in_virtual_time(run())
 
@@ -343,7 +343,7 @@ def test_a_later_try_that_fails_is_repeated_without_a_new_epoch(
         cluster.failures = [failure]
         cluster.deployment.node_left(B)
         await cluster.reach(DeploymentState.READY, epoch=2)
-        reasons = [each.reason for each in cluster.said]
+        reasons = [each.reason for each in cluster.published_records]
         assert any(str(failure) in reason for reason in reasons)
         await cluster.deployment.close()
 
@@ -373,11 +373,11 @@ def test_a_node_that_joins_a_deployment_that_serves_changes_nothing(
     async def run() -> None:
         cluster = Cluster(monkeypatch)
         await cluster.deployment.start()
-        num_said = len(cluster.said)
+        num_published = len(cluster.published_records)
         cluster.deployment.node_joined(B)
         cluster.deployment.node_left(A)  # no stage there
         await asyncio.sleep(0.05)
-        assert len(cluster.said) == num_said
+        assert len(cluster.published_records) == num_published
         assert cluster.deployment.record.epoch.number == 1
         await cluster.deployment.close()
 
@@ -428,10 +428,10 @@ def test_a_first_try_that_lost_a_unit_is_followed_by_others(
         await cluster.deployment.start()
         assert cluster.deployment.record.state is DeploymentState.READY
         assert cluster.deployment.record.reason == ""
-        said = [each.reason for each in cluster.said]
-        assert "being placed; no room on the first; gpu 0 is out" in said
-        assert "being placed; nor on the second; gpu 0 is out; gpu 1 is out" in said
-        assert {each.state for each in cluster.said} == {
+        reasons = [each.reason for each in cluster.published_records]
+        assert "being placed; no room on the first; gpu 0 is out" in reasons
+        assert "being placed; nor on the second; gpu 0 is out; gpu 1 is out" in reasons
+        assert {each.state for each in cluster.published_records} == {
             DeploymentState.LOADING,
             DeploymentState.READY,
         }
@@ -463,7 +463,7 @@ def test_a_plan_without_a_lost_unit_is_made_at_once(monkeypatch: pytest.MonkeyPa
         for epoch in (2, 3, 4):
             cluster.deployment.node_left(B)
             await cluster.reach(DeploymentState.READY, epoch=epoch)
-        assert any("gpu 2 is out" in each.reason for each in cluster.said)
+        assert any("gpu 2 is out" in each.reason for each in cluster.published_records)
         await cluster.deployment.close()
 
     monkeypatch.setattr(machine, "PAUSE_SECONDS", (60.0,))
@@ -487,11 +487,11 @@ def test_what_goes_on_is_told_at_once_and_how_far_it_is_now_and_then(
         monkeypatch.setattr(attempt, "load_stages", load)
         await cluster.deployment.start()
         await cluster.deployment.close()
-        return [(each.reason, each.done_bytes) for each in cluster.said]
+        return [(each.reason, each.done_bytes) for each in cluster.published_records]
 
-    told = run_in_virtual_time(run())
+    updates = run_in_virtual_time(run())
     # "loading" was said with the plan, a moment before.
-    assert told[:4] == [("being placed", 0), ("loading", 0), ("warming up", 4), ("", 4)]
+    assert updates[:4] == [("being placed", 0), ("loading", 0), ("warming up", 4), ("", 4)]
 
 
 def test_how_far_each_stage_is_is_told_until_it_is_loaded(
@@ -514,7 +514,7 @@ def test_how_far_each_stage_is_is_told_until_it_is_loaded(
         monkeypatch.setattr(attempt, "load_stages", load)
         await cluster.deployment.start()
         await cluster.deployment.close()
-        return [stage.progress for each in cluster.said for stage in each.stages]
+        return [stage.progress for each in cluster.published_records for stage in each.stages]
 
     progress = run_in_virtual_time(run())
     assert [each for each in progress if each is not None] == [
@@ -663,7 +663,7 @@ def test_a_unit_that_stalls_is_left_out_and_tried_again_later(
         await cluster.deployment.start()
         assert cluster.left_out == [{}, {unit: "it stood still"}]
         assert "it stood still; cpu/native on node" in " ".join(
-            each.reason for each in cluster.said
+            each.reason for each in cluster.published_records
         )
         monkeypatch.setattr(stalled_units, "PAUSE_SECONDS", (0.0,))
         cluster.failures = [StageStalledError(*unit, "again")]
@@ -719,7 +719,7 @@ def test_a_lost_epoch_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> 
         for epoch in range(2, 22):
             cluster.deployment.node_left(B)
             await cluster.reach(DeploymentState.READY, epoch=epoch)
-            cluster.said.clear()
+            cluster.published_records.clear()
             cluster.left_out.clear()
             if epoch == 3:
                 num_tasks = len(asyncio.all_tasks())
@@ -743,11 +743,11 @@ def test_a_node_that_joins_is_asked_for_the_next_epoch(monkeypatch: pytest.Monke
         newcomer = NodeId("c" * 16)
         cluster.membership.others.add(newcomer)
         cluster.deployment.node_joined(B)
-        assert cluster.said[-1].holders == (A, B, newcomer)
+        assert cluster.published_records[-1].holders == (A, B, newcomer)
         cluster.membership.others.discard(newcomer)
         cluster.deployment.name_successor(B)
-        assert cluster.said[-1].holders == (A, B, newcomer), "it may only be cut off"
-        assert cluster.said[-1].successor == B
+        assert cluster.published_records[-1].holders == (A, B, newcomer), "it may only be cut off"
+        assert cluster.published_records[-1].successor == B
         await cluster.deployment.close()
 
     run_in_virtual_time(run())
@@ -770,7 +770,7 @@ def test_holders_that_left_count_no_longer_while_most_are_there(
             cluster.deployment.node_left(guest)
         assert len(cluster.deployment.record.holders) == 5
         await asyncio.sleep(0.1)
-        assert cluster.said[-1].holders == (sorted(guests)[2], A, B)
+        assert cluster.published_records[-1].holders == (sorted(guests)[2], A, B)
         for other in (*guests, B):
             cluster.membership.others.discard(other)
         cluster.deployment.node_left(sorted(guests)[2])

@@ -104,7 +104,7 @@ class Membership:
         return self.answers[node]
 
 
-def told(answers: dict[NodeId, bytes]) -> ModelMetrics:
+def collect_metrics(answers: dict[NodeId, bytes]) -> ModelMetrics:
     record = msgspec.structs.replace(
         a_record(3, stages=(stage_on(A), stage_on(B))), prediction=prediction(A, B)
     )
@@ -129,7 +129,7 @@ def told(answers: dict[NodeId, bytes]) -> ModelMetrics:
 
 
 def test_predictions_and_measurements_go_to_whoever_asks() -> None:
-    shown = told(
+    shown = collect_metrics(
         {
             A: encode(StageStats(stages={0: stats(*TIMES)})),
             B: encode(StageStats(stages={1: stats()})),
@@ -162,7 +162,7 @@ def test_nonsense_of_a_node_is_left_out_and_costs_a_line(caplog: pytest.LogCaptu
         B: encode(StageStats(stages={1: stats(*WRONG)})),
     }
     for _ in range(5):
-        shown = told(answers)
+        shown = collect_metrics(answers)
         assert shown.stages[0].times == stage_times(TIMES, 4)
         assert shown.stages[1].times == StageTimes()
     lines = [each.message for each in caplog.records if "step times" in each.message]
@@ -183,13 +183,13 @@ def test_nonsense_of_a_node_is_left_out_and_costs_a_line(caplog: pytest.LogCaptu
     ids=range(6),
 )
 def test_an_answer_that_is_none_leaves_its_stage_out(answer: bytes) -> None:
-    shown = told({A: encode(StageStats(stages={0: stats(*TIMES)})), B: answer})
+    shown = collect_metrics({A: encode(StageStats(stages={0: stats(*TIMES)})), B: answer})
     assert [each.stage for each in shown.stages] == [0]
 
 
 def test_a_node_tells_nothing_of_the_stages_of_others() -> None:
     liar = StageStats(stages={index: stats(measured(9.0)) for index in (-5, 0, 1, 99)})
     honest = encode(StageStats(stages={0: stats(*TIMES)}))
-    shown = told({A: honest, B: encode(liar)})
+    shown = collect_metrics({A: honest, B: encode(liar)})
     assert [each.times.decode_seconds for each in shown.stages] == [0.02, 9.0]
-    assert [each.stage for each in told({A: encode(liar), B: honest}).stages] == [0]
+    assert [each.stage for each in collect_metrics({A: encode(liar), B: honest}).stages] == [0]

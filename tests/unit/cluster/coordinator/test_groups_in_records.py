@@ -98,9 +98,9 @@ def connects(given: DeploymentRecord, monkeypatch: pytest.MonkeyPatch) -> list[C
     assert opened["first"] == addresses[leaders[0]]
     assert opened["last"] == addresses[leaders[-1]]
     assert opened["num_stages"] == len(given.stages)
-    told = [decode(payload, ConnectStage).connect for _, _, payload in membership.calls]
+    messages = [decode(payload, ConnectStage).connect for _, _, payload in membership.calls]
     assert [node for node, _, _ in membership.calls] == [each.node_id for each in given.stages]
-    return sorted(told, key=lambda each: each.index)
+    return sorted(messages, key=lambda each: each.index)
 
 
 def test_a_group_has_its_neighbours_and_its_members(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -154,10 +154,10 @@ def test_users_are_told_of_connections_and_stages_not_of_edges(
     error: PotluckError, reason: str
 ) -> None:
     following = after(serving(), StageLost(epoch=epoch(1), error=error))
-    (said,) = [
+    (report,) = [
         each for each in following.actions if isinstance(each, ReportState) and each.is_degraded
     ]
-    assert said.reason == reason
+    assert report.reason == reason
 
 
 def test_epochs_that_end_before_they_were_of_use_are_backed_off_from() -> None:
@@ -504,19 +504,19 @@ def test_whatever_happens_something_goes_on(
     course: Sequence[tuple[float, _EventIn]],
 ) -> None:
     """No order of events leaves a deployment that neither serves nor waits for an answer."""
-    now, asked, num_moves = 0.0, set[tuple[type[Action], int]](), 0
+    now, pending, num_moves = 0.0, set[tuple[type[Action], int]](), 0
     following = apply(State(epoch=epoch(0)), DeploymentStarted(), now)
     for seconds, event_in in course:
         state = following.state
         for action in following.actions:
             if isinstance(action, Cancel):
-                asked = {each for each in asked if each[0] is Pause}
+                pending = {each for each in pending if each[0] is Pause}
             number = getattr(action, "attempt", None)
             if number is not None:
-                asked.add((type(action), number))
+                pending.add((type(action), number))
         if state.serving is None:
             awaited = {(kind, state.attempt) for kind in _AWAITED.get(state.phase, ())}
-            assert awaited & asked, f"nothing is under way in {state}"
+            assert awaited & pending, f"nothing is under way in {state}"
         now += seconds
         event = event_in(state)
         note(f"{now} s: {event}")

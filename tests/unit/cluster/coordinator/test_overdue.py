@@ -182,14 +182,14 @@ class Played(PlayedMembership):
     def __init__(self) -> None:
         super().__init__(others={B})
         self.answers: dict[NodeId, Callable[[], StageChecks]] = {}
-        self.asked = asyncio.Event()
+        self.was_checked = asyncio.Event()
 
     async def call(
         self, node_id: NodeId, method: str, payload: bytes, *, timeout_seconds: float = 5.0
     ) -> bytes:
         self.calls.append((node_id, method, payload))
         if method == "stage.check":
-            self.asked.set()
+            self.was_checked.set()
             await asyncio.sleep(0)
             return encode(self.answers[node_id]())
         return b""
@@ -267,14 +267,14 @@ def test_the_end_of_the_wait_ends_the_questions(monkeypatch: pytest.MonkeyPatch)
     async def case(asking: Asking) -> None:
         asking.says({0: STARVED}, {1: WAITS})
         await asking.ask()
-        num_asked = len(asking.membership.calls)
-        assert num_asked > 4  # one that is in doubt is asked again and again
+        num_calls = len(asking.membership.calls)
+        assert num_calls > 4  # one that is in doubt is asked again and again
         await asking.ask(waited_seconds=2.0)  # by one task
         asking.is_awaited = False
         await asyncio.sleep(0.05)
-        num_asked = len(asking.membership.calls)
+        num_calls = len(asking.membership.calls)
         await asyncio.sleep(0.1)
-        assert len(asking.membership.calls) == num_asked
+        assert len(asking.membership.calls) == num_calls
         assert asking.losses == []
 
     run(case)

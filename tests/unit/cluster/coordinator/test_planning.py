@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.engines.load_told import ServingCallbacks
+from support.engines.load_listener import RecordingLoadListener
 from support.models.sparse_models import SparseModel
 
 from potluck.catalog import describe_model, read_profile
@@ -172,7 +172,7 @@ def test_a_worker_refuses_with_the_numbers_of_the_plan(
         num_threads=size.num_threads,
         packed_cache_bytes=None,
     )
-    told = ServingCallbacks()
+    listener = RecordingLoadListener()
 
     def may_take(num_bytes: int) -> None:
         monkeypatch.setattr(
@@ -183,16 +183,16 @@ def test_a_worker_refuses_with_the_numbers_of_the_plan(
 
     may_take(memory.total_bytes - 1001)
     with pytest.raises(InsufficientMemoryError) as caught:
-        load_for(load, told)
+        load_for(load, listener)
     assert caught.value.message.startswith(
         f"{format_bytes(memory.total_bytes)} of memory are needed ({memory.described()}), but only "
     )
-    assert told.progress == []
+    assert listener.progress == []
 
     may_take(memory.total_bytes - 1000)
-    loaded = load_for(load, told)
+    loaded = load_for(load, listener)
     loaded.stage.engine.close()
     assert loaded.memory == memory
-    done, total = told.progress[-1]
+    done, total = listener.progress[-1]
     assert done == total == planned(profile, shard, size).read_bytes
     assert loaded.read_bytes > total  # and the headers

@@ -172,10 +172,10 @@ def test_a_pace_that_cannot_be_true_is_no_occasion_to_look(slowdown: float) -> N
 
 def test_plans_are_compared_only_where_both_are_predicted(monkeypatch: pytest.MonkeyPatch) -> None:
     record = msgspec.structs.replace(a_record(), stages=(loaded(A, 0, 2), loaded(B, 2, 4)))
-    asked: list[Any] = []
+    predicted_stages: list[Any] = []
 
     def predict(_: object, stages: Any) -> Any:
-        asked.extend(stages)
+        predicted_stages.extend(stages)
         return prediction(A, B)
 
     monkeypatch.setattr("potluck.cluster.coordinator.alternatives.prediction_of", predict)
@@ -189,7 +189,7 @@ def test_plans_are_compared_only_where_both_are_predicted(monkeypatch: pytest.Mo
     found = compared(plan, record)
     assert found is not None
     assert (found.predicted, found.in_force) == (prediction(C), prediction(A, B))
-    assert [each.shard for each in asked] == [
+    assert [each.shard for each in predicted_stages] == [
         Shard(start_layer=0, end_layer=2, num_layers=4, has_embedding=True, has_head=False),
         Shard(start_layer=2, end_layer=4, num_layers=4, has_embedding=False, has_head=True),
     ]

@@ -123,20 +123,20 @@ BLOCKS = tuple(HashedBlock(block=i, hash=bytes([i]) * 32, parent=bytes(32)) for 
 def test_steps_that_restore_blocks_say_how_many() -> None:
     with played() as stages:
         for number, (count, end) in enumerate(((3, 3), (0, 0), (2, 1))):
-            asked = Step(
+            restore_step = Step(
                 step_id=StepId(number),
                 slices=(),
                 restores=BLOCKS,
                 restored_state=4 if end else None,
             )
-            stages.pipeline.submit(asked)
+            stages.pipeline.submit(restore_step)
             frame = stages.steps.receive(20)
             assert (frame.kind, frame.step_id) == (FrameKind.RESTORE, number)
-            assert decode_restores(frame.header) == Restores.of(asked)
+            assert decode_restores(frame.header) == Restores.of(restore_step)
             header = encode_restored(Restored(count, end))
             stages.results.send(FrameKind.RESULT, StepId(number), header)
             assert stages.outcomes.get(timeout=20) == StepOutcome(
-                step=asked, num_restored=count, state_end=end
+                step=restore_step, num_restored=count, state_end=end
             )
         stages.pipeline.submit(Step(step_id=StepId(3), slices=(), restores=BLOCKS))
         stages.results.send(FrameKind.FAILURE, StepId(3), encode_failure(EngineError("none")))
@@ -166,7 +166,7 @@ def test_more_restored_blocks_than_were_asked_for_are_a_defect(header: bytes) ->
 
 def test_scores_come_back_each_at_its_position() -> None:
     scored = replace(step(4, num_tokens=3).slices[0], sample=False, score_from=1, next_token=9)
-    asked = Step(step_id=StepId(0), slices=(scored,))
+    scoring_step = Step(step_id=StepId(0), slices=(scored,))
 
     def scores(*positions: int) -> bytes:
         return encode_sampled(
@@ -178,7 +178,7 @@ def test_scores_come_back_each_at_its_position() -> None:
 
     for positions in ((2, 3), (2,), (1, 2), (2, 3, 4)):
         with played() as stages:
-            stages.pipeline.submit(asked)
+            stages.pipeline.submit(scoring_step)
             stages.results.send(FrameKind.RESULT, StepId(0), scores(*positions))
             outcome = stages.outcomes.get(timeout=20)
             assert (outcome.error is None) == (positions == (2, 3))
@@ -370,11 +370,11 @@ def test_an_edge_that_is_cut_is_no_defect() -> None:
 
 
 def test_an_exception_of_whoever_is_told_neither_ends_the_thread_nor_hangs_it() -> None:
-    told: SimpleQueue[StepOutcome] = SimpleQueue()
+    outcomes: SimpleQueue[StepOutcome] = SimpleQueue()
     losses: SimpleQueue[PotluckError] = SimpleQueue()
 
     def on_outcome(outcome: StepOutcome) -> None:
-        told.put(outcome)
+        outcomes.put(outcome)
         raise KeyError("the dispatcher is broken")
 
     def on_lost(error: PotluckError) -> None:
@@ -389,7 +389,7 @@ def test_an_exception_of_whoever_is_told_neither_ends_the_thread_nor_hangs_it() 
             pipeline.submit(step(number))
             steps.receive(20)
             results.send(FrameKind.RESULT, StepId(number), result(number))
-        assert [told.get(timeout=20).step.step_id for _ in range(3)] == [0, 1, 2]
+        assert [outcomes.get(timeout=20).step.step_id for _ in range(3)] == [0, 1, 2]
         assert isinstance(losses.get(timeout=20), DefectError)
         pipeline.close()
         assert losses.empty()

@@ -14,7 +14,7 @@ WARMING_UP = Progress(done_bytes=200, total_bytes=200, is_warming_up=True)
 
 
 @pytest.mark.parametrize(
-    ("stages", "said"),
+    ("stages", "expected"),
     [
         ([LOADING, LOADING], ("loading", 20, 200)),
         ([LOADING, FETCHING, WARMING_UP], ("fetching", 3, 30)),
@@ -22,8 +22,10 @@ WARMING_UP = Progress(done_bytes=200, total_bytes=200, is_warming_up=True)
         ([WARMING_UP, WARMING_UP], ("warming up", 400, 400)),
     ],
 )
-def test_what_the_slowest_does_is_said(stages: list[Progress], said: tuple[str, int, int]) -> None:
-    assert _together(stages, [NodeId(str(index)) for index in range(len(stages))]) == said
+def test_what_the_slowest_does_is_said(
+    stages: list[Progress], expected: tuple[str, int, int]
+) -> None:
+    assert _together(stages, [NodeId(str(index)) for index in range(len(stages))]) == expected
 
 
 def test_what_nodes_get_by_its_content_is_counted_once_for_each() -> None:

@@ -107,8 +107,8 @@ class Nodes:
         self.prepared: list[tuple[NodeId, PrepareWeights]] = []
         self.hashed: list[tuple[NodeId, int, int]] = []
         self.discarded: list[NodeId] = []
-        self.told: list[tuple[NodeId, ChunkDigests]] = []
-        self.asked_hub = 0
+        self.verifications: list[tuple[NodeId, ChunkDigests]] = []
+        self.num_hub_queries = 0
         self.checks: dict[NodeId, ModelCheck] = {}
 
     def nodes(self) -> frozenset[NodeId]:
@@ -117,14 +117,14 @@ class Nodes:
     async def call(self, node: NodeId, method: str, payload: bytes, **_: float) -> bytes:
         match method:
             case "weights.holdings":
-                asked = decode(payload, AskHoldings)
-                self.asked_hub += asked.hub is not None
+                query = decode(payload, AskHoldings)
+                self.num_hub_queries += query.hub is not None
                 runs = self._held[node]
                 return encode(
                     NodeHoldings(
                         held={SHA: runs} if runs else {},
                         verified=frozenset({SHA} if node in self._verified else ()),
-                        reaches_hub=asked.hub is not None and node in self._reaching,
+                        reaches_hub=query.hub is not None and node in self._reaching,
                         host="127.0.0.1",
                         port=ord(node[0]),
                     )
@@ -143,7 +143,7 @@ class Nodes:
                 state.update(data)
                 return encode(HashState(state=state.save(), digests=digests_of(data)))
             case "weights.verified":
-                self.told.append((node, decode(payload, ChunkDigests)))
+                self.verifications.append((node, decode(payload, ChunkDigests)))
                 return b""
             case "weights.discard":
                 assert decode(payload, DiscardFile).sha256 == SHA
@@ -184,24 +184,24 @@ def prepare(nodes: Nodes, stages: Sequence[NodeId], needs: Needs) -> None:
 def test_the_seed_is_told_before_those_that_ask_it() -> None:
     nodes = Nodes({A: (), B: (), C: ((4, 6),)}, reaching=[B])
     prepare(nodes, [A, B], {SHA: ((0, 6),)})
-    told = dict(nodes.prepared)
+    requests = dict(nodes.prepared)
     assert [node for node, _ in nodes.prepared] == [B, A]
-    assert told[B].sources == (
+    assert requests[B].sources == (
         ChunkSource(SHA, 0, 4, SourceKind.HUB),
         ChunkSource(SHA, 4, 6, SourceKind.PEER, C),
     )
-    assert told[A].sources == (
+    assert requests[A].sources == (
         ChunkSource(SHA, 0, 4, SourceKind.PEER, B),
         ChunkSource(SHA, 4, 6, SourceKind.PEER, C),
     )
-    assert told[A].peers == {B: ("127.0.0.1", ord("b")), C: ("127.0.0.1", ord("c"))}
-    assert told[A].manifest == MANIFEST
+    assert requests[A].peers == {B: ("127.0.0.1", ord("b")), C: ("127.0.0.1", ord("c"))}
+    assert requests[A].manifest == MANIFEST
 
 
 def test_the_hub_is_not_looked_for_where_nodes_have_everything() -> None:
     nodes = Nodes({A: (), B: ((0, 6),)}, reaching=[A], verified=[B])
     prepare(nodes, [A], {SHA: ((0, 6),)})
-    assert nodes.asked_hub == 0
+    assert nodes.num_hub_queries == 0
     ((node, request),) = nodes.prepared
     assert node == A
     assert request.verified_at == {SHA: B}
@@ -243,8 +243,8 @@ def test_the_state_goes_from_holder_to_holder() -> None:
     assert run(nodes, verify_files, RECORD) is Verification.VERIFIED
     assert nodes.hashed == [(A, 0, 2), (B, 2, 4), (C, 4, 6)]
     assert nodes.discarded == []
-    assert sorted(node for node, _ in nodes.told) == [A, B, C]
-    assert {told.digests for _, told in nodes.told} == {digests_of(DATA)}
+    assert sorted(node for node, _ in nodes.verifications) == [A, B, C]
+    assert {verification.digests for _, verification in nodes.verifications} == {digests_of(DATA)}
 
 
 def test_wrong_bytes_are_removed_everywhere() -> None:
@@ -253,7 +253,7 @@ def test_wrong_bytes_are_removed_everywhere() -> None:
     with pytest.raises(ModelFileError, match=r"m\.gguf of table/model: what was fetched of it"):
         run(nodes, verify_files, RECORD)
     assert sorted(nodes.discarded) == [A, B]
-    assert nodes.told == []
+    assert nodes.verifications == []
 
 
 def test_a_file_of_which_parts_are_nowhere_is_not_verified() -> None:

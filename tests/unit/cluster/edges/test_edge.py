@@ -388,10 +388,10 @@ def test_limits_fit_in_a_frame() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("is_tls", [False, True])
 def test_silence_is_told_and_a_frame_that_comes_late_arrives_whole(is_tls: bool) -> None:
-    told: list[float] = []
+    silences: list[float] = []
 
     def on_silence() -> float:
-        told.append(time.monotonic())
+        silences.append(time.monotonic())
         return 0.05
 
     with ExitStack() as opened:
@@ -399,7 +399,7 @@ def test_silence_is_told_and_a_frame_that_comes_late_arrives_whole(is_tls: bool)
             outgoing, incoming = opened.enter_context(edge())
 
             def send() -> None:
-                eventually(lambda: len(told) >= 2)
+                eventually(lambda: len(silences) >= 2)
                 outgoing.send(FrameKind.STEP, StepId(1), b"head", b"payload")
 
         else:
@@ -408,13 +408,13 @@ def test_silence_is_told_and_a_frame_that_comes_late_arrives_whole(is_tls: bool)
 
             def send() -> None:
                 for number, start in enumerate(range(0, len(frame), 8), 1):
-                    eventually(lambda number=number: len(told) >= number)  # type: ignore[misc]
+                    eventually(lambda number=number: len(silences) >= number)  # type: ignore[misc]
                     writing.sendall(frame[start : start + 8])
 
         opened.enter_context(in_thread(threading.Thread(target=send)))
         found = incoming.receive(0.1, on_silence)
         assert (bytes(found.header), bytes(found.payload)) == (b"head", b"payload")
-        assert len(told) >= 2
+        assert len(silences) >= 2
 
 
 def test_whoever_is_told_of_silence_may_end_the_wait() -> None:

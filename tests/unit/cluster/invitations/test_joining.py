@@ -168,7 +168,7 @@ def test_what_makes_no_sense_is_refused(node: Inviting, body: bytes) -> None:
 
 
 def test_names_for_clients_are_limited() -> None:
-    asked = [
+    names = [
         "localhost",
         "board",
         "board.local",
@@ -181,7 +181,7 @@ def test_names_for_clients_are_limited() -> None:
         "fe80::1",
         "a b",
     ]
-    assert list(allowed_names(asked, "203.0.113.9", ["gateway"])) == [
+    assert list(allowed_names(names, "203.0.113.9", ["gateway"])) == [
         "203.0.113.9",
         "localhost",
         "board",

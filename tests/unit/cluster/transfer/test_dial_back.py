@@ -62,7 +62,7 @@ def one_way(tmp_path: Path) -> Iterator[tuple[TransferNode, TransferNode]]:
         yield behind, node
 
 
-def num_asked(node: TransferNode) -> int:
+def count_dial_requests(node: TransferNode) -> int:
     return sum(isinstance(each, DialWanted) for each in node.reports)
 
 
@@ -73,7 +73,7 @@ def test_a_peer_that_cannot_be_connected_to_connects_itself(
     behind, node = one_way
     node.ask_to_dial = lambda _: behind.service.serve_peer(node.node_id, node.address)
     assert node.read(CONTENT) == DATA
-    assert num_asked(node) == 1
+    assert count_dial_requests(node) == 1
     assert node.dropped() == []
     eventually(lambda: node.progress().done_bytes == len(DATA))
     by_source = node.progress().bytes_by_source
@@ -99,7 +99,7 @@ def test_it_is_asked_again_at_once_after_the_connection_was_closed(
     eventually(lambda: "peer" not in {each.name for each in threading.enumerate()})
     at = 50 * CHUNK_BYTES
     assert node.read(CONTENT, at, at + 100) == DATA[at : at + 100]
-    assert num_asked(node) == 2
+    assert count_dial_requests(node) == 2
     assert tried == [behind.node_id], "it was known that this does not work"
 
 
@@ -111,7 +111,7 @@ def test_a_peer_that_does_not_connect_has_failed(
     node.ask_to_dial = lambda _: None
     with pytest.raises(TransferError, match="Connection refused"):
         node.read(CONTENT)
-    assert num_asked(node) == 3, "at each attempt"
+    assert count_dial_requests(node) == 3, "at each attempt"
 
 
 @pytest.mark.slow
@@ -182,11 +182,11 @@ def test_an_offer_is_no_hello() -> None:
 def test_answers_that_come_too_late_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     peer = NodeId("a" * 16)
     monkeypatch.setattr(dial_back, "DIAL_BACK_SECONDS", 0.1)
-    asked = threading.Event()
-    waiting = dial_back.DialBacks(lambda _: asked.set())
+    was_requested = threading.Event()
+    waiting = dial_back.DialBacks(lambda _: was_requested.set())
     with pytest.raises(dial_back.DialBackError, match=r"did not connect within 0\.1 s"):
         waiting.connection(peer)
-    assert asked.is_set()
+    assert was_requested.is_set()
     waiting.failed(peer, "of the first request")
     with pytest.raises(dial_back.DialBackError, match="within"):
         waiting.connection(peer)

@@ -132,14 +132,14 @@ def test_a_file_goes_from_one_process_to_another(tmp_path: Path) -> None:
 def test_a_peer_that_a_process_cannot_connect_to_is_asked_to_connect(tmp_path: Path) -> None:
     async def scenario() -> None:
         both: list[Agent] = []
-        asked: list[NodeId] = []
+        dial_requests: list[NodeId] = []
         dialling: list[asyncio.Task[None]] = []
 
         async def dial() -> None:
             await both[0].process.serve_peer(both[1].node_id, both[1].process.address)
 
         def wanted(node: NodeId) -> None:
-            asked.append(node)
+            dial_requests.append(node)
             dialling.append(asyncio.create_task(dial()))
 
         closed = ("127.0.0.1", 1)
@@ -152,7 +152,7 @@ def test_a_peer_that_a_process_cannot_connect_to_is_asked_to_connect(tmp_path: P
                 JOB, MANIFEST, [from_peer(CONTENT, a.node_id)], {a.node_id: closed}
             )
             assert await b.read(CONTENT) == DATA
-            assert asked == [a.node_id]
+            assert dial_requests == [a.node_id]
             await asyncio.gather(*dialling)
             with pytest.raises(TransferError, match=f"cannot connect to node {b.node_id} either"):
                 await a.process.serve_peer(b.node_id, closed)

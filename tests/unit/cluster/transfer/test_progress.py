@@ -58,8 +58,8 @@ def test_a_rate_falls_to_nothing_when_nothing_arrives(tmp_path: Path) -> None:
     progress.report("job", [demand], 0.0)
     demand.count(file, 1, ONE)
     progress.report("job", [demand], 1.0)
-    said = [progress.report("job", [demand], float(at)) for at in range(2, 20)]
-    assert [each.bytes_per_second for each in said if each is not None] == [0.0]
+    reports = [progress.report("job", [demand], float(at)) for at in range(2, 20)]
+    assert [each.bytes_per_second for each in reports if each is not None] == [0.0]
 
 
 def test_sources_are_tried_in_the_order_given() -> None:

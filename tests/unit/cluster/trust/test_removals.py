@@ -60,13 +60,13 @@ def test_the_file_of_removed_nodes(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("is_server_told", [True, False])
+@pytest.mark.parametrize("is_server_informed", [True, False])
 def test_a_handshake_with_a_removed_node_fails_on_either_side(
-    tmp_path: Path, is_server_told: bool
+    tmp_path: Path, is_server_informed: bool
 ) -> None:
     path = tmp_path / "removed"
     server, client = credentials(RECEIVER), credentials(SENDER)
-    if is_server_told:
+    if is_server_informed:
         server = replace(server, removed_path=path)
     else:
         client = replace(client, removed_path=path)
@@ -75,7 +75,7 @@ def test_a_handshake_with_a_removed_node_fails_on_either_side(
     def shake() -> tuple[BaseException | None, BaseException | None, bytes]:
         ours, theirs = socket.socketpair()
         failures: list[BaseException | None] = [None, None]
-        said = b""
+        notice = b""
 
         def serve() -> None:
             try:
@@ -92,7 +92,7 @@ def test_a_handshake_with_a_removed_node_fails_on_either_side(
         try:
             with client_context.wrap_socket(theirs) as connection:
                 connection.settimeout(2)
-                said = connection.recv(len(REMOVED_NOTICE))
+                notice = connection.recv(len(REMOVED_NOTICE))
         except TimeoutError:
             pass
         except (OSError, ssl.SSLError) as error:
@@ -100,17 +100,17 @@ def test_a_handshake_with_a_removed_node_fails_on_either_side(
         finally:
             theirs.close()
         serving.join(10)
-        return failures[0], failures[1], said
+        return failures[0], failures[1], notice
 
     failed = shake()
     assert not any(isinstance(each, RemovedNodeError) for each in failed)
     # Contexts that are in use learn of it.
-    removed = SENDER if is_server_told else RECEIVER
+    removed = SENDER if is_server_informed else RECEIVER
     path.write_text(f"{removed} 1 AA==\n")
-    at_server, at_client, said = shake()
-    if is_server_told:
+    at_server, at_client, notice = shake()
+    if is_server_informed:
         assert isinstance(at_server, RemovedNodeError)
-        assert said == REMOVED_NOTICE
+        assert notice == REMOVED_NOTICE
     else:
         assert isinstance(at_client, RemovedNodeError)
     path.unlink()

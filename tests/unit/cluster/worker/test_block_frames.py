@@ -137,8 +137,8 @@ def test_a_state_is_put_back_after_blocks_that_are(ends: tuple[int, ...], is_las
     done: list[object] = []
     keeper = PlayedKeeper(done, 2, ends=ends)
     with stage(keeper, done, has_head=is_last) as (steps, results):
-        asked = Restores(BLOCKS, 5, (1, 2, 3))
-        steps.send(FrameKind.RESTORE, StepId(0), encode_restores(asked))
+        restores = Restores(BLOCKS, 5, (1, 2, 3))
+        steps.send(FrameKind.RESTORE, StepId(0), encode_restores(restores))
         frame = results.receive(20)
         if is_last:
             assert decode_restored(frame.header) == Restored(2, max(ends, default=0))

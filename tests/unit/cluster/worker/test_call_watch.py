@@ -13,25 +13,25 @@ from potluck.cluster.worker.watch import CallWatch
 
 
 def test_a_call_that_outlasts_its_limit_is_told_once() -> None:
-    told: queue.SimpleQueue[tuple[str, float]] = queue.SimpleQueue()
+    reports: queue.SimpleQueue[tuple[str, float]] = queue.SimpleQueue()
     others = set(threading.enumerate())
-    watch = CallWatch(0.05, lambda what, limit: told.put((what, limit)))
+    watch = CallWatch(0.05, lambda what, limit: reports.put((what, limit)))
     started = time.monotonic()
     with watch.call("a step"):
         with done_within(1):
-            assert told.get(timeout=20) == ("a step", 0.05)
+            assert reports.get(timeout=20) == ("a step", 0.05)
         assert time.monotonic() - started > 0.05
         time.sleep(0.1)
     for thread in set(threading.enumerate()) - others:
         thread.join(timeout=20)
         assert not thread.is_alive()
-    assert told.empty()
+    assert reports.empty()
 
 
 @pytest.mark.slow
 def test_calls_within_their_limits_are_none_of_its_business() -> None:
-    told: list[str] = []
-    watch = CallWatch(1.0, lambda what, limit: told.append(what))
+    reports: list[str] = []
+    watch = CallWatch(1.0, lambda what, limit: reports.append(what))
     for _ in range(6):
         with watch.call("a step"):
             time.sleep(0.2)
@@ -39,7 +39,7 @@ def test_calls_within_their_limits_are_none_of_its_business() -> None:
         time.sleep(1.3)
     time.sleep(1.3)  # between two calls nothing is late
     watch.close()
-    assert told == []
+    assert reports == []
 
 
 @pytest.mark.parametrize("limit", [None, 60.0])

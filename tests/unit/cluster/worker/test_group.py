@@ -186,13 +186,13 @@ BLOCKS = tuple(
 
 def answer(group: Group, count: int | None) -> Restores:
     """Put back the first ``count`` blocks of what is asked, or fail."""
-    asked = group.receive()
+    request = group.receive()
     if count is None:
         failure = encode_failure(EngineError("the disk is gone"))
-        group.answer(FrameKind.FAILURE, asked.step_id, failure)
+        group.answer(FrameKind.FAILURE, request.step_id, failure)
         return Restores(())
-    read = decode_restores(asked.header)
-    group.answer(FrameKind.RESTORE, asked.step_id, encode_restores(Restores(read.blocks[:count])))
+    read = decode_restores(request.header)
+    group.answer(FrameKind.RESTORE, request.step_id, encode_restores(Restores(read.blocks[:count])))
     return read
 
 

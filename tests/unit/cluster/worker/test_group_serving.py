@@ -117,7 +117,7 @@ class Members:
     def __init__(self) -> None:
         self.engines = [SummingEngine(member) for member in range(len(SHARES))]
         self.keepers = [CountingKeeper(9) for _ in SHARES]
-        self.said: list[Queue[Any]] = [Queue() for _ in SHARES]
+        self.events: list[Queue[Any]] = [Queue() for _ in SHARES]
         self.servings = [self._serving(member) for member in range(len(SHARES))]
 
     def _serving(self, member: int) -> Serving:
@@ -139,11 +139,11 @@ class Members:
             listen_host="127.0.0.1",
             keeper=cast(Any, self.keepers[member]),
         )
-        said = self.said[member]
-        told = ServingCallbacks(
-            edges=said.put, failed=said.put, ended=lambda: said.put("ended"), stuck=said.put
+        queue = self.events[member]
+        callbacks = ServingCallbacks(
+            edges=queue.put, failed=queue.put, ended=lambda: queue.put("ended"), stuck=queue.put
         )
-        return Serving(stage, told)
+        return Serving(stage, callbacks)
 
     @contextmanager
     def connected(self, number: int) -> Iterator[tuple[OutgoingEdge, IncomingEdge]]:
@@ -181,9 +181,9 @@ class Members:
             stack.callback(incoming.close)
             yield outgoing, incoming
 
-    def heard(self) -> list[Any]:
+    def await_events(self) -> list[Any]:
         """What each worker says next."""
-        return [each.get(timeout=20) for each in self.said]
+        return [each.get(timeout=20) for each in self.events]
 
 
 @pytest.fixture
@@ -235,15 +235,15 @@ class Steps:
 def test_members_compute_together_over_several_epochs(members: Members) -> None:
     for number in (1, 2):
         with members.connected(number) as ends:
-            assert members.heard() == [Ready(epoch=at(number))] * 3
+            assert members.await_events() == [Ready(epoch=at(number))] * 3
             steps = Steps(*ends)
             assert [steps.sampled(token, opens=token == 1) for token in (1, 2, 3)] == [
                 111,
                 222,
                 333,
             ]
-        for said in members.heard():
-            assert (said.epoch, type(said)) == (at(number), Disconnected)
+        for event in members.await_events():
+            assert (event.epoch, type(event)) == (at(number), Disconnected)
         assert [each.exchange for each in members.engines] == [None] * 3
         assert [each.num_resets for each in members.engines] == [number] * 3
     for engine in members.engines:
@@ -259,7 +259,7 @@ def test_a_member_that_cannot_compute_a_step_fails_that_step_alone(
     members: Members, culprit: int
 ) -> None:
     with members.connected(1) as ends:
-        members.heard()
+        members.await_events()
         steps = Steps(*ends)
         assert steps.sampled(1) == 111
         members.engines[culprit].problem = EngineError("out of scratch", hint="a smaller step")
@@ -273,7 +273,7 @@ def test_a_member_that_cannot_compute_a_step_fails_that_step_alone(
 
 def test_a_failure_of_a_stage_before_reaches_all_members(members: Members) -> None:
     with members.connected(1) as ends:
-        members.heard()
+        members.await_events()
         steps = Steps(*ends)
         assert steps.sampled(1) == 111
         ends[0].send(FrameKind.FAILURE, StepId(1), encode_failure(EngineError("before")))
@@ -289,7 +289,7 @@ BLOCKS = tuple(
 
 def test_blocks_are_restored_as_far_as_all_members_have_them(members: Members) -> None:
     with members.connected(1) as ends:
-        members.heard()
+        members.await_events()
         steps = Steps(*ends)
         for counts, wanted in (((4, 4, 4), 4), ((4, 1, 3), 1), ((2, 4, 4), 2)):
             for keeper, count in zip(members.keepers, counts, strict=True):
@@ -314,7 +314,7 @@ def test_blocks_are_restored_as_far_as_all_members_have_them(members: Members) -
 @pytest.mark.parametrize("lost", [0, 1, 2])
 def test_a_member_that_is_lost_ends_the_epoch_for_all(members: Members, lost: int) -> None:
     with members.connected(1) as ends:
-        members.heard()
+        members.await_events()
         steps = Steps(*ends)
         assert steps.sampled(1) == 111
         members.servings[lost].disconnect(at(1))
@@ -322,10 +322,10 @@ def test_a_member_that_is_lost_ends_the_epoch_for_all(members: Members, lost: in
             steps.submit(2)
         with pytest.raises(EdgeError):
             ends[1].receive(20)
-        for said in members.heard():
-            assert (said.epoch, type(said)) == (at(1), Disconnected)
+        for event in members.await_events():
+            assert (event.epoch, type(event)) == (at(1), Disconnected)
     with members.connected(2) as ends:
-        assert members.heard() == [Ready(epoch=at(2))] * 3
+        assert members.await_events() == [Ready(epoch=at(2))] * 3
         assert Steps(*ends).sampled(5) == 555
 
 
@@ -353,7 +353,7 @@ def test_a_stage_that_is_connected_as_another_member_says_so(members: Members) -
         back = other.accept(
             Hello(scope=scope, index=1), peer=node(1), limits=LIMITS, timeout_seconds=10
         )
-        error = members.said[1].get(timeout=20)
+        error = members.events[1].get(timeout=20)
         assert "was loaded as GroupPart(member=1" in error.message
         edge.close()
         back.close()

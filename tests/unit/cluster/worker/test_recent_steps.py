@@ -97,13 +97,13 @@ def test_under_a_quota_the_time_in_the_long_run_is_told(step_seconds: float) -> 
     """A tenth of a core: 10 ms of every 100."""
     stage, left = Stage(), 0.010
     for _ in range(int(6 / step_seconds / 10)):
-        needed, took = step_seconds, 0.0
+        needed, elapsed = step_seconds, 0.0
         while needed > left:
             needed -= left
-            took += left + 0.090
+            elapsed += left + 0.090
             left = 0.010
         left -= needed
-        stage.computes(took + needed)
+        stage.computes(elapsed + needed)
     (decode,) = stage.times()
     assert decode.seconds == pytest.approx(10 * step_seconds, rel=0.12)
 
@@ -153,10 +153,10 @@ def test_kinds_are_bounded_and_the_latest_are_kept() -> None:
         for count in (1, 2, 3, 4, 5, 6, 7, 8, 16, 100):
             depth = 2**depth_bits - 1
             stage.computes(0.01, step=step(*((1, depth),) * count), times=LEAST_SAMPLES + 1)
-    told = stage.times()
-    assert len(told) == 64
-    assert min(each.context_tokens for each in told) >= 2**12
-    assert {each.num_sequences for each in told} == {1, 2, 3, 4, 5, 6, 7, 8, 16, 100}
+    step_times = stage.times()
+    assert len(step_times) == 64
+    assert min(each.context_tokens for each in step_times) >= 2**12
+    assert {each.num_sequences for each in step_times} == {1, 2, 3, 4, 5, 6, 7, 8, 16, 100}
 
 
 @pytest.mark.parametrize(("num_sequences", "limit"), [(1, 1e-5), (8, 2e-5), (64, 8e-5)])

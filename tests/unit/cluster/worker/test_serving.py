@@ -66,11 +66,11 @@ class PlayedEngine:
 
 
 class Worker:
-    """``said`` are what the agent and the process would hear, in order."""
+    """``events`` are what the agent and the process would hear, in order."""
 
     def __init__(self) -> None:
         self.engine = PlayedEngine()
-        self.said: Queue[Any] = Queue()
+        self.events: Queue[Any] = Queue()
         shard = Shard(start_layer=0, end_layer=1, num_layers=1, has_embedding=True, has_head=True)
         loaded = SimpleNamespace(
             engine=self.engine, program=SimpleNamespace(shard=shard, hidden_size=4)
@@ -85,19 +85,19 @@ class Worker:
                 listen_host="127.0.0.1",
             ),
             ServingCallbacks(
-                edges=self.said.put,
-                failed=self.said.put,
-                ended=lambda: self.said.put("ended"),
+                edges=self.events.put,
+                failed=self.events.put,
+                ended=lambda: self.events.put("ended"),
                 stuck=self.is_stuck,
             ),
         )
 
     def is_stuck(self, error: PotluckError) -> None:
-        self.said.put(error)
+        self.events.put(error)
         self.engine.is_let.wait(60)
 
-    def heard(self, seconds: float = 20.0) -> Any:
-        return self.said.get(timeout=seconds)
+    def await_event(self, seconds: float = 20.0) -> Any:
+        return self.events.get(timeout=seconds)
 
 
 @pytest.fixture
@@ -153,18 +153,18 @@ def send(edge: OutgoingEdge, number: int) -> None:
 def test_an_epoch_follows_another(worker: Worker) -> None:
     for number in (1, 2, 3):
         with connected(worker, number) as (outgoing, incoming):
-            assert worker.heard() == Ready(epoch=at(number))
+            assert worker.await_event() == Ready(epoch=at(number))
             send(outgoing, 10 * number)
             assert incoming.receive(20).step_id == 10 * number
-        said = worker.heard()
-        assert (said.epoch, type(said)) == (at(number), Disconnected)
+        event = worker.await_event()
+        assert (event.epoch, type(event)) == (at(number), Disconnected)
         assert worker.engine.num_resets == number
     assert worker.serving.totals.num_steps == 3
 
 
 def test_the_next_epoch_waits_for_a_step_of_the_one_before(worker: Worker) -> None:
     with connected(worker, 1) as (outgoing, incoming):
-        assert worker.heard() == Ready(epoch=at(1))
+        assert worker.await_event() == Ready(epoch=at(1))
         worker.engine.is_let.clear()
         send(outgoing, 0)
         assert worker.engine.is_in_step.wait(20)
@@ -173,14 +173,14 @@ def test_the_next_epoch_waits_for_a_step_of_the_one_before(worker: Worker) -> No
                 incoming.receive(20)
             send(later, 7)
             time.sleep(0.1)
-            assert worker.said.empty()
+            assert worker.events.empty()
             worker.engine.is_let.set()
-            said = worker.heard()
-            assert (said.epoch, said.message) == (at(1), "replaced by epoch 2")
-            assert worker.heard() == Ready(epoch=at(2))
+            event = worker.await_event()
+            assert (event.epoch, event.message) == (at(1), "replaced by epoch 2")
+            assert worker.await_event() == Ready(epoch=at(2))
             assert results.receive(20).step_id == 7
             assert worker.engine.steps == [0, 7]
-    assert worker.heard().epoch == at(2)
+    assert worker.await_event().epoch == at(2)
 
 
 def test_a_step_that_does_not_end_ends_the_process(
@@ -188,12 +188,12 @@ def test_a_step_that_does_not_end_ends_the_process(
 ) -> None:
     monkeypatch.setattr(module, "STEP_END_SECONDS", 0.2)
     with connected(worker, 1) as (outgoing, _):
-        worker.heard()
+        worker.await_event()
         worker.engine.is_let.clear()
         send(outgoing, 0)
         assert worker.engine.is_in_step.wait(20)
         with connected(worker, 2):
-            error = worker.heard()
+            error = worker.await_event()
             assert "a step of epoch 1 did not end within 200 ms" in error.message
             assert not isinstance(error, DefectError)  # no request is to blame
             worker.engine.is_let.set()
@@ -211,10 +211,10 @@ def test_several_epochs_at_once_leave_the_last(worker: Worker) -> None:
             )
         )
     with connected(worker, 4):
-        ends = [worker.heard() for _ in range(4)]
+        ends = [worker.await_event() for _ in range(4)]
         assert [each.epoch.number for each in ends] == [1, 2, 3, 4]
         assert isinstance(ends[-1], Ready)
-    assert worker.heard().epoch == at(4)
+    assert worker.await_event().epoch == at(4)
 
 
 def silent_peer() -> Peer:
@@ -229,12 +229,12 @@ def test_an_edge_that_cannot_be_opened_is_told_at_once(worker: Worker) -> None:
     worker.serving.connect(
         Connect(epoch=at(1), index=0, preceding=Peer(node_id=SENDER), following=silent_peer())
     )
-    said = worker.heard(2)
-    assert said.epoch == at(1)
-    assert "Connection refused" in said.message
+    event = worker.await_event(2)
+    assert event.epoch == at(1)
+    assert "Connection refused" in event.message
     with connected(worker, 2):
-        assert worker.heard() == Ready(epoch=at(2))
-    worker.heard()
+        assert worker.await_event() == Ready(epoch=at(2))
+    worker.await_event()
 
 
 @pytest.mark.parametrize("number", [1, 2])
@@ -250,35 +250,35 @@ def test_disconnecting_ends_the_wait_for_an_edge(worker: Worker, number: int) ->
         with silent:
             assert silent.recv(1)  # its handshake has begun
             worker.serving.disconnect(at(number))
-            assert worker.heard(2) == Disconnected(epoch=at(1), message="its epoch is over")
+            assert worker.await_event(2) == Disconnected(epoch=at(1), message="its epoch is over")
     worker.serving.listen()
     worker.serving.connect(
         Connect(epoch=at(number), index=0, preceding=Peer(node_id=SENDER), following=silent_peer())
     )
-    assert worker.heard().message == f"epoch {number} is over: epoch {number} was seen"
+    assert worker.await_event().message == f"epoch {number} is over: epoch {number} was seen"
 
 
 def test_what_has_no_edges_says_so(worker: Worker) -> None:
     worker.serving.disconnect(at(3))
-    assert worker.heard() == Disconnected(epoch=at(3), message="there are no edges")
+    assert worker.await_event() == Disconnected(epoch=at(3), message="there are no edges")
     worker.serving.connect(
         Connect(epoch=at(4), index=0, preceding=Peer(node_id=SENDER), following=silent_peer())
     )
-    assert "is not listening" in worker.heard().message
+    assert "is not listening" in worker.await_event().message
 
 
 def test_a_lower_epoch_leaves_the_edges_alone(worker: Worker) -> None:
     with connected(worker, 5) as (outgoing, incoming):
-        worker.heard()
+        worker.await_event()
         worker.serving.disconnect(at(4))
-        assert worker.heard().epoch == at(4)
+        assert worker.await_event().epoch == at(4)
         worker.serving.connect(
             Connect(epoch=at(4), index=0, preceding=Peer(node_id=SENDER), following=silent_peer())
         )
-        assert worker.heard().message == "epoch 4 is over: epoch 5 was seen"
+        assert worker.await_event().message == "epoch 4 is over: epoch 5 was seen"
         send(outgoing, 1)
         assert incoming.receive(20).step_id == 1
-    worker.heard()
+    worker.await_event()
 
 
 def unit_fault() -> Exception:
@@ -293,32 +293,32 @@ def test_what_is_no_edge_ends_the_worker(
 ) -> None:
     worker.engine.problem = problem()
     with connected(worker, 1) as (outgoing, incoming):
-        worker.heard()
+        worker.await_event()
         send(outgoing, 0)
-        assert isinstance(worker.heard(), kind)
+        assert isinstance(worker.await_event(), kind)
         with pytest.raises(EdgeError):
             incoming.receive(20)
-        assert worker.heard() == "ended"
+        assert worker.await_event() == "ended"
         assert worker.engine.num_resets == 0
 
 
 def test_an_engine_that_cannot_be_reset_ends_the_worker(worker: Worker) -> None:
     worker.engine.reset_problem = ZeroDivisionError()
     with connected(worker, 1):
-        worker.heard()
-    assert "the stage could not be reset: ZeroDivisionError" in worker.heard().message
-    assert worker.heard() == "ended"
+        worker.await_event()
+    assert "the stage could not be reset: ZeroDivisionError" in worker.await_event().message
+    assert worker.await_event() == "ended"
 
 
 def test_a_frame_of_an_epoch_that_is_over_closes_the_edge(worker: Worker) -> None:
     """It can only come over an edge of that epoch, which a sender would have to have confused."""
     with connected(worker, 2) as (outgoing, incoming):
-        worker.heard()
+        worker.await_event()
         late = OutgoingEdge(
             outgoing._connection, RECEIVER, Scope(deployment=D, epoch=at(1)), LIMITS
         )
         send(late, 0)
         with pytest.raises(EdgeError):
             incoming.receive(20)
-    assert "epoch 1 of" in worker.heard().message
+    assert "epoch 1 of" in worker.await_event().message
     assert worker.engine.steps == []

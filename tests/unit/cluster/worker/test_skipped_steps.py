@@ -224,8 +224,8 @@ def test_the_stages_after_it_skip_too_and_know_all_tables() -> None:
                 later.steps.send(FrameKind.SKIPPED, StepId(1), skipped)
                 later.let(0)
                 later.result(0, FrameKind.RESULT if is_last else FrameKind.STEP)
-                told = bytes(later.result(1, FrameKind.SKIPPED).header)
-                assert told == (b"" if is_last else skipped)
+                header = bytes(later.result(1, FrameKind.SKIPPED).header)
+                assert header == (b"" if is_last else skipped)
                 assert later.engine.numbers == [0]
         assert second.skip(skipped) == ()
         frame = stage.result(2, FrameKind.STEP)

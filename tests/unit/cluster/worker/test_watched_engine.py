@@ -46,8 +46,8 @@ class Engine:
         return self
 
 
-def a_watch(told: list[str], limit_seconds: float | None = None) -> CallWatch:
-    return CallWatch(limit_seconds, lambda what, _: told.append(what))
+def a_watch(reports: list[str], limit_seconds: float | None = None) -> CallWatch:
+    return CallWatch(limit_seconds, lambda what, _: reports.append(what))
 
 
 def matrix(*values: float) -> NDArray[np.float32]:
@@ -95,10 +95,10 @@ def test_calls_that_do_not_return_are_told(
     method: str, arguments: tuple[object, ...], what: str
 ) -> None:
     inner = Engine(None)
-    told: list[str] = []
+    reports: list[str] = []
 
     def end(what: str, _: float) -> None:
-        told.append(what)
+        reports.append(what)
         inner.may_end.set()
 
     engine: Any = WatchedEngine(cast(Any, inner), CallWatch(0.05, end))
@@ -107,29 +107,29 @@ def test_calls_that_do_not_return_are_told(
         engine.sink().write_rows(*arguments)
     else:
         engine.step(*arguments)
-    assert told == [what]
+    assert reports == [what]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("num_tokens", "is_late"), [(32, True), (320, False), (3200, False)])
 def test_a_step_of_many_tokens_may_take_longer(num_tokens: int, is_late: bool) -> None:
     inner = Engine(None)
-    told: list[str] = []
-    engine = WatchedEngine(cast(Any, inner), a_watch(told, 0.5))
+    reports: list[str] = []
+    engine = WatchedEngine(cast(Any, inner), a_watch(reports, 0.5))
     inner.may_end.clear()
     threading.Timer(1.2, inner.may_end.set).start()
     engine.step(a_step(num_tokens), None)
-    assert told == (["a step"] if is_late else [])
+    assert reports == (["a step"] if is_late else [])
 
 
 def test_compiling_may_take_longer() -> None:
     inner = Engine(None)
-    told: list[str] = []
-    engine = WatchedEngine(cast(Any, inner), a_watch(told, 0.1))
+    reports: list[str] = []
+    engine = WatchedEngine(cast(Any, inner), a_watch(reports, 0.1))
     inner.may_end.clear()
     threading.Timer(0.4, inner.may_end.set).start()
     engine.warm_up()
-    assert told == []
+    assert reports == []
 
 
 @pytest.mark.parametrize("fault", ["", "out of memory"])

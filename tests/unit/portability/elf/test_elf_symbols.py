@@ -23,7 +23,7 @@ def test_what_no_relocation_names_is_not_needed() -> None:
     elf = Elf(
         symbols=[
             Symbol(name="used"),
-            Symbol(name="never_looked_up", is_asked_for=False),
+            Symbol(name="never_looked_up", is_referenced=False),
             Symbol(name="called", is_called=True),
         ]
     )
@@ -101,7 +101,7 @@ def test_without_a_hash_table_nothing_is_found_and_needs_are_the_same() -> None:
 
 def test_many_definitions_are_counted_by_their_chain() -> None:
     names = [f"f{number}" for number in range(3000)]
-    symbols = [Symbol(name=name, is_defined=True, is_asked_for=False) for name in names]
+    symbols = [Symbol(name=name, is_defined=True, is_referenced=False) for name in names]
     for hash_table in ("gnu", "sysv"):
         elf = Elf(symbols=symbols, hash_table=hash_table)
         assert defined(read_elf(elf.build())) == names
@@ -115,7 +115,7 @@ def test_relocations_of_no_kind_ask_for_nothing() -> None:
 
 
 def test_mips_needs_what_its_table_lists() -> None:
-    elf = Elf(machine=8, symbols=[Symbol(name="f", is_asked_for=False)], hash_table="sysv")
+    elf = Elf(machine=8, symbols=[Symbol(name="f", is_referenced=False)], hash_table="sysv")
     assert undefined(read_elf(elf.build())) == ["f"]
     assert undefined(read_elf(replace(elf, machine=62).build())) == []
 

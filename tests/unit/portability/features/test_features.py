@@ -161,7 +161,7 @@ def test_what_is_known_is_filled_in() -> None:
 
 
 def test_facts_are_read_of_a_file() -> None:
-    asked = parse_rules("""
+    ruleset = parse_rules("""
 schema = "potluck.features/1"
 distribution = "some-package"
 functions = ["is_on", "is_absent"]
@@ -178,15 +178,15 @@ when = { exports = ["is_on", "is_absent"] }
     data = shared_object({}, {name: bytes.fromhex(text) for name, text in code.items()})
     elf = elf_file(exports=tuple(code))
     cuda = CudaNeeds(toolkit=(12, 9), evidence="its compiler", modules=(), uses_driver=True)
-    found = file_facts(asked, elf, data, cuda)
+    found = file_facts(ruleset, elf, data, cuda)
     assert found.exports == {"is_on", "toolkit"}
     assert found.results == {"is_on": 1, "toolkit": 13040}
     assert found.toolkit == (13, 4)
     assert msgspec.json.decode(msgspec.json.encode(found), type=FileFacts) == found
 
     without = shared_object({}, {"toolkit": bytes.fromhex("31 c0 c3")})
-    assert file_facts(asked, elf_file(exports=["toolkit"]), without, cuda).toolkit == (12, 9)
-    assert file_facts(asked, elf_file(), without, None).toolkit == ()
+    assert file_facts(ruleset, elf_file(exports=["toolkit"]), without, cuda).toolkit == (12, 9)
+    assert file_facts(ruleset, elf_file(), without, None).toolkit == ()
 
 
 def test_the_number_of_a_toolkit() -> None:

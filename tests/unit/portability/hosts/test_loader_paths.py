@@ -95,5 +95,5 @@ def test_musl_has_its_own_file_of_directories(tmp_path: Path) -> None:
         "/usr/local/lib",
         "/usr/lib",
     )
-    told = tree(tmp_path / "b", {"etc/ld-musl-x86_64.path": "/one:/two\n/three"})
-    assert musl_paths(told, loader, ()).directories == ("/one", "/two", "/three")
+    files = tree(tmp_path / "b", {"etc/ld-musl-x86_64.path": "/one:/two\n/three"})
+    assert musl_paths(files, loader, ()).directories == ("/one", "/two", "/three")

@@ -115,10 +115,21 @@ def test_the_c_library_says_the_same() -> None:
     dlvsym = ctypes.CDLL(None).dlvsym
     dlvsym.restype = ctypes.c_void_p
     dlvsym.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_char_p)
-    asked = ("pow", "exp", "log", "expf", "fmodf", "fmod", "sin", "totalorder", "roundeven", "nope")
+    function_names = (
+        "pow",
+        "exp",
+        "log",
+        "expf",
+        "fmodf",
+        "fmod",
+        "sin",
+        "totalorder",
+        "roundeven",
+        "nope",
+    )
     assert math.symbols is not None
     answers = set()
-    for name in asked:
+    for name in function_names:
         for version in sorted(math.versions):
             answer = math.symbols.defines(name, version)
             found = dlvsym(opened._handle, name.encode(), version.encode()) is not None

@@ -34,7 +34,7 @@ def test_a_project_with_local_wheels_has_no_others(tmp_path: Path) -> None:
     ]
     (app,) = plan.own[1].wheels
     assert planner.fetch(app, tmp_path / "kept").read_bytes() == wheels[1].read_bytes()
-    assert index.asked == ["lib"]
+    assert index.queried_projects == ["lib"]
 
 
 @pytest.mark.parametrize("name", ["app.whl", "app-1.0.tar.gz", "missing-1.0-py3-none-any.whl"])

@@ -30,7 +30,7 @@ def test_the_newest_with_what_it_requires(tmp_path: Path) -> None:
     for version in ("1.0", "1.2", "1.10"):
         index.add("lib", version)
     assert versions(index, ["app"]) == {"app": "2.0", "lib": "1.10"}
-    assert index.asked == ["app", "lib"]
+    assert index.queried_projects == ["app", "lib"]
 
 
 def test_an_older_one_where_the_newest_excludes_another(tmp_path: Path) -> None:

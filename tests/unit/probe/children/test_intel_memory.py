@@ -37,8 +37,8 @@ def fake_i915(reply: bytes, *, error: int = 0) -> Ioctl:
         assert (num_items, flags) == (1, 0)
         query, length, flags, data = struct.unpack("=QiIQ", ctypes.string_at(items, 24))
         assert (query, flags) == (4, 0)
-        told = -error if error else len(reply)
-        ctypes.memmove(items + 8, struct.pack("=i", told), 4)
+        reported_length = -error if error else len(reply)
+        ctypes.memmove(items + 8, struct.pack("=i", reported_length), 4)
         if length:
             assert length == len(reply)
             ctypes.memmove(data, reply, len(reply))

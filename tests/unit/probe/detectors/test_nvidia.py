@@ -33,14 +33,14 @@ def find(root: Path, files: Mapping[str, str | bytes | Path]) -> DetectorReport:
     return DETECTOR.find(machine_tree(root, files))
 
 
-def is_asked(report: DetectorReport) -> bool:
+def is_queried(report: DetectorReport) -> bool:
     return bool(DETECTOR.queries(System(), report))
 
 
 def test_nothing_is_nothing(tmp_path: Path) -> None:
     report = find(tmp_path, {})
     assert report == DetectorReport(detector="nvidia")
-    assert not is_asked(report)
+    assert not is_queried(report)
 
 
 @pytest.mark.parametrize(
@@ -59,14 +59,14 @@ def test_lists_gpus_of_nvidia_only(tmp_path: Path, other: dict[str, str], reason
 def test_nvml_is_not_asked_without_its_driver(tmp_path: Path, driver: str) -> None:
     report = find(tmp_path, card(uevent=f"DRIVER={driver}"))
     assert report.devices[0].problem
-    assert not is_asked(report)
+    assert not is_queried(report)
 
 
 def test_nvml_is_asked_though_device_files_are_missing(tmp_path: Path) -> None:
     # Its library makes them, if it can.
     report = find(tmp_path, card())
     assert report.devices[0].problem.startswith("its device files are missing: ")
-    assert is_asked(report)
+    assert is_queried(report)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_device_files_stand_for_cards_where_the_bus_cannot_be_seen(tmp_path: Pat
     assert report.devices[1].device_files == tuple(
         str(tmp_path / "dev" / name) for name in ("nvidiactl", "nvidia10", "nvidia-uvm")
     )
-    assert is_asked(report)
+    assert is_queried(report)
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_wsl_passes_through_what_nvml_will_name(
 ) -> None:
     report = find(tmp_path, dict.fromkeys(files, ""))
     assert [device.device_id for device in report.devices] == ids
-    assert is_asked(report) == bool(ids)
+    assert is_queried(report) == bool(ids)
 
 
 def jetson(name: str, driver: str, *compatible: str) -> dict[str, str | bytes | Path]:
@@ -196,7 +196,7 @@ def test_finds_the_gpu_of_every_jetson(
     assert (device.chip, device.driver, device.problem) == (chip, driver, "")
     assert device.name == chip
     assert device.memory.is_shared
-    assert is_asked(report)
+    assert is_queried(report)
 
 
 @pytest.mark.parametrize(

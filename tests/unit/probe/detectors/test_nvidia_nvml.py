@@ -14,7 +14,7 @@ from potluck.types.backend import DeviceKind
 from potluck.types.hardware import DetectorReport, Device, DeviceMemory
 
 GIB = 1024**3
-NOT_TOLD = DeviceMemory(
+UNREPORTED_MEMORY = DeviceMemory(
     total_bytes=None,
     free_bytes=None,
     is_shared=False,
@@ -32,7 +32,7 @@ FIRST = Device(
     chip="10de:1eb8",
     driver="nvidia",
     device_files=("/dev/nvidiactl", "/dev/nvidia0"),
-    memory=NOT_TOLD,
+    memory=UNREPORTED_MEMORY,
 )
 SECOND = replace(FIRST, device_id="pci-0000:02:00.0")
 ORIN = replace(
@@ -50,7 +50,7 @@ NO_LIBRARY = ChildAnswer(
 )
 
 
-def told(index: int, address: str | None, **more: object) -> NvmlCard:
+def make_card(index: int, address: str | None, **more: object) -> NvmlCard:
     card = NvmlCard(
         index=index,
         address=address,
@@ -74,7 +74,9 @@ def ids(report: DetectorReport) -> list[str]:
 
 def test_cards_are_joined_by_address_in_any_order() -> None:
     small = NvmlMemory(total_bytes=8 * GIB, free_bytes=GIB)
-    report = merged((FIRST, SECOND), told(0, "0000:02:00.0", memory=small), told(1, "0000:01:00.0"))
+    report = merged(
+        (FIRST, SECOND), make_card(0, "0000:02:00.0", memory=small), make_card(1, "0000:01:00.0")
+    )
     assert ids(report) == ["pci-0000:01:00.0", "pci-0000:02:00.0"]
     assert [device.memory.total_bytes for device in report.devices] == [15 * GIB, 8 * GIB]
     assert report.devices[0].versions == (("driver", "535.1"), ("CUDA", "12.2"))
@@ -82,37 +84,37 @@ def test_cards_are_joined_by_address_in_any_order() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "known"),
+    ("reported", "known"),
     [((7, 5), (7, 5)), ((12, 0), (12, 0)), (None, None), ((0, 0), None), ((4096, -1), None)],
 )
 def test_a_card_has_the_compute_capability_that_can_be_one(
-    said: tuple[int, int] | None, known: tuple[int, int] | None
+    reported: tuple[int, int] | None, known: tuple[int, int] | None
 ) -> None:
-    (card,) = merged((FIRST,), told(0, "0000:01:00.0", compute_capability=said)).devices
+    (card,) = merged((FIRST,), make_card(0, "0000:01:00.0", compute_capability=reported)).devices
     assert card.compute_capability == known
     by_chip = replace(ORIN, compute_capability=(8, 7))
-    (orin,) = merged((by_chip,), told(0, None, compute_capability=said)).devices
+    (orin,) = merged((by_chip,), make_card(0, None, compute_capability=reported)).devices
     assert orin.compute_capability == (known or (8, 7))
 
 
 def test_device_files_that_were_missing_are_no_problem_once_nvml_made_them() -> None:
     missing = replace(FIRST, problem="its device files are missing: /dev/nvidia0")
-    assert merged((missing,), told(0, "0000:01:00.0")).devices[0].problem == ""
+    assert merged((missing,), make_card(0, "0000:01:00.0")).devices[0].problem == ""
 
 
 def test_a_card_that_nvml_does_not_list_cannot_be_used() -> None:
-    first, second = merged((FIRST, SECOND), told(0, "0000:01:00.0")).devices
+    first, second = merged((FIRST, SECOND), make_card(0, "0000:01:00.0")).devices
     assert first.problem == ""
     assert second.problem.startswith("NVML does not list it: ")
 
 
 def test_a_card_of_another_driver_stays_as_it_is() -> None:
     aside = replace(SECOND, driver="vfio-pci", problem="it is reserved for virtual machines")
-    assert merged((FIRST, aside), told(0, "0000:01:00.0")).devices[1] == aside
+    assert merged((FIRST, aside), make_card(0, "0000:01:00.0")).devices[1] == aside
 
 
 def test_of_two_cards_without_addresses_nobody_knows_which_is_which() -> None:
-    report = merged((FIRST, SECOND), told(0, None), told(1, None, problem="it is lost"))
+    report = merged((FIRST, SECOND), make_card(0, None), make_card(1, None, problem="it is lost"))
     assert report.devices == (FIRST, SECOND)
     assert report.problems == (
         "NVIDIA GPU 0: it has no PCI address",
@@ -123,7 +125,7 @@ def test_of_two_cards_without_addresses_nobody_knows_which_is_which() -> None:
 @pytest.mark.parametrize("address", [None, "0000:00:00.0", "ffffffff:ffffffff:1.0"])
 def test_orin_keeps_its_name_and_its_memory(address: str | None) -> None:
     memory = NvmlMemory(error="not supported")
-    report = merged((ORIN,), told(0, address, name="Orin (nvgpu)", memory=memory))
+    report = merged((ORIN,), make_card(0, address, name="Orin (nvgpu)", memory=memory))
     (device,) = report.devices
     assert (device.device_id, device.reported_name) == ("of-17000000.gpu", "Jetson AGX Orin")
     assert device.memory == MACHINES_OWN
@@ -144,14 +146,14 @@ def test_a_card_beside_orin_needs_nvml() -> None:
 
 
 def test_a_card_beside_orin_is_joined_by_its_address() -> None:
-    orin, card = merged((ORIN, FIRST), told(0, None), told(1, "0000:01:00.0")).devices
+    orin, card = merged((ORIN, FIRST), make_card(0, None), make_card(1, "0000:01:00.0")).devices
     assert orin.memory == MACHINES_OWN
     assert orin.versions  # and so it was joined too
     assert card.memory.total_bytes == 15 * GIB
 
 
 def test_cards_that_no_file_told_of_are_added() -> None:
-    report = merged((WSL,), told(0, "0000:01:00.0"), told(1, "0000:02:00.0"))
+    report = merged((WSL,), make_card(0, "0000:01:00.0"), make_card(1, "0000:02:00.0"))
     assert ids(report) == ["pci-0000:01:00.0", "pci-0000:02:00.0"]
     first = report.devices[0]
     assert (first.driver, first.device_files) == ("dxgkrnl", ("/dev/dxg",))
@@ -159,7 +161,10 @@ def test_cards_that_no_file_told_of_are_added() -> None:
 
 
 def test_cards_without_bus_and_address_are_known_by_their_place() -> None:
-    assert ids(merged((STAND_IN,), told(0, None), told(1, None))) == ["nvidia-0", "nvidia-1"]
+    assert ids(merged((STAND_IN,), make_card(0, None), make_card(1, None))) == [
+        "nvidia-0",
+        "nvidia-1",
+    ]
 
 
 def test_what_stood_for_cards_says_so_when_there_are_none() -> None:
@@ -168,7 +173,7 @@ def test_what_stood_for_cards_says_so_when_there_are_none() -> None:
 
 
 def test_two_cards_of_one_address_are_two_devices() -> None:
-    report = merged((FIRST,), told(0, "0000:01:00.0"), told(1, "0000:01:00.0"))
+    report = merged((FIRST,), make_card(0, "0000:01:00.0"), make_card(1, "0000:01:00.0"))
     assert len(set(ids(report))) == len(report.devices) == 2
 
 
@@ -183,7 +188,7 @@ def test_an_unnamed_mig_instance_is_named_after_its_card() -> None:
     )
     (device,) = merged(
         (FIRST,),
-        told(0, "0000:01:00.0", is_mig=True, instances=(instance,), compute_capability=(9, 0)),
+        make_card(0, "0000:01:00.0", is_mig=True, instances=(instance,), compute_capability=(9, 0)),
     ).devices
     assert device.device_id == "pci-0000:01:00.0-mig-3-1"
     assert device.compute_capability == (9, 0)

@@ -30,7 +30,7 @@ UBUNTU = Distribution(name="ubuntu", manager="apt")
 FEDORA = Distribution(name="fedora", manager="dnf")
 UNKNOWN = Distribution(name="void", manager="")
 
-LOADER_SAID = "libc.so.6: version `GLIBC_2.38' not found (required by zenoh.abi3.so)"
+LOAD_ERROR = "libc.so.6: version `GLIBC_2.38' not found (required by zenoh.abi3.so)"
 
 
 def a_lack(code: str, message: str, **others: str) -> Lack:
@@ -49,7 +49,7 @@ NO_LIBRARY = a_lack("missing-library", "it needs libgone.so.1", library="libgone
 
 def zenoh(*lacks: Lack, loss: str = "this node cannot join a cluster") -> UnloadablePackage:
     return UnloadablePackage(
-        name="eclipse-zenoh", version="1.10.2", loss=loss, said=LOADER_SAID, lacks=lacks
+        name="eclipse-zenoh", version="1.10.2", loss=loss, load_error=LOAD_ERROR, lacks=lacks
     )
 
 
@@ -82,7 +82,7 @@ def zenoh(*lacks: Lack, loss: str = "this node cannot join a cluster") -> Unload
         (
             (),
             {},
-            LOADER_SAID,
+            LOAD_ERROR,
             "pip install --force-reinstall --no-deps 'eclipse-zenoh==1.10.2'",
             "",
         ),
@@ -111,7 +111,7 @@ def test_a_package_that_is_not_needed_is_a_note(tmp_path: Path) -> None:
     finding = the_finding(a_case(a_system(tmp_path), unloadable_packages=(zenoh(loss=""),)))
     assert finding.severity is Severity.NOTE
     assert finding.message == (
-        f"eclipse-zenoh 1.10.2 is installed but cannot be loaded ({LOADER_SAID})"
+        f"eclipse-zenoh 1.10.2 is installed but cannot be loaded ({LOAD_ERROR})"
     )
 
 
@@ -130,7 +130,7 @@ def test_a_trial_that_fails_because_of_a_package_is_not_said_twice(tmp_path: Pat
         trials=(Trial(device_id="cpu", backend="native", works=False, reason="no numpy"),)
     )
     numpy = UnloadablePackage(
-        name="numpy", version="2.4", loss="nothing can be computed", said="no", lacks=()
+        name="numpy", version="2.4", loss="nothing can be computed", load_error="no", lacks=()
     )
     case = a_case(a_system(tmp_path), report, backends=(native,), unloadable_packages=(numpy,))
     assert the_finding(case).check == "build"
@@ -175,7 +175,7 @@ def a_card_without(root: Path, opened: OpenedLibrary, **others: Any) -> Case:
     return a_case(system, report, backends=(NATIVE, CUDA), opened_libraries=(opened,), **values)
 
 
-NOWHERE = OpenedLibrary(library=LIBRARY, path="", said="", lacks=())
+NOWHERE = OpenedLibrary(library=LIBRARY, path="", load_error="", lacks=())
 
 
 @pytest.mark.parametrize(
@@ -223,7 +223,7 @@ def test_a_library_that_does_not_load(
     opened = OpenedLibrary(
         library=LIBRARY,
         path="/usr/lib/libcuda.so.1",
-        said="wrong ELF class: ELFCLASS32",
+        load_error="wrong ELF class: ELFCLASS32",
         lacks=lacks,
     )
     finding = the_finding(a_card_without(tmp_path, opened))
@@ -235,7 +235,7 @@ def test_a_library_that_does_not_load(
 
 
 def test_a_library_that_loads_explains_nothing(tmp_path: Path) -> None:
-    opened = OpenedLibrary(library=LIBRARY, path="/usr/lib/libcuda.so.1", said="", lacks=())
+    opened = OpenedLibrary(library=LIBRARY, path="/usr/lib/libcuda.so.1", load_error="", lacks=())
     finding = the_finding(a_card_without(tmp_path, opened))
     assert (finding.check, finding.message) == (
         "self-test",

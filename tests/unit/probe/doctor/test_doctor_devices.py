@@ -211,15 +211,15 @@ def test_a_driver_and_a_library_of_two_versions(tmp_path: Path, loaded: dict[str
 @pytest.mark.parametrize("where", ["device", "detector"])
 def test_nvml_tells_that_the_versions_differ(tmp_path: Path, where: str) -> None:
     system = a_system(tmp_path, {"dev/nvidiactl": "", f"{LIBRARY}.1": ""})
-    said = "NVML cannot be initialized: NVIDIA driver/library version mismatch"
+    problem = "NVML cannot be initialized: NVIDIA driver/library version mismatch"
     gpu = a_gpu(
         "NVIDIA",
         "A10",
         "nvidia",
         system.dev / "nvidiactl",
-        problem=said if where == "device" else "",
+        problem=problem if where == "device" else "",
     )
-    report = a_report(gpu, problems=(said,) if where == "detector" else ())
+    report = a_report(gpu, problems=(problem,) if where == "detector" else ())
     found = the_finding(a_case(system, report))
     assert found.message == "the NVIDIA kernel driver and its library have different versions"
     assert found.command == "sudo reboot"
@@ -253,7 +253,7 @@ def test_a_library_of_nvml_in_a_folder_that_the_user_named(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    "told",
+    "fields",
     [
         {"memory": replace(CPU.memory, source="NVML", is_shared=False)},
         {"versions": (("driver", "535.104.05"), ("CUDA", "12.2"))},
@@ -261,12 +261,12 @@ def test_a_library_of_nvml_in_a_folder_that_the_user_named(tmp_path: Path) -> No
 )
 @pytest.mark.parametrize("files", [{}, {f"{LIBRARY}.550.54.14": "", f"{LIBRARY}.1": ""}])
 def test_a_library_that_answered_is_there(
-    tmp_path: Path, told: dict[str, Any], files: dict[str, str]
+    tmp_path: Path, fields: dict[str, Any], files: dict[str, str]
 ) -> None:
     """Whichever was loaded, it fits the driver in the kernel."""
     files = {"dev/nvidiactl": "", "sys/module/nvidia/version": "535.104.05\n", **files}
     system = a_system(tmp_path, files)
-    gpu = a_gpu("NVIDIA", "A10", "nvidia", system.dev / "nvidiactl", **told)
+    gpu = a_gpu("NVIDIA", "A10", "nvidia", system.dev / "nvidiactl", **fields)
     found = examine(a_case(system, a_report(gpu)))
     assert "driver-library" not in [finding.check for finding in found]
 

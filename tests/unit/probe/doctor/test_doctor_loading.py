@@ -115,7 +115,7 @@ def test_a_library_that_lacks_another_is_explained(broken: Path) -> None:
     report = a_report(trials=(a_trial("a", works=False), a_trial("b", works=False)))
     (opened,) = inspect_opened_libraries(System(), report, (a_backend(library),), {})
     assert opened.path == str(broken / "broken.so")
-    assert opened.said.startswith("libgone.so.1: cannot open shared object file")
+    assert opened.load_error.startswith("libgone.so.1: cannot open shared object file")
     (lack,) = opened.lacks
     assert (lack.code, lack.library) == ("missing-library", "libgone.so.1")
 
@@ -131,7 +131,7 @@ def test_a_library_that_is_nowhere_is_not_loaded(tmp_path: Path) -> None:
     report = a_report(trials=(a_trial("a", works=False),))
     system = a_system(tmp_path)
     (opened,) = inspect_opened_libraries(system, report, (a_backend(LIBRARY),), {})
-    assert (opened.path, opened.said, opened.lacks) == ("", "", ())
+    assert (opened.path, opened.load_error, opened.lacks) == ("", "", ())
 
 
 def install(folder: Path, name: str, *files: str) -> None:
@@ -159,7 +159,7 @@ def test_a_package_whose_extension_does_not_load_is_explained(site: Path, broken
     package = Package(name="brittle", module="broken", loss="all is lost")
     (found,) = inspect_packages((package,))
     assert (found.name, found.version, found.loss) == ("brittle", "1.5", "all is lost")
-    assert found.said.startswith("libgone.so.1: cannot open shared object file")
+    assert found.load_error.startswith("libgone.so.1: cannot open shared object file")
     (lack,) = found.lacks
     assert (lack.code, lack.library) == ("missing-library", "libgone.so.1")
 
@@ -168,7 +168,7 @@ def test_a_package_that_kills_its_process_costs_a_line(site: Path) -> None:
     (site / "deadly.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGILL)\n")
     install(site, "deadly", "deadly.py")
     (found,) = inspect_packages((Package(name="deadly", module="deadly"),))
-    assert found.said == "was killed by SIGILL"
+    assert found.load_error == "was killed by SIGILL"
     assert found.lacks == ()
 
 

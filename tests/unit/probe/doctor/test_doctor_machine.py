@@ -39,7 +39,7 @@ def policy(number: int, governor: str, driver: str = "cpufreq-dt") -> dict[str, 
 
 
 @pytest.mark.parametrize(
-    ("files", "severity", "said"),
+    ("files", "severity", "governors"),
     [
         (policy(0, "ondemand"), Severity.SLOWS, "ondemand (policy0)"),
         (policy(0, "powersave"), Severity.SLOWS, "powersave (policy0)"),
@@ -53,10 +53,12 @@ def policy(number: int, governor: str, driver: str = "cpufreq-dt") -> dict[str, 
         ),
     ],
 )
-def test_a_governor(tmp_path: Path, files: dict[str, str], severity: Severity, said: str) -> None:
+def test_a_governor(
+    tmp_path: Path, files: dict[str, str], severity: Severity, governors: str
+) -> None:
     found = the_finding(a_case(a_system(tmp_path, files)))
     assert found.severity is severity
-    assert found.message == f"the CPU frequency governor is {said} instead of performance"
+    assert found.message == f"the CPU frequency governor is {governors} instead of performance"
     assert found.command == (
         "echo performance | sudo tee /sys/devices/system/cpu/cpufreq/policy*/scaling_governor"
     )
@@ -202,7 +204,7 @@ def test_a_small_machine_without_swap(
 
 
 @pytest.mark.parametrize(
-    ("size", "container", "said", "command"),
+    ("size", "container", "problem", "command"),
     [
         (16 * MIB, "", "is only 16 MiB", "sudo mount -o remount,size=1G /dev/shm"),
         (16 * MIB, "docker", "is only 16 MiB", "docker run --shm-size 1g …"),
@@ -215,12 +217,12 @@ def test_a_small_machine_without_swap(
     ],
 )
 def test_small_shared_memory(
-    tmp_path: Path, size: int | None, container: str, said: str, command: str
+    tmp_path: Path, size: int | None, container: str, problem: str, command: str
 ) -> None:
     report = a_report(container=container)
     found = the_finding(a_case(a_system(tmp_path), report, shared_memory_bytes=size))
     assert found.severity is Severity.NOTE
-    assert found.message == f"/dev/shm {said}: drivers and libraries that use shared memory fail"
+    assert found.message == f"/dev/shm {problem}: drivers and libraries that use shared memory fail"
     assert found.command == command
 
 
@@ -282,10 +284,10 @@ def test_a_folder(
 
 
 def test_no_home(tmp_path: Path) -> None:
-    said = "there is no home directory for the node's state"
-    found = the_finding(a_case(a_system(tmp_path), missing_folder=said))
+    reason = "there is no home directory for the node's state"
+    found = the_finding(a_case(a_system(tmp_path), missing_folder=reason))
     assert found.severity is Severity.PREVENTS
-    assert found.message == f"{said}: this node cannot join a cluster"
+    assert found.message == f"{reason}: this node cannot join a cluster"
     assert found.command == "potluck up --state DIRECTORY"
 
 
@@ -312,18 +314,18 @@ def test_a_trial_that_the_devices_own_problem_explains(tmp_path: Path) -> None:
 
 
 def test_a_library_in_quarantine(tmp_path: Path) -> None:
-    said = "NVML told nothing: not tried again: it crashed (SIGSEGV)"
-    found = the_finding(a_case(a_system(tmp_path), a_report(problems=(said, "another"))))
+    problem = "NVML told nothing: not tried again: it crashed (SIGSEGV)"
+    found = the_finding(a_case(a_system(tmp_path), a_report(problems=(problem, "another"))))
     assert (found.severity, found.message, found.command) == (
         Severity.NOTE,
-        f"gpu: {said}",
+        f"gpu: {problem}",
         "potluck probe --retry",
     )
 
 
 def test_a_layer_that_did_not_answer(tmp_path: Path) -> None:
-    said = "has not responded after 3 s"
-    report = a_report(problems=("another", said))
+    problem = "has not responded after 3 s"
+    report = a_report(problems=("another", problem))
     late = replace(
         report, detectors=tuple(replace(each, is_pending=True) for each in report.detectors)
     )
@@ -331,7 +333,7 @@ def test_a_layer_that_did_not_answer(tmp_path: Path) -> None:
     assert (found.check, found.severity, found.message, found.command) == (
         "deadline",
         Severity.NOTE,
-        f"gpu: {said}",
+        f"gpu: {problem}",
         "potluck probe --wait",
     )
     assert "sudo dmesg" in found.details

@@ -162,17 +162,17 @@ def test_software_and_cpus_belong_to_nothing() -> None:
 
 
 def test_what_opencl_adds_to_a_device() -> None:
-    told = DeviceMemory(total_bytes=8 << 30, free_bytes=None, is_shared=False, source="OpenCL")
+    memory = DeviceMemory(total_bytes=8 << 30, free_bytes=None, is_shared=False, source="OpenCL")
     arc = bus("pci-0000:03:00.0", "Intel", memory=NO_MEMORY)
     pi = bus("of-1002000000.v3d", "Broadcom", problem=UNUSED)
     late = bus("of-2.gpu", "Vivante", problem=f"{UNUSED}; no kernel driver is bound to it")
     found = [
-        shown("intel", make="Intel", at="0000:03:00.0", memory=told),
-        shown("rusticl", 0, make="Broadcom", memory=told),
+        shown("intel", make="Intel", at="0000:03:00.0", memory=memory),
+        shown("rusticl", 0, make="Broadcom", memory=memory),
         shown("rusticl", 1, make="Vivante"),
     ]
     (report, _) = match_opencl(reports([arc, pi, late], found))
-    assert [each.memory for each in report.devices] == [told, pi.memory, late.memory]
+    assert [each.memory for each in report.devices] == [memory, pi.memory, late.memory]
     assert [each.problem for each in report.devices] == ["", "", late.problem]
 
 

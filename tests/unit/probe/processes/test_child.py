@@ -77,13 +77,13 @@ def test_an_answer() -> None:
 def test_a_child_stands_alone() -> None:
     outcome = run("tell", "PYTHONPATH", "HOME")
     assert isinstance(outcome, ChildAnswer)
-    told = outcome.document
-    assert told["session"] == told["pid"] != os.getpid()
-    assert told["stdin"] == ""
-    assert told["core"] in (0, 1)
-    assert told["first_path"] != ""  # the current directory has no say in what is imported
+    document = outcome.document
+    assert document["session"] == document["pid"] != os.getpid()
+    assert document["stdin"] == ""
+    assert document["core"] in (0, 1)
+    assert document["first_path"] != ""  # the current directory has no say in what is imported
     package = str(TESTS.parent / "src")
-    assert told["environment"] == {
+    assert document["environment"] == {
         "PYTHONPATH": f"{package}:{TESTS}",
         "HOME": os.environ.get("HOME"),
     }
@@ -307,11 +307,11 @@ def test_files_in_memory_are_no_growth(tmp_path: Path) -> None:
     ],
 )
 def test_rubbish(text: str, reason: str) -> None:
-    failure, said = failure_of(run("print_raw", text))
+    failure, message = failure_of(run("print_raw", text))
     assert failure is Failure.RUBBISH
-    assert reason in said
-    assert "\n" not in said
-    assert len(said) <= 300
+    assert reason in message
+    assert "\n" not in message
+    assert len(message) <= 300
 
 
 def test_bytes_that_are_no_text() -> None:

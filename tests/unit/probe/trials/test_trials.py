@@ -270,9 +270,9 @@ def test_a_backend_needs_its_interface_and_leave_to_use_software() -> None:
     for backend, on in ((for_cuda, played), (spec("x", is_software=True), device())):
         assert not is_tried_on(backend, on)
         assert is_tried_on(backend, on, allow_software=True)
-        assert is_tried_on(backend, on, asked_backend="x")
-        assert not is_tried_on(backend, on, asked_backend="y")
-    assert not is_tried_on(for_cuda, device(), allow_software=True, asked_backend="x")
+        assert is_tried_on(backend, on, requested_backend="x")
+        assert not is_tried_on(backend, on, requested_backend="y")
+    assert not is_tried_on(for_cuda, device(), allow_software=True, requested_backend="x")
 
 
 BAD, GOOD, GOOD_TOO = (

@@ -58,8 +58,8 @@ def test_unknown_format_is_refused() -> None:
 
 def test_calls_are_read_in_the_form_that_is_asked_for_where_a_template_knows_none() -> None:
     messages = [ChatMessage(role="user", content="How late is it?")]
-    asked = fill_gaps(messages, TOOLS, source="{{ messages }}", special_tokens={})[0].content
-    example = "<tool_call>" + asked.rpartition("<tool_call>")[2]
+    prompt = fill_gaps(messages, TOOLS, source="{{ messages }}", special_tokens={})[0].content
+    example = "<tool_call>" + prompt.rpartition("<tool_call>")[2]
     call = example.replace("the function's name", "clock")
     assert parse(choose_output_format("{{ messages }}", ()), call) == [("clock", "{}")]
 
@@ -181,10 +181,10 @@ class TestGrammar:
         output_format = format_of(case, is_control=is_control)
         grammar = output_format.grammar(ToolUse(tools=strict), prompt_end="")
         assert grammar is not None
-        said = "It rains."
+        answer = "It rains."
         if name == "harmony":
-            said = f"<|channel|>final<|message|>{said}"
-        assert texts.allows(grammar, said)
+            answer = f"<|channel|>final<|message|>{answer}"
+        assert texts.allows(grammar, answer)
         assert texts.allows(grammar, case.calls), texts.rejected_at(grammar, case.calls)
         assert not texts.allows(grammar, case.calls.replace(case.right, case.wrong))
 

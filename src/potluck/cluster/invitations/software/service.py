@@ -121,23 +121,23 @@ class SoftwareService:
 
     def _choice(self, body: bytes) -> Iterator[bytes]:
         """Yield lines of JSON: notes, and finally the wheels or an error."""
-        said: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        messages: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
 
         def choose() -> None:
             try:
-                said.put(_document(self.choose(body, said.put)))
+                messages.put(_document(self.choose(body, messages.put)))
             except PotluckError as error:
-                said.put({"error": error.message, "hint": error.hint})
+                messages.put({"error": error.message, "hint": error.hint})
             except Exception as error:  # noqa: BLE001 - the boundary of a thread
                 _log.exception("could not choose the software for a machine")
-                said.put({"error": f"internal error on the inviting node: {error!r}"})
+                messages.put({"error": f"internal error on the inviting node: {error!r}"})
             finally:
-                said.put(None)
+                messages.put(None)
 
         threading.Thread(target=choose, name="choose-software", daemon=True).start()
         while True:
             try:
-                message = said.get(timeout=_HEARTBEAT_SECONDS)
+                message = messages.get(timeout=_HEARTBEAT_SECONDS)
             except queue.Empty:
                 message = {}
             if message is None:

@@ -45,7 +45,7 @@ class PlayedService(SoftwareService):
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.wheels = {each.name: each.read_bytes() for each in folder.glob("*.whl")}
-        self.said = dict(self.wheels)
+        self.announced_wheels = dict(self.wheels)
         self.lines: list[dict[str, Any]] | None = None
 
     def respond(self, endpoint: Endpoint, method: str, path: str, body: bytes) -> Answer | None:
@@ -68,7 +68,7 @@ class PlayedService(SoftwareService):
                 "sha256": hashlib.sha256(data).hexdigest(),
                 "bytes": len(data),
             }
-            for name, data in self.said.items()
+            for name, data in self.announced_wheels.items()
         ]
         return {"version": "0.1.0", "wheels": wheels}
 
@@ -178,8 +178,8 @@ def test_a_download_goes_on_where_it_broke_off(
     (store / f"{name}.part").write_bytes(service.wheels[name][:100_000])
     done = typed(f"{line_of(server)} --no-start", tmp_path / "home")
     assert done.returncode == 0, done.stderr
-    (asked,) = (each for each in server.requests if each.endswith(name))
-    assert asked.split("/")[2] == "100000"
+    (request,) = (each for each in server.requests if each.endswith(name))
+    assert request.split("/")[2] == "100000"
 
 
 @pytest.mark.slow
@@ -190,7 +190,7 @@ def test_the_installation_before_the_last_is_removed(
     places = []
     for _ in range(3):
         name = "potluck-0.1.0-py3-none-any.whl"
-        service.wheels[name] = service.said[name] = os.urandom(1000)
+        service.wheels[name] = service.announced_wheels[name] = os.urandom(1000)
         done = typed(f"{line_of(server)} --no-start", tmp_path / "home")
         assert done.returncode == 0, done.stderr
         places.append((folder / "current").resolve())

@@ -228,10 +228,10 @@ class ResponseRenderer:
             )
         else:
             part = _content_part(str(kind), text, done.logprobs)
-            said = {"content_index": 0, "text": text}
+            done_fields = {"content_index": 0, "text": text}
             if kind == "message":
-                said["logprobs"] = part["logprobs"]
-            yield self._of_item(f"response.{part['type']}.done", **said)
+                done_fields["logprobs"] = part["logprobs"]
+            yield self._of_item(f"response.{part['type']}.done", **done_fields)
             yield self._of_item("response.content_part.done", content_index=0, part=part)
             item = {**done.item, "content": [part]}
         if "status" in item:

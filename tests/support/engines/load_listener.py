@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class ServingCallbacks:
+class RecordingLoadListener:
     """A ``LoadListener``; ``progress`` has what it was told of loading."""
 
     def __init__(self) -> None:
