@@ -1,4 +1,4 @@
-"""A check of a wheel with a very large library stays within 200 MiB."""
+"""A check of a wheel with a very large library has little of it in memory at a time."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ _LAUNCHER = _ROOT / "benchmarks" / "measured_command.py"
 
 _NUM_SYMBOLS = 500_000
 """As many as TensorFlow's library has."""
-_NAME_BYTES = 64
-_MAX_PEAK_BYTES = 200 << 20
+_NAME_BYTES = 128
+_MAX_PEAK_BYTES = 128 << 20
+"""The library has 76 MB of symbols and names; Python, NumPy and what is imported take 60."""
 
 _START = 176
 """Offset of the constants of an ``Elf``: after the header, of 64 bytes, and two segments, of 56."""
@@ -31,14 +32,17 @@ _SYMBOL = np.dtype(
 
 
 def a_large_library() -> bytes:
-    """An ELF file that defines functions with names as long as those of C++."""
+    """An ELF file that defines functions with names as long as those of C++.
+
+    It is so large that it is mapped, and its names are in another order than its symbols.
+    """
     numbers = np.arange(_NUM_SYMBOLS)
     names = np.full((_NUM_SYMBOLS, _NAME_BYTES), ord("n"), np.uint8)
     names[:, -1] = 0
     for place in range(6):
         names[:, place] = ord("0") + numbers // 10**place % 10
     symbols = np.zeros(_NUM_SYMBOLS + 1, _SYMBOL)
-    symbols["name"][1:] = 1 + numbers * _NAME_BYTES
+    symbols["name"][1:] = 1 + np.random.default_rng(1).permutation(numbers) * _NAME_BYTES
     symbols["info"][1:] = 1 << 4 | 2  # STB_GLOBAL, STT_FUNC
     symbols["shndx"][1:] = 1
     symbols["value"][1:] = 0x100

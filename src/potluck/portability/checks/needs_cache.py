@@ -20,11 +20,13 @@ from potluck.cache_folder import cache_folder
 from potluck.portability.checks.needs import WheelNeeds, read_needs
 from potluck.version import __version__
 
-_FORMAT = 5
+_FORMAT = 6
 """Incremented whenever what is read, or how it is read, changes."""
 
 _MAX_FILES = 256
 """A PyTorch wheel takes 4 MB of it, most wheels a few KB."""
+
+_PIECE_BYTES = 1 << 20
 
 
 def default_needs_folder(environ: Mapping[str, str]) -> Path | None:
@@ -88,10 +90,13 @@ def _load(entry: Path) -> WheelNeeds | None:
 
 def _store(entry: Path, needs: WheelNeeds) -> None:
     entry.parent.mkdir(parents=True, exist_ok=True)
-    data = zlib.compress(msgspec.msgpack.encode(needs), 1)
+    data = memoryview(msgspec.msgpack.encode(needs))
+    compressor = zlib.compressobj(1)
     with tempfile.NamedTemporaryFile(dir=entry.parent, prefix=".draft-", delete=False) as draft:
         try:
-            draft.write(data)
+            for start in range(0, len(data), _PIECE_BYTES):
+                draft.write(compressor.compress(data[start : start + _PIECE_BYTES]))
+            draft.write(compressor.flush())
             draft.flush()
             Path(draft.name).replace(entry)
         except OSError:

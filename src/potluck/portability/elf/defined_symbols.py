@@ -6,6 +6,7 @@ would take 400 bytes. C++ names are similar to each other and compress to a tent
 
 from __future__ import annotations
 
+import io
 import sys
 import zlib
 from array import array
@@ -33,7 +34,7 @@ class DefinedSymbol:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DefinedSymbols:
-    """Symbols in the order of the file; made by ``packed_symbols``.
+    """Symbols in the order in which ``packed_symbols`` packed them.
 
     ``names`` are compressed (zlib), with a zero byte after each name. ``kinds`` has two bytes per
     symbol, little-endian: twice the index of its version in ``versions``, plus 1 for a default.
@@ -84,12 +85,12 @@ def packed_symbols(symbols: Iterable[DefinedSymbol]) -> DefinedSymbols:
 
 
 class _Compressed:
-    """Yield names, decompressed incrementally."""
+    """Names, compressed incrementally."""
 
     def __init__(self) -> None:
         self._compressor = zlib.compressobj(1)
         self._waiting: list[bytes] = []
-        self._done = bytearray()
+        self._done = io.BytesIO()  # whose value is not a copy
 
     def append(self, name: bytes) -> None:
         self._waiting.append(name)
@@ -98,10 +99,12 @@ class _Compressed:
 
     def finished(self) -> bytes:
         self._compress()
-        return bytes(self._done + self._compressor.flush())
+        self._done.write(self._compressor.flush())
+        return self._done.getvalue()
 
     def _compress(self) -> None:
-        self._done += self._compressor.compress(b"".join(each + b"\0" for each in self._waiting))
+        names = b"".join(each + b"\0" for each in self._waiting)
+        self._done.write(self._compressor.compress(names))
         self._waiting.clear()
 
 

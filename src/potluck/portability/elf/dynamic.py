@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from potluck.errors import ElfError
-from potluck.portability.elf.image import PT_DYNAMIC, ElfData, ElfImage
+from potluck.portability.elf.image import PT_DYNAMIC, ElfData, ElfImage, release_pages
 
 DT_NEEDED = 1
 DT_PLTRELSZ = 2
@@ -83,6 +83,7 @@ class StringTable:
         """Return the names at ``offsets``. Raise ``ElfError`` if there is none."""
         for first in range(0, len(offsets), _NAMES_AT_ONCE):
             yield from map(self.text, offsets[first : first + _NAMES_AT_ONCE].tolist())
+            release_pages(self._data)
 
     def _take(self, num_bytes: int) -> None:
         self._bytes_left -= num_bytes

@@ -176,6 +176,15 @@ def read_bytes(data: ElfData, offset: int, num_bytes: int, what: str) -> bytes:
     return bytes(data[offset : offset + num_bytes])
 
 
+def release_pages(data: ElfData) -> None:
+    """Unmap the pages of a mapped file that were read: they count as memory of this process.
+
+    The data stays valid. What is read again is mapped again.
+    """
+    if isinstance(data, mmap.mmap):
+        data.madvise(mmap.MADV_DONTNEED)
+
+
 def open_image(data: ElfData) -> ElfImage:
     """Read the headers of an executable or a shared object.
 

@@ -10,7 +10,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
-from potluck.portability.elf.image import PF_R, PF_W, PF_X, PT_LOAD, ElfData, ElfImage, open_image
+from potluck.portability.elf.image import (
+    PF_R,
+    PF_W,
+    PF_X,
+    PT_LOAD,
+    ElfData,
+    ElfImage,
+    open_image,
+    release_pages,
+)
 from potluck.portability.elf.sections import joined_ranges, read_sections
 
 _CONSTANTS = (".rodata", ".lrodata")
@@ -79,3 +88,4 @@ def _marked_strings(data: ElfData, ranges: Iterable[tuple[int, int]]) -> Iterato
                 if is_whole and last - before - 1 <= _MAX_STRING_BYTES:
                     yield window[before + 1 : last]
                 found = window.find(_MARK, last)
+            release_pages(data)

@@ -40,7 +40,7 @@ from potluck.portability.elf.dynamic import (
     Dynamic,
 )
 from potluck.portability.elf.file import UndefinedSymbol
-from potluck.portability.elf.image import ElfImage, Table
+from potluck.portability.elf.image import ElfImage, Table, release_pages
 from potluck.portability.elf.machines import EM_MIPS
 from potluck.portability.elf.versions import HIDDEN, INDEX_MASK, SymbolVersion, Versions
 
@@ -85,7 +85,9 @@ _WIDE_HASH_MACHINES = (22, 0x9026)  # s390x and Alpha: DT_HASH has words of 8 by
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Symbols:
-    """The symbols of a file, in file order."""
+    """The symbols of a file: undefined ones in the order of its table of symbols, defined ones in
+    the order of its table of names, of which little is then in memory at a time.
+    """
 
     undefined: tuple[UndefinedSymbol, ...]
     defined: DefinedSymbols
@@ -111,10 +113,12 @@ def read_symbols(image: ElfImage, dynamic: Dynamic, versions: Versions) -> Symbo
     rows = _defined_rows(table)
     rows[:first_found] = False
     rows[end_found:] = False
+    order = np.flatnonzero(rows)
+    order = order[np.argsort(table["name"][order], kind="stable")]
     defined = _defined(
-        names=dynamic.strings.texts(table["name"][rows].astype(np.int64)),
-        versions=_versions_of(indexes[rows], versions),
-        is_default=indexes[rows] & HIDDEN == 0,
+        names=dynamic.strings.texts(table["name"][order].astype(np.int64)),
+        versions=_versions_of(indexes[order], versions),
+        is_default=indexes[order] & HIDDEN == 0,
     )
     return Symbols(undefined=undefined, defined=defined)
 
@@ -288,5 +292,6 @@ def _relocated(
         )
         info = table["info"][table["info"] & type_mask != 0]
         found.append(np.unique(info >> shift).astype(np.int64))
+        release_pages(image.data)
     indexes: npt.NDArray[np.int64] = np.unique(np.concatenate(found))
     return indexes
