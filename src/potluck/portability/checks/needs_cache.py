@@ -26,8 +26,6 @@ _FORMAT = 6
 _MAX_FILES = 256
 """A PyTorch wheel takes 4 MB of it, most wheels a few KB."""
 
-_PIECE_BYTES = 1 << 20
-
 
 def default_needs_folder(environ: Mapping[str, str]) -> Path | None:
     """``$XDG_CACHE_HOME/potluck/wheel-needs``, or the same under ``~/.cache``; None without a home
@@ -90,13 +88,10 @@ def _load(entry: Path) -> WheelNeeds | None:
 
 def _store(entry: Path, needs: WheelNeeds) -> None:
     entry.parent.mkdir(parents=True, exist_ok=True)
-    data = memoryview(msgspec.msgpack.encode(needs))
-    compressor = zlib.compressobj(1)
+    data = zlib.compress(msgspec.msgpack.encode(needs), 1)
     with tempfile.NamedTemporaryFile(dir=entry.parent, prefix=".draft-", delete=False) as draft:
         try:
-            for start in range(0, len(data), _PIECE_BYTES):
-                draft.write(compressor.compress(data[start : start + _PIECE_BYTES]))
-            draft.write(compressor.flush())
+            draft.write(data)
             draft.flush()
             Path(draft.name).replace(entry)
         except OSError:

@@ -6,7 +6,6 @@ would take 400 bytes. C++ names are similar to each other and compress to a tent
 
 from __future__ import annotations
 
-import io
 import sys
 import zlib
 from array import array
@@ -90,7 +89,7 @@ class _Compressed:
     def __init__(self) -> None:
         self._compressor = zlib.compressobj(1)
         self._waiting: list[bytes] = []
-        self._done = io.BytesIO()  # whose value is not a copy
+        self._done = bytearray()
 
     def append(self, name: bytes) -> None:
         self._waiting.append(name)
@@ -99,12 +98,10 @@ class _Compressed:
 
     def finished(self) -> bytes:
         self._compress()
-        self._done.write(self._compressor.flush())
-        return self._done.getvalue()
+        return bytes(self._done + self._compressor.flush())
 
     def _compress(self) -> None:
-        names = b"".join(each + b"\0" for each in self._waiting)
-        self._done.write(self._compressor.compress(names))
+        self._done += self._compressor.compress(b"".join(each + b"\0" for each in self._waiting))
         self._waiting.clear()
 
 

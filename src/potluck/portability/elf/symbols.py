@@ -40,7 +40,7 @@ from potluck.portability.elf.dynamic import (
     Dynamic,
 )
 from potluck.portability.elf.file import UndefinedSymbol
-from potluck.portability.elf.image import ElfImage, Table, release_pages
+from potluck.portability.elf.image import ElfImage, Table
 from potluck.portability.elf.machines import EM_MIPS
 from potluck.portability.elf.versions import HIDDEN, INDEX_MASK, SymbolVersion, Versions
 
@@ -85,8 +85,8 @@ _WIDE_HASH_MACHINES = (22, 0x9026)  # s390x and Alpha: DT_HASH has words of 8 by
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Symbols:
-    """The symbols of a file: undefined ones in the order of its table of symbols, defined ones in
-    the order of its table of names, of which little is then in memory at a time.
+    """The symbols of a file. ``undefined`` is in the order of the symbol table, and ``defined`` in
+    that of the string table, so that few of its pages are in memory at a time.
     """
 
     undefined: tuple[UndefinedSymbol, ...]
@@ -292,6 +292,5 @@ def _relocated(
         )
         info = table["info"][table["info"] & type_mask != 0]
         found.append(np.unique(info >> shift).astype(np.int64))
-        release_pages(image.data)
     indexes: npt.NDArray[np.int64] = np.unique(np.concatenate(found))
     return indexes
