@@ -35,13 +35,13 @@ def slow_governor(case: Case) -> Iterator[Finding]:
         is_dynamic &= governor in _DYNAMIC or driver in _SELF_SCALING
     if not governors:
         return
-    governor_list = ", ".join(
+    governor_text = ", ".join(
         f"{governor} ({', '.join(policies)})" for governor, policies in sorted(governors.items())
     )
     yield Finding(
         check="cpu-governor",
         severity=Severity.NOTE if is_dynamic else Severity.SLOWS,
-        message=f"the CPU frequency governor is {governor_list} instead of performance",
+        message=f"the CPU frequency governor is {governor_text} instead of performance",
         command=f"echo performance | sudo tee {_POLICIES}/policy*/scaling_governor",
         details="on the host, until it reboots" if case.container else "until the machine reboots",
     )
