@@ -53,14 +53,13 @@ class Nodes:
 
     def __init__(self, **answers: ClaimAnswer | None) -> None:
         self.answers = {NodeId(name * 16): answer for name, answer in answers.items()}
-        self.claims: list[Claim] = []
 
     def nodes(self) -> frozenset[NodeId]:
         return frozenset(self.answers) - {A}
 
     async def call(self, node: NodeId, method: str, payload: bytes, **_: object) -> bytes:
         assert method == "deployment.claim"
-        self.claims.append(decode(payload, Claim))
+        decode(payload, Claim)
         answer = self.answers[node]
         if answer is None:
             await asyncio.sleep(0.01)

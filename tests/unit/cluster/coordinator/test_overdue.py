@@ -182,14 +182,12 @@ class Played(PlayedMembership):
     def __init__(self) -> None:
         super().__init__(others={B})
         self.answers: dict[NodeId, Callable[[], StageChecks]] = {}
-        self.was_checked = asyncio.Event()
 
     async def call(
         self, node_id: NodeId, method: str, payload: bytes, *, timeout_seconds: float = 5.0
     ) -> bytes:
         self.calls.append((node_id, method, payload))
         if method == "stage.check":
-            self.was_checked.set()
             await asyncio.sleep(0)
             return encode(self.answers[node_id]())
         return b""
