@@ -62,7 +62,9 @@ _PEER_SECONDS = 3600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """What is asked. ``kind``: editing, predicted, free, or wrong (drafts that never fit)."""
+    """What is asked. ``kind``: editing, predicted, free, repeating (an answer that does nothing
+    else), or wrong (drafts that never fit).
+    """
 
     kind: str
     name: str
@@ -163,7 +165,13 @@ def main() -> None:
     if arguments.two_stages and len(own_cores) < 2:
         not_measured[TWO_STAGES] = "they need two cores"
     elif arguments.two_stages:
-        pairs += _two_stages(model, own_cores[:2], arguments.tokens, arguments.rounds)
+        pairs += _two_stages(
+            model, own_cores[:2], arguments.rounds, partial(_edits, arguments.tokens)
+        )
+        for shape in arguments.shape:
+            pairs += _two_stages(
+                shape, own_cores[:2], arguments.rounds, partial(_loops, arguments.tokens)
+            )
     for what, why in not_measured.items():
         print(f"warning: not measured: {what}: {why}", file=sys.stderr)
     rows = summary(pairs)
@@ -445,7 +453,32 @@ def _over_http(model: Path, num_cores: int, num_tokens: int, num_rounds: int) ->
         return [*_pairs("http", model.stem, num_cores, cases, num_rounds, asks[0], asks[1])]
 
 
-def _two_stages(model: Path, cores: Sequence[int], num_tokens: int, num_rounds: int) -> list[Pair]:
+def _edits(num_tokens: int, ask: Ask) -> Iterator[Case]:
+    return _texts(ask, num_tokens, ("editing",))
+
+
+def _loops(num_tokens: int, ask: Ask) -> Iterator[Case]:
+    """Random weights soon repeat themselves greedily, so nearly all drafts are right."""
+    yield from _long_enough(
+        ask,
+        Case(
+            kind="repeating",
+            name="nonsense",
+            sampling="greedy",
+            seed=0,
+            prompt=(),
+            message=FREE["story"],
+            max_tokens=num_tokens,
+        ),
+    )
+
+
+def _two_stages(
+    model: Path,
+    cores: Sequence[int],
+    num_rounds: int,
+    cases_of: Callable[[Ask], Iterable[Case]],
+) -> list[Pair]:
     """One agent on the first core, and two on a core each, all with drafts. Nothing binds the
     client: this process must not be bound to fewer cores when it starts them.
     """
@@ -454,7 +487,7 @@ def _two_stages(model: Path, cores: Sequence[int], num_tokens: int, num_rounds: 
             _http_ask(opened.enter_context(_cluster_on(model, cores[:count])), "ngram")
             for count in (1, 2)
         )
-        cases = [*_texts(one, num_tokens, ("editing",))]
+        cases = [*cases_of(one)]
         return [*_pairs(TWO_STAGES, model.stem, len(cores), cases, num_rounds, one, two)]
 
 

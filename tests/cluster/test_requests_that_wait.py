@@ -68,9 +68,10 @@ def test_they_fail_after_the_wait_and_say_what_is_missing(
     gateway: tuple[Fleet, AgentProcess],
 ) -> None:
     fleet, agent = gateway
+    lost = fleet.agents[1].node_id
+    started = time.monotonic()
     fleet.agents[1].kill()
     eventually(lambda: not is_ready(agent), within=5, what="the loss is noticed")
-    started = time.monotonic()
     with done_within(10), ThreadPoolExecutor(2) as pool:
         answers = [pool.submit(post, agent, stream=is_stream) for is_stream in (False, True)]
         whole, streamed = (each.result() for each in answers)
@@ -78,10 +79,14 @@ def test_they_fail_after_the_wait_and_say_what_is_missing(
     error = whole.json()["error"]
     assert (whole.status_code, error["code"]) == (503, "model_not_ready")
     assert "MiB" in error["message"]
+    assert f"without node {lost}" in error["message"]
     assert int(whole.headers["retry-after"]) > 0
     comment, last = (line for line in streamed.text.splitlines() if line)
     assert (streamed.status_code, comment) == (200, ": waiting")
     assert json.loads(last.removeprefix("data: "))["error"]["code"] == "model_not_ready"
+    with done_within(WAIT_SECONDS / 4):
+        again = post(agent)  # the wait counts from the loss
+    assert (again.status_code, again.json()["error"]) == (503, error)
     restart(fleet, agent)
     await_ready(agent, "demo")
 

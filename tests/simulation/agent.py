@@ -61,7 +61,7 @@ from potluck.cluster.coordinator.attempt import Attempt, DeploymentDependencies
 from potluck.cluster.coordinator.claiming import Grant, Refusal
 from potluck.cluster.coordinator.counting import counting_of
 from potluck.cluster.coordinator.deployment import Deployment
-from potluck.cluster.coordinator.stalled_units import NodeUnitId
+from potluck.cluster.coordinator.excluded_units import NodeUnitId
 from potluck.cluster.membership import Membership
 from potluck.cluster.worker.messages import Connect, Peer
 from potluck.errors import CallError, EngineError, PotluckError

@@ -305,3 +305,41 @@ def test_stages_skip_what_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
         assert_well(world)
         assert all(answer.is_complete for answer in answers)
         assert world.history.num_skipped_steps > 0
+
+
+@SEEDS
+def test_a_model_is_deployed_without_a_node_that_can_load_nothing(seed: int) -> None:
+    with cluster(seed, 3, 3, 6) as world:
+        world.start(1, 2, 3)
+        world.run(1.0)
+        world.break_disk(3)
+        world.deploy(1)
+        assert {node for node, _, _ in world.stages} == {"n1", "n2"}
+        assert_well(world)
+
+
+@SEEDS
+def test_a_node_that_can_load_nothing_any_more_is_planned_without(seed: int) -> None:
+    with cluster(seed, 4, 4, 4) as world:
+        world.start_all()
+        assert "n2" in {node for node, _, _ in world.stages}
+        answer = world.ask(1, max_new_tokens=60)
+        world.break_disk(2)
+        world.kill_worker(2)
+        world.run(0.5)
+        assert world.run_while(lambda: not world.is_serving, at_most=8.0)
+        assert {node for node, _, _ in world.stages} == {"n1", "n3"}
+        assert_well(world)
+        assert answer.is_complete
+
+
+@SEEDS
+def test_a_node_without_which_nothing_fits_is_used_as_soon_as_it_can_load(seed: int) -> None:
+    with cluster(seed, 3, 3) as world:
+        world.start_all()
+        world.break_disk(2)
+        world.kill_worker(2)
+        world.run(20.0)
+        assert not world.is_serving
+        world.repair_disk(2)
+        assert_well(world, within=20.0)

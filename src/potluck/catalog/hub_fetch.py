@@ -197,6 +197,7 @@ def _receive(
     received = 0
     furthest = gathered.num_bytes
     num_tries = 0
+    has_started_over = False
     while size is None or gathered.num_bytes < size:
         pause: float | None = _PAUSE_SECONDS
         error: Exception | None = None
@@ -213,11 +214,15 @@ def _receive(
             if size in (None, gathered.num_bytes):
                 break
         except HfHubHTTPError as problem:
-            if problem.response.status_code == _RANGE_NOT_SATISFIABLE:
-                raise _WrongContentError(
-                    f"it has {gathered.num_bytes} bytes, but {size} are listed"
-                ) from problem
             error, pause = problem, retry_delay(problem, _PAUSE_SECONDS)
+            if problem.response.status_code == _RANGE_NOT_SATISFIABLE:
+                if has_started_over:
+                    raise _WrongContentError(
+                        f"it has {gathered.num_bytes} bytes, but {size} are listed"
+                    ) from problem
+                # What an earlier attempt left may be of another file, or more than a proxy has.
+                gathered.clear()
+                has_started_over, furthest, pause = True, 0, _PAUSE_SECONDS
         except HTTPError as problem:
             error = problem
         num_tries = 1 if gathered.num_bytes > furthest else num_tries + 1

@@ -1,23 +1,24 @@
 """What agents ask of one another: the payloads of control calls, msgpack documents.
 
 Methods: ``node.report`` () → NodeReport. ``model.check`` CheckModel → ModelCheck. ``node.speeds``
-AskSpeeds → NodeSpeeds. ``link.listen`` ListenForLink → LinkListening or LinkBusy. ``node.host`` ()
-→ a document of schema ``potluck.host/1``, in JSON (``agent.hosts``). ``stage.start`` StageSpec →
-Progress …, then Loaded or Stalled. ``stage.connect`` ConnectStage → (). ``node.clock`` () → Clock.
-``node.reach`` CheckConnection → ConnectionCheck. ``node.multicast`` Multicast → (). ``stage.stop``
-StageScope → StageEnds. ``stage.end`` StageScope → StageEnds. ``stage.stats`` StageScope →
-StageStats. ``stage.check`` StageScope → StageChecks. ``stage.abandon`` AbandonStage → ().
-``stage.release`` ReleaseStages → (). ``weights.manifest`` CheckModel → Hashing …, then ModelFound.
-``weights.holdings`` AskHoldings → NodeHoldings. ``weights.prepare`` PrepareWeights → ().
-``weights.end`` DeploymentReference → (). ``weights.transfer`` DeploymentReference → Transfer or
-nil. ``weights.digests`` NamedFile → the digest of every chunk one after the other, empty if they
-are not certain. ``weights.hash`` HashRange → HashState. ``weights.verified`` ChunkDigests → ().
-``weights.discard`` DiscardFile → (). ``weights.dial`` DialBack → (). ``deployment.claim`` Claim →
-ClaimAnswer. ``deployment.take_over`` DeploymentReference → (). ``deployment.coordinator_view``
-AskCoordinatorView → CoordinatorView. ``deployment.rebalance`` AskRebalance → Moving …, then
-RebalanceReport. To the coordinator: ``stage.lost`` StageLost → (), ``deployment.remove``
-DeploymentReference → (), ``deployment.continue_without`` ContinueWithout → (). To everybody:
-``deployment.put`` DeploymentRecord → (). Calls about sequences are in ``sequence_messages``.
+AskSpeeds → NodeSpeeds. ``link.listen`` ListenForLink → LinkListening or LinkBusy. ``link.check``
+CheckLinks → Unreachable. ``node.host`` () → a document of schema ``potluck.host/1``, in JSON
+(``agent.hosts``). ``stage.start`` StageSpec → Progress …, then Loaded or Stalled. ``stage.connect``
+ConnectStage → (). ``node.clock`` () → Clock. ``node.reach`` CheckConnection → ConnectionCheck.
+``node.multicast`` Multicast → (). ``stage.stop`` StageScope → StageEnds. ``stage.end`` StageScope →
+StageEnds. ``stage.stats`` StageScope → StageStats. ``stage.check`` StageScope → StageChecks.
+``stage.abandon`` AbandonStage → (). ``stage.release`` ReleaseStages → (). ``weights.manifest``
+CheckModel → Hashing …, then ModelFound. ``weights.holdings`` AskHoldings → NodeHoldings.
+``weights.prepare`` PrepareWeights → (). ``weights.end`` DeploymentReference → ().
+``weights.transfer`` DeploymentReference → Transfer or nil. ``weights.digests`` NamedFile → the
+digest of every chunk one after the other, empty if they are not certain. ``weights.hash`` HashRange
+→ HashState. ``weights.verified`` ChunkDigests → (). ``weights.discard`` DiscardFile → ().
+``weights.dial`` DialBack → (). ``deployment.claim`` Claim → ClaimAnswer. ``deployment.take_over``
+DeploymentReference → (). ``deployment.coordinator_view`` AskCoordinatorView → CoordinatorView.
+``deployment.rebalance`` AskRebalance → Moving …, then RebalanceReport. To the coordinator:
+``stage.lost`` StageLost → (), ``deployment.remove`` DeploymentReference → (),
+``deployment.continue_without`` ContinueWithout → (). To everybody: ``deployment.put``
+DeploymentRecord → (). Calls about sequences are in ``sequence_messages``.
 """
 
 from __future__ import annotations
@@ -141,6 +142,18 @@ class LinkBusy(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The node is already being measured, or may not be measured again for ``wait_seconds``."""
 
     wait_seconds: float
+
+
+class CheckLinks(msgspec.Struct, frozen=True, kw_only=True):
+    """Try to connect to these nodes now."""
+
+    nodes: tuple[NodeId, ...]
+
+
+class Unreachable(msgspec.Struct, frozen=True, kw_only=True):
+    """The nodes that a node could not connect to."""
+
+    nodes: tuple[NodeId, ...]
 
 
 class CheckModel(msgspec.Struct, frozen=True, kw_only=True):

@@ -83,6 +83,10 @@ class LinkTable:
         is_same = source == target or (host_id is not None and host_id == self.host_ids.get(target))
         return self.loopback if is_same else self.network
 
+    def is_closed(self, source: NodeId, target: NodeId) -> bool:
+        """Return whether neither of two nodes can connect to the other."""
+        return self.link(source, target) is _CLOSED
+
 
 def link_table(speeds: Collection[NodeSpeeds], host_ids: Mapping[NodeId, str]) -> LinkTable:
     """Return the links that nodes report, without implausible values.

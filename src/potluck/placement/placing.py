@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import pairwise
 
 import msgspec
 
@@ -94,15 +96,16 @@ class Placement:
     def of(self, size: StageSize, *, may_quantize: bool) -> Placed:
         """Place the model in ``size``, quantized further if it does not fit otherwise.
 
-        Held stages stay where they are if the missing layers fit next to them. Units in reserve are
-        used before the model is quantized further. Raise ``InsufficientMemoryError``, which says
-        what would fit, ``ParameterError`` for a layout that is not possible, and the
-        ``EngineError`` or ``UnsupportedModelError`` of a rejected backend if no other is available.
+        Held stages stay where they are if the missing layers fit next to them, unless neighbours
+        could not connect to each other and another plan avoids that. Units in reserve are used
+        before the model is quantized further. Raise ``InsufficientMemoryError``, which says what
+        would fit, ``ParameterError`` for a layout that is not possible, and the ``EngineError`` or
+        ``UnsupportedModelError`` of a rejected backend if no other is available.
         """
         if not self._surveyed.from_scratch:
             placed = self._as_laid_out(size) or self._with_what_is_held(size)
             if placed is not None:
-                return placed
+                return self._connected(size, placed)
         try:
             return self._placed(size)
         except InsufficientMemoryError as error:
@@ -169,6 +172,23 @@ class Placement:
                     return placed
         return None
 
+    def _connected(self, size: StageSize, held: Placed) -> Placed:
+        """Return a plan whose neighbours can connect to each other, or else the one with what is
+        held.
+        """
+        if self._closed_link(held.plan) is not None:
+            with suppress(InsufficientMemoryError, ParameterError):
+                placed = self._placed(size)
+                if self._closed_link(placed.plan) is None:
+                    return placed
+        return held
+
+    def _closed_link(self, plan: Plan) -> tuple[NodeId, NodeId] | None:
+        """Return the first neighbours in a plan that cannot connect to each other, if any."""
+        leaders = [stage.node_id for stage in plan.stages if not stage.shard.is_led]
+        row = [self._surveyed.coordinator, *leaders, self._surveyed.coordinator]
+        return next((pair for pair in pairwise(row) if self._links.is_closed(*pair)), None)
+
     def _able(self, size: StageSize) -> _AbleBackends:
         found = self._able_in.get(size.quantization)
         if found is None:
@@ -211,10 +231,34 @@ class Placement:
 
     def _by_memory(self, size: StageSize, *, with_reserve: bool) -> Placed:
         counted = self._count(size, with_reserve=with_reserve, released_stages=self._held)
-        plan = place_by_memory(self._credited(counted), counted.mixed.cost)
+        plan = self._placed_apart(self._credited(counted), counted.mixed.cost)
         request = self._request(counted, size)
         prediction = self._predicted(plan.stages, request)
         return self._of_plan(replace(plan, prediction=prediction), counted, size, request)
+
+    def _placed_apart(self, offers: Sequence[UnitOffer], cost: ModelCost) -> Plan:
+        """Return a placement by memory, without nodes whose neighbours cannot connect to them if
+        the model fits on the others.
+        """
+        plan = place_by_memory(offers, cost)
+        pair = self._closed_link(plan)
+        for node, other in () if pair is None else (pair, pair[::-1]):
+            if node == self._surveyed.coordinator:
+                continue  # both ends of the pipeline are there in any case
+            with suppress(InsufficientMemoryError):
+                found = self._placed_apart(
+                    [offer for offer in offers if offer.node_id != node], cost
+                )
+                if self._closed_link(found) is not None:
+                    return plan
+                reason = f"neither it nor node {other} can connect to the other"
+                parted = tuple(
+                    Rejection(node_id=node, unit_id=offer.unit_id, reason=reason)
+                    for offer in offers
+                    if offer.node_id == node
+                )
+                return replace(found, rejections=(*found.rejections, *parted))
+        return plan
 
     def _of_plan(
         self, plan: Plan, counted: CountedOffers, size: StageSize, request: PlaceRequest

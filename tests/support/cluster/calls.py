@@ -11,6 +11,7 @@ from potluck.cluster.calls import (
     DeploymentState,
     StageEnds,
     StageRecord,
+    Unreachable,
     encode,
 )
 from potluck.errors import NodeLostError
@@ -24,13 +25,14 @@ A, B, C = NodeId("a" * 16), NodeId("b" * 16), NodeId("c" * 16)
 @dataclass(slots=True)
 class PlayedMembership:
     """Knows who is there, and notes what is asked of them; everything is answered with nothing,
-    but for ``crashes`` of stages that are stopped.
+    but for ``crashes`` of stages that are stopped, and for whom nodes find ``unreachable``.
     """
 
     node_id: NodeId = A
     others: set[NodeId] = field(default_factory=set)
     calls: list[tuple[NodeId, str, bytes]] = field(default_factory=list)
     crashes: tuple[str, ...] = ()
+    unreachable: dict[NodeId, tuple[NodeId, ...]] = field(default_factory=dict)
 
     def nodes(self) -> frozenset[NodeId]:
         return frozenset(self.others)
@@ -45,6 +47,8 @@ class PlayedMembership:
             return encode(ClaimAnswer(is_granted=True))
         if method == "stage.end":
             return encode(StageEnds(crashes=self.crashes))
+        if method == "link.check":
+            return encode(Unreachable(nodes=self.unreachable.get(node_id, ())))
         return b""
 
     def called(self, method: str) -> list[NodeId]:

@@ -275,3 +275,49 @@ def test_the_way_within_a_machine_widens_no_margin() -> None:
     margin = MARGINS[Basis.MEASURED]
     assert margin < prediction.margin < margin + 0.01
     assert prediction.link_basis is None
+
+
+def cut_off(*pairs: tuple[str, str]) -> dict[NodeId, NodeSpeeds]:
+    """What nodes report of which neither can connect to the other."""
+    closed: dict[NodeId, tuple[NodeId, ...]] = {}
+    for one, other in pairs:
+        for a, b in ((one, other), (other, one)):
+            closed[NodeId(a)] = (*closed.get(NodeId(a), ()), NodeId(b))
+    return {node: NodeSpeeds(node_id=node, unreachable=others) for node, others in closed.items()}
+
+
+def test_what_is_held_does_not_stay_where_neighbours_cannot_connect() -> None:
+    nodes = [node(name, unit(CPU, 100.0)) for name in "abc"]
+    halves = [
+        Shard(
+            start_layer=start,
+            end_layer=start + 4,
+            num_layers=NUM_LAYERS,
+            has_embedding=start == 0,
+            has_head=start > 0,
+        )
+        for start in (0, 4)
+    ]
+    holdings = [
+        held(PlacedStage(node_id=NodeId(name), unit_id=CPU, shard=shard, num_bytes=2**20), SIZE)
+        for name, shard in zip("bc", halves, strict=True)
+    ]
+    assert [place[0] for place in where(placed(*nodes, held=holdings))] == ["b", "c"]
+    parted = where(placed(*nodes, held=holdings, speeds=cut_off(("b", "c"))))
+    assert {"b", "c"} - {place[0] for place in parted}
+    # Where there is no other plan, the reason why this one fails is shown when it connects.
+    alone = [node("a", unit(CPU, 100.0, 1), usable=1), *nodes[1:]]
+    everything = cut_off(("a", "b"), ("a", "c"), ("b", "c"))
+    kept = placed(*alone, held=holdings, speeds=everything)
+    assert [place[0] for place in where(kept)] == ["b", "c"]
+
+
+def test_a_plan_by_memory_does_without_a_node_that_its_neighbours_cannot_connect_to() -> None:
+    nodes = [node(name, unit(CPU, 100.0)) for name in "abcd"]
+    by_memory = Preferences(objective=Objective.MEMORY)
+    row = [place[0] for place in where(placed(*nodes, preferences=by_memory))]
+    assert sorted(row) == list("abcd")
+    middle = (row[1], row[2])
+    parted = where(placed(*nodes, preferences=by_memory, speeds=cut_off(middle)))
+    assert len(parted) == 3
+    assert len({place[0] for place in parted} & set(middle)) == 1

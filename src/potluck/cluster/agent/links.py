@@ -20,10 +20,12 @@ from dataclasses import dataclass
 
 from potluck.cluster.background import Spawn
 from potluck.cluster.calls import (
+    CheckLinks,
     LinkAnswer,
     LinkBusy,
     LinkListening,
     ListenForLink,
+    Unreachable,
     decode,
     encode,
 )
@@ -253,8 +255,9 @@ class Links:
         self._is_closed = False
 
     def register(self, methods: MethodTable) -> None:
-        """Register the call of other agents."""
+        """Register the calls of other agents."""
         methods.register_for_caller("link.listen", self._on_listen)
+        methods.register("link.check", self._on_check)
 
     def joined(self, node_id: NodeId) -> None:
         """Schedule a measurement of the link to a node that has joined."""
@@ -415,6 +418,21 @@ class Links:
             except PotluckError as error:
                 _log.debug("could not try to connect to node %s: %s", node_id, error.message)
             factor = min(2 * factor, _LONGEST_CHECK_FACTOR)
+
+    async def _on_check(self, payload: bytes) -> bytes:
+        """Try to connect to members now; answer which of them cannot be connected to."""
+
+        async def check(node_id: NodeId) -> None:
+            try:
+                await self._has_checked(node_id)
+            except PotluckError as error:
+                _log.debug("could not try to connect to node %s: %s", node_id, error.message)
+
+        nodes = frozenset(decode(payload, CheckLinks).nodes) & self._membership.nodes()
+        await asyncio.gather(*(check(node_id) for node_id in nodes))
+        return encode(
+            Unreachable(nodes=tuple(each for each in self.unreachable() if each in nodes))
+        )
 
     async def _has_checked(self, node_id: NodeId) -> bool:
         self._num_begun += 1

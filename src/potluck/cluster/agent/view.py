@@ -15,6 +15,7 @@ from potluck.cluster.agent.speed_view import (
     stage_times,
 )
 from potluck.cluster.calls import DeploymentRecord, DeploymentState, StageRecord
+from potluck.cluster.coordinator.claiming import is_quorum
 from potluck.types.cluster import WIRE_VERSION, Epoch, NodeId
 from potluck.types.gateway import ModelMetrics
 from potluck.types.held_stage import HeldStage
@@ -93,15 +94,18 @@ def _links(report: NodeReport) -> Iterator[dict[str, object]]:
 
 
 def as_seen(record: DeploymentRecord, alive: Set[NodeId]) -> DeploymentRecord:
-    """Return ``record``, or a degraded version of it if its coordinator is not among ``alive``."""
+    """Return ``record``, or a degraded version of it if its coordinator is not among ``alive``.
+
+    Those that are alive include this node. If they are too few to agree on another coordinator,
+    this node is probably the one that is cut off.
+    """
     coordinator = record.epoch.coordinator
     if record.state is not DeploymentState.READY or coordinator in alive:
         return record
-    return msgspec.structs.replace(
-        record,
-        state=DeploymentState.DEGRADED,
-        reason=f"node {coordinator}, its coordinator, is lost; another node takes over",
-    )
+    reason = f"node {coordinator}, its coordinator, is lost; another node takes over"
+    if not is_quorum(record, alive):
+        reason = "partitioned: most nodes that knew of this deployment are unreachable from here"
+    return msgspec.structs.replace(record, state=DeploymentState.DEGRADED, reason=reason)
 
 
 def _spares(

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -92,7 +91,8 @@ class Answering:
     """Accepts requests at any time until ``end`` or ``move``, and computes them while attached.
 
     A sequence that has waited ``recovery_wait_seconds`` since its arrival or the loss of the
-    stages, whichever came later, fails with what ``why_not`` returns then. ``retry_after``
+    stages, whichever came later, fails with what ``why_not`` returns then. While there is
+    ``no_plan`` for other stages, the time since the loss counts for all sequences. ``retry_after``
     estimates in how many seconds there is room again. Without ``has_logits`` the model only
     produces vectors. ``drafts`` makes the sequences' drafters. ``clock`` is in seconds and runs at
     the rate of the loop's.
@@ -108,6 +108,7 @@ class Answering:
         drafts: DraftSource | None = None,
         recovery_wait_seconds: float,
         why_not: Callable[[], PotluckError],
+        no_plan: Callable[[], bool] = lambda: False,
         retry_after: Callable[[], int] = _soon,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -116,6 +117,7 @@ class Answering:
         self._has_logits = has_logits
         self._recovery_wait_seconds = recovery_wait_seconds
         self._why_not = why_not
+        self._no_plan = no_plan
         self._retry_after = retry_after
         self._clock = clock
         self._suspects = Suspects()
@@ -125,7 +127,7 @@ class Answering:
         self._waiting: dict[SequenceId, _WaitingSequence] = {}
         self._undelivered: deque[tuple[_WaitingSequence, Update]] = deque()
         self._is_delivering = False
-        self._lost_at: float | None = -math.inf  # None while attached
+        self._lost_at: float | None = clock()  # None while attached
         self._ended: PotluckError | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._num_tokens = 0
@@ -210,7 +212,7 @@ class Answering:
         self._pipeline = self._on_over = None
         if self._lost_at is None:
             self._lost_at = self._clock()
-        self._arm()
+        self.end_waits()
         return await asyncio.to_thread(self._dispatcher.detach)
 
     def judge(self, in_flight: Sequence[SequenceRequest], defect: str) -> None:
@@ -246,8 +248,10 @@ class Answering:
         """
         if self._lost_at is None:
             return None
+        lost_at, is_stuck = self._lost_at, self._no_plan()
         deadlines = {
-            sequence_id: max(waiting.arrived_at, self._lost_at) + self._recovery_wait_seconds
+            sequence_id: (lost_at if is_stuck else max(waiting.arrived_at, lost_at))
+            + self._recovery_wait_seconds
             for sequence_id, waiting in self._waiting.items()
         }
         for sequence_id, deadline in deadlines.items():
@@ -305,7 +309,7 @@ class Answering:
         )
         self._waiting[sequence_id] = waiting
         if self._lost_at is not None:
-            self._arm()
+            self.end_waits()
         return partial(self._cancel, waiting)
 
     def _cancel(self, waiting: _WaitingSequence) -> None:
@@ -392,19 +396,18 @@ class Answering:
         self._dispatcher.fail_all(self._ended)
         self._disarm()
 
-    def _arm(self) -> None:
-        """Schedule the end of sequences that wait too long."""
-        if self._timer is None and self._ended is None and self._waiting:
-            self._set_timer(self.expire(self._why_not(), self._clock()))
+    def end_waits(self) -> None:
+        """End the sequences that have waited too long, now and later.
 
-    def _set_timer(self, deadline: float | None) -> None:
+        Call it when it has changed whether there is a plan.
+        """
+        self._disarm()
+        if self._ended is not None or not self._waiting:
+            return
+        deadline = self.expire(self._why_not(), self._clock())
         if deadline is not None:
             seconds = max(0.0, deadline - self._clock())
-            self._timer = asyncio.get_running_loop().call_later(seconds, self._on_timer)
-
-    def _on_timer(self) -> None:
-        self._timer = None
-        self._arm()
+            self._timer = asyncio.get_running_loop().call_later(seconds, self.end_waits)
 
     def _disarm(self) -> None:
         if self._timer is not None:

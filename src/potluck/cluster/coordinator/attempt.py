@@ -22,6 +22,7 @@ from potluck.cluster.coordinator.alternatives import Alternative, compared
 from potluck.cluster.coordinator.answering import OnOver, OpenPipeline
 from potluck.cluster.coordinator.claiming import Grant, Refusal, claim
 from potluck.cluster.coordinator.edges import StageAddress
+from potluck.cluster.coordinator.excluded_units import NodeUnitId
 from potluck.cluster.coordinator.overdue import OverdueSteps
 from potluck.cluster.coordinator.pipeline import RemotePipeline
 from potluck.cluster.coordinator.planning import (
@@ -31,7 +32,6 @@ from potluck.cluster.coordinator.planning import (
     size_of,
 )
 from potluck.cluster.coordinator.spares import SpareCandidate
-from potluck.cluster.coordinator.stalled_units import NodeUnitId
 from potluck.cluster.coordinator.starting import (
     connect_stages,
     doing_of,
@@ -39,7 +39,7 @@ from potluck.cluster.coordinator.starting import (
     stage_spec,
 )
 from potluck.cluster.coordinator.survey import plan_model
-from potluck.cluster.coordinator.ways import ANY_WAY, known_reachability
+from potluck.cluster.coordinator.ways import ANY_WAY, checked_reachability, known_reachability
 from potluck.cluster.coordinator.weights import ModelWeights, prepare_weights
 from potluck.cluster.edges.edge import IncomingEdge, OutgoingEdge
 from potluck.cluster.edges.routed import OpenRoute
@@ -111,6 +111,7 @@ class Attempt:
         self._grant: Grant | None = None
         self._addresses: list[StageAddress] = []
         self._kept_blocks: dict[int, str] = {}
+        self._ways = ANY_WAY
         self._edges: tuple[OutgoingEdge, IncomingEdge] | None = None
 
     @property
@@ -339,10 +340,8 @@ class Attempt:
     async def connect(self) -> None:
         """Connect the stages: from here on, no lower epoch computes."""
         around = self._around
-        nodes = [stage.node_id for stage in self.record.stages]
-        ways = ANY_WAY
-        if any(node != around.membership.node_id for node in nodes):
-            ways = await known_reachability(around.membership, [around.membership.node_id, *nodes])
+        if any(node != around.membership.node_id for node in self._nodes):
+            self._ways = await known_reachability(around.membership, self._nodes)
         self._edges = await connect_stages(
             around.membership,
             around.credentials,
@@ -351,8 +350,23 @@ class Attempt:
             self.size,
             self._addresses,
             open_route=around.open_route,
-            ways=ways,
+            ways=self._ways,
         )
+
+    async def closed_ways(self) -> tuple[str, ...]:
+        """Return why :meth:`connect` failed, one line for each pair of nodes.
+
+        The nodes try to connect to each other now. A pair that was known before explains nothing.
+        """
+        ways = await checked_reachability(self._around.membership, self._nodes)
+        found = ways.closed - self._ways.closed
+        return tuple(f"node {a} cannot connect to node {b}" for a, b in sorted(found))
+
+    @property
+    def _nodes(self) -> list[NodeId]:
+        """Return the nodes between which there are edges, each once."""
+        own = self._around.membership.node_id
+        return sorted({own, *(stage.node_id for stage in self.record.stages)})
 
     def pipeline_opener(self, on_first_result: Callable[[], None]) -> OpenPipeline:
         """Return what opens the pipeline over the edges and then owns them; for use in the loop.

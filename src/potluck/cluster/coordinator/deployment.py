@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Collection, Coroutine
 from contextlib import suppress
@@ -35,6 +36,7 @@ from potluck.cluster.coordinator.claiming import Grant, Refusal
 from potluck.cluster.coordinator.counting import counting_of
 from potluck.cluster.coordinator.epoch_end import EpochEnds
 from potluck.cluster.coordinator.events import Event
+from potluck.cluster.coordinator.excluded_units import StageStalledError, StageStartError
 from potluck.cluster.coordinator.holders import Holders
 from potluck.cluster.coordinator.machine import apply
 from potluck.cluster.coordinator.metrics import own_metrics, stage_stats, with_stages
@@ -43,13 +45,19 @@ from potluck.cluster.coordinator.published_record import PublishedRecord
 from potluck.cluster.coordinator.rebalancing import Rebalancing
 from potluck.cluster.coordinator.releasing import release_others, stop_everything
 from potluck.cluster.coordinator.spares import load_spares
-from potluck.cluster.coordinator.stalled_units import StageStalledError
 from potluck.cluster.coordinator.verification import verify_files
 from potluck.cluster.coordinator.weights import ModelWeights, end_weights, gather_transfers
 from potluck.cluster.edges.path_figures import PathFigures
 from potluck.drafting.model import ModelDrafts
 from potluck.drafting.sources import draft_source, names_model
-from potluck.errors import DefectError, EngineError, ModelFileError, MovedError, PotluckError
+from potluck.errors import (
+    DefectError,
+    EngineError,
+    InsufficientMemoryError,
+    ModelFileError,
+    MovedError,
+    PotluckError,
+)
 from potluck.models.states import slot_bytes
 from potluck.placement.planned import PlannedModel
 from potluck.serving.dispatcher import Load
@@ -73,6 +81,10 @@ _END_SECONDS = 10.0
 long."""
 _DRAIN_SECONDS = 30.0
 _POLL_SECONDS = 0.05
+
+_WARN_SECONDS = 3600.0
+_MOST_REASONS = 64
+"""The number of reasons remembered; they may contain changing numbers, such as of free bytes."""
 
 _TRANSFERS_SECONDS = 1.0
 """The time for transfer processes to report their final figures; they report twice a second."""
@@ -128,7 +140,8 @@ class Deployment:
             has_logits=profile.config.has_logits,
             drafts=self._draft_source(record),
             recovery_wait_seconds=record.recovery_wait_seconds,
-            why_not=self._published.why_not,
+            why_not=self._why_not,
+            no_plan=lambda: self._misfit is not None,
             retry_after=self._published.retry_after,
             clock=clock,
         )
@@ -141,7 +154,9 @@ class Deployment:
             self, surroundings.rebalance_policy, clock=clock, spawn=self._background.spawn
         )
         self._better: PlannedModel | None = None  # the plan of a requested move
+        self._misfit: InsufficientMemoryError | None = None  # until there is a plan
         self._lost_at: float | None = None
+        self._warned_at: dict[str, float] = {}
         self._num_spares = 0
         self._latest_metrics: tuple[Epoch, float, ModelMetrics] | None = None
 
@@ -223,11 +238,16 @@ class Deployment:
 
     def stage_lost(self, lost: StageLost) -> None:
         """Handle a worker that ended by itself."""
-        reason = f"stage {lost.index} on node {lost.node_id}: {lost.message}"
-        error: PotluckError = EngineError(reason)
-        stages = self.record.stages[lost.index : lost.index + 1]
-        if stages and lost.has_stalled:
-            error = StageStalledError(lost.node_id, stages[0].unit_id, reason)
+        attempt = self._attempt.record
+        is_starting = attempt.epoch == lost.epoch and self._state.phase in machine.STARTING
+        record = attempt if is_starting else self.record
+        error: PotluckError = EngineError(
+            f"stage {lost.index} on node {lost.node_id}: {lost.message}"
+        )
+        for stage in record.stages[lost.index : lost.index + 1]:
+            if is_starting or lost.has_stalled:
+                kind = StageStalledError if lost.has_stalled else StageStartError
+                error = kind(lost.index, lost.node_id, stage.unit_id, lost.message)
         self._lost(lost.epoch, error)
 
     def _lost(self, epoch: Epoch, error: PotluckError) -> None:
@@ -406,7 +426,13 @@ class Deployment:
         if serving is None and self._clearing is not None:
             await asyncio.shield(self._clearing)  # its findings may leave units out
         left_out = self._ends.left_out(is_first=self._state.is_first)
-        planned = await self._attempt.plan(without, left_out)
+        try:
+            planned = await self._attempt.plan(without, left_out)
+        except PotluckError:
+            if self._state.is_first or not left_out:
+                raise
+            planned = await self._attempt.plan(without, {})  # better a doubtful unit than none
+        self._misfit = None
         in_force = {(stage.node_id, stage.unit_id) for stage in self.record.stages}
         self._handle(
             events.Planned(
@@ -466,6 +492,7 @@ class Deployment:
         self._answering.attach(attempt.limits, attempt.pipeline_opener(committed), over)
         self._served = attempt
         self._ends.served()
+        self._warned_at.clear()
         gain = self._rebalancing.gain_under_way
         if gain is not None:
             self._published.note_move(gain)
@@ -526,18 +553,48 @@ class Deployment:
             unexpected = EngineError(f"{type(error).__name__}: {error}")
             await self._failed(number, unexpected)
 
+    def _warn(self, reason: str) -> None:
+        """Log why it does not serve: a reason that lasts only once an hour, until it serves."""
+        now = self._clock()
+        if now - self._warned_at.get(reason, -math.inf) < _WARN_SECONDS:
+            return
+        if len(self._warned_at) >= _MOST_REASONS:
+            self._warned_at.clear()
+        self._warned_at[reason] = now
+        _log.warning("%s: %s", self.record.model_id, reason)
+
     async def _failed(self, number: int, error: PotluckError) -> None:
-        _log.warning("%s: %s", self.record.model_id, error.message)
+        self._warn(error.message)
+        attempt = self._attempt
         outages: tuple[str, ...] = ()
         try:
-            outages = await self._ends.outages(error, self._attempt.record)
+            outages = await self._ends.outages(error, attempt.record, is_first=self._state.is_first)
+            outages += await self._closed_ways(number, attempt)
         except Exception:  # noqa: BLE001 - nobody else would ever try again
             _log.exception("%s: the state of its units could not be queried", self.record.model_id)
+        if isinstance(error, InsufficientMemoryError) and self._state.attempt == number:
+            self._misfit = error
         self._handle(events.Failed(attempt=number, error=error, is_other_next=bool(outages)))
+        self._answering.end_waits()
+
+    def _why_not(self) -> PotluckError:
+        if self._misfit is None:
+            return self._published.why_not()
+        there = self._membership.nodes() | {self._membership.node_id}
+        lost = {stage.node_id for stage in self.record.stages} - there
+        return self._published.why_no_plan(self._misfit, sorted(lost))
+
+    async def _closed_ways(self, number: int, attempt: Attempt) -> tuple[str, ...]:
+        """Return which nodes cannot connect to which, if that is news and why an attempt failed."""
+        if self._state.attempt != number or self._state.phase is not machine.Phase.CONNECTING:
+            return ()
+        lines = await attempt.closed_ways()
+        self._ends.note(lines)
+        return lines
 
     async def _pause(self, number: int, seconds: float) -> None:
         if self._state.serving is None:
-            self._published.publish_pause(seconds)
+            self._published.publish_pause(None if self._misfit is not None else seconds)
         await asyncio.sleep(seconds)
         self._handle(events.PauseOver(attempt=number))
 
@@ -548,7 +605,7 @@ class Deployment:
         requests.
         """
         if error is not None:
-            _log.warning("%s: %s", self.record.model_id, error.message)
+            self._warn(error.message)
             self._lost_at = self._clock() if self._lost_at is None else self._lost_at
         self._answering.stop()
         self._rebalancing.pauses()

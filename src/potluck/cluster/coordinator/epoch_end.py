@@ -7,10 +7,14 @@ import time
 from collections.abc import Callable
 
 from potluck.cluster.calls import DeploymentRecord, StageEnds, StageScope, decode, encode
+from potluck.cluster.coordinator.excluded_units import (
+    ExcludedUnits,
+    NodeUnitId,
+    StageError,
+)
 from potluck.cluster.coordinator.outages import units_out
-from potluck.cluster.coordinator.stalled_units import NodeUnitId, StageStalledError, StalledUnits
 from potluck.cluster.membership import Membership
-from potluck.errors import CallError, EngineError, PotluckError
+from potluck.errors import CallError, EngineError, InsufficientMemoryError, PotluckError
 from potluck.types.cluster import NodeId
 
 _SECONDS = 3.0
@@ -25,8 +29,9 @@ class EpochEnds:
     def __init__(self, membership: Membership, clock: Callable[[], float] = time.monotonic) -> None:
         self._membership = membership
         self._clock = clock
-        self._left_out = StalledUnits()
+        self._excluded = ExcludedUnits()
         self._outages: tuple[str, ...] = ()  # since the deployment last served
+        self._failure: StageError | None = None  # the latest since then
 
     async def crashes(self, record: DeploymentRecord) -> list[str]:
         """Close the epoch's edges; return how its stages crashed, if any did."""
@@ -44,40 +49,59 @@ class EpochEnds:
         answers = await asyncio.gather(*map(ask, self._nodes_of(record)))
         return [line for crashes in answers for line in crashes]
 
-    async def outages(self, error: PotluckError, record: DeploymentRecord) -> tuple[str, ...]:
-        """Return why units of the epoch's stages are out by now, one line each.
+    async def outages(
+        self, error: PotluckError, record: DeploymentRecord, *, is_first: bool = False
+    ) -> tuple[str, ...]:
+        """Return why the next plan has other units than the epoch's stages, one line each.
 
-        A unit that stalled, according to ``error``, is left out of plans for a while.
+        Either their nodes say so, or a unit is temporarily excluded from now on because of
+        ``error``.
         """
         there = set(self._nodes_of(record))
         outages = await units_out(
             self._membership, [stage for stage in record.stages if stage.node_id in there]
         )
-        if isinstance(error, StageStalledError):
-            self._left_out = self._left_out.stalled(error, self._clock())
+        if isinstance(error, StageError):
+            self._failure = error
+            before = self.left_out(is_first=False)
+            self._excluded = self._excluded.failed(
+                error, record.epoch, self._clock(), is_first=is_first
+            )
             unit = f"{error.unit_id} on node {error.node_id}"
-            if not any(line.startswith(unit) for line in outages):
+            is_excluded = self.left_out(is_first=False).keys() > before.keys()
+            if is_excluded and not any(line.startswith(unit) for line in outages):
                 outages += (f"{unit} is temporarily excluded",)
-        self._outages += tuple(line for line in outages if line not in self._outages)
+        self.note(outages)
         return outages
 
+    def note(self, outages: tuple[str, ...]) -> None:
+        """Report these lines, too, until the deployment serves again."""
+        self._outages += tuple(line for line in outages if line not in self._outages)
+
     def left_out(self, *, is_first: bool) -> dict[NodeUnitId, str]:
-        """Return the units to plan without, with the reasons; see ``StalledUnits.reasons``."""
-        return self._left_out.reasons(self._clock(), is_first=is_first)
+        """Return the units to plan without, with the reasons; see ``ExcludedUnits.reasons``."""
+        return self._excluded.reasons(self._clock(), is_first=is_first)
 
     def served(self) -> None:
         """The deployment serves again: earlier outages are no longer reported."""
         self._outages = ()
+        self._failure = None
+        self._excluded = self._excluded.served()
 
     def because(self, what: str) -> str:
         """Return what is in progress, and which units are out."""
         return "; ".join((what, *self._outages))
 
     def with_outages(self, error: PotluckError) -> PotluckError:
-        """Return the error with the units that are out."""
+        """Return the error of a plan with the failures before it, which are why it was made."""
         if not self._outages:
             return error
-        return EngineError(self.because(error.message), hint=error.hint)
+        if self._failure is None or self._failure is error:
+            return EngineError(self.because(error.message), hint=error.hint)
+        reason = self.because(self._failure.message)
+        if isinstance(error, InsufficientMemoryError) and error.available_bytes > 0:
+            reason = f"{reason}; without it, {error.message}"
+        return EngineError(reason, hint=self._failure.hint or error.hint)
 
     def _nodes_of(self, record: DeploymentRecord) -> list[NodeId]:
         """Return the nodes of its stages that are members."""

@@ -56,6 +56,10 @@ class Phase(enum.Enum):
     OVER = "over"
 
 
+STARTING = frozenset({Phase.LOADING, Phase.CONNECTING})
+"""The phases in which the stages of an attempt start."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serving:
     """The epoch that serves and the nodes of its stages.
@@ -365,7 +369,7 @@ def _stage_lost(
         else:
             following = _attempt(lost)
         return _with(following.state, [*todo, *following.actions])
-    if epoch == state.epoch and state.phase in (Phase.LOADING, Phase.CONNECTING):
+    if epoch == state.epoch and state.phase in STARTING:
         return _with(state, [actions.Cancel(), actions.Examine(attempt=state.attempt, error=error)])
     return Transition(state=state)
 

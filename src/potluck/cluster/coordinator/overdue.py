@@ -22,8 +22,8 @@ from potluck.cluster.calls import (
     decode,
     encode,
 )
+from potluck.cluster.coordinator.excluded_units import StageStalledError
 from potluck.cluster.coordinator.pipeline import OverdueStep
-from potluck.cluster.coordinator.stalled_units import StageStalledError
 from potluck.cluster.edges.options import STALL_SECONDS
 from potluck.cluster.membership import Membership
 from potluck.errors import EngineError, PotluckError
@@ -239,9 +239,9 @@ class OverdueSteps:
             self._on_lost(EngineError(verdict.reason))
             return
         stage = self._record.stages[verdict.index]
-        reason = f"stage {verdict.index} on node {stage.node_id}: {verdict.reason}"
+        stalled = StageStalledError(verdict.index, stage.node_id, stage.unit_id, verdict.reason)
         if not verdict.is_frozen:
-            self._on_lost(EngineError(reason))
+            self._on_lost(EngineError(stalled.message))
             return
         request = AbandonStage(
             deployment=self._record.deployment,
@@ -251,13 +251,13 @@ class OverdueSteps:
         )
         # First, because killing it closes edges, and a node that notices that does not know the
         # reason.
-        self._on_lost(StageStalledError(stage.node_id, stage.unit_id, reason))
+        self._on_lost(stalled)
         try:
             await self._membership.call(
                 stage.node_id, "stage.abandon", encode(request), timeout_seconds=_ABANDON_SECONDS
             )
         except PotluckError as error:
-            _log.warning("%s; it could not be killed: %s", reason, error.message)
+            _log.warning("%s; it could not be killed: %s", stalled.message, error.message)
 
 
 def _log_defect(task: asyncio.Task[None]) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
 from potluck.cluster.calls import DeploymentRecord, DeploymentState
-from potluck.errors import EngineError, PotluckError
+from potluck.errors import EngineError, InsufficientMemoryError, PotluckError
 from potluck.types.cluster import NodeId
 
 _log = logging.getLogger(__name__)
@@ -88,9 +88,12 @@ class PublishedRecord:
         if is_due or published_reason != self._record.reason:
             self.say(reason=published_reason, done_bytes=done_bytes, total_bytes=total_bytes)
 
-    def publish_pause(self, seconds: float) -> None:
-        """Publish when it may be ready: after a pause and as long as it took the last time."""
-        self.say(ready_in_seconds=seconds + (self._record.recovery_seconds or 0.0))
+    def publish_pause(self, seconds: float | None) -> None:
+        """Publish when it may be ready: after a pause and as long as it took the last time; None if
+        that depends on a node that joins.
+        """
+        recovery_seconds = self._record.recovery_seconds or 0.0
+        self.say(ready_in_seconds=None if seconds is None else seconds + recovery_seconds)
 
     def note_recovery(self, seconds: float) -> None:
         """Count a recovery, to be published with the next change."""
@@ -113,6 +116,18 @@ class PublishedRecord:
         return EngineError(
             f"the model {self._record.model_id} cannot answer now: {why}",
             hint="try again in a moment; potluck ps shows its state",
+        )
+
+    def why_no_plan(self, misfit: InsufficientMemoryError, lost: Sequence[NodeId]) -> PotluckError:
+        """Return the error for a request while the model does not fit on the nodes that are there.
+
+        ``lost`` are the nodes of its last stages that are not.
+        """
+        nodes = " and ".join(f"node {each}" for each in lost)
+        without = f"without {nodes}, " if nodes else ""
+        return EngineError(
+            f"the model {self._record.model_id} cannot answer: {without}{misfit.message}",
+            hint=misfit.hint or "add a node with more memory; potluck ps shows what is there",
         )
 
     def retry_after(self) -> int:

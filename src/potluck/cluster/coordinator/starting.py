@@ -16,8 +16,8 @@ from potluck.cluster.calls import (
     encode,
 )
 from potluck.cluster.coordinator.edges import StageAddress, open_edges
+from potluck.cluster.coordinator.excluded_units import StageStalledError, StageStartError
 from potluck.cluster.coordinator.planning import DeploymentSize
-from potluck.cluster.coordinator.stalled_units import StageStalledError
 from potluck.cluster.coordinator.ways import ANY_WAY, Reachability
 from potluck.cluster.edges.address import EdgeAddress
 from potluck.cluster.edges.edge import IncomingEdge, OutgoingEdge
@@ -33,7 +33,7 @@ from potluck.cluster.worker.messages import (
     StageSpec,
 )
 from potluck.errors import CallError, EngineError, SilentNodeError
-from potluck.types.cluster import NodeId, UnitId
+from potluck.types.cluster import NodeId
 
 _CONNECT_SECONDS = 40.0
 
@@ -55,7 +55,8 @@ async def load_stages(
     ``on_progress`` is called with what is in progress, the bytes loaded (or, while a stage is
     fetched, fetched) so far and the total, as far as known, ``on_loaded`` with the index of a stage
     that is loaded, and ``on_stage`` with the progress of each stage. If one fails, or this is
-    cancelled, all stop loading. Raise ``StageStalledError`` for a stage that makes no progress.
+    cancelled, all stop loading. Raise ``StageStalledError`` for a stage that makes no progress, and
+    ``StageStartError`` for one that fails.
     """
     latest = [Progress(done_bytes=0, total_bytes=0) for _ in record.stages]
 
@@ -133,13 +134,15 @@ async def load_stage(
                 if isinstance(event, Loaded):
                     return event
                 if isinstance(event, Stalled):
-                    raise stalled(index, stage.node_id, stage.unit_id, event.message)
+                    raise StageStalledError(index, stage.node_id, stage.unit_id, event.message)
                 on_progress(event)
     except SilentNodeError as error:
-        raise stalled(index, stage.node_id, stage.unit_id, error.message) from error
+        raise StageStalledError(index, stage.node_id, stage.unit_id, error.message) from error
     except CallError as error:
-        raise _of_stage(index, stage.node_id, error) from error
-    raise EngineError(f"stage {index} on node {stage.node_id} was not loaded")
+        raise StageStartError(
+            index, stage.node_id, stage.unit_id, error.message, hint=error.hint
+        ) from error
+    raise StageStartError(index, stage.node_id, stage.unit_id, "it was not loaded")
 
 
 async def connect_stages(
@@ -173,7 +176,9 @@ async def connect_stages(
                 timeout_seconds=_CONNECT_SECONDS,
             )
         except CallError as error:
-            raise _of_stage(index, node_id, error) from error
+            raise EngineError(
+                f"stage {index} on node {node_id}: {error.message}", hint=error.hint
+            ) from error
 
     def connect_all(result: EdgeAddress) -> list[Coroutine[object, object, None]]:
         peers = [Peer.at(each.node_id, each.address) for each in stages]
@@ -251,12 +256,3 @@ def doing_of(progress: Progress) -> str:
     if progress.is_fetching:
         return "fetching"
     return "warming up" if progress.is_warming_up else "loading"
-
-
-def stalled(index: int, node_id: NodeId, unit_id: UnitId, message: str) -> StageStalledError:
-    """Return the error of a stage that made no progress while loading."""
-    return StageStalledError(node_id, unit_id, f"stage {index} on node {node_id}: {message}")
-
-
-def _of_stage(index: int, node_id: NodeId, error: CallError) -> EngineError:
-    return EngineError(f"stage {index} on node {node_id}: {error.message}", hint=error.hint)

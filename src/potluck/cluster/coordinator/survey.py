@@ -21,8 +21,8 @@ from potluck.cluster.calls import (
     decode,
     encode,
 )
+from potluck.cluster.coordinator.excluded_units import NodeUnitId
 from potluck.cluster.coordinator.planning import DeploymentSize, without_memory_of
-from potluck.cluster.coordinator.stalled_units import NodeUnitId
 from potluck.cluster.coordinator.surveyed import plan_surveyed
 from potluck.cluster.coordinator.weights import ModelWeights
 from potluck.cluster.membership import Membership

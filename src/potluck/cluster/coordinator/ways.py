@@ -7,7 +7,7 @@ import logging
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from potluck.cluster.calls import AskSpeeds, decode, encode
+from potluck.cluster.calls import AskSpeeds, CheckLinks, Unreachable, decode, encode
 from potluck.cluster.membership import Membership
 from potluck.errors import EdgeError, PotluckError
 from potluck.types.cluster import NodeId
@@ -19,6 +19,9 @@ _SECONDS = 4.0
 """The time for the nodes to answer, which takes them a millisecond if they are idle, and more than
 a second if every core starts workers. Without its answer a plan assumes that the node can connect
 to all others, which costs more time than to wait."""
+
+_CHECK_SECONDS = 15.0
+"""The time for nodes to try: a call, and a connection to an address that does not answer."""
 
 OPEN_PORT_HINT = (
     "open the cluster's port on one of them; potluck doctor shows which nodes can connect"
@@ -73,5 +76,30 @@ async def known_reachability(membership: Membership, nodes: Collection[NodeId]) 
             _log.debug("node %s does not report whom it can connect to: %s", node, error.message)
             return []
 
-    answers = await asyncio.gather(*(ask(node) for node in set(nodes)))
+    return _reachability(await asyncio.gather(*(ask(node) for node in set(nodes))))
+
+
+async def checked_reachability(membership: Membership, nodes: Collection[NodeId]) -> Reachability:
+    """Have nodes try to connect to each other now; those that do not answer in time are ignored.
+
+    An address or a firewall may have changed since they last tried.
+    """
+
+    async def ask(node: NodeId) -> Iterable[tuple[NodeId, NodeId]]:
+        request = encode(CheckLinks(nodes=tuple(each for each in nodes if each != node)))
+        try:
+            answer = await membership.call(
+                node, "link.check", request, timeout_seconds=_CHECK_SECONDS
+            )
+            return [(node, each) for each in decode(answer, Unreachable).nodes]
+        except PotluckError as error:
+            _log.debug("node %s does not test its connections: %s", node, error.message)
+            return []
+
+    if len(nodes) < 2:
+        return ANY_WAY
+    return _reachability(await asyncio.gather(*(ask(node) for node in nodes)))
+
+
+def _reachability(answers: Iterable[Iterable[tuple[NodeId, NodeId]]]) -> Reachability:
     return Reachability(closed=frozenset(pair for pairs in answers for pair in pairs))

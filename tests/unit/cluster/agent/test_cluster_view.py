@@ -21,7 +21,7 @@ from support.virtual_time.run import run_in_virtual_time
 import potluck
 from potluck.cluster.agent import gateway as gateway_module
 from potluck.cluster.agent.gateway import AgentGateway
-from potluck.cluster.agent.view import cluster_view, deployment_view
+from potluck.cluster.agent.view import as_seen, cluster_view, deployment_view
 from potluck.cluster.calls import DeploymentRecord, DeploymentState, StageRecord
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
@@ -417,3 +417,19 @@ def test_a_stage_that_is_stuck_does_not_hold_up_what_is_shown(
         assert [each["slowdown"] for each in shown["slow_stages"]] == [3.0]
 
     run_in_virtual_time(main())
+
+
+@pytest.mark.parametrize(
+    ("alive", "state", "reason"),
+    [
+        ({A, B}, DeploymentState.READY, ""),
+        ({B, C}, DeploymentState.DEGRADED, "is lost; another node takes over"),
+        ({C}, DeploymentState.DEGRADED, "partitioned: most nodes"),
+    ],
+)
+def test_a_node_without_the_coordinator_knows_whether_it_is_cut_off(
+    alive: set[NodeId], state: DeploymentState, reason: str
+) -> None:
+    seen = as_seen(record(holders=(A, B, C)), alive)
+    assert seen.state is state
+    assert reason in seen.reason

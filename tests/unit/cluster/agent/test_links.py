@@ -19,10 +19,12 @@ from support.processes.waiting import done_within, until
 from potluck.cluster.agent.links import Links
 from potluck.cluster.background import Background
 from potluck.cluster.calls import (
+    CheckLinks,
     LinkAnswer,
     LinkBusy,
     LinkListening,
     ListenForLink,
+    Unreachable,
     decode,
     encode,
 )
@@ -347,6 +349,31 @@ def test_a_measurement_ends_with_the_node_and_with_the_agent() -> None:
 
     asyncio.run(run(leaves=True))
     asyncio.run(run(leaves=False))
+
+
+@pytest.mark.slow
+def test_a_node_that_could_be_connected_to_is_tried_again_on_request() -> None:
+    async def run() -> None:
+        network = Network()
+        async with links_of(network, 1, connect_seconds=1.0) as one:
+            async with links_of(network, 2) as other:
+                one.joined(node(2))
+                other.joined(node(1))
+                await until(lambda: bool(one.speeds()), within=5)
+                request = encode(CheckLinks(nodes=(node(2), node(7))))
+                member = Member(network, node(3))
+
+                async def check() -> tuple[NodeId, ...]:
+                    answer = await member.call(node(1), "link.check", request, timeout_seconds=9)
+                    return decode(answer, Unreachable).nodes
+
+                assert await check() == ()
+            network.played[node(2)] = nobody_there
+            assert await check() == one.unreachable() == (node(2),)
+            network.played[node(2)] = no_method
+            assert await check() == (node(2),)  # nothing new is known
+
+    asyncio.run(run())
 
 
 @pytest.mark.slow

@@ -73,9 +73,12 @@ class PlayedPipeline:
 class Played:
     """An ``Answering``, its clock and its pipelines."""
 
-    def __init__(self, *, wait_seconds: float = 60.0) -> None:
+    def __init__(
+        self, *, wait_seconds: float = 60.0, clock: Callable[[], float] | None = None
+    ) -> None:
         self.now = 1000.0
         self.reason: PotluckError = NO_ROOM
+        self.has_no_plan = False
         self.overs: list[PotluckError] = []
         self.answering = Answering(
             "demo",
@@ -83,8 +86,9 @@ class Played:
             LIMITS,
             recovery_wait_seconds=wait_seconds,
             why_not=lambda: self.reason,
+            no_plan=lambda: self.has_no_plan,
             retry_after=lambda: 17,
-            clock=lambda: self.now,
+            clock=clock or (lambda: self.now),
         )
         self.pipeline: PlayedPipeline
 
@@ -299,8 +303,7 @@ def test_a_sequence_fails_when_it_has_waited_since_its_arrival_or_the_loss() -> 
 def test_a_timer_ends_the_wait_with_the_reason_of_that_moment() -> None:
     async def test() -> None:
         loop = asyncio.get_running_loop()
-        played = Played(wait_seconds=0.1)
-        played.answering._clock = loop.time
+        played = Played(wait_seconds=0.1, clock=loop.time)
         started = loop.time()
         task, _ = played.ask()
         await settle()
@@ -314,6 +317,38 @@ def test_a_timer_ends_the_wait_with_the_reason_of_that_moment() -> None:
         with pytest.raises(EngineError, match="still loading"):
             await later
         assert 0.15 <= loop.time() - started < 1.0
+
+    run(test)
+
+
+def test_without_a_plan_nobody_waits_longer_than_those_who_saw_the_loss() -> None:
+    async def test() -> None:
+        loop = asyncio.get_running_loop()
+        played = Played(wait_seconds=60.0, clock=loop.time)
+        played.attach()
+        await played.lose(EngineError("gone"))
+        lost_at = loop.time()
+        await asyncio.sleep(50.0)
+        loading, _ = played.ask()
+        await asyncio.sleep(20.0)
+        assert not loading.done(), "stages are being loaded"
+        played.has_no_plan = True
+        played.answering.end_waits()
+        with pytest.raises(InsufficientMemoryError):
+            await loading
+        assert loop.time() - lost_at == pytest.approx(70.0)
+        later, _ = played.ask(OTHER)
+        with pytest.raises(InsufficientMemoryError):
+            await later
+        assert loop.time() - lost_at == pytest.approx(70.0), "it fails at once"
+        played.has_no_plan = False
+        hopeful, _ = played.ask()
+        await asyncio.sleep(59.0)
+        assert not hopeful.done()
+        played.attach()
+        played.pipeline.answer()
+        await played.answering.end(EngineError("over"))
+        assert isinstance((await asyncio.gather(hopeful, return_exceptions=True))[0], EngineError)
 
     run(test)
 

@@ -24,17 +24,23 @@ from potluck.cluster.calls import (
     ModelFingerprint,
     StageLost,
 )
-from potluck.cluster.coordinator import attempt, epoch_end, holders, machine, stalled_units
+from potluck.cluster.coordinator import attempt, epoch_end, excluded_units, holders, machine
 from potluck.cluster.coordinator.attempt import DeploymentDependencies
 from potluck.cluster.coordinator.deployment import Deployment
 from potluck.cluster.coordinator.edges import StageAddress
-from potluck.cluster.coordinator.stalled_units import NodeUnitId, StageStalledError
+from potluck.cluster.coordinator.excluded_units import (
+    NodeUnitId,
+    StageStalledError,
+    StageStartError,
+)
 from potluck.cluster.edges.address import EdgeAddress
 from potluck.cluster.worker.messages import Progress
 from potluck.engines.costs import cost_of
 from potluck.errors import (
     DefectError,
+    EdgeError,
     EngineError,
+    InsufficientMemoryError,
     MovedError,
     ParameterError,
     PotluckError,
@@ -102,6 +108,8 @@ class Cluster:
         self.records: list[DeploymentRecord] = []
         self.publish_failures: list[Exception] = []
         self.failures: list[Exception] = []
+        self.claimed_failures = False  # they are met when stages are loaded
+        self.connect_failures: list[Exception] = []
         self.may_load = asyncio.Event()
         self.may_load.set()
         self.num_loading = 0
@@ -151,7 +159,7 @@ class Cluster:
     ) -> PlannedModel:
         self.left_out.append(dict(left_out))
         await asyncio.sleep(0)
-        if self.failures:
+        if self.failures and not self.claimed_failures:
             raise self.failures.pop(0)
         return PlannedModel(
             quantization=Quantization.NONE,
@@ -167,9 +175,13 @@ class Cluster:
             await self.may_load.wait()
         finally:
             self.num_loading -= 1
+        if self.failures and self.claimed_failures:
+            raise self.failures.pop(0)
         return [StageAddress(node_id=B, address=EdgeAddress(host="", port=1))]
 
     async def _connect(self, *_: object, **__: object) -> tuple[object, object]:
+        if self.connect_failures:
+            raise self.connect_failures.pop(0)
         return SimpleNamespace(close=_ignore), SimpleNamespace(close=_ignore)
 
     async def reach(self, state: DeploymentState, *, epoch: int) -> None:
@@ -262,6 +274,36 @@ def test_a_request_that_waits_too_long_for_stages_is_told_why(
         await cluster.deployment.close()
 
     monkeypatch.setattr(machine, "PAUSE_SECONDS", (0.0, 60.0))
+    run_in_virtual_time(run())
+
+
+def test_a_model_that_does_not_fit_any_more_refuses_at_once_after_the_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        cluster = Cluster(monkeypatch, recovery_wait_seconds=60.0)
+        await cluster.deployment.start()
+        cluster.failures = [
+            InsufficientMemoryError(300, 100, "200 bytes are missing", hint="add a node")
+        ] * 1000
+        cluster.membership.others.discard(B)
+        cluster.deployment.node_left(B)
+        lost_at = loop.time()
+        with pytest.raises(EngineError) as raised:
+            await ask(cluster)
+        assert loop.time() - lost_at == pytest.approx(60.0, abs=1.0)
+        assert raised.value.message == (
+            f"the model demo cannot answer: without node {B}, 200 bytes are missing"
+        )
+        assert raised.value.hint == "add a node"
+        assert cluster.deployment.record.ready_in_seconds is None
+        refused_at = loop.time()
+        with pytest.raises(EngineError, match="200 bytes are missing"):
+            await ask(cluster)
+        assert loop.time() - refused_at < 1.0
+        await cluster.deployment.close()
+
     run_in_virtual_time(run())
 
 
@@ -659,18 +701,108 @@ def test_a_unit_that_stalls_is_left_out_and_tried_again_later(
     async def run() -> None:
         cluster = Cluster(monkeypatch)
         unit = (B, UnitId("cpu/native"))
-        cluster.failures = [StageStalledError(*unit, "it stood still")]
+        cluster.failures = [StageStalledError(0, *unit, "it stood still")]
         await cluster.deployment.start()
-        assert cluster.left_out == [{}, {unit: "it stood still"}]
+        assert cluster.left_out == [{}, {unit: f"stage 0 on node {B}: it stood still"}]
         assert "it stood still; cpu/native on node" in " ".join(
             each.reason for each in cluster.published_records
         )
-        monkeypatch.setattr(stalled_units, "PAUSE_SECONDS", (0.0,))
-        cluster.failures = [StageStalledError(*unit, "again")]
+        monkeypatch.setattr(excluded_units, "PAUSE_SECONDS", (0.0,))
+        cluster.failures = [StageStalledError(0, *unit, "again")]
         cluster.deployment.node_left(B)
         await cluster.reach(DeploymentState.READY, epoch=2)
         assert cluster.left_out[-1] == {}
         await cluster.deployment.close()
+
+    run_in_virtual_time(run())
+
+
+def test_a_unit_that_cannot_load_is_left_out_at_once_of_a_first_deployment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def run() -> None:
+        cluster = Cluster(monkeypatch)
+        unit = (B, UnitId("cpu/native"))
+        cluster.failures = [StageStartError(0, *unit, "its disk is full")]
+        await cluster.deployment.start()
+        assert cluster.left_out == [{}, {unit: f"stage 0 on node {B}: its disk is full"}]
+        await cluster.deployment.close()
+
+    run_in_virtual_time(run())
+
+
+def test_without_any_other_plan_the_first_failure_is_what_the_user_sees(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def run() -> None:
+        cluster = Cluster(monkeypatch)
+        cluster.failures = [
+            StageStartError(0, B, UnitId("cpu/native"), "its disk is full", hint="free some"),
+            InsufficientMemoryError(200, 100, "100 bytes are missing", hint="add a node"),
+        ]
+        with pytest.raises(EngineError) as raised:
+            await cluster.deployment.start()
+        assert raised.value.message == (
+            f"stage 0 on node {B}: its disk is full; cpu/native on node {B} is temporarily"
+            " excluded; without it, 100 bytes are missing"
+        )
+        assert raised.value.hint == "free some"
+
+    run_in_virtual_time(run())
+
+
+def test_a_unit_that_cannot_load_twice_is_left_out_while_others_suffice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def run() -> None:
+        cluster = Cluster(monkeypatch)
+        unit = (B, UnitId("cpu/native"))
+        await cluster.deployment.start()
+        cluster.left_out.clear()
+        cluster.failures = [StageStartError(0, *unit, "its disk is full")] * 2
+        cluster.claimed_failures = True
+        cluster.deployment.node_left(B)
+        await cluster.reach(DeploymentState.READY, epoch=4)
+        assert [list(each) for each in cluster.left_out] == [[], [], [unit]]
+        # Where nothing suffices without it, it is better than nothing.
+        cluster.left_out.clear()
+        cluster.failures = [PotluckError("it does not fit")]
+        cluster.claimed_failures = False
+        cluster.deployment.node_left(B)
+        await cluster.reach(DeploymentState.READY, epoch=5)
+        assert [list(each) for each in cluster.left_out] == [[unit], []]
+        await cluster.deployment.close()
+
+    run_in_virtual_time(run())
+
+
+def test_nodes_that_cannot_connect_are_news_for_the_next_plan(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A first deployment goes on, since its next plan will avoid the two as neighbours."""
+
+    async def run() -> None:
+        cluster = Cluster(monkeypatch)
+        cluster.connect_failures = [EdgeError(B, "it did not connect within 30 s")]
+        cluster.membership.unreachable = {A: (B,)}
+        await cluster.deployment.start()
+        assert sorted(cluster.membership.called("link.check")) == [A, B]
+        assert f"node {A} cannot connect to node {B}" in " ".join(
+            each.reason for each in cluster.published_records
+        )
+        await cluster.deployment.close()
+
+    run_in_virtual_time(run())
+
+
+def test_nodes_that_can_connect_after_all_do_not_explain_a_failure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def run() -> None:
+        cluster = Cluster(monkeypatch)
+        cluster.connect_failures = [EdgeError(B, "it did not connect within 30 s")]
+        with pytest.raises(EdgeError, match="did not connect"):
+            await cluster.deployment.start()
 
     run_in_virtual_time(run())
 

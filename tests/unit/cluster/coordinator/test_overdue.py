@@ -14,6 +14,7 @@ from support.virtual_time.run import run_in_virtual_time
 
 from potluck.cluster.calls import AbandonStage, StageCheck, StageChecks, decode, encode
 from potluck.cluster.coordinator import overdue as module
+from potluck.cluster.coordinator.excluded_units import StageStalledError
 from potluck.cluster.coordinator.overdue import (
     IDLE_SECONDS,
     NOWHERE_SECONDS,
@@ -23,7 +24,6 @@ from potluck.cluster.coordinator.overdue import (
     Verdict,
 )
 from potluck.cluster.coordinator.pipeline import OverdueStep
-from potluck.cluster.coordinator.stalled_units import StageStalledError
 from potluck.errors import CallError, PotluckError
 from potluck.types.cluster import NodeId
 from potluck.types.step import StepId

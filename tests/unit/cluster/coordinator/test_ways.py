@@ -7,8 +7,13 @@ from typing import cast
 import pytest
 from support.virtual_time.run import run_in_virtual_time
 
-from potluck.cluster.calls import encode
-from potluck.cluster.coordinator.ways import ANY_WAY, Reachability, known_reachability
+from potluck.cluster.calls import CheckLinks, Unreachable, decode, encode
+from potluck.cluster.coordinator.ways import (
+    ANY_WAY,
+    Reachability,
+    checked_reachability,
+    known_reachability,
+)
 from potluck.cluster.edges.frames import Scope
 from potluck.cluster.membership import Membership
 from potluck.cluster.worker.messages import Connect, Peer
@@ -75,6 +80,24 @@ def test_what_a_busy_node_reports_counts() -> None:
     membership = cast("Membership", BusyMembership())
     known = run_in_virtual_time(known_reachability(membership, [A, B, C]))
     assert known.closed == {(A, C), (B, C)}
+
+
+def test_nodes_try_to_connect_and_one_that_does_not_answer_counts_for_nothing() -> None:
+    class TryingMembership:
+        async def call(
+            self, node_id: NodeId, method: str, payload: bytes, *, timeout_seconds: float
+        ) -> bytes:
+            assert method == "link.check"
+            nodes = decode(payload, CheckLinks).nodes
+            assert node_id not in nodes
+            if node_id == C:
+                raise CallError("no answer in time")
+            return encode(Unreachable(nodes=tuple(each for each in nodes if each == C)))
+
+    membership = cast("Membership", TryingMembership())
+    found = run_in_virtual_time(checked_reachability(membership, [A, B, C]))
+    assert found.closed == {(A, C), (B, C)}
+    assert run_in_virtual_time(checked_reachability(membership, [A])) == ANY_WAY
 
 
 def test_plans_avoid_neighbours_that_cannot_talk() -> None:
