@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 from potluck.types.abilities import BackendAbilities
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.quantization import AUTOMATIC
+from potluck.types.ranges import DEFAULT_CACHE_CONTEXTS
 from potluck.types.stage import StageSize
+from potluck.types.step import KV_BLOCK_TOKENS
 
 if TYPE_CHECKING:
     from potluck.types.node import UnitReport
@@ -42,7 +44,7 @@ def on_unit(size: StageSize, unit: UnitReport, abilities: BackendAbilities) -> S
 def fitting_size_hint(
     size: StageSize, fits: Callable[[StageSize], bool], *, least_states: int = LEAST_STATES
 ) -> str:
-    """Return a hint that names a context, a number of states and a quantization that would fit.
+    """Return a hint that names a cache, a number of states and a quantization that would fit.
 
     Each is suggested by itself if it suffices, as are mapped weights; otherwise as few of them
     together as fit, with mapped weights only as a last resort. The hint is empty if nothing fits.
@@ -58,16 +60,16 @@ def fitting_size_hint(
 
     alone = [
         _options(size, found)
-        for smaller in (smaller_contexts, fewer, stronger_quantizations, mapped)
+        for smaller in (smaller_caches, fewer, stronger_quantizations, mapped)
         if (found := next((each for each in smaller(size) if fits(each)), None)) is not None
     ]
     if alone:
         return _would_fit(alone)
     # Every size takes a while to count, so in combinations only the fewest states are tried.
-    ways = (smaller_contexts, fewest, stronger_quantizations)
-    smaller_caches = (smaller_contexts, fewest)
-    with_mapped = ((mapped, way) for way in smaller_caches)
-    for together in (*combinations(ways, 2), ways, *with_mapped, (mapped, *smaller_caches)):
+    ways = (smaller_caches, fewest, stronger_quantizations)
+    without_weights = (smaller_caches, fewest)
+    with_mapped = ((mapped, way) for way in without_weights)
+    for together in (*combinations(ways, 2), ways, *with_mapped, (mapped, *without_weights)):
         sizes: Iterable[StageSize] = [size]
         for smaller in reversed(together):
             sizes = [each for other in sizes for each in smaller(other)]
@@ -77,7 +79,34 @@ def fitting_size_hint(
     return ""
 
 
-def smaller_contexts(size: StageSize) -> Iterator[StageSize]:
+def smaller_caches(size: StageSize) -> Iterator[StageSize]:
+    """Yield the same size with smaller caches, the largest first.
+
+    A cache of the default size shrinks with the context. One that was chosen shrinks to a single
+    context first.
+    """
+    if _has_default_cache(size):
+        yield from _smaller_contexts(size)
+        return
+    least, num_blocks = _num_blocks(size.context_tokens), size.num_blocks
+    while num_blocks > least:
+        num_blocks = max(least, num_blocks // 2)
+        yield replace(size, num_blocks=num_blocks)
+    yield from _smaller_contexts(replace(size, num_blocks=least))
+
+
+def _has_default_cache(size: StageSize) -> bool:
+    return size.num_blocks in (
+        _num_blocks(num_contexts * size.context_tokens)
+        for num_contexts in (1, DEFAULT_CACHE_CONTEXTS)  # of a local model, and of a deployment
+    )
+
+
+def _num_blocks(num_tokens: int) -> int:
+    return -(-num_tokens // KV_BLOCK_TOKENS)
+
+
+def _smaller_contexts(size: StageSize) -> Iterator[StageSize]:
     """Yield the same size with half the context, a quarter …; the cache shrinks with it."""
     context = size.context_tokens
     while (context := context // 2) >= _LEAST_CONTEXT_TOKENS:
@@ -128,6 +157,8 @@ def _options(size: StageSize, smaller: StageSize) -> str:
         options.append(f"--quant {smaller.quantization.value}")
     if smaller.context_tokens != size.context_tokens:
         options.append(f"--context {smaller.context_tokens}")
+    if smaller.num_blocks != size.num_blocks and not _has_default_cache(size):
+        options.append(f"--cache {smaller.num_blocks * KV_BLOCK_TOKENS}")
     if smaller.num_states != size.num_states:
         options.append(f"--states {smaller.num_states}")
     if smaller.is_mapped != size.is_mapped:

@@ -34,6 +34,9 @@ MAX_REPETITION_PENALTY = 100.0
 MAX_THREADS = 8192
 """The most CPUs that a Linux kernel supports (``CONFIG_NR_CPUS``, arch/x86/Kconfig)."""
 
+DEFAULT_CACHE_CONTEXTS = 4
+"""The cache of a deployment holds as many full contexts unless its size is given."""
+
 DEFAULT_RECOVERY_WAIT_SECONDS = 60.0
 """As long as most clients wait, and longer than a model of a few gigabytes takes to reload."""
 

@@ -88,6 +88,22 @@ def test_what_would_fit(mebibytes: int, hint: str) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("mebibytes", "hint"),
+    [
+        (1250, "--cache 32768 or --quant q4_k would fit"),
+        (710, "--cache 4096 would fit"),
+        (680, "--context 2048 --cache 2048 would fit"),
+        (420, "--quant q8_0 --context 2048 --cache 2048 would fit"),
+    ],
+)
+def test_a_cache_that_was_given_is_what_shrinks(mebibytes: int, hint: str) -> None:
+    size = dataclasses.replace(SIZE, num_blocks=4096)  # 65,536 tokens
+    assert (
+        fitting_size_hint(size, lambda size: plan_of(size).total_bytes <= mebibytes * MIB) == hint
+    )
+
+
 STATES = 16
 
 

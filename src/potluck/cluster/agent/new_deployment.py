@@ -22,10 +22,8 @@ from potluck.types.cluster import DeploymentId, Epoch, NodeId
 from potluck.types.model import ModelConfig
 from potluck.types.placement import wanted_streams
 from potluck.types.quantization import Quantization
-from potluck.types.ranges import require_number
+from potluck.types.ranges import DEFAULT_CACHE_CONTEXTS, require_number
 from potluck.types.states import states_for
-
-_DEFAULT_CACHE_CONTEXTS = 4
 
 
 def new_record(
@@ -71,7 +69,7 @@ def new_record(
         )
     cache = request.cache_tokens
     if cache is None:
-        cache = _DEFAULT_CACHE_CONTEXTS * context
+        cache = DEFAULT_CACHE_CONTEXTS * context
     if cache < context:
         raise ParameterError(
             "cache",
