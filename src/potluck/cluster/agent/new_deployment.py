@@ -36,8 +36,9 @@ def new_record(
 ) -> DeploymentRecord:
     """Return the record of a deployment that has no plan yet.
 
-    Raise ``ParameterError`` for an invalid context, cache, number of states, group or layout.
+    Raise ``ParameterError`` for an invalid name, context, cache, number of states, group or layout.
     """
+    _require_name(model_id)
     most = description.config.max_context_tokens
     for name, number in (
         ("context", request.context_tokens),
@@ -119,6 +120,19 @@ def new_record(
         draft=request.draft,
         keep_weights=request.keep_weights,
     )
+
+
+def _require_name(name: str) -> None:
+    """Raise ``ParameterError`` for a name that terminals, paths or options would misread."""
+    problem = ""
+    if name.strip() in ("", ".", ".."):
+        problem = f"{name!r} is not a name for a model"
+    elif name.startswith("-"):
+        problem = f"the name {name!r} begins with a dash"
+    elif not name.isprintable():
+        problem = f"the name {name!r} contains characters that cannot be printed"
+    if problem:
+        raise ParameterError("name", problem, hint="choose another with --name")
 
 
 def _num_states(request: Deploy, config: ModelConfig) -> int:

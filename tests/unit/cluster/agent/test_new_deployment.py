@@ -1,4 +1,4 @@
-"""The state slots of a deployment: asked for, by default, and passed on to its stages."""
+"""The name of a deployment, and its state slots: asked for, by default, and passed on."""
 
 from __future__ import annotations
 
@@ -25,10 +25,27 @@ HYBRID = replace(DEMO, config=hybrid_config(MAMBA))
 NODE = NodeId("a" * 16)
 
 
-def record(description: ModelDescription = HYBRID, **options: Any) -> DeploymentRecord:
+def record(
+    description: ModelDescription = HYBRID, name: str = "m", **options: Any
+) -> DeploymentRecord:
     fingerprint = ModelFingerprint(digest="d")
     request = Deploy(model="m", context_tokens=64, **options)
-    return new_record(request, description, fingerprint, model_id="m", coordinator=NODE)
+    return new_record(request, description, fingerprint, model_id=name, coordinator=NODE)
+
+
+@pytest.mark.parametrize("name", ["", " ", ".", "..", "-rf", "a\nb", "a\x1b[31m", "a\u202eb"])
+def test_names_that_would_be_misread_are_refused_and_shown_escaped(name: str) -> None:
+    with pytest.raises(ParameterError) as raised:
+        record(name=name)
+    assert raised.value.message.isprintable()
+    assert "--name" in raised.value.hint
+
+
+@pytest.mark.parametrize(
+    "name", ["demo", "org/Model-7B:Q4.gguf", "modèle 7", "模型", ".hidden"]
+)
+def test_names_of_models_are_accepted(name: str) -> None:
+    assert record(name=name).model_id == name
 
 
 def test_small_states_are_as_many_as_a_step_has_sequences() -> None:
