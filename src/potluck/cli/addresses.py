@@ -76,12 +76,25 @@ def lan_address() -> str:
 def _address_towards(member: Address) -> str:
     """Return this machine's address on the route to ``member``."""
     address = _source_address(member.host, member.port)
+    if address is None and member.ip is None and not _is_known(member.host):
+        raise UsageError(
+            f"there is no host with the name {member.host}",
+            hint="check the name, or give the IP address",
+        )
     if address is None:
         raise UsageError(
             f"there is no route from this machine to {member}",
             hint="check the address and the network, or set this machine's address with --listen",
         )
     return address
+
+
+def _is_known(host: str) -> bool:
+    """Return whether a name has an address."""
+    try:
+        return bool(socket.getaddrinfo(host, None))
+    except (OSError, UnicodeError):
+        return False
 
 
 def _source_address(host: str, port: int) -> str | None:

@@ -75,7 +75,11 @@ def _run(arguments: list[str]) -> int:
     from typer.main import get_command
 
     from potluck.cli.app import application
+    from potluck.cli.output import note
+    from potluck.cli.settings import unknown_variables
 
+    for name in unknown_variables(os.environ):
+        note(f"ignored the environment variable {name}: there is no such setting")
     try:
         command = get_command(application(arguments))
         status = command.main(arguments, prog_name="potluck", standalone_mode=False)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from potluck.child_environment import INVITATION_VARIABLE
-from potluck.cli.addresses import lan_address
+from potluck.cli.addresses import DEFAULT_LAN_PORT, lan_address
 from potluck.cli.output import note
 from potluck.errors import UsageError
 from potluck.uname import host_name
@@ -62,7 +62,9 @@ def join_options(texts: Sequence[str]) -> JoinOptions:
         raise UsageError("more than one invitation was given", hint="give only one")
     return JoinOptions(
         addresses=tuple(
-            parse_address(text, name="join") for text in given if not is_invitation(text)
+            parse_address(text, name="join", default_port=DEFAULT_LAN_PORT)
+            for text in given
+            if not is_invitation(text)
         ),
         invitation=parse_invitation(invitations[0]) if invitations else None,
     )

@@ -1,7 +1,8 @@
 """Settings: defaults < ``~/.config/potluck/config.toml`` < ``POTLUCK_*`` < flags.
 
-A key that is unknown, or a value of the wrong kind, is an error that names it. A variable that is
-empty counts as not set.
+A key of the file that is unknown, or a value of the wrong kind, is an error that names it. A
+variable that is empty counts as not set. Unknown variables are left to the caller: other programs
+may use the prefix.
 """
 
 from __future__ import annotations
@@ -166,16 +167,32 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 def read_settings(environ: Mapping[str, str], home: Path | None) -> Settings:
     """Settings from the file, then from the environment.
 
-    ``home`` is the user's home directory, or None if there is none.
+    ``home`` is the user's home directory, or None if there is none. See ``unknown_variables``.
     """
     values: dict[str, object] = {}
     path = config_path(environ, home)
     if path is not None and _is_there(path):
         values.update(_read_file(path))
     for name, text in environ.items():
-        if name.startswith(_PREFIX) and name not in _NOT_SETTINGS and text:
-            values.update(_checked({name.removeprefix(_PREFIX).lower(): text}, name))
+        key = _key_of(name)
+        if key in Settings.__struct_fields__ and text:
+            values.update(_checked({key: text}, name))
     return msgspec.convert(values, Settings)
+
+
+def unknown_variables(environ: Mapping[str, str]) -> list[str]:
+    """Return the names of variables with Potluck's prefix that no command reads, sorted."""
+    return sorted(
+        name
+        for name in environ
+        if name.startswith(_PREFIX)
+        and name not in _NOT_SETTINGS
+        and _key_of(name) not in Settings.__struct_fields__
+    )
+
+
+def _key_of(variable: str) -> str:
+    return variable.removeprefix(_PREFIX).lower() if variable.startswith(_PREFIX) else ""
 
 
 def config_path(environ: Mapping[str, str], home: Path | None) -> Path | None:

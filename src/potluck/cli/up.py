@@ -65,9 +65,10 @@ def up(
         list[str] | None,
         typer.Option(
             "--join",
-            metavar="HOST:PORT|INVITATION",
+            metavar="HOST[:PORT]|INVITATION",
             help="Join a cluster: the address of a member, or an invitation printed by potluck "
-            "invite (- reads it from standard input). Can be repeated.",
+            f"invite (- reads it from standard input). Default port: {DEFAULT_LAN_PORT}. Can be "
+            "repeated.",
             show_default=False,
         ),
     ] = None,

@@ -112,6 +112,15 @@ def test_without_a_way_to_the_member_joining_is_refused(monkeypatch: pytest.Monk
         listen_address(None, (parse_address("10.5.0.1:7333"),), is_open=True)
 
 
+def test_a_member_with_an_unknown_name_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(*_: object, **__: object) -> None:
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    with pytest.raises(UsageError, match="there is no host with the name attic"):
+        listen_address(None, (parse_address("attic:7333"),), is_open=True)
+
+
 def interfaces(monkeypatch: pytest.MonkeyPatch, **addresses: tuple[bool, str]) -> None:
     monkeypatch.setattr(
         psutil,

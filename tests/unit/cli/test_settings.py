@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from potluck.cli.settings import Settings, read_settings
+from potluck.cli.settings import Settings, read_settings, unknown_variables
 from potluck.errors import UsageError
 from potluck.types.choices import ArithmeticChoice, Objective, Rebalance
 
@@ -93,10 +93,22 @@ def test_a_bad_file_is_named(tmp_path: Path, text: str, named: str) -> None:
         read_settings({}, tmp_path)
 
 
-@pytest.mark.parametrize(("name", "value"), [("POTLUCK_THREADS", "many"), ("POTLUCK_TREADS", "2")])
-def test_a_bad_variable_is_named(name: str, value: str) -> None:
-    with pytest.raises(UsageError, match=name):
-        read_settings({name: value}, None)
+def test_a_bad_variable_is_named() -> None:
+    with pytest.raises(UsageError, match="POTLUCK_THREADS"):
+        read_settings({"POTLUCK_THREADS": "many"}, None)
+
+
+def test_variables_of_other_programs_are_no_settings_and_are_listed() -> None:
+    environ = {
+        "POTLUCK_TREADS": "2",
+        "POTLUCK_API_URL": "http://example.org",
+        "POTLUCK_THREADS": "2",
+        "POTLUCK_SECRET": "s",
+        "POTLUCK_STATE": "/x",
+        "THREADS": "9",
+    }
+    assert read_settings(environ, None) == Settings(threads=2)
+    assert unknown_variables(environ) == ["POTLUCK_API_URL", "POTLUCK_TREADS"]
 
 
 def test_a_folder_of_somebody_else_holds_no_settings(

@@ -36,9 +36,14 @@ class Address:
         return self.host == "localhost" if ip is None else ip.is_loopback
 
 
-def parse_address(text: str, *, name: str = "address") -> Address:
-    """Parse ``HOST:PORT``. Raises ``ParameterError`` about the parameter ``name``."""
+def parse_address(text: str, *, name: str = "address", default_port: int | None = None) -> Address:
+    """Parse ``HOST:PORT``, or ``HOST`` if there is a default port.
+
+    Raises ``ParameterError`` about the parameter ``name``.
+    """
     host, separator, port = text.strip().rpartition(":")
+    if default_port is not None and (not separator or text.strip().endswith("]")):
+        host, separator, port = text.strip(), ":", str(default_port)
     is_bracketed = host.startswith("[") and host.endswith("]")
     host = host[1:-1] if is_bracketed else host
     is_sound = (
@@ -54,6 +59,6 @@ def parse_address(text: str, *, name: str = "address") -> Address:
         raise ParameterError(
             name,
             f"{name}: {text!r} is not of the form HOST:PORT",
-            hint="for example 192.168.1.20:7450",
+            hint=f"for example 192.168.1.20:{7450 if default_port is None else default_port}",
         )
     return Address(host=host, port=int(port))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import socket
 import ssl
+from collections.abc import Collection
 
 from potluck.cluster.membership.address import Address
 from potluck.cluster.membership.config import PemPaths
@@ -17,9 +18,13 @@ _VERDICT_SECONDS = 0.5
 """How long to wait for a listener to reject our certificate, which in TLS 1.3 it does after the
 client's handshake is complete."""
 
+_NO_ANSWER = "no answer"
+_NOTHING = "nothing is listening there"
+_NO_HOST = "there is no host with that name"
 _NO_MEMBER = "something answers there, but it is not a member of this cluster"
 REMOVED = "this node was removed from the cluster"
 _OTHER_SECRET = "the agent there has a different secret"
+_NO_TLS = "a server without TLS answers there, such as the one for clients, not a node"
 
 
 def explain(address: Address, pem: PemPaths | None) -> str:
@@ -29,6 +34,15 @@ def explain(address: Address, pem: PemPaths | None) -> str:
             return _NO_MEMBER if pem is None else _explain_tls(connection, pem)
     except OSError as error:
         return _words(error)
+
+
+def hint_for(reasons: Collection[str]) -> str:
+    """Return what to check, given the answers of ``explain`` for all addresses."""
+    if _NO_TLS in reasons:
+        return "nodes listen at another port than that for clients: 7333 unless set otherwise"
+    if any(reason in (_NO_ANSWER, _NOTHING, _NO_HOST) for reason in reasons):
+        return "check the address, and that potluck up --lan runs there and its port is open"
+    return "check the address, and that every node was given the same secret"
 
 
 def unreachable(address: Address) -> str:
@@ -50,11 +64,11 @@ def _connect(address: Address) -> socket.socket:
 def _words(error: OSError) -> str:
     match error:
         case TimeoutError():
-            return "no answer"
+            return _NO_ANSWER
         case ConnectionRefusedError():
-            return "nothing is listening there"
+            return _NOTHING
         case socket.gaierror():
-            return "there is no host with that name"
+            return _NO_HOST
     return (error.strerror or str(error)).lower()
 
 
@@ -82,6 +96,8 @@ def _explain_tls(connection: socket.socket, pem: PemPaths) -> str:
         reason = error.reason or ""
         if "ALERT_CERTIFICATE_EXPIRED" in reason:
             return "it rejects this node's certificate as expired; its clock may be wrong"
+        if reason == "WRONG_VERSION_NUMBER":  # what it sent, such as HTTP/1.1 400, is no TLS
+            return _NO_TLS
         is_alert = "ALERT" in reason
         return _OTHER_SECRET if is_alert else f"{_NO_MEMBER}, or has a different secret"
     except OSError:

@@ -14,7 +14,7 @@ from typing import Self
 from potluck.cluster.membership.address import Address
 from potluck.cluster.membership.client import CallClient
 from potluck.cluster.membership.config import MembershipConfig
-from potluck.cluster.membership.diagnosis import REMOVED, explain
+from potluck.cluster.membership.diagnosis import REMOVED, explain, hint_for
 from potluck.cluster.membership.keys import KeySpace, NodeSession, SessionId, parse_alive
 from potluck.cluster.membership.namesakes import Namesakes
 from potluck.cluster.membership.roster import Change, Incompatible, Joined, Roster, SessionEnded
@@ -338,5 +338,5 @@ class Membership:
         answers = zip(self._config.connect, reasons, strict=True)
         raise JoinError(
             "could not join at " + "; ".join(f"{address}: {reason}" for address, reason in answers),
-            hint="check the address, and that every node was given the same secret",
+            hint=hint_for(reasons),
         )

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from potluck.cluster.membership import Address, MembershipConfig, PemPaths, parse_address
+from potluck.cluster.membership.diagnosis import hint_for
 from potluck.cluster.membership.keys import KeySpace, NodeSession, SessionId, parse_alive
 from potluck.cluster.membership.zenoh_config import zenoh_json
 from potluck.errors import ParameterError
@@ -58,6 +59,40 @@ def test_what_is_no_address_is_refused(text: str) -> None:
     with pytest.raises(ParameterError, match="is not of the form HOST:PORT") as refused:
         parse_address(text, name="--join")
     assert refused.value.name == "--join"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("10.77.0.1", "10.77.0.1:7333"),
+        ("box.local", "box.local:7333"),
+        ("[fd00::7]", "[fd00::7]:7333"),
+        ("10.77.0.1:7450", "10.77.0.1:7450"),
+        ("[fd00::7]:1", "[fd00::7]:1"),
+    ],
+)
+def test_the_port_may_be_omitted_where_there_is_a_default(text: str, expected: str) -> None:
+    assert str(parse_address(text, default_port=7333)) == expected
+
+
+@pytest.mark.parametrize("text", ["", "host:", "fd00::7", "a b", "host:x"])
+def test_what_is_no_address_is_refused_with_a_default_port_too(text: str) -> None:
+    with pytest.raises(ParameterError, match="is not of the form HOST:PORT") as refused:
+        parse_address(text, name="join", default_port=7333)
+    assert refused.value.hint.endswith(":7333")
+
+
+@pytest.mark.parametrize(
+    ("reasons", "hint"),
+    [
+        (["nothing is listening there"], "potluck up --lan runs there"),
+        (["no answer", "the agent there has a different secret"], "potluck up --lan runs there"),
+        (["the agent there has a different secret"], "the same secret"),
+        (["a server without TLS answers there, such as the one for clients, not a node"], "7333"),
+    ],
+)
+def test_the_hint_suits_what_was_found_at_the_addresses(reasons: list[str], hint: str) -> None:
+    assert hint in hint_for(reasons)
 
 
 @pytest.mark.parametrize(
