@@ -107,7 +107,8 @@ class StateDirectory:
                 except BlockingIOError as error:
                     raise UsageError(
                         f"an agent is already running with the state directory {self.path}",
-                        hint="stop it with potluck down, or use another --state DIRECTORY",
+                        hint="deploy a model there with potluck deploy, stop it with potluck down, "
+                        "or use another --state DIRECTORY",
                     ) from error
                 remove_drafts(self.path)
                 remove_drafts(self._tls)

@@ -54,6 +54,7 @@ from potluck.placement.planned import PlannedModel, as_mapped
 from potluck.placement.rebalancing import RebalancePolicy
 from potluck.scheduling.limits import SchedulerLimits
 from potluck.serving.pipeline import OnOutcome, StepOutcome
+from potluck.types.arithmetic import Arithmetic
 from potluck.types.choices import Objective
 from potluck.types.cluster import DeploymentId, Epoch, NodeId
 from potluck.types.model import ModelConfig
@@ -172,7 +173,7 @@ class Attempt:
     ) -> PlannedModel:
         """Place the model on the available nodes. Raises the same errors as ``plan_model``."""
         record = self.record
-        self._planned = await plan_model(
+        planned = await plan_model(
             self._around.membership,
             record.model,
             self._counting,
@@ -186,7 +187,11 @@ class Attempt:
             leaving=without,
             weights=self._weights,
         )
-        return self._planned
+        if record.arithmetic is Arithmetic.EXACT:
+            # What another one would gain is shown by plans, not by deployments that do not want it.
+            planned = replace(planned, arithmetic_note="")
+        self._planned = planned
+        return planned
 
     def adopt(self, planned: PlannedModel) -> None:
         """Use a plan that was just made for this deployment, instead of :meth:`plan`."""
