@@ -63,19 +63,23 @@ _ROLES = {
 
 
 def _unit_text(unit: Mapping[str, Any]) -> str:
-    """Return a unit's role, speed and reason; empty for one that just serves."""
+    """Return a unit's role, reason and speed; empty for one that just serves.
+
+    The speed is that of the probe's two layers (``probe.cases``), by which units are compared.
+    """
     rates = [
         f"{name} {format_number(figure['value'])} tokens/s"
         for name, figure in (
-            ("decodes", unit["rates"]["decode_tokens_per_second"]),
-            ("prefills", unit["rates"]["prefill_tokens_per_second"]),
+            ("decode", unit["rates"]["decode_tokens_per_second"]),
+            ("prefill", unit["rates"]["prefill_tokens_per_second"]),
         )
         if figure["value"] is not None
     ]
     if unit["role"] == "serves" and not rates and not unit["reason"]:
         return ""
     reason = f": {unit['reason']}" if unit["reason"] else ""
-    return ", ".join([_ROLES[unit["role"]], *rates]) + reason
+    measured = f" (two test layers: {', '.join(rates)})" if rates else ""
+    return f"{_ROLES[unit['role']]}{reason}{measured}"
 
 
 def _devices(node: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

@@ -75,9 +75,9 @@ def test_units_are_shown_with_their_role_their_speed_and_the_reason() -> None:
     ]
     lines = list(node_lines(cluster(node(A, units=units))))
     assert lines[5:-1] == [
-        f"{A} cpu/native: serves, decodes 12.3 tokens/s, prefills 12.3 tokens/s",
+        f"{A} cpu/native: serves (two test layers: decode 12.3 tokens/s, prefill 12.3 tokens/s)",
         f"{A} a/b: in reserve: not measured yet",
-        f"{A} a/c: idle, decodes 1250 tokens/s: slower",
+        f"{A} a/c: idle: slower (two test layers: decode 1250 tokens/s)",
         f"{A} a/d: out: it hung",
     ]
 
