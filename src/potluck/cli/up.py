@@ -8,7 +8,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
@@ -55,6 +55,9 @@ if TYPE_CHECKING:
     from potluck.cluster.agent.state import StateDirectory
     from potluck.cluster.membership import Address
     from potluck.types.cluster import NodeId
+
+_ALONE_SECONDS = 10.0
+"""Members that multicast reaches are found within a second or two."""
 
 
 def up(
@@ -255,7 +258,9 @@ def run_agent(
         raise_descriptor_limit()
         limit_arenas()
         skip_finalization()
-        asyncio.run(_run(config, directory, clients, invite, task))
+        # Its members are found by multicast alone, which may not pass.
+        is_searching = is_multicast and credentials.secret is not None and not credentials.is_own
+        asyncio.run(_run(config, directory, clients, invite, task, is_searching=is_searching))
 
 
 async def _run(
@@ -264,6 +269,8 @@ async def _run(
     clients: Clients | None,
     invite: Callable[[str], Iterable[str]],
     task: AgentTask | None,
+    *,
+    is_searching: bool,
 ) -> None:
     from potluck.cluster.agent.console import AgentConsole
     from potluck.cluster.agent.control import serve_control
@@ -295,12 +302,26 @@ async def _run(
         if not config.listen.is_loopback and config.secret is not None:
             for line in invite(str(agent.membership.address)):
                 note(line)
+        if is_searching:
+            alone = asyncio.ensure_future(note_if_alone(agent.membership.nodes))
+            opened.callback(alone.cancel)
         if task is None or await _before(_begun(task, agent), ending):
             if task is not None:
                 print(address, flush=True)
             _freeze_heap()
             await _before(agent.failed, ending)
         note("leaving")
+
+
+async def note_if_alone(nodes: Callable[[], Collection[NodeId]]) -> None:
+    """Say so if no other node was found after a while, and what to try."""
+    await asyncio.sleep(_ALONE_SECONDS)
+    if not nodes():
+        note(
+            f"no other node was found in {_ALONE_SECONDS:g} s; if there is one, the network may "
+            "not pass multicast (UDP port 7446): start this node with potluck up --join HOST, the "
+            "address of the other"
+        )
 
 
 def up_line(node_id: NodeId, address: Address) -> str:
