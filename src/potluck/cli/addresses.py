@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from potluck.cli.interfaces import Kind, network_addresses
 from potluck.errors import ParameterError, UsageError
 
 if TYPE_CHECKING:
@@ -67,10 +68,38 @@ def _is_ip(text: str) -> bool:
 
 
 def lan_address() -> str:
-    """Return this machine's address on the route to the rest of the network."""
+    """Return this machine's address on the route to the rest of the network.
+
+    If that is a tunnel, or there is no such route, an address on a network is preferred. Raise
+    ``UsageError`` if the machine has none.
+    """
+    addresses = network_addresses()
     # Of the networks set aside for documentation (RFC 5737): only the default route leads there.
-    address = _source_address("192.0.2.1", 9)
-    return address or _first_address()
+    routed = _source_address("192.0.2.1", 9)
+    kinds = {each.address: each.kind for each in addresses}
+    if routed is not None and kinds.get(routed, Kind.OTHER) <= Kind.OTHER:
+        return routed
+    if addresses and addresses[0].kind <= Kind.OTHER:
+        return addresses[0].address
+    if routed is not None:
+        return routed
+    if not addresses:
+        raise UsageError(
+            "this machine has no IPv4 address on a network", hint="set one with --listen HOST:PORT"
+        )
+    return addresses[0].address
+
+
+def other_addresses(chosen: str) -> str:
+    """Return a line on the addresses that might have been chosen instead; empty without any."""
+    others = [
+        f"{each.address} ({each.interface})"
+        for each in network_addresses()
+        if each.address != chosen and each.kind is not Kind.INNER
+    ]
+    if not others:
+        return ""
+    return f"other addresses of this machine, to choose with --listen: {', '.join(others)}"
 
 
 def _address_towards(member: Address) -> str:
@@ -108,23 +137,6 @@ def _source_address(host: str, port: int) -> str | None:
             return str(probe.getsockname()[0])
     except (OSError, UnicodeError):
         return None
-
-
-def _first_address() -> str:
-    """The first IPv4 address of an interface that is up and is not loopback."""
-    import psutil
-
-    states = psutil.net_if_stats()
-    for name, addresses in sorted(psutil.net_if_addrs().items()):
-        if name in states and not states[name].isup:
-            continue
-        for address in addresses:
-            is_ipv4 = address.family is socket.AF_INET
-            if is_ipv4 and not address.address.startswith(("127.", "169.254.")):
-                return str(address.address)
-    raise UsageError(
-        "this machine has no address on a network", hint="set one with --listen HOST:PORT"
-    )
 
 
 def parse_http(text: str, key_file: Path | None) -> HttpAddress:

@@ -17,7 +17,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 import typer
 
 from potluck.child_environment import SECRET_VARIABLE
-from potluck.cli.addresses import DEFAULT_LAN_PORT, listen_address, parse_size
+from potluck.cli.addresses import (
+    DEFAULT_LAN_PORT,
+    listen_address,
+    other_addresses,
+    parse_size,
+)
 from potluck.cli.clients import (
     DEFAULT_HTTP,
     ApiKeyFileOption,
@@ -224,6 +229,8 @@ def run_agent(
         credentials = join_identity(requested_join, directory, secret_file, new_node_id=new_node_id)
         is_open = lan or any(not each.is_loopback for each in credentials.addresses)
         address = listen_address(listen, credentials.addresses, is_open=is_open)
+        if listen is None and is_open and (others := other_addresses(address.host)):
+            note(others)
         is_multicast = lan or (credentials.is_multicast and not address.is_loopback)
         # Not for this process's children, and for nothing else that runs in it.
         os.environ.pop(SECRET_VARIABLE, None)

@@ -7,7 +7,15 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from potluck.cli.addresses import HttpAddress, listen_address, parse_http, parse_size
+from potluck.cli import addresses
+from potluck.cli.addresses import (
+    HttpAddress,
+    lan_address,
+    listen_address,
+    other_addresses,
+    parse_http,
+    parse_size,
+)
 from potluck.cluster.membership import parse_address
 from potluck.errors import ParameterError, UsageError
 
@@ -125,7 +133,10 @@ def interfaces(monkeypatch: pytest.MonkeyPatch, **addresses: tuple[bool, str]) -
     monkeypatch.setattr(
         psutil,
         "net_if_stats",
-        lambda: {name: SimpleNamespace(isup=is_up) for name, (is_up, _) in addresses.items()},
+        lambda: {
+            name: SimpleNamespace(isup=is_up, flags="up,pointopoint" if name == "vpn0" else "up")
+            for name, (is_up, _) in addresses.items()
+        },
     )
     monkeypatch.setattr(
         psutil,
@@ -149,9 +160,29 @@ def test_a_network_without_a_router_still_has_an_address(monkeypatch: pytest.Mon
     assert str(listen_address(None, (), is_open=True)) == "10.8.0.1:7333"
 
 
+def test_a_network_is_preferred_to_a_tunnel_with_the_default_route(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(addresses, "_source_address", lambda *_: "10.64.0.2")
+    interfaces(monkeypatch, vpn0=(True, "10.64.0.2"), zeth=(True, "10.8.0.1"))
+    assert lan_address() == "10.8.0.1"
+    assert other_addresses("10.8.0.1") == (
+        "other addresses of this machine, to choose with --listen: 10.64.0.2 (vpn0)"
+    )
+    interfaces(monkeypatch, vpn0=(True, "10.64.0.2"))
+    assert lan_address() == "10.64.0.2"
+    assert other_addresses("10.64.0.2") == ""
+
+
+def test_the_default_route_decides_between_networks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(addresses, "_source_address", lambda *_: "10.9.0.1")
+    interfaces(monkeypatch, a0=(True, "10.8.0.1"), b0=(True, "10.9.0.1"))
+    assert lan_address() == "10.9.0.1"
+
+
 def test_a_machine_without_a_network_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     no_route(monkeypatch)
     interfaces(monkeypatch, lo=(True, "127.0.0.1"))
-    with pytest.raises(UsageError, match="no address on a network") as raised:
+    with pytest.raises(UsageError, match="no IPv4 address on a network") as raised:
         listen_address(None, (), is_open=True)
     assert "--listen" in raised.value.hint
