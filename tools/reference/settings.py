@@ -19,8 +19,8 @@ Generated from the code by `python -m tools.reference`.
 Settings are defaults for the options of all commands. In ascending order of precedence, a value
 comes from the default below, from `~/.config/potluck/config.toml` (or
 `$XDG_CONFIG_HOME/potluck/config.toml`), from the environment variable `POTLUCK_` and the name in
-capitals, and from the command-line option. A variable that is empty counts as unset. Unknown names
-and values out of range are errors.
+capitals, and from the command-line option. A variable that is empty counts as unset. Values out of
+range, and unknown names in the file, are errors; a variable with an unknown name causes a warning.
 
 ```toml
 # ~/.config/potluck/config.toml

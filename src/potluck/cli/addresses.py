@@ -48,8 +48,10 @@ def listen_address(listen: str | None, connect: Sequence[Address], *, is_open: b
     bare = listen.strip("[]")
     if _is_ip(bare):
         address = Address(host=bare, port=0)
+        require_ipv4(address, "listen")
         return address if address.is_loopback else replace(address, port=DEFAULT_LAN_PORT)
     address = parse_address(listen, name="--listen")
+    require_ipv4(address, "listen")
     if address.ip is None:
         raise ParameterError(
             "listen",
@@ -57,6 +59,16 @@ def listen_address(listen: str | None, connect: Sequence[Address], *, is_open: b
             hint="give the address at which the other machines reach this one",
         )
     return address
+
+
+def require_ipv4(address: Address, option: str) -> None:
+    """Raise ``ParameterError`` for an IPv6 address: Zenoh makes no TLS session with one."""
+    if address.ip is not None and address.ip.version != 4:
+        raise ParameterError(
+            option,
+            f"--{option} {address}: nodes cannot reach each other by IPv6 yet",
+            hint="give an IPv4 address; clients can use IPv6: --http [ADDRESS]:PORT",
+        )
 
 
 def _is_ip(text: str) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from potluck.child_environment import INVITATION_VARIABLE
-from potluck.cli.addresses import DEFAULT_LAN_PORT, lan_address
+from potluck.cli.addresses import DEFAULT_LAN_PORT, lan_address, require_ipv4
 from potluck.cli.output import note
 from potluck.errors import UsageError
 from potluck.uname import host_name
@@ -60,12 +60,15 @@ def join_options(texts: Sequence[str]) -> JoinOptions:
         invitations = [variable]
     if len(invitations) > 1:
         raise UsageError("more than one invitation was given", hint="give only one")
+    addresses = tuple(
+        parse_address(text, name="join", default_port=DEFAULT_LAN_PORT)
+        for text in given
+        if not is_invitation(text)
+    )
+    for address in addresses:
+        require_ipv4(address, "join")
     return JoinOptions(
-        addresses=tuple(
-            parse_address(text, name="join", default_port=DEFAULT_LAN_PORT)
-            for text in given
-            if not is_invitation(text)
-        ),
+        addresses=addresses,
         invitation=parse_invitation(invitations[0]) if invitations else None,
     )
 

@@ -16,6 +16,7 @@ from potluck.cli.addresses import (
     parse_http,
     parse_size,
 )
+from potluck.cli.own_identity import join_options
 from potluck.cluster.membership import parse_address
 from potluck.errors import ParameterError, UsageError
 
@@ -65,16 +66,25 @@ def test_what_is_no_http_address(text: str) -> None:
     [
         ("127.0.0.1", "127.0.0.1:0"),
         ("127.0.0.1:99", "127.0.0.1:99"),
-        ("::1", "[::1]:0"),
-        ("[::1]:99", "[::1]:99"),
         ("10.1.2.3", "10.1.2.3:7333"),
-        ("[fd00::7]", "[fd00::7]:7333"),
         ("10.1.2.3:0", "10.1.2.3:0"),
     ],
 )
 def test_the_address_asked_for(address: str, chosen: str) -> None:
     for is_open in (True, False):
         assert str(listen_address(address, (), is_open=is_open)) == chosen
+
+
+@pytest.mark.parametrize("address", ["::1", "[::1]:99", "fd00::7", "[fd00::7]"])
+def test_nodes_do_not_listen_on_ipv6(address: str) -> None:
+    with pytest.raises(ParameterError, match="IPv6") as raised:
+        listen_address(address, (), is_open=True)
+    assert "IPv4" in raised.value.hint
+
+
+def test_nodes_do_not_join_by_ipv6() -> None:
+    with pytest.raises(ParameterError, match=r"--join \[fd00::1\]:7333: .*IPv6"):
+        join_options(["10.0.0.1", "[fd00::1]:7333"])
 
 
 def test_a_name_is_no_address_to_listen_on() -> None:
