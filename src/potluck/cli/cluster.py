@@ -34,6 +34,7 @@ from potluck.cli.placing import (
     deploy_params,
     draft_param,
     layout_params,
+    node_names,
     result_of,
 )
 from potluck.cli.speed_lines import speed_lines
@@ -42,6 +43,7 @@ from potluck.cluster.agent.asking import ask
 from potluck.errors import ParameterError
 from potluck.quantities import format_count
 from potluck.types.choices import ArithmeticChoice, Objective, Rebalance
+from potluck.types.node_names import names_of
 from potluck.types.ranges import (
     DEFAULT_RECOVERY_WAIT_SECONDS,
     DEFAULT_TARGET_STEP_MS,
@@ -188,7 +190,7 @@ def deploy(
         emit_json({"schema": "potluck.deploy/1", **result})
         return
     note(f"{result['model_id']} is ready on {format_count(len(result['stages']), 'stage')}")
-    _print_lines(stage_lines(result))
+    _print_lines(stage_lines(node_names(directory).in_document(result)))
 
 
 def deploy_request(
@@ -249,6 +251,7 @@ def deployed(
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
+    names = node_names(directory)
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True))
     result: dict[str, Any] = {}
@@ -263,16 +266,16 @@ def deployed(
             for transfer in result["transfers"]:
                 node = transfer["node_id"]
                 if node not in nodes:
-                    nodes[node] = bar.add_task(node)
+                    nodes[node] = bar.add_task(names.of(node))
                 bar.update(
                     nodes[node],
-                    description=f"{node}: {transfer_text(transfer)}",
+                    description=f"{names.of(node)}: {transfer_text(transfer)}",
                     completed=transfer["done_bytes"],
                     total=transfer["total_bytes"] or None,
                 )
             bar.update(
                 task,
-                description=str(result["reason"]),
+                description=names.in_text(result["reason"]),
                 completed=result["done_bytes"],
                 total=result["total_bytes"] or None,
             )
@@ -294,6 +297,7 @@ def ps(json: JsonOption = False, state: StateOption = None) -> None:
     if json:
         emit_json(result)
         return
+    result = names_of(result["nodes"]).in_document(result)
     _print_lines(node_lines(result))
     for deployment in result["deployments"]:
         print()

@@ -14,6 +14,7 @@ from potluck.cluster.agent.asking import ask
 from potluck.errors import ParameterError
 from potluck.types.choices import DEFAULT_NUM_STREAMS, ArithmeticChoice, Objective
 from potluck.types.cluster import NodeId, UnitId
+from potluck.types.node_names import NodeNames, names_of
 from potluck.types.ranges import MAX_WHOLE, require_number
 from potluck.types.unit import Role
 
@@ -175,6 +176,11 @@ def layout_params(state: StateDirectory, layout: str | None) -> dict[str, Any]:
 def cluster_state(state: StateDirectory) -> dict[str, Any]:
     """Return the document of schema ``potluck.cluster/1``."""
     return result_of(state, "state", {})
+
+
+def node_names(directory: StateDirectory) -> NodeNames:
+    """Return what the nodes of the cluster are called now. Blocking."""
+    return names_of(cluster_state(directory)["nodes"])
 
 
 def result_of(state: StateDirectory, method: str, params: dict[str, Any]) -> dict[str, Any]:

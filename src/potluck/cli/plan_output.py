@@ -7,7 +7,6 @@ where there is a terminal.
 from __future__ import annotations
 
 import textwrap
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -26,6 +25,7 @@ from potluck.quantities import (
     format_percent,
     format_seconds,
 )
+from potluck.types.node_names import NodeNames, names_of
 
 _NUM_NAMES = 4
 """Of units that are unused for one reason; the others are counted."""
@@ -51,7 +51,7 @@ def plan_lines(plan: Mapping[str, Any], width: int | None = None) -> Iterator[st
 
     All lines but those of the table of stages are wrapped to ``width`` columns; None wraps nothing.
     """
-    names = _Names(plan["nodes"])
+    names = names_of(plan["nodes"])
     yield from table(list(_stage_rows(plan, names)))
     yield ""
     rows = list(_prediction_rows(plan, names))
@@ -86,24 +86,7 @@ def _wrapped(line: str, width: int | None, indent: int = 2) -> Iterator[str]:
     )
 
 
-class _Names:
-    """What nodes are called: by their names, and by their ids where several have one name."""
-
-    def __init__(self, nodes: Sequence[Mapping[str, Any]]) -> None:
-        counts = Counter(node["name"] for node in nodes)
-        self._names: dict[str, str] = {
-            node["node_id"]: node["name"] if counts[node["name"]] == 1 else node["node_id"]
-            for node in nodes
-        }
-
-    def of(self, node_id: str) -> str:
-        return self._names.get(node_id, node_id)
-
-    def unit(self, each: Mapping[str, Any]) -> str:
-        return f"{self.of(each['node_id'])} {each['unit_id']}"
-
-
-def _stage_rows(plan: Mapping[str, Any], names: _Names) -> Iterator[tuple[str, ...]]:
+def _stage_rows(plan: Mapping[str, Any], names: NodeNames) -> Iterator[tuple[str, ...]]:
     """The stages; with predictions, from the coordinator on with every hop."""
     stages, prediction = plan["stages"], plan["prediction"]
     header = ("STAGE", "NODE", "UNIT", "LAYERS", "MEMORY", "STEP ms", "HOP ms")
@@ -165,7 +148,7 @@ def _memory_text(stage: Mapping[str, Any]) -> str:
     return f"{number if usable.endswith(f' {unit}') else used}/{usable}"
 
 
-def _prediction_rows(plan: Mapping[str, Any], names: _Names) -> Iterator[tuple[str, str]]:
+def _prediction_rows(plan: Mapping[str, Any], names: NodeNames) -> Iterator[tuple[str, str]]:
     prediction = plan["prediction"]
     if prediction is None:
         yield "speed", "no prediction"
@@ -222,7 +205,7 @@ def _exchange_rows(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "exchanges", f"{format_seconds(seconds)} per token ({share}): {groups} the matrices"
 
 
-def _other(plan: Mapping[str, Any], other: Mapping[str, Any], names: _Names) -> str:
+def _other(plan: Mapping[str, Any], other: Mapping[str, Any], names: NodeNames) -> str:
     """How much better or worse a plan with, or without, groups is."""
     stages = [{**stage, "is_added": False} for stage in other["stages"]]
     return _change(plan, {**other, "stages": stages}, names)
@@ -273,20 +256,20 @@ def _basis(plan: Mapping[str, Any]) -> str:
     )
 
 
-def _fewer(plan: Mapping[str, Any], fewer: Mapping[str, Any], names: _Names) -> str:
+def _fewer(plan: Mapping[str, Any], fewer: Mapping[str, Any], names: NodeNames) -> str:
     text = f"without {names.unit(fewer)}: {_change(plan, fewer, names)}"
     is_fewer = len(fewer["stages"]) < len(plan["stages"])
     return text if is_fewer else f"the model does not fit on fewer units; {text}"
 
 
-def _more(plan: Mapping[str, Any], more: Mapping[str, Any], names: _Names) -> str:
+def _more(plan: Mapping[str, Any], more: Mapping[str, Any], names: NodeNames) -> str:
     like = f"another {names.unit(more)}"
     if not any(stage["is_added"] for stage in more["stages"]):
         return f"{like} would make no difference"
     return f"{like}: {_change(plan, more, names)}"
 
 
-def _change(plan: Mapping[str, Any], other: Mapping[str, Any], names: _Names) -> str:
+def _change(plan: Mapping[str, Any], other: Mapping[str, Any], names: NodeNames) -> str:
     """How much better or worse another plan is, and what it is on."""
     ours = plan["prediction"]
     key, words = ("token_seconds", "per token")
@@ -317,7 +300,7 @@ def _facts(plan: Mapping[str, Any]) -> Iterator[str]:
     )
 
 
-def _draft_lines(plan: Mapping[str, Any], names: _Names) -> Iterator[str]:
+def _draft_lines(plan: Mapping[str, Any], names: NodeNames) -> Iterator[str]:
     """Where the draft model is, and its memory requirement."""
     draft = plan["draft"]
     if draft is None:
@@ -327,7 +310,7 @@ def _draft_lines(plan: Mapping[str, Any], names: _Names) -> Iterator[str]:
     yield f"draft model {draft['model']}, {when}: {format_few(taken, _NUM_NAMES)}"
 
 
-def _unused_lines(rejections: Sequence[Mapping[str, Any]], names: _Names) -> Iterator[str]:
+def _unused_lines(rejections: Sequence[Mapping[str, Any]], names: NodeNames) -> Iterator[str]:
     """Units that got nothing, those of one sort and one reason together."""
     alike: dict[tuple[str, str], list[str]] = {}
     for each in rejections:

@@ -9,6 +9,7 @@ import typer
 
 from potluck.cli.options import JsonOption, StateOption, state_directory
 from potluck.cli.output import emit_json, note
+from potluck.cli.placing import node_names
 from potluck.cli.tables import table
 from potluck.cluster.agent.asking import ask
 from potluck.quantities import format_bytes, format_number, format_seconds
@@ -43,9 +44,10 @@ def rebalance(
 
     Where memory allows, new stages are loaded alongside those in use. Streams continue.
     """
-    socket = state_directory(state).control_socket
+    directory = state_directory(state)
     result: dict[str, Any] = {}
-    for document in ask(socket, "rebalance", {"name": name, "is_dry_run": dry_run}):
+    request = {"name": name, "is_dry_run": dry_run}
+    for document in ask(directory.control_socket, "rebalance", request):
         if "event" in document:
             event = document["event"]
             note(f"{event['model_id']}: {event['doing']}")
@@ -55,7 +57,8 @@ def rebalance(
     else:
         if not result["deployments"]:
             note("nothing is deployed")
-        for index, deployment in enumerate(result["deployments"]):
+        names = node_names(directory)
+        for index, deployment in enumerate(names.in_document(result["deployments"])):
             if index:
                 print()
             for line in rebalance_lines(deployment):

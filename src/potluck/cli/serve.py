@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from potluck.cli.cluster import deploy, deploy_request, deployed
 from potluck.cli.options import state_directory
 from potluck.cli.output import note
+from potluck.cli.placing import node_names
 from potluck.cli.tables import stage_lines
 from potluck.cli.up import run_agent, up
 from potluck.errors import PotluckError
@@ -69,7 +70,8 @@ class _Deployed:
         result = await asyncio.to_thread(deployed, self._directory, self._request, self._layout)
         self._name = result["model_id"]
         note(f"{self._name} is ready on {format_count(len(result['stages']), 'stage')}")
-        for line in stage_lines(result):
+        names = await asyncio.to_thread(node_names, self._directory)
+        for line in stage_lines(names.in_document(result)):
             note(line)
 
     async def end(self, agent: Agent) -> None:

@@ -202,7 +202,8 @@ class _Control:
                 raise UsageError(f"the agent has no method {request.method!r}")
             await send({"result": await handler(request.params, send)})
         except PotluckError as error:
-            await send(_error(error.message, error.hint, error.exit_code))
+            message = await self._gateway.with_names(error.message)
+            await send(_error(message, error.hint, error.exit_code))
             return
         except OSError as error:
             _log.debug("control: %s", error)  # the client has gone

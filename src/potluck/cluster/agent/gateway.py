@@ -39,6 +39,7 @@ from potluck.types.gateway import (
     ServedModel,
 )
 from potluck.types.node import NodeReport
+from potluck.types.node_names import NodeNames, mentions_node
 from potluck.types.sequence import Cancel, OnUpdate
 
 _log = logging.getLogger(__name__)
@@ -155,6 +156,14 @@ class AgentGateway:
     async def refresh_nodes(self) -> None:
         """Ask all nodes for reports, but no coordinator for metrics."""
         await self._latest.refresh(self._alive)
+
+    async def with_names(self, text: str) -> str:
+        """Return a text for people, with the names of nodes in place of their ids."""
+        if not mentions_node(text):
+            return text
+        await self.refresh_nodes()
+        reports = self._latest.reports(self._alive)
+        return NodeNames({report.node_id: report.name for report in reports}).in_text(text)
 
     async def layout_nodes(self) -> list[LayoutNode]:
         """Ask all nodes for reports, and return the names that a layout may use."""

@@ -1,0 +1,44 @@
+"""Names of hosts in place of ids of nodes, in what people read."""
+
+from __future__ import annotations
+
+from potluck.types.node_names import mentions_node, names_of
+
+KITCHEN, ATTIC, TWIN, SILENT = ("1" * 16, "2" * 16, "3" * 16, "f" * 16)
+NAMES = names_of(
+    [
+        {"node_id": KITCHEN, "name": "pi5-kitchen"},
+        {"node_id": ATTIC, "name": "box"},
+        {"node_id": TWIN, "name": "box"},
+        {"node_id": SILENT},
+    ]
+)
+
+
+def test_nodes_are_called_by_their_names_unless_two_have_one() -> None:
+    assert NAMES.of(KITCHEN) == "pi5-kitchen"
+    for node in (ATTIC, TWIN, SILENT, "4" * 16):
+        assert NAMES.of(node) == node
+    assert NAMES.unit({"node_id": KITCHEN, "unit_id": "cpu/native"}) == "pi5-kitchen cpu/native"
+
+
+def test_ids_in_a_text_are_replaced_and_longer_numbers_are_not() -> None:
+    text = f"stage 1 on node {KITCHEN}: lost; {ATTIC}; sha256 {KITCHEN * 4}"
+    shown = f"stage 1 on node pi5-kitchen: lost; {ATTIC}; sha256 {KITCHEN * 4}"
+    assert NAMES.in_text(text) == shown
+    assert mentions_node(text)
+    assert not mentions_node(KITCHEN * 4)
+    assert not mentions_node("the model needs 3 GiB")
+
+
+def test_a_document_has_names_in_texts_and_keys() -> None:
+    document = {
+        "node_id": KITCHEN,
+        "by_source": {KITCHEN: 7, "disk": 2},
+        "stages": [{"reason": f"lost {KITCHEN}", "num": 3, "none": None}],
+    }
+    assert NAMES.in_document(document) == {
+        "node_id": "pi5-kitchen",
+        "by_source": {"pi5-kitchen": 7, "disk": 2},
+        "stages": [{"reason": "lost pi5-kitchen", "num": 3, "none": None}],
+    }
