@@ -39,7 +39,7 @@ from potluck.types.gateway import (
     ServedModel,
 )
 from potluck.types.node import NodeReport
-from potluck.types.node_names import NodeNames, mentions_node
+from potluck.types.node_names import NodeNames
 from potluck.types.sequence import Cancel, OnUpdate
 
 _log = logging.getLogger(__name__)
@@ -159,8 +159,6 @@ class AgentGateway:
 
     async def with_names(self, text: str) -> str:
         """Return a text for people, with the names of nodes in place of their ids."""
-        if not mentions_node(text):
-            return text
         await self.refresh_nodes()
         reports = self._latest.reports(self._alive)
         return NodeNames({report.node_id: report.name for report in reports}).in_text(text)

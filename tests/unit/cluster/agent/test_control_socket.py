@@ -14,6 +14,7 @@ from support.processes.waiting import until
 from potluck.cluster.agent.control import serve_control
 from potluck.cluster.agent.state import StateDirectory
 from potluck.cluster.calls import Deploy
+from potluck.errors import EngineError
 
 
 class SlowCoordination:
@@ -58,6 +59,29 @@ def test_nonsense_is_answered_as_a_wrong_use(tmp_path: Path, line: bytes, words:
             (answer,) = await answers(path, line)
             assert words in answer["error"]["message"]
             assert answer["error"]["exit_code"] == 2
+
+    asyncio.run(run())
+
+
+def test_an_error_calls_nodes_by_their_names(tmp_path: Path) -> None:
+    class Failing:
+        async def undeploy(self, name: str) -> None:
+            raise EngineError(f"stage 1 on node {'b' * 16}: lost")
+
+    class Gateway:
+        async def with_names(self, text: str) -> str:
+            return text.replace("b" * 16, "attic")
+
+    async def run() -> None:
+        state = StateDirectory(tmp_path)
+        agent, gateway = SimpleNamespace(coordination=Failing()), Gateway()
+        control = serve_control(
+            cast(Any, agent), cast(Any, gateway), cast(Any, None), state, lambda: None
+        )
+        async with control:
+            line = b'{"method": "undeploy", "params": {"name": "demo"}}\n'
+            (answer,) = await answers(state.control_socket, line)
+            assert answer["error"]["message"] == "stage 1 on node attic: lost"
 
     asyncio.run(run())
 
