@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from typing import Any, Literal
 
@@ -15,6 +16,7 @@ class Weather(BaseModel):
     is_sunny: bool
 
 
+@functools.cache  # each new one reads the system's certificates
 def client(url: str) -> anthropic.Anthropic:
     return anthropic.Anthropic(base_url=url, api_key="none", max_retries=0)
 
