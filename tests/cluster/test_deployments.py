@@ -15,6 +15,7 @@ import pytest
 from support.cluster.agents import AgentProcess, Fleet, await_ready, measured_cache, no_end
 from support.models.hub_models import hub_environment
 from support.network.fake_hub import serve_hub
+from support.processes.command import assert_refused
 from support.processes.waiting import eventually
 
 from potluck.catalog.locate import DEMO_DIRECTORY
@@ -189,3 +190,27 @@ def test_a_node_that_goes_down_lets_streams_finish(fleet: Fleet, leaving: str) -
     )
     with remaining.client() as client:
         client.completions.create(model="demo", prompt="The old boat", max_tokens=5)
+
+
+def test_a_model_is_replaced_under_its_name_and_no_request_is_refused(fleet: Fleet) -> None:
+    first, second = fleet.start_all([0, 1])
+    names = ("--name", "tales", "--cache", "2048")
+    deployed = second.command_line("deploy", "demo", *names, "--context", "2048")
+    assert deployed.returncode == 0, deployed.stderr
+    before = await_ready(first, "tales")
+    refused = first.command_line("deploy", "demo", *names, "--context", "512")
+    assert_refused(refused, 2, "already deployed as tales", "--replace")
+    begun = threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        stream = pool.submit(long_stream, first, begun, "tales")
+        assert begun.wait(20)
+        replaced = first.command_line("deploy", "demo", *names, "--context", "512", "--replace")
+        assert replaced.returncode == 0, replaced.stderr
+        assert stream.result(60) == 1500
+    for agent in (first, second):
+        (after,) = agent.cluster()["deployments"]
+        assert (after["model_id"], after["context_tokens"]) == ("tales", 512)
+        assert after["deployment"] != before["deployment"]
+    answer = second.client().completions.create(model="tales", prompt="Once", max_tokens=4)
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 4

@@ -63,6 +63,14 @@ NameOption = Annotated[
         show_default=False,
     ),
 ]
+ReplaceOption = Annotated[
+    bool,
+    typer.Option(
+        "--replace",
+        help="If a deployment has the same name, take over the name when the new one is ready, "
+        "and undeploy the other when its requests are done. Both need memory meanwhile.",
+    ),
+]
 RecoveryWaitOption = Annotated[
     float | None,
     typer.Option(
@@ -135,6 +143,7 @@ TargetStepOption = Annotated[
 def deploy(
     model: ModelArgument,
     name: NameOption = None,
+    replace: ReplaceOption = False,
     objective: ObjectiveOption = None,
     streams: StreamsOption = None,
     tensor_parallel: TensorParallelOption = None,
@@ -162,6 +171,7 @@ def deploy(
     request = deploy_request(
         model,
         name=name,
+        replace=replace,
         objective=objective,
         streams=streams,
         tensor_parallel=tensor_parallel,
@@ -197,6 +207,7 @@ def deploy_request(
     model: str,
     *,
     name: str | None,
+    replace: bool,
     objective: Objective | None,
     streams: int | None,
     tensor_parallel: str | None,
@@ -234,6 +245,7 @@ def deploy_request(
     request |= _serving(
         prefix_cache=prefix_cache, target_step_ms=target_step_ms, cache_disk=cache_disk
     )
+    request |= {"is_named": name is not None, "replaces": replace}
     request["draft"] = draft_param(draft)
     request["keep_weights"] = not no_store
     if tool_format is not None:

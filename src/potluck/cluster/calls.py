@@ -16,9 +16,9 @@ digest of every chunk one after the other, empty if they are not certain. ``weig
 ``weights.dial`` DialBack → (). ``deployment.claim`` Claim → ClaimAnswer. ``deployment.take_over``
 DeploymentReference → (). ``deployment.coordinator_view`` AskCoordinatorView → CoordinatorView.
 ``deployment.rebalance`` AskRebalance → Moving …, then RebalanceReport. To the coordinator:
-``stage.lost`` StageLost → (), ``deployment.remove`` DeploymentReference → (),
-``deployment.continue_without`` ContinueWithout → (). To everybody: ``deployment.put``
-DeploymentRecord → (). Calls about sequences are in ``sequence_messages``.
+``stage.lost`` StageLost → (), ``deployment.remove`` DeploymentReference → (), ``deployment.retire``
+RetireDeployment → (), ``deployment.continue_without`` ContinueWithout → (). To everybody:
+``deployment.put`` DeploymentRecord → (). Calls about sequences are in ``sequence_messages``.
 """
 
 from __future__ import annotations
@@ -622,10 +622,15 @@ class Deploy(msgspec.Struct, frozen=True, kw_only=True):
     number for a model with state, and refused for others; ``default_states`` is the default for the
     former. ``tensor_parallel`` is that of ``Preferences``. Without ``keep_weights`` no node keeps
     files that it gets by content.
+
+    If a deployment has the name ``model_id``, a number is appended to it, unless ``is_named``: then
+    it is refused. With ``replaces``, the new deployment takes over the name when it is ready.
     """
 
     model: str
     model_id: str | None = None
+    is_named: bool = False
+    replaces: bool = False
     context_tokens: int | None = None
     cache_tokens: int | None = None
     num_states: int | None = None
@@ -716,6 +721,13 @@ class DeploymentReference(msgspec.Struct, frozen=True, kw_only=True):
     """A deployment by its id."""
 
     deployment: DeploymentId
+
+
+class RetireDeployment(msgspec.Struct, frozen=True, kw_only=True):
+    """Give a deployment another name, let its requests finish, and remove it."""
+
+    deployment: DeploymentId
+    name: str
 
 
 class ContinueWithout(msgspec.Struct, frozen=True, kw_only=True):

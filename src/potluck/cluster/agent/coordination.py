@@ -34,6 +34,7 @@ from potluck.cluster.calls import (
     ModelFingerprint,
     RebalanceAnswer,
     RebalanceReport,
+    RetireDeployment,
     StageRecord,
     StageScope,
     TakeoverReadiness,
@@ -145,10 +146,56 @@ class Coordination:
                 ending = asyncio.ensure_future(self._remove(deployment, reason))
                 await asyncio.shield(ending)
             raise
-        # Records spread in the background, but a client may ask any node once this returns.
+        if request.replaces:
+            await self._take_name(deployment, request.model_id or request.model)
+        await self._tell_everybody(deployment)
+        return deployment.record
+
+    async def _tell_everybody(self, deployment: Deployment) -> None:
+        """Records spread in the background, but a client may ask any node once this returns."""
         payload = encode(deployment.record)
         await asyncio.gather(*(self._tell(node, payload) for node in self._membership.nodes()))
-        return deployment.record
+
+    async def _take_name(self, deployment: Deployment, name: str) -> None:
+        """Give a deployment that serves the name of others, which are removed after their requests.
+
+        While two have the name, requests go to the older one, which then gives it up: none is
+        refused.
+        """
+        own = deployment.record.deployment
+        others = [
+            each
+            for each in self.registry.live()
+            if each.model_id == name and each.deployment != own
+        ]
+        if not others:
+            return
+        deployment.rename(name)
+        await self._tell_everybody(deployment)
+        await asyncio.gather(*(self._retire(each, name) for each in others))
+
+    async def _retire(self, record: DeploymentRecord, name: str) -> None:
+        request = RetireDeployment(
+            deployment=record.deployment, name=self.registry.free_model_id(name)
+        )
+        try:
+            await self._membership.call(
+                record.epoch.coordinator,
+                "deployment.retire",
+                encode(request),
+                timeout_seconds=_REMOVE_SECONDS,
+            )
+        except NodeLostError:
+            await self.remove(record.deployment)
+
+    async def retire(self, deployment: DeploymentId, name: str) -> None:
+        """Rename a deployment, let its requests finish for a while, and remove it."""
+        mine = self.coordinated.get(deployment)
+        if mine is not None:
+            mine.rename(name)
+            await self._tell_everybody(mine)
+            await mine.finish()
+        await self.remove(deployment)
 
     async def _small_of(self, request: Deploy, verified: ModelDescription) -> DraftRecord | None:
         """Return the deployment of the draft model, deploying it if necessary; None if there is
@@ -505,11 +552,20 @@ class Coordination:
     def _new_record(
         self, request: Deploy, description: ModelDescription, fingerprint: ModelFingerprint
     ) -> DeploymentRecord:
+        name = request.model_id or request.model
+        model_id = self.registry.free_model_id(name)
+        if model_id != name and request.is_named and not request.replaces:
+            raise ParameterError(
+                "name",
+                f"a model is already deployed as {name}",
+                hint="choose another --name, or add --replace: the new model takes over the name "
+                "when it is ready",
+            )
         return new_record(
             request,
             description,
             fingerprint,
-            model_id=self.registry.free_model_id(request.model_id or request.model),
+            model_id=model_id,
             coordinator=self._membership.node_id,
         )
 

@@ -15,6 +15,7 @@ from potluck.cluster.calls import (
     DeploymentRecord,
     DeploymentReference,
     Moving,
+    RetireDeployment,
     StageLost,
     decode,
     encode,
@@ -39,6 +40,7 @@ class DeploymentCalls:
         methods.register("stage.lost", self._on_stage_lost)
         methods.register("deployment.put", self._on_put)
         methods.register("deployment.remove", self._on_remove)
+        methods.register("deployment.retire", self._on_retire)
         methods.register("deployment.continue_without", self._on_continue_without)
         methods.register("deployment.metrics", self._on_metrics)
         methods.register("deployment.claim", self._on_claim)
@@ -59,6 +61,11 @@ class DeploymentCalls:
 
     async def _on_remove(self, payload: bytes) -> bytes:
         await self._coordination.remove(decode(payload, DeploymentReference).deployment)
+        return b""
+
+    async def _on_retire(self, payload: bytes) -> bytes:
+        request = decode(payload, RetireDeployment)
+        await self._coordination.retire(request.deployment, request.name)
         return b""
 
     async def _on_continue_without(self, payload: bytes) -> bytes:

@@ -112,7 +112,7 @@ class Answering:
         retry_after: Callable[[], int] = _soon,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._model_id = model_id
+        self.model_id = model_id
         self._vocab_size = vocab_size
         self._has_logits = has_logits
         self._recovery_wait_seconds = recovery_wait_seconds
@@ -228,7 +228,7 @@ class Answering:
         for request in refused:
             _log.error(
                 "%s: request %s is refused from now on, because it ended an epoch twice: %s",
-                self._model_id,
+                self.model_id,
                 request.request_id or "without an id",
                 defect,
             )
@@ -266,7 +266,7 @@ class Answering:
         """
         self._finish(
             MovedError(
-                f"{self._model_id} is coordinated by another node",
+                f"{self.model_id} is coordinated by another node",
                 hint="the request continues there",
             )
         )
@@ -419,7 +419,7 @@ class Answering:
         most = MAX_WAITING_SEQUENCES if is_new else _MAX_CONTINUED_SEQUENCES
         if self._dispatcher.load.num_waiting >= most:
             raise OverloadedError(
-                f"{most} sequences are already waiting for {self._model_id}",
+                f"{most} sequences are already waiting for {self.model_id}",
                 retry_after_seconds=self._retry_after(),
             )
 
@@ -431,7 +431,7 @@ class Answering:
 
     def _refusal(self) -> RefusedRequestError:
         return RefusedRequestError(
-            f"this request has twice crashed {self._model_id}, and is refused",
+            f"this request has twice crashed {self.model_id}, and is refused",
             hint="do not send it again; see the log of the coordinator's agent",
         )
 
@@ -448,7 +448,7 @@ class Answering:
         if request.pooling is None and not self._has_logits:
             raise ParameterError(
                 "model",
-                f"{self._model_id} has no language-model head: it produces vectors, not text",
+                f"{self.model_id} has no language-model head: it produces vectors, not text",
                 hint="use /v1/embeddings or /v1/rerank with this model",
             )
         if not all(0 <= token < vocab_size for token in continuation.output_tokens):

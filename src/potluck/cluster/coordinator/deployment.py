@@ -213,6 +213,11 @@ class Deployment:
             )
         )
 
+    def rename(self, model_id: str) -> None:
+        """Give the deployment another name for clients."""
+        self._answering.model_id = model_id
+        self._published.say(model_id=model_id)
+
     def name_successor(self, node_id: NodeId) -> None:
         """Make all nodes agree that ``node_id`` claims the next epoch."""
         self._published.say(successor=node_id)
