@@ -44,9 +44,9 @@ def build_app(
     admission = Admission(config.limits)
     metrics = ApiMetrics(gateway, admission)
     service = ApiService(gateway, config, admission, metrics, ending)
-    own = _Own(gateway, metrics)
-    endpoints = {dialect: tuple(dialect.endpoints(service)) for dialect in DIALECTS}
     rights = Rights(config.keys, None if page is None else page.console)
+    own = _Own(gateway, metrics, gives_reasons=not rights.needs_key)
+    endpoints = {dialect: tuple(dialect.endpoints(service)) for dialect in DIALECTS}
     endpoints[DIALECTS[0]] += own.endpoints()
     if page is not None:
         cluster = ClusterEndpoints(page.console, rights, config.limits, ending)
@@ -75,11 +75,15 @@ class Page:
 
 
 class _Own:
-    """Endpoints that belong to no dialect: health, readiness, the cluster's state and metrics."""
+    """Endpoints that belong to no dialect: health, readiness, the cluster's state and metrics.
 
-    def __init__(self, gateway: Gateway, metrics: ApiMetrics) -> None:
+    Readiness requires no key: it ``gives_reasons`` only if nothing else requires one either.
+    """
+
+    def __init__(self, gateway: Gateway, metrics: ApiMetrics, *, gives_reasons: bool) -> None:
         self._gateway = gateway
         self._metrics = metrics
+        self._gives_reasons = gives_reasons
 
     def endpoints(self) -> tuple[Endpoint, ...]:
         """The endpoints."""
@@ -95,14 +99,14 @@ class _Own:
         return json_response({"status": "ok"})
 
     async def ready(self, request: Request) -> Response:
-        """``GET /health/ready``: a deployed model is ready.
-
-        It requires no key, so it does not name the model.
-        """
+        """``GET /health/ready``: a deployed model is ready."""
         models = self._gateway.models()
         if any(status.state is ModelState.READY for status in models):
             return json_response({"status": "ready"})
         what = "no deployed model is ready to answer" if models else "no model is deployed"
+        if models and self._gives_reasons:
+            reasons = (f"{each.model_id}: {each.reason or each.state.value}" for each in models)
+            what = f"{what}: {'; '.join(reasons)}"
         known = [each.ready_in_seconds for each in models if each.ready_in_seconds is not None]
         raise ApiError(503, what, code="not_ready", headers=retry_after(min(known, default=None)))
 

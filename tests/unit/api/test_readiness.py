@@ -10,6 +10,7 @@ import pytest
 
 from potluck.api import ApiConfig
 from potluck.api.app import build_app
+from potluck.api.keys import ApiKeys
 from potluck.types.gateway import ModelState, ModelStatus
 
 
@@ -63,9 +64,17 @@ def test_one_model_that_is_ready_is_enough(states: tuple[ModelState, ...]) -> No
 def test_without_one_it_is_said_in_a_sentence_that_tells_strangers_nothing(
     states: tuple[ModelState, ...], sentence: str
 ) -> None:
-    answer = get("/health/ready", *states)
+    config = ApiConfig(keys=ApiKeys(()))
+    answer = get("/health/ready", *states, config=config)
     assert answer.status_code == 503
     assert answer.json()["error"]["message"] == sentence
     assert "secret" not in answer.text
     assert int(answer.headers["Retry-After"]) > 0
     assert get("/health", *states).json() == {"status": "ok"}
+
+
+def test_where_no_key_is_needed_the_reasons_are_given() -> None:
+    answer = get("/health/ready", DEGRADED)
+    assert answer.json()["error"]["message"] == (
+        "no deployed model is ready to answer: secret-name-0: secret reason"
+    )
