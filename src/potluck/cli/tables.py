@@ -35,6 +35,7 @@ def node_lines(cluster: Mapping[str, Any]) -> Iterator[str]:
                 )
             )
     yield from table(rows)
+    yield from _shared_lines(cluster)
     for node in cluster["nodes"]:
         for unit in node.get("units", ()):
             if text := _unit_text(unit):
@@ -51,6 +52,17 @@ def node_lines(cluster: Mapping[str, Any]) -> Iterator[str]:
     for node in cluster["nodes"]:
         if node.get("http_address"):
             yield f"clients: {node['http_address']} at {node['node_id']}"
+
+
+def _shared_lines(cluster: Mapping[str, Any]) -> Iterator[str]:
+    """Nodes on one machine: each shows memory that the others may take."""
+    nodes_of: dict[str, list[str]] = {}
+    for node in cluster["nodes"]:
+        if node.get("host_id"):
+            nodes_of.setdefault(node["host_id"], []).append(node["node_id"])
+    for nodes in nodes_of.values():
+        if len(nodes) > 1:
+            yield f"on one machine, whose memory they share: {', '.join(nodes)}"
 
 
 _ROLES = {

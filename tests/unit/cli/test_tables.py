@@ -82,6 +82,12 @@ def test_units_are_shown_with_their_role_their_speed_and_the_reason() -> None:
     ]
 
 
+def test_nodes_on_one_machine_are_named_together() -> None:
+    lines = list(node_lines(cluster(node(A, host_id="h"), node(B, host_id="h"), node(C))))
+    assert f"on one machine, whose memory they share: {A}, {B}" in lines
+    assert not any("share" in line for line in node_lines(cluster(node(A, host_id="h"), node(B))))
+
+
 def test_versions_that_differ_are_told_apart() -> None:
     lines = list(node_lines(cluster(node(A), node(B, "1.0.1"), node(C))))
     assert lines[-2:] == [f"version: 1.0.0 on {A}, {C}", f"version: 1.0.1 on {B}"]

@@ -199,9 +199,13 @@ class WorkerProcess:
                     descriptors=[*inherited, *(() if route is None else (route.fileno(),))],
                     may_fetch=True,
                 )
-            except OSError as error:
+            except (OSError, RuntimeError) as error:  # there is no process, or no thread for it
                 writer.close()
-                raise EngineError(f"cannot start a worker: {error.strerror}") from error
+                reason = error.strerror if isinstance(error, OSError) else str(error)
+                raise EngineError(
+                    f"cannot start a worker: {reason}",
+                    hint="see the limits of this node's processes and memory: ulimit -u, pids.max",
+                ) from error
             except asyncio.CancelledError:
                 writer.close()
                 raise
