@@ -367,9 +367,11 @@ def test_what_is_lost_while_others_still_load_ends_the_try(monkeypatch: pytest.M
             node_id=B,
             message="killed",
         )
+        cluster.failures = [InsufficientMemoryError(300, 0, "there is no unit left", hint="")]
         cluster.deployment.stage_lost(lost)
-        with pytest.raises(EngineError, match="killed"):
+        with pytest.raises(EngineError, match=f"stage 0 on node {B}: killed") as raised:
             await asyncio.wait_for(starting, 1)
+        assert "no unit left" not in raised.value.message
         assert cluster.num_loading == 0
 
     run_in_virtual_time(run())
