@@ -45,6 +45,7 @@ CHECKS: tuple[Check, ...] = (
     disk.folders,
     network.taken_ports,
     network.local_multicast,
+    network.no_other_node,
     network.silent_nodes,
     network.clocks,
     network.blocked_ports,

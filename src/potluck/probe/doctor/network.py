@@ -41,6 +41,22 @@ def local_multicast(case: Case) -> Iterator[Finding]:
     )
 
 
+def no_other_node(case: Case) -> Iterator[Finding]:
+    """Check for a node that is open to others and has found none."""
+    cluster = case.cluster
+    if cluster is None or cluster.peers or cluster.address.startswith("127."):
+        return
+    port = cluster.address.rpartition(":")[2]
+    yield Finding(
+        check="alone",
+        severity=Severity.NOTE,
+        message=f"this node, at {cluster.address}, has found no other node",
+        command="potluck up --join HOST",
+        details="if there is another, with its address: discovery needs multicast (UDP port 7446),"
+        f" and each node's port ({port}/tcp here) has to be open",
+    )
+
+
 def silent_nodes(case: Case) -> Iterator[Finding]:
     """Check for nodes that do not respond."""
     for peer in _peers(case):

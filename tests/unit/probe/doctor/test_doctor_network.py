@@ -33,7 +33,16 @@ def with_peers(root: Path, *peers: Peer, files: dict[str, str] | None = None) ->
 def test_nothing_is_found_in_a_sound_cluster(tmp_path: Path) -> None:
     on_loopback = Peer(node_id=C, skew_seconds=0.0, uncertainty_seconds=0.1)
     assert examine(with_peers(tmp_path, a_peer(B, skew=1.9), on_loopback)) == ()
-    assert examine(with_peers(tmp_path)) == ()
+
+
+def test_a_node_that_is_open_to_others_and_alone(tmp_path: Path) -> None:
+    found = the_finding(with_peers(tmp_path))
+    assert found.severity is Severity.NOTE
+    assert found.message == "this node, at 10.77.0.1:7333, has found no other node"
+    assert found.command == "potluck up --join HOST"
+    assert "7333/tcp" in found.details
+    inside = Cluster(node_id=A, address="127.0.0.1:40001", peers=())
+    assert examine(a_case(a_system(tmp_path), network=None, cluster=inside)) == ()
 
 
 def test_a_port_that_is_taken(tmp_path: Path) -> None:
