@@ -577,7 +577,8 @@ class Deployment:
             outages += await self._closed_ways(number, attempt)
         except Exception:  # noqa: BLE001 - nobody else would ever try again
             _log.exception("%s: the state of its units could not be queried", self.record.model_id)
-        if isinstance(error, InsufficientMemoryError) and self._state.attempt == number:
+        is_stuck = self._state.attempt == number and self._state.serving is None
+        if is_stuck and isinstance(error, InsufficientMemoryError):
             self._misfit = error
         self._handle(events.Failed(attempt=number, error=error, is_other_next=bool(outages)))
         self._answering.end_waits()

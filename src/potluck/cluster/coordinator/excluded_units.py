@@ -93,7 +93,9 @@ class ExcludedUnits:
             count=before.count + 1,
         )
         is_due = is_first or isinstance(error, StageStalledError) or after.count >= _MOST_FAILURES
-        num_alike = sum(each.cause == error.cause for each in self.failures.values())
+        num_alike = sum(
+            each.count > 0 and each.cause == error.cause for each in self.failures.values()
+        )
         if is_due and before.until <= now and num_alike <= _MOST_ALIKE:
             pause = PAUSE_SECONDS[min(before.num_exclusions, len(PAUSE_SECONDS) - 1)]
             after = dataclasses.replace(

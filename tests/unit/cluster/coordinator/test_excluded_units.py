@@ -99,3 +99,6 @@ def test_what_fails_alike_everywhere_is_not_the_fault_of_units() -> None:
     names = [A, B, C, NodeId("d" * 16)]
     units = after(*((float(now), full(node)) for now, node in enumerate(names, 1)), is_first=True)
     assert sorted(excluded(units, 5.0, is_first=True)) == names[:3]
+    # What was so before a plan served says nothing of later failures.
+    units = after((6.0, full(names[3])), units=units.served(), is_first=True)
+    assert names[3] in excluded(units, 6.0)
