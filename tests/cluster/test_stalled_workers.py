@@ -96,7 +96,7 @@ def test_where_there_is_nothing_else_the_deployment_fails_and_says_why(
         with done_within(BOUND_SECONDS), stopping_the_first_worker(agent) as stopped:
             refused = deploy(agent)
         assert refused.returncode == 1
-        assert "cpu/native on node 0000000000000000 is temporarily excluded" in refused.stderr
+        assert "stage 0 on node 0000000000000000: its worker was stopped" in refused.stderr
         assert "Traceback" not in refused.stderr + agent.log
         (pid,) = stopped
         assert not psutil.pid_exists(pid)

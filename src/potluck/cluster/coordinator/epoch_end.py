@@ -98,9 +98,11 @@ class EpochEnds:
             return error
         if self._failure is None or self._failure is error:
             return EngineError(self.because(error.message), hint=error.hint)
-        reason = self.because(self._failure.message)
-        if isinstance(error, InsufficientMemoryError) and error.available_bytes > 0:
-            reason = f"{reason}; without it, {error.message}"
+        if not isinstance(error, InsufficientMemoryError):
+            return EngineError(self.because(self._failure.message), hint=self._failure.hint)
+        if error.available_bytes <= 0:  # there is nothing but the units that failed
+            return EngineError(self._failure.message, hint=self._failure.hint)
+        reason = f"{self.because(self._failure.message)}; without it, {error.message}"
         return EngineError(reason, hint=self._failure.hint or error.hint)
 
     def _nodes_of(self, record: DeploymentRecord) -> list[NodeId]:
