@@ -176,7 +176,8 @@ class _Table:
     """
 
     follows: bool
-    seconds: dict[int, deque[float]] = field(default_factory=dict)
+    samples: dict[int, deque[float]] = field(default_factory=dict)
+    seconds: dict[int, float] = field(default_factory=dict)  # typical of the samples
     measured_at: dict[int, int] = field(default_factory=dict)
     num_steps: int = 0
     base_requested_at: int = -_REFRESH_STEPS
@@ -186,10 +187,11 @@ class _Table:
         place = next((each for each in (0, *LENGTHS) if each >= num_drafts), num_drafts)
         self.num_steps += 1
         self.measured_at[place] = self.num_steps
-        self.seconds.setdefault(place, deque(maxlen=_NUM_SAMPLES)).append(seconds)
+        self.samples.setdefault(place, deque(maxlen=_NUM_SAMPLES)).append(seconds)
+        self.seconds[place] = self._typical(place)  # once a step: it is read some fifty times
         for each, at in tuple(self.measured_at.items()):
             if at + _FORGET_STEPS < self.num_steps:
-                del self.measured_at[each], self.seconds[each]
+                del self.measured_at[each], self.samples[each], self.seconds[each]
 
     @property
     def lacks_base(self) -> bool:
@@ -216,12 +218,12 @@ class _Table:
             return 1.0
         if 0 not in self.seconds:
             return None
-        base = self._typical(0)
+        base = self.seconds[0]
         before, known = 0, 1.0
         for place in LENGTHS:
             if place not in self.seconds:
                 continue
-            measured = max(known, self._typical(place) / base)
+            measured = max(known, self.seconds[place] / base)
             if place >= num_drafts:
                 return known + (measured - known) * (num_drafts - before) / (place - before)
             before, known = place, measured
@@ -231,15 +233,15 @@ class _Table:
         """Return the time of a draft; None if unknown."""
         if not self.longest:
             return None
-        return max(0.0, self._typical(self.longest) - self._typical(0)) / self.longest
+        return max(0.0, self.seconds[self.longest] - self.seconds[0]) / self.longest
 
     @property
     def base(self) -> float | None:
         """Return the time of a step without drafts; None if unknown."""
-        return self._typical(0) if 0 in self.seconds else None
+        return self.seconds.get(0)
 
     def _typical(self, place: int) -> float:
-        samples = self.seconds[place]
+        samples = self.samples[place]
         if not self.follows:
             return statistics.median(samples)
         # The time since the step before is that of the slowest stage, or longer if it had to wait.
@@ -294,7 +296,10 @@ class DraftLengths:
         table, now = self._table(kind), self._ratio(num_drafts, kind)
         given = kind.num_sequences + num_drafts / 2
         best, best_rate = 0, _LEAST_GAIN * given / now
+        most = self._most_drafts(kind) - num_drafts
         for length in LENGTHS:
+            if length > most:
+                break
             num_right = history.expected(length, is_first=is_first)
             more = self._ratio(num_drafts + length, kind) - now
             if computes_again:
@@ -304,9 +309,7 @@ class DraftLengths:
             rate = (given + num_right) / (now + kind.crowding * more + drafting)
             if rate > best_rate:
                 best, best_rate = length, rate
-        best = best or 1  # to learn whether there is a gain by now
-        if not self._is_known(kind):
-            best = min(best, max(0, _LENGTH_AT_FIRST - num_drafts))
+        best = min(best or 1, max(0, most))  # one is to learn whether there is a gain by now
         affordable = (
             length
             for length in (best, *reversed(LENGTHS))
@@ -381,11 +384,17 @@ class DraftLengths:
                     return seconds / table.base
         return _PRIOR_TOKEN_COST / (1 + _PRIOR_TOKEN_COST * (num_sequences - 1))
 
-    def _is_known(self, kind: StepKind) -> bool:
-        """Return whether the cost of drafts was measured."""
-        return any(
-            table.longest for table in self._tables.values() if kind.follows or not table.follows
+    def _most_drafts(self, kind: StepKind) -> int:
+        """Return how many drafts a step may have: twice as many as were measured.
+
+        Beyond that the cost is a guess, and steps with many tokens take longer than the first few
+        drafts suggest.
+        """
+        measured = max(
+            (table.longest for table in self._tables.values() if kind.follows or not table.follows),
+            default=0,
         )
+        return max(_LENGTH_AT_FIRST, 2 * measured)
 
     def _table(self, kind: StepKind) -> _Table:
         key = (kind.num_sequences, kind.follows)
