@@ -256,9 +256,12 @@ def test_without_enough_machines_requests_fail_when_they_have_waited_and_say_why
         assert not streaming.num_ends
         world.run(2.5)
         assert "the model needs" in streaming.end
-        assert not later.num_ends
-        world.run(5.0)
-        assert "the model needs" in later.end
+        assert "the model needs" in later.end, "the wait counts from the loss"
+        since = world.now
+        refused = world.ask(1, seed=4)
+        world.run_while(lambda: not refused.num_ends, at_most=5.0)
+        assert "without node n2, the model needs" in refused.end
+        assert world.now - since < 1.0
         world.heal_all()
         last = world.ask(1, seed=3)
         world.end(within=10.0, may_fail=True)
