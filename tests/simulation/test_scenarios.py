@@ -263,6 +263,7 @@ def test_without_enough_machines_requests_fail_when_they_have_waited_and_say_why
         assert "without node n2, the model needs" in refused.end
         assert world.now - since < 1.0
         world.heal_all()
+        world.run(2.0)  # until the node has joined
         last = world.ask(1, seed=3)
         world.end(within=10.0, may_fail=True)
         assert not world.history.violations

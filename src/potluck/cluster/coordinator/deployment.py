@@ -274,6 +274,7 @@ class Deployment:
         """Handle a node that has joined: there may be room for the model, spares, or a better
         plan.
         """
+        self._misfit = None  # requests wait for the plan with it
         self._holders.node_joined()
         self._rebalancing.node_joined(node_id)
         self._handle(events.NodeJoined())
