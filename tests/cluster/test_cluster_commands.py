@@ -268,7 +268,7 @@ SHORT = "correct-horse-battery-staple"
     ("arguments", "secret", "named"),
     [
         (("--lan", "--join", "127.0.0.1:1"), None, "cannot be used together"),
-        (("--join", "nowhere"), None, "HOST:PORT"),
+        (("--join", "nowhere:x"), None, "HOST:PORT"),
         (("--join", "127.0.0.1:1"), None, "joining a cluster requires its secret"),
         (("--no-http",), SHORT, "too weak"),
         (("--no-http", "--secret-file", "/nowhere/secret"), None, "/nowhere/secret"),

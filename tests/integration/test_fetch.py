@@ -136,7 +136,7 @@ def test_what_was_kept_and_is_damaged_is_fetched_anew(tmp_path: Path) -> None:
 def test_a_refused_range_begins_anew(tmp_path: Path) -> None:
     with serve_hub({MODEL: DEMO}) as hub:
         hub.breaks[WEIGHTS] = [HALF]
-        hub.refused_ranges = 1
+        hub.refused_rests = 1
         fetch(hub_environment(tmp_path, hub.endpoint))
         assert hub.starts[-2:] == [0, 0]
 

@@ -57,8 +57,9 @@ class FakeHub:
     What can go wrong, until it is used up: ``breaks`` says of a file at which of its bytes
     connections end, the first at the first of them and so on, with a reset if ``resets``; ``busy``
     answers to paths that end in ``busy_for`` are ``busy_status`` with ``retry_after``;
-    ``refused_ranges`` answers to ranges are 416. Without ``has_ranges`` the server sends whole
-    files. Bytes from ``held_after`` on wait until ``released`` is set.
+    ``refused_ranges`` answers to ranges are 416, and so are ``refused_rests`` to those without an
+    end. Without ``has_ranges`` the server sends whole files. Bytes from ``held_after`` on wait
+    until ``released`` is set.
     """
 
     endpoint: str = ""
@@ -76,6 +77,7 @@ class FakeHub:
     busy_status: int = 429
     busy_for: str = ""
     refused_ranges: int = 0
+    refused_rests: int = 0
     retry_after: str | None = "0"
     has_ranges: bool = True
     held_after: int | None = None
@@ -210,8 +212,10 @@ class _Handler(BaseHTTPRequestHandler):
         if requested_range is not None and hub.has_ranges:
             begin, status = int(requested_range[1]), 206
             end = min(end, int(requested_range[2]) + 1) if requested_range[2] else end
-            if begin >= len(content) or hub.refused_ranges > 0:
-                hub.refused_ranges -= begin < len(content)
+            is_refused_rest = hub.refused_rests > 0 and not requested_range[2]
+            hub.refused_rests -= is_refused_rest
+            if begin >= len(content) or hub.refused_ranges > 0 or is_refused_rest:
+                hub.refused_ranges -= begin < len(content) and not is_refused_rest
                 self._send(416, {"Content-Range": f"bytes */{len(content)}"}, b"")
                 return
             headers["Content-Range"] = f"bytes {begin}-{end - 1}/{len(content)}"
