@@ -41,9 +41,7 @@ def test_names_that_would_be_misread_are_refused_and_shown_escaped(name: str) ->
     assert "--name" in raised.value.hint
 
 
-@pytest.mark.parametrize(
-    "name", ["demo", "org/Model-7B:Q4.gguf", "modèle 7", "模型", ".hidden"]
-)
+@pytest.mark.parametrize("name", ["demo", "org/Model-7B:Q4.gguf", "modèle 7", "模型", ".hidden"])
 def test_names_of_models_are_accepted(name: str) -> None:
     assert record(name=name).model_id == name
 
