@@ -7,8 +7,10 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import openai
 import pytest
-from support.cluster.agents import AgentProcess, Fleet, measured_cache, no_end
+from support.cluster.agents import AgentProcess, Fleet, await_ready, measured_cache, no_end
+from support.processes.waiting import eventually
 
 from potluck.catalog.locate import DEMO_DIRECTORY
 
@@ -72,6 +74,16 @@ def texts_of(agent: AgentProcess) -> list[str | None]:
     ]
 
 
+def is_found(agent: AgentProcess) -> bool:
+    """Whether an agent answers for the model."""
+    with agent.client() as client:
+        try:
+            client.completions.create(model="m", prompt=PROMPT, max_tokens=1)
+        except openai.NotFoundError:
+            return False
+    return True
+
+
 def test_they_read_the_texts_side_from_others(fleet: Fleet) -> None:
     first = start(fleet, 0).await_up()
     shutil.copytree(DEMO_DIRECTORY, fleet.directory / "home-0" / "model")
@@ -92,6 +104,22 @@ def test_they_read_the_texts_side_from_others(fleet: Fleet) -> None:
         assert not any(name.endswith(".safetensors") for name in names)
     state = json.loads(first.command_line("ps", "--json").stdout)
     assert state["deployments"]
+
+
+def test_they_need_no_stage_for_that(fleet: Fleet) -> None:
+    """The only stage is where the files are, so that nobody fetches weights; one joins later."""
+    first, second = start(fleet, 0).await_up(), start(fleet, 1).await_up()
+    shutil.copytree(DEMO_DIRECTORY, fleet.directory / "home-0" / "model")
+    fleet.await_members()
+    only = {"node_id": first.node_id, "unit_id": "cpu/native", "num_layers": 12}
+    first.ask("deploy", model="./model", model_id="m", context_tokens=CONTEXT, layout=[only])
+    expected = texts_of(first)
+    eventually(lambda: is_found(second))
+    assert texts_of(second) == expected
+    third = start(fleet, 2).await_up()
+    await_ready(third, "m")
+    eventually(lambda: is_found(third))
+    assert texts_of(third) == expected
 
 
 def test_a_model_that_another_node_has_drafts(fleet: Fleet) -> None:

@@ -40,7 +40,7 @@ from potluck.cluster.coordinator.starting import (
 )
 from potluck.cluster.coordinator.survey import plan_model
 from potluck.cluster.coordinator.ways import ANY_WAY, checked_reachability, known_reachability
-from potluck.cluster.coordinator.weights import ModelWeights, prepare_weights
+from potluck.cluster.coordinator.weights import ModelWeights, is_lacked, prepare_weights
 from potluck.cluster.edges.edge import IncomingEdge, OutgoingEdge
 from potluck.cluster.edges.routed import OpenRoute
 from potluck.cluster.membership import Membership
@@ -308,6 +308,19 @@ class Attempt:
             self.record = msgspec.structs.replace(self.record, verification=pending)
         await prepare_weights(self._around.membership, self.record, weights, lacking, self.links)
 
+    async def identify_files(self) -> bool:
+        """Hash the model's files if a member can answer clients only with files of others.
+
+        Return whether the record has changed. Raises the errors of hashing.
+        """
+        if self._weights is None or self.record.manifest is not None:
+            return False
+        if not await is_lacked(self._around.membership, self.record):
+            return False
+        manifest = await self._weights.manifest(_ignore)
+        self.record = msgspec.structs.replace(self.record, manifest=manifest)
+        return True
+
     def note_transfers(self, transfers: tuple[TransferRecord, ...]) -> None:
         """Record how much of the model's files nodes fetched in total."""
         self.record = msgspec.structs.replace(self.record, transfers=transfers)
@@ -470,3 +483,7 @@ class Attempt:
         if self._planned is None:
             raise RuntimeError("no plan has been made yet")
         return self._planned
+
+
+def _ignore(done_bytes: int, total_bytes: int) -> None:
+    return

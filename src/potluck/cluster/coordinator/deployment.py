@@ -280,6 +280,7 @@ class Deployment:
         self._handle(events.NodeJoined())
         if self.record.num_spares:
             self._background.spawn(self._load_spares())
+        self._background.spawn(self._identify_files())
 
     def start_sequence(
         self,
@@ -516,6 +517,22 @@ class Deployment:
         await self._load_spares()
         if attempt.record.manifest is not None:
             await self._publish_files(attempt)
+        await self._identify_files()
+
+    async def _identify_files(self) -> None:
+        """Let nodes that have none of the model's files read its texts, to answer clients."""
+        attempt, serving = self._served, self._state.serving
+        if serving is None or serving.epoch != attempt.record.epoch:
+            return  # the next epoch does it
+        try:
+            if await attempt.identify_files():
+                self._published.say()
+        except PotluckError as error:
+            _log.warning(
+                "%s: nodes without its files cannot answer for it: %s",
+                self.record.model_id,
+                error.message,
+            )
 
     async def _publish_files(self, attempt: Attempt) -> None:
         """Publish what nodes fetched of the model's files, and whether the files are intact."""

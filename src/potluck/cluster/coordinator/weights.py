@@ -9,8 +9,10 @@ from typing import Protocol
 
 from potluck.cluster.calls import (
     AskHoldings,
+    CheckModel,
     DeploymentRecord,
     DeploymentReference,
+    ModelCheck,
     NodeHoldings,
     PrepareWeights,
     TransferRecord,
@@ -41,6 +43,9 @@ _log = logging.getLogger(__name__)
 _HOLDINGS_SECONDS = 10.0
 """A node may have to find out whether it can reach the hub, which takes some seconds if the hub
 does not answer."""
+
+_CHECK_SECONDS = 30.0
+"""A node may have to sample its own files."""
 
 _PREPARE_SECONDS = 60.0
 """The digests of large files are sent along: a megabyte for 32 GB."""
@@ -220,6 +225,28 @@ async def gather_transfers(
     nodes = {stage.node_id for stage in record.stages} - {*record.own_files}
     await asyncio.gather(*map(ask, nodes))
     return tuple(sorted(found, key=lambda each: each.node_id))
+
+
+async def is_lacked(membership: Membership, record: DeploymentRecord) -> bool:
+    """Return whether a member has no files of the model, but can get them by content.
+
+    To answer clients it needs those of the tokenizer, even if it has no stage.
+    """
+    request = encode(CheckModel(model=record.model))
+
+    async def lacks(node: NodeId) -> bool:
+        try:
+            answer = await membership.call(
+                node, "model.check", request, timeout_seconds=_CHECK_SECONDS
+            )
+            check = decode(answer, ModelCheck)
+        except PotluckError as error:
+            _log.debug("node %s does not say whether it has files: %s", node, error.message)
+            return False
+        return check.fingerprint is None and not check.cannot_get
+
+    nodes = membership.nodes() - {*record.own_files}
+    return any(await asyncio.gather(*map(lacks, nodes)))
 
 
 async def end_weights(membership: Membership, record: DeploymentRecord) -> None:
