@@ -278,7 +278,7 @@ def test_the_way_within_a_machine_widens_no_margin() -> None:
 
 
 def cut_off(*pairs: tuple[str, str]) -> dict[NodeId, NodeSpeeds]:
-    """What nodes report of which neither can connect to the other."""
+    """The reports of two nodes that cannot connect to each other from either side."""
     closed: dict[NodeId, tuple[NodeId, ...]] = {}
     for one, other in pairs:
         for a, b in ((one, other), (other, one)):
