@@ -322,12 +322,14 @@ async def _run(
 
 async def note_if_alone(nodes: Callable[[], Collection[NodeId]]) -> None:
     """Say so if no other node was found after a while, and what to try."""
+    from potluck.probe.doctor.multicast import PORT
+
     await asyncio.sleep(_ALONE_SECONDS)
     if not nodes():
         note(
             f"no other node was found in {_ALONE_SECONDS:g} s; if there is one, the network may "
-            "not pass multicast (UDP port 7446): start this node with potluck up --join HOST, the "
-            "address of the other"
+            f"not pass multicast (UDP port {PORT}): start this node with potluck up --join HOST, "
+            "the address of the other"
         )
 
 

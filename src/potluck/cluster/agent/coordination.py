@@ -148,11 +148,11 @@ class Coordination:
             raise
         if request.replaces:
             await self._take_name(deployment, request.model_id or request.model)
-        await self._tell_everybody(deployment)
+        await self._tell_everybody(deployment)  # a client may ask any node once this returns
         return deployment.record
 
     async def _tell_everybody(self, deployment: Deployment) -> None:
-        """Records spread in the background, but a client may ask any node once this returns."""
+        """Send the record to all nodes and wait: otherwise it spreads in the background."""
         payload = encode(deployment.record)
         await asyncio.gather(*(self._tell(node, payload) for node in self._membership.nodes()))
 
@@ -362,8 +362,7 @@ class Coordination:
             if self.coordinated.get(own_id) is not deployment:
                 return True  # it was removed, or another node has taken it over
             deployment.name_successor(node)
-            payload = encode(deployment.record)
-            await asyncio.gather(*(self._tell(each, payload) for each in self._membership.nodes()))
+            await self._tell_everybody(deployment)
             try:
                 await self._membership.call(
                     node,

@@ -57,6 +57,7 @@ from potluck.cluster.coordinator.ways import OPEN_PORT_HINT
 from potluck.cluster.coordinator.weights import (
     ModelWeights,
     OnHashed,
+    check_model,
     find_sources,
     missing_text,
 )
@@ -77,6 +78,8 @@ from potluck.types.program import Shard
 from potluck.types.speed import LinkSpeed, NodeSpeeds
 
 _log = logging.getLogger(__name__)
+
+_CHECK_SECONDS = 5.0
 
 _DIGEST_SECONDS = 30.0
 """The time limit for the digests of a file's chunks: a megabyte for a file of 32 GB."""
@@ -185,7 +188,7 @@ class NodeWeights:
             return await self._read_known(model, its.manifest, its.fingerprint, owner)
         if known is None:
             files = await asyncio.to_thread(find_files, model)
-            model, known = files.pinned_name, await self.manifest_of(files, _ignore)
+            model, known = files.pinned_name, await self.manifest_of(files)
         return await self._read_known(model, known, expected)
 
     def _read_own(self, model: str, expected: ModelFingerprint | None) -> ReadModel:
@@ -222,18 +225,20 @@ class NodeWeights:
         self, model: str, expected: ModelFingerprint | None
     ) -> tuple[NodeId, ModelFound] | None:
         """Find a node that has a model at its path, and return the files that it has there."""
-        request = encode(CheckModel(model=model))
 
         async def ask(node: NodeId) -> bool:
             try:
-                answer = await self._membership.call(node, "model.check", request)
-                found = decode(answer, ModelCheck).fingerprint
+                check = await check_model(
+                    self._membership, node, model, timeout_seconds=_CHECK_SECONDS
+                )
             except PotluckError:
                 return False
+            found = check.fingerprint
             return found is not None and not (expected and expected.difference(found))
 
         nodes = sorted(self._membership.nodes())
         having = await asyncio.gather(*map(ask, nodes))
+        request = encode(CheckModel(model=model))
         for node in (node for node, has in zip(nodes, having, strict=True) if has):
             try:
                 async with aclosing(
@@ -249,7 +254,7 @@ class NodeWeights:
                 _log.warning("node %s has %s but cannot send it: %s", node, model, error.message)
         return None
 
-    async def manifest_of(self, files: ModelFiles, on_progress: OnHashed) -> Manifest:
+    async def manifest_of(self, files: ModelFiles, on_progress: OnHashed | None = None) -> Manifest:
         """Return the manifest of a model that this node has found.
 
         Files whose SHA-256 no hub publishes are read, after fetching them if necessary. Raises what
@@ -269,7 +274,8 @@ class NodeWeights:
         for name in unknown:
 
             def progressed(done: int, _: int, before: int = done_bytes) -> None:
-                on_progress(before + done, total_bytes)
+                if on_progress is not None:
+                    on_progress(before + done, total_bytes)
 
             contents[name] = await process.identify(paths[name], progressed)
             done_bytes += sizes[name]
@@ -471,7 +477,7 @@ class _OwnFiles:
         self._node = node
         self._description = description
 
-    async def manifest(self, on_progress: OnHashed) -> Manifest:
+    async def manifest(self, on_progress: OnHashed | None = None) -> Manifest:
         """Hash its files, once."""
         return await self._node.manifest_of(self._description.files, on_progress)
 
@@ -491,7 +497,7 @@ class _KnownFiles:
         self._job = job
         self._manifest = manifest
 
-    async def manifest(self, on_progress: OnHashed) -> Manifest:
+    async def manifest(self, on_progress: OnHashed | None = None) -> Manifest:
         """Return the manifest from the other node or the hub."""
         return self._manifest
 
@@ -522,7 +528,3 @@ def _chunks(ranges: Sequence[ByteRange]) -> Needs:
         if start < end:
             found.setdefault(content.sha256, []).append(content.chunks(start, end))
     return {sha256: joined(tuple(runs)) for sha256, runs in found.items()}
-
-
-def _ignore(done_bytes: int, total_bytes: int) -> None:
-    return

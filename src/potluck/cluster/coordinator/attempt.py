@@ -317,7 +317,7 @@ class Attempt:
             return False
         if not await is_lacked(self._around.membership, self.record):
             return False
-        manifest = await self._weights.manifest(_ignore)
+        manifest = await self._weights.manifest()
         self.record = msgspec.structs.replace(self.record, manifest=manifest)
         return True
 
@@ -483,7 +483,3 @@ class Attempt:
         if self._planned is None:
             raise RuntimeError("no plan has been made yet")
         return self._planned
-
-
-def _ignore(done_bytes: int, total_bytes: int) -> None:
-    return

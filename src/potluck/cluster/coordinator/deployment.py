@@ -246,13 +246,13 @@ class Deployment:
         attempt = self._attempt.record
         is_starting = attempt.epoch == lost.epoch and self._state.phase in machine.STARTING
         record = attempt if is_starting else self.record
-        error: PotluckError = EngineError(
-            f"stage {lost.index} on node {lost.node_id}: {lost.message}"
-        )
-        for stage in record.stages[lost.index : lost.index + 1]:
-            if is_starting or lost.has_stalled:
-                kind = StageStalledError if lost.has_stalled else StageStartError
-                error = kind(lost.index, lost.node_id, stage.unit_id, lost.message)
+        error: PotluckError
+        if (is_starting or lost.has_stalled) and 0 <= lost.index < len(record.stages):
+            kind = StageStalledError if lost.has_stalled else StageStartError
+            unit_id = record.stages[lost.index].unit_id
+            error = kind(lost.index, lost.node_id, unit_id, lost.message)
+        else:
+            error = EngineError(f"stage {lost.index} on node {lost.node_id}: {lost.message}")
         self._lost(lost.epoch, error)
 
     def _lost(self, epoch: Epoch, error: PotluckError) -> None:

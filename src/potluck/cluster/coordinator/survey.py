@@ -13,9 +13,7 @@ import msgspec
 from potluck.cluster.calls import (
     SAME_VERSION,
     AskSpeeds,
-    CheckModel,
     DeploymentRecord,
-    ModelCheck,
     ModelFingerprint,
     StageRecord,
     decode,
@@ -24,7 +22,7 @@ from potluck.cluster.calls import (
 from potluck.cluster.coordinator.excluded_units import NodeUnitId
 from potluck.cluster.coordinator.planning import DeploymentSize, without_memory_of
 from potluck.cluster.coordinator.surveyed import plan_surveyed
-from potluck.cluster.coordinator.weights import ModelWeights
+from potluck.cluster.coordinator.weights import ModelWeights, check_model
 from potluck.cluster.membership import Membership
 from potluck.errors import CallError, PotluckError
 from potluck.placement.counting import Counting
@@ -226,15 +224,13 @@ async def _nodes_with_model(
     With ``gets_files``, nodes without files get them by content. A node with other files at the
     model's path is left out: its user may not expect that they are ignored.
     """
-    request = encode(CheckModel(model=model))
     own_files: set[NodeId] = set()
 
     async def reason_against(report: NodeReport) -> str | None:
         try:
-            answer = await membership.call(
-                report.node_id, "model.check", request, timeout_seconds=_CHECK_SECONDS
+            check = await check_model(
+                membership, report.node_id, model, timeout_seconds=_CHECK_SECONDS
             )
-            check = decode(answer, ModelCheck)
         except PotluckError as error:
             return f"it cannot read the model: {error.message}"
         if check.fingerprint is not None:

@@ -60,7 +60,7 @@ class ModelWeights(Protocol):
     is_known_by_content: bool
     """Whether the coordinator itself reads them by content."""
 
-    async def manifest(self, on_progress: OnHashed) -> Manifest:
+    async def manifest(self, on_progress: OnHashed | None = None) -> Manifest:
         """Return the model's files, hashed unless a hub did that. Raise ``PotluckError``."""
         ...
 
@@ -227,19 +227,27 @@ async def gather_transfers(
     return tuple(sorted(found, key=lambda each: each.node_id))
 
 
+async def check_model(
+    membership: Membership, node: NodeId, model: str, *, timeout_seconds: float
+) -> ModelCheck:
+    """Ask a node whether it has a model. Raises the errors of ``Membership.call``."""
+    answer = await membership.call(
+        node, "model.check", encode(CheckModel(model=model)), timeout_seconds=timeout_seconds
+    )
+    return decode(answer, ModelCheck)
+
+
 async def is_lacked(membership: Membership, record: DeploymentRecord) -> bool:
     """Return whether a member has no files of the model, but can get them by content.
 
     To answer clients it needs those of the tokenizer, even if it has no stage.
     """
-    request = encode(CheckModel(model=record.model))
 
     async def lacks(node: NodeId) -> bool:
         try:
-            answer = await membership.call(
-                node, "model.check", request, timeout_seconds=_CHECK_SECONDS
+            check = await check_model(
+                membership, node, record.model, timeout_seconds=_CHECK_SECONDS
             )
-            check = decode(answer, ModelCheck)
         except PotluckError as error:
             _log.debug("node %s does not say whether it has files: %s", node, error.message)
             return False
