@@ -78,7 +78,7 @@ async def query_speeds(ours: Node, shape: str = SHAPE, *, may_wait: bool = True)
     """What the node answers to ``node.speeds``."""
     methods = MethodTable()
     unused = cast(Any, SimpleNamespace())
-    facts = NodeFacts(node_id=NODE, address="", memory_limit_bytes=None, num_threads=1)
+    facts = NodeFacts(node_id=NODE, memory_limit_bytes=None, num_threads=1)
 
     async def links(*, may_wait: bool) -> tuple[LinkSpeed, ...]:
         return (LINK,)

@@ -14,6 +14,7 @@ from potluck.cli.interfaces import Kind, network_addresses
 from potluck.errors import ParameterError, UsageError
 
 if TYPE_CHECKING:
+    from potluck.cluster.agent.own_address import FindHost
     from potluck.cluster.membership import Address
 
 LOOPBACK = "127.0.0.1"
@@ -59,6 +60,30 @@ def listen_address(listen: str | None, connect: Sequence[Address], *, is_open: b
             hint="give the address at which the other machines reach this one",
         )
     return address
+
+
+def host_finder(address: Address, connect: Sequence[Address], *, is_chosen: bool) -> FindHost:
+    """Return a function that finds where to listen once this machine no longer has ``address``.
+
+    It returns an address of the same interface. If the user has not chosen the address, one of
+    another interface will do, too.
+    """
+    interface = next(
+        (each.interface for each in network_addresses() if each.address == address.host), None
+    )
+
+    def find() -> str | None:
+        for each in network_addresses():
+            if each.interface == interface:
+                return each.address
+        if is_chosen:
+            return None
+        try:
+            return listen_address(None, connect, is_open=True).host
+        except UsageError:
+            return None
+
+    return find
 
 
 def require_ipv4(address: Address, option: str) -> None:

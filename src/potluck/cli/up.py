@@ -19,6 +19,7 @@ import typer
 from potluck.child_environment import SECRET_VARIABLE
 from potluck.cli.addresses import (
     DEFAULT_LAN_PORT,
+    host_finder,
     listen_address,
     other_addresses,
     parse_size,
@@ -238,6 +239,7 @@ def run_agent(
             secret=credentials.secret,
             listen=address,
             connect=credentials.addresses,
+            find_host=host_finder(address, credentials.addresses, is_chosen=listen is not None),
             multicast=is_multicast,
             memory_limit_bytes=None if memory_limit is None else parse_size(memory_limit),
             num_threads=threads if threads is not None else chosen.threads,

@@ -134,6 +134,12 @@ def set_up(host: Host) -> None:
     _ip("-n", host.namespace, "link", "set", "eth0", "up")
 
 
+def change_address(host: Host, ip: str) -> None:
+    """Give the host's ``eth0`` another address in place of ``host.ip``, as a new lease does."""
+    _ip("-n", host.namespace, "address", "del", f"{host.ip}/24", "dev", "eth0")
+    _ip("-n", host.namespace, "address", "add", f"{ip}/24", "dev", "eth0")
+
+
 def _prefix() -> str:
     return f"potluck-{os.getpid()}-{next(_numbers)}"
 

@@ -10,6 +10,7 @@ import pytest
 from potluck.cli import addresses
 from potluck.cli.addresses import (
     HttpAddress,
+    host_finder,
     lan_address,
     listen_address,
     other_addresses,
@@ -196,3 +197,17 @@ def test_a_machine_without_a_network_is_told_so(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(UsageError, match="no IPv4 address on a network") as raised:
         listen_address(None, (), is_open=True)
     assert "--listen" in raised.value.hint
+
+
+def test_a_new_address_is_looked_for_on_the_same_interface(monkeypatch: pytest.MonkeyPatch) -> None:
+    no_route(monkeypatch)
+    interfaces(monkeypatch, a0=(True, "10.8.0.1"), b0=(True, "10.9.0.1"))
+    before = parse_address("10.9.0.1:7333")
+    find, find_chosen = (host_finder(before, (), is_chosen=each) for each in (False, True))
+    interfaces(monkeypatch, a0=(True, "10.8.0.1"), b0=(True, "10.9.0.77"))
+    assert find() == find_chosen() == "10.9.0.77"
+    interfaces(monkeypatch, a0=(True, "10.8.0.1"))
+    assert find() == "10.8.0.1"
+    assert find_chosen() is None, "the user has named an address of another interface"
+    interfaces(monkeypatch, lo=(True, "127.0.0.1"))
+    assert find() is None

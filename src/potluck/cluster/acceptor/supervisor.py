@@ -94,7 +94,7 @@ class AcceptorProcess:
         self._child = child
         self._connections: Counter[tuple[NodeId, str]] = Counter()
         self._routes: dict[str, socket.socket] = {}
-        self._listening = asyncio.create_task(self._listen())
+        self._supervising = asyncio.create_task(self._supervise(is_running=True))
 
     @classmethod
     async def start(cls, server: socket.socket, settings: AcceptorSettings) -> Self:
@@ -133,33 +133,59 @@ class AcceptorProcess:
             sending.close()
             self._child.routes.send(name, None)
 
+    async def move(self, server: socket.socket, settings: AcceptorSettings) -> None:
+        """Accept at ``server``, which this object then owns, instead of the address so far.
+
+        All connections are closed; the routes stay.
+        """
+        await self._stop_process()
+        self._server.close()
+        self._server, self._settings = server, settings
+        self._supervising = asyncio.create_task(self._supervise(is_running=False))
+
     async def close(self) -> None:
         """Stop accepting and close all connections, within about a second. Idempotent."""
-        self._listening.cancel()
-        await asyncio.gather(self._listening, return_exceptions=True)
+        await self._stop_process()
         self._server.close()
-        await _end(self._child)
         for sending in self._routes.values():
             sending.close()
         self._routes.clear()
 
-    async def _listen(self) -> None:
+    async def _stop_process(self) -> None:
+        self._supervising.cancel()
+        await asyncio.gather(self._supervising, return_exceptions=True)
+        await _end(self._child)
+        self._connections.clear()
+
+    async def _supervise(self, *, is_running: bool) -> None:
+        """Start the process unless it is running, and again whenever it has exited."""
         while True:
-            with contextlib.suppress(OSError):
-                async for line in self._child.reader:
-                    self._take(line.decode("utf-8", "replace").rstrip("\n"))
-            await _end(self._child)
-            self._connections.clear()
-            status = self._child.process.returncode
-            _log.error("the acceptor process exited (status %s)", status)
+            if is_running:
+                await self._listen()
+                status = self._child.process.returncode
+                _log.error("the acceptor process exited (status %s)", status)
+                await asyncio.sleep(_RESTART_SECONDS)
+            is_running = await self._respawn()
+
+    async def _listen(self) -> None:
+        """Take the process's lines until it exits."""
+        with contextlib.suppress(OSError):
+            async for line in self._child.reader:
+                self._take(line.decode("utf-8", "replace").rstrip("\n"))
+        await _end(self._child)
+        self._connections.clear()
+
+    async def _respawn(self) -> bool:
+        """Start the process; return whether that succeeded."""
+        try:
+            self._child = await _spawn(self._server, self._settings)
+        except OSError as error:
+            _log.error("cannot start the acceptor process: %s", error.strerror)
             await asyncio.sleep(_RESTART_SECONDS)
-            try:
-                self._child = await _spawn(self._server, self._settings)
-            except OSError as error:
-                _log.error("cannot start the acceptor process: %s", error.strerror)
-                continue
-            for name, sending in self._routes.items():
-                self._child.routes.send(name, sending)
+            return False
+        for name, sending in self._routes.items():
+            self._child.routes.send(name, sending)
+        return True
 
     def _take(self, line: str) -> None:
         kind, _, text = line.partition(" ")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from potluck.cluster.agent.load_watch import STALL_SECONDS
 from potluck.cluster.agent.orphans import ORPHAN_SECONDS
+from potluck.cluster.agent.own_address import FindHost
 from potluck.cluster.agent.units import UnitChoice
 from potluck.cluster.membership import Address
 from potluck.cluster.trust.secret import Secret
@@ -16,13 +17,18 @@ from potluck.probe.detector import Detector
 from potluck.types.backend import BackendSpec
 
 
+def _no_host() -> None:
+    return None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentConfig:
     """The configuration of one node's agent.
 
     ``secret`` is None if the node was invited: its state directory then has what it needs, and it
     starts alone if no member answers. ``listen`` is for control (port 0: any free one); edges
-    listen on the same host.
+    listen on the same host. ``find_host`` returns the address to use when this machine no longer
+    has that of ``listen``.
 
     ``memory_limit_bytes`` limits the machine's memory that stages may use. ``isa`` None selects the
     fastest instruction set that passes its test. ``backends`` are tried on what ``detectors`` find
@@ -50,6 +56,7 @@ class AgentConfig:
     secret: Secret | None
     listen: Address
     connect: tuple[Address, ...] = ()
+    find_host: FindHost = _no_host
     multicast: bool = False
     memory_limit_bytes: int | None = None
     num_threads: int | None = None

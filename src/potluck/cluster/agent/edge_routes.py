@@ -32,9 +32,10 @@ def edge_routes(membership: Membership) -> OpenRoute:
             with contextlib.suppress(RuntimeError):  # the event loop and the acceptor are closed
                 loop.call_soon_threadsafe(membership.remove_route, name)
 
-        address = membership.address
-        return RoutedConnections(
-            channel, EdgeAddress(host=address.host, port=address.port, name=name), ended
-        )
+        def find_address() -> EdgeAddress:
+            address = membership.address
+            return EdgeAddress(host=address.host, port=address.port, name=name)
+
+        return RoutedConnections(channel, find_address, ended)
 
     return open_route

@@ -7,8 +7,8 @@ import logging
 from dataclasses import replace
 
 from potluck.cluster.agent.config import AgentConfig
+from potluck.cluster.agent.own_address import address_of
 from potluck.cluster.agent.state import StateDirectory
-from potluck.cluster.calls import decode
 from potluck.cluster.invitations.identity import (
     Identity,
     identity_by_invitation,
@@ -18,10 +18,8 @@ from potluck.cluster.invitations.joined import with_addresses
 from potluck.cluster.membership import Membership
 from potluck.cluster.trust.pem_files import PemPaths
 from potluck.cluster.trust.removals import decode_lines, encode_lines, is_genuine
-from potluck.errors import CallError, PotluckError, RemovedFromClusterError, UsageError
+from potluck.errors import PotluckError, RemovedFromClusterError, UsageError
 from potluck.private_files import read_small_file, replace_file
-from potluck.types.cluster import NodeId
-from potluck.types.node import NodeReport
 
 _log = logging.getLogger(__name__)
 
@@ -73,7 +71,7 @@ async def keep_addresses(membership: Membership, state: StateDirectory) -> None:
         addresses = [
             address
             for node in sorted(membership.nodes())
-            if (address := await _address(membership, node)) is not None
+            if (address := await address_of(membership, node)) is not None
         ]
         try:
             joined = state.joined() if addresses else None
@@ -82,10 +80,3 @@ async def keep_addresses(membership: Membership, state: StateDirectory) -> None:
         except PotluckError as error:
             _log.warning("%s", error.message)
         await asyncio.sleep(_ADDRESS_SECONDS)
-
-
-async def _address(membership: Membership, node: NodeId) -> str | None:
-    try:
-        return decode(await membership.call(node, "node.report", b""), NodeReport).address
-    except (CallError, PotluckError):
-        return None

@@ -55,13 +55,11 @@ class Inviting:
         identity: Identity,
         file: LedgerFile,
         *,
-        listen_host: str,
         multicast: bool,
     ) -> None:
         self._membership = membership
         self._identity = identity
         self._file = file
-        self._listen_host = listen_host
         self._multicast = multicast
         self._ledger: Ledger | None = None
         self._server: InvitationServer | None = None
@@ -125,6 +123,16 @@ class Inviting:
         """Close an invitation. Raises ``UsageError`` if no invitation has that id."""
         self._keep(self.ledger.withdraw(invitation_id))
 
+    async def moved(self) -> None:
+        """Give newcomers the current address of this node from now on.
+
+        An invitation names the earlier one, and works no more unless this node gets it back.
+        """
+        async with self._changing:
+            if self._server is not None:
+                await self._stop()
+                await self._serve(self._authority())
+
     async def close(self) -> None:
         """Stop serving; invitations stay open for the next start. Idempotent."""
         if self._watching is not None:
@@ -150,7 +158,7 @@ class Inviting:
         """Start the server with the key that open invitations name."""
         ledger = self.ledger if ledger is None else ledger
         if not ledger.server_pem:
-            certificate, key = issue_server_credentials(authority, [self._listen_host])
+            certificate, key = issue_server_credentials(authority, [self._membership.address.host])
             ledger = msgspec.structs.replace(
                 ledger,
                 server_pem=certificate.decode("ascii"),

@@ -26,7 +26,6 @@ class NodeFacts:
     """Facts that do not change while the agent runs."""
 
     node_id: NodeId
-    address: str
     memory_limit_bytes: int | None
     num_threads: int | None
 
@@ -51,6 +50,7 @@ def report(
     hardware: ProbeReport,
     units: Sequence[NodeUnit],
     *,
+    address: str,
     http_address: str | None,
     is_draining: bool,
     stages: StageMemory,
@@ -70,7 +70,7 @@ def report(
         name=host_name(),
         host_id=host_id,
         version=__version__,
-        address=facts.address,
+        address=address,
         http_address=http_address,
         available_bytes=memory.usable.bytes,
         available_reason=memory.usable.reason,

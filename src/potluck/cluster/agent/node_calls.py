@@ -92,6 +92,7 @@ class NodeCalls:
             self._facts,
             self._hardware.report,
             self._units.all(),
+            address=str(self._membership.address),
             http_address=self._http_address,
             is_draining=self._coordination.is_draining,
             stages=self._stages.memory,

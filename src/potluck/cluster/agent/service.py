@@ -40,6 +40,7 @@ from potluck.cluster.agent.member_events import MemberEvents
 from potluck.cluster.agent.model_files import Fingerprints
 from potluck.cluster.agent.node import NodeFacts
 from potluck.cluster.agent.node_calls import NodeCalls
+from potluck.cluster.agent.own_address import OwnAddress
 from potluck.cluster.agent.relaying import Relaying
 from potluck.cluster.agent.removals import Removals
 from potluck.cluster.agent.sequence_calls import SequenceCalls
@@ -244,7 +245,6 @@ class Agent:
             relaying = Relaying(membership, coordination, views)
             facts = NodeFacts(
                 node_id=node_id,
-                address=str(membership.address),
                 memory_limit_bytes=config.memory_limit_bytes,
                 num_threads=config.num_threads,
             )
@@ -281,11 +281,26 @@ class Agent:
 
                 background.spawn(share_links(files, is_serving, links.speeds))
 
+            inviting = Inviting(
+                membership, identity, LedgerFile(state.invitations), multicast=config.multicast
+            )
+            opened.push_async_callback(inviting.close)
+
+            async def moved() -> None:
+                if files is not None:
+                    files.set_address(membership.address.host, membership.address.port)
+                await inviting.moved()
+
+            own_address = OwnAddress(
+                membership, config.connect, config.find_host, moved, spawn=background.spawn
+            )
+
             def joined(node: NodeId) -> None:
                 history.joined(node)
                 coordination.joined(node)
                 links.joined(node)
                 removals.joined(node)
+                own_address.joined(node)
 
             def left(node: NodeId) -> None:
                 history.left(node)
@@ -293,15 +308,9 @@ class Agent:
                 links.left(node)
 
             background.spawn(events.run(joined=joined, left=left))
-            inviting = Inviting(
-                membership,
-                identity,
-                LedgerFile(state.invitations),
-                listen_host=config.listen.host,
-                multicast=config.multicast,
-            )
-            opened.push_async_callback(inviting.close)
             await inviting.resume()
+
+            background.spawn(own_address.run())
             if identity.authority is None:
                 background.spawn(keep_addresses(membership, state))
             yield cls(

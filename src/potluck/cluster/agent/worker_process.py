@@ -272,7 +272,9 @@ class WorkerProcess:
         self._send(Listen(epoch=epoch))
         try:
             async with asyncio.timeout(_ANSWER_SECONDS):
-                return await address
+                listening_at = await address
+                # The worker knows the address that its node had when it started.
+                return listening_at if self._route is None else self._route.address
         except TimeoutError:
             error = unresponsive(_ANSWER_SECONDS)
             self.fail(error)

@@ -15,12 +15,20 @@ class RoutedConnections(HandedConnections):
     """The connections that ask for ``address.name``, until ``close``."""
 
     def __init__(
-        self, channel: socket.socket, address: EdgeAddress, ended: Callable[[], None]
+        self,
+        channel: socket.socket,
+        find_address: Callable[[], EdgeAddress],
+        ended: Callable[[], None],
     ) -> None:
         """Take ownership of ``channel``. ``ended`` is called once, on the thread that closes it."""
         super().__init__(channel)
-        self.address = address
+        self._find_address = find_address
         self._ended = ended
+
+    @property
+    def address(self) -> EdgeAddress:
+        """Return where they connect to: the node's address, which may have changed."""
+        return self._find_address()
 
     def close(self) -> None:
         """Close waiting connections, and accept no more. Idempotent."""

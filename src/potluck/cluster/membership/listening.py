@@ -38,11 +38,16 @@ def concrete(listen: Address) -> Address:
 
 
 async def start_acceptor(
-    config: MembershipConfig, pem: PemPaths, listen: Address, inner: Address
+    config: MembershipConfig,
+    pem: PemPaths,
+    listen: Address,
+    inner: Address,
+    running: AcceptorProcess | None = None,
 ) -> AcceptorProcess:
     """Take over ``listen`` from Zenoh, which also listens at ``inner``, and accept in its place.
 
-    Raises ``JoinError`` if that fails.
+    The acceptor is a new one, or ``running``, which then accepts nowhere else. Raises ``JoinError``
+    if that fails; ``running`` then goes on as before.
     """
     settings = AcceptorSettings(
         inner_host=inner.host,
@@ -57,7 +62,10 @@ async def start_acceptor(
     server = None
     try:
         server = take_listener((listen.host, listen.port))
-        return await AcceptorProcess.start(server, settings)
+        if running is None:
+            return await AcceptorProcess.start(server, settings)
+        await running.move(server, settings)
+        return running
     except BaseException as error:
         if server is not None:
             server.close()

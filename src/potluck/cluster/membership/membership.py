@@ -6,8 +6,9 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -87,7 +88,9 @@ class Membership:
         self._config = config
         path = None if config.pem is None else config.pem.removed
         self._removed = None if path is None else RemovedNodes(path)
+        self._keys = keys
         self._session = session
+        self._methods = methods
         self._observer = observer
         self._client = CallClient(session, keys, config.node_id)
         self._server = CallServer(session, methods, self._is_removed)
@@ -104,11 +107,7 @@ class Membership:
             on_conflict=self._on_conflict,
         )
         self._namesakes.register(methods)
-        me = (config.node_id, session.session_id)
-        session.serve(keys.call(*me), self._server.on_query)
-        session.subscribe(keys.cancel(*me), self._server.on_cancel)
-        session.watch_liveliness(keys.anyone_alive(), self._on_token)
-        session.declare_alive(keys.alive(*me))  # last: nodes that see it may call immediately
+        self._declare()
 
     @classmethod
     async def open(
@@ -134,23 +133,38 @@ class Membership:
             raise
         return membership
 
+    async def move(self, listen: Address, connect: Sequence[Address]) -> None:
+        """Listen at ``listen`` from now on, and connect to ``connect``: the address so far is gone.
+
+        All members leave, and those that can be reached join again; so does this node as they see
+        it. Calls in progress, also to this node, fail with ``NodeLostError``. Routes stay. Raises
+        ``JoinError`` if the address cannot be listened on; then nothing has changed.
+        """
+        config = replace(self._config, listen=listen, connect=tuple(connect))
+        session = await ZenohSession.open(config, successor_of=self._session)
+        before, server, client = self._session, self._server, self._client
+        for node_id in list(self._roster.sessions):
+            self._forget(node_id)
+        client.session_left(self.node_id, before.session_id)
+        self._config, self._session = config, session
+        self._client = CallClient(session, self._keys, config.node_id)
+        self._server = CallServer(session, self._methods, self._is_removed)
+        self._roster = Roster(own_node_id=config.node_id, wire_version=config.wire_version)
+        self._namesakes.moved(session.session_id, str(session.address), self._client)
+        self._declare()
+        client.close()
+        await server.close()
+        await before.close(wait_seconds=_GIVE_UP_SECONDS)
+
     def refuse_removed(self) -> None:
         """Disconnect the nodes that are now in the file of removed nodes.
 
         Each of them leaves as if its agent had exited, and cannot join again.
         """
         self._session.refuse_removed()
-        for node_id, sessions in list(self._roster.sessions.items()):
+        for node_id in list(self._roster.sessions):
             if self._is_removed(node_id):
-                for session_id in reversed(sessions):
-                    self._step(
-                        self._roster.vanished,
-                        NodeSession(
-                            node_id=node_id,
-                            session_id=session_id,
-                            wire_version=self._config.wire_version,
-                        ),
-                    )
+                self._forget(node_id)
 
     @property
     def node_id(self) -> NodeId:
@@ -242,6 +256,22 @@ class Membership:
         await self._server.close()
         await self._session.close(wait_seconds=wait_seconds)
 
+    def _declare(self) -> None:
+        """Take part in the cluster with the current session."""
+        session, keys, me = self._session, self._keys, (self.node_id, self._session.session_id)
+        session.serve(keys.call(*me), self._server.on_query)
+        session.subscribe(keys.cancel(*me), self._server.on_cancel)
+        session.watch_liveliness(keys.anyone_alive(), partial(self._on_token, session))
+        session.declare_alive(keys.alive(*me))  # last: nodes that see it may call immediately
+
+    def _forget(self, node_id: NodeId) -> None:
+        """Handle the end of all sessions of a node."""
+        for session_id in reversed(self._roster.sessions[node_id]):
+            ended = NodeSession(
+                node_id=node_id, session_id=session_id, wire_version=self._config.wire_version
+            )
+            self._step(self._roster.vanished, ended)
+
     def _find(self, node_id: NodeId) -> SessionId:
         if node_id == self._config.node_id:
             return self._session.session_id
@@ -254,7 +284,9 @@ class Membership:
             )
         return session_id
 
-    def _on_token(self, key: str, is_alive: bool) -> None:
+    def _on_token(self, session: ZenohSession, key: str, is_alive: bool) -> None:
+        if session is not self._session:
+            return  # it is being closed
         node_session = parse_alive(key)
         if node_session is None:
             _log.warning("ignored a malformed liveliness token: %s", key)

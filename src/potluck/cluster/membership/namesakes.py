@@ -68,6 +68,7 @@ class Namesakes:
         self._patience_seconds = lease_milliseconds / 1000 + _MORE_SECONDS
         self._on_conflict = on_conflict
         self._started = time.monotonic()
+        self._earlier: set[SessionId] = set()
         self._examinations: dict[NodeSession, asyncio.Task[None]] = {}
         self._warned_of: set[SessionId] = set()
 
@@ -75,10 +76,20 @@ class Namesakes:
         """Register the call by which other runs ask about this one."""
         methods.register(_METHOD, self._on_run)
 
+    def moved(self, session_id: SessionId, address: str, client: CallClient) -> None:
+        """Handle that this run has another session from now on; the token of the earlier one
+        may still be seen for a while.
+        """
+        self.close()
+        self._earlier.add(self._session_id)
+        self._session_id, self._address, self._client = session_id, address, client
+
     def appeared(self, node_session: NodeSession) -> None:
-        """Handle a token with this node's id; its own is ignored."""
+        """Handle a token with this node's id; those of this run are ignored."""
         is_other = (
-            node_session.node_id == self._node_id and node_session.session_id != self._session_id
+            node_session.node_id == self._node_id
+            and node_session.session_id != self._session_id
+            and node_session.session_id not in self._earlier
         )
         if is_other and node_session not in self._examinations:
             self._examinations[node_session] = asyncio.create_task(self._examine(node_session))

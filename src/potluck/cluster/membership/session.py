@@ -67,12 +67,15 @@ class ZenohSession:
         self._guard_links()
 
     @classmethod
-    async def open(cls, config: MembershipConfig) -> ZenohSession:
+    async def open(
+        cls, config: MembershipConfig, *, successor_of: ZenohSession | None = None
+    ) -> ZenohSession:
         """Listen, and begin to connect; members may not have been reached when this returns.
 
         With TLS, a separate process accepts connections at the address and connects members to the
-        session at a loopback address (see ``cluster.acceptor``). Raises ``JoinError`` if the
-        address cannot be listened on or the PEM files are invalid.
+        session at a loopback address (see ``cluster.acceptor``). A successor takes over that
+        process with its routes; the earlier session is then to be closed. Raises ``JoinError`` if
+        the address cannot be listened on or the PEM files are invalid.
         """
         listen = concrete(config.listen)
         inner = None if config.pem is None else concrete(INNER)
@@ -95,7 +98,10 @@ class ZenohSession:
         try:
             acceptor = None
             if config.pem is not None and inner is not None:
-                acceptor = await start_acceptor(config, config.pem, listen, inner)
+                running = None if successor_of is None else successor_of._acceptor
+                acceptor = await start_acceptor(config, config.pem, listen, inner, running)
+                if successor_of is not None:
+                    successor_of._acceptor = None
         except BaseException:
             _in_thread(session.close, "zenoh-close")
             raise

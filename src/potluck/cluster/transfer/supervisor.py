@@ -9,7 +9,7 @@ import logging
 import socket
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Self, TypeAlias, TypeVar
 
@@ -236,6 +236,11 @@ class TransferProcess:
         """
         self._serving = SetServing(is_serving, link_bytes_per_second)
         self._say(self._serving)
+
+    def set_address(self, host: str, port: int) -> None:
+        """Set where this node's acceptor listens from now on; peers are told to connect there."""
+        self.address = (host, port)
+        self._settings = replace(self._settings, host=host, port=port)  # for a restart
 
     def set_refused(self, nodes: frozenset[NodeId]) -> None:
         """Set the nodes that are excluded from transfers; their connections are closed."""

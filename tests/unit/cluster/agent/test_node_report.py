@@ -33,7 +33,7 @@ GIB = 2**30
 SHARED = DeviceMemory(total_bytes=8 * GIB, free_bytes=None, is_shared=True, source="by hand")
 
 
-FACTS = NodeFacts(node_id=NodeId("a" * 16), address="", memory_limit_bytes=None, num_threads=1)
+FACTS = NodeFacts(node_id=NodeId("a" * 16), memory_limit_bytes=None, num_threads=1)
 
 
 def make_report(
@@ -44,6 +44,7 @@ def make_report(
         facts,
         probed,
         units.all(),
+        address="",
         http_address=None,
         is_draining=False,
         stages=stages or StageMemory(),
@@ -75,7 +76,7 @@ def test_usable_memory(
     monkeypatch: pytest.MonkeyPatch, limit: int | None, planned: int, untaken: int, usable: int
 ) -> None:
     monkeypatch.setattr(node, "memory_facts", eight_free)
-    facts = NodeFacts(node_id=NodeId("a" * 16), address="", memory_limit_bytes=limit, num_threads=1)
+    facts = NodeFacts(node_id=NodeId("a" * 16), memory_limit_bytes=limit, num_threads=1)
     node_report = make_report(
         facts, hardware.report(), StageMemory(planned_bytes=planned, untaken_bytes=untaken)
     )

@@ -1,0 +1,123 @@
+"""Follows this node's address, which a new DHCP lease or another network may change.
+
+A node has one address, that of one interface. Once the machine no longer has it, no connection to
+or from it works, and the other nodes lose this one within the lease.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import socket
+from collections.abc import Awaitable, Callable, Sequence
+
+from potluck.cluster.background import Spawn
+from potluck.cluster.calls import decode
+from potluck.cluster.membership import Address, Membership, parse_address
+from potluck.errors import CallError, JoinError, PotluckError
+from potluck.types.cluster import NodeId
+from potluck.types.node import NodeReport
+
+_log = logging.getLogger(__name__)
+
+FindHost = Callable[[], str | None]
+"""Returns an IP address of this machine at which other nodes may reach it; None without any."""
+
+_LOOK_SECONDS = 1.0
+_NUM_LOOKS = 3
+"""How often in a row an address must be missing: some programs remove one only to add it again."""
+
+
+class OwnAddress:
+    """Moves a membership when its address is gone. For use in the agent's event loop.
+
+    ``connect`` are addresses of members, besides those where members said that they listen.
+    ``find_host`` is only called while the address is gone, ``moved`` after each move.
+    """
+
+    def __init__(
+        self,
+        membership: Membership,
+        connect: Sequence[Address],
+        find_host: FindHost,
+        moved: Callable[[], Awaitable[None]],
+        *,
+        spawn: Spawn,
+        is_here: Callable[[str], bool] | None = None,
+    ) -> None:
+        self._membership = membership
+        self._connect = tuple(connect)
+        self._find_host = find_host
+        self._moved = moved
+        self._spawn = spawn
+        self._is_here = is_here or is_own_address
+        self._members: dict[NodeId, Address] = {}
+        self._logged = ""
+
+    def joined(self, node: NodeId) -> None:
+        """Ask a new member where it listens: this node may have to find it again."""
+        self._spawn(self._learn(node))
+
+    async def run(self) -> None:
+        """Look once a second, until cancelled."""
+        num_missing = 0
+        while not self._membership.address.is_loopback:
+            await asyncio.sleep(_LOOK_SECONDS)
+            num_missing = 0 if self._is_here(self._membership.address.host) else num_missing + 1
+            if num_missing >= _NUM_LOOKS:
+                await self._move()
+
+    async def _learn(self, node: NodeId) -> None:
+        text = await address_of(self._membership, node)
+        if text is not None:
+            self._members[node] = parse_address(text)
+
+    async def _move(self) -> None:
+        before = self._membership.address
+        host = self._find_host()
+        if host is None:
+            self._log_once(
+                f"this machine no longer has the address {before.host}, nor another on the "
+                "network; this node waits for one"
+            )
+            return
+        listen = Address(host=host, port=before.port)
+        try:
+            await self._membership.move(
+                listen, tuple(dict.fromkeys((*self._connect, *self._members.values())))
+            )
+        except JoinError as error:
+            self._log_once(f"this machine no longer has the address {before.host}: {error.message}")
+            return
+        self._logged = ""
+        _log.warning(
+            "this machine no longer has the address %s: other nodes reach this one at %s now",
+            before.host,
+            listen,
+        )
+        await self._moved()
+
+    def _log_once(self, message: str) -> None:
+        if message != self._logged:
+            self._logged = message
+            _log.warning("%s", message)
+
+
+async def address_of(membership: Membership, node: NodeId) -> str | None:
+    """Return where a member says that it listens; None if it does not answer."""
+    try:
+        return decode(await membership.call(node, "node.report", b""), NodeReport).address
+    except (CallError, PotluckError):
+        return None
+
+
+def is_own_address(host: str) -> bool:
+    """Whether this machine has an IP address, on any interface."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind((host, 0))
+    except OSError as error:
+        return error.errno != errno.EADDRNOTAVAIL
+    return True
