@@ -133,9 +133,9 @@ def test_a_second_ctrl_c_leaves_nothing_either(tmp_path: Path) -> None:
 
 
 def test_what_an_agent_says_is_shown_when_it_does_not_start(tmp_path: Path) -> None:
-    demo = Demo(tmp_path, POTLUCK_COLOUR="blue")
+    demo = Demo(tmp_path, POTLUCK_THREADS="many")
     _, errors = demo.finish()
     assert demo.process.returncode == 1
     assert errors.startswith("potluck: the demo failed: agent 1 did not start; it said:\n")
-    assert "POTLUCK_COLOUR" in errors
+    assert "POTLUCK_THREADS" in errors
     assert demo.leftovers() == []

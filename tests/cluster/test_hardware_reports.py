@@ -32,6 +32,7 @@ from potluck.types.cluster import UnitId
 from potluck.types.hardware import DetectorReport
 from potluck.types.node import NodeReport, UnitReport
 from potluck.types.unit import Role
+from potluck.uname import host_name
 
 ROOT = Path(__file__).parents[2]
 FIGURES_SECONDS = 30.0
@@ -77,7 +78,7 @@ def test_a_new_node_has_its_cpu_at_once_and_figures_later(fleet: Fleet, tmp_path
     listed = agent.command_line("ps")
     assert listed.returncode == 0
     (line,) = (line for line in listed.stdout.splitlines() if " has " in line)
-    assert line.startswith(f"{agent.node_id} has ")
+    assert line.startswith(f"{host_name()} has ")
     shown = re.search(r", reads ([\d.]+) ([MG])B/s$", line)
     assert shown is not None
     assert float(shown[1]) * {"M": 1e6, "G": 1e9}[shown[2]] == pytest.approx(rate, rel=0.01)

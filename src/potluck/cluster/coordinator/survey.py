@@ -35,6 +35,7 @@ from potluck.types.cluster import DeploymentId, NodeId
 from potluck.types.node import CPU_UNIT, NodeReport
 from potluck.types.placement import Preferences, Rejection
 from potluck.types.speed import NodeSpeeds
+from potluck.types.unit import Role
 
 _NOBODY: Mapping[NodeUnitId, str] = MappingProxyType({})
 _log = logging.getLogger(__name__)
@@ -161,7 +162,17 @@ def _leaving(report: NodeReport) -> NodeReport:
 def _without(
     reports: Sequence[NodeReport], left_out: Mapping[NodeUnitId, str]
 ) -> tuple[list[NodeReport], list[Rejection]]:
-    """Return the reports without the units that are left out, and these with the reasons."""
+    """Return the reports without the units that are left out, and these with the reasons.
+
+    A unit that its node reports as out stays: the node knows the cause, and how long it lasts.
+    """
+    out = {
+        (report.node_id, unit.unit_id)
+        for report in reports
+        for unit in report.units
+        if unit.role is Role.OUT
+    }
+    left_out = {unit: reason for unit, reason in left_out.items() if unit not in out}
     kept = [
         msgspec.structs.replace(
             report,
