@@ -284,6 +284,7 @@ async def _run(
     from potluck.cluster.agent.console import AgentConsole
     from potluck.cluster.agent.control import serve_control
     from potluck.cluster.agent.gateway import AgentGateway
+    from potluck.cluster.agent.known_nodes import NamesInLog
     from potluck.cluster.agent.service import Agent
 
     ending = asyncio.Event()
@@ -295,6 +296,10 @@ async def _run(
         if not await _before(opening, ending):
             return
         agent = opening.result()
+        names = NamesInLog(agent.known_nodes)
+        for handler in logging.getLogger().handlers:
+            handler.addFilter(names)
+            opened.callback(handler.removeFilter, names)
         gateway = AgentGateway(agent)
         console = AgentConsole(agent, gateway)
         control = serve_control(agent, gateway, console, directory, ending.set)

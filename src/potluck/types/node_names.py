@@ -45,11 +45,6 @@ class NodeNames:
         return document
 
 
-def mentions_node(text: str) -> bool:
-    """Return whether a text contains what may be the id of a node."""
-    return _NODE_ID.search(text) is not None
-
-
 def names_of(nodes: Iterable[Mapping[str, Any]]) -> NodeNames:
     """Return the names in the list ``nodes`` of a document on a cluster or a plan."""
     return NodeNames({node["node_id"]: node.get("name") or "" for node in nodes})

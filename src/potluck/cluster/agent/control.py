@@ -39,7 +39,6 @@ from potluck.cluster.calls import Deploy
 from potluck.cluster.invitations.ledger import DEFAULT_SECONDS
 from potluck.errors import PotluckError, UsageError
 from potluck.types.cluster import NodeId
-from potluck.types.node_names import mentions_node
 
 _log = logging.getLogger(__name__)
 
@@ -203,9 +202,7 @@ class _Control:
                 raise UsageError(f"the agent has no method {request.method!r}")
             await send({"result": await handler(request.params, send)})
         except PotluckError as error:
-            message = error.message
-            if mentions_node(message):
-                message = await self._gateway.with_names(message)
+            message = self._agent.known_nodes.names.in_text(error.message)
             await send(_error(message, error.hint, error.exit_code))
             return
         except OSError as error:

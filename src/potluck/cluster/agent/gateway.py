@@ -39,8 +39,7 @@ from potluck.types.gateway import (
     ServedModel,
 )
 from potluck.types.node import NodeReport
-from potluck.types.node_names import NodeNames
-from potluck.types.sequence import Cancel, OnUpdate
+from potluck.types.sequence import Cancel, OnUpdate, SequenceUpdate
 
 _log = logging.getLogger(__name__)
 
@@ -77,13 +76,14 @@ class AgentGateway:
                 for record in live
             ]
         self._note_expected(live)
+        names = self._agent.known_nodes.names
         return [
             ModelStatus(
                 model_id=record.model_id,
                 created=record.created,
                 context_tokens=record.context_tokens,
                 state=_STATES[record.state],
-                reason=record.reason,
+                reason=names.in_text(record.reason),
                 sampling_defaults=record.sampling_defaults,
                 ready_in_seconds=self._ready_in_seconds(record),
                 weights_bytes=record.total_bytes,
@@ -132,9 +132,15 @@ class AgentGateway:
             weights.end_reading(job)
 
     def start(self, sequence: LiveSequence, on_update: OnUpdate) -> Cancel:
-        """Compute a sequence; see ``Relaying.start``."""
+        """Compute a sequence; see ``Relaying.start``. Errors have the names of nodes."""
         record = self._find(sequence.model_id)
-        return self._agent.relaying.start(record, sequence.request, on_update, sequence.committed)
+
+        def updated(update: SequenceUpdate | Exception) -> None:
+            if isinstance(update, PotluckError):
+                update.message = self._agent.known_nodes.names.in_text(update.message)
+            on_update(update)
+
+        return self._agent.relaying.start(record, sequence.request, updated, sequence.committed)
 
     def cluster_state(self, metrics: Sequence[ModelMetrics] | None = None) -> Mapping[str, object]:
         """Return the cluster as of the last ``refresh``; ``metrics``, if given, are more recent."""
@@ -156,12 +162,6 @@ class AgentGateway:
     async def refresh_nodes(self) -> None:
         """Ask all nodes for reports, but no coordinator for metrics."""
         await self._latest.refresh(self._alive)
-
-    async def with_names(self, text: str) -> str:
-        """Return a text for people, with the names of nodes in place of their ids."""
-        await self.refresh_nodes()
-        reports = self._latest.reports(self._alive)
-        return NodeNames({report.node_id: report.name for report in reports}).in_text(text)
 
     async def layout_nodes(self) -> list[LayoutNode]:
         """Ask all nodes for reports, and return the names that a layout may use."""

@@ -7,7 +7,7 @@ import logging
 from dataclasses import replace
 
 from potluck.cluster.agent.config import AgentConfig
-from potluck.cluster.agent.own_address import address_of
+from potluck.cluster.agent.known_nodes import report_of
 from potluck.cluster.agent.state import StateDirectory
 from potluck.cluster.invitations.identity import (
     Identity,
@@ -69,9 +69,9 @@ async def keep_addresses(membership: Membership, state: StateDirectory) -> None:
     await asyncio.sleep(_FIRST_SECONDS)
     while True:
         addresses = [
-            address
+            report.address
             for node in sorted(membership.nodes())
-            if (address := await address_of(membership, node)) is not None
+            if (report := await report_of(membership, node)) is not None
         ]
         try:
             joined = state.joined() if addresses else None

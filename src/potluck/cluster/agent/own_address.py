@@ -12,12 +12,8 @@ import logging
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 
-from potluck.cluster.background import Spawn
-from potluck.cluster.calls import decode
-from potluck.cluster.membership import Address, Membership, parse_address
-from potluck.errors import CallError, JoinError, PotluckError
-from potluck.types.cluster import NodeId
-from potluck.types.node import NodeReport
+from potluck.cluster.membership import Address, Membership
+from potluck.errors import JoinError
 
 _log = logging.getLogger(__name__)
 
@@ -32,32 +28,25 @@ _NUM_LOOKS = 3
 class OwnAddress:
     """Moves a membership when its address is gone. For use in the agent's event loop.
 
-    ``connect`` are addresses of members, besides those where members said that they listen.
-    ``find_host`` is only called while the address is gone, ``moved`` after each move.
+    ``members`` returns addresses to connect to. It and ``find_host`` are only called while the
+    address is gone, ``moved`` after each move.
     """
 
     def __init__(
         self,
         membership: Membership,
-        connect: Sequence[Address],
+        members: Callable[[], Sequence[Address]],
         find_host: FindHost,
         moved: Callable[[], Awaitable[None]],
         *,
-        spawn: Spawn,
         is_here: Callable[[str], bool] | None = None,
     ) -> None:
         self._membership = membership
-        self._connect = tuple(connect)
+        self._members = members
         self._find_host = find_host
         self._moved = moved
-        self._spawn = spawn
         self._is_here = is_here or is_own_address
-        self._members: dict[NodeId, Address] = {}
         self._logged = ""
-
-    def joined(self, node: NodeId) -> None:
-        """Ask a new member where it listens: this node may have to find it again."""
-        self._spawn(self._learn(node))
 
     async def run(self) -> None:
         """Look once a second, until cancelled."""
@@ -67,11 +56,6 @@ class OwnAddress:
             num_missing = 0 if self._is_here(self._membership.address.host) else num_missing + 1
             if num_missing >= _NUM_LOOKS:
                 await self._move()
-
-    async def _learn(self, node: NodeId) -> None:
-        text = await address_of(self._membership, node)
-        if text is not None:
-            self._members[node] = parse_address(text)
 
     async def _move(self) -> None:
         before = self._membership.address
@@ -84,9 +68,7 @@ class OwnAddress:
             return
         listen = Address(host=host, port=before.port)
         try:
-            await self._membership.move(
-                listen, tuple(dict.fromkeys((*self._connect, *self._members.values())))
-            )
+            await self._membership.move(listen, self._members())
         except JoinError as error:
             self._log_once(f"this machine no longer has the address {before.host}: {error.message}")
             return
@@ -102,14 +84,6 @@ class OwnAddress:
         if message != self._logged:
             self._logged = message
             _log.warning("%s", message)
-
-
-async def address_of(membership: Membership, node: NodeId) -> str | None:
-    """Return where a member says that it listens; None if it does not answer."""
-    try:
-        return decode(await membership.call(node, "node.report", b""), NodeReport).address
-    except (CallError, PotluckError):
-        return None
 
 
 def is_own_address(host: str) -> bool:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -32,6 +32,7 @@ from potluck.cluster.agent.hosted_stage import HostedStage
 from potluck.cluster.agent.hosts import HostAnswer, ask_hosts
 from potluck.cluster.agent.identities import keep_addresses, own_identity
 from potluck.cluster.agent.inviting import Inviting
+from potluck.cluster.agent.known_nodes import KnownNodes
 from potluck.cluster.agent.leaving import Leaving
 from potluck.cluster.agent.link_share import serves, share_links
 from potluck.cluster.agent.links import Links
@@ -56,7 +57,7 @@ from potluck.cluster.background import Background
 from potluck.cluster.calls import AskMetrics, DeploymentRecord, decode, encode
 from potluck.cluster.invitations.identity import Identity
 from potluck.cluster.invitations.ledger import LedgerFile
-from potluck.cluster.membership import Membership, MembershipConfig, MethodTable, PemPaths
+from potluck.cluster.membership import Address, Membership, MembershipConfig, MethodTable, PemPaths
 from potluck.cluster.transfer.client import TransferClient
 from potluck.cluster.transfer.peer_frames import SERVER_NAME
 from potluck.cluster.transfer.settings import TransferSettings
@@ -103,6 +104,7 @@ class Agent:
     removals: Removals
     inviting: Inviting
     node_calls: NodeCalls
+    known_nodes: KnownNodes
     events: MemberEvents
     history: History
 
@@ -130,6 +132,7 @@ class Agent:
             )
             opened.push_async_callback(membership.close)
             background = Background()
+            known_nodes = KnownNodes(membership, spawn=background.spawn)
             history = History(membership, spawn=background.spawn)
             outages = UnitOutages(history.unit_changed)
             num_threads = config.num_threads or default_num_threads()
@@ -291,16 +294,17 @@ class Agent:
                     files.set_address(membership.address.host, membership.address.port)
                 await inviting.moved()
 
-            own_address = OwnAddress(
-                membership, config.connect, config.find_host, moved, spawn=background.spawn
-            )
+            def members() -> Sequence[Address]:
+                return tuple(dict.fromkeys((*config.connect, *known_nodes.addresses())))
+
+            own_address = OwnAddress(membership, members, config.find_host, moved)
 
             def joined(node: NodeId) -> None:
                 history.joined(node)
                 coordination.joined(node)
                 links.joined(node)
                 removals.joined(node)
-                own_address.joined(node)
+                known_nodes.joined(node)
 
             def left(node: NodeId) -> None:
                 history.left(node)
@@ -328,6 +332,7 @@ class Agent:
                 node_calls=node_calls,
                 events=events,
                 history=history,
+                known_nodes=known_nodes,
             )
 
     @property

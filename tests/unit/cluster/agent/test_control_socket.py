@@ -15,6 +15,7 @@ from potluck.cluster.agent.control import serve_control
 from potluck.cluster.agent.state import StateDirectory
 from potluck.cluster.calls import Deploy
 from potluck.errors import EngineError
+from potluck.types.node_names import NodeNames
 
 
 class SlowCoordination:
@@ -36,7 +37,12 @@ async def answers(path: Path, line: bytes) -> list[dict[str, Any]]:
     return [json.loads(each) for each in data.splitlines()]
 
 
-AGENT = cast(Any, SimpleNamespace(coordination=SlowCoordination()))
+AGENT = cast(
+    Any,
+    SimpleNamespace(
+        coordination=SlowCoordination(), known_nodes=SimpleNamespace(names=NodeNames({}))
+    ),
+)
 
 
 @pytest.mark.parametrize(
@@ -68,15 +74,12 @@ def test_an_error_calls_nodes_by_their_names(tmp_path: Path) -> None:
         async def undeploy(self, name: str) -> None:
             raise EngineError(f"stage 1 on node {'b' * 16}: lost")
 
-    class Gateway:
-        async def with_names(self, text: str) -> str:
-            return text.replace("b" * 16, "attic")
-
     async def run() -> None:
         state = StateDirectory(tmp_path)
-        agent, gateway = SimpleNamespace(coordination=Failing()), Gateway()
+        known = SimpleNamespace(names=NodeNames({"b" * 16: "attic"}))
+        agent = SimpleNamespace(coordination=Failing(), known_nodes=known)
         control = serve_control(
-            cast(Any, agent), cast(Any, gateway), cast(Any, None), state, lambda: None
+            cast(Any, agent), cast(Any, None), cast(Any, None), state, lambda: None
         )
         async with control:
             line = b'{"method": "undeploy", "params": {"name": "demo"}}\n'

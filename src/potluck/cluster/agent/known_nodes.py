@@ -1,0 +1,69 @@
+"""What this node knows of the others for as long as its agent runs: names and addresses.
+
+It is kept when a node is lost, since a message about the loss needs its name, and this node may
+have to find it again at its address.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Sequence
+
+from potluck.cluster.background import Spawn
+from potluck.cluster.calls import decode
+from potluck.cluster.membership import Address, Membership, parse_address
+from potluck.errors import ParameterError, PotluckError
+from potluck.types.cluster import NodeId
+from potluck.types.node import NodeReport
+from potluck.types.node_names import NodeNames
+from potluck.uname import host_name
+
+
+class KnownNodes:
+    """Asks each node that joins for its report. For use in the agent's event loop."""
+
+    def __init__(self, membership: Membership, *, spawn: Spawn) -> None:
+        self._membership = membership
+        self._spawn = spawn
+        self._names: dict[str, str] = {membership.node_id: host_name()}
+        self._addresses: dict[NodeId, Address] = {}
+        self.names = NodeNames(self._names)
+
+    def joined(self, node: NodeId) -> None:
+        """Handle a node that joined."""
+        self._spawn(self._learn(node))
+
+    def addresses(self) -> Sequence[Address]:
+        """Return where the nodes listened when they last joined."""
+        return tuple(self._addresses.values())
+
+    async def _learn(self, node: NodeId) -> None:
+        report = await report_of(self._membership, node)
+        if report is None:
+            return
+        self._names[node] = report.name
+        self.names = NodeNames(self._names)
+        with contextlib.suppress(ParameterError):
+            self._addresses[node] = parse_address(report.address)
+
+
+async def report_of(membership: Membership, node: NodeId) -> NodeReport | None:
+    """Return the report of a node; None if it does not answer."""
+    try:
+        return decode(await membership.call(node, "node.report", b""), NodeReport)
+    except PotluckError:
+        return None
+
+
+class NamesInLog(logging.Filter):
+    """Puts the names of nodes in place of their ids in a log's messages."""
+
+    def __init__(self, nodes: KnownNodes) -> None:
+        super().__init__()
+        self._nodes = nodes
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Change the record, and pass it on."""
+        record.msg, record.args = self._nodes.names.in_text(record.getMessage()), None
+        return True
