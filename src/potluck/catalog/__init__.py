@@ -18,7 +18,7 @@ from potluck.catalog.description import (
 )
 from potluck.catalog.fetch import fetch_model
 from potluck.catalog.hub import FetchedFile
-from potluck.catalog.locate import ModelFiles, locate_on_disk
+from potluck.catalog.locate import ModelFiles, locate_on_disk, looks_like_path
 from potluck.catalog.manifest_view import ContentFile, ContentOpener, ManifestView
 from potluck.catalog.manifests import (
     check_manifest,
@@ -50,6 +50,7 @@ __all__ = [
     "load_token_list",
     "load_tokenizer",
     "locate_on_disk",
+    "looks_like_path",
     "make_manifest",
     "manifest_digest",
     "manifest_names",

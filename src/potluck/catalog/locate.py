@@ -97,7 +97,7 @@ def locate_model(name: str, find_on_hub: FindOnHub) -> ModelFiles:
             name, f"cannot be read: {error.strerror}", hint="check its permissions"
         ) from error
     hub_model = parse_hub_id(name)
-    if hub_model is None or _looks_like_a_path(name):
+    if hub_model is None or looks_like_path(name):
         raise ModelNotFoundError(
             f"no model found at {name}",
             hint="give a directory with config.json, a .gguf file, a hub id (org/name), or demo",
@@ -144,7 +144,8 @@ def parse_hub_id(name: str) -> HubModel | None:
     return HubModel(repo_id=match["repo_id"], revision=match["revision"], filename=filename or None)
 
 
-def _looks_like_a_path(name: str) -> bool:
+def looks_like_path(name: str) -> bool:
+    """Return whether MODEL is a path, even one that does not exist on this machine."""
     return name.startswith((".", "/", "~")) or (name.endswith(".gguf") and ":" not in name)
 
 

@@ -102,7 +102,7 @@ def deploy_params(
     is_path = model != "demo" and path.exists()
     return {
         "model": str(path.resolve()) if is_path else model,
-        "model_id": name or (_name_of(path.resolve()) if is_path else model),
+        "model_id": name,
         "context_tokens": context,
         "cache_tokens": cache,
         "num_states": states,
@@ -143,10 +143,6 @@ def parse_tensor_parallel(text: str) -> int | None:
     number: int | str = int(text) if is_number else text
     require_number("tensor_parallel", number)
     return int(number)
-
-
-def _name_of(path: Path) -> str:
-    return path.stem if path.suffix == ".gguf" else path.name
 
 
 def layout_params(state: StateDirectory, layout: str | None) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from potluck.catalog import ModelDescription, describe_model, read_profile
-from potluck.cluster.agent.new_deployment import new_record
+from potluck.cluster.agent.new_deployment import name_of, new_record
 from potluck.cluster.agent.plan_view import PlanOutcome, plan_view
 from potluck.cluster.calls import Deploy, DeploymentRecord, ModelFingerprint
 from potluck.cluster.coordinator.counting import counting_of
@@ -77,7 +77,7 @@ def _planned(
         request,
         description,
         ModelFingerprint(digest=description.files.pinned_name),
-        model_id=request.model_id or request.model,
+        model_id=name_of(request),
         coordinator=coordinator,
     )
     surveyed = ClusterSurvey(

@@ -18,8 +18,8 @@ NOTHING: dict[str, Any] = dict.fromkeys(
 )
 
 
-def make_deploy(**options: Any) -> Deploy:
-    params = deploy_params("m", **{**NOTHING, "quant": Quant.NONE, "mmap": False, **options})
+def make_deploy(model: str = "m", **options: Any) -> Deploy:
+    params = deploy_params(model, **{**NOTHING, "quant": Quant.NONE, "mmap": False, **options})
     return msgspec.convert(params, Deploy)
 
 
@@ -48,6 +48,17 @@ def test_groups_of_so_many_units_are_asked_for(
 def test_other_groups_are_refused(text: str) -> None:
     with pytest.raises(ParameterError, match=r"tensor_parallel is .*, but must be auto, off, or a"):
         make_deploy(tensor_parallel=text)
+
+
+def test_the_path_of_a_model_is_made_absolute_and_the_agent_names_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "m.gguf").touch()
+    assert make_deploy("m.gguf").model == str(tmp_path / "m.gguf")
+    assert make_deploy("m.gguf").model_id is None
+    assert make_deploy("m.gguf", name="mine").model_id == "mine"
+    assert make_deploy("/mnt/m.gguf").model == "/mnt/m.gguf"
 
 
 def test_the_path_of_a_draft_model_is_made_absolute(

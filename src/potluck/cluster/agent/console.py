@@ -165,19 +165,16 @@ def _converted(fields: dict[str, Any]) -> Deploy:
         raise _unreadable(error) from error
     if deploy.model_id is not None and not deploy.model_id.strip():
         raise ParameterError("model_id", "model_id is empty", hint="omit it, or give a name")
-    return deploy if deploy.model_id else msgspec.structs.replace(deploy, **_named(deploy.model))
+    return msgspec.structs.replace(deploy, model=_absolute(deploy.model))
 
 
 def _unreadable(error: Exception) -> ParameterError:
     return ParameterError("body", f"the body cannot be read: {error}")
 
 
-def _named(model: str) -> dict[str, str]:
-    """Return the default name of a model: MODEL, or the last part of a path."""
+def _absolute(model: str) -> str:
+    """Return MODEL, with an absolute path if it is one on this machine."""
     if "\0" in model:
         raise ParameterError("model", "model contains a NUL character")
     path = Path(model).expanduser()
-    if model == "demo" or not path.exists():
-        return {"model_id": model}
-    path = path.resolve()
-    return {"model": str(path), "model_id": path.stem if path.suffix == ".gguf" else path.name}
+    return str(path.resolve()) if model != "demo" and path.exists() else model

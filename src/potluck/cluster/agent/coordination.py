@@ -13,7 +13,7 @@ import msgspec
 from potluck.catalog import ModelDescription, read_profile
 from potluck.cluster.agent.changes import Changes
 from potluck.cluster.agent.deployment_history import UNDEPLOYED
-from potluck.cluster.agent.new_deployment import new_record
+from potluck.cluster.agent.new_deployment import name_of, new_record
 from potluck.cluster.agent.promises import Promises
 from potluck.cluster.agent.registry import Registry
 from potluck.cluster.agent.small_models import SmallModels, deploy_of, draft_record
@@ -147,7 +147,7 @@ class Coordination:
                 await asyncio.shield(ending)
             raise
         if request.replaces:
-            await self._take_name(deployment, request.model_id or request.model)
+            await self._take_name(deployment, name_of(request))
         await self._tell_everybody(deployment)  # a client may ask any node once this returns
         return deployment.record
 
@@ -551,7 +551,7 @@ class Coordination:
     def _new_record(
         self, request: Deploy, description: ModelDescription, fingerprint: ModelFingerprint
     ) -> DeploymentRecord:
-        name = request.model_id or request.model
+        name = name_of(request)
         model_id = self.registry.free_model_id(name)
         if model_id != name and request.is_named and not request.replaces:
             raise ParameterError(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import secrets
 import time
+from pathlib import Path
 
-from potluck.catalog import ModelDescription
+from potluck.catalog import ModelDescription, looks_like_path
 from potluck.cluster.calls import (
     Deploy,
     DeploymentRecord,
@@ -24,6 +25,19 @@ from potluck.types.placement import wanted_streams
 from potluck.types.quantization import Quantization
 from potluck.types.ranges import DEFAULT_CACHE_CONTEXTS, require_number
 from potluck.types.states import states_for
+
+
+def name_of(request: Deploy) -> str:
+    """Return the requested name of a deployment, or the default: MODEL, or the last part of a path.
+
+    The default does not depend on which node has the files.
+    """
+    if request.model_id:
+        return request.model_id
+    if not looks_like_path(request.model):
+        return request.model
+    path = Path(request.model)
+    return path.stem if path.suffix == ".gguf" else path.name
 
 
 def new_record(

@@ -10,7 +10,7 @@ import pytest
 from support.models.recurrent_configs import MAMBA, hybrid_config
 
 from potluck.catalog import ModelDescription, describe_model
-from potluck.cluster.agent.new_deployment import new_record
+from potluck.cluster.agent.new_deployment import name_of, new_record
 from potluck.cluster.calls import Deploy, DeploymentRecord, ModelFingerprint, StageRecord
 from potluck.cluster.coordinator.planning import size_of
 from potluck.cluster.coordinator.starting import stage_spec
@@ -44,6 +44,23 @@ def test_names_that_would_be_misread_are_refused_and_shown_escaped(name: str) ->
 @pytest.mark.parametrize("name", ["demo", "org/Model-7B:Q4.gguf", "modèle 7", "模型", ".hidden"])
 def test_names_of_models_are_accepted(name: str) -> None:
     assert record(name=name).model_id == name
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("/mnt/m.gguf", "m"),
+        ("/mnt/Model-1.5B/", "Model-1.5B"),
+        ("~/models/m.gguf", "m"),
+        ("m.gguf", "m"),
+        ("org/model", "org/model"),
+        ("org/model:m.gguf", "org/model:m.gguf"),
+        ("demo", "demo"),
+    ],
+)
+def test_the_default_name_is_the_same_wherever_the_files_are(model: str, name: str) -> None:
+    assert name_of(Deploy(model=model)) == name  # no such path exists on this machine
+    assert name_of(Deploy(model=model, model_id="mine")) == "mine"
 
 
 def test_small_states_are_as_many_as_a_step_has_sequences() -> None:
