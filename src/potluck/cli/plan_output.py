@@ -294,10 +294,8 @@ def _facts(plan: Mapping[str, Any]) -> Iterator[str]:
         if (prediction := plan["prediction"]) and prediction["gap"] >= 0.0005:
             aim += f"; no plan is more than {format_percent(prediction['gap'])} better"
     yield aim
-    yield (
-        f"{plan['num_layers']} layers; the cache is for {plan['cache_tokens']} tokens"
-        f"{mapped_text(plan)}"
-    )
+    cache = f"{plan['num_layers']} layers; the cache is for {plan['cache_tokens']} tokens"
+    yield "; ".join(filter(None, (cache, mapped_text(plan))))
 
 
 def _draft_lines(plan: Mapping[str, Any], names: NodeNames) -> Iterator[str]:

@@ -242,6 +242,8 @@ def stage_lines(deployment: Mapping[str, Any]) -> Iterator[str]:
         yield from table(rows)
     yield from memory_lines(deployment)
     yield from state_lines(deployment)
+    if mapped := mapped_text(deployment):
+        yield mapped
     yield from remark_lines(deployment)
     for rejection in deployment["rejections"]:
         yield f"not used: {rejection['node_id']} {rejection['unit_id']}: {rejection['reason']}"
@@ -284,13 +286,13 @@ def remark_lines(deployment: Mapping[str, Any]) -> Iterator[str]:
         yield f"arithmetic: {deployment['arithmetic_note']}"
 
 
-def mapped_text(plan: Mapping[str, Any]) -> str:
-    """What becomes of the weights of a plan that maps them; empty of one that does not."""
-    if not plan["is_mapped"]:
+def mapped_text(deployment: Mapping[str, Any]) -> str:
+    """Say what becomes of the weights of a deployment or a plan that maps them; else empty."""
+    if not deployment["is_mapped"] or not deployment["stages"]:
         return ""
-    loaded = [str(stage["stage"]) for stage in plan["stages"] if stage["memory"]["weights"]]
+    loaded = [str(stage["stage"]) for stage in deployment["stages"] if stage["memory"]["weights"]]
     but = f" except in {'stage' if len(loaded) == 1 else 'stages'} {', '.join(loaded)}"
-    return f"; weights are memory-mapped and do not count as used memory{but if loaded else ''}"
+    return f"weights are memory-mapped and do not count as used memory{but if loaded else ''}"
 
 
 def stage_memory(stage: Mapping[str, Any]) -> MemoryPlan:

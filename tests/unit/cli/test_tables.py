@@ -107,6 +107,7 @@ PLAIN: dict[str, Any] = {
     "rejections": [],
     "arithmetic_note": "",
     "num_states": 0,
+    "is_mapped": False,
 }
 """Of a deployment or a plan about which there is nothing to say."""
 
@@ -166,6 +167,7 @@ def test_a_deployment_shows_its_state_its_stages_and_who_got_nothing() -> None:
         "rejections": [{"node_id": C, "unit_id": "cpu/native", "reason": "too small"}],
         "arithmetic_note": "",
         "num_states": 0,
+        "is_mapped": True,
         **UNDISTURBED,
     }
     assert list(deployment_lines(document)) == [
@@ -177,6 +179,7 @@ def test_a_deployment_shows_its_state_its_stages_and_who_got_nothing() -> None:
         f"1      {B}  cpu/native  [5, 9) + head       1 MiB",
         "stage 0: bf16 weights 900 KiB, f32 weights 24 KiB, scratch 100 KiB",
         "stage 1: bf16 weights 900 KiB, f32 weights 24 KiB, scratch 100 KiB",
+        "weights are memory-mapped and do not count as used memory except in stages 0, 1",
         "quant: q4_k",
         "quant: a and 2 more: q5_0 instead of q4_k, because rows of 96 are not a multiple of the "
         "block size 256",
@@ -301,16 +304,17 @@ def test_weights_that_cannot_be_mapped_are_named_by_their_stages() -> None:
     stages[1]["memory"]["weights"] = {}
     assert (
         mapped_text(plan)
-        == "; weights are memory-mapped and do not count as used memory except in stages 0, 2"
+        == "weights are memory-mapped and do not count as used memory except in stages 0, 2"
     )
     stages[0]["memory"]["weights"] = {}
     assert (
         mapped_text(plan)
-        == "; weights are memory-mapped and do not count as used memory except in stage 2"
+        == "weights are memory-mapped and do not count as used memory except in stage 2"
     )
     stages[2]["memory"]["weights"] = {}
-    assert mapped_text(plan) == "; weights are memory-mapped and do not count as used memory"
+    assert mapped_text(plan) == "weights are memory-mapped and do not count as used memory"
     assert mapped_text({**plan, "is_mapped": False}) == ""
+    assert mapped_text({"is_mapped": True, "stages": []}) == ""
 
 
 def test_without_stages_there_is_no_table() -> None:
