@@ -275,12 +275,15 @@ def deployed(
         nodes: dict[str, TaskID] = {}
         for document in ask(directory.control_socket, "deploy", params):
             result = document.get("result") or document["event"]
+            for node in nodes.keys() - {each["node_id"] for each in result["transfers"]}:
+                bar.update(nodes[node], visible=False)
             for transfer in result["transfers"]:
                 node = transfer["node_id"]
                 if node not in nodes:
                     nodes[node] = bar.add_task(names.of(node))
                 bar.update(
                     nodes[node],
+                    visible=True,
                     description=f"{names.of(node)}: {transfer_text(transfer)}",
                     completed=transfer["done_bytes"],
                     total=transfer["total_bytes"] or None,

@@ -261,6 +261,10 @@ class Attempt:
         def loaded(index: int, stage: Loaded) -> None:
             self._kept_blocks[index] = stage.kept_blocks
             stages = list(self.record.stages)
+            # Nothing is transferred for it any more, but its node's last report is older than the
+            # last chunk. If another stage of the node is still loading, it reports again.
+            node_id = stages[index].node_id
+            transfers = tuple(each for each in self.record.transfers if each.node_id != node_id)
             stages[index] = msgspec.structs.replace(
                 stages[index],
                 memory=stage.memory,
@@ -268,7 +272,9 @@ class Attempt:
                 load_seconds=stage.seconds,
                 progress=None,
             )
-            self.record = msgspec.structs.replace(self.record, stages=tuple(stages))
+            self.record = msgspec.structs.replace(
+                self.record, stages=tuple(stages), transfers=transfers
+            )
             on_loaded()
 
         self._addresses = await load_stages(

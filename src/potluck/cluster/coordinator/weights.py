@@ -206,7 +206,10 @@ async def prepare_weights(
 async def gather_transfers(
     membership: Membership, record: DeploymentRecord
 ) -> tuple[TransferRecord, ...]:
-    """Ask the nodes of the stages for their progress on files that they get by content."""
+    """Return what the nodes of the stages, which are loaded, got of files by content in total.
+
+    A node whose transfer process has not reported its final figures yet is left out.
+    """
     request = encode(DeploymentReference(deployment=record.deployment))
     found: list[TransferRecord] = []
 
@@ -219,7 +222,7 @@ async def gather_transfers(
         except CallError as error:
             _log.debug("node %s does not report what it fetched: %s", node, error.message)
             return
-        if transfer is not None:
+        if transfer is not None and transfer.done_bytes >= transfer.total_bytes:
             found.append(TransferRecord(node_id=node, transfer=transfer))
 
     nodes = {stage.node_id for stage in record.stages} - {*record.own_files}

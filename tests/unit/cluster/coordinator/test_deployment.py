@@ -23,6 +23,7 @@ from potluck.cluster.calls import (
     LoadingStage,
     ModelFingerprint,
     StageLost,
+    TransferRecord,
 )
 from potluck.cluster.coordinator import attempt, epoch_end, excluded_units, holders, machine
 from potluck.cluster.coordinator.attempt import DeploymentDependencies
@@ -34,7 +35,7 @@ from potluck.cluster.coordinator.excluded_units import (
     StageStartError,
 )
 from potluck.cluster.edges.address import EdgeAddress
-from potluck.cluster.worker.messages import Progress
+from potluck.cluster.worker.messages import Progress, Transfer
 from potluck.engines.costs import cost_of
 from potluck.errors import (
     DefectError,
@@ -566,6 +567,32 @@ def test_how_far_each_stage_is_is_told_until_it_is_loaded(
         LoadingStage(doing="warming up", done_bytes=4, total_bytes=4),
     ]
     assert progress[-1] is None
+
+
+def test_transfers_are_told_until_their_stage_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last report before that counts fewer bytes than came."""
+    halfway = Transfer(done_bytes=2, total_bytes=4, by_source={A: 2})
+
+    async def load(*arguments: Any) -> list[object]:
+        record, on_progress, on_loaded, on_stage = arguments[1], *arguments[3:6]
+        on_stage(0, Progress(done_bytes=1, total_bytes=4, transfer=halfway))
+        on_progress("fetching", 1, 4)
+        (stage,) = record.stages
+        on_loaded(
+            0, SimpleNamespace(memory=stage.memory, read_bytes=4, seconds=0.1, kept_blocks="")
+        )
+        return [StageAddress(node_id=B, address=EdgeAddress(host="", port=1))]
+
+    async def run() -> list[tuple[TransferRecord, ...]]:
+        cluster = Cluster(monkeypatch)
+        monkeypatch.setattr(attempt, "load_stages", load)
+        await cluster.deployment.start()
+        await cluster.deployment.close()
+        return [each.transfers for each in cluster.published_records]
+
+    transfers = run_in_virtual_time(run())
+    assert (TransferRecord(node_id=B, transfer=halfway),) in transfers
+    assert transfers[-1] == ()
 
 
 async def computed(cluster: Cluster, *requests: SequenceRequest) -> list[asyncio.Task[None]]:

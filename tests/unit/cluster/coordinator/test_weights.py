@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.cluster.calls import stage_on
 from support.cluster.node_reports import node_report
 from support.virtual_time.run import run_in_virtual_time
 
@@ -25,14 +26,16 @@ from potluck.cluster.calls import (
     ModelFingerprint,
     NodeHoldings,
     PrepareWeights,
+    TransferRecord,
     Verification,
     decode,
     encode,
 )
 from potluck.cluster.coordinator.survey import _nodes_with_model
 from potluck.cluster.coordinator.verification import holders_in_order, verify_files
-from potluck.cluster.coordinator.weights import prepare_weights
+from potluck.cluster.coordinator.weights import gather_transfers, prepare_weights
 from potluck.cluster.membership import Membership
+from potluck.cluster.worker.messages import Transfer
 from potluck.errors import CallError, EngineError, ModelFileError
 from potluck.kernels import Sha256State
 from potluck.placement.links import LinkTable
@@ -110,6 +113,7 @@ class Nodes:
         self.verifications: list[tuple[NodeId, ChunkDigests]] = []
         self.num_hub_queries = 0
         self.checks: dict[NodeId, ModelCheck] = {}
+        self.transfers: dict[NodeId, Transfer] = {}
 
     def nodes(self) -> frozenset[NodeId]:
         return frozenset(self._held) - {A}
@@ -151,6 +155,8 @@ class Nodes:
                 return b""
             case "model.check":
                 return encode(self.checks[node])
+            case "weights.transfer":
+                return encode(self.transfers.get(node))
         raise CallError(f"an unknown method: {method}")
 
 
@@ -179,6 +185,20 @@ def run(nodes: Nodes, work: Any, *arguments: object) -> Any:
 def prepare(nodes: Nodes, stages: Sequence[NodeId], needs: Needs) -> None:
     lacking = [(node, SHARD) for node in stages]
     run(nodes, prepare_weights, RECORD, Weights(needs), lacking, LinkTable())
+
+
+def test_only_final_figures_of_transfers_are_gathered() -> None:
+    """C's transfer process is late, and reports what it had before the last chunks came."""
+    nodes = Nodes({})
+    nodes.transfers = {
+        B: Transfer(done_bytes=9, total_bytes=9, by_source={A: 9}),
+        C: Transfer(done_bytes=4, total_bytes=9, by_source={A: 4}),
+    }
+    stages = tuple(stage_on(node) for node in (A, B, C))
+    record = msgspec.structs.replace(RECORD, stages=stages, own_files=frozenset({A}))
+    assert run(nodes, gather_transfers, record) == (
+        TransferRecord(node_id=B, transfer=nodes.transfers[B]),
+    )
 
 
 def test_the_seed_is_told_before_those_that_ask_it() -> None:
