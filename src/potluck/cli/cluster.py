@@ -325,7 +325,11 @@ def ps(json: JsonOption = False, state: StateOption = None) -> None:
 def down(state: StateOption = None) -> None:
     """Hand this node's requests and stages over to other nodes, then stop its agent."""
     for document in ask(state_directory(state).control_socket, "down", {}):
-        if "event" in document:
+        if "event" not in document:
+            continue
+        if document["event"]["is_alone"]:
+            note("draining: finishing requests; there is no other node to hand them over to")
+        else:
             note("draining: handing requests and stages over to other nodes")
     note("this node has left the cluster")
 

@@ -306,7 +306,8 @@ class _Control:
         }
 
     async def _down(self, params: msgspec.Raw, send: _Send) -> object:
-        await send({"event": {"is_draining": True}})
+        is_alone = not self._agent.membership.nodes()
+        await send({"event": {"is_draining": True, "is_alone": is_alone}})
         await self._agent.drain()
         return None
 

@@ -89,6 +89,29 @@ def test_an_error_calls_nodes_by_their_names(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("others", [frozenset(), frozenset({"b" * 16})])
+def test_who_leaves_is_told_whether_there_are_other_nodes(
+    tmp_path: Path, others: frozenset[str]
+) -> None:
+    async def drain() -> None:
+        stopped.append("drained")
+
+    async def run() -> None:
+        state = StateDirectory(tmp_path)
+        membership = SimpleNamespace(nodes=lambda: others)
+        agent = cast(Any, SimpleNamespace(coordination=None, membership=membership, drain=drain))
+        control = serve_control(
+            agent, cast(Any, None), cast(Any, None), state, lambda: stopped.append("stopped")
+        )
+        async with control:
+            event, _ = await answers(state.control_socket, b'{"method": "down"}\n')
+        assert event == {"event": {"is_draining": True, "is_alone": not others}}
+
+    stopped: list[str] = []
+    asyncio.run(run())
+    assert stopped == ["drained", "stopped"]
+
+
 def test_a_line_without_end_is_hung_up_on(tmp_path: Path) -> None:
     async def run() -> None:
         state = StateDirectory(tmp_path)
