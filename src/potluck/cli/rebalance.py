@@ -76,10 +76,7 @@ def rebalance_lines(deployment: Mapping[str, Any]) -> Iterator[str]:
     if better is None:
         return
     yield from _plan_lines("after", better)
-    gain = f"gain: {better['gain']:+.0%}"
-    if better["net_gain"] > -1.0:
-        gain += f", {better['net_gain']:+.0%} after the cost of the move"
-    yield gain
+    yield _gain_line(better["gain"], better["net_gain"])
     meanwhile = (
         "the model is unavailable meanwhile" if better["needs_room"] else "while serving continues"
     )
@@ -88,6 +85,17 @@ def rebalance_lines(deployment: Mapping[str, Any]) -> Iterator[str]:
         f"{format_seconds(better['load_seconds'])}, {meanwhile}; "
         f"a pause of about {format_seconds(better['pause_seconds'])}"
     )
+
+
+def _gain_line(gain: float, net_gain: float) -> str:
+    """Return how much faster the better plan is, or slower: by memory, or a layout, it may be."""
+    if gain < 0.0:
+        return f"slower: {-gain:.0%}"
+    if net_gain <= -1.0:  # the plan would not last
+        return f"gain: {gain:+.0%}"
+    if net_gain < 0.0:
+        return f"gain: {gain:+.0%}, less than the cost of the move"
+    return f"gain: {gain:+.0%}, {net_gain:+.0%} after the cost of the move"
 
 
 def _plan_lines(title: str, plan: Mapping[str, Any]) -> Iterator[str]:

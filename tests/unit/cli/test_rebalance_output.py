@@ -63,6 +63,20 @@ def test_a_plan_that_does_not_last_has_no_net_gain() -> None:
     assert list(rebalance_lines(shown(net_gain=-1.0)))[-2] == "gain: +50%"
 
 
+@pytest.mark.parametrize(
+    ("gain", "net_gain", "line"),
+    [
+        (-0.28, -0.31, "slower: 28%"),
+        (-0.28, -1.0, "slower: 28%"),
+        (0.02, -0.1, "gain: +2%, less than the cost of the move"),
+        (0.0, -0.1, "gain: +0%, less than the cost of the move"),
+    ],
+)
+def test_nothing_negative_is_called_a_gain(gain: float, net_gain: float, line: str) -> None:
+    """By memory, a plan may well be slower."""
+    assert list(rebalance_lines(shown(gain=gain, net_gain=net_gain)))[-2] == line
+
+
 @pytest.mark.parametrize("in_force", [None, prediction(A)])
 def test_one_that_stays_shows_what_serves(in_force: object) -> None:
     view = shown(outcome=MoveOutcome.STAYS, reason="it is the best", in_force=in_force)

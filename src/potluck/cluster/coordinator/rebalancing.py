@@ -386,6 +386,8 @@ class Rebalancing:
             return "it does not move automatically, because it is divided by memory"
         if record.layout:
             return "it does not move automatically, because its layout was given"
+        if judged.net_gain < 0.0:
+            return "it does not move automatically: the move costs more than it gains"
         if not judged.pays:
             return (
                 f"it does not move automatically: after its cost the gain is"

@@ -28,6 +28,7 @@ from potluck.errors import EngineError
 from potluck.placement.rebalancing import (
     LOAD_BYTES_PER_SECOND,
     SWITCH_SECONDS,
+    MoveCost,
     RebalancePolicy,
 )
 from potluck.types.choices import Objective, Rebalance
@@ -271,6 +272,23 @@ def test_a_plan_that_is_slower_is_called_so(monkeypatch: pytest.MonkeyPatch) -> 
     run_in_virtual_time(run())
     assert played.moves == ["moving to a plan that is predicted to be 80% slower"]
     assert played.notes == ["moved to a plan that is predicted to be 80% slower"]
+
+
+def test_a_gain_that_the_move_consumes_is_not_called_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = RebalanceReport(model_id="", outcome=MoveOutcome.POSSIBLE, reason="", stages=())
+    monkeypatch.setattr(rebalancing, "report_of", lambda *_: found)
+    costly = MoveCost(num_bytes=1 << 40, load_seconds=1e3, replay_seconds=9.0, needs_room=True)
+    monkeypatch.setattr(rebalancing, "cost_of_move", lambda *_, **__: costly)
+    played = Played(better(46.0))
+
+    async def run() -> RebalanceReport:
+        played.rebalancing.serves()
+        report = await played.rebalancing.ask(is_dry_run=True)
+        played.rebalancing.close()
+        return report
+
+    reason = "it does not move automatically: the move costs more than it gains"
+    assert run_in_virtual_time(run()).reason == reason
 
 
 def test_nothing_moves_that_was_placed_again_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
