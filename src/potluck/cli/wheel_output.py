@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from packaging.version import InvalidVersion, Version
+
 import potluck
 from potluck.cli.cluster_hosts import SilentNode
 from potluck.cli.tables import table
@@ -199,7 +201,7 @@ def short_lines(groups: Sequence[Sequence[WheelReport]]) -> Iterator[str]:
     rows = [("HOST", "INSTALLS", "VERDICT", "WHEEL", "BECAUSE")]
     for reports in groups:
         for number in range(len(reports[0].hosts)):
-            best = max(reports, key=lambda each: _fitness(each.hosts[number]))
+            best = max(reports, key=lambda each: _fitness(each, each.hosts[number]))
             host, installs, verdict, because = _row(best.hosts[number])
             rows.append((host, installs, verdict, best.file, because))
     yield from table(rows)
@@ -211,16 +213,38 @@ def release_line(release: WorkingRelease) -> str:
     return f"{release.host}: {name} is the newest release found that installs and loads there"
 
 
-def _fitness(report: HostReport) -> tuple[bool, bool, int, bool]:
-    """Greater for what a host takes and loads, and next for what was at least made for it."""
+def _fitness(
+    wheel: WheelReport, report: HostReport
+) -> tuple[bool, bool, int, bool, bool, int, Version, bool]:
+    """Return a greater value for a wheel that suits a host better.
+
+    First come wheels that install and load, then those that lack less there, newer versions, and
+    builds without instructions that the CPU lacks.
+    """
     verdicts = list(Verdict)[::-1]
-    machines = {each.machine for each in report.files}
+    machines = {each.machine for each in report.files if each.machine}
+    limits = {
+        each.feature or each.message for each in report.findings if each.severity is Severity.LIMIT
+    }
+    codes = {each.code for each in report.findings}
     return (
         is_usable_on(report),
         report.is_installed,
         verdicts.index(report.verdict),
-        report.machine in machines,
+        not machines or report.machine in machines,
+        "cpu-level" not in codes,  # it crashes, where other limits only lack something
+        -len(limits),
+        _version(wheel),
+        "cpu-used" not in codes,
     )
+
+
+def _version(wheel: WheelReport) -> Version:
+    """Return the version to compare; the lowest if there is none that installers know."""
+    try:
+        return Version("0.dev0" if wheel.distribution is None else wheel.distribution.version)
+    except InvalidVersion:
+        return Version("0.dev0")
 
 
 def _promise_line(report: WheelReport, minimum: Minimum) -> str:

@@ -19,8 +19,12 @@ import potluck
 from potluck.cli import wheel as command
 from potluck.cli.cluster_hosts import SilentNode
 from potluck.cli.wheel import check, check_on
+from potluck.cli.wheel_output import short_lines
 from potluck.errors import UsageError, WheelFileError
+from potluck.portability.checks.report import HostReport, WheelReport
+from potluck.portability.finding import Finding, Severity
 from potluck.portability.hosts.host import Host
+from potluck.portability.linking.promises import Promise
 from potluck.portability.wheels import named_wheels
 
 SCHEMA = Path(potluck.__file__).parent / "cli/schemas/wheel.json"
@@ -196,6 +200,57 @@ def test_one_line_for_each_host(
     assert "GLIBC_2.29" in lines[2]
     assert check_on([NEW], [str(here)], as_json=False, is_short=True) == 0
     assert len(capsys.readouterr().out.splitlines()) == 2
+
+
+def best_of(folder: Path, host: Host, capsys: pytest.CaptureFixture[str]) -> str:
+    """Return the wheel that ``--short`` chooses."""
+    check_on([host], [str(folder)], as_json=False, is_short=True)
+    _, line = capsys.readouterr().out.splitlines()
+    return next(word for word in line.split() if word.endswith(".whl"))
+
+
+def test_the_best_wheel_is_the_newest_of_those_that_load(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for version in ("1.9", "1.10", "1.2", "2.0rc"):
+        write_wheel(tmp_path, {"a.so": an_extension()}, version=version)
+    assert best_of(tmp_path, NEW, capsys).startswith("pack-2.0rc-")
+    write_wheel(tmp_path, {"a.py": b""}, version="3.0", tag="py3-none-any")
+    assert best_of(tmp_path, NEW, capsys).startswith("pack-3.0-")
+    assert best_of(tmp_path, OLD, capsys).startswith("pack-3.0-")  # the others do not load there
+
+
+def limit(feature: str, code: str = "cuda-arch") -> Finding:
+    return Finding(code=code, severity=Severity.LIMIT, message=f"no {feature}", feature=feature)
+
+
+CRASHES = limit("", "cpu-level")
+USES_AVX2 = Finding(code="cpu-used", severity=Severity.NOTE, message="it contains AVX2")
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ((limit("a"), limit("b")), (limit("a"),)),
+        ((CRASHES,), (limit("a"), limit("b"))),
+        ((USES_AVX2,), ()),
+    ],
+)
+def test_the_best_wheel_lacks_the_least(
+    first: tuple[Finding, ...], second: tuple[Finding, ...]
+) -> None:
+    def report(file: str, findings: tuple[Finding, ...]) -> WheelReport:
+        host = HostReport(
+            host="new", origin="", machine="x86_64", refusal=None, files=(), features=findings
+        )
+        return WheelReport(
+            file=file, distribution=None, minima=(), promise=Promise.NONE, hosts=(host,)
+        )
+
+    _, line = short_lines([[report("first", first), report("second", second)]])
+    assert "second" in line.split()
+    _, line = short_lines([[report("first", second), report("second", first)]])
+    assert "first" in line.split()
 
 
 ARM = replace(NEW, name="arm", machine="aarch64")
