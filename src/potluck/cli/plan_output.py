@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from potluck.cli.tables import (
+    is_led,
     mapped_text,
     memory_lines,
     remark_lines,
@@ -96,17 +97,17 @@ def _stage_rows(plan: Mapping[str, Any], names: NodeNames) -> Iterator[tuple[str
         coordinator = names.of(plan["coordinator"])
         entry = _milliseconds(prediction["entry_seconds"])
         yield ("", coordinator, "coordinator", "", "", "", entry)
-    last = max(stage["stage"] for stage in stages if not _is_led(stage))
+    last = max(stage["stage"] for stage in stages if not is_led(stage))
     for index, stage in enumerate(stages):
         layers = f"[{stage['start_layer']}, {stage['end_layer']})"
         layers = f"{'embed ' if index == 0 else ''}{layers}{' head' if index == last else ''}"
-        if _is_led(stage):
+        if is_led(stage):
             layers = _share(stage)
         elif stage["part"]:
             layers = f"{_share(stage)} of {layers}"
         times: tuple[str, ...] = ()
         # Members take as long as their leader, whose times they are.
-        if (predicted := stage["predicted"]) and not _is_led(stage):
+        if (predicted := stage["predicted"]) and not is_led(stage):
             times = (
                 _milliseconds(predicted["decode_seconds"]),
                 _milliseconds(predicted["hop_seconds"]),
@@ -120,11 +121,6 @@ def _stage_rows(plan: Mapping[str, Any], names: NodeNames) -> Iterator[tuple[str
             *times,
             *[""] * (width - 5 - len(times)),
         )
-
-
-def _is_led(stage: Mapping[str, Any]) -> bool:
-    """Return whether another member of its group leads a stage."""
-    return bool(stage["part"]) and stage["part"]["member"] > 0
 
 
 def _share(stage: Mapping[str, Any]) -> str:
@@ -193,7 +189,7 @@ def _prediction_rows(plan: Mapping[str, Any], names: NodeNames) -> Iterator[tupl
 
 def _exchange_rows(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """How much of a token's time groups take to exchange what their members compute."""
-    leaders = [stage for stage in plan["stages"] if stage["part"] and not _is_led(stage)]
+    leaders = [stage for stage in plan["stages"] if stage["part"] and not is_led(stage)]
     seconds = sum(stage["predicted"]["exchange_seconds"] for stage in leaders)
     if not leaders:
         return

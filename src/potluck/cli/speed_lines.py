@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from potluck.cli.tables import table
+from potluck.cli.tables import is_led, table
 from potluck.quantities import format_count, format_number, format_seconds
 
 _NOTHING: Mapping[str, Any] = {}
@@ -37,7 +37,9 @@ def _row(stage: Mapping[str, Any], prediction: Mapping[str, Any] | None) -> list
         names.remove("loaded_seconds")
     measured, predicted = stage["measured"], stage["predicted"] or _NOTHING
     times = [_times(measured[name], predicted.get(name)) for name in names]
-    return [str(stage["stage"]), *times, _times(None, predicted.get("hop_seconds"))]
+    # Members of a group exchange what they compute during a step; only their leader sends it on.
+    hop = None if is_led(stage) else predicted.get("hop_seconds")
+    return [str(stage["stage"]), *times, _times(None, hop)]
 
 
 def _loaded_sequences(prediction: Mapping[str, Any] | None) -> int | None:

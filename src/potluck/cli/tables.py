@@ -215,6 +215,11 @@ def _part_of(stage: Mapping[str, Any]) -> str:
     return "" if part is None else f", part {part['member'] + 1} of {len(part['shares'])},"
 
 
+def is_led(stage: Mapping[str, Any]) -> bool:
+    """Return whether another member of its group, the leader, sends a stage's results on."""
+    return bool(stage["part"]) and stage["part"]["member"] > 0
+
+
 def stage_lines(deployment: Mapping[str, Any]) -> Iterator[str]:
     """The stages of a deployment or a plan, and the units that got nothing."""
     rows = [("STAGE", "NODE", "UNIT", "LAYERS", "BYTES")]

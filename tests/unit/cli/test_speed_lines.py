@@ -57,6 +57,8 @@ def lines(
     stages: list[tuple[dict[str, Any] | None, dict[str, Any]]],
     prediction: dict[str, Any] | None = PREDICTION,
     measured: dict[str, Any] = RATES,
+    *,
+    parts: dict[int, dict[str, Any]] = {},  # noqa: B006 - it is not changed
 ) -> list[str]:
     return list(
         speed_lines(
@@ -64,7 +66,12 @@ def lines(
                 "prediction": prediction,
                 "measured": measured,
                 "stages": [
-                    {"stage": index, "predicted": predicted, "measured": measured}
+                    {
+                        "stage": index,
+                        "part": parts.get(index),
+                        "predicted": predicted,
+                        "measured": measured,
+                    }
                     for index, (predicted, measured) in enumerate(stages)
                 ],
             }
@@ -84,6 +91,13 @@ def test_both_are_shown_by_stage_and_in_total() -> None:
         "first token of a prompt of 512 tokens: (800 ms)",
     ]
     assert max(map(len, shown)) <= 80
+
+
+def test_within_a_group_there_is_no_hop() -> None:
+    led = {**PREDICTED, "hop_seconds": 0.0}
+    parts = {member: {"member": member, "shares": [1, 1]} for member in (0, 1)}
+    shown = lines([(PREDICTED, MEASURED), (led, MEASURED)], parts=parts)
+    assert [line.split("  ")[-1].strip() for line in shown[2:4]] == ["- (0.25 ms)", "-"]
 
 
 @pytest.mark.parametrize("stages", [[], [(None, NOTHING)]])
