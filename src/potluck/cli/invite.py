@@ -14,7 +14,7 @@ from potluck.cli.options import JsonOption, StateOption, state_directory
 from potluck.cli.output import emit_json, note
 from potluck.cli.placing import result_of
 from potluck.cli.tables import table
-from potluck.errors import PotluckError, UsageError, WheelFileError
+from potluck.errors import UsageError, WheelFileError
 from potluck.quantities import format_count
 
 _WHERE = {
@@ -108,7 +108,7 @@ def invite(
         note(heading)
         print(line)
     if problem is not None:
-        note(f"a machine without Potluck cannot be set up from here: {problem.message}")
+        note(f"a machine without Potluck cannot be set up from here: {problem.problem}")
         note(f"hint: {problem.hint}")
 
 
@@ -141,7 +141,7 @@ def line_headings(whats: Iterable[str]) -> Iterator[str]:
         yield f"{'or, ' if number else ''}{_WHERE[what]}:"
 
 
-def _software_problem(folders: Sequence[Path]) -> PotluckError | None:
+def _software_problem(folders: Sequence[Path]) -> WheelFileError | None:
     """Return the error because of which this node cannot provide Potluck to others, if there is
     one. Wheels in ``folders`` are stored. Raise ``UsageError`` for folders without wheels.
     """

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from importlib import resources
+from pathlib import Path
 from typing import Any, cast
 
 import jsonschema
 import msgspec
 import pytest
 
+from potluck.cli import invite as command
 from potluck.cli.invite import invitation_lines, join_lines, line_headings
 from potluck.cli.nodes import node_lines
 from potluck.cluster.agent.inviting import Inviting, NewInvitation
@@ -24,7 +26,7 @@ from potluck.cluster.invitations.invitation import parse_invitation
 from potluck.cluster.invitations.ledger import Ledger
 from potluck.cluster.trust.authority import derive_authority, issue_server_credentials
 from potluck.cluster.trust.secret import generate_secret, parse_secret
-from potluck.errors import UsageError
+from potluck.errors import UsageError, WheelFileError
 
 NOW = 1_700_000_000.0
 HERE, AWAY, REMOVED, SILENT = "a" * 16, "b" * 16, "c" * 16, "d" * 16
@@ -99,6 +101,24 @@ def test_every_command_says_where_to_run_it() -> None:
         "or, on a machine with this version of Potluck, run:",
     ]
     assert list(line_headings(["potluck"])) == ["on a machine with this version of Potluck, run:"]
+
+
+def test_why_this_node_cannot_set_up_other_machines_is_said_without_a_file(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    made = {
+        "invitation_id": "0" * 8,
+        "invitation": TEXT,
+        "addresses": ["10.0.0.7:7333"],
+    }
+    problem = WheelFileError("potluck", "there is no wheel of this node", hint="build one")
+    monkeypatch.setattr(command, "result_of", lambda *_: made)
+    monkeypatch.setattr(command, "_software_problem", lambda _: problem)
+    command.invite(state=tmp_path)
+    assert capsys.readouterr().err.splitlines()[-2:] == [
+        "a machine without Potluck cannot be set up from here: there is no wheel of this node",
+        "hint: build one",
+    ]
 
 
 def test_invitations_are_listed() -> None:
