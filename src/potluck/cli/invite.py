@@ -16,6 +16,7 @@ from potluck.cli.placing import result_of
 from potluck.cli.tables import table
 from potluck.errors import UsageError, WheelFileError
 from potluck.quantities import format_count
+from potluck.types.node_names import names_of
 
 _WHERE = {
     "python": "on a machine with Python 3.11 or newer, run",
@@ -81,7 +82,9 @@ def invite(
             return
         if withdraw is not None:
             note(f"invitation {withdraw} is revoked")
-        for line in invitation_lines(result, time.time()):
+        # Unlike the state of the cluster, this list names invited nodes that are away, too.
+        names = names_of(result_of(directory, "nodes", {})["nodes"])
+        for line in invitation_lines(names.in_document(result), time.time()):
             print(line)
         return
     from potluck.cluster.invitations.ledger import parse_duration

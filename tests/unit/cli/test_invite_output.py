@@ -27,6 +27,7 @@ from potluck.cluster.invitations.ledger import Ledger
 from potluck.cluster.trust.authority import derive_authority, issue_server_credentials
 from potluck.cluster.trust.secret import generate_secret, parse_secret
 from potluck.errors import UsageError, WheelFileError
+from potluck.types.node_names import names_of
 
 NOW = 1_700_000_000.0
 HERE, AWAY, REMOVED, SILENT = "a" * 16, "b" * 16, "c" * 16, "d" * 16
@@ -128,7 +129,22 @@ def test_invitations_are_listed() -> None:
     assert first.split() == ["INVITATION", "USED", "STATE", "NODES"]
     assert second.endswith(f"1 of 2  valid for 58 min  {AWAY}")
     assert third.endswith("0 of 1  it has expired    -")
+    named = names_of(view()["nodes"]).in_document(shown)
+    assert list(invitation_lines(named, NOW + 120))[1].endswith("58 min  board")
     assert "no invitations" in next(invitation_lines({"invitations": []}, NOW))
+
+
+def test_the_list_calls_nodes_by_their_names(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Also those that have left."""
+    results = {"invitations": invitations_view(ledger(), NOW), "nodes": view()}
+    monkeypatch.setattr(command, "result_of", lambda _, method, __: results[method])
+    command.invite(list_all=True, state=tmp_path)
+    _, first, _ = capsys.readouterr().out.splitlines()
+    assert first.endswith("  board")
+    command.invite(list_all=True, json=True, state=tmp_path)
+    assert json.loads(capsys.readouterr().out)["invitations"][0]["nodes"] == [AWAY]
 
 
 def test_nodes_that_are_there_away_and_removed() -> None:
