@@ -76,7 +76,9 @@ def _start(
             del messages[num_opening : num_opening + 2]
             num_dropped += 1
             continue
-        if num_dropped:
+        if num_dropped == 1:
+            note("(dropped the oldest turn, which no longer fits)")
+        elif num_dropped:
             note(f"(dropped the {num_dropped} oldest turns, which no longer fit)")
         return generation
 

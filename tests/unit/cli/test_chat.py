@@ -1,0 +1,41 @@
+"""What a chat on a terminal says when its history no longer fits."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+
+from potluck.cli.chat import _start
+from potluck.errors import PromptTooLongError
+from potluck.types.text import ChatMessage
+
+
+class SmallModel:
+    """Answers histories of at most ``num_fitting`` messages."""
+
+    def __init__(self, num_fitting: int) -> None:
+        self._num_fitting = num_fitting
+
+    def chat(self, messages: list[ChatMessage], **_: object) -> str:
+        if len(messages) > self._num_fitting:
+            raise PromptTooLongError(9, 8)
+        return "answer"
+
+
+@pytest.mark.parametrize(
+    ("num_fitting", "said"),
+    [
+        (5, ""),
+        (3, "(dropped the oldest turn, which no longer fits)\n"),
+        (1, "(dropped the 2 oldest turns, which no longer fit)\n"),
+    ],
+)
+def test_turns_that_no_longer_fit_are_counted(
+    num_fitting: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    messages = [ChatMessage(role="user", content=str(number)) for number in range(5)]
+    model = cast(Any, SmallModel(num_fitting))
+    assert cast(Any, _start(model, messages, 0, None, None, {})) == "answer"
+    assert [each.content for each in messages] == [str(n) for n in range(5 - num_fitting, 5)]
+    assert capsys.readouterr().err == said
