@@ -34,7 +34,7 @@ from potluck.catalog.locate import HubModel
 from potluck.catalog.vectors import VECTOR_FILES
 from potluck.errors import ModelFileError, ModelNotFoundError, UnsupportedModelError
 from potluck.formats.safetensors import INDEX_FILE, SINGLE_FILE, read_index
-from potluck.quantities import format_bytes
+from potluck.quantities import format_bytes, format_count
 
 _CONFIG = "config.json"
 _SMALL_FILES = (
@@ -226,8 +226,9 @@ def _without_config(snapshot: Snapshot) -> ModelNotFoundError:
     if ggufs:
         listed = ", ".join(f"{snapshot.repo_id}:{name}" for name in ggufs[:4])
         return ModelNotFoundError(
-            f"{snapshot.repo_id} holds {len(ggufs)} GGUF files; name one of them",
-            hint=f"for example {listed}",
+            f"{snapshot.repo_id} holds {format_count(len(ggufs), 'GGUF file')}; "
+            f"name {'it' if len(ggufs) == 1 else 'one of them'}",
+            hint=f"use {listed}" if len(ggufs) == 1 else f"for example {listed}",
         )
     return ModelNotFoundError(
         f"{snapshot.repo_id} has no config.json", hint="give a repository in Hugging Face layout"
