@@ -28,6 +28,7 @@ from potluck.cli.output import emit_json
 from potluck.cli.tables import not_tested_reason, table
 from potluck.probe.choose import choose_units
 from potluck.quantities import format_bytes, format_number, format_rate
+from potluck.types.backend import DeviceKind
 from potluck.types.hardware import Device, DeviceMemory, Figure, Figures, ProbeReport, Trial
 from potluck.types.memory import MemoryLimit
 from potluck.types.unit import ChosenUnit, Interface, backend_of
@@ -190,7 +191,8 @@ def _device_lines(device: Device, trials: Sequence[Trial]) -> Iterator[str]:
     if device.is_software:
         rows.append(("kind", "software emulation on the CPU"))
     rows += [(interface.api, _interface_text(interface)) for interface in device.interfaces]
-    rows.append(("memory", _memory_text(device.memory)))
+    if device.kind is not DeviceKind.CPU:  # the machine's, which stands above
+        rows.append(("memory", _memory_text(device.memory)))
     if device.problem:
         rows.append(("problem", device.problem))
     for trial in trials:

@@ -306,6 +306,7 @@ def check_table(machine: Machine, lines: list[str]) -> None:
     assert node.startswith("node ")
     assert node.splitlines()[0].endswith(f" in {machine.container}") is bool(machine.container)
     assert cpu.startswith("cpu: ")
+    assert "memory" not in row_texts(cpu)
     assert re.search(r"^  native +works: scalar", cpu, re.MULTILINE)
     by_id = {block.partition(": ")[0]: block for block in others}
     assert list(by_id) == [
