@@ -66,11 +66,15 @@ def install(
 @service.command()
 def status(json: JsonOption = False) -> None:
     """Show whether this node runs as a service; exit code 1 if it does not."""
-    from potluck.cli.systemd import UserManager, unit_path
+    from potluck.cli.systemd import UnitState, UserManager, unit_path
 
     path = unit_path(os.environ)
-    found = UserManager.found(os.environ).state()
     is_installed = path.exists()
+    try:
+        found = UserManager.found(os.environ).state()
+    except UsageError as error:  # then no service runs, installed or not
+        found = UnitState(enabled="unknown", active="unknown", is_lingering=None)
+        note(error.message)
     if json:
         emit_json(
             {

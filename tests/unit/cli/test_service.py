@@ -150,6 +150,25 @@ def test_where_no_manager_runs_it_says_so(
     assert not unit(tmp_path).exists()
 
 
+def test_where_no_manager_runs_the_service_does_not_run(
+    played: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (played / "no-manager").touch()
+    assert run("status") == 1
+    out, err = capsys.readouterr()
+    assert out == "the service is not installed; install it with potluck service install\n"
+    assert "systemd runs no user manager for" in err
+    unit(tmp_path).parent.mkdir(parents=True)
+    unit(tmp_path).touch()
+    assert run("status") == 1
+    assert capsys.readouterr().out == f"{unit(tmp_path)}: unknown, unknown\n"
+    assert run("status", "--json") == 1
+    shown = json.loads(capsys.readouterr().out)
+    schema = json.loads((resources.files("potluck.cli") / "schemas/service.json").read_text())
+    jsonschema.validate(shown, schema)
+    assert (shown["unit"], shown["active"]) == (str(unit(tmp_path)), "unknown")
+
+
 def test_where_there_is_no_systemd_it_says_so(
     played: Path,
     tmp_path: Path,
