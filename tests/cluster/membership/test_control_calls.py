@@ -6,6 +6,7 @@ import ctypes
 import gc
 import os
 import signal
+import threading
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
@@ -14,7 +15,12 @@ import pytest
 from support.cluster.members import Handlers, MemberProcess, make_config, node_id
 from support.processes.waiting import done_within, until
 
-from potluck.cluster.membership import MAX_PAYLOAD_BYTES, Membership, MethodTable
+from potluck.cluster.membership import (
+    MAX_PAYLOAD_BYTES,
+    Membership,
+    MethodTable,
+    parse_address,
+)
 from potluck.cluster.membership.client import MAX_WAITING_PARTS
 from potluck.errors import CallError, NodeLostError
 
@@ -354,3 +360,30 @@ def test_calls_that_are_over_hold_no_memory() -> None:
         assert (allocated_bytes() - before) / num_calls < 150  # 540 when Zenoh kept the queries
 
     with_pair(body)
+
+
+def own_threads() -> list[str]:
+    """Threads that Potluck has started; those of Zenoh itself have other names."""
+    return [each.name for each in threading.enumerate() if each.name.startswith("zenoh-")]
+
+
+@pytest.mark.parametrize("is_stopped", [False, True], ids=["reads", "does not read"])
+def test_a_closed_membership_leaves_no_thread_behind(is_stopped: bool) -> None:
+    async def body() -> None:
+        with MemberProcess(make_config(0)) as peer:
+            address = parse_address(await asyncio.to_thread(peer.expect, "open", within=20))
+            member = await Membership.open(make_config(1, address))
+            if is_stopped:
+                os.kill(peer.process.pid, signal.SIGSTOP)
+            payload = bytes(MAX_PAYLOAD_BYTES)
+            calls = [
+                asyncio.ensure_future(member.call(SERVER, "echo", payload, timeout_seconds=60))
+                for _ in range(14)
+            ]
+            await until(own_threads)
+            await member.close()
+            assert own_threads() == []
+            answers = await asyncio.gather(*calls, return_exceptions=True)
+            assert all(isinstance(each, CallError | bytes) for each in answers)
+
+    asyncio.run(body())

@@ -56,7 +56,15 @@ class Outboxes:
         self._is_clear = is_clear
         self._lock = threading.Lock()
         self._outboxes: dict[str, _Outbox] = {}
+        self._threads: set[threading.Thread] = set()
         self._is_closed = False
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no thread is left. After ``close`` this stays so once it is so."""
+        with self._lock:
+            self._threads = {each for each in self._threads if each.is_alive()}
+            return not self._threads
 
     def submit(
         self, peer: str, work: Callable[[], _T], *, num_bytes: int = 0, is_last: bool = False
@@ -75,9 +83,11 @@ class Outboxes:
             if outbox is None:
                 outbox = self._outboxes[peer] = _Outbox()
                 # A daemon thread: exit must not wait for a peer that does not read.
-                threading.Thread(
+                thread = threading.Thread(
                     target=self._serve, args=(peer, outbox), name=self._name, daemon=True
-                ).start()
+                )
+                thread.start()
+                self._threads.add(thread)
             is_full = (
                 outbox.num_waiting >= MAX_WAITING_SENDS
                 or outbox.num_bytes + num_bytes > MAX_WAITING_BYTES
@@ -93,7 +103,10 @@ class Outboxes:
         return future
 
     def close(self) -> None:
-        """Stop accepting work; jobs that have not started fail with ``CallError``."""
+        """Stop accepting work; jobs that have not started fail with ``CallError``.
+
+        Threads end with the job that they run, if any.
+        """
         with self._lock:
             self._is_closed = True
             outboxes = list(self._outboxes.values())
@@ -113,6 +126,7 @@ class Outboxes:
                 with self._lock:
                     if outbox.jobs.empty():
                         del self._outboxes[peer]
+                        self._threads.discard(threading.current_thread())
                         return
                 continue
             if job is None:

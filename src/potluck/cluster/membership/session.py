@@ -13,6 +13,7 @@ import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import zenoh
@@ -34,6 +35,12 @@ _T = TypeVar("_T")
 
 CLOSE_SECONDS = 3.0
 """Under packet loss Zenoh takes up to 10 s to close; other nodes notice by the lease anyway."""
+
+_SEND_SECONDS = 1.0
+"""How long a closed session waits for messages that are being sent, before their links are reset
+and after that. A send to a peer that reads takes milliseconds."""
+
+_LOOK_SECONDS = 0.005
 
 _BLOCK = zenoh.CongestionControl.BLOCK
 _PRIORITY = zenoh.Priority.DATA
@@ -285,7 +292,24 @@ class ZenohSession:
                 await self._acceptor.close()
             self._declared.clear()
             self._outboxes.close()
+            await self._end_sends()
             self._sockets.close()
+
+    async def _end_sends(self) -> None:
+        """Wait until no thread sends any more; what a peer does not read is given up.
+
+        A thread that outlives the session would hold objects of Zenoh when the interpreter ends,
+        which aborts the process.
+        """
+        for give_up in (self._sockets.reset, None):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_SEND_SECONDS):
+                    while not self._outboxes.is_idle:
+                        await asyncio.sleep(_LOOK_SECONDS)
+                    return
+            if give_up is not None:
+                give_up()
+        _log.warning("a message to another node is still being sent after the session was closed")
 
     def _guard_links(self) -> None:
         """Ensure that no connection blocks Zenoh's threads, which serve all of them."""

@@ -110,6 +110,14 @@ class LinkSockets:
                 _reset(each.connection)
         return frozenset(peer for peer, _ in refused)
 
+    def reset(self) -> None:
+        """Reset all links, so that no send waits for a peer any longer."""
+        with self._lock:
+            held = [each for several in self._links.values() for each in several]
+        for each in held:
+            with contextlib.suppress(OSError):  # it has ended already
+                _reset(each.connection)
+
     def forget(self, peer: str) -> None:
         """Release the links of a session that has ended."""
         with self._lock:
