@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from potluck.cli.options import Quant, resolve_draft, settings
-from potluck.cluster.agent.asking import ask
+from potluck.cluster.agent.asking import absolute, ask
 from potluck.errors import ParameterError
 from potluck.types.choices import DEFAULT_NUM_STREAMS, ArithmeticChoice, Objective
 from potluck.types.cluster import NodeId, UnitId
@@ -101,7 +101,7 @@ def deploy_params(
     path = Path(model).expanduser()
     is_path = model != "demo" and path.exists()
     return {
-        "model": str(path.resolve()) if is_path else model,
+        "model": absolute(path) if is_path else model,
         "model_id": name,
         "context_tokens": context,
         "cache_tokens": cache,
@@ -127,7 +127,7 @@ def draft_param(option: str | None) -> str:
     draft = resolve_draft(option)
     path = Path(draft).expanduser()
     looks_like_path = "/" in draft or path.suffix == ".gguf"
-    return str(path.resolve()) if looks_like_path and path.exists() else draft
+    return absolute(path) if looks_like_path and path.exists() else draft
 
 
 def parse_tensor_parallel(text: str) -> int | None:

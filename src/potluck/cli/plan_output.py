@@ -255,7 +255,9 @@ def _basis(plan: Mapping[str, Any]) -> str:
 def _fewer(plan: Mapping[str, Any], fewer: Mapping[str, Any], names: NodeNames) -> str:
     text = f"without {names.unit(fewer)}: {_change(plan, fewer, names)}"
     is_fewer = len(fewer["stages"]) < len(plan["stages"])
-    return text if is_fewer else f"the model does not fit on fewer units; {text}"
+    if is_fewer or any(stage["part"] for stage in plan["stages"]):
+        return text  # groups may have been requested with as many units
+    return f"the model does not fit on fewer units; {text}"
 
 
 def _more(plan: Mapping[str, Any], more: Mapping[str, Any], names: NodeNames) -> str:

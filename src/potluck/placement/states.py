@@ -37,12 +37,12 @@ def num_states_of(
         raise ParameterError(
             "states",
             f"{config.family} models have no state slots, only keys and values",
-            hint="omit --states",
+            hint="omit the number of state slots",
         )
     if requested < least:
         raise ParameterError(
             "states",
             f"{requested} state slots are too few: {least} are needed for {why}",
-            hint=f"set --states {least}, or omit it",
+            hint=f"use {least} or more, or omit the number",
         )
     return requested

@@ -56,6 +56,12 @@ def test_the_path_of_a_model_is_made_absolute_and_the_agent_names_it(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "m.gguf").touch()
     assert make_deploy("m.gguf").model == str(tmp_path / "m.gguf")
+    assert make_deploy(".").model == str(tmp_path)
+    (tmp_path / "blobs").mkdir()
+    Path("blobs/3f1c").touch()
+    Path("blobs/linked.gguf").symlink_to("3f1c")
+    assert make_deploy("blobs/linked.gguf").model == str(tmp_path / "blobs" / "linked.gguf")
+    assert make_deploy("blobs/..").model == str(tmp_path)
     assert make_deploy("m.gguf").model_id is None
     assert make_deploy("m.gguf", name="mine").model_id == "mine"
     assert make_deploy("/mnt/m.gguf").model == "/mnt/m.gguf"

@@ -334,6 +334,16 @@ def test_a_unit_may_be_needed() -> None:
     assert line in lines(one_unit_fewer=fewer)
 
 
+def test_a_unit_of_a_group_is_not_said_to_be_needed() -> None:
+    part = {"member": 0, "shares": [1, 1]}
+    stages = [stage(0, A, 0, 32, part=part), stage(1, C, 0, 32, part=part | {"member": 1})]
+    fewer = alternative(B, 0.0689)
+    fewer["stages"] = [fewer["stages"][0]] * 2
+    shown = lines(stages=stages, one_unit_fewer=fewer)
+    (line,) = (line for line in shown if line.startswith("one unit fewer"))
+    assert line.startswith("one unit fewer  without board-1 cpu/native: 68.9 ms per token")
+
+
 def test_nodes_of_one_name_are_told_apart_by_their_ids() -> None:
     nodes = [{"node_id": A, "name": "vm"}, {"node_id": B, "name": "vm"}]
     assert A in lines(nodes=nodes)[2]

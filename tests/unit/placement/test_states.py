@@ -57,7 +57,7 @@ def test_what_is_asked_for_is_taken() -> None:
 def test_states_of_a_model_without_any_are_refused() -> None:
     with pytest.raises(ParameterError, match="llama models have no state slots") as caught:
         num_states_of(make_config(), 8)
-    assert caught.value.hint == "omit --states"
+    assert caught.value.hint == "omit the number of state slots"
     assert caught.value.name == "states"
 
 

@@ -24,6 +24,14 @@ class RemoteError(PotluckError):
         self.exit_code = exit_code
 
 
+def absolute(path: Path) -> str:
+    """Return the absolute path of a model's files, for another process to read them.
+
+    A link to a file stays: in the hub's cache the name of a model is that of a link.
+    """
+    return str(path.resolve() if path.is_dir() else path.parent.resolve() / path.name)
+
+
 def ask(path: Path, method: str, params: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Send a request to the agent behind ``path``; yield events, and last the result. Blocking.
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from potluck.cluster.agent.asking import absolute
 from potluck.cluster.agent.dashboard_tokens import DashboardTokens
 from potluck.cluster.agent.gateway import AgentGateway
 from potluck.cluster.agent.observation import Observation
@@ -177,4 +178,4 @@ def _absolute(model: str) -> str:
     if "\0" in model:
         raise ParameterError("model", "model contains a NUL character")
     path = Path(model).expanduser()
-    return str(path.resolve()) if model != "demo" and path.exists() else model
+    return absolute(path) if model != "demo" and path.exists() else model

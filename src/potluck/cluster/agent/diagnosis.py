@@ -16,6 +16,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from potluck.cluster.agent.own_address import is_own_address
 from potluck.cluster.calls import (
     NUM_NONCE_BYTES,
     CheckConnection,
@@ -64,6 +65,7 @@ async def diagnose(membership: Membership) -> Cluster:
     return Cluster(
         node_id=membership.node_id,
         address=str(membership.address),
+        is_address_gone=not is_own_address(membership.address.host),
         peers=tuple(
             replace(
                 peer,

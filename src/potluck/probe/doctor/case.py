@@ -109,7 +109,8 @@ class Peer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """The results of checks between the nodes. ``address`` is this node's own, HOST:PORT.
+    """The results of checks between the nodes. ``address`` is this node's own, HOST:PORT;
+    ``is_address_gone``: the machine no longer has it.
 
     ``silent_pairs`` are pairs of nodes, neither of which can connect to the other.
     """
@@ -117,6 +118,7 @@ class Cluster:
     node_id: str
     address: str
     peers: tuple[Peer, ...]
+    is_address_gone: bool = False
     silent_pairs: tuple[tuple[str, str], ...] = ()
 
 

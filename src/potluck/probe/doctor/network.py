@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from potluck.probe.doctor.case import Case, Cluster, Peer
 from potluck.probe.doctor.finding import Finding, Severity
+from potluck.probe.doctor.multicast import PORT
 
 _MOST_SKEW_SECONDS = 2.0
 """Clocks that are synchronized over the network stay within a few hundredths of a second."""
@@ -46,14 +47,26 @@ def no_other_node(case: Case) -> Iterator[Finding]:
     cluster = case.cluster
     if cluster is None or cluster.peers or cluster.address.startswith("127."):
         return
-    port = cluster.address.rpartition(":")[2]
+    host, _, port = cluster.address.rpartition(":")
+    if cluster.is_address_gone:
+        yield Finding(
+            check="alone",
+            severity=Severity.PREVENTS,
+            message=f"this machine no longer has the address of its node, {host}, and the node"
+            " waits for another one",
+            command="ip address",
+            details="shows the addresses of this machine; a node that was started with --listen"
+            " takes only one of the same interface",
+        )
+        return
     yield Finding(
         check="alone",
         severity=Severity.NOTE,
         message=f"this node, at {cluster.address}, has found no other node",
         command="potluck up --join HOST",
-        details="if there is another, with its address: discovery needs multicast (UDP port 7446),"
-        f" and each node's port ({port}/tcp here) has to be open",
+        details=f"if there is another, with its address: discovery needs multicast (UDP port {PORT}"
+        f" on the interface that has {host}), and each node's port ({port}/tcp here) has to be"
+        " open",
     )
 
 

@@ -41,8 +41,16 @@ def test_a_node_that_is_open_to_others_and_alone(tmp_path: Path) -> None:
     assert found.message == "this node, at 10.77.0.1:7333, has found no other node"
     assert found.command == "potluck up --join HOST"
     assert "7333/tcp" in found.details
+    assert "UDP port 7446 on the interface that has 10.77.0.1" in found.details
     inside = Cluster(node_id=A, address="127.0.0.1:40001", peers=())
     assert examine(a_case(a_system(tmp_path), network=None, cluster=inside)) == ()
+
+
+def test_a_node_whose_address_is_gone(tmp_path: Path) -> None:
+    cluster = Cluster(node_id=A, address="10.77.0.1:7333", peers=(), is_address_gone=True)
+    found = the_finding(a_case(a_system(tmp_path), network=None, cluster=cluster))
+    assert found.severity is Severity.PREVENTS
+    assert "no longer has the address of its node, 10.77.0.1" in found.message
 
 
 def test_a_port_that_is_taken(tmp_path: Path) -> None:
