@@ -295,6 +295,26 @@ def test_what_was_loaded_for_a_move_that_fails_is_released(seed: int) -> None:
 
 
 @SEEDS
+def test_what_a_node_holds_that_returns_is_released_if_nothing_moves(seed: int) -> None:
+    with cluster(seed, 3, 3, 6, rebalance=Rebalance.NEVER) as world:
+        deploy(world, 1, 2)
+        world.start(3)
+        world.run(5.0)
+        world.cut_between([2], [1, 3])
+        assert world.run_while(lambda: "n2" in {node for node, _, _ in world.stages}, at_most=30.0)
+        world.run(5.0)
+        away = world.agents[2].stages
+        assert away.workers
+        world.heal_between([2], [1, 3])
+        world.run(5.0)
+        assert away.workers, "a move might want them"
+        world.run(20.0)
+        assert not away.workers
+        assert "n2" not in {node for node, _, _ in world.stages}
+        assert_well(world)
+
+
+@SEEDS
 def test_a_leaving_node_ends_a_move_and_is_left(seed: int) -> None:
     with cluster(seed, 6, 6, 6) as world:
         world.set_slowness(1, 4.0)

@@ -17,6 +17,7 @@ from potluck.cluster.calls import DeploymentRecord, UnitChange, decode, encode
 from potluck.cluster.membership import Membership, MethodTable
 from potluck.errors import CallError
 from potluck.types.cluster import NodeId, UnitId
+from potluck.types.cluster_events import EventKind
 from potluck.types.node import NodeReport
 from potluck.uname import host_name
 
@@ -27,6 +28,11 @@ UNIT_METHOD = "node.unit_changed"
 
 _UNIT_SECONDS = 10.0
 """The time for a busy node to handle it. One that does not learns of it when its page is open."""
+
+_ENDS = {
+    EventKind.LEFT: "left",
+    EventKind.LOST: "was lost: it stopped, or can no longer be reached",
+}
 
 _FAREWELL_SECONDS = 0.5
 """The longest wait for the other nodes when leaving."""
@@ -70,6 +76,7 @@ class History:
     def left(self, node: NodeId) -> None:
         """Handle a node that left."""
         if (what := self._nodes.left(node)) is not None:
+            _log.info("node %s %s", node, _ENDS[what.kind])
             self.log.add(what)
 
     def began_with(self, removed: frozenset[NodeId]) -> None:

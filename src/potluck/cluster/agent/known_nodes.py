@@ -19,6 +19,8 @@ from potluck.types.node import NodeReport
 from potluck.types.node_names import NodeNames
 from potluck.uname import host_name
 
+_log = logging.getLogger(__name__)
+
 
 class KnownNodes:
     """Asks each node that joins for its report. For use in the agent's event loop."""
@@ -40,12 +42,12 @@ class KnownNodes:
 
     async def _learn(self, node: NodeId) -> None:
         report = await report_of(self._membership, node)
-        if report is None:
-            return
-        self._names[node] = report.name
-        self.names = NodeNames(self._names)
-        with contextlib.suppress(ParameterError):
-            self._addresses[node] = parse_address(report.address)
+        if report is not None:
+            self._names[node] = report.name
+            self.names = NodeNames(self._names)
+            with contextlib.suppress(ParameterError):
+                self._addresses[node] = parse_address(report.address)
+        _log.info("node %s joined", node)  # with its name
 
 
 async def report_of(membership: Membership, node: NodeId) -> NodeReport | None:

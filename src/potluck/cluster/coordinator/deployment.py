@@ -511,6 +511,12 @@ class Deployment:
         if self._first is not None and not self._first.done():
             self._first.set_result(None)
 
+    async def release_unused(self) -> None:
+        """End the workers, on all nodes, that hold none of the stages of the plan in force."""
+        attempt, serving = self._served, self._state.serving
+        if serving is not None and serving.epoch == attempt.record.epoch:
+            await release_others(self._membership, attempt.record, attempt.stages)
+
     async def _settle(self, attempt: Attempt) -> None:
         """Release what the plan does not use, and load its spares."""
         await release_others(self._membership, attempt.record, attempt.stages)

@@ -87,6 +87,10 @@ class Movable(Protocol):
         """Publish a ``rebalance_note``."""
         ...
 
+    async def release_unused(self) -> None:
+        """End the workers that hold stages of earlier plans."""
+        ...
+
 
 class Rebalancing:
     """The rebalancing of one deployment at its coordinator. For use in the agent's loop.
@@ -120,6 +124,7 @@ class Rebalancing:
         self._gain = 0.0  # of the move in progress
         self._noted_gain: float | None = None  # of the plan that the note mentions
         self._paces: Paces = {}  # at the last search
+        self._has_joined = False  # a node, which may hold stages, since unused ones were released
 
     @property
     def gain_under_way(self) -> float | None:
@@ -133,6 +138,7 @@ class Rebalancing:
         on.
         """
         self._is_serving = True
+        self._has_joined = False
         self._promising_since = None
         self._paces = {}
         self._stop_watching()
@@ -151,11 +157,21 @@ class Rebalancing:
         self._watching = None
 
     def node_joined(self, node_id: NodeId) -> None:
-        """Consider a node once it has been present for a while."""
+        """Consider a node once it has been present for a while.
+
+        One that was lost may still hold a stage of an earlier plan. It is kept until then, because
+        a move to that plan would have nothing to load.
+        """
         now = self._clock()
         self._steadiness = self._steadiness.joined(node_id, now)
-        if self._is_serving and self._is_automatic:
-            self._search_in(self._steadiness.settles_at(node_id) - now)
+        self._has_joined = True
+        if not self._is_serving:
+            return
+        settles_in = self._steadiness.settles_at(node_id) - now
+        if self._is_automatic:
+            self._search_in(settles_in)
+        else:
+            self._spawn(self._release_in(settles_in))
 
     def move_over(self, failure: str) -> None:
         """The move has ended: the new plan serves, or ``failure`` says why not."""
@@ -281,8 +297,20 @@ class Rebalancing:
             _log.info("%s: there is no plan to compare with: %s", record.model_id, error.message)
             return
         is_same_epoch = self._deployment.record.epoch == record.epoch
-        if alternative is not None and self._is_serving and is_same_epoch and self._moving is None:
+        if not self._is_serving or not is_same_epoch or self._moving is not None:
+            return
+        if alternative is not None:
             self._conclude(alternative)
+        is_promising = self._promising_since is not None or self._noted_gain is not None
+        is_settled = self._steadiness.next_settled_at(self._clock()) is None
+        if is_settled and not is_promising and self._moving is None:
+            await self._release_in(0.0)
+
+    async def _release_in(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+        if self._has_joined and self._is_serving and self._moving is None:
+            self._has_joined = False
+            await self._deployment.release_unused()
 
     def _conclude(self, alternative: Alternative) -> None:
         record, now = self._deployment.record, self._clock()

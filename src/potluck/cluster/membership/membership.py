@@ -316,11 +316,11 @@ class Membership:
     def _apply(self, change: Change) -> None:
         match change:
             case Joined(node_id=node_id):
-                _log.info("node %s joined", node_id)
+                _log.debug("node %s joined", node_id)
                 self._someone_seen.set()
                 self._observer.on_join(node_id)
             case SessionEnded(node_id=node_id, session_id=session_id):
-                _log.info("node %s left", node_id)
+                _log.debug("the session of node %s ended", node_id)
                 self._client.session_left(node_id, session_id)
                 self._server.session_left(session_id)
                 self._session.session_left(session_id)

@@ -36,6 +36,7 @@ from potluck.types.gateway import (
 from potluck.types.held_stage import HeldStage
 from potluck.types.memory import MemoryPlan
 from potluck.types.node import NodeReport
+from potluck.types.node_names import NodeNames
 from potluck.types.placement import Prediction
 from potluck.types.quantization import Quantization
 from potluck.types.speed import LinkSpeed
@@ -329,6 +330,7 @@ def agent_with(records: list[DeploymentRecord]) -> Any:
         coordination=SimpleNamespace(registry=registry, is_draining=False),
         membership=membership,
         history=SimpleNamespace(reported=lambda report: None),
+        known_nodes=SimpleNamespace(names=NodeNames({})),
         node_id=A,
         incompatible={},
     )

@@ -220,6 +220,7 @@ class Played:
         self.num_looks = 0
         self.moves: list[str] = []
         self.notes: list[str] = []
+        self.releases: list[float] = []
         self.rebalancing = Rebalancing(self, QUICK, clock=now, spawn=asyncio.ensure_future)
 
     async def alternative(self, without: object) -> Alternative | None:
@@ -237,6 +238,9 @@ class Played:
 
     def say_rebalance(self, note: str) -> None:
         self.notes.append(note)
+
+    async def release_unused(self) -> None:
+        self.releases.append(now())
 
     async def run(self, seconds: float) -> None:
         self.rebalancing.serves()
@@ -321,6 +325,37 @@ def test_a_plan_that_is_better_once_is_not() -> None:
     run_in_virtual_time(played.run(0.15))
     assert played.num_looks > 3
     assert not played.moves
+
+
+@pytest.mark.parametrize("objective", [Objective.THROUGHPUT, Objective.MEMORY])
+def test_what_a_node_that_returns_holds_is_released_if_no_move_wants_it(
+    objective: Objective,
+) -> None:
+    played = Played(objective=objective)
+
+    async def run() -> None:
+        await asyncio.sleep(1)
+        loop = asyncio.get_running_loop()
+        loop.call_later(0.05, played.rebalancing.node_joined, B)
+        await played.run(0.5)
+
+    run_in_virtual_time(run())
+    (released,) = played.releases
+    assert released >= 1.05 + QUICK.settle_seconds
+
+
+def test_what_a_promising_plan_may_use_is_kept() -> None:
+    played = Played(*(better(90.0) for _ in range(9)), rebalance=Rebalance.ASK)
+
+    async def run() -> None:
+        played.rebalancing.serves()
+        played.rebalancing.node_joined(C)
+        await asyncio.sleep(0.15)
+        assert played.notes
+        assert played.releases == []
+        played.rebalancing.close()
+
+    run_in_virtual_time(run())
 
 
 def test_looking_goes_on_whatever_a_look_meets(caplog: pytest.LogCaptureFixture) -> None:
