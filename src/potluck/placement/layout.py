@@ -18,6 +18,7 @@ from potluck.quantities import format_few
 from potluck.types.cluster import NodeId, UnitId
 from potluck.types.model import ModelConfig
 from potluck.types.node import NodeReport
+from potluck.types.node_names import NodeNames
 from potluck.types.placement import LayoutStage
 from potluck.types.program import GroupPart
 from potluck.types.ranges import MAX_WHOLE
@@ -47,7 +48,8 @@ class WrittenStage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutNode:
-    """A node that a layout may name, by its id or by a name that no other node has.
+    """A node that a layout may name: by its id, by its name if no other node has it, and otherwise
+    by the name and digits of the id, as ``NodeNames`` has it.
 
     ``serving`` are those of its ``units`` that serve.
     """
@@ -113,13 +115,15 @@ def resolve_layout(
 
     Raise ``ParameterError`` for an unknown or ambiguous node or unit.
     """
-    by_id = {node.node_id: node for node in nodes}
+    by_id: dict[str, LayoutNode] = {node.node_id: node for node in nodes}
+    names = NodeNames({node.node_id: node.name for node in nodes})
+    by_id |= {names.of(node.node_id): node for node in nodes}
     by_name: dict[str, list[LayoutNode]] = {}
     for node in nodes:
         by_name.setdefault(node.name, []).append(node)
     stages = []
     for stage in written:
-        node = by_id.get(NodeId(stage.node)) or _named(stage.node, by_name)
+        node = by_id.get(stage.node) or _named(stage.node, by_name)
         stages.append(
             LayoutStage(
                 node_id=node.node_id,
@@ -142,11 +146,12 @@ def _named(name: str, by_name: Mapping[str, Sequence[LayoutNode]]) -> LayoutNode
                 hint=f"known nodes: {format_few(sorted(by_name), _NUM_SHOWN)}",
             )
         case several:
-            ids = [node.node_id for node in several]
+            names = NodeNames({node.node_id: name for node in several})
+            known = [names.of(node.node_id) for node in several]
             raise ParameterError(
                 "layout",
-                f"--layout: {len(ids)} nodes are named {name}",
-                hint=f"use a node id: {format_few(ids, _NUM_SHOWN)}",
+                f"--layout: {len(known)} nodes are named {name}",
+                hint=f"use one of: {format_few(known, _NUM_SHOWN)}",
             )
 
 

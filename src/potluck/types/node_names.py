@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 _NODE_ID = re.compile(r"(?<![0-9a-f])[0-9a-f]{16}(?![0-9a-f])")
 
 
+_NUM_DIGITS = (4, 8)
+"""Of an id, after a name that several nodes have; if they do not differ in these, the whole id."""
+
+
 class NodeNames:
     """The names of nodes by id.
 
-    A node whose name is unknown or empty, or that of another node too, is called by its id.
+    A node whose name is unknown or empty is called by its id. If several have one name, the first
+    digits of the id follow: ``board-3f9c``.
     """
 
     def __init__(self, names: Mapping[str, str]) -> None:
-        counts = Counter(names.values())
+        by_name: dict[str, list[str]] = defaultdict(list)
+        for node_id, name in names.items():
+            if name:
+                by_name[name].append(node_id)
         self._names = {
-            node_id: name for node_id, name in names.items() if name and counts[name] == 1
+            node_id: text
+            for name, node_ids in by_name.items()
+            for node_id, text in _told_apart(name, node_ids)
         }
 
     def of(self, node_id: str) -> str:
@@ -43,6 +53,16 @@ class NodeNames:
         if isinstance(document, list | tuple):
             return [self.in_document(each) for each in document]
         return document
+
+
+def _told_apart(name: str, node_ids: Sequence[str]) -> Iterable[tuple[str, str]]:
+    """Return what each of the nodes of one name is called."""
+    if len(node_ids) == 1:
+        return [(node_ids[0], name)]
+    for num_digits in _NUM_DIGITS:
+        if len({node_id[:num_digits] for node_id in node_ids}) == len(node_ids):
+            return [(node_id, f"{name}-{node_id[:num_digits]}") for node_id in node_ids]
+    return []
 
 
 def names_of(nodes: Iterable[Mapping[str, Any]]) -> NodeNames:

@@ -52,13 +52,14 @@ def test_another_form_is_refused(text: str) -> None:
 def test_nodes_are_named_by_id_or_name() -> None:
     layout = resolve_layout(parse_layout(f"desktop/{GPU}=3,{C}=2,board=4"), NODES)
     assert layout == (stage(A, GPU, 3), stage(C, CPU, 2), stage(B, CPU, 4))
+    assert resolve_layout(parse_layout("twin-cccc=6"), NODES) == (stage(C, CPU, 6),)
 
 
 @pytest.mark.parametrize(
     ("text", "message", "hint"),
     [
         ("nobody=3", "unknown node nobody", "known nodes: board, desktop, twin"),
-        ("twin=3", "2 nodes are named twin", f"use a node id: {C}"),
+        ("twin=3", "2 nodes are named twin", "use one of: twin-cccc, twin-dddd"),
         ("desktop=3", "desktop has 2 usable units", "for example desktop/UNIT=3"),
         ("board/cpu=3", "board has no unit cpu", "its units are cpu/native, gpu/tinygrad:CUDA"),
     ],

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from potluck.types.node_names import names_of
+from collections.abc import Sequence
+
+import pytest
+
+from potluck.types.node_names import NodeNames, names_of
 
 KITCHEN, ATTIC, TWIN, SILENT = ("1" * 16, "2" * 16, "3" * 16, "f" * 16)
 NAMES = names_of(
@@ -17,14 +21,28 @@ NAMES = names_of(
 
 def test_nodes_are_called_by_their_names_unless_two_have_one() -> None:
     assert NAMES.of(KITCHEN) == "pi5-kitchen"
-    for node in (ATTIC, TWIN, SILENT, "4" * 16):
+    assert (NAMES.of(ATTIC), NAMES.of(TWIN)) == ("box-2222", "box-3333")
+    for node in (SILENT, "4" * 16):
         assert NAMES.of(node) == node
     assert NAMES.unit({"node_id": KITCHEN, "unit_id": "cpu/native"}) == "pi5-kitchen cpu/native"
 
 
+@pytest.mark.parametrize(
+    ("others", "called"),
+    [
+        (("3f9c" + "1" * 12,), "board-3f9c2222"),
+        (("3f9c2222" + "1" * 8,), "3f9c" + "2" * 12),
+        (("4" * 16, "3f9c" + "1" * 12), "board-3f9c2222"),
+    ],
+)
+def test_as_many_digits_follow_as_tell_nodes_apart(others: Sequence[str], called: str) -> None:
+    node = "3f9c" + "2" * 12
+    assert NodeNames(dict.fromkeys((node, *others), "board")).of(node) == called
+
+
 def test_ids_in_a_text_are_replaced_and_longer_numbers_are_not() -> None:
     text = f"stage 1 on node {KITCHEN}: lost; {ATTIC}; sha256 {KITCHEN * 4}"
-    shown = f"stage 1 on node pi5-kitchen: lost; {ATTIC}; sha256 {KITCHEN * 4}"
+    shown = f"stage 1 on node pi5-kitchen: lost; box-2222; sha256 {KITCHEN * 4}"
     assert NAMES.in_text(text) == shown
 
 

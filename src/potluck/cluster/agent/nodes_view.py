@@ -13,6 +13,7 @@ from potluck.cluster.agent.removals import Removals
 from potluck.cluster.invitations.ledger import Ledger
 from potluck.errors import UsageError
 from potluck.types.cluster import NodeId
+from potluck.types.node_names import names_of
 
 _LEAST_PREFIX = 4
 
@@ -95,16 +96,16 @@ def nodes_view(state: Mapping[str, Any], removals: Removals, inviting: Inviting)
 
 
 def find_node(view: Mapping[str, Any], wanted: str) -> dict[str, Any]:
-    """Return the node with a node id, a unique prefix of one, or a name.
+    """Return the node with a node id, a unique prefix of one, or a name, as ``NodeNames`` has it.
 
     A full node id need not be known here. Raises ``UsageError`` if none or several nodes match.
     """
     is_whole = len(wanted) == 16 and all(each in "0123456789abcdef" for each in wanted)
+    names = names_of(view["nodes"])
     found = [
         node
         for node in view["nodes"]
-        if node["node_id"] == wanted
-        or node["name"] == wanted
+        if wanted in (node["node_id"], node["name"], names.of(node["node_id"]))
         or (len(wanted) >= _LEAST_PREFIX and node["node_id"].startswith(wanted))
     ]
     exact = [node for node in found if node["node_id"] == wanted]
