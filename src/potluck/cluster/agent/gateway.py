@@ -27,7 +27,7 @@ from potluck.cluster.agent.view import as_seen, cluster_view
 from potluck.cluster.agent.weights import NodeWeights
 from potluck.cluster.calls import DeploymentRecord, DeploymentState
 from potluck.cluster.coordinator.survey import ask_report
-from potluck.errors import ModelNotFoundError, PotluckError
+from potluck.errors import EngineError, ModelNotFoundError, PotluckError
 from potluck.placement.layout import LayoutNode, layout_nodes
 from potluck.types.cluster import DeploymentId, Epoch, NodeId
 from potluck.types.content import Manifest
@@ -111,7 +111,8 @@ class AgentGateway:
         """Load the tokenizer and templates from this node's own files, or from other nodes by
         content.
 
-        Raises the error of the latter, or of the former if there is no other way.
+        Raises the error of the latter, or of the former if there is no other way, and
+        ``EngineError`` while other nodes still hash the model's files.
         """
         weights, manifest = self._agent.weights, record.manifest
         can_get = manifest is not None and not weights.cannot
@@ -120,6 +121,12 @@ class AgentGateway:
             if (served := await asyncio.to_thread(load)) is not None:
                 return served
         except PotluckError as error:
+            if isinstance(error, ModelNotFoundError) and manifest is None and not weights.cannot:
+                raise EngineError(
+                    f"this node has none of the files of {record.model_id}, and can read those of "
+                    "other nodes when these have hashed them",
+                    hint="try again in a moment, or ask another node",
+                ) from error
             if not can_get:
                 raise
             _log.info("reading %s from other nodes: %s", record.model_id, error.message)

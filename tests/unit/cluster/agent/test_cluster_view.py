@@ -21,8 +21,10 @@ from support.virtual_time.run import run_in_virtual_time
 import potluck
 from potluck.cluster.agent import gateway as gateway_module
 from potluck.cluster.agent.gateway import AgentGateway
+from potluck.cluster.agent.model_files import Fingerprints
 from potluck.cluster.agent.view import as_seen, cluster_view, deployment_view
 from potluck.cluster.calls import DeploymentRecord, DeploymentState, StageRecord
+from potluck.errors import EngineError, ModelNotFoundError, PotluckError
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
 from potluck.types.gateway import (
@@ -363,6 +365,22 @@ def test_when_a_model_will_be_ready_counts_from_when_it_was_heard() -> None:
         assert expected() is None
 
     run_in_virtual_time(main())
+
+
+@pytest.mark.parametrize(
+    ("cannot", "error"), [("", EngineError), ("it has no cache folder", ModelNotFoundError)]
+)
+def test_a_node_without_files_answers_later_if_it_can_get_them(
+    cannot: str, error: type[PotluckError]
+) -> None:
+    """Clients try again after a 503, and not after a 404."""
+    known = record(model="/mnt/absent.gguf", manifest=None)
+    agent = agent_with([known])
+    agent.coordination.registry.find = lambda _: known
+    agent.fingerprints = Fingerprints()
+    agent.weights = SimpleNamespace(cannot=cannot)
+    with pytest.raises(error):
+        asyncio.run(AgentGateway(agent).served_model(known.model_id))
 
 
 def test_a_model_is_not_ready_without_its_coordinator_nor_at_a_node_that_leaves() -> None:
