@@ -68,9 +68,8 @@ def host_finder(address: Address, connect: Sequence[Address], *, is_chosen: bool
     It returns an address of the same interface. If the user has not chosen the address, one of
     another interface will do, too.
     """
-    interface = next(
-        (each.interface for each in network_addresses() if each.address == address.host), None
-    )
+    own = () if address.is_loopback else network_addresses()
+    interface = next((each.interface for each in own if each.address == address.host), None)
 
     def find() -> str | None:
         for each in network_addresses():

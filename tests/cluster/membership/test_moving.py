@@ -96,6 +96,29 @@ def test_routes_lead_to_the_same_process_at_the_new_address(tmp_path: Path) -> N
     asyncio.run(body())
 
 
+def test_a_node_that_leaves_while_it_moves_is_gone(tmp_path: Path) -> None:
+    async def body() -> None:
+        authority = TestAuthority(tmp_path / "ca")
+        ours, theirs = (authority.issue(name) for name in ("first", "second"))
+        first = await Membership.open(make_config(0, pem=ours))
+        async with await Membership.open(make_config(1, first.address, pem=theirs)) as second:
+            moving = asyncio.ensure_future(
+                first.move(replace(first.address, host="127.0.0.2"), (second.address,))
+            )
+            await asyncio.sleep(0)
+            await first.close()
+            await moving
+            await until(lambda: not second.nodes())
+            for host in (first.address.host, "127.0.0.2"):
+                with (
+                    pytest.raises(ConnectionRefusedError),
+                    socket.create_connection((host, first.address.port), timeout=10),
+                ):
+                    pass
+
+    asyncio.run(body())
+
+
 def test_an_address_that_is_not_of_this_machine_changes_nothing(tmp_path: Path) -> None:
     async def body() -> None:
         authority = TestAuthority(tmp_path / "ca")

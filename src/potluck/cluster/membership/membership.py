@@ -97,6 +97,7 @@ class Membership:
         self._roster = Roster(own_node_id=config.node_id, wire_version=config.wire_version)
         self._someone_seen = asyncio.Event()
         self._conflict: NodeIdInUseError | None = None
+        self._has_left = False
         self._namesakes = Namesakes(
             config.node_id,
             session.session_id,
@@ -142,6 +143,9 @@ class Membership:
         """
         config = replace(self._config, listen=listen, connect=tuple(connect))
         session = await ZenohSession.open(config, successor_of=self._session)
+        if self._has_left:
+            await session.close(wait_seconds=_GIVE_UP_SECONDS)
+            return
         before, server, client = self._session, self._server, self._client
         for node_id in list(self._roster.sessions):
             self._forget(node_id)
@@ -251,6 +255,7 @@ class Membership:
         await self.close()
 
     async def _leave(self, wait_seconds: float) -> None:
+        self._has_left = True
         self._namesakes.close()
         self._client.close()
         await self._server.close()

@@ -301,15 +301,19 @@ class ZenohSession:
         A thread that outlives the session would hold objects of Zenoh when the interpreter ends,
         which aborts the process.
         """
-        for give_up in (self._sockets.reset, None):
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_SEND_SECONDS):
-                    while not self._outboxes.is_idle:
-                        await asyncio.sleep(_LOOK_SECONDS)
-                    return
-            if give_up is not None:
-                give_up()
-        _log.warning("a message to another node is still being sent after the session was closed")
+        if await self._are_sends_over():
+            return
+        self._sockets.reset()
+        if not await self._are_sends_over():
+            _log.warning("a message to another node is still being sent after the session closed")
+
+    async def _are_sends_over(self) -> bool:
+        """Return whether all threads that send have ended, waiting ``_SEND_SECONDS`` for that."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_SEND_SECONDS):
+                while not self._outboxes.is_idle:
+                    await asyncio.sleep(_LOOK_SECONDS)
+        return self._outboxes.is_idle
 
     def _guard_links(self) -> None:
         """Ensure that no connection blocks Zenoh's threads, which serve all of them."""
