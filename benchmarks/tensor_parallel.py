@@ -1,16 +1,17 @@
 """What a group of units gains for one stream: ``benchmarks/METHODOLOGY.md``, "Groups".
 
     python benchmarks/tensor_parallel.py DIRECTORY [--types Q8_0 BF16 Q4_K_M Q4_0]
-        [--peer DLLAMA [--peer-commit COMMIT]] [--unequal]
+        [--peer DLLAMA [--peer-commit COMMIT]] [--llama-bench LLAMA_BENCH] [--unequal]
         [--output benchmarks/results/tensor_parallel.json]
 
 Models of the shape are made in DIRECTORY where they are not there. For every type a cluster of one
 agent and a cluster of two agents that hold the model as a group serve it on loopback, each agent
 and its worker bound to one core with one thread, and are asked in turn over HTTP: sampled and
-greedy streams for the rate of decoding, and prompts of 512 tokens for that of prefill. The answers
-of both must be the same. With ``--peer``, the program ``dllama`` of distributed-llama decodes a
-model of the same shape in its Q40 on one core and on two in the same rounds; its commit is that of
-its checkout unless it is given. ``--unequal`` adds three agents with shares 2:1:1 of a core, by
+greedy streams after prompts of 512 tokens for the rate of decoding, and prompts of 512 tokens for
+that of prefill. The answers of both must be the same. With ``--peer``, the program ``dllama`` of
+distributed-llama decodes a model of the same shape in its Q40 on one core and on two in the same
+rounds; its commit is that of its checkout unless it is given. ``--llama-bench`` adds llama.cpp with
+the same file in Q4_0 on one core. ``--unequal`` adds three agents with shares 2:1:1 of a core, by
 control groups (root), against the fastest of them alone, on the same core with the same share.
 """
 
@@ -27,13 +28,15 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from circumstances import circumstances
+from comparison import Setting
 from distributed_llama import build_of, measured, write_model, write_tokenizer
 from live_cluster import LiveCluster
+from llamacpp import LlamaBench
 from model_shapes import SHAPES
 from random_gguf import write_gguf
 from random_hugging_face import FLOAT_TYPES, write_hugging_face
@@ -49,8 +52,11 @@ UNEQUAL_AIM = 1.3
 UNEQUAL = (0.8, 0.4, 0.4)
 """Of a core: those of the second core add up to less than one."""
 PEER_TYPE = "Q4_0"
+PEERS = {"distributed-llama x1": 1, "distributed-llama x2": 2, "llama.cpp x1": 1}
+"""The other programs, and with how many agents each is compared."""
 PEER_VOCAB = 6400
 PROMPT_TOKENS = 512
+LLAMA_BENCH_SECONDS = 900.0
 FIRST_TOKEN_ID, NUM_TOKEN_IDS = 300, 1000
 TEMPERATURES = {"sampled": 1.0, "greedy": 0.0}
 
@@ -69,6 +75,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--peer", type=Path, help="the program dllama of distributed-llama")
     parser.add_argument("--peer-commit", help="of which it was built, if it lies in no checkout")
+    parser.add_argument("--llama-bench", type=Path, help="the program llama-bench of llama.cpp")
     parser.add_argument("--unequal", action="store_true", help="three agents, 2:1:1")
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
@@ -79,11 +86,13 @@ def main() -> None:
             document["distributed_llama"] = asdict(build_of(arguments.peer, arguments.peer_commit))
         except ValueError as error:
             parser.error(f"{error}; give --peer-commit")
+    if arguments.llama_bench is not None:
+        model = model_of(arguments.directory, arguments.shape, PEER_TYPE)
+        document["llama_cpp"] = asdict(_llama_bench(arguments).describe(model))
     if arguments.unequal:
         require_groups()  # before the rest is measured
     for type_name in arguments.types:
-        peer = arguments.peer if type_name == PEER_TYPE else None
-        found = measure_type(arguments, type_name, peer)
+        found = measure_type(arguments, type_name)
         document["types"][type_name] = found
         print(type_name, json.dumps(found["ratios"]), flush=True)
         _write(arguments.output, document)
@@ -93,8 +102,8 @@ def main() -> None:
     _write(arguments.output, document)
 
 
-def measure_type(arguments: argparse.Namespace, type_name: str, peer: Path | None) -> Document:
-    """Return rates and ratios of one agent, of two in a group, and of the peer if there is one."""
+def measure_type(arguments: argparse.Namespace, type_name: str) -> Document:
+    """Return rates and ratios of one agent, of two in a group, and of peers if there are any."""
     model = model_of(arguments.directory, arguments.shape, type_name)
     cores = sorted(os.sched_getaffinity(0))[:2]
     rounds: list[dict[str, Document]] = []
@@ -107,8 +116,8 @@ def measure_type(arguments: argparse.Namespace, type_name: str, peer: Path | Non
             found = {name: _ask(port, number, arguments.tokens) for name, port in ports.items()}
             if len({json.dumps(each.pop("texts")) for each in found.values()}) > 1:
                 raise RuntimeError(f"{type_name}: the group's answers are other than the agent's")
-            if peer is not None:
-                found |= _ask_peer(arguments, peer, cores)
+            if type_name == PEER_TYPE:
+                found |= _ask_peers(arguments, model, cores)
             if number > 0:  # the first round warms up
                 rounds.append(found)
     return {"rounds": rounds, "ratios": _ratios(rounds, type_name)}
@@ -191,7 +200,7 @@ def _ask(port: int, number: int, num_tokens: int) -> Document:
     found: Document = {"texts": []}
     for name, temperature in TEMPERATURES.items():
         ask = Ask(
-            prompt=_prompt(rng, 16),
+            prompt=_prompt(rng, PROMPT_TOKENS),
             max_tokens=num_tokens,
             seed=number,
             temperature=temperature,
@@ -222,8 +231,54 @@ def _seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
-def _ask_peer(
-    arguments: argparse.Namespace, program: Path, cores: Sequence[int]
+def _ask_peers(
+    arguments: argparse.Namespace, model: Path, cores: Sequence[int]
+) -> dict[str, Document]:
+    found: dict[str, Document] = {}
+    if arguments.peer is not None:
+        found |= _ask_distributed_llama(arguments, cores)
+    if arguments.llama_bench is not None:
+        found["llama.cpp x1"] = _ask_llamacpp(
+            _llama_bench(arguments), model, cores[0], arguments.tokens
+        )
+    return found
+
+
+def _llama_bench(arguments: argparse.Namespace) -> LlamaBench:
+    return LlamaBench(executable=arguments.llama_bench, timeout_seconds=LLAMA_BENCH_SECONDS)
+
+
+def _ask_llamacpp(peer: LlamaBench, model: Path, core: int, num_tokens: int) -> Document:
+    """Return the rates of llama.cpp with one thread on a core."""
+    prefill = Setting(
+        type_name=PEER_TYPE, num_threads=1, num_prompt_tokens=PROMPT_TOKENS, num_decode_tokens=0
+    )
+    decode = replace(
+        prefill, num_prompt_tokens=0, num_decode_tokens=num_tokens, depth_tokens=PROMPT_TOKENS
+    )
+    found: Document = {}
+    with _bound_to(core):
+        for setting, kind in ((prefill, "prefill"), (decode, "greedy decode")):
+            rates = peer.run(model, setting, flash_attention=True, num_repeats=1).outcome.rates
+            if rates.failures:
+                raise RuntimeError(f"llama.cpp: {'; '.join(rates.failures)}")
+            (found[kind],) = rates.prefill if setting is prefill else rates.decode
+    return found
+
+
+@contextlib.contextmanager
+def _bound_to(core: int) -> Iterator[None]:
+    """Bind this process, and those that it starts in the block, to a core."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {core})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def _ask_distributed_llama(
+    arguments: argparse.Namespace, cores: Sequence[int]
 ) -> dict[str, Document]:
     model = arguments.directory / f"{arguments.shape}.m"
     tokenizer = arguments.directory / f"{arguments.shape}.t"
@@ -235,7 +290,7 @@ def _ask_peer(
     found: dict[str, Document] = {}
     for count in (1, 2):
         rates = measured(
-            program,
+            arguments.peer,
             model,
             tokenizer,
             cores[:count],
@@ -250,7 +305,7 @@ def _ask_peer(
 
 
 def _ratios(rounds: Sequence[Mapping[str, Document]], type_name: str) -> Document:
-    """Return the medians over rounds: rates, gains over one, and ours over the peer's."""
+    """Return the medians over rounds: rates, gains over one, and ours over those of peers."""
     rates = {
         system: {
             name: statistics.median(each[system][name] for each in rounds)
@@ -261,11 +316,9 @@ def _ratios(rounds: Sequence[Mapping[str, Document]], type_name: str) -> Documen
     ratios: Document = {"tokens_per_second": rates}
     one, many, *peers = rounds[0]
     pairs = [("gain", many, one)]
-    if peers:
-        pairs += [("peer's gain", peers[1], peers[0])]
-        pairs += [
-            (f"over {peer}", ours, peer) for ours, peer in zip((one, many), peers, strict=True)
-        ]
+    if "distributed-llama x2" in peers:
+        pairs += [("peer's gain", "distributed-llama x2", "distributed-llama x1")]
+    pairs += [(f"over {peer}", one if PEERS[peer] == 1 else many, peer) for peer in peers]
     for name, above, below in pairs:
         ratios[name] = {
             kind: round(

@@ -28,7 +28,7 @@ from tools.platforms.survey import read_survey
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 COMPARISONS = ("vs_llamacpp-1b.json", "vs_llamacpp-0.6b.json", "vs_llamacpp-3b.json")
-PEER = "tensor_parallel-epyc.json"
+PEERS = "peers.json"
 KERNEL_RUNS = ("kernels.json", "kernels-amx.json", "kernels-formats.json")
 GPU_RUNS = ("gpu-small.json", "gpu-1b.json", "gpu-8b.json", "gpu-h100.json")
 PAGES = ("README.md", "README.zh-CN.md")
@@ -78,6 +78,7 @@ class Words:
 
     claims: Mapping[str, str]
     results_head: str
+    peers_head: str
     slower: str
     gain: str
     conditions: str
@@ -99,10 +100,12 @@ ENGLISH = Words(
         "prefill": "prompt of 512 tokens",
         "decode, 8 sequences": "8 streams together",
         "decode, a core busy": "one stream, one of two cores busy",
-        "one": "one node, one core",
-        "two": "two nodes, one core each",
+        "one": "one node with one core, one stream",
+        "prompt": "the same, prompt of 512 tokens",
+        "two": "two nodes with one core each, one stream",
     },
-    results_head="| tokens per second | Potluck | {peer} | ratio |",
+    results_head="| tokens per second | Potluck | llama.cpp | ratio |",
+    peers_head="| tokens per second | Potluck | llama.cpp | distributed-llama |",
     slower="{ratio} (slower)",
     gain="speed-up from the second node",
     conditions=(
@@ -112,8 +115,11 @@ ENGLISH = Words(
         "that Potluck lost is listed."
     ),
     peer_conditions=(
-        "Llama-3.2-1B shape, 4-bit weights (Q4_0 and Q40), greedy decoding, tensor parallelism "
-        "over loopback on one machine, {rounds} ({cpu}, {date})."
+        "All three in one run: Llama-3.2-1B shape in Q4_0, greedy decoding after a prompt of 512 "
+        "tokens; Potluck served over HTTP and two nodes by tensor parallelism over loopback, the "
+        "others as their own programs print it; {rounds} ({cpu}, {date}). Potluck and llama.cpp "
+        "{llama_cpp} read one GGUF file, distributed-llama {distributed_llama} one of its own with "
+        "the same blocks (Q40). llama.cpp has no tensor parallelism over nodes."
     ),
     support_head="| | works | tested |",
     support=(
@@ -141,10 +147,12 @@ CHINESE = Words(
         "prefill": "512 个 token 的提示",
         "decode, 8 sequences": "8 路同时生成",
         "decode, a core busy": "单路生成，两个核中一个被占用",
-        "one": "一个节点，一个核",
-        "two": "两个节点，各一个核",
+        "one": "一个节点，一个核，单路生成",
+        "prompt": "同上，512 个 token 的提示",
+        "two": "两个节点，各一个核，单路生成",
     },
-    results_head="| 每秒 token 数 | Potluck | {peer} | 比值 |",
+    results_head="| 每秒 token 数 | Potluck | llama.cpp | 比值 |",
+    peers_head="| 每秒 token 数 | Potluck | llama.cpp | distributed-llama |",
     slower="{ratio}（较慢）",
     gain="第二个节点带来的加速",
     conditions=(
@@ -153,8 +161,12 @@ CHINESE = Words(
         "BF16 使用快速算术。这些测量中 Potluck 较慢的项全部列出。"
     ),
     peer_conditions=(
-        "Llama-3.2-1B 形状，4 位权重（Q4_0、Q40），贪心解码，经 loopback 的张量并行，\n"
-        "同一台机器上 {rounds}（{cpu}，{date}）。"
+        "三者在同一次运行中测量：Llama-3.2-1B 形状，Q4_0 权重，"
+        "在 512 个 token 的提示之后贪心解码。\n"
+        "Potluck 经 HTTP 提供服务，两个节点经 loopback 张量并行；其余两者取自各自程序的输出；\n"
+        "{rounds}（{cpu}，{date}）。Potluck 与 llama.cpp {llama_cpp} 读取同一个 GGUF 文件，\n"
+        "distributed-llama {distributed_llama} 使用自己的格式，数据块相同（Q40）。\n"
+        "llama.cpp 不支持跨节点的张量并行。"
     ),
     support_head="| | 支持 | 测试 |",
     support=(
@@ -205,7 +217,7 @@ def results(documents: Mapping[str, Any], words: Words) -> str:
     first = documents[COMPARISONS[0]]
     build = first["shapes"][0]["builds"]["best"]
     command = first["shapes"][0]["runs"][0]["command"]
-    lines = [words.results_head.format(peer="llama.cpp"), "|---|--:|--:|--:|"]
+    lines = [words.results_head, "|---|--:|--:|--:|"]
     lines += [
         f"| {row.shape} {row.type_name}, {words.claims[row.claim]} | {row.ours:.1f} | "
         f"{row.theirs:.1f} | {_ratio(row.ratio, words)} |"
@@ -217,35 +229,54 @@ def results(documents: Mapping[str, Any], words: Words) -> str:
         date=first["time"].partition("T")[0],
         commit=build["commit"],
     )
-    return "\n".join([*lines, "", _wrapped(conditions, words), "", *_peer(documents[PEER], words)])
+    return "\n".join(
+        [*lines, "", _wrapped(conditions, words), "", *_peers(documents[PEERS], words)]
+    )
 
 
-def _peer(document: Mapping[str, Any], words: Words) -> Iterator[str]:
+def _peers(document: Mapping[str, Any], words: Words) -> Iterator[str]:
+    """Yield the table of Potluck and two other programs in one run."""
     measured = document["types"]["Q4_0"]
     rates = measured["ratios"]["tokens_per_second"]
-    yield words.results_head.format(peer="distributed-llama")
+    yield words.peers_head
     yield "|---|--:|--:|--:|"
-    pairs = []
-    for key, nodes in (("one", "x1"), ("two", "x2")):
-        ours, theirs = (
-            rates[f"{program} {nodes}"]["greedy decode"]
-            for program in ("potluck", "distributed-llama")
-        )
-        pairs.append((ours, theirs))
-        ratio = _ratio(ours / theirs, words)
-        yield f"| {words.claims[key]} | {ours:.1f} | {theirs:.1f} | {ratio} |"
-    gains = [two / one for one, two in zip(*pairs, strict=True)]
-    ratio = _ratio(gains[0] / gains[1], words)
-    yield f"| {words.gain} | ×{gains[0]:.2f} | ×{gains[1]:.2f} | {ratio} |"
+    for key, nodes, kind in (
+        ("one", "x1", "greedy decode"),
+        ("prompt", "x1", "prefill"),
+        ("two", "x2", "greedy decode"),
+    ):
+        ours = rates[f"potluck {nodes}"][kind]
+        cells = [
+            _beside(ours, rates[f"{program} {nodes}"][kind], words)
+            if f"{program} {nodes}" in rates
+            else "–"
+            for program in ("llama.cpp", "distributed-llama")
+        ]
+        yield f"| {words.claims[key]} | {ours:.1f} | {' | '.join(cells)} |"
+    ours, theirs = (
+        rates[f"{program} x2"]["greedy decode"] / rates[f"{program} x1"]["greedy decode"]
+        for program in ("potluck", "distributed-llama")
+    )
+    gain = f"×{theirs:.2f}, {_ratio(ours / theirs, words)}"
+    yield f"| {words.gain} | ×{ours:.2f} | – | {gain} |"
     yield ""
     count = len(measured["rounds"])
     rounds = {0: f"{count} 轮"}.get(words.width, f"{count} round" + "s" * (count > 1))
     yield _wrapped(
         words.peer_conditions.format(
-            rounds=rounds, cpu=document["cpu"], date=document["time"].partition("T")[0]
+            rounds=rounds,
+            cpu=document["cpu"],
+            date=document["time"].partition("T")[0],
+            llama_cpp=document["llama_cpp"]["commit"],
+            distributed_llama=document["distributed_llama"]["commit"][:7],
         ),
         words,
     )
+
+
+def _beside(ours: float, theirs: float, words: Words) -> str:
+    """Return the rate of another program, and how many times as fast Potluck is."""
+    return f"{theirs:.1f}, {_ratio(ours / theirs, words)}"
 
 
 def _ratio(ratio: float, words: Words) -> str:
@@ -355,7 +386,7 @@ def page(name: str) -> str:
     """Return the text of a README as it should be."""
     documents = {
         each: json.loads((RESULTS / each).read_text(encoding="utf-8"))
-        for each in (*COMPARISONS, PEER)
+        for each in (*COMPARISONS, PEERS)
     }
     words = LANGUAGES[name]
     blocks = {"results": results(documents, words), "support": support(words)}

@@ -16,7 +16,7 @@ from tools.readme_tables import (
     INSTRUCTION_SETS,
     INTERFACES,
     PAGES,
-    PEER,
+    PEERS,
     RESULTS,
     ROOT,
     compared,
@@ -31,7 +31,7 @@ from tools.readme_tables import (
 
 @pytest.fixture
 def documents() -> dict[str, Any]:
-    return {name: json.loads((RESULTS / name).read_text()) for name in (*COMPARISONS, PEER)}
+    return {name: json.loads((RESULTS / name).read_text()) for name in (*COMPARISONS, PEERS)}
 
 
 @pytest.mark.parametrize("name", PAGES)
