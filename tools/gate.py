@@ -43,6 +43,7 @@ CLUSTER = tuple(
         "membership/test_joining.py::test_members_with_certificates_of_one_authority_join_and_call",
         "membership/test_joining.py::test_another_wire_version_is_reported_on_both_sides",
         "membership/test_lost_links.py::test_one_cut_link_parts_only_the_two",
+        "membership/test_moving.py",
         "test_cluster_commands.py",
         "test_demo_tool.py::test_the_demo_answers_over_three_agents",
         "test_deployments.py::test_a_node_that_goes_down_lets_streams_finish",

@@ -115,11 +115,9 @@ ENGLISH = Words(
         "that Potluck lost is listed."
     ),
     peer_conditions=(
-        "All three in one run: Llama-3.2-1B shape in Q4_0, greedy decoding after a prompt of 512 "
-        "tokens; Potluck served over HTTP and two nodes by tensor parallelism over loopback, the "
-        "others as their own programs print it; {rounds} ({cpu}, {date}). Potluck and llama.cpp "
-        "{llama_cpp} read one GGUF file, distributed-llama {distributed_llama} one of its own with "
-        "the same blocks (Q40). llama.cpp has no tensor parallelism over nodes."
+        "× is Potluck's rate divided by the other one. All three in one run "
+        "({rounds}; {cpu}, {date}): Llama-3.2-1B shape in Q4_0, greedy, after 512 tokens; two "
+        "nodes by tensor parallelism."
     ),
     support_head="| | works | tested |",
     support=(
@@ -161,12 +159,8 @@ CHINESE = Words(
         "BF16 使用快速算术。这些测量中 Potluck 较慢的项全部列出。"
     ),
     peer_conditions=(
-        "三者在同一次运行中测量：Llama-3.2-1B 形状，Q4_0 权重，"
-        "在 512 个 token 的提示之后贪心解码。\n"
-        "Potluck 经 HTTP 提供服务，两个节点经 loopback 张量并行；其余两者取自各自程序的输出；\n"
-        "{rounds}（{cpu}，{date}）。Potluck 与 llama.cpp {llama_cpp} 读取同一个 GGUF 文件，\n"
-        "distributed-llama {distributed_llama} 使用自己的格式，数据块相同（Q40）。\n"
-        "llama.cpp 不支持跨节点的张量并行。"
+        "× 为 Potluck 的速度除以对方的速度。三者在同一次运行中测量（{rounds}；{cpu}，{date}）：\n"
+        "Llama-3.2-1B 形状，Q4_0 权重，在 512 个 token 的提示之后贪心解码；两个节点使用张量并行。"
     ),
     support_head="| | 支持 | 测试 |",
     support=(
@@ -237,7 +231,8 @@ def results(documents: Mapping[str, Any], words: Words) -> str:
 def _peers(document: Mapping[str, Any], words: Words) -> Iterator[str]:
     """Yield the table of Potluck and two other programs in one run."""
     measured = document["types"]["Q4_0"]
-    rates = measured["ratios"]["tokens_per_second"]
+    ratios = measured["ratios"]
+    rates = ratios["tokens_per_second"]
     yield words.peers_head
     yield "|---|--:|--:|--:|"
     for key, nodes, kind in (
@@ -245,20 +240,18 @@ def _peers(document: Mapping[str, Any], words: Words) -> Iterator[str]:
         ("prompt", "x1", "prefill"),
         ("two", "x2", "greedy decode"),
     ):
-        ours = rates[f"potluck {nodes}"][kind]
-        cells = [
-            _beside(ours, rates[f"{program} {nodes}"][kind], words)
-            if f"{program} {nodes}" in rates
-            else "–"
-            for program in ("llama.cpp", "distributed-llama")
-        ]
-        yield f"| {words.claims[key]} | {ours:.1f} | {' | '.join(cells)} |"
-    ours, theirs = (
-        rates[f"{program} x2"]["greedy decode"] / rates[f"{program} x1"]["greedy decode"]
-        for program in ("potluck", "distributed-llama")
-    )
-    gain = f"×{theirs:.2f}, {_ratio(ours / theirs, words)}"
-    yield f"| {words.gain} | ×{ours:.2f} | – | {gain} |"
+        cells = [f"{rates[f'potluck {nodes}'][kind]:.1f}"]
+        for program in ("llama.cpp", "distributed-llama"):
+            theirs = rates.get(f"{program} {nodes}")
+            if theirs is None:
+                cells.append("–")
+            else:
+                ratio = _ratio(ratios[f"over {program} {nodes}"][kind], words)
+                cells.append(f"{theirs[kind]:.1f}, {ratio}")
+        yield f"| {words.claims[key]} | {' | '.join(cells)} |"
+    gain, theirs = (ratios[name]["greedy decode"] for name in ("gain", "peer's gain"))
+    ratio = _ratio(gain / theirs, words)
+    yield f"| {words.gain} | ×{gain:.2f} | – | ×{theirs:.2f}, {ratio} |"
     yield ""
     count = len(measured["rounds"])
     rounds = {0: f"{count} 轮"}.get(words.width, f"{count} round" + "s" * (count > 1))
@@ -267,16 +260,9 @@ def _peers(document: Mapping[str, Any], words: Words) -> Iterator[str]:
             rounds=rounds,
             cpu=document["cpu"],
             date=document["time"].partition("T")[0],
-            llama_cpp=document["llama_cpp"]["commit"],
-            distributed_llama=document["distributed_llama"]["commit"][:7],
         ),
         words,
     )
-
-
-def _beside(ours: float, theirs: float, words: Words) -> str:
-    """Return the rate of another program, and how many times as fast Potluck is."""
-    return f"{theirs:.1f}, {_ratio(ours / theirs, words)}"
 
 
 def _ratio(ratio: float, words: Words) -> str:
