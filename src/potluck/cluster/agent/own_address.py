@@ -29,7 +29,7 @@ class OwnAddress:
     """Moves a membership when its address is gone. For use in the agent's event loop.
 
     ``members`` returns addresses to connect to. It and ``find_host`` are only called while the
-    address is gone, ``moved`` after each move.
+    address is gone, ``moved(before)`` after each move from the address ``before``.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class OwnAddress:
         membership: Membership,
         members: Callable[[], Sequence[Address]],
         find_host: FindHost,
-        moved: Callable[[], Awaitable[None]],
+        moved: Callable[[Address], Awaitable[None]],
         *,
         is_here: Callable[[str], bool] | None = None,
     ) -> None:
@@ -78,7 +78,7 @@ class OwnAddress:
             before.host,
             listen,
         )
-        await self._moved()
+        await self._moved(before)
 
     def _log_once(self, message: str) -> None:
         if message != self._logged:

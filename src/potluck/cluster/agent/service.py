@@ -18,6 +18,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
+from urllib.parse import urlsplit
 
 from potluck.cache_folder import hub_cache_folder
 from potluck.cluster.agent.config import AgentConfig
@@ -289,10 +290,17 @@ class Agent:
             )
             opened.push_async_callback(inviting.close)
 
-            async def moved() -> None:
+            async def moved(before: Address) -> None:
                 if files is not None:
                     files.set_address(membership.address.host, membership.address.port)
                 await inviting.moved()
+                url = node_calls.http_address
+                if url is not None and urlsplit(url).hostname == before.host:
+                    _log.warning(
+                        "clients can no longer connect to %s, as that address is gone too: start "
+                        "this node again with another --http",
+                        url,
+                    )
 
             def members() -> Sequence[Address]:
                 return tuple(dict.fromkeys((*config.connect, *known_nodes.addresses())))

@@ -42,7 +42,8 @@ class Machine:
     def find(self) -> str | None:
         return next(iter(self.hosts), None)
 
-    async def moved(self) -> None:
+    async def moved(self, before: Address) -> None:
+        assert before == HERE
         self.num_moved += 1
 
 
