@@ -2,103 +2,21 @@
 
 from __future__ import annotations
 
-import itertools
-import json
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
 
 import pytest
-from support.cluster.agents import AgentProcess, Document, Fleet, await_ready, no_end
-from support.network.netns import Host, require_namespaces
+from support.cluster.agents import AgentProcess, Document, Fleet, await_ready
+from support.cluster.host_streams import Stream
+from support.network.netns import require_namespaces
 from support.network.relay import PERFECT, Link, Relay, relayed_lan
 from support.processes.waiting import eventually
 
-PROMPT = "The harbour at night was quiet"
 NOTICE_SECONDS = 4.5
 """While others compute; ``membership.test_lost_links`` shows 2.5 s where nothing else runs."""
 VIEW_SECONDS = 3.0
 """For a view while a node does not answer; tens of milliseconds where nothing else runs."""
-
-_STREAM = """
-import json, sys, urllib.request
-request = urllib.request.Request(sys.argv[1], sys.argv[2].encode())
-request.add_header("Content-Type", "application/json")
-with urllib.request.urlopen(request, timeout=60) as answer:
-    for line in answer:
-        text = line.decode().strip()
-        if text.startswith("data: {"):
-            document = json.loads(text[6:])
-            if "error" in document:
-                print("error", json.dumps(document["error"]), flush=True)
-            else:
-                print("text", json.dumps(document["choices"][0]["text"]), flush=True)
-        elif text == "data: [DONE]":
-            print("done", flush=True)
-"""
-
-
-class Stream:
-    """A client on a gateway's host that reads a completion as it comes."""
-
-    def __init__(self, host: Host, agent: AgentProcess, max_tokens: int) -> None:
-        body = {
-            "model": "demo",
-            "prompt": PROMPT,
-            "max_tokens": max_tokens,
-            "temperature": 0,
-            "stream": True,
-            "logit_bias": no_end(),
-        }
-        url = f"{agent.url}/v1/completions"
-        self.process = subprocess.Popen(
-            host.command(sys.executable, "-c", _STREAM, url, json.dumps(body)),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        self.arrivals: list[float] = []
-        self.text = ""
-        self.errors: list[str] = []
-        self.is_done = False
-        self._reader = threading.Thread(target=self._read)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            if not line.endswith("\n"):
-                break  # it was killed while it wrote
-            kind, _, rest = line.strip().partition(" ")
-            if kind == "text":
-                self.text += json.loads(rest)
-                self.arrivals.append(time.monotonic())
-            elif kind == "error":
-                self.errors.append(rest)
-            elif kind == "done":
-                self.is_done = True
-
-    def slowest(self, since: float, until: float) -> float:
-        """The longest time without a token between two moments, or until it was complete."""
-        times = [since, *(each for each in self.arrivals if since < each < until)]
-        times += [] if self.is_done else [until]
-        return max(later - earlier for earlier, later in itertools.pairwise(times))
-
-    def complete(self, *, within: float) -> str:
-        """The whole text, once it is there."""
-        self._reader.join(within)
-        assert self.is_done, f"no end within {within} s, after {len(self.arrivals)} parts"
-        assert self.errors == []
-        return self.text
-
-    def close(self) -> None:
-        self.process.kill()
-        self._reader.join()
-        self.process.wait()
-        assert self.process.stdout is not None
-        self.process.stdout.close()
 
 
 class Cluster:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 
-from support.cluster.agents import AgentProcess, Document, Fleet, await_ready, no_end
+from support.cluster.agents import AgentProcess, Fleet, await_ready, no_end, nodes_of
 from support.network.netns import require_namespaces
 from support.network.relay import Link, relayed_lan
 from support.processes.waiting import eventually
@@ -30,10 +30,6 @@ def unable_to_start_stages(agent: AgentProcess) -> Iterator[None]:
         yield
     finally:
         away.rename(folder)
-
-
-def nodes_of(document: Document) -> set[str]:
-    return {stage["node_id"] for stage in document["stages"]}
 
 
 def test_a_node_that_cannot_start_a_stage_takes_no_model_away(tmp_path: Path) -> None:

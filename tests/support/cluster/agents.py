@@ -379,6 +379,11 @@ def await_ready(agent: AgentProcess, name: str, *, within: float = 20) -> Docume
     return found[0]
 
 
+def nodes_of(deployment: Document) -> set[str]:
+    """The nodes that have a stage of it."""
+    return {stage["node_id"] for stage in deployment["stages"]}
+
+
 def acceptor_of(agent: AgentProcess) -> psutil.Process:
     """The process that accepts control connections for an agent."""
     (found,) = [

@@ -47,8 +47,11 @@ class Machine:
         self.num_moved += 1
 
 
+Run = Callable[[Members, Machine, Callable[[int], None]], None]
+
+
 @pytest.fixture
-def run() -> Callable[[Members, Machine, Callable[..., None]], None]:
+def run() -> Run:
     """Let a node run on the machine; the function given is called with the second that is over."""
 
     def start(members: Members, machine: Machine, each_second: Callable[[int], None]) -> None:
@@ -70,9 +73,6 @@ def run() -> Callable[[Members, Machine, Callable[..., None]], None]:
         run_in_virtual_time(body())
 
     return start
-
-
-Run = Callable[[Members, Machine, Callable[[int], None]], None]
 
 
 def test_another_address_is_taken_and_members_are_connected_to(run: Run) -> None:
