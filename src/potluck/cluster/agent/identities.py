@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from dataclasses import replace
 
 from potluck.cluster.agent.config import AgentConfig
-from potluck.cluster.agent.known_nodes import report_of
 from potluck.cluster.agent.state import StateDirectory
+from potluck.cluster.coordinator.survey import ask_report
 from potluck.cluster.invitations.identity import (
     Identity,
     identity_by_invitation,
@@ -68,11 +69,10 @@ async def keep_addresses(membership: Membership, state: StateDirectory) -> None:
     """Store the addresses of members, so that an invited node finds them at its next start."""
     await asyncio.sleep(_FIRST_SECONDS)
     while True:
-        addresses = [
-            report.address
-            for node in sorted(membership.nodes())
-            if (report := await report_of(membership, node)) is not None
-        ]
+        addresses: list[str] = []
+        for node in sorted(membership.nodes()):
+            with suppress(PotluckError):
+                addresses.append((await ask_report(membership, node)).address)
         try:
             joined = state.joined() if addresses else None
             if joined is not None and (after := with_addresses(joined, addresses)) != joined:

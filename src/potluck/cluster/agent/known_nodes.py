@@ -11,11 +11,10 @@ import logging
 from collections.abc import Sequence
 
 from potluck.cluster.background import Spawn
-from potluck.cluster.calls import decode
+from potluck.cluster.coordinator.survey import ask_report
 from potluck.cluster.membership import Address, Membership, parse_address
-from potluck.errors import ParameterError, PotluckError
+from potluck.errors import PotluckError
 from potluck.types.cluster import NodeId
-from potluck.types.node import NodeReport
 from potluck.types.node_names import NodeNames
 from potluck.uname import host_name
 
@@ -41,21 +40,12 @@ class KnownNodes:
         return tuple(self._addresses.values())
 
     async def _learn(self, node: NodeId) -> None:
-        report = await report_of(self._membership, node)
-        if report is not None:
+        with contextlib.suppress(PotluckError):
+            report = await ask_report(self._membership, node)
             self._names[node] = report.name
             self.names = NodeNames(self._names)
-            with contextlib.suppress(ParameterError):
-                self._addresses[node] = parse_address(report.address)
+            self._addresses[node] = parse_address(report.address)
         _log.info("node %s joined", node)  # with its name
-
-
-async def report_of(membership: Membership, node: NodeId) -> NodeReport | None:
-    """Return the report of a node; None if it does not answer."""
-    try:
-        return decode(await membership.call(node, "node.report", b""), NodeReport)
-    except PotluckError:
-        return None
 
 
 class NamesInLog(logging.Filter):

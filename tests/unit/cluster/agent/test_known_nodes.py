@@ -26,7 +26,9 @@ class Members:
     node_id: NodeId = A
     addresses: dict[NodeId, str] = field(default_factory=lambda: {B: "10.0.0.2:7333"})
 
-    async def call(self, node: NodeId, method: str, _: bytes) -> bytes:
+    async def call(
+        self, node: NodeId, method: str, payload: bytes, *, timeout_seconds: float
+    ) -> bytes:
         assert method == "node.report"
         if node == C:
             raise NodeLostError(node, "it is gone")
