@@ -412,37 +412,32 @@ class Links:
             is_settled = node_id in self._reached or node_id not in self._membership.nodes()
             if is_settled or self._is_closed:
                 return
-            try:
-                if await self._has_checked(node_id):
-                    return
-            except PotluckError as error:
-                _log.debug("could not try to connect to node %s: %s", node_id, error.message)
+            if await self._has_checked(node_id):
+                return
             factor = min(2 * factor, _LONGEST_CHECK_FACTOR)
 
     async def _on_check(self, payload: bytes) -> bytes:
         """Try to connect to members now; answer which of them cannot be connected to."""
-
-        async def check(node_id: NodeId) -> None:
-            try:
-                await self._has_checked(node_id)
-            except PotluckError as error:
-                _log.debug("could not try to connect to node %s: %s", node_id, error.message)
-
         nodes = frozenset(decode(payload, CheckLinks).nodes) & self._membership.nodes()
-        await asyncio.gather(*(check(node_id) for node_id in nodes))
+        await asyncio.gather(*map(self._has_checked, nodes))
         return encode(
             Unreachable(nodes=tuple(each for each in self.unreachable() if each in nodes))
         )
 
     async def _has_checked(self, node_id: NodeId) -> bool:
+        """Try to connect to a node, and note the result; return whether it could be tried."""
         self._num_begun += 1
         request = ListenForLink(number=self._num_begun, budget_seconds=0.0, is_check=True)
-        answer: LinkAnswer = decode(
-            await self._membership.call(
-                node_id, "link.listen", encode(request), timeout_seconds=_CALL_SECONDS
-            ),
-            LinkAnswer,
-        )
+        try:
+            answer: LinkAnswer = decode(
+                await self._membership.call(
+                    node_id, "link.listen", encode(request), timeout_seconds=_CALL_SECONDS
+                ),
+                LinkAnswer,
+            )
+        except PotluckError as error:
+            _log.debug("could not try to connect to node %s: %s", node_id, error.message)
+            return False
         if isinstance(answer, LinkBusy) or not _is_ip_address(answer.host):
             return False
         connect = self._connecting(node_id, answer, request.number)
