@@ -513,13 +513,18 @@ class Deployment:
 
     async def release_unused(self) -> None:
         """End the workers, on all nodes, that hold none of the stages of the plan in force."""
-        attempt, serving = self._served, self._state.serving
-        if serving is not None and serving.epoch == attempt.record.epoch:
+        if (attempt := self._in_force) is not None:
             await release_others(self._membership, attempt.record, attempt.stages)
+
+    @property
+    def _in_force(self) -> Attempt | None:
+        """Return the attempt whose plan serves; None between two plans."""
+        attempt, serving = self._served, self._state.serving
+        return attempt if serving and serving.epoch == attempt.record.epoch else None
 
     async def _settle(self, attempt: Attempt) -> None:
         """Release what the plan does not use, and load its spares."""
-        await release_others(self._membership, attempt.record, attempt.stages)
+        await self.release_unused()
         await self._load_spares()
         if attempt.record.manifest is not None:
             await self._publish_files(attempt)
@@ -527,8 +532,8 @@ class Deployment:
 
     async def _identify_files(self) -> None:
         """Let nodes that have none of the model's files read its texts, to answer clients."""
-        attempt, serving = self._served, self._state.serving
-        if serving is None or serving.epoch != attempt.record.epoch:
+        attempt = self._in_force
+        if attempt is None:
             return  # the next epoch does it
         try:
             if await attempt.identify_files():
@@ -556,8 +561,7 @@ class Deployment:
             self._published.say()
 
     async def _load_spares(self) -> None:
-        attempt, serving = self._served, self._state.serving
-        if self.record.num_spares and serving and serving.epoch == attempt.record.epoch:
+        if self.record.num_spares and (attempt := self._in_force) is not None:
             sparings = await attempt.sparings()
             self._num_spares = await load_spares(
                 self._membership,

@@ -303,11 +303,14 @@ class Rebalancing:
             self._conclude(alternative)
         is_promising = self._promising_since is not None or self._noted_gain is not None
         is_settled = self._steadiness.next_settled_at(self._clock()) is None
-        if is_settled and not is_promising and self._moving is None:
-            await self._release_in(0.0)
+        if is_settled and not is_promising:
+            await self._release_unused()
 
     async def _release_in(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
+        await self._release_unused()
+
+    async def _release_unused(self) -> None:
         if self._has_joined and self._is_serving and self._moving is None:
             self._has_joined = False
             await self._deployment.release_unused()
