@@ -25,6 +25,17 @@ _NUM_LOOKS = 3
 """How often in a row an address must be missing: some programs remove one only to add it again."""
 
 
+def is_own_address(host: str) -> bool:
+    """Whether this machine has an IP address, on any interface."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind((host, 0))
+    except OSError as error:
+        return error.errno != errno.EADDRNOTAVAIL
+    return True
+
+
 class OwnAddress:
     """Moves a membership when its address is gone. For use in the agent's event loop.
 
@@ -39,13 +50,13 @@ class OwnAddress:
         find_host: FindHost,
         moved: Callable[[Address], Awaitable[None]],
         *,
-        is_here: Callable[[str], bool] | None = None,
+        is_here: Callable[[str], bool] = is_own_address,
     ) -> None:
         self._membership = membership
         self._members = members
         self._find_host = find_host
         self._moved = moved
-        self._is_here = is_here or is_own_address
+        self._is_here = is_here
         self._logged = ""
 
     async def run(self) -> None:
@@ -84,14 +95,3 @@ class OwnAddress:
         if message != self._logged:
             self._logged = message
             _log.warning("%s", message)
-
-
-def is_own_address(host: str) -> bool:
-    """Whether this machine has an IP address, on any interface."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.bind((host, 0))
-    except OSError as error:
-        return error.errno != errno.EADDRNOTAVAIL
-    return True

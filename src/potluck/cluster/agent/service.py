@@ -321,7 +321,6 @@ class Agent:
 
             background.spawn(events.run(joined=joined, left=left))
             await inviting.resume()
-
             background.spawn(own_address.run())
             if identity.authority is None:
                 background.spawn(keep_addresses(membership, state))

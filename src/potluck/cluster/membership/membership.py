@@ -89,12 +89,9 @@ class Membership:
         path = None if config.pem is None else config.pem.removed
         self._removed = None if path is None else RemovedNodes(path)
         self._keys = keys
-        self._session = session
         self._methods = methods
         self._observer = observer
-        self._client = CallClient(session, keys, config.node_id)
-        self._server = CallServer(session, methods, self._is_removed)
-        self._roster = Roster(own_node_id=config.node_id, wire_version=config.wire_version)
+        self._use(session)
         self._someone_seen = asyncio.Event()
         self._conflict: NodeIdInUseError | None = None
         self._has_left = False
@@ -150,10 +147,8 @@ class Membership:
         for node_id in list(self._roster.sessions):
             self._forget(node_id)
         client.session_left(self.node_id, before.session_id)
-        self._config, self._session = config, session
-        self._client = CallClient(session, self._keys, config.node_id)
-        self._server = CallServer(session, self._methods, self._is_removed)
-        self._roster = Roster(own_node_id=config.node_id, wire_version=config.wire_version)
+        self._config = config
+        self._use(session)
         self._namesakes.moved(session.session_id, str(session.address), self._client)
         self._declare()
         client.close()
@@ -260,6 +255,13 @@ class Membership:
         self._client.close()
         await self._server.close()
         await self._session.close(wait_seconds=wait_seconds)
+
+    def _use(self, session: ZenohSession) -> None:
+        """Call and answer over ``session``, in which no other member is known yet."""
+        self._session = session
+        self._client = CallClient(session, self._keys, self.node_id)
+        self._server = CallServer(session, self._methods, self._is_removed)
+        self._roster = Roster(own_node_id=self.node_id, wire_version=self._config.wire_version)
 
     def _declare(self) -> None:
         """Take part in the cluster with the current session."""

@@ -43,6 +43,7 @@ class _Outbox:
     jobs: queue.SimpleQueue[_Job | None] = field(default_factory=queue.SimpleQueue)
     num_waiting: int = 0
     num_bytes: int = 0
+    thread: threading.Thread | None = None
 
 
 class Outboxes:
@@ -56,15 +57,14 @@ class Outboxes:
         self._is_clear = is_clear
         self._lock = threading.Lock()
         self._outboxes: dict[str, _Outbox] = {}
-        self._threads: set[threading.Thread] = set()
         self._is_closed = False
 
     @property
     def is_idle(self) -> bool:
         """Whether no thread is left. After ``close`` this stays so once it is so."""
         with self._lock:
-            self._threads = {each for each in self._threads if each.is_alive()}
-            return not self._threads
+            threads = [each.thread for each in self._outboxes.values()]
+        return not any(thread is not None and thread.is_alive() for thread in threads)
 
     def submit(
         self, peer: str, work: Callable[[], _T], *, num_bytes: int = 0, is_last: bool = False
@@ -83,11 +83,10 @@ class Outboxes:
             if outbox is None:
                 outbox = self._outboxes[peer] = _Outbox()
                 # A daemon thread: exit must not wait for a peer that does not read.
-                thread = threading.Thread(
+                outbox.thread = threading.Thread(
                     target=self._serve, args=(peer, outbox), name=self._name, daemon=True
                 )
-                thread.start()
-                self._threads.add(thread)
+                outbox.thread.start()
             is_full = (
                 outbox.num_waiting >= MAX_WAITING_SENDS
                 or outbox.num_bytes + num_bytes > MAX_WAITING_BYTES
@@ -126,7 +125,6 @@ class Outboxes:
                 with self._lock:
                     if outbox.jobs.empty():
                         del self._outboxes[peer]
-                        self._threads.discard(threading.current_thread())
                         return
                 continue
             if job is None:
