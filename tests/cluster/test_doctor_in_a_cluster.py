@@ -47,7 +47,7 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
 
 def ask_doctor(agent: AgentProcess) -> dict[str, Peer]:
     """By node."""
-    cluster = msgspec.convert(agent.ask("doctor"), Cluster)
+    cluster = msgspec.convert(agent.ask("doctor")["cluster"], Cluster)
     assert cluster.node_id == agent.node_id
     assert cluster.address == agent.address
     return {peer.node_id: peer for peer in cluster.peers}

@@ -106,6 +106,27 @@ def test_where_there_is_nothing_else_the_deployment_fails_and_says_why(
         assert deployed.returncode == 0, deployed.stderr
 
 
+def test_a_layout_with_a_stage_that_stands_still_fails_and_says_why(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    """Although all layers would fit next to the stage that the other worker holds."""
+    with Fleet(tmp_path_factory.mktemp("stalled")) as fleet:
+        agents = fleet.start_all([0, 1], memory_limit="400M", environ=ENVIRON)
+        layout = ",".join(f"{agent.node_id}=6" for agent in agents)
+        command = ("deploy", "demo", "--context", "256", "--layout", layout)
+        with stopping_the_first_worker(agents[1]):
+            refused = agents[0].command_line(*command, timeout=60)
+        assert refused.returncode == 1
+        reason = f"stage 1 on node {agents[1].node_id}: its worker was stopped"
+        assert reason in refused.stderr
+        assert "Traceback" not in refused.stderr + agents[0].log
+        assert agents[0].deployment("demo") is None
+        deployed = agents[0].command_line(*command, timeout=60)
+        assert deployed.returncode == 0, deployed.stderr
+        nodes = [stage["node_id"] for stage in await_ready(agents[0], "demo")["stages"]]
+        assert nodes == [agent.node_id for agent in agents]
+
+
 def stream(agent: AgentProcess, prompt: str, *, max_tokens: int) -> Iterator[str]:
     answer = agent.client().completions.create(
         model="demo",

@@ -171,7 +171,11 @@ class ToyAttempt(Attempt):
         return self._deployment.agent
 
     async def plan(
-        self, without: Collection[NodeId], left_out: Mapping[NodeUnitId, str]
+        self,
+        without: Collection[NodeId],
+        left_out: Mapping[NodeUnitId, str],
+        *,
+        is_first: bool = False,  # which only matters to layouts, and nobody here writes one
     ) -> PlannedModel:
         """As ``plan_model``: around what is held, or anew."""
         everything = await self._reports()

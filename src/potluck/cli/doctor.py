@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ from potluck.cli.options import (
 )
 from potluck.cli.output import emit_json, note
 from potluck.errors import PotluckError, UsageError
+from potluck.types.node_names import NodeNames
 
 if TYPE_CHECKING:
     from potluck.cluster.agent.state import StateDirectory
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from potluck.types.backend import BackendSpec
     from potluck.types.hardware import ProbeReport
 
+_NO_NAMES = NodeNames({})
 _MIB = 1 << 20
 _STATE_BYTES = 16 * _MIB
 """Some hundred KiB are written: less free than this means that the disk is full."""
@@ -56,14 +59,14 @@ def doctor(json: JsonOption = False, wait: WaitOption = False, state: StateOptio
         num_threads=settings().threads or default_num_threads(),
         wait_seconds=None if wait else seconds_to_wait(),
     )
-    case = gather(
+    case, names = gather(
         THIS_MACHINE,
         lambda: probe_node(THIS_MACHINE, options, ProbeCache(cache_path), detectors=DETECTORS),
         BACKENDS,
         cache_root=None if cache_path is None else cache_path.parent,
         state=state,
     )
-    raise typer.Exit(report(case, as_json=json))
+    raise typer.Exit(report(case, names, as_json=json))
 
 
 def gather(
@@ -73,8 +76,11 @@ def gather(
     *,
     cache_root: Path | None,
     state: Path | None,
-) -> Case:
-    """Collect everything that the checks need, including from the agent of ``state`` if it runs."""
+) -> tuple[Case, NodeNames]:
+    """Collect everything that the checks need, including from the agent of ``state`` if it runs.
+
+    Return the names of nodes, too, as far as that agent knows them.
+    """
     from potluck.probe.doctor.case import Case
     from potluck.probe.doctor.distribution import read_distribution
     from potluck.probe.doctor.loading import inspect_opened_libraries, inspect_packages
@@ -86,9 +92,9 @@ def gather(
         answer = None if directory is None else threads.submit(_ask_agent, directory)
         packages = threads.submit(inspect_packages)
         found = probe()
-        cluster = None if answer is None else answer.result()
+        cluster, names = (None, _NO_NAMES) if answer is None else answer.result()
         unloadable_packages = packages.result()
-    return Case(
+    case = Case(
         system=system,
         report=found,
         backends=tuple(backends),
@@ -108,14 +114,23 @@ def gather(
             if folder.startswith("/")
         ),
     )
+    return case, names
 
 
-def report(case: Case, *, as_json: bool) -> int:
-    """Print what the checks find; return the exit code."""
+def report(case: Case, names: NodeNames = _NO_NAMES, *, as_json: bool) -> int:
+    """Print what the checks find, with nodes called by ``names``; return the exit code."""
     from potluck.probe.doctor.examine import examine
     from potluck.probe.doctor.finding import Severity
 
-    findings = examine(case)
+    findings = [
+        replace(
+            finding,
+            message=names.in_text(finding.message),
+            command=names.in_text(finding.command),
+            details=names.in_text(finding.details),
+        )
+        for finding in examine(case)
+    ]
     if as_json:
         emit_json(document(findings, is_cluster_checked=case.cluster is not None))
     else:
@@ -169,10 +184,11 @@ def _state(path: Path | None) -> tuple[StateDirectory | None, str]:
         return None, ""
 
 
-def _ask_agent(directory: StateDirectory) -> Cluster | None:
-    """What the node's agent finds out with the others; None if no agent runs."""
+def _ask_agent(directory: StateDirectory) -> tuple[Cluster | None, NodeNames]:
+    """What the node's agent finds out with the others, None if no agent runs, and their names."""
+    nothing = None, _NO_NAMES
     if not directory.control_socket.is_socket():
-        return None  # and nothing of an agent need be imported, which takes half a second
+        return nothing  # and nothing of an agent need be imported, which takes half a second
     import msgspec
 
     from potluck.probe.doctor.case import Cluster
@@ -181,15 +197,17 @@ def _ask_agent(directory: StateDirectory) -> Cluster | None:
         from potluck.cluster.agent.asking import ask
     except ImportError as error:  # a package that cannot be loaded, of which a check tells
         note(f"an agent cannot run here: {error}")
-        return None
+        return nothing
     try:
         *_, answer = ask(directory.control_socket, "doctor", {})
-        return msgspec.convert(answer["result"], Cluster)
+        found = answer["result"]
+        cluster = msgspec.convert(found.get("cluster"), Cluster)
+        return cluster, NodeNames(found.get("host_names", {}))
     except UsageError:  # nobody answers there
-        return None
+        return nothing
     except (PotluckError, msgspec.ValidationError) as error:
         note(f"the agent could not check the connections between nodes: {error}")
-        return None
+        return nothing
 
 
 def _folders(

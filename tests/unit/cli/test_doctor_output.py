@@ -11,8 +11,9 @@ from support.machines.doctor_cases import NATIVE, a_case, a_gpu, a_report, a_sys
 
 import potluck
 from potluck.cli.doctor import gather, report
-from potluck.probe.doctor.case import Case, Cluster
+from potluck.probe.doctor.case import Case, Cluster, Peer
 from potluck.types.hardware import ProbeReport
+from potluck.types.node_names import NodeNames
 
 SCHEMA = Path(potluck.__file__).parent / "cli/schemas/doctor.json"
 NO_AGENT = "no agent runs here: checks that involve other nodes need potluck up\n"
@@ -30,6 +31,29 @@ def test_nothing_stands_in_the_way(tmp_path: Path, capsys: pytest.CaptureFixture
     assert capsys.readouterr() == ("no problems found\n", "")
     assert report(a_case(a_system(tmp_path)), as_json=False) == 0
     assert capsys.readouterr() == ("no problems found\n", NO_AGENT)
+
+
+def test_nodes_are_called_by_their_names(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kitchen, other = "b" * 16, "c" * 16
+    peers = (Peer(node_id=kitchen, problem="timeout"), Peer(node_id=other, is_heard=False))
+    case = a_case(
+        a_system(tmp_path),
+        cluster=Cluster(
+            node_id="a" * 16,
+            address="127.0.0.1:1",
+            peers=peers,
+            silent_pairs=((kitchen, other),),
+        ),
+    )
+    names = NodeNames({kitchen: "pi5-kitchen", other: ""})
+    assert report(case, names, as_json=False) == 1
+    out, _ = capsys.readouterr()
+    assert "node pi5-kitchen does not respond: timeout\n" in out
+    assert f"pi5-kitchen and {other}. Plans" in out
+    assert f"multicast of node {other} does" in out
+    assert kitchen not in out
 
 
 @pytest.mark.parametrize(("is_used", "status", "word"), [(True, 1, "prevents"), (False, 0, "note")])
@@ -76,7 +100,7 @@ def test_everything_is_gathered_without_an_agent_and_without_a_home(
     def probe() -> ProbeReport:
         return a_report()
 
-    case = gather(system, probe, (NATIVE,), cache_root=tmp_path / "c", state=tmp_path / "s")
+    case, _ = gather(system, probe, (NATIVE,), cache_root=tmp_path / "c", state=tmp_path / "s")
     assert case.cluster is None
     assert case.network is not None
     assert {folder.path for folder in case.folders} >= {tmp_path / "c", tmp_path / "s"}
@@ -87,5 +111,5 @@ def test_everything_is_gathered_without_an_agent_and_without_a_home(
 
     monkeypatch.delenv("XDG_STATE_HOME", raising=False)
     monkeypatch.setattr(Path, "home", no_home)
-    case = gather(system, probe, (NATIVE,), cache_root=None, state=None)
+    case, _ = gather(system, probe, (NATIVE,), cache_root=None, state=None)
     assert case.missing_folder == "there is no home directory for the node's state"

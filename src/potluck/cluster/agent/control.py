@@ -215,7 +215,8 @@ class _Control:
         return self._gateway.cluster_state()
 
     async def _doctor(self, params: msgspec.Raw, send: _Send) -> object:
-        return msgspec.to_builtins(await self._agent.diagnose())
+        cluster = msgspec.to_builtins(await self._agent.diagnose())
+        return {"cluster": cluster, "host_names": self._agent.known_nodes.host_names}
 
     async def _hosts(self, params: msgspec.Raw, send: _Send) -> object:
         """Send each node's answer as an event, so that none of them is kept."""

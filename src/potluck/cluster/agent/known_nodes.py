@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from potluck.cluster.background import Spawn
 from potluck.cluster.coordinator.survey import ask_report
@@ -27,9 +27,14 @@ class KnownNodes:
     def __init__(self, membership: Membership, *, spawn: Spawn) -> None:
         self._membership = membership
         self._spawn = spawn
-        self._names: dict[str, str] = {membership.node_id: host_name()}
+        self._host_names: dict[str, str] = {membership.node_id: host_name()}
         self._addresses: dict[NodeId, Address] = {}
-        self.names = NodeNames(self._names)
+        self.names = NodeNames(self._host_names)
+
+    @property
+    def host_names(self) -> Mapping[str, str]:
+        """Return the host name of each node by its id."""
+        return self._host_names
 
     def joined(self, node: NodeId) -> None:
         """Handle a node that joined."""
@@ -42,8 +47,8 @@ class KnownNodes:
     async def _learn(self, node: NodeId) -> None:
         with contextlib.suppress(PotluckError):
             report = await ask_report(self._membership, node)
-            self._names[node] = report.name
-            self.names = NodeNames(self._names)
+            self._host_names[node] = report.name
+            self.names = NodeNames(self._host_names)
             self._addresses[node] = parse_address(report.address)
         _log.info("node %s joined", node)  # with its name
 

@@ -169,9 +169,17 @@ class Attempt:
         return len(self.record.groups) if self._addresses else 1
 
     async def plan(
-        self, without: Collection[NodeId], left_out: Mapping[NodeUnitId, str]
+        self,
+        without: Collection[NodeId],
+        left_out: Mapping[NodeUnitId, str],
+        *,
+        is_first: bool = False,
     ) -> PlannedModel:
-        """Place the model on the available nodes. Raises the same errors as ``plan_model``."""
+        """Place the model on the available nodes. Raises the same errors as ``plan_model``.
+
+        A deployment that has not served yet (``is_first``) never departs from the user's layout,
+        even if that means that stages of an earlier attempt cannot stay.
+        """
         record = self.record
         planned = await plan_model(
             self._around.membership,
@@ -185,6 +193,7 @@ class Attempt:
             left_out=left_out,
             record=record,
             leaving=without,
+            from_scratch=is_first and bool(record.layout),
             weights=self._weights,
         )
         if record.arithmetic is Arithmetic.EXACT:

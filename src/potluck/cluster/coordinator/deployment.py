@@ -432,11 +432,12 @@ class Deployment:
         serving = self._state.serving
         if serving is None and self._clearing is not None:
             await asyncio.shield(self._clearing)  # its findings may leave units out
-        left_out = self._ends.left_out(is_first=self._state.is_first)
+        is_first = self._state.is_first
+        left_out = self._ends.left_out(is_first=is_first)
         try:
-            planned = await self._attempt.plan(without, left_out)
+            planned = await self._attempt.plan(without, left_out, is_first=is_first)
         except PotluckError:
-            if self._state.is_first or not left_out:
+            if is_first or not left_out:
                 raise
             planned = await self._attempt.plan(without, {})  # better a doubtful unit than none
         self._misfit = None

@@ -51,7 +51,7 @@ from potluck.placement.planned import PlannedModel
 from potluck.serving.pipeline import OnOutcome, StepOutcome
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.cluster import NodeId, UnitId
-from potluck.types.placement import Preferences
+from potluck.types.placement import LayoutStage, Preferences
 from potluck.types.program import Shard
 from potluck.types.quantization import Quantization
 from potluck.types.sequence import SequenceRequest
@@ -102,7 +102,11 @@ class Cluster:
     """What ``Deployment`` asks of others. Planning meets ``failures``, one after the other."""
 
     def __init__(
-        self, monkeypatch: pytest.MonkeyPatch, *, recovery_wait_seconds: float = 60.0
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        *,
+        recovery_wait_seconds: float = 60.0,
+        layout: tuple[LayoutStage, ...] = (),
     ) -> None:
         self.membership = PlayedMembership(others={B})
         self.published_records: list[DeploymentRecord] = []
@@ -115,6 +119,7 @@ class Cluster:
         self.may_load.set()
         self.num_loading = 0
         self.left_out: list[dict[NodeUnitId, str]] = []
+        self.from_scratch: list[bool] = []
         monkeypatch.setattr(attempt, "plan_model", self._plan)
         monkeypatch.setattr(attempt, "load_stages", self._load)
         monkeypatch.setattr(attempt, "connect_stages", self._connect)
@@ -127,6 +132,7 @@ class Cluster:
             msgspec.structs.replace(
                 a_record(state=DeploymentState.LOADING),
                 recovery_wait_seconds=recovery_wait_seconds,
+                layout=layout,
             ),
             cast(Any, profile),
             ModelFingerprint(digest=""),
@@ -156,9 +162,11 @@ class Cluster:
         left_out: Mapping[NodeUnitId, str],
         record: DeploymentRecord,
         leaving: Collection[NodeId],
+        from_scratch: bool,
         weights: object,
     ) -> PlannedModel:
         self.left_out.append(dict(left_out))
+        self.from_scratch.append(from_scratch)
         await asyncio.sleep(0)
         if self.failures and not self.claimed_failures:
             raise self.failures.pop(0)
@@ -776,6 +784,35 @@ def test_without_any_other_plan_the_first_failure_is_what_the_user_sees(
             " excluded; without it, 100 bytes are missing"
         )
         assert raised.value.hint == "free some"
+
+    run_in_virtual_time(run())
+
+
+def test_a_layout_is_left_only_after_it_has_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise a first deployment would end well with another plan than the user's: what the
+    other workers hold would be kept.
+    """
+    layout = (LayoutStage(node_id=B, unit_id=UnitId("cpu/native"), num_layers=4),)
+
+    async def run() -> None:
+        cluster = Cluster(monkeypatch, layout=layout)
+        cluster.failures = [
+            StageStalledError(0, B, UnitId("cpu/native"), "its worker was stopped"),
+            ParameterError("layout", f"cpu/native on node {B} cannot be used", hint="potluck ps"),
+        ]
+        with pytest.raises(EngineError) as raised:
+            await cluster.deployment.start()
+        assert raised.value.message == (
+            f"stage 0 on node {B}: its worker was stopped; cpu/native on node {B} is temporarily"
+            " excluded"
+        )
+        assert cluster.from_scratch == [True, True]
+        served = Cluster(monkeypatch, layout=layout)
+        await served.deployment.start()
+        served.deployment.node_left(B)
+        await served.reach(DeploymentState.READY, epoch=2)
+        assert served.from_scratch == [True, False]
+        await served.deployment.close()
 
     run_in_virtual_time(run())
 
