@@ -17,6 +17,7 @@ import argparse
 import contextlib
 import http.client
 import importlib.util
+import itertools
 import json
 import os
 import random
@@ -51,6 +52,9 @@ _SAMPLINGS: Mapping[str, Mapping[str, float]] = {
     "greedy": {"temperature": 0.0},
     "sampled": {"temperature": 0.8, "top_p": 0.95},
 }
+_NUM_SEEDS = {"greedy": 1, "sampled": 5}
+"""How much of a text is repeated depends on the seed."""
+
 _LEAST_TOKENS = 32
 """An answer that is shorter says nothing of speed."""
 
@@ -108,6 +112,7 @@ class Pair:
     kind: str
     name: str
     sampling: str
+    seed: int
     num_tokens: int
     off: float
     drafted: float
@@ -285,7 +290,7 @@ def _of_shape(shape: Path, num_cores: int, num_tokens: int, num_rounds: int) -> 
 
 
 def _texts(ask: Ask, num_tokens: int, kinds: Collection[str] = _KINDS) -> Iterator[Case]:
-    """The cases whose answers are long enough, each with the first such seed."""
+    """The cases whose answers are long enough, each with the first such seeds."""
     for sampling in _SAMPLINGS:
         for name, (message, prediction) in EDITING.items():
             for kind, predicted in (("editing", ""), ("predicted", prediction)):
@@ -320,11 +325,10 @@ def _texts(ask: Ask, num_tokens: int, kinds: Collection[str] = _KINDS) -> Iterat
 
 
 def _long_enough(ask: Ask, case: Case) -> Iterator[Case]:
-    for seed in range(5):
-        seeded = Case(**{**_fields(case), "seed": seed})
-        if ask(seeded).num_tokens >= _LEAST_TOKENS:
-            yield seeded
-            return
+    num_seeds = _NUM_SEEDS[case.sampling]
+    seeded = (Case(**{**_fields(case), "seed": seed}) for seed in range(5 * num_seeds))
+    long_enough = (each for each in seeded if ask(each).num_tokens >= _LEAST_TOKENS)
+    yield from itertools.islice(long_enough, num_seeds)
 
 
 def _wrong(cases: Sequence[Case]) -> list[Case]:
@@ -363,6 +367,7 @@ def _pairs(
                 kind=case.kind,
                 name=case.name,
                 sampling=case.sampling,
+                seed=case.seed,
                 num_tokens=plain.num_tokens,
                 off=plain.tokens_per_second,
                 drafted=drafted.tokens_per_second,
@@ -376,6 +381,9 @@ def _pairs(
 
 class _WrongDrafts:
     """Always as many drafts as may be, and none is ever right but by chance."""
+
+    def chances(self, tokens: Sequence[int], most: int) -> None:
+        """See ``Drafter``."""
 
     def propose(self, tokens: Sequence[int], k: int) -> Sequence[int]:
         """See ``Drafter``."""
@@ -504,7 +512,8 @@ def _cluster_on(model: Path, cores: Sequence[int]) -> Iterator[int]:
             "ngram",
             context_tokens=CONTEXT_TOKENS,
             draft="ngram",
-            objective="memory",  # so that every agent has a stage
+            objective="throughput",  # stages that take the same time, on every agent
+            num_streams=2,
             tensor_parallel=1,
         )
         if len(deployed["stages"]) != len(cores):
@@ -516,7 +525,6 @@ def _http_ask(port: int, model_id: str) -> Ask:
     def ask(case: Case) -> Answer:
         body: dict[str, Any] = {
             "model": model_id,
-            "messages": [{"role": "user", "content": case.message}],
             "max_tokens": case.max_tokens,
             "seed": case.seed,
             "repetition_penalty": 1.0,
@@ -524,19 +532,22 @@ def _http_ask(port: int, model_id: str) -> Ask:
             "stream_options": {"include_usage": True},
             **_SAMPLINGS[case.sampling],
         }
+        if case.kind == "repeating":  # of random weights, which have no chat template
+            return _streamed(port, "/v1/completions", {**body, "prompt": case.message})
+        body["messages"] = [{"role": "user", "content": case.message}]
         if case.prediction:
             body["prediction"] = {"type": "content", "content": case.prediction}
-        return _streamed(port, json.dumps(body))
+        return _streamed(port, "/v1/chat/completions", body)
 
     return ask
 
 
-def _streamed(port: int, body: str) -> Answer:
+def _streamed(port: int, path: str, body: Mapping[str, Any]) -> Answer:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
     text, times, usage = "", [], None
     try:
         headers = {"Content-Type": "application/json"}
-        connection.request("POST", "/v1/chat/completions", body, headers)
+        connection.request("POST", path, json.dumps(body), headers)
         response = connection.getresponse()
         if response.status != 200:
             raise RuntimeError(response.read().decode())
@@ -546,7 +557,8 @@ def _streamed(port: int, body: str) -> Answer:
             chunk = json.loads(line[6:])
             usage = chunk.get("usage") or usage
             for choice in chunk["choices"]:
-                if content := choice["delta"].get("content"):
+                content = choice["text"] if "text" in choice else choice["delta"].get("content")
+                if content:
                     text += content
                     times.append(time.perf_counter())
     finally:

@@ -163,6 +163,9 @@ class KnownDrafter:
     error: float
     draws: random.Random
 
+    def chances(self, tokens: Sequence[int], most: int) -> None:
+        """See ``Drafter``."""
+
     def propose(self, tokens: Sequence[int], k: int) -> Sequence[int] | None:
         """See ``Drafter``; now and then it has no answer yet."""
         if self.draws.random() < 0.1:

@@ -199,6 +199,9 @@ class _ModelDrafter:
         self._pending: _PendingDraft | None = None
         self._is_first = True
 
+    def chances(self, tokens: Sequence[int], most: int) -> None:
+        """See ``Drafter``: the small model is asked only for guesses that are wanted."""
+
     def propose(self, tokens: Sequence[int], k: int) -> Sequence[int] | None:
         """See ``Drafter``."""
         draft = self._pending

@@ -16,32 +16,30 @@ from potluck.types.sequence import SequenceRequest
 from potluck.types.step import SequenceId
 
 _ANCHOR_TOKENS = 3
-"""The shortest match in the text itself. In free text most shorter ones are chance."""
+"""The shortest match that is found however far back in the text it is."""
+
+_SHORT_ANCHOR_TOKENS = 1
+"""The shortest match of all. Among many places with the same token only the latest are compared, so
+it does not replace longer anchors."""
 
 _PREDICTION_ANCHOR_TOKENS = 2
 
 _NEARBY_TOKENS = 24
 """Where the text has left a source, it is looked for in so many tokens that follow there."""
 
-_LEAST_CHANCE = 0.25
-"""A guess ends before the token up to which it is right with a smaller chance.
-
-A token more in a step costs a CPU 0.05 to 0.2 times what a step of one token costs. Simulated with
-these costs on answers of SmolLM2-135M-Instruct, 0.15 to 0.35 differ by a few percent."""
-
 _MATCHED_AT_FIRST = 8
 """The beginning of a prediction is trusted like a match of this many tokens."""
 
 _CLASSES = (0, 0, 1, 2, 3, 3, 4, 4, 5)
-"""The class of a match by its length; longer ones are in the last. One of a single token is found
-only close to where the text has left its source."""
+"""The class of a match by its length; longer ones are in the last."""
 
 _CHANCES = (0.2, 0.4, 0.5, 0.65, 0.8, 0.9)
 """How likely the token after a match of each class is the next one, before a sequence has shown how
 it is there. Seen in answers of SmolLM2-135M-Instruct, between free text and editing."""
 
-_WEIGHT = 6
-"""The tokens that ``_CHANCES`` count as."""
+_WEIGHT = 12
+"""The tokens that ``_CHANCES`` count as. Simulated with the costs of drafts on several machines, 6
+to 20 differ by a few percent."""
 
 _NOT_SEEN = -1
 
@@ -68,12 +66,13 @@ class NgramDrafter:
     the text goes on in the same source a little later, as it does after a small change.
 
     How often the token after a match was right is counted by the length of the match, whether it
-    was drafted or not; a guess is as long as it is likely to be right.
+    was drafted or not: these are the chances of the next guesses.
     """
 
     def __init__(self, num_prompt_tokens: int, prediction: Sequence[int] = ()) -> None:
         self._num_prompt_tokens = num_prompt_tokens
         self._text = TokenIndex(_ANCHOR_TOKENS)
+        self._short_runs = TokenIndex(_SHORT_ANCHOR_TOKENS)  # of the same text
         self._prediction = TokenIndex(_PREDICTION_ANCHOR_TOKENS)
         self._prediction.extend(prediction)
         self._source = self._prediction
@@ -84,15 +83,25 @@ class NgramDrafter:
         self._num_seen = [0] * len(_CHANCES)
         self._seen = array("b")  # of each new token: the class, plus its number if it was right
 
+    def chances(self, tokens: Sequence[int], most: int) -> Sequence[float]:
+        """See ``Drafter``."""
+        self._read(tokens)
+        if not self._matched:
+            return ()
+        if self._source is self._prediction:
+            most = min(most, len(self._prediction) - self._next)
+        by_class = [
+            (num_right + _WEIGHT * chance) / (num_seen + _WEIGHT)
+            for num_right, num_seen, chance in zip(
+                self._num_right, self._num_seen, _CHANCES, strict=True
+            )
+        ]
+        return [by_class[_class_of(self._matched + count)] for count in range(most)]
+
     def propose(self, tokens: Sequence[int], k: int) -> Sequence[int]:
         """See ``Drafter``."""
-        start = len(self._text)
-        self._text.extend(tokens[start:])
-        for place in range(max(start, self._num_prompt_tokens), len(tokens)):
-            self._follow(self._text.tokens[place])
-        if not self._matched or self._next >= len(self._source):
-            self._search()
-        return tuple(self._guess(self._likely(k)))
+        self._read(tokens)
+        return tuple(self._guess(k)) if self._matched else ()
 
     def truncate(self, num_tokens: int) -> None:
         """See ``Drafter``."""
@@ -100,6 +109,7 @@ class NgramDrafter:
         if num_lost <= 0:
             return
         self._text.truncate(num_tokens)
+        self._short_runs.truncate(num_tokens)
         for _ in range(min(num_lost, len(self._seen))):
             self._forget(self._seen.pop())
         if num_tokens >= self._followed_from and self._matched:
@@ -110,6 +120,17 @@ class NgramDrafter:
 
     def close(self) -> None:
         """See ``Drafter``."""
+
+    def _read(self, tokens: Sequence[int]) -> None:
+        """Take the new tokens of the text, and find the source that it follows now."""
+        start = len(self._text)
+        if start < len(tokens):
+            self._text.extend(tokens[start:])
+            self._short_runs.extend(tokens[start:])
+            for place in range(max(start, self._num_prompt_tokens), len(tokens)):
+                self._follow(self._text.tokens[place])
+        if not self._matched or self._next >= len(self._source):
+            self._search()
 
     def _follow(self, token: int) -> None:
         """Take the next token of the text, and record whether it was the expected one."""
@@ -146,6 +167,10 @@ class NgramDrafter:
             place, matched = source.longest_match(text)
             if matched > self._matched:
                 best, following, self._matched = source, place, matched
+        if self._matched < _ANCHOR_TOKENS:
+            place, matched = self._short_runs.longest_match(self._short_runs.tokens)
+            if matched > self._matched:
+                best, following, self._matched = self._text, place, matched
         if self._matched:
             self._source, self._next = best, following
 
@@ -157,19 +182,6 @@ class NgramDrafter:
             if source[place] == text[-1]:
                 return place + 1, 1
         return 0, 0
-
-    def _likely(self, most: int) -> int:
-        """Return how many tokens to guess, at most ``most``."""
-        chance, matched = 1.0, self._matched
-        if not matched:
-            return 0
-        for count in range(most):
-            kind = _class_of(matched + count)
-            num_right = self._num_right[kind] + _WEIGHT * _CHANCES[kind]
-            chance *= num_right / (self._num_seen[kind] + _WEIGHT)
-            if chance < _LEAST_CHANCE:
-                return count
-        return most
 
     def _guess(self, count: int) -> Iterator[int]:
         """The next ``count`` tokens of the source.

@@ -8,9 +8,10 @@ second:
 - *Step times* are measured, for decode steps with the same number of sequences, by the number of
   tokens that drafts add. Steps that were alone in the pipeline, which take as long as all stages
   together, are separate from those that followed others, which take as long as the slowest stage.
-- *Acceptance* is estimated for each sequence: how often the first guess is right, and how often the
-  next one is after a right one. The two differ: within copied text nearly all guesses are right,
-  and the first one shows whether there is any.
+- *Acceptance* is estimated by the drafter, which knows how long the match is that it continues.
+  If it cannot tell, it is estimated for each sequence: how often the first guess is right, and how
+  often the next one is after a right one. The two differ: within copied text nearly all guesses are
+  right, and the first one shows whether there is any.
 
 Estimates are sometimes wrong, so every sequence has an account, in steps without drafts: the cost
 of drafts is subtracted from it, and what they save is added. It may be overdrawn by ``_MAX_LOSS``
@@ -23,7 +24,7 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
@@ -153,13 +154,13 @@ class DraftHistory:
         self._num_tokens += num_tokens
         self._saved = min(_MOST_SAVED, self._saved + num_tokens - 1 - cost)
 
-    def expected(self, length: int, *, is_first: bool) -> float:
-        """Return how many guesses of ``length`` are right on average."""
-        right, total = (self.first if is_first else self.next), 0.0
-        for _ in range(length):
-            total += right
-            right *= self.next
-        return total
+    def chances(self, *, is_first: bool) -> Sequence[float]:
+        """Return how likely each of the longest guess's tokens is right if all before it are."""
+        return (self.first if is_first else self.next, *[self.next] * (MAX_DRAFTS - 1))
+
+    def likely(self, num_drafts: int) -> float:
+        """Return how likely as many guesses as these are all right."""
+        return self.first * self.next ** (num_drafts - 1)
 
 
 _longest_of = attrgetter("longest")
@@ -283,33 +284,39 @@ class DraftLengths:
         history: DraftHistory,
         kind: StepKind,
         *,
+        chances: Sequence[float] | None = None,
         num_drafts: int = 0,
         is_first: bool = True,
         computes_again: bool = False,
     ) -> int:
         """Return how many tokens to draft for a sequence, 0 if there is no gain.
 
-        The sequences of its step have ``num_drafts`` drafts so far. ``is_first``: no guess before
-        them is in flight. ``computes_again``: if one is wrong, those that were right are computed
-        twice.
+        ``chances`` are those of the drafter, if it knows them (``Drafter.chances``). The sequences
+        of its step have ``num_drafts`` drafts so far. ``is_first``: no guess before them is in
+        flight. ``computes_again``: if one is wrong, those that were right are computed twice.
         """
+        least = 1 if chances is None else 0  # one is to learn whether there is a gain by now
+        if chances is None:
+            chances = history.chances(is_first=is_first)
         table, now = self._table(kind), self._ratio(num_drafts, kind)
         given = kind.num_sequences + num_drafts / 2
         best, best_rate = 0, _LEAST_GAIN * given / now
-        most = self._most_drafts(kind) - num_drafts
-        for length in LENGTHS:
-            if length > most:
-                break
-            num_right = history.expected(length, is_first=is_first)
+        most = max(0, min(len(chances), self._most_drafts(kind) - num_drafts))
+        num_right, all_right = 0.0, 1.0
+        for length, chance in enumerate(chances[:most], 1):
+            all_right *= chance
+            num_right += all_right
+            if length not in LENGTHS:
+                continue
             more = self._ratio(num_drafts + length, kind) - now
             if computes_again:
                 again = self._ratio(num_drafts + 1 + round(num_right), kind) - now
-                more += (1 - history.first * history.next ** (length - 1)) * again
+                more += (1 - all_right) * again
             drafting = table.in_steps(self._drafting(length))
             rate = (given + num_right) / (now + kind.crowding * more + drafting)
             if rate > best_rate:
                 best, best_rate = length, rate
-        best = min(best or 1, max(0, most))  # one is to learn whether there is a gain by now
+        best = min(best or least, most)
         affordable = (
             length
             for length in (best, *reversed(LENGTHS))
@@ -325,14 +332,21 @@ class DraftLengths:
         drafting = self._table(kind).in_steps(self._drafting(length))
         return kind.num_sequences * (kind.crowding * more + _COST_ERROR) + drafting
 
-    def length_ahead(self, history: DraftHistory, *, num_ahead: int, num_steps_ahead: int) -> int:
-        """Return how many guesses to make as if ``num_ahead`` in flight were right; 0 for none.
+    def length_ahead(
+        self,
+        history: DraftHistory,
+        *,
+        likely: float,
+        num_steps_ahead: int,
+        chances: Sequence[float] | None = None,
+    ) -> int:
+        """Return how many guesses to make as if all in flight were right; 0 for none.
 
-        They are in ``num_steps_ahead`` steps. If all are right, the next tokens take only the time
-        of one stage; if not, the first stage computes something useless, for half of that time on
-        average.
+        Those in flight are in ``num_steps_ahead`` steps. They and the first of the new guesses are
+        all right as ``likely`` as that; ``chances`` are those of the guesses after it, as in
+        :meth:`length`. If all are right, the next tokens take only the time of one stage; if not,
+        the first stage computes something useless, for half of that time on average.
         """
-        likely = history.first * history.next**num_ahead
         if self._table(ALONE).lacks_base:
             return 0  # it cannot be measured next to others
         if likely <= _LEAST_LIKELY + 1 / (2 * self._num_steps - 1):
@@ -340,7 +354,7 @@ class DraftLengths:
         # The first guess replaces a token that is known.
         length = 1
         if not self.wants_plain(AHEAD):
-            length += self.length(history, AHEAD, is_first=False)
+            length += self.length(history, AHEAD, chances=chances, is_first=False)
         for each in (length, 1):
             if num_steps_ahead * self.cost_of_dead(each) < history.allowance_ahead:
                 return each

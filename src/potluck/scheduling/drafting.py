@@ -9,14 +9,16 @@ sequence continues from its last token; steps that contain nothing else are canc
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from operator import attrgetter
 
 from potluck.scheduling.block_cache import BlockCache
 from potluck.scheduling.blocks import blocks_for
-from potluck.scheduling.draft_lengths import DraftHistory, DraftLengths
+from potluck.scheduling.draft_lengths import MAX_DRAFTS, DraftHistory, DraftLengths
 from potluck.scheduling.forming import Forming, Scheduled, StepInFlight
 from potluck.scheduling.sequence import SequenceState
 from potluck.types.drafting import Drafter, DraftSource, DraftTotals
@@ -29,7 +31,8 @@ _num_awaited_of = attrgetter("num_awaited")
 class _Drafted:
     """The drafter of a sequence, and the guesses it was last shown, from ``shown_from`` on.
 
-    ``num_dead`` drafts gave nothing since they were last reported.
+    ``num_dead`` drafts gave nothing since they were last reported. ``chances`` are those of its
+    latest guesses, None if it cannot tell, and ``chances_ahead`` those of the guesses in flight.
     """
 
     drafter: Drafter
@@ -37,6 +40,22 @@ class _Drafted:
     shown_from: int = 0
     shown: tuple[int, ...] = ()
     num_dead: int = 0
+    chances: Sequence[float] | None = None
+    chances_ahead: list[float] = field(default_factory=list)
+
+    def took(self, num_drafts: int, num_ahead: int) -> None:
+        """Record that a step takes the first of the latest guesses; ``num_ahead`` are in flight
+        now.
+        """
+        self.chances_ahead += (self.chances or ())[:num_drafts]
+        del self.chances_ahead[: max(0, len(self.chances_ahead) - num_ahead)]
+
+    def likely(self, num_ahead: int) -> float:
+        """Return how likely the ``num_ahead`` guesses in flight and the next one are all right."""
+        if self.chances is None:
+            return self.history.likely(num_ahead + 1)
+        in_flight = self.chances_ahead[len(self.chances_ahead) - num_ahead :]
+        return math.prod((*in_flight, *self.chances[:1]))
 
 
 class Drafting:
@@ -98,15 +117,18 @@ class Drafting:
         drafted = self._drafted_of(sequence)
         is_last = count == sequence.num_unscheduled
         if drafted is not None and is_last and not forming.is_plain:
-            length = self.lengths.length(
+            length = partial(
+                self.lengths.length,
                 drafted.history,
                 forming.kind,
                 num_drafts=forming.num_tokens - len(forming.slices) + count - 1,
                 computes_again=sequence.state is not None,
             )
             start = sequence.num_scheduled + count
-            most = min(1 + room - count, length, cache.most_drafts(start))
-            drafts = _propose(drafted, sequence, cache, start, most)
+            most = min(1 + room - count, cache.most_drafts(start))
+            drafts = _propose(
+                drafted, sequence, cache, start, most, lambda chances: length(chances=chances)
+            )
         if drafts is None:
             return
         if drafts and sequence.state is not None and not cache.take_snapshot(sequence):
@@ -118,6 +140,8 @@ class Drafting:
         forming.take(
             sequence, count, is_decode=True, drafts=drafts, checkpoint=cache.checkpoint(sequence)
         )
+        if drafted is not None:
+            drafted.took(len(drafts), len(sequence.ahead))
         if not drafts:
             cache.give_back_snapshot(sequence)
         elif sequence.state is not None and not is_resumed:
@@ -136,16 +160,30 @@ class Drafting:
             drafted = self._drafted_of(sequence)
             if drafted is None or sequence.state is not None or not sequence.awaiting_sample:
                 continue
-            length = self.lengths.length_ahead(
-                drafted.history,
-                num_ahead=len(sequence.ahead),
-                num_steps_ahead=sequence.num_awaited,
+            drafts = _propose(
+                drafted,
+                sequence,
+                cache,
+                sequence.num_scheduled,
+                room,
+                partial(self._length_ahead, drafted, sequence),
             )
-            start = sequence.num_scheduled
-            drafts = _propose(drafted, sequence, cache, start, min(room, length))
             if drafts:
                 forming.take(sequence, 0, is_decode=True, drafts=drafts)
+                drafted.took(len(drafts), len(sequence.ahead))
                 return
+
+    def _length_ahead(
+        self, drafted: _Drafted, sequence: SequenceState, chances: Sequence[float] | None
+    ) -> int:
+        if chances is not None and not chances:
+            return 0
+        return self.lengths.length_ahead(
+            drafted.history,
+            likely=drafted.likely(len(sequence.ahead)),
+            num_steps_ahead=sequence.num_awaited,
+            chances=None if chances is None else chances[1:],
+        )
 
     def void_steps(
         self, in_flight: Mapping[StepId, StepInFlight], live: Container[SequenceId]
@@ -270,20 +308,30 @@ class Drafting:
 
 
 def _propose(
-    drafted: _Drafted, sequence: SequenceState, cache: BlockCache, start: int, most: int
+    drafted: _Drafted,
+    sequence: SequenceState,
+    cache: BlockCache,
+    start: int,
+    most: int,
+    length: Callable[[Sequence[float] | None], int],
 ) -> Sequence[int] | None:
     """Return up to ``most`` guesses of the tokens from ``start`` on, with blocks for them.
 
-    Return None if the drafter has none yet: the sequence waits.
+    ``length`` returns how many are wanted, given the chances of each. Return None if the drafter
+    has none yet: the sequence waits.
     """
     most = min(most, sequence.max_tokens - 1 - start)
     if most < 1:
         return ()
     drafter, num_known = drafted.drafter, len(sequence.tokens)
     with _all_tokens(sequence) as tokens:
-        _take_back(drafted, drafter, tokens)
+        _take_back(drafted, tokens)
+        drafted.chances = drafter.chances(tokens, min(most, MAX_DRAFTS))
+        most = min(most, length(drafted.chances))
+        if drafted.chances is None and most < 1:
+            return ()  # it was not shown the tokens
         drafted.shown_from, drafted.shown = num_known, tuple(sequence.ahead)
-        guesses = drafter.propose(tokens, most)
+        guesses = drafter.propose(tokens, most) if most > 0 else ()
     if guesses is None:
         return None
     guesses = _before_stop(guesses[:most], sequence.request.stop_tokens)
@@ -310,11 +358,12 @@ def _all_tokens(sequence: SequenceState) -> Iterator[Sequence[int]]:
         del tokens[num_known:]
 
 
-def _take_back(drafted: _Drafted, drafter: Drafter, tokens: Sequence[int]) -> None:
+def _take_back(drafted: _Drafted, tokens: Sequence[int]) -> None:
     """Tell the drafter which of the guesses it was shown were wrong."""
     for position, guess in enumerate(drafted.shown, drafted.shown_from):
         if position >= len(tokens) or tokens[position] != guess:
-            drafter.truncate(position)
+            drafted.drafter.truncate(position)
+            drafted.shown = drafted.shown[: position - drafted.shown_from]
             return
 
 

@@ -18,6 +18,14 @@ from potluck.types.step import SequenceId
 class Drafter(Protocol):
     """Proposes the tokens of one sequence. Used under the lock of the scheduler's owner."""
 
+    def chances(self, tokens: Sequence[int], most: int) -> Sequence[float] | None:
+        """Return how likely each of the next ``most`` guesses is right if all before it are.
+
+        There are fewer if there are fewer guesses. None means that the drafter cannot tell; then
+        the outcomes of its earlier guesses count. ``tokens`` are as for :meth:`propose`.
+        """
+        ...
+
     def propose(self, tokens: Sequence[int], k: int) -> Sequence[int] | None:
         """Return up to ``k`` tokens that may follow ``tokens``, the prompt and all later tokens.
 

@@ -29,6 +29,9 @@ class CheckedDrafter:
     shown: list[int] = field(default_factory=list)
     is_closed: bool = False
 
+    def chances(self, tokens: Sequence[int], most: int) -> None:
+        """See ``Drafter``."""
+
     def propose(self, tokens: Sequence[int], k: int) -> Sequence[int] | None:
         """See ``Drafter``."""
         assert not self.is_closed

@@ -149,6 +149,9 @@ class PlannedDrafter:
     draws: random.Random
     num_calls: int = 0
 
+    def chances(self, tokens: Sequence[int], most: int) -> None:
+        """See ``Drafter``."""
+
     def propose(self, tokens: Sequence[int], k: int) -> Sequence[int]:
         """See ``Drafter``."""
         self.num_calls += 1

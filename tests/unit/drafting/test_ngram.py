@@ -41,7 +41,33 @@ def test_what_was_there_before_is_guessed_to_follow() -> None:
 
 def test_without_a_match_there_is_no_guess() -> None:
     assert drafter(4).propose([1, 2, 3, 4, 5], 8) == ()
-    assert drafter(4).propose([1, 2, 9, 9, 1, 2], 8) == ()  # two tokens are too few
+    assert drafter(4).chances([1, 2, 3, 4, 5], 8) == ()
+
+
+def test_the_longer_a_match_the_likelier_is_the_next_token() -> None:
+    chances = [
+        drafter(50).chances([*range(50), 99, *range(10, 10 + length)], 1)[0]
+        for length in (1, 2, 3, 4, 6, 8)
+    ]
+    assert chances == sorted(set(chances))
+    assert chances[0] < 0.3 < 0.8 < chances[-1]
+
+
+def test_a_guess_has_as_many_chances_as_tokens() -> None:
+    for tokens in ([1, 2, 3, 4, 1, 2], [1, 2, 3, 4, 5]):
+        for k in (1, 5):
+            guesses = drafter(4, (7, 8, 9))
+            assert len(guesses.chances(tokens, k)) == len(guesses.propose(tokens, k))
+    assert len(drafter(2, (7, 8, 9)).chances([1, 2], 8)) == 3  # the prediction ends
+
+
+def test_a_long_match_far_back_comes_before_recent_short_ones() -> None:
+    text = [1, 2, 3, 4, *[5, 3] * 40, 6, 1, 2, 3]
+    assert drafter(len(text)).propose(text, 1) == (4,)
+
+
+def test_a_match_of_one_token_continues_with_its_latest_place() -> None:
+    assert drafter(5).propose([1, 7, 1, 8, 1], 1) == (8,)
 
 
 def test_no_more_tokens_are_guessed_than_asked_for() -> None:
@@ -83,13 +109,13 @@ def test_a_copied_text_is_guessed_nearly_whole() -> None:
 def test_a_source_that_is_wrong_most_of_the_time_is_trusted_less() -> None:
     guesses = drafter(8)
     text = [1, 2, 3, 4, 5, 6, 7, 8]
-    long_before = guesses.propose([*text, 1, 2, 3], 8)
+    (long_before,) = guesses.chances([*text, 1, 2, 3], 1)
     known = [*text, 1, 2, 3]
-    for other in range(1000, 1030):
+    for other in range(1000, 1050):
         known += [other, 1, 2, 3]  # what follows is another token every time
-        last = guesses.propose(known, 8)
-    assert len(long_before) >= 2
-    assert last == ()
+        (last,) = guesses.chances(known, 1)
+    assert long_before == 0.5
+    assert last < 0.15
 
 
 @given(prompt=texts, output=texts, assumed=texts, prediction=texts, k=st.integers(0, 8))

@@ -184,14 +184,35 @@ def test_one_slow_step_changes_nothing() -> None:
     assert lengths.length(history, ALONE) == MAX_DRAFTS
 
 
+def test_what_the_drafter_knows_counts_more_than_earlier_outcomes() -> None:
+    lengths, unlucky = DraftLengths(), history_of(9, 6)
+    measured(lengths, {0: 1.0, 1: 1.1, 4: 1.4, 16: 2.6})
+    assert lengths.length(unlucky, ALONE, chances=[0.95] * 16) >= 8
+    assert lengths.length(unlucky, ALONE, chances=[0.95] * 3 + [0.05] * 13) == 3
+    assert lengths.length(unlucky, ALONE, chances=[0.3, 0.3]) == 1
+    assert lengths.length(unlucky, ALONE, chances=[0.05] * 16) == 0, "it need not be tried"
+    assert lengths.length(unlucky, ALONE, chances=()) == 0
+
+
+def test_a_weak_guess_is_made_where_a_draft_costs_little() -> None:
+    cheap, dear = DraftLengths(), DraftLengths()
+    measured(cheap, {0: 1.0, 1: 1.02, 16: 1.3})
+    measured(dear, {0: 1.0, 1: 1.3, 16: 6.0})
+    chances = [0.2, 0.4]
+    assert cheap.length(DraftHistory(), ALONE, chances=chances) > 0
+    assert dear.length(DraftHistory(), ALONE, chances=chances) == 0
+
+
 def test_steps_ahead_need_to_be_likely() -> None:
     lengths = DraftLengths(4)
     measured(lengths, {0: 1.0, 16: 1.5})
-    sure, unsure = history_of(4, 0), history_of(0, 3)
-    assert lengths.length_ahead(sure, num_ahead=4, num_steps_ahead=1) == 1, "to be measured"
+    history = history_of(4, 0)
+    sure, unsure = history.likely(5), history_of(0, 3).likely(5)
+    assert lengths.length_ahead(history, likely=sure, num_steps_ahead=1) == 1, "to be measured"
     lengths.record(0.3, AHEAD, 0)
-    assert lengths.length_ahead(sure, num_ahead=4, num_steps_ahead=1) > 1
-    assert lengths.length_ahead(sure, num_ahead=400, num_steps_ahead=1) == 0
-    assert lengths.length_ahead(unsure, num_ahead=4, num_steps_ahead=1) == 0
-    sure.went_ahead(-5.0)
-    assert lengths.length_ahead(sure, num_ahead=4, num_steps_ahead=1) == 0
+    assert lengths.length_ahead(history, likely=sure, num_steps_ahead=1) > 1
+    assert lengths.length_ahead(history, likely=sure, num_steps_ahead=1, chances=()) == 1
+    assert lengths.length_ahead(history, likely=history.likely(400), num_steps_ahead=1) == 0
+    assert lengths.length_ahead(history, likely=unsure, num_steps_ahead=1) == 0
+    history.went_ahead(-5.0)
+    assert lengths.length_ahead(history, likely=sure, num_steps_ahead=1) == 0

@@ -29,6 +29,7 @@ class Scripted:
     calls: list[tuple[int, int]] = field(default_factory=list)
     truncated: list[int] = field(default_factory=list)
     is_closed: bool = False
+    chance: float | None = None
 
     def seconds(self, k: int) -> float:
         """See ``DraftSource``."""
@@ -37,6 +38,10 @@ class Scripted:
     def open(self, sequence_id: SequenceId, request: SequenceRequest) -> Scripted:
         """See ``DraftSource``: there is one sequence."""
         return self
+
+    def chances(self, tokens: Sequence[int], most: int) -> Sequence[float] | None:
+        """See ``Drafter``."""
+        return None if self.chance is None else [self.chance] * most
 
     def propose(self, tokens: Sequence[int], k: int) -> Sequence[int] | None:
         """See ``Drafter``."""
@@ -220,6 +225,39 @@ def test_a_pipeline_goes_on_as_if_drafts_were_right() -> None:
     for _ in steps:
         given += tokens_of(scheduler.complete(*pipeline.run_oldest()))
     assert given == TEXT[3:10]
+    assert drafter.truncated == []
+
+
+def test_a_step_ahead_is_as_likely_as_all_guesses_before_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    likely: list[float] = []
+
+    def length_ahead(*_: object, **values: float) -> int:
+        likely.append(values["likely"])
+        return 3
+
+    monkeypatch.setattr(DraftLengths, "length_ahead", length_ahead)
+    scheduler, pipeline = scheduler_of(Scripted(chance=0.5), in_flight=3), ToyPipeline()
+    add(scheduler)
+    for _ in range(3):
+        pipeline.submit(formed(scheduler))
+    assert likely == [0.5, 0.5**4], "the sample's guess; three in flight, and the next one"
+    scheduler.complete(*pipeline.run_oldest())  # it shows that the first one was right
+    formed(scheduler)
+    assert likely[2:] == [0.5**6], "five in flight"
+
+
+def test_nothing_is_asked_of_a_drafter_without_a_promising_guess(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(DraftLengths, "length", lambda *_, **__: 0)
+    drafter = Scripted(chance=0.5)
+    scheduler, pipeline = scheduler_of(drafter), ToyPipeline()
+    add(scheduler)
+    for _ in range(3):
+        run(scheduler, pipeline)
+    assert drafter.calls == []
     assert drafter.truncated == []
 
 

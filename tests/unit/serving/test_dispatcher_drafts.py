@@ -45,6 +45,9 @@ class LateDrafter:
         self.opened.append(sequence_id)
         return self
 
+    def chances(self, tokens: Sequence[int], most: int) -> None:
+        """See ``Drafter``."""
+
     def propose(self, tokens: Sequence[int], k: int) -> Sequence[int] | None:
         """See ``Drafter``."""
         if self.fails:
