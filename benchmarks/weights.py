@@ -47,7 +47,7 @@ from fourteen_boards import (
 )
 from model_shapes import SHAPES
 from support.network.fake_hub import FakeHub, serve_hub
-from support.network.netns import Host, lan, limit_rate, opened_on
+from support.network.netns import Host, lan, limit_rate, limit_received_rate, opened_on
 
 from potluck.child_environment import SECRET_VARIABLE
 from potluck.cluster.agent.state import StateDirectory
@@ -196,6 +196,7 @@ def measure(
         for host in hosts:
             if case.link_bits_per_second:
                 limit_rate(host, case.link_bits_per_second)
+                limit_received_rate(host, case.link_bits_per_second)
         hub = opened.enter_context(_served(model, hub_host))
         if case.uplink_bits_per_second:
             limit_rate(hub_host, case.uplink_bits_per_second)

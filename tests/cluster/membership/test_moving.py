@@ -130,6 +130,7 @@ def test_an_address_that_is_not_of_this_machine_changes_nothing(tmp_path: Path) 
                 make_config(1, first.address, pem=theirs), observer=seen.observer()
             ) as second,
         ):
+            await until(lambda: meets(first, second))
             before = first.address
             with pytest.raises(JoinError, match=r"cannot listen on 192\.0\.2\.1"):
                 await first.move(replace(before, host="192.0.2.1"), (second.address,))

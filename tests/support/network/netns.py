@@ -15,7 +15,7 @@ import socket
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from support.network.namespaces import join_namespace
@@ -25,10 +25,15 @@ _numbers = itertools.count()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """A namespace with one interface, ``eth0``, at ``ip``."""
+    """A namespace with one interface, ``eth0``, at ``ip``.
+
+    ``port`` is the interface at its other end, in the namespace ``switch``; empty without a switch.
+    """
 
     namespace: str
     ip: str
+    switch: str = ""
+    port: str = ""
 
     def command(self, *arguments: str) -> list[str]:
         """The command line that runs ``arguments`` on this host."""
@@ -60,17 +65,19 @@ def lan(num_hosts: int, *, passes_multicast: bool = True) -> Iterator[tuple[Host
         cleanup.callback(_remove, switch)
         _ip("-n", switch, "link", "add", "bridge", "type", "bridge", "mcast_snooping", "0")
         _ip("-n", switch, "link", "set", "bridge", "up")
-        for number, host in enumerate(hosts):
-            port = f"port{number}"
+        wired = tuple(
+            replace(host, switch=switch, port=f"port{number}") for number, host in enumerate(hosts)
+        )
+        for host in wired:
             _ip(
                 *("link", "add", "eth0", "netns", host.namespace, "type", "veth"),
-                *("peer", "name", port, "netns", switch),
+                *("peer", "name", host.port, "netns", switch),
             )
-            _ip("-n", switch, "link", "set", port, "master", "bridge", "up")
+            _ip("-n", switch, "link", "set", host.port, "master", "bridge", "up")
             if not passes_multicast:
-                _run("bridge", "-n", switch, "link", "set", "dev", port, "mcast_flood", "off")
+                _run("bridge", "-n", switch, "link", "set", "dev", host.port, "mcast_flood", "off")
             set_up(host)
-        yield hosts
+        yield wired
 
 
 def opened_on(host: Host, open_socket: Callable[[], socket.socket]) -> socket.socket:
@@ -98,10 +105,20 @@ def opened_on(host: Host, open_socket: Callable[[], socket.socket]) -> socket.so
 
 
 def limit_rate(host: Host, bits_per_second: int) -> None:
-    """Have a host send at most so much (``tc-tbf(8)``). Raises ``CalledProcessError``."""
+    """Have a host send at most so much. Raises ``CalledProcessError``."""
+    _limit(host.namespace, "eth0", bits_per_second)
+
+
+def limit_received_rate(host: Host, bits_per_second: int) -> None:
+    """Have the switch send a host at most so much. Raises ``CalledProcessError``."""
+    _limit(host.switch, host.port, bits_per_second)
+
+
+def _limit(namespace: str, device: str, bits_per_second: int) -> None:
+    """See ``tc-tbf(8)``."""
     burst_bytes = max(32_000, bits_per_second // 8 // 100)  # that of 10 ms
     _run(
-        *("tc", "-n", host.namespace, "qdisc", "replace", "dev", "eth0", "root", "tbf"),
+        *("tc", "-n", namespace, "qdisc", "replace", "dev", device, "root", "tbf"),
         *("rate", f"{bits_per_second}bit", "burst", str(burst_bytes), "latency", "100ms"),
     )
 
