@@ -185,7 +185,7 @@ def _state(path: Path | None) -> tuple[StateDirectory | None, str]:
 
 
 def _ask_agent(directory: StateDirectory) -> tuple[Cluster | None, NodeNames]:
-    """What the node's agent finds out with the others, None if no agent runs, and their names."""
+    """Return what the agent finds out with other nodes, None without one, and their names."""
     nothing = None, _NO_NAMES
     if not directory.control_socket.is_socket():
         return nothing  # and nothing of an agent need be imported, which takes half a second

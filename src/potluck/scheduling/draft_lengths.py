@@ -283,8 +283,8 @@ class DraftLengths:
         self,
         history: DraftHistory,
         kind: StepKind,
-        *,
         chances: Sequence[float] | None = None,
+        *,
         num_drafts: int = 0,
         is_first: bool = True,
         computes_again: bool = False,
@@ -354,7 +354,7 @@ class DraftLengths:
         # The first guess replaces a token that is known.
         length = 1
         if not self.wants_plain(AHEAD):
-            length += self.length(history, AHEAD, chances=chances, is_first=False)
+            length += self.length(history, AHEAD, chances, is_first=False)
         for each in (length, 1):
             if num_steps_ahead * self.cost_of_dead(each) < history.allowance_ahead:
                 return each

@@ -126,9 +126,7 @@ class Drafting:
             )
             start = sequence.num_scheduled + count
             most = min(1 + room - count, cache.most_drafts(start))
-            drafts = _propose(
-                drafted, sequence, cache, start, most, lambda chances: length(chances=chances)
-            )
+            drafts = _propose(drafted, sequence, cache, start, most, length)
         if drafts is None:
             return
         if drafts and sequence.state is not None and not cache.take_snapshot(sequence):

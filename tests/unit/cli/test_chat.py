@@ -1,4 +1,4 @@
-"""What a chat on a terminal says when its history no longer fits."""
+"""Messages of a chat on a terminal whose history no longer fits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What commands say about a cluster while they wait for its agent."""
+"""Messages of commands that wait for the agent of a cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What this node knows of the others for as long as its agent runs: names and addresses.
+"""The names and addresses of other nodes, known for as long as this node's agent runs.
 
 It is kept when a node is lost, since a message about the loss needs its name, and this node may
 have to find it again at its address.

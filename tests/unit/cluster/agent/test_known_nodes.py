@@ -1,4 +1,4 @@
-"""What an agent knows of nodes that have joined, also when they are gone."""
+"""Names and addresses of nodes that have joined, also when they are gone."""
 
 from __future__ import annotations
 

@@ -547,6 +547,15 @@ def test_what_goes_on_is_told_at_once_and_how_far_it_is_now_and_then(
     assert updates[:4] == [("being placed", 0), ("loading", 0), ("warming up", 4), ("", 4)]
 
 
+def loaded(
+    record: DeploymentRecord, on_loaded: Callable[[int, SimpleNamespace], None]
+) -> list[object]:
+    """Say that the only stage is loaded; return its address, as ``load_stages`` does."""
+    (stage,) = record.stages
+    on_loaded(0, SimpleNamespace(memory=stage.memory, read_bytes=4, seconds=0.1, kept_blocks=""))
+    return [StageAddress(node_id=B, address=EdgeAddress(host="", port=1))]
+
+
 def test_how_far_each_stage_is_is_told_until_it_is_loaded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -556,11 +565,7 @@ def test_how_far_each_stage_is_is_told_until_it_is_loaded(
         on_progress("fetching", 1, 4)
         on_stage(0, Progress(done_bytes=4, total_bytes=4, is_warming_up=True))
         on_progress("warming up", 4, 4)
-        (stage,) = record.stages
-        on_loaded(
-            0, SimpleNamespace(memory=stage.memory, read_bytes=4, seconds=0.1, kept_blocks="")
-        )
-        return [StageAddress(node_id=B, address=EdgeAddress(host="", port=1))]
+        return loaded(record, on_loaded)
 
     async def run() -> list[LoadingStage | None]:
         cluster = Cluster(monkeypatch)
@@ -585,11 +590,7 @@ def test_transfers_are_told_until_their_stage_is_loaded(monkeypatch: pytest.Monk
         record, on_progress, on_loaded, on_stage = arguments[1], *arguments[3:6]
         on_stage(0, Progress(done_bytes=1, total_bytes=4, transfer=halfway))
         on_progress("fetching", 1, 4)
-        (stage,) = record.stages
-        on_loaded(
-            0, SimpleNamespace(memory=stage.memory, read_bytes=4, seconds=0.1, kept_blocks="")
-        )
-        return [StageAddress(node_id=B, address=EdgeAddress(host="", port=1))]
+        return loaded(record, on_loaded)
 
     async def run() -> list[tuple[TransferRecord, ...]]:
         cluster = Cluster(monkeypatch)
