@@ -1,6 +1,6 @@
 """The names and addresses of other nodes, known for as long as this node's agent runs.
 
-It is kept when a node is lost, since a message about the loss needs its name, and this node may
+They are kept when a node is lost, since a message about the loss needs its name, and this node may
 have to find it again at its address.
 """
 
