@@ -47,7 +47,14 @@ from fourteen_boards import (
 )
 from model_shapes import SHAPES
 from support.network.fake_hub import FakeHub, serve_hub
-from support.network.netns import Host, lan, limit_rate, limit_received_rate, opened_on
+from support.network.netns import (
+    Host,
+    lan,
+    limit_rate,
+    limit_received_rate,
+    opened_on,
+    use_cubic,
+)
 
 from potluck.child_environment import SECRET_VARIABLE
 from potluck.cluster.agent.state import StateDirectory
@@ -193,6 +200,8 @@ def measure(
     with ExitStack() as opened:
         directory = Path(opened.enter_context(tempfile.TemporaryDirectory(dir=model.parent)))
         *hosts, hub_host = opened.enter_context(lan(case.num_boards + 1))
+        for host in (*hosts, hub_host):
+            use_cubic(host)
         for host in hosts:
             if case.link_bits_per_second:
                 limit_rate(host, case.link_bits_per_second)
@@ -369,9 +378,9 @@ def _start_boards(
             )
         opened.callback(end_agent, agent)
         boards.append(Board(group=group, state=state, agent=agent, log=log))
-        if index == 0:
-            await_boards(boards, _START_SECONDS)
-    await_boards(boards, _START_SECONDS)
+        # One by one: all of them together would keep a small machine so busy that some fail to join
+        # in time.
+        await_boards(boards, _START_SECONDS)
     return boards
 
 

@@ -538,11 +538,11 @@ class ToyCoordination(Coordination):
         dispatcher._scheduler = Scheduler(dispatcher._limits, dispatcher._drafts)
         return deployment
 
-    def _publish(self, record: DeploymentRecord) -> None:
+    def _publish(self, record: DeploymentRecord, is_progress: bool = False) -> None:
         self.agent.note(
             f"{record.epoch.number}.{record.revision} {record.state.value} {record.reason}"
         )
-        super()._publish(record)
+        super()._publish(record, is_progress)
 
     def claimed(self, claim: Claim) -> ClaimAnswer:
         """As ever, unless everything is agreed to."""

@@ -24,6 +24,7 @@ RetireDeployment → (), ``deployment.continue_without`` ContinueWithout → ().
 from __future__ import annotations
 
 import enum
+import zlib
 from types import UnionType
 from typing import Annotated, TypeVar
 
@@ -67,6 +68,10 @@ NUM_NONCE_BYTES = 16
 
 SAME_VERSION = "install the same version of Potluck on every node"
 
+_MOST_RECORD_BYTES = 2**24
+"""The limit for a record before compression, several times the size of any: a malformed message
+must not fill the memory."""
+
 encode = msgspec.msgpack.Encoder().encode
 
 
@@ -79,6 +84,25 @@ def decode(payload: bytes, kind: type[_T] | UnionType) -> _T:
         return msgspec.msgpack.decode(payload, type=kind)
     except (ValueError, RecursionError) as error:  # not msgpack, invalid UTF-8, too deep
         raise CallError(f"a malformed message: {error}", hint=SAME_VERSION) from error
+
+
+def pack_record(record: DeploymentRecord) -> bytes:
+    """Return the payload of ``deployment.put``: compressed to about a quarter.
+
+    A record is sent to all nodes at the same time. With 14 stages it has 11 KB, and so many of them
+    would fill the queue of a slow link.
+    """
+    return zlib.compress(encode(record), 1)
+
+
+def unpack_record(payload: bytes) -> DeploymentRecord:
+    """Return the record in a payload. Raise ``CallError`` if there is none."""
+    unpacking = zlib.decompressobj()
+    try:
+        packed = unpacking.decompress(payload, _MOST_RECORD_BYTES)
+    except zlib.error as error:
+        raise CallError(f"a malformed message: {error}", hint=SAME_VERSION) from error
+    return decode(packed, DeploymentRecord)
 
 
 class Clock(msgspec.Struct, frozen=True, kw_only=True):

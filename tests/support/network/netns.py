@@ -114,6 +114,13 @@ def limit_received_rate(host: Host, bits_per_second: int) -> None:
     _limit(host.switch, host.port, bits_per_second)
 
 
+def use_cubic(host: Host) -> None:
+    """Have new TCP connections of a host use CUBIC, as on most distributions, whatever this machine
+    uses. Raises ``CalledProcessError``.
+    """
+    _run(*host.command("sysctl", "-qw", "net.ipv4.tcp_congestion_control=cubic"))
+
+
 def _limit(namespace: str, device: str, bits_per_second: int) -> None:
     """See ``tc-tbf(8)``."""
     burst_bytes = max(32_000, bits_per_second // 8 // 100)  # that of 10 ms

@@ -12,13 +12,13 @@ from potluck.cluster.calls import (
     AskRebalance,
     Claim,
     ContinueWithout,
-    DeploymentRecord,
     DeploymentReference,
     Moving,
     RetireDeployment,
     StageLost,
     decode,
     encode,
+    unpack_record,
 )
 from potluck.cluster.membership import MethodTable
 from potluck.errors import MovedError
@@ -56,7 +56,7 @@ class DeploymentCalls:
         return b""
 
     async def _on_put(self, payload: bytes) -> bytes:
-        self._coordination.learn(decode(payload, DeploymentRecord))
+        self._coordination.learn(unpack_record(payload))
         return b""
 
     async def _on_remove(self, payload: bytes) -> bytes:

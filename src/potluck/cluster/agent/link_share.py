@@ -13,6 +13,10 @@ from potluck.types.speed import LinkSpeed
 _SHARE_SECONDS = 0.5
 """How soon transfers are slowed down for a deployment that begins to serve."""
 
+_NEAR_SECONDS = 0.005
+"""The latency beyond which a measured rate does not count: TCP's windows may have limited it, or
+other traffic."""
+
 
 def serves(
     node: NodeId, records: Iterable[DeploymentRecord], relayed: Collection[DeploymentId]
@@ -34,13 +38,16 @@ async def share_links(
     is_serving: Callable[[], bool],
     speeds: Callable[[], Iterable[LinkSpeed]],
 ) -> None:
-    """Limit transfers while the node serves, so that most of the link's bandwidth is left for it.
+    """Limit transfers while the node serves, and always on a slow link (see ``transfer.share``).
 
-    ``speeds`` returns the measured links. Runs until it is cancelled.
+    ``speeds`` returns the measured links. The highest rate so far counts: measurements during a
+    transfer only show what it leaves. Runs until it is cancelled.
     """
     published: tuple[bool, float] | None = None
+    rate = 0.0
     while True:
-        rate = max((each.bytes_per_second for each in speeds()), default=0.0)
+        near = [each for each in speeds() if each.latency_seconds < _NEAR_SECONDS]
+        rate = max([rate, *(each.bytes_per_second for each in near)])
         now = (is_serving(), rate)
         if now != published:
             files.set_serving(now[0], link_bytes_per_second=rate)

@@ -177,10 +177,11 @@ class Attempt:
     ) -> PlannedModel:
         """Place the model on the available nodes. Raises the same errors as ``plan_model``.
 
-        A deployment that has not served yet (``is_first``) never departs from the user's layout,
-        even if that means that stages of an earlier attempt cannot stay.
+        A deployment that has not served yet (``is_first``) never departs from the user's layout or
+        from a distribution by memory, even if stages of an earlier attempt cannot stay then.
         """
         record = self.record
+        is_prescribed = bool(record.layout) or record.objective is Objective.MEMORY
         planned = await plan_model(
             self._around.membership,
             record.model,
@@ -193,7 +194,7 @@ class Attempt:
             left_out=left_out,
             record=record,
             leaving=without,
-            from_scratch=is_first and bool(record.layout),
+            from_scratch=is_first and is_prescribed,
             weights=self._weights,
         )
         if record.arithmetic is Arithmetic.EXACT:

@@ -41,7 +41,7 @@ from potluck.cluster.coordinator.holders import Holders
 from potluck.cluster.coordinator.machine import apply
 from potluck.cluster.coordinator.metrics import own_metrics, stage_stats, with_stages
 from potluck.cluster.coordinator.paces import Paces, paces_of
-from potluck.cluster.coordinator.published_record import PublishedRecord
+from potluck.cluster.coordinator.published_record import Publish, PublishedRecord
 from potluck.cluster.coordinator.rebalancing import Rebalancing
 from potluck.cluster.coordinator.releasing import release_others, stop_everything
 from potluck.cluster.coordinator.spares import load_spares
@@ -105,7 +105,7 @@ class Deployment:
         fingerprint: ModelFingerprint,
         surroundings: DeploymentDependencies,
         *,
-        publish: Callable[[DeploymentRecord], None],
+        publish: Publish,
         on_record: Callable[[DeploymentRecord], None],
         weights: ModelWeights | None = None,
         discard: Callable[[DeploymentId, str], None] = lambda deployment, reason: None,
@@ -716,7 +716,7 @@ class Deployment:
 
     def _say_loaded(self) -> None:
         if self._state.serving is None:
-            self._published.say()
+            self._published.say_progress()
 
     def _new_attempt(self) -> Attempt:
         return Attempt(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -19,11 +19,16 @@ _RETRY_AFTER_SECONDS = 5
 """The default if nothing better is known: answers end within seconds."""
 
 
+Publish = Callable[[DeploymentRecord, bool], None]
+"""Publishes a record; True means that only the progress of loading has changed in it."""
+
+
 class PublishedRecord:
     """Counts the revisions of a record, and publishes it while its epoch is this node's.
 
     ``placed`` returns a record with the epoch and the stages in force, ``because`` completes a
-    reason with the units that are out. ``publish`` tells every agent. For use in the agent's loop.
+    reason with the units that are out. ``publish`` tells every agent, but may delay mere progress.
+    For use in the agent's loop.
     """
 
     def __init__(
@@ -33,7 +38,7 @@ class PublishedRecord:
         node_id: NodeId,
         placed: Callable[[DeploymentRecord], DeploymentRecord],
         because: Callable[[str], str],
-        publish: Callable[[DeploymentRecord], None],
+        publish: Publish,
         clock: Callable[[], float],
     ) -> None:
         self._record = record
@@ -57,13 +62,20 @@ class PublishedRecord:
 
     def say(self, **changes: object) -> None:
         """Change the record and publish it."""
+        self._say(changes, is_progress=False)
+
+    def say_progress(self, **changes: object) -> None:
+        """Publish the progress of stages; other nodes may learn of it later."""
+        self._say(changes, is_progress=True)
+
+    def _say(self, changes: Mapping[str, object], *, is_progress: bool) -> None:
         record = self._placed(self._record)
         self._record = msgspec.structs.replace(record, revision=record.revision + 1, **changes)
         self._last_published = self._clock()
         if self.is_own:
             # Before its first epoch it must not publish: there may be another coordinator that is
             # only unreachable from here, and whose record this one would supersede.
-            self._publish(self._record)
+            self._publish(self._record, is_progress)
 
     def publish_state(self, reason: str, *, is_ready: bool, is_degraded: bool) -> None:
         """Publish whether it serves, and why it does not."""
@@ -84,9 +96,10 @@ class PublishedRecord:
     def publish_progress(self, doing: str, done_bytes: int, total_bytes: int) -> None:
         """Publish a new activity immediately, and its progress at intervals."""
         published_reason = self._because(doing)
-        is_due = self._clock() - self._last_published > _PUBLISH_SECONDS
-        if is_due or published_reason != self._record.reason:
+        if published_reason != self._record.reason:
             self.say(reason=published_reason, done_bytes=done_bytes, total_bytes=total_bytes)
+        elif self._clock() - self._last_published > _PUBLISH_SECONDS:
+            self.say_progress(done_bytes=done_bytes, total_bytes=total_bytes)
 
     def publish_pause(self, seconds: float | None) -> None:
         """Publish when it may be ready: after a pause and as long as it took the last time; None if

@@ -66,7 +66,7 @@ from potluck.cluster.transfer.peer_lane import PeerLane
 from potluck.cluster.transfer.peer_session import PeerSession
 from potluck.cluster.transfer.readers import Reader
 from potluck.cluster.transfer.settings import TransferSettings
-from potluck.cluster.transfer.share import Share, served_limit, set_bulk_options
+from potluck.cluster.transfer.share import Share, limit_for, set_bulk_options
 from potluck.cluster.transfer.shared_file import sha256_of
 from potluck.cluster.trust.connection_sources import (
     ConnectionSource,
@@ -127,8 +127,8 @@ class TransferService:
         )
 
     def set_serving(self, is_serving: bool, link_bytes_per_second: float) -> None:
-        """Leave the link to a deployment, or use all of it."""
-        limit = served_limit(link_bytes_per_second) if is_serving else None
+        """Leave most of the link to a deployment, or use as much as leaves room for keep-alives."""
+        limit = limit_for(link_bytes_per_second, is_serving=is_serving)
         self._incoming.set_limit(limit)
         self._outgoing.set_limit(limit)
 

@@ -1,4 +1,4 @@
-"""How much of the node's link transfers may use: all of it, or a share while others need it."""
+"""How much of the node's link transfers may use: all of it, or a share if others need the rest."""
 
 from __future__ import annotations
 
@@ -12,6 +12,13 @@ from potluck.cluster.edges.options import set_edge_options
 SHARE_WHILE_SERVING = 0.25
 LEAST_BYTES_PER_SECOND = 2e6
 """While a deployment is being served: a stage of 3 GB arrives in 25 minutes at worst."""
+
+SLOW_BYTES_PER_SECOND = 6e6
+"""About 50 Mbit/s. On slower links the first packets of a few connections alone fill the queue, and
+keep-alives are lost or arrive too late."""
+
+SHARE_OF_SLOW_LINK = 0.85
+"""The part of a slow link that transfers may use at any time, so that its queue stays short."""
 
 _BURST_SECONDS = 0.05
 """The burst after a pause: at 1 Gbit/s 1.5 MB of a share, which delay a step's frame by at most 12
@@ -61,9 +68,17 @@ class Share:
             self._sleep(wait)
 
 
-def served_limit(link_bytes_per_second: float) -> float:
-    """Return the limit while a deployment is being served; 0 stands for an unknown link."""
-    return max(LEAST_BYTES_PER_SECOND, SHARE_WHILE_SERVING * link_bytes_per_second)
+def limit_for(link_bytes_per_second: float, *, is_serving: bool) -> float | None:
+    """Return the limit of transfers in bytes per second; None for no limit.
+
+    ``link_bytes_per_second`` is what the link can transport; 0 if unknown.
+    """
+    shares = []
+    if is_serving:
+        shares.append(max(LEAST_BYTES_PER_SECOND, SHARE_WHILE_SERVING * link_bytes_per_second))
+    if 0 < link_bytes_per_second < SLOW_BYTES_PER_SECOND:
+        shares.append(SHARE_OF_SLOW_LINK * link_bytes_per_second)
+    return min(shares, default=None)
 
 
 def set_bulk_options(connection: socket.socket) -> None:

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import msgspec
 import pytest
-from support.cluster.calls import A, B, C, PlayedMembership, a_record
+from support.cluster.calls import A, B, C, PlayedMembership, a_record, stage_on
 from support.cluster.edges import credentials
 from support.machines import hardware
 from support.processes.waiting import until
@@ -30,11 +30,13 @@ from potluck.cluster.calls import (
     DeploymentState,
     ModelFingerprint,
     StageLost,
-    decode,
+    encode,
+    pack_record,
+    unpack_record,
 )
 from potluck.engines.backends import BACKENDS
 from potluck.engines.costs import cost_of
-from potluck.errors import ModelNotFoundError
+from potluck.errors import CallError, ModelNotFoundError
 from potluck.types.cluster import DeploymentId
 
 
@@ -284,9 +286,56 @@ def test_a_removed_deployment_is_not_revived_and_whoever_tries_is_told(make_node
         assert node.coordination.registry.live() == ()
         (put_call,) = [call for call in node.membership.calls if call[1] == "deployment.put"]
         assert put_call[0] == B
-        assert decode(put_call[2], DeploymentRecord).state is DeploymentState.REMOVED
+        assert unpack_record(put_call[2]).state is DeploymentState.REMOVED
 
     run_in_virtual_time(run())
+
+
+def test_progress_is_sent_as_often_as_leaves_room(
+    make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publishers: list[Callable[[DeploymentRecord, bool], None]] = []
+
+    def deployment(record: DeploymentRecord, *_: object, publish: Any, **__: object) -> Any:
+        publishers.append(publish)
+        return FakeDeployment(record)
+
+    async def run() -> None:
+        node = make_node("a")
+        monkeypatch.setattr(module, "Deployment", deployment)
+        node.membership.others.discard(C)
+        node.coordination.learn(a_record(3, C))
+        assert await node.coordination.take_over(a_record(3, C))
+        (publish,) = publishers
+        first = msgspec.structs.replace(a_record(4, A), stages=(stage_on(B),) * 14)
+        publish(first, False)
+        num_updates = 500
+        for done_bytes in range(1, num_updates + 1):
+            await asyncio.sleep(0.001)
+            record = msgspec.structs.replace(first, revision=done_bytes, done_bytes=done_bytes)
+            publish(record, True)
+            assert node.coordination.registry.live() == (record,)
+        last = msgspec.structs.replace(first, revision=num_updates + 1)
+        publish(last, False)
+        await asyncio.sleep(0.01)
+        sent = [call[2] for call in node.membership.calls if call[1] == "deployment.put"]
+        assert unpack_record(sent[0]) == first
+        assert unpack_record(sent[-1]) == last
+        in_between = sum(map(len, sent[1:-1]))
+        assert 0 < in_between <= 0.5 * module._PROGRESS_BYTES_PER_SECOND
+        await node.end()
+
+    run_in_virtual_time(run())
+
+
+def test_records_are_sent_compressed() -> None:
+    record = msgspec.structs.replace(a_record(), stages=(stage_on(B),) * 14)
+    payload = pack_record(record)
+    assert len(payload) < len(encode(record)) / 3
+    assert unpack_record(payload) == record
+    for wrong in (b"", encode(record), payload[:-20], payload[:20] + payload[40:]):
+        with pytest.raises(CallError):
+            unpack_record(wrong)
 
 
 def test_what_nobody_coordinates_can_be_undeployed(make_node: MakeNode) -> None:

@@ -77,10 +77,31 @@ def test_the_transfer_process_is_told_of_changes_only(monkeypatch: pytest.Monkey
     assert files.updates == [(False, 0.0), (True, 0.0), (True, 1e8), (False, 1e8)]
 
 
-def speed(bytes_per_second: float) -> LinkSpeed:
+def test_what_is_measured_beside_a_transfer_or_from_afar_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(link_share, "_SHARE_SECONDS", 0.001)
+    files = Files()
+    speeds = [speed(1e6), speed(5e6, latency_seconds=0.02)]
+
+    async def scenario() -> None:
+        sharing = asyncio.ensure_future(
+            share_links(cast(TransferProcess, files), lambda: False, lambda: speeds)
+        )
+        await asyncio.sleep(0.05)
+        speeds[:] = [speed(2e5)]
+        await asyncio.sleep(0.05)
+        sharing.cancel()
+        await asyncio.gather(sharing, return_exceptions=True)
+
+    run_in_virtual_time(scenario())
+    assert files.updates == [(False, 1e6)]
+
+
+def speed(bytes_per_second: float, *, latency_seconds: float = 1e-4) -> LinkSpeed:
     return LinkSpeed(
         node_id=B,
-        latency_seconds=1e-4,
+        latency_seconds=latency_seconds,
         bytes_per_second=bytes_per_second,
         num_samples=1,
         age_seconds=0.0,

@@ -50,6 +50,7 @@ from potluck.errors import (
 from potluck.placement.planned import PlannedModel
 from potluck.serving.pipeline import OnOutcome, StepOutcome
 from potluck.types.arithmetic import Arithmetic
+from potluck.types.choices import Objective
 from potluck.types.cluster import NodeId, UnitId
 from potluck.types.placement import LayoutStage, Preferences
 from potluck.types.program import Shard
@@ -107,9 +108,11 @@ class Cluster:
         *,
         recovery_wait_seconds: float = 60.0,
         layout: tuple[LayoutStage, ...] = (),
+        objective: Objective = Objective.LATENCY,
     ) -> None:
         self.membership = PlayedMembership(others={B})
         self.published_records: list[DeploymentRecord] = []
+        self.progress: list[DeploymentRecord] = []
         self.records: list[DeploymentRecord] = []
         self.publish_failures: list[Exception] = []
         self.failures: list[Exception] = []
@@ -133,6 +136,7 @@ class Cluster:
                 a_record(state=DeploymentState.LOADING),
                 recovery_wait_seconds=recovery_wait_seconds,
                 layout=layout,
+                objective=objective,
             ),
             cast(Any, profile),
             ModelFingerprint(digest=""),
@@ -148,10 +152,12 @@ class Cluster:
             clock=asyncio.get_running_loop().time,
         )
 
-    def _publish(self, record: DeploymentRecord) -> None:
+    def _publish(self, record: DeploymentRecord, is_progress: bool) -> None:
         if self.publish_failures:
             raise self.publish_failures.pop()
         self.published_records.append(record)
+        if is_progress:
+            self.progress.append(record)
 
     async def _plan(
         self,
@@ -547,6 +553,31 @@ def test_what_goes_on_is_told_at_once_and_how_far_it_is_now_and_then(
     assert updates[:4] == [("being placed", 0), ("loading", 0), ("warming up", 4), ("", 4)]
 
 
+def test_only_progress_may_reach_the_others_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How many bytes are loaded, and which stages; not the state, nor what is going on."""
+
+    async def load(*arguments: Any) -> list[object]:
+        record, on_progress, on_loaded = arguments[1], arguments[3], arguments[4]
+        on_progress("loading", 1, 4)
+        await asyncio.sleep(1)
+        on_progress("loading", 2, 4)
+        return loaded(record, on_loaded)
+
+    async def run() -> tuple[list[tuple[str, int]], list[DeploymentState]]:
+        cluster = Cluster(monkeypatch)
+        monkeypatch.setattr(attempt, "load_stages", load)
+        await cluster.deployment.start()
+        await cluster.deployment.close()
+        rest = [each for each in cluster.published_records if each not in cluster.progress]
+        progress = [(each.reason, each.done_bytes) for each in cluster.progress]
+        return progress, [each.state for each in rest]
+
+    progress, states = run_in_virtual_time(run())
+    assert progress == [("loading", 2), ("loading", 2)]
+    assert states[0] is DeploymentState.LOADING
+    assert states[-1] is DeploymentState.READY
+
+
 def loaded(
     record: DeploymentRecord, on_loaded: Callable[[int, SimpleNamespace], None]
 ) -> list[object]:
@@ -814,6 +845,24 @@ def test_a_layout_is_left_only_after_it_has_served(monkeypatch: pytest.MonkeyPat
         await served.reach(DeploymentState.READY, epoch=2)
         assert served.from_scratch == [True, False]
         await served.deployment.close()
+
+    run_in_virtual_time(run())
+
+
+def test_weights_are_distributed_by_memory_again_until_it_has_served(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Around the few stages that were loaded, few nodes would get all of the rest."""
+
+    async def run() -> None:
+        cluster = Cluster(monkeypatch, objective=Objective.MEMORY)
+        cluster.failures = [StageStartError(0, B, UnitId("cpu/native"), f"node {B} was lost")]
+        await cluster.deployment.start()
+        assert cluster.from_scratch == [True, True]
+        cluster.deployment.node_left(B)
+        await cluster.reach(DeploymentState.READY, epoch=2)
+        assert cluster.from_scratch == [True, True, False]
+        await cluster.deployment.close()
 
     run_in_virtual_time(run())
 

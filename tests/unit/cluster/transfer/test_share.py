@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support.cluster.transfers import JOB, content_of, file_bytes, from_peer, manifest_of, nodes
 
-from potluck.cluster.transfer.share import Share, served_limit, set_bulk_options
+from potluck.cluster.transfer.share import Share, limit_for, set_bulk_options
 from potluck.types.content import CHUNK_BYTES
 
 
@@ -59,10 +59,21 @@ def test_a_limit_can_be_lifted() -> None:
     assert clock.now == 100.0
 
 
-def test_the_share_is_a_quarter_and_at_least_two_megabytes_a_second() -> None:
-    assert served_limit(118e6) == pytest.approx(29.5e6)
-    assert served_limit(0) == 2e6
-    assert served_limit(1e6) == 2e6
+@pytest.mark.parametrize(
+    ("link", "loading", "serving"),
+    [
+        (0, None, 2e6),  # unknown
+        (118e6, None, 29.5e6),
+        (7e6, None, 2e6),
+        (5e6, 4.25e6, 2e6),
+        (1e6, 0.85e6, 0.85e6),
+    ],
+)
+def test_a_quarter_while_serving_and_never_all_of_a_slow_link(
+    link: float, loading: float | None, serving: float
+) -> None:
+    assert limit_for(link, is_serving=False) == pytest.approx(loading)
+    assert limit_for(link, is_serving=True) == pytest.approx(serving)
 
 
 def test_bulk_waits_behind_other_connections() -> None:
