@@ -18,7 +18,8 @@ DeploymentReference → (). ``deployment.coordinator_view`` AskCoordinatorView �
 ``deployment.rebalance`` AskRebalance → Moving …, then RebalanceReport. To the coordinator:
 ``stage.lost`` StageLost → (), ``deployment.remove`` DeploymentReference → (), ``deployment.retire``
 RetireDeployment → (), ``deployment.continue_without`` ContinueWithout → (). To everybody:
-``deployment.put`` DeploymentRecord → (). Calls about sequences are in ``sequence_messages``.
+``deployment.put`` DeploymentRecord (``pack_record``) → (). Calls about sequences are in
+``sequence_messages``.
 """
 
 from __future__ import annotations

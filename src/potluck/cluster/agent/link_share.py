@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Collection, Iterable
 
 from potluck.cluster.calls import DeploymentRecord, DeploymentState
+from potluck.cluster.transfer.share import SLOW_BYTES_PER_SECOND
 from potluck.cluster.transfer.supervisor import TransferProcess
 from potluck.types.cluster import DeploymentId, NodeId
 from potluck.types.speed import LinkSpeed
@@ -14,8 +15,8 @@ _SHARE_SECONDS = 0.5
 """How soon transfers are slowed down for a deployment that begins to serve."""
 
 _NEAR_SECONDS = 0.005
-"""The latency beyond which a measured rate does not count: TCP's windows may have limited it, or
-other traffic."""
+"""The latency beyond which a low rate does not show that the link is slow: TCP's windows may have
+limited it, or other traffic."""
 
 
 def serves(
@@ -46,8 +47,13 @@ async def share_links(
     published: tuple[bool, float] | None = None
     rate = 0.0
     while True:
-        near = [each for each in speeds() if each.latency_seconds < _NEAR_SECONDS]
-        rate = max([rate, *(each.bytes_per_second for each in near)])
+        counting = [
+            each.bytes_per_second
+            for each in speeds()
+            if each.latency_seconds < _NEAR_SECONDS
+            or each.bytes_per_second >= SLOW_BYTES_PER_SECOND
+        ]
+        rate = max([rate, *counting])
         now = (is_serving(), rate)
         if now != published:
             files.set_serving(now[0], link_bytes_per_second=rate)

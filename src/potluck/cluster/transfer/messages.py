@@ -37,8 +37,9 @@ class EndJob(_Message, frozen=True):
 
 
 class SetServing(_Message, frozen=True):
-    """Whether a deployment is being served; then at most ``bytes_per_second`` are used each way (0
-    if unknown).
+    """Whether a deployment is being served, and the link's rate (0 if unknown).
+
+    Both determine how much transfers may use (``share.limit_for``).
     """
 
     is_serving: bool

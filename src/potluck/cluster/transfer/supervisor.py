@@ -230,7 +230,7 @@ class TransferProcess:
         self._say(EndJob(job))
 
     def set_serving(self, is_serving: bool, *, link_bytes_per_second: float = 0.0) -> None:
-        """Set whether a deployment is being served; transfers then only get a share of the link.
+        """Set whether a deployment is being served, and so how much of the link transfers get.
 
         ``link_bytes_per_second`` is the link's measured rate; 0 if unknown.
         """

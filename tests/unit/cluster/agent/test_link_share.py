@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import cast
 
 import pytest
 from support.cluster.calls import A, B, a_record
 from support.virtual_time.run import run_in_virtual_time
 
-from potluck.cluster.agent import link_share
 from potluck.cluster.agent.link_share import serves, share_links
 from potluck.cluster.calls import DeploymentRecord, DeploymentState
 from potluck.cluster.transfer.supervisor import TransferProcess
@@ -51,51 +51,50 @@ class Files:
         self.updates.append((is_serving, link_bytes_per_second))
 
 
-def test_the_transfer_process_is_told_of_changes_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link_share, "_SHARE_SECONDS", 0.001)
+def updates_of(
+    is_serving: Callable[[], bool], speeds: list[LinkSpeed], *changes: Callable[[], None]
+) -> list[tuple[bool, float]]:
+    """What the transfer process is told before the first of the changes, and after each."""
     files = Files()
+
+    async def scenario() -> None:
+        sharing = asyncio.ensure_future(
+            share_links(cast(TransferProcess, files), is_serving, lambda: speeds)
+        )
+        await asyncio.sleep(1)
+        for change in changes:
+            change()
+            await asyncio.sleep(1)
+        sharing.cancel()
+        await asyncio.gather(sharing, return_exceptions=True)
+
+    run_in_virtual_time(scenario())
+    return files.updates
+
+
+def test_the_transfer_process_is_told_of_changes_only() -> None:
     records: list[DeploymentRecord] = []
     speeds: list[LinkSpeed] = []
-
-    async def scenario() -> None:
-        sharing = asyncio.ensure_future(
-            share_links(
-                cast(TransferProcess, files), lambda: serves(A, records, ()), lambda: speeds
-            )
-        )
-        await asyncio.sleep(0.05)
-        records.append(READY)
-        await asyncio.sleep(0.05)
-        speeds.extend(speed(rate) for rate in (1e7, 1e8))
-        await asyncio.sleep(0.05)
-        records.clear()
-        await asyncio.sleep(0.05)
-        sharing.cancel()
-        await asyncio.gather(sharing, return_exceptions=True)
-
-    run_in_virtual_time(scenario())
-    assert files.updates == [(False, 0.0), (True, 0.0), (True, 1e8), (False, 1e8)]
+    assert updates_of(
+        lambda: serves(A, records, ()),
+        speeds,
+        lambda: records.append(READY),
+        lambda: speeds.extend(speed(rate) for rate in (1e7, 1e8)),
+        records.clear,
+    ) == [(False, 0.0), (True, 0.0), (True, 1e8), (False, 1e8)]
 
 
-def test_what_is_measured_beside_a_transfer_or_from_afar_changes_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(link_share, "_SHARE_SECONDS", 0.001)
-    files = Files()
+def test_what_is_measured_beside_a_transfer_or_from_afar_changes_nothing() -> None:
     speeds = [speed(1e6), speed(5e6, latency_seconds=0.02)]
 
-    async def scenario() -> None:
-        sharing = asyncio.ensure_future(
-            share_links(cast(TransferProcess, files), lambda: False, lambda: speeds)
-        )
-        await asyncio.sleep(0.05)
+    def fill_the_link() -> None:
         speeds[:] = [speed(2e5)]
-        await asyncio.sleep(0.05)
-        sharing.cancel()
-        await asyncio.gather(sharing, return_exceptions=True)
 
-    run_in_virtual_time(scenario())
-    assert files.updates == [(False, 1e6)]
+    assert updates_of(lambda: False, speeds, fill_the_link) == [(False, 1e6)]
+
+
+def test_a_fast_link_counts_from_afar_too() -> None:
+    assert updates_of(lambda: True, [speed(1e8, latency_seconds=0.02)]) == [(True, 1e8)]
 
 
 def speed(bytes_per_second: float, *, latency_seconds: float = 1e-4) -> LinkSpeed:
