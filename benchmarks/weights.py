@@ -364,7 +364,10 @@ def _start_boards(
         log = folder / "log"
         into_group = f'echo $$ > "{group}/cgroup.procs"; exec "$@"'
         agent_command = (sys.executable, "-m", "potluck", *(["--debug"] if debugs else []))
-        command = host.command(*_hidden(case, model, index), *agent_command, *options)
+        # In a network namespace /sys is another one, without the control groups.
+        with_groups = 'mount -t cgroup -o memory none /sys/fs/cgroup && exec "$@"'
+        hidden = _hidden(case, model, index)
+        command = host.command("sh", "-c", with_groups, "sh", *hidden, *agent_command, *options)
         own = {"HF_HOME": str(folder / "hf"), "XDG_CACHE_HOME": str(folder / "cache")}
         if not case.keeps:
             own["POTLUCK_WEIGHTS_STORE"] = "0"

@@ -17,8 +17,8 @@ from simulation.network import Process
 from simulation.stages import NUM_LAYERS
 
 from potluck.cluster.calls import AskHoldings, NodeHoldings, PrepareWeights, decode, encode
+from potluck.cluster.coordinator.weights import StageNeeds
 from potluck.errors import CallError
-from potluck.placement.sources import Needs
 from potluck.types.cluster import DeploymentId, NodeId
 from potluck.types.content import (
     CHUNK_BYTES,
@@ -68,9 +68,12 @@ class ToyWeights:
         """Return the one file."""
         return MANIFEST
 
-    async def needs(self, _: Manifest, shards: Sequence[Shard]) -> tuple[Needs, ...]:
+    async def needs(self, _: Manifest, shards: Sequence[Shard]) -> tuple[StageNeeds, ...]:
         """Return a chunk for each layer."""
-        return tuple({CONTENT.sha256: ((each.start_layer, each.end_layer),)} for each in shards)
+        return tuple(
+            StageNeeds(loaded=((CONTENT.sha256, ((each.start_layer, each.end_layer),)),))
+            for each in shards
+        )
 
 
 class ToyFiles:

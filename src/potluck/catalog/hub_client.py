@@ -7,6 +7,7 @@ configured by its own environment variables.
 from __future__ import annotations
 
 import errno
+import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -112,12 +113,18 @@ def may_fetch(repo_id: str, commit: str, name: str, timeout_seconds: float) -> b
 
 @contextmanager
 def streamed(
-    snapshot: Snapshot, name: str, start: int = 0, end: int | None = None
+    snapshot: Snapshot,
+    name: str,
+    start: int = 0,
+    end: int | None = None,
+    *,
+    on_connected: Callable[[socket.socket], None] | None = None,
 ) -> Iterator[tuple[int, Iterator[bytes]]]:
     """Yield the offset at which the received bytes begin, and the bytes in pieces.
 
     They are the file's bytes from ``start`` to ``end``, or from 0 if the server does not support
-    ranges. Raise huggingface_hub's errors.
+    ranges. ``on_connected`` is called with the connection before they are read. Raise
+    huggingface_hub's errors.
     """
     from huggingface_hub import constants, get_session, hf_hub_url, hf_raise_for_status
     from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
@@ -133,6 +140,8 @@ def streamed(
         timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT,
     ) as response:
         hf_raise_for_status(response)
+        if on_connected is not None:
+            on_connected(response.extensions["network_stream"].get_extra_info("socket"))
         begin = 0
         if response.status_code == _PARTIAL_CONTENT:
             sent = response.headers.get("Content-Range", "")

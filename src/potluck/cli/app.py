@@ -115,6 +115,8 @@ def _options(
 ) -> None:
     del version  # handled by its callback
     if debug:
-        logging.basicConfig(level=logging.DEBUG)
+        logging.basicConfig(
+            level=logging.DEBUG, format="%(asctime)s %(levelname)s:%(name)s:%(message)s"
+        )
     else:
         logging.basicConfig(level=logging.WARNING, format="potluck: %(message)s")

@@ -51,6 +51,7 @@ from potluck.types.content import (
     Holdings,
     HubOrigin,
     Manifest,
+    ReadingOrder,
 )
 from potluck.types.held_stage import HeldStage
 from potluck.types.memory import MemoryPlan
@@ -270,7 +271,8 @@ class PrepareWeights(msgspec.Struct, frozen=True, kw_only=True):
     """The sources from which a node gets what it, or other nodes, need of a model's files.
 
     This replaces earlier sources for the ``deployment``. ``verified_at`` gives, by SHA-256, a node
-    that has the verified digest of every chunk.
+    that has the verified digest of every chunk. A node that may store files fetches what its stages
+    read, in the order ``ahead``, without waiting until their workers have started.
     """
 
     deployment: DeploymentId
@@ -278,6 +280,7 @@ class PrepareWeights(msgspec.Struct, frozen=True, kw_only=True):
     sources: tuple[ChunkSource, ...]
     peers: dict[NodeId, tuple[str, int]]
     verified_at: dict[str, NodeId] = {}
+    ahead: ReadingOrder = ()
 
 
 class NamedFile(msgspec.Struct, frozen=True, kw_only=True):

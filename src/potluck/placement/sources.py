@@ -2,17 +2,19 @@
 
 A chunk on a node's own disk is read there. A chunk that peers hold comes from a peer, chosen such
 that all chunks are predicted to arrive soonest: several holders share the work. A chunk that nobody
-holds is downloaded from the hub by one node, its seed, and every other node gets it from the seed
-as it arrives. The chunk crosses the uplink once.
+holds is downloaded from the hub by one node, its seed, so that it crosses the uplink once. Nodes
+that get a chunk pass it on to others as it arrives: from a single holder or seed, the header that
+all stages of a model need would occupy its link as many times as there are stages.
 
-Two nodes of which neither can connect to the other are never source and receiver. A node that can
-connect with no holder or seed gets the chunk from another node that needs it and gets it, if there
-is one, otherwise from a further seed; then the chunk crosses the uplink once for each seed. Every
-node gets a chunk from one that got its source first, so sources never form a cycle.
+Two nodes of which neither can connect to the other are never source and receiver. A node that
+nothing from a holder or seed can reach gets the chunk from a further seed; then the chunk crosses
+the uplink once for each seed. Every node gets a chunk from one that got its source first, so
+sources never form a cycle.
 """
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -97,6 +99,14 @@ def limited(runs: ChunkRuns, first: int, end: int) -> ChunkRuns:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Arrival:
+    """When the first and the last chunk of a run are at a node, in seconds."""
+
+    begins: float
+    ends: float
+
+
 class _Assigning:
     def __init__(
         self,
@@ -155,10 +165,8 @@ class _Assigning:
             if not needing:
                 continue
             left = self._from_holders(content, first, end, needing, holding)
-            left = self._from_each_other(content, first, end, needing, left)
             while left and (seed := self._seed(left, first, end)) is not None:
                 left = self._from_hub(content, first, end, seed, left)
-                left = self._from_each_other(content, first, end, needing, left)
             for node in left:
                 runs = self._missing[node].get(sha256, ())
                 self._missing[node][sha256] = joined(runs, ((first, end),))
@@ -173,55 +181,58 @@ class _Assigning:
         needing: Sequence[NodeId],
         holding: Sequence[NodeId],
     ) -> list[NodeId]:
-        """Assign holders; return the nodes to which none can pass anything."""
-        usable = {
-            node: [each for each in holding if self._can_pass(each, node)] for node in needing
-        }
-        pieces = [(first, end)] if len(holding) == 1 else list(_pieces(first, end))
+        """Assign holders; return the nodes that nothing from them can reach."""
+        left = list(needing)
+        if not holding:
+            return left
+        pieces = [(first, end)] if len(holding) == 1 else _pieces(first, end)
         for piece_first, piece_end in pieces:
-            for node in (node for node in needing if usable[node]):
-                holder = min(
-                    usable[node],
-                    key=lambda each: (self._done(each, node, piece_first, piece_end), each),
-                )
-                self._pass_on(content, piece_first, piece_end, holder, node)
-        return [node for node in needing if not usable[node]]
-
-    def _from_each_other(
-        self,
-        content: FileContent,
-        first: int,
-        end: int,
-        needing: Sequence[NodeId],
-        left: Sequence[NodeId],
-    ) -> list[NodeId]:
-        """Assign nodes of ``needing`` that have a source; return the nodes to which none of them
-        can pass anything.
-        """
-        getting = [node for node in needing if node not in left]
-        left = list(left)
-        while pairs := [
-            (self._done(source, node, first, end), source, node)
-            for source in getting
-            for node in left
-            if self._can_pass(source, node)
-        ]:
-            _, source, node = min(pairs)
-            self._pass_on(content, first, end, source, node)
-            getting.append(node)
-            left.remove(node)
+            left = self._spread(content, piece_first, piece_end, holding, needing)
         return left
 
     def _from_hub(
         self, content: FileContent, first: int, end: int, seed: NodeId, needing: Sequence[NodeId]
     ) -> list[NodeId]:
-        """Assign a seed; return the nodes to which it cannot pass anything."""
+        """Assign a seed; return the nodes that nothing from it can reach."""
         self._add(seed, ChunkSource(content.sha256, first, end, SourceKind.HUB))
         self._num_bytes[None, seed] += _num_bytes(content, first, end)
-        for node in needing:
-            if node != seed and self._can_pass(seed, node):
-                self._pass_on(content, first, end, seed, node)
-        return [node for node in needing if not self._can_pass(seed, node)]
+        return self._spread(content, first, end, [seed], [node for node in needing if node != seed])
+
+    def _spread(
+        self,
+        content: FileContent,
+        first: int,
+        end: int,
+        sources: Sequence[NodeId],
+        needing: Sequence[NodeId],
+    ) -> list[NodeId]:
+        """Assign the sources of a run, and the nodes that get it in turn; return unreached nodes.
+
+        Nodes near to a source come first, since they pass the run on soonest.
+        """
+        arrivals = dict.fromkeys(sources, _Arrival(begins=0.0, ends=0.0))
+
+        def distance(node: NodeId) -> float:
+            usable = [each for each in sources if self._can_pass(each, node)]
+            return min((self._seconds(each, node, first, end) for each in usable), default=math.inf)
+
+        left = sorted(needing, key=distance)
+        reached = True
+        while left and reached:
+            reached = False
+            for node in tuple(left):
+                usable = {
+                    each: self._arrival(each, node, first, end, arrivals[each])
+                    for each in arrivals
+                    if self._can_pass(each, node)
+                }
+                if usable:
+                    source = min(usable, key=lambda each: usable[each].ends)
+                    self._pass_on(content, first, end, source, node, usable[source])
+                    arrivals[node] = usable[source]
+                    left.remove(node)
+                    reached = True
+        return left
 
     def _seed(self, needing: Sequence[NodeId], first: int, end: int) -> NodeId | None:
         """Return the node that downloads for as many of ``needing`` as possible; None for none."""
@@ -248,19 +259,35 @@ class _Assigning:
         return (source, target) not in self._silent
 
     def _pass_on(
-        self, content: FileContent, first: int, end: int, source: NodeId, target: NodeId
+        self,
+        content: FileContent,
+        first: int,
+        end: int,
+        source: NodeId,
+        target: NodeId,
+        arrival: _Arrival,
     ) -> None:
-        self._sending[source] = self._done(source, target, first, end)
+        self._sending[source] = arrival.ends
         self._num_bytes[source, target] += _num_bytes(content, first, end)
         self._add(target, ChunkSource(content.sha256, first, end, SourceKind.PEER, source))
 
-    def _done(self, source: NodeId, target: NodeId, first: int, end: int) -> float:
-        """Return when a run arrives if its source sends it after everything assigned to it before.
+    def _arrival(
+        self, source: NodeId, target: NodeId, first: int, end: int, at_source: _Arrival
+    ) -> _Arrival:
+        """Return when a run arrives if its source sends it after everything assigned to it before,
+        and each chunk as soon as it has it.
 
         Receivers are assumed not to be the bottleneck, as each receives from several sources at a
         time.
         """
-        return self._sending[source] + self._seconds(source, target, first, end)
+        starts = max(self._sending[source], at_source.begins)
+        one_chunk = self._seconds(source, target, first, first + 1)
+        return _Arrival(
+            begins=starts + one_chunk,
+            ends=max(
+                starts + self._seconds(source, target, first, end), at_source.ends + one_chunk
+            ),
+        )
 
     def _seconds(self, source: NodeId, target: NodeId, first: int, end: int) -> float:
         return self._links.link(source, target).hop_seconds((end - first) * CHUNK_BYTES)

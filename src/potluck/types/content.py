@@ -19,6 +19,10 @@ DIGEST_BYTES = 32
 ChunkRuns = tuple[tuple[int, int], ...]
 """Half-open ranges of chunk numbers, ascending, neither overlapping nor touching."""
 
+ReadingOrder = tuple[tuple[str, tuple[tuple[int, int], ...]], ...]
+"""Half-open ranges of chunks in the order in which they are read, by the SHA-256 of their file; a
+file may occur several times, a chunk only once."""
+
 
 class FileContent(msgspec.Struct, frozen=True, forbid_unknown_fields=True, order=True):
     """The identity of a file: the SHA-256 of its bytes (64 lower-case hex digits), and its size."""

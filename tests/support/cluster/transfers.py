@@ -32,6 +32,7 @@ from potluck.types.content import (
     HubOrigin,
     Manifest,
     ManifestFile,
+    ReadingOrder,
     SourceKind,
 )
 
@@ -139,9 +140,10 @@ class TransferNode:
         *,
         job: str = JOB,
         addresses: Mapping[NodeId, tuple[str, int]] | None = None,
+        ahead: ReadingOrder = (),
     ) -> None:
         known = {peer.node_id: peer.address for peer in peers} | dict(addresses or {})
-        self.board.set_sources(job, Routes(manifest, sources, known))
+        self.board.set_sources(job, Routes(manifest, sources, known), ahead=ahead)
 
     def read(self, content: FileContent, start: int = 0, end: int | None = None) -> bytes:
         """Read a range through a client of its own, for the job."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from potluck.placement.links import Link, LinkTable
@@ -59,9 +61,39 @@ def test_the_first_stage_that_reaches_the_hub_is_the_seed() -> None:
     assert plan.of(A) == (ChunkSource(SHA, 0, 10, SourceKind.PEER, B),)
     assert plan.of(B) == (ChunkSource(SHA, 0, 20, SourceKind.HUB),)
     assert plan.of(C) == (
-        ChunkSource(SHA, 0, 20, SourceKind.PEER, B),
+        ChunkSource(SHA, 0, 10, SourceKind.PEER, A),  # B is busy with A
+        ChunkSource(SHA, 10, 20, SourceKind.PEER, B),
         ChunkSource(SHA, 20, 30, SourceKind.HUB),
     )
+
+
+@pytest.mark.parametrize("is_on_hub", [True, False])
+def test_a_chunk_that_all_need_spreads_like_a_tree(is_on_hub: bool) -> None:
+    nodes = [NodeId(f"{number:02}") for number in range(16)]
+    first = holding(nodes[0], hub=True) if is_on_hub else holding(nodes[0], (0, 1))
+    plan = assign_sources(
+        CONTENTS,
+        {node: {SHA: ((0, 1),)} for node in nodes},
+        [first, *map(holding, nodes[1:])],
+        SAME,
+        is_on_hub=is_on_hub,
+    )
+    sent = Counter(each.node for node in nodes for each in plan.of(node) if each.node is not None)
+    assert sum(sent.values()) == 15
+    assert sorted(sent.values(), reverse=True)[0] <= 4, "the number doubles each time"
+
+
+def test_a_slow_node_is_not_between_others() -> None:
+    slow = link(1e6)
+    links = LinkTable(links={pair: slow for each in (A, C, D) for pair in ((B, each), (each, B))})
+    plan = assign_sources(
+        CONTENTS,
+        {B: WHOLE, C: WHOLE, D: WHOLE},
+        [holding(A, (0, NUM_CHUNKS))],
+        links,
+        is_on_hub=False,
+    )
+    assert not any(each.node == B for node in (C, D) for each in plan.of(node))
 
 
 def test_a_node_without_a_stage_is_the_seed_where_no_other_reaches_the_hub() -> None:
@@ -108,8 +140,8 @@ def test_a_holder_that_cannot_be_connected_with_is_no_source() -> None:
         is_on_hub=False,
         silent_pairs=[(A, B)],
     )
-    assert plan.of(A) == (ChunkSource(SHA, 0, NUM_CHUNKS, SourceKind.PEER, C),)
-    assert plan.of(D) == (ChunkSource(SHA, 0, NUM_CHUNKS, SourceKind.PEER, B),), "C is busy"
+    assert {each.node for each in plan.of(D)} == {B, C}
+    assert plan.of(A) == (ChunkSource(SHA, 0, NUM_CHUNKS, SourceKind.PEER, D),), "C is slow"
     assert plan.missing == {}
     assert plan.out_of_reach == {}
 

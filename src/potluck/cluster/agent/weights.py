@@ -57,6 +57,7 @@ from potluck.cluster.coordinator.ways import OPEN_PORT_HINT
 from potluck.cluster.coordinator.weights import (
     ModelWeights,
     OnHashed,
+    StageNeeds,
     check_model,
     find_sources,
     missing_text,
@@ -66,13 +67,12 @@ from potluck.cluster.transfer.supervisor import TransferProcess
 from potluck.cluster.worker.messages import Transfer
 from potluck.errors import CallError, ModelNotFoundError, PotluckError, TransferError
 from potluck.placement.links import link_table
-from potluck.placement.sources import Needs
 from potluck.types.cluster import NodeId
 from potluck.types.content import (
     FileContent,
     Manifest,
+    ReadingOrder,
     SourceKind,
-    joined,
 )
 from potluck.types.program import Shard
 from potluck.types.speed import LinkSpeed, NodeSpeeds
@@ -408,7 +408,9 @@ class NodeWeights:
                 continue
             await self._learn_digests(content, holder)
         sources = [each for each in request.sources if each.kind is not SourceKind.DISK]
-        process.set_sources(request.deployment, request.manifest, sources, request.peers)
+        process.set_sources(
+            request.deployment, request.manifest, sources, request.peers, ahead=request.ahead
+        )
         return b""
 
     async def _learn_digests(self, content: FileContent, holder: NodeId) -> None:
@@ -481,7 +483,7 @@ class _OwnFiles:
         """Hash its files, once."""
         return await self._node.manifest_of(self._description.files, on_progress)
 
-    async def needs(self, manifest: Manifest, shards: Sequence[Shard]) -> tuple[Needs, ...]:
+    async def needs(self, manifest: Manifest, shards: Sequence[Shard]) -> tuple[StageNeeds, ...]:
         """Return what each shard reads, and what tokenizers need."""
         return await asyncio.to_thread(_needs, self._description, manifest, shards)
 
@@ -501,10 +503,10 @@ class _KnownFiles:
         """Return the manifest from the other node or the hub."""
         return self._manifest
 
-    async def needs(self, manifest: Manifest, shards: Sequence[Shard]) -> tuple[Needs, ...]:
+    async def needs(self, manifest: Manifest, shards: Sequence[Shard]) -> tuple[StageNeeds, ...]:
         """Return what each shard reads, and what tokenizers need."""
 
-        def read() -> tuple[Needs, ...]:
+        def read() -> tuple[StageNeeds, ...]:
             # The transfer process may have been restarted since it was last used.
             view = self._node.view(manifest, self._model, self._job)
             return _needs(describe_view(view), manifest, shards)
@@ -514,17 +516,28 @@ class _KnownFiles:
 
 def _needs(
     description: ModelDescription, manifest: Manifest, shards: Sequence[Shard]
-) -> tuple[Needs, ...]:
-    texts = text_needs(description, manifest)
+) -> tuple[StageNeeds, ...]:
+    later = _reading_order(text_needs(description, manifest))
     return tuple(
-        _chunks([*ranges, *texts]) for ranges in stage_needs(description, manifest, shards)
+        StageNeeds(loaded=_reading_order(ranges), later=later)
+        for ranges in stage_needs(description, manifest, shards)
     )
 
 
-def _chunks(ranges: Sequence[ByteRange]) -> Needs:
-    """Return the chunks that contain bytes of ``ranges``, by file."""
-    found: dict[str, list[tuple[int, int]]] = {}
+def _reading_order(ranges: Sequence[ByteRange]) -> ReadingOrder:
+    """Return the chunks that contain bytes of ``ranges``, in order."""
+    seen: set[tuple[str, int]] = set()
+    order: list[tuple[str, list[tuple[int, int]]]] = []
     for content, start, end in ranges:
-        if start < end:
-            found.setdefault(content.sha256, []).append(content.chunks(start, end))
-    return {sha256: joined(tuple(runs)) for sha256, runs in found.items()}
+        for chunk in range(*content.chunks(start, end)) if start < end else ():
+            if (key := (content.sha256, chunk)) in seen:
+                continue
+            seen.add(key)
+            if not order or order[-1][0] != content.sha256:
+                order.append((content.sha256, []))
+            runs = order[-1][1]
+            if runs and runs[-1][1] == chunk:
+                runs[-1] = (runs[-1][0], chunk + 1)
+            else:
+                runs.append((chunk, chunk + 1))
+    return tuple((sha256, tuple(runs)) for sha256, runs in order)

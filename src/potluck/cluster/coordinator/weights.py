@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from potluck.cluster.calls import (
@@ -33,6 +34,7 @@ from potluck.types.content import (
     HubOrigin,
     Manifest,
     ManifestFile,
+    ReadingOrder,
     joined,
     num_chunks,
 )
@@ -54,6 +56,14 @@ OnHashed = Callable[[int, int], None]
 """Called with the bytes of a model's files that were read for hashing, and the total."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageNeeds:
+    """The chunks that a stage reads when it is loaded, and those that its node may read later."""
+
+    loaded: ReadingOrder
+    later: ReadingOrder = ()
+
+
 class ModelWeights(Protocol):
     """What a coordinator knows about the files of its model."""
 
@@ -64,7 +74,7 @@ class ModelWeights(Protocol):
         """Return the model's files, hashed unless a hub did that. Raise ``PotluckError``."""
         ...
 
-    async def needs(self, manifest: Manifest, shards: Sequence[Shard]) -> tuple[Needs, ...]:
+    async def needs(self, manifest: Manifest, shards: Sequence[Shard]) -> tuple[StageNeeds, ...]:
         """Return the chunks that a stage of each of ``shards`` reads. Raise ``PotluckError``."""
         ...
 
@@ -150,11 +160,14 @@ async def prepare_weights(
     if manifest is None or not stages:
         return
     needs: dict[NodeId, dict[str, tuple[tuple[int, int], ...]]] = {}
+    ahead: dict[NodeId, ReadingOrder] = {}
     read = await weights.needs(manifest, [shard for _, shard in stages])
-    for (node, _), files in zip(stages, read, strict=True):
+    for (node, _), stage in zip(stages, read, strict=True):
         of_node = needs.setdefault(node, {})
-        for sha256, runs in files.items():
+        for sha256, runs in (*stage.loaded, *stage.later):
             of_node[sha256] = joined(of_node.get(sha256, ()), runs)
+        if record.keep_weights:
+            ahead[node] = (*ahead.get(node, ()), *stage.loaded)
     nodes = membership.nodes() | {membership.node_id}
     found, plan = await find_sources(membership, nodes, manifest, needs, links)
     for node in needs:
@@ -185,6 +198,7 @@ async def prepare_weights(
             sources=sources,
             peers={each: addresses[each] for each in sorted(partners)},
             verified_at=verified_at,
+            ahead=ahead.get(node, ()),
         )
         try:
             await membership.call(

@@ -26,7 +26,7 @@ from potluck.cluster.transfer.relay import Relay
 from potluck.cluster.transfer.serving import Serving
 from potluck.store.content_store import ContentStore
 from potluck.types.cluster import NodeId
-from potluck.types.content import DIGEST_BYTES, ChunkRuns, FileContent
+from potluck.types.content import DIGEST_BYTES, ChunkRuns, FileContent, ReadingOrder
 
 
 class Board:
@@ -62,8 +62,11 @@ class Board:
         )
         self.serving = Serving(node_id, jobs, readers, files, assignments, relay, changes)
 
-    def set_sources(self, job: str, routes: Routes) -> None:
-        """Set a job's current sources; chunks without an origin are then requested from them."""
+    def set_sources(self, job: str, routes: Routes, *, ahead: ReadingOrder = ()) -> None:
+        """Set a job's current sources; chunks without an origin are then requested from them.
+
+        Those of ``ahead`` are requested even though no reader wants them yet.
+        """
         with self.changes:
             known = self._jobs.add(job)
             known.routes = routes
@@ -76,11 +79,14 @@ class Board:
                     self._assignments.unqueue(file)
                     self._assignments.forget_stranded(file)
             self._fetch_order.request_job(job)
+            self._fetch_order.fetch_ahead(known, ahead)
             self.changes.wake()
 
     def end_job(self, job: str) -> None:
         """Forget a job, and what its readers want."""
         with self.changes:
+            if (known := self._jobs.get(job)) is not None:
+                self._fetch_order.fetch_ahead(known, ())
             self._jobs.remove(job)
             for reader in self.readers:
                 demand = reader.demands.pop(job, None)
@@ -143,6 +149,7 @@ class Board:
             self._assignments.expire(now)
             for name, job in self._jobs.items():
                 demands = self.readers.demands_of(name)
+                self._fetch_order.end_ahead_if_done(job, has_readers=bool(demands))
                 progress = job.progress.report(name, demands, now) if name else None
                 if progress is not None:
                     self._report(progress)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from potluck.cluster.transfer.shared_file import SharedFile
 from potluck.cluster.transfer.window import Window
+from potluck.types.content import SourceKind
 
 WINDOW_CHUNKS = 16
 """How many chunks are fetched ahead into memory for a reader: 16 MiB, half of what loading may
@@ -73,6 +74,12 @@ class Demand:
             num_bytes = file.content.chunk_bytes(chunk)
             self.done_bytes += num_bytes
             self.by_label[label] += num_bytes
+
+    def count_stored(self, file: SharedFile, chunk: int) -> None:
+        """Count a chunk that is on a disk for its origin if it was fetched ahead."""
+        wanted = self._wanted.get(file)
+        if wanted is not None and wanted[chunk] == 1:
+            self.count(file, chunk, file.take_origin(chunk) if self.job else SourceKind.DISK.value)
 
     def use_windows(self) -> None:
         """From now on, hold what is not on a disk in memory."""

@@ -7,16 +7,19 @@ import logging
 from potluck.cluster.transfer.assignments import Assignments
 from potluck.cluster.transfer.demand import Demand
 from potluck.cluster.transfer.file_table import FileTable
-from potluck.cluster.transfer.jobs import Jobs
+from potluck.cluster.transfer.jobs import Job, Jobs
 from potluck.cluster.transfer.readers import Reader, Readers
 from potluck.cluster.transfer.shared_file import SharedFile
 from potluck.errors import StoreFullError
-from potluck.types.content import FileContent
+from potluck.types.content import FileContent, ReadingOrder
 
 _LOG = logging.getLogger(__name__)
 
 MOST_WINDOW_CHUNKS = 32
 """The maximum for all readers together, in transit or present."""
+
+READER_SECONDS = 60.0
+"""How long after it was told of a job a node keeps files open for readers that may still start."""
 
 
 class FetchOrder:
@@ -52,10 +55,49 @@ class FetchOrder:
             demand.use_windows()
         for file, chunk in demand.chunks():
             if file.holds(chunk):
-                demand.count(file, chunk, "disk")
+                demand.count_stored(file, chunk)
             elif demand.keeps:
                 self._assignments.assign_if_free(file, chunk)
         self.fill_windows()
+
+    def fetch_ahead(self, job: Job, order: ReadingOrder) -> None:
+        """Request chunks that the job's readers will want, if all of them can be stored.
+
+        This replaces what was requested ahead before, and reports no progress: arriving chunks are
+        counted when a reader wants them.
+        """
+        if (earlier := job.ahead) is not None:
+            job.ahead = None
+            self._readers.remove(earlier)
+            for demand in earlier.demands.values():
+                self.close(demand)
+        if not order or not self._files.can_keep or job.routes is None:
+            return
+        contents = {each.content.sha256: each.content for each in job.routes.manifest.files}
+        runs = [
+            (self._files.open(contents[sha256]), first, min(end, contents[sha256].num_chunks))
+            for sha256, of_file in order
+            if sha256 in contents
+            for first, end in of_file
+        ]
+        demand = Demand("", runs, keeps=True)
+        if not all(file.local or file.open_blob() for file in demand.files()):
+            self.close(demand)
+            return
+        job.ahead = Reader()
+        job.ahead.demands[""] = demand
+        self._readers.add(job.ahead)
+        self.begin(demand)
+
+    def end_ahead_if_done(self, job: Job, *, has_readers: bool) -> None:
+        """Release files that were fetched ahead once readers use them, or none has come."""
+        if job.ahead is None:
+            return
+        is_complete = all(
+            each.done_bytes >= each.total_bytes for each in job.ahead.demands.values()
+        )
+        if is_complete and (has_readers or self._jobs.age(job) >= READER_SECONDS):
+            self.fetch_ahead(job, ())
 
     def bring_first(self, demand: Demand, file: SharedFile, first: int, end: int) -> None:
         """Move chunks to the front."""
@@ -114,6 +156,9 @@ class FetchOrder:
 
     def stop_keeping(self, file: SharedFile, error: StoreFullError) -> None:
         """Hold the rest of a file in memory: the store has no room for it."""
+        for _, job in self._jobs.items():
+            if job.ahead is not None:
+                self.fetch_ahead(job, ())
         for demand in self._readers.demands():
             if demand.keeps and file in demand.files():
                 _LOG.warning(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -146,7 +147,10 @@ class HubLane:
         end = self._work.range_end(next(reversed(left)), _RANGE_CHUNKS)
         start_byte = first * CHUNK_BYTES
         end_byte = min(end * CHUNK_BYTES, file.content.num_bytes)
-        with streamed(snapshot, name, start_byte, end_byte) as (begin, pieces):
+        with streamed(snapshot, name, start_byte, end_byte, on_connected=self._bound_queue) as (
+            begin,
+            pieces,
+        ):
             if begin not in (0, start_byte):
                 raise _HubFailedError(
                     f"requested bytes from {start_byte} on, but got bytes from {begin} on"
@@ -213,6 +217,9 @@ class HubLane:
         except WrongBytesError as error:
             raise _HubFailedError(error.message) from error
         self._num_failures = 0
+
+    def _bound_queue(self, connection: socket.socket) -> None:
+        self._share.bound_queue(connection, socket.SO_RCVBUF)
 
     def _paced(self, pieces: Iterator[bytes]) -> Iterator[bytes]:
         for piece in pieces:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from potluck.cluster.transfer.origins import HUB, Origin, Routes
 from potluck.cluster.transfer.progress import JobProgress
+from potluck.cluster.transfer.readers import Reader
 from potluck.cluster.transfer.shared_file import SharedFile
 from potluck.types.cluster import NodeId
 from potluck.types.content import FileContent
@@ -19,12 +20,15 @@ of the job: before that, readers may still start, and say that nothing is to be 
 
 @dataclass(slots=True)
 class Job:
-    """What is known about a job. ``failure`` is why its readers cannot continue."""
+    """What is known about a job. ``failure`` is why its readers cannot continue; ``ahead`` wants
+    what they will want until they have started.
+    """
 
     routes: Routes | None = None
     failure: tuple[str, str] | None = None
     since: float = 0.0
     progress: JobProgress = field(default_factory=JobProgress)
+    ahead: Reader | None = None
 
 
 class Jobs:
@@ -119,10 +123,13 @@ class Jobs:
             for origin in routes.origins(file.content.sha256, chunk)
         )
 
+    def age(self, job: Job) -> float:
+        """Return how many seconds ago this node was told of a job."""
+        return self._clock() - job.since
+
     def is_overdue(self, file: SharedFile) -> bool:
         """Return whether the jobs that name a file have had no reader here for a while."""
-        now = self._clock()
-        return all(now - job.since >= OWN_READER_SECONDS for job in self.naming(file).values())
+        return all(self.age(job) >= OWN_READER_SECONDS for job in self.naming(file).values())
 
     def _routes(self) -> Iterator[Routes]:
         return (job.routes for job in self._jobs.values() if job.routes is not None)

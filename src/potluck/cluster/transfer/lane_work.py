@@ -158,6 +158,8 @@ class LaneWork:
                 if not keeps and not demand.keeps and demand.is_due(file, chunk):
                     demand.window(file).put(chunk, data)
                 demand.count(file, chunk, origin.label)
+            if keeps and not self._readers.is_reported(file, chunk):
+                file.note_origin(chunk, origin.label)
             if not keeps:
                 self._relay.put(file, chunk, data)
             self._changes.wake()

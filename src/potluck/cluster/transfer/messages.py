@@ -11,7 +11,7 @@ from typing import TypeAlias
 import msgspec
 
 from potluck.types.cluster import NodeId
-from potluck.types.content import ChunkSource, FileContent, Manifest
+from potluck.types.content import ChunkSource, FileContent, Manifest, ReadingOrder
 
 
 class _Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -22,12 +22,16 @@ class _Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class SetSources(_Message, frozen=True):
-    """The sources of a job's chunks, best first for each, and where the peers listen."""
+    """The sources of a job's chunks, best first for each, and where the peers listen.
+
+    Chunks of ``ahead`` are fetched before a reader wants them.
+    """
 
     job: str
     manifest: Manifest
     sources: tuple[ChunkSource, ...]
     peers: dict[NodeId, tuple[str, int]]
+    ahead: ReadingOrder = ()
 
 
 class EndJob(_Message, frozen=True):

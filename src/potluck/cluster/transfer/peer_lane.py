@@ -6,6 +6,7 @@ If this node cannot connect to the peer, it asks the peer to connect (``dial_bac
 from __future__ import annotations
 
 import logging
+import socket
 import ssl
 import time
 
@@ -154,6 +155,7 @@ class PeerLane:
         if self._work.is_refused(self._peer):
             raise PeerFailedError("it was removed from the cluster")
         self._connection = connection = self._opened()
+        self._share.bound_queue(connection, socket.SO_RCVBUF)
         connection.settimeout(SILENCE_SECONDS)
         connection.sendall(HELLO)
         try:

@@ -66,7 +66,7 @@ from potluck.cluster.transfer.peer_lane import PeerLane
 from potluck.cluster.transfer.peer_session import PeerSession
 from potluck.cluster.transfer.readers import Reader
 from potluck.cluster.transfer.settings import TransferSettings
-from potluck.cluster.transfer.share import Share, limit_for, set_bulk_options
+from potluck.cluster.transfer.share import Share, is_slow, limit_for, set_bulk_options
 from potluck.cluster.transfer.shared_file import sha256_of
 from potluck.cluster.trust.connection_sources import (
     ConnectionSource,
@@ -129,8 +129,9 @@ class TransferService:
     def set_serving(self, is_serving: bool, link_bytes_per_second: float) -> None:
         """Leave most of the link to a deployment, or use as much as leaves room for keep-alives."""
         limit = limit_for(link_bytes_per_second, is_serving=is_serving)
-        self._incoming.set_limit(limit)
-        self._outgoing.set_limit(limit)
+        slow_link = link_bytes_per_second if is_slow(link_bytes_per_second) else None
+        self._incoming.set_limit(limit, slow_link=slow_link)
+        self._outgoing.set_limit(limit, slow_link=slow_link)
 
     def tick(self) -> None:
         """Run periodic work, forever."""
@@ -242,7 +243,9 @@ class TransferService:
         match message:
             case SetSources():
                 self.board.set_sources(
-                    message.job, Routes(message.manifest, message.sources, message.peers)
+                    message.job,
+                    Routes(message.manifest, message.sources, message.peers),
+                    ahead=message.ahead,
                 )
             case EndJob():
                 self.board.end_job(message.job)
@@ -381,6 +384,7 @@ class TransferService:
             return False
         try:
             set_bulk_options(connection)
+            self._outgoing.bound_queue(connection, socket.SO_SNDBUF)
             session = PeerSession(self.board.serving, connection, peer, self._outgoing, received)
         except OSError:
             self._sessions.release()

@@ -76,6 +76,10 @@ class Readers:
         """Return whether a reader wants a chunk stored on disk."""
         return any(demand.keeps and demand.wants(file, chunk) for demand in self.demands())
 
+    def is_reported(self, file: SharedFile, chunk: int) -> bool:
+        """Return whether a chunk belongs to the progress of a job."""
+        return any(demand.job and demand.wants(file, chunk) for demand in self.demands())
+
     def may_store(self, file: SharedFile, chunk: int) -> bool:
         """Return whether a chunk may be stored: a reader wants that, or no reader wants the
         chunk.

@@ -134,7 +134,7 @@ class Reading:
             return None
         with self._changes:
             for chunk in range(first, until):
-                demand.count(file, chunk, "disk")
+                demand.count_stored(file, chunk)
             holder = file.local or file.blob
             if holder is None or until == first:
                 return None

@@ -8,21 +8,30 @@ import time
 from collections.abc import Callable
 
 from potluck.cluster.edges.options import set_edge_options
+from potluck.cluster.edges.path_figures import path_figures
 
 SHARE_WHILE_SERVING = 0.25
 LEAST_BYTES_PER_SECOND = 2e6
 """While a deployment is being served: a stage of 3 GB arrives in 25 minutes at worst."""
 
-SLOW_BYTES_PER_SECOND = 6e6
-"""About 50 Mbit/s. On slower links the first packets of a few connections alone fill the queue, and
-keep-alives are lost or arrive too late."""
+MOST_WHILE_SERVING = 0.85
+"""The part of a slow link that transfers get although it is less than the minimum."""
 
-SHARE_OF_SLOW_LINK = 0.85
-"""The part of a slow link that transfers may use at any time, so that its queue stays short."""
+SLOW_BYTES_PER_SECOND = 6e6
+"""About 50 Mbit/s. On slower links a few connections fill the queue for so long that keep-alives
+are lost or arrive too late."""
 
 _BURST_SECONDS = 0.05
 """The burst after a pause: at 1 Gbit/s 1.5 MB of a share, which delay a step's frame by at most 12
 ms if the kernel does not send that first."""
+
+_QUEUE_SECONDS = 0.03
+"""How long the data of one connection may wait in a slow link's queue. There are one to three
+connections at a time, and queues of 100 ms are common."""
+
+_MOST_ROUND_TRIP_SECONDS = 0.3
+_LEAST_BUFFER_BYTES = 2**14
+"""A record of TLS."""
 
 _PRIORITY = 2
 """``TC_PRIO_BULK``: the last band of ``pfifo_fast``, which requires no privilege."""
@@ -45,13 +54,34 @@ class Share:
         self._sleep = sleep
         self._lock = threading.Lock()
         self._rate: float | None = None
+        self._queue_rate: float | None = None
         self._free_at = 0.0
 
-    def set_limit(self, bytes_per_second: float | None) -> None:
-        """Limit the rate from now on; None for no limit."""
+    def set_limit(self, bytes_per_second: float | None, *, slow_link: float | None = None) -> None:
+        """Limit the rate from now on; None for no limit.
+
+        ``slow_link`` is the rate of a link whose queue is to stay short.
+        """
         with self._lock:
             self._rate = bytes_per_second
+            self._queue_rate = slow_link
             self._free_at = self._clock()
+
+    def bound_queue(self, connection: socket.socket, buffer: int) -> None:
+        """Limit what a connection has in transit on a slow link, which queues there otherwise.
+
+        ``buffer`` is ``socket.SO_RCVBUF`` or ``socket.SO_SNDBUF``, depending on the direction. A
+        limit of the rate is not enough: the rate of a link is not known exactly, and what has
+        accumulated in the buffers during a pause arrives at once.
+        """
+        rate = self._queue_rate
+        if rate is None:
+            return
+        figures = path_figures(connection)
+        round_trip = None if figures is None else figures.round_trip_seconds
+        seconds = _QUEUE_SECONDS + min(round_trip or 0.0, _MOST_ROUND_TRIP_SECONDS)
+        num_bytes = max(_LEAST_BUFFER_BYTES, round(rate * seconds))
+        connection.setsockopt(socket.SOL_SOCKET, buffer, num_bytes)
 
     def spend(self, num_bytes: int) -> None:
         """Wait until this many bytes may be sent or received, and count them."""
@@ -73,12 +103,17 @@ def limit_for(link_bytes_per_second: float, *, is_serving: bool) -> float | None
 
     ``link_bytes_per_second`` is what the link can transport; 0 if unknown.
     """
-    shares = []
-    if is_serving:
-        shares.append(max(LEAST_BYTES_PER_SECOND, SHARE_WHILE_SERVING * link_bytes_per_second))
-    if 0 < link_bytes_per_second < SLOW_BYTES_PER_SECOND:
-        shares.append(SHARE_OF_SLOW_LINK * link_bytes_per_second)
-    return min(shares, default=None)
+    if not is_serving:
+        return None
+    share = max(LEAST_BYTES_PER_SECOND, SHARE_WHILE_SERVING * link_bytes_per_second)
+    if link_bytes_per_second > 0:
+        share = min(share, MOST_WHILE_SERVING * link_bytes_per_second)
+    return share
+
+
+def is_slow(link_bytes_per_second: float) -> bool:
+    """Return whether a link is known to be slow; a rate of 0 is unknown."""
+    return 0 < link_bytes_per_second < SLOW_BYTES_PER_SECOND
 
 
 def set_bulk_options(connection: socket.socket) -> None:

@@ -11,7 +11,7 @@ from potluck.errors import ModelFileError, PotluckError, StoreFullError
 from potluck.store.blob import Blob
 from potluck.store.content_store import ContentStore
 from potluck.store.local_file import LocalFile
-from potluck.types.content import DIGEST_BYTES, FileContent
+from potluck.types.content import DIGEST_BYTES, FileContent, SourceKind
 
 _places = itertools.count()
 
@@ -41,6 +41,7 @@ class SharedFile:
         self._known: dict[int, bytes] = {}
         self._all: bytes | None = None
         self._checked: set[int] = set()
+        self._origins: dict[int, str] = {}
         found = store.find(content.sha256)
         if found is not None and found.content != content:
             found.close()
@@ -157,6 +158,14 @@ class SharedFile:
     def note_digest(self, chunk: int, digest: bytes) -> None:
         """Remember the digest of a chunk that arrived and is not on disk."""
         self._known.setdefault(chunk, digest)
+
+    def note_origin(self, chunk: int, label: str) -> None:
+        """Remember where a stored chunk came from, for the reader that will count it."""
+        self._origins[chunk] = label
+
+    def take_origin(self, chunk: int) -> str:
+        """Return where a stored chunk came from, once; afterwards it comes from this disk."""
+        return self._origins.pop(chunk, SourceKind.DISK.value)
 
     def close(self) -> None:
         """Allow the store to remove the file when it needs room. Idempotent."""

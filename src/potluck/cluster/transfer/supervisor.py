@@ -50,7 +50,7 @@ from potluck.cluster.transfer.messages import (
 from potluck.cluster.transfer.settings import TransferSettings
 from potluck.errors import ModelFileError, PotluckError, TransferError
 from potluck.types.cluster import NodeId
-from potluck.types.content import ChunkSource, FileContent, Holdings, Manifest
+from potluck.types.content import ChunkSource, FileContent, Holdings, Manifest, ReadingOrder
 
 TRANSFER_MODULE = "potluck.cluster.transfer"
 _log = logging.getLogger(__name__)
@@ -213,14 +213,17 @@ class TransferProcess:
         manifest: Manifest,
         sources: Sequence[ChunkSource],
         peers: Mapping[NodeId, tuple[str, int]],
+        *,
+        ahead: ReadingOrder = (),
     ) -> None:
         """Set the sources of a job's chunks, replacing earlier ones.
 
         Several sources of one chunk are tried in the given order; sources of kind ``DISK`` are
         ignored, as the process finds them itself. ``peers`` says where peers listen (their
-        ``address``). Transfers in progress continue.
+        ``address``). Transfers in progress continue. If the store may keep files, the chunks of
+        ``ahead`` are fetched now, since readers will want them.
         """
-        message = SetSources(job, manifest, tuple(sources), dict(peers))
+        message = SetSources(job, manifest, tuple(sources), dict(peers), ahead)
         self._jobs[job] = message
         self._say(message)
 

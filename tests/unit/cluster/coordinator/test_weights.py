@@ -33,7 +33,7 @@ from potluck.cluster.calls import (
 )
 from potluck.cluster.coordinator.survey import _nodes_with_model
 from potluck.cluster.coordinator.verification import holders_in_order, verify_files
-from potluck.cluster.coordinator.weights import gather_transfers, prepare_weights
+from potluck.cluster.coordinator.weights import StageNeeds, gather_transfers, prepare_weights
 from potluck.cluster.membership import Membership
 from potluck.cluster.worker.messages import Transfer
 from potluck.errors import CallError, EngineError, ModelFileError
@@ -166,12 +166,12 @@ class Weights:
     is_known_by_content = True
 
     def __init__(self, needs: Needs) -> None:
-        self._needs = needs
+        self._needs = StageNeeds(loaded=tuple(needs.items()))
 
     async def manifest(self, _: object) -> Manifest:
         return MANIFEST
 
-    async def needs(self, _: Manifest, shards: Sequence[Shard]) -> tuple[Needs, ...]:
+    async def needs(self, _: Manifest, shards: Sequence[Shard]) -> tuple[StageNeeds, ...]:
         return tuple(self._needs for _ in shards)
 
 
@@ -208,7 +208,7 @@ def test_the_seed_is_told_before_those_that_ask_it() -> None:
     assert [node for node, _ in nodes.prepared] == [B, A]
     assert requests[B].sources == (
         ChunkSource(SHA, 0, 4, SourceKind.HUB),
-        ChunkSource(SHA, 4, 6, SourceKind.PEER, C),
+        ChunkSource(SHA, 4, 6, SourceKind.PEER, A),  # C is busy with A
     )
     assert requests[A].sources == (
         ChunkSource(SHA, 0, 4, SourceKind.PEER, B),

@@ -60,20 +60,36 @@ def test_a_limit_can_be_lifted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("link", "loading", "serving"),
+    ("link", "share"),
     [
-        (0, None, 2e6),  # unknown
-        (118e6, None, 29.5e6),
-        (7e6, None, 2e6),
-        (5e6, 4.25e6, 2e6),
-        (1e6, 0.85e6, 0.85e6),
+        (0, 2e6),  # unknown
+        (118e6, 29.5e6),
+        (7e6, 2e6),
+        (1e6, 0.85e6),
     ],
 )
-def test_a_quarter_while_serving_and_never_all_of_a_slow_link(
-    link: float, loading: float | None, serving: float
-) -> None:
-    assert limit_for(link, is_serving=False) == pytest.approx(loading)
-    assert limit_for(link, is_serving=True) == pytest.approx(serving)
+def test_a_quarter_while_serving_and_never_all_of_a_slow_link(link: float, share: float) -> None:
+    assert limit_for(link, is_serving=True) == pytest.approx(share)
+    assert limit_for(link, is_serving=False) is None
+
+
+@pytest.mark.parametrize("buffer", [socket.SO_RCVBUF, socket.SO_SNDBUF])
+def test_a_connection_fills_little_of_a_slow_links_queue(buffer: int) -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()) as connection,
+    ):
+        before = connection.getsockopt(socket.SOL_SOCKET, buffer)
+        share = Share()
+        share.bound_queue(connection, buffer)
+        assert connection.getsockopt(socket.SOL_SOCKET, buffer) == before
+        share.set_limit(None, slow_link=2e6)
+        share.bound_queue(connection, buffer)
+        usable = connection.getsockopt(socket.SOL_SOCKET, buffer) / 2  # socket(7)
+        assert 60_000 <= usable < 80_000, "30 ms, and a round trip of loopback"
+        share.set_limit(None, slow_link=1e3)
+        share.bound_queue(connection, buffer)
+        assert connection.getsockopt(socket.SOL_SOCKET, buffer) / 2 == 2**14
 
 
 def test_bulk_waits_behind_other_connections() -> None:
