@@ -140,8 +140,9 @@ def streamed(
         timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT,
     ) as response:
         hf_raise_for_status(response)
-        if on_connected is not None:
-            on_connected(response.extensions["network_stream"].get_extra_info("socket"))
+        stream = response.extensions.get("network_stream")
+        if on_connected is not None and stream is not None:
+            on_connected(stream.get_extra_info("socket"))
         begin = 0
         if response.status_code == _PARTIAL_CONTENT:
             sent = response.headers.get("Content-Range", "")

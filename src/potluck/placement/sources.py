@@ -30,6 +30,7 @@ from potluck.types.content import (
     Holdings,
     SourceKind,
     joined,
+    limited,
     without,
 )
 
@@ -88,15 +89,6 @@ def assign_sources(
     for sha256 in sorted({sha256 for wanted in needs.values() for sha256 in wanted}):
         work.assign(sha256)
     return work.plan()
-
-
-def limited(runs: ChunkRuns, first: int, end: int) -> ChunkRuns:
-    """Return the part of ``runs`` that lies in ``[first, end)``."""
-    return tuple(
-        (max(first, each_first), min(end, each_end))
-        for each_first, each_end in runs
-        if max(first, each_first) < min(end, each_end)
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,8 +20,8 @@ ChunkRuns = tuple[tuple[int, int], ...]
 """Half-open ranges of chunk numbers, ascending, neither overlapping nor touching."""
 
 ReadingOrder = tuple[tuple[str, tuple[tuple[int, int], ...]], ...]
-"""Half-open ranges of chunks in the order in which they are read, by the SHA-256 of their file; a
-file may occur several times, a chunk only once."""
+"""Half-open ranges of chunks in the order in which they are first read, by the SHA-256 of their
+file. A file may occur several times."""
 
 
 class FileContent(msgspec.Struct, frozen=True, forbid_unknown_fields=True, order=True):
@@ -128,6 +128,15 @@ def joined(*several: ChunkRuns) -> ChunkRuns:
         elif first < end:
             merged.append((first, end))
     return tuple(merged)
+
+
+def limited(runs: ChunkRuns, first: int, end: int) -> ChunkRuns:
+    """Return the part of ``runs`` that lies in ``[first, end)``."""
+    return tuple(
+        (max(first, each_first), min(end, each_end))
+        for each_first, each_end in runs
+        if max(first, each_first) < min(end, each_end)
+    )
 
 
 def without(runs: ChunkRuns, others: ChunkRuns) -> ChunkRuns:

@@ -86,7 +86,7 @@ class Board:
         """Forget a job, and what its readers want."""
         with self.changes:
             if (known := self._jobs.get(job)) is not None:
-                self._fetch_order.fetch_ahead(known, ())
+                self._fetch_order.end_ahead(known)
             self._jobs.remove(job)
             for reader in self.readers:
                 demand = reader.demands.pop(job, None)

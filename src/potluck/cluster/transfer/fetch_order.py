@@ -11,7 +11,7 @@ from potluck.cluster.transfer.jobs import Job, Jobs
 from potluck.cluster.transfer.readers import Reader, Readers
 from potluck.cluster.transfer.shared_file import SharedFile
 from potluck.errors import StoreFullError
-from potluck.types.content import FileContent, ReadingOrder
+from potluck.types.content import FileContent, ReadingOrder, limited
 
 _LOG = logging.getLogger(__name__)
 
@@ -66,19 +66,15 @@ class FetchOrder:
         This replaces what was requested ahead before, and reports no progress: arriving chunks are
         counted when a reader wants them.
         """
-        if (earlier := job.ahead) is not None:
-            job.ahead = None
-            self._readers.remove(earlier)
-            for demand in earlier.demands.values():
-                self.close(demand)
+        self.end_ahead(job)
         if not order or not self._files.can_keep or job.routes is None:
             return
         contents = {each.content.sha256: each.content for each in job.routes.manifest.files}
         runs = [
-            (self._files.open(contents[sha256]), first, min(end, contents[sha256].num_chunks))
+            (self._files.open(contents[sha256]), first, end)
             for sha256, of_file in order
             if sha256 in contents
-            for first, end in of_file
+            for first, end in limited(of_file, 0, contents[sha256].num_chunks)
         ]
         demand = Demand("", runs, keeps=True)
         if not all(file.local or file.open_blob() for file in demand.files()):
@@ -89,6 +85,14 @@ class FetchOrder:
         self._readers.add(job.ahead)
         self.begin(demand)
 
+    def end_ahead(self, job: Job) -> None:
+        """Withdraw what was requested before readers wanted it."""
+        if (ahead := job.ahead) is not None:
+            job.ahead = None
+            self._readers.remove(ahead)
+            for demand in ahead.demands.values():
+                self.close(demand)
+
     def end_ahead_if_done(self, job: Job, *, has_readers: bool) -> None:
         """Release files that were fetched ahead once readers use them, or none has come."""
         if job.ahead is None:
@@ -97,7 +101,7 @@ class FetchOrder:
             each.done_bytes >= each.total_bytes for each in job.ahead.demands.values()
         )
         if is_complete and (has_readers or self._jobs.age(job) >= READER_SECONDS):
-            self.fetch_ahead(job, ())
+            self.end_ahead(job)
 
     def bring_first(self, demand: Demand, file: SharedFile, first: int, end: int) -> None:
         """Move chunks to the front."""
@@ -157,8 +161,7 @@ class FetchOrder:
     def stop_keeping(self, file: SharedFile, error: StoreFullError) -> None:
         """Hold the rest of a file in memory: the store has no room for it."""
         for _, job in self._jobs.items():
-            if job.ahead is not None:
-                self.fetch_ahead(job, ())
+            self.end_ahead(job)
         for demand in self._readers.demands():
             if demand.keeps and file in demand.files():
                 _LOG.warning(

@@ -224,7 +224,8 @@ class TransferProcess:
         ``ahead`` are fetched now, since readers will want them.
         """
         message = SetSources(job, manifest, tuple(sources), dict(peers), ahead)
-        self._jobs[job] = message
+        # A restarted process does not fetch what readers may long have read.
+        self._jobs[job] = msgspec.structs.replace(message, ahead=())
         self._say(message)
 
     def end_job(self, job: str) -> None:
