@@ -110,8 +110,13 @@ class Holdings:
 
 def runs_of(chunks: Iterable[int]) -> ChunkRuns:
     """Return the runs that hold exactly ``chunks``, given in any order."""
+    return runs_in_order(sorted(set(chunks)))
+
+
+def runs_in_order(chunks: Iterable[int]) -> tuple[tuple[int, int], ...]:
+    """Return the ranges of consecutive ``chunks``, in the given order."""
     runs: list[tuple[int, int]] = []
-    for chunk in sorted(set(chunks)):
+    for chunk in chunks:
         if runs and runs[-1][1] == chunk:
             runs[-1] = (runs[-1][0], chunk + 1)
         else:

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import itertools
 import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from operator import itemgetter
 
 from potluck.catalog import (
     ContentOpener,
@@ -73,6 +75,7 @@ from potluck.types.content import (
     Manifest,
     ReadingOrder,
     SourceKind,
+    runs_in_order,
 )
 from potluck.types.program import Shard
 from potluck.types.speed import LinkSpeed, NodeSpeeds
@@ -526,18 +529,13 @@ def _needs(
 
 def _reading_order(ranges: Sequence[ByteRange]) -> ReadingOrder:
     """Return the chunks that contain bytes of ``ranges``, in order."""
-    seen: set[tuple[str, int]] = set()
-    order: list[tuple[str, list[tuple[int, int]]]] = []
-    for content, start, end in ranges:
-        for chunk in range(*content.chunks(start, end)) if start < end else ():
-            if (key := (content.sha256, chunk)) in seen:
-                continue
-            seen.add(key)
-            if not order or order[-1][0] != content.sha256:
-                order.append((content.sha256, []))
-            runs = order[-1][1]
-            if runs and runs[-1][1] == chunk:
-                runs[-1] = (runs[-1][0], chunk + 1)
-            else:
-                runs.append((chunk, chunk + 1))
-    return tuple((sha256, tuple(runs)) for sha256, runs in order)
+    chunks = dict.fromkeys(
+        (content.sha256, chunk)
+        for content, start, end in ranges
+        if start < end
+        for chunk in range(*content.chunks(start, end))
+    )
+    return tuple(
+        (sha256, runs_in_order(chunk for _, chunk in of_file))
+        for sha256, of_file in itertools.groupby(chunks, key=itemgetter(0))
+    )
