@@ -39,7 +39,7 @@ async def share_links(
     is_serving: Callable[[], bool],
     speeds: Callable[[], Iterable[LinkSpeed]],
 ) -> None:
-    """Limit transfers while the node serves, and always on a slow link (see ``transfer.share``).
+    """Limit transfers while the node serves, and their queue on a slow link (``transfer.share``).
 
     ``speeds`` returns the measured links. The highest rate so far counts: measurements during a
     transfer only show what it leaves. Runs until it is cancelled.

@@ -147,10 +147,8 @@ class HubLane:
         end = self._work.range_end(next(reversed(left)), _RANGE_CHUNKS)
         start_byte = first * CHUNK_BYTES
         end_byte = min(end * CHUNK_BYTES, file.content.num_bytes)
-        with streamed(snapshot, name, start_byte, end_byte, on_connected=self._bound_queue) as (
-            begin,
-            pieces,
-        ):
+        response = streamed(snapshot, name, start_byte, end_byte, on_connected=self._bound_queue)
+        with response as (begin, pieces):
             if begin not in (0, start_byte):
                 raise _HubFailedError(
                     f"requested bytes from {start_byte} on, but got bytes from {begin} on"

@@ -43,7 +43,7 @@ class EndJob(_Message, frozen=True):
 class SetServing(_Message, frozen=True):
     """Whether a deployment is being served, and the link's rate (0 if unknown).
 
-    Both determine how much transfers may use (``share.limit_for``).
+    Both determine how much transfers may use of the link and its queue (see ``share``).
     """
 
     is_serving: bool

@@ -66,7 +66,7 @@ from potluck.cluster.transfer.peer_lane import PeerLane
 from potluck.cluster.transfer.peer_session import PeerSession
 from potluck.cluster.transfer.readers import Reader
 from potluck.cluster.transfer.settings import TransferSettings
-from potluck.cluster.transfer.share import Share, is_slow, limit_for, set_bulk_options
+from potluck.cluster.transfer.share import Share, limit_for, set_bulk_options
 from potluck.cluster.transfer.shared_file import sha256_of
 from potluck.cluster.trust.connection_sources import (
     ConnectionSource,
@@ -127,11 +127,10 @@ class TransferService:
         )
 
     def set_serving(self, is_serving: bool, link_bytes_per_second: float) -> None:
-        """Leave most of the link to a deployment, or use as much as leaves room for keep-alives."""
+        """Leave most of the link to a deployment, and keep the queue of a slow link short."""
         limit = limit_for(link_bytes_per_second, is_serving=is_serving)
-        slow_link = link_bytes_per_second if is_slow(link_bytes_per_second) else None
-        self._incoming.set_limit(limit, slow_link=slow_link)
-        self._outgoing.set_limit(limit, slow_link=slow_link)
+        for share in (self._incoming, self._outgoing):
+            share.set_limit(limit, link_bytes_per_second=link_bytes_per_second)
 
     def tick(self) -> None:
         """Run periodic work, forever."""

@@ -1,4 +1,6 @@
-"""How much of the node's link transfers may use: all of it, or a share if others need the rest."""
+"""How much of the node's link transfers may use: all of it, or a share while others need it; and
+how much of a slow link's queue.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ LEAST_BYTES_PER_SECOND = 2e6
 """While a deployment is being served: a stage of 3 GB arrives in 25 minutes at worst."""
 
 MOST_WHILE_SERVING = 0.85
-"""The part of a slow link that transfers get although it is less than the minimum."""
+"""The largest part of the link. The minimum alone exceeds a link of 10 Mbit/s."""
 
 SLOW_BYTES_PER_SECOND = 6e6
 """About 50 Mbit/s. On slower links a few connections fill the queue for so long that keep-alives
@@ -54,28 +56,30 @@ class Share:
         self._sleep = sleep
         self._lock = threading.Lock()
         self._rate: float | None = None
-        self._queue_rate: float | None = None
+        self._link_rate = 0.0
         self._free_at = 0.0
 
-    def set_limit(self, bytes_per_second: float | None, *, slow_link: float | None = None) -> None:
+    def set_limit(
+        self, bytes_per_second: float | None, *, link_bytes_per_second: float = 0.0
+    ) -> None:
         """Limit the rate from now on; None for no limit.
 
-        ``slow_link`` is the rate of a link whose queue is to stay short.
+        ``link_bytes_per_second`` is the rate of the link; 0 if unknown.
         """
         with self._lock:
             self._rate = bytes_per_second
-            self._queue_rate = slow_link
+            self._link_rate = link_bytes_per_second
             self._free_at = self._clock()
 
     def bound_queue(self, connection: socket.socket, buffer: int) -> None:
-        """Limit what a connection has in transit on a slow link, which queues there otherwise.
+        """Limit the data that a connection has in transit on a slow link, where it queues.
 
         ``buffer`` is ``socket.SO_RCVBUF`` or ``socket.SO_SNDBUF``, depending on the direction. A
         limit of the rate is not enough: the rate of a link is not known exactly, and what has
         accumulated in the buffers during a pause arrives at once.
         """
-        rate = self._queue_rate
-        if rate is None:
+        rate = self._link_rate
+        if not 0 < rate < SLOW_BYTES_PER_SECOND:
             return
         figures = path_figures(connection)
         round_trip = None if figures is None else figures.round_trip_seconds
@@ -109,11 +113,6 @@ def limit_for(link_bytes_per_second: float, *, is_serving: bool) -> float | None
     if link_bytes_per_second > 0:
         share = min(share, MOST_WHILE_SERVING * link_bytes_per_second)
     return share
-
-
-def is_slow(link_bytes_per_second: float) -> bool:
-    """Return whether a link is known to be slow; a rate of 0 is unknown."""
-    return 0 < link_bytes_per_second < SLOW_BYTES_PER_SECOND
 
 
 def set_bulk_options(connection: socket.socket) -> None:

@@ -81,13 +81,15 @@ def test_a_connection_fills_little_of_a_slow_links_queue(buffer: int) -> None:
     ):
         before = connection.getsockopt(socket.SOL_SOCKET, buffer)
         share = Share()
-        share.bound_queue(connection, buffer)
-        assert connection.getsockopt(socket.SOL_SOCKET, buffer) == before
-        share.set_limit(None, slow_link=2e6)
+        for fast_or_unknown in (0.0, 118e6):
+            share.set_limit(None, link_bytes_per_second=fast_or_unknown)
+            share.bound_queue(connection, buffer)
+            assert connection.getsockopt(socket.SOL_SOCKET, buffer) == before
+        share.set_limit(None, link_bytes_per_second=2e6)
         share.bound_queue(connection, buffer)
         usable = connection.getsockopt(socket.SOL_SOCKET, buffer) / 2  # socket(7)
         assert 60_000 <= usable < 80_000, "30 ms, and a round trip of loopback"
-        share.set_limit(None, slow_link=1e3)
+        share.set_limit(None, link_bytes_per_second=1e3)
         share.bound_queue(connection, buffer)
         assert connection.getsockopt(socket.SOL_SOCKET, buffer) / 2 == 2**14
 
