@@ -96,6 +96,11 @@ class Assignments:
             if file.assigned.get(chunk) == origin:
                 del file.assigned[chunk]
 
+    def withdraw(self, file: SharedFile, chunk: int) -> None:
+        """Withdraw the request for a chunk, even if a lane is fetching it."""
+        file.assigned.pop(chunk, None)
+        self._queues.remove((file, chunk))
+
     def forget_stranded(self, file: SharedFile) -> None:
         """Stop waiting for new sources: the chunks of a file may be assigned again."""
         for item in [each for each in self._stranded if each[0] is file]:

@@ -65,12 +65,14 @@ class Board:
     def set_sources(self, job: str, routes: Routes, *, ahead: ReadingOrder = ()) -> None:
         """Set a job's current sources; chunks without an origin are then requested from them.
 
-        Those of ``ahead`` are requested even though no reader wants them yet.
+        Those of ``ahead`` are requested even though no reader wants them yet; what was requested
+        ahead from earlier sources is withdrawn.
         """
         with self.changes:
             known = self._jobs.add(job)
             known.routes = routes
             known.failure = None
+            self._fetch_order.end_ahead(known)
             for name in routes.manifest.files:
                 file = self.files.get(name.content.sha256)
                 if file is not None:

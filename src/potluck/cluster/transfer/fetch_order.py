@@ -49,9 +49,7 @@ class FetchOrder:
 
     def begin(self, demand: Demand) -> None:
         """Request what a new demand wants and is not here."""
-        if demand.keeps and not all(file.open_blob() for file in demand.files() if not file.local):
-            demand.use_windows()
-        if not demand.keeps:
+        if not demand.keeps or not _can_store(demand):
             demand.use_windows()
         for file, chunk in demand.chunks():
             if file.holds(chunk):
@@ -63,10 +61,8 @@ class FetchOrder:
     def fetch_ahead(self, job: Job, order: ReadingOrder) -> None:
         """Request chunks that the job's readers will want, if all of them can be stored.
 
-        This replaces what was requested ahead before, and reports no progress: arriving chunks are
-        counted when a reader wants them.
+        No progress is reported of them: they are counted when a reader wants them.
         """
-        self.end_ahead(job)
         if not order or not self._files.can_keep or job.routes is None:
             return
         contents = {each.content.sha256: each.content for each in job.routes.manifest.files}
@@ -77,7 +73,7 @@ class FetchOrder:
             for first, end in limited(of_file, 0, contents[sha256].num_chunks)
         ]
         demand = Demand("", runs, keeps=True)
-        if not all(file.local or file.open_blob() for file in demand.files()):
+        if not _can_store(demand):
             self.close(demand)
             return
         job.ahead = Reader()
@@ -89,9 +85,7 @@ class FetchOrder:
         """Withdraw what was requested before readers wanted it."""
         if (ahead := job.ahead) is not None:
             job.ahead = None
-            self._readers.remove(ahead)
-            for demand in ahead.demands.values():
-                self.close(demand)
+            self.drop(ahead)
 
     def end_ahead_if_done(self, job: Job, *, has_readers: bool) -> None:
         """Release files that were fetched ahead once readers use them, or none has come."""
@@ -185,8 +179,18 @@ class FetchOrder:
             if not self._readers.is_any_wanted(file):
                 self._assignments.unqueue(file)
                 file.assigned.clear()  # lanes stop what they are doing
+            for chunk in list(file.assigned):
+                if not file.peer_waits[chunk] and not self._readers.is_wanted(file, chunk):
+                    self._assignments.withdraw(file, chunk)
             self._assignments.forget_stranded(file)
             self._files.retire(file)
+
+    def drop(self, reader: Reader) -> None:
+        """Cancel everything that a reader wants."""
+        self._readers.remove(reader)
+        for demand in reader.demands.values():
+            self.close(demand)
+        reader.demands.clear()
 
     def _request(self, demand: Demand) -> None:
         if demand.keeps:
@@ -195,3 +199,8 @@ class FetchOrder:
                     if demand.wants(file, chunk) and not file.holds(chunk):
                         self._assignments.assign_if_free(file, chunk)
         self.fill_windows()
+
+
+def _can_store(demand: Demand) -> bool:
+    """Return whether all chunks of a demand are on a disk, or the store may keep them."""
+    return all(file.local or file.open_blob() for file in demand.files())

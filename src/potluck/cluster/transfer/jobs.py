@@ -20,8 +20,8 @@ of the job: before that, readers may still start, and say that nothing is to be 
 
 @dataclass(slots=True)
 class Job:
-    """What is known about a job. ``failure`` is why its readers cannot continue; ``ahead`` wants
-    what they will want until they have started.
+    """What is known about a job. ``failure`` is why its readers cannot continue. ``ahead`` wants
+    the chunks that they will want, until they have started.
     """
 
     routes: Routes | None = None

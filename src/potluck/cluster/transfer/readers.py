@@ -56,6 +56,10 @@ class Readers:
         """Return whether anything of a file is wanted."""
         return any(file in demand.files() for demand in self.demands())
 
+    def is_wanted(self, file: SharedFile, chunk: int) -> bool:
+        """Return whether a chunk is wanted, whether or not it is here."""
+        return any(demand.wants(file, chunk) for demand in self.demands())
+
     def expect(self, file: SharedFile, chunk: int) -> bool:
         """Return whether a chunk will be useful: it is to be stored, or is still to be read."""
         return any(

@@ -48,10 +48,7 @@ class Reading:
     def drop_reader(self, reader: Reader) -> None:
         """Cancel everything that a reader wants."""
         with self._changes:
-            self._readers.remove(reader)
-            for demand in reader.demands.values():
-                self._fetch_order.close(demand)
-            reader.demands.clear()
+            self._fetch_order.drop(reader)
             self._changes.wake()
 
     def open_file(self, reader: Reader, content: FileContent, label: str, job: str) -> None:

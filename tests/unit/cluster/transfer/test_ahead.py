@@ -1,4 +1,4 @@
-"""What readers will want is fetched before they start."""
+"""Chunks that readers will want are fetched before they start."""
 
 from __future__ import annotations
 
@@ -96,6 +96,19 @@ def test_it_ends_with_the_job_and_when_the_sources_change(tmp_path: Path, ends: 
             node.set_sources(MANIFEST, [])
         assert len(node.board.readers) == 0
         assert len(node.board.files) == 0
+
+
+def test_nothing_more_of_earlier_requests_ahead_arrives(tmp_path: Path) -> None:
+    with nodes(tmp_path, 2) as [owner, node]:
+        owner.give("model.gguf", DATA)
+        node.set_sources(MANIFEST, [], ahead=ORDER)
+        client = node.client()
+        client.want(JOB, {CONTENT: [(3 * CHUNK_BYTES, 4 * CHUNK_BYTES)]}, keep=True)
+        eventually(lambda: len(node.board.readers.demands_of(JOB)) == 1)
+        node.set_sources(MANIFEST, [from_peer(CONTENT, owner)], [owner])
+        file = client.open_file(CONTENT, label="model", job=JOB)
+        file.read_into(2 * CHUNK_BYTES, memoryview(bytearray(CHUNK_BYTES + 1)))
+        assert node.board.held([CONTENT])[0] == {CONTENT.sha256: ((2, 4),)}
 
 
 def test_files_are_closed_if_no_reader_comes(

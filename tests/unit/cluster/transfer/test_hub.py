@@ -105,6 +105,22 @@ def test_a_seed_fetches_for_a_peer_before_its_own_reader_asks(tmp_path: Path, hu
         assert hub.sent_bytes[NAME] == len(DATA)
 
 
+def test_nothing_is_downloaded_for_a_reader_that_is_gone(tmp_path: Path, hub: FakeHub) -> None:
+    """Although another one uses the file, as a coordinator does that has read its header."""
+    hub.held_after = 3 * CHUNK_BYTES
+    with nodes(tmp_path, 1) as [node]:
+        node.set_sources(manifest(hub), [from_hub(CONTENT)])
+        node.client().want("another job", {CONTENT: [(0, 10)]}, keep=True)
+        client = node.client()
+        client.want(JOB, {CONTENT: [(0, len(DATA))]}, keep=True)
+        eventually(lambda: node.held_chunks(CONTENT) == 3)
+        file = node.board.files.get(CONTENT.sha256)
+        assert file is not None
+        assert set(file.assigned) == {3, 4, 5, 6}
+        client.close()
+        eventually(lambda: not file.assigned)
+
+
 def test_connections_that_break_go_on_at_the_chunk(tmp_path: Path, hub: FakeHub) -> None:
     hub.breaks[NAME] = [2 * CHUNK_BYTES + 500, 4 * CHUNK_BYTES + 9]
     with nodes(tmp_path, 1) as [node]:
