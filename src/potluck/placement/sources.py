@@ -6,10 +6,10 @@ holds is downloaded from the hub by one node, its seed, so that it crosses the u
 that get a chunk pass it on to others as it arrives: from a single holder or seed, the header that
 all stages of a model need would occupy its link as many times as there are stages.
 
-Two nodes of which neither can connect to the other are never source and receiver. A node that
-nothing from a holder or seed can reach gets the chunk from a further seed; then the chunk crosses
-the uplink once for each seed. Every node gets a chunk from one that got its source first, so
-sources never form a cycle.
+Two nodes are never source and receiver if neither can connect to the other. A node that nothing
+from a holder or seed can reach gets the chunk from a further seed; then the chunk crosses the
+uplink once for each seed. Every node gets a chunk from one that got its source first, so sources
+never form a cycle.
 """
 
 from __future__ import annotations
