@@ -11,8 +11,10 @@ greedy streams after prompts of 512 tokens for the rate of decoding, and prompts
 that of prefill. The answers of both must be the same. With ``--peer``, the program ``dllama`` of
 distributed-llama decodes a model of the same shape in its Q40 on one core and on two in the same
 rounds; its commit is that of its checkout unless it is given. ``--llama-bench`` adds llama.cpp with
-the same file in Q4_0 on one core. ``--unequal`` adds three agents with shares 2:1:1 of a core, by
-control groups (root), against the fastest of them alone, on the same core with the same share.
+the same file in Q4_0 on one core. In every round, one thread and two read memory that is larger
+than the caches: decoding can hardly gain more than they do. ``--unequal`` adds three agents with
+shares 2:1:1 of a core, by control groups (root), against the fastest of them alone, on the same
+core with the same share.
 """
 
 from __future__ import annotations
@@ -42,6 +44,9 @@ from random_gguf import write_gguf
 from random_hugging_face import FLOAT_TYPES, write_hugging_face
 from token_stream import Ask, stream_whole
 
+from potluck.engines.native.engine import make_pool
+from potluck.kernels.runner import MemoryReader
+
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from support.cluster.throttled_fleet import Machine, require_groups, throttled_fleet
 
@@ -58,6 +63,9 @@ PEER_VOCAB = 6400
 PROMPT_TOKENS = 512
 LLAMA_BENCH_SECONDS = 900.0
 FIRST_TOKEN_ID, NUM_TOKEN_IDS = 300, 1000
+MEMORY_BYTES = 512 << 20
+"""Several times the last-level cache of the machines that are measured."""
+MEMORY_PASSES = 3
 TEMPERATURES = {"sampled": 1.0, "greedy": 0.0}
 
 Document = dict[str, Any]
@@ -107,6 +115,7 @@ def measure_type(arguments: argparse.Namespace, type_name: str) -> Document:
     model = model_of(arguments.directory, arguments.shape, type_name)
     cores = sorted(os.sched_getaffinity(0))[:2]
     rounds: list[dict[str, Document]] = []
+    memory: list[dict[str, float]] = []
     with ExitStack() as opened:
         ports = {
             f"potluck x{count}": opened.enter_context(_cluster(model, cores[:count]))
@@ -120,7 +129,12 @@ def measure_type(arguments: argparse.Namespace, type_name: str) -> Document:
                 found |= _ask_peers(arguments, model, cores)
             if number > 0:  # the first round warms up
                 rounds.append(found)
-    return {"rounds": rounds, "ratios": _ratios(rounds, type_name)}
+                memory.append(_memory_rates())
+    ratios = _ratios(rounds, type_name)
+    ratios["memory's gain"] = round(
+        statistics.median(each["two threads"] / each["one thread"] for each in memory), 3
+    )
+    return {"rounds": rounds, "read_bytes_per_second": memory, "ratios": ratios}
 
 
 def measure_unequal(arguments: argparse.Namespace, type_name: str) -> Document:
@@ -223,6 +237,15 @@ def _ask(port: int, number: int, num_tokens: int) -> Document:
 
 def _prompt(rng: random.Random, count: int) -> list[int]:
     return [rng.randrange(FIRST_TOKEN_ID, NUM_TOKEN_IDS) for _ in range(count)]
+
+
+def _memory_rates() -> dict[str, float]:
+    """Return at how many bytes per second one thread, and two at once, read memory."""
+    rates = {}
+    for name, num_threads in (("one thread", 1), ("two threads", 2)):
+        reader = MemoryReader(num_bytes=MEMORY_BYTES, pool=make_pool(num_threads))
+        rates[name] = reader.num_bytes / min(reader.read() for _ in range(MEMORY_PASSES))
+    return rates
 
 
 def _seconds(work: Callable[[], object]) -> float:
