@@ -145,6 +145,10 @@ class ChatTemplateError(PotluckError):
     """A chat template is absent or broken, or refuses the messages it was given."""
 
 
+class TemplateLimitError(ChatTemplateError):
+    """A chat template takes too many steps, or writes too much, for the messages it was given."""
+
+
 class ElfError(PotluckError):
     """A file is no ELF file, or one that contradicts itself. Whoever knows its path says it."""
 

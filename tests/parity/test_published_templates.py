@@ -8,6 +8,7 @@ import os
 import re
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 import pytest
@@ -40,6 +41,7 @@ from potluck.text.reasoning import (
     reasoning_format,
 )
 from potluck.text.template_gaps import fill_gaps
+from potluck.text.template_losses import complete
 from potluck.types.output import ReasoningPart, TextPart
 from potluck.types.text import ChatEnding
 
@@ -93,10 +95,24 @@ def rendered_by_transformers(
 
 def expected(source: str, messages: list[Message], *rest: Any, **options: Any) -> str | None:
     """With the arguments of calls as JSON, too, if the template cannot do with objects."""
+    messages = with_contents_for(source, messages)
     text = rendered_by_transformers(source, messages, *rest, **options)
     if text is None:
         text = rendered_by_transformers(source, with_json(messages), *rest, **options)
     return text
+
+
+def with_contents_for(source: str, messages: list[Message]) -> list[Message]:
+    """``messages`` with null where it is tested for, and parts where only these are written."""
+    tests_for_null = "content'] is none" in source or "message.content is none" in source
+    zebra = rendered_by_transformers(source, [user("Zebra")], [], add_generation_prompt=True)
+    changed = copy.deepcopy(messages)
+    for message in changed:
+        if tests_for_null and message.get("tool_calls") and not message["content"]:
+            message["content"] = None
+        elif "Zebra" not in (zebra or ""):
+            message["content"] = [{"type": "text", "text": message["content"]}]
+    return changed
 
 
 def with_json(messages: list[Message]) -> list[Message]:
@@ -169,14 +185,14 @@ def test_published_templates(name: str, ending: ChatEnding) -> None:
 def has_gaps(source: str, messages: list[Message], tools: list[Message]) -> bool:
     """Whether the template has no place for a part of the chat, so that it is put elsewhere."""
     chat = messages_of(messages)
-    return chat != fill_gaps(chat, tools_of(tools), source=source, special_tokens=SPECIAL)
+    filled = fill_gaps(chat, tools_of(tools), source=source, special_tokens=SPECIAL)
+    template = ChatTemplate(source=source, special_tokens=SPECIAL)
+    return chat != complete(filled, partial(template.render, tools=tools_of(tools)))
 
 
 @each_template
 def test_gaps_of_published_templates(name: str) -> None:
     source = TEMPLATES[name]
-    if "Zebra" not in (expected(source, [user("Zebra")], [], add_generation_prompt=True) or ""):
-        return  # it wants a list of texts and pictures
     messages = [SYSTEM, *TWO_CALLS[:4]]
     if not has_gaps(source, messages, TOOLS):
         return

@@ -13,7 +13,7 @@ prepended, so bos comes from the template or is absent, as in ``transformers``.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
 
@@ -24,6 +24,7 @@ from potluck.text.shield import Shield, texts_of, texts_of_message
 from potluck.text.template_calls import with_calls
 from potluck.text.template_data import EFFORT_VARIABLES, messages_data, tool_data
 from potluck.text.template_gaps import fill_gaps
+from potluck.text.template_losses import complete
 from potluck.types.text import ChatEnding, ChatMessage, ChatPrompt, Tokenizer, Tool
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -150,7 +151,7 @@ def prompt_chat(
     """Build the prompt of a chat, ready for the model to continue as ``ending`` specifies.
 
     Anything that the template does not support (tools, system messages) is rewritten as messages
-    that it does support; see ``potluck.text.template_gaps``.
+    that it does support; see ``potluck.text.template_gaps`` and ``template_losses``.
 
     Raises ``ChatTemplateError`` also if there is no template, or if it drops part of a message that
     is to be continued. Raises as ``render`` and ``Tokenizer.encode``, which gets ``max_tokens``.
@@ -181,7 +182,7 @@ def prompt_chat(
         thinks=thinks,
         now=now or datetime.now().astimezone(),
     )
-    text, literal, turn = chat.render(tokenizer.special_tokens)
+    text, literal, turn = chat.completed().render(tokenizer.special_tokens)
     tokens = tokenizer.encode(
         text, add_bos=False, parse_special=True, literal=literal, max_tokens=max_tokens
     )
@@ -200,6 +201,19 @@ class _Chat:
     reasoning_effort: str | None
     thinks: bool | None
     now: datetime
+
+    def completed(self) -> _Chat:
+        """Return the chat with its messages in a form of which the template writes everything."""
+        render = partial(
+            self.template.render,
+            tools=self.tools,
+            add_generation_prompt=self.ending is ChatEnding.NEW_TURN,
+            reasoning_effort=self.reasoning_effort,
+            thinks=self.thinks,
+            template_variables=self.variables,
+            now=self.now,
+        )
+        return replace(self, messages=complete(self.messages, render))
 
     def render(self, control_texts: Sequence[str]) -> tuple[str, tuple[int, ...], str]:
         """Return the text, the indices in it that are not part of control tokens, and the open

@@ -21,6 +21,10 @@ EFFORT_VARIABLES = ("reasoning_effort", "thinking_effort", "reasoning_strength")
 """Names of the template variable for reasoning effort."""
 
 _DEVELOPER = re.compile(r"""['"]developer['"]""")
+_NO_CONTENT = re.compile(r"""\bcontent(?:['"]\])? is none\b""")
+"""A test for messages with calls and no text, for which OpenAI's clients send null."""
+_PARTS = re.compile(r"""\bin message(?:\.content\b|\[['"]content['"]\])""")
+_TEXT_OR_PARTS = re.compile(r"\bis (?:not )?(?:string|iterable|mapping|sequence)\b")
 _KIMI_CALL = "<|tool_call_argument_begin|>"
 _KIMI_ID = re.compile(r"functions\.\S+:\d+")
 _ID_LETTERS = "0123456789abcdefghijklmnopqrstuvwxyz"
@@ -48,8 +52,10 @@ def messages_data(messages: Sequence[ChatMessage], source: str) -> list[dict[str
     """Return ``messages`` in the form that the template ``source`` expects."""
     ids = _CallIds(source)
     knows_developer = _DEVELOPER.search(source) is not None
+    form = _ContentForm(source)
     return [
-        dict(_fields_of(message, ids=ids, knows_developer=knows_developer)) for message in messages
+        dict(_fields_of(message, ids=ids, knows_developer=knows_developer, form=form))
+        for message in messages
     ]
 
 
@@ -66,14 +72,14 @@ def tool_data(tool: Tool) -> dict[str, object]:
 
 
 def _fields_of(
-    message: ChatMessage, *, ids: _CallIds, knows_developer: bool
+    message: ChatMessage, *, ids: _CallIds, knows_developer: bool, form: _ContentForm
 ) -> Iterator[tuple[str, object]]:
     """Return the fields of a message, without absent ones: templates test what is defined."""
     # OpenAI's newer name for the system role. Templates that do not support it would drop the
     # message or reject it.
     is_renamed = message.role == "developer" and not knows_developer
     yield "role", "system" if is_renamed else message.role
-    yield "content", message.content
+    yield "content", form.content_of(message)
     calls = [_call_data(call, ids.of_call(call)) for call in message.tool_calls]
     name = message.name
     if message.role == "tool" and name is None and message.tool_call_id is not None:
@@ -104,6 +110,25 @@ def _call_data(call: ToolCall, call_id: str) -> dict[str, object]:
             ),
         },
     }
+
+
+class _ContentForm:
+    """The form in which a template reads the content of messages.
+
+    Templates of models with images may support lists of parts only, and write nothing for a text.
+    """
+
+    def __init__(self, source: str) -> None:
+        self._is_parts = bool(_PARTS.search(source)) and not _TEXT_OR_PARTS.search(source)
+        self._tests_for_none = _NO_CONTENT.search(source) is not None
+
+    def content_of(self, message: ChatMessage) -> object:
+        """Return the content of a message."""
+        if self._tests_for_none and message.tool_calls and not message.content:
+            return None
+        if self._is_parts:
+            return [{"type": "text", "text": message.content}]
+        return message.content
 
 
 class _CallIds:

@@ -26,7 +26,7 @@ from jinja2.parser import Parser
 from jinja2.runtime import Context, LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from potluck.errors import ChatTemplateError
+from potluck.errors import ChatTemplateError, TemplateLimitError
 
 _MIN_STEPS = 200_000
 _MAX_STEPS = 3_000_000
@@ -72,6 +72,10 @@ def run_template(source: str, variables: Mapping[str, object], *, now: datetime)
         raise ChatTemplateError(
             f"the chat template rejects the messages: {_one_line(error.message)}",
             hint="change the roles or the order of the messages",
+        ) from error
+    except _LimitError as error:
+        raise TemplateLimitError(
+            f"the chat template failed: {_one_line(error.message)}", hint=_REPEAT_HINT
         ) from error
     except (
         TemplateError,
@@ -176,9 +180,17 @@ class _Environment(ImmutableSandboxedEnvironment):
             pieces.append(piece)
         return "".join(pieces)
 
-    def call(self, context: Context, function: Any, *args: Any, **kwargs: Any) -> Any:
+    # Positional, so that a template can name an argument ``context`` or ``function``.
+    def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         self._spend(1)
         return super().call(context, function, *args, **kwargs)
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        """Allow ``list.append`` as well: it works in llama.cpp, and templates in GGUF files
+        (Kimi K2) collect results with it.
+        """
+        is_append = attr == "append" and type(obj) is list
+        return is_append or super().is_safe_attribute(obj, attr, value)
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         """Like Jinja's, with a fast path for safe types: templates do little else."""

@@ -13,16 +13,20 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import lru_cache, partial
+from functools import lru_cache
 
 from potluck.errors import ChatTemplateError
-from potluck.text.shield import parse_arguments
 from potluck.text.template_data import messages_data, tool_data
+from potluck.text.template_rewrites import (
+    calls_as_text,
+    calls_one_by_one,
+    num_leading_systems,
+    results_as_text,
+)
 from potluck.types.text import ChatMessage, Tool, ToolCall
 
-_SYSTEM_ROLES = ("system", "developer")
 _TOOLS = re.compile(r"\btools\b|\bfunctions\b")
 _TOOL_ROLE = re.compile(r"""['"]tool['"]|\btool_response""")
 
@@ -50,21 +54,21 @@ def fill_gaps(
 ) -> list[ChatMessage]:
     """Return ``messages`` with everything that the template does not support as content."""
     filled = _with_answered_calls(messages)
+    probe = _Probe(source, tuple(sorted(special_tokens.items())))
     knows_calls = "tool_calls" in source
     if not knows_calls:
-        filled = [_with_calls(message) for message in filled]
+        filled = calls_as_text(filled)
     elif _ONE_CALL.search(source):
-        filled = _one_by_one(filled)
+        filled = calls_one_by_one(filled)
     if not knows_calls and not supports_tools(source) and not _TOOL_ROLE.search(source):
-        filled = _with_results(filled)
-    if tools and not supports_tools(source):
+        filled = results_as_text(filled)
+    if tools and not (supports_tools(source) and _writes_tools(probe)):
         # A template that supports calls has its own format for them.
         form = () if knows_calls else _FORM
         filled = _with_system(filled, "\n".join((*_description_of(tools), *form)))
-    takes = partial(_takes, source, tuple(sorted(special_tokens.items())))
-    if _num_systems(filled) > 1 and not takes(num_systems=2):
+    if num_leading_systems(filled) > 1 and not _writes_systems(probe, 2):
         filled = _with_one_system(filled)
-    if _num_systems(filled) > 0 and not takes(num_systems=1):
+    if num_leading_systems(filled) > 0 and not _writes_systems(probe, 1):
         filled = _without_system(filled)
     return filled
 
@@ -75,18 +79,6 @@ def _description_of(tools: Sequence[Tool]) -> Iterator[str]:
     for tool in tools:
         yield json.dumps(tool_data(tool), ensure_ascii=False)
     yield "</tools>"
-
-
-def _with_calls(message: ChatMessage) -> ChatMessage:
-    if not message.tool_calls:
-        return message
-    calls = []
-    for call in message.tool_calls:
-        arguments = parse_arguments(call.arguments)
-        value = {"name": call.name, "arguments": call.arguments if arguments is None else arguments}
-        calls.append(f"<tool_call>\n{json.dumps(value, ensure_ascii=False)}\n</tool_call>")
-    content = "\n".join((message.content, *calls) if message.content else calls)
-    return replace(message, content=content, tool_calls=())
 
 
 def _with_answered_calls(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
@@ -111,48 +103,8 @@ def _may_answer(result: ChatMessage, call: ToolCall) -> bool:
     return result.name in (None, call.name)
 
 
-def _one_by_one(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
-    """Split a message with several calls into one message per call, each before its result."""
-    changed: list[ChatMessage] = []
-    pending = list(messages)
-    while pending:
-        message = pending.pop(0)
-        if len(message.tool_calls) < 2:
-            changed.append(message)
-            continue
-        num_results = next(
-            (i for i, each in enumerate(pending) if each.role != "tool"), len(pending)
-        )
-        results, pending = pending[:num_results], pending[num_results:]
-        for index, call in enumerate(message.tool_calls):
-            base_message = message if index == 0 else ChatMessage(role=message.role, content="")
-            changed.append(replace(base_message, tool_calls=(call,)))
-            changed += [each for each in results if each.tool_call_id == call.call_id]
-        ids = {call.call_id for call in message.tool_calls}
-        changed += [each for each in results if each.tool_call_id not in ids]
-    return changed
-
-
-def _with_results(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
-    """Merge consecutive results into one message: many templates require alternating roles."""
-    changed: list[ChatMessage] = []
-    is_open = False
-    for message in messages:
-        if message.role != "tool":
-            is_open = False
-            changed.append(message)
-            continue
-        content = f"<tool_response>\n{message.content}\n</tool_response>"
-        if is_open:
-            last = changed.pop()
-            content = f"{last.content}\n{content}"
-        changed.append(ChatMessage(role="user", content=content))
-        is_open = True
-    return changed
-
-
 def _with_system(messages: Sequence[ChatMessage], text: str) -> list[ChatMessage]:
-    if _num_systems(messages) > 0:
+    if num_leading_systems(messages) > 0:
         first, *rest = messages
         return [replace(first, content=f"{first.content}\n\n{text}"), *rest]
     return [ChatMessage(role="system", content=text), *messages]
@@ -167,38 +119,54 @@ def _without_system(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
     return [ChatMessage(role="user", content=system.content), *rest]
 
 
-def _num_systems(messages: Sequence[ChatMessage]) -> int:
-    """Return the number of system messages at the start of a chat."""
-    return next(
-        (i for i, each in enumerate(messages) if each.role not in _SYSTEM_ROLES), len(messages)
-    )
-
-
 def _with_one_system(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
     """Merge system messages: many templates write only the first, or reject several."""
-    num_systems = _num_systems(messages)
+    num_systems = num_leading_systems(messages)
     content = "\n\n".join(each.content for each in messages[:num_systems])
     return [replace(messages[0], content=content), *messages[num_systems:]]
 
 
-@lru_cache(maxsize=16)
-def _takes(source: str, special_tokens: tuple[tuple[str, str], ...], *, num_systems: int) -> bool:
-    """Return whether a template writes leading system messages, by rendering a small chat."""
-    from potluck.text.template_environment import run_template
+@dataclass(frozen=True, slots=True)
+class _Probe:
+    """A template that renders small chats, to find out what it writes."""
 
-    def shows(*messages: ChatMessage) -> bool:
+    source: str
+    special_tokens: tuple[tuple[str, str], ...]
+
+    def writes(
+        self, texts: Sequence[str], *messages: ChatMessage, tools: Sequence[Tool] = ()
+    ) -> bool:
+        """Return whether the prompt contains all ``texts``."""
+        from potluck.text.template_environment import run_template
+
         variables: dict[str, object] = {
-            **dict(special_tokens),
-            "messages": messages_data(messages, source),
-            "tools": None,
+            **dict(self.special_tokens),
+            "messages": messages_data(messages, self.source),
+            "tools": [tool_data(tool) for tool in tools] or None,
             "add_generation_prompt": True,
         }
         try:
-            text = run_template(source, variables, now=datetime.now(UTC))
+            prompt = run_template(self.source, variables, now=datetime.now(UTC))
         except ChatTemplateError:
             return False
-        return all(message.content in text for message in messages)
+        return all(text in prompt for text in texts)
 
-    user = ChatMessage(role="user", content="Zebra")
-    systems = [ChatMessage(role="system", content=each) for each in ("Giraffe", "Okapi")]
-    return shows(*systems[:num_systems], user) or not shows(user)
+
+_USER = ChatMessage(role="user", content="Zebra")
+"""Templates that do not even write this are not judged."""
+
+
+@lru_cache(maxsize=16)
+def _writes_systems(probe: _Probe, num_systems: int) -> bool:
+    """Return whether a template writes that many leading system messages."""
+    texts = ("Giraffe", "Okapi")[:num_systems]
+    systems = [ChatMessage(role="system", content=each) for each in texts]
+    return probe.writes((*texts, "Zebra"), *systems, _USER) or not probe.writes(["Zebra"], _USER)
+
+
+@lru_cache(maxsize=16)
+def _writes_tools(probe: _Probe) -> bool:
+    """Return whether a template writes the descriptions of tools."""
+    tool = Tool(name="giraffe", description="Okapi")
+    writes = probe.writes(["giraffe", "Okapi"], _USER, tools=[tool])
+    return writes or not probe.writes(["Zebra"], _USER)

@@ -42,6 +42,8 @@ def render(source: str, **variables: object) -> str:
         ("{% for i in [[1], [2, [3]]] recursive %}"
          "{% if i is iterable %}[{{ loop(i) }}]{% else %}{{ i }}{% endif %}{% endfor %}",
          "[1][2[3]]"),
+        ("{% set n = [] %}{% set _ = n.append(1) %}{{ n }}", "[1]"),
+        ("{{ dict(function='a', context='b') | tojson }}", '{"function": "a", "context": "b"}'),
     ],
 )  # fmt: skip
 def test_what_templates_count_on(source: str, expected: str) -> None:
@@ -55,7 +57,7 @@ def test_what_templates_count_on(source: str, expected: str) -> None:
         ("{{ raise_exception('no\nway') }}", "rejects the messages: no way"),
         ("{{ missing.name }}", "'missing' is undefined"),
         ("{{ ''.__class__.x }}", "unsafe"),
-        ("{{ items.append(1) }}", "'append' of 'list' object is unsafe"),
+        ("{{ items.insert(0, 1) }}", "'insert' of 'list' object is unsafe"),
         ("{{ 1 / 0 }}", "division by zero"),
         ("{{ namespace(_a=1) }}", "cannot have the attribute _a"),
         ("{% set ns = namespace() %}{% set ns._a = 1 %}", "cannot have the attribute _a"),
