@@ -178,7 +178,8 @@ class Generation:
         if self._detokenizer.stopped_by is not None:
             reason = FinishReason.STOP
         if self._output is not None:
-            text = self._output.push(text, is_last=reason is not None)
+            is_cut = reason is FinishReason.LENGTH or self._detokenizer.stopped_by is not None
+            text = self._output.push(text, is_last=reason is not None, is_cut=is_cut)
         piece = Piece(
             text=text,
             token=token.token,

@@ -62,11 +62,14 @@ class ChatOutput:
     reasoning: str = ""
     tool_calls: list[ToolCall] = field(default_factory=list)
 
-    def push(self, text: str, *, is_last: bool) -> str:
-        """Parse more of the output, and return the part that is the answer's text."""
+    def push(self, text: str, *, is_last: bool, is_cut: bool = False) -> str:
+        """Parse more of the output, and return the part that is the answer's text.
+
+        ``is_cut`` is as in ``OutputParser.finish``.
+        """
         parts = [*self.parser.push(text)]
         if is_last:
-            parts += self.parser.finish()
+            parts += self.parser.finish(is_cut=is_cut)
         return "".join(map(self._take, parts))
 
     def _take(self, part: OutputPart) -> str:

@@ -54,8 +54,12 @@ class OutputParser(Protocol):
         """Parse more text, and return the parts that are now certain."""
         ...
 
-    def finish(self) -> Sequence[OutputPart]:
-        """Return the remaining parts at the end of the output."""
+    def finish(self, *, is_cut: bool = False) -> Sequence[OutputPart]:
+        """Return the remaining parts at the end of the output.
+
+        An output that ``is_cut`` did not end by itself: of a call that it ends in, the arguments
+        that arrived remain, or nothing if there are none yet.
+        """
         ...
 
 

@@ -33,12 +33,13 @@ def parse(
     *,
     prompt_end: str = "",
     use: ToolUse | None = None,
+    is_cut: bool = False,
 ) -> Found:
     """The parts of ``text``, pushed in pieces of ``size``."""
     parser = output_format.parser(use or tool_use(), prompt_end=prompt_end)
     pieces = [text[start : start + size] for start in range(0, len(text), size)]
     parts = [part for piece in pieces for part in parser.push(piece)]
-    return found([*parts, *parser.finish()])
+    return found([*parts, *parser.finish(is_cut=is_cut)])
 
 
 def found(parts: Iterable[OutputPart]) -> Found:

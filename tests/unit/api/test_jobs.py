@@ -37,7 +37,7 @@ class NoParser:
     def push(self, text: str) -> Sequence[OutputPart]:
         return ()
 
-    def finish(self) -> Sequence[OutputPart]:
+    def finish(self, *, is_cut: bool = False) -> Sequence[OutputPart]:
         return ()
 
 

@@ -134,6 +134,7 @@ class CallParser(SteppedParser):
     def __init__(self, syntax: ToolSyntax, tool_use: ToolUse) -> None:
         self._syntax = syntax
         self._tools: Sequence[Tool] = tool_use.tools
+        self._must_call = tool_use.mode is ToolMode.REQUIRED
         self._openings, self._bare_openings = syntax.openings, syntax.bare_openings
         if is_constrained(tool_use):
             self._openings = () if syntax.writes_bare else syntax.openings[:1]
@@ -146,7 +147,7 @@ class CallParser(SteppedParser):
             yield from stream.skip_space()
             opening = yield from stream.at_one_of(self._bare_openings)
             if opening and not (yield from syntax.read(stream, opening, self._tools)):
-                stream.give_up()
+                stream.give_up(may_be_text=not self._must_call)
         marks = Marks(self._openings)
         while mark := (yield from stream.read_text(marks)):
             if not (yield from syntax.read(stream, mark, self._tools)):
@@ -164,8 +165,9 @@ class _ThinkingParser:
     def push(self, text: str) -> Sequence[OutputPart]:
         return self._pass_on(self._splitter.push(text))
 
-    def finish(self) -> Sequence[OutputPart]:
-        return [*self._pass_on(self._splitter.finish()), *self._calls.finish()]
+    def finish(self, *, is_cut: bool = False) -> Sequence[OutputPart]:
+        rest = self._pass_on(self._splitter.finish())
+        return [*rest, *self._calls.finish(is_cut=is_cut)]
 
     def _pass_on(self, parts: Sequence[OutputPart]) -> Sequence[OutputPart]:
         passed: list[OutputPart] = []
@@ -185,7 +187,7 @@ class _WithoutMarks:
         self._held += text
         return self._take(is_end=False)
 
-    def finish(self) -> Sequence[OutputPart]:
+    def finish(self, *, is_cut: bool = False) -> Sequence[OutputPart]:
         return self._take(is_end=True)
 
     def _take(self, *, is_end: bool) -> Sequence[OutputPart]:

@@ -121,6 +121,8 @@ class _HarmonyParser(SteppedParser):
             return ""
         header = yield from stream.until(_MESSAGE, _MAX_HEADER_CHARACTERS)
         if header is None:
+            if stream.is_cut:
+                stream.drop_rest()
             return ""
         recipient = _RECIPIENT.search(header)
         if recipient is None or stream.is_known(recipient[1]):

@@ -23,9 +23,9 @@ class SteppedParser:
         self._advance()
         return _joined(self._stream.take_parts())
 
-    def finish(self) -> Sequence[OutputPart]:
+    def finish(self, *, is_cut: bool = False) -> Sequence[OutputPart]:
         """Return the text held back, at the end of the output."""
-        self._stream.end()
+        self._stream.end(is_cut=is_cut)
         self._advance()
         return _joined(self._stream.take_parts())
 

@@ -29,6 +29,9 @@ Steps = Generator[None, None, _T]
 
 MAX_NAME_CHARACTERS = 256
 
+_LEAST_MARK = 3
+"""The beginning of a mark at the end of an output that was cut is dropped if it is that long."""
+
 _SPACE = re.compile(r"\s*")
 _PLAIN = {'"': re.compile(r'[^"\\\x00-\x1f]+'), "'": re.compile(r"[^'\"\\\x00-\x1f]+")}
 _SCALAR = re.compile(r"[-+.\w]*")
@@ -54,11 +57,13 @@ class CallStream:
         self._held_from = 0
         self._position = 0
         self._is_end = False
+        self._was_cut = False
         self._parts: list[OutputPart] = []
         self._space = ""  # at the end of the available text
         self._num_calls = 0
         self._is_after_call = False
         self._is_call_open = False
+        self._has_named_tool = False  # in the held text
 
     # Set by the owner of the text.
 
@@ -67,9 +72,10 @@ class CallStream:
         self._text = self._text[self._held_from - self._base :] + text
         self._base = self._held_from
 
-    def end(self) -> None:
-        """Note that no more text follows."""
+    def end(self, *, is_cut: bool = False) -> None:
+        """Note that no more text follows; ``is_cut`` if the output did not end by itself."""
         self._is_end = True
+        self._was_cut = is_cut
 
     def take_parts(self) -> Sequence[OutputPart]:
         """Return the parts added since the last call."""
@@ -82,6 +88,11 @@ class CallStream:
     def position(self) -> int:
         """Position up to which the text was read."""
         return self._position
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the end was reached, and the output did not end by itself."""
+        return self._is_end and self._was_cut
 
     def return_to(self, position: int) -> None:
         """Move back to ``position``, which must not precede held text."""
@@ -102,7 +113,11 @@ class CallStream:
             if rest == text:
                 self._position += len(text)
                 return True
-            if self._is_end or not text.startswith(rest):
+            if not text.startswith(rest):
+                return False
+            if self._is_end:
+                if self.is_cut and rest:
+                    self.drop_rest()  # the beginning of a mark
                 return False
             yield
 
@@ -244,25 +259,36 @@ class CallStream:
         while True:
             start = self._position - self._base
             index, mark = marks.find(self._text, start, is_end=self._is_end)
+            if self.is_cut and not mark:
+                begun, _ = marks.find(self._text, start, is_end=False)
+                is_long = len(self._text) - begun >= _LEAST_MARK
+                index = begun if is_long or self._is_after_call else index
             self._position = self._base + index
             self._pass_on_held()
+            self._has_named_tool = False
             self._position += len(mark)
             if mark or self._is_end:
                 return mark
             yield
 
-    def give_up(self) -> None:
+    def give_up(self, *, may_be_text: bool = False) -> None:
         """Pass on held text as text, because it is malformed.
 
         At the end of the output, it is instead more of the arguments of an open call, which was cut
-        off.
+        off. The beginning of a call that was cut off is dropped; if it ``may_be_text``, only if it
+        names a tool or follows another call.
         """
         self._is_call_open = self._is_call_open and self._is_end
-        self._pass_on_held()
+        is_call = self._has_named_tool or self._num_calls > 0 or not may_be_text
+        if self.is_cut and is_call and not self._is_call_open:
+            self.drop_rest()
+        else:
+            self._pass_on_held()
 
     def is_known(self, name: str) -> bool:
         """Return whether there is a tool with this name."""
-        return name in self._tool_names
+        self._has_named_tool = name in self._tool_names
+        return self._has_named_tool
 
     def begin_call(self, name: str) -> None:
         """Begin a call with the held text."""
@@ -291,6 +317,10 @@ class CallStream:
     def drop_held(self) -> None:
         """Drop the held text: it is neither text nor part of a call."""
         self._held_from = self._position
+
+    def drop_rest(self) -> None:
+        """Drop the held text and everything after it, which belongs to a call that was cut off."""
+        self._position = self._held_from = self._base + len(self._text)
 
     def finish(self) -> None:
         """Pass on white space at the end, unless it only follows a call."""
