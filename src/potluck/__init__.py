@@ -81,6 +81,9 @@ def __getattr__(name: str) -> object:
     """Import what is asked for, so that ``import potluck`` alone stays light (PEP 562)."""
     import importlib
 
+    from potluck.cpu_baseline import require_supported_cpu
+
     if name not in _EXPORTS:
         raise AttributeError(f"module 'potluck' has no attribute {name!r}")
+    require_supported_cpu()
     return getattr(importlib.import_module(_EXPORTS[name]), name)

@@ -42,6 +42,14 @@ applies to every Python from {first} to {last}.
 _PURE = """\
 Without native code, for any system: {names}.
 """
+_OLD_CPUS = """\
+## On older CPUs
+
+Potluck's wheels and those of its dependencies run on every aarch64 CPU, and on every x86-64 CPU
+with SSE3, except NumPy 2.4 and newer, which require x86-64-v2 (SSE4.2 and POPCNT: Intel since 2008,
+AMD since 2011). On an older CPU, every command ends with a message to that effect, until an older
+NumPy is installed: `pip install 'numpy<2.4'` (`src/potluck/cpu_baseline.py`).
+"""
 _OLDER = """\
 ## On older systems
 
@@ -62,6 +70,7 @@ def page(survey: Survey) -> str:
         _PROJECTS.format(first=pythons[0], last=pythons[-1]),
         _project_table(survey),
         _PURE.format(names=", ".join(_pure_projects(survey))),
+        _OLD_CPUS,
         _OLDER,
         _older_list(survey),
     ]
