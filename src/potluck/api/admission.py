@@ -16,6 +16,7 @@ from typing import TypeVar
 from starlette.requests import Request
 
 from potluck.allocator import return_free_memory
+from potluck.api.compressed import decompressor_for
 from potluck.api.config import ApiLimits
 from potluck.api.errors import ApiError, ClientGoneError, overloaded
 
@@ -166,7 +167,8 @@ class BodyReader:
     async def read(self, request: Request) -> AsyncIterator[Body]:
         """Read the body of ``request``; it counts as held until it is released or the block exits.
 
-        Raises ``ApiError`` (408 too slow, 413 too large, 429 too many bytes held) or
+        A compressed body is decompressed, and all limits are for the result. Raises ``ApiError``
+        (408 too slow, 413 too large, 415 compressed in an unknown way, 429 too many bytes held) or
         ``ClientGoneError``. The connection discards the rest of a rejected body, within the time
         allowed for a request's head.
         """
@@ -190,22 +192,33 @@ class BodyReader:
             body.release()
 
     async def _fill(self, request: Request, body: Body) -> None:
+        decompressor = decompressor_for(request.headers)
         while True:
             message = await request.receive()
             if message["type"] == "http.disconnect":
                 raise ClientGoneError
             part = message.get("body", b"")
-            if len(body.data) + len(part) > self._limits.max_body_bytes:
-                raise self._too_large()
-            if self.held_bytes + len(part) > self._limits.max_buffered_bytes:
-                raise overloaded(
-                    "the requests in progress use all the memory reserved for request bodies",
-                    self._limits.retry_after_seconds,
-                )
-            body.data += part
-            self.held_bytes += len(part)
+            if decompressor is None:
+                self._take(part, body)
+            else:
+                for piece in decompressor.pieces(part):
+                    self._take(piece, body)
+                    await asyncio.sleep(0)  # others take their turns
             if not message.get("more_body", False):
-                return
+                break
+        if decompressor is not None:
+            decompressor.end()
+
+    def _take(self, part: bytes, body: Body) -> None:
+        if len(body.data) + len(part) > self._limits.max_body_bytes:
+            raise self._too_large()
+        if self.held_bytes + len(part) > self._limits.max_buffered_bytes:
+            raise overloaded(
+                "the requests in progress use all the memory reserved for request bodies",
+                self._limits.retry_after_seconds,
+            )
+        body.data += part
+        self.held_bytes += len(part)
 
     def _too_large(self) -> ApiError:
         return ApiError(

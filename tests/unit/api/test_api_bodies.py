@@ -218,6 +218,11 @@ HARMLESS_VALUES: dict[str, list[Any]] = {
     "service_tier": ["auto", "default", "flex", "priority"],
     "prompt_cache_key": ["key"],
     "prompt_cache_options": [{"mode": "auto"}],
+    "cache_prompt": [True, False],
+    "id": ["msg_1"],
+    "reasoning_details": [[{"type": "reasoning.text", "text": "Hm"}]],
+    "timestamp": [1764460800, "2026-11-30T00:00:00Z"],
+    "prefix": [True, False],
     "prompt_cache_retention": ["24h", "in_memory"],
     "verbosity": ["low", "medium", "high"],
     "include_obfuscation": [True, False],
@@ -565,3 +570,58 @@ def test_thinking_is_left_to_the_template(
     fields = {} if effort is None else {"reasoning_effort": effort}
     chat(replace(model, encode_chat=encode), chat_template_kwargs={"a": 1}, **fields)
     assert seen == [(thinks, {"a": 1})]
+
+
+class TestFieldsOfOtherServers:
+    def test_names_that_mean_the_same(self, model: ServedModel) -> None:
+        for name in ("repetition_penalty", "repeat_penalty"):
+            for request in (chat(model, **{name: 1.25}), complete(model, None, **{name: 1.25})):
+                assert request.requests[0].sampling.repetition_penalty == 1.25
+
+    @pytest.mark.parametrize(
+        ("fields", "effort", "thinks"),
+        [
+            ({"enable_thinking": False}, None, False),
+            ({"thinking": {"type": "enabled"}}, None, True),
+            ({"thinking": {"type": "disabled"}}, None, False),
+            ({"thinking": True, "reasoning_effort": "low"}, "low", True),
+            ({"reasoning": {"effort": "high"}}, "high", True),
+            ({"reasoning": {"enabled": False, "exclude": False}}, None, False),
+            ({"reasoning": {"effort": "none"}, "reasoning_effort": "none"}, "none", False),
+            ({"reasoning": None, "thinking": None}, None, None),
+        ],
+    )
+    def test_reasoning(
+        self, fields: dict[str, Any], effort: str | None, thinks: bool | None
+    ) -> None:
+        body = {"model": MODEL, "messages": HELLO, **fields}
+        request = chat_request(parse_chat(json.dumps(body).encode()))
+        assert (request.reasoning_effort, request.thinks) == (effort, thinks)
+
+    @pytest.mark.parametrize(
+        ("fields", "param"),
+        [
+            ({"repeat_penalty": 1.1, "repetition_penalty": 1.2}, "repeat_penalty"),
+            ({"thinking": {"type": "maybe"}}, "thinking.type"),
+            ({"thinking": {"type": "enabled", "color": 1}}, "thinking.color"),
+            ({"thinking": True, "enable_thinking": False}, "thinking"),
+            ({"enable_thinking": True, "reasoning_effort": "none"}, "enable_thinking"),
+            ({"reasoning": {"exclude": True}}, "reasoning.exclude"),
+            ({"reasoning": "high"}, "reasoning"),
+        ],
+    )
+    def test_contradictions_are_refused(
+        self, model: ServedModel, fields: dict[str, Any], param: str
+    ) -> None:
+        with pytest.raises(ApiError) as raised:
+            chat(model, **fields)
+        assert raised.value.param == param
+
+    def test_json_objects_may_have_a_schema(self, model: ServedModel) -> None:
+        schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+        own = chat(model, response_format={"type": "json_object", "schema": schema})
+        usual = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+        same = chat(model, response_format=usual)
+        assert own.requests[0].grammar == same.requests[0].grammar
+        with pytest.raises(ApiError, match="requires the type json_object"):
+            chat(model, response_format={"type": "text", "schema": schema})

@@ -16,6 +16,7 @@ from potluck.api.dialects.openai.other_fields import (
     PART,
     STREAM_OPTIONS,
 )
+from potluck.api.dialects.openai.other_names import with_own_names
 from potluck.api.other_fields import drop_inert_fields
 from potluck.api.tools import FunctionBody
 
@@ -41,12 +42,16 @@ class SchemaFormat(BaseModel):
 
 
 class ResponseFormat(BaseModel):
-    """``response_format``: free text, any JSON object, or an object that matches a schema."""
+    """``response_format``: free text, any JSON object, or an object that matches a schema.
+
+    ``json_object`` may have the schema as its own ``schema``, as in llama.cpp.
+    """
 
     model_config = STRICT
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: SchemaFormat | None = None
+    document: Any = Field(default=None, alias="schema")
 
 
 class StructuredOutputs(BaseModel):
@@ -183,6 +188,7 @@ class ChatBody(CommonBody):
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = (
         None
     )
+    enable_thinking: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     tools: Annotated[list[ToolBody], FIRST_ERROR] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
@@ -204,7 +210,8 @@ class CompletionBody(CommonBody):
 
 def parse_chat(body: bytes | bytearray) -> ChatBody:
     """Parse a chat request. Raises ``ApiError`` that names the invalid field."""
-    document = _without_other_options(drop_inert_fields(parse_object(body), CHAT, ""))
+    document = with_own_names(parse_object(body), is_chat=True)
+    document = _without_other_options(drop_inert_fields(document, CHAT, ""))
     prediction = document.get("prediction")
     if isinstance(prediction, dict):
         document["prediction"] = _plain_content(prediction, "prediction.")
@@ -213,7 +220,8 @@ def parse_chat(body: bytes | bytearray) -> ChatBody:
 
 def parse_completion(body: bytes | bytearray) -> CompletionBody:
     """Parse a completion request. Raises ``ApiError`` that names the invalid field."""
-    document = drop_inert_fields(parse_object(body), COMPLETION, "")
+    document = with_own_names(parse_object(body), is_chat=False)
+    document = drop_inert_fields(document, COMPLETION, "")
     return validated(CompletionBody, _without_other_options(document))
 
 

@@ -36,6 +36,16 @@ _HARMLESS_COMMON: Mapping[str, IgnoredField] = {
     "metadata": LABELS,
     "store": BOOLEAN,
     "user": replace(LABEL, is_kept=True),  # written to the agent's log
+    # llama.cpp's: whether to use the prompt cache, which never changes an answer here.
+    "cache_prompt": BOOLEAN,
+}
+
+_NEUTRAL_COMMON: Mapping[str, tuple[object, ...]] = {
+    "best_of": (None, 1),
+    # Samplers of llama.cpp and Ollama, with the values at which they do nothing.
+    "typical_p": (None, 1, 1.0),
+    "tfs_z": (None, 1, 1.0),
+    "mirostat": (None, 0),
 }
 
 CHAT = InertFields(
@@ -45,6 +55,10 @@ CHAT = InertFields(
         "verbosity": LABEL,
     },
     neutral={
+        **_NEUTRAL_COMMON,
+        # Fields of completions.
+        "echo": (None, False),
+        "suffix": (None,),
         "functions": (None, []),
         "function_call": (None, "none", "auto"),
         "audio": (None,),
@@ -57,7 +71,7 @@ CHAT = InertFields(
 
 COMPLETION = InertFields(
     harmless=_HARMLESS_COMMON,
-    neutral={"best_of": (None, 1)},
+    neutral=_NEUTRAL_COMMON,
 )
 """Fields of its completions API."""
 
@@ -67,6 +81,12 @@ MESSAGE = InertFields(
         "cache_control": FLAT,
         # Values that OpenAI's clients derived from the content, which the message also contains.
         "parsed": ANYTHING,
+        # Fields of other servers' answers. Reasoning is read from reasoning_content.
+        "id": LABEL,
+        "reasoning_details": ANYTHING,
+        "timestamp": ANYTHING,
+        # DeepSeek's: the last message is continued, which is done in any case.
+        "prefix": BOOLEAN,
     },
     neutral={
         "annotations": (None, []),

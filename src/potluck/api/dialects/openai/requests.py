@@ -42,10 +42,22 @@ def chat_request(body: ChatBody) -> ChatRequest:
         ),
         tool_use=_tool_use(body),
         reasoning_effort=body.reasoning_effort,
-        thinks=None if body.reasoning_effort is None else body.reasoning_effort != "none",
+        thinks=_thinks(body),
         template_variables=body.chat_template_kwargs or {},
         prediction="" if body.prediction is None else prediction_text(body.prediction),
     )
+
+
+def _thinks(body: ChatBody) -> bool | None:
+    """Return whether reasoning is switched on; None if that is left to the template."""
+    effort, thinks = body.reasoning_effort, body.enable_thinking
+    if effort is None:
+        return thinks
+    if thinks is not None and thinks != (effort != "none"):
+        raise invalid(
+            "enable_thinking", "enable_thinking contradicts reasoning_effort: omit one of them"
+        )
+    return effort != "none"
 
 
 def completion_request(body: CompletionBody) -> CompletionRequest:
