@@ -336,6 +336,16 @@ def test_ollama_models(client: httpx2.Client) -> None:
     for name in (MODEL, f"{MODEL}:latest"):
         shown = client.post("/api/show", json={"model": name}).json()
         assert {"completion", "tools", "thinking"} <= set(shown["capabilities"])
+        assert shown["details"] == listed["details"]
+        assert shown["model_info"]["general.basename"] == MODEL.rpartition("/")[2]
+        assert shown["model_info"]["general.parameter_count"] == 134_515_008
+    assert listed["details"] == running["details"]
+    assert listed["details"]["family"] == "toy"
+    assert listed["details"]["families"] == ["toy"]
+    assert listed["details"]["parameter_size"] == "134.52M"
+    assert listed["details"]["quantization_level"] == "Q4_1"
+    assert client.get("/").text == "Ollama is running"
+    assert client.head("/").status_code == 200
     assert client.post("/api/show", json={"model": "gpt"}).status_code == 404
     assert client.post("/api/show", json={}).json() == {"error": "model is required"}
 

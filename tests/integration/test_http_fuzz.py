@@ -50,7 +50,6 @@ def able_model(gateway: ToyGateway) -> ServedModel:
         context_tokens=gateway.status.context_tokens or 0,
         sampling_defaults={},
         output_format=choose_output_format(CHATML, (), tool_format="hermes"),
-        takes_tools=True,
         can_think=True,
         vector_size=4,
         embedding=EmbeddingConfig(pooling=Pooling.LAST, is_normalized=True),

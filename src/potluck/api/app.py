@@ -23,7 +23,7 @@ from potluck.api.dialects.openai import OpenAI
 from potluck.api.errors import ApiError, retry_after
 from potluck.api.guard import Guard
 from potluck.api.metrics import ApiMetrics
-from potluck.api.page import Asset, PageEndpoints
+from potluck.api.page import PAGE_PATH, Asset, PageEndpoints, root_text
 from potluck.api.rights import Rights
 from potluck.api.service import ApiService, json_response
 from potluck.types.console import Console
@@ -48,7 +48,10 @@ def build_app(
     own = _Own(gateway, metrics, gives_reasons=not rights.needs_key)
     endpoints = {dialect: tuple(dialect.endpoints(service)) for dialect in DIALECTS}
     endpoints[DIALECTS[0]] += own.endpoints()
-    if page is not None:
+    if page is None:
+        root = Endpoint(method="GET", path=PAGE_PATH, answer=root_text)
+        endpoints[DIALECTS[0]] += (root,)
+    else:
         cluster = ClusterEndpoints(page.console, rights, config.limits, ending)
         endpoints[DIALECTS[0]] += cluster.endpoints() + PageEndpoints(page.assets).endpoints()
     app = FastAPI(openapi_url=None, redirect_slashes=False)

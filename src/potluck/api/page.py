@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Protocol
 
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 
 from potluck.api.dialect import Endpoint
 from potluck.api.errors import ApiError
@@ -17,6 +17,8 @@ PAGE_PATH = "/"
 FILES_PREFIX = "/page/"
 
 _INDEX = "index.html"
+_ROOT_TEXT = "Ollama is running"
+"""Ollama's answer, by which many clients recognize a server; its command line begins with it."""
 
 CONTENT_SECURITY_POLICY = "; ".join(
     (
@@ -43,6 +45,11 @@ _HEADERS = MappingProxyType(
         "Cache-Control": "no-cache",  # cached, and revalidated by ETag, because agents are updated
     }
 )
+
+
+async def root_text(request: Request) -> Response:
+    """``GET /`` without the page."""
+    return PlainTextResponse(_ROOT_TEXT, headers={"Vary": "Accept"})
 
 
 class Asset(Protocol):
@@ -77,8 +84,12 @@ class PageEndpoints:
         )
 
     async def index(self, request: Request) -> Response:
-        """``GET /``."""
-        return self._file(_INDEX, request)
+        """``GET /``: the page for browsers, and Ollama's text for other clients."""
+        if "text/html" not in request.headers.get("accept", ""):
+            return await root_text(request)
+        response = self._file(_INDEX, request)
+        response.headers["Vary"] = "Accept"
+        return response
 
     async def file(self, request: Request) -> Response:
         """``GET /page/{path}``."""

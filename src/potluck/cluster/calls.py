@@ -507,6 +507,14 @@ class DraftRecord(msgspec.Struct, frozen=True, kw_only=True):
     is_own: bool
 
 
+class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """Figures for lists of models. ``stored_format`` is the format of most of the weights."""
+
+    family: str
+    num_parameters: int
+    stored_format: str
+
+
 class DeploymentRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A deployment as every agent knows it. The record with the highest (epoch, revision) counts.
 
@@ -519,22 +527,22 @@ class DeploymentRecord(msgspec.Struct, frozen=True, kw_only=True):
     costs, and may be empty. ``fingerprint`` is that of the model at the node from which it was
     deployed; None if it was not computed. ``done_bytes`` and ``total_bytes`` are the weights loaded
     so far. ``remarks`` say which weights have a format other than that of ``quantization``.
-    ``sampling_defaults`` are the model's. Requests wait ``recovery_wait_seconds`` for stages before
-    they fail. ``num_spares`` additional nodes hold each stage. ``holders`` are the nodes that knew
-    of the deployment when its epoch was claimed; with ``has_quorum`` enough of them agreed to it
-    (see ``Claim``), and without it, any record that has one takes precedence. ``num_recoveries``
-    counts how often it became ready again after a loss, the last time after ``recovery_seconds``.
-    ``ready_in_seconds`` is its coordinator's estimate when it published this, if it is not ready
-    and that is known. ``successor`` is the node that a leaving coordinator has chosen to follow it.
-    Plans optimize the ``objective``, with ``num_streams`` and ``tensor_parallel`` as in
-    ``Preferences``, or are the ``layout`` if there is one; ``prediction`` is for the plan in force,
-    None if it was made without one. ``rebalance`` says whether it moves to a better plan, which has
-    to gain ``rebalance_threshold``, and ``rebalance_note``, in one line, what such a plan would
-    gain, or why the last one was abandoned. With ``prefix_cache``, common prefixes of prompts are
-    computed once. Prompts are split so that the time between the tokens of others is about
-    ``target_step_ms`` milliseconds. Tool calls are parsed in the format ``tool_format``; None: in
-    that of the chat template. Drafts come from ``draft`` (see ``potluck.drafting.sources``); if
-    that is a model, ``small`` is its deployment.
+    ``sampling_defaults`` and ``facts`` are the model's. Requests wait ``recovery_wait_seconds`` for
+    stages before they fail. ``num_spares`` additional nodes hold each stage. ``holders`` are the
+    nodes that knew of the deployment when its epoch was claimed; with ``has_quorum`` enough of them
+    agreed to it (see ``Claim``), and without it, any record that has one takes precedence.
+    ``num_recoveries`` counts how often it became ready again after a loss, the last time after
+    ``recovery_seconds``. ``ready_in_seconds`` is its coordinator's estimate when it published this,
+    if it is not ready and that is known. ``successor`` is the node that a leaving coordinator has
+    chosen to follow it. Plans optimize the ``objective``, with ``num_streams`` and
+    ``tensor_parallel`` as in ``Preferences``, or are the ``layout`` if there is one; ``prediction``
+    is for the plan in force, None if it was made without one. ``rebalance`` says whether it moves
+    to a better plan, which has to gain ``rebalance_threshold``, and ``rebalance_note``, in one
+    line, what such a plan would gain, or why the last one was abandoned. With ``prefix_cache``,
+    common prefixes of prompts are computed once. Prompts are split so that the time between the
+    tokens of others is about ``target_step_ms`` milliseconds. Tool calls are parsed in the format
+    ``tool_format``; None: in that of the chat template. Drafts come from ``draft`` (see
+    ``potluck.drafting.sources``); if that is a model, ``small`` is its deployment.
 
     Nodes read ``model`` at their own path if there is no ``manifest``, or if they are among
     ``own_files``; the others get the files of the ``manifest`` by content, and keep them in their
@@ -570,6 +578,7 @@ class DeploymentRecord(msgspec.Struct, frozen=True, kw_only=True):
     fingerprint: ModelFingerprint | None = None
     remarks: tuple[str, ...] = ()
     sampling_defaults: dict[str, float | int] = {}
+    facts: ModelFacts | None = None
     recovery_wait_seconds: float = DEFAULT_RECOVERY_WAIT_SECONDS
     num_spares: int = 0
     holders: tuple[NodeId, ...] = ()

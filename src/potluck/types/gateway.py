@@ -40,8 +40,8 @@ class ModelStatus:
     ``created`` is the time of the deployment in seconds since 1970, as in OpenAI's API.
     ``sampling_defaults`` is as in ``ServedModel``. ``ready_in_seconds`` is the time until it is
     expected to be ready; None if it is ready or the time is unknown. ``weights_format`` is the
-    format of the model's files, and ``quantization`` that of the loaded weights. ``digest``
-    identifies the model.
+    format of the model's files, and ``quantization`` that of most of the loaded weights. ``family``
+    is the name of the architecture in the files. ``digest`` identifies the model.
     """
 
     model_id: str
@@ -54,6 +54,8 @@ class ModelStatus:
     weights_bytes: int = 0
     weights_format: str = ""
     quantization: str = ""
+    family: str = ""
+    num_parameters: int = 0
     digest: str = ""
 
 
@@ -84,7 +86,6 @@ class ServedModel:
     output_format: OutputFormat | None = None
     architecture: str = ""
     template: str | None = None
-    takes_tools: bool = False
     can_think: bool = False
     has_logits: bool = True
     vector_size: int = 0

@@ -45,7 +45,6 @@ class ScriptedGateway(ToyGateway):
             model,
             output_format=choose_output_format(TEMPLATE, ()),
             template=TEMPLATE,
-            takes_tools=True,
             can_think=True,
             architecture="toy",
         )

@@ -140,6 +140,9 @@ class ToyGateway:
             context_tokens=CONTEXT_TOKENS,
             state=ModelState.READY,
             sampling_defaults={"temperature": 0.7, "top_k": 40, "min_p": 0.05},
+            quantization="q4_1",
+            family="toy",
+            num_parameters=134_515_008,
         )
         self.sampling_defaults: Mapping[str, float | int] = {}
         self.served: ServedModel | None = None

@@ -63,7 +63,7 @@ def ask(
     url: str = "http://127.0.0.1:7334",
 ) -> httpx2.Response:
     """What an application with a page answers."""
-    sent = dict(headers or {})
+    sent = {"Accept": "text/html,*/*;q=0.8", **(headers or {})}
     if bearer is not None:
         sent["Authorization"] = f"Bearer {bearer}"
 
@@ -88,6 +88,14 @@ def test_the_page_needs_no_key_and_shows_nothing_of_the_cluster(keys: Keys) -> N
     shown = ask("GET", "/", keys=keys.file)
     assert shown.content == ASSETS["index.html"].content
     assert shown.headers["content-type"] == "text/html; charset=utf-8"
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+def test_other_clients_recognize_a_server_by_ollamas_text(keys: Keys, method: str) -> None:
+    shown = ask(method, "/", keys=keys.file, headers={"Accept": "*/*"})
+    text = "" if method == "HEAD" else "Ollama is running"
+    assert (shown.status_code, shown.text) == (200, text)
+    assert shown.headers["vary"] == ask("GET", "/").headers["vary"] == "Accept"
 
 
 @pytest.mark.parametrize("path", ["/", "/page/app.js"])
@@ -241,7 +249,7 @@ def test_ids_of_events_are_checked(last: str) -> None:
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "Last-Event-ID")
 
 
-def test_without_a_page_there_is_none() -> None:
+def test_without_a_page_there_is_only_ollamas_text() -> None:
     gateway = ToyGateway()
 
     async def answer() -> list[int]:
@@ -250,5 +258,5 @@ def test_without_a_page_there_is_none() -> None:
         async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
             return [(await client.get(path)).status_code for path in OPEN]
 
-    assert asyncio.run(answer()) == [404] * 3
+    assert asyncio.run(answer()) == [200, 404, 404]
     gateway.dispatcher.close()

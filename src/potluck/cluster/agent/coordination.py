@@ -13,7 +13,7 @@ import msgspec
 from potluck.catalog import ModelDescription, read_profile
 from potluck.cluster.agent.changes import Changes
 from potluck.cluster.agent.deployment_history import UNDEPLOYED
-from potluck.cluster.agent.new_deployment import name_of, new_record
+from potluck.cluster.agent.new_deployment import facts_of, name_of, new_record
 from potluck.cluster.agent.promises import Promises
 from potluck.cluster.agent.registry import Registry
 from potluck.cluster.agent.small_models import SmallModels, deploy_of, draft_record
@@ -140,7 +140,7 @@ class Coordination:
         self._require_staying()
         record = self._new_record(request, read.description, read.fingerprint)
         small = await self._small_of(request, read.description)
-        record = msgspec.structs.replace(record, small=small)
+        record = msgspec.structs.replace(record, small=small, facts=facts_of(profile))
         deployment = self._make(record, read, profile)
         self.coordinated[record.deployment] = deployment
         begun(record.deployment)

@@ -39,6 +39,7 @@ from potluck.types.gateway import (
     ServedModel,
 )
 from potluck.types.node import NodeReport
+from potluck.types.quantization import Quantization
 from potluck.types.sequence import Cancel, OnUpdate, SequenceUpdate
 
 _log = logging.getLogger(__name__)
@@ -88,7 +89,9 @@ class AgentGateway:
                 ready_in_seconds=self._ready_in_seconds(record),
                 weights_bytes=record.total_bytes,
                 weights_format="gguf" if record.model.endswith(".gguf") else "safetensors",
-                quantization=record.quantization.value,
+                quantization=_format_of(record),
+                family="" if record.facts is None else record.facts.family,
+                num_parameters=0 if record.facts is None else record.facts.num_parameters,
                 digest="" if record.fingerprint is None else record.fingerprint.digest,
             )
             for record in live
@@ -245,6 +248,14 @@ class AgentGateway:
         return record
 
 
+def _format_of(record: DeploymentRecord) -> str:
+    """Return the format of most of the loaded weights."""
+    is_converted = record.quantization is not Quantization.NONE
+    if is_converted or record.facts is None:
+        return record.quantization.value
+    return record.facts.stored_format
+
+
 def _load_own(
     record: DeploymentRecord, fingerprints: Fingerprints, *, may_fetch: bool
 ) -> ServedModel | None:
@@ -271,7 +282,6 @@ def _served_model(record: DeploymentRecord, description: ModelDescription) -> Se
     from potluck.text.fill_in import find_fill_in
     from potluck.text.reasoning import reasoning_format
     from potluck.text.rerank import check_labels, encode_pair, rerank_template
-    from potluck.text.template_gaps import supports_tools
     from potluck.text.tool_formats import choose_output_format
 
     tokenizer = load_tokenizer(description.files)
@@ -295,7 +305,6 @@ def _served_model(record: DeploymentRecord, description: ModelDescription) -> Se
         output_format=output_format,
         architecture=description.config.family,
         template=source,
-        takes_tools=source is not None and supports_tools(source),
         can_think=source is not None and reasoning_format(source) is not None,
         has_logits=description.config.has_logits,
         vector_size=description.config.vector_size,

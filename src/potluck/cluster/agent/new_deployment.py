@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections import Counter
 from pathlib import Path
 
 from potluck.catalog import ModelDescription, looks_like_path
@@ -11,6 +12,7 @@ from potluck.cluster.calls import (
     Deploy,
     DeploymentRecord,
     DeploymentState,
+    ModelFacts,
     ModelFingerprint,
 )
 from potluck.errors import ParameterError
@@ -22,9 +24,11 @@ from potluck.types.choices import ArithmeticChoice, Objective
 from potluck.types.cluster import DeploymentId, Epoch, NodeId
 from potluck.types.model import ModelConfig
 from potluck.types.placement import wanted_streams
+from potluck.types.profile import ModelProfile
 from potluck.types.quantization import Quantization
 from potluck.types.ranges import DEFAULT_CACHE_CONTEXTS, require_number
 from potluck.types.states import states_for
+from potluck.types.tensor import TensorFormat
 
 
 def name_of(request: Deploy) -> str:
@@ -38,6 +42,18 @@ def name_of(request: Deploy) -> str:
         return request.model
     path = Path(request.model)
     return path.stem if path.suffix == ".gguf" else path.name
+
+
+def facts_of(profile: ModelProfile) -> ModelFacts:
+    """Return the facts of a model; a head tied to the embedding is counted once."""
+    sizes: Counter[TensorFormat] = Counter()
+    for tensor in profile.tensors.values():
+        sizes[tensor.format] += tensor.num_rows * tensor.num_columns
+    return ModelFacts(
+        family=profile.config.family,
+        num_parameters=sizes.total(),
+        stored_format=max(sizes, key=sizes.__getitem__).label,
+    )
 
 
 def new_record(

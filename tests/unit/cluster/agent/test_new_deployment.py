@@ -10,8 +10,15 @@ import pytest
 from support.models.recurrent_configs import MAMBA, hybrid_config
 
 from potluck.catalog import ModelDescription, describe_model
-from potluck.cluster.agent.new_deployment import name_of, new_record
-from potluck.cluster.calls import Deploy, DeploymentRecord, ModelFingerprint, StageRecord
+from potluck.catalog.profile import read_profile
+from potluck.cluster.agent.new_deployment import facts_of, name_of, new_record
+from potluck.cluster.calls import (
+    Deploy,
+    DeploymentRecord,
+    ModelFacts,
+    ModelFingerprint,
+    StageRecord,
+)
 from potluck.cluster.coordinator.planning import size_of
 from potluck.cluster.coordinator.starting import stage_spec
 from potluck.errors import ParameterError
@@ -31,6 +38,12 @@ def record(
     fingerprint = ModelFingerprint(digest="d")
     request = Deploy(model="m", context_tokens=64, **options)
     return new_record(request, description, fingerprint, model_id=name, coordinator=NODE)
+
+
+def test_facts_are_those_of_the_files() -> None:
+    assert facts_of(read_profile(DEMO)) == ModelFacts(
+        family="llama", num_parameters=7_608_576, stored_format="bf16"
+    )
 
 
 @pytest.mark.parametrize("name", ["", " ", ".", "..", "-rf", "a\nb", "a\x1b[31m", "a\u202eb"])

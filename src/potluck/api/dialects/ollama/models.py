@@ -47,9 +47,11 @@ def shown_json(status: ModelStatus, model: ServedModel) -> Json:
         "modelfile": "",
         "parameters": parameters,
         "template": model.template or "",
-        "details": {**_details(status), "family": model.architecture},
+        "details": _details(status),
         "model_info": {
             "general.architecture": model.architecture,
+            "general.basename": status.model_id.rpartition("/")[2],
+            "general.parameter_count": status.num_parameters,
             f"{model.architecture}.context_length": status.context_tokens,
             f"{model.architecture}.vocab_size": model.vocab_size,
         },
@@ -64,7 +66,7 @@ def _capabilities(model: ServedModel) -> list[str]:
         capabilities.append("embedding")
     if model.fill_in is not None:
         capabilities.append("insert")
-    if model.takes_tools:
+    if model.has_logits and model.template is not None:  # in any template, if need be as text
         capabilities.append("tools")
     if model.can_think:
         capabilities.append("thinking")
@@ -75,11 +77,19 @@ def _details(status: ModelStatus) -> Json:
     return {
         "parent_model": "",
         "format": status.weights_format,
-        "family": "",
-        "families": None,
-        "parameter_size": "",
-        "quantization_level": status.quantization,
+        "family": status.family,
+        "families": [status.family] if status.family else None,
+        "parameter_size": _rounded(status.num_parameters),
+        "quantization_level": status.quantization.upper(),
     }
+
+
+def _rounded(count: int) -> str:
+    """Return a number of parameters as Ollama writes it (``134.52M``); empty if it is unknown."""
+    for unit, letter in ((10**9, "B"), (10**6, "M"), (10**3, "K")):
+        if count >= unit:
+            return f"{count / unit:.2f}".rstrip("0").rstrip(".") + letter
+    return str(count) if count else ""
 
 
 def _created(status: ModelStatus) -> str:
