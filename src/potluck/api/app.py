@@ -23,7 +23,7 @@ from potluck.api.dialects.openai import OpenAI
 from potluck.api.errors import ApiError, retry_after
 from potluck.api.guard import Guard
 from potluck.api.metrics import ApiMetrics
-from potluck.api.page import PAGE_PATH, Asset, PageEndpoints, root_text
+from potluck.api.page import Asset, PageEndpoints, endpoint_without_page
 from potluck.api.rights import Rights
 from potluck.api.service import ApiService, json_response
 from potluck.types.console import Console
@@ -49,8 +49,7 @@ def build_app(
     endpoints = {dialect: tuple(dialect.endpoints(service)) for dialect in DIALECTS}
     endpoints[DIALECTS[0]] += own.endpoints()
     if page is None:
-        root = Endpoint(method="GET", path=PAGE_PATH, answer=root_text)
-        endpoints[DIALECTS[0]] += (root,)
+        endpoints[DIALECTS[0]] += (endpoint_without_page(),)
     else:
         cluster = ClusterEndpoints(page.console, rights, config.limits, ending)
         endpoints[DIALECTS[0]] += cluster.endpoints() + PageEndpoints(page.assets).endpoints()

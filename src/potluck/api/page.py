@@ -47,9 +47,13 @@ _HEADERS = MappingProxyType(
 )
 
 
-async def root_text(request: Request) -> Response:
-    """``GET /`` without the page."""
+async def _root_text(request: Request) -> Response:
     return PlainTextResponse(_ROOT_TEXT, headers={"Vary": "Accept"})
+
+
+def endpoint_without_page() -> Endpoint:
+    """Return the endpoint of an agent that serves no page."""
+    return Endpoint(method="GET", path=PAGE_PATH, answer=_root_text)
 
 
 class Asset(Protocol):
@@ -86,7 +90,7 @@ class PageEndpoints:
     async def index(self, request: Request) -> Response:
         """``GET /``: the page for browsers, and Ollama's text for other clients."""
         if "text/html" not in request.headers.get("accept", ""):
-            return await root_text(request)
+            return await _root_text(request)
         response = self._file(_INDEX, request)
         response.headers["Vary"] = "Accept"
         return response
