@@ -27,6 +27,8 @@ class Decompressor:
                 piece = self._decoder.decompress(data, _PIECE_BYTES)
             except zlib.error as error:
                 raise _malformed() from error
+            if self._decoder.unused_data:  # it would be kept, and grow
+                raise _malformed()
             data = self._decoder.unconsumed_tail
             if piece:
                 yield piece
@@ -35,7 +37,7 @@ class Decompressor:
 
     def end(self) -> None:
         """Raise ``ApiError`` (400) if the body was not complete."""
-        if not self._decoder.eof or self._decoder.unused_data:
+        if not self._decoder.eof:
             raise _malformed()
 
 

@@ -44,6 +44,14 @@ def test_broken_data_is_refused(data: bytes) -> None:
     assert (raised.value.status, raised.value.code) == (400, "invalid_body")
 
 
+def test_what_follows_the_data_is_refused_as_it_arrives() -> None:
+    decompressor = decompressor_for({"content-encoding": "gzip"})
+    assert decompressor is not None
+    assert b"".join(decompressor.pieces(gzip.compress(b"{}"))) == b"{}"
+    with pytest.raises(ApiError):
+        next(decompressor.pieces(b"x"))
+
+
 def test_other_compressions_are_refused_by_name() -> None:
     with pytest.raises(ApiError, match="'br' is not supported: send gzip") as raised:
         decompressor_for({"content-encoding": "br"})
