@@ -589,6 +589,8 @@ class TestFieldsOfOtherServers:
             ({"reasoning": {"enabled": False, "exclude": False}}, None, False),
             ({"reasoning": {"effort": "none"}, "reasoning_effort": "none"}, "none", False),
             ({"reasoning": None, "thinking": None}, None, None),
+            ({"reasoning_effort": None, "reasoning": {"effort": "low"}}, "low", True),
+            ({"enable_thinking": None, "thinking": False}, None, False),
         ],
     )
     def test_reasoning(
@@ -625,3 +627,10 @@ class TestFieldsOfOtherServers:
         assert own.requests[0].grammar == same.requests[0].grammar
         with pytest.raises(ApiError, match="requires the type json_object"):
             chat(model, response_format={"type": "text", "schema": schema})
+        both = {"type": "json_object", "schema": schema, "json_schema": usual["json_schema"]}
+        with pytest.raises(ApiError, match="requires the type json_schema"):
+            chat(model, response_format=both)
+
+    def test_null_is_no_value_of_the_other_name(self, model: ServedModel) -> None:
+        job = chat(model, repetition_penalty=None, repeat_penalty=1.25)
+        assert job.requests[0].sampling.repetition_penalty == 1.25

@@ -14,10 +14,10 @@ from potluck.api.dialects.openai.other_fields import (
     COMPLETION,
     MESSAGE,
     PART,
+    REASONING,
     STREAM_OPTIONS,
 )
-from potluck.api.dialects.openai.other_names import with_own_names
-from potluck.api.other_fields import drop_inert_fields
+from potluck.api.other_fields import InertFields, drop_inert_fields
 from potluck.api.tools import FunctionBody
 
 
@@ -69,7 +69,8 @@ class StructuredOutputs(BaseModel):
 class CommonBody(BaseModel):
     """Fields that chat completions and completions share.
 
-    A field that is omitted is None. ``user`` is a label for the log.
+    A field that is omitted is None. ``user`` is a label for the log. ``repeat_penalty`` is the name
+    of ``repetition_penalty`` in llama.cpp and Ollama.
     """
 
     model_config = STRICT
@@ -81,6 +82,7 @@ class CommonBody(BaseModel):
     top_k: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
+    repeat_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
@@ -176,8 +178,32 @@ class Prediction(BaseModel):
     content: str | Annotated[list[ContentPart], FIRST_ERROR]
 
 
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+
+class Thinking(BaseModel):
+    """``thinking``, as in the APIs of DeepSeek and GLM."""
+
+    model_config = STRICT
+
+    type: Literal["enabled", "disabled"]
+
+
+class Reasoning(BaseModel):
+    """``reasoning``, as in OpenRouter's API."""
+
+    model_config = STRICT
+
+    effort: ReasoningEffort | None = None
+    enabled: bool | None = None
+
+
 class ChatBody(CommonBody):
-    """The body of ``/v1/chat/completions``."""
+    """The body of ``/v1/chat/completions``.
+
+    Reasoning is switched by ``enable_thinking``, ``thinking`` or ``reasoning``; its amount is
+    ``reasoning_effort``, or that of ``reasoning``.
+    """
 
     messages: Annotated[list[Message], FIRST_ERROR]
     max_completion_tokens: int | None = None
@@ -185,10 +211,10 @@ class ChatBody(CommonBody):
     top_logprobs: int | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = (
-        None
-    )
+    reasoning_effort: ReasoningEffort | None = None
+    reasoning: Reasoning | None = None
     enable_thinking: bool | None = None
+    thinking: bool | Thinking | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     tools: Annotated[list[ToolBody], FIRST_ERROR] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
@@ -210,8 +236,9 @@ class CompletionBody(CommonBody):
 
 def parse_chat(body: bytes | bytearray) -> ChatBody:
     """Parse a chat request. Raises ``ApiError`` that names the invalid field."""
-    document = with_own_names(parse_object(body), is_chat=True)
-    document = _without_other_options(drop_inert_fields(document, CHAT, ""))
+    document = drop_inert_fields(parse_object(body), CHAT, "")
+    _drop_inert_members(document, "stream_options", STREAM_OPTIONS)
+    _drop_inert_members(document, "reasoning", REASONING)
     prediction = document.get("prediction")
     if isinstance(prediction, dict):
         document["prediction"] = _plain_content(prediction, "prediction.")
@@ -220,9 +247,9 @@ def parse_chat(body: bytes | bytearray) -> ChatBody:
 
 def parse_completion(body: bytes | bytearray) -> CompletionBody:
     """Parse a completion request. Raises ``ApiError`` that names the invalid field."""
-    document = with_own_names(parse_object(body), is_chat=False)
-    document = drop_inert_fields(document, COMPLETION, "")
-    return validated(CompletionBody, _without_other_options(document))
+    document = drop_inert_fields(parse_object(body), COMPLETION, "")
+    _drop_inert_members(document, "stream_options", STREAM_OPTIONS)
+    return validated(CompletionBody, document)
 
 
 def plain_messages(document: dict[str, Any]) -> dict[str, Any]:
@@ -236,11 +263,11 @@ def plain_messages(document: dict[str, Any]) -> dict[str, Any]:
     return document
 
 
-def _without_other_options(document: dict[str, Any]) -> dict[str, Any]:
-    options = document.get("stream_options")
-    if isinstance(options, dict):
-        document["stream_options"] = drop_inert_fields(options, STREAM_OPTIONS, "stream_options.")
-    return document
+def _drop_inert_members(document: dict[str, Any], name: str, others: InertFields) -> None:
+    """Remove the ignored fields of the object ``name`` from ``document``."""
+    value = document.get(name)
+    if isinstance(value, dict):
+        document[name] = drop_inert_fields(value, others, f"{name}.")
 
 
 def _plain_message(message: Mapping[str, Any], where: str) -> dict[str, Any]:

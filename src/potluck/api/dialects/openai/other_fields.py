@@ -103,6 +103,9 @@ CALLED_FUNCTION = InertFields(harmless={"parsed_arguments": ANYTHING})
 PART = InertFields(harmless={"cache_control": FLAT, "prompt_cache_breakpoint": FLAT})
 """Fields of a part of a message's content."""
 
+REASONING = InertFields(neutral={"exclude": (None, False)})
+"""Fields of ``reasoning``: reasoning cannot be left out of an answer."""
+
 STREAM_OPTIONS = InertFields(
     # Random padding in every chunk, which hides the length of the chunk's text from eavesdroppers.
     harmless={"include_obfuscation": BOOLEAN}

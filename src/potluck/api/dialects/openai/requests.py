@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TypedDict
+from typing import TypedDict, TypeVar
 
 from potluck.api.dialects.openai.bodies import (
     ChatBody,
     CommonBody,
     CompletionBody,
     NamedTool,
+    Thinking,
 )
 from potluck.api.dialects.openai.messages import chat_messages, prediction_text
 from potluck.api.dialects.openai.structured import requested_grammar
@@ -20,6 +21,8 @@ from potluck.text.chat import chat_ending
 from potluck.types.output import ToolMode, ToolUse
 from potluck.types.ranges import require_number
 
+_T = TypeVar("_T")
+
 DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's default ``max_tokens`` of completions. A chat continues to the end of the context."""
 
@@ -28,6 +31,7 @@ def chat_request(body: ChatBody) -> ChatRequest:
     """Convert a chat completion request. Raises ``PotluckError``."""
     messages = chat_messages(body.messages)
     top_logprobs = body.top_logprobs or 0
+    effort = _reasoning_effort(body)
     if not body.logprobs and top_logprobs:
         raise invalid("top_logprobs", "top_logprobs requires logprobs: set logprobs")
     return ChatRequest(
@@ -41,23 +45,38 @@ def chat_request(body: ChatBody) -> ChatRequest:
             continue_final_message=body.continue_final_message,
         ),
         tool_use=_tool_use(body),
-        reasoning_effort=body.reasoning_effort,
-        thinks=_thinks(body),
+        reasoning_effort=effort,
+        thinks=_thinks(body, effort),
         template_variables=body.chat_template_kwargs or {},
         prediction="" if body.prediction is None else prediction_text(body.prediction),
     )
 
 
-def _thinks(body: ChatBody) -> bool | None:
+def _reasoning_effort(body: ChatBody) -> str | None:
+    effort = None if body.reasoning is None else body.reasoning.effort
+    return _agreed("reasoning", effort, "reasoning_effort", body.reasoning_effort)
+
+
+def _thinks(body: ChatBody, effort: str | None) -> bool | None:
     """Return whether reasoning is switched on; None if that is left to the template."""
-    effort, thinks = body.reasoning_effort, body.enable_thinking
-    if effort is None:
-        return thinks
-    if thinks is not None and thinks != (effort != "none"):
-        raise invalid(
-            "enable_thinking", "enable_thinking contradicts reasoning_effort: omit one of them"
-        )
-    return effort != "none"
+    thinking = body.thinking
+    if isinstance(thinking, Thinking):
+        thinking = thinking.type == "enabled"
+    thinks = _agreed("thinking", thinking, "enable_thinking", body.enable_thinking)
+    enabled = None if body.reasoning is None else body.reasoning.enabled
+    thinks = _agreed("reasoning", enabled, "enable_thinking", thinks)
+    by_effort = None if effort is None else effort != "none"
+    return _agreed("enable_thinking", thinks, "reasoning_effort", by_effort)
+
+
+def _agreed(name: str, value: _T | None, other_name: str, other: _T | None) -> _T | None:
+    """Return the value of two fields that mean the same; None if both are omitted.
+
+    Raise ``ApiError`` if they contradict each other.
+    """
+    if value is not None and other is not None and value != other:
+        raise invalid(name, f"{name} contradicts {other_name}: omit one of them")
+    return other if value is None else value
 
 
 def completion_request(body: CompletionBody) -> CompletionRequest:
@@ -119,7 +138,12 @@ def _sampling(body: CommonBody) -> dict[str, float | int]:
         "top_p": body.top_p,
         "top_k": body.top_k,
         "min_p": body.min_p,
-        "repetition_penalty": body.repetition_penalty,
+        "repetition_penalty": _agreed(
+            "repeat_penalty",
+            body.repeat_penalty,
+            "repetition_penalty",
+            body.repetition_penalty,
+        ),
         "presence_penalty": body.presence_penalty,
         "frequency_penalty": body.frequency_penalty,
     }

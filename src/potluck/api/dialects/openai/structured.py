@@ -35,13 +35,13 @@ def requested_grammar(body: CommonBody) -> tuple[str, str] | None:
 
 def _response_format(response_format: ResponseFormat) -> str | None:
     where, own = "response_format.json_schema", "response_format.schema"
-    if response_format.document is not None:
-        if response_format.type != "json_object":
-            raise invalid(own, f"{own} requires the type json_object")
-        return schema_grammar(response_format.document, own)
+    if response_format.document is not None and response_format.type != "json_object":
+        raise invalid(own, f"{own} requires the type json_object")
     if response_format.type != "json_schema":
         if response_format.json_schema is not None:
             raise invalid(where, f"{where} requires the type json_schema")
+        if response_format.document is not None:
+            return schema_grammar(response_format.document, own)
         return None if response_format.type == "text" else grammars.json_object()
     if response_format.json_schema is None:
         raise invalid(where, f"{where} is required", code="missing_required_parameter")
