@@ -203,7 +203,7 @@ class _Chat:
     now: datetime
 
     def completed(self) -> _Chat:
-        """Return the chat with its messages in a form of which the template writes everything."""
+        """Return the chat with its messages in a form that the template writes completely."""
         render = partial(
             self.template.render,
             tools=self.tools,

@@ -1,5 +1,4 @@
-"""Adapt chats to templates without support for tools, calls, several calls, or several system
-messages.
+"""Adapt chats to templates without support for tools, calls, or several system messages.
 
 The templates of many models support only user and assistant messages. Parts of a chat that a
 template does not support are rewritten as content of the messages it does support, in the format of
@@ -21,7 +20,6 @@ from potluck.errors import ChatTemplateError
 from potluck.text.template_data import messages_data, tool_data
 from potluck.text.template_rewrites import (
     calls_as_text,
-    calls_one_by_one,
     num_leading_systems,
     results_as_text,
 )
@@ -30,8 +28,6 @@ from potluck.types.text import ChatMessage, Tool, ToolCall
 _TOOLS = re.compile(r"\btools\b|\bfunctions\b")
 _TOOL_ROLE = re.compile(r"""['"]tool['"]|\btool_response""")
 
-_ONE_CALL = re.compile(r"only supports single tool-calls at once", re.IGNORECASE)
-"""Error with which the templates of Llama 3.1 and later reject a message with several calls."""
 _FORM = (
     "To call one, write its name and its arguments as JSON within tags, and end there:",
     "<tool_call>",
@@ -58,8 +54,6 @@ def fill_gaps(
     knows_calls = "tool_calls" in source
     if not knows_calls:
         filled = calls_as_text(filled)
-    elif _ONE_CALL.search(source):
-        filled = calls_one_by_one(filled)
     if not knows_calls and not supports_tools(source) and not _TOOL_ROLE.search(source):
         filled = results_as_text(filled)
     if tools and not (supports_tools(source) and _writes_tools(probe)):

@@ -17,7 +17,6 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import count
 from typing import Any
 
 from potluck.errors import ChatTemplateError, TemplateLimitError
@@ -139,11 +138,8 @@ def _candidates(messages: list[ChatMessage]) -> Iterator[tuple[list[ChatMessage]
 
 def _losses(messages: Sequence[ChatMessage], render: Render) -> list[_Mark] | None:
     """Return what the template does not write of a chat; None if it rejects the chat."""
-    words = (f"zq{number}qz" for number in count())  # none contains another one
-    marked: list[ChatMessage] = []
     marks: list[_Mark] = []
-    for message in messages:
-        marked.append(_marked(message, words, marks))
+    marked = [_marked(message, marks) for message in messages]
     try:
         text = render(marked)
     except TemplateLimitError:
@@ -154,9 +150,11 @@ def _losses(messages: Sequence[ChatMessage], render: Render) -> list[_Mark] | No
     return [mark for mark in marks if mark.word not in found]
 
 
-def _marked(message: ChatMessage, words: Iterator[str], marks: list[_Mark]) -> ChatMessage:
+def _marked(message: ChatMessage, marks: list[_Mark]) -> ChatMessage:
+    """Return the message with a word in place of each text, and append the words to ``marks``."""
+
     def mark(part: str, *, is_required: bool = True) -> str:
-        word = next(words)
+        word = f"zq{len(marks)}qz"  # none contains another one
         marks.append(_Mark(word=word, part=part, is_required=is_required))
         return word
 

@@ -102,8 +102,8 @@ def later_systems_as_users(messages: Sequence[ChatMessage]) -> list[ChatMessage]
 
 
 def merged_roles(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
-    """Merge neighbouring user messages, and neighbouring assistant messages of which only the last
-    one has calls.
+    """Merge neighbouring user messages. Merge an assistant's message with the next one of the
+    assistant, unless it has calls.
     """
     changed: list[ChatMessage] = []
     for message in messages:

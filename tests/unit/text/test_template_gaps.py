@@ -103,26 +103,6 @@ def test_prompts_have_no_gaps(tmp_path: Path) -> None:
     assert text.endswith(f"{CALL_TEXT}<user><tool_response>\nnoon\n</tool_response>")
 
 
-def test_calls_come_one_by_one_where_a_template_wants_it() -> None:
-    source = (
-        "{{ tools }}{{ tool_calls }}{{ 'This model only supports single tool-calls at once!' }}"
-    )
-    first, second = (replace(CALLING.tool_calls[0], call_id=each) for each in "12")
-    both = replace(CALLING, tool_calls=(first, second), reasoning="Hm.")
-    results = [replace(RESULT, tool_call_id=each) for each in "213"]
-    found = fill_gaps([USER, both, *results, USER], (), source=source, special_tokens={})
-    assert found == [
-        USER,
-        replace(both, tool_calls=(first,)),
-        results[1],
-        ChatMessage(role="assistant", content="", tool_calls=(second,)),
-        results[0],
-        results[2],
-        USER,
-    ]
-    assert fill_gaps([both], (), source="{{ tools }}{{ tool_calls }}", special_tokens={}) == [both]
-
-
 ONE_SYSTEM = (
     "{% for m in messages %}{% if m.role != 'system' or loop.first %}<{{ m.role }}>{{ m.content }}"
     "{% endif %}{% endfor %}"

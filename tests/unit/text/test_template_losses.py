@@ -1,4 +1,4 @@
-"""Chats of which a template would lose a part, or which it would reject."""
+"""Chats that a template would write in part, or reject."""
 
 from __future__ import annotations
 
@@ -86,6 +86,31 @@ def test_text_beside_a_call_is_a_message_of_its_own() -> None:
 def test_calls_come_one_by_one_where_only_the_first_is_written() -> None:
     found = completed(START + FIRST_CALL + END, USER, called(1, 2), resulted(1), resulted(2))
     assert found == [USER, called(1), resulted(1), called(2), resulted(2)]
+
+
+def test_calls_come_one_by_one_where_a_template_refuses_several() -> None:
+    refuse = (
+        "{% for m in messages %}{% if m.tool_calls | default([]) | length > 1 %}"
+        "{{ raise_exception('This model only supports single tool-calls at once!') }}"
+        "{% endif %}{% endfor %}"
+    )
+    writes_all = (
+        "{% for m in messages %}{{ m.content }}"
+        "{% for c in m.tool_calls | default([]) %}" + CALL + "{% endfor %}{% endfor %}"
+    )
+    both = replace(called(1, 2, content="Let me see."), reasoning="Hm.")
+    results = [resulted(2), resulted(1), resulted(3)]
+    chat = [USER, both, *results, USER]
+    assert completed(refuse + writes_all, *chat) == [
+        USER,
+        replace(both, tool_calls=both.tool_calls[:1]),
+        results[1],
+        called(2),
+        results[0],
+        results[2],
+        USER,
+    ]
+    assert completed(writes_all, *chat) == chat
 
 
 def test_text_is_given_up_where_it_has_no_place() -> None:
