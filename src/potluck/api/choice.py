@@ -81,15 +81,18 @@ class ChoiceText:
             self._held.append(scored)
         tokens = self._take_tokens(everything=reason is not None and not is_cut)
         stopped_by = self._detokenizer.stopped_by
-        parts = self._parts(text, reason)
+        parts = self._parts(
+            text,
+            is_last=reason is not None,
+            is_cut=is_cut or reason is FinishReason.LENGTH,
+        )
         return Delta(parts=parts, tokens=tokens, finish_reason=reason, stopped_by=stopped_by)
 
-    def _parts(self, text: str, reason: FinishReason | None) -> tuple[OutputPart, ...]:
+    def _parts(self, text: str, *, is_last: bool, is_cut: bool) -> tuple[OutputPart, ...]:
         if self._parser is None:
             return (TextPart(text=text),) if text else ()
         parts = tuple(self._parser.push(text)) if text else ()
-        if reason is not None:
-            is_cut = reason is FinishReason.LENGTH or self._detokenizer.stopped_by is not None
+        if is_last:
             parts += tuple(self._parser.finish(is_cut=is_cut))
         if parts:
             self._is_thinking = isinstance(parts[-1], ReasoningPart)

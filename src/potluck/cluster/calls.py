@@ -508,11 +508,14 @@ class DraftRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """Figures for lists of models. ``stored_format`` is the format of most of the weights."""
+    """Figures for lists of models. ``stored_format`` is the format of most of the weights.
 
-    family: str
-    num_parameters: int
-    stored_format: str
+    Without an argument, nothing is known.
+    """
+
+    family: str = ""
+    num_parameters: int = 0
+    stored_format: str = ""
 
 
 class DeploymentRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -578,7 +581,7 @@ class DeploymentRecord(msgspec.Struct, frozen=True, kw_only=True):
     fingerprint: ModelFingerprint | None = None
     remarks: tuple[str, ...] = ()
     sampling_defaults: dict[str, float | int] = {}
-    facts: ModelFacts | None = None
+    facts: ModelFacts = ModelFacts()
     recovery_wait_seconds: float = DEFAULT_RECOVERY_WAIT_SECONDS
     num_spares: int = 0
     holders: tuple[NodeId, ...] = ()

@@ -90,8 +90,8 @@ class AgentGateway:
                 weights_bytes=record.total_bytes,
                 weights_format="gguf" if record.model.endswith(".gguf") else "safetensors",
                 quantization=_format_of(record),
-                family="" if record.facts is None else record.facts.family,
-                num_parameters=0 if record.facts is None else record.facts.num_parameters,
+                family=record.facts.family,
+                num_parameters=record.facts.num_parameters,
                 digest="" if record.fingerprint is None else record.fingerprint.digest,
             )
             for record in live
@@ -250,10 +250,8 @@ class AgentGateway:
 
 def _format_of(record: DeploymentRecord) -> str:
     """Return the format of most of the loaded weights."""
-    is_converted = record.quantization is not Quantization.NONE
-    if is_converted or record.facts is None:
-        return record.quantization.value
-    return record.facts.stored_format
+    is_as_stored = record.quantization is Quantization.NONE
+    return record.facts.stored_format if is_as_stored else record.quantization.value
 
 
 def _load_own(

@@ -52,7 +52,7 @@ def facts_of(profile: ModelProfile) -> ModelFacts:
     return ModelFacts(
         family=profile.config.family,
         num_parameters=sizes.total(),
-        stored_format=max(sizes, key=sizes.__getitem__).label,
+        stored_format=max(sizes, key=sizes.__getitem__).label if sizes else "",
     )
 
 
