@@ -80,10 +80,12 @@ __all__ = [
 def __getattr__(name: str) -> object:
     """Import what is asked for, so that ``import potluck`` alone stays light (PEP 562)."""
     import importlib
+    import sys
 
     from potluck.cpu_baseline import require_supported_cpu
 
     if name not in _EXPORTS:
         raise AttributeError(f"module 'potluck' has no attribute {name!r}")
-    require_supported_cpu()
+    if "numpy" not in sys.modules:
+        require_supported_cpu()
     return getattr(importlib.import_module(_EXPORTS[name]), name)

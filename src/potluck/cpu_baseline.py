@@ -37,7 +37,7 @@ def require_supported_cpu(
     if not missing or missing == _X86_64_V2:  # unreadable or masked: let NumPy decide
         return
     version = _installed_version() if numpy_version is None else numpy_version
-    if _numbers(version) < _FIRST_VERSION:
+    if not _requires_v2(version):
         return
     raise PotluckError(
         f"this CPU is older than x86-64-v2, which NumPy {version} requires: it lacks "
@@ -69,10 +69,10 @@ def _installed_version() -> str:
         return "0"
 
 
-def _numbers(version: str) -> tuple[int, ...]:
-    numbers = []
-    for part in version.split(".")[:2]:
-        if not part.isdigit():
-            break
-        numbers.append(int(part))
-    return tuple(numbers)
+def _requires_v2(version: str) -> bool:
+    from packaging.version import InvalidVersion, Version
+
+    try:
+        return Version(version).release >= _FIRST_VERSION
+    except InvalidVersion:
+        return False

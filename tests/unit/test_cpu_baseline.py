@@ -8,6 +8,7 @@ import pytest
 
 from potluck.cpu_baseline import require_supported_cpu
 from potluck.errors import PotluckError
+from potluck.portability.instructions.cpu_needs import level_flags
 
 CORE2 = "fpu mmx sse sse2 pni ssse3 cx16 lahf_lm"
 NEHALEM = f"{CORE2} sse4_1 sse4_2 popcnt"
@@ -38,6 +39,15 @@ def test_an_old_cpu_is_named_with_a_way_out(tmp_path: Path) -> None:
 )
 def test_others_may_go_on(tmp_path: Path, flags: str, version: str, machine: str) -> None:
     require_supported_cpu(cpuinfo(tmp_path, flags), numpy_version=version, machine=machine)
+
+
+def test_the_flags_are_those_of_the_level(tmp_path: Path) -> None:
+    levels = level_flags()
+    older = " ".join(levels["x86-64-v1"] | {"pni"})
+    with pytest.raises(PotluckError) as caught:
+        require_supported_cpu(cpuinfo(tmp_path, older), numpy_version="2.4.0", machine="x86_64")
+    missing = levels["x86-64-v2"] - levels["x86-64-v1"] - {"pni"}
+    assert caught.value.message.endswith(f"it lacks {', '.join(sorted(missing))}")
 
 
 def test_a_cpu_that_cannot_be_read_is_left_to_numpy(tmp_path: Path) -> None:
