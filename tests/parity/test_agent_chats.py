@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from datetime import datetime
 from typing import Any
 
@@ -18,17 +17,13 @@ from support.text.chats import (
     tools_of,
     user,
 )
-from support.text.published_templates import published_templates
+from support.text.published_templates import SPECIAL_TOKENS, templates_or_skip
 from support.text.recording_tokenizer import RecordingTokenizer
 
 from potluck.text.chat import ChatTemplate, prompt_chat
 from potluck.types.text import ChatEnding
 
-TEMPLATES = published_templates()
-if not TEMPLATES and not os.environ.get("CI"):
-    pytest.skip("build/chat_templates has no wheels: run make", allow_module_level=True)
-
-SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
+TEMPLATES = templates_or_skip()
 
 
 def system(content: str) -> Message:
@@ -143,7 +138,7 @@ def prompt_of(source: str, chat: list[Message], tools: list[Message]) -> str:
     tokenizer = RecordingTokenizer()
     prompt_chat(
         tokenizer,
-        ChatTemplate(source=source, special_tokens=SPECIAL),
+        ChatTemplate(source=source, special_tokens=SPECIAL_TOKENS),
         messages_of(chat),
         tools=tools_of(tools),
         ending=ChatEnding.NEW_TURN,

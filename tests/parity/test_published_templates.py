@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 import re
 from dataclasses import dataclass
 from datetime import datetime
@@ -29,7 +28,7 @@ from support.text.chats import (
     user,
     with_texts,
 )
-from support.text.published_templates import published_templates
+from support.text.published_templates import SPECIAL_TOKENS, templates_or_skip
 from support.text.recording_tokenizer import RecordingTokenizer
 from transformers.utils.chat_template_utils import render_jinja_template
 
@@ -45,11 +44,7 @@ from potluck.text.template_losses import complete
 from potluck.types.output import ReasoningPart, TextPart
 from potluck.types.text import ChatEnding
 
-TEMPLATES = published_templates()
-if not TEMPLATES and not os.environ.get("CI"):
-    pytest.skip("build/chat_templates has no wheels: run make", allow_module_level=True)
-
-SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
+TEMPLATES = templates_or_skip()
 TOOLS = [WEATHER, CLOCK]
 
 Case = tuple[list[Message], list[Message], dict[str, Any]]
@@ -85,7 +80,7 @@ def rendered_by_transformers(
             conversations=[messages],
             tools=tools or None,
             chat_template=source,
-            **{**SPECIAL, **options},
+            **{**SPECIAL_TOKENS, **options},
         )
     except Exception:  # noqa: BLE001 (whatever templates raise)
         return None
@@ -146,7 +141,7 @@ def prompted(
     try:
         tokens = encode_chat(
             tokenizer,
-            ChatTemplate(source=source, special_tokens=SPECIAL),
+            ChatTemplate(source=source, special_tokens=SPECIAL_TOKENS),
             messages_of(messages),
             tools=tools_of(tools),
             template_variables=variables,
@@ -161,7 +156,7 @@ def prompted(
 def control_texts(source: str) -> tuple[str, ...]:
     """What looks like a control token in a template, and the special tokens."""
     tags = re.findall(r"<[^<>\s'\"{}()+=~]+>|\[/?[A-Z_]+\]", source)
-    return tuple(sorted({*tags, *SPECIAL.values()}))
+    return tuple(sorted({*tags, *SPECIAL_TOKENS.values()}))
 
 
 @pytest.mark.parametrize("ending", [ChatEnding.NEW_TURN, ChatEnding.CLOSED])
@@ -185,8 +180,8 @@ def test_published_templates(name: str, ending: ChatEnding) -> None:
 def has_gaps(source: str, messages: list[Message], tools: list[Message]) -> bool:
     """Whether the template has no place for a part of the chat, so that it is put elsewhere."""
     chat = messages_of(messages)
-    filled = fill_gaps(chat, tools_of(tools), source=source, special_tokens=SPECIAL)
-    template = ChatTemplate(source=source, special_tokens=SPECIAL)
+    filled = fill_gaps(chat, tools_of(tools), source=source, special_tokens=SPECIAL_TOKENS)
+    template = ChatTemplate(source=source, special_tokens=SPECIAL_TOKENS)
     return chat != complete(filled, partial(template.render, tools=tools_of(tools)))
 
 
@@ -299,7 +294,7 @@ def test_thinking_is_switched(name: str) -> None:
     for is_on in (True, False):
         prompt = prompt_chat(
             RecordingTokenizer(),
-            ChatTemplate(source=source, special_tokens=SPECIAL),
+            ChatTemplate(source=source, special_tokens=SPECIAL_TOKENS),
             messages_of([user("What does <think> mean?")]),
             thinks=is_on,
         )

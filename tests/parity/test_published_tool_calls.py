@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from datetime import datetime
 
-import pytest
 from support.text.chats import CLOCK, WEATHER, Message, assistant, call, messages_of, tools_of, user
-from support.text.published_templates import published_templates
+from support.text.published_templates import SPECIAL_TOKENS, templates_or_skip
 from support.text.tool_outputs import found
 
 from potluck.errors import ChatTemplateError
@@ -17,11 +15,7 @@ from potluck.text.chat import ChatTemplate
 from potluck.text.tool_formats import choose_output_format
 from potluck.types.output import ToolUse
 
-TEMPLATES = published_templates()
-if not TEMPLATES and not os.environ.get("CI"):
-    pytest.skip("build/chat_templates has no wheels: run make", allow_module_level=True)
-
-SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
+TEMPLATES = templates_or_skip()
 TOOLS = tuple(tools_of([WEATHER, CLOCK]))
 WEATHER_CALL = call(
     "abcdef012",
@@ -39,7 +33,7 @@ LEAST_READ = 60
 
 
 def rendered(source: str, messages: list[Message], *, is_open: bool) -> str:
-    template = ChatTemplate(source=source, special_tokens=SPECIAL)
+    template = ChatTemplate(source=source, special_tokens=SPECIAL_TOKENS)
     return template.render(
         messages_of(messages),
         tools=TOOLS,
