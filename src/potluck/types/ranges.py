@@ -104,6 +104,12 @@ def _penalty() -> NumberRange:
     return NumberRange(least=-MAX_PENALTY, most=MAX_PENALTY, words="a number from -2 to 2")
 
 
+def _repetition_penalty() -> NumberRange:
+    least, most = 1 / MAX_REPETITION_PENALTY, MAX_REPETITION_PENALTY
+    words = f"a number from {least:g} to {most:g} (1 is neutral)"
+    return NumberRange(least=least, most=most, words=words)
+
+
 def _top_logprobs() -> NumberRange:
     words = f"an integer from 0 to {MAX_TOP_LOGPROBS}"
     return NumberRange(least=0, most=MAX_TOP_LOGPROBS, words=words, is_whole=True)
@@ -120,12 +126,8 @@ RANGES: Mapping[str, NumberRange] = MappingProxyType(
         "top_n": _count(),
         "top_p": NumberRange(least=0, most=1, is_open=True, words="a number above 0, at most 1"),
         "min_p": NumberRange(least=0, most=1, words="a number from 0 to 1"),
-        "repetition_penalty": NumberRange(
-            least=1 / MAX_REPETITION_PENALTY,
-            most=MAX_REPETITION_PENALTY,
-            words=f"a number from {1 / MAX_REPETITION_PENALTY:g} to "
-            f"{MAX_REPETITION_PENALTY:g} (1 is neutral)",
-        ),
+        "repetition_penalty": _repetition_penalty(),
+        "repeat_penalty": _repetition_penalty(),
         "frequency_penalty": _penalty(),
         "presence_penalty": _penalty(),
         "logit_bias": NumberRange(

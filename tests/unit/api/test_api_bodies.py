@@ -631,6 +631,12 @@ class TestFieldsOfOtherServers:
         with pytest.raises(ApiError, match="requires the type json_schema"):
             chat(model, response_format=both)
 
+    def test_errors_have_the_clients_name(self, model: ServedModel) -> None:
+        for name in ("repetition_penalty", "repeat_penalty"):
+            with pytest.raises(ParameterError) as raised:
+                chat(model, **{name: 0})
+            assert raised.value.name == name
+
     def test_null_is_no_value_of_the_other_name(self, model: ServedModel) -> None:
         job = chat(model, repetition_penalty=None, repeat_penalty=1.25)
         assert job.requests[0].sampling.repetition_penalty == 1.25

@@ -133,6 +133,8 @@ def _tool_use(body: ChatBody) -> ToolUse:
 
 
 def _sampling(body: CommonBody) -> dict[str, float | int]:
+    if body.repeat_penalty is not None:
+        require_number("repeat_penalty", body.repeat_penalty)
     values = {
         "temperature": body.temperature,
         "top_p": body.top_p,
