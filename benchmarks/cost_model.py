@@ -25,13 +25,8 @@ from circumstances import circumstances
 from model_shapes import SHAPES, Shape
 from random_weights import random_rows
 
-from potluck.engines.native.engine import (
-    NativeEngine,
-    ThreadPool,
-    choose_isa,
-    loaded_bytes,
-    make_pool,
-)
+from potluck.engines.native.engine import NativeEngine, choose_isa, loaded_bytes
+from potluck.engines.native.pool import ThreadPool, make_pool
 from potluck.engines.profiling import timing
 from potluck.engines.profiling.measure import MeasurementSetup, measure
 from potluck.models.layers import plain_config, with_layers
@@ -196,9 +191,7 @@ def compare(
     last = config.num_layers
     times = UnitTimes(
         work=model_work(profile_of(config), quantization, loaded_bytes),
-        speed=unit_speed(
-            rates, figures, is_shared=True, num_threads=pool.num_threads, usable_cores=None
-        ),
+        speed=unit_speed(rates, figures, is_shared=True),
     )
     stage = Shard(
         start_layer=0, end_layer=last, num_layers=last, has_embedding=False, has_head=True

@@ -31,7 +31,8 @@ from circumstances import circumstances
 from cost_model import config_of, loaded_engine, step_of
 from model_shapes import SHAPES
 
-from potluck.engines.native.engine import NativeEngine, choose_isa, make_pool
+from potluck.engines.native.engine import NativeEngine, choose_isa
+from potluck.engines.native.pool import make_pool
 from potluck.models.division import group_shards
 from potluck.types.program import Shard
 from potluck.types.quantization import Quantization

@@ -27,7 +27,7 @@ def potluck(path: Path, quantization: str) -> Loaded:
     """The whole model in the native engine, on all cores."""
     from potluck.catalog import describe_model, open_weights, read_profile
     from potluck.engines.backends import native_unit
-    from potluck.engines.native.engine import make_pool
+    from potluck.engines.native.pool import make_pool
     from potluck.loading import StageSize, plan_stage
     from potluck.loading.load import load_stage
     from potluck.probe.machine.cores import default_num_threads

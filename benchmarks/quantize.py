@@ -31,9 +31,9 @@ from circumstances import circumstances
 from numpy.typing import NDArray
 
 from potluck.engines.dequantize import dequantize
+from potluck.engines.native.pool import ThreadPool, make_pool
 from potluck.formats.safetensors import open_safetensors
 from potluck.kernels import available_isas, convert_rows
-from potluck.kernels.runner import ThreadPool
 from potluck.types.tensor import TensorFormat
 
 SCHEMA = "potluck.benchmark.quantize/1"
@@ -164,7 +164,7 @@ def measure_speeds(num_bytes: int, repeats: int, ggml: Ggml | None) -> list[dict
     measure({"what": "plain read", "num_threads": 1}, rows.view(np.int64).sum)
     flat = rows.reshape(-1)
     for num_threads in (1, 2):
-        pool = ThreadPool(num_threads)
+        pool = make_pool(num_threads)
         for target in TARGETS:
             out = np.empty(num_rows * target.row_bytes(COLUMNS), np.uint8)
             run = partial(convert_rows, flat, "bf16", target.label, num_rows, COLUMNS, out, pool)

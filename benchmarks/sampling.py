@@ -27,7 +27,8 @@ from numpy.typing import NDArray
 from peer_process import published
 from random_weights import random_rows
 
-from potluck.engines.native.engine import NativeEngine, choose_isa, make_pool
+from potluck.engines.native.engine import NativeEngine, choose_isa
+from potluck.engines.native.pool import make_pool
 from potluck.models.program import build_program
 from potluck.models.rope import rope_tables
 from potluck.types.program import Program, Shard, WeightSpec

@@ -28,7 +28,8 @@ from circumstances import circumstances
 from cost_model import config_of, loaded_engine, step_of
 from model_shapes import SHAPES, Shape
 
-from potluck.engines.native.engine import NativeEngine, available_isas, choose_isa, make_pool
+from potluck.engines.native.engine import NativeEngine, available_isas, choose_isa
+from potluck.engines.native.pool import make_pool
 from potluck.kernels import Kernels, kernels_for
 from potluck.models.layers import with_layers
 from potluck.types.model import MambaConfig, ModelConfig

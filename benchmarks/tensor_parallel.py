@@ -44,7 +44,7 @@ from random_gguf import write_gguf
 from random_hugging_face import FLOAT_TYPES, write_hugging_face
 from token_stream import Ask, stream_whole
 
-from potluck.engines.native.engine import make_pool
+from potluck.engines.native.pool import make_pool
 from potluck.kernels.runner import MemoryReader
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))

@@ -376,7 +376,8 @@ void bind_packing(nb::module_& m) {
 void bind_engine(nb::module_& m) {
   nb::class_<ThreadPool>(m, "ThreadPool")
       .def(nb::init<int>(), "num_threads"_a)
-      .def_prop_ro("num_threads", &ThreadPool::num_threads);
+      .def_prop_ro("num_threads", &ThreadPool::num_threads)
+      .def_prop_rw("num_active", &ThreadPool::num_active, &ThreadPool::set_num_active);
   bind_values(m);
   bind_packing(m);
   bind_stage(m);

@@ -36,7 +36,7 @@ void run_and_count(ThreadPool& pool, int64_t num_chunks) {
   std::atomic<bool> valid{true};
   ThreadPool::Session session(pool);
   session.parallel_for(num_chunks, [&](int64_t chunk, int worker) {
-    if (worker < 0 || worker >= pool.num_threads() || in_use[worker].fetch_add(1) != 0) {
+    if (worker < 0 || worker >= session.num_threads() || in_use[worker].fetch_add(1) != 0) {
       valid = false;
     }
     ++counts[chunk];
@@ -178,6 +178,66 @@ bool run_with_late_worker(ThreadPool::Session& session, std::chrono::millisecond
   return took_part;
 }
 
+// The workers that take part in a loop, whose chunks wait a moment for the others.
+std::vector<int> taking_part(ThreadPool& pool) {
+  std::vector<std::atomic<int>> chunks(static_cast<size_t>(pool.num_threads()));
+  ThreadPool::Session session(pool);
+  session.parallel_for(64, [&](int64_t, int worker) {
+    expect(worker < session.num_threads(), "only active workers take part");
+    ++chunks[static_cast<size_t>(worker)];
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+  });
+  std::vector<int> workers;
+  for (int worker = 0; worker < pool.num_threads(); ++worker) {
+    if (chunks[static_cast<size_t>(worker)] > 0) workers.push_back(worker);
+  }
+  return workers;
+}
+
+// As many take part as are set active, from the next session on, and those that come back do.
+void active_threads_take_part() {
+  ThreadPool pool(4);
+  for (int round = 0; round < 20; ++round) {
+    for (int num_active = 1; num_active <= 4; ++num_active) {
+      pool.set_num_active(num_active);
+      ThreadPool::Session session(pool);
+      expect(session.num_threads() == num_active, "a session has the active threads");
+      pool.set_num_active(4);
+      expect(session.num_threads() == num_active, "the number is constant during a session");
+    }
+  }
+  pool.set_num_active(1);
+  run_and_count(pool, 100);
+  expect(taking_part(pool) == std::vector<int>{0}, "the caller alone takes part");
+  pool.set_num_active(4);
+  expect(comes_true([&] { return taking_part(pool).size() > 1; }, kLongTime),
+         "threads that were inactive come back");
+  for (int i = 0; i < 3000; ++i) {
+    pool.set_num_active(1 + i % 4);
+    run_and_count(pool, 1 + i % 9);
+    if (i % 10 == 0) std::this_thread::sleep_for(std::chrono::microseconds(i % 60));
+  }
+  for (const int nonsense : {-5, 0, 100}) {
+    pool.set_num_active(nonsense);
+    expect(pool.num_active() == (nonsense < 1 ? 1 : 4), "the number of active threads has limits");
+  }
+}
+
+// The number may be changed by any thread, while others compute.
+void active_changes_during_loops() {
+  ThreadPool pool(4);
+  std::atomic<bool> done{false};
+  std::thread changer([&] {
+    for (int i = 0; !done; ++i) {
+      pool.set_num_active(1 + i % 4);
+      std::this_thread::sleep_for(std::chrono::microseconds(i % 30));
+    }
+  });
+  for (int i = 0; i < 3000; ++i) run_and_count(pool, 1 + i % 9);
+  done = true;
+  changer.join();
+}
+
 // A worker that is late whenever it takes part takes part less and less, and again when it is not.
 void late_worker_sits_out() {
   ThreadPool pool(2);
@@ -284,6 +344,8 @@ int main(int argc, char** argv) {
   else if (check == "small_work_is_inline") small_work_is_inline();
   else if (check == "runs_in_parallel") runs_in_parallel();
   else if (check == "shares_and_theft") shares_and_theft();
+  else if (check == "active_threads_take_part") active_threads_take_part();
+  else if (check == "active_changes_during_loops") active_changes_during_loops();
   else if (check == "late_worker_sits_out") late_worker_sits_out();
   else if (check == "one_core_is_not_shared") one_core_is_not_shared();
   else if (check == "leaves_double") leaves_double();

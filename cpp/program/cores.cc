@@ -1,5 +1,8 @@
 #include "program/cores.h"
 
+#include <sched.h>
+#include <unistd.h>
+
 namespace potluck {
 
 int current_core() {
@@ -7,12 +10,12 @@ int current_core() {
   return core >= 0 ? core : kNoCore;
 }
 
-// This fails on a machine with more cores than cpu_set_t supports.
-AllowedCores::AllowedCores() : is_known_(sched_getaffinity(0, sizeof cores_, &cores_) == 0) {}
-
-bool AllowedCores::avoid(const std::vector<int>& taken) const {
-  if (!is_known_) return false;
-  cpu_set_t others = cores_;
+bool avoid_cores(const std::vector<int>& taken) {
+  // The first thread's cores are the process's: only the pool's own threads avoid any. They are read
+  // anew, because a control group's cpuset can change. This fails on a machine with more cores than
+  // cpu_set_t supports.
+  cpu_set_t others;
+  if (sched_getaffinity(getpid(), sizeof others, &others) != 0) return false;
   for (const int core : taken) {
     if (core >= 0 && core < CPU_SETSIZE) CPU_CLR(static_cast<size_t>(core), &others);
   }

@@ -1,7 +1,5 @@
-// The cores on which a thread is allowed to run.
+// The cores on which the threads of this process are allowed to run.
 #pragma once
-
-#include <sched.h>
 
 #include <vector>
 
@@ -13,18 +11,8 @@ constexpr int kNoCore = -1;
 // does not report it.
 int current_core();
 
-// Records the cores on which the constructing thread is allowed to run.
-class AllowedCores {
- public:
-  AllowedCores();
-
-  // Moves this thread off `taken` immediately, and allows it to run on all others. Returns false,
-  // and changes nothing, if there is no other.
-  bool avoid(const std::vector<int>& taken) const;
-
- private:
-  bool is_known_;
-  cpu_set_t cores_;
-};
+// Moves this thread off `taken` immediately, and allows it to run on all other cores that the
+// process may use now. Returns false, and changes nothing, if there is no other.
+bool avoid_cores(const std::vector<int>& taken);
 
 }  // namespace potluck

@@ -108,7 +108,6 @@ struct alignas(64) WorkerState {
   // job.
   std::atomic<int> core{kNoCore};
   // The rest is used only by the worker itself.
-  std::optional<AllowedCores> allowed_cores;  // from when it begins
   Leave leave;
   bool is_late = false;  // has kept others waiting, and has not yet been excluded for it
 };
@@ -116,11 +115,18 @@ struct alignas(64) WorkerState {
 }  // namespace
 
 struct ThreadPool::State {
-  explicit State(int num_threads) : workers(static_cast<size_t>(num_threads)) {}
+  explicit State(int num_threads)
+      : workers(static_cast<size_t>(num_threads)), wanted_active(num_threads),
+        num_active(num_threads) {}
 
   const pid_t owner = getpid();
   std::vector<WorkerState> workers;  // the first is the caller's
   std::vector<std::thread> threads;  // the others
+
+  std::atomic<int> wanted_active;  // from the next session on
+  // The workers below this number take part. Written at the begin of a session, so that it is
+  // constant during a job.
+  std::atomic<int> num_active;
 
   // The job. Written by the session's thread while nobody is inside the gate.
   std::atomic<uint64_t> gate{0};
@@ -132,7 +138,7 @@ struct ThreadPool::State {
   // read after the gate was changed: one of the two sides always sees the other.
   std::mutex mutex;
   std::condition_variable wake;
-  std::condition_variable come_back;  // for excluded workers, which no job should wake
+  std::condition_variable come_back;  // for excluded and inactive workers: no job should wake them
   std::condition_variable done;
   std::atomic<int> num_sleeping{0};
   std::atomic<bool> caller_sleeping{false};
@@ -152,8 +158,19 @@ struct ThreadPool::State {
     for (std::thread& thread : threads) thread.join();
   }
 
+  // For the thread whose turn it is.
+  void begin_session() {
+    const int wanted = wanted_active.load();
+    if (wanted == num_active.load()) return;
+    {
+      std::lock_guard<std::mutex> lock(mutex);
+      num_active.store(wanted);
+    }
+    come_back.notify_all();
+  }
+
   std::optional<int64_t> take(int worker) {
-    const auto count = static_cast<int>(workers.size());
+    const int count = num_active.load(std::memory_order_relaxed);
     if (const auto own = workers[worker].share.take_first()) return own;
     for (int i = 1; i < count; ++i) {
       if (const auto other = workers[(worker + i) % count].share.take_last()) return other;
@@ -202,6 +219,12 @@ struct ThreadPool::State {
                          [&] { return stop.load(); });
   }
 
+  void wait_until_active(WorkerState& self, int worker) {
+    self.core.store(kNoCore);
+    std::unique_lock<std::mutex> lock(mutex);
+    come_back.wait(lock, [&] { return worker < num_active.load() || stop.load(); });
+  }
+
   template <typename Changed>
   void wait_for_job(const Changed& changed) {
     std::unique_lock<std::mutex> lock(mutex);
@@ -217,7 +240,7 @@ struct ThreadPool::State {
     self.core.store(current_core());
     const std::vector<int> taken = cores_of_others(self);
     if (std::find(taken.begin(), taken.end(), self.core.load()) == taken.end()) return true;
-    if (!self.allowed_cores->avoid(taken)) return false;
+    if (!avoid_cores(taken)) return false;
     self.core.store(current_core());
     return true;
   }
@@ -233,15 +256,17 @@ struct ThreadPool::State {
 
   void work(int worker) {
     WorkerState& self = workers[worker];
-    self.allowed_cores.emplace();
     uint64_t seen = 0;
     const auto changed = [&] { return generation(gate.load()) != seen || stop.load(); };
     while (true) {
-      if (self.is_late || !spin_until(changed)) sleep(self, changed);
+      const bool was_active = worker < num_active.load();
+      if (!was_active) wait_until_active(self, worker);
+      if (!was_active || self.is_late || !spin_until(changed)) sleep(self, changed);
       if (stop.load()) return;
       uint64_t now = gate.load();
       seen = generation(now);
-      while ((now & kOpen) != 0 && generation(now) == seen) {
+      // The number of active workers is that of this job if the gate has not changed since.
+      while ((now & kOpen) != 0 && generation(now) == seen && worker < num_active.load()) {
         if (gate.compare_exchange_weak(now, now + 1)) {
           run_chunks(worker);
           leave_gate(self);
@@ -253,7 +278,7 @@ struct ThreadPool::State {
 
   void run(int64_t num_chunks, const ChunkFunction& f) {
     function = &f;
-    const auto count = static_cast<int64_t>(workers.size());
+    const int64_t count = num_active.load();
     for (int64_t i = 0; i < count; ++i) {
       workers[i].share.assign(num_chunks * i / count, num_chunks * (i + 1) / count);
     }
@@ -312,6 +337,12 @@ ThreadPool::~ThreadPool() {
 
 int ThreadPool::num_threads() const { return static_cast<int>(state_->threads.size()) + 1; }
 
+void ThreadPool::set_num_active(int num_active) {
+  state_->wanted_active.store(std::clamp(num_active, 1, num_threads()));
+}
+
+int ThreadPool::num_active() const { return state_->wanted_active.load(); }
+
 ThreadPool::Session::Session(ThreadPool& pool)
     : pool_(pool), in_owner_(getpid() == pool.state_->owner) {
   // A forked child works alone: it has no workers, and may have inherited a locked mutex.
@@ -320,6 +351,7 @@ ThreadPool::Session::Session(ThreadPool& pool)
   std::unique_lock<std::mutex> lock(state.turn_mutex);
   const uint64_t turn = state.next_turn++;
   state.turn_changed.wait(lock, [&] { return state.current_turn == turn; });
+  state.begin_session();
 }
 
 ThreadPool::Session::~Session() {
@@ -332,7 +364,9 @@ ThreadPool::Session::~Session() {
   state.turn_changed.notify_all();
 }
 
-int ThreadPool::Session::num_threads() const { return in_owner_ ? pool_.num_threads() : 1; }
+int ThreadPool::Session::num_threads() const {
+  return in_owner_ ? pool_.state_->num_active.load(std::memory_order_relaxed) : 1;
+}
 
 void ThreadPool::Session::parallel_for(int64_t num_chunks, const ChunkFunction& function) {
   if (num_threads() == 1 || num_chunks <= 1) {

@@ -39,6 +39,12 @@ class ThreadPool {
 
   int num_threads() const;
 
+  // How many threads, including the caller's, take part in the loops of sessions that begin from
+  // now on; all of them at first. The others sleep, and no loop wakes them. The number is limited to
+  // the range from 1 to num_threads(). Any thread may call it, also during a session.
+  void set_num_active(int num_active);
+  int num_active() const;
+
   // The right to use the pool. Sessions are granted one at a time, in the order requested, so that
   // stages that share a pool take turns by whole steps. A thread may hold at most one.
   class Session {
@@ -48,6 +54,7 @@ class ThreadPool {
     Session(const Session&) = delete;
     Session& operator=(const Session&) = delete;
 
+    // The number of active threads, which is constant during a session.
     int num_threads() const;
 
     // Calls function(chunk, worker) exactly once for every chunk in [0, num_chunks), and returns

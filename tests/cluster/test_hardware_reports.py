@@ -189,6 +189,7 @@ def test_a_gpu_that_is_slow_to_be_found_becomes_a_unit_with_its_own_memory(tmp_p
                     usable_bytes=8 << 30,
                     is_shared=False,
                     num_threads=1,
+                    max_threads=1,
                     role=Role.RESERVE,
                     reason="not measured yet",
                 )

@@ -15,11 +15,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.engines.pools import pool_of
 from support.engines.programs import program_reading
 from support.kernels.build import not_shown, require_tool
 
 from potluck.catalog.locate import DEMO_DIRECTORY
-from potluck.engines.native.engine import convert_on, make_pool
+from potluck.engines.native.engine import convert_on
 from potluck.formats.safetensors import open_safetensors
 from potluck.types.quantization import Quantization
 from potluck.types.tensor import TensorInfo
@@ -92,7 +93,7 @@ def load(path: Path, quantization: Quantization = Quantization.NONE) -> NullSink
             program_reading(dict(SHAPES)),
             source,
             sink,
-            convert=convert_on(make_pool(2)),
+            convert=convert_on(pool_of(2)),
             quantization=quantization,
         )
     return sink

@@ -16,10 +16,11 @@ from support.engines.native_pipeline import (
     make_program,
 )
 from support.engines.parity import native_error_limit, rms
+from support.engines.pools import pool_of
 from support.models.configs import make_config
 from support.models.random_weights import load_random_weights
 
-from potluck.engines.native.engine import NativeEngine, ThreadPool, cache_bytes, scratch_bytes
+from potluck.engines.native.engine import NativeEngine, cache_bytes, scratch_bytes
 from potluck.engines.reference.engine import ReferenceEngine
 from potluck.kernels import available_isas
 from potluck.models.layers import with_layers
@@ -88,7 +89,7 @@ def native(
         program,
         num_blocks=0,
         max_step_tokens=NUM_TOKENS,
-        pool=ThreadPool(num_threads),
+        pool=pool_of(num_threads),
         isa=isa,
         arithmetic=arithmetic,
     )

@@ -10,9 +10,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from support.engines.pools import pool_of
 from support.models.random_weights import as_bytes, stored_rows
 
-from potluck.engines.native.engine import NativeEngine, ThreadPool, scratch_bytes
+from potluck.engines.native.engine import NativeEngine, scratch_bytes
 from potluck.engines.reference.engine import ReferenceEngine
 from potluck.types.engine import Engine
 from potluck.types.program import (
@@ -99,7 +100,7 @@ def native(
     broken: tuple[int, ...] = (),
 ) -> NativeEngine:
     engine = NativeEngine(
-        program, num_blocks=0, max_step_tokens=NUM_TOKENS, pool=ThreadPool(num_threads)
+        program, num_blocks=0, max_step_tokens=NUM_TOKENS, pool=pool_of(num_threads)
     )
     load(engine, program, formats, broken)
     return engine

@@ -18,9 +18,10 @@ from support.engines.native_pipeline import (
     make_program,
     small_config,
 )
+from support.engines.pools import pool_of
 from support.models.random_weights import load_random_weights
 
-from potluck.engines.native.engine import NativeEngine, ThreadPool
+from potluck.engines.native.engine import NativeEngine
 from potluck.kernels import available_isas
 from potluck.types.arithmetic import Arithmetic, arithmetics_with
 from potluck.types.program import HIDDEN, Linear, Op, Program, Register, RmsNorm, WeightSpec
@@ -73,7 +74,7 @@ def pipeline_of(program: Program, fmt: TensorFormat, arithmetic: Arithmetic) -> 
         program,
         num_blocks=20,
         max_step_tokens=100,
-        pool=ThreadPool(NUM_THREADS),
+        pool=pool_of(NUM_THREADS),
         isa=arithmetic.isa,
         arithmetic=arithmetic,
     )

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from support.engines.pools import pool_of
 from support.models.random_weights import load_random_weights
 
-from potluck.engines.native.engine import NativeEngine, ThreadPool
+from potluck.engines.native.engine import NativeEngine
 from potluck.engines.reference.engine import ReferenceEngine
 from potluck.types.program import (
     HIDDEN,
@@ -105,7 +106,7 @@ def program_with(writer: Op) -> Program:
 @pytest.mark.parametrize("writer", WRITERS, ids=lambda op: type(op).__name__)
 def test_written_again(writer: Op) -> None:
     program = program_with(writer)
-    native = NativeEngine(program, num_blocks=2, max_step_tokens=NUM_TOKENS, pool=ThreadPool(1))
+    native = NativeEngine(program, num_blocks=2, max_step_tokens=NUM_TOKENS, pool=pool_of(1))
     reference = ReferenceEngine(program, num_blocks=2)
     for engine in (native, reference):
         # "other" is no quantized product, which would replace the copy by that of its own input.

@@ -78,12 +78,14 @@ async def query_speeds(ours: Node, shape: str = SHAPE, *, may_wait: bool = True)
     """What the node answers to ``node.speeds``."""
     methods = MethodTable()
     unused = cast(Any, SimpleNamespace())
-    facts = NodeFacts(node_id=NODE, memory_limit_bytes=None, num_threads=1)
+    facts = NodeFacts(node_id=NODE, memory_limit_bytes=None)
 
     async def links(*, may_wait: bool) -> tuple[LinkSpeed, ...]:
         return (LINK,)
 
-    calls = NodeCalls(facts, unused, unused, unused, ours.host, unused, unused, ours.speeds, links)
+    calls = NodeCalls(
+        facts, unused, unused, unused, unused, ours.host, unused, unused, ours.speeds, links
+    )
     calls.register(methods)
     handler = await methods.find("node.speeds")
     async for answer in handler(

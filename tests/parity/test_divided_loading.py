@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from support.engines.groups import NUM_BLOCKS, GroupEngine, logits_in_steps
+from support.engines.pools import pool_of
 from support.models.expert_models import make_expert_model
 from support.models.random_models import make_random_model
 
 from potluck.catalog import ModelDescription, describe_model, open_weights, read_profile
 from potluck.engines.backends import native_unit
-from potluck.engines.native.engine import NativeEngine, make_pool
+from potluck.engines.native.engine import NativeEngine
 from potluck.loading import PackedCache, StageSize, plan_stage
 from potluck.loading.load import LoadedStage, load_stage
 from potluck.loading.pack import packed_weights
@@ -92,7 +93,7 @@ def loaded(
     """The stages of plans; mapped from ``cache`` if there is one."""
     stages = []
     for plan in plans:
-        pool = make_pool(1)
+        pool = pool_of(1)
         with closing(open_weights(description, [plan.shard])) as tensors:
             packed = None
             if cache is not None:

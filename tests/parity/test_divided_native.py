@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from support.engines.groups import NUM_BLOCKS, group_factory, logits_in_steps
+from support.engines.pools import pool_of
 from support.models.canonical_weights import load_canonical_weights
 from support.models.family_configs import BASE_NAMES, family_config, with_more_heads
 
-from potluck.engines.native.engine import NativeEngine, ThreadPool
+from potluck.engines.native.engine import NativeEngine
 from potluck.models.program import build_program
 from potluck.models.rope import rope_tables
 from potluck.types.program import Program, Shard
@@ -20,7 +21,7 @@ CONTEXT_TOKENS = 32
 def member(program: Program, num_blocks: int) -> NativeEngine:
     """With threads of its own: members wait for one another while they hold them."""
     return NativeEngine(
-        program, num_blocks=num_blocks, num_states=4, max_step_tokens=256, pool=ThreadPool(1)
+        program, num_blocks=num_blocks, num_states=4, max_step_tokens=256, pool=pool_of(1)
     )
 
 

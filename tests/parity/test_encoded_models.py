@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from support.engines.parity import native_error_limit, rms
+from support.engines.pools import pool_of
 from support.engines.stages import Stages
 from support.models import encoded_tensors as encoded
 from support.models.expert_models import make_expert_model
@@ -22,7 +23,6 @@ from support.models.random_models import make_random_model, random_tokens
 
 from potluck.catalog import describe_model, open_weights, read_profile
 from potluck.engines.backends import native_unit
-from potluck.engines.native.engine import make_pool
 from potluck.errors import ModelFileError, UnsupportedModelError
 from potluck.loading import StageSize, plan_stage
 from potluck.loading.load import load_stage
@@ -156,7 +156,7 @@ def native_logits(path: Path) -> NDArray[np.float32]:
     plan = plan_stage(read_profile(description), shard, size)
     with closing(open_weights(description, [shard])) as tensors:
         stage = load_stage(
-            description, tensors, plan, unit=native_unit(), pool=make_pool(2), with_key=True
+            description, tensors, plan, unit=native_unit(), pool=pool_of(2), with_key=True
         )
         assert stage.weights_key
     part = SequenceSlice(

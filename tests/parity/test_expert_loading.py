@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from support.engines.parity import native_error_limit
+from support.engines.pools import pool_of
 from support.models.expert_models import make_expert_model, store_experts_in_mxfp4
 from support.models.random_models import random_tokens, torch_logits
 
 from potluck.catalog import describe_model, open_weights, read_profile
 from potluck.engines.backends import native_unit
-from potluck.engines.native.engine import make_pool
 from potluck.loading import StageSize, plan_stage
 from potluck.loading.load import load_stage
 from potluck.types.program import Shard
@@ -85,7 +85,7 @@ def loaded_logits(directory: Path, tokens: list[int], quantization: Quantization
     whole = Shard.whole(NUM_LAYERS)
     plan = plan_stage(read_profile(description), whole, size)
     with closing(open_weights(description, [whole])) as tensors:
-        stage = load_stage(description, tensors, plan, unit=native_unit(), pool=make_pool(2))
+        stage = load_stage(description, tensors, plan, unit=native_unit(), pool=pool_of(2))
     with closing(stage.engine):
         assert stage.engine.weights_bytes == plan.memory.weights_bytes
         rows = []

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from support.engines.parity import native_error_limit, rms
+from support.engines.pools import pool_of
 from support.models.gguf_models import write_gguf_model
 from support.models.random_models import RandomModel, make_random_model, random_tokens
 
 from potluck.catalog import ModelDescription, describe_model, open_weights, read_profile
 from potluck.engines.backends import native_unit
-from potluck.engines.native.engine import make_pool
 from potluck.loading import StageSize, plan_stage
 from potluck.loading.load import load_stage
 from potluck.types.program import Shard
@@ -91,7 +91,7 @@ def logits(description: ModelDescription, quantization: Quantization) -> NDArray
     )
     plan = plan_stage(read_profile(description), Shard.whole(2), size)
     with closing(open_weights(description, [Shard.whole(2)])) as tensors:
-        stage = load_stage(description, tensors, plan, unit=native_unit(), pool=make_pool(2))
+        stage = load_stage(description, tensors, plan, unit=native_unit(), pool=pool_of(2))
     with closing(stage.engine):
         assert stage.engine.weights_bytes == plan.memory.weights_bytes
         parts = tuple(

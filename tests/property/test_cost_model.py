@@ -64,8 +64,7 @@ UNITS = st.builds(
         fast_bf16_operations_per_second=FIGURES,
     ),
     is_shared=st.booleans(),
-    num_threads=COUNTS,
-    usable_cores=st.none() | ANYTHING,
+    usable_share=ANYTHING,
     arithmetic=st.sampled_from([Arithmetic.EXACT, Arithmetic.AMX]),
 )
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 from support.engines.native_pipeline import small_config
+from support.engines.pools import pool_of
 from support.engines.stages import cut
 from support.models.canonical_weights import load_canonical_weights
 from support.models.configs import make_config
@@ -29,7 +30,7 @@ from support.models.recurrent_configs import (
 )
 from support.text.grammars import BYTES, TOKENS
 
-from potluck.engines.native.engine import NativeEngine, ThreadPool
+from potluck.engines.native.engine import NativeEngine
 from potluck.engines.reference.engine import ReferenceEngine
 from potluck.grammars import build
 from potluck.grammars.step_masks import StepMasks
@@ -90,7 +91,7 @@ def native(program: Program) -> NativeEngine:
         num_blocks=NUM_BLOCKS,
         num_states=NUM_STATES,
         max_step_tokens=MAX_STEP_TOKENS,
-        pool=ThreadPool(1),
+        pool=pool_of(1),
     )
 
 

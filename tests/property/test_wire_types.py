@@ -16,12 +16,13 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from support.engines.pools import pool_of
 
 from potluck.api.dialects.openai import bodies
 from potluck.cluster import calls, sequence_messages
 from potluck.cluster.steps import StepDecoder, StepEncoder, decode_sampled, encode_sampled
 from potluck.cluster.worker import messages
-from potluck.engines.native.engine import ThreadPool, available_isas
+from potluck.engines.native.engine import available_isas
 from potluck.engines.native.program import core_opening, core_slice
 from potluck.errors import CallError, EngineError, ParameterError
 from potluck.kernels import runner
@@ -102,7 +103,7 @@ def sampling_params(draw: st.DrawFn) -> SamplingParams:
 
 @cache
 def sampler() -> runner.Sampler:
-    return runner.Sampler(vocab_size=VOCAB, isa=available_isas()[-1], pool=ThreadPool(1))
+    return runner.Sampler(vocab_size=VOCAB, isa=available_isas()[-1], pool=pool_of(1))
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ from potluck.engines.native.roofline import Limits
 from potluck.local import Model
 from potluck.local.bounds import Bounds, PhaseFigures
 from potluck.local.measuring import DRAFTS_PER_STEP, SAMPLED, Run, Workload
+from potluck.probe.machine.cores import default_num_threads
 from potluck.probe.machine.cpu_cache import last_level_cache_bytes
 from potluck.quantities import format_bytes, format_count, format_rate
 from potluck.types.arithmetic import Arithmetic, arithmetics_with
@@ -48,7 +49,7 @@ def bench_document(model: Model, workload: Workload, result: BenchResult) -> dic
         "machine": platform.machine(),
         "unit_id": unit.unit_id,
         "isa": unit.variant,
-        "num_threads": model.plan.size.num_threads,
+        "num_threads": min(model.plan.size.num_threads, default_num_threads()),
         "num_stages": len(model.plan.stages),
         "weights_bytes": sum(stage.memory.weights_bytes for stage in model.plan.stages),
         "loads": [load_document(report) for report in model.load_reports],

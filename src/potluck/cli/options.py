@@ -78,7 +78,7 @@ ThreadsOption = Annotated[
         "--threads",
         min=1,
         max=MAX_THREADS,
-        help="CPU threads. Default: all usable cores.",
+        help="At most as many CPU threads. Default: one for each usable core.",
         show_default=False,
     ),
 ]

@@ -52,7 +52,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     threads: Annotated[
         Annotated[int, Meta(ge=1, le=MAX_THREADS)] | None,
-        Meta(description="threads that compute; automatic: one for each usable core"),
+        Meta(description="at most as many threads compute; automatic: one for each usable core"),
     ] = None
     context: Annotated[
         int | None, Meta(description="longest sequence in tokens; automatic: what the model allows")

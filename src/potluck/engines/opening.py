@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 from potluck.types.arithmetic import Arithmetic
 
 if TYPE_CHECKING:
-    from potluck.kernels.runner import ThreadPool
+    from potluck.engines.native.pool import ThreadPool
     from potluck.types.engine import EngineCost, LoadableEngine
     from potluck.types.program import Program
     from potluck.types.unit import UnitAddress

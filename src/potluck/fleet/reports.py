@@ -104,6 +104,7 @@ def _described_unit(
         usable_bytes=host_bytes if unit.device_bytes is None else unit.device_bytes,
         is_shared=unit.device_bytes is None,
         num_threads=described.num_cores,
+        max_threads=described.num_cores,
         arithmetics=(Arithmetic.EXACT,) if abilities_of(unit.backend).has_arithmetics else (),
         figures=Figures(
             read_bytes_per_second=figure(unit.read_bytes_per_second),
@@ -127,6 +128,7 @@ def _probed_units(probed: Probed, host_bytes: int) -> Iterator[UnitReport]:
             usable_bytes=host_bytes if own_bytes is None else own_bytes,
             is_shared=own_bytes is None,
             num_threads=probed.report.cpu.num_usable_cores,
+            max_threads=probed.report.cpu.num_usable_cores,
             role=unit.role,
             reason=unit.reason,
             rates=trial.rates,

@@ -13,9 +13,9 @@ from potluck.catalog import ModelDescription, canonical_source
 from potluck.catalog.needs import announce
 from potluck.engines.dequantize import dequantize
 from potluck.engines.native.engine import NativeEngine, convert_on
+from potluck.engines.native.pool import ThreadPool
 from potluck.engines.opening import open_engine
 from potluck.formats.source import FileTensorSource
-from potluck.kernels.runner import ThreadPool
 from potluck.loading.packed_cache import PackedWeights
 from potluck.loading.packed_key import weights_key
 from potluck.loading.plan import program_to_count

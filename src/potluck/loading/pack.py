@@ -6,8 +6,9 @@ from potluck import kernels
 from potluck.catalog import ModelDescription, canonical_source
 from potluck.catalog.needs import announce
 from potluck.engines.dequantize import dequantize
-from potluck.engines.native.engine import ThreadPool, convert_on, loaded_bytes
+from potluck.engines.native.engine import convert_on, loaded_bytes
 from potluck.engines.native.packing import PackingSink, packed_info
+from potluck.engines.native.pool import ThreadPool
 from potluck.formats.packed import packed_layout
 from potluck.formats.source import FileTensorSource
 from potluck.loading.packed_cache import PackedCache, PackedWeights, Write

@@ -14,7 +14,7 @@ from itertools import accumulate
 from typing import Protocol
 
 from potluck.catalog import ModelDescription, open_weights
-from potluck.engines.native.engine import make_pool
+from potluck.engines.native.pool import make_pool
 from potluck.engines.opening import module_named, open_engine
 from potluck.loading.budget import Room, combined, require_memory
 from potluck.loading.load import LoadedStage, load_stage

@@ -17,7 +17,7 @@ from potluck.loading.prepare import (
 from potluck.local.stages import split_evenly
 from potluck.local.units import LocalUnit
 from potluck.placement.sizes import stronger_quantizations
-from potluck.probe.machine.cores import default_num_threads
+from potluck.probe.machine.cores import own_usable_cores
 from potluck.probe.machine.memory import available_memory
 from potluck.scheduling.blocks import blocks_for
 from potluck.scheduling.step_limits import MAX_STEP_TOKENS
@@ -56,7 +56,7 @@ def plan_load(
         num_blocks=blocks_for(cache_tokens),
         num_states=num_states,
         max_step_tokens=min(MAX_STEP_TOKENS, context_tokens),
-        num_threads=num_threads or default_num_threads(),
+        num_threads=num_threads or own_usable_cores().max_threads,
         quantization=quantization or Quantization.NONE,
         is_mapped=is_mapped,
         arithmetic=arithmetic_on(unit.address, arithmetic),

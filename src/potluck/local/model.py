@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import operator
 import os
 import secrets
@@ -36,6 +37,7 @@ from potluck.local.tool_calls import ChatOutput, output_format, tool_use
 from potluck.local.units import find_unit
 from potluck.local.vectors import DocumentScore, Embeddings, embed_tokens, rank_documents
 from potluck.placement.states import num_states_of
+from potluck.probe.machine.cores import own_usable_cores, threads_problem
 from potluck.scheduling.limits import DEFAULT_CONTEXT_TOKENS, SchedulerLimits
 from potluck.scheduling.step_limits import MAX_STEP_SEQUENCES
 from potluck.serving.dispatcher import Dispatcher
@@ -54,6 +56,8 @@ from potluck.types.sequence import SequenceRequest
 from potluck.types.step import SamplingParams
 from potluck.types.text import ChatEnding, ChatMessage, Tokenizer, Tool
 from potluck.weights.report import LoadReport
+
+_log = logging.getLogger(__name__)
 
 
 class SamplingOptions(TypedDict, total=False):
@@ -181,6 +185,8 @@ class Model:
         for name, number in counts.items():
             if number is not None:
                 require_number(name, number)
+        if problem := threads_problem(num_threads, own_usable_cores()):
+            _log.warning("%s", problem)
         with ExitStack() as on_failure:
             description = describe_model(model)
             context = _context_tokens(description, context_tokens)

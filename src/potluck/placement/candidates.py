@@ -48,8 +48,7 @@ def speed_of(unit: UnitReport, arithmetic: Arithmetic) -> UnitSpeed:
         unit.rates,
         unit.figures,
         is_shared=unit.is_shared,
-        num_threads=unit.num_threads,
-        usable_cores=unit.usable_cores,
+        usable_share=unit.usable_share,
         quota_period_seconds=unit.quota_period_seconds,
         arithmetic=arithmetic,
     )

@@ -443,8 +443,7 @@ class Placement:
             unit.rates,
             unit.figures,
             unit.is_shared,
-            unit.num_threads,
-            unit.usable_cores,
+            unit.usable_share,
             unit.quota_period_seconds,
             tuple(step_times),
         )

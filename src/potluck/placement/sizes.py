@@ -32,7 +32,7 @@ def on_unit(size: StageSize, unit: UnitReport, abilities: BackendAbilities) -> S
     """
     return replace(
         size,
-        num_threads=unit.num_threads,
+        num_threads=unit.max_threads,
         backend=unit.backend,
         is_on_device=not unit.is_shared,
         is_mapped=size.is_mapped and abilities.maps_weights,

@@ -205,8 +205,7 @@ def unit_speed(
     figures: Figures,
     *,
     is_shared: bool,
-    num_threads: int,
-    usable_cores: float | None,
+    usable_share: float = 1.0,
     quota_period_seconds: float | None = None,
     arithmetic: Arithmetic = Arithmetic.EXACT,
 ) -> UnitSpeed:
@@ -244,16 +243,16 @@ def unit_speed(
         step_seconds=Estimate(value=STEP_SECONDS * slowness, basis=layer.basis),
         seconds_per_logit=_SECONDS_PER_LOGIT * slowness,
         seconds_per_embedded_value=_SECONDS_PER_EMBEDDED_VALUE * slowness,
-        usable_share=usable_share(num_threads, usable_cores),
+        usable_share=_time_share(usable_share),
         quota_period_seconds=_period(quota_period_seconds),
     )
 
 
-def usable_share(num_threads: int, usable_cores: float | None) -> float:
-    """Return which part of their time ``num_threads`` threads get: at most 1, and never 0."""
-    if usable_cores is None or not math.isfinite(usable_cores) or usable_cores <= 0:
+def _time_share(reported: float) -> float:
+    """Return which part of their time a unit's threads get: at most 1, and never 0."""
+    if not math.isfinite(reported) or reported <= 0:
         return 1.0
-    return min(1.0, max(_SHARE_LEAST, usable_cores / max(1, num_threads)))
+    return min(1.0, max(_SHARE_LEAST, reported))
 
 
 def _period(seconds: float | None) -> float:

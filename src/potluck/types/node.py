@@ -29,8 +29,12 @@ class UnitReport(msgspec.Struct, frozen=True, kw_only=True):
     If ``is_shared``, its memory is the host's. ``reason`` says why it has its role, or why no stage
     can run on it. ``rates`` are the measured rates of a small program on it. ``arithmetics`` are
     the arithmetics that it supports; empty for a backend that has its own. ``figures`` are those of
-    its device through this backend. ``usable_cores`` is the core time that its threads may use in
-    total if a control group limits it; the quota is renewed every ``quota_period_seconds``.
+    its device through this backend.
+
+    Stages on it have ``max_threads``, of which ``num_threads`` compute now, since the usable cores
+    can change. If a control group limits their core time, ``usable_share`` is the part of the core
+    time of the threads that ``rates`` were measured with, and the quota is renewed every
+    ``quota_period_seconds``.
     """
 
     unit_id: UnitId
@@ -39,12 +43,13 @@ class UnitReport(msgspec.Struct, frozen=True, kw_only=True):
     usable_bytes: ReportedBytes
     is_shared: bool
     num_threads: Annotated[int, msgspec.Meta(ge=1, le=MAX_THREADS)]
+    max_threads: Annotated[int, msgspec.Meta(ge=1, le=MAX_THREADS)]
     role: Role = Role.SERVES
     reason: str = ""
     rates: Rates = Rates()
     arithmetics: tuple[Arithmetic, ...] = ()
     figures: Figures = Figures()
-    usable_cores: float | None = None
+    usable_share: float = 1.0
     quota_period_seconds: float | None = None
 
 

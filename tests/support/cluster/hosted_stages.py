@@ -13,6 +13,7 @@ from support.machines import hardware
 
 from potluck.cluster.agent.measured_speeds import MeasuredSpeeds
 from potluck.cluster.agent.stages import FileService, StageHost
+from potluck.cluster.agent.threads import NodeThreads
 from potluck.cluster.agent.unit_health import UnitFailure
 from potluck.cluster.agent.units import NodeUnits, UnitChoice
 from potluck.cluster.agent.worker_notes import WorkerNotes
@@ -247,7 +248,7 @@ async def node(
     probed = hardware.report(trials=(native, *trials))
     folder.mkdir(exist_ok=True)
     units = NodeUnits(lambda: probed, UnitChoice(backends=(*BACKENDS, *backends)))
-    speeds = MeasuredSpeeds(folder / "step-times.json", units, num_threads=1)
+    speeds = MeasuredSpeeds(folder / "step-times.json", units, NodeThreads(1))
     host = StageHost(
         credentials(NODE),
         WorkerNotes(folder),

@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 import msgspec
 import numpy as np
 from support.cluster.content_files import ContentService
+from support.engines.pools import pool_of
 
 from potluck.catalog import (
     ManifestView,
@@ -30,7 +31,6 @@ from potluck.catalog import (
 )
 from potluck.cluster.transfer.client import TransferClient
 from potluck.engines.backends import native_unit
-from potluck.engines.native.engine import make_pool
 from potluck.loading import StageSize, plan_stage
 from potluck.loading.load import load_stage
 from potluck.types.content import Manifest
@@ -84,7 +84,7 @@ def load(case: dict[str, Any]) -> None:
     with closing(open_weights(description, [shard])) as tensors:
         headers = tensors.num_bytes_read
         loaded = load_stage(
-            description, tensors, plan, unit=native_unit(), pool=make_pool(size.num_threads)
+            description, tensors, plan, unit=native_unit(), pool=pool_of(size.num_threads)
         )
         read_bytes = tensors.num_bytes_read - headers
     fill_cache(loaded.engine, shard, size, description.config.hidden_size)

@@ -6,10 +6,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
+from support.engines.pools import pool_of
 from support.models.configs import make_config
 from support.models.random_weights import load_random_weights
 
-from potluck.engines.native.engine import NativeEngine, ThreadPool
+from potluck.engines.native.engine import NativeEngine
+from potluck.engines.native.pool import ThreadPool
 from potluck.models.program import build_program
 from potluck.models.rope import rope_tables
 from potluck.types.arithmetic import Arithmetic
@@ -107,14 +109,15 @@ class Pipeline:
         *,
         num_stages: int = 1,
         num_threads: int = 1,
+        pool: ThreadPool | None = None,
         isa: str | Sequence[str] | None = None,
         arithmetic: Arithmetic = Arithmetic.EXACT,
         num_blocks: int = 100,
         max_step_tokens: int = 600,
         block_seed: int = 0,
     ) -> Pipeline:
-        """``isa`` of every stage, or of each in turn."""
-        pool = ThreadPool(num_threads)
+        """``isa`` of every stage, or of each in turn. ``pool`` instead of ``num_threads``."""
+        pool = pool or pool_of(num_threads)
         isas = [isa] * num_stages if isa is None or isinstance(isa, str) else isa
         engines = []
         for shard, each in zip(cut(config.num_layers, num_stages), isas, strict=True):

@@ -15,7 +15,7 @@ from potluck.types.expert_use import NO_EXPERTS, ExpertUse
 from potluck.types.tensor import TensorFormat
 
 if TYPE_CHECKING:
-    from potluck.kernels.runner import ThreadPool
+    from potluck.engines.native.pool import ThreadPool
     from potluck.types.arithmetic import Arithmetic
     from potluck.types.program import Program
     from potluck.types.tensor import TensorInfo

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
+from support.engines.pools import pool_of
 from support.engines.proofs import PROOFS
 
 from potluck.engines.dequantize import dequantize
 from potluck.engines.native.engine import NativeEngine
 from potluck.engines.reference.engine import ReferenceEngine
-from potluck.kernels.runner import ThreadPool
 from potluck.models.names import FileKind
 from potluck.models.program import build_program
 from potluck.models.registry import stored_tensors
@@ -55,7 +55,7 @@ def native_engine(program: Program, num_blocks: int) -> Engine:
         num_blocks=num_blocks,
         num_states=NUM_STATES,
         max_step_tokens=64,
-        pool=ThreadPool(1),
+        pool=pool_of(1),
     )
 
 

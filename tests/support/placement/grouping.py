@@ -57,7 +57,7 @@ def joining(
     config: ModelConfig = LARGE,
     size: StageSize = SIZE,
     usable_bytes: int = 1 << 40,
-    usable_cores: float | None = None,
+    usable_share: float = 1.0,
 ) -> Candidate:
     """Return a unit of that many tokens per second of the trial, which can join groups."""
     counted = counting(config)
@@ -67,7 +67,7 @@ def joining(
         decode=decode,
         prefill=10 * decode,
         usable_bytes=usable_bytes,
-        usable_cores=usable_cores,
+        usable_share=usable_share,
     )
     return replace(
         plain,

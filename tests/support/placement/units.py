@@ -103,7 +103,7 @@ def candidate(
     decode: float = 200.0,
     prefill: float = 1000.0,
     usable_bytes: int = 1 << 40,
-    usable_cores: float | None = None,
+    usable_share: float = 1.0,
     quota_period_seconds: float | None = None,
 ) -> Candidate:
     """Return a unit of which every layer takes as many bytes as its weights."""
@@ -113,8 +113,7 @@ def candidate(
         rates(decode, prefill),
         Figures(),
         is_shared=True,
-        num_threads=1,
-        usable_cores=usable_cores,
+        usable_share=usable_share,
         quota_period_seconds=quota_period_seconds,
     )
     return Candidate(

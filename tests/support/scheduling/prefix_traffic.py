@@ -15,12 +15,13 @@ from functools import cache
 from pathlib import Path
 
 from support.engines.native_pipeline import VOCAB_SIZE, Pipeline, cut, make_program, small_config
+from support.engines.pools import pool_of
 from support.models.canonical_weights import load_canonical_weights
 from support.models.recurrent_configs import RECURRENCES
 
 from potluck.cluster.worker.block_keeper import DiskKeeper
 from potluck.cluster.worker.keeping import open_stores
-from potluck.engines.native.engine import NativeEngine, ThreadPool
+from potluck.engines.native.engine import NativeEngine
 from potluck.models.layers import with_layers
 from potluck.scheduling.limits import SchedulerLimits
 from potluck.scheduling.scheduler import Scheduler
@@ -62,7 +63,7 @@ def engines_of(num_stages: int, num_blocks: int, num_states: int) -> list[Native
             num_blocks=num_blocks,
         ).engines
     engines = []
-    pool = ThreadPool(1)
+    pool = pool_of(1)
     for shard in cut(NUM_LAYERS, num_stages):
         program = make_program(hybrid_config(), shard)
         engine = NativeEngine(

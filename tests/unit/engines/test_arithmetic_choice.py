@@ -6,6 +6,7 @@ import logging
 from unittest.mock import patch
 
 import pytest
+from support.engines.pools import pool_of
 from support.kernels import cpp_checks
 
 from potluck import kernels
@@ -77,7 +78,7 @@ def test_an_engine_refuses_the_arithmetic_of_another_instruction_set() -> None:
             program,
             num_blocks=1,
             max_step_tokens=1,
-            pool=native.make_pool(1),
+            pool=pool_of(1),
             isa="scalar",
             arithmetic=Arithmetic.AVX512_BF16,
         )

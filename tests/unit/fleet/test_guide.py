@@ -102,8 +102,6 @@ def test_what_plans_count_on_is_as_the_guide_says() -> None:
         Rates(),
         Figures(read_bytes_per_second=given),
         is_shared=True,
-        num_threads=4,
-        usable_cores=None,
     )
     assert speed.read.value == pytest.approx(0.4 * 1e11)
     assert "plans use 40 % of a figure from a data sheet" in " ".join(TEXT.split())

@@ -103,20 +103,20 @@ def test_shares_follow_speeds() -> None:
 
 
 def test_shares_follow_quotas() -> None:
-    units = [joining("a"), joining("b", usable_cores=0.5), joining("c", usable_cores=0.5)]
+    units = [joining("a"), joining("b", usable_share=0.5), joining("c", usable_share=0.5)]
     assert shares(planned(group_request(units, FAST))) == [(2, 1, 1)]
 
 
 def test_a_member_without_a_quota_is_not_seen_to_pause() -> None:
     """The others have less to do, as much as they are held up."""
-    units = [joining("a", 300.0), joining("b", 300.0, usable_cores=0.5)]
+    units = [joining("a", 300.0), joining("b", 300.0, usable_share=0.5)]
     plan = planned(group_request(units, FAST, preferences=Preferences(tensor_parallel=2)))
     assert shares(plan) == [(2, 1)]
     assert plan.prediction is not None
     leader = plan.prediction.stages[0]
     assert leader.decode_seconds == pytest.approx(token_seconds(plan), rel=0.05)
     # Where all are held up, most steps are quicker than that.
-    units = [joining(name, 300.0, usable_cores=0.5) for name in "ab"]
+    units = [joining(name, 300.0, usable_share=0.5) for name in "ab"]
     plan = planned(group_request(units, FAST, preferences=Preferences(tensor_parallel=2)))
     assert plan.prediction is not None
     assert plan.prediction.stages[0].decode_seconds < 0.7 * token_seconds(plan)

@@ -327,4 +327,5 @@ def unit_report(unit_id: UnitId, *, usable_bytes: int, is_shared: bool) -> UnitR
         usable_bytes=usable_bytes,
         is_shared=is_shared,
         num_threads=1,
+        max_threads=1,
     )

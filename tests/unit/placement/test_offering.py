@@ -33,6 +33,7 @@ def report(
         usable_bytes=usable,
         is_shared=True,
         num_threads=1,
+        max_threads=1,
     )
     return node_report(
         node,
@@ -130,6 +131,7 @@ CARD = UnitReport(
     usable_bytes=6 * GIB,
     is_shared=False,
     num_threads=1,
+    max_threads=1,
 )
 
 

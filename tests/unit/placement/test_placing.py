@@ -79,6 +79,7 @@ def unit(
         usable_bytes=usable,
         is_shared=is_shared,
         num_threads=2,
+        max_threads=2,
         role=role,
         reason="" if role is Role.SERVES else "slow",
     )

@@ -55,6 +55,7 @@ def unit(
         usable_bytes=usable,
         is_shared=is_shared,
         num_threads=2,
+        max_threads=2,
         role=role,
         reason="" if role is Role.SERVES else "slower than the other",
         rates=rates(decode, 10 * decode),

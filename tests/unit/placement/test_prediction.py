@@ -79,7 +79,7 @@ def test_a_prompt_of_nothing_takes_a_step() -> None:
 
 def test_a_quota_is_renewed_while_others_compute() -> None:
     """Measured: two processes with half a core each that take turns do not slow each other."""
-    half = tuple(candidate(name, WORK, usable_cores=0.5) for name in ("a", "b"))
+    half = tuple(candidate(name, WORK, usable_share=0.5) for name in ("a", "b"))
     cuts = (Cut(unit=0, start=0, end=5), Cut(unit=1, start=5, end=10))
     full = predicted((FAST, candidate("b", WORK)), cuts)
     assert predicted(half, cuts).token_seconds == pytest.approx(full.token_seconds, rel=0.1)
@@ -92,7 +92,7 @@ def test_a_quota_is_renewed_while_others_compute() -> None:
 
 def test_a_quota_with_a_short_period_makes_a_slow_unit() -> None:
     half = tuple(
-        candidate(name, WORK, usable_cores=0.5, quota_period_seconds=0.001) for name in ("a", "b")
+        candidate(name, WORK, usable_share=0.5, quota_period_seconds=0.001) for name in ("a", "b")
     )
     cuts = (Cut(unit=0, start=0, end=5), Cut(unit=1, start=5, end=10))
     full = predicted((FAST, candidate("b", WORK)), cuts)

@@ -83,6 +83,7 @@ def placed(config: ModelConfig, usable: list[int], preferences: Preferences = FA
                 usable_bytes=num_bytes,
                 is_shared=True,
                 num_threads=2,
+                max_threads=2,
                 rates=rates(50.0 + index, 500.0),
             ),
             usable_bytes=num_bytes,

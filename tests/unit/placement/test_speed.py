@@ -11,7 +11,6 @@ from potluck.placement.speed import (
     ASSUMED_READ_BYTES_PER_SECOND,
     UnitSpeed,
     unit_speed,
-    usable_share,
 )
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.hardware import Figure, Figures, Origin, Rates
@@ -33,8 +32,6 @@ def speed(
         unit_rates or Rates(),
         figures or Figures(),
         is_shared=is_shared,
-        num_threads=2,
-        usable_cores=None,
         arithmetic=arithmetic,
     )
 
@@ -119,11 +116,18 @@ def test_absurd_figures_count_as_unknown(value: float) -> None:
     assert speed(rates(value, value), figures) == speed()
 
 
-def test_usable_share() -> None:
-    assert usable_share(2, None) == 1.0
-    assert usable_share(2, 0.5) == 0.25
-    assert usable_share(1, 4.0) == 1.0
-    for absurd in (0.0, -1.0, math.nan, math.inf):
-        assert usable_share(2, absurd) == 1.0
-    assert usable_share(0, 0.5) == 0.5
-    assert usable_share(1, 1e-9) > 0
+@pytest.mark.parametrize(
+    ("reported", "expected"),
+    [(1.0, 1.0), (0.25, 0.25), (4.0, 1.0), *((absurd, 1.0) for absurd in (0.0, -1.0, math.inf))],
+)
+def test_usable_share(reported: float, expected: float) -> None:
+    found = unit_speed(Rates(), Figures(), is_shared=True, usable_share=reported)
+    assert found.usable_share == expected
+
+
+def test_an_absurd_share_is_ignored_and_a_tiny_one_limited() -> None:
+    def share(reported: float) -> float:
+        return unit_speed(Rates(), Figures(), is_shared=True, usable_share=reported).usable_share
+
+    assert share(math.nan) == 1.0
+    assert 0 < share(1e-300) < 0.1

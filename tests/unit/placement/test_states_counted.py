@@ -194,6 +194,7 @@ def test_fewer_states_are_proposed_where_memory_is_short() -> None:
             usable_bytes=usable,
             is_shared=True,
             num_threads=2,
+            max_threads=2,
             rates=rates(50.0, 500.0),
         )
         node = node_report("n0", unit, usable_bytes=usable)

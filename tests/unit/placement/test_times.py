@@ -66,7 +66,7 @@ def test_prefill_is_cheaper_by_the_token() -> None:
 
 
 def test_a_quota_slows_everything_down() -> None:
-    slow = unit_times("a", WORK, usable_cores=0.1)
+    slow = unit_times("a", WORK, usable_share=0.1)
     assert decode(slow) == pytest.approx(10 * decode(TIMES))
 
 
@@ -116,7 +116,7 @@ def test_a_lone_outlier_is_bounded() -> None:
 
 
 def test_short_steps_of_a_throttled_unit_do_not_hide_its_quota() -> None:
-    throttled = unit_times("a", WORK, usable_cores=0.1)
+    throttled = unit_times("a", WORK, usable_share=0.1)
     full_speed = decode(TIMES)
     assert decode(throttled.corrected([step_time(full_speed)])) == pytest.approx(
         decode(throttled), rel=0.02
@@ -125,7 +125,7 @@ def test_short_steps_of_a_throttled_unit_do_not_hide_its_quota() -> None:
 
 
 def test_steps_longer_than_the_period_of_a_quota_tell_how_long_they_take() -> None:
-    throttled = unit_times("a", WORK, usable_cores=0.5, quota_period_seconds=0.001)
+    throttled = unit_times("a", WORK, usable_share=0.5, quota_period_seconds=0.001)
     faster = 0.75 * decode(throttled)
     assert decode(throttled.corrected([step_time(faster)])) == pytest.approx(faster, rel=0.05)
 

@@ -14,12 +14,12 @@ from pathlib import Path
 
 from potluck.cluster.agent.hosted_stage import HostedStage
 from potluck.cluster.agent.speed_records import MAX_FILE_BYTES, SpeedRecords
+from potluck.cluster.agent.threads import NodeThreads
 from potluck.cluster.agent.units import NodeUnits
 from potluck.cluster.worker.messages import Stats
 from potluck.errors import ParameterError
 from potluck.log_rate import LogRate
 from potluck.private_files import read_small_file, replace_file
-from potluck.probe.machine.cores import own_usable_cores
 from potluck.types.cluster import UnitId
 from potluck.types.speed import StepTime
 from potluck.version import __version__
@@ -41,13 +41,13 @@ class MeasuredSpeeds:
         self,
         path: Path,
         units: NodeUnits,
+        threads: NodeThreads,
         *,
-        num_threads: int,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._path = path
         self._units = units
-        self._num_threads = num_threads
+        self._threads = threads
         self._clock = clock
         self._records = self._load()
         self._has_news = False
@@ -65,7 +65,7 @@ class MeasuredSpeeds:
             return
         news = [each for each in stats.step_times if now - each.age_seconds > since]
         unit_id = stage.requested.unit_id
-        conditions = self._conditions().get(unit_id)
+        conditions = self._units.conditions(self._threads).get(unit_id)
         if not news or conditions is None:
             return
         num_wrong = self._records.take(unit_id, conditions, stage.loaded.model_shape, news, now)
@@ -79,7 +79,7 @@ class MeasuredSpeeds:
 
     def of(self, model_shape: str) -> dict[UnitId, tuple[StepTime, ...]]:
         """Return what is known of each unit for models of a shape, the latest first."""
-        return self._records.of(model_shape, self._conditions(), self._clock())
+        return self._records.of(model_shape, self._units.conditions(self._threads), self._clock())
 
     async def run(self, collect: Callable[[], Awaitable[None]]) -> None:
         """Call ``collect``, which asks the workers, periodically, and keep the file up to date."""
@@ -96,9 +96,6 @@ class MeasuredSpeeds:
         """Write the file if something has changed."""
         if self._has_news:
             self._write(self._document())
-
-    def _conditions(self) -> dict[UnitId, str]:
-        return self._units.conditions(self._num_threads, own_usable_cores().core_seconds_per_second)
 
     def _document(self) -> bytes:
         self._has_news = False

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from potluck.cluster.agent.units import NodeUnit, usable_cores_of
+from potluck.cluster.agent.threads import NodeThreads
+from potluck.cluster.agent.units import NodeUnit
 from potluck.probe.chips.derive import merge_figures
-from potluck.probe.machine.cores import UsableCores, own_usable_cores
 from potluck.probe.machine.memory import memory_facts, memory_pools
 from potluck.probe.machine.system import THIS_MACHINE
 from potluck.types.cluster import DeploymentId, NodeId, UnitId
@@ -27,7 +27,6 @@ class NodeFacts:
 
     node_id: NodeId
     memory_limit_bytes: int | None
-    num_threads: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +48,7 @@ def report(
     facts: NodeFacts,
     hardware: ProbeReport,
     units: Sequence[NodeUnit],
+    threads: NodeThreads,
     *,
     address: str,
     http_address: str | None,
@@ -64,7 +64,6 @@ def report(
         usable = min(usable, limit - stages.planned_bytes)
     usable = max(0, usable)
     host_id = _host_id()
-    cores = own_usable_cores()
     return NodeReport(
         node_id=facts.node_id,
         name=host_name(),
@@ -81,32 +80,18 @@ def report(
         is_draining=is_draining,
         refused=dict(refused),
         held=stages.held,
-        units=tuple(
-            _unit(
-                unit,
-                usable,
-                stages.device_bytes,
-                num_threads=facts.num_threads or cores.num_cores,
-                cores=cores,
-            )
-            for unit in units
-        ),
+        units=tuple(_unit(unit, usable, stages.device_bytes, threads) for unit in units),
         hardware=replace(hardware, memory=memory),
     )
 
 
 def _unit(
-    unit: NodeUnit,
-    host_bytes: int,
-    planned: Mapping[UnitId, int],
-    *,
-    num_threads: int,
-    cores: UsableCores,
+    unit: NodeUnit, host_bytes: int, planned: Mapping[UnitId, int], threads: NodeThreads
 ) -> UnitReport:
     """Return a unit with its usable memory: the host's, or its own as the probe found it."""
     unit_id = UnitId(unit.chosen.unit_id)
     own_bytes = unit.device.own_free_bytes
-    usable_cores = usable_cores_of(unit, num_threads, cores.core_seconds_per_second)
+    share = threads.usable_share if unit.is_on_cpu else 1.0
     return UnitReport(
         unit_id=unit_id,
         backend=unit.chosen.backend,
@@ -115,14 +100,15 @@ def _unit(
             host_bytes if own_bytes is None else max(0, own_bytes - planned.get(unit_id, 0))
         ),
         is_shared=own_bytes is None,
-        num_threads=num_threads,
+        num_threads=threads.num_computing,
+        max_threads=threads.most,
         role=unit.chosen.role,
         reason=unit.chosen.reason,
         rates=unit.trial.rates,
         arithmetics=unit.arithmetics,
         figures=merge_figures(unit.trial.figures, unit.device.figures),
-        usable_cores=usable_cores,
-        quota_period_seconds=None if usable_cores is None else cores.period_seconds,
+        usable_share=share,
+        quota_period_seconds=threads.cores.period_seconds if share < 1 else None,
     )
 
 

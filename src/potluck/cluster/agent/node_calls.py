@@ -16,6 +16,7 @@ from potluck.cluster.agent.hosts import OwnHost
 from potluck.cluster.agent.measured_speeds import MeasuredSpeeds
 from potluck.cluster.agent.node import NodeFacts, report
 from potluck.cluster.agent.stages import StageHost
+from potluck.cluster.agent.threads import NodeThreads
 from potluck.cluster.agent.units import NodeUnits
 from potluck.cluster.calls import (
     AskSpeeds,
@@ -48,6 +49,7 @@ class NodeCalls:
         membership: Membership,
         hardware: Hardware,
         units: NodeUnits,
+        threads: NodeThreads,
         stages: StageHost,
         coordination: Coordination,
         text_problem: Callable[[DeploymentRecord], str],
@@ -59,6 +61,7 @@ class NodeCalls:
         self._membership = membership
         self._hardware = hardware
         self._units = units
+        self._threads = threads
         self._stages = stages
         self._coordination = coordination
         self._text_problem = text_problem
@@ -92,6 +95,7 @@ class NodeCalls:
             self._facts,
             self._hardware.report,
             self._units.all(),
+            self._threads,
             address=str(self._membership.address),
             http_address=self._http_address,
             is_draining=self._coordination.is_draining,

@@ -50,6 +50,7 @@ from potluck.cluster.agent.stage_calls import StageCalls, report_lost
 from potluck.cluster.agent.stages import StageHost
 from potluck.cluster.agent.state import StateDirectory
 from potluck.cluster.agent.takeover import Takeovers
+from potluck.cluster.agent.threads import NodeThreads
 from potluck.cluster.agent.unit_monitor import UnitMonitor
 from potluck.cluster.agent.unit_outages import UnitOutages
 from potluck.cluster.agent.units import NodeUnits
@@ -73,7 +74,7 @@ from potluck.engines.costs import cost_of
 from potluck.errors import CallError, PotluckError
 from potluck.probe.cache import ProbeCache, default_cache_path
 from potluck.probe.doctor.case import Cluster
-from potluck.probe.machine.cores import default_num_threads
+from potluck.probe.machine.cores import threads_problem
 from potluck.probe.probe import Measuring, ProbeOptions
 from potluck.store.content_store import default_limit_bytes, default_store_folder
 from potluck.types.cluster import DeploymentId, NodeId
@@ -120,8 +121,11 @@ class Agent:
         node_id, credentials = identity.node_id, identity.credentials
         async with AsyncExitStack() as opened:
             cache = ProbeCache(default_cache_path(os.environ))
+            threads = NodeThreads(config.num_threads)
+            if problem := threads_problem(config.num_threads, threads.cores):
+                _log.warning("%s", problem)
             hardware = await Hardware.start(
-                _probe_options(config), cache, detectors=config.detectors
+                _probe_options(config, threads), cache, detectors=config.detectors
             )
             opened.callback(hardware.close)
             events = MemberEvents()
@@ -136,9 +140,8 @@ class Agent:
             known_nodes = KnownNodes(membership, spawn=background.spawn)
             history = History(membership, spawn=background.spawn)
             outages = UnitOutages(history.unit_changed)
-            num_threads = config.num_threads or default_num_threads()
             units = NodeUnits(lambda: hardware.report, config.unit_choice, outages.reasons)
-            speeds = MeasuredSpeeds(state.step_times, units, num_threads=num_threads)
+            speeds = MeasuredSpeeds(state.step_times, units, threads)
             opened.callback(speeds.close)
             open_route = edge_routes(membership)
             links = Links(
@@ -181,7 +184,7 @@ class Agent:
                 state.workers,
                 units,
                 listen_host=config.listen.host,
-                num_threads=num_threads,
+                num_threads=threads.most,
                 packed_cache_bytes=config.packed_cache_bytes,
                 unit_step_seconds=config.stage_step_seconds,
                 stall_seconds=config.stall_seconds,
@@ -250,13 +253,13 @@ class Agent:
             facts = NodeFacts(
                 node_id=node_id,
                 memory_limit_bytes=config.memory_limit_bytes,
-                num_threads=config.num_threads,
             )
             node_calls = NodeCalls(
                 facts,
                 membership,
                 hardware,
                 units,
+                threads,
                 stages,
                 coordination,
                 partial(fingerprints.text_problem, can_get=not weights.cannot),
@@ -452,10 +455,10 @@ async def _start_transfer(
         return None, f"its transfer process did not start: {error}"
 
 
-def _probe_options(config: AgentConfig) -> ProbeOptions:
+def _probe_options(config: AgentConfig, threads: NodeThreads) -> ProbeOptions:
     return ProbeOptions(
         backends=config.backends,
-        num_threads=config.num_threads or default_num_threads(),
+        num_threads=threads.at_start,
         measuring=Measuring.IF_UNKNOWN,
         allow_software=config.allow_software,
         requested_backend=None if config.backend is None else backend_of(config.backend),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from potluck.cluster.agent.threads import NodeThreads
 from potluck.engines.backends import abilities_of, unit_address
 from potluck.errors import EngineError
 from potluck.probe.choose import choose_units
@@ -42,25 +43,18 @@ class NodeUnit:
     trial: Trial
     arithmetics: tuple[Arithmetic, ...] = ()
 
-
-def usable_cores_of(
-    unit: NodeUnit, num_threads: int, core_seconds_per_second: float
-) -> float | None:
-    """Return the CPU time in cores that a unit's threads can get, if less than their number.
-
-    None otherwise, and for a unit that does not compute on the CPU.
-    """
-    on_cpu = unit.device.kind is DeviceKind.CPU or unit.device.is_software
-    return core_seconds_per_second if on_cpu and core_seconds_per_second < num_threads else None
+    @property
+    def is_on_cpu(self) -> bool:
+        """Whether it computes on the cores of the host."""
+        return self.device.kind is DeviceKind.CPU or self.device.is_software
 
 
-def conditions_of(
-    unit: NodeUnit, isa: str | None, num_threads: int, usable_cores: float | None
-) -> str:
+def conditions_of(unit: NodeUnit, isa: str | None, node: NodeThreads) -> str:
     """Return a text that changes when the speed of a unit may have changed permanently."""
     variant = isa or (unit.trial.variants[-1] if unit.trial.variants else "")
-    cores = "" if usable_cores is None else f"{usable_cores:.2g} cores"
-    threads = f"{num_threads} threads"
+    limited = node.core_time if unit.is_on_cpu else None
+    cores = "" if limited is None else f"{limited:.2g} cores"
+    threads = f"{node.num_computing} threads"
     return ", ".join(part for part in (unit.device.name, variant, threads, cores) if part)
 
 
@@ -144,15 +138,10 @@ class NodeUnits:
         variant = arithmetic.isa or self._choice.isa
         return address if variant is None else replace(address, variant=variant)
 
-    def conditions(self, num_threads: int, core_seconds_per_second: float) -> dict[UnitId, str]:
+    def conditions(self, threads: NodeThreads) -> dict[UnitId, str]:
         """Return what each unit's speed depends on, apart from the model; see ``conditions_of``."""
         return {
-            UnitId(unit.chosen.unit_id): conditions_of(
-                unit,
-                self._choice.isa,
-                num_threads,
-                usable_cores_of(unit, num_threads, core_seconds_per_second),
-            )
+            UnitId(unit.chosen.unit_id): conditions_of(unit, self._choice.isa, threads)
             for unit in self.all()
         }
 

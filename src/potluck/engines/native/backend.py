@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 from potluck.engines.native import engine as native
 from potluck.engines.native.abilities import ABILITIES
-from potluck.engines.native.engine import NativeEngine, make_pool
+from potluck.engines.native.engine import NativeEngine
+from potluck.engines.native.pool import make_pool
 
 if TYPE_CHECKING:
-    from potluck.kernels.runner import ThreadPool
+    from potluck.engines.native.pool import ThreadPool
     from potluck.types.abilities import BackendAbilities
     from potluck.types.arithmetic import Arithmetic
     from potluck.types.program import Program

@@ -30,7 +30,6 @@ from potluck.engines.native.program import (
 from potluck.engines.step_checks import check_masks
 from potluck.errors import EngineError, ParameterError
 from potluck.kernels import runner
-from potluck.probe.machine.cores import default_num_threads
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.engine import NO_MASKS, BlockFormat, StepResult
 from potluck.types.expert_use import ExpertUse
@@ -40,6 +39,7 @@ from potluck.types.tensor import TensorFormat
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from potluck.engines.native.pool import ThreadPool
     from potluck.types.engine import TokenMasks
     from potluck.types.exchange import Exchange
     from potluck.types.program import Program
@@ -61,17 +61,6 @@ a slot (``StateLayout``): incremented when it changes."""
 _DECODED_VALUES = 2**18
 """Maximum size of rows converted at once from a format without kernels: 1 MiB of float32, or one
 row if that is longer."""
-
-ThreadPool = runner.ThreadPool
-"""A thread pool that the stages of a process may share by taking turns. Created by
-``make_pool``.
-"""
-
-
-def make_pool(num_threads: int | None = None) -> ThreadPool:
-    """Return a pool of ``num_threads``, including the caller's; None means one per usable core."""
-    with core_errors("use a smaller number of threads, at least 1"):
-        return ThreadPool(default_num_threads() if num_threads is None else num_threads)
 
 
 def available_isas() -> tuple[str, ...]:
@@ -192,6 +181,7 @@ def convert_on(pool: ThreadPool) -> Convert:
         num_rows: int,
         num_columns: int,
     ) -> None:
+        pool.follow_cores()
         with core_errors("the weights are damaged: download or convert the model again"):
             kernels.convert_rows(
                 rows,
@@ -347,6 +337,7 @@ class NativeEngine:
         stage = self._stage
         check_masks(self._program, step, masks)
         self._open_sequences(step)
+        self.pool.follow_cores()
         out = None
         if not (self._program.shard.has_head or self._program.shard.is_led):
             out = np.empty((step.num_tokens, self._program.hidden_size), dtype=np.float32)
@@ -373,6 +364,7 @@ class NativeEngine:
         """
         stage = self._stage
         self._open_sequences(step)
+        self.pool.follow_cores()
         num_rows = 0 if self._program.shard.is_led else step.num_wanted
         out = np.empty((num_rows, self._program.vocab_size), dtype=np.float32)
         with core_errors():

@@ -9,7 +9,8 @@ import numpy as np
 
 from potluck import kernels
 from potluck.engines.dequantize import dequantize
-from potluck.engines.native.engine import PANEL_ROWS, ThreadPool
+from potluck.engines.native.engine import PANEL_ROWS
+from potluck.engines.native.pool import ThreadPool
 from potluck.engines.native.program import core_errors
 from potluck.kernels import runner
 from potluck.types.tensor import TensorFormat, TensorInfo

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from potluck.engines.native.engine import ThreadPool
+from potluck.engines.native.pool import ThreadPool
 from potluck.engines.native.products import Operands
 from potluck.engines.native.program import core_errors
 from potluck.kernels import runner

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from potluck.engines.native.pool import ThreadPool
     from potluck.types.engine import TokenMasks
     from potluck.types.program import Program
     from potluck.types.step import SampledToken, SequenceId, SequenceOpening, SequenceSlice, Step
@@ -29,7 +30,7 @@ class StepSampler:
     It chooses as the native engine does from the same logits (``cpp/program/sampler.h``).
     """
 
-    def __init__(self, program: Program, pool: runner.ThreadPool) -> None:
+    def __init__(self, program: Program, pool: ThreadPool) -> None:
         self._program = program
         self._open: set[SequenceId] = set()
         with core_errors():

@@ -96,7 +96,8 @@ def _measure(
 
 def _maker(isa: str, num_threads: int, arithmetic: Arithmetic | None = None) -> MakeEngine:
     """Return a factory of engines that share threads; they use exact arithmetic by default."""
-    from potluck.engines.native.engine import NativeEngine, make_pool
+    from potluck.engines.native.engine import NativeEngine
+    from potluck.engines.native.pool import make_pool
     from potluck.types.arithmetic import Arithmetic
 
     pool = make_pool(num_threads)

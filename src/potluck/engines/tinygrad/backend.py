@@ -15,8 +15,8 @@ from potluck.engines.tinygrad.environment import tinygrad_device, tinygrad_envir
 from potluck.errors import EngineError
 
 if TYPE_CHECKING:
+    from potluck.engines.native.pool import ThreadPool
     from potluck.engines.tinygrad.engine import TinygradEngine
-    from potluck.kernels.runner import ThreadPool
     from potluck.types.arithmetic import Arithmetic
     from potluck.types.program import Program
     from potluck.types.unit import UnitAddress
@@ -43,7 +43,7 @@ def open_engine(
     """
     environment = tinygrad_environment(address.backend, address.interface, address.variant)
     _enter(environment, is_imported="tinygrad" in sys.modules)
-    from potluck.engines.native.engine import make_pool
+    from potluck.engines.native.pool import make_pool
     from potluck.engines.tinygrad.engine import TinygradEngine
 
     return TinygradEngine(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from potluck.engines.native.engine import make_pool
+from potluck.engines.native.pool import make_pool
 from potluck.engines.native.sampler import StepSampler
 from potluck.engines.pooling import StepPooler, is_pooled
 from potluck.engines.step_checks import check_masks, check_step
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from potluck.engines.native.pool import ThreadPool
     from potluck.engines.tinygrad.pieces import Piece
-    from potluck.kernels import runner
     from potluck.types.engine import TokenMasks
     from potluck.types.exchange import Exchange
     from potluck.types.program import Program
@@ -56,7 +56,7 @@ class TinygradEngine:
         num_blocks: int,
         max_step_tokens: int,
         device: str | None = None,
-        pool: runner.ThreadPool | None = None,
+        pool: ThreadPool | None = None,
     ) -> None:
         self._program = program
         self._num_blocks = num_blocks

@@ -10,13 +10,24 @@ from __future__ import annotations
 import math
 import os
 import re
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from potluck.probe.machine.control_groups import ControlGroup, control_groups
 from potluck.probe.machine.system import THIS_MACHINE, System
+from potluck.quantities import format_count
 
 _MAX_CORES = 1 << 16
 """Eight times the most that Linux supports (CONFIG_NR_CPUS): a longer list is invalid."""
+
+_MAX_SPARE_THREADS = 16
+"""A quota can be raised later, so stages have threads for more cores than a quota allows at first;
+but not for all cores of a big server, since every thread needs scratch memory (0.1 to 2.6 MiB)."""
+
+WATCH_SECONDS = 1.0
+"""How long a ``CoreWatch`` takes the cores to be the same. Reading them takes about 0.6 ms on an
+EPYC."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,17 +36,26 @@ class UsableCores:
 
     ``core_seconds_per_second`` is the core time that may be used in the long run, including the
     fraction that ``num_cores`` rounds up. The limiting control group's quota is renewed every
-    ``period_seconds``; None if no quota is the limit.
+    ``period_seconds``; None if no quota is the limit. ``num_affine_cores`` would be usable without
+    quotas.
     """
 
     num_cores: int
     reason: str
     core_seconds_per_second: float
+    num_affine_cores: int
     period_seconds: float | None = None
+
+    @property
+    def max_threads(self) -> int:
+        """The number of threads that a stage should have, so that it can use more cores when a
+        quota is raised.
+        """
+        return max(self.num_cores, min(self.num_affine_cores, _MAX_SPARE_THREADS))
 
 
 def default_num_threads() -> int:
-    """Return the default number of threads of a stage: the number of usable cores."""
+    """Return the number of threads that may compute at once now: the number of usable cores."""
     return own_usable_cores().num_cores
 
 
@@ -72,8 +92,45 @@ def usable_cores(system: System, *, num_affine_cores: int) -> UsableCores:
         num_cores=max(1, math.ceil(least)),
         reason=reason,
         core_seconds_per_second=least if least > 0 else 1.0,
+        num_affine_cores=max(1, num_affine_cores),
         period_seconds=period,
     )
+
+
+def threads_problem(requested: int | None, cores: UsableCores) -> str:
+    """Return a warning if more threads are requested than cores are usable; empty otherwise."""
+    if requested is None or requested <= cores.num_cores:
+        return ""
+    verb = "computes" if cores.num_cores == 1 else "compute"
+    usable = format_count(cores.num_cores, "core")
+    return (
+        f"{cores.num_cores} of {requested} threads {verb} at a time: "
+        f"only {usable} can be used here ({cores.reason})"
+    )
+
+
+class CoreWatch:
+    """The cores that this process may use, which its user or an orchestrator may change.
+
+    They are read anew when they are asked for after ``WATCH_SECONDS``. Any thread may ask.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[], UsableCores] = own_usable_cores,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._read = read
+        self._clock = clock
+        self._latest = read()
+        self._expires = clock() + WATCH_SECONDS
+
+    def latest(self) -> UsableCores:
+        """Return the cores as they were within the last ``WATCH_SECONDS``."""
+        if self._clock() >= self._expires:
+            self._latest = self._read()
+            self._expires = self._clock() + WATCH_SECONDS
+        return self._latest
 
 
 class Throttling:

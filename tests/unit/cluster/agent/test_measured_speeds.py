@@ -10,15 +10,18 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from support.engines.pools import cores_of
 from support.machines import hardware
 from support.virtual_time.run import run_in_virtual_time
 
 from potluck.cluster.agent import measured_speeds
 from potluck.cluster.agent.hosted_stage import HostedStage
 from potluck.cluster.agent.measured_speeds import MeasuredSpeeds
+from potluck.cluster.agent.threads import NodeThreads
 from potluck.cluster.agent.units import NodeUnits, UnitChoice
 from potluck.cluster.worker.messages import Stats
 from potluck.engines.backends import BACKENDS
+from potluck.probe.machine.cores import CoreWatch, UsableCores
 from potluck.types.hardware import Trial
 from potluck.types.node import CPU_UNIT
 from potluck.types.program import GroupPart
@@ -51,8 +54,15 @@ def units(isa: str | None = None) -> NodeUnits:
     return NodeUnits(lambda: report, UnitChoice(backends=BACKENDS, isa=isa))
 
 
-def speeds(folder: Path, clock: Clock, *, isa: str | None = None) -> MeasuredSpeeds:
-    return MeasuredSpeeds(folder / "step-times.json", units(isa), num_threads=1, clock=clock)
+def speeds(
+    folder: Path, clock: Clock, *, isa: str | None = None, cores: CoreWatch | None = None
+) -> MeasuredSpeeds:
+    threads = NodeThreads(1, cores or CoreWatch(lambda: cores_of(1)))
+    return MeasuredSpeeds(folder / "step-times.json", units(isa), threads, clock=clock)
+
+
+def tenth_of_a_core() -> UsableCores:
+    return dataclasses.replace(cores_of(1), core_seconds_per_second=0.1)
 
 
 def stage(model_shape: str = "shape", part: GroupPart | None = None) -> HostedStage:
@@ -99,7 +109,7 @@ def test_what_a_member_of_a_group_measures_says_nothing_of_the_unit(tmp_path: Pa
 
 
 def test_another_instruction_set_or_fewer_cores_are_other_conditions(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     clock = Clock()
     first = speeds(tmp_path, clock)
@@ -107,18 +117,15 @@ def test_another_instruction_set_or_fewer_cores_are_other_conditions(
     first.close()
     assert speeds(tmp_path, clock).of("shape")
     assert not speeds(tmp_path, clock, isa="scalar").of("shape")
-    throttled = SimpleNamespace(core_seconds_per_second=0.1)
-    monkeypatch.setattr(measured_speeds, "own_usable_cores", lambda: throttled)
-    assert not speeds(tmp_path, clock).of("shape")
+    assert not speeds(tmp_path, clock, cores=CoreWatch(tenth_of_a_core)).of("shape")
 
 
-def test_a_measurement_is_taken_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, hosted = Clock(), stage()
-    known = speeds(tmp_path, clock)
+def test_a_measurement_is_taken_once(tmp_path: Path) -> None:
+    clock, hosted, cores = Clock(), stage(), cores_of(1)
+    known = speeds(tmp_path, clock, cores=CoreWatch(lambda: cores, clock))
     known.record(hosted, says(TIME))
     # Without new steps its time only grows older; under other conditions it was not measured.
-    throttled = SimpleNamespace(core_seconds_per_second=0.1)
-    monkeypatch.setattr(measured_speeds, "own_usable_cores", lambda: throttled)
+    cores = tenth_of_a_core()
     clock.now += 10
     known.record(hosted, says(dataclasses.replace(TIME, age_seconds=11.0)))
     assert known.of("shape") == {}

@@ -21,6 +21,7 @@ def report(role: Role, reason: str = "") -> NodeReport:
         usable_bytes=0,
         is_shared=False,
         num_threads=1,
+        max_threads=1,
         role=role,
         reason=reason,
     )

@@ -10,9 +10,10 @@ from support.machines import hardware
 
 from potluck.cluster.agent import node
 from potluck.cluster.agent.node import NodeFacts, StageMemory, report
+from potluck.cluster.agent.threads import NodeThreads
 from potluck.cluster.agent.units import NodeUnits, UnitChoice
 from potluck.engines.backends import BACKENDS
-from potluck.probe.machine.cores import UsableCores
+from potluck.probe.machine.cores import WATCH_SECONDS, CoreWatch, UsableCores
 from potluck.probe.machine.system import System
 from potluck.types.cluster import NodeId, UnitId
 from potluck.types.hardware import (
@@ -26,24 +27,28 @@ from potluck.types.hardware import (
     Trial,
 )
 from potluck.types.memory import MemoryFacts, MemoryLimit
-from potluck.types.node import CPU_UNIT, NodeReport
+from potluck.types.node import CPU_UNIT, NodeReport, UnitReport
 from potluck.types.unit import Role
 
 GIB = 2**30
 SHARED = DeviceMemory(total_bytes=8 * GIB, free_bytes=None, is_shared=True, source="by hand")
 
 
-FACTS = NodeFacts(node_id=NodeId("a" * 16), memory_limit_bytes=None, num_threads=1)
+FACTS = NodeFacts(node_id=NodeId("a" * 16), memory_limit_bytes=None)
 
 
 def make_report(
-    facts: NodeFacts, probed: ProbeReport, stages: StageMemory | None = None
+    facts: NodeFacts,
+    probed: ProbeReport,
+    stages: StageMemory | None = None,
+    threads: NodeThreads | None = None,
 ) -> NodeReport:
     units = NodeUnits(lambda: probed, UnitChoice(backends=BACKENDS))
     return report(
         facts,
         probed,
         units.all(),
+        threads or NodeThreads(1),
         address="",
         http_address=None,
         is_draining=False,
@@ -76,7 +81,7 @@ def test_usable_memory(
     monkeypatch: pytest.MonkeyPatch, limit: int | None, planned: int, untaken: int, usable: int
 ) -> None:
     monkeypatch.setattr(node, "memory_facts", eight_free)
-    facts = NodeFacts(node_id=NodeId("a" * 16), memory_limit_bytes=limit, num_threads=1)
+    facts = NodeFacts(node_id=NodeId("a" * 16), memory_limit_bytes=limit)
     node_report = make_report(
         facts, hardware.report(), StageMemory(planned_bytes=planned, untaken_bytes=untaken)
     )
@@ -154,40 +159,61 @@ def test_a_node_whose_cpu_fails_serves_with_what_works(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(
-    ("num_threads", "core_seconds_per_second", "expected_cores"),
+    ("requested", "core_time", "share", "num_threads", "max_threads"),
     [
-        (None, 8.0, None),
-        (None, 0.1, 0.1),  # a tenth of a core's time, one thread
-        (None, 2.5, 2.5),
-        (None, 2.0, None),
-        (4, 2.0, 2.0),
-        (1, 2.5, None),
+        (None, 8.0, 1.0, 8, 8),
+        (None, 0.1, 0.1, 1, 8),  # a tenth of a core's time, one thread
+        (None, 2.5, 2.5 / 3, 3, 8),
+        (None, 2.0, 1.0, 2, 8),
+        (4, 2.0, 1.0, 2, 4),
+        (1, 2.5, 1.0, 1, 1),
     ],
 )
-def test_cores_are_told_where_threads_get_less_than_a_core_each(
-    monkeypatch: pytest.MonkeyPatch,
-    num_threads: int | None,
-    core_seconds_per_second: float,
-    expected_cores: float | None,
+def test_the_share_of_core_time_and_the_threads_are_reported(
+    requested: int | None, core_time: float, share: float, num_threads: int, max_threads: int
 ) -> None:
-    cores = UsableCores(
-        num_cores=math.ceil(core_seconds_per_second),
+    threads = NodeThreads(requested, CoreWatch(lambda: limited_to(core_time)))
+    units = reported_units(threads)
+    assert units[CPU_UNIT].usable_share == pytest.approx(share)
+    assert units[CPU_UNIT].quota_period_seconds == (None if share == 1 else 0.02)
+    assert (units[CPU_UNIT].num_threads, units[CPU_UNIT].max_threads) == (num_threads, max_threads)
+    assert units[UnitId("gpu/tinygrad:CL")].usable_share == 1.0
+
+
+def test_a_report_follows_the_quota() -> None:
+    now, core_time = 0.0, 4.0
+    threads = NodeThreads(None, CoreWatch(lambda: limited_to(core_time), lambda: now))
+
+    def reported() -> tuple[int, int, float]:
+        unit = reported_units(threads)[CPU_UNIT]
+        return unit.num_threads, unit.max_threads, unit.usable_share
+
+    assert reported() == (4, 8, 1.0)
+    core_time = 1.0
+    assert reported() == (4, 8, 1.0), "the cores are not read for every report"
+    now += WATCH_SECONDS
+    assert reported() == (1, 8, 0.25), "its rates were measured with four threads"
+    core_time, now = 8.0, now + WATCH_SECONDS
+    assert reported() == (8, 8, 1.0)
+
+
+def limited_to(core_time: float) -> UsableCores:
+    return UsableCores(
+        num_cores=math.ceil(core_time),
         reason="by hand",
-        core_seconds_per_second=core_seconds_per_second,
+        core_seconds_per_second=core_time,
+        num_affine_cores=8,
         period_seconds=0.02,
     )
-    monkeypatch.setattr(node, "own_usable_cores", lambda: cores)
+
+
+def reported_units(threads: NodeThreads) -> dict[UnitId, UnitReport]:
     gpu = Trial(device_id="gpu", backend="tinygrad:CL", works=True)
     cpu = Trial(device_id="cpu", backend="native", works=True, variants=("scalar",))
     probed = hardware.report(
         DetectorReport(detector="gpu", devices=(hardware.device("gpu"),)), trials=(cpu, gpu)
     )
-    facts = dataclasses.replace(FACTS, num_threads=num_threads)
-    units = {unit.unit_id: unit for unit in make_report(facts, probed).units}
-    assert units[CPU_UNIT].usable_cores == expected_cores
-    assert units[CPU_UNIT].quota_period_seconds == (None if expected_cores is None else 0.02)
-    assert units[CPU_UNIT].num_threads == (num_threads or cores.num_cores)
-    assert units[UnitId("gpu/tinygrad:CL")].usable_cores is None
+    return {unit.unit_id: unit for unit in make_report(FACTS, probed, threads=threads).units}
 
 
 def test_figures_are_those_of_the_trial_and_of_the_device_where_it_has_none() -> None:

@@ -62,6 +62,7 @@ def node(
         usable_bytes=1000,
         is_shared=True,
         num_threads=1,
+        max_threads=1,
         role=role,
         arithmetics=() if best is None else ABLE[best],
     )

@@ -26,6 +26,7 @@ def a_report(node_id: NodeId) -> NodeReport:
             usable_bytes=0,
             is_shared=True,
             num_threads=1,
+            max_threads=1,
             role=role,
             reason=reason,
         )

@@ -44,6 +44,7 @@ def report(node: NodeId) -> NodeReport:
         usable_bytes=1000,
         is_shared=True,
         num_threads=1,
+        max_threads=1,
     )
     return node_report(node, unit, usable_bytes=1000)
 

@@ -23,6 +23,7 @@ UNIT = UnitReport(
     usable_bytes=2**30,
     is_shared=True,
     num_threads=2,
+    max_threads=2,
 )
 
 

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from support.engines.native_pipeline import VOCAB_SIZE, Part, Pipeline, small_config
+from support.engines.pools import pool_of
 from support.text.token_masks import mask_of
 
-from potluck.engines.native.engine import ThreadPool, available_isas
+from potluck.engines.native.engine import available_isas
 from potluck.engines.native.program import core_opening
 from potluck.engines.reference import engine as reference
 from potluck.errors import EngineError
@@ -379,7 +380,7 @@ def test_there_is_a_mask_for_every_row() -> None:
 
 
 def sampler_with(params: SamplingParams, *, output: tuple[int, ...] = ()) -> runner.Sampler:
-    sampler = runner.Sampler(vocab_size=4, isa=available_isas()[-1], pool=ThreadPool(2))
+    sampler = runner.Sampler(vocab_size=4, isa=available_isas()[-1], pool=pool_of(2))
     opening = SequenceOpening(
         sequence_id=SequenceId(0), sampling=params, prompt_tokens=(0,), output_tokens=output
     )

@@ -20,13 +20,11 @@ from support.engines.native_pipeline import (
     make_program,
     small_config,
 )
+from support.engines.pools import pool_of
 from support.models.random_weights import load_random_weights
 from support.text.token_masks import mask_rows
 
-from potluck.engines.native.engine import (
-    NativeEngine,
-    ThreadPool,
-)
+from potluck.engines.native.engine import NativeEngine
 from potluck.errors import EngineError, ParameterError
 from potluck.types.program import (
     Program,
@@ -55,7 +53,7 @@ def pipeline(fmt: TensorFormat = TensorFormat.Q8_0, num_threads: int = 1) -> Pip
 
 
 def engine_for(program: Program, num_threads: int = 1) -> NativeEngine:
-    return NativeEngine(program, num_blocks=10, max_step_tokens=64, pool=ThreadPool(num_threads))
+    return NativeEngine(program, num_blocks=10, max_step_tokens=64, pool=pool_of(num_threads))
 
 
 # Steps that are refused

@@ -12,11 +12,12 @@ import pytest
 from numpy.typing import NDArray
 from support.engines.groups import GroupEngine, divided
 from support.engines.native_pipeline import VOCAB_SIZE, make_program, small_config
+from support.engines.pools import pool_of
 from support.models.random_weights import load_random_weights
 
 from potluck import kernels
 from potluck.engines.native import engine as native
-from potluck.engines.native.engine import NativeEngine, ThreadPool
+from potluck.engines.native.engine import NativeEngine
 from potluck.errors import EngineError
 from potluck.models.layers import with_layers
 from potluck.types.arithmetic import Arithmetic
@@ -69,7 +70,7 @@ def engine_of(
         part,
         num_blocks=40,
         max_step_tokens=MAX_STEP_TOKENS,
-        pool=ThreadPool(num_threads),
+        pool=pool_of(num_threads),
         isa=arithmetic.isa,
         arithmetic=arithmetic,
     )

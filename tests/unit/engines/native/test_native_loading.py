@@ -14,23 +14,21 @@ from support.engines.native_pipeline import (
     make_program,
     small_config,
 )
+from support.engines.pools import pool_of
 from support.models.random_weights import stored_rows
 
 from potluck.engines.native import engine as native
 from potluck.engines.native.engine import (
     NativeEngine,
-    ThreadPool,
     available_isas,
     cache_bytes,
     choose_isa,
     convert_on,
-    make_pool,
     scratch_bytes,
 )
 from potluck.errors import EngineError, ParameterError
 from potluck.models.program import build_program
 from potluck.models.rope import rope_tables
-from potluck.probe.machine.cores import default_num_threads
 from potluck.types.program import (
     CacheSpec,
     Embed,
@@ -51,7 +49,7 @@ CONFIG = small_config(2)
 
 
 def engine_for(program: Program, num_threads: int = 1) -> NativeEngine:
-    return NativeEngine(program, num_blocks=10, max_step_tokens=64, pool=ThreadPool(num_threads))
+    return NativeEngine(program, num_blocks=10, max_step_tokens=64, pool=pool_of(num_threads))
 
 
 def embedding_program(num_rows: int, num_columns: int) -> Program:
@@ -131,7 +129,7 @@ def test_a_format_without_kernels_is_decoded_first(
     stored = np.random.default_rng(1).integers(30, 60, (7, fmt.row_bytes(512)), np.uint8)
     values = gguf.dequantize(stored, gguf.GGMLQuantizationType[fmt.name])
     out = bytearray(7 * TensorFormat.Q8_0.row_bytes(512))
-    convert = convert_on(make_pool(1))
+    convert = convert_on(pool_of(1))
     convert(memoryview(stored.tobytes()), fmt, memoryview(out), TensorFormat.Q8_0, 7, 512)
     expected = gguf.quantize(values, gguf.GGMLQuantizationType.Q8_0)
     assert bytes(out) == expected.tobytes()
@@ -289,7 +287,7 @@ def test_memory_that_does_not_exist_is_one_clear_line() -> None:
     config = small_config(1, head_dim=512, num_kv_heads=4)
     program = make_program(config, Shard.whole(1))
     with pytest.raises(EngineError, match=r"no memory for the key cache \(\d+ bytes\)") as caught:
-        NativeEngine(program, num_blocks=1 << 28, max_step_tokens=1, pool=ThreadPool(1))
+        NativeEngine(program, num_blocks=1 << 28, max_step_tokens=1, pool=pool_of(1))
     assert "\n" not in caught.value.message
     assert caught.value.hint
 
@@ -297,18 +295,10 @@ def test_memory_that_does_not_exist_is_one_clear_line() -> None:
 # Threads and instruction sets
 
 
-def test_pools() -> None:
-    assert make_pool(3).num_threads == 3
-    assert make_pool().num_threads == default_num_threads()
-    for num_threads in (0, -1, 1 << 20):
-        with pytest.raises(EngineError, match="1 to 1024 threads"):
-            make_pool(num_threads)
-
-
 def test_an_unavailable_instruction_set_names_those_there_are() -> None:
     with pytest.raises(ParameterError, match="'mmx' is not available") as caught:
         NativeEngine(
-            embedding_program(5, 32), num_blocks=0, max_step_tokens=1, pool=ThreadPool(1), isa="mmx"
+            embedding_program(5, 32), num_blocks=0, max_step_tokens=1, pool=pool_of(1), isa="mmx"
         )
     assert ", ".join(available_isas()) in caught.value.hint
 

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from support.engines.native_pipeline import Part, Pipeline, cut, make_program, small_config
+from support.engines.pools import pool_of
 from support.models.random_weights import stored_rows
 
-from potluck.engines.native.engine import NativeEngine, ThreadPool, loaded_bytes
+from potluck.engines.native.engine import NativeEngine, loaded_bytes
 from potluck.engines.native.packing import PackingSink, packed_info, packing_bytes
 from potluck.errors import EngineError
 from potluck.formats.packed import packed_layout
@@ -31,7 +32,7 @@ class Packed:
 
     def __init__(self, num_threads: int) -> None:
         self.weights: dict[str, tuple[TensorInfo, bytearray]] = {}
-        self._sink = PackingSink(ThreadPool(num_threads), self._write)
+        self._sink = PackingSink(pool_of(num_threads), self._write)
 
     def sink(self) -> TensorSink:
         return self
@@ -79,7 +80,7 @@ def stored_as(format: TensorFormat, program: Program, sink: TensorSink) -> None:
 
 
 def new_engine(program: Program, num_threads: int = 1) -> NativeEngine:
-    return NativeEngine(program, num_blocks=100, max_step_tokens=600, pool=ThreadPool(num_threads))
+    return NativeEngine(program, num_blocks=100, max_step_tokens=600, pool=pool_of(num_threads))
 
 
 @pytest.mark.slow
@@ -109,7 +110,7 @@ def test_packing_holds_no_more_than_it_says(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("potluck.engines.native.packing.BUFFER_BYTES", 40_000)
     info = TensorInfo(name="m", shape=(1000, 256), format=TensorFormat.F32)
     sizes: list[int] = []
-    sink = PackingSink(ThreadPool(1), lambda name, offset, data: sizes.append(len(data)))
+    sink = PackingSink(pool_of(1), lambda name, offset, data: sizes.append(len(data)))
     rows = stored_rows(np.random.default_rng(0), info.format, 1000, 256)
     sink.begin(info)
     sink.write_rows("m", 0, 1000, rows.reshape(-1).data)

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from support.engines.pools import pool_of
 from support.models.random_weights import load_random_weights
 
-from potluck.engines.native.engine import NativeEngine, ThreadPool
+from potluck.engines.native.engine import NativeEngine
 from potluck.engines.reference.engine import ReferenceEngine
 from potluck.types.program import (
     Activation,
@@ -377,7 +378,7 @@ def step_of(*slices: SequenceSlice) -> Step:
 
 def native(program: Program, *, num_threads: int = 1) -> NativeEngine:
     engine = NativeEngine(
-        program, num_blocks=8, max_step_tokens=NUM_TOKENS * 2, pool=ThreadPool(num_threads)
+        program, num_blocks=8, max_step_tokens=NUM_TOKENS * 2, pool=pool_of(num_threads)
     )
     load_random_weights(engine, program, TensorFormat.F32)
     return engine

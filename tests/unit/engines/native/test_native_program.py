@@ -8,8 +8,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 import pytest
+from support.engines.pools import pool_of
 
-from potluck.engines.native.engine import NativeEngine, ThreadPool
+from potluck.engines.native.engine import NativeEngine
 from potluck.errors import EngineError
 from potluck.types.program import (
     Activation,
@@ -122,7 +123,7 @@ GOOD = Program(
 
 def make(program: Program, num_blocks: int = 4, max_step_tokens: int = 8) -> NativeEngine:
     return NativeEngine(
-        program, num_blocks=num_blocks, max_step_tokens=max_step_tokens, pool=ThreadPool(1)
+        program, num_blocks=num_blocks, max_step_tokens=max_step_tokens, pool=pool_of(1)
     )
 
 

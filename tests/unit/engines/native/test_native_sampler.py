@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from support.engines.pools import pool_of
 from support.kernels import cpp_checks
 from support.text.token_masks import mask_of
 
-from potluck.engines.native.engine import ThreadPool, available_isas
+from potluck.engines.native.engine import available_isas
 from potluck.engines.native.program import core_opening
 from potluck.engines.reference.sampling import philox_4x32_10, uniform
 from potluck.engines.reference.sampling import sample as reference_sample
@@ -23,7 +24,7 @@ Logits = NDArray[np.float32]
 
 def make(vocab_size: int, *, num_threads: int = 1, isa: str | None = None) -> runner.Sampler:
     return runner.Sampler(
-        vocab_size=vocab_size, isa=isa or available_isas()[-1], pool=ThreadPool(num_threads)
+        vocab_size=vocab_size, isa=isa or available_isas()[-1], pool=pool_of(num_threads)
     )
 
 

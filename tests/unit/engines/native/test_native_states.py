@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from support.engines.pools import pool_of
 from support.models.canonical_weights import load_canonical_weights
 
 from potluck.engines.native import engine as native
-from potluck.engines.native.engine import NativeEngine, ThreadPool, available_isas
+from potluck.engines.native.engine import NativeEngine, available_isas
 from potluck.engines.reference.engine import ReferenceEngine
 from potluck.errors import EngineError
 from potluck.types.program import (
@@ -196,7 +197,7 @@ def native_engine(
         num_blocks=0,
         num_states=num_states,
         max_step_tokens=2 * CONTEXT,
-        pool=ThreadPool(num_threads),
+        pool=pool_of(num_threads),
         isa=isa,
     )
     load_canonical_weights(engine, program)

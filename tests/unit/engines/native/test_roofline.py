@@ -5,8 +5,9 @@ from __future__ import annotations
 import platform
 
 import pytest
+from support.engines.pools import pool_of
 
-from potluck.engines.native.engine import available_isas, make_pool
+from potluck.engines.native.engine import available_isas
 from potluck.engines.native.products import Operands
 from potluck.engines.native.roofline import Limits, Roofline
 from potluck.errors import EngineError
@@ -27,7 +28,7 @@ INSTRUCTIONS = {
 @pytest.mark.parametrize("isa", available_isas())
 def test_limits(isa: str) -> None:
     """Between what no machine is slower than and what no core comes to."""
-    roofline = Roofline(make_pool(1), isa, Operands)
+    roofline = Roofline(pool_of(1), isa, Operands)
     if platform.machine() == "x86_64" and isa != "amx":
         assert roofline.instructions == INSTRUCTIONS.get(isa, {})
     limits = roofline.sample()
@@ -42,7 +43,7 @@ def test_wider_registers_do_more() -> None:
         pytest.skip("not shown: this CPU has no AVX-512")
 
     def best(isa: str, arithmetic: Operands) -> float:
-        pool = make_pool(1)
+        pool = pool_of(1)
         return max(
             runner.measure_peak(
                 pool=pool, isa=isa, operands=arithmetic.value, num_chunks=1, num_rounds=20000
@@ -70,7 +71,7 @@ def test_the_better_of_two_samples() -> None:
 
 
 def test_refusals() -> None:
-    pool = make_pool(1)
+    pool = pool_of(1)
     assert runner.peak_instruction("scalar", "int8") is None
     with pytest.raises(runner.Error, match="no int8 of its own"):
         runner.measure_peak(pool=pool, isa="scalar", operands="int8", num_chunks=1, num_rounds=1)

@@ -15,6 +15,8 @@ CHECKS = (
     "small_work_is_inline",
     "runs_in_parallel",
     "shares_and_theft",
+    "active_threads_take_part",
+    "active_changes_during_loops",
     "late_worker_sits_out",
     "one_core_is_not_shared",
     "leaves_double",
@@ -24,7 +26,7 @@ CHECKS = (
 )
 
 
-NEED_TWO_CORES = ("runs_in_parallel", "late_worker_sits_out")
+NEED_TWO_CORES = ("runs_in_parallel", "active_threads_take_part", "late_worker_sits_out")
 """On one core the caller does everything itself: ``one_core_is_not_shared``."""
 
 
@@ -36,7 +38,14 @@ def test_check(check: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "check", ["exactly_once", "short_loops", "concurrent_callers", "late_worker_sits_out"]
+    "check",
+    [
+        "exactly_once",
+        "short_loops",
+        "concurrent_callers",
+        "active_changes_during_loops",
+        "late_worker_sits_out",
+    ],
 )
 def test_no_data_race(check: str) -> None:
     """ThreadSanitizer makes the program fail when it sees a race."""

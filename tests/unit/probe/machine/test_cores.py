@@ -8,7 +8,14 @@ from pathlib import Path
 import pytest
 from support.machines.machine_tree import machine_tree
 
-from potluck.probe.machine.cores import Throttling, default_num_threads, present_cores, usable_cores
+from potluck.probe.machine.cores import (
+    Throttling,
+    UsableCores,
+    default_num_threads,
+    present_cores,
+    threads_problem,
+    usable_cores,
+)
 
 V2 = "sys/fs/cgroup"
 V1 = "sys/fs/cgroup/cpu,cpuacct"
@@ -109,6 +116,44 @@ def test_fractions_of_cores_are_told_as_they_are(
     usable = usable_cores(machine_tree(tmp_path, MOUNTS | files), num_affine_cores=8)
     assert (usable.num_cores, usable.core_seconds_per_second) == (cores, core_seconds)
     assert usable.period_seconds == period
+
+
+@pytest.mark.parametrize(
+    ("num_affine_cores", "quota", "expected"),
+    [
+        (8, "200000 100000", 8),  # it may be raised
+        (8, "max 100000", 8),
+        (128, "200000 100000", 16),  # every thread needs memory
+        (128, "3200000 100000", 32),
+        (128, "max 100000", 128),
+        (1, "50000 100000", 1),
+    ],
+)
+def test_the_threads_of_a_stage(
+    tmp_path: Path, num_affine_cores: int, quota: str, expected: int
+) -> None:
+    files = {"proc/self/cgroup": "0::/a", f"{V2}/a/cpu.max": quota}
+    tree = machine_tree(tmp_path, MOUNTS | files)
+    assert usable_cores(tree, num_affine_cores=num_affine_cores).max_threads == expected
+
+
+@pytest.mark.parametrize(
+    ("requested", "num_cores", "expected"),
+    [
+        (None, 1, ""),
+        (2, 2, ""),
+        (8, 1, "1 of 8 threads computes at a time: only 1 core can be used here (by hand)"),
+        (8, 3, "3 of 8 threads compute at a time: only 3 cores can be used here (by hand)"),
+    ],
+)
+def test_more_threads_than_cores(requested: int | None, num_cores: int, expected: str) -> None:
+    cores = UsableCores(
+        num_cores=num_cores,
+        reason="by hand",
+        core_seconds_per_second=float(num_cores),
+        num_affine_cores=num_cores,
+    )
+    assert threads_problem(requested, cores) == expected
 
 
 V1_QUOTA = {f"{V1}/c/cpu.cfs_quota_us": "10000", f"{V1}/c/cpu.cfs_period_us": "100000"}
