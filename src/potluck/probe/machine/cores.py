@@ -21,6 +21,8 @@ from potluck.quantities import format_count
 _MAX_CORES = 1 << 16
 """Eight times the most that Linux supports (CONFIG_NR_CPUS): a longer list is invalid."""
 
+_ALL_CORES = "all"
+
 _MAX_SPARE_THREADS = 16
 """A quota can be raised later, so stages have threads for more cores than a quota allows at first;
 but not for all cores of a big server, since every thread needs scratch memory (0.1 to 2.6 MiB)."""
@@ -103,10 +105,12 @@ def threads_problem(requested: int | None, cores: UsableCores) -> str:
         return ""
     verb = "computes" if cores.num_cores == 1 else "compute"
     usable = format_count(cores.num_cores, "core")
-    return (
-        f"{cores.num_cores} of {requested} threads {verb} at a time: "
-        f"only {usable} can be used here ({cores.reason})"
+    limit = (
+        f"this machine has {usable}"
+        if cores.reason == _ALL_CORES
+        else f"only {usable} can be used here ({cores.reason})"
     )
+    return f"{cores.num_cores} of {requested} threads {verb} at a time: {limit}"
 
 
 class CoreWatch:
@@ -167,7 +171,7 @@ def present_cores(system: System) -> int | None:
 def _affinity_reason(system: System, num_affine_cores: int) -> str:
     present = present_cores(system)
     if present is None or num_affine_cores >= present:
-        return "all"
+        return _ALL_CORES
     online = _listed_cores(system, "online")
     if online is not None and num_affine_cores >= online:
         return "the others are offline"

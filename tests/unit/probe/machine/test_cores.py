@@ -138,18 +138,31 @@ def test_the_threads_of_a_stage(
 
 
 @pytest.mark.parametrize(
-    ("requested", "num_cores", "expected"),
+    ("requested", "num_cores", "reason", "expected"),
     [
-        (None, 1, ""),
-        (2, 2, ""),
-        (8, 1, "1 of 8 threads computes at a time: only 1 core can be used here (by hand)"),
-        (8, 3, "3 of 8 threads compute at a time: only 3 cores can be used here (by hand)"),
+        (None, 1, "by hand", ""),
+        (2, 2, "by hand", ""),
+        (8, 2, "all", "2 of 8 threads compute at a time: this machine has 2 cores"),
+        (
+            8,
+            1,
+            "by hand",
+            "1 of 8 threads computes at a time: only 1 core can be used here (by hand)",
+        ),
+        (
+            8,
+            3,
+            "by hand",
+            "3 of 8 threads compute at a time: only 3 cores can be used here (by hand)",
+        ),
     ],
 )
-def test_more_threads_than_cores(requested: int | None, num_cores: int, expected: str) -> None:
+def test_more_threads_than_cores(
+    requested: int | None, num_cores: int, reason: str, expected: str
+) -> None:
     cores = UsableCores(
         num_cores=num_cores,
-        reason="by hand",
+        reason=reason,
         core_seconds_per_second=float(num_cores),
         num_affine_cores=num_cores,
     )
