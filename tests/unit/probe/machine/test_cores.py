@@ -140,14 +140,14 @@ def test_the_threads_of_a_stage(
 @pytest.mark.parametrize(
     ("requested", "num_cores", "reason", "expected"),
     [
-        (None, 1, "by hand", ""),
-        (2, 2, "by hand", ""),
+        (None, 1, "quota", ""),
+        (2, 2, "quota", ""),
         (8, 2, "all", "2 of 8 threads compute at a time: this machine has 2 cores"),
         (
             8,
             1,
-            "by hand",
-            "1 of 8 threads computes at a time: only 1 core can be used here (by hand)",
+            "quota",
+            "1 of 8 threads computes at a time: only 1 core can be used here (quota)",
         ),
         (
             8,
