@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -113,13 +114,49 @@ def test_gguf_files(tmp_path: Path, gguf_files: dict[str, bytes]) -> None:
         assert cut.stdout == one.stdout, cut.stderr
         assert names(hub) == {"one.gguf", *parts}
         unnamed = run_command("run", "org/model-GGUF", *ARGUMENTS, env=env)
-        assert_refused(unnamed, 2, "name one", "org/model-GGUF:")
+        assert_refused(unnamed, 2, "3 GGUF models", f"org/model-GGUF:{parts[0]}")
+        assert parts[1] not in unnamed.stderr
+        tagged = run_command("run", "hf.co/org/model-GGUF:q4_k_m", *ARGUMENTS, env=env)
+        assert_refused(tagged, 1, "other-Q4_K_M.gguf", "")
         missing = run_command("run", "org/model-GGUF:two.gguf", *ARGUMENTS, env=env)
         assert_refused(missing, 2, "two.gguf", "Hub page")
     cached = run_command(
         "run", f"org/model-GGUF:{parts[0]}", *ARGUMENTS, env={**env, "HF_HUB_OFFLINE": "1"}
     )
     assert cached.stdout == one.stdout, cached.stderr
+
+
+def test_one_gguf_model_needs_no_name(tmp_path: Path, gguf_files: dict[str, bytes]) -> None:
+    parts = {name: data for name, data in gguf_files.items() if name.startswith("cut-")}
+    files = {**DECOYS, **parts, "mmproj-F16.gguf": b"\0"}
+    with serve_hub({"org/model-GGUF": files}) as hub:
+        env = hub_environment(tmp_path, hub.endpoint)
+        completed = run_command("run", "org/model-GGUF", *ARGUMENTS, env=env)
+        assert completed.returncode == 0, completed.stderr
+        assert names(hub) == {*parts}
+
+
+def test_an_adapter_on_the_hub_names_its_base(tmp_path: Path) -> None:
+    config = json.dumps({"base_model_name_or_path": "org/base", "peft_type": "LORA"}).encode()
+    adapter = {"adapter_config.json": config, "adapter_model.safetensors": b"\0"}
+    with serve_hub({"org/adapter": {**adapter, "README.md": b"#"}}) as hub:
+        env = hub_environment(tmp_path, hub.endpoint)
+        completed = run_command("run", "org/adapter", *ARGUMENTS, env=env)
+        assert_refused(completed, 2, "an adapter for org/base", "merge it into org/base")
+        assert hub.fetched == ["adapter_config.json"]
+
+
+def test_a_cache_without_weights_does_not_deny_them(tmp_path: Path) -> None:
+    """Another program has fetched the configuration only, and its list of files is not known."""
+    with serve_hub({"org/fox": DEMO}) as hub:
+        env = hub_environment(tmp_path, hub.endpoint)
+        run_command("fetch", "org/fox", env=env)
+    for folder in tmp_path.rglob(".potluck"):
+        shutil.rmtree(folder)
+    for weights in tmp_path.rglob("model.safetensors"):
+        weights.unlink()
+    completed = run_command("run", "org/fox", *ARGUMENTS, env={**env, "HF_HUB_OFFLINE": "1"})
+    assert_refused(completed, 2, "the Hub could not be asked", "HF_HUB_OFFLINE")
 
 
 def test_a_tokenizer_model_is_fetched_where_there_is_no_other(tmp_path: Path) -> None:
@@ -149,7 +186,7 @@ def test_what_cannot_run_is_refused_before_its_weights_are_fetched(tmp_path: Pat
         completed = run_command("run", "org/mute", *ARGUMENTS, env=env)
         assert_refused(completed, 1, "no tokenizer", "tokenizer.json")
         completed = run_command("run", "org/unsafe", *ARGUMENTS, env=env)
-        assert_refused(completed, 1, "no model.safetensors", "GGUF")
+        assert_refused(completed, 2, "pytorch_model.bin, a pickle file", "GGUF")
         completed = run_command("run", "org/nothing", *ARGUMENTS, env=env)
         assert_refused(completed, 2, "org/nothing", "HF_TOKEN")
     assert not {"model.safetensors", "pytorch_model.bin"} & set(hub.fetched)

@@ -14,9 +14,8 @@ from potluck.catalog.hub import (
     fetch_files,
     fetch_small_files,
     find_snapshot,
-    gguf_parts,
-    single_file,
     weight_files,
+    weights_of,
 )
 from potluck.catalog.hub_cache import Snapshot
 from potluck.catalog.hub_heads import files_or_heads
@@ -31,7 +30,7 @@ from potluck.catalog.sampling_defaults import (
 from potluck.catalog.vectors import VectorUse, gguf_vector_use, read_vector_use
 from potluck.formats.encodings import Encoding, read_encoding
 from potluck.formats.files import OpenFile, ReadOnlyFile
-from potluck.formats.gguf import GgufSource, open_gguf
+from potluck.formats.gguf import GgufSource, gguf_parts, open_gguf
 from potluck.formats.json_reader import read_document
 from potluck.formats.safetensors import INDEX_FILE, open_safetensors, read_index
 from potluck.formats.source import FileTensorSource
@@ -262,14 +261,14 @@ def load_fill_in_tokens(files: ModelFiles) -> dict[str, int]:
 
 def _find_on_hub(model: HubModel) -> Snapshot:
     snapshot = find_snapshot(model)
-    if model.filename is None:
+    if model.gguf_in(snapshot) is None:
         fetch_small_files(snapshot, check_config=read_config, check_tokenizer=read_tokenizer)
     return snapshot
 
 
 def _find_unchecked(model: HubModel) -> Snapshot:
     snapshot = find_snapshot(model)
-    if model.filename is None:
+    if model.gguf_in(snapshot) is None:
         fetch_small_files(snapshot, check_config=_accept, check_tokenizer=_accept)
     return snapshot
 
@@ -290,8 +289,7 @@ def _open(
         files.view.fetch_files((INDEX_FILE,))
         path = path / weights_file(files.view.manifest)
     elif files.snapshot is not None:
-        is_indexed = INDEX_FILE in files.snapshot.files
-        path = path / (INDEX_FILE if is_indexed else single_file(files.snapshot))
+        path = path / weights_of(files.snapshot)
     source = open_safetensors(path, open_file, names=names)
     if description.encoding is None:
         return source
@@ -320,8 +318,13 @@ def _text_directory(files: ModelFiles) -> Path:
 def _tensor_names(description: ModelDescription) -> Iterable[str]:
     """Return the names of all tensors, from the index if there is one, without reading headers."""
     view, snapshot = description.files.view, description.files.snapshot
-    has_index = INDEX_FILE in (() if snapshot is None else snapshot.files)
-    if has_index or (view is not None and INDEX_FILE in view.contents):
+    opened = None
+    if description.files.kind is FileKind.HUGGING_FACE:
+        if snapshot is not None:
+            opened = weights_of(snapshot)
+        elif view is not None:
+            opened = weights_file(view.manifest)
+    if opened == INDEX_FILE:
         names = read_index(description.files.path / INDEX_FILE)
         encoding = description.encoding
         return names if encoding is None else encoding.shown_names(names)

@@ -11,11 +11,11 @@ from potluck.catalog.hub import (
     fetch_files,
     fetch_small_files,
     find_snapshot,
-    gguf_parts,
     weight_files,
 )
 from potluck.catalog.locate import ModelFiles, files_on_hub, parse_hub_id
 from potluck.errors import UsageError
+from potluck.formats.gguf import gguf_parts
 
 
 def fetch_model(
@@ -31,17 +31,18 @@ def fetch_model(
     if model is None:
         raise UsageError(
             f"{name} is not a Hub model id",
-            hint="give org/name, org/name:file.gguf or org/name@revision",
+            hint="give org/name, org/name:file.gguf, org/name:Q4_K_M or org/name@revision",
         )
     snapshot = find_snapshot(model)
     files = files_on_hub(name, model, snapshot)
+    filename = model.gguf_in(snapshot)
     if only:
-        named = [*only] if model.filename is None else [model.filename, *only]
+        named = [*only] if filename is None else [filename, *only]
         parts = [part for each in named for part in gguf_parts(each)]
         return files, fetch_files(snapshot, parts, on_fetch)
-    if model.filename is not None:
+    if filename is not None:
         describe_model(files.pinned_name)
-        return files, fetch_files(snapshot, gguf_parts(model.filename), on_fetch)
+        return files, fetch_files(snapshot, gguf_parts(filename), on_fetch)
     small = fetch_small_files(snapshot, check_config=read_config, check_tokenizer=read_tokenizer)
     describe_model(files.pinned_name)
     return files, (*small, *fetch_files(snapshot, weight_files(snapshot), on_fetch))

@@ -7,13 +7,13 @@ are downloaded. Files are stored in huggingface_hub's cache (``HF_HOME``); ``HF_
 
 from __future__ import annotations
 
-import re
 import shutil
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from potluck.cache_folder import hub_cache_folder
+from potluck.catalog.file_choice import ADAPTER_CONFIG, CONFIG
 from potluck.catalog.hub_cache import (
     COMMIT,
     MAIN,
@@ -30,15 +30,19 @@ from potluck.catalog.hub_client import (
     translate_hub_errors,
 )
 from potluck.catalog.hub_fetch import fetch_file, kept_bytes
-from potluck.catalog.locate import HubModel
+from potluck.catalog.locate import HubModel, adapted_model, explained, listing_of
 from potluck.catalog.vectors import VECTOR_FILES
-from potluck.errors import ModelFileError, ModelNotFoundError, UnsupportedModelError
-from potluck.formats.safetensors import INDEX_FILE, SINGLE_FILE, read_index
-from potluck.quantities import format_bytes, format_count
+from potluck.errors import ModelFileError
+from potluck.formats.safetensors import (
+    INDEX_FILE,
+    missing_weights,
+    read_index,
+    weights_name,
+)
+from potluck.quantities import format_bytes
 
-_CONFIG = "config.json"
 _SMALL_FILES = (
-    _CONFIG,
+    CONFIG,
     "generation_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
@@ -55,7 +59,6 @@ _SMALL_FILES = (
 )
 OTHER_TOKENIZERS = ("tekken.json", "tiktoken.model", "tokenizer.model")
 """The files of models without a tokenizer.json; with one, they have the same vocabulary again."""
-_SPLIT_GGUF = re.compile(r"(.*)-00001-of-(\d{5})\.gguf")
 
 OnFetch = Callable[[int, int], None]
 """Called with the bytes on this disk and the total bytes of the requested files."""
@@ -108,21 +111,22 @@ def fetch_small_files(
 
     ``check_config`` is called with the directory when it has ``config.json``, and
     ``check_tokenizer`` when it has all small files; they raise if the model cannot be run. Raise
-    the errors of ``fetch_files``, and ``UnsupportedModelError`` if there are no weights that this
+    the errors of ``fetch_files``, and ``ModelNotFoundError`` if there are no weights that this
     build can read.
     """
-    if _CONFIG not in snapshot.files:
-        raise _without_config(snapshot)
-    config = fetch_files(snapshot, [_CONFIG])
+    with explained(snapshot):
+        if problem := listing_of(snapshot).problem(_adapted(snapshot)):
+            raise problem
+    config = fetch_files(snapshot, [CONFIG])
     check_config(snapshot.directory)
     names: tuple[str, ...] = _SMALL_FILES
     if "tokenizer.json" not in snapshot.files:
         names += OTHER_TOKENIZERS
     others = fetch_files(
-        snapshot, [name for name in names if name in snapshot.files and name != _CONFIG]
+        snapshot, [name for name in names if name in snapshot.files and name != CONFIG]
     )
     check_tokenizer(snapshot.directory)
-    weight_files(snapshot)
+    weights_of(snapshot)
     return (*config, *others)
 
 
@@ -137,7 +141,8 @@ def fetch_files(
     wanted = list(dict.fromkeys(names))
     for name in wanted:
         if name not in snapshot.files:
-            raise file_not_found(f"{snapshot.repo_id}:{name}")
+            with explained(snapshot):
+                raise file_not_found(f"{snapshot.repo_id}:{name}")
     sizes = {name: snapshot.files[name].size or 0 for name in wanted}
     total = sum(sizes.values())
     _require_room(snapshot, [name for name in wanted if not snapshot.has(name)])
@@ -162,46 +167,38 @@ def fetch_files(
     return tuple(fetched)
 
 
-def gguf_parts(filename: str) -> list[str]:
-    """Return the file itself, or all parts if it is the first part of a split file."""
-    match = _SPLIT_GGUF.fullmatch(filename)
-    if match is None:
-        return [filename]
-    stem, count = match.groups()
-    return [f"{stem}-{part:05d}-of-{count}.gguf" for part in range(1, int(count) + 1)]
-
-
 def weight_files(snapshot: Snapshot, tensors: Container[str] | None = None) -> list[str]:
     """Return the safetensors files that hold the model, or only those that hold ``tensors``.
 
     The index, if there is one, must be on this disk.
     """
-    if INDEX_FILE in snapshot.files:
-        weight_map = read_index(snapshot.path(INDEX_FILE))
-        return sorted(
-            {
-                filename
-                for name, filename in weight_map.items()
-                if tensors is None or name in tensors
-            }
-        )
-    return [single_file(snapshot)]
-
-
-def single_file(snapshot: Snapshot) -> str:
-    """Return the only safetensors file of a repository without an index."""
-    top_level = [
-        name for name in snapshot.files if name.endswith(".safetensors") and "/" not in name
-    ]
-    if SINGLE_FILE in top_level:
-        return SINGLE_FILE
-    if len(top_level) == 1:
-        return top_level[0]
-    raise UnsupportedModelError(
-        f"{snapshot.repo_id} has no {SINGLE_FILE}",
-        missing=("safetensors weights",),
-        hint="look for another repository of the same model that has safetensors or GGUF files",
+    opened = weights_of(snapshot)
+    if opened != INDEX_FILE:
+        return [opened]
+    weight_map = read_index(snapshot.path(INDEX_FILE))
+    return sorted(
+        {name for tensor, name in weight_map.items() if tensors is None or tensor in tensors}
     )
+
+
+def weights_of(snapshot: Snapshot) -> str:
+    """Return the file through which the weights are opened: an index, or a single file.
+
+    Raise ``ModelNotFoundError`` if there is none.
+    """
+    name = weights_name(snapshot.files)
+    if name is None:
+        with explained(snapshot):
+            raise missing_weights(snapshot.repo_id, snapshot.files)
+    return name
+
+
+def _adapted(snapshot: Snapshot) -> str:
+    """Return the base model if the repository is that of an adapter."""
+    if ADAPTER_CONFIG not in snapshot.files or weights_name(snapshot.files) is not None:
+        return ""
+    fetch_files(snapshot, [ADAPTER_CONFIG])
+    return adapted_model(snapshot.path(ADAPTER_CONFIG))
 
 
 def _require_room(snapshot: Snapshot, names: Sequence[str]) -> None:
@@ -219,17 +216,3 @@ def _require_room(snapshot: Snapshot, names: Sequence[str]) -> None:
             f"{format_bytes(needed)} must be downloaded, but only {format_bytes(free)} are free",
             hint="free some space there, or set HF_HOME to a directory on another disk",
         )
-
-
-def _without_config(snapshot: Snapshot) -> ModelNotFoundError:
-    ggufs = sorted(name for name in snapshot.files if name.endswith(".gguf"))
-    if ggufs:
-        listed = ", ".join(f"{snapshot.repo_id}:{name}" for name in ggufs[:4])
-        return ModelNotFoundError(
-            f"{snapshot.repo_id} holds {format_count(len(ggufs), 'GGUF file')}; "
-            f"name {'it' if len(ggufs) == 1 else 'one of them'}",
-            hint=f"use {listed}" if len(ggufs) == 1 else f"for example {listed}",
-        )
-    return ModelNotFoundError(
-        f"{snapshot.repo_id} has no config.json", hint="give a repository in Hugging Face layout"
-    )

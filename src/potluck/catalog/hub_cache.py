@@ -44,11 +44,15 @@ class RepositoryFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """A repository at one commit, with all of its files, some of which are on this disk."""
+    """A repository at one commit, with all of its files, some of which are on this disk.
+
+    If it is not ``is_listed``, ``files`` are only those on this disk: the hub could not be asked.
+    """
 
     repo_id: str
     commit: str
     files: Mapping[str, RepositoryFile]
+    is_listed: bool = True
 
     @property
     def directory(self) -> Path:
@@ -105,7 +109,9 @@ def found_snapshot(repo_id: str, commit: str) -> Snapshot | None:
         for path in directory.rglob("*")
         if path.is_file()
     }
-    return Snapshot(repo_id=repo_id, commit=commit, files=files) if files else None
+    if not files:
+        return None
+    return Snapshot(repo_id=repo_id, commit=commit, files=files, is_listed=False)
 
 
 def remember(snapshot: Snapshot, revision: str) -> None:

@@ -1,21 +1,27 @@
 """Find the files of a MODEL.
 
-MODEL is a directory in Hugging Face layout, a ``.gguf`` file, a hub id, or ``demo``. A hub id is
-``org/name`` or ``org/name:file.gguf``, with ``org/name@revision`` for a revision other than main.
-Local files take precedence over a hub id of the same name. Nothing is parsed here.
+MODEL is a directory in Hugging Face layout or with one GGUF model, a ``.gguf`` file, a hub id, or
+``demo``. A hub id is ``org/name``, ``org/name:file.gguf`` or ``org/name:Q4_K_M``, with
+``org/name@revision`` for a revision other than main; ``hf.co/`` before it changes nothing. Local
+files take precedence over a hub id of the same name. No file of a model is parsed here.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from potluck.catalog.file_choice import ADAPTER_CONFIG, FileListing
 from potluck.catalog.hub_cache import Snapshot
-from potluck.errors import ModelFileError, ModelNotFoundError
+from potluck.errors import ModelFileError, ModelNotFoundError, PotluckError
+from potluck.formats.gguf import is_gguf
+from potluck.formats.json_reader import read_document
 from potluck.models.names import FileKind
+from potluck.quantities import format_count
 
 if TYPE_CHECKING:
     from potluck.catalog.manifest_view import ManifestView
@@ -23,7 +29,16 @@ if TYPE_CHECKING:
 DEMO_DIRECTORY = Path(__file__).parent.parent / "data" / "demo"
 """The model in the package."""
 
-_HUB_ID = re.compile(r"(?P<repo_id>[\w.-]+/[\w.-]+)(@(?P<revision>\w[\w.-]*))?")
+_HUB_ID = re.compile(
+    r"(?P<repo_id>[\w.-]+/[\w.-]+)(@(?P<revision>\w[\w.-]*))?"
+    r"(:((?P<filename>.*\.gguf)|(?P<tag>[\w-]+)))?",
+    re.ASCII | re.DOTALL | re.IGNORECASE,
+)
+_HUB_HOST = re.compile(r"(https://)?(hf\.co|huggingface\.co)/")
+_ANY_TAG = "latest"
+"""The tag of Ollama that stands for no tag."""
+
+_MAX_ADAPTER_BYTES = 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,19 +77,32 @@ class ModelFiles:
 class HubModel:
     """A model on the hub: a whole repository, or its GGUF file ``filename``.
 
+    ``tag`` is a quantization in the name of that file, as users of llama.cpp and Ollama give it.
     ``revision`` is a branch, a tag or a commit; None for the main branch.
     """
 
     repo_id: str
     revision: str | None = None
     filename: str | None = None
+    tag: str | None = None
 
     @property
     def name(self) -> str:
         """The name in the form of a MODEL argument."""
         revision = "" if self.revision is None else f"@{self.revision}"
-        filename = "" if self.filename is None else f":{self.filename}"
-        return f"{self.repo_id}{revision}{filename}"
+        file = self.filename or self.tag
+        return f"{self.repo_id}{revision}{'' if file is None else f':{file}'}"
+
+    def gguf_in(self, snapshot: Snapshot) -> str | None:
+        """Return the GGUF file of the repository that this names; None if it is in safetensors.
+
+        Raise ``ModelNotFoundError`` if no file, or more than one, has the tag.
+        """
+        listing = listing_of(snapshot)
+        if self.tag is not None:
+            with explained(snapshot):
+                return listing.tagged_gguf(self.tag)
+        return self.filename or listing.lone_gguf()
 
 
 FindOnHub = Callable[[HubModel], Snapshot]
@@ -100,7 +128,7 @@ def locate_model(name: str, find_on_hub: FindOnHub) -> ModelFiles:
     if hub_model is None or looks_like_path(name):
         raise ModelNotFoundError(
             f"no model found at {name}",
-            hint="give a directory with config.json, a .gguf file, a hub id (org/name), or demo",
+            hint="give a directory with a model, a .gguf file, a hub id (org/name), or demo",
         )
     return files_on_hub(name, hub_model, find_on_hub(hub_model))
 
@@ -125,42 +153,79 @@ class _OnHubError(Exception):
 
 
 def files_on_hub(name: str, model: HubModel, snapshot: Snapshot) -> ModelFiles:
-    """Return the location of a hub model's files, which need not exist yet."""
-    if model.filename is None:
+    """Return the location of a hub model's files, which need not exist yet.
+
+    Raise ``ModelNotFoundError`` if the repository does not have the model.
+    """
+    filename = model.gguf_in(snapshot)
+    if filename is None:
         kind, path = FileKind.HUGGING_FACE, snapshot.directory
     else:
-        kind, path = FileKind.GGUF, snapshot.path(model.filename)
+        kind, path = FileKind.GGUF, snapshot.path(filename)
     return ModelFiles(name=name, kind=kind, path=path, snapshot=snapshot)
 
 
 def parse_hub_id(name: str) -> HubModel | None:
-    """Parse ``org/name``, ``org/name@revision`` or ``org/name:file.gguf``; return None for anything
-    else.
-    """
-    repository, colon, filename = name.partition(":")
-    match = _HUB_ID.fullmatch(repository)
-    if match is None or (colon and not filename.endswith(".gguf")):
+    """Parse a hub id; return None for anything else."""
+    match = _HUB_ID.fullmatch(_HUB_HOST.sub("", name, count=1))
+    if match is None:
         return None
-    return HubModel(repo_id=match["repo_id"], revision=match["revision"], filename=filename or None)
+    tag = match["tag"]
+    return HubModel(
+        repo_id=match["repo_id"],
+        revision=match["revision"],
+        filename=match["filename"],
+        tag=None if tag == _ANY_TAG else tag,
+    )
 
 
 def looks_like_path(name: str) -> bool:
     """Return whether MODEL is a path, even one that does not exist on this machine."""
-    return name.startswith((".", "/", "~")) or (name.endswith(".gguf") and ":" not in name)
+    return name.startswith((".", "/", "~")) or (is_gguf(name) and ":" not in name)
+
+
+def listing_of(snapshot: Snapshot) -> FileListing:
+    """Return the names of a repository's files."""
+    return FileListing(place=snapshot.repo_id, names=snapshot.files, separator=":")
+
+
+@contextmanager
+def explained(snapshot: Snapshot) -> Iterator[None]:
+    """Correct errors about missing files of a repository whose list of files is not known."""
+    try:
+        yield
+    except ModelNotFoundError as error:
+        if snapshot.is_listed:
+            raise
+        found = format_count(len(snapshot.files), "file")
+        raise ModelNotFoundError(
+            f"{snapshot.repo_id}: the files on this disk ({found}) do not suffice, and the Hub "
+            "could not be asked for others",
+            hint="check the network (HF_ENDPOINT, HF_HUB_OFFLINE), or download the model where it "
+            "can be reached (potluck fetch), and copy it",
+        ) from error
+
+
+def adapted_model(adapter_config: Path) -> str:
+    """Return the base model of an adapter; empty if its configuration does not name it."""
+    try:
+        document = read_document(adapter_config, _MAX_ADAPTER_BYTES)
+    except PotluckError:
+        return ""
+    base = document.get("base_model_name_or_path")
+    return base if isinstance(base, str) and base.isprintable() else ""
 
 
 def _on_disk(name: str, path: Path) -> ModelFiles:
     if path.is_dir():
-        if (path / "config.json").is_file():
-            return ModelFiles(name=name, kind=FileKind.HUGGING_FACE, path=path)
-        ggufs = sorted(file.name for file in path.glob("*.gguf"))
-        raise ModelNotFoundError(
-            f"{path} has no config.json",
-            hint=f"name one of its files: {', '.join(ggufs[:5])}"
-            if ggufs
-            else "give a directory in Hugging Face layout, or a .gguf file",
-        )
-    if path.suffix != ".gguf":
+        names = frozenset(each.name for each in path.iterdir())
+        listing = FileListing(place=str(path), names=names, separator="/")
+        if (lone := listing.lone_gguf()) is not None:
+            return ModelFiles(name=name, kind=FileKind.GGUF, path=path / lone)
+        if problem := listing.problem(adapted_model(path / ADAPTER_CONFIG)):
+            raise problem
+        return ModelFiles(name=name, kind=FileKind.HUGGING_FACE, path=path)
+    if not is_gguf(path.name):
         raise ModelNotFoundError(
             f"{path} is neither a directory nor a .gguf file",
             hint="for safetensors, give the directory that holds config.json",

@@ -24,6 +24,7 @@ from potluck.catalog.file_heads import FileHead, HeadRecorder, open_head
 from potluck.catalog.manifests import SMALL_FILES, check_manifest, manifest_digest
 from potluck.errors import ModelFileError, ModelNotFoundError
 from potluck.formats.files import ReadableFile
+from potluck.formats.gguf import is_gguf
 from potluck.formats.gguf_metadata import HEADER_WINDOW_BYTES
 from potluck.types.content import FileContent, Manifest
 
@@ -203,7 +204,7 @@ class ManifestView:
             lambda: self._opener.open_file(content, label=label, job=self._job),
             self._head_of(content),
             # Reading the last text of a header reads a whole window.
-            num_more_bytes=HEADER_WINDOW_BYTES if name.endswith(".gguf") else 0,
+            num_more_bytes=HEADER_WINDOW_BYTES if is_gguf(name) else 0,
         )
 
     def close(self) -> None:

@@ -15,11 +15,12 @@ from pathlib import Path, PurePosixPath
 import msgspec
 
 from potluck.catalog.fingerprint import TEXT_FILES
-from potluck.catalog.hub import OTHER_TOKENIZERS, gguf_parts, weight_files
+from potluck.catalog.hub import OTHER_TOKENIZERS, weight_files
 from potluck.catalog.locate import ModelFiles
 from potluck.catalog.vectors import VECTOR_FILES
-from potluck.errors import ModelFileError, ModelNotFoundError
-from potluck.formats.safetensors import INDEX_FILE, SINGLE_FILE, read_index
+from potluck.errors import ModelFileError
+from potluck.formats.gguf import gguf_parts, is_gguf
+from potluck.formats.safetensors import INDEX_FILE, missing_weights, read_index, weights_name
 from potluck.models.names import FileKind
 from potluck.types.content import FileContent, HubOrigin, Manifest, ManifestFile
 
@@ -41,7 +42,6 @@ SMALL_FILES = tuple(sorted({*CONFIG_FILES, *TEXT_FILES}))
 MAX_SMALL_BYTES = 2**28
 """The maximum size of such a file. The largest known tokenizer has 35 MB, and index 15 MB."""
 
-_PART = re.compile(r"-\d{5}-of-(\d{5}\.gguf)$", re.ASCII)
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _REPO_ID = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
@@ -93,7 +93,7 @@ def check_manifest(manifest: Manifest, name: str) -> None:
         if any(str(parent) in names for parent in PurePosixPath(each).parents):
             raise refused(f"has {each} within another file")
     if manifest.kind == FileKind.GGUF.value:
-        if manifest.main not in names or not manifest.main.endswith(".gguf"):
+        if manifest.main not in names or not is_gguf(manifest.main):
             raise refused(f"does not list its main file {manifest.main[:80]!a}")
     elif manifest.main:
         raise refused("names a main file, but describes a directory")
@@ -120,17 +120,10 @@ def weights_file(manifest: Manifest) -> str:
     if manifest.kind == FileKind.GGUF.value:
         return manifest.main
     names = {file.name for file in manifest.files}
-    if INDEX_FILE in names:
-        return INDEX_FILE
-    found = sorted(name for name in names if name.endswith(".safetensors") and "/" not in name)
-    if SINGLE_FILE in found:
-        return SINGLE_FILE
-    if len(found) == 1:
-        return found[0]
-    raise ModelNotFoundError(
-        f"the model has {len(found)} .safetensors files but no index",
-        hint=f"the directory must contain {SINGLE_FILE}, or {INDEX_FILE} and the files it names",
-    )
+    name = weights_name(names)
+    if name is None:
+        raise missing_weights("the model", names)
+    return name
 
 
 def manifest_names(files: ModelFiles) -> dict[str, Path]:
@@ -147,7 +140,7 @@ def manifest_names(files: ModelFiles) -> dict[str, Path]:
         if files.snapshot is not None:
             parent = files.snapshot.directory
             first = files.path.relative_to(parent).as_posix()
-        return {name: parent / name for name in gguf_parts(_PART.sub(r"-00001-of-\1", first))}
+        return {name: parent / name for name in gguf_parts(first)}
     directory, snapshot = files.path, files.snapshot
     if snapshot is None:
         names = [name for name in SMALL_FILES if (directory / name).is_file()]
@@ -193,11 +186,10 @@ def listed_contents(files: ModelFiles) -> dict[str, FileContent | None]:
 
 
 def _weights_in(directory: Path) -> list[str]:
-    if (directory / SINGLE_FILE).is_file():
-        return [SINGLE_FILE]
-    if (directory / INDEX_FILE).is_file():
+    name = weights_name([each.name for each in directory.iterdir()])
+    if name == INDEX_FILE:
         return sorted(set(read_index(directory / INDEX_FILE).values()))
-    return sorted(path.name for path in directory.glob("*.safetensors"))[:1]
+    return [] if name is None else [name]
 
 
 def _name_problem(name: str) -> str:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import closing
+from pathlib import Path
 from types import MappingProxyType
 
 from potluck.catalog.description import ModelDescription, open_headers
 from potluck.errors import ModelFileError, UnsupportedModelError
+from potluck.formats.source import FileTensorSource
 from potluck.models.names import layer_tensor
 from potluck.models.program import weight_specs
 from potluck.models.registry import stored_weights
@@ -57,7 +59,9 @@ def read_profile(
                 unusable[name] = UnusableTensor(
                     problem=error.problem, hint=error.hint, path=error.path
                 )
-        file_names = {spec.name: source.name_in_files(spec.name) for spec in weights}
+        file_names = {
+            spec.name: _with_file(source.name_in_files(spec.name), raw) for spec in weights
+        }
 
     def stored_bytes(specs: Iterable[WeightSpec]) -> BytesByFormat:
         num_bytes: Counter[str] = Counter()
@@ -89,6 +93,13 @@ def read_profile(
         decoding_bytes=decoding_bytes,
         head_bytes=stored_bytes(weight_specs(config, _part(last, last, last, has_head=True))),
     )
+
+
+def _with_file(name: str, raw: FileTensorSource) -> str:
+    tensor = raw.tensors.get(name)
+    if tensor is None or len(raw.files) == 1:
+        return name
+    return f"{name} in {Path(tensor.file.path).name}"
 
 
 def _part(

@@ -21,7 +21,7 @@ def fetch(
         str,
         typer.Argument(
             metavar="MODEL",
-            help="A hub id: org/name, org/name:file.gguf, org/name@revision.",
+            help="A hub id: org/name, org/name:Q4_K_M, org/name:file.gguf, org/name@revision.",
             show_default=False,
         ),
     ],

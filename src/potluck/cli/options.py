@@ -45,8 +45,8 @@ ModelArgument = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
-        help="A Hugging Face directory, a .gguf file, a hub id (org/name, org/name:file.gguf, "
-        "org/name@revision), or demo.",
+        help="A directory with a model, a .gguf file, a hub id (org/name, org/name:Q4_K_M, "
+        "org/name:file.gguf, org/name@revision), or demo.",
         show_default=False,
     ),
 ]

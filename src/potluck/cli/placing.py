@@ -126,7 +126,7 @@ def draft_param(option: str | None) -> str:
     """
     draft = resolve_draft(option)
     path = Path(draft).expanduser()
-    looks_like_path = "/" in draft or path.suffix == ".gguf"
+    looks_like_path = "/" in draft or path.suffix.lower() == ".gguf"
     return absolute(path) if looks_like_path and path.exists() else draft
 
 

@@ -510,12 +510,14 @@ class DraftRecord(msgspec.Struct, frozen=True, kw_only=True):
 class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Figures for lists of models. ``stored_format`` is the format of most of the weights.
 
-    Without an argument, nothing is known.
+    ``files`` is the format of the files: ``safetensors`` or ``gguf``. Without an argument, nothing
+    is known.
     """
 
     family: str = ""
     num_parameters: int = 0
     stored_format: str = ""
+    files: str = ""
 
 
 class DeploymentRecord(msgspec.Struct, frozen=True, kw_only=True):

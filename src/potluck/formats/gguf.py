@@ -20,7 +20,23 @@ from potluck.formats.gguf_header import GgufHeader, read_header
 from potluck.formats.gguf_metadata import Metadata
 from potluck.formats.source import MAX_TENSORS, FileTensor, FileTensorSource
 
-_PART_NAME = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL | re.ASCII)
+PART_NAME = re.compile(r"(.*)-(\d{5})-of-(\d{5})(\.gguf)", re.DOTALL | re.ASCII | re.IGNORECASE)
+"""The name of a part of a split model, as ``gguf-split`` writes it: its stem, number, the number of
+parts, and the ending."""
+
+
+def is_gguf(name: str) -> bool:
+    """Return whether a file is in GGUF format, by its name."""
+    return name.lower().endswith(".gguf")
+
+
+def gguf_parts(name: str) -> list[str]:
+    """Return the file itself, or all parts of the split model that it is a part of."""
+    match = PART_NAME.fullmatch(name)
+    if match is None:
+        return [name]
+    stem, _, count, ending = match.groups()
+    return [f"{stem}-{part:05d}-of-{count}{ending}" for part in range(1, int(count) + 1)]
 
 
 class GgufSource(FileTensorSource):
@@ -49,6 +65,14 @@ def open_gguf(path: Path, open_file: OpenFile = ReadOnlyFile) -> GgufSource:
             [part.file for part in parts],
             parts[0].header.metadata,
         )
+        num_tensors = len(source.tensors)
+        expected = parts[0].count("split.tensors.count", num_tensors)
+        if len(parts) > 1 and num_tensors != expected:
+            raise ModelFileError(
+                str(path),
+                f"its {len(parts)} parts have {num_tensors} tensors, not {expected}",
+                hint="a part is damaged or belongs to another model: download them again",
+            )
         opened.pop_all()
         return source
 
@@ -71,7 +95,7 @@ def _read_parts(path: Path, open_file: OpenFile, opened: ExitStack) -> list[_Par
     num_parts = given.count("split.count", 1)
     if num_parts <= 1:
         return [given]
-    name = _PART_NAME.fullmatch(path.name)
+    name = PART_NAME.fullmatch(path.name)
     if name is None or int(name[3]) != num_parts:
         raise ModelFileError(
             str(path),
@@ -81,8 +105,8 @@ def _read_parts(path: Path, open_file: OpenFile, opened: ExitStack) -> list[_Par
         )
     parts: list[_Part] = []
     num_tensors = 0
-    for index in range(num_parts):
-        part_path = path.with_name(f"{name[1]}-{index + 1:05}-of-{num_parts:05}.gguf")
+    for index, part_name in enumerate(gguf_parts(path.name)):
+        part_path = path.with_name(part_name)
         try:
             part = given if part_path == path else _read_part(part_path, open_file, opened)
         except ModelNotFoundError as error:
@@ -99,9 +123,6 @@ def _read_parts(path: Path, open_file: OpenFile, opened: ExitStack) -> list[_Par
         if num_tensors > MAX_TENSORS:
             raise ModelFileError(str(path), f"its parts have more than {MAX_TENSORS} tensors")
         parts.append(part)
-    expected = parts[0].count("split.tensors.count", num_tensors)
-    if num_tensors != expected:
-        raise ModelFileError(str(path), f"its parts have {num_tensors} tensors, not {expected}")
     return parts
 
 

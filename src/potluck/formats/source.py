@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Self
 
@@ -43,6 +44,17 @@ class FileTensor:
     num_bytes: int
 
 
+def _duplicate(first: FileTensor, second: FileTensor) -> ModelFileError:
+    name = quoted(second.name)
+    if first.file is second.file:
+        return ModelFileError(second.file.path, f"there are two tensors named {name}")
+    return ModelFileError(
+        second.file.path,
+        f"{name} is also in {Path(first.file.path).name}",
+        hint="one of the two files belongs to another model: download them again",
+    )
+
+
 def check_tensor_name(name: str, path: str) -> None:
     """Raise ``ModelFileError`` unless ``name`` has 1 to ``MAX_NAME_BYTES`` printable ASCII bytes.
 
@@ -69,9 +81,7 @@ class FileTensorSource:
         by_name: dict[str, FileTensor] = {}
         for tensor in tensors:
             if tensor.name in by_name:
-                raise ModelFileError(
-                    tensor.file.path, f"there are two tensors named {quoted(tensor.name)}"
-                )
+                raise _duplicate(by_name[tensor.name], tensor)
             if len(by_name) == MAX_TENSORS:
                 raise ModelFileError(
                     tensor.file.path, f"the model has more than {MAX_TENSORS} tensors"

@@ -10,6 +10,7 @@ import dataclasses
 import math
 import struct
 from collections.abc import Iterable, Mapping
+from itertools import islice
 
 from potluck.errors import ModelFileError
 from potluck.models.fields import (
@@ -115,6 +116,7 @@ def read_config(
     under the file's names. ``sliding_window`` applies to every layer; ``experts`` has one entry per
     layer. Layers are otherwise equal; a family changes them with ``with_layers``.
     """
+    fields = _without_equal_lists(fields)
     _refuse_unsupported(fields, _READ_KEYS | _DESCRIPTIVE_KEYS | implemented, lists=implemented)
     hidden_size = fields.count("embedding_length", MAX_WIDTH)
     num_heads = fields.count("attention.head_count", MAX_HEADS)
@@ -212,6 +214,22 @@ def without_mtp_layers(fields: Fields) -> Fields:
     return dataclasses.replace(
         fields, values={**fields.values, "block_count": num_blocks - num_next}
     )
+
+
+def _without_equal_lists(fields: Fields) -> Fields:
+    """Return ``fields`` with a number for a list of the same number for each layer.
+
+    Converters of pruned models write lists, even if nothing was pruned.
+    """
+    values = dict(fields.values)
+    for key in ("attention.head_count", _KV_HEADS, "feed_forward_length"):
+        value = values.get(key)
+        if isinstance(value, str) or not isinstance(value, Iterable):
+            continue
+        numbers = tuple(islice(value, MAX_LAYERS + 1))
+        if len(numbers) == fields.count("block_count", MAX_LAYERS) and len({*numbers}) == 1:
+            values[key] = numbers[0]
+    return dataclasses.replace(fields, values=values)
 
 
 def layers_with_attention(fields: Fields) -> tuple[Fields, tuple[bool, ...]]:

@@ -268,12 +268,19 @@ def refuse_unsupported(
         if key not in implemented
         and (value := fields.get(key)) is not None
         and value not in neutral
+        and not (key == "layer_types" and _has_no_windows(fields))
     ]
     activation = fields.text("hidden_act", "silu")
     if activation not in activations:
         features.append(f"hidden_act={activation}")
     if features:
         raise unsupported(*features)
+
+
+def _has_no_windows(fields: Fields) -> bool:
+    """Return whether ``layer_types`` lists full attention only, and no window contradicts it."""
+    is_full = fields.get("layer_types") == [FULL] * num_hidden_layers(fields)
+    return is_full and fields.get("sliding_window") is None
 
 
 def windows_by_layer_type(fields: Fields) -> tuple[int | None, ...]:

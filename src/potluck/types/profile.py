@@ -39,9 +39,9 @@ class ModelProfile:
 
     Planning uses it instead of open files. ``path`` is the model's name in messages.
     ``file_names`` has the name in the files of every tensor that programs read (for a stack, of its
-    first matrix), whether it exists or not. Existing tensors are in ``tensors``, or in ``unusable``
-    if they cannot be loaded. The shapes are not compared with those that a program requires;
-    ``weights.load.check_weights`` does that.
+    first matrix), whether it exists or not, with its file if there are several. Existing tensors
+    are in ``tensors``, or in ``unusable`` if they cannot be loaded. The shapes are not compared
+    with those that a program requires; ``weights.load.check_weights`` does that.
 
     ``layer_bytes`` has an entry for each decoder layer; ``embedding_bytes`` and ``head_bytes`` are
     for the two ends, including the final norm. A head tied to the embedding is in both. They are

@@ -14,13 +14,21 @@ from potluck.errors import ModelNotFoundError
 @pytest.mark.parametrize(
     ("names", "message", "hint"),
     [
-        (("a.gguf",), "org/name holds 1 GGUF file; name it", "use org/name:a.gguf"),
         (
-            ("a.gguf", "b.gguf"),
-            "org/name holds 2 GGUF files; name one of them",
-            "for example org/name:a.gguf, org/name:b.gguf",
+            ("a.gguf", "b.gguf", "mmproj.gguf"),
+            "org/name has 2 GGUF models",
+            "name its file: org/name:a.gguf, org/name:b.gguf",
         ),
-        ((), "org/name has no config.json", "give a repository in Hugging Face layout"),
+        (
+            (),
+            "org/name has no config.json",
+            "give a directory or repository in Hugging Face layout",
+        ),
+        (
+            ("config.json", "a.gguf", "b.gguf"),
+            "org/name has 2 GGUF models",
+            "name its file: org/name:a.gguf, org/name:b.gguf",
+        ),
     ],
 )
 def test_the_gguf_files_of_a_repository_without_a_config_are_named(

@@ -176,9 +176,10 @@ def test_weights_without_an_index_are_one_file() -> None:
     assert weights_file(directory(file("x.safetensors"))) == "x.safetensors"
     both = directory(file("x.safetensors"), file("model.safetensors"))
     assert weights_file(both) == "model.safetensors"
-    for several in (directory(), directory(file("x.safetensors"), file("y.safetensors"))):
-        with pytest.raises(ModelNotFoundError, match="no index"):
-            weights_file(several)
+    with pytest.raises(ModelNotFoundError, match="no index"):
+        weights_file(directory(file("x.safetensors"), file("y.safetensors")))
+    with pytest.raises(ModelNotFoundError, match="no weights"):
+        weights_file(directory())
 
 
 def test_a_manifest_for_the_largest_model_fits_a_message() -> None:

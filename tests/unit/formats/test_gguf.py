@@ -259,6 +259,21 @@ class TestSplit:
         with pytest.raises(ModelFileError, match="does not identify it as part 3"):
             open_gguf(parts[0])
 
+    def test_a_part_of_another_model(self, tmp_path: Path) -> None:
+        parts = self.parts(tmp_path)
+        (tmp_path / "other").mkdir()
+        tensors = {
+            f"blk.{number}.weight": (np.zeros((2, 32), np.float32), "Q8_0") for number in range(5)
+        }
+        others = {f"x{name}": each for name, each in [*tensors.items()][:2]} | tensors
+        write_with_gguf(tmp_path / "other" / "m.gguf", others, split_max_tensors=3)
+        other = tmp_path / "other" / "m-00002-of-00003.gguf"
+        parts[1].write_bytes(other.read_bytes())
+        with pytest.raises(ModelFileError, match=r"'blk.1.weight' is also in m-00001") as caught:
+            open_gguf(parts[0])
+        assert caught.value.path == str(parts[1])
+        assert "belongs to another model" in caught.value.hint
+
     def test_parts_with_too_few_tensors(self, tmp_path: Path) -> None:
         for number in range(2):
             entries = [

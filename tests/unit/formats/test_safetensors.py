@@ -299,7 +299,7 @@ class TestIndex:
         for name in weight_map.values():
             (tmp_path / name).write_bytes(safetensors_bytes({"w": F32_PAIR}, bytes(8)))
         self.write(tmp_path, {"w": weight_map["a"], "v": weight_map["b"]})
-        with pytest.raises(ModelFileError, match=r"m-00002.*two tensors named 'w'"):
+        with pytest.raises(ModelFileError, match=r"m-00002.*it has 'w', which .* lists for"):
             open_safetensors(tmp_path)
 
     @pytest.mark.parametrize(
@@ -381,7 +381,7 @@ class TestIndex:
     def test_a_tensor_that_is_not_where_the_index_says(self, tmp_path: Path) -> None:
         weight_map = self.shards(tmp_path)
         self.write(tmp_path, weight_map | {"a": weight_map["b"]})
-        with pytest.raises(ModelFileError, match=r"'a' is not in 'm-00002-of-00002.safetensors'"):
+        with pytest.raises(ModelFileError, match=r"m-00002.*it has no 'a', which .* lists"):
             open_safetensors(tmp_path)
 
     @pytest.mark.parametrize("name", ["/etc/passwd", "../m", "x/../../m", "", "..", "a\0b"])
@@ -400,9 +400,23 @@ class TestIndex:
         weight_map = self.shards(tmp_path)
         self.write(tmp_path, weight_map | {"c": weight_map["a"]})
         before = num_descriptors()
-        with pytest.raises(ModelFileError, match="'c' is not in"):
+        with pytest.raises(ModelFileError, match="it has no 'c'"):
             open_safetensors(tmp_path)
         assert num_descriptors() == before
+
+    def test_a_file_of_another_model_is_blamed(self, tmp_path: Path) -> None:
+        weight_map = self.shards(tmp_path)
+        self.write(tmp_path, weight_map)
+        wrong = tmp_path / weight_map["b"]
+        wrong.write_bytes(safetensors_bytes({"x": F32_PAIR}, bytes(8)))
+        with pytest.raises(ModelFileError, match="it has no 'b', which model") as caught:
+            open_safetensors(tmp_path)
+        assert caught.value.path == str(wrong)
+        wrong.write_bytes(safetensors_bytes({"a": F32_PAIR}, bytes(8)))
+        with pytest.raises(ModelFileError, match=r"it has 'a', which .* lists for") as caught:
+            open_safetensors(tmp_path)
+        assert caught.value.path == str(wrong)
+        assert "belongs to another model" in caught.value.hint
 
 
 def test_a_directory_with_one_file_of_any_name(tmp_path: Path) -> None:

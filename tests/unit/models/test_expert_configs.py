@@ -180,7 +180,7 @@ def test_ernie() -> None:
         (QWEN_1_5_MOE, {"attention_bias": True}, "attention_bias=True"),
         (QWEN_1_5_MOE, {"hidden_act": "relu"}, "hidden_act=relu"),
         (MIXTRAL_8X7B, {"attention_bias": True}, "attention_bias=True"),
-        (MIXTRAL_8X7B, {"layer_types": ["full_attention"] * 32}, "layer_types"),
+        (MIXTRAL_8X7B, {"layer_types": ["chunked_attention"] * 32}, "layer_types"),
         (MINIMAX_M2, {"attn_type_list": [0] * 62}, "attn_type_list"),
         (MINIMAX_M2, {"scoring_func": "softmax"}, "scoring_func=softmax"),
         (MINIMAX_M2, {"shared_intermediate_size": 8192}, "shared_intermediate_size=8192"),

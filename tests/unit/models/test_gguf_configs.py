@@ -174,9 +174,18 @@ def test_neutral_values_are_no_obstacle() -> None:
     )
 
 
+def test_lists_of_equal_numbers_are_one_number() -> None:
+    lists = {"attention.head_count": 4, "attention.head_count_kv": 2, "feed_forward_length": 160}
+    listed = read({key: [number] * 2 for key, number in lists.items()})
+    assert listed.config == read(lists).config
+
+
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
+        ({"feed_forward_length": [160, 96]}, "llama.feed_forward_length=[160, 96]"),
+        ({"feed_forward_length": [160]}, "llama.feed_forward_length=[160]"),
+        ({"attention.head_count": []}, "llama.attention.head_count=[]"),
         ({"expert_count": 8}, "llama.expert_count=8"),
         ({"attention.causal": False}, "llama.attention.causal=False"),
         ({"attn_logit_softcapping": 50.0}, "llama.attn_logit_softcapping=50.0"),

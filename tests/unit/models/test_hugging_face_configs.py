@@ -163,6 +163,12 @@ def test_llama() -> None:
     )
 
 
+def test_layer_types_that_are_all_full_attention_change_nothing() -> None:
+    plain = {**LLAMA_3_2_1B, "num_hidden_layers": 4}
+    listed = plain | {"layer_types": ["full_attention"] * 4}
+    assert config_from_hugging_face(listed, path="x") == config_from_hugging_face(plain, path="x")
+
+
 def test_llama_biases() -> None:
     config = read(LLAMA_3_2_1B, attention_bias=True, mlp_bias=True)
     assert config.qkv_bias

@@ -140,7 +140,8 @@ class Coordination:
         self._require_staying()
         record = self._new_record(request, read.description, read.fingerprint)
         small = await self._small_of(request, read.description)
-        record = msgspec.structs.replace(record, small=small, facts=facts_of(profile))
+        facts = facts_of(profile, read.description.files.kind)
+        record = msgspec.structs.replace(record, small=small, facts=facts)
         deployment = self._make(record, read, profile)
         self.coordinated[record.deployment] = deployment
         begun(record.deployment)

@@ -88,7 +88,7 @@ class AgentGateway:
                 sampling_defaults=record.sampling_defaults,
                 ready_in_seconds=self._ready_in_seconds(record),
                 weights_bytes=record.total_bytes,
-                weights_format="gguf" if record.model.endswith(".gguf") else "safetensors",
+                weights_format=record.facts.files,
                 quantization=_format_of(record),
                 family=record.facts.family,
                 num_parameters=record.facts.num_parameters,

@@ -16,6 +16,7 @@ from potluck.cluster.calls import (
     ModelFingerprint,
 )
 from potluck.errors import ParameterError
+from potluck.models.names import FileKind
 from potluck.placement.layout import check_layout
 from potluck.placement.states import num_states_of
 from potluck.scheduling.limits import DEFAULT_CONTEXT_TOKENS
@@ -41,16 +42,17 @@ def name_of(request: Deploy) -> str:
     if not looks_like_path(request.model):
         return request.model
     path = Path(request.model)
-    return path.stem if path.suffix == ".gguf" else path.name
+    return path.stem if path.suffix.lower() == ".gguf" else path.name
 
 
-def facts_of(profile: ModelProfile) -> ModelFacts:
+def facts_of(profile: ModelProfile, kind: FileKind) -> ModelFacts:
     """Return the facts of a model; a head tied to the embedding is counted once."""
     sizes: Counter[TensorFormat] = Counter()
     for tensor in profile.tensors.values():
         sizes[tensor.format] += tensor.num_rows * tensor.num_columns
     return ModelFacts(
         family=profile.config.family,
+        files="gguf" if kind is FileKind.GGUF else "safetensors",
         num_parameters=sizes.total(),
         stored_format=max(sizes, key=sizes.__getitem__).label if sizes else "",
     )

@@ -41,8 +41,8 @@ def record(
 
 
 def test_facts_are_those_of_the_files() -> None:
-    assert facts_of(read_profile(DEMO)) == ModelFacts(
-        family="llama", num_parameters=7_608_576, stored_format="bf16"
+    assert facts_of(read_profile(DEMO), DEMO.files.kind) == ModelFacts(
+        family="llama", num_parameters=7_608_576, stored_format="bf16", files="safetensors"
     )
 
 
