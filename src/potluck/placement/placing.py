@@ -109,11 +109,15 @@ class Placement:
         try:
             return self._placed(size)
         except InsufficientMemoryError as error:
-            failure = error
+            failure, message = error, error.message
         for other in stronger_quantizations(size) if may_quantize else ():
             try:
                 return self._placed(other)
-            except (InsufficientMemoryError, UnsupportedModelError):
+            except InsufficientMemoryError as error:
+                if error.needed_bytes < failure.needed_bytes:
+                    failure = error
+                    message = f"even in {other.quantization.value}, {error.message}"
+            except UnsupportedModelError:
                 continue
         wants = self._surveyed.preferences
         least_states = states_for(wanted_streams(wants.objective, wants.num_streams))
@@ -121,7 +125,7 @@ class Placement:
         raise InsufficientMemoryError(
             failure.needed_bytes,
             failure.available_bytes,
-            failure.message,
+            message,
             hint="; or ".join(part for part in (fitting, failure.hint) if part),
         ) from failure
 

@@ -269,8 +269,10 @@ def _greedy_bounds(rooms: Sequence[int], layer_bytes: Sequence[int]) -> list[int
 
 
 def does_not_fit(offers: Sequence[UnitOffer], cost: ModelCost) -> InsufficientMemoryError:
-    """Return the error of a model that does not fit on the units, which says how much is
-    missing.
+    """Return the error of a model that does not fit on the units, which says how much is missing.
+
+    If no unit has room for a single layer, more units like these would not help, and the hint says
+    what each needs.
     """
     model = sum(cost.layer_bytes) + cost.embedding_bytes + cost.head_bytes - cost.shared_bytes
     needed = model + sum(_stage_bytes(offer, cost) for offer in offers)
@@ -278,10 +280,18 @@ def does_not_fit(offers: Sequence[UnitOffer], cost: ModelCost) -> InsufficientMe
         needed += cost.scratch_bytes + cost.process_bytes
     available = sum(max(offer.usable_bytes, 0) for offer in offers)
     largest = max((offer.usable_bytes - _stage_bytes(offer, cost) for offer in offers), default=0)
-    more = -(-(needed - available) // largest) if largest > 0 and needed > available else 0
-    hint = (
-        f"add {format_count(more, 'more node')} with as much memory as the largest" if more else ""
-    )
+    layer = cost.least_layer_bytes
+    hint = ""
+    if offers and largest < layer:
+        fixed = min(_stage_bytes(offer, cost) for offer in offers)
+        hint = (
+            f"use nodes with at least {format_bytes(fixed + layer)} each: {format_bytes(fixed)} for "
+            f"the process, staging and scratch memory of a stage, and {format_bytes(layer)} for a "
+            "layer"
+        )
+    elif offers and needed > available:
+        more = format_count(-(-(needed - available) // largest), "more node")
+        hint = f"add {more} with as much memory as the largest"
     return InsufficientMemoryError(
         needed,
         available,

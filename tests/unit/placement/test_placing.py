@@ -223,6 +223,21 @@ def test_reserves_are_used_before_the_model_is_quantized_any_more(
     assert placement.of(SIZE, may_quantize=True).quantization is not Quantization.NONE
 
 
+def test_what_does_not_fit_in_any_quantization_says_how_much_the_smallest_needs(
+    profile: ModelProfile,
+) -> None:
+    needed = whole(profile).total_bytes
+    nodes = (node("a", unit("x", needed // 8)), node("b", unit("y", needed // 8)))
+    placement = Placement(counting_of(profile, costs), by_memory(nodes))
+    with pytest.raises(InsufficientMemoryError) as stored:
+        placement.of(SIZE, may_quantize=False)
+    with pytest.raises(InsufficientMemoryError) as quantized:
+        placement.of(SIZE, may_quantize=True)
+    assert stored.value.message.startswith("the model needs")
+    assert quantized.value.message.startswith("even in q4_0, the model needs")
+    assert quantized.value.needed_bytes < stored.value.needed_bytes / 2
+
+
 def test_no_unit_is_given_more_than_a_stage_takes_on_it_whatever_its_backend(
     profile: ModelProfile,
 ) -> None:

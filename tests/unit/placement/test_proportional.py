@@ -100,6 +100,14 @@ def test_what_does_not_fit_says_how_many_more_nodes_would_help() -> None:
     place([offer("a", 530), offer("b", 530), offer("c", 530)], cost())
 
 
+def test_more_nodes_without_room_for_a_layer_are_not_suggested() -> None:
+    with pytest.raises(InsufficientMemoryError) as caught:
+        place([offer(name, 100) for name in "abcdefgh"], cost())
+    assert "add" not in caught.value.hint
+    assert caught.value.hint.startswith("use nodes with at least 130 B each: 30 B for the process")
+    assert "100 B for a layer" in caught.value.hint
+
+
 def test_a_unit_on_which_a_stage_takes_less_can_hold_more() -> None:
     # Of the 30 that a stage takes besides its parts, 25 are spared on one of them.
     frugal = dataclasses.replace(offer("a", 1205), spared_bytes=25)
