@@ -271,8 +271,8 @@ def _greedy_bounds(rooms: Sequence[int], layer_bytes: Sequence[int]) -> list[int
 def does_not_fit(offers: Sequence[UnitOffer], cost: ModelCost) -> InsufficientMemoryError:
     """Return the error of a model that does not fit on the units, which says how much is missing.
 
-    If no unit has room for a single layer, more units like these would not help, and the hint says
-    what each needs.
+    If a part that cannot be divided fits on no unit, more units like these would not help, and the
+    hint says what the part needs.
     """
     model = sum(cost.layer_bytes) + cost.embedding_bytes + cost.head_bytes - cost.shared_bytes
     needed = model + sum(_stage_bytes(offer, cost) for offer in offers)
@@ -280,15 +280,9 @@ def does_not_fit(offers: Sequence[UnitOffer], cost: ModelCost) -> InsufficientMe
         needed += cost.scratch_bytes + cost.process_bytes
     available = sum(max(offer.usable_bytes, 0) for offer in offers)
     largest = max((offer.usable_bytes - _stage_bytes(offer, cost) for offer in offers), default=0)
-    layer = cost.least_layer_bytes
     hint = ""
-    if offers and largest < layer:
-        fixed = min(_stage_bytes(offer, cost) for offer in offers)
-        hint = (
-            f"use nodes with at least {format_bytes(fixed + layer)} each: {format_bytes(fixed)} for "
-            f"the process, staging and scratch memory of a stage, and {format_bytes(layer)} for a "
-            "layer"
-        )
+    if offers and (part := _too_large_part(offers, cost)):
+        hint = part
     elif offers and needed > available:
         more = format_count(-(-(needed - available) // largest), "more node")
         hint = f"add {more} with as much memory as the largest"
@@ -298,4 +292,23 @@ def does_not_fit(offers: Sequence[UnitOffer], cost: ModelCost) -> InsufficientMe
         f"the model needs {format_bytes(needed)}, but only {format_bytes(available)} are "
         f"usable on {format_count(len(offers), 'unit')}",
         hint=hint,
+    )
+
+
+def _too_large_part(offers: Sequence[UnitOffer], cost: ModelCost) -> str:
+    """Return the hint for a part of the model that fits on no unit; empty if each fits on some."""
+    fixed = cost.scratch_bytes + cost.process_bytes
+    ends = {"the embedding": cost.lone_embedding_bytes, "the head": cost.lone_head_bytes}
+    needs = {"a layer": fixed + cost.least_layer_bytes, **ends}
+    too_large = {
+        name: num_bytes
+        for name, num_bytes in needs.items()
+        if all(offer.usable_bytes + offer.spared_bytes < num_bytes for offer in offers)
+    }
+    if not too_large:
+        return ""
+    name = max(too_large, key=too_large.__getitem__)
+    return (
+        f"use a node with at least {format_bytes(too_large[name])} for {name}; every stage needs "
+        f"{format_bytes(fixed)} for its process, staging and scratch memory"
     )

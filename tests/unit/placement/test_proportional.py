@@ -100,12 +100,21 @@ def test_what_does_not_fit_says_how_many_more_nodes_would_help() -> None:
     place([offer("a", 530), offer("b", 530), offer("c", 530)], cost())
 
 
-def test_more_nodes_without_room_for_a_layer_are_not_suggested() -> None:
+@pytest.mark.parametrize(
+    ("usable", "changes", "part"),
+    [
+        (100, {}, "at least 130 B for a layer; every stage needs 30 B for its process"),
+        (300, {"embedding_bytes": 500}, "at least 530 B for the embedding"),
+        (300, {"head_bytes": 700, "embedding_bytes": 500}, "at least 730 B for the head"),
+    ],
+)
+def test_more_nodes_on_which_a_part_does_not_fit_are_not_suggested(
+    usable: int, changes: dict[str, int], part: str
+) -> None:
     with pytest.raises(InsufficientMemoryError) as caught:
-        place([offer(name, 100) for name in "abcdefgh"], cost())
+        place([offer(name, usable) for name in "abcdefghijkl"], cost(**changes))
+    assert part in caught.value.hint
     assert "add" not in caught.value.hint
-    assert caught.value.hint.startswith("use nodes with at least 130 B each: 30 B for the process")
-    assert "100 B for a layer" in caught.value.hint
 
 
 def test_a_unit_on_which_a_stage_takes_less_can_hold_more() -> None:
