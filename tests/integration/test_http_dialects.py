@@ -406,6 +406,51 @@ def test_responses_go_on_from_earlier_ones(client: httpx2.Client, gateway: Scrip
     assert prompt(gateway) == expected
 
 
+def test_responses_with_tools_of_other_types(
+    client: httpx2.Client, gateway: ScriptedGateway
+) -> None:
+    gateway.script = (
+        b'I look.\n<tool_call>\n{"name": "sql", "arguments": {"input": "select 1"}}\n</tool_call>'
+    )
+    tools = [{"type": "custom", "name": "sql"}, {"type": "web_search"}]
+    first = post(client, "/v1/responses", {"input": "hi", "tools": tools})
+    assert [item["type"] for item in first["output"]] == ["message", "custom_tool_call"]
+    assert first["output"][1]["input"] == "select 1"
+    assert "web_search" in first["warnings"][0]
+    assert first["tools"] == tools[:1]
+    gateway.script = b"One."
+    result = {"type": "custom_tool_call_output", "output": "1"}
+    result["call_id"] = first["output"][1]["call_id"]
+    more = {"previous_response_id": first["id"], "input": [result], "tools": tools[:1]}
+    second = post(client, "/v1/responses", more)
+    expected = "user:hi\nassistant:I look.\ntool:1\nassistant:"
+    assert prompt(gateway) == expected
+    assert "warnings" not in second
+    # The same by references, which only this node can follow.
+    references = [{"type": "item_reference", "id": item["id"]} for item in first["output"]]
+    manual = [{"role": "user", "content": "hi"}, *references, result]
+    answer = post(client, "/v1/responses", {"input": manual, "tools": tools[:1]})
+    assert prompt(gateway) == expected
+    assert "warnings" not in answer
+    client.delete(f"/v1/responses/{first['id']}")
+    answer = post(client, "/v1/responses", {"input": manual, "tools": tools[:1]})
+    assert "item_reference" in answer["warnings"][0]
+
+
+def test_tools_of_other_servers_can_be_refused() -> None:
+    config = ApiConfig(refuses_server_tools=True)
+    with (
+        running_api(config, gateway=ScriptedGateway()) as running,
+        httpx2.Client(base_url=running.url, timeout=20) as client,
+    ):
+        body = {"input": "hi", "tools": [{"type": "file_search"}, {"type": "web_search"}]}
+        error = post(client, "/v1/responses", body, 400)["error"]
+        assert error["param"] == "tools"
+        assert "file_search, web_search" in error["message"]
+        assert "--strict-tools" in error["message"]
+        post(client, "/v1/responses", {"input": "hi", "tools": [{"type": "local_shell"}]})
+
+
 def test_responses_that_are_not_stored(client: httpx2.Client, gateway: ScriptedGateway) -> None:
     answer = post(client, "/v1/responses", {**RESPONSES, "store": False})
     assert answer["store"] is False

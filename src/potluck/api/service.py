@@ -51,6 +51,7 @@ class ApiService:
         self._gateway = gateway
         self._limits = config.limits
         self._dropped_system_lines = config.dropped_system_lines
+        self._refuses_server_tools = config.refuses_server_tools
         self._admission = admission
         self._bodies = BodyReader(config.limits)
         self._preparation = Preparation()
@@ -67,6 +68,11 @@ class ApiService:
     def limits(self) -> ApiLimits:
         """The limits on clients."""
         return self._limits
+
+    @property
+    def refuses_server_tools(self) -> bool:
+        """Whether tools that only another server executes are refused instead of ignored."""
+        return self._refuses_server_tools
 
     async def computed(
         self,

@@ -93,6 +93,14 @@ DropSystemLineOption = Annotated[
         show_default=False,
     ),
 ]
+StrictToolsOption = Annotated[
+    bool,
+    typer.Option(
+        "--strict-tools",
+        help="Refuse requests with tools that only OpenAI's servers execute, such as web_search. "
+        "Default: ignore these tools, with a warning in the response.",
+    ),
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +110,7 @@ class Clients:
     address: HttpAddress
     cors_origins: frozenset[str]
     dropped_system_lines: tuple[str, ...]
+    strict_tools: bool
     tls: ssl.SSLContext | None
     is_tls_auto: bool
 
@@ -116,6 +125,7 @@ def clients_of(
     tls_key: Path | None,
     cors_origin: Sequence[str] | None,
     drop_system_line: Sequence[str] | None,
+    strict_tools: bool,
 ) -> Clients | None:
     """Return what the options ask for; None for no clients. Raises ``UsageError``."""
     if no_http:
@@ -126,6 +136,7 @@ def clients_of(
             "--tls-key": tls_key,
             "--cors-origin": cors_origin,
             "--drop-system-line": drop_system_line,
+            "--strict-tools": strict_tools,
         }
         useless = next((name for name, value in given.items() if value), None)
         if useless is not None:
@@ -148,6 +159,7 @@ def clients_of(
         address=parse_http(http, api_key_file),
         cors_origins=frozenset(map(checked_origin, cors_origin or ())),
         dropped_system_lines=_dropped(drop_system_line),
+        strict_tools=strict_tools or settings().strict_tools,
         tls=None if tls_cert is None or tls_key is None else _tls_of_files(tls_cert, tls_key),
         is_tls_auto=tls is not None,
     )
@@ -180,6 +192,7 @@ async def serve_clients(
         port=address.port,
         keys=keys,
         dropped_system_lines=clients.dropped_system_lines,
+        refuses_server_tools=clients.strict_tools,
         cors_origins=clients.cors_origins,
         tls=_automatic_tls(identity, address.host, state) if clients.is_tls_auto else clients.tls,
     )

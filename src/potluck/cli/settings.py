@@ -112,6 +112,13 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             "see [the HTTP API](http-api.md#system-lines-that-change)"
         ),
     ] = None
+    strict_tools: Annotated[
+        bool,
+        Meta(
+            description="refuse requests with tools that only OpenAI's servers execute, instead of "
+            "ignoring these tools"
+        ),
+    ] = False
     arithmetic: Annotated[
         ArithmeticChoice,
         Meta(

@@ -32,6 +32,7 @@ from potluck.cli.clients import (
     DropSystemLineOption,
     HttpOption,
     NoHttpOption,
+    StrictToolsOption,
     TlsCertOption,
     TlsKeyOption,
     TlsOption,
@@ -117,6 +118,7 @@ def up(
     tls_key: TlsKeyOption = None,
     cors_origin: CorsOriginOption = None,
     drop_system_line: DropSystemLineOption = None,
+    strict_tools: StrictToolsOption = False,
     new_node_id: Annotated[
         bool,
         typer.Option(
@@ -150,6 +152,7 @@ def up(
         tls_key=tls_key,
         cors_origin=cors_origin,
         drop_system_line=drop_system_line,
+        strict_tools=strict_tools,
         new_node_id=new_node_id,
         memory_limit=memory_limit,
         threads=threads,
@@ -187,6 +190,7 @@ def run_agent(
     tls_key: Path | None,
     cors_origin: Sequence[str] | None,
     drop_system_line: Sequence[str] | None,
+    strict_tools: bool,
     new_node_id: bool,
     memory_limit: str | None,
     threads: int | None,
@@ -219,6 +223,7 @@ def run_agent(
         tls_key=tls_key,
         cors_origin=cors_origin,
         drop_system_line=drop_system_line,
+        strict_tools=strict_tools,
     )
     requested_join = join_options(join or ())
     if lan and requested_join.invitation is not None:

@@ -25,6 +25,7 @@ def clients(**options: Any) -> Clients | None:
         "tls_key": None,
         "cors_origin": None,
         "drop_system_line": None,
+        "strict_tools": False,
     }
     return clients_of(**{**values, **options})
 

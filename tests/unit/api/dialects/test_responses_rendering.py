@@ -12,6 +12,9 @@ from functools import partial
 from typing import Any
 
 import pytest
+from openai.types.responses import Response as OpenAIResponse
+from openai.types.responses import ResponseStreamEvent
+from pydantic import TypeAdapter
 from support.http.toy_gateway import ToyTokenizer
 from support.processes.proportion import assert_in_proportion
 from support.text.rendered import (
@@ -237,6 +240,109 @@ def test_what_was_asked_for_is_said_again() -> None:
         "truncation": "disabled",
         "user": "somebody",
     }
+
+
+CUSTOM = {"type": "custom", "name": "sql"}
+OPENAI_EVENTS: TypeAdapter[object] = TypeAdapter(ResponseStreamEvent)
+
+
+@pytest.mark.parametrize(
+    ("tool", "name", "arguments", "expected"),
+    [
+        (
+            CUSTOM,
+            "sql",
+            '{"input": "a\\nb"}',
+            {"type": "custom_tool_call", "name": "sql", "input": "a\nb"},
+        ),
+        (
+            {"type": "local_shell"},
+            "local_shell",
+            '{"command": ["ls"], "timeout_ms": 5}',
+            {
+                "type": "local_shell_call",
+                "action": {"type": "exec", "command": ["ls"], "env": {}, "timeout_ms": 5},
+            },
+        ),
+        (
+            {"type": "shell"},
+            "shell",
+            '{"commands": ["ls"]}',
+            {
+                "type": "shell_call",
+                "action": {"commands": ["ls"], "timeout_ms": None, "max_output_length": None},
+            },
+        ),
+        (
+            {"type": "apply_patch"},
+            "apply_patch",
+            '{"type": "delete_file", "path": "a"}',
+            {
+                "type": "apply_patch_call",
+                "operation": {"type": "delete_file", "path": "a", "diff": ""},
+            },
+        ),
+    ],
+)
+def test_a_call_of_a_tool_is_an_item_of_its_type(
+    tool: dict[str, Any], name: str, arguments: str, expected: dict[str, Any]
+) -> None:
+    deltas = [
+        tool_call_delta(0, name, arguments[:9]),
+        arguments_delta(0, arguments[9:]),
+        finish_delta(),
+    ]
+    found = events(stream(renderer(tools=[tool]), deltas))
+    added, done = (
+        event["item"] for event in found if event["type"].startswith("response.output_item")
+    )
+    assert added["type"] == expected["type"]
+    assert (added["id"], added["call_id"]) == (done["id"], done["call_id"])
+    assert (added["status"], done["status"]) == ("in_progress", "completed")
+    assert set(added) == set(done)
+    assert not [event for event in found if "function_call" in event["type"]]
+    answer = whole(renderer(tools=[tool]), deltas)
+    for event in found:
+        OPENAI_EVENTS.validate_python(event)
+    OpenAIResponse.model_validate(answer)
+    assert answer["tools"] == [tool]
+    for item in (done, answer["output"][0]):
+        assert item["call_id"].startswith("call_")
+        assert {key: item[key] for key in expected} == expected
+
+
+def test_the_input_of_a_custom_tool_is_streamed_when_it_is_whole() -> None:
+    deltas = [tool_call_delta(0, "sql", '{"input":'), arguments_delta(0, '"ab"}'), finish_delta()]
+    found = events(stream(renderer(tools=[CUSTOM]), deltas))
+    assert [
+        (event["type"].removeprefix("response."), event.get("delta"), event.get("input"))
+        for event in found[2:-1]
+    ] == [
+        ("output_item.added", None, None),
+        ("custom_tool_call_input.delta", "ab", None),
+        ("custom_tool_call_input.done", None, "ab"),
+        ("output_item.done", None, None),
+    ]
+
+
+def test_a_call_of_a_tool_that_is_cut_off_has_what_there_is() -> None:
+    cut = [tool_call_delta(0, "sql", '{"input":"ab'), finish_delta(FinishReason.LENGTH)]
+    (item,) = whole(renderer(tools=[CUSTOM]), cut)["output"]
+    assert (item["input"], item["status"]) == ("ab", "incomplete")
+    cut = [tool_call_delta(0, "shell", '{"comm'), finish_delta(FinishReason.LENGTH)]
+    (item,) = whole(renderer(tools=[{"type": "shell"}]), cut)["output"]
+    assert (item["action"]["commands"], item["status"]) == ([], "incomplete")
+
+
+def test_warnings_are_a_field_of_the_response() -> None:
+    body = parse_response(
+        json.dumps({"model": "m", "input": "hi", "tools": [{"type": "web_search"}]}).encode()
+    )
+    each = ResponseRenderer(body, SamplingParams(), ToyTokenizer(), Kept(), ["it is ignored"])
+    answer = whole(each, [finish_delta()])
+    assert answer["warnings"] == ["it is ignored"]
+    assert answer["tools"] == []
+    assert "warnings" not in whole(renderer(), [finish_delta()])
 
 
 @pytest.mark.parametrize("deltas", [[text_delta("Hel")], [tool_call_delta(0, "find", '{"a')]])

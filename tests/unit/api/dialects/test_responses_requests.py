@@ -12,7 +12,18 @@ import pytest
 
 from potluck import grammars
 from potluck.api.dialects.openai.responses.bodies import ResponseBody, parse_response
-from potluck.api.dialects.openai.responses.requests import input_messages, response_request
+from potluck.api.dialects.openai.responses.requests import (
+    input_items,
+    item_messages,
+    response_request,
+    warnings_of,
+)
+from potluck.api.dialects.openai.responses.tools import (
+    APPLY_PATCH,
+    LOCAL_SHELL,
+    SHELL,
+    custom_input,
+)
 from potluck.api.errors import ApiError
 from potluck.api.requests import ChatRequest
 from potluck.types.output import ToolMode, ToolUse
@@ -28,11 +39,20 @@ def parsed(**fields: Any) -> ResponseBody:
 
 def to_request(**fields: Any) -> ChatRequest:
     body = parsed(**fields)
-    return response_request(body, input_messages(body))
+    return response_request(body, item_messages(input_items(body, unknown)))
+
+
+def unknown(item_id: str) -> None:
+    """No item is kept."""
 
 
 def messages(*items: object) -> list[ChatMessage]:
-    return input_messages(parsed(input=list(items)))
+    return item_messages(input_items(parsed(input=list(items)), unknown))
+
+
+def warnings(**fields: Any) -> list[str]:
+    body = parsed(**fields)
+    return warnings_of(body, input_items(body, unknown))
 
 
 def test_a_plain_request() -> None:
@@ -202,20 +222,41 @@ def test_a_summary_stands_for_thoughts() -> None:
     ("fields", "param"),
     [
         ({"input": None}, "input"),
-        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
+        ({"input": [{"type": "computer_call", "id": "x"}]}, "input[0].type"),
+        ({"input": [{"type": "custom_tool_call", "call_id": "c", "name": "n"}]}, "input[0].input"),
         ({"input": [{"role": "tool", "content": "x"}]}, "input[0].role"),
         (
             {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
             "input[0].content[0].type",
         ),
         ({"input": [call("c"), output("c", [{"type": "input_file"}])]}, "input[1].output[0].type"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [FIND, {"type": "computer_use_preview"}]}, "tools[1].type"),
+        ({"tools": [{"type": "custom"}]}, "tools[0].name"),
+        (
+            {"tools": [{"type": "custom", "name": "x", "format": {"type": "json"}}]},
+            "tools[0].format.type",
+        ),
+        ({"tools": [{"type": "shell"}, {**FIND, "name": "shell"}]}, "tools[1].name"),
+        ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice"),
+        ({"tools": [FIND], "tool_choice": {"type": "web_search"}}, "tool_choice.type"),
+        ({"tools": [FIND], "tool_choice": {"type": "shell"}}, "tool_choice"),
+        (
+            {
+                "tools": [FIND],
+                "tool_choice": {
+                    "type": "allowed_tools",
+                    "mode": "auto",
+                    "tools": [{"type": "function", "name": "x"}],
+                },
+            },
+            "tool_choice.tools[0]",
+        ),
         ({"tools": [FIND, FIND]}, "tools[1].name"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "name": "x"}}, "tool_choice"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
         ({"text": {"format": {"type": "grammar"}}}, "text.format.type"),
-        ({"include": ["file_search_call.results"]}, "include"),
+        ({"include": ["everything"]}, "include"),
         ({"background": True}, "background"),
         ({"truncation": "auto"}, "truncation"),
         ({"conversation": "conv_1"}, "conversation"),
@@ -241,3 +282,182 @@ def test_labels_of_a_client_may_be_long() -> None:
     assert parse_response(json.dumps(document).encode()).input == "hello"
     with pytest.raises(ApiError, match="client_metadata must be an object"):
         parse_response(json.dumps({**document, "client_metadata": "x"}).encode())
+
+
+# Tools that are not functions
+
+
+def test_tools_that_clients_execute_are_functions_of_the_model() -> None:
+    grammar = {"type": "grammar", "syntax": "lark", "definition": "start: /a+/"}
+    use = to_request(
+        tools=[
+            {
+                "type": "custom",
+                "name": "sql",
+                "description": "Runs SQL",
+                "format": {"type": "text"},
+            },
+            {"type": "custom", "name": "as", "format": grammar},
+            {"type": "local_shell"},
+            {"type": "shell", "environment": {"type": "local"}},
+            {"type": "apply_patch"},
+        ]
+    ).tool_use
+    sql, letters, *others = use.tools
+    assert others == [LOCAL_SHELL, SHELL, APPLY_PATCH]
+    assert (sql.name, sql.description, sql.is_strict) == ("sql", "Runs SQL", True)
+    assert sql.parameters["required"] == ["input"]
+    assert "lark grammar:\nstart: /a+/" in letters.description
+    for tool in use.tools:
+        grammars.json_schema(tool.parameters)
+
+
+@pytest.mark.parametrize(
+    "tool",
+    [
+        {"type": "web_search"},
+        {"type": "web_search_2025_08_26", "filters": {"allowed_domains": ["x.org"]}},
+        {"type": "web_search_preview_2025_03_11", "search_context_size": "low"},
+        {"type": "file_search", "vector_store_ids": ["vs_1"]},
+        {"type": "code_interpreter", "container": {"type": "auto"}},
+        {"type": "image_generation"},
+        {"type": "mcp", "server_label": "x", "server_url": "https://x.org"},
+        {"type": "shell", "environment": {"type": "container_auto"}},
+    ],
+)
+def test_tools_that_servers_execute_are_ignored_with_a_warning(tool: dict[str, Any]) -> None:
+    assert to_request(tools=[tool, FIND]).tool_use.tools == (
+        Tool(name="find", parameters=SCHEMA, is_strict=True),
+    )
+    (warning,) = warnings(tools=[tool, FIND])
+    assert warning.startswith("tools that only OpenAI's servers execute are ignored: ")
+    assert warning.rpartition(" ")[2] in tool["type"]
+    assert to_request(tools=[tool]).tool_use == ToolUse()
+
+
+def test_what_is_used_needs_no_warning() -> None:
+    assert warnings(tools=[FIND, {"type": "local_shell"}], input=[call("c"), output("c", "")]) == []
+
+
+@pytest.mark.parametrize(
+    ("choice", "name"),
+    [
+        ({"type": "custom", "name": "sql"}, "sql"),
+        ({"type": "apply_patch"}, "apply_patch"),
+        ({"type": "function", "name": "find"}, "find"),
+    ],
+)
+def test_a_choice_of_any_tool(choice: dict[str, Any], name: str) -> None:
+    tools = [FIND, {"type": "custom", "name": "sql"}, {"type": "apply_patch"}]
+    use = to_request(tools=tools, tool_choice=choice).tool_use
+    assert (use.mode, use.name) == (ToolMode.REQUIRED, name)
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+def test_a_choice_of_some_tools(mode: str) -> None:
+    tools = [FIND, {"type": "custom", "name": "sql"}, {"type": "apply_patch"}]
+    allowed = [{"type": "apply_patch"}, {"type": "custom", "name": "sql"}, {"type": "web_search"}]
+    choice = {"type": "allowed_tools", "mode": mode, "tools": allowed}
+    use = to_request(tools=tools, tool_choice=choice).tool_use
+    assert [tool.name for tool in use.tools] == ["sql", "apply_patch"]
+    assert use.mode is ToolMode(mode)
+
+
+def test_calls_and_results_of_all_tools() -> None:
+    action: dict[str, object] = {"type": "exec", "command": ["ls"], "env": {}, "timeout_ms": None}
+    operation = {"type": "delete_file", "path": "a"}
+    outcome = {"stdout": "x", "stderr": "", "outcome": {"type": "exit", "exit_code": 0}}
+    assert messages(
+        {"type": "custom_tool_call", "id": "1", "call_id": "c1", "name": "sql", "input": 'a"b'},
+        {"type": "custom_tool_call_output", "call_id": "c1", "output": "x"},
+        {"type": "local_shell_call", "id": "2", "call_id": "c2", "action": action},
+        {"type": "local_shell_call_output", "id": "c2", "output": "x"},
+        {"type": "shell_call", "call_id": "c3", "action": {"commands": ["ls"]}},
+        {"type": "shell_call_output", "call_id": "c3", "output": [outcome]},
+        {"type": "apply_patch_call", "call_id": "c4", "operation": operation},
+        {"type": "apply_patch_call_output", "call_id": "c4", "status": "failed"},
+        {"type": "mcp_call", "id": "c5", "name": "ask", "arguments": "{}", "output": "x"},
+        {"type": "mcp_call", "id": "c6", "name": "ask", "arguments": "{}", "error": {"code": 1}},
+    ) == [
+        message
+        for call_id, name, arguments, result in (
+            ("c1", "sql", '{"input":"a\\"b"}', "x"),
+            ("c2", "local_shell", '{"command":["ls"]}', "x"),
+            ("c3", "shell", '{"commands":["ls"]}', json.dumps([outcome], separators=(",", ":"))),
+            ("c4", "apply_patch", '{"type":"delete_file","path":"a"}', "failed"),
+            ("c5", "ask", "{}", "x"),
+            ("c6", "ask", "{}", '{"code":1}'),
+        )
+        for message in (
+            ChatMessage(
+                role="assistant",
+                content="",
+                tool_calls=(ToolCall(call_id=call_id, name=name, arguments=arguments),),
+            ),
+            ChatMessage(role="tool", content=result, tool_call_id=call_id),
+        )
+    ]
+
+
+def test_a_thread_of_another_server_goes_on_without_what_only_it_can_read() -> None:
+    items = [
+        {"role": "user", "content": "hi"},
+        {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {}},
+        {"type": "compaction", "encrypted_content": "gAAAA"},
+        {"type": "item_reference", "id": "msg_1"},
+        {"id": "msg_2"},
+        {"role": "user", "content": "x"},
+    ]
+    assert [message.content for message in messages(*items)] == ["hi", "x"]
+    assert warnings(input=items) == [
+        "items that only another server can read are left out: "
+        "web_search_call, compaction, item_reference"
+    ]
+
+
+def test_a_reference_stands_for_the_item_that_is_kept() -> None:
+    kept = {
+        "msg_1": {
+            "id": "msg_1",
+            "type": "message",
+            "status": "completed",
+            "role": "assistant",
+            "content": [{"type": "output_text", "text": "yes", "annotations": [], "logprobs": []}],
+        }
+    }
+    body = parsed(input=[{"role": "user", "content": "hi"}, {"id": "msg_1"}])
+    items = input_items(body, kept.get)
+    assert [message.content for message in item_messages(items)] == ["hi", "yes"]
+    assert warnings_of(body, items) == []
+
+
+@pytest.mark.parametrize(
+    "include",
+    [
+        "file_search_call.results",
+        "web_search_call.action.sources",
+        "code_interpreter_call.outputs",
+        "message.input_image.image_url",
+        "computer_call_output.output.image_url",
+    ],
+)
+def test_parts_that_no_answer_has_may_be_included(include: str) -> None:
+    assert to_request(include=[include]) == to_request()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ('{"input": "a\\"b\\u00e9"}', 'a"b\u00e9'),
+        ('{"input": "a\\"b', 'a"b'),
+        ('{"input": "a\\u00', "a"),
+        ('{"input": "a\\ud83d\\ude', "a"),
+        ('{"input": "a"', "a"),
+        ('{"inp', ""),
+        ("", ""),
+        ("[1]", ""),
+        ('{"input": 3}', ""),
+    ],
+)
+def test_the_input_of_a_call_that_may_be_cut_off(arguments: str, expected: str) -> None:
+    assert custom_input(arguments) == expected

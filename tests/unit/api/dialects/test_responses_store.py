@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from potluck.api.dialects.openai.responses.output_messages import output_message
+from potluck.api.dialects.openai.responses.bodies import parse_items
+from potluck.api.dialects.openai.responses.requests import item_messages
 from potluck.api.dialects.openai.responses.store import ResponseStore, StoredResponse
 from potluck.types.text import ChatMessage, ToolCall
 
@@ -92,12 +95,36 @@ def test_what_is_removed_leaves_room_and_chains_whole() -> None:
 def test_the_items_of_a_response_are_one_message() -> None:
     items = [
         {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "Hm"}]},
-        {"type": "message", "content": [{"type": "output_text", "text": "I look."}]},
+        {
+            "type": "message",
+            "role": "assistant",
+            "content": [{"type": "output_text", "text": "I look."}],
+        },
         {"type": "function_call", "call_id": "c1", "name": "find", "arguments": '{"a":1}'},
     ]
-    assert output_message(items) == ChatMessage(
-        role="assistant",
-        content="I look.",
-        reasoning="Hm",
-        tool_calls=(ToolCall(call_id="c1", name="find", arguments='{"a":1}'),),
-    )
+    assert item_messages(parse_items(items)) == [
+        ChatMessage(
+            role="assistant",
+            content="I look.",
+            reasoning="Hm",
+            tool_calls=(ToolCall(call_id="c1", name="find", arguments='{"a":1}'),),
+        )
+    ]
+
+
+def test_an_item_is_found_as_long_as_its_response_is_kept() -> None:
+    def response(*names: str) -> StoredResponse:
+        items = [{"id": name, "type": "message"} for name in names]
+        return StoredResponse(
+            response=json.dumps({"output": items}).encode(), messages=(), item_ids=names
+        )
+
+    store = ResponseStore(max_responses=2)
+    store.put("a", response("1", "2"))
+    store.put("b", response("3"))
+    assert store.item("2") == {"id": "2", "type": "message"}
+    assert store.item("x") is None
+    store.put("c", response("4"))
+    assert store.item("3") is None, "it was used longest ago"
+    assert store.remove("a")
+    assert [store.item(name) is not None for name in "1234"] == [False, False, False, True]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from potluck.api.bodies import FIRST_ERROR, STRICT, parse_object, validated
 from potluck.api.dialects.openai.other_fields import PROMPT_CACHE, SERVICE, STREAM_OPTIONS
@@ -78,12 +80,148 @@ class ReasoningItem(BaseModel):
     content: Annotated[list[TextPart], FIRST_ERROR] | None = None
 
 
+class CustomCallItem(BaseModel):
+    """A call of a custom tool."""
+
+    model_config = _LENIENT
+
+    type: Literal["custom_tool_call"]
+    call_id: str
+    name: str
+    input: str
+
+
+class CustomOutputItem(BaseModel):
+    """The result of a custom tool's call."""
+
+    model_config = _LENIENT
+
+    type: Literal["custom_tool_call_output"]
+    call_id: str
+    output: Content
+
+
+class LocalShellCallItem(BaseModel):
+    """A program that the client has run."""
+
+    model_config = _LENIENT
+
+    type: Literal["local_shell_call"]
+    call_id: str
+    action: dict[str, Any]
+
+
+class LocalShellOutputItem(BaseModel):
+    """The output of such a program. The API's reference names the call by ``id``."""
+
+    model_config = _LENIENT
+
+    type: Literal["local_shell_call_output"]
+    call_id: str | None = None
+    id: str | None = None
+    output: str
+
+
+class ShellCallItem(BaseModel):
+    """Shell commands that the client has run."""
+
+    model_config = _LENIENT
+
+    type: Literal["shell_call"]
+    call_id: str
+    action: dict[str, Any]
+
+
+class ShellOutputItem(BaseModel):
+    """The outputs of such commands."""
+
+    model_config = _LENIENT
+
+    type: Literal["shell_call_output"]
+    call_id: str
+    output: str | list[dict[str, Any]]
+
+
+class ApplyPatchCallItem(BaseModel):
+    """A change of a file by the client."""
+
+    model_config = _LENIENT
+
+    type: Literal["apply_patch_call"]
+    call_id: str
+    operation: dict[str, Any]
+
+
+class ApplyPatchOutputItem(BaseModel):
+    """The result of such a change."""
+
+    model_config = _LENIENT
+
+    type: Literal["apply_patch_call_output"]
+    call_id: str
+    status: str | None = None
+    output: str | None = None
+
+
+class McpCallItem(BaseModel):
+    """A call that another server has made, with its result."""
+
+    model_config = _LENIENT
+
+    type: Literal["mcp_call"]
+    id: str
+    name: str
+    arguments: str
+    output: str | None = None
+    error: Any = None
+
+
+class ReferenceItem(BaseModel):
+    """An item of an earlier response."""
+
+    model_config = _LENIENT
+
+    type: Literal["item_reference"]
+    id: str
+
+
+class ForeignItem(BaseModel):
+    """An item of another server that says nothing to a model here, such as an encrypted summary."""
+
+    model_config = _LENIENT
+
+    type: Literal[
+        "code_interpreter_call",
+        "compaction",
+        "file_search_call",
+        "image_generation_call",
+        "mcp_approval_request",
+        "mcp_approval_response",
+        "mcp_list_tools",
+        "tool_search_call",
+        "tool_search_output",
+        "web_search_call",
+    ]
+
+
 Item = Annotated[
-    MessageItem | FunctionCallItem | FunctionOutputItem | ReasoningItem,
+    MessageItem
+    | FunctionCallItem
+    | FunctionOutputItem
+    | ReasoningItem
+    | CustomCallItem
+    | CustomOutputItem
+    | LocalShellCallItem
+    | LocalShellOutputItem
+    | ShellCallItem
+    | ShellOutputItem
+    | ApplyPatchCallItem
+    | ApplyPatchOutputItem
+    | McpCallItem
+    | ReferenceItem
+    | ForeignItem,
     Field(discriminator="type"),
 ]
-
-_ITEM_TYPES = ("message", "function_call", "function_call_output", "reasoning")
 
 
 class ToolBody(BaseModel):
@@ -98,13 +236,74 @@ class ToolBody(BaseModel):
     strict: bool | None = None
 
 
-class NamedTool(BaseModel):
-    """A ``tool_choice`` of one tool."""
+class CustomFormat(BaseModel):
+    """The form of a custom tool's input. A grammar is shown to the model, but not enforced."""
 
     model_config = STRICT
 
-    type: Literal["function"]
+    type: Literal["text", "grammar"]
+    syntax: Literal["lark", "regex"] | None = None
+    definition: str | None = None
+
+
+class CustomToolBody(BaseModel):
+    """A tool whose input is a text."""
+
+    model_config = STRICT
+
+    type: Literal["custom"]
     name: str
+    description: str | None = None
+    format: CustomFormat | None = None
+
+
+class ClientToolBody(BaseModel):
+    """A tool of the API's own that the client executes. ``environment`` says where a shell runs."""
+
+    model_config = STRICT
+
+    type: Literal["local_shell", "shell", "apply_patch"]
+    environment: dict[str, Any] | None = None
+
+
+class ServerToolBody(BaseModel):
+    """A tool that OpenAI's servers execute; it is ignored."""
+
+    model_config = _LENIENT
+
+    type: Literal[
+        "code_interpreter",
+        "file_search",
+        "image_generation",
+        "mcp",
+        "tool_search",
+        "web_search",
+        "web_search_preview",
+    ]
+
+
+AnyTool = Annotated[
+    ToolBody | CustomToolBody | ClientToolBody | ServerToolBody, Field(discriminator="type")
+]
+
+
+class NamedTool(BaseModel):
+    """A ``tool_choice`` of one tool. Tools of the API's own have no ``name``."""
+
+    model_config = STRICT
+
+    type: Literal["function", "custom", "local_shell", "shell", "apply_patch"]
+    name: str | None = None
+
+
+class AllowedTools(BaseModel):
+    """A ``tool_choice`` of some tools."""
+
+    model_config = STRICT
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[dict[str, Any]], FIRST_ERROR]
 
 
 class TextFormat(BaseModel):
@@ -158,8 +357,8 @@ class ResponseBody(BaseModel):
     temperature: float | None = None
     top_p: float | None = None
     top_logprobs: int | None = None
-    tools: Annotated[list[ToolBody], FIRST_ERROR] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tools: Annotated[list[AnyTool], FIRST_ERROR] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedTools | None = None
     parallel_tool_calls: bool | None = None
     previous_response_id: str | None = None
     reasoning: ReasoningOptions | None = None
@@ -197,8 +396,21 @@ _OTHERS = InertFields(
     },
 )
 
-_INCLUDED = ("message.output_text.logprobs", "reasoning.encrypted_content")
-"""Supported values of ``include``. Reasoning is always returned in plain text."""
+_INCLUDED = (
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+)
+"""Supported values of ``include``. Only log-probabilities exist here: the others ask for parts of
+items that no answer has, and reasoning is always returned in plain text."""
+
+_DATE = re.compile(r"_\d{4}_\d{2}_\d{2}")
+"""The date of a version at the end of a tool's type."""
 
 
 def parse_response(body: bytes | bytearray) -> ResponseBody:
@@ -210,7 +422,18 @@ def parse_response(body: bytes | bytearray) -> ResponseBody:
     items = document.get("input")
     for index, item in enumerate(items if isinstance(items, list) else ()):
         if isinstance(item, dict):
-            _name_type(item, f"input[{index}]")
+            if "type" not in item:
+                is_reference = "id" in item and "role" not in item
+                item["type"] = "item_reference" if is_reference else "message"
+            _check_type(item, f"input[{index}]", _ITEM_TYPES)
+    tools = document.get("tools")
+    for index, tool in enumerate(tools if isinstance(tools, list) else ()):
+        if isinstance(tool, dict) and isinstance(tool.get("type"), str):
+            tool["type"] = _DATE.sub("", tool["type"])
+            _check_type(tool, f"tools[{index}]", _TOOL_TYPES)
+    choice = document.get("tool_choice")
+    if isinstance(choice, dict):
+        _check_type(choice, "tool_choice", _CHOICE_TYPES)
     read = validated(ResponseBody, document)
     for each in read.include or ():
         if each not in _INCLUDED:
@@ -223,12 +446,34 @@ def parse_response(body: bytes | bytearray) -> ResponseBody:
     return read
 
 
-def _name_type(item: dict[str, Any], where: str) -> None:
-    """Add the type to a message that omits it."""
-    kind = item.setdefault("type", "message")
-    if isinstance(kind, str) and kind not in _ITEM_TYPES:
+def parse_items(items: Sequence[Any]) -> list[Item]:
+    """Return items that a response here consists of, as items of ``input``."""
+    return _ITEMS.validate_python(items)
+
+
+_ITEMS: TypeAdapter[list[Item]] = TypeAdapter(list[Item])
+
+
+def _types_of(union: Any) -> tuple[str, ...]:
+    """Return the values of the field ``type`` of the classes in an annotated union."""
+    return tuple(
+        kind
+        for each in get_args(get_args(union)[0])
+        for kind in get_args(each.model_fields["type"].annotation)
+    )
+
+
+_ITEM_TYPES = _types_of(Item)
+_TOOL_TYPES = _types_of(AnyTool)
+_CHOICE_TYPES = (*get_args(NamedTool.model_fields["type"].annotation), "allowed_tools")
+
+
+def _check_type(values: dict[str, Any], where: str, supported: Sequence[str]) -> None:
+    """Name the type of something that no class is for."""
+    kind = values.get("type")
+    if isinstance(kind, str) and kind not in supported:
         raise invalid(
             f"{where}.type",
-            f"{where} has the unsupported type {kind[:40]!r}; supported: {', '.join(_ITEM_TYPES)}",
+            f"{where} has the unsupported type {kind[:40]!r}; supported: {', '.join(supported)}",
             code="unsupported_value",
         )

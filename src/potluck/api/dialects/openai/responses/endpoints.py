@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 import msgspec
@@ -10,22 +11,34 @@ from starlette.responses import Response
 
 from potluck.api.answer import Prepared
 from potluck.api.dialect import Endpoint
-from potluck.api.dialects.openai.responses.bodies import ResponseBody, parse_response
-from potluck.api.dialects.openai.responses.output_messages import output_message
+from potluck.api.dialects.openai.responses.bodies import (
+    Item,
+    ResponseBody,
+    parse_items,
+    parse_response,
+)
 from potluck.api.dialects.openai.responses.rendering import ResponseRenderer
 from potluck.api.dialects.openai.responses.requests import (
     PARAMETER_NAMES,
-    input_messages,
+    input_items,
+    item_messages,
     response_request,
+    server_tools,
+    warnings_of,
 )
 from potluck.api.dialects.openai.responses.store import ResponseStore, StoredResponse
-from potluck.api.errors import ApiError
+from potluck.api.errors import ApiError, invalid
 from potluck.api.jobs import chat_job
 from potluck.api.rendering import Json
 from potluck.api.service import ApiService, json_response
 from potluck.types.gateway import ServedModel
 
+_log = logging.getLogger(__name__)
+
 _PATH = "/v1/responses"
+
+_MAX_LOGGED = 64
+"""The most different warnings that are logged, each once: clients repeat them with every turn."""
 
 
 class ResponsesEndpoints:
@@ -34,6 +47,7 @@ class ResponsesEndpoints:
     def __init__(self, service: ApiService) -> None:
         self._service = service
         self._store = ResponseStore()
+        self._logged: set[str] = set()
 
     def endpoints(self) -> Sequence[Endpoint]:
         """The endpoints."""
@@ -78,10 +92,29 @@ class ResponsesEndpoints:
             )
         return stored
 
+    def _warnings(self, body: ResponseBody, items: Sequence[Item]) -> list[str]:
+        """Return and log what is ignored of a request. Raises ``ApiError`` if that is refused."""
+        tools = server_tools(body)
+        if tools and self._service.refuses_server_tools:
+            raise invalid(
+                "tools",
+                f"tools that only OpenAI's servers execute: {', '.join(tools)}; "
+                "this server was started with --strict-tools",
+                code="unsupported_value",
+            )
+        warnings = warnings_of(body, items)
+        for warning in warnings:
+            if warning not in self._logged and len(self._logged) < _MAX_LOGGED:
+                self._logged.add(warning)
+                _log.warning("in a request for a response, %s", warning)
+        return warnings
+
     def _prepare(self, body: ResponseBody, model: ServedModel) -> Prepared:
         previous_id = body.previous_response_id
         previous = None if previous_id is None else self._find(previous_id, "previous_response_id")
-        added = input_messages(body)
+        items = input_items(body, self._store.item)
+        warnings = self._warnings(body, items)
+        added = item_messages(items)
         chat = response_request(body, [*(() if previous is None else previous.chat()), *added])
         job = chat_job(chat, model, self._service.limits)
 
@@ -92,7 +125,8 @@ class ResponsesEndpoints:
                 return
             stored = StoredResponse(
                 response=msgspec.json.encode(response),
-                messages=(*added, output_message(output)),
+                messages=(*added, *item_messages(parse_items(output))),
+                item_ids=tuple(str(item["id"]) for item in output),
                 previous=previous,
             )
             self._store.put(str(response["id"]), stored)
@@ -102,7 +136,11 @@ class ResponsesEndpoints:
             job=job,
             # The input is omitted: it can be large, and clients have it.
             renderer=ResponseRenderer(
-                body.model_copy(update={"input": ""}), sampling, model.tokenizer, keep
+                body.model_copy(update={"input": ""}),
+                sampling,
+                model.tokenizer,
+                keep,
+                warnings,
             ),
             is_stream=bool(body.stream),
             user=chat.user,

@@ -11,7 +11,9 @@ import msgspec
 
 from potluck.api.delta import Delta
 from potluck.api.dialects.openai.rendering import MIN_LOGPROB
-from potluck.api.dialects.openai.responses.bodies import NamedTool, ResponseBody
+from potluck.api.dialects.openai.responses.bodies import ResponseBody, ToolBody
+from potluck.api.dialects.openai.responses.requests import call_forms, is_of_server
+from potluck.api.dialects.openai.responses.tools import CLIENT_FORMS, CUSTOM, FUNCTION, CallForm
 from potluck.api.errors import ApiError
 from potluck.api.rendering import EVENT_STREAM, WAITING_COMMENT, Json, Usage, event, scored_json
 from potluck.types.output import (
@@ -24,6 +26,8 @@ from potluck.types.output import (
 from potluck.types.sequence import FinishReason
 from potluck.types.step import SamplingParams
 from potluck.types.text import Tokenizer
+
+_FORMS = {form.item_type: form for form in (FUNCTION, CUSTOM, *CLIENT_FORMS.values())}
 
 OnDone = Callable[[Json, Sequence[Json]], None]
 """Called with the complete response and its items."""
@@ -50,12 +54,15 @@ class ResponseRenderer:
         sampling: SamplingParams,
         tokenizer: Tokenizer,
         on_done: OnDone,
+        warnings: Sequence[str] = (),
     ) -> None:
         self._request_id = f"resp_{secrets.token_hex(24)}"
         self._body = body
         self._sampling = sampling
         self._tokenizer = tokenizer
         self._on_done = on_done
+        self._warnings = list(warnings)
+        self._forms = call_forms(body)
         self._created = int(time.time())
         self._output: list[Json] = []
         self._open: _Open | None = None
@@ -151,12 +158,19 @@ class ResponseRenderer:
                 if text_format is None
                 else text_format.model_dump(by_alias=True, exclude_none=True)
             },
-            "tool_choice": choice.model_dump() if isinstance(choice, NamedTool) else choice,
-            "tools": [tool.model_dump() for tool in body.tools or ()],
+            "tool_choice": choice
+            if isinstance(choice, str)
+            else choice.model_dump(exclude_none=True),
+            "tools": [
+                tool.model_dump(exclude_none=not isinstance(tool, ToolBody))
+                for tool in body.tools or ()
+                if not is_of_server(tool)
+            ],
             "top_p": self._sampling.top_p,
             "truncation": "disabled",
             "usage": None if usage is None else _usage_json(usage),
             "user": body.user,
+            **({"warnings": self._warnings} if self._warnings else {}),
         }
 
     def _gains(self, delta: Delta) -> Iterator[Json]:
@@ -187,10 +201,11 @@ class ResponseRenderer:
                 yield self._more("reasoning_text", text)
             case ToolCallStart(name=name):
                 yield from self._close()
-                yield from self._need("function_call", name)
+                yield from self._begin(_new_call(self._forms.get(name, FUNCTION), name))
             case ToolCallArguments(text=text) if self._open is not None:
                 self._open.pieces.append(text)
-                yield self._of_item("response.function_call_arguments.delta", delta=text)
+                if self._open.item["type"] == FUNCTION.item_type:
+                    yield self._of_item(f"response.{FUNCTION.event}.delta", delta=text)
 
     def _more(self, kind: str, text: str, logprobs: Sequence[Json] | None = None) -> Json:
         if self._open is None:
@@ -202,18 +217,19 @@ class ResponseRenderer:
             self._open.logprobs += logprobs
         return self._of_item(f"response.{kind}.delta", **fields)
 
-    def _need(self, kind: str, name: str = "") -> Iterator[Json]:
-        """Start an item, unless one of this kind is open."""
+    def _need(self, kind: str) -> Iterator[Json]:
+        """Start an item of text, unless one of this kind is open."""
         if self._open is not None and self._open.item["type"] == kind:
             return
         yield from self._close()
-        item = _new_item(kind, name)
+        yield from self._begin(_new_item(kind))
+        part = _content_part(kind, "", ())
+        yield self._of_item("response.content_part.added", content_index=0, part=part)
+
+    def _begin(self, item: Json) -> Iterator[Json]:
         self._open = _Open(item=item)
         added = {"type": "response.output_item.added", "item": dict(item)}
         yield {**added, "output_index": len(self._output)}
-        if kind != "function_call":
-            part = _content_part(kind, "", ())
-            yield self._of_item("response.content_part.added", content_index=0, part=part)
 
     def _close(self, *, is_whole: bool = True) -> Iterator[Json]:
         """Close the open item, if any; ``is_whole`` is false if it was cut off."""
@@ -221,11 +237,15 @@ class ResponseRenderer:
         if done is None:
             return
         kind, text = done.item["type"], "".join(done.pieces)
-        if kind == "function_call":
-            item = {**done.item, "arguments": text}
-            yield self._of_item(
-                "response.function_call_arguments.done", arguments=text, name=item["name"]
-            )
+        form = _FORMS.get(str(kind))
+        if form is not None:
+            fields = form.fields(text)
+            item = {**done.item, **fields}
+            if form is CUSTOM:  # whose input is known once the arguments are complete
+                yield self._of_item(f"response.{form.event}.delta", delta=fields["input"])
+                yield self._of_item(f"response.{form.event}.done", **fields)
+            elif form is FUNCTION:
+                yield self._of_item(f"response.{form.event}.done", **fields, name=item["name"])
         else:
             part = _content_part(str(kind), text, done.logprobs)
             done_fields = {"content_index": 0, "text": text}
@@ -258,7 +278,7 @@ class ResponseRenderer:
         return b"".join(out)
 
 
-def _new_item(kind: str, name: str) -> Json:
+def _new_item(kind: str) -> Json:
     number = secrets.token_hex(12)
     if kind == "message":
         return {
@@ -268,15 +288,18 @@ def _new_item(kind: str, name: str) -> Json:
             "role": "assistant",
             "content": [],
         }
-    if kind == "reasoning":
-        return {"id": f"rs_{number}", "type": kind, "summary": [], "content": []}
+    return {"id": f"rs_{number}", "type": kind, "summary": [], "content": []}
+
+
+def _new_call(form: CallForm, name: str) -> Json:
+    number = secrets.token_hex(12)
     return {
-        "id": f"fc_{number}",
-        "type": kind,
+        "id": f"{form.id_prefix}_{number}",
+        "type": form.item_type,
         "status": "in_progress",
         "call_id": f"call_{number}",
-        "name": name,
-        "arguments": "",
+        **({"name": name} if form.has_name else {}),
+        **form.fields(""),
     }
 
 

@@ -2,18 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
+
+import msgspec
 
 from potluck.api.dialects.openai.responses.bodies import (
+    AllowedTools,
+    AnyTool,
+    ApplyPatchCallItem,
+    ApplyPatchOutputItem,
+    ClientToolBody,
     Content,
+    CustomCallItem,
+    CustomFormat,
+    CustomOutputItem,
+    CustomToolBody,
+    ForeignItem,
     FunctionCallItem,
     FunctionOutputItem,
+    Item,
+    LocalShellCallItem,
+    LocalShellOutputItem,
+    McpCallItem,
     MessageItem,
     NamedTool,
     ReasoningItem,
+    ReferenceItem,
     ResponseBody,
+    ServerToolBody,
+    ShellCallItem,
+    ShellOutputItem,
     TextPart,
+    ToolBody,
+    parse_items,
+)
+from potluck.api.dialects.openai.responses.tools import (
+    APPLY_PATCH,
+    CLIENT_FORMS,
+    CLIENT_TOOLS,
+    CUSTOM,
+    INPUT,
+    LOCAL_SHELL,
+    SHELL,
+    CallForm,
+    custom_tool,
 )
 from potluck.api.errors import invalid
 from potluck.api.grammars import schema_grammar
@@ -26,6 +60,10 @@ from potluck.types.text import ChatMessage, Tool, ToolCall
 
 PARAMETER_NAMES = {"max_tokens": "max_output_tokens", "response_format": "text.format.schema"}
 """The Responses API's names of fields of ``GenerationRequest``, where they differ."""
+
+_CallItem = (
+    FunctionCallItem | CustomCallItem | LocalShellCallItem | ShellCallItem | ApplyPatchCallItem
+)
 
 _TEXT_TYPES = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 
@@ -53,15 +91,47 @@ def response_request(body: ResponseBody, chat: Sequence[ChatMessage]) -> ChatReq
     )
 
 
-def input_messages(body: ResponseBody) -> list[ChatMessage]:
-    """Return the messages that a body adds to the chat.
+def input_items(body: ResponseBody, find: Callable[[str], Mapping[str, Any] | None]) -> list[Item]:
+    """Return the items of ``input``; for a reference the item itself, if ``find`` has it."""
+    if isinstance(body.input, str):
+        return [MessageItem(role="user", content=body.input)]
+    items: list[Item] = []
+    for item in body.input:
+        referred = find(item.id) if isinstance(item, ReferenceItem) else None
+        items += [item] if referred is None else parse_items([referred])
+    return items
+
+
+def server_tools(body: ResponseBody) -> list[str]:
+    """Return the types of tools that only OpenAI's servers execute."""
+    return [*dict.fromkeys(tool.type for tool in body.tools or () if is_of_server(tool))]
+
+
+def warnings_of(body: ResponseBody, items: Sequence[Item]) -> list[str]:
+    """Return what is ignored of a request: server-side tools, and other servers' items."""
+    ignored = server_tools(body)
+    left_out = dict.fromkeys(
+        item.type for item in items if isinstance(item, ForeignItem | ReferenceItem)
+    )
+    warnings = []
+    if ignored:
+        warnings.append(
+            f"tools that only OpenAI's servers execute are ignored: {', '.join(ignored)}"
+        )
+    if left_out:
+        warnings.append(
+            f"items that only another server can read are left out: {', '.join(left_out)}"
+        )
+    return warnings
+
+
+def item_messages(items: Sequence[Item]) -> list[ChatMessage]:
+    """Return the messages that items make up.
 
     The items of one assistant turn become one message, as chat templates expect.
     """
-    if isinstance(body.input, str):
-        return [ChatMessage(role="user", content=body.input)]
     messages: list[ChatMessage] = []
-    for index, item in enumerate(body.input):
+    for index, item in enumerate(items):
         where = f"input[{index}]"
         match item:
             case MessageItem(role="assistant"):
@@ -69,19 +139,59 @@ def input_messages(body: ResponseBody) -> list[ChatMessage]:
             case MessageItem():
                 content = _text(item.content, f"{where}.content")
                 messages.append(ChatMessage(role=item.role, content=content))
-            case FunctionCallItem():
-                call = ToolCall(call_id=item.call_id, name=item.name, arguments=item.arguments)
-                _extend(messages, calls=(call,))
-            case FunctionOutputItem():
-                content = _text(item.output, f"{where}.output")
-                messages.append(
-                    ChatMessage(role="tool", content=content, tool_call_id=item.call_id)
-                )
             case ReasoningItem():
                 thoughts = _text(item.content or item.summary, f"{where}.content")
                 if thoughts:  # reasoning that another server has encrypted has no content
                     messages.append(ChatMessage(role="assistant", content="", reasoning=thoughts))
+            case FunctionOutputItem() | CustomOutputItem():
+                _append_result(messages, item.call_id, _text(item.output, f"{where}.output"))
+            case LocalShellOutputItem():
+                _append_result(messages, item.call_id or item.id, item.output)
+            case ShellOutputItem():
+                _append_result(messages, item.call_id, _as_text(item.output))
+            case ApplyPatchOutputItem():
+                _append_result(messages, item.call_id, item.output or item.status or "completed")
+            case McpCallItem():
+                call = ToolCall(call_id=item.id, name=item.name, arguments=item.arguments)
+                _extend(messages, calls=(call,))
+                result = item.output if item.error is None else _as_text(item.error)
+                _append_result(messages, item.id, result or "")
+            case ForeignItem() | ReferenceItem():
+                pass
+            case _:
+                _extend(messages, calls=(_call(item),))
     return messages
+
+
+def _call(item: _CallItem) -> ToolCall:
+    """Return the call of the function as which the model knows a tool."""
+    match item:
+        case FunctionCallItem():
+            name, arguments = item.name, item.arguments
+        case CustomCallItem():
+            name, arguments = item.name, _as_text({INPUT: item.input})
+        case LocalShellCallItem():
+            name, arguments = LOCAL_SHELL.name, _arguments(LOCAL_SHELL, item.action)
+        case ShellCallItem():
+            name, arguments = SHELL.name, _arguments(SHELL, item.action)
+        case ApplyPatchCallItem():
+            name, arguments = APPLY_PATCH.name, _arguments(APPLY_PATCH, item.operation)
+    return ToolCall(call_id=item.call_id, name=name, arguments=arguments)
+
+
+def _arguments(tool: Tool, fields: Mapping[str, Any]) -> str:
+    """Return the fields of a call that are arguments of the function."""
+    known = tool.parameters["properties"]
+    names = known if isinstance(known, Mapping) else {}
+    return _as_text({name: fields[name] for name in names if fields.get(name) is not None})
+
+
+def _append_result(messages: list[ChatMessage], call_id: str | None, content: str) -> None:
+    messages.append(ChatMessage(role="tool", content=content, tool_call_id=call_id))
+
+
+def _as_text(value: object) -> str:
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
 def _extend(
@@ -128,18 +238,70 @@ def _grammar(body: ResponseBody) -> str | None:
     return schema_grammar(text_format.schema_, "text.format.schema")
 
 
+def call_forms(body: ResponseBody) -> dict[str, CallForm]:
+    """Return the forms of the calls of the body's tools by the names of their functions."""
+    forms = {}
+    for tool in body.tools or ():
+        match tool:
+            case CustomToolBody():
+                forms[tool.name] = CUSTOM
+            case ClientToolBody() if not is_of_server(tool):
+                forms[tool.type] = CLIENT_FORMS[tool.type]
+    return forms
+
+
+def is_of_server(tool: AnyTool) -> bool:
+    """Return whether OpenAI's servers would execute a tool: a shell may run in their containers."""
+    if isinstance(tool, ClientToolBody) and tool.environment is not None:
+        return tool.environment.get("type") != "local"
+    return isinstance(tool, ServerToolBody)
+
+
+def _tool(tool: ToolBody | CustomToolBody | ClientToolBody) -> Tool:
+    match tool:
+        case ToolBody():
+            return Tool(
+                name=tool.name,
+                description=tool.description or "",
+                parameters=tool.parameters or {},
+                is_strict=tool.strict is not False,
+            )
+        case CustomToolBody():
+            syntax = CustomFormat(type="text") if tool.format is None else tool.format
+            return custom_tool(
+                tool.name, tool.description or "", syntax.syntax or "", syntax.definition or ""
+            )
+        case ClientToolBody():
+            return CLIENT_TOOLS[tool.type]
+
+
 def _tool_use(body: ResponseBody) -> ToolUse:
     tools = [
-        Tool(
-            name=tool.name,
-            description=tool.description or "",
-            parameters=tool.parameters or {},
-            is_strict=tool.strict is not False,
-        )
+        _tool(tool)
         for tool in body.tools or ()
+        if not isinstance(tool, ServerToolBody) and not is_of_server(tool)
     ]
     is_parallel = body.parallel_tool_calls is not False
     choice = body.tool_choice
     if isinstance(choice, NamedTool):
-        return tool_use(tools, mode=ToolMode.REQUIRED, name=choice.name, is_parallel=is_parallel)
+        name = choice.name or choice.type
+        return tool_use(tools, mode=ToolMode.REQUIRED, name=name, is_parallel=is_parallel)
+    if isinstance(choice, AllowedTools):
+        tools = _allowed(tools, choice)
+        return tool_use(tools, mode=ToolMode(choice.mode), is_parallel=is_parallel)
     return tool_use(tools, mode=ToolMode(choice or "auto"), is_parallel=is_parallel)
+
+
+def _allowed(tools: Sequence[Tool], choice: AllowedTools) -> list[Tool]:
+    """Return the tools that may be called; the model is not shown the others."""
+    known = {tool.name for tool in tools}
+    allowed = set()
+    for index, each in enumerate(choice.tools):
+        kind = each.get("type")
+        name = each.get("name", kind)
+        is_client_tool = kind in ("function", "custom") or kind in CLIENT_TOOLS
+        if is_client_tool and name not in known:
+            where = f"tool_choice.tools[{index}]"
+            raise invalid(where, f"{where} names {str(name)[:40]!r}, which is not in tools")
+        allowed.add(name)
+    return [tool for tool in tools if tool.name in allowed]

@@ -7,6 +7,9 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
 
 from potluck.types.text import ChatMessage
 
@@ -20,10 +23,13 @@ _OVERHEAD_BYTES = 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredResponse:
-    """A response as JSON, and the messages that it and its request added to ``previous``."""
+    """A response as JSON, the messages that it and its request added to ``previous``, and the ids
+    of its items.
+    """
 
     response: bytes
     messages: tuple[ChatMessage, ...]
+    item_ids: tuple[str, ...] = ()
     previous: StoredResponse | None = None
     num_bytes: int = field(init=False)
     """Approximate memory use, including the responses that it continues: they stay as long as it
@@ -67,6 +73,8 @@ class ResponseStore:
         self._max_responses = max_responses
         self._max_bytes = max_bytes
         self._responses: OrderedDict[str, StoredResponse] = OrderedDict()
+        self._responses_of: dict[str, str] = {}
+        """The responses that items belong to, by the ids of both."""
         self._num_bytes = 0
         self._lock = threading.Lock()
 
@@ -81,21 +89,37 @@ class ResponseStore:
                 self._responses.move_to_end(response_id)
             return stored
 
+    def item(self, item_id: str) -> dict[str, Any] | None:
+        """Return an item of a stored response; None if there is none with this id."""
+        with self._lock:
+            owner = self._responses_of.get(item_id)
+        stored = None if owner is None else self.get(owner)
+        if stored is None:
+            return None
+        output = msgspec.json.decode(stored.response)["output"]
+        return next((item for item in output if item["id"] == item_id), None)
+
     def put(self, response_id: str, stored: StoredResponse) -> None:
         """Store a response until it is evicted."""
         with self._lock:
             self._responses[response_id] = stored
+            self._responses_of |= dict.fromkeys(stored.item_ids, response_id)
             self._num_bytes += stored.num_bytes
             while self._responses and (
                 len(self._responses) > self._max_responses or self._num_bytes > self._max_bytes
             ):
                 _, oldest = self._responses.popitem(last=False)
-                self._num_bytes -= oldest.num_bytes
+                self._forget(oldest)
 
     def remove(self, response_id: str) -> bool:
         """Remove a response; return whether it was stored."""
         with self._lock:
             stored = self._responses.pop(response_id, None)
             if stored is not None:
-                self._num_bytes -= stored.num_bytes
+                self._forget(stored)
             return stored is not None
+
+    def _forget(self, stored: StoredResponse) -> None:
+        self._num_bytes -= stored.num_bytes
+        for item_id in stored.item_ids:
+            self._responses_of.pop(item_id, None)
