@@ -135,9 +135,7 @@ def _find(path: Path) -> Path:
     """Return the file to open for ``path``: a file with tensors, or an index."""
     if not path.is_dir():
         return path
-    names = [
-        each.name for each in path.iterdir()
-    ]  # with broken links: opening one raises an error that names it
+    names = [each.name for each in path.iterdir()]
     name = weights_name(names)
     if name is None:
         raise missing_weights(str(path), names)
