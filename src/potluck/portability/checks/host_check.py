@@ -10,6 +10,7 @@ from functools import partial
 from potluck.portability.checks.needs import ObjectNeeds
 from potluck.portability.checks.prepared_wheel import PreparedWheel
 from potluck.portability.checks.report import FileReport, HostReport
+from potluck.portability.checks.variant_check import variant_findings
 from potluck.portability.cuda.findings import cuda_findings, is_tegra
 from potluck.portability.cuda.table import shipped_table
 from potluck.portability.features.findings import feature_findings
@@ -26,6 +27,7 @@ from potluck.portability.linking.file_findings import (
 from potluck.portability.linking.findings import LinkContext, link_findings
 from potluck.portability.linking.link import PYTHON, Link, Linker, Process
 from potluck.portability.linking.opened_libraries import opened_library_findings
+from potluck.portability.wheels.file import Distribution
 from potluck.portability.wheels.misnamed_files import misnamed_finding
 from potluck.portability.wheels.tags import install_finding
 
@@ -50,14 +52,26 @@ class HostCheck:
         is_meant = not wheel.machines or self.host.machine in wheel.machines
         if wheel.rules is not None and is_meant:
             features = feature_findings(wheel.rules, wheel.build, self.host, self._table, found)
+        refusal = None
+        if distribution is not None:
+            refusal = install_finding(distribution, self.host)
+            of_variant = list(self._variant_findings(distribution))
+            refusal = refusal or next(
+                (each for each in of_variant if each.severity is Severity.FATAL), None
+            )
+            features += tuple(each for each in of_variant if each.severity is not Severity.FATAL)
         return HostReport(
             host=self.host.name,
             origin=self.host.origin,
             machine=self.host.machine,
-            refusal=install_finding(distribution, self.host) if distribution else None,
+            refusal=refusal,
             files=files,
             features=features,
         )
+
+    def _variant_findings(self, distribution: Distribution) -> Iterator[Finding]:
+        if distribution.variant is not None:
+            yield from variant_findings(distribution.variant, self.host, self._table)
 
     def _files(self, wheel: PreparedWheel) -> Iterator[FileReport]:
         linkable = {each.path: each for each in wheel.needs.objects if self._is_linkable(each)}
@@ -97,6 +111,8 @@ class HostCheck:
 
         for misnamed in wheel.needs.misnamed:
             finding = misnamed_finding(misnamed, self.host, wheel.machines)
+            if finding is None:
+                continue
             yield FileReport(
                 path=misnamed.path,
                 machine="",

@@ -114,6 +114,7 @@ def cpu_findings(needs: CpuNeeds, host: Host, *, file: str) -> tuple[Finding, ..
                 message=f"it needs a CPU of {needs.level}; this one lacks "
                 f"{', '.join(sorted(missing))}, and {then}",
                 file=file,
+                feature="" if is_fatal else PurePosixPath(file).name,
                 fix="build it from source for this CPU, or use a build for the baseline",
             ),
         )

@@ -26,10 +26,13 @@ from potluck.portability.wheels.bounded_zip import BoundedZip
 from potluck.portability.wheels.import_closure import imported_files
 from potluck.portability.wheels.misnamed_files import (
     HEAD_BYTES,
+    FileKind,
     MisnamedFile,
     is_library_name,
+    is_other_library_name,
     kind_of_head,
 )
+from potluck.portability.wheels.variants import FILE, NULL, Variant, parse_variant, split_label
 
 _WHEEL_VERSION = re.compile(r"(\d{1,9})(?:\.\d{1,9})*")
 _NEWEST_WHEEL_MAJOR = 1
@@ -63,7 +66,8 @@ class Distribution:
     """What a wheel claims to be: ``warp-lang``, ``1.6.2``, ``py3-none-manylinux2014_x86_64``.
 
     ``tags`` are those of its file name, expanded. ``requires`` are its Requires-Dist lines.
-    ``problem`` is why installers refuse it on every host; empty if they do not.
+    ``problem`` is why installers refuse it on every host; empty if they do not. ``variant`` is None
+    for a wheel that is not one of several variants.
     """
 
     name: str
@@ -72,6 +76,7 @@ class Distribution:
     requires_python: str
     requires: tuple[str, ...]
     problem: str = ""
+    variant: Variant | None = None
 
 
 class Package(Protocol):
@@ -141,7 +146,7 @@ class _Wheel:
     def misnamed_files(self) -> Iterator[MisnamedFile]:
         for name in self._archive.names:
             installed = _installed_path(name)
-            if installed is not None and is_library_name(name):
+            if installed is not None and _may_be_misnamed(name):
                 yield from _misnamed(installed, self._archive.head(name, HEAD_BYTES))
 
     def imported_files(self, natives: Collection[str]) -> tuple[str, ...] | None:
@@ -165,8 +170,9 @@ class _Wheel:
         return imported_files(sources, natives, read, find)
 
     def _read_distribution(self) -> Distribution:
+        filename, label = split_label(self._path.name)
         try:
-            name, version, _, tags = parse_wheel_filename(self._path.name)
+            name, version, _, tags = parse_wheel_filename(filename)
         except InvalidWheelFilename as error:
             raise WheelFileError(
                 str(self._path),
@@ -176,14 +182,31 @@ class _Wheel:
         folder = self._info_folder(name)
         metadata = self._archive.read(f"{folder}/METADATA", most_bytes=_MAX_METADATA_BYTES)
         raw, _ = parse_email(metadata)
+        variant, variant_problem = self._variant(folder, label)
         return Distribution(
             name=name,
             version=str(version),
             tags=tuple(sorted(map(str, tags))),
             requires_python=raw.get("requires_python", ""),
             requires=tuple(raw.get("requires_dist", ())),
-            problem=self._problem(folder) or _incompleteness(raw),
+            problem=self._problem(folder) or _incompleteness(raw) or variant_problem,
+            variant=variant,
         )
+
+    def _variant(self, folder: str, label: str) -> tuple[Variant | None, str]:
+        """Return the variant that the wheel is, and why installers refuse it, or empty."""
+        if not label:
+            return None, ""
+        if label == NULL:
+            return Variant(label=label, properties={}), ""
+        file = f"{folder}/{FILE}"
+        if file not in self._names:
+            return None, f"it is the variant {label}, but has no {FILE}"
+        try:
+            data = self._archive.read(file, most_bytes=_MAX_METADATA_BYTES)
+            return parse_variant(data, label), ""
+        except ValueError as error:
+            return None, str(error)
 
     def _problem(self, folder: str) -> str:
         """Return what the metadata directory lacks (PyPA, Binary distribution format)."""
@@ -303,14 +326,21 @@ def _elf_file(name: str, path: Path) -> Iterator[tuple[str, bytes | mmap.mmap]]:
 
 def _misnamed_files(files: Mapping[str, Path]) -> Iterator[MisnamedFile]:
     for name, path in files.items():
-        if is_library_name(name):
+        if _may_be_misnamed(name):
             with contextlib.suppress(OSError), path.open("rb") as file:
                 yield from _misnamed(name, file.read(HEAD_BYTES))
 
 
+def _may_be_misnamed(name: str) -> bool:
+    return is_library_name(name) or is_other_library_name(name)
+
+
 def _misnamed(name: str, head: bytes) -> Iterator[MisnamedFile]:
-    if not head.startswith(ELF_MAGIC):
-        yield MisnamedFile(path=name, kind=kind_of_head(head))
+    if head.startswith(ELF_MAGIC):
+        return
+    kind = kind_of_head(head)
+    if is_library_name(name) or kind in (FileKind.MACH_O, FileKind.PE):
+        yield MisnamedFile(path=name, kind=kind)
 
 
 def _incompleteness(raw: RawMetadata) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
@@ -19,6 +19,7 @@ HEAD_BYTES = 4096
 """Number of bytes that are enough to identify a file: linker scripts begin with a comment."""
 
 _LIBRARY_NAME = re.compile(r".+\.so(\.\d+)*")
+_OTHER_NAME = re.compile(r".+\.(dylib|dll|pyd)", re.IGNORECASE)
 
 _MACH_O = (
     b"\xfe\xed\xfa\xce",
@@ -50,7 +51,7 @@ class FileKind(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MisnamedFile:
-    """A file with the name of a shared library, at its installed path."""
+    """A file named like a shared library of any system, at its installed path."""
 
     path: str
     kind: FileKind
@@ -59,6 +60,11 @@ class MisnamedFile:
 def is_library_name(path: str) -> bool:
     """Return whether a file is named like a shared library: ``libx.so.1``, ``_core.abi3.so``."""
     return _LIBRARY_NAME.fullmatch(PurePosixPath(path).name) is not None
+
+
+def is_other_library_name(path: str) -> bool:
+    """Return whether a file is named like a shared library of macOS or Windows."""
+    return _OTHER_NAME.fullmatch(PurePosixPath(path).name) is not None
 
 
 def kind_of_head(head: bytes) -> FileKind:
@@ -75,10 +81,22 @@ def kind_of_head(head: bytes) -> FileKind:
     return FileKind.SCRIPT if is_text and _SCRIPT.search(head) else FileKind.OTHER
 
 
-def misnamed_finding(file: MisnamedFile, host: Host, machines: Iterable[str]) -> Finding:
+def misnamed_finding(file: MisnamedFile, host: Host, machines: Collection[str]) -> Finding | None:
     """Return the finding about a file on a host. ``machines`` are those for which the package has
-    ELF files: in such a package, a file for another system is not meant for this host.
+    ELF files: in such a package, a file for another system is not meant for this host, and None is
+    returned if its name says so, too.
     """
+    if is_other_library_name(file.path):
+        if machines:
+            return None
+        return Finding(
+            code="other-system",
+            severity=Severity.LIMIT,
+            message=f"it is {file.kind}, and no file of the package is for Linux",
+            file=file.path,
+            feature="its native code",
+            fix=f"use the wheel for Linux on {host.machine}, or build from source",
+        )
     severity, fix = Severity.FATAL, "download the wheel again, or use another release"
     message = f"it is named like a shared library, but it is {file.kind}"
     if file.kind in (FileKind.MACH_O, FileKind.PE):

@@ -46,7 +46,10 @@ def install_finding(distribution: Distribution, host: Host) -> Finding | None:
     allowed = _python_tags(host.python)
     if not any(f"{interpreter}-{abi}" in allowed for interpreter, abi, _ in on_platform):
         wanted = _names(f"{interpreter}-{abi}" for interpreter, abi, _ in on_platform)
-        return _refusal(f"{wanted} is not compatible with {host.python.implementation} {version}")
+        reason = f"{wanted} is not compatible with {host.python.implementation} {host.python.name}"
+        if host.python.is_free_threaded and any(abi == "abi3" for _, abi, _ in on_platform):
+            reason += ": a Python without the GIL has another binary interface than abi3"
+        return _refusal(reason)
     if not _is_allowed(distribution.requires_python, version):
         return _refusal(
             f"it requires Python {distribution.requires_python}, but the host has {version}"

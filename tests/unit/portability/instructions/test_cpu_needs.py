@@ -109,7 +109,7 @@ def test_what_a_cpu_lacks() -> None:
     assert "avx2" in finding.message
     assert "sse2" not in finding.message
     (finding,) = cpu_findings(needs, host(old, libc_version=(2, 31)), file="a.so")
-    assert finding.severity is Severity.LIMIT
+    assert (finding.severity, finding.feature) == (Severity.LIMIT, "a.so")
     assert cpu_findings(needs, host(level_flags()["x86-64-v4"]), file="a.so") == ()
     assert cpu_findings(needs, host(None), file="a.so") == ()
     assert cpu_findings(CpuNeeds(), host(frozenset()), file="a.so") == ()
@@ -183,5 +183,5 @@ def test_attributes_of_32_bit_arm(content: bytes, level: str, flags: set[str]) -
 def test_a_32_bit_arm_cpu_may_lack_vectors() -> None:
     needs = needs_of(replace(ARM, sections={".ARM.attributes": attributes(b"\x06\x0a\x0c\x01")}))
     (finding,) = cpu_findings(needs, host(frozenset({"vfpv3"})), file="a.so")
-    assert finding.severity is Severity.LIMIT
+    assert (finding.severity, finding.feature) == (Severity.LIMIT, "a.so")
     assert "neon" in finding.message

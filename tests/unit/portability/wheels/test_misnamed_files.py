@@ -61,6 +61,24 @@ def test_a_file_for_another_system_beside_one_for_this(tmp_path: Path, data: byt
     assert [each.severity for each in found.findings] == [Severity.NOTE]
 
 
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [("libx.dylib", b"\xcf\xfa\xed\xfe" + bytes(40)), ("x.DLL", b"MZ" + bytes(40))],
+)
+def test_libraries_for_other_systems_alone(tmp_path: Path, name: str, data: bytes) -> None:
+    alone = write_wheel(tmp_path, {f"pack/{name}": data}, tag="py3-none-any")
+    (found,) = check_wheel(alone, [a_host()]).hosts
+    assert found.verdict is Verdict.LOADS_WITHOUT
+    (finding,) = found.findings
+    assert (finding.severity, finding.feature) == (Severity.LIMIT, "its native code")
+    both = write_wheel(tmp_path, {f"pack/{name}": data, "pack/libx.so": ELF})
+    (found,) = check_wheel(both, [a_host()]).hosts
+    assert not found.findings
+    text = write_wheel(tmp_path, {f"pack/{name}": b"text"}, version="2.0", tag="py3-none-any")
+    (found,) = check_wheel(text, [a_host()]).hosts
+    assert not found.findings
+
+
 def test_an_empty_file_beside_a_sound_one_is_refused_all_the_same(tmp_path: Path) -> None:
     assert report(tmp_path, b"", ELF).verdict is Verdict.WILL_NOT_LOAD
 

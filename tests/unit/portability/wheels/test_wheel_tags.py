@@ -81,6 +81,18 @@ def test_pythons(
     assert install_finding(a_distribution(*tags), nobody) is None
 
 
+def test_a_python_without_the_gil_says_why_it_does_not_take_abi3() -> None:
+    python = HostPython(implementation="cpython", version=(3, 13), is_free_threaded=True)
+    host = replace(a_host(), python=python)
+    refusal = install_finding(a_distribution("cp39-abi3-manylinux_2_17_x86_64"), host)
+    assert refusal is not None
+    assert "cp39-abi3 is not compatible with cpython 3.13t" in refusal.message
+    assert "another binary interface than abi3" in refusal.message
+    refusal = install_finding(a_distribution("cp312-cp312-manylinux_2_17_x86_64"), host)
+    assert refusal is not None
+    assert "abi3" not in refusal.message
+
+
 def test_platform_and_python_must_go_together_in_one_tag() -> None:
     tags = ("cp310-cp310-manylinux_2_17_x86_64", "cp311-cp311-manylinux_2_17_aarch64")
     assert install_finding(a_distribution(*tags), a_host()) is not None
