@@ -140,10 +140,25 @@ def _python_tags(python: HostPython) -> frozenset[str]:
 
 def _tags(python: HostPython, named: Sequence[str]) -> Iterator[Tag]:
     """Yield every tag that a Python supports on ``named`` platforms, the preferred ones first."""
-    if python.implementation == "cpython":
+    if python.implementation == "cpython" and python.is_free_threaded:
+        yield from _free_threaded_tags(python, named)
+    elif python.implementation == "cpython":
         yield from cpython_tags(python.version, [python.abi_tag], named)
     interpreter = f"cp{python.version[0]}{python.version[1]}"
     yield from compatible_tags(python.version, interpreter, named)
+
+
+def _free_threaded_tags(python: HostPython, named: Sequence[str]) -> Iterator[Tag]:
+    """Yield the tags of a CPython without the GIL, in the order of packaging 26.3.
+
+    Older versions of that library do not know ``abi3t``, the stable ABI of PEP 803.
+    """
+    major, minor = python.version
+    own = f"cp{major}{minor}"
+    older = (f"cp{major}{each}" for each in range(minor - 1, 1, -1))
+    pairs = [(own, python.abi_tag), (own, "abi3t"), (own, "none")]
+    for interpreter, abi in (*pairs, *((each, "abi3t") for each in older)):
+        yield from (Tag(interpreter, abi, platform) for platform in named)
 
 
 def _is_allowed(requires_python: str, version: str) -> bool:

@@ -9,7 +9,12 @@ from support.portability.linking import a_host
 
 from potluck.portability.hosts.host import HostPython
 from potluck.portability.wheels.file import Distribution
-from potluck.portability.wheels.tags import install_finding, policy_glibc, promised_glibc
+from potluck.portability.wheels.tags import (
+    install_finding,
+    policy_glibc,
+    promised_glibc,
+    tag_ranks,
+)
 
 
 def a_distribution(*tags: str, requires_python: str = "") -> Distribution:
@@ -64,6 +69,10 @@ def test_platforms(
         ("cp313-cp313t", (3, 13), True, True),
         ("cp313-cp313", (3, 13), True, False),
         ("cp313-cp313t", (3, 13), False, False),
+        ("cp315-abi3t", (3, 15), True, True),
+        ("cp315-abi3t", (3, 16), True, True),
+        ("cp315-abi3t", (3, 14), True, False),
+        ("cp315-abi3t", (3, 15), False, False),
         ("pp310-pypy310_pp73", (3, 10), False, False),
     ],
 )
@@ -91,6 +100,23 @@ def test_a_python_without_the_gil_says_why_it_does_not_take_abi3() -> None:
     refusal = install_finding(a_distribution("cp312-cp312-manylinux_2_17_x86_64"), host)
     assert refusal is not None
     assert "abi3" not in refusal.message
+
+
+def test_the_order_of_tags_does_not_depend_on_the_version_of_packaging() -> None:
+    python = HostPython(implementation="cpython", version=(3, 15), is_free_threaded=True)
+    ranks = tag_ranks(python, ("manylinux_2_28_x86_64", "linux_x86_64"))
+    assert [*ranks][:9] == [
+        f"{tag}-{platform}"
+        for tag in ("cp315-cp315t", "cp315-abi3t", "cp315-none", "cp314-abi3t", "cp313-abi3t")
+        for platform in ("manylinux_2_28_x86_64", "linux_x86_64")
+    ][:9]
+    with_gil = tag_ranks(replace(python, is_free_threaded=False), ("linux_x86_64",))
+    assert [*with_gil][:4] == [
+        "cp315-cp315-linux_x86_64",
+        "cp315-abi3-linux_x86_64",
+        "cp315-none-linux_x86_64",
+        "cp314-abi3-linux_x86_64",
+    ]
 
 
 def test_platform_and_python_must_go_together_in_one_tag() -> None:
