@@ -107,7 +107,8 @@ def _of_folder(folder: str, names: Iterable[str]) -> str:
     whole = "-".join(parts)
     heads = {"-".join(parts[:count]) for count in range(1, len(parts) + 1)}
     for name in names:
-        if name in heads or (len(parts) > 1 and name.startswith(f"{whole}-")):
+        is_own = len(parts) > 1 and _CUDA_SUFFIX.sub("", name) == whole
+        if name in heads or is_own:
             return name
     return ""
 

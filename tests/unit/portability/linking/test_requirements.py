@@ -84,6 +84,9 @@ def test_what_is_required(line: str, is_required: bool) -> None:
         ("libgomp.so.1", ["torch/lib"], ["torch"], ""),
         ("libssl.so.3", ["pack.libs"], ["numpy"], ""),
         ("libssl.so.3", ["", ".."], ["numpy"], ""),
+        ("libmpi.so.40", ["nvidia/cuda_cccl/lib"], ["nvidia-cuda-cccl-cu12"], ""),
+        ("libmpi.so.40", [], ["nvidia-cuda-cccl-cu12", "openmpi"], "openmpi"),
+        ("libodd.so.1", ["nvidia/cuda/lib"], ["nvidia-cuda-cccl"], ""),
         ("libm.so.6", [], ["m"], ""),
     ],
 )
