@@ -113,9 +113,28 @@ def _response(rng: random.Random, model: str) -> Document:
         {"type": "function_call", "call_id": "1", "name": "weather", "arguments": ARGUMENTS},
         {"type": "function_call_output", "call_id": "1", "output": "sunny"},
     ]
+    of_other_tools: list[Document] = [
+        {"type": "custom_tool_call", "call_id": "2", "name": "sql", "input": "x"},
+        {"type": "custom_tool_call_output", "call_id": "2", "output": "y"},
+        {"type": "local_shell_call", "call_id": "3", "action": {"command": ["ls"]}},
+        {"type": "local_shell_call_output", "id": "3", "output": "y"},
+        {"type": "shell_call", "call_id": "4", "action": {"commands": ["ls"]}},
+        {"type": "shell_call_output", "call_id": "4", "output": [{"stdout": "y"}]},
+        {"type": "apply_patch_call", "call_id": "5", "operation": {"type": "delete_file"}},
+        {"type": "apply_patch_call_output", "call_id": "5", "status": "completed"},
+        {"type": "mcp_call", "id": "6", "name": "x", "arguments": "{}", "output": "y"},
+        {"type": "item_reference", "id": "msg_x"},
+        {"type": "compaction", "encrypted_content": "x"},
+    ]
+    tools: list[Document] = [
+        {"type": "function", **_function()},
+        {"type": "custom", "name": "sql", "format": {"type": "grammar", "syntax": "lark"}},
+        {"type": "shell", "environment": {"type": "local"}},
+        {"type": "web_search_2025_08_26", "filters": {}},
+    ]
     required = {
         "model": model,
-        "input": rng.choice(["hello", items[:1], items]),
+        "input": rng.choice(["hello", items[:1], items, [*items[:1], *of_other_tools]]),
         "max_output_tokens": rng.randint(1, 3),
     }
     return _pick(
@@ -126,8 +145,15 @@ def _response(rng: random.Random, model: str) -> Document:
             "temperature": 0.5,
             "top_p": 0.9,
             "top_logprobs": 1,
-            "tools": [{"type": "function", **_function()}],
-            "tool_choice": rng.choice(["auto", "required", {"type": "function", "name": "x"}]),
+            "tools": rng.choice([tools[:1], tools]),
+            "tool_choice": rng.choice(
+                [
+                    "auto",
+                    "required",
+                    {"type": "function", "name": "x"},
+                    {"type": "allowed_tools", "mode": "auto", "tools": tools[:3]},
+                ]
+            ),
             "parallel_tool_calls": True,
             "previous_response_id": "resp_x",
             "reasoning": {"effort": "low", "summary": "auto"},

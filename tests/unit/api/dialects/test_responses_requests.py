@@ -251,6 +251,13 @@ def test_a_summary_stands_for_thoughts() -> None:
             },
             "tool_choice.tools[0]",
         ),
+        (
+            {
+                "tools": [FIND],
+                "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": [1]}]},
+            },
+            "tool_choice.tools[0].type",
+        ),
         ({"tools": [FIND, FIND]}, "tools[1].name"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "name": "x"}}, "tool_choice"),

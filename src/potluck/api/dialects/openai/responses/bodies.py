@@ -296,6 +296,15 @@ class NamedTool(BaseModel):
     name: str | None = None
 
 
+class AllowedTool(BaseModel):
+    """One of some tools. Tools of the API's own have no ``name``; other fields are ignored."""
+
+    model_config = _LENIENT
+
+    type: str
+    name: str | None = None
+
+
 class AllowedTools(BaseModel):
     """A ``tool_choice`` of some tools."""
 
@@ -303,7 +312,7 @@ class AllowedTools(BaseModel):
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
-    tools: Annotated[list[dict[str, Any]], FIRST_ERROR]
+    tools: Annotated[list[AllowedTool], FIRST_ERROR]
 
 
 class TextFormat(BaseModel):

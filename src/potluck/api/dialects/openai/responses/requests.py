@@ -297,11 +297,10 @@ def _allowed(tools: Sequence[Tool], choice: AllowedTools) -> list[Tool]:
     known = {tool.name for tool in tools}
     allowed = set()
     for index, each in enumerate(choice.tools):
-        kind = each.get("type")
-        name = each.get("name", kind)
-        is_client_tool = kind in ("function", "custom") or kind in CLIENT_TOOLS
+        name = each.name or each.type
+        is_client_tool = each.type in ("function", "custom", *CLIENT_TOOLS)
         if is_client_tool and name not in known:
             where = f"tool_choice.tools[{index}]"
-            raise invalid(where, f"{where} names {str(name)[:40]!r}, which is not in tools")
+            raise invalid(where, f"{where} names {name[:40]!r}, which is not in tools")
         allowed.add(name)
     return [tool for tool in tools if tool.name in allowed]
