@@ -283,7 +283,7 @@ def does_not_fit(offers: Sequence[UnitOffer], cost: ModelCost) -> InsufficientMe
     hint = ""
     if offers and (part := _too_large_part(offers, cost)):
         hint = part
-    elif offers and needed > available:
+    elif largest > 0 and needed > available:
         more = format_count(-(-(needed - available) // largest), "more node")
         hint = f"add {more} with as much memory as the largest"
     return InsufficientMemoryError(

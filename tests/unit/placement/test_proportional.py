@@ -117,6 +117,13 @@ def test_more_nodes_on_which_a_part_does_not_fit_are_not_suggested(
     assert "add" not in caught.value.hint
 
 
+def test_units_with_room_for_empty_layers_only_get_no_suggestion() -> None:
+    mapped = dataclasses.replace(cost(embedding_bytes=0, head_bytes=0), layer_bytes=(0, 100, 100))
+    with pytest.raises(InsufficientMemoryError) as caught:
+        place([offer("a", 30), offer("b", 30)], mapped)
+    assert not caught.value.hint
+
+
 def test_a_unit_on_which_a_stage_takes_less_can_hold_more() -> None:
     # Of the 30 that a stage takes besides its parts, 25 are spared on one of them.
     frugal = dataclasses.replace(offer("a", 1205), spared_bytes=25)
