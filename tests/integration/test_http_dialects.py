@@ -438,7 +438,7 @@ def test_responses_with_tools_of_other_types(
 
 
 def test_tools_of_other_servers_can_be_refused() -> None:
-    config = ApiConfig(refuses_server_tools=True)
+    config = ApiConfig(strict_tools=True)
     with (
         running_api(config, gateway=ScriptedGateway()) as running,
         httpx2.Client(base_url=running.url, timeout=20) as client,

@@ -54,7 +54,7 @@ class ApiConfig:
 
     Lines of system messages that start with one of ``dropped_system_lines`` are removed before the
     model sees them. Web pages of ``cors_origins``, given as browsers send them in ``Origin``, can
-    use the API. With ``tls``, the server speaks HTTPS. With ``refuses_server_tools``, requests with
+    use the API. With ``tls``, the server speaks HTTPS. With ``strict_tools``, requests with
     tools that only another server executes are refused; otherwise such tools are ignored.
     """
 
@@ -65,4 +65,4 @@ class ApiConfig:
     dropped_system_lines: tuple[str, ...] = KNOWN_CHANGING_LINES
     cors_origins: frozenset[str] = frozenset()
     tls: ssl.SSLContext | None = None
-    refuses_server_tools: bool = False
+    strict_tools: bool = False

@@ -51,7 +51,7 @@ class ApiService:
         self._gateway = gateway
         self._limits = config.limits
         self._dropped_system_lines = config.dropped_system_lines
-        self._refuses_server_tools = config.refuses_server_tools
+        self._strict_tools = config.strict_tools
         self._admission = admission
         self._bodies = BodyReader(config.limits)
         self._preparation = Preparation()
@@ -70,9 +70,9 @@ class ApiService:
         return self._limits
 
     @property
-    def refuses_server_tools(self) -> bool:
+    def strict_tools(self) -> bool:
         """Whether tools that only another server executes are refused instead of ignored."""
-        return self._refuses_server_tools
+        return self._strict_tools
 
     async def computed(
         self,

@@ -284,13 +284,9 @@ def _open(
     if files.kind is FileKind.GGUF:
         return open_gguf(files.path, open_file)
     names = None if shards is None else _stored_names(description, shards)
-    path = files.path
     if files.view is not None:
         files.view.fetch_files((INDEX_FILE,))
-        path = path / weights_file(files.view.manifest)
-    elif files.snapshot is not None:
-        path = path / weights_of(files.snapshot)
-    source = open_safetensors(path, open_file, names=names)
+    source = open_safetensors(files.path / _opened_name(files), open_file, names=names)
     if description.encoding is None:
         return source
     from potluck.formats.encodings.source import EncodedSource
@@ -317,19 +313,23 @@ def _text_directory(files: ModelFiles) -> Path:
 
 def _tensor_names(description: ModelDescription) -> Iterable[str]:
     """Return the names of all tensors, from the index if there is one, without reading headers."""
-    view, snapshot = description.files.view, description.files.snapshot
-    opened = None
-    if description.files.kind is FileKind.HUGGING_FACE:
-        if snapshot is not None:
-            opened = weights_of(snapshot)
-        elif view is not None:
-            opened = weights_file(view.manifest)
-    if opened == INDEX_FILE:
-        names = read_index(description.files.path / INDEX_FILE)
+    files = description.files
+    if files.kind is FileKind.HUGGING_FACE and _opened_name(files) == INDEX_FILE:
+        names = read_index(files.path / INDEX_FILE)
         encoding = description.encoding
         return names if encoding is None else encoding.shown_names(names)
     with closing(open_headers(description)) as headers:
         return headers.names()
+
+
+def _opened_name(files: ModelFiles) -> str:
+    """Return the file through which weights in Hugging Face layout are opened.
+
+    It is empty for a directory on this disk, in which ``open_safetensors`` looks for it.
+    """
+    if files.view is not None:
+        return weights_file(files.view.manifest)
+    return "" if files.snapshot is None else weights_of(files.snapshot)
 
 
 def _stored_names(description: ModelDescription, shards: Iterable[Shard]) -> frozenset[str]:

@@ -192,7 +192,7 @@ async def serve_clients(
         port=address.port,
         keys=keys,
         dropped_system_lines=clients.dropped_system_lines,
-        refuses_server_tools=clients.strict_tools,
+        strict_tools=clients.strict_tools,
         cors_origins=clients.cors_origins,
         tls=_automatic_tls(identity, address.host, state) if clients.is_tls_auto else clients.tls,
     )

@@ -438,6 +438,20 @@ def test_a_reference_stands_for_the_item_that_is_kept() -> None:
     assert warnings_of(body, items) == []
 
 
+def test_an_item_is_looked_up_once_however_often_it_is_referred_to() -> None:
+    looked_up: list[str] = []
+
+    def find(item_id: str) -> dict[str, Any]:
+        looked_up.append(item_id)
+        return {"type": "message", "role": "user", "content": "yes"}
+
+    body = parsed(input=[{"type": "item_reference", "id": "msg_1"}] * 500)
+    items = input_items(body, find)
+    assert looked_up == ["msg_1"]
+    assert len(items) == 500
+    assert all(item is items[0] for item in items)
+
+
 @pytest.mark.parametrize(
     "include",
     [

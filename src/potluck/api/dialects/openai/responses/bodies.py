@@ -60,12 +60,12 @@ class FunctionCallItem(BaseModel):
     arguments: str
 
 
-class FunctionOutputItem(BaseModel):
-    """The result of a tool call."""
+class CallOutputItem(BaseModel):
+    """The result of a call of a function or a custom tool."""
 
     model_config = _LENIENT
 
-    type: Literal["function_call_output"]
+    type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: str
     output: Content
 
@@ -91,28 +91,18 @@ class CustomCallItem(BaseModel):
     input: str
 
 
-class CustomOutputItem(BaseModel):
-    """The result of a custom tool's call."""
+class ShellCallItem(BaseModel):
+    """A program or shell commands that the client has run."""
 
     model_config = _LENIENT
 
-    type: Literal["custom_tool_call_output"]
-    call_id: str
-    output: Content
-
-
-class LocalShellCallItem(BaseModel):
-    """A program that the client has run."""
-
-    model_config = _LENIENT
-
-    type: Literal["local_shell_call"]
+    type: Literal["local_shell_call", "shell_call"]
     call_id: str
     action: dict[str, Any]
 
 
 class LocalShellOutputItem(BaseModel):
-    """The output of such a program. The API's reference names the call by ``id``."""
+    """The output of a program. The API's reference names the call by ``id``."""
 
     model_config = _LENIENT
 
@@ -122,18 +112,8 @@ class LocalShellOutputItem(BaseModel):
     output: str
 
 
-class ShellCallItem(BaseModel):
-    """Shell commands that the client has run."""
-
-    model_config = _LENIENT
-
-    type: Literal["shell_call"]
-    call_id: str
-    action: dict[str, Any]
-
-
 class ShellOutputItem(BaseModel):
-    """The outputs of such commands."""
+    """The outputs of shell commands."""
 
     model_config = _LENIENT
 
@@ -153,7 +133,7 @@ class ApplyPatchCallItem(BaseModel):
 
 
 class ApplyPatchOutputItem(BaseModel):
-    """The result of such a change."""
+    """The result of a change of a file."""
 
     model_config = _LENIENT
 
@@ -207,13 +187,11 @@ class ForeignItem(BaseModel):
 Item = Annotated[
     MessageItem
     | FunctionCallItem
-    | FunctionOutputItem
-    | ReasoningItem
     | CustomCallItem
-    | CustomOutputItem
-    | LocalShellCallItem
-    | LocalShellOutputItem
+    | CallOutputItem
+    | ReasoningItem
     | ShellCallItem
+    | LocalShellOutputItem
     | ShellOutputItem
     | ApplyPatchCallItem
     | ApplyPatchOutputItem

@@ -95,7 +95,7 @@ class ResponsesEndpoints:
     def _warnings(self, body: ResponseBody, items: Sequence[Item]) -> list[str]:
         """Return and log what is ignored of a request. Raises ``ApiError`` if that is refused."""
         tools = server_tools(body)
-        if tools and self._service.refuses_server_tools:
+        if tools and self._service.strict_tools:
             raise invalid(
                 "tools",
                 f"tools that only OpenAI's servers execute: {', '.join(tools)}; "

@@ -12,8 +12,8 @@ import msgspec
 from potluck.api.delta import Delta
 from potluck.api.dialects.openai.rendering import MIN_LOGPROB
 from potluck.api.dialects.openai.responses.bodies import ResponseBody, ToolBody
-from potluck.api.dialects.openai.responses.requests import call_forms, is_of_server
-from potluck.api.dialects.openai.responses.tools import CLIENT_FORMS, CUSTOM, FUNCTION, CallForm
+from potluck.api.dialects.openai.responses.requests import call_forms, usable_tools
+from potluck.api.dialects.openai.responses.tools import CUSTOM, FUNCTION, CallForm
 from potluck.api.errors import ApiError
 from potluck.api.rendering import EVENT_STREAM, WAITING_COMMENT, Json, Usage, event, scored_json
 from potluck.types.output import (
@@ -27,17 +27,16 @@ from potluck.types.sequence import FinishReason
 from potluck.types.step import SamplingParams
 from potluck.types.text import Tokenizer
 
-_FORMS = {form.item_type: form for form in (FUNCTION, CUSTOM, *CLIENT_FORMS.values())}
-
 OnDone = Callable[[Json, Sequence[Json]], None]
 """Called with the complete response and its items."""
 
 
 @dataclass(slots=True, kw_only=True)
 class _Open:
-    """The item that is being written. Mutable until it is complete."""
+    """The item that is being written. Mutable until it is complete. A call has a ``form``."""
 
     item: Json
+    form: CallForm | None = None
     pieces: list[str] = field(default_factory=list)
     logprobs: list[Json] = field(default_factory=list)
 
@@ -163,8 +162,7 @@ class ResponseRenderer:
             else choice.model_dump(exclude_none=True),
             "tools": [
                 tool.model_dump(exclude_none=not isinstance(tool, ToolBody))
-                for tool in body.tools or ()
-                if not is_of_server(tool)
+                for tool in usable_tools(body)
             ],
             "top_p": self._sampling.top_p,
             "truncation": "disabled",
@@ -201,10 +199,11 @@ class ResponseRenderer:
                 yield self._more("reasoning_text", text)
             case ToolCallStart(name=name):
                 yield from self._close()
-                yield from self._begin(_new_call(self._forms.get(name, FUNCTION), name))
+                form = self._forms.get(name, FUNCTION)
+                yield from self._begin(_Open(item=_new_call(form, name), form=form))
             case ToolCallArguments(text=text) if self._open is not None:
                 self._open.pieces.append(text)
-                if self._open.item["type"] == FUNCTION.item_type:
+                if self._open.form is FUNCTION:
                     yield self._of_item(f"response.{FUNCTION.event}.delta", delta=text)
 
     def _more(self, kind: str, text: str, logprobs: Sequence[Json] | None = None) -> Json:
@@ -222,13 +221,13 @@ class ResponseRenderer:
         if self._open is not None and self._open.item["type"] == kind:
             return
         yield from self._close()
-        yield from self._begin(_new_item(kind))
+        yield from self._begin(_Open(item=_new_item(kind)))
         part = _content_part(kind, "", ())
         yield self._of_item("response.content_part.added", content_index=0, part=part)
 
-    def _begin(self, item: Json) -> Iterator[Json]:
-        self._open = _Open(item=item)
-        added = {"type": "response.output_item.added", "item": dict(item)}
+    def _begin(self, opened: _Open) -> Iterator[Json]:
+        self._open = opened
+        added = {"type": "response.output_item.added", "item": dict(opened.item)}
         yield {**added, "output_index": len(self._output)}
 
     def _close(self, *, is_whole: bool = True) -> Iterator[Json]:
@@ -236,8 +235,7 @@ class ResponseRenderer:
         done = self._open
         if done is None:
             return
-        kind, text = done.item["type"], "".join(done.pieces)
-        form = _FORMS.get(str(kind))
+        kind, form, text = done.item["type"], done.form, "".join(done.pieces)
         if form is not None:
             fields = form.fields(text)
             item = {**done.item, **fields}

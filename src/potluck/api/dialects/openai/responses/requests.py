@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from functools import cache
+from typing import Any, TypeGuard
 
 import msgspec
 
@@ -13,17 +14,14 @@ from potluck.api.dialects.openai.responses.bodies import (
     AnyTool,
     ApplyPatchCallItem,
     ApplyPatchOutputItem,
+    CallOutputItem,
     ClientToolBody,
     Content,
     CustomCallItem,
-    CustomFormat,
-    CustomOutputItem,
     CustomToolBody,
     ForeignItem,
     FunctionCallItem,
-    FunctionOutputItem,
     Item,
-    LocalShellCallItem,
     LocalShellOutputItem,
     McpCallItem,
     MessageItem,
@@ -44,8 +42,6 @@ from potluck.api.dialects.openai.responses.tools import (
     CLIENT_TOOLS,
     CUSTOM,
     INPUT,
-    LOCAL_SHELL,
-    SHELL,
     CallForm,
     custom_tool,
 )
@@ -61,9 +57,10 @@ from potluck.types.text import ChatMessage, Tool, ToolCall
 PARAMETER_NAMES = {"max_tokens": "max_output_tokens", "response_format": "text.format.schema"}
 """The Responses API's names of fields of ``GenerationRequest``, where they differ."""
 
-_CallItem = (
-    FunctionCallItem | CustomCallItem | LocalShellCallItem | ShellCallItem | ApplyPatchCallItem
-)
+_CallItem = FunctionCallItem | CustomCallItem | ShellCallItem | ApplyPatchCallItem
+
+UsableTool = ToolBody | CustomToolBody | ClientToolBody
+"""A tool that the client executes."""
 
 _TEXT_TYPES = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 
@@ -95,16 +92,33 @@ def input_items(body: ResponseBody, find: Callable[[str], Mapping[str, Any] | No
     """Return the items of ``input``; for a reference the item itself, if ``find`` has it."""
     if isinstance(body.input, str):
         return [MessageItem(role="user", content=body.input)]
-    items: list[Item] = []
-    for item in body.input:
-        referred = find(item.id) if isinstance(item, ReferenceItem) else None
-        items += [item] if referred is None else parse_items([referred])
-    return items
+
+    @cache  # a hostile body may refer to a long item many times
+    def referred(item_id: str) -> Item | None:
+        found = find(item_id)
+        return None if found is None else parse_items([found])[0]
+
+    return [
+        (referred(item.id) or item) if isinstance(item, ReferenceItem) else item
+        for item in body.input
+    ]
 
 
 def server_tools(body: ResponseBody) -> list[str]:
     """Return the types of tools that only OpenAI's servers execute."""
-    return [*dict.fromkeys(tool.type for tool in body.tools or () if is_of_server(tool))]
+    return [*dict.fromkeys(tool.type for tool in body.tools or () if not _is_usable(tool))]
+
+
+def usable_tools(body: ResponseBody) -> list[UsableTool]:
+    """Return the tools that the model may call."""
+    return [tool for tool in body.tools or () if _is_usable(tool)]
+
+
+def _is_usable(tool: AnyTool) -> TypeGuard[UsableTool]:
+    """Return whether the client executes a tool; a shell may run in a container of OpenAI's."""
+    if isinstance(tool, ClientToolBody) and tool.environment is not None:
+        return tool.environment.get("type") == "local"
+    return not isinstance(tool, ServerToolBody)
 
 
 def warnings_of(body: ResponseBody, items: Sequence[Item]) -> list[str]:
@@ -143,7 +157,7 @@ def item_messages(items: Sequence[Item]) -> list[ChatMessage]:
                 thoughts = _text(item.content or item.summary, f"{where}.content")
                 if thoughts:  # reasoning that another server has encrypted has no content
                     messages.append(ChatMessage(role="assistant", content="", reasoning=thoughts))
-            case FunctionOutputItem() | CustomOutputItem():
+            case CallOutputItem():
                 _append_result(messages, item.call_id, _text(item.output, f"{where}.output"))
             case LocalShellOutputItem():
                 _append_result(messages, item.call_id or item.id, item.output)
@@ -170,10 +184,9 @@ def _call(item: _CallItem) -> ToolCall:
             name, arguments = item.name, item.arguments
         case CustomCallItem():
             name, arguments = item.name, _as_text({INPUT: item.input})
-        case LocalShellCallItem():
-            name, arguments = LOCAL_SHELL.name, _arguments(LOCAL_SHELL, item.action)
         case ShellCallItem():
-            name, arguments = SHELL.name, _arguments(SHELL, item.action)
+            name = item.type.removesuffix("_call")
+            arguments = _arguments(CLIENT_TOOLS[name], item.action)
         case ApplyPatchCallItem():
             name, arguments = APPLY_PATCH.name, _arguments(APPLY_PATCH, item.operation)
     return ToolCall(call_id=item.call_id, name=name, arguments=arguments)
@@ -241,23 +254,16 @@ def _grammar(body: ResponseBody) -> str | None:
 def call_forms(body: ResponseBody) -> dict[str, CallForm]:
     """Return the forms of the calls of the body's tools by the names of their functions."""
     forms = {}
-    for tool in body.tools or ():
+    for tool in usable_tools(body):
         match tool:
             case CustomToolBody():
                 forms[tool.name] = CUSTOM
-            case ClientToolBody() if not is_of_server(tool):
+            case ClientToolBody():
                 forms[tool.type] = CLIENT_FORMS[tool.type]
     return forms
 
 
-def is_of_server(tool: AnyTool) -> bool:
-    """Return whether OpenAI's servers would execute a tool: a shell may run in their containers."""
-    if isinstance(tool, ClientToolBody) and tool.environment is not None:
-        return tool.environment.get("type") != "local"
-    return isinstance(tool, ServerToolBody)
-
-
-def _tool(tool: ToolBody | CustomToolBody | ClientToolBody) -> Tool:
+def _tool(tool: UsableTool) -> Tool:
     match tool:
         case ToolBody():
             return Tool(
@@ -266,21 +272,15 @@ def _tool(tool: ToolBody | CustomToolBody | ClientToolBody) -> Tool:
                 parameters=tool.parameters or {},
                 is_strict=tool.strict is not False,
             )
-        case CustomToolBody():
-            syntax = CustomFormat(type="text") if tool.format is None else tool.format
-            return custom_tool(
-                tool.name, tool.description or "", syntax.syntax or "", syntax.definition or ""
-            )
+        case CustomToolBody(format=form):
+            grammar = () if form is None else (form.syntax or "", form.definition or "")
+            return custom_tool(tool.name, tool.description or "", *grammar)
         case ClientToolBody():
             return CLIENT_TOOLS[tool.type]
 
 
 def _tool_use(body: ResponseBody) -> ToolUse:
-    tools = [
-        _tool(tool)
-        for tool in body.tools or ()
-        if not isinstance(tool, ServerToolBody) and not is_of_server(tool)
-    ]
+    tools = [_tool(tool) for tool in usable_tools(body)]
     is_parallel = body.parallel_tool_calls is not False
     choice = body.tool_choice
     if isinstance(choice, NamedTool):
