@@ -11,9 +11,9 @@ int current_core() {
 }
 
 bool avoid_cores(const std::vector<int>& taken) {
-  // The first thread's cores are the process's: only the pool's own threads avoid any. They are read
-  // anew, because a control group's cpuset can change. This fails on a machine with more cores than
-  // cpu_set_t supports.
+  // The first thread may use all cores of the process: only the pool's own threads avoid any. They
+  // are read each time, because the cpuset of a control group can change. Reading them fails on a
+  // machine with more cores than cpu_set_t supports.
   cpu_set_t others;
   if (sched_getaffinity(getpid(), sizeof others, &others) != 0) return false;
   for (const int core : taken) {

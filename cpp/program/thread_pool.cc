@@ -124,7 +124,7 @@ struct ThreadPool::State {
   std::vector<std::thread> threads;  // the others
 
   std::atomic<int> wanted_active;  // from the next session on
-  // The workers below this number take part. Written at the begin of a session, so that it is
+  // The workers below this number take part. It is written when a session begins, so that it is
   // constant during a job.
   std::atomic<int> num_active;
 

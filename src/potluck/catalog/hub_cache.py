@@ -44,9 +44,10 @@ class RepositoryFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """A repository at one commit, with all of its files, some of which are on this disk.
+    """A repository at one commit, with all of its files. Some of them may be on this disk.
 
-    If it is not ``is_listed``, ``files`` are only those on this disk: the hub could not be asked.
+    If it is not ``is_listed``, the hub could not be asked, and ``files`` has only those on this
+    disk.
     """
 
     repo_id: str

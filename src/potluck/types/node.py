@@ -31,10 +31,10 @@ class UnitReport(msgspec.Struct, frozen=True, kw_only=True):
     the arithmetics that it supports; empty for a backend that has its own. ``figures`` are those of
     its device through this backend.
 
-    Stages on it have ``max_threads``, of which ``num_threads`` compute now, since the usable cores
-    can change. If a control group limits their core time, ``usable_share`` is the part of the core
-    time of the threads that ``rates`` were measured with, and the quota is renewed every
-    ``quota_period_seconds``.
+    Stages on it have ``max_threads`` threads, and ``num_threads`` of them compute now: the number
+    of usable cores can change. If a control group limits their core time, ``usable_share`` is the
+    part of the core time of the threads that ``rates`` were measured with, and the quota is renewed
+    every ``quota_period_seconds``.
     """
 
     unit_id: UnitId

@@ -6,10 +6,10 @@ from potluck.probe.machine.cores import CoreWatch, UsableCores
 
 
 class NodeThreads:
-    """The number of threads of a stage, of which as many compute as there are usable cores.
+    """How many threads a stage has, and how many of them compute: one for each usable core.
 
-    ``requested`` is the user's limit. The usable cores can change while the agent runs: workers
-    follow them by themselves, and reports and measured speeds by this object.
+    ``requested`` is the user's limit. The usable cores can change while the agent runs. Workers
+    follow them by themselves; reports and measured speeds use this object.
     """
 
     def __init__(self, requested: int | None = None, cores: CoreWatch | None = None) -> None:

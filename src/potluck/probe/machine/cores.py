@@ -114,9 +114,9 @@ def threads_problem(requested: int | None, cores: UsableCores) -> str:
 
 
 class CoreWatch:
-    """The cores that this process may use, which its user or an orchestrator may change.
+    """The cores that this process may use. The user or an orchestrator may change them.
 
-    They are read anew when they are asked for after ``WATCH_SECONDS``. Any thread may ask.
+    They are read again if the last reading is older than ``WATCH_SECONDS``. Any thread may ask.
     """
 
     def __init__(
