@@ -14,7 +14,7 @@ from potluck.portability.cuda.findings import host_cuda
 from potluck.portability.cuda.table import CudaTable
 from potluck.portability.finding import Finding, Severity
 from potluck.portability.hosts.host import Host
-from potluck.portability.instructions.cpu_needs import level_flags
+from potluck.portability.instructions.cpu_levels import level_flags
 from potluck.portability.wheels.variants import Variant
 
 _FLAGS = {"dotprod": "asimddp", "fp16": "asimdhp", "lzcnt": "abm", "sse3": "pni"}

@@ -1,24 +1,16 @@
 """Determine which CPUs a file's instructions need, as far as possible, and whether a host's CPU has
 them.
 
-x86 files may say it in a note (``elf.notes``), 32-bit ARM files in attributes; code for 64-bit ARM
-is searched for extensions that not every CPU has (``arm64_instructions``). Most x86 files say
-nothing, since compilers write the note only on request, and a file may select code for newer CPUs
-at run time. So a file that says nothing has unknown requirements, not none.
+x86 files may say it in a note (``elf.notes``), 32-bit ARM files in attributes. Most files say
+nothing, since compilers write the note only on request: the code of 64-bit files is searched for
+extensions that not every CPU has (``x86_instructions``, ``arm64_instructions``). A file may select
+code for newer CPUs at run time, so its requirements may remain unknown.
 """
 
 from __future__ import annotations
 
-import functools
-import re
-import tomllib
-from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import PurePosixPath
-from typing import Annotated
-
-import msgspec
 
 from potluck.portability.elf.attributes import (
     ADVANCED_SIMD_ARCH,
@@ -34,6 +26,8 @@ from potluck.portability.elf.notes import x86_levels
 from potluck.portability.finding import Finding, Severity
 from potluck.portability.hosts.host import Host
 from potluck.portability.instructions.arm64_instructions import arm64_flags
+from potluck.portability.instructions.cpu_levels import level_flags, variant_flags
+from potluck.portability.instructions.x86_instructions import x86_code
 
 _CHECKING_GLIBC = (2, 33)
 """The first glibc that compares the note with the CPU (its NEWS; ``sysdeps/x86/dl-prop.h``)."""
@@ -55,20 +49,19 @@ _ARM_LEVELS = {
 _ARM_FP_FLAGS = {1: "vfp", 2: "vfp", 3: "vfpv3", 4: "vfpv3d16", 5: "vfpv4", 6: "vfpv4"}
 _ARM_IDIV_ALLOWED = 2
 
-_Flags = Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CpuNeeds:
-    """``level`` is what the file is known to need (``x86-64-v3``, ``armv7-a``), empty if unknown,
-    and ``flags`` are the same as flags of ``/proc/cpuinfo``. ``used_level`` and ``used_flags`` are
-    what anything in it uses beyond that, perhaps after checking the CPU. ``variant_flags`` follow
-    from its name (``libfoo_avx2.so``): programs are expected to open such a file only on a CPU that
-    has them.
+    """``level`` is what the file says that it needs (``x86-64-v3``, ``armv7-a``), empty if unknown,
+    and ``flags`` are the same as flags of ``/proc/cpuinfo``. ``code_flags`` are those that its code
+    needs without saying so. ``used_level`` and ``used_flags`` are what anything in it uses beyond
+    that, perhaps after checking the CPU. ``variant_flags`` follow from its name
+    (``libfoo_avx2.so``): programs are expected to open such a file only on a CPU that has them.
     """
 
     level: str = ""
     flags: frozenset[str] = frozenset()
+    code_flags: frozenset[str] = frozenset()
     used_level: str = ""
     used_flags: frozenset[str] = frozenset()
     variant_flags: frozenset[str] = frozenset()
@@ -80,18 +73,27 @@ def cpu_needs(elf: ElfFile, data: ElfData, *, path: str = "") -> CpuNeeds:
     Raise ``ElfError`` as ``read_elf`` does.
     """
     image = open_image(data)
-    variant_flags = _variant_flags(elf.machine, path or elf.soname)
+    named = variant_flags(elf.machine, path or elf.soname)
     machine = image.header.machine_number
     if machine == EM_AARCH64:
         used_flags = arm64_flags(image)
         level = "" if used_flags else _ARM64_BASELINE
-        return CpuNeeds(level=level, used_flags=used_flags, variant_flags=variant_flags)
+        return CpuNeeds(level=level, used_flags=used_flags, variant_flags=named)
     if machine == EM_ARM:
         level, flags = _arm_needs(image)
-        return CpuNeeds(level=level, flags=flags, variant_flags=variant_flags)
+        return CpuNeeds(level=level, flags=flags, variant_flags=named)
     level, used_level = x86_levels(image)
     flags = level_flags().get(level, frozenset())
-    return CpuNeeds(level=level, flags=flags, used_level=used_level, variant_flags=variant_flags)
+    code = x86_code(image, (each.name for each in elf.undefined))
+    return CpuNeeds(
+        level=level,
+        flags=flags,
+        code_flags=code.needed,
+        used_level=used_level,
+        # Code for CPUs beyond this level is always selected at run time.
+        used_flags=code.used & level_flags()["x86-64-v3"],
+        variant_flags=named,
+    )
 
 
 def cpu_findings(needs: CpuNeeds, host: Host, *, file: str) -> tuple[Finding, ...]:
@@ -118,16 +120,6 @@ def cpu_findings(needs: CpuNeeds, host: Host, *, file: str) -> tuple[Finding, ..
                 fix="build it from source for this CPU, or use a build for the baseline",
             ),
         )
-    if missing := needs.used_flags - host.cpu_features:
-        return (
-            Finding(
-                code="cpu-used",
-                severity=Severity.NOTE,
-                message=f"it contains instructions of {', '.join(sorted(missing))}, which this"
-                " CPU lacks: it must avoid them at run time",
-                file=file,
-            ),
-        )
     if missing := needs.variant_flags - host.cpu_features:
         return (
             Finding(
@@ -138,36 +130,39 @@ def cpu_findings(needs: CpuNeeds, host: Host, *, file: str) -> tuple[Finding, ..
                 file=file,
             ),
         )
+    if missing := needs.code_flags - host.cpu_features:
+        return (_code_finding(missing, file),)
+    if missing := needs.used_flags - host.cpu_features:
+        return (
+            Finding(
+                code="cpu-used",
+                severity=Severity.NOTE,
+                message=f"it contains instructions of {', '.join(sorted(missing))}, which this"
+                " CPU lacks: it must avoid them at run time",
+                file=file,
+            ),
+        )
     return ()
 
 
-class _Level(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    name: str
-    flags: _Flags
+def _code_finding(missing: frozenset[str], file: str) -> Finding:
+    """Return the finding about code that needs extensions which the CPU lacks.
 
-
-class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    level: tuple[_Level, ...]
-    variants: dict[str, dict[str, _Flags]]
-
-
-@functools.cache
-def _table() -> _Table:
-    file = resources.files(__package__).joinpath("cpu_levels.toml")
-    return msgspec.convert(tomllib.loads(file.read_text("utf-8")), _Table)
-
-
-@functools.cache
-def level_flags() -> Mapping[str, frozenset[str]]:
-    """Return the flags of ``/proc/cpuinfo`` of each x86-64 level, including those of lower levels,
-    in ascending order.
+    It is fatal if compilers use them everywhere, which they do with those of the levels. Functions
+    with others, such as ``aes``, are usually called only after checking the CPU, elsewhere.
     """
-    flags: frozenset[str] = frozenset()
-    by_level = {}
-    for level in _table().level:
-        flags |= frozenset(level.flags)
-        by_level[level.name] = flags
-    return by_level
+    common = missing & level_flags()["x86-64-v3"]
+    level = next((name for name, flags in level_flags().items() if common <= flags), "")
+    lacks = f"{', '.join(sorted(missing))}{f' ({level})' if common else ''}"
+    return Finding(
+        code="cpu-code",
+        severity=Severity.FATAL if common else Severity.LIMIT,
+        message=f"its code needs {lacks}, which this CPU lacks: a process that runs it ends with an"
+        " illegal instruction",
+        file=file,
+        feature="" if common else PurePosixPath(file).name,
+        fix="use a build for the baseline, such as an older release, or build it from source",
+    )
 
 
 def _arm_needs(image: ElfImage) -> tuple[str, frozenset[str]]:
@@ -181,10 +176,3 @@ def _arm_needs(image: ElfImage) -> tuple[str, frozenset[str]]:
     if attributes.get(DIV_USE, 0) == _ARM_IDIV_ALLOWED:
         flags.add("idiva")
     return level, frozenset(flags)
-
-
-def _variant_flags(machine: str, path: str) -> frozenset[str]:
-    variants = _table().variants.get(machine, {})
-    stem = PurePosixPath(path).name.partition(".so")[0].lower()
-    parts = re.split(r"[^a-z0-9]+", stem)
-    return frozenset(flag for part in parts for flag in variants.get(part, ()))

@@ -12,12 +12,8 @@ from support.portability.elf_bytes import Elf, Segment, property_note
 from potluck.portability.elf.reader import read_elf
 from potluck.portability.finding import Severity
 from potluck.portability.hosts.host import Host
-from potluck.portability.instructions.cpu_needs import (
-    CpuNeeds,
-    cpu_findings,
-    cpu_needs,
-    level_flags,
-)
+from potluck.portability.instructions.cpu_levels import level_flags
+from potluck.portability.instructions.cpu_needs import CpuNeeds, cpu_findings, cpu_needs
 
 PT_NOTE, PT_GNU_PROPERTY = 4, 0x6474E553
 NEEDED, USED, OTHER = 0xC0008002, 0xC0010002, 0xC0000002
