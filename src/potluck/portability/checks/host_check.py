@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import posixpath
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from functools import partial
 
+from potluck.portability.checks.imports import weighed_by_imports
 from potluck.portability.checks.needs import ObjectNeeds
 from potluck.portability.checks.prepared_wheel import PreparedWheel
 from potluck.portability.checks.report import FileReport, HostReport
@@ -44,7 +43,7 @@ class HostCheck:
 
     def check(self, wheel: PreparedWheel) -> HostReport:
         """Return the report for a wheel on this host."""
-        files = tuple(_as_imported(each, wheel) for each in self._files(wheel))
+        files = weighed_by_imports(tuple(self._files(wheel)), wheel, self.host)
         found = [finding for each in files for finding in each.findings]
         distribution = wheel.needs.distribution
         features: tuple[Finding, ...] = ()
@@ -173,29 +172,6 @@ class HostCheck:
             or self._linker.libraries.is_present(name)
             or wheel.tree.named(name, machine) is not None
         )
-
-
-def _as_imported(report: FileReport, wheel: PreparedWheel) -> FileReport:
-    """Return the report with fatal findings downgraded to limits for files that importing the wheel
-    does not load.
-
-    They stay fatal if it is unknown which files are loaded by imports.
-    """
-    imported = wheel.needs.imported
-    if imported is None or report.path in imported:
-        return report
-    return replace(report, findings=tuple(_on_use(each, wheel.label) for each in report.findings))
-
-
-def _on_use(finding: Finding, label: str) -> Finding:
-    if finding.severity is not Severity.FATAL:
-        return finding
-    return replace(
-        finding,
-        severity=Severity.LIMIT,
-        message=f"{finding.message}; importing {label} does not load the file",
-        feature=finding.feature or posixpath.basename(finding.file),
-    )
 
 
 def _carriers(

@@ -50,8 +50,8 @@ class BrokenObject:
 class WheelNeeds:
     """A wheel, or a directory or file; these have no ``distribution``. ``file`` is its name.
 
-    ``imported`` are the paths of the ELF files that are loaded by importing its packages; None if
-    unknown (see ``import_closure``).
+    ``imported`` are the paths of the native files that are loaded by importing its packages, one of
+    each tuple; None if unknown (see ``import_closure``).
     """
 
     file: str
@@ -60,7 +60,7 @@ class WheelNeeds:
     broken: tuple[BrokenObject, ...]
     links: Mapping[str, str]
     misnamed: tuple[MisnamedFile, ...] = ()
-    imported: tuple[str, ...] | None = None
+    imported: tuple[tuple[str, ...], ...] | None = None
 
 
 def read_needs(path: Path) -> WheelNeeds:

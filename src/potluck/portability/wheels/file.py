@@ -98,8 +98,8 @@ class Package(Protocol):
     def misnamed_files(self) -> Iterator[MisnamedFile]:
         """Return the files that are named like shared libraries but are not ELF files."""
 
-    def imported_files(self, natives: Collection[str]) -> tuple[str, ...] | None:
-        """Return the native files that importing it loads; None if unknown."""
+    def imported_files(self, natives: Collection[str]) -> tuple[tuple[str, ...], ...] | None:
+        """Return the native files that importing it loads, one of each tuple; None if unknown."""
 
 
 @contextmanager
@@ -149,7 +149,7 @@ class _Wheel:
             if installed is not None and _may_be_misnamed(name):
                 yield from _misnamed(installed, self._archive.head(name, HEAD_BYTES))
 
-    def imported_files(self, natives: Collection[str]) -> tuple[str, ...] | None:
+    def imported_files(self, natives: Collection[str]) -> tuple[tuple[str, ...], ...] | None:
         members = {
             installed: name
             for name in self._archive.names
@@ -260,7 +260,7 @@ class _Folder:
     def misnamed_files(self) -> Iterator[MisnamedFile]:
         return _misnamed_files(self._files)
 
-    def imported_files(self, natives: Collection[str]) -> tuple[str, ...] | None:
+    def imported_files(self, natives: Collection[str]) -> tuple[tuple[str, ...], ...] | None:
         return None
 
     def _walk(self) -> None:
@@ -305,7 +305,7 @@ class InstalledFiles:
         """See ``Package``."""
         return _misnamed_files(self._files)
 
-    def imported_files(self, natives: Collection[str]) -> tuple[str, ...] | None:
+    def imported_files(self, natives: Collection[str]) -> tuple[tuple[str, ...], ...] | None:
         """See ``Package``."""
         return None
 
