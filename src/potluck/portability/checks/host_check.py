@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 
 from potluck.portability.checks.imports import weighed_by_imports
@@ -17,6 +17,7 @@ from potluck.portability.finding import Finding, Severity
 from potluck.portability.hosts.host import Host
 from potluck.portability.instructions.cpu_needs import cpu_findings
 from potluck.portability.linking.file_findings import (
+    allocator_findings,
     broken_finding,
     mapping_findings,
     needs_glibc,
@@ -92,13 +93,18 @@ class HostCheck:
             fatal = tuple(finding for findings in brought for finding in findings)
             opens_alone = link.is_opened and not _is_fatal(fatal)
             findings = (*fatal, *link_findings(link, context))
+            loaded = [linkable[path] for path in link.mapped if path in linkable]
             if not opens_alone and each.path in carriers:
                 findings = (_carried_finding(each.path, carriers[each.path]),)
             yield FileReport(
                 path=each.path,
                 machine=each.elf.machine,
                 opens_alone=opens_alone,
-                findings=(*findings, *self._later_findings(each, wheel)),
+                findings=(
+                    *findings,
+                    *self._allocators(loaded),
+                    *self._later_findings(each, wheel),
+                ),
             )
         for broken in wheel.needs.broken:
             yield FileReport(
@@ -138,6 +144,11 @@ class HostCheck:
             *mapping_findings(needs.path, needs.elf, self.host),
             *cpu_findings(needs.cpu, self.host, file=needs.path),
         )
+
+    def _allocators(self, loaded: Iterable[ObjectNeeds]) -> Iterator[Finding]:
+        """Return findings about the allocators in a file and in those that are loaded with it."""
+        for each in loaded:
+            yield from allocator_findings(each.path, each.jemalloc_page_bytes, self.host)
 
     def _foreign_file(self, needs: ObjectNeeds, wheel: PreparedWheel) -> FileReport:
         is_other_machine = needs.elf.machine != self.host.machine

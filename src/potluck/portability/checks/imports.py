@@ -12,6 +12,7 @@ from potluck.portability.checks.prepared_wheel import PreparedWheel
 from potluck.portability.checks.report import FileReport
 from potluck.portability.finding import Finding, Severity, Verdict
 from potluck.portability.hosts.host import Host
+from potluck.portability.linking.file_findings import ALLOCATOR_PAGE_SIZE
 from potluck.portability.wheels.module_files import file_of_module
 
 
@@ -42,9 +43,9 @@ def weighed_by_imports(
             explained |= dict.fromkeys(paths, any_of)
     unused = f"importing {wheel.label} does not load the file"
     return tuple(
-        _explained(each, explained.get(each.path, ""))
+        _explained(each, explained.get(each.path, ""), Severity.FATAL, wheel)
         if each.path in required
-        else _explained(each, explained.get(each.path, unused), severity=Severity.LIMIT)
+        else _explained(each, explained.get(each.path, unused), Severity.LIMIT, wheel)
         for each in reports
     )
 
@@ -56,15 +57,25 @@ def _loads(report: FileReport | None) -> bool:
     return report.verdict is not Verdict.WILL_NOT_LOAD
 
 
-def _explained(report: FileReport, text: str, severity: Severity = Severity.FATAL) -> FileReport:
+def _explained(
+    report: FileReport, text: str, severity: Severity, wheel: PreparedWheel
+) -> FileReport:
     """Return the report whose fatal findings end with ``text`` and have ``severity``."""
+    is_attempted = report.path in wheel.needs.attempted
     return replace(
         report,
         findings=tuple(
-            _explained_finding(each, text, severity) if each.severity is Severity.FATAL else each
+            _explained_finding(each, text, severity)
+            if each.severity is Severity.FATAL and not (is_attempted and _aborts(each))
+            else each
             for each in report.findings
         ),
     )
+
+
+def _aborts(finding: Finding) -> bool:
+    """Return whether the process ends, which the importing module cannot tolerate."""
+    return finding.code == ALLOCATOR_PAGE_SIZE
 
 
 def _explained_finding(finding: Finding, text: str, severity: Severity) -> Finding:

@@ -37,7 +37,12 @@ FindNames = Callable[[str, re.Pattern[bytes]], Collection[bytes]]
 
 
 def imported_files(
-    sources: Collection[str], natives: Collection[str], read: ReadSource, find: FindNames
+    sources: Collection[str],
+    natives: Collection[str],
+    read: ReadSource,
+    find: FindNames,
+    *,
+    with_attempts: bool = False,
 ) -> tuple[tuple[str, ...], ...] | None:
     """Return the paths of the ``natives`` that are loaded when the packages are imported. Of each
     tuple one file is loaded: it has more than one if a module has several files.
@@ -45,21 +50,23 @@ def imported_files(
     ``sources`` are the paths of the Python files, and all paths are relative to ``site-packages``.
     ``read`` and ``find`` are called only for files that are imported. If importing the top-level
     packages loads none, the result is what importing all modules loads. It is empty if they only
-    attempt to load some. None: no module loads any, so the result is unknown.
+    attempt to load some. None: no module loads any, so the result is unknown. ``with_attempts``:
+    also return those whose failure to load is tolerated.
     """
     modules = _modules(sources)
     extensions = _extensions(natives)
     top_level = [name for name in (*modules, *extensions) if "." not in name]
     if not top_level:
         return None
-    for roots, with_attempts in ((top_level, False), (list(modules), False), (list(modules), True)):
-        closure = _Closure(modules, extensions, read, find, with_attempts)
+    stages = [(top_level, True)] if with_attempts else [(top_level, False), (list(modules), False)]
+    for roots, follows_attempts in (*stages, (list(modules), True)):
+        closure = _Closure(modules, extensions, read, find, follows_attempts)
         closure.follow(name for name in roots if not _is_for_tests(name))
         found = {extensions[name] for name in closure.seen if name in extensions}
         if closure.opens_libraries:
             found |= {(path,) for path in _named(natives, closure.constants)}
         if found:
-            return () if with_attempts else tuple(sorted(found))
+            return () if follows_attempts and not with_attempts else tuple(sorted(found))
     return None
 
 

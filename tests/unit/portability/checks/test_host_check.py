@@ -239,6 +239,37 @@ def test_who_brings_along_what_is_refused_is_refused() -> None:
     assert only(found).file == "libx.so"
 
 
+@pytest.mark.parametrize(
+    ("built_for", "page_bytes", "severity"),
+    [
+        (0x1000, 0x4000, Severity.FATAL),
+        (0x4000, 0x10000, Severity.FATAL),
+        (0x4000, 0x4000, None),
+        (0x10000, 0x4000, None),
+        (0, 0x4000, Severity.NOTE),
+        (0, 0x1000, None),
+        (0x1000, 0x1000, None),
+        (0x1000, None, None),
+        (None, 0x4000, None),
+    ],
+)
+def test_an_allocator_that_was_built_for_smaller_pages(
+    built_for: int | None, page_bytes: int | None, severity: Severity | None
+) -> None:
+    elf = an_elf(mappable_page_bytes=0x10000)
+    objects = {"a.so": an_elf(needed=["liba.so"], runpath=["$ORIGIN"], mappable_page_bytes=0x10000)}
+    needs = needs_of({**objects, "liba.so": elf})
+    library = replace(needs.objects[1], jemalloc_page_bytes=built_for)
+    needs = replace(needs, objects=(needs.objects[0], library), imported=(("a.so",),))
+    found = report(needs, a_host(page_bytes=page_bytes))
+    assert [each.opens_alone for each in found.files] == [True, True]
+    findings = found.files[0].findings
+    assert [each.severity for each in findings] == ([severity] if severity else [])
+    assert all((each.code, each.file) == ("allocator-page-size", "liba.so") for each in findings)
+    is_fatal = severity is Severity.FATAL
+    assert (found.verdict is Verdict.WILL_NOT_LOAD) is is_fatal
+
+
 def test_a_cpu_that_is_too_old() -> None:
     needs = needs_of({"a.so": an_elf()})
     cpu = CpuNeeds(level="x86-64-v3", flags=frozenset({"avx2", "sse2"}))
@@ -404,3 +435,18 @@ def test_a_file_for_another_machine_is_no_alternative() -> None:
     }
     for python in ((3, 11), None):
         assert alternatives(objects, a_host(python=python)).verdict is Verdict.WILL_NOT_LOAD
+
+
+@pytest.mark.parametrize(
+    ("is_attempted", "verdict"), [(True, Verdict.WILL_NOT_LOAD), (False, Verdict.LOADS_WITHOUT)]
+)
+def test_no_module_tolerates_that_the_process_aborts(is_attempted: bool, verdict: Verdict) -> None:
+    """polars imports its library within ``try``."""
+    needs = needs_of({"a.so": an_elf(mappable_page_bytes=0x10000)})
+    needs = replace(needs, objects=(replace(needs.objects[0], jemalloc_page_bytes=0x1000),))
+    needs = replace(
+        needs, imported=(), attempted=frozenset({"a.so"}) if is_attempted else frozenset()
+    )
+    found = report(needs, a_host(page_bytes=0x4000))
+    assert found.verdict is verdict
+    assert ("importing pack does not load" in only(found).message) is not is_attempted

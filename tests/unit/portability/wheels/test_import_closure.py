@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from support.portability.elf_bytes import Elf
 from support.portability.wheel_bytes import write_wheel
 
+from potluck.portability.checks import needs as needs_module
 from potluck.portability.checks.needs import read_needs
 from potluck.portability.wheels.import_closure import imported_files
 
@@ -247,3 +249,16 @@ def test_a_source_that_is_too_large_is_passed_over(tmp_path: Path) -> None:
     broken = b"\x7fELF" + b"\0" * 60
     members = {"pack/__init__.py": b"from . import _core\n" + b"#" * (4 << 20), CORE: broken}
     assert read_needs(write_wheel(tmp_path, members)).imported is None
+
+
+def test_what_a_wheel_attempts_to_import_is_read_if_it_may_abort(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = b"try:\n    from . import _core\nexcept ImportError:\n    pass\nfrom . import _other"
+    elf = Elf().build()
+    path = write_wheel(tmp_path, {"pack/__init__.py": source, CORE: elf, OTHER: elf})
+    needs = read_needs(path)
+    assert (needs.imported, needs.attempted) == (((OTHER,),), frozenset())
+    monkeypatch.setattr(needs_module, "jemalloc_page_bytes", lambda data: 0x1000)
+    needs = read_needs(path)
+    assert (needs.imported, needs.attempted) == (((OTHER,),), frozenset({CORE, OTHER}))
