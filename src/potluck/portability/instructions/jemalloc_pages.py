@@ -29,9 +29,15 @@ _PAGE_BYTES = (2**12, 2**14, 2**16)
 _WORD = np.dtype("<u4")
 _BRANCH_BYTES = 2**20
 """How far a conditional branch reaches, in both directions."""
-_MAX_REFERENCES = 64
+_MAX_CANDIDATES = 2**14
+"""Limit of instructions that refer to the page of a message; real files have a few hundred."""
+_MAX_REFERENCES = 2**6
+"""Limit of those that refer to a message itself; each copy of jemalloc has one."""
 _MAX_WORDS_APART = 6
 """Other instructions that compilers place between those that belong together."""
+
+_END_OF_ADDRESSES = 2**56
+"""No process has more (52 bits, with large addresses). Files may claim any, up to 64 bits."""
 
 _HIGHER, _LOWER_OR_SAME = 8, 9
 """Conditions of branches."""
@@ -46,13 +52,14 @@ def jemalloc_page_bytes(data: ElfData) -> int | None:
     image = open_image(data)
     if image.header.machine_number != EM_AARCH64:
         return None
-    messages = [image.address(offset) for offset in find_constant(data, _MESSAGE)]
-    if not messages:
+    offsets = find_constant(data, _MESSAGE)
+    if not offsets:
         return None
+    addresses = [each for offset in offsets if (each := _address(image, offset)) is not None]
     sizes = [
         size
         for bounds in code_ranges(image)
-        for offset in _references(image, bounds, [each for each in messages if each is not None])
+        for offset in _references(image, bounds, addresses)
         for size in _compared(image, bounds, offset)
     ]
     return min(sizes, default=0)
@@ -60,11 +67,11 @@ def jemalloc_page_bytes(data: ElfData) -> int | None:
 
 def _references(image: ElfImage, bounds: tuple[int, int], addresses: list[int]) -> Iterator[int]:
     """Yield the file offsets of instructions that begin to compute one of the addresses."""
-    num_found = 0
+    num_candidates = num_references = 0
     pages = np.array([address >> 12 for address in addresses], dtype=np.int64)
     for start in range(*bounds, CODE_BLOCK_BYTES):
         words = _words(image, start, min(bounds[1], start + CODE_BLOCK_BYTES))
-        base = image.address(start)
+        base = _address(image, start)
         if base is None:
             continue
         places = np.flatnonzero((words & 0x1F000000) == 0x10000000)  # ADR and ADRP
@@ -74,13 +81,15 @@ def _references(image: ElfImage, bounds: tuple[int, int], addresses: list[int]) 
         own = base + 4 * places
         is_page = found >> 31 == 1
         is_near = ~is_page & np.isin(own + distance, addresses)
-        for place in places[is_near | is_page & np.isin((own >> 12) + distance, pages)]:
-            offset = start + 4 * int(place)
-            if is_near[places == place] or _adds_rest(image, bounds, offset, addresses):
+        is_candidate = is_near | is_page & np.isin((own >> 12) + distance, pages)
+        for index in np.flatnonzero(is_candidate):
+            num_candidates += 1
+            if num_candidates > _MAX_CANDIDATES or num_references == _MAX_REFERENCES:
+                return
+            offset = start + 4 * int(places[index])
+            if is_near[index] or _adds_rest(image, bounds, offset, addresses):
+                num_references += 1
                 yield offset
-                num_found += 1
-                if num_found == _MAX_REFERENCES:
-                    return
 
 
 def _adds_rest(image: ElfImage, bounds: tuple[int, int], offset: int, addresses: list[int]) -> bool:
@@ -114,6 +123,12 @@ def _compared(image: ElfImage, bounds: tuple[int, int], target: int) -> Iterator
             size = (int(compared[-1]) >> 10 & 0xFFF) << 12
             if size in _PAGE_BYTES:
                 yield size
+
+
+def _address(image: ElfImage, offset: int) -> int | None:
+    """Return the address of a byte; None if no process can have it."""
+    address = image.address(offset)
+    return None if address is None or address >= _END_OF_ADDRESSES else address
 
 
 def _words(image: ElfImage, start: int, end: int) -> Any:

@@ -119,6 +119,13 @@ def test_a_page_size_that_is_unknown(code: Code) -> None:
     assert jemalloc_page_bytes(elf_with(code)) == 0
 
 
+def test_addresses_that_no_process_has() -> None:
+    data = bytearray(elf_with(falling(4)))
+    for program_header in range(int(struct.unpack_from("<H", data, 56)[0])):
+        struct.pack_into("<Q", data, 64 + 56 * program_header + 16, 2**64 - 1)
+    assert jemalloc_page_bytes(data) == 0
+
+
 def test_a_file_without_jemalloc() -> None:
     other = b"<jemalloc>: Error in munmap(): %s\n\0"
     assert jemalloc_page_bytes(elf_with(jumping(1), message=other)) is None
