@@ -13,14 +13,15 @@ from potluck.portability.checks.report import FileReport
 from potluck.portability.finding import Finding, Severity, Verdict
 from potluck.portability.hosts.host import Host
 from potluck.portability.linking.file_findings import ALLOCATOR_PAGE_SIZE
-from potluck.portability.wheels.module_files import file_of_module
+from potluck.portability.wheels.module_files import file_of_module, is_for_other_python
 
 
 def weighed_by_imports(
     reports: tuple[FileReport, ...], wheel: PreparedWheel, host: Host
 ) -> tuple[FileReport, ...]:
     """Return the reports with fatal findings downgraded to limits for files that importing the
-    wheel does not load, or need not load because another file of the same module loads.
+    wheel does not load, or need not load because another file of the same module loads, and to
+    notes for files of other versions of Python.
 
     They stay fatal if it is unknown which files are loaded by imports.
     """
@@ -42,12 +43,16 @@ def weighed_by_imports(
             any_of = f"any one of the {len(paths)} files of this module is enough"
             explained |= dict.fromkeys(paths, any_of)
     unused = f"importing {wheel.label} does not load the file"
-    return tuple(
-        _explained(each, explained.get(each.path, ""), Severity.FATAL, wheel)
-        if each.path in required
-        else _explained(each, explained.get(each.path, unused), Severity.LIMIT, wheel)
-        for each in reports
-    )
+    weighed = []
+    for each in reports:
+        if each.path in required:
+            text, severity = explained.get(each.path, ""), Severity.FATAL
+        elif is_for_other_python(each.path, host):
+            text, severity = "the file is for another version of Python", Severity.NOTE
+        else:
+            text, severity = explained.get(each.path, unused), Severity.LIMIT
+        weighed.append(_explained(each, text, severity, wheel))
+    return tuple(weighed)
 
 
 def _loads(report: FileReport | None) -> bool:
@@ -61,7 +66,7 @@ def _explained(
     report: FileReport, text: str, severity: Severity, wheel: PreparedWheel
 ) -> FileReport:
     """Return the report whose fatal findings end with ``text`` and have ``severity``."""
-    is_attempted = report.path in wheel.needs.attempted
+    is_attempted = severity is Severity.LIMIT and report.path in wheel.needs.attempted
     return replace(
         report,
         findings=tuple(
@@ -87,4 +92,5 @@ def _explained_finding(finding: Finding, text: str, severity: Severity) -> Findi
         severity=severity,
         message=f"{finding.message}; {text}" if text else finding.message,
         feature=feature,
+        fix="" if severity is Severity.NOTE else finding.fix,
     )

@@ -34,6 +34,18 @@ def file_of_module(paths: Sequence[str], host: Host) -> str | None:
     return None
 
 
+def is_for_other_python(path: str, host: Host) -> bool:
+    """Return whether the name of an extension module says that it is for a CPython other than the
+    host's.
+    """
+    suffix = posixpath.basename(path).partition(".")[2]
+    python = host.python
+    if python is None or not re.fullmatch(r"cpython-\d+\w*-[\w-]+\.so", suffix):
+        return False
+    is_cpython = python.implementation == "cpython"
+    return not (is_cpython and re.fullmatch(next(_suffixes(python, host.machine)), suffix))
+
+
 def _suffixes(python: HostPython, machine: str) -> Iterator[str]:
     """Yield patterns of what follows the module's name and a dot, in the order of precedence."""
     abi = python.name.replace(".", "")

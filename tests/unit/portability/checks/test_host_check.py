@@ -428,6 +428,16 @@ def test_the_file_that_python_itself_loads_is_the_module(suffix: str) -> None:
     assert unknown.verdict is Verdict.LOADS_WITHOUT
 
 
+def test_a_file_for_another_python_is_no_loss() -> None:
+    own = "pack/_core.cpython-311-x86_64-linux-gnu.so"
+    other = "pack/_core.cpython-313-x86_64-linux-gnu.so"
+    objects = {own: an_elf(), other: an_elf(needed=["libx.so.1"])}
+    found = alternatives(objects, a_host())
+    assert found.verdict is Verdict.LOADS
+    assert (only(found).severity, only(found).feature) == (Severity.NOTE, "")
+    assert alternatives(objects, a_host(python=(3, 13))).verdict is Verdict.WILL_NOT_LOAD
+
+
 def test_a_file_for_another_machine_is_no_alternative() -> None:
     objects = {
         "pack/_core.cpython-311-aarch64-linux-gnu.so": an_elf(machine="aarch64"),

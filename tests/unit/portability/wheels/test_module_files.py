@@ -8,7 +8,7 @@ import pytest
 from support.portability.linking import a_host
 
 from potluck.portability.hosts.host import HostPython
-from potluck.portability.wheels.module_files import file_of_module
+from potluck.portability.wheels.module_files import file_of_module, is_for_other_python
 
 OWN = "p/a.cpython-315-x86_64-linux-gnu.so"
 OWN_FREE = "p/a.cpython-315t-x86_64-linux-gnu.so"
@@ -40,6 +40,25 @@ def test_which_file_is_loaded(
         implementation="cpython", version=(3, 15), is_free_threaded=is_free_threaded
     )
     assert file_of_module(paths, replace(a_host(), python=python)) == loaded
+
+
+@pytest.mark.parametrize(
+    ("path", "is_other"),
+    [
+        (OWN, False),
+        (OWN_FREE, True),
+        (OLDER, True),
+        (ON_ARM, True),
+        (STABLE, False),
+        (PLAIN, False),
+        (FOUND_BY_PACKAGE, False),
+        ("p/libx.so.1", False),
+    ],
+)
+def test_which_files_are_for_another_python(path: str, is_other: bool) -> None:
+    host = replace(a_host(), python=HostPython(implementation="cpython", version=(3, 15)))
+    assert is_for_other_python(path, host) is is_other
+    assert not is_for_other_python(path, replace(host, python=None))
 
 
 @pytest.mark.parametrize("python", [None, HostPython(implementation="pypy", version=(3, 15))])
