@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import posixpath
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 
+from potluck.portability.checks.imports import weighed_by_imports
 from potluck.portability.checks.needs import ObjectNeeds
 from potluck.portability.checks.prepared_wheel import PreparedWheel
 from potluck.portability.checks.report import FileReport, HostReport
@@ -18,6 +17,7 @@ from potluck.portability.finding import Finding, Severity
 from potluck.portability.hosts.host import Host
 from potluck.portability.instructions.cpu_needs import cpu_findings
 from potluck.portability.linking.file_findings import (
+    allocator_findings,
     broken_finding,
     mapping_findings,
     needs_glibc,
@@ -44,7 +44,7 @@ class HostCheck:
 
     def check(self, wheel: PreparedWheel) -> HostReport:
         """Return the report for a wheel on this host."""
-        files = tuple(_as_imported(each, wheel) for each in self._files(wheel))
+        files = weighed_by_imports(tuple(self._files(wheel)), wheel, self.host)
         found = [finding for each in files for finding in each.findings]
         distribution = wheel.needs.distribution
         features: tuple[Finding, ...] = ()
@@ -93,13 +93,18 @@ class HostCheck:
             fatal = tuple(finding for findings in brought for finding in findings)
             opens_alone = link.is_opened and not _is_fatal(fatal)
             findings = (*fatal, *link_findings(link, context))
+            loaded = [linkable[path] for path in link.mapped if path in linkable]
             if not opens_alone and each.path in carriers:
                 findings = (_carried_finding(each.path, carriers[each.path]),)
             yield FileReport(
                 path=each.path,
                 machine=each.elf.machine,
                 opens_alone=opens_alone,
-                findings=(*findings, *self._later_findings(each, wheel)),
+                findings=(
+                    *findings,
+                    *self._allocators(loaded),
+                    *self._later_findings(each, wheel),
+                ),
             )
         for broken in wheel.needs.broken:
             yield FileReport(
@@ -140,6 +145,11 @@ class HostCheck:
             *cpu_findings(needs.cpu, self.host, file=needs.path),
         )
 
+    def _allocators(self, loaded: Iterable[ObjectNeeds]) -> Iterator[Finding]:
+        """Return findings about the allocators in a file and in those that are loaded with it."""
+        for each in loaded:
+            yield from allocator_findings(each.path, each.jemalloc_page_bytes, self.host)
+
     def _foreign_file(self, needs: ObjectNeeds, wheel: PreparedWheel) -> FileReport:
         is_other_machine = needs.elf.machine != self.host.machine
         finding = (
@@ -173,29 +183,6 @@ class HostCheck:
             or self._linker.libraries.is_present(name)
             or wheel.tree.named(name, machine) is not None
         )
-
-
-def _as_imported(report: FileReport, wheel: PreparedWheel) -> FileReport:
-    """Return the report with fatal findings downgraded to limits for files that importing the wheel
-    does not load.
-
-    They stay fatal if it is unknown which files are loaded by imports.
-    """
-    imported = wheel.needs.imported
-    if imported is None or report.path in imported:
-        return report
-    return replace(report, findings=tuple(_on_use(each, wheel.label) for each in report.findings))
-
-
-def _on_use(finding: Finding, label: str) -> Finding:
-    if finding.severity is not Severity.FATAL:
-        return finding
-    return replace(
-        finding,
-        severity=Severity.LIMIT,
-        message=f"{finding.message}; importing {label} does not load the file",
-        feature=finding.feature or posixpath.basename(finding.file),
-    )
 
 
 def _carriers(

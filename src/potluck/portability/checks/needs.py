@@ -19,6 +19,7 @@ from potluck.portability.elf.reader import read_elf
 from potluck.portability.features.facts import FileFacts, file_facts
 from potluck.portability.features.rules import FeatureRules, rules_for
 from potluck.portability.instructions.cpu_needs import CpuNeeds, cpu_needs
+from potluck.portability.instructions.jemalloc_pages import jemalloc_page_bytes
 from potluck.portability.linking.opened_libraries import OpenedLibrary, opened_libraries
 from potluck.portability.wheels.file import Distribution, Package, open_package
 from potluck.portability.wheels.misnamed_files import FileKind, MisnamedFile, is_library_name
@@ -27,7 +28,8 @@ from potluck.portability.wheels.misnamed_files import FileKind, MisnamedFile, is
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectNeeds:
     """One ELF file. ``facts`` are the inputs of feature rules; None if the distribution has no
-    rules.
+    rules. ``jemalloc_page_bytes`` is the largest page size that the jemalloc in it supports: 0 if
+    unknown, None without jemalloc.
     """
 
     path: str
@@ -36,6 +38,7 @@ class ObjectNeeds:
     opened: tuple[OpenedLibrary, ...]
     cuda: CudaNeeds | None
     facts: FileFacts | None
+    jemalloc_page_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,8 +53,9 @@ class BrokenObject:
 class WheelNeeds:
     """A wheel, or a directory or file; these have no ``distribution``. ``file`` is its name.
 
-    ``imported`` are the paths of the ELF files that are loaded by importing its packages; None if
-    unknown (see ``import_closure``).
+    ``imported`` are the paths of the native files that are loaded by importing its packages, one of
+    each tuple; None if unknown (see ``import_closure``). ``attempted`` are also those whose failure
+    to load is tolerated; it is only determined if a file may abort the process.
     """
 
     file: str
@@ -60,7 +64,8 @@ class WheelNeeds:
     broken: tuple[BrokenObject, ...]
     links: Mapping[str, str]
     misnamed: tuple[MisnamedFile, ...] = ()
-    imported: tuple[str, ...] | None = None
+    imported: tuple[tuple[str, ...], ...] | None = None
+    attempted: frozenset[str] = frozenset()
 
 
 def read_needs(path: Path) -> WheelNeeds:
@@ -92,6 +97,11 @@ def package_needs(package: Package, file: str) -> WheelNeeds:
                 misnamed.append(MisnamedFile(path=name, kind=FileKind.OBJECT))
         except ElfError as error:
             broken.append(BrokenObject(path=name, problem=error.message))
+    natives = [each.path for group in (objects, broken, misnamed) for each in group]
+    attempted: frozenset[str] = frozenset()
+    if any(each.jemalloc_page_bytes is not None for each in objects):
+        groups = package.imported_files(natives, with_attempts=True) or ()
+        attempted = frozenset(path for group in groups for path in group)
     return WheelNeeds(
         file=file,
         distribution=distribution,
@@ -99,9 +109,8 @@ def package_needs(package: Package, file: str) -> WheelNeeds:
         broken=tuple(broken),
         links=dict(package.links),
         misnamed=tuple(misnamed),
-        imported=package.imported_files(
-            [each.path for group in (objects, broken, misnamed) for each in group]
-        ),
+        imported=package.imported_files(natives),
+        attempted=attempted,
     )
 
 
@@ -117,6 +126,7 @@ def _read_object(
         opened=opened_libraries(elf, data),
         cuda=cuda,
         facts=file_facts(rules, elf, data, cuda) if rules else None,
+        jemalloc_page_bytes=jemalloc_page_bytes(data),
     )
 
 

@@ -6,25 +6,21 @@ dynamic linker (``link``). This module is about GPU code in a library that has b
 
 from __future__ import annotations
 
-import enum
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
-from potluck.portability.cuda.fat_binary import CodeKind, GpuCode, GpuModule
+from potluck.portability.cuda.arm_builds import other_target_finding
+from potluck.portability.cuda.compatibility import (
+    GpuCompatibility,
+    code_names,
+    module_compatibility,
+)
+from potluck.portability.cuda.fat_binary import CodeKind
 from potluck.portability.cuda.needs import CudaNeeds
 from potluck.portability.cuda.table import CudaTable, Numbers, dotted, numbers
 from potluck.portability.finding import Finding, Severity
 from potluck.portability.hosts.host import Host, HostGpu
 
 FEATURE = "CUDA"
-
-
-class GpuCompatibility(enum.IntEnum):
-    """Whether code can run on a GPU, worst first."""
-
-    NO = 0
-    NOT_GUARANTEED = 1
-    """Not guaranteed by NVIDIA: machine code for a Tegra on another chip, or the reverse."""
-    YES = 2
 
 
 def cuda_findings(
@@ -55,8 +51,7 @@ def _findings(needs: CudaNeeds, host: Host, table: CudaTable, file: str) -> Iter
     cuda = host_cuda(host, table)
     if is_tegra(host, table):
         yield from _jetson_findings(needs, host, table, file, cuda)
-        for gpu in dict.fromkeys(host.gpus):
-            yield from _gpu_findings(needs, gpu, table, file, cuda)
+        yield from _code_findings(needs, host, table, file, cuda)
         return
     if cuda is None and host.cuda_driver is None:
         yield Finding(
@@ -71,8 +66,7 @@ def _findings(needs: CudaNeeds, host: Host, table: CudaTable, file: str) -> Iter
         )
         return
     yield from _driver_findings(needs, host, table, file, cuda)
-    for gpu in dict.fromkeys(host.gpus):
-        yield from _gpu_findings(needs, gpu, table, file, cuda)
+    yield from _code_findings(needs, host, table, file, cuda)
 
 
 def _description(needs: CudaNeeds, table: CudaTable, is_for_tegra: bool) -> str:
@@ -86,7 +80,7 @@ def _description(needs: CudaNeeds, table: CudaTable, is_for_tegra: bool) -> str:
         wants = wants if needs.uses_driver else ""
         parts.append(f"built with CUDA {dotted(needs.toolkit)} ({needs.evidence}){wants}")
     if needs.modules:
-        parts.append(f"GPU code for {_code_names(needs.modules)}")
+        parts.append(f"GPU code for {code_names(needs.modules)}")
     return "; ".join(parts)
 
 
@@ -215,6 +209,19 @@ def _install_driver(needs: CudaNeeds, table: CudaTable) -> str:
     return f"install NVIDIA driver {driver} or newer" if driver else "install the NVIDIA driver"
 
 
+def _code_findings(
+    needs: CudaNeeds, host: Host, table: CudaTable, file: str, cuda: tuple[int, int] | None
+) -> Iterator[Finding]:
+    other = other_target_finding(
+        needs, host, table, file=file, cuda=cuda, is_tegra=is_tegra(host, table)
+    )
+    if other is not None:
+        yield other
+        return
+    for gpu in dict.fromkeys(host.gpus):
+        yield from _gpu_findings(needs, gpu, table, file, cuda)
+
+
 def _gpu_findings(
     needs: CudaNeeds, gpu: HostGpu, table: CudaTable, file: str, cuda: tuple[int, int] | None
 ) -> Iterator[Finding]:
@@ -233,7 +240,7 @@ def _gpu_findings(
         if compatibility is GpuCompatibility.NO
     )
     where = f"{gpu.name} (compute capability {dotted(capability)})"
-    have = _code_names(results)
+    have = code_names(results)
     if lacking:
         yield Finding(
             code="no-gpu-code",
@@ -269,50 +276,3 @@ def _other_build(capability: tuple[int, int], table: CudaTable) -> str:
         f"use a build for CUDA {max(supporting)} or older that has code for this GPU, or"
         " build it from source"
     )
-
-
-def module_compatibility(
-    module: GpuModule, capability: tuple[int, int], cuda: tuple[int, int] | None, table: CudaTable
-) -> GpuCompatibility:
-    """Return whether one of its codes runs on a GPU of ``capability`` with a driver that supports
-    ``cuda``.
-    """
-    return max(code_compatibility(code, capability, cuda, table) for code in module.codes)
-
-
-def code_compatibility(
-    code: GpuCode, capability: tuple[int, int], cuda: tuple[int, int] | None, table: CudaTable
-) -> GpuCompatibility:
-    """Return the same for one code. PTX is not guaranteed to work if the driver's version is
-    unknown.
-    """
-    if code.kind is CodeKind.PTX:
-        if code.capability > capability:
-            return GpuCompatibility.NO
-        compiles = table.compiles(cuda, code.version) if cuda is not None else None
-        return {
-            True: GpuCompatibility.YES,
-            False: GpuCompatibility.NO,
-            None: GpuCompatibility.NOT_GUARANTEED,
-        }[compiles]
-    if code.kind is not CodeKind.SASS:
-        return GpuCompatibility.NO
-    if code.capability == capability:
-        return GpuCompatibility.YES
-    if code.capability[0] != capability[0] or code.capability[1] > capability[1]:
-        return GpuCompatibility.NO
-    if table.is_tegra(code.capability) or table.is_tegra(capability):
-        return GpuCompatibility.NOT_GUARANTEED
-    return GpuCompatibility.YES
-
-
-def _code_names(modules: Iterable[GpuModule]) -> str:
-    codes = sorted({code for module in modules for code in module.codes})
-    return ", ".join(dict.fromkeys(map(_code_name, codes)))
-
-
-def _code_name(code: GpuCode) -> str:
-    number = "{}{}".format(*code.capability)
-    if code.kind is CodeKind.PTX:
-        return f"compute_{number} (PTX)"
-    return f"sm_{number}" if code.kind is CodeKind.SASS else f"intermediate code for {number}"

@@ -55,6 +55,18 @@ class BinaryCompatibility(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
     tegra_document: str
 
 
+class ArmBuilds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How builds for servers and for Jetson Linux differ on 64-bit ARM: the compute capabilities of
+    boards with Jetson Linux, and the first Jetson Linux and CUDA that have one target for both.
+    """
+
+    jetson: tuple[str, ...]
+    unified_linux: str
+    unified_cuda: str
+    document: str
+    unified_document: str
+
+
 class JetPack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A release of JetPack: its release of Jetson Linux, which includes the driver; the driver's
     version, if it has one; and the newest CUDA that it supports.
@@ -80,6 +92,7 @@ class CudaTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     generation: tuple[Generation, ...]
     toolkits: Toolkits
     binary_compatibility: BinaryCompatibility
+    arm_builds: ArmBuilds
     jetpacks: JetPacks
 
     def __post_init__(self) -> None:
@@ -87,8 +100,11 @@ class CudaTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         cited |= {row.capability_document for row in self.generation}
         cited |= {self.toolkits.document, self.toolkits.ptx_document, self.jetpacks.document}
         cited |= {self.binary_compatibility.document, self.binary_compatibility.tegra_document}
+        cited |= {self.arm_builds.document, self.arm_builds.unified_document}
         if wrong := cited ^ set(self.documents):
             raise ValueError(f"documents not listed, or not cited: {', '.join(sorted(wrong))}")
+        if others := set(self.arm_builds.jetson) - set(self.binary_compatibility.tegra):
+            raise ValueError(f"GPUs of Jetsons that are not among Tegra's: {', '.join(others)}")
         for earlier, later in itertools.pairwise(self.toolkits.rows):
             if not numbers(earlier.cuda) < numbers(later.cuda):
                 raise ValueError(f"CUDA {later.cuda} is listed after {earlier.cuda}")
@@ -165,6 +181,14 @@ class CudaTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         """Return the first JetPack whose CUDA has a toolkit's major version or a newer one."""
         rows = self.jetpacks.rows
         return next((row for row in rows if numbers(row.cuda)[:1] >= toolkit[:1]), None)
+
+    def has_own_arm_builds(self, release: Numbers, cuda: Numbers | None) -> bool | None:
+        """Return whether a Jetson with this release of Jetson Linux, or else with this CUDA, needs
+        builds of its own; None if neither is known.
+        """
+        if release:
+            return release < numbers(self.arm_builds.unified_linux)
+        return None if cuda is None else cuda < numbers(self.arm_builds.unified_cuda)
 
     def is_tegra(self, capability: tuple[int, int]) -> bool:
         """Return whether GPUs of this compute capability are part of a Tegra, as a Jetson's are."""

@@ -31,7 +31,7 @@ _MAX_FUNCTIONS = 2**22
 """libtorch_cpu has 600,000."""
 
 _MAX_FRAMES_BYTES = 2**28
-"""libtorch_cpu has 22 MB."""
+"""libtorch_cpu has 18 MB."""
 
 Functions = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
 """The offsets in the file where functions start, ascending, and those where they end."""

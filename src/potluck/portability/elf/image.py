@@ -143,6 +143,14 @@ class ElfImage:
                 return offset, min(end - address, len(self.data) - offset)
         raise ElfError(f"{what} is at {address:#x}, where no part of the file is loaded")
 
+    def address(self, offset: int) -> int | None:
+        """Return the address at which the byte at a file offset is loaded; None if it is not."""
+        for segment in self.of_type(PT_LOAD):
+            within = offset - int(segment["offset"])
+            if 0 <= within < int(segment["filesz"]):
+                return int(segment["vaddr"]) + within
+        return None
+
     def span(self, address: int, num_bytes: int, what: str) -> tuple[int, int]:
         """Return the half-open range of file offsets of bytes at an address, which must be in one
         segment.

@@ -1,8 +1,8 @@
-"""Names of shared libraries among the string constants of a file.
+"""Strings among the constants of a file, and names of shared libraries among them.
 
-A whole C string counts, after any directories: ``libcuda.so.1``, ``/usr/lib/libfoo.so``. A name
-within a sentence does not, nor a format string (``lib%s.so``), nor strings without a terminator,
-such as Rust's.
+For names, a whole C string counts, after any directories: ``libcuda.so.1``,
+``/usr/lib/libfoo.so``. A name within a sentence does not, nor a format string (``lib%s.so``), nor
+strings without a terminator, such as Rust's.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ _NAME = re.compile(
 _MARK = b".so"
 _MAX_STRING_BYTES = 2**8
 _WINDOW_BYTES = 2**20
+_MAX_TEXTS = 16
 _MAX_MARKS = 2**16
 """Limit of strings with ``.so`` that are examined per file. libtorch_cpu.so of PyTorch 2.13 has 58;
 a file with more than this limit is probably hostile.
@@ -48,6 +49,22 @@ def library_names(data: ElfData) -> tuple[str, ...]:
         if match is not None:
             names[match[1].decode("ascii")] = None
     return tuple(names)
+
+
+def find_constant(data: ElfData, text: bytes) -> tuple[int, ...]:
+    """Return the file offsets of a text, at most 16 of them. Raise ``ElfError`` as ``read_elf``
+    does.
+    """
+    offsets: list[int] = []
+    for start, end in _constants(open_image(data)):
+        for position in range(start, min(end, len(data)), _WINDOW_BYTES):
+            window = bytes(data[position : min(end, position + _WINDOW_BYTES + len(text) - 1)])
+            found = window.find(text)
+            while found >= 0 and len(offsets) < _MAX_TEXTS:
+                offsets.append(position + found)
+                found = window.find(text, found + 1)
+            release_pages(data)
+    return tuple(offsets)
 
 
 def _constants(image: ElfImage) -> tuple[tuple[int, int], ...]:

@@ -22,7 +22,7 @@ from potluck.portability.elf.image import PF_X, PT_LOAD, ElfImage
 from potluck.portability.elf.machines import EM_AARCH64
 from potluck.portability.elf.sections import joined_ranges, read_sections
 
-_BLOCK_BYTES = 2**18
+CODE_BLOCK_BYTES = 2**18
 """Number of words that stay in a core's cache while they are compared with every encoding."""
 
 _Word = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
@@ -44,9 +44,9 @@ def arm64_flags(image: ElfImage) -> frozenset[str]:
     if image.header.machine_number != EM_AARCH64:
         return frozenset()
     not_found = dict(_instructions())
-    for start, end in _code(image):
-        for position in range(start, end - 3, _BLOCK_BYTES):
-            num_words = min(end - position, _BLOCK_BYTES) // 4
+    for start, end in code_ranges(image):
+        for position in range(start, end - 3, CODE_BLOCK_BYTES):
+            num_words = min(end - position, CODE_BLOCK_BYTES) // 4
             words = image.table(np.dtype("<u4"), position, num_words, "code")
             for flag, rows in list(not_found.items()):
                 if any(np.any(words & row.mask == row.value) for row in rows):
@@ -54,9 +54,9 @@ def arm64_flags(image: ElfImage) -> frozenset[str]:
     return frozenset(_instructions().keys() - not_found.keys())
 
 
-def _code(image: ElfImage) -> tuple[tuple[int, int], ...]:
+def code_ranges(image: ElfImage) -> tuple[tuple[int, int], ...]:
     """Return half-open ranges of the file: sections of code, or without sections the executable
-    segments.
+    segments. They begin at a multiple of four bytes.
     """
     ranges = [
         (each.offset, each.offset + each.num_bytes)

@@ -11,6 +11,9 @@ from potluck.portability.elf.file import ElfFile
 from potluck.portability.finding import Finding, Severity
 from potluck.portability.hosts.host import Host
 
+ALLOCATOR_PAGE_SIZE = "allocator-page-size"
+"""The file loads, but the process that loads it aborts."""
+
 _NO_DECLARED_ALIGNMENT = (2, 35)
 """The first glibc whose linker ignores the declared alignment of segments, and only refuses those
 that it cannot map (its bug 28688).
@@ -18,6 +21,9 @@ that it cannot map (its bug 28688).
 
 _NO_EXECUTABLE_STACK = (2, 41)
 """The first glibc in which dlopen no longer makes the stack executable (its NEWS)."""
+
+_SMALLEST_PAGE_BYTES = 2**12
+"""Of Linux's kernels: every jemalloc supports it."""
 
 _STATIC_TLS_BYTES = 1664
 """What glibc reserves for libraries that are opened later (elf/dl-tls.c,
@@ -69,6 +75,50 @@ def _findings(path: str, elf: ElfFile, host: Host) -> Iterator[Finding]:
             file=path,
             fix="preload it with LD_PRELOAD",
         )
+
+
+def allocator_findings(
+    path: str, jemalloc_page_bytes: int | None, host: Host
+) -> tuple[Finding, ...]:
+    """Return why the jemalloc in a file does not work on ``host``. ``jemalloc_page_bytes`` is the
+    largest page size that it supports: 0 if unknown, None without jemalloc.
+
+    The file loads, but its first allocation fails, and programs then abort: a program written in
+    Rust always does.
+    """
+    is_larger = host.page_bytes is not None and host.page_bytes > _SMALLEST_PAGE_BYTES
+    if jemalloc_page_bytes is None or not is_larger:
+        return ()
+    if not jemalloc_page_bytes:
+        return (
+            Finding(
+                code=ALLOCATOR_PAGE_SIZE,
+                severity=Severity.NOTE,
+                message=(
+                    f"it contains jemalloc, and {host.name} has pages of {host.page_bytes} bytes:"
+                    " it is not known whether it was built for pages of that size"
+                ),
+                file=path,
+            ),
+        )
+    if jemalloc_page_bytes >= (host.page_bytes or 0):
+        return ()
+    return (
+        Finding(
+            code=ALLOCATOR_PAGE_SIZE,
+            severity=Severity.FATAL,
+            message=(
+                f"it contains jemalloc built for pages of at most {jemalloc_page_bytes} bytes, but"
+                f" {host.name} has pages of {host.page_bytes}: it cannot allocate memory, and"
+                " programs that use it abort"
+            ),
+            file=path,
+            fix=(
+                "use a newer release, build it with JEMALLOC_SYS_WITH_LG_PAGE=16 (Rust) or"
+                " jemalloc's --with-lg-page=16, or use a kernel with smaller pages"
+            ),
+        ),
+    )
 
 
 def other_machine_finding(path: str, elf: ElfFile, host: Host, others: Iterable[str]) -> Finding:

@@ -98,8 +98,12 @@ class Package(Protocol):
     def misnamed_files(self) -> Iterator[MisnamedFile]:
         """Return the files that are named like shared libraries but are not ELF files."""
 
-    def imported_files(self, natives: Collection[str]) -> tuple[str, ...] | None:
-        """Return the native files that importing it loads; None if unknown."""
+    def imported_files(
+        self, natives: Collection[str], *, with_attempts: bool = False
+    ) -> tuple[tuple[str, ...], ...] | None:
+        """Return the native files that importing it loads, one of each tuple; None if unknown.
+        ``with_attempts``: also those whose failure to load is tolerated.
+        """
 
 
 @contextmanager
@@ -149,7 +153,9 @@ class _Wheel:
             if installed is not None and _may_be_misnamed(name):
                 yield from _misnamed(installed, self._archive.head(name, HEAD_BYTES))
 
-    def imported_files(self, natives: Collection[str]) -> tuple[str, ...] | None:
+    def imported_files(
+        self, natives: Collection[str], *, with_attempts: bool = False
+    ) -> tuple[tuple[str, ...], ...] | None:
         members = {
             installed: name
             for name in self._archive.names
@@ -167,7 +173,7 @@ class _Wheel:
                 return {bytes(match) for match in pattern.findall(data)}
 
         sources = [each for each in members if each.endswith(".py")]
-        return imported_files(sources, natives, read, find)
+        return imported_files(sources, natives, read, find, with_attempts=with_attempts)
 
     def _read_distribution(self) -> Distribution:
         filename, label = split_label(self._path.name)
@@ -260,7 +266,9 @@ class _Folder:
     def misnamed_files(self) -> Iterator[MisnamedFile]:
         return _misnamed_files(self._files)
 
-    def imported_files(self, natives: Collection[str]) -> tuple[str, ...] | None:
+    def imported_files(
+        self, natives: Collection[str], *, with_attempts: bool = False
+    ) -> tuple[tuple[str, ...], ...] | None:
         return None
 
     def _walk(self) -> None:
@@ -305,7 +313,9 @@ class InstalledFiles:
         """See ``Package``."""
         return _misnamed_files(self._files)
 
-    def imported_files(self, natives: Collection[str]) -> tuple[str, ...] | None:
+    def imported_files(
+        self, natives: Collection[str], *, with_attempts: bool = False
+    ) -> tuple[tuple[str, ...], ...] | None:
         """See ``Package``."""
         return None
 

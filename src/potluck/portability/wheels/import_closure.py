@@ -37,28 +37,36 @@ FindNames = Callable[[str, re.Pattern[bytes]], Collection[bytes]]
 
 
 def imported_files(
-    sources: Collection[str], natives: Collection[str], read: ReadSource, find: FindNames
-) -> tuple[str, ...] | None:
-    """Return the paths of the ``natives`` that are loaded when the packages are imported.
+    sources: Collection[str],
+    natives: Collection[str],
+    read: ReadSource,
+    find: FindNames,
+    *,
+    with_attempts: bool = False,
+) -> tuple[tuple[str, ...], ...] | None:
+    """Return the paths of the ``natives`` that are loaded when the packages are imported. Of each
+    tuple one file is loaded: it has more than one if a module has several files.
 
     ``sources`` are the paths of the Python files, and all paths are relative to ``site-packages``.
     ``read`` and ``find`` are called only for files that are imported. If importing the top-level
     packages loads none, the result is what importing all modules loads. It is empty if they only
-    attempt to load some. None: no module loads any, so the result is unknown.
+    attempt to load some. None: no module loads any, so the result is unknown. ``with_attempts``:
+    also return those whose failure to load is tolerated.
     """
     modules = _modules(sources)
     extensions = _extensions(natives)
     top_level = [name for name in (*modules, *extensions) if "." not in name]
     if not top_level:
         return None
-    for roots, with_attempts in ((top_level, False), (list(modules), False), (list(modules), True)):
-        closure = _Closure(modules, extensions, read, find, with_attempts)
+    stages = [(top_level, True)] if with_attempts else [(top_level, False), (list(modules), False)]
+    for roots, follows_attempts in (*stages, (list(modules), True)):
+        closure = _Closure(modules, extensions, read, find, follows_attempts)
         closure.follow(name for name in roots if not _is_for_tests(name))
         found = {extensions[name] for name in closure.seen if name in extensions}
         if closure.opens_libraries:
-            found |= set(_named(natives, closure.constants))
+            found |= {(path,) for path in _named(natives, closure.constants)}
         if found:
-            return () if with_attempts else tuple(sorted(found))
+            return () if follows_attempts and not with_attempts else tuple(sorted(found))
     return None
 
 
@@ -74,9 +82,14 @@ def _modules(sources: Iterable[str]) -> dict[str, str]:
     return modules
 
 
-def _extensions(natives: Iterable[str]) -> dict[str, str]:
-    """Return the paths of possible extension modules, by full name."""
-    extensions: dict[str, str] = {}
+def _extensions(natives: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """Return the paths of the files of possible extension modules, by full name.
+
+    A module has several files if they are for several versions of Python, or if the package itself
+    selects one: mpi4py has ``MPI.mpich.cpython-311-x86_64-linux-gnu.so`` and
+    ``MPI.openmpi.cpython-311-x86_64-linux-gnu.so``.
+    """
+    extensions: dict[str, tuple[str, ...]] = {}
     for path in natives:
         folder, base = posixpath.split(path)
         match = _EXTENSION.fullmatch(base)
@@ -84,7 +97,8 @@ def _extensions(natives: Iterable[str]) -> dict[str, str]:
             continue
         parts = [*folder.split("/"), match["stem"]] if folder else [match["stem"]]
         if all(part.isidentifier() for part in parts):
-            extensions.setdefault(".".join(parts), path)
+            name = ".".join(parts)
+            extensions[name] = tuple(sorted({*extensions.get(name, ()), path}))
     return extensions
 
 
@@ -116,7 +130,7 @@ class _Closure:
     """
 
     modules: dict[str, str]
-    extensions: dict[str, str]
+    extensions: dict[str, tuple[str, ...]]
     read: ReadSource
     find: FindNames
     with_attempts: bool
@@ -164,8 +178,9 @@ class _Closure:
             spelled = b"|".join(re.escape(each.encode()) for each in others)
             # Only whole C strings: docstrings name classes of modules that are not imported.
             pattern = re.compile(rb"(?<=\0)(?:%b)(?=\0)" % spelled)
-            for found in self.find(self.extensions[name], pattern):
-                yield found.decode()
+            for path in self.extensions[name]:
+                for found in self.find(path, pattern):
+                    yield found.decode()
 
     def _parsed(self, path: str) -> ast.Module | None:
         try:

@@ -239,6 +239,37 @@ def test_who_brings_along_what_is_refused_is_refused() -> None:
     assert only(found).file == "libx.so"
 
 
+@pytest.mark.parametrize(
+    ("built_for", "page_bytes", "severity"),
+    [
+        (0x1000, 0x4000, Severity.FATAL),
+        (0x4000, 0x10000, Severity.FATAL),
+        (0x4000, 0x4000, None),
+        (0x10000, 0x4000, None),
+        (0, 0x4000, Severity.NOTE),
+        (0, 0x1000, None),
+        (0x1000, 0x1000, None),
+        (0x1000, None, None),
+        (None, 0x4000, None),
+    ],
+)
+def test_an_allocator_that_was_built_for_smaller_pages(
+    built_for: int | None, page_bytes: int | None, severity: Severity | None
+) -> None:
+    elf = an_elf(mappable_page_bytes=0x10000)
+    objects = {"a.so": an_elf(needed=["liba.so"], runpath=["$ORIGIN"], mappable_page_bytes=0x10000)}
+    needs = needs_of({**objects, "liba.so": elf})
+    library = replace(needs.objects[1], jemalloc_page_bytes=built_for)
+    needs = replace(needs, objects=(needs.objects[0], library), imported=(("a.so",),))
+    found = report(needs, a_host(page_bytes=page_bytes))
+    assert [each.opens_alone for each in found.files] == [True, True]
+    findings = found.files[0].findings
+    assert [each.severity for each in findings] == ([severity] if severity else [])
+    assert all((each.code, each.file) == ("allocator-page-size", "liba.so") for each in findings)
+    is_fatal = severity is Severity.FATAL
+    assert (found.verdict is Verdict.WILL_NOT_LOAD) is is_fatal
+
+
 def test_a_cpu_that_is_too_old() -> None:
     needs = needs_of({"a.so": an_elf()})
     cpu = CpuNeeds(level="x86-64-v3", flags=frozenset({"avx2", "sse2"}))
@@ -324,7 +355,7 @@ def test_a_file_that_importing_does_not_load_is_a_limit() -> None:
     needs = needs_of({"pack/_core.so": good, "pack/plugin.so": bad})
     assert report(needs).verdict is Verdict.WILL_NOT_LOAD
 
-    found = report(replace(needs, imported=("pack/_core.so",)))
+    found = report(replace(needs, imported=(("pack/_core.so",),)))
     assert found.verdict is Verdict.LOADS_WITHOUT
     finding = only(found)
     assert (finding.code, finding.severity) == ("missing-library", Severity.LIMIT)
@@ -332,7 +363,7 @@ def test_a_file_that_importing_does_not_load_is_a_limit() -> None:
     assert finding.message.endswith("; importing pack does not load the file")
     assert [each.opens_alone for each in found.files] == [True, False]
 
-    other_way = report(replace(needs, imported=("pack/plugin.so",)))
+    other_way = report(replace(needs, imported=(("pack/plugin.so",),)))
     assert other_way.verdict is Verdict.WILL_NOT_LOAD
 
 
@@ -345,5 +376,87 @@ def test_what_an_imported_file_brings_along_has_to_load() -> None:
             ),
         }
     )
-    found = report(replace(needs, imported=("pack/_core.so",)))
+    found = report(replace(needs, imported=(("pack/_core.so",),)))
     assert found.verdict is Verdict.WILL_NOT_LOAD
+
+
+MPICH = "pack/MPI.mpich.cpython-311-x86_64-linux-gnu.so"
+OPEN_MPI = "pack/MPI.openmpi.cpython-311-x86_64-linux-gnu.so"
+MODULE_FILES = {
+    MPICH: an_elf(needed=["libmpi.so.12"]),
+    OPEN_MPI: an_elf(needed=["libmpi.so.40"]),
+}
+
+
+def alternatives(objects: Mapping[str, ElfFile], host: Host) -> HostReport:
+    """Check files that are all of one module."""
+    return report(replace(needs_of(objects), imported=(tuple(objects),)), host)
+
+
+@pytest.mark.parametrize(
+    ("library", "lacking", "instead"),
+    [("libmpi.so.12", OPEN_MPI, "MPI.mpich."), ("libmpi.so.40", MPICH, "MPI.openmpi.")],
+)
+def test_one_file_of_a_module_is_enough(library: str, lacking: str, instead: str) -> None:
+    found = alternatives(MODULE_FILES, a_host(others=[library]))
+    assert found.verdict is Verdict.LOADS_WITHOUT
+    finding = only(found)
+    assert (finding.file, finding.severity) == (lacking, Severity.LIMIT)
+    assert f"; importing pack can load {instead}" in finding.message
+
+
+def test_a_module_of_which_no_file_loads() -> None:
+    found = alternatives(MODULE_FILES, a_host())
+    assert found.verdict is Verdict.WILL_NOT_LOAD
+    assert [each.severity for each in found.findings] == [Severity.FATAL] * 2
+    assert all("any one of the 2 files" in each.message for each in found.findings)
+
+
+def test_a_module_of_which_all_files_load() -> None:
+    host = a_host(others=["libmpi.so.12", "libmpi.so.40"])
+    assert alternatives(MODULE_FILES, host).findings == ()
+
+
+@pytest.mark.parametrize("suffix", [".so", ".abi3.so", ".cpython-311-x86_64-linux-gnu.so"])
+def test_the_file_that_python_itself_loads_is_the_module(suffix: str) -> None:
+    objects = {**MODULE_FILES, f"pack/MPI{suffix}": an_elf(needed=["libx.so.1"])}
+    host = a_host(others=["libmpi.so.12", "libmpi.so.40"])
+    found = alternatives(objects, host)
+    assert found.verdict is Verdict.WILL_NOT_LOAD
+    assert only(found).file == f"pack/MPI{suffix}"
+    unknown = alternatives(objects, replace(host, python=None))
+    assert unknown.verdict is Verdict.LOADS_WITHOUT
+
+
+def test_a_file_for_another_python_is_no_loss() -> None:
+    own = "pack/_core.cpython-311-x86_64-linux-gnu.so"
+    other = "pack/_core.cpython-313-x86_64-linux-gnu.so"
+    objects = {own: an_elf(), other: an_elf(needed=["libx.so.1"])}
+    found = alternatives(objects, a_host())
+    assert found.verdict is Verdict.LOADS
+    assert (only(found).severity, only(found).feature) == (Severity.NOTE, "")
+    assert alternatives(objects, a_host(python=(3, 13))).verdict is Verdict.WILL_NOT_LOAD
+
+
+def test_a_file_for_another_machine_is_no_alternative() -> None:
+    objects = {
+        "pack/_core.cpython-311-aarch64-linux-gnu.so": an_elf(machine="aarch64"),
+        "pack/_core.cpython-311-x86_64-linux-gnu.so": an_elf(needed=["libx.so.1"]),
+    }
+    for python in ((3, 11), None):
+        assert alternatives(objects, a_host(python=python)).verdict is Verdict.WILL_NOT_LOAD
+
+
+@pytest.mark.parametrize(
+    ("is_attempted", "verdict"), [(True, Verdict.WILL_NOT_LOAD), (False, Verdict.LOADS_WITHOUT)]
+)
+def test_no_module_tolerates_that_the_process_aborts(is_attempted: bool, verdict: Verdict) -> None:
+    """polars imports its library within ``try``."""
+    needs = needs_of({"a.so": an_elf(mappable_page_bytes=0x10000)})
+    needs = replace(needs, objects=(replace(needs.objects[0], jemalloc_page_bytes=0x1000),))
+    needs = replace(
+        needs, imported=(), attempted=frozenset({"a.so"}) if is_attempted else frozenset()
+    )
+    found = report(needs, a_host(page_bytes=0x4000))
+    assert found.verdict is verdict
+    assert ("importing pack does not load" in only(found).message) is not is_attempted

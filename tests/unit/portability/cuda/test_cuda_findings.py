@@ -3,13 +3,9 @@ from __future__ import annotations
 import pytest
 from support.portability.described_hosts import described_host
 
+from potluck.portability.cuda.compatibility import GpuCompatibility, code_compatibility
 from potluck.portability.cuda.fat_binary import CodeKind, GpuCode, GpuModule
-from potluck.portability.cuda.findings import (
-    GpuCompatibility,
-    code_compatibility,
-    cuda_findings,
-    host_cuda,
-)
+from potluck.portability.cuda.findings import cuda_findings, host_cuda
 from potluck.portability.cuda.needs import CudaNeeds
 from potluck.portability.cuda.table import shipped_table
 from potluck.portability.finding import Finding, Severity
@@ -230,10 +226,98 @@ def test_a_gpu_that_code_runs_on_gives_nothing() -> None:
     assert set(found(needs, host)) == {"cuda-build"}
 
 
-def test_code_for_a_neighbour_of_tegra_is_likely() -> None:
-    host = described_host(machine="aarch64", cuda=(12, 6), gpus=[("Orin", (8, 7))])
-    unpromised = found(built((12, 4), (sass(8, 0),)), host)["unpromised-gpu-code"]
+@pytest.mark.parametrize(
+    ("codes", "release", "cuda"),
+    [
+        ((sass(8, 0), sass(7, 2)), (36, 4), None),  # built for Jetson, but not for this one
+        ((sass(8, 0),), (38, 4), None),  # builds for servers are for this JetPack, too
+        ((sass(8, 0),), (), None),  # of which nothing is known
+    ],
+)
+def test_code_for_a_neighbour_of_tegra_is_likely(
+    codes: tuple[GpuCode, ...], release: tuple[int, ...], cuda: tuple[int, int] | None
+) -> None:
+    host = described_host(
+        machine="aarch64", tegra_release=release, cuda=cuda, gpus=[("Orin", (8, 7))]
+    )
+    unpromised = found(built((12, 4), codes), host)["unpromised-gpu-code"]
     assert unpromised.severity is Severity.LIKELY
+
+
+ORIN = ("Orin", (8, 7))
+
+
+@pytest.mark.parametrize("gpus", [[], [ORIN]])
+@pytest.mark.parametrize("release", [(35, 2, 1), (36, 4)])
+def test_code_for_servers_does_not_run_on_a_jetson(
+    release: tuple[int, ...], gpus: list[tuple[str, tuple[int, int]]]
+) -> None:
+    """As in the wheel of bitsandbytes, which has the same tags as one for Jetson would have."""
+    host = described_host(machine="aarch64", tegra_release=release, gpus=gpus)
+    needs = built((11,), (sass(7, 5), sass(8, 0), sass(9, 0)))
+    findings = found(needs, host)
+    assert set(findings) == {"cuda-build", "other-arm-target"}
+    other = findings["other-arm-target"]
+    assert (other.severity, other.feature) == (Severity.LIMIT, "CUDA")
+    assert other.message == (
+        "a host is a Jetson, but this file's GPU code was built for ARM servers (SBSA):"
+        " it has sm_75, sm_80, sm_90"
+    )
+    assert f"JetPack {release[0] - 30}" in other.fix
+    assert ("sm_87" in other.fix) is bool(gpus)
+
+
+def test_a_jetson_is_known_by_the_cuda_of_its_driver_too() -> None:
+    host = described_host(machine="aarch64", cuda=(12, 6), gpus=[ORIN])
+    assert "other-arm-target" in found(built((12, 4), (sass(8, 0),)), host)
+
+
+@pytest.mark.parametrize("gpus", [[], [ORIN]])
+def test_a_jetson_may_compile_the_ptx_of_a_build_for_servers(
+    gpus: list[tuple[str, tuple[int, int]]],
+) -> None:
+    host = described_host(machine="aarch64", tegra_release=(36, 4), gpus=gpus)
+    older = built((12, 4), (sass(9, 0), ptx(8, 0, (8, 4))))
+    assert found(older, host)["other-arm-target"].severity is Severity.LIKELY
+    newer = built((12, 4), (sass(9, 0), ptx(9, 0, (8, 4))))
+    assert found(newer, host)["other-arm-target"].severity is Severity.LIMIT
+
+
+def test_a_discrete_gpu_beside_that_of_a_tegra_runs_code_for_servers() -> None:
+    gpus = [ORIN, ("RTX A6000", (8, 6))]
+    host = described_host(machine="aarch64", tegra_release=(36, 4), gpus=gpus)
+    findings = found(built((12, 4), (sass(8, 0),)), host)
+    assert "other-arm-target" not in findings
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (9, 0), (12, 1)])
+def test_code_for_jetson_does_not_run_on_a_server(capability: tuple[int, int]) -> None:
+    host = described_host(machine="aarch64", cuda=(12, 8), gpus=[("a GPU", capability)])
+    findings = found(built((12, 6), (sass(7, 2), sass(8, 7), sass(10, 1))), host)
+    assert set(findings) == {"cuda-build", "other-arm-target"}
+    other = findings["other-arm-target"]
+    assert other.severity is Severity.LIMIT
+    assert "a host is not a Jetson, but" in other.message
+    assert "SBSA" in other.fix
+
+
+def test_a_build_for_both_says_nothing_of_targets() -> None:
+    needs = built((12, 6), (sass(8, 7), sass(9, 0)))
+    for host in (
+        described_host(machine="aarch64", tegra_release=(36, 4), gpus=[ORIN]),
+        described_host(machine="aarch64", cuda=(12, 8), gpus=[("GH200", (9, 0))]),
+    ):
+        assert set(found(needs, host)) == {"cuda-build"}
+
+
+def test_a_build_for_thor_is_one_for_servers() -> None:
+    host = described_host(machine="aarch64", cuda=(13, 0), gpus=[("GH200", (9, 0))])
+    assert set(found(built((13, 0), (sass(11, 0),)), host)) == {"cuda-build", "no-gpu-code"}
+
+
+def test_other_machines_have_one_target() -> None:
+    host = described_host(cuda=(12, 8), gpus=[("A100", (8, 0))])
+    assert set(found(built((12, 6), (sass(8, 7),)), host)) == {"cuda-build", "no-gpu-code"}
 
 
 def test_code_that_could_not_be_read_is_said() -> None:

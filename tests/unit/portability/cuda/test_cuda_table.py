@@ -81,6 +81,27 @@ def test_tegra_is_told_by_its_capability(table: CudaTable) -> None:
     assert not table.is_tegra((8, 6))
 
 
+@pytest.mark.parametrize(
+    ("release", "cuda", "has_own"),
+    [
+        ((32, 6, 1), None, True),
+        ((36, 4), (12, 6), True),
+        ((38, 2), (13, 0), False),
+        ((39, 2), None, False),
+        ((), (12, 6), True),
+        ((), (13, 0), False),
+        ((), None, None),
+    ],
+)
+def test_jetsons_need_builds_of_their_own_before_jetpack_7(
+    table: CudaTable,
+    release: tuple[int, ...],
+    cuda: tuple[int, int] | None,
+    has_own: bool | None,
+) -> None:
+    assert table.has_own_arm_builds(release, cuda) is has_own
+
+
 TOML = """
 documents = { a = { title = "A", url = "https://a", read = "all" } }
 [[generation]]
@@ -100,6 +121,12 @@ rows = [
 tegra = ["8.7"]
 document = "a"
 tegra_document = "a"
+[arm_builds]
+jetson = ["8.7"]
+unified_linux = "38"
+unified_cuda = "13.0"
+document = "a"
+unified_document = "a"
 [jetpacks]
 document = "a"
 rows = [
@@ -118,6 +145,7 @@ rows = [
         ("least_driver", "oldest_driver"),
         ('linux = "36.2"', 'linux = "34.1"'),
         ('cuda = "12.2"', 'cuda = "10.2"'),
+        ('jetson = ["8.7"]', 'jetson = ["8.6"]'),
     ],
 )
 def test_a_wrong_table_is_refused(old: str, new: str) -> None:

@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from support.portability.elf_bytes import Elf
 from support.portability.wheel_bytes import write_wheel
 
+from potluck.portability.checks import needs as needs_module
 from potluck.portability.checks.needs import read_needs
 from potluck.portability.wheels.import_closure import imported_files
 
@@ -20,6 +22,15 @@ LIBRARY = "pack/lib/libpack.so.1"
 def imported(
     sources: Mapping[str, str], natives: Mapping[str, bytes] | None = None
 ) -> tuple[str, ...] | None:
+    """The files that are loaded, each of which is the only one of its module."""
+    found = groups(sources, natives)
+    assert found is None or all(len(each) == 1 for each in found)
+    return None if found is None else tuple(path for (path,) in found)
+
+
+def groups(
+    sources: Mapping[str, str], natives: Mapping[str, bytes] | None = None
+) -> tuple[tuple[str, ...], ...] | None:
     files = natives if natives is not None else {CORE: b"", OTHER: b"", LIBRARY: b""}
 
     def find(path: str, pattern: re.Pattern[bytes]) -> list[bytes]:
@@ -118,6 +129,14 @@ def test_imports_are_followed_through_modules_and_parents() -> None:
 def test_an_extension_module_imports_those_that_it_names() -> None:
     natives = {CORE: b"\0pack._other\0", OTHER: b"", "pack/_others.so": b""}
     assert imported({"pack/__init__.py": "from . import _core"}, natives) == (CORE, OTHER)
+
+
+def test_several_files_of_one_module_are_alternatives() -> None:
+    mpich = "pack/MPI.mpich.cpython-311-x86_64-linux-gnu.so"
+    openmpi = "pack/MPI.openmpi.cpython-311-x86_64-linux-gnu.so"
+    natives = {openmpi: b"\0pack._other\0", mpich: b"", OTHER: b"", "pack/unused.so": b""}
+    source = {"pack/__init__.py": "from . import MPI"}
+    assert groups(source, natives) == ((mpich, openmpi), (OTHER,))
 
 
 def test_a_docstring_that_names_an_extension_module_imports_nothing() -> None:
@@ -223,10 +242,23 @@ def test_a_wheel_is_read_where_its_files_get_installed(tmp_path: Path) -> None:
             OTHER: broken,
         },
     )
-    assert read_needs(path).imported == (CORE,)
+    assert read_needs(path).imported == ((CORE,),)
 
 
 def test_a_source_that_is_too_large_is_passed_over(tmp_path: Path) -> None:
     broken = b"\x7fELF" + b"\0" * 60
     members = {"pack/__init__.py": b"from . import _core\n" + b"#" * (4 << 20), CORE: broken}
     assert read_needs(write_wheel(tmp_path, members)).imported is None
+
+
+def test_what_a_wheel_attempts_to_import_is_read_if_it_may_abort(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = b"try:\n    from . import _core\nexcept ImportError:\n    pass\nfrom . import _other"
+    elf = Elf().build()
+    path = write_wheel(tmp_path, {"pack/__init__.py": source, CORE: elf, OTHER: elf})
+    needs = read_needs(path)
+    assert (needs.imported, needs.attempted) == (((OTHER,),), frozenset())
+    monkeypatch.setattr(needs_module, "jemalloc_page_bytes", lambda data: 0x1000)
+    needs = read_needs(path)
+    assert (needs.imported, needs.attempted) == (((OTHER,),), frozenset({CORE, OTHER}))
