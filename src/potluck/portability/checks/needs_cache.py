@@ -20,7 +20,7 @@ from potluck.cache_folder import cache_folder
 from potluck.portability.checks.needs import WheelNeeds, read_needs
 from potluck.version import __version__
 
-_FORMAT = 7
+_FORMAT = 8
 """Incremented whenever what is read, or how it is read, changes."""
 
 _MAX_FILES = 256
