@@ -118,6 +118,40 @@ def test_a_wheel_in_a_file_and_requirements_in_one(index: LocalIndex, tmp_path: 
     assert document["looked_up"] == ["lib", "app"]
 
 
+def test_variants_are_chosen_by_the_file_of_the_index(index: LocalIndex, tmp_path: Path) -> None:
+    variants = {
+        "arm": {"aarch64": {"asimddp": ["on"]}},
+        "mkl": {"blas_lapack": {"library": ["mkl"]}},
+    }
+    priorities = {"default-priorities": {"namespace": ["aarch64", "blas_lapack"]}}
+    described = index.folder / "app-1.0-variants.json"
+    described.write_text(json.dumps({**priorities, "variants": variants}))
+    for label, properties in variants.items():
+        data = json.dumps({**priorities, "variants": {label: properties}}).encode()
+        write_wheel(index.folder, name="app", tag=f"{TAG}-{label}", info={"variant.json": data})
+    arguments = ("app", "--host", HOST)
+    status, output, _ = plan(index, tmp_path, *arguments)
+    assert status == 1
+    assert "only variants of the wheel fit the host (arm, mkl)" in output
+    constraints = tmp_path / "constraints.txt"
+    status, output, _ = plan(
+        index, tmp_path, *arguments, "--variants", "--output", str(constraints)
+    )
+    assert status == 0
+    assert f"{TAG}-mkl" in output
+    assert constraints.read_text() == f"# For {HOST}\napp==1.0\n"
+    status, output, _ = plan(index, tmp_path, *arguments, "--variants", "--json")
+    document = json.loads(output)
+    jsonschema.validate(document, SCHEMA)
+    (wheel,) = document["own"][0]["wheels"]
+    assert (status, wheel["variant"], wheel["unused_variants"]) == (0, "mkl", [])
+    described.write_bytes(b"{" + bytes(1 << 20))
+    status, output, _ = plan(index, tmp_path, *arguments, "--variants")
+    assert status == 1
+    assert "app-1.0-variants.json cannot be read" in output
+    assert "has more than 1048576 bytes" in output
+
+
 def test_what_makes_no_sense_is_said_in_a_line(index: LocalIndex, tmp_path: Path) -> None:
     assert plan(index, tmp_path)[0] == 2
     assert plan(index, tmp_path, "app @ https://example.org/a.whl")[0] == 2

@@ -66,6 +66,14 @@ def plan(
         bool,
         typer.Option("--per-host", help="Write the newest versions per host to --output."),
     ] = False,
+    variants: Annotated[
+        bool,
+        typer.Option(
+            "--variants",
+            help="Also choose among variants of wheels (PEP 825), for installers that support "
+            "them. pip ignores variants.",
+        ),
+    ] = False,
     json: JsonOption = False,
     state: StateOption = None,
 ) -> None:
@@ -94,7 +102,15 @@ def plan(
     if python:
         hosts = with_python(hosts, chosen_python(python))
     raise typer.Exit(
-        plan_for(hosts, texts, silent=silent, output=output, is_per_host=per_host, as_json=json)
+        plan_for(
+            hosts,
+            texts,
+            silent=silent,
+            output=output,
+            is_per_host=per_host,
+            with_variants=variants,
+            as_json=json,
+        )
     )
 
 
@@ -105,6 +121,7 @@ def plan_for(
     silent: Sequence[SilentNode],
     output: Path | None,
     is_per_host: bool,
+    with_variants: bool,
     as_json: bool,
 ) -> int:
     """Plan, print and write; return the exit code.
@@ -130,6 +147,7 @@ def plan_for(
             default_python=running,
             folder=default_wheels_folder(os.environ),
             needs_folder=default_needs_folder(os.environ),
+            with_variants=with_variants,
         )
         note(f"querying pip's package index for {len(hosts)} host{'s' * (len(hosts) != 1)}")
         requirements = [each for each in texts if not each.endswith(".whl")]

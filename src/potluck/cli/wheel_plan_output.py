@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import potluck
@@ -10,6 +10,7 @@ from potluck.cli.cluster_hosts import SilentNode
 from potluck.cli.tables import table
 from potluck.portability.planning.index import parse_filename
 from potluck.portability.planning.plan import Cost, HostPlan, Plan, PlannedWheel, Problem
+from potluck.portability.planning.release_variants import UnusedVariant
 from potluck.portability.planning.target import Target
 from potluck.quantities import format_few
 
@@ -61,6 +62,7 @@ def _wheel(wheel: PlannedWheel) -> dict[str, Any]:
         "name": wheel.name,
         "version": wheel.version,
         "file": wheel.file.filename,
+        "variant": wheel.label or None,
         "url": wheel.file.url,
         "sha256": wheel.file.sha256 or None,
         "needed_by": list(wheel.parents),
@@ -72,6 +74,7 @@ def _wheel(wheel: PlannedWheel) -> dict[str, Any]:
             }
             for each in wheel.lost
         ],
+        "unused_variants": [{"label": each.label, "reason": each.reason} for each in wheel.unused],
     }
 
 
@@ -129,7 +132,9 @@ def _hosts(count: int) -> str:
 
 
 def _table(plans: Sequence[HostPlan]) -> Iterator[str]:
-    """A row for each package and wheel, with the hosts that it is for; then what is lost."""
+    """A row for each package and wheel, with the hosts that it is for; then what is lost, and
+    which variants are not used.
+    """
     rows = [("PACKAGE", "VERSION", "HOSTS", "WHEEL", "WITHOUT")]
     grouped: dict[tuple[str, str, str, str], list[str]] = {}
     losses: dict[str, None] = {}
@@ -141,6 +146,9 @@ def _table(plans: Sequence[HostPlan]) -> Iterator[str]:
             for each in wheel.lost:
                 fix = f" (fix: {each.fix})" if each.fix else ""
                 losses[f"{wheel.name} {wheel.version}: {each.message}{fix}"] = None
+            for reason, labels in _by_reason(wheel.unused).items():
+                unused = f"{_named_variants(labels)} not used: {reason}"
+                losses[f"{wheel.name} {wheel.version} on {plan.host}: {unused}"] = None
     for (name, version, tags, without), hosts in sorted(grouped.items()):
         named = "all" if 1 < len(hosts) == len(plans) else format_few(hosts, _SHOWN_HOSTS)
         rows.append((name, version, named, tags, without))
@@ -148,10 +156,27 @@ def _table(plans: Sequence[HostPlan]) -> Iterator[str]:
         yield f"  {line}".rstrip()
 
 
+def _by_reason(unused: Sequence[UnusedVariant]) -> Mapping[str, list[str]]:
+    """Return the labels of variants by the reason why they are not used."""
+    labels: dict[str, list[str]] = {}
+    for each in unused:
+        labels.setdefault(each.reason, []).append(each.label)
+    return labels
+
+
+def _named_variants(labels: Sequence[str]) -> str:
+    if len(labels) == 1:
+        return f"the variant {labels[0]} is"
+    return f"the variants {', '.join(labels)} are"
+
+
 def _tags(wheel: PlannedWheel) -> str:
+    """Return the tags of a wheel, and the label if it is a variant."""
     parsed = parse_filename(wheel.file.filename)
     name = wheel.file.filename.removesuffix(".whl")
-    return name if parsed is None else "-".join(name.split("-")[-3:])
+    if parsed is None:
+        return name
+    return "-".join(name.split("-")[-4 if wheel.label else -3 :])
 
 
 def _cost_text(cost: Cost) -> str:

@@ -17,6 +17,7 @@ def described_host(
     cuda: tuple[int, int] | None = None,
     gpus: Iterable[tuple[str, tuple[int, int] | None]] = (),
     tegra_release: tuple[int, ...] | None = None,
+    amd_architectures: Iterable[str] = (),
 ) -> Host:
     """A host with glibc 2.36; ``libraries`` are known by their names, ``gpus`` by name and compute
     capability.
@@ -35,4 +36,5 @@ def described_host(
         cuda_version=cuda,
         gpus=tuple(HostGpu(name=name, compute_capability=number) for name, number in gpus),
         tegra_release=tegra_release,
+        amd_architectures=tuple(amd_architectures),
     )

@@ -12,9 +12,14 @@ from packaging.utils import canonicalize_name
 from support.portability.described_hosts import described_host
 from support.portability.wheel_bytes import write_wheel
 
+from potluck.errors import WheelDownloadError
 from potluck.portability.hosts.host import Host, HostPython
 from potluck.portability.planning.digests import sha256_of
-from potluck.portability.planning.index import IndexFile, parse_filename
+from potluck.portability.planning.index import (
+    IndexFile,
+    parse_filename,
+    parse_variants_filename,
+)
 from potluck.portability.planning.planner import Planner
 
 PYTHON = HostPython(implementation="cpython", version=(3, 11))
@@ -44,6 +49,7 @@ class FolderIndex:
         members: Mapping[str, bytes] | None = None,
         requires_python: str = "",
         is_yanked: bool = False,
+        info: Mapping[str, bytes | None] | None = None,
     ) -> Path:
         lines = [f"Requires-Dist: {each}\n" for each in requires]
         if requires_python:
@@ -55,10 +61,30 @@ class FolderIndex:
             version=version,
             tag=tag,
             metadata="".join(lines),
+            info=info,
         )
         self.requires_python[path.name] = requires_python
         if is_yanked:
             self.yanked.add(path.name)
+        return path
+
+    def add_variant(
+        self,
+        name: str,
+        version: str,
+        label: str,
+        *requires: str,
+        tag: str = "py3-none-any",
+        data: bytes | None = None,
+    ) -> Path:
+        """Add a wheel with the label; ``data`` is its variant.json, or None of one without."""
+        info = {"variant.json": data}
+        return self.add(name, version, *requires, tag=f"{tag}-{label}", info=info)
+
+    def add_variants_file(self, name: str, version: str, data: bytes) -> Path:
+        """Add the file that describes all variants of a release."""
+        path = self.folder / f"{name}-{version}-variants.json"
+        path.write_bytes(data)
         return path
 
     def files(self, project: str) -> tuple[IndexFile, ...]:
@@ -73,8 +99,7 @@ class FolderIndex:
                 metadata_sha256="" if self.has_metadata else None,
             )
             for path in sorted(self.folder.iterdir())
-            if (parsed := parse_filename(path.name)) is not None
-            and parsed.project == canonicalize_name(project)
+            if _project_of(path.name) == canonicalize_name(project)
         )
 
     def metadata(self, file: IndexFile) -> bytes | None:
@@ -84,7 +109,9 @@ class FolderIndex:
             (name,) = (each for each in archive.namelist() if each.endswith("/METADATA"))
             return archive.read(name)
 
-    def fetch(self, file: IndexFile, path: Path) -> None:
+    def fetch(self, file: IndexFile, path: Path, *, most_bytes: int | None = None) -> None:
+        if most_bytes is not None and (self.folder / file.filename).stat().st_size > most_bytes:
+            raise WheelDownloadError(f"{file.filename} has more than {most_bytes} bytes")
         self.fetched.append(file.filename)
         shutil.copyfile(self.folder / file.filename, path)
 
@@ -100,6 +127,14 @@ class FolderIndex:
             target.seek(start)
             target.write(source.read(end - start))
         return True
+
+
+def _project_of(filename: str) -> str:
+    parsed = parse_filename(filename)
+    if parsed is not None:
+        return parsed.project
+    of_variants = parse_variants_filename(filename)
+    return "" if of_variants is None else of_variants[0]
 
 
 def a_host(
@@ -120,5 +155,5 @@ def a_host(
     )
 
 
-def planner(index: FolderIndex, *hosts: Host) -> Planner:
-    return Planner(index, hosts or (a_host(),), default_python=PYTHON)
+def planner(index: FolderIndex, *hosts: Host, with_variants: bool = False) -> Planner:
+    return Planner(index, hosts or (a_host(),), default_python=PYTHON, with_variants=with_variants)

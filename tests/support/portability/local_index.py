@@ -58,7 +58,9 @@ class IndexHandler(SimpleHTTPRequestHandler):
 
     def page(self, project: str) -> bytes:
         files = []
-        for path in sorted(self.index.folder.glob(f"{project}-*.whl")):
+        folder = self.index.folder
+        paths = (*folder.glob(f"{project}-*.whl"), *folder.glob(f"{project}-*-variants.json"))
+        for path in sorted(paths):
             metadata = path.with_name(f"{path.name}.metadata")
             files.append(
                 {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
@@ -22,6 +23,7 @@ from potluck.portability.planning.plan import (
     Problem,
     Reason,
 )
+from potluck.portability.planning.release_variants import UnusedVariant
 from potluck.portability.planning.target import target_of
 
 SCHEMA = json.loads(
@@ -78,6 +80,24 @@ def test_both_answers_where_one_costs_something() -> None:
     assert "  app 1.0: this build has no libmathdx (fix: take 2.0)" in lines
     assert "  a: app 1.0 instead of 2.0, without tiles" in lines
     assert "the newest for each host:" in lines
+
+
+def test_the_label_of_a_variant_and_the_variants_that_are_not_used() -> None:
+    unused = UnusedVariant(label="cu128", reason="it is invalid", is_certain=False)
+    file = IndexFile(filename="app-1.0-1-py3-none-any-x86_64_v3.whl", url="u")
+    found = PlannedWheel(
+        name="app", version="1.0", file=file, unused=(unused, replace(unused, label="rocm"))
+    )
+    plans = (HostPlan(host="a", wheels=(found,)),)
+    plan = Plan(hosts=("a",), shared=plans, own=plans)
+    lines = list(plan_lines(plan, TARGETS[:1]))
+    assert lines[2].split() == ["app", "1.0", "a", "py3-none-any-x86_64_v3"]
+    assert lines[3] == "  app 1.0 on a: the variants cu128, rocm are not used: it is invalid"
+    document = plan_document(plan, TARGETS[:1], ["app"], [], ["app"])
+    jsonschema.validate(document, SCHEMA)
+    (wheel,) = document["own"][0]["wheels"]
+    assert wheel["variant"] == "x86_64_v3"
+    assert wheel["unused_variants"][1] == {"label": "rocm", "reason": "it is invalid"}
 
 
 def test_why_nothing_fits_and_what_would() -> None:

@@ -28,6 +28,7 @@ _MAX_NAMES_BYTES = 1 << 20
 """Limit of the decompressed names of other libraries: about 50,000 names; a desktop has 3,000."""
 
 Number = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+Architecture = Annotated[str, msgspec.Meta(pattern="^gfx[0-9a-f]{3,8}$")]
 
 
 class _Library(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -54,8 +55,9 @@ class _Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     cuda_driver: tuple[Number, ...] | None
     cuda_version: tuple[Number, Number] | None
     gpus: tuple[HostGpu, ...]
-    # Omitted for other machines, so that versions without this field can read their documents.
+    # Omitted for other machines, so that versions without these fields can read their documents.
     tegra_release: tuple[Number, ...] | msgspec.UnsetType = msgspec.UNSET
+    amd_architectures: tuple[Architecture, ...] = ()
 
 
 def read_host(document: object) -> Host:
@@ -111,6 +113,7 @@ def _host(document: _Document) -> Host:
         cuda_version=document.cuda_version,
         gpus=document.gpus,
         tegra_release=None if document.tegra_release is msgspec.UNSET else document.tegra_release,
+        amd_architectures=document.amd_architectures,
     )
 
 

@@ -86,6 +86,8 @@ class Host:
     ``cuda_driver`` is the driver's version ``(580, 65)``, ``cuda_version`` the newest CUDA that it
     supports ``(13, 0)``. ``tegra_release`` is the release of Jetson Linux (L4T, the base of
     JetPack) ``(36, 4)`` on a Jetson or another Tegra, empty if unknown, and None on other machines.
+    ``amd_architectures`` are those of AMD's GPUs (``gfx1030``), empty if there are none or they are
+    unknown.
     ``origin`` says where the description comes from.
     """
 
@@ -104,3 +106,4 @@ class Host:
     cuda_version: tuple[int, int] | None = None
     gpus: tuple[HostGpu, ...] = ()
     tegra_release: tuple[int, ...] | None = None
+    amd_architectures: tuple[str, ...] = ()

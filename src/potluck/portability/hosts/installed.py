@@ -15,6 +15,7 @@ import sysconfig
 from pathlib import Path, PurePosixPath
 from typing import Final
 
+from potluck.portability.hosts.amd_architectures import amd_architectures
 from potluck.portability.hosts.c_library import CLibrary, find_c_library, read_library
 from potluck.portability.hosts.described_libraries import GLIBC_LIBRARIES, OTHER_LIBRARIES
 from potluck.portability.hosts.host import Host, HostGpu, HostLibrary, HostPython
@@ -68,6 +69,7 @@ def describe_host(root: Path = THIS_ROOT, *, name: str = "", origin: str = "") -
         cuda_driver=_nvidia_driver(files, libraries),
         gpus=_nvidia_gpus(files),
         tegra_release=_tegra_release(files),
+        amd_architectures=amd_architectures(files),
     )
 
 

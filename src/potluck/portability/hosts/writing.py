@@ -47,6 +47,8 @@ def host_document(host: Host) -> dict[str, Any]:
     }
     if host.tegra_release is not None:
         document["tegra_release"] = host.tegra_release
+    if host.amd_architectures:
+        document["amd_architectures"] = host.amd_architectures
     data = encoded(document)
     for library in reversed(libraries):
         if len(data) <= MAX_DOCUMENT_BYTES:

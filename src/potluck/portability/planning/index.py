@@ -9,13 +9,18 @@ from typing import Protocol
 
 from packaging.metadata import parse_email
 from packaging.utils import (
+    InvalidName,
     InvalidSdistFilename,
     InvalidWheelFilename,
     canonicalize_name,
     parse_sdist_filename,
     parse_wheel_filename,
 )
-from packaging.version import Version
+from packaging.version import InvalidVersion, Version
+
+from potluck.portability.wheels.variants import split_label
+
+_VARIANTS_SUFFIX = "-variants.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +29,7 @@ class IndexFile:
 
     ``sha256`` is empty if the index does not publish it. ``metadata_sha256`` is None if the index
     has no separate metadata file for it (PEP 658), and empty if that is published without a digest.
+    ``is_named`` is true for a file that the user named instead of its project.
     """
 
     filename: str
@@ -32,6 +38,7 @@ class IndexFile:
     requires_python: str = ""
     is_yanked: bool = False
     metadata_sha256: str | None = None
+    is_named: bool = False
 
     @property
     def is_wheel(self) -> bool:
@@ -41,12 +48,15 @@ class IndexFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParsedName:
-    """What the name of a file contains. ``tags`` is empty for a source package."""
+    """What the name of a file contains. ``tags`` is empty for a source package, and ``label`` for
+    everything but a variant of a wheel.
+    """
 
     project: str
     version: Version
     tags: tuple[str, ...]
     build: tuple[int, str] | tuple[()] = ()
+    label: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,8 +79,10 @@ class Index(Protocol):
         """Return the separate metadata file of a wheel; None if there is none."""
         ...
 
-    def fetch(self, file: IndexFile, path: Path) -> None:
-        """Write the whole file to ``path``, which must not exist."""
+    def fetch(self, file: IndexFile, path: Path, *, most_bytes: int | None = None) -> None:
+        """Write the whole file to ``path``, which must not exist. A file with more than
+        ``most_bytes`` is an error.
+        """
         ...
 
     def num_bytes(self, file: IndexFile) -> int | None:
@@ -89,14 +101,32 @@ def parse_filename(filename: str) -> ParsedName | None:
     """Parse the name of a wheel or a source package; return None for any other file."""
     try:
         if filename.endswith(".whl"):
-            name, version, build, tags = parse_wheel_filename(filename)
+            without_label, label = split_label(filename)
+            name, version, build, tags = parse_wheel_filename(without_label)
             return ParsedName(
-                project=name, version=version, tags=tuple(sorted(map(str, tags))), build=build
+                project=name,
+                version=version,
+                tags=tuple(sorted(map(str, tags))),
+                build=build,
+                label=label,
             )
         name, version = parse_sdist_filename(filename)
     except (InvalidWheelFilename, InvalidSdistFilename):
         return None
     return ParsedName(project=name, version=version, tags=())
+
+
+def parse_variants_filename(filename: str) -> tuple[str, Version] | None:
+    """Return the project and the version that the name of an index's file about variants contains
+    (``{name}-{version}-variants.json``, PEP 825); None for any other file.
+    """
+    if not filename.endswith(_VARIANTS_SUFFIX):
+        return None
+    name, _, version = filename.removesuffix(_VARIANTS_SUFFIX).partition("-")
+    try:
+        return canonicalize_name(name, validate=True), Version(version)
+    except (InvalidName, InvalidVersion):
+        return None
 
 
 def parse_metadata(data: bytes) -> Metadata:

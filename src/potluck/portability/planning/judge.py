@@ -7,15 +7,20 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from potluck.errors import WheelDownloadError, WheelFileError
+from potluck.errors import WheelFileError
 from potluck.portability.checks.host_check import HostCheck
 from potluck.portability.checks.needs import WheelNeeds
 from potluck.portability.checks.prepared_wheel import PreparedWheel
 from potluck.portability.checks.report import HostReport
+from potluck.portability.checks.variant_properties import host_namespaces
+from potluck.portability.cuda.table import shipped_table
 from potluck.portability.finding import Finding, Severity
 from potluck.portability.memory import Memory
-from potluck.portability.planning.index import IndexFile, ParsedName, parse_filename
+from potluck.portability.planning.index import IndexFile
+from potluck.portability.planning.release_variants import HostVariants, VariantReader, label_of
+from potluck.portability.planning.releases import Incompatibility, Release
 from potluck.portability.planning.target import Target
+from potluck.portability.planning.variant_markers import VariantFacts
 from potluck.portability.planning.wheel_reader import WheelReader
 
 _MAX_PREPARED = 4
@@ -29,18 +34,6 @@ class LostFeature:
     feature: str
     message: str
     fix: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Incompatibility:
-    """Why a wheel does not work on a host. Reasons of one ``kind`` are similar for many releases.
-
-    ``library`` is the one that the host lacks, if that is the only reason.
-    """
-
-    kind: str
-    message: str
-    library: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,33 +52,73 @@ class Judgement:
 
 
 class Judge:
-    """Judges wheels on targets, each once. Not thread-safe."""
+    """Judges wheels on targets, each once. Not thread-safe.
 
-    def __init__(self, reader: WheelReader, targets: Iterable[Target]) -> None:
+    ``with_variants``: installers also choose among variants of wheels (PEP 825). Variants that the
+    user named are judged in any case.
+    """
+
+    def __init__(
+        self, reader: WheelReader, targets: Iterable[Target], *, with_variants: bool = False
+    ) -> None:
         self.reader = reader
         self.targets = {each.name: each for each in targets}
+        self.with_variants = with_variants
         self.num_read = 0
+        self._variants = VariantReader(reader)
+        self._namespaces = {
+            each.name: host_namespaces(each.host, shipped_table()) for each in self.targets.values()
+        }
         self._checks = {each.name: HostCheck(each.host) for each in self.targets.values()}
         self._judged: dict[tuple[str, str], Judgement] = {}
         self._prepared: Memory[PreparedWheel] = Memory(_MAX_PREPARED)
 
-    def fitting(self, files: Iterable[IndexFile], target: str) -> IndexFile | None:
-        """Return the wheel that installers choose on a target; None if they accept none of
-        these.
+    def on_targets(self, targets: Iterable[Target]) -> Judge:
+        """Return a judge for other targets that reads the same wheels."""
+        return Judge(self.reader, targets, with_variants=self.with_variants)
+
+    def fits_by_tags(self, release: Release, target: str) -> bool:
+        """Return whether the tags of a wheel of the release, or of a variant that is considered,
+        fit a target.
         """
-        found: list[tuple[int, tuple[int, str] | tuple[()], IndexFile]] = []
-        for file in files:
-            parsed = _parsed(file)
-            rank = self.targets[target].rank(parsed)
-            if rank is not None and not self.targets[target].refusal(file):
-                found.append((rank, parsed.build, file))
-        if not found:
-            return None
-        best = min(rank for rank, _, _ in found)
-        return max(
-            ((build, file) for rank, build, file in found if rank == best),
-            key=lambda each: each[0],
-        )[1]
+        on = self.targets[target]
+        return any(map(on.accepts, (*release.wheels, *self._considered(release))))
+
+    def fitting(self, release: Release, target: str) -> IndexFile | None:
+        """Return the wheel of a release that installers choose on a target; None if they accept
+        none.
+
+        Variants come before other wheels. After these come variants of which it is not known
+        whether the host has their properties, but only those that the user named.
+        """
+        on = self.targets[target]
+        variants = self.variants(release, target)
+        for label in variants.labels:
+            if found := on.preferred(_labelled(self._considered(release), label)):
+                return found
+        if found := on.preferred(release.wheels):
+            return found
+        named = [each for each in self._considered(release) if each.is_named]
+        for label in variants.not_judged:
+            if found := on.preferred(_labelled(named, label)):
+                return found
+        return None
+
+    def variants(self, release: Release, target: str) -> HostVariants:
+        """Return the variants of a release on a target, of those that are considered. Their
+        properties are read the first time.
+        """
+        wheels = tuple(filter(self.targets[target].accepts, self._considered(release)))
+        if not wheels:
+            return HostVariants()
+        return self._variants.on_host(release, wheels, self._namespaces[target])
+
+    def variant_facts(self, file: IndexFile, target: str) -> VariantFacts:
+        """Return what markers can test of a wheel that ``fitting`` returned for a target."""
+        return self._variants.facts(file, self._namespaces[target])
+
+    def _considered(self, release: Release) -> tuple[IndexFile, ...]:
+        return tuple(each for each in release.variants if self.with_variants or each.is_named)
 
     def judge(self, file: IndexFile, target: str) -> Judgement:
         """Return whether a wheel loads on a target. It is read the first time; a wheel that cannot
@@ -156,8 +189,5 @@ def _incompatibility(finding: Finding) -> Incompatibility:
     return Incompatibility(kind=finding.code, message=named, library=library)
 
 
-def _parsed(file: IndexFile) -> ParsedName:
-    parsed = parse_filename(file.filename)
-    if parsed is None:
-        raise WheelDownloadError(f"{file.filename} is neither a wheel nor a source package")
-    return parsed
+def _labelled(wheels: Iterable[IndexFile], label: str) -> list[IndexFile]:
+    return [each for each in wheels if label_of(each) == label]

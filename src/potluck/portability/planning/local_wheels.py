@@ -23,7 +23,7 @@ class WithLocalWheels:
             if parsed is None or not parsed.tags or not path.is_file():
                 raise UsageError(f"{path}: not a wheel", hint="build one with pip wheel")
             url = path.resolve().as_uri()
-            file = IndexFile(filename=path.name, url=url, sha256=sha256_of(path))
+            file = IndexFile(filename=path.name, url=url, sha256=sha256_of(path), is_named=True)
             self._files.setdefault(parsed.project, []).append(file)
             self._paths[url] = path
 
@@ -41,11 +41,11 @@ class WithLocalWheels:
         """See ``Index``."""
         return None if file.url in self._paths else self._index.metadata(file)
 
-    def fetch(self, file: IndexFile, path: Path) -> None:
+    def fetch(self, file: IndexFile, path: Path, *, most_bytes: int | None = None) -> None:
         """See ``Index``."""
         local = self._paths.get(file.url)
         if local is None:
-            self._index.fetch(file, path)
+            self._index.fetch(file, path, most_bytes=most_bytes)
         else:
             shutil.copyfile(local, path)
 

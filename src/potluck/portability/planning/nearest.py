@@ -79,7 +79,7 @@ class NearestFinder:
         for minor in range(target.python.version[1] + 1, _NEWEST_MINOR + 1):
             python = HostPython(implementation="cpython", version=(3, minor))
             other = target_of(replace(target.host, python=python), python)
-            judge = Judge(self._judge.reader, [other])
+            judge = self._judge.on_targets([other])
             wants = [want for each in requirements for want in wants_of(each, [other])]
             version = self._version(wants, judge, package)
             if version:
@@ -101,7 +101,7 @@ class NearestFinder:
         host = target.host
         more = replace(host, other_libraries=host.other_libraries | libraries)
         other = target_of(more, target.python)
-        judge = Judge(self._judge.reader, [other])
+        judge = self._judge.on_targets([other])
         wants = [want for each in requirements for want in wants_of(each, [other])]
         version = self._version(wants, judge, package)
         if version:

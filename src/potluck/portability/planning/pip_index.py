@@ -21,7 +21,11 @@ from packaging.utils import canonicalize_name
 from potluck.child_environment import child_environment
 from potluck.errors import WheelDownloadError
 from potluck.portability.planning.digests import sha256_of
-from potluck.portability.planning.index import IndexFile, parse_filename
+from potluck.portability.planning.index import (
+    IndexFile,
+    parse_filename,
+    parse_variants_filename,
+)
 
 _PROGRAM = "potluck.portability.planning.pip_program"
 _MAX_METADATA_BYTES = 8 << 20
@@ -92,9 +96,8 @@ class PipIndex:
         if file.url not in self._metadata:
             path = Path(self._folder.name, "metadata")
             path.unlink(missing_ok=True)
-            self._ask({"ask": "fetch", "url": f"{file.url}.metadata", "path": str(path)})
-            if path.stat().st_size > _MAX_METADATA_BYTES:
-                raise _error(f"the metadata of {file.filename} is too large")
+            wanted = {"url": f"{file.url}.metadata", "path": str(path)}
+            self._ask({"ask": "fetch", "fetch": {**wanted, "most_bytes": _MAX_METADATA_BYTES}})
             data = path.read_bytes()
             if file.metadata_sha256 not in ("", hashlib.sha256(data).hexdigest()):
                 raise _error(
@@ -103,9 +106,10 @@ class PipIndex:
             self._metadata[file.url] = data
         return self._metadata[file.url]
 
-    def fetch(self, file: IndexFile, path: Path) -> None:
+    def fetch(self, file: IndexFile, path: Path, *, most_bytes: int | None = None) -> None:
         """See ``Index``. Raise ``WheelDownloadError`` if the digest differs."""
-        self._ask({"ask": "fetch", "url": file.url, "path": str(path)})
+        wanted = {"url": file.url, "path": str(path), "most_bytes": most_bytes}
+        self._ask({"ask": "fetch", "fetch": wanted})
         if file.sha256 and file.sha256 != sha256_of(path):
             path.unlink()
             raise _error(
@@ -153,7 +157,8 @@ def _of_project(name: str, listed: Sequence[IndexFile]) -> tuple[IndexFile, ...]
     found: dict[str, IndexFile] = {}
     for each in listed:
         parsed = parse_filename(each.filename)
-        if parsed is not None and parsed.project == name:
+        of_variants = parse_variants_filename(each.filename)
+        if (parsed and parsed.project == name) or (of_variants and of_variants[0] == name):
             found.setdefault(each.filename, each)
     return tuple(found.values())
 

@@ -53,7 +53,7 @@ class _Answerer:
                 case "files":
                     return {"files": [_file(each) for each in self._links(request["project"])]}
                 case "fetch":
-                    return self._fetch(request["url"], request["path"])
+                    return self._fetch(**request["fetch"])
                 case "range":
                     return self._fetch_range(**request["range"])
                 case _:
@@ -72,11 +72,16 @@ class _Answerer:
         content = self._collector.fetch_response(page)
         return [] if content is None else list(parse_links(content))
 
-    def _fetch(self, url: str, path: str) -> dict[str, Any]:
+    def _fetch(self, url: str, path: str, most_bytes: int | None) -> dict[str, Any]:
+        left = most_bytes
         with self._session.get(url, headers=_headers(), stream=True) as response:
             response.raise_for_status()
             with Path(path).open("xb") as file:
                 for chunk in response.iter_content(_CHUNK_BYTES):
+                    if left is not None:
+                        left -= len(chunk)
+                        if left < 0:
+                            return {"problem": f"{url} has more than {most_bytes} bytes"}
                     file.write(chunk)
         return {}
 

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 
 from potluck.portability.planning.index import IndexFile
 from potluck.portability.planning.judge import LostFeature
+from potluck.portability.planning.release_variants import UnusedVariant, label_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedWheel:
     """A wheel to install on a host. ``lost`` are the features that will not work there; ``parents``
-    are the packages that require it, empty if only the user does.
+    are the packages that require it, empty if only the user does. ``unused`` are the variants that
+    are not chosen, though the host may have their properties.
     """
 
     name: str
@@ -20,6 +22,12 @@ class PlannedWheel:
     file: IndexFile
     lost: tuple[LostFeature, ...] = ()
     parents: tuple[str, ...] = ()
+    unused: tuple[UnusedVariant, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """Which variant of the wheel it is; empty if it is none."""
+        return label_of(self.file)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,7 @@ from potluck.portability.planning.index import Index
 from potluck.portability.planning.judge import Judge
 from potluck.portability.planning.plan import Cost, HostPlan, Plan, PlannedWheel, Problem
 from potluck.portability.planning.problems import Explainer
+from potluck.portability.planning.release_variants import UnusedVariant, label_of
 from potluck.portability.planning.releases import Rejections, Releases
 from potluck.portability.planning.resolve import Choice, UnresolvableError, resolve
 from potluck.portability.planning.target import Target, target_of
@@ -42,7 +43,8 @@ class Planner:
     """Plans for some hosts with one index. ``folder`` caches planned wheels that were downloaded
     whole, ``needs_folder`` what was read from any; None caches nothing. Not thread-safe.
 
-    ``default_python`` is assumed for hosts whose Python is unknown.
+    ``default_python`` is assumed for hosts whose Python is unknown. ``with_variants``: installers
+    also choose among variants of wheels (PEP 825).
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class Planner:
         default_python: HostPython,
         folder: Path | None = None,
         needs_folder: Path | None = None,
+        with_variants: bool = False,
     ) -> None:
         targets = [target_of(host, default_python) for host in hosts]
         names = [each.name for each in targets]
@@ -60,7 +63,7 @@ class Planner:
             raise UsageError("two hosts have the same name", hint="give each host only once")
         self.targets = tuple(targets)
         self.reader = WheelReader(index, folder=folder, needs_folder=needs_folder)
-        self.judge = Judge(self.reader, targets)
+        self.judge = Judge(self.reader, targets, with_variants=with_variants)
         self._releases = Releases(index)
         self._rejections = Rejections()
 
@@ -141,7 +144,15 @@ class Planner:
                     file=file,
                     lost=self.judge.judge(file, host).lost,
                     parents=choice.parents,
+                    unused=tuple(self._unused(choice, host)),
                 )
+
+    def _unused(self, choice: Choice, host: str) -> Iterator[UnusedVariant]:
+        for release in self._releases.of(choice.name):
+            if release.version == choice.version:
+                unused = self.judge.variants(release, host).unused
+                chosen = label_of(choice.files[host])
+                yield from (each for each in unused if not each.is_certain and each.label != chosen)
 
     def _explainer(self) -> Explainer:
         return Explainer(self.judge, self._releases, self._rejections)

@@ -12,12 +12,12 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from potluck.portability.planning.judge import Incompatibility, Judge
+from potluck.portability.planning.judge import Judge
 from potluck.portability.planning.nearest import NearestFinder
 from potluck.portability.planning.plan import Nearest, Problem, Reason
 from potluck.portability.planning.provider import UNUSABLE
 from potluck.portability.planning.refusals import PYTHON_KINDS
-from potluck.portability.planning.releases import Rejections, Releases
+from potluck.portability.planning.releases import Incompatibility, Rejections, Releases
 from potluck.portability.planning.resolve import UnresolvableError, resolve
 from potluck.portability.planning.target import Target
 from potluck.portability.planning.wants import Want, wants_of

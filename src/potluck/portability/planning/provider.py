@@ -23,6 +23,7 @@ from potluck.portability.planning.index import IndexFile
 from potluck.portability.planning.judge import Judge
 from potluck.portability.planning.refusals import release_refusal
 from potluck.portability.planning.releases import Rejections, Release, Releases
+from potluck.portability.planning.variant_markers import VariantFacts, resolved_variant_markers
 from potluck.portability.planning.wants import Want, wants_of
 
 MAX_BISECTED = 6
@@ -100,12 +101,12 @@ class Provider(AbstractProvider[Want, Candidate, Key]):
         specifier = functools.reduce(lambda a, b: a & b, (each.specifier for each in wants))
         without = {each.version for each in incompatibilities[identifier]}
         found = [
-            candidate
+            release
             for release in self._releases.allowed(name, specifier)
-            if release.version not in without
-            and (candidate := self._candidate(identifier, release, hosts)) is not None
+            if release.version not in without and self._fits_by_tags(name, release, hosts)
         ]
-        return lambda: self._tried(found)
+        candidate = functools.cache(functools.partial(self._candidate, identifier, hosts=hosts))
+        return lambda: self._tried(found, candidate)
 
     def is_satisfied_by(self, requirement: Want, candidate: Candidate) -> bool:
         """See resolvelib. Versions were already filtered, including pre-releases."""
@@ -131,46 +132,68 @@ class Provider(AbstractProvider[Want, Candidate, Key]):
             self._dependencies[candidate] = tuple(self._read_dependencies(candidate))
         return self._dependencies[candidate]
 
+    def _fits_by_tags(self, name: str, release: Release, hosts: frozenset[str]) -> bool:
+        fits = True
+        for host in sorted(hosts):
+            if not self._judge.fits_by_tags(release, host):
+                why = release_refusal(release, self._judge.targets[host])
+                self._rejections.add(name, host, release.version, (why,))
+                fits = False
+        return fits
+
     def _candidate(
         self, identifier: Key, release: Release, hosts: frozenset[str]
     ) -> Candidate | None:
+        """Return the candidate of a release whose tags fit; None if no variant of it fits a host.
+        The properties of variants are read.
+        """
         name, extra = identifier
-        files = {host: self._judge.fitting(release.wheels, host) for host in sorted(hosts)}
+        files = {host: self._judge.fitting(release, host) for host in sorted(hosts)}
         for host, file in files.items():
             if file is None:
-                why = release_refusal(release, self._judge.targets[host])
+                unused = self._judge.variants(release, host).unused
+                why = release_refusal(release, self._judge.targets[host], unused)
                 self._rejections.add(name, host, release.version, (why,))
         chosen = tuple((host, file) for host, file in files.items() if file is not None)
         if len(chosen) < len(files):
             return None
         return Candidate(name=name, extra=extra, version=release.version, files=chosen)
 
-    def _tried(self, candidates: Sequence[Candidate]) -> Iterator[Candidate]:
+    def _tried(
+        self, releases: Sequence[Release], candidate_of: Callable[[Release], Candidate | None]
+    ) -> Iterator[Candidate]:
         """Yield candidates in order; after one that does not load, continue from the newest that
         does.
         """
-        left = list(candidates)
+        left = list(releases)
         while left:
-            if self._is_known_to_fail(left[0]):
-                left = self._from_newest_usable(left[1:])
+            candidate = candidate_of(left[0])
+            if candidate is None:
+                left = left[1:]
                 continue
-            yield left[0]
-            if not self._is_known_to_fail(left[0]):
+            if self._is_known_to_fail(candidate):
+                left = self._from_newest_usable(left[1:], candidate_of)
+                continue
+            yield candidate
+            if not self._is_known_to_fail(candidate):
                 left = left[1:]
 
-    def _from_newest_usable(self, candidates: list[Candidate]) -> list[Candidate]:
+    def _from_newest_usable(
+        self, releases: list[Release], candidate_of: Callable[[Release], Candidate | None]
+    ) -> list[Release]:
         """Bisect: older releases usually need less of a host."""
         first: int | None = None
-        low, high = 0, len(candidates)
+        low, high = 0, len(releases)
         for _ in range(MAX_BISECTED):
             if low >= high:
                 break
             middle = (low + high) // 2
-            if self._loads(candidates[middle]):
+            candidate = candidate_of(releases[middle])
+            if candidate is not None and self._loads(candidate):
                 first, high = middle, middle
             else:
                 low = middle + 1
-        return [] if first is None else candidates[first:]
+        return [] if first is None else releases[first:]
 
     def _is_known_to_fail(self, candidate: Candidate) -> bool:
         return any(
@@ -188,10 +211,9 @@ class Provider(AbstractProvider[Want, Candidate, Key]):
         return loads
 
     def _read_dependencies(self, candidate: Candidate) -> Iterator[Want]:
-        by_file: dict[str, list[str]] = {}
-        files = {file.url: file for _, file in candidate.files}
+        alike: dict[tuple[IndexFile, VariantFacts], list[str]] = {}
         for host, file in candidate.files:
-            by_file.setdefault(file.url, []).append(host)
+            alike.setdefault((file, self._judge.variant_facts(file, host)), []).append(host)
         if candidate.extra:
             yield Want(
                 name=candidate.name,
@@ -200,9 +222,9 @@ class Provider(AbstractProvider[Want, Candidate, Key]):
                 parent=f"{candidate.name}[{candidate.extra}]",
             )
         wants: dict[tuple[str, str, str], Want] = {}
-        for url, hosts in by_file.items():
+        for (file, facts), hosts in alike.items():
             targets = [self._judge.targets[host] for host in hosts]
-            for requirement in self._requires(files[url]):
+            for requirement in self._requires(file, facts):
                 is_of_extra = "extra" in str(requirement.marker or "")
                 if bool(candidate.extra) != is_of_extra:
                     continue
@@ -212,14 +234,14 @@ class Provider(AbstractProvider[Want, Candidate, Key]):
                     _merge(wants, want)
         yield from wants.values()
 
-    def _requires(self, file: IndexFile) -> Iterator[Requirement]:
+    def _requires(self, file: IndexFile, facts: VariantFacts) -> Iterator[Requirement]:
         try:
             lines = self._judge.reader.metadata(file).requires
         except WheelFileError:
             return  # the check says the same
         for line in lines:
             try:
-                requirement = Requirement(line)
+                requirement = Requirement(resolved_variant_markers(line, facts))
             except InvalidRequirement:
                 continue
             if not requirement.url:

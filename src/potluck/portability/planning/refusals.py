@@ -9,21 +9,41 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from potluck.portability.planning.index import IndexFile, parse_filename
-from potluck.portability.planning.judge import Incompatibility
-from potluck.portability.planning.releases import Release
+from potluck.portability.planning.release_variants import UnusedVariant, label_of
+from potluck.portability.planning.releases import Incompatibility, Release
 from potluck.portability.planning.target import Target
 from potluck.portability.wheels.tags import platforms, policy_glibc
+from potluck.quantities import format_few
+
+_SHOWN_LABELS = 6
+_SHOWN_REASONS = 3
+"""In a message; more are counted."""
 
 PYTHON_KINDS = frozenset({"python-required", "python-tag"})
 """Reasons that another Python on the host would resolve."""
 
 
-def release_refusal(release: Release, target: Target) -> Incompatibility:
-    """Return why none of a release's wheels can be installed on a target."""
-    if not release.wheels:
+def release_refusal(
+    release: Release, target: Target, unused: Sequence[UnusedVariant] = ()
+) -> Incompatibility:
+    """Return why none of a release's wheels can be installed on a target.
+
+    ``unused`` says why no variant is chosen; it is empty if variants are not considered.
+    """
+    if unused:
+        return Incompatibility(kind="variants", message=_unused_message(unused))
+    labels = sorted({label_of(each) for each in release.variants if target.accepts(each)})
+    if labels:
+        return Incompatibility(
+            kind="variants",
+            message=f"only variants of the wheel fit the host ({format_few(labels, _SHOWN_LABELS)})"
+            ", which pip ignores; try --variants",
+        )
+    wheels = (*release.wheels, *release.variants)
+    if not wheels:
         return Incompatibility(kind="no-wheel", message="there are no wheels, only source packages")
     machine = target.host.machine
-    linux = [each for each in release.wheels if _is_for(each, machine)]
+    linux = [each for each in wheels if _is_for(each, machine)]
     if not linux:
         return Incompatibility(
             kind="no-machine", message=f"there are no wheels for Linux on {machine}"
@@ -44,6 +64,14 @@ def release_refusal(release: Release, target: Target) -> Incompatibility:
         message=f"the wheels are for {', '.join(pythons)}, "
         f"but the host has CPython {target.python.name}",
     )
+
+
+def _unused_message(unused: Sequence[UnusedVariant]) -> str:
+    reasons: dict[str, list[str]] = {}
+    for each in unused:
+        reasons.setdefault(each.reason, []).append(each.label)
+    texts = [f"{', '.join(labels)} ({reason})" for reason, labels in reasons.items()]
+    return f"no variant of the wheel fits: {format_few(texts, _SHOWN_REASONS)}"
 
 
 def _libc_refusal(files: Sequence[IndexFile], target: Target) -> Incompatibility:

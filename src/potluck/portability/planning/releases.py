@@ -9,17 +9,38 @@ from dataclasses import dataclass, field
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from potluck.portability.planning.index import Index, IndexFile, parse_filename
-from potluck.portability.planning.judge import Incompatibility
+from potluck.portability.planning.index import (
+    Index,
+    IndexFile,
+    parse_filename,
+    parse_variants_filename,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Release:
-    """A version of a project, with its wheels and its source packages."""
+    """A version of a project, with its wheels, its variants of wheels and its source packages.
+
+    ``variants_file`` is the index's file about the variants; None if it does not list one.
+    """
 
     version: Version
     wheels: tuple[IndexFile, ...]
     sources: tuple[IndexFile, ...]
+    variants: tuple[IndexFile, ...] = ()
+    variants_file: IndexFile | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Incompatibility:
+    """Why a wheel does not work on a host. Reasons of one ``kind`` are similar for many releases.
+
+    ``library`` is the one that the host lacks, if that is the only reason.
+    """
+
+    kind: str
+    message: str
+    library: str = ""
 
 
 @dataclass(slots=True)
@@ -60,23 +81,39 @@ class Releases:
         """
         is_pinned = any(each.operator in ("==", "===") for each in specifier)
         usable = [each if is_pinned else _without_yanked(each) for each in self.of(project)]
-        left = {each.version: each for each in usable if each.wheels or each.sources}
+        left = {
+            each.version: each for each in usable if each.wheels or each.variants or each.sources
+        }
         return tuple(left[version] for version in specifier.filter(left))
 
 
 def _releases(files: Iterable[IndexFile]) -> tuple[Release, ...]:
-    by_version: dict[Version, list[IndexFile]] = defaultdict(list)
+    wheels: dict[Version, list[IndexFile]] = defaultdict(list)
+    variants: dict[Version, list[IndexFile]] = defaultdict(list)
+    sources: dict[Version, list[IndexFile]] = defaultdict(list)
+    variants_files: dict[Version, IndexFile] = {}
     for file in files:
+        of_variants = parse_variants_filename(file.filename)
+        if of_variants is not None:
+            variants_files.setdefault(of_variants[1], file)
         parsed = parse_filename(file.filename)
-        if parsed is not None:
-            by_version[parsed.version].append(file)
+        if parsed is None:
+            continue
+        if parsed.label:
+            variants[parsed.version].append(file)
+        elif file.is_wheel:
+            wheels[parsed.version].append(file)
+        else:
+            sources[parsed.version].append(file)
     return tuple(
         Release(
             version=version,
-            wheels=tuple(each for each in by_version[version] if each.is_wheel),
-            sources=tuple(each for each in by_version[version] if not each.is_wheel),
+            wheels=tuple(wheels[version]),
+            sources=tuple(sources[version]),
+            variants=tuple(variants[version]),
+            variants_file=variants_files.get(version),
         )
-        for version in sorted(by_version, reverse=True)
+        for version in sorted({*wheels, *variants, *sources}, reverse=True)
     )
 
 
@@ -85,4 +122,6 @@ def _without_yanked(release: Release) -> Release:
         version=release.version,
         wheels=tuple(each for each in release.wheels if not each.is_yanked),
         sources=tuple(each for each in release.sources if not each.is_yanked),
+        variants=tuple(each for each in release.variants if not each.is_yanked),
+        variants_file=release.variants_file,
     )

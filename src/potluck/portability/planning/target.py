@@ -40,6 +40,29 @@ class Target:
         ranks = [self._ranks[each] for each in parsed.tags if each in self._ranks]
         return min(ranks, default=None)
 
+    def accepts(self, file: IndexFile) -> bool:
+        """Return whether installers accept a wheel, by its name and the index's data."""
+        parsed = parse_filename(file.filename)
+        return parsed is not None and self.rank(parsed) is not None and not self.refusal(file)
+
+    def preferred(self, files: Iterable[IndexFile]) -> IndexFile | None:
+        """Return the wheel that installers prefer by its tags, and among those with the best tags
+        by its build number; None if they accept none of these.
+        """
+        found: list[tuple[int, tuple[int, str] | tuple[()], IndexFile]] = []
+        for file in files:
+            parsed = parse_filename(file.filename)
+            rank = None if parsed is None else self.rank(parsed)
+            if parsed is not None and rank is not None and not self.refusal(file):
+                found.append((rank, parsed.build, file))
+        if not found:
+            return None
+        best = min(rank for rank, _, _ in found)
+        return max(
+            ((build, file) for rank, build, file in found if rank == best),
+            key=lambda each: each[0],
+        )[1]
+
     def refusal(self, file: IndexFile) -> str:
         """Return why installers refuse a wheel, by its name and the index's data; empty if they
         accept it.

@@ -12,7 +12,8 @@ import contextlib
 import struct
 import tempfile
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from potluck.errors import WheelDownloadError, WheelFileError
@@ -20,8 +21,9 @@ from potluck.portability.checks.needs import WheelNeeds, read_needs
 from potluck.portability.checks.needs_cache import needs_by_digest
 from potluck.portability.planning.digests import sha256_of
 from potluck.portability.planning.index import Index, IndexFile, Metadata, parse_metadata
-from potluck.portability.wheels.file import may_be_elf
+from potluck.portability.wheels.file import may_be_elf, open_package
 from potluck.portability.wheels.named_wheels import kept_wheel
+from potluck.portability.wheels.variants import FILE, Variant
 
 _TAIL_BYTES = 1 << 16
 """Enough for the directory of about 600 members, and usually the metadata before it: one
@@ -40,6 +42,9 @@ _MAX_DIRECTORY_BYTES = 32 << 20
 _END = struct.Struct("<4s4H2LH")
 _END_MAGIC = b"PK\5\6"
 _IN_ZIP64 = 0xFFFFFFFF
+
+_Wanted = Callable[[Sequence[str]], Collection[str]]
+"""Returns those of an archive's members that are to be read."""
 
 
 class WheelReader:
@@ -81,6 +86,19 @@ class WheelReader:
             file.filename, file.sha256, self._needs_folder, lambda: self._read(file)
         )
 
+    def variant(self, file: IndexFile) -> Variant:
+        """Return the variant that a wheel is, from its metadata directory alone.
+
+        Raise ``WheelDownloadError`` or ``WheelFileError`` if it cannot be read, or is not a valid
+        variant.
+        """
+        with self._opened(file, _metadata_members) as path, open_package(path) as package:
+            distribution = package.distribution
+        if distribution is None or distribution.variant is None:
+            problem = "it is not a variant" if distribution is None else distribution.problem
+            raise WheelFileError(file.filename, problem)
+        return distribution.variant
+
     def whole(self, file: IndexFile, folder: Path) -> Path:
         """Return the path of the whole wheel in ``folder``, downloaded if it is not there.
 
@@ -111,9 +129,15 @@ class WheelReader:
             self._fetched.pop(url).unlink(missing_ok=True)
 
     def _read(self, file: IndexFile) -> WheelNeeds:
+        with self._opened(file, _checked_members) as path:
+            return read_needs(path)
+
+    @contextmanager
+    def _opened(self, file: IndexFile, wanted: _Wanted) -> Iterator[Path]:
+        """Yield the path of the whole wheel, or of a sparse file with the ``wanted`` members."""
         with tempfile.TemporaryDirectory(prefix="potluck-wheel-") as place:
             path = Path(place, file.filename)
-            if not self._fetch_parts(file, path):
+            if not self._fetch_parts(file, path, wanted):
                 if self._folder is not None:
                     is_new = not (self._folder / file.filename).is_file()
                     path = self.whole(file, self._folder)
@@ -122,9 +146,9 @@ class WheelReader:
                 else:
                     path.unlink(missing_ok=True)
                     self.index.fetch(file, path)
-            return read_needs(path)
+            yield path
 
-    def _fetch_parts(self, file: IndexFile, path: Path) -> bool:
+    def _fetch_parts(self, file: IndexFile, path: Path, wanted: _Wanted) -> bool:
         """Create the sparse file; return False if the whole wheel has to be downloaded instead."""
         if self._folder is not None and (self._folder / file.filename).is_file():
             return False
@@ -143,13 +167,32 @@ class WheelReader:
             return False
         if directory < tail and not self.index.fetch_range(file, directory, tail, path):
             return False
-        spans = _read_spans(path, directory)
+        spans = _read_spans(path, directory, wanted)
         if spans is None:
             return False
-        wanted = [(start, min(end, tail)) for start, end in _joined(spans) if start < tail]
-        if sum(end - start for start, end in wanted) > _WORTH_IT * num_bytes:
+        before_tail = [(start, min(end, tail)) for start, end in _joined(spans) if start < tail]
+        if sum(end - start for start, end in before_tail) > _WORTH_IT * num_bytes:
             return False
-        return all(self.index.fetch_range(file, start, end, path) for start, end in wanted)
+        return all(self.index.fetch_range(file, start, end, path) for start, end in before_tail)
+
+
+def _checked_members(names: Sequence[str]) -> Collection[str]:
+    """Return the members that a check reads."""
+    # If there are libraries, the sources determine which of them an import loads.
+    has_libraries = any(".so" in name for name in names)
+    return {name for name in names if may_be_elf(name) or (has_libraries and name.endswith(".py"))}
+
+
+def _metadata_members(names: Sequence[str]) -> Collection[str]:
+    """Return the members of the metadata directory that say which wheel it is."""
+    wanted = {"METADATA", "WHEEL", "RECORD", FILE}
+    return {
+        name
+        for name in names
+        if name.count("/") == 1
+        and name.partition("/")[0].endswith(".dist-info")
+        and name.partition("/")[2] in wanted
+    }
 
 
 def _directory_start(path: Path, tail: int) -> int | None:
@@ -169,20 +212,21 @@ def _directory_start(path: Path, tail: int) -> int | None:
     return int(start)
 
 
-def _read_spans(path: Path, directory: int) -> list[tuple[int, int]] | None:
-    """Return the spans of members that are read, each with its header; None if one is malformed."""
+def _read_spans(path: Path, directory: int, wanted: _Wanted) -> list[tuple[int, int]] | None:
+    """Return the spans of members that are read, each with its header; None if the archive is
+    malformed.
+    """
     try:
         with zipfile.ZipFile(path) as archive:
             infos = sorted(archive.infolist(), key=lambda each: each.header_offset)
     except (zipfile.BadZipFile, OSError, ValueError, struct.error):
         return None
     ends = [*(each.header_offset for each in infos[1:]), directory]
-    # If there are libraries, the sources determine which of them an import loads.
-    has_libraries = any(".so" in info.filename for info in infos)
+    names = wanted([info.filename for info in infos])
     return [
         (info.header_offset, end)
         for info, end in zip(infos, ends, strict=True)
-        if may_be_elf(info.filename) or (has_libraries and info.filename.endswith(".py"))
+        if info.filename in names
     ]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from potluck.portability.hosts.amd_architectures import gfx_target
 from potluck.probe.chips.names import search_key
 from potluck.types.hardware import Figure, Figures, Origin
 
@@ -151,17 +152,6 @@ def amd_figures(
             table, unit.int8_operations, num_units, what, max_engine_clock_hz
         ),
     )
-
-
-def gfx_target(gfx_target_version: int) -> str:
-    """Return LLVM's name for KFD's number: ``gfx90a`` for 90010, ``gfx1101`` for 110001.
-
-    Major, minor and stepping have two decimal digits each (Linux, ``kfd_device.c``); LLVM writes
-    the last two as one hexadecimal digit each.
-    """
-    major, rest = divmod(gfx_target_version, 10_000)
-    minor, stepping = divmod(rest, 100)
-    return f"gfx{major}{minor:x}{stepping:x}" if major > 0 else ""
 
 
 def merge_figures(*preferred_first: Figures) -> Figures:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from potluck.probe.chips.derive import gfx_target
+from potluck.portability.hosts.amd_architectures import checked_gfx_target
 from potluck.probe.gpus.pci_gpu import plausible_bytes
 from potluck.probe.machine.system import System
 
@@ -49,10 +49,7 @@ class KfdNode:
     @property
     def gfx_name(self) -> str:
         """The target's name, such as ``gfx1100`` for 110000; empty if it is not a chip version."""
-        minor, stepping = divmod(self.gfx_target_version % 10_000, 100)
-        if self.gfx_target_version >= 1_000_000 or minor > 15 or stepping > 15:
-            return ""
-        return gfx_target(self.gfx_target_version)
+        return checked_gfx_target(self.gfx_target_version)
 
     def is_at(self, address: str) -> bool:
         """Return whether it is on the PCI device ``address``, ignoring the function.

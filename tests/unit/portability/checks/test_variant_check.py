@@ -24,6 +24,10 @@ ARM = described_host(machine="aarch64", cpu_features={"asimd", "asimddp", "i8mm"
 A100 = described_host(driver=(570, 0), cuda=(12, 8), gpus=[("A100", (8, 0))])
 L40 = described_host(driver=(570, 0), cuda=(12, 8), gpus=[("L40", (8, 9))])
 POLICY = described_host(is_complete=False)
+ROCM = described_host(libraries=["libhsa-runtime64.so.1"])
+RADEON = described_host(amd_architectures=["gfx1030", "gfx1036"])
+ARC = described_host(libraries=["libze_loader.so.1"])
+NPU = described_host(libraries=["libascend_hal.so"])
 
 
 @pytest.mark.parametrize(
@@ -59,7 +63,26 @@ POLICY = described_host(is_complete=False)
         (L40, "nvidia", "sm_arch", ["all"], None),
         (PLAIN, "nvidia", "sm_arch", ["80_real"], False),
         (POLICY, "nvidia", "sm_arch", ["80_real"], None),
-        (PLAIN, "blas_lapack", "library", ["mkl"], None),
+        (PLAIN, "x86_64", "gfni", ["on"], False),
+        (RADEON, "amd", "gfx_arch", ["gfx90a", "gfx1030"], True),
+        (RADEON, "amd", "gfx_arch", ["gfx1100"], False),
+        (RADEON, "amd", "rocm_version", ["6.4.3"], None),
+        (ROCM, "amd", "gfx_arch", ["gfx1030"], None),
+        (PLAIN, "amd", "gfx_arch", ["gfx1030"], False),
+        (PLAIN, "amd", "rocm_version", ["6.4.3"], False),
+        (POLICY, "amd", "gfx_arch", ["gfx1030"], None),
+        (ARC, "intel", "device_ip", ["20.1.0"], None),
+        (PLAIN, "intel", "device_ip", ["20.1.0"], False),
+        (NPU, "ascend", "npu_type", ["910b"], None),
+        (PLAIN, "ascend", "npu_type", ["910b"], False),
+        (POLICY, "ascend", "npu_type", ["910b"], None),
+        (PLAIN, "blas_lapack", "library", ["mkl"], True),
+        (POLICY, "blas_lapack", "provider", ["openblas"], True),
+        (PLAIN, "blas_lapack", "library", ["blis"], None),
+        (ARM, "openmp", "provider", ["llvm"], True),
+        (PLAIN, "openmp", "version", ["llvm"], None),
+        (PLAIN, "unheard_of", "feature", ["on"], None),
+        (PLAIN, "x86_64", "level", [], False),
     ],
 )
 def test_properties(
@@ -80,7 +103,7 @@ def test_a_variant_without_properties_is_for_every_host() -> None:
 
 
 def test_a_variant_for_another_cpu_is_not_installed(tmp_path: Path) -> None:
-    properties = {"x86_64": {"level": ["v4"]}, "blas_lapack": {"library": ["mkl"]}}
+    properties = {"x86_64": {"level": ["v4"]}, "unheard_of": {"feature": ["on"]}}
     data = json.dumps({"variants": {"v4": properties}}).encode()
     tag = "cp311-cp311-manylinux_2_17_x86_64-v4"
     path = write_wheel(tmp_path, tag=tag, info={"variant.json": data})

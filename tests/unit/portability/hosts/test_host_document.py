@@ -61,6 +61,7 @@ FULL = Host(
         HostGpu(name="other", compute_capability=None),
     ),
     tegra_release=(38, 2, 1),
+    amd_architectures=("gfx1030", "gfx90a"),
 )
 BARE = replace(
     FULL,
@@ -74,6 +75,7 @@ BARE = replace(
     cuda_driver=None,
     cuda_version=None,
     gpus=(),
+    amd_architectures=(),
 )
 
 
@@ -132,6 +134,7 @@ def without_its_name() -> dict[str, Any]:
         changed(other_libraries=packed(b"lib.so\n" * 1000)[:-8]),
         changed(other_libraries=packed(bytes(1 << 24))),
         changed(gpus=[{"name": "x"}]),
+        changed(amd_architectures=["gfx1030\x1b[m"]),
         changed(
             libraries=[
                 {
@@ -170,6 +173,7 @@ def test_a_file_that_is_not_there_is_an_error_too(tmp_path: Path) -> None:
 def test_only_a_tegras_document_has_the_release_of_its_system() -> None:
     """Versions of Potluck without that field read the others'."""
     assert "tegra_release" not in host_document(BARE)
+    assert "amd_architectures" not in host_document(BARE)
     unknown = replace(BARE, tegra_release=())
     assert host_document(unknown)["tegra_release"] == []
     assert read_host(host_document(unknown)) == unknown

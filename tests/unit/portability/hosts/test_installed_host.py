@@ -232,6 +232,22 @@ def test_a_jetson_is_known_by_its_release_or_its_device_tree(
     assert describe_host(root).tegra_release == release
 
 
+def test_architectures_of_amd_are_those_of_its_driver(root: Path) -> None:
+    nodes = "sys/class/kfd/kfd/topology/nodes"
+    versions = {"0": "0", "1": "100300", "2": "90010", "10": "100300", "11": "10000000"}
+    machine_tree(
+        root,
+        {
+            f"{nodes}/{node}/properties": f"simd_count 8\ngfx_target_version {version}\n"
+            for node, version in versions.items()
+        },
+    )
+    machine_tree(root, {f"{nodes}/3/properties": "gfx_target_version 119900\n"})
+    host = describe_host(root)
+    assert host.amd_architectures == ("gfx1030", "gfx90a")
+    jsonschema.validate(host_document(host), SCHEMA)
+
+
 @pytest.mark.parametrize("missing", ["ld-linux", "libc.so"])
 def test_a_root_without_its_c_library_is_refused(this: Host, root: Path, missing: str) -> None:
     for each in this.libraries:

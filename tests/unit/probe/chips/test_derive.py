@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from potluck.portability.hosts.amd_architectures import gfx_target
 from potluck.probe.chips.derive import (
     amd_figures,
-    gfx_target,
     mali_figures,
     merge_figures,
     nvidia_figures,

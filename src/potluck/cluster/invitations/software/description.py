@@ -24,6 +24,7 @@ _MODULES = (
             "elf/defined_symbols",
             "elf/machines",
             "hosts/__init__",
+            "hosts/amd_architectures",
             "hosts/c_library",
             "hosts/described_libraries",
             "hosts/host",

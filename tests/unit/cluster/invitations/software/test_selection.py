@@ -55,7 +55,7 @@ class PlayedIndex:
     def metadata(self, file: IndexFile) -> bytes | None:
         return None
 
-    def fetch(self, file: IndexFile, path: Path) -> None:
+    def fetch(self, file: IndexFile, path: Path, *, most_bytes: int | None = None) -> None:
         self.fetched.append(file.filename)
         path.write_bytes((self._folder / file.filename).read_bytes())
 

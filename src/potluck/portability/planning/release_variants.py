@@ -1,0 +1,182 @@
+"""The variants of a release (PEP 825): their properties, and those that a host can use.
+
+Properties come from the index's file about all variants of the release or, if the index does not
+list it, from one wheel for each label. Invalid metadata makes variants be ignored; it is never an
+error.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from potluck.errors import WheelDownloadError, WheelFileError
+from potluck.portability.checks.variant_check import missing_properties
+from potluck.portability.checks.variant_properties import Namespace, has_any, variant_rank
+from potluck.portability.planning.index import Index, IndexFile, parse_filename
+from potluck.portability.planning.releases import Release
+from potluck.portability.planning.variant_markers import VariantFacts
+from potluck.portability.planning.wheel_reader import WheelReader
+from potluck.portability.wheels.variants import Variant, namespace_order, parse_variants
+
+_MAX_FILE_BYTES = 1 << 20
+"""An index's file has about 1 KB for each label."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnusedVariant:
+    """Why a variant whose tags fit a host is not chosen there.
+
+    ``is_certain``: the host is known not to have its properties.
+    """
+
+    label: str
+    reason: str
+    is_certain: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostVariants:
+    """The variants of a release on a host. ``labels`` are the usable ones, the preferred first;
+    ``not_judged`` are the labels of those of whose properties some are unknown.
+    """
+
+    labels: tuple[str, ...] = ()
+    not_judged: tuple[str, ...] = ()
+    unused: tuple[UnusedVariant, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Described:
+    """The variants of a release by label, or for a label the problem with its metadata."""
+
+    variants: Mapping[str, Variant]
+    problems: Mapping[str, str]
+
+
+class VariantReader:
+    """Reads the properties of variants, each once. Not thread-safe."""
+
+    def __init__(self, reader: WheelReader) -> None:
+        self._reader = reader
+        self._of_files: dict[str, Mapping[str, Variant] | str] = {}
+        self._of_wheels: dict[str, Variant | str] = {}
+        self._described_wheels: dict[str, Variant] = {}
+
+    def on_host(
+        self, release: Release, wheels: Sequence[IndexFile], namespaces: Mapping[str, Namespace]
+    ) -> HostVariants:
+        """Return the variants of a release among ``wheels``, whose tags fit a host with these
+        namespaces.
+        """
+        described = self._described(release, wheels)
+        try:
+            order = namespace_order(described.variants.values())
+        except ValueError as error:
+            labels = (*described.variants, *described.problems)
+            described = _Described(variants={}, problems=dict.fromkeys(labels, str(error)))
+            order = ()
+        usable = []
+        not_judged = []
+        unused = [
+            UnusedVariant(label=label, reason=problem, is_certain=False)
+            for label, problem in described.problems.items()
+        ]
+        for label, variant in described.variants.items():
+            missing = missing_properties(variant, namespaces)
+            if missing.absent:
+                reason = f"the host does not have {', '.join(missing.absent)}"
+                unused.append(UnusedVariant(label=label, reason=reason, is_certain=True))
+            elif missing.unknown:
+                reason = f"it is not known whether the host has {', '.join(missing.unknown)}"
+                unused.append(UnusedVariant(label=label, reason=reason, is_certain=False))
+                not_judged.append(label)
+            else:
+                usable.append(variant)
+        usable.sort(key=lambda each: variant_rank(each, order, namespaces))
+        return HostVariants(
+            labels=tuple(each.label for each in usable),
+            not_judged=tuple(not_judged),
+            unused=tuple(sorted(unused, key=lambda each: each.label)),
+        )
+
+    def facts(self, wheel: IndexFile, namespaces: Mapping[str, Namespace]) -> VariantFacts:
+        """Return what markers can test of a wheel on a host with these namespaces. A variant is
+        one that ``on_host`` has read.
+        """
+        variant = self._described_wheels.get(wheel.url)
+        if variant is None:
+            return VariantFacts()
+        properties = frozenset(
+            (name, feature, value)
+            for name, features in variant.properties.items()
+            for feature, values in features.items()
+            for value in values
+            if has_any(namespaces.get(name), feature, (value,))
+        )
+        return VariantFacts(label=variant.label, properties=properties)
+
+    def _described(self, release: Release, wheels: Sequence[IndexFile]) -> _Described:
+        variants: dict[str, Variant] = {}
+        problems: dict[str, str] = {}
+        for label, wheel in _first_by_label(wheels).items():
+            found = self._variant(release, label, wheel)
+            if isinstance(found, Variant):
+                variants[label] = found
+            else:
+                problems[label] = found
+        for wheel in wheels:
+            if variant := variants.get(label_of(wheel)):
+                self._described_wheels[wheel.url] = variant
+        return _Described(variants=variants, problems=problems)
+
+    def _variant(self, release: Release, label: str, wheel: IndexFile) -> Variant | str:
+        """Return a variant, or why its properties are unknown."""
+        file = release.variants_file
+        if file is None or wheel.is_named:
+            return self._of_wheel(wheel)
+        found = self._of_file(file)
+        if isinstance(found, str):
+            return found
+        return found.get(label) or f"{file.filename} does not describe it"
+
+    def _of_file(self, file: IndexFile) -> Mapping[str, Variant] | str:
+        if file.url not in self._of_files:
+            try:
+                self._of_files[file.url] = parse_variants(_contents(file, self._reader.index))
+            except (ValueError, OSError) as error:
+                self._of_files[file.url] = f"{file.filename} {error}"
+            except WheelDownloadError as error:
+                self._of_files[file.url] = f"{file.filename} cannot be read: {error.message}"
+        return self._of_files[file.url]
+
+    def _of_wheel(self, file: IndexFile) -> Variant | str:
+        if file.url not in self._of_wheels:
+            try:
+                self._of_wheels[file.url] = self._reader.variant(file)
+            except WheelFileError as error:
+                self._of_wheels[file.url] = error.problem
+        return self._of_wheels[file.url]
+
+
+def label_of(file: IndexFile) -> str:
+    """Return the label of a variant; empty for other files."""
+    parsed = parse_filename(file.filename)
+    return "" if parsed is None else parsed.label
+
+
+def _first_by_label(wheels: Iterable[IndexFile]) -> dict[str, IndexFile]:
+    """Return one wheel for each label: all that have it have the same properties."""
+    found: dict[str, IndexFile] = {}
+    for each in wheels:
+        found.setdefault(label_of(each), each)
+    return found
+
+
+def _contents(file: IndexFile, index: Index) -> bytes:
+    with tempfile.TemporaryDirectory(prefix="potluck-variants-") as folder:
+        path = Path(folder, "variants.json")
+        index.fetch(file, path, most_bytes=_MAX_FILE_BYTES)
+        return path.read_bytes()
