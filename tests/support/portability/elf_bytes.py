@@ -108,6 +108,26 @@ def property_note(
     return struct.pack(order + "III", 4, len(entries), 5) + b"GNU\0" + entries
 
 
+def code_segments(*functions: bytes) -> list[Segment]:
+    """A segment of code, and the index of unwind tables that tells where its functions are.
+
+    The two have to be neighbors in ``Elf.segments``.
+    """
+    code = b"".join(each.ljust(-(-len(each) // 8) * 8, b"\xcc") for each in functions)
+    table_bytes, frame_bytes = 12 + 8 * len(functions), 16
+    table, frames, start = b"", b"", -len(code)
+    for each in functions:
+        frame = table_bytes + len(frames)
+        table += struct.pack("<ii", start, frame)
+        frames += struct.pack("<IIiI", frame_bytes - 4, 0, start - (frame + 8), len(each))
+        start += -(-len(each) // 8) * 8
+    index = struct.pack("<4siI", b"\x01\x1b\x03\x3b", 0, len(functions)) + table + frames
+    return [
+        Segment(segment_type=1, flags=5, content=code),
+        Segment(segment_type=0x6474E550, content=index),
+    ]
+
+
 def is_hashed(symbol: Symbol) -> bool:
     return symbol.is_defined and symbol.is_found
 

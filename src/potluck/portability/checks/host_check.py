@@ -15,7 +15,7 @@ from potluck.portability.cuda.table import shipped_table
 from potluck.portability.features.findings import feature_findings
 from potluck.portability.finding import Finding, Severity
 from potluck.portability.hosts.host import Host
-from potluck.portability.instructions.cpu_needs import cpu_findings
+from potluck.portability.instructions.cpu_needs import code_findings, cpu_findings
 from potluck.portability.linking.file_findings import (
     allocator_findings,
     broken_finding,
@@ -102,7 +102,7 @@ class HostCheck:
                 opens_alone=opens_alone,
                 findings=(
                     *findings,
-                    *self._allocators(loaded),
+                    *self._process_findings(loaded),
                     *self._later_findings(each, wheel),
                 ),
             )
@@ -145,10 +145,11 @@ class HostCheck:
             *cpu_findings(needs.cpu, self.host, file=needs.path),
         )
 
-    def _allocators(self, loaded: Iterable[ObjectNeeds]) -> Iterator[Finding]:
-        """Return findings about the allocators in a file and in those that are loaded with it."""
+    def _process_findings(self, loaded: Iterable[ObjectNeeds]) -> Iterator[Finding]:
+        """Return why a process ends that uses a file, or one of those that are loaded with it."""
         for each in loaded:
             yield from allocator_findings(each.path, each.jemalloc_page_bytes, self.host)
+            yield from code_findings(each.cpu, self.host, file=each.path)
 
     def _foreign_file(self, needs: ObjectNeeds, wheel: PreparedWheel) -> FileReport:
         is_other_machine = needs.elf.machine != self.host.machine

@@ -12,6 +12,7 @@ from potluck.portability.checks.prepared_wheel import PreparedWheel
 from potluck.portability.checks.report import FileReport
 from potluck.portability.finding import Finding, Severity, Verdict
 from potluck.portability.hosts.host import Host
+from potluck.portability.instructions.cpu_needs import ILLEGAL_INSTRUCTION
 from potluck.portability.linking.file_findings import ALLOCATOR_PAGE_SIZE
 from potluck.portability.wheels.module_files import file_of_module, is_for_other_python
 
@@ -71,16 +72,16 @@ def _explained(
         report,
         findings=tuple(
             _explained_finding(each, text, severity)
-            if each.severity is Severity.FATAL and not (is_attempted and _aborts(each))
+            if each.severity is Severity.FATAL and not (is_attempted and _ends_process(each))
             else each
             for each in report.findings
         ),
     )
 
 
-def _aborts(finding: Finding) -> bool:
+def _ends_process(finding: Finding) -> bool:
     """Return whether the process ends, which the importing module cannot tolerate."""
-    return finding.code == ALLOCATOR_PAGE_SIZE
+    return finding.code in (ALLOCATOR_PAGE_SIZE, ILLEGAL_INSTRUCTION)
 
 
 def _explained_finding(finding: Finding, text: str, severity: Severity) -> Finding:

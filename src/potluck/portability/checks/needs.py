@@ -99,7 +99,7 @@ def package_needs(package: Package, file: str) -> WheelNeeds:
             broken.append(BrokenObject(path=name, problem=error.message))
     natives = [each.path for group in (objects, broken, misnamed) for each in group]
     attempted: frozenset[str] = frozenset()
-    if any(each.jemalloc_page_bytes is not None for each in objects):
+    if any(each.jemalloc_page_bytes is not None or each.cpu.code_flags for each in objects):
         groups = package.imported_files(natives, with_attempts=True) or ()
         attempted = frozenset(path for group in groups for path in group)
     return WheelNeeds(

@@ -29,6 +29,9 @@ from potluck.portability.instructions.arm64_instructions import arm64_flags
 from potluck.portability.instructions.cpu_levels import level_flags, variant_flags
 from potluck.portability.instructions.x86_instructions import x86_code
 
+ILLEGAL_INSTRUCTION = "illegal-instruction"
+"""The file loads, but the process that runs its code ends."""
+
 _CHECKING_GLIBC = (2, 33)
 """The first glibc that compares the note with the CPU (its NEWS; ``sysdeps/x86/dl-prop.h``)."""
 
@@ -130,8 +133,6 @@ def cpu_findings(needs: CpuNeeds, host: Host, *, file: str) -> tuple[Finding, ..
                 file=file,
             ),
         )
-    if missing := needs.code_flags - host.cpu_features:
-        return (_code_finding(missing, file),)
     if missing := needs.used_flags - host.cpu_features:
         return (
             Finding(
@@ -145,23 +146,32 @@ def cpu_findings(needs: CpuNeeds, host: Host, *, file: str) -> tuple[Finding, ..
     return ()
 
 
-def _code_finding(missing: frozenset[str], file: str) -> Finding:
-    """Return the finding about code that needs extensions which the CPU lacks.
+def code_findings(needs: CpuNeeds, host: Host, *, file: str) -> tuple[Finding, ...]:
+    """Return the finding about code that needs extensions which ``host``'s CPU lacks; none if its
+    features are unknown, or if the file says what it needs.
 
-    It is fatal if compilers use them everywhere, which they do with those of the levels. Functions
-    with others, such as ``aes``, are usually called only after checking the CPU, elsewhere.
+    The linker opens the file; the process ends when it runs the code. That is fatal if compilers
+    use these extensions everywhere, which they do with those of the levels. Functions with others,
+    such as ``aes``, are usually called only after checking the CPU, elsewhere.
     """
+    if host.cpu_features is None or (needs.flags | needs.variant_flags) - host.cpu_features:
+        return ()
+    missing = needs.code_flags - host.cpu_features
+    if not missing:
+        return ()
     common = missing & level_flags()["x86-64-v3"]
-    level = next((name for name, flags in level_flags().items() if common <= flags), "")
-    lacks = f"{', '.join(sorted(missing))}{f' ({level})' if common else ''}"
-    return Finding(
-        code="cpu-code",
-        severity=Severity.FATAL if common else Severity.LIMIT,
-        message=f"its code needs {lacks}, which this CPU lacks: a process that runs it ends with an"
-        " illegal instruction",
-        file=file,
-        feature="" if common else PurePosixPath(file).name,
-        fix="use a build for the baseline, such as an older release, or build it from source",
+    level = next(name for name, flags in level_flags().items() if common <= flags)
+    named = f"{', '.join(sorted(missing))}{f' ({level})' if len(common) > 1 else ''}"
+    return (
+        Finding(
+            code=ILLEGAL_INSTRUCTION,
+            severity=Severity.FATAL if common else Severity.LIMIT,
+            message=f"its code needs {named}, which this CPU lacks: a process that runs it ends"
+            " with an illegal instruction",
+            file=file,
+            feature="" if common else PurePosixPath(file).name,
+            fix="use a build for the baseline, such as an older release, or build it from source",
+        ),
     )
 
 

@@ -281,6 +281,19 @@ def test_a_cpu_that_is_too_old() -> None:
     assert report(needs, a_host()).findings == ()
 
 
+def test_code_for_newer_cpus_in_a_file_and_in_its_libraries() -> None:
+    objects = {"a.so": an_elf(needed=["liba.so"], runpath=["$ORIGIN"]), "liba.so": an_elf()}
+    needs = needs_of(objects)
+    library = replace(needs.objects[1], cpu=CpuNeeds(code_flags=frozenset({"avx2"})))
+    needs = replace(needs, objects=(needs.objects[0], library), imported=(("a.so",),))
+    found = report(needs, a_host(cpu_features=["sse2"]))
+    assert [each.opens_alone for each in found.files] == [True, True]
+    (finding,) = found.files[0].findings
+    assert (finding.code, finding.file) == ("illegal-instruction", "liba.so")
+    assert found.verdict is Verdict.WILL_NOT_LOAD
+    assert report(needs, a_host(cpu_features=["avx2"])).findings == ()
+
+
 def test_libraries_that_are_opened_later() -> None:
     needs = needs_of({"p/a.so": an_elf(), "p/libown.so": an_elf()})
     opened = (

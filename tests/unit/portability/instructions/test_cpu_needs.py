@@ -7,13 +7,18 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from support.portability.elf_bytes import Elf, Segment, property_note
+from support.portability.elf_bytes import Elf, Segment, code_segments, property_note
 
 from potluck.portability.elf.reader import read_elf
 from potluck.portability.finding import Severity
 from potluck.portability.hosts.host import Host
 from potluck.portability.instructions.cpu_levels import level_flags
-from potluck.portability.instructions.cpu_needs import CpuNeeds, cpu_findings, cpu_needs
+from potluck.portability.instructions.cpu_needs import (
+    CpuNeeds,
+    code_findings,
+    cpu_findings,
+    cpu_needs,
+)
 
 PT_NOTE, PT_GNU_PROPERTY = 4, 0x6474E553
 NEEDED, USED, OTHER = 0xC0008002, 0xC0010002, 0xC0000002
@@ -181,3 +186,59 @@ def test_a_32_bit_arm_cpu_may_lack_vectors() -> None:
     (finding,) = cpu_findings(needs, host(frozenset({"vfpv3"})), file="a.so")
     assert (finding.severity, finding.feature) == (Severity.LIMIT, "a.so")
     assert "neon" in finding.message
+
+
+POPCNT = bytes.fromhex("f30fb8c1 c3")
+CPUID = bytes.fromhex("0fa2 c3")
+AVX512 = bytes.fromhex("62f17c4858c1 c3")
+AESENC = bytes.fromhex("660f38dcc1 c3")
+
+
+def test_code_that_does_not_ask_ends_a_process_on_an_older_cpu() -> None:
+    needs = needs_of(Elf(segments=code_segments(POPCNT)))
+    assert needs.code_flags == {"popcnt"}
+    old, newer = level_flags()["x86-64-v1"], level_flags()["x86-64-v2"]
+    (finding,) = code_findings(needs, host(old), file="a/b.so")
+    assert (finding.code, finding.severity) == ("illegal-instruction", Severity.FATAL)
+    assert "needs popcnt, which this CPU lacks" in finding.message
+    assert code_findings(needs, host(newer), file="a/b.so") == ()
+    assert code_findings(needs, host(None), file="a/b.so") == ()
+    assert cpu_findings(needs, host(old), file="a/b.so") == ()
+
+
+def test_the_level_is_named_for_several_extensions() -> None:
+    needs = CpuNeeds(code_flags=frozenset({"avx2", "bmi2", "popcnt"}))
+    (finding,) = code_findings(needs, host(level_flags()["x86-64-v2"]), file="a.so")
+    assert "avx2, bmi2 (x86-64-v3)" in finding.message
+    (finding,) = code_findings(
+        CpuNeeds(code_flags=frozenset({"popcnt", "sse4_2"})),
+        host(level_flags()["x86-64-v1"]),
+        file="a.so",
+    )
+    assert "popcnt, sse4_2 (x86-64-v2)" in finding.message
+
+
+def test_rare_extensions_are_a_limit_since_callers_usually_ask() -> None:
+    needs = needs_of(Elf(segments=code_segments(AESENC)))
+    (finding,) = code_findings(needs, host(level_flags()["x86-64-v3"]), file="a/b.so")
+    assert (finding.severity, finding.feature) == (Severity.LIMIT, "b.so")
+
+
+def test_code_that_asks_is_a_note() -> None:
+    needs = needs_of(Elf(segments=code_segments(POPCNT, AVX512, CPUID)))
+    assert not needs.code_flags
+    assert needs.used_flags == {"popcnt"}
+    old = host(level_flags()["x86-64-v1"])
+    assert code_findings(needs, old, file="a.so") == ()
+    (finding,) = cpu_findings(needs, old, file="a.so")
+    assert (finding.code, finding.severity) == ("cpu-used", Severity.NOTE)
+
+
+def test_a_file_that_says_what_it_needs_is_told_once() -> None:
+    needs = replace(needs_of(with_note({NEEDED: 2})), code_flags=frozenset({"popcnt"}))
+    old = host(level_flags()["x86-64-v1"])
+    assert code_findings(needs, old, file="a.so") == ()
+    assert [each.code for each in cpu_findings(needs, old, file="a.so")] == ["cpu-level"]
+    named = CpuNeeds(variant_flags=frozenset({"avx2"}), code_flags=frozenset({"avx2"}))
+    assert code_findings(named, old, file="x_avx2.so") == ()
+    assert [each.code for each in cpu_findings(named, old, file="x_avx2.so")] == ["cpu-variant"]
