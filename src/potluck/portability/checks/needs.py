@@ -55,7 +55,7 @@ class WheelNeeds:
 
     ``imported`` are the paths of the native files that are loaded by importing its packages, one of
     each tuple; None if unknown (see ``import_closure``). ``attempted`` are also those whose failure
-    to load is tolerated; it is only determined if a file may abort the process.
+    to load is tolerated; it is only determined if a file may end the process.
     """
 
     file: str
@@ -98,10 +98,8 @@ def package_needs(package: Package, file: str) -> WheelNeeds:
         except ElfError as error:
             broken.append(BrokenObject(path=name, problem=error.message))
     natives = [each.path for group in (objects, broken, misnamed) for each in group]
-    attempted: frozenset[str] = frozenset()
-    if any(each.jemalloc_page_bytes is not None or each.cpu.code_flags for each in objects):
-        groups = package.imported_files(natives, with_attempts=True) or ()
-        attempted = frozenset(path for group in groups for path in group)
+    may_end = any(each.jemalloc_page_bytes is not None or each.cpu.code_flags for each in objects)
+    imported = package.imported_files(natives, with_attempts=may_end)
     return WheelNeeds(
         file=file,
         distribution=distribution,
@@ -109,8 +107,8 @@ def package_needs(package: Package, file: str) -> WheelNeeds:
         broken=tuple(broken),
         links=dict(package.links),
         misnamed=tuple(misnamed),
-        imported=package.imported_files(natives),
-        attempted=attempted,
+        imported=imported.required,
+        attempted=frozenset(path for group in imported.attempted for path in group),
     )
 
 

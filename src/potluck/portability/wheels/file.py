@@ -23,7 +23,7 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 
 from potluck.errors import WheelFileError
 from potluck.portability.wheels.bounded_zip import BoundedZip
-from potluck.portability.wheels.import_closure import imported_files
+from potluck.portability.wheels.import_closure import ImportedFiles, imported_files
 from potluck.portability.wheels.misnamed_files import (
     HEAD_BYTES,
     FileKind,
@@ -100,9 +100,9 @@ class Package(Protocol):
 
     def imported_files(
         self, natives: Collection[str], *, with_attempts: bool = False
-    ) -> tuple[tuple[str, ...], ...] | None:
-        """Return the native files that importing it loads, one of each tuple; None if unknown.
-        ``with_attempts``: also those whose failure to load is tolerated.
+    ) -> ImportedFiles:
+        """Return the native files that importing it loads. Those that it attempts to load are
+        returned only ``with_attempts``.
         """
 
 
@@ -155,7 +155,7 @@ class _Wheel:
 
     def imported_files(
         self, natives: Collection[str], *, with_attempts: bool = False
-    ) -> tuple[tuple[str, ...], ...] | None:
+    ) -> ImportedFiles:
         members = {
             installed: name
             for name in self._archive.names
@@ -268,8 +268,8 @@ class _Folder:
 
     def imported_files(
         self, natives: Collection[str], *, with_attempts: bool = False
-    ) -> tuple[tuple[str, ...], ...] | None:
-        return None
+    ) -> ImportedFiles:
+        return ImportedFiles()
 
     def _walk(self) -> None:
         root = self._path.resolve()
@@ -315,9 +315,9 @@ class InstalledFiles:
 
     def imported_files(
         self, natives: Collection[str], *, with_attempts: bool = False
-    ) -> tuple[tuple[str, ...], ...] | None:
+    ) -> ImportedFiles:
         """See ``Package``."""
-        return None
+        return ImportedFiles()
 
 
 def _elf_file(name: str, path: Path) -> Iterator[tuple[str, bytes | mmap.mmap]]:

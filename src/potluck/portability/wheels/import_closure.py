@@ -15,7 +15,7 @@ import functools
 import posixpath
 import re
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from potluck.portability.wheels.tolerated_imports import is_attempt, is_suppression
@@ -36,6 +36,19 @@ FindNames = Callable[[str, re.Pattern[bytes]], Collection[bytes]]
 """Return all matches of a pattern in a native file."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportedFiles:
+    """The native files that are loaded when packages are imported. Of each tuple one file is
+    loaded: it has more than one if a module has several files.
+
+    ``required`` are those without which importing fails; None if unknown. ``attempted`` are these
+    and those whose failure to load is tolerated.
+    """
+
+    required: tuple[tuple[str, ...], ...] | None = None
+    attempted: tuple[tuple[str, ...], ...] = ()
+
+
 def imported_files(
     sources: Collection[str],
     natives: Collection[str],
@@ -43,31 +56,38 @@ def imported_files(
     find: FindNames,
     *,
     with_attempts: bool = False,
-) -> tuple[tuple[str, ...], ...] | None:
-    """Return the paths of the ``natives`` that are loaded when the packages are imported. Of each
-    tuple one file is loaded: it has more than one if a module has several files.
+) -> ImportedFiles:
+    """Return which of the ``natives`` are loaded when the packages are imported.
 
     ``sources`` are the paths of the Python files, and all paths are relative to ``site-packages``.
     ``read`` and ``find`` are called only for files that are imported. If importing the top-level
     packages loads none, the result is what importing all modules loads. It is empty if they only
-    attempt to load some. None: no module loads any, so the result is unknown. ``with_attempts``:
-    also return those whose failure to load is tolerated.
+    attempt to load some, and unknown if no module loads any. What is ``attempted`` is returned only
+    ``with_attempts``.
     """
     modules = _modules(sources)
     extensions = _extensions(natives)
     top_level = [name for name in (*modules, *extensions) if "." not in name]
-    if not top_level:
-        return None
-    stages = [(top_level, True)] if with_attempts else [(top_level, False), (list(modules), False)]
-    for roots, follows_attempts in (*stages, (list(modules), True)):
-        closure = _Closure(modules, extensions, read, find, follows_attempts)
+    imports = _Imports(modules, read)
+
+    @functools.cache
+    def loaded(*, of_all: bool, attempts: bool) -> tuple[tuple[str, ...], ...]:
+        closure = _Closure(imports, extensions, find, attempts)
+        roots = modules if of_all else top_level
         closure.follow(name for name in roots if not _is_for_tests(name))
         found = {extensions[name] for name in closure.seen if name in extensions}
         if closure.opens_libraries:
             found |= {(path,) for path in _named(natives, closure.constants)}
-        if found:
-            return () if follows_attempts and not with_attempts else tuple(sorted(found))
-    return None
+        return tuple(sorted(found))
+
+    if not natives or not top_level:
+        return ImportedFiles()
+    required = loaded(of_all=False, attempts=False) or loaded(of_all=True, attempts=False)
+    attempted: tuple[tuple[str, ...], ...] = ()
+    if with_attempts:
+        attempted = loaded(of_all=False, attempts=True) or loaded(of_all=True, attempts=True)
+    is_known = required or loaded(of_all=True, attempts=True)
+    return ImportedFiles(required=required if is_known else None, attempted=attempted)
 
 
 def _modules(sources: Iterable[str]) -> dict[str, str]:
@@ -123,15 +143,85 @@ def _is_for_tests(name: str) -> bool:
     return any(part in {"tests", "test", "conftest", "testing"} for part in name.split("."))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Execution:
+    """What executing a module imports, and the texts that it may use. ``opens_libraries``: it
+    imports a module that opens libraries.
+    """
+
+    imports: tuple[str, ...] = ()
+    constants: frozenset[str] = frozenset()
+    opens_libraries: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Module:
+    """The execution of a module, without and with what may fail without an error."""
+
+    required: _Execution = _Execution()
+    attempted: _Execution = _Execution()
+
+
+class _Imports:
+    """Reads the modules whose paths are given, each once."""
+
+    def __init__(self, paths: Mapping[str, str], read: ReadSource) -> None:
+        self.paths = paths
+        self._read = read
+        self._modules: dict[str, _Module] = {}
+
+    def of(self, name: str) -> _Module:
+        """Return a module; one that cannot be read imports nothing."""
+        if name not in self._modules:
+            path = self.paths[name]
+            package = name if path.endswith("/__init__.py") else name.rpartition(".")[0]
+            tree = self._parsed(path)
+            self._modules[name] = _Module() if tree is None else _module(tree, package)
+        return self._modules[name]
+
+    def _parsed(self, path: str) -> ast.Module | None:
+        try:
+            source = self._read(path)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # about escapes in third-party strings
+                return ast.parse(source)
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            return None
+
+
+def _module(tree: ast.Module, package: str) -> _Module:
+    required = list(_executed(tree.body, _MAX_NESTING, with_attempts=False))
+    attempted = list(_executed(tree.body, _MAX_NESTING, with_attempts=True))
+    tolerated = set(_tolerated(tree, required, attempted))
+    texts = {
+        node: node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+
+    def execution(nodes: Collection[ast.AST], constants: Iterable[str]) -> _Execution:
+        return _Execution(
+            imports=tuple(_targets(nodes, package)),
+            constants=frozenset(constants),
+            opens_libraries=any(_is_opener(each, package) for each in nodes),
+        )
+
+    return _Module(
+        required=execution(
+            required, (text for node, text in texts.items() if node not in tolerated)
+        ),
+        attempted=execution(attempted, texts.values()),
+    )
+
+
 @dataclass(slots=True)
 class _Closure:
     """The modules that are imported when some modules are imported; ``with_attempts`` also those
     that may fail to import without an error.
     """
 
-    modules: dict[str, str]
+    imports: _Imports
     extensions: dict[str, tuple[str, ...]]
-    read: ReadSource
     find: FindNames
     with_attempts: bool
     seen: set[str] = field(default_factory=set)
@@ -148,28 +238,19 @@ class _Closure:
             parent = name.rpartition(".")[0]
             if parent:
                 waiting.append(parent)
-            if name in self.modules:
-                waiting.extend(self._imports_of(name))
+            if name in self.imports.paths:
+                waiting.extend(self._imports_of(self.imports.of(name)))
             else:
                 waiting.extend(self._named_in(name))
 
     def _is_known(self, name: str) -> bool:
-        return name in self.modules or name in self.extensions
+        return name in self.imports.paths or name in self.extensions
 
-    def _imports_of(self, name: str) -> Iterator[str]:
-        path = self.modules[name]
-        tree = self._parsed(path)
-        if tree is None:
-            return
-        package = name if path.endswith("/__init__.py") else name.rpartition(".")[0]
-        executed = list(_executed(tree.body, _MAX_NESTING, with_attempts=self.with_attempts))
-        for node in executed:
-            yield from self._targets(node, package)
-        attempted = set() if self.with_attempts else set(_attempted(tree, executed))
-        for node in ast.walk(tree):
-            match node:
-                case ast.Constant(value=str(value)) if node not in attempted:
-                    self.constants.add(value)
+    def _imports_of(self, module: _Module) -> tuple[str, ...]:
+        execution = module.attempted if self.with_attempts else module.required
+        self.constants |= execution.constants
+        self.opens_libraries |= execution.opens_libraries
+        return execution.imports
 
     def _named_in(self, name: str) -> Iterator[str]:
         """Return the other extension modules that one names."""
@@ -182,24 +263,16 @@ class _Closure:
                 for found in self.find(path, pattern):
                     yield found.decode()
 
-    def _parsed(self, path: str) -> ast.Module | None:
-        try:
-            source = self.read(path)
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # about escapes in third-party strings
-                return ast.parse(source)
-        except (SyntaxError, ValueError, RecursionError, MemoryError):
-            return None
 
-    def _targets(self, node: ast.AST, package: str) -> Iterator[str]:
+def _targets(nodes: Iterable[ast.AST], package: str) -> Iterator[str]:
+    """Yield the full names of what imports may import: modules, and names within them."""
+    for node in nodes:
         match node:
             case ast.Import(names=names):
                 for alias in names:
-                    self._note_opener(alias.name)
                     yield alias.name
             case ast.ImportFrom(module=module, names=names, level=level):
                 base = _absolute(module or "", level, package)
-                self._note_opener(base)
                 yield base
                 for alias in names:
                     yield f"{base}.{alias.name}"
@@ -210,9 +283,13 @@ class _Closure:
                 level = len(name) - len(name.lstrip("."))
                 yield _absolute(name.lstrip("."), level, package)
 
-    def _note_opener(self, name: str) -> None:
-        if name.partition(".")[0] in _OPENERS:
-            self.opens_libraries = True
+
+def _is_opener(node: ast.AST, package: str) -> bool:
+    """Return whether a statement imports a module that opens libraries."""
+    is_import = isinstance(node, ast.Import | ast.ImportFrom)
+    return is_import and any(
+        name.partition(".")[0] in _OPENERS for name in _targets([node], package)
+    )
 
 
 def _absolute(module: str, level: int, package: str) -> str:
@@ -259,16 +336,14 @@ def _executed(
                 yield from (each for each in ast.walk(statement) if isinstance(each, ast.Call))
 
 
-def _attempted(tree: ast.Module, executed: Iterable[ast.AST]) -> Iterator[ast.AST]:
-    """Yield what runs only where a failure is tolerated: calls other than those ``executed``, and
-    the functions of the module that are used only in such calls.
+def _tolerated(
+    tree: ast.Module, required: Iterable[ast.AST], attempted: Iterable[ast.AST]
+) -> Iterator[ast.AST]:
+    """Yield what runs only where a failure is tolerated: calls among ``attempted`` that are not
+    ``required``, and the functions of the module that are used only in such calls.
     """
-    known = set(executed)
-    attempts = [
-        each
-        for each in _executed(tree.body, _MAX_NESTING, with_attempts=True)
-        if isinstance(each, ast.Call) and each not in known
-    ]
+    known = set(required)
+    attempts = [each for each in attempted if isinstance(each, ast.Call) and each not in known]
     within = {node for each in attempts for node in ast.walk(each)}
     used = {
         node.id

@@ -22,7 +22,7 @@ LIBRARY = "pack/lib/libpack.so.1"
 def imported(
     sources: Mapping[str, str], natives: Mapping[str, bytes] | None = None
 ) -> tuple[str, ...] | None:
-    """The files that are loaded, each of which is the only one of its module."""
+    """The files that are loaded, where each module has one file."""
     found = groups(sources, natives)
     assert found is None or all(len(each) == 1 for each in found)
     return None if found is None else tuple(path for (path,) in found)
@@ -36,7 +36,7 @@ def groups(
     def find(path: str, pattern: re.Pattern[bytes]) -> list[bytes]:
         return pattern.findall(files[path])
 
-    return imported_files(sources, files, lambda path: sources[path].encode(), find)
+    return imported_files(sources, files, lambda path: sources[path].encode(), find).required
 
 
 @pytest.mark.parametrize(
