@@ -14,8 +14,8 @@ from potluck.portability.wheels.variants import Variant
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MissingProperties:
-    """The properties of a variant that a host does not have, and those of which that is not
-    known, such as ``x86_64 :: level :: v4``.
+    """Properties of a variant, such as ``x86_64 :: level :: v4``, that a host does not have
+    (``absent``), or may not have (``unknown``).
     """
 
     absent: tuple[str, ...] = ()

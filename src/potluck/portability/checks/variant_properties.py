@@ -36,7 +36,7 @@ _ARM_FEATURES = (
     *("sve2", "flagm2", "frint", "sb", "btiecv", "paca", "pacg", "ssbs", "asimdfhm", "bf16"),
     *("dcpodp", "dgh", "dit", "flagm", "i8mm", "ilrcpc", "jscvt", "rng", "sha3", "sha512"),
     *("svebf16", "svei8mm", "uscat", "asimddp", "lrcpc", "asimdhp", "dcpop", "fcma", "fphp"),
-    *("sve", "asimdrdmatomics", "aes", "asimd", "cpuid", "crc32", "evtstrm", "fp", "pmull"),
+    *("sve", "asimdrdm", "atomics", "aes", "asimd", "cpuid", "crc32", "evtstrm", "fp", "pmull"),
     *("sha1", "sha2"),
 )
 

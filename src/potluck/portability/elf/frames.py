@@ -33,6 +33,9 @@ _MAX_FUNCTIONS = 2**22
 _MAX_FRAMES_BYTES = 2**28
 """libtorch_cpu has 18 MB."""
 
+_MAX_CODE_SEGMENTS = 2**4
+"""Files have one or two; each of them is compared with all functions."""
+
 Functions = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
 """The offsets in the file where functions start, ascending, and those where they end."""
 
@@ -99,10 +102,13 @@ def _offsets(
     code.
     """
     offsets = np.full(len(starts), -1, dtype=np.int64)
-    for segment in image.of_type(PT_LOAD):
+    segments = [each for each in image.of_type(PT_LOAD) if each["flags"] & PF_X]
+    if len(segments) > _MAX_CODE_SEGMENTS:
+        raise ElfError(f"it has {len(segments)} segments of code")
+    for segment in segments:
         start, num_bytes = int(segment["vaddr"]), int(segment["filesz"])
         offset = int(segment["offset"])
-        if not segment["flags"] & PF_X or offset + num_bytes > len(image.data):
+        if offset + num_bytes > len(image.data):
             continue
         is_here = (starts >= start) & (starts + sizes <= start + num_bytes)
         offsets[is_here] = starts[is_here] - start + offset

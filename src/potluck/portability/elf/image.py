@@ -54,7 +54,7 @@ _SEGMENT_FIELDS = {
     False: ("type", "offset", "vaddr", "paddr", "filesz", "memsz", "flags", "align"),
     True: ("type", "flags", "offset", "vaddr", "paddr", "filesz", "memsz", "align"),
 }
-_PAGE_BYTES = 2**12
+SMALLEST_PAGE_BYTES = 2**12
 """The smallest page size of any kernel: bytes in the same page of that size are mapped everywhere.
 """
 
@@ -139,7 +139,7 @@ class ElfImage:
                 offset = int(segment["offset"]) + within
                 end = start + num_bytes
                 if int(segment["memsz"]) <= num_bytes:
-                    end = -(-end // _PAGE_BYTES) * _PAGE_BYTES
+                    end = -(-end // SMALLEST_PAGE_BYTES) * SMALLEST_PAGE_BYTES
                 return offset, min(end - address, len(self.data) - offset)
         raise ElfError(f"{what} is at {address:#x}, where no part of the file is loaded")
 

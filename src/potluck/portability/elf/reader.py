@@ -28,6 +28,7 @@ from potluck.portability.elf.image import (
     PT_INTERP,
     PT_LOAD,
     PT_TLS,
+    SMALLEST_PAGE_BYTES,
     ElfData,
     ElfImage,
     Table,
@@ -40,7 +41,6 @@ from potluck.portability.elf.versions import read_versions
 
 _MAX_PATH_BYTES = 4096
 
-_SMALLEST_PAGE_BYTES = 2**12
 _LARGEST_PAGE_BYTES = 2**16
 """Of Linux's kernels on the machines that wheels exist for."""
 
@@ -106,7 +106,7 @@ def _mappable_page_bytes(image: ElfImage) -> int:
     moved = [abs(int(each["vaddr"]) - int(each["offset"])) for each in segments]
     page_bytes = min((each & -each for each in moved if each), default=_LARGEST_PAGE_BYTES)
     page_bytes = min(page_bytes, _LARGEST_PAGE_BYTES)
-    while page_bytes > _SMALLEST_PAGE_BYTES and _is_page_shared(segments, page_bytes):
+    while page_bytes > SMALLEST_PAGE_BYTES and _is_page_shared(segments, page_bytes):
         page_bytes //= 2
     return page_bytes
 

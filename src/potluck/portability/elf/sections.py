@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from potluck.errors import ElfError
-from potluck.portability.elf.image import ElfData, ElfImage, open_image
+from potluck.portability.elf.image import PF_X, PT_LOAD, ElfData, ElfImage, open_image
 
 _SHT_NULL = 0
 _SHT_NOBITS = 8
@@ -85,6 +85,27 @@ def joined_ranges(ranges: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]
         if end > last_end:
             yield max(start, last_end), end
             last_end = end
+
+
+def code_ranges(image: ElfImage, *, alignment: int = 1) -> tuple[tuple[int, int], ...]:
+    """Return half-open ranges of the file without overlaps, which begin at a multiple of
+    ``alignment``: sections of code, or without sections the executable segments.
+    """
+    ranges = [
+        (each.offset, each.offset + each.num_bytes)
+        for each in read_sections(image)
+        if each.is_loaded and each.is_code
+    ]
+    if not ranges:
+        ranges = [
+            (int(each["offset"]), int(each["offset"]) + int(each["filesz"]))
+            for each in image.of_type(PT_LOAD)
+            if each["flags"] & PF_X
+        ]
+    size = len(image.data)
+    return tuple(
+        (-(-start // alignment) * alignment, min(end, size)) for start, end in joined_ranges(ranges)
+    )
 
 
 def _sections(image: ElfImage) -> tuple[Section, ...]:

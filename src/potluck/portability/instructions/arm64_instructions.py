@@ -18,9 +18,9 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from potluck.portability.elf.image import PF_X, PT_LOAD, ElfImage
+from potluck.portability.elf.image import ElfImage
 from potluck.portability.elf.machines import EM_AARCH64
-from potluck.portability.elf.sections import joined_ranges, read_sections
+from potluck.portability.elf.sections import code_ranges
 
 CODE_BLOCK_BYTES = 2**18
 """Number of words that stay in a core's cache while they are compared with every encoding."""
@@ -44,7 +44,7 @@ def arm64_flags(image: ElfImage) -> frozenset[str]:
     if image.header.machine_number != EM_AARCH64:
         return frozenset()
     not_found = dict(_instructions())
-    for start, end in code_ranges(image):
+    for start, end in code_ranges(image, alignment=4):
         for position in range(start, end - 3, CODE_BLOCK_BYTES):
             num_words = min(end - position, CODE_BLOCK_BYTES) // 4
             words = image.table(np.dtype("<u4"), position, num_words, "code")
@@ -52,25 +52,6 @@ def arm64_flags(image: ElfImage) -> frozenset[str]:
                 if any(np.any(words & row.mask == row.value) for row in rows):
                     del not_found[flag]
     return frozenset(_instructions().keys() - not_found.keys())
-
-
-def code_ranges(image: ElfImage) -> tuple[tuple[int, int], ...]:
-    """Return half-open ranges of the file: sections of code, or without sections the executable
-    segments. They begin at a multiple of four bytes.
-    """
-    ranges = [
-        (each.offset, each.offset + each.num_bytes)
-        for each in read_sections(image)
-        if each.is_loaded and each.is_code
-    ]
-    if not ranges:
-        ranges = [
-            (int(each["offset"]), int(each["offset"]) + int(each["filesz"]))
-            for each in image.of_type(PT_LOAD)
-            if each["flags"] & PF_X
-        ]
-    size = len(image.data)
-    return tuple((-(-start // 4) * 4, min(end, size)) for start, end in joined_ranges(ranges))
 
 
 @functools.cache

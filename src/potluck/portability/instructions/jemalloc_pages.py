@@ -18,8 +18,9 @@ import numpy as np
 
 from potluck.portability.elf.image import ElfData, ElfImage, open_image
 from potluck.portability.elf.machines import EM_AARCH64
+from potluck.portability.elf.sections import code_ranges
 from potluck.portability.elf.strings import find_constant
-from potluck.portability.instructions.arm64_instructions import CODE_BLOCK_BYTES, code_ranges
+from potluck.portability.instructions.arm64_instructions import CODE_BLOCK_BYTES
 
 _MESSAGE = b"<jemalloc>: Unsupported system page size"
 
@@ -58,7 +59,7 @@ def jemalloc_page_bytes(data: ElfData) -> int | None:
     addresses = [each for offset in offsets if (each := _address(image, offset)) is not None]
     sizes = [
         size
-        for bounds in code_ranges(image)
+        for bounds in code_ranges(image, alignment=4)
         for offset in _references(image, bounds, addresses)
         for size in _compared(image, bounds, offset)
     ]

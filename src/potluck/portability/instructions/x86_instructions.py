@@ -30,8 +30,9 @@ import numpy as np
 import numpy.typing as npt
 
 from potluck.portability.elf.frames import read_functions
-from potluck.portability.elf.image import PF_X, PT_LOAD, ElfImage
+from potluck.portability.elf.image import ElfImage
 from potluck.portability.elf.machines import EM_X86_64
+from potluck.portability.elf.sections import code_ranges
 from potluck.portability.instructions.cpu_levels import level_flags
 from potluck.portability.instructions.x86_lengths import (
     LONGEST,
@@ -57,9 +58,9 @@ _LEAST_FUNCTIONS = 20
 _Byte = Annotated[int, msgspec.Meta(ge=0, lt=256)]
 _Positions = npt.NDArray[np.int64]
 
-_FORMS = {"legacy": 0, "vex": 1}
-_NUM_MAPS, _NUM_PREFIXES, _NUM_LENGTHS = 4, 4, 2
-_SHAPE = (len(_FORMS), _NUM_MAPS, _NUM_PREFIXES, _NUM_LENGTHS, 256)
+_LEGACY, _VEX = 0, 1
+_FORMS = {"legacy": _LEGACY, "vex": _VEX}
+_SHAPE = (len(_FORMS), 4, 4, 2, 256)
 """Of a table of instructions: form, map, prefix, 256 bits or not, opcode."""
 
 _IS_QUERY = re.compile(
@@ -69,7 +70,7 @@ _IS_QUERY = re.compile(
 ``_dl_x86_get_cpu_features`` of glibc, ``cpuinfo_has_x86_avx2``, ``av_get_cpu_flags``.
 """
 
-_CPUID = (_FORMS["legacy"], 1, slice(None), 0, 0xA2)
+_CPUID = (_LEGACY, 1, slice(None), 0, 0xA2)
 _FIRST_SHIFT = 0xE0
 """The first ModRM byte of a shift of a register; those before it rotate, or are about memory."""
 
@@ -190,7 +191,7 @@ class _Counts:
     def flags(self) -> frozenset[str]:
         """Return the flags for all instructions that were counted."""
         flags = {flag for flag, where in _tables().items() if self._counts[where].any()}
-        if (self._counts[_FORMS["vex"]] * _vector_table()[_FORMS["vex"]]).any():
+        if (self._counts[_VEX] * _vector_table()[_VEX]).any():
             flags.add("avx")
         if self._num_evex:
             flags.add("avx512f")
@@ -255,7 +256,7 @@ def _legacy_keys(padded: Bytes, at: _Positions, prefix: _Positions) -> _Position
     second = padded[at + 1].astype(np.int64)
     opcode_map = np.where(second == 0x38, 2, np.where(second == 0x3A, 3, 1))
     opcode = np.where(opcode_map == 1, second, padded[at + 2])
-    return np.ravel_multi_index((0 * at, opcode_map, prefix, 0 * at, opcode), _SHAPE)
+    return np.ravel_multi_index((_LEGACY, opcode_map, prefix, 0, opcode), _SHAPE)
 
 
 def _vex_keys(
@@ -265,20 +266,16 @@ def _vex_keys(
     fields = padded[at + payload].astype(np.int64)
     prefix, is_long = fields & 3, fields >> 2 & 1
     opcode = padded[at + payload + 1]
-    return np.ravel_multi_index((0 * at + 1, 0 * at + opcode_map, prefix, is_long, opcode), _SHAPE)
+    return np.ravel_multi_index((_VEX, opcode_map, prefix, is_long, opcode), _SHAPE)
 
 
 def _has_cpuid_elsewhere(image: ElfImage, starts: _Positions, ends: _Positions) -> bool:
     """Return whether CPUID may be in code outside the known functions."""
-    for segment in image.of_type(PT_LOAD):
-        num_bytes = int(segment["filesz"])
-        if not segment["flags"] & PF_X or not num_bytes:
-            continue
-        if num_bytes > _MAX_BLOCKS * _BLOCK_BYTES:
+    for start, end in code_ranges(image):
+        if end - start > _MAX_BLOCKS * _BLOCK_BYTES:
             return True
-        offset = int(segment["offset"])
-        code = np.frombuffer(image.read(offset, num_bytes, "code"), dtype=np.uint8)
-        at = np.flatnonzero((code[:-1] == 0x0F) & (code[1:] == 0xA2)) + offset
+        code = np.frombuffer(image.read(start, max(0, end - start), "code"), dtype=np.uint8)
+        at = np.flatnonzero((code[:-1] == 0x0F) & (code[1:] == 0xA2)) + start
         index = np.searchsorted(starts, at, "right") - 1
         if np.any((index < 0) | (at >= ends[index])):
             return True
@@ -308,7 +305,7 @@ def _tables() -> Mapping[str, npt.NDArray[np.bool_]]:
 def _shift_table() -> npt.NDArray[np.bool_]:
     """Return which instructions are SARX, SHLX and SHRX."""
     table = np.zeros(_SHAPE, dtype=np.bool_)
-    table[_FORMS["vex"], 2, 1:, :, 0xF7] = True
+    table[_VEX, 2, 1:, :, 0xF7] = True
     return table
 
 
@@ -316,14 +313,14 @@ def _shift_table() -> npt.NDArray[np.bool_]:
 def _vector_table() -> npt.NDArray[np.bool_]:
     """Return which instructions are on vectors and floating-point numbers in their registers."""
     table = np.zeros(_SHAPE, dtype=np.bool_)
-    table[_FORMS["vex"]] = True
+    table[_VEX] = True
     for flag in ("bmi1", "bmi2"):
         table &= ~_tables()[flag]
-    legacy = table[_FORMS["legacy"]]
+    legacy = table[_LEGACY]
     for first, last in _VECTOR_OPCODES:
         legacy[1, :, :, first : last + 1] = True
     for first, last in _VECTOR_OPCODES_66:
         legacy[1, 1:, :, first : last + 1] = True
     for flag in ("ssse3", "sse4_1"):
-        legacy[2:, 1] |= _tables()[flag][_FORMS["legacy"], 2:, 1]
+        legacy[2:, 1] |= _tables()[flag][_LEGACY, 2:, 1]
     return table

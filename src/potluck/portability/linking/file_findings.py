@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from potluck.portability.elf.file import ElfFile
+from potluck.portability.elf.image import SMALLEST_PAGE_BYTES
 from potluck.portability.finding import Finding, Severity
 from potluck.portability.hosts.host import Host
 
@@ -21,9 +22,6 @@ that it cannot map (its bug 28688).
 
 _NO_EXECUTABLE_STACK = (2, 41)
 """The first glibc in which dlopen no longer makes the stack executable (its NEWS)."""
-
-_SMALLEST_PAGE_BYTES = 2**12
-"""Of Linux's kernels: every jemalloc supports it."""
 
 _STATIC_TLS_BYTES = 1664
 """What glibc reserves for libraries that are opened later (elf/dl-tls.c,
@@ -86,8 +84,9 @@ def allocator_findings(
     The file loads, but its first allocation fails, and programs then abort: a program written in
     Rust always does.
     """
-    is_larger = host.page_bytes is not None and host.page_bytes > _SMALLEST_PAGE_BYTES
-    if jemalloc_page_bytes is None or not is_larger:
+    page_bytes = host.page_bytes or 0
+    # Every jemalloc supports the smallest pages.
+    if jemalloc_page_bytes is None or page_bytes <= (jemalloc_page_bytes or SMALLEST_PAGE_BYTES):
         return ()
     if not jemalloc_page_bytes:
         return (
@@ -95,21 +94,19 @@ def allocator_findings(
                 code=ALLOCATOR_PAGE_SIZE,
                 severity=Severity.NOTE,
                 message=(
-                    f"it contains jemalloc, and {host.name} has pages of {host.page_bytes} bytes:"
+                    f"it contains jemalloc, and {host.name} has pages of {page_bytes} bytes:"
                     " it is not known whether it was built for pages of that size"
                 ),
                 file=path,
             ),
         )
-    if jemalloc_page_bytes >= (host.page_bytes or 0):
-        return ()
     return (
         Finding(
             code=ALLOCATOR_PAGE_SIZE,
             severity=Severity.FATAL,
             message=(
                 f"it contains jemalloc built for pages of at most {jemalloc_page_bytes} bytes, but"
-                f" {host.name} has pages of {host.page_bytes}: it cannot allocate memory, and"
+                f" {host.name} has pages of {page_bytes}: it cannot allocate memory, and"
                 " programs that use it abort"
             ),
             file=path,

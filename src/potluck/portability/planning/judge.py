@@ -88,8 +88,8 @@ class Judge:
         """Return the wheel of a release that installers choose on a target; None if they accept
         none.
 
-        Variants come before other wheels. After these come variants of which it is not known
-        whether the host has their properties, but only those that the user named.
+        Variants come before other wheels. A variant that the user named comes last if the host may
+        not have its properties.
         """
         on = self.targets[target]
         variants = self.variants(release, target)

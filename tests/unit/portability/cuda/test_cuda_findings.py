@@ -231,7 +231,7 @@ def test_a_gpu_that_code_runs_on_gives_nothing() -> None:
     [
         ((sass(8, 0), sass(7, 2)), (36, 4), None),  # built for Jetson, but not for this one
         ((sass(8, 0),), (38, 4), None),  # builds for servers are for this JetPack, too
-        ((sass(8, 0),), (), None),  # of which nothing is known
+        ((sass(8, 0),), (), None),  # nothing is known about it
     ],
 )
 def test_code_for_a_neighbour_of_tegra_is_likely(

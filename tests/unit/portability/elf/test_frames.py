@@ -65,3 +65,9 @@ def test_functions_do_not_overlap() -> None:
     data = Elf(segments=[code, replace(index, content=bytes(content))]).build()
     starts, ends = read_functions(open_image(data))
     assert ends[0] == starts[1]
+
+
+def test_a_file_with_very_many_segments_of_code_has_no_functions() -> None:
+    code, index = code_segments(RET)
+    more = [replace(code, content=b"")] * 20
+    assert found([*more, code, index]) == []
