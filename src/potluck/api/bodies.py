@@ -57,6 +57,17 @@ def validated(kind: type[_Body], document: dict[str, Any]) -> _Body:
         raise _refusal(details, document) from None
 
 
+def check_type(values: dict[str, Any], where: str, supported: Sequence[str]) -> None:
+    """Raise ``ApiError`` that names the ``type`` of the object at ``where`` if it is another."""
+    kind = values.get("type")
+    if isinstance(kind, str) and kind not in supported:
+        raise invalid(
+            f"{where}.type",
+            f"{where} has the unsupported type {kind[:40]!r}; supported: {', '.join(supported)}",
+            code="unsupported_value",
+        )
+
+
 def _refusal(details: Sequence[ErrorDetails], document: dict[str, Any]) -> ApiError:
     """Merge the errors at the most deeply nested location into one ``ApiError``."""
     found = [(_place(each, document), each) for each in details]

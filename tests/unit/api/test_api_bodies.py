@@ -29,6 +29,7 @@ from potluck.errors import (
     PromptTooLongError,
 )
 from potluck.types.gateway import ServedModel
+from potluck.types.output import ToolMode
 from potluck.types.step import SamplingParams
 from potluck.types.text import ChatMessage, ChatPrompt
 
@@ -209,6 +210,22 @@ def test_a_prediction_is_for_drafts(model: ServedModel) -> None:
 
 
 WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+CLOCK = {"type": "function", "function": {"name": "clock"}}
+
+
+def some_tools(mode: str, *names: str) -> dict[str, Any]:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+def test_a_choice_of_some_tools(mode: str) -> None:
+    tools = {"tools": [WEATHER, CLOCK], "tool_choice": some_tools(mode, "clock")}
+    body = {"model": "m", "messages": HELLO, **tools}
+    use = chat_request(parse_chat(json.dumps(body).encode())).tool_use
+    assert [tool.name for tool in use.tools] == ["clock"]
+    assert (use.mode, use.name) == (ToolMode(mode), None)
+
 
 HARMLESS_VALUES: dict[str, list[Any]] = {
     "metadata": [{}, {"run": "7", "note": "x" * 512}],
@@ -355,6 +372,12 @@ def _called(others: dict[str, Any]) -> list[dict[str, Any]]:
         ({"tools": [WEATHER]}, "tools"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
+        ({"tool_choice": {"type": "custom", "custom": {"name": "f"}}}, "tool_choice.type"),
+        (
+            {"tools": [WEATHER], "tool_choice": some_tools("auto", "clock")},
+            "tool_choice.allowed_tools.tools[0]",
+        ),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"response_format": {"type": "xml"}}, "response_format.type"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
         (

@@ -143,13 +143,14 @@ class CallParser(SteppedParser):
 
     def _read(self) -> Steps[None]:
         stream, syntax = self._stream, self._syntax
+        may_be_text = not self._must_call
         if self._bare_openings:
             yield from stream.skip_space()
             opening = yield from stream.at_one_of(self._bare_openings)
             if opening and not (yield from syntax.read(stream, opening, self._tools)):
-                stream.give_up(may_be_text=not self._must_call)
+                stream.give_up(may_be_text=may_be_text)
         marks = Marks(self._openings)
-        while mark := (yield from stream.read_text(marks)):
+        while mark := (yield from stream.read_text(marks, may_be_text=may_be_text)):
             if not (yield from syntax.read(stream, mark, self._tools)):
                 stream.give_up()
         stream.finish()

@@ -83,8 +83,12 @@ class JsonCalls:
         for separator in self.separators:
             if (yield from stream.after_space(separator)):
                 yield from stream.skip_space()
-                if (yield from stream.peek()) == "{":
+                character = yield from stream.peek()
+                if character == "{":
                     return True
+                if not character and stream.is_cut:
+                    stream.drop_rest()  # the next call was cut off
+                    return False
                 stream.return_to(before)
         return False
 

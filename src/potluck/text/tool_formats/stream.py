@@ -250,11 +250,12 @@ class CallStream:
 
     # Passing on text that was read.
 
-    def read_text(self, marks: Marks) -> Steps[str]:
+    def read_text(self, marks: Marks, *, may_be_text: bool = True) -> Steps[str]:
         """Pass on text up to the first of ``marks``; return the mark, or an empty string at the
         end.
 
-        The mark is held.
+        The mark is held. At the end of an output that was cut, the beginning of a mark is dropped;
+        if it ``may_be_text``, only if it is long or follows a call.
         """
         while True:
             start = self._position - self._base
@@ -262,7 +263,8 @@ class CallStream:
             if self.is_cut and not mark:
                 begun, _ = marks.find(self._text, start, is_end=False)
                 is_long = len(self._text) - begun >= _LEAST_MARK
-                index = begun if is_long or self._is_after_call else index
+                is_mark = is_long or self._is_after_call or not may_be_text
+                index = begun if is_mark else index
             self._position = self._base + index
             self._pass_on_held()
             self._has_named_tool = False

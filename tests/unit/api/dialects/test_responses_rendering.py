@@ -311,6 +311,20 @@ def test_a_call_of_a_tool_is_an_item_of_its_type(
         assert {key: item[key] for key in expected} == expected
 
 
+@pytest.mark.parametrize("kind", ["function", "custom"])
+def test_a_call_in_a_namespace_names_it(kind: str) -> None:
+    inner: dict[str, Any] = {"type": kind, "name": "sql"}
+    tool = {"type": "namespace", "name": "crm", "tools": [inner]}
+    deltas = [tool_call_delta(0, "crm__sql", '{"input": "a"}'), finish_delta()]
+    for event in events(stream(renderer(tools=[tool]), deltas)):
+        OPENAI_EVENTS.validate_python(event)
+    answer = whole(renderer(tools=[tool]), deltas)
+    assert answer["tools"][0]["tools"][0]["name"] == "sql"
+    (item,) = answer["output"]
+    assert (item["namespace"], item["name"]) == ("crm", "sql")
+    assert item["type"] == ("function_call" if kind == "function" else "custom_tool_call")
+
+
 def test_the_input_of_a_custom_tool_is_streamed_when_it_is_whole() -> None:
     deltas = [tool_call_delta(0, "sql", '{"input":'), arguments_delta(0, '"ab"}'), finish_delta()]
     found = events(stream(renderer(tools=[CUSTOM]), deltas))

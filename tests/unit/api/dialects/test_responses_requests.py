@@ -263,6 +263,16 @@ def test_a_summary_stands_for_thoughts() -> None:
         ({"tool_choice": {"type": "function", "name": "x"}}, "tool_choice"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
         ({"text": {"format": {"type": "grammar"}}}, "text.format.type"),
+        ({"tools": [{**FIND, "allowed_callers": ["programmatic"]}]}, "tools[0].allowed_callers"),
+        ({"tools": [{"type": "namespace", "name": "n"}]}, "tools[0].tools"),
+        (
+            {"tools": [{"type": "namespace", "name": "n", "tools": [{"type": "web_search"}]}]},
+            "tools[0].tools[0].type",
+        ),
+        (
+            {"tools": [{"type": "namespace", "name": "n", "tools": [{**FIND, "async": True}]}]},
+            "tools[0].tools[0].async",
+        ),
         ({"include": ["everything"]}, "include"),
         ({"background": True}, "background"),
         ({"truncation": "auto"}, "truncation"),
@@ -368,6 +378,50 @@ def test_a_choice_of_some_tools(mode: str) -> None:
     use = to_request(tools=tools, tool_choice=choice).tool_use
     assert [tool.name for tool in use.tools] == ["sql", "apply_patch"]
     assert use.mode is ToolMode(mode)
+
+
+CRM = {
+    "type": "namespace",
+    "name": "crm",
+    "description": "Customers",
+    "tools": [{**FIND, "defer_loading": True}, {"type": "custom", "name": "sql"}],
+}
+
+
+def test_tools_of_a_namespace_have_its_name_before_theirs() -> None:
+    use = to_request(tools=[FIND, CRM]).tool_use
+    assert [tool.name for tool in use.tools] == ["find", "crm__find", "crm__sql"]
+    assert [tool.description for tool in use.tools] == ["", "Customers", ""]
+    assert warnings(tools=[FIND, CRM]) == []
+
+
+@pytest.mark.parametrize(
+    ("entry", "names"),
+    [
+        ({"type": "namespace", "name": "crm"}, ["crm__find", "crm__sql"]),
+        ({"type": "custom", "name": "sql"}, ["crm__sql"]),
+        ({"type": "function", "name": "crm__find"}, ["crm__find"]),
+    ],
+)
+def test_a_choice_in_a_namespace(entry: dict[str, str], names: list[str]) -> None:
+    choice = {"type": "allowed_tools", "mode": "auto", "tools": [entry]}
+    use = to_request(tools=[CRM], tool_choice=choice).tool_use
+    assert [tool.name for tool in use.tools] == names
+    if entry["type"] != "namespace":
+        assert to_request(tools=[CRM], tool_choice=entry).tool_use.name == names[0]
+
+
+def test_a_choice_that_several_namespaces_have_is_refused() -> None:
+    tools = [CRM, {**CRM, "name": "erp"}]
+    with pytest.raises(ApiError, match="'find'"):
+        to_request(tools=tools, tool_choice={"type": "function", "name": "find"})
+
+
+def test_a_call_in_a_namespace_keeps_its_name() -> None:
+    called = {**call("c"), "name": "find", "namespace": "crm"}
+    custom = {"type": "custom_tool_call", "call_id": "d", "name": "sql", "input": "x"}
+    (turn,) = to_request(input=[called, {**custom, "namespace": "crm"}]).messages
+    assert [each.name for each in turn.tool_calls] == ["crm__find", "crm__sql"]
 
 
 def test_calls_and_results_of_all_tools() -> None:

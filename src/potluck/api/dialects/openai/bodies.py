@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from potluck.api.bodies import FIRST_ERROR, STRICT, parse_object, validated
+from potluck.api.bodies import FIRST_ERROR, STRICT, check_type, parse_object, validated
 from potluck.api.dialects.openai.other_fields import (
     CALLED_FUNCTION,
     CHAT,
@@ -169,6 +169,24 @@ class NamedTool(BaseModel):
     function: NamedFunction
 
 
+class AllowedFunctions(BaseModel):
+    """The ``allowed_tools`` of a ``tool_choice``."""
+
+    model_config = STRICT
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], FIRST_ERROR]
+
+
+class AllowedTools(BaseModel):
+    """A ``tool_choice`` of some tools."""
+
+    model_config = STRICT
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedFunctions
+
+
 class Prediction(BaseModel):
     """A predicted answer, which speeds up generation and does not change the answer."""
 
@@ -217,7 +235,7 @@ class ChatBody(CommonBody):
     thinking: bool | Thinking | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     tools: Annotated[list[ToolBody], FIRST_ERROR] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedTools | None = None
     parallel_tool_calls: bool | None = None
     prediction: Prediction | None = None
 
@@ -242,7 +260,10 @@ def parse_chat(body: bytes | bytearray) -> ChatBody:
     prediction = document.get("prediction")
     if isinstance(prediction, dict):
         document["prediction"] = _plain_content(prediction, "prediction.")
-    return validated(ChatBody, plain_messages(document))
+    choice = document.get("tool_choice")
+    if isinstance(choice, dict):
+        check_type(choice, "tool_choice", ("function", "allowed_tools"))
+    return validated(ChatBody, plain_chat(document))
 
 
 def parse_completion(body: bytes | bytearray) -> CompletionBody:
@@ -252,8 +273,15 @@ def parse_completion(body: bytes | bytearray) -> CompletionBody:
     return validated(CompletionBody, document)
 
 
-def plain_messages(document: dict[str, Any]) -> dict[str, Any]:
-    """Remove the ignored fields from ``messages``, and return ``document``."""
+def plain_chat(document: dict[str, Any]) -> dict[str, Any]:
+    """Remove the ignored fields from ``messages``, and return ``document``.
+
+    Raise ``ApiError`` that names the type of a tool that is not a function.
+    """
+    tools = document.get("tools")
+    for index, tool in enumerate(tools if isinstance(tools, list) else ()):
+        if isinstance(tool, dict):
+            check_type(tool, f"tools[{index}]", ("function",))
     messages = document.get("messages")
     if isinstance(messages, list):
         document["messages"] = [

@@ -46,6 +46,22 @@ _NEUTRAL_COMMON: Mapping[str, tuple[object, ...]] = {
     "typical_p": (None, 1, 1.0),
     "tfs_z": (None, 1, 1.0),
     "mirostat": (None, 0),
+    "dry_multiplier": (None, 0, 0.0),
+    "dynatemp_range": (None, 0, 0.0),
+    "xtc_probability": (None, 0, 0.0),
+    "top_a": (None, 0, 0.0),
+    "top_n_sigma": (None, -1, -1.0),
+    # How many tokens back the penalties apply; here, to the whole text.
+    "repeat_last_n": (None, -1),
+    # Fields of vLLM and SGLang, at their defaults.
+    "ignore_eos": (None, False),
+    "include_stop_str_in_output": (None, False),
+    "length_penalty": (None, 1, 1.0),
+    "min_tokens": (None, 0),
+    "skip_special_tokens": (None, True),
+    "spaces_between_special_tokens": (None, True),
+    "stop_token_ids": (None, []),
+    "use_beam_search": (None, False),
 }
 
 CHAT = InertFields(

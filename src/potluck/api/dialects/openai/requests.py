@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TypedDict, TypeVar
 
 from potluck.api.dialects.openai.bodies import (
+    AllowedTools,
     ChatBody,
     CommonBody,
     CompletionBody,
@@ -20,6 +21,7 @@ from potluck.api.tools import tool_use
 from potluck.text.chat import chat_ending
 from potluck.types.output import ToolMode, ToolUse
 from potluck.types.ranges import require_number
+from potluck.types.text import Tool
 
 _T = TypeVar("_T")
 
@@ -129,7 +131,21 @@ def _tool_use(body: ChatBody) -> ToolUse:
         return tool_use(
             tools, mode=ToolMode.REQUIRED, name=choice.function.name, is_parallel=is_parallel
         )
+    if isinstance(choice, AllowedTools):
+        mode = ToolMode(choice.allowed_tools.mode)
+        return tool_use(_allowed(tools, choice), mode=mode, is_parallel=is_parallel)
     return tool_use(tools, mode=ToolMode(choice or "auto"), is_parallel=is_parallel)
+
+
+def _allowed(tools: Sequence[Tool], choice: AllowedTools) -> list[Tool]:
+    """Return the tools that may be called; the model is not shown the others."""
+    known = {tool.name for tool in tools}
+    allowed = {each.function.name: index for index, each in enumerate(choice.allowed_tools.tools)}
+    for name, index in allowed.items():
+        if name not in known:
+            where = f"tool_choice.allowed_tools.tools[{index}]"
+            raise invalid(where, f"{where} names {name[:40]!r}, which is not in tools")
+    return [tool for tool in tools if tool.name in allowed]
 
 
 def _sampling(body: CommonBody) -> dict[str, float | int]:

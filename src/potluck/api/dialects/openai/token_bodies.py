@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel
 
 from potluck.api.bodies import FIRST_ERROR, STRICT, parse_object, validated
-from potluck.api.dialects.openai.bodies import Message, ToolBody, plain_messages
+from potluck.api.dialects.openai.bodies import Message, ToolBody, plain_chat
 
 
 class TokenizeBody(BaseModel):
@@ -44,7 +44,7 @@ class DetokenizeBody(BaseModel):
 
 def parse_tokenize(body: bytes | bytearray) -> TokenizeBody:
     """Parse a request for tokens. Raises ``ApiError`` that names the invalid field."""
-    return validated(TokenizeBody, plain_messages(parse_object(body)))
+    return validated(TokenizeBody, plain_chat(parse_object(body)))
 
 
 def parse_detokenize(body: bytes | bytearray) -> DetokenizeBody:

@@ -9,10 +9,11 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from potluck.api.bodies import FIRST_ERROR, STRICT, parse_object, validated
+from potluck.api.bodies import FIRST_ERROR, STRICT, check_type, parse_object, validated
 from potluck.api.dialects.openai.other_fields import PROMPT_CACHE, SERVICE, STREAM_OPTIONS
 from potluck.api.errors import invalid
 from potluck.api.other_fields import (
+    BOOLEAN,
     LABEL,
     LABELS,
     OBJECT,
@@ -57,6 +58,7 @@ class FunctionCallItem(BaseModel):
     type: Literal["function_call"]
     call_id: str
     name: str
+    namespace: str | None = None
     arguments: str
 
 
@@ -88,6 +90,7 @@ class CustomCallItem(BaseModel):
     type: Literal["custom_tool_call"]
     call_id: str
     name: str
+    namespace: str | None = None
     input: str
 
 
@@ -235,6 +238,19 @@ class CustomToolBody(BaseModel):
     format: CustomFormat | None = None
 
 
+class NamespaceBody(BaseModel):
+    """Tools with a common prefix. The model sees ``description`` with the first of them."""
+
+    model_config = STRICT
+
+    type: Literal["namespace"]
+    name: str
+    description: str = ""
+    tools: Annotated[
+        list[Annotated[ToolBody | CustomToolBody, Field(discriminator="type")]], FIRST_ERROR
+    ]
+
+
 class ClientToolBody(BaseModel):
     """A tool of the API's own that the client executes. ``environment`` says where a shell runs."""
 
@@ -261,7 +277,8 @@ class ServerToolBody(BaseModel):
 
 
 AnyTool = Annotated[
-    ToolBody | CustomToolBody | ClientToolBody | ServerToolBody, Field(discriminator="type")
+    ToolBody | CustomToolBody | NamespaceBody | ClientToolBody | ServerToolBody,
+    Field(discriminator="type"),
 ]
 
 
@@ -383,6 +400,16 @@ _OTHERS = InertFields(
     },
 )
 
+_NAMED_TOOL = InertFields(
+    harmless={
+        # Whether the model finds the tool by a search; here it knows all tools.
+        "defer_loading": BOOLEAN,
+        "output_schema": OBJECT,
+    },
+    neutral={"allowed_callers": (None, ["direct"]), "async": (None, False)},
+)
+"""Fields of functions and custom tools."""
+
 _INCLUDED = (
     "code_interpreter_call.outputs",
     "computer_call_output.output.image_url",
@@ -412,15 +439,11 @@ def parse_response(body: bytes | bytearray) -> ResponseBody:
             if "type" not in item:
                 is_reference = "id" in item and "role" not in item
                 item["type"] = "item_reference" if is_reference else "message"
-            _check_type(item, f"input[{index}]", _ITEM_TYPES)
-    tools = document.get("tools")
-    for index, tool in enumerate(tools if isinstance(tools, list) else ()):
-        if isinstance(tool, dict) and isinstance(tool.get("type"), str):
-            tool["type"] = _DATE.sub("", tool["type"])
-            _check_type(tool, f"tools[{index}]", _TOOL_TYPES)
+            check_type(item, f"input[{index}]", _ITEM_TYPES)
+    _drop_inert_fields_of_tools(document, "", _TOOL_TYPES)
     choice = document.get("tool_choice")
     if isinstance(choice, dict):
-        _check_type(choice, "tool_choice", _CHOICE_TYPES)
+        check_type(choice, "tool_choice", _CHOICE_TYPES)
     read = validated(ResponseBody, document)
     for each in read.include or ():
         if each not in _INCLUDED:
@@ -431,6 +454,26 @@ def parse_response(body: bytes | bytearray) -> ResponseBody:
                 code="unsupported_value",
             )
     return read
+
+
+def _drop_inert_fields_of_tools(
+    document: dict[str, Any], where: str, supported: Sequence[str]
+) -> None:
+    """Check the types of ``tools``, and remove their dates and their fields without effect."""
+    tools = document.get("tools")
+    if not isinstance(tools, list):
+        return
+    for index, each in enumerate(tools):
+        if not (isinstance(each, dict) and isinstance(each.get("type"), str)):
+            continue
+        at = f"{where}tools[{index}]"
+        tool = {**each, "type": _DATE.sub("", each["type"])}
+        check_type(tool, at, supported)
+        if tool["type"] in _NAMED_TYPES:
+            tool = drop_inert_fields(tool, _NAMED_TOOL, f"{at}.")
+        elif tool["type"] == "namespace":
+            _drop_inert_fields_of_tools(tool, f"{at}.", _NAMED_TYPES)
+        tools[index] = tool
 
 
 def parse_items(items: Sequence[Any]) -> list[Item]:
@@ -452,15 +495,5 @@ def _types_of(union: Any) -> tuple[str, ...]:
 
 _ITEM_TYPES = _types_of(Item)
 _TOOL_TYPES = _types_of(AnyTool)
+_NAMED_TYPES = ("function", "custom")
 _CHOICE_TYPES = (*get_args(NamedTool.model_fields["type"].annotation), "allowed_tools")
-
-
-def _check_type(values: dict[str, Any], where: str, supported: Sequence[str]) -> None:
-    """Name the type of something that no class is for."""
-    kind = values.get("type")
-    if isinstance(kind, str) and kind not in supported:
-        raise invalid(
-            f"{where}.type",
-            f"{where} has the unsupported type {kind[:40]!r}; supported: {', '.join(supported)}",
-            code="unsupported_value",
-        )

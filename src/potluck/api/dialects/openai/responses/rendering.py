@@ -5,15 +5,15 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
 from potluck.api.delta import Delta
 from potluck.api.dialects.openai.rendering import MIN_LOGPROB
 from potluck.api.dialects.openai.responses.bodies import ResponseBody, ToolBody
-from potluck.api.dialects.openai.responses.requests import call_forms, usable_tools
-from potluck.api.dialects.openai.responses.tools import CUSTOM, FUNCTION, CallForm
+from potluck.api.dialects.openai.responses.requests import client_tools, usable_tools
+from potluck.api.dialects.openai.responses.tools import FUNCTION, CallForm
 from potluck.api.errors import ApiError
 from potluck.api.rendering import EVENT_STREAM, WAITING_COMMENT, Json, Usage, event, scored_json
 from potluck.types.output import (
@@ -61,7 +61,7 @@ class ResponseRenderer:
         self._tokenizer = tokenizer
         self._on_done = on_done
         self._warnings = list(warnings)
-        self._forms = call_forms(body)
+        self._forms = {tool.function.name: tool.form for tool in client_tools(body)}
         self._created = int(time.time())
         self._output: list[Json] = []
         self._open: _Open | None = None
@@ -199,12 +199,13 @@ class ResponseRenderer:
                 yield self._more("reasoning_text", text)
             case ToolCallStart(name=name):
                 yield from self._close()
-                form = self._forms.get(name, FUNCTION)
-                yield from self._begin(_Open(item=_new_call(form, name), form=form))
+                form = self._forms.get(name) or replace(FUNCTION, names={"name": name})
+                yield from self._begin(_Open(item=_new_call(form), form=form))
             case ToolCallArguments(text=text) if self._open is not None:
                 self._open.pieces.append(text)
-                if self._open.form is FUNCTION:
-                    yield self._of_item(f"response.{FUNCTION.event}.delta", delta=text)
+                called = self._open.form
+                if called is not None and called.is_streamed:
+                    yield self._of_item(f"response.{called.event}.delta", delta=text)
 
     def _more(self, kind: str, text: str, logprobs: Sequence[Json] | None = None) -> Json:
         if self._open is None:
@@ -239,11 +240,11 @@ class ResponseRenderer:
         if form is not None:
             fields = form.fields(text)
             item = {**done.item, **fields}
-            if form is CUSTOM:  # whose input is known once the arguments are complete
+            if form.is_streamed:
+                yield self._of_item(f"response.{form.event}.done", **fields, name=item["name"])
+            elif form.event:  # of a custom tool, whose input is known at the end of the arguments
                 yield self._of_item(f"response.{form.event}.delta", delta=fields["input"])
                 yield self._of_item(f"response.{form.event}.done", **fields)
-            elif form is FUNCTION:
-                yield self._of_item(f"response.{form.event}.done", **fields, name=item["name"])
         else:
             part = _content_part(str(kind), text, done.logprobs)
             done_fields = {"content_index": 0, "text": text}
@@ -289,14 +290,14 @@ def _new_item(kind: str) -> Json:
     return {"id": f"rs_{number}", "type": kind, "summary": [], "content": []}
 
 
-def _new_call(form: CallForm, name: str) -> Json:
+def _new_call(form: CallForm) -> Json:
     number = secrets.token_hex(12)
     return {
         "id": f"{form.id_prefix}_{number}",
         "type": form.item_type,
         "status": "in_progress",
         "call_id": f"call_{number}",
-        **({"name": name} if form.has_name else {}),
+        **form.names,
         **form.fields(""),
     }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, TypeGuard
 
@@ -26,6 +26,7 @@ from potluck.api.dialects.openai.responses.bodies import (
     McpCallItem,
     MessageItem,
     NamedTool,
+    NamespaceBody,
     ReasoningItem,
     ReferenceItem,
     ResponseBody,
@@ -41,9 +42,11 @@ from potluck.api.dialects.openai.responses.tools import (
     CLIENT_FORMS,
     CLIENT_TOOLS,
     CUSTOM,
+    FUNCTION,
     INPUT,
     CallForm,
     custom_tool,
+    qualified,
 )
 from potluck.api.errors import invalid
 from potluck.api.grammars import schema_grammar
@@ -59,7 +62,7 @@ PARAMETER_NAMES = {"max_tokens": "max_output_tokens", "response_format": "text.f
 
 _CallItem = FunctionCallItem | CustomCallItem | ShellCallItem | ApplyPatchCallItem
 
-UsableTool = ToolBody | CustomToolBody | ClientToolBody
+UsableTool = ToolBody | CustomToolBody | NamespaceBody | ClientToolBody
 """A tool that the client executes."""
 
 _TEXT_TYPES = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
@@ -110,7 +113,7 @@ def server_tools(body: ResponseBody) -> list[str]:
 
 
 def usable_tools(body: ResponseBody) -> list[UsableTool]:
-    """Return the tools that the model may call."""
+    """Return the tools that the client executes, as the body has them."""
     return [tool for tool in body.tools or () if _is_usable(tool)]
 
 
@@ -181,9 +184,10 @@ def _call(item: _CallItem) -> ToolCall:
     """Return the call of the function as which the model knows a tool."""
     match item:
         case FunctionCallItem():
-            name, arguments = item.name, item.arguments
+            name, arguments = qualified(item.namespace, item.name), item.arguments
         case CustomCallItem():
-            name, arguments = item.name, _as_text({INPUT: item.input})
+            name = qualified(item.namespace, item.name)
+            arguments = _as_text({INPUT: item.input})
         case ShellCallItem():
             name = item.type.removesuffix("_call")
             arguments = _arguments(CLIENT_TOOLS[name], item.action)
@@ -251,56 +255,92 @@ def _grammar(body: ResponseBody) -> str | None:
     return schema_grammar(text_format.schema_, "text.format.schema")
 
 
-def call_forms(body: ResponseBody) -> dict[str, CallForm]:
-    """Return the forms of the calls of the body's tools by the names of their functions."""
-    forms = {}
-    for tool in usable_tools(body):
-        match tool:
-            case CustomToolBody():
-                forms[tool.name] = CUSTOM
-            case ClientToolBody():
-                forms[tool.type] = CLIENT_FORMS[tool.type]
-    return forms
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientTool:
+    """A function as which the model knows a tool, and the form in which its calls are reported.
+
+    ``name`` is that of the tool for the client, in ``namespace`` if it is in one.
+    """
+
+    function: Tool
+    form: CallForm
+    name: str
+    namespace: str | None = None
+
+    def is_chosen(self, kind: str, name: str) -> bool:
+        """Return whether an entry of ``tool_choice`` means the tool, by any of its names."""
+        if kind == "namespace":
+            return self.namespace == name
+        return name in (self.function.name, self.name)
 
 
-def _tool(tool: UsableTool) -> Tool:
-    match tool:
-        case ToolBody():
-            return Tool(
-                name=tool.name,
-                description=tool.description or "",
-                parameters=tool.parameters or {},
-                is_strict=tool.strict is not False,
-            )
-        case CustomToolBody(format=form):
-            grammar = () if form is None else (form.syntax or "", form.definition or "")
-            return custom_tool(tool.name, tool.description or "", *grammar)
-        case ClientToolBody():
-            return CLIENT_TOOLS[tool.type]
+def client_tools(body: ResponseBody) -> list[ClientTool]:
+    """Return the tools that the model may call."""
+    tools = []
+    for each in usable_tools(body):
+        match each:
+            case ClientToolBody(type=kind):
+                tools.append(
+                    ClientTool(function=CLIENT_TOOLS[kind], form=CLIENT_FORMS[kind], name=kind)
+                )
+            case NamespaceBody():
+                description = each.description
+                for tool in each.tools:
+                    tools.append(_named(tool, each.name, description))
+                    description = ""
+            case _:
+                tools.append(_named(each))
+    return tools
+
+
+def _named(
+    tool: ToolBody | CustomToolBody, namespace: str | None = None, preface: str = ""
+) -> ClientTool:
+    """Return a tool that the client has named; ``preface`` precedes its description."""
+    names = {"name": tool.name, **({"namespace": namespace} if namespace else {})}
+    description = "\n\n".join(filter(None, (preface, tool.description)))
+    name = qualified(namespace, tool.name)
+    if isinstance(tool, CustomToolBody):
+        grammar = ("", "") if tool.format is None else (tool.format.syntax, tool.format.definition)
+        function = custom_tool(name, description, *(each or "" for each in grammar))
+        form = replace(CUSTOM, names=names)
+    else:
+        function = Tool(
+            name=name,
+            description=description,
+            parameters=tool.parameters or {},
+            is_strict=tool.strict is not False,
+        )
+        form = replace(FUNCTION, names=names)
+    return ClientTool(function=function, form=form, name=tool.name, namespace=namespace)
 
 
 def _tool_use(body: ResponseBody) -> ToolUse:
-    tools = [_tool(tool) for tool in usable_tools(body)]
+    tools = client_tools(body)
     is_parallel = body.parallel_tool_calls is not False
     choice = body.tool_choice
+    mode, name = ToolMode.REQUIRED, None
     if isinstance(choice, NamedTool):
         name = choice.name or choice.type
-        return tool_use(tools, mode=ToolMode.REQUIRED, name=name, is_parallel=is_parallel)
-    if isinstance(choice, AllowedTools):
-        tools = _allowed(tools, choice)
-        return tool_use(tools, mode=ToolMode(choice.mode), is_parallel=is_parallel)
-    return tool_use(tools, mode=ToolMode(choice or "auto"), is_parallel=is_parallel)
+        chosen = [tool.function.name for tool in tools if tool.is_chosen(choice.type, name)]
+        name = chosen[0] if len(chosen) == 1 else name
+    elif isinstance(choice, AllowedTools):
+        tools, mode = _allowed(tools, choice), ToolMode(choice.mode)
+    else:
+        mode = ToolMode(choice or "auto")
+    functions = [tool.function for tool in tools]
+    return tool_use(functions, mode=mode, name=name, is_parallel=is_parallel)
 
 
-def _allowed(tools: Sequence[Tool], choice: AllowedTools) -> list[Tool]:
+def _allowed(tools: Sequence[ClientTool], choice: AllowedTools) -> list[ClientTool]:
     """Return the tools that may be called; the model is not shown the others."""
-    known = {tool.name for tool in tools}
-    allowed = set()
+    allowed: set[str] = set()
     for index, each in enumerate(choice.tools):
         name = each.name or each.type
-        is_client_tool = each.type in ("function", "custom", *CLIENT_TOOLS)
-        if is_client_tool and name not in known:
+        chosen = [tool.function.name for tool in tools if tool.is_chosen(each.type, name)]
+        is_client_tool = each.type in ("function", "custom", "namespace", *CLIENT_TOOLS)
+        if is_client_tool and not chosen:
             where = f"tool_choice.tools[{index}]"
             raise invalid(where, f"{where} names {name[:40]!r}, which is not in tools")
-        allowed.add(name)
-    return [tool for tool in tools if tool.name in allowed]
+        allowed.update(chosen)
+    return [tool for tool in tools if tool.function.name in allowed]

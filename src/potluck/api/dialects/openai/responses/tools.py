@@ -8,7 +8,7 @@ tool's type. A tool that OpenAI's *servers* execute is ignored, and the response
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -81,6 +81,11 @@ CLIENT_TOOLS = {tool.name: tool for tool in (LOCAL_SHELL, SHELL, APPLY_PATCH)}
 """Tools of the API's own types that clients execute, by their types."""
 
 
+def qualified(namespace: str | None, name: str) -> str:
+    """Return the name that a tool in ``namespace`` has for the model."""
+    return f"{namespace}__{name}" if namespace else name
+
+
 def custom_tool(name: str, description: str, syntax: str = "", definition: str = "") -> Tool:
     """Return the function for a custom tool, whose input is a text.
 
@@ -98,14 +103,16 @@ class CallForm:
 
     ``fields`` returns the item's own fields for the text of the arguments, which is not a whole
     object if the call was cut off, and empty when it begins. Events about the arguments are named
-    after ``event``; there are none without it.
+    after ``event``; there are none without it. They come while the call is generated if it
+    ``is_streamed``, else at its end. ``names`` are the item's fields that name the tool.
     """
 
     item_type: str
     id_prefix: str
     fields: Callable[[str], Json]
     event: str = ""
-    has_name: bool = False
+    is_streamed: bool = False
+    names: Mapping[str, str] = field(default_factory=dict)
 
 
 def _parsed(arguments: str) -> dict[str, Any]:
@@ -132,15 +139,16 @@ FUNCTION = CallForm(
     id_prefix="fc",
     fields=lambda text: {"arguments": text},
     event="function_call_arguments",
-    has_name=True,
+    is_streamed=True,
 )
+"""Without its ``names``."""
 CUSTOM = CallForm(
     item_type="custom_tool_call",
     id_prefix="ctc",
     fields=lambda text: {"input": custom_input(text)},
     event="custom_tool_call_input",
-    has_name=True,
 )
+"""Without its ``names``."""
 CLIENT_FORMS = {
     LOCAL_SHELL.name: CallForm(
         item_type="local_shell_call",
