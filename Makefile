@@ -4,7 +4,7 @@
 # make test-all  also the tests that build wheels, take long or need a quiet machine
 # make prove  run the tests that a record lets others skip, and write the record
 # make wheels set up zig and build the wheels and the sdist: dist/ (docs/design/wheels.md)
-# make lint   ruff, mypy --strict, import-linter
+# make lint   ruff, mypy --strict, import-linter, the budget of the code's size
 # make docs   build the documentation as a site: build/site
 # make clean  remove what was made
 
@@ -75,6 +75,7 @@ lint-style: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
+	$(BIN)/python -m tools.size_budget
 
 lint-types: $(VENV)/.installed-dev
 	$(BIN)/mypy --num-workers=auto
