@@ -113,8 +113,9 @@ def changes(now: Mapping[str, Counts], table: Mapping[str, Row]) -> dict[str, Ch
             found[name] = Change(text=f"{name} is gone", is_growth=False)
             continue
         before, after = table[name].counts, now[name]
-        grown = [*filter(None, (_excess(what, before[what], after[what]) for what in after))]
-        shrunk = [*filter(None, (_excess(what, after[what], before[what]) for what in after))]
+        more = {what: after[what] - before[what] for what in after}
+        grown = [*filter(None, (_excess(what, more[what], before[what]) for what in after))]
+        shrunk = [*filter(None, (_excess(what, -more[what], before[what]) for what in after))]
         if grown:
             found[name] = Change(text=f"{name} has grown: {', '.join(grown)}", is_growth=True)
         elif shrunk:
@@ -246,9 +247,8 @@ def _longest_chain(package: str) -> int:
     return max(map(height, graph.modules))
 
 
-def _excess(what: str, before: int, after: int) -> str:
-    """Return in words by how much a count exceeds what needs no reason; empty if it does not."""
-    more = after - before
+def _excess(what: str, more: int, before: int) -> str:
+    """Return in words a change that must be written to the table; empty for a smaller one."""
     allowed = max(LEAST[what], before * GROWTH) if what in LEAST else 0
     if more <= allowed:
         return ""

@@ -22,7 +22,6 @@ from potluck.catalog import describe_model, load_tokenizer, open_headers, read_p
 from potluck.cluster.agent.config import AgentConfig
 from potluck.cluster.agent.service import Agent
 from potluck.cluster.agent.state import StateDirectory
-from potluck.cluster.calls import Deploy, DeploymentRecord
 from potluck.cluster.coordinator.counting import counting_of
 from potluck.cluster.membership import Address
 from potluck.cluster.trust.secret import Secret, generate_secret, parse_secret
@@ -32,6 +31,7 @@ from potluck.loading import StageSize
 from potluck.placement.costs import mixed_cost, model_cost
 from potluck.types.backend import BackendSpec
 from potluck.types.choices import Objective
+from potluck.types.deployment import Deploy, DeploymentRecord
 from potluck.types.sequence import CommittedToken, SequenceRequest
 from potluck.types.step import SamplingParams
 from potluck.types.unit import NATIVE
@@ -187,6 +187,8 @@ def test_stages_of_two_backends_are_one_model(
         assert stage.load_seconds is not None
         assert formats  # what its worker has planned with
     # The other backends of each node are idle, and the plan says why.
-    idle = {each.unit_id for each in record.rejections if "was requested" in each.reason}
+    idle = {
+        each.unit_id for each in record.status.plan.rejections if "was requested" in each.reason
+    }
     assert idle >= {"cpu/native", "cpu/reference"}
     assert_greedy(prompt, tokens)

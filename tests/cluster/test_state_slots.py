@@ -19,11 +19,11 @@ from potluck.catalog import describe_model, open_headers
 from potluck.cluster.agent.config import AgentConfig
 from potluck.cluster.agent.service import Agent
 from potluck.cluster.agent.state import StateDirectory
-from potluck.cluster.calls import Deploy, DeploymentRecord
 from potluck.cluster.membership import Address
 from potluck.cluster.trust.secret import generate_secret, parse_secret
 from potluck.errors import ParameterError
 from potluck.types.cluster import UnitId
+from potluck.types.deployment import Deploy, DeploymentRecord
 from potluck.types.placement import LayoutStage
 from potluck.types.sequence import CommittedToken, SequenceRequest
 from potluck.types.step import SamplingParams
@@ -119,7 +119,7 @@ def test_sequences_wait_for_slots_and_share_beginnings(tmp_path: Path) -> None:
             return record, list(texts), again
 
     record, texts, again = asyncio.run(run())
-    assert record.num_states == NUM_STATES
+    assert record.status.num_states == NUM_STATES
     in_first = KINDS[:3].count("conv")
     assert [stage.memory.state_bytes for stage in record.stages] == [
         NUM_STATES * SLOT_BYTES * in_first // 3,

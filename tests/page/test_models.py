@@ -14,7 +14,7 @@ from support.page import documents as page_documents
 from support.page.browser import PHONE, Watched, tab
 from support.page.server import PlayedPage, served_pages
 
-from potluck.cluster.calls import Deploy
+from potluck.types.deployment import Deploy
 
 DEFAULTS = {
     "model": "demo",

@@ -27,6 +27,7 @@ from potluck.engines.native.program import core_opening, core_slice
 from potluck.errors import CallError, EngineError, ParameterError
 from potluck.kernels import runner
 from potluck.types.cluster import DeploymentId
+from potluck.types.deployment import DeploymentRecord
 from potluck.types.program import GroupPart
 from potluck.types.ranges import RANGES, require_number
 from potluck.types.sampling import validate_sampling
@@ -293,7 +294,7 @@ def test_an_error_of_any_text_can_be_told() -> None:
 
 @given(st.binary(max_size=40))
 def test_bytes_that_make_no_sense_fail_a_call_and_nothing_else(payload: bytes) -> None:
-    for kind in (sequence_messages.Generate, calls.StageLost, calls.DeploymentRecord):
+    for kind in (sequence_messages.Generate, calls.StageLost, DeploymentRecord):
         with pytest.raises(CallError):
             calls.decode(payload, kind)
 

@@ -45,16 +45,7 @@ from potluck.cluster.agent.sequence_calls import SequenceCalls
 from potluck.cluster.agent.takeover import Takeovers
 from potluck.cluster.agent.weights import ReadModel
 from potluck.cluster.background import Background
-from potluck.cluster.calls import (
-    Claim,
-    ClaimAnswer,
-    ConnectStage,
-    DeploymentRecord,
-    DeploymentState,
-    ModelFingerprint,
-    decode,
-    encode,
-)
+from potluck.cluster.calls import Claim, ClaimAnswer, ConnectStage, decode, encode
 from potluck.cluster.coordinator.alternatives import Alternative
 from potluck.cluster.coordinator.answering import OnOver, OpenPipeline
 from potluck.cluster.coordinator.attempt import Attempt, DeploymentDependencies
@@ -75,6 +66,14 @@ from potluck.serving.ledger import Ledger
 from potluck.serving.pipeline import OnOutcome, StepOutcome
 from potluck.types.choices import Rebalance
 from potluck.types.cluster import DeploymentId, Epoch, NodeId
+from potluck.types.deployment import (
+    DeploymentRecord,
+    DeploymentSpec,
+    DeploymentState,
+    DeploymentStatus,
+    ModelFacts,
+    ModelFingerprint,
+)
 from potluck.types.drafting import Drafter
 from potluck.types.held_stage import HeldStage
 from potluck.types.memory import MemoryPlan
@@ -82,7 +81,6 @@ from potluck.types.node import CPU_UNIT
 from potluck.types.placement import ModelCost, PlacedStage, Prediction, UnitOffer
 from potluck.types.profile import ModelProfile
 from potluck.types.program import GroupPart, Shard
-from potluck.types.quantization import Quantization
 from potluck.types.sequence import SequenceRequest
 from potluck.types.step import SequenceId
 
@@ -139,19 +137,18 @@ def new_record(
         deployment=DeploymentId(deployment),
         epoch=Epoch(number=0, coordinator=coordinator),
         revision=0,
-        model="toy",
         model_id=deployment,
         created=0,
-        context_tokens=256,
-        cache_tokens=384,
-        num_states=num_states,
-        num_layers=NUM_LAYERS,
-        quantization=Quantization.NONE,
-        may_quantize=False,
-        is_mapped=False,
-        state=DeploymentState.LOADING,
-        recovery_wait_seconds=recovery_wait_seconds,
-        rebalance=rebalance,
+        spec=DeploymentSpec(
+            model="toy", recovery_wait_seconds=recovery_wait_seconds, rebalance=rebalance
+        ),
+        facts=ModelFacts(num_layers=NUM_LAYERS),
+        status=DeploymentStatus(
+            state=DeploymentState.LOADING,
+            context_tokens=256,
+            cache_tokens=384,
+            num_states=num_states,
+        ),
     )
 
 
@@ -539,8 +536,9 @@ class ToyCoordination(Coordination):
         return deployment
 
     def _publish(self, record: DeploymentRecord, is_progress: bool = False) -> None:
+        status = record.status
         self.agent.note(
-            f"{record.epoch.number}.{record.revision} {record.state.value} {record.reason}"
+            f"{record.epoch.number}.{record.revision} {status.state.value} {status.reason}"
         )
         super()._publish(record, is_progress)
 

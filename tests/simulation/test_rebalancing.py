@@ -63,7 +63,7 @@ def test_a_faster_node_that_joins_is_moved_to_and_streams_continue(seed: int) ->
         assert world.count_moves() == 1
         record = world.records[2]
         assert record is not None
-        assert "faster" in record.rebalance_note
+        assert "faster" in record.status.rebalance_note
         assert answer.is_complete
         assert len(answer.epochs) == 2
         assert_well(world)
@@ -158,8 +158,8 @@ def test_a_move_that_cannot_be_loaded_leaves_the_epoch_as_it_is(seed: int) -> No
         assert all(len(answer.epochs) <= 1 for answer in world.history.answers)
         record = world.records[1]
         assert record is not None
-        assert "abandoned: " in record.rebalance_note
-        assert "cannot be read" in record.rebalance_note
+        assert "abandoned: " in record.status.rebalance_note
+        assert "cannot be read" in record.status.rebalance_note
         world.repair_disk(2)
         world.run(400.0)
         assert world.count_moves() == 1
@@ -271,7 +271,7 @@ def test_it_moves_by_itself_only_if_it_may(seed: int, rebalance: Rebalance) -> N
         assert world.epoch == before
         record = world.records[2]
         assert record is not None
-        is_suggested = "potluck rebalance toy" in record.rebalance_note
+        is_suggested = "potluck rebalance toy" in record.status.rebalance_note
         assert is_suggested is (rebalance is Rebalance.ASK)
         assert_well(world)
 
@@ -334,7 +334,7 @@ def test_a_leaving_node_ends_a_move_and_is_left(seed: int) -> None:
 
 def note_of(world: World) -> str:
     record = world.records[1]
-    return "" if record is None else record.rebalance_note
+    return "" if record is None else record.status.rebalance_note
 
 
 def look(world: World, *, is_dry_run: bool) -> RebalanceReport:

@@ -16,10 +16,10 @@ from simulation.stages import Switches
 from simulation.weights import Hub
 from support.virtual_time.loop import VirtualLoop
 
-from potluck.cluster.calls import DeploymentRecord, DeploymentState
 from potluck.placement.rebalancing import RebalancePolicy
 from potluck.types.choices import Rebalance
 from potluck.types.cluster import DeploymentId, Epoch, NodeId
+from potluck.types.deployment import DeploymentRecord
 from potluck.types.sequence import SequenceRequest
 from potluck.types.step import SamplingParams
 
@@ -414,10 +414,7 @@ class World:
             return False
         (node,) = self.coordinators
         agent = self.agents[node]
-        ready = all(
-            record is not None and record.state is DeploymentState.READY
-            for record in self.records.values()
-        )
+        ready = all(record is not None and record.is_ready for record in self.records.values())
         return (
             ready
             and epoch.coordinator == agent.node_id
@@ -507,4 +504,4 @@ def _describe(record: DeploymentRecord | None) -> str:
     if record is None:
         return "unknown"
     epoch = record.epoch
-    return f"{epoch.number}/{epoch.coordinator} {record.state.value} {record.reason}"
+    return f"{epoch.number}/{epoch.coordinator} {record.status.state.value} {record.status.reason}"

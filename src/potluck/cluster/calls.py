@@ -31,17 +31,8 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
-from potluck.cluster.worker.messages import Connect, Loaded, Progress, Stats, Transfer
+from potluck.cluster.worker.messages import Connect, Loaded, Progress, Stats
 from potluck.errors import CallError
-from potluck.types.arithmetic import Arithmetic
-from potluck.types.choices import (
-    DEFAULT_DRAFT,
-    DEFAULT_NUM_STREAMS,
-    DEFAULT_REBALANCE_THRESHOLD,
-    ArithmeticChoice,
-    Objective,
-    Rebalance,
-)
 from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
 from potluck.types.content import (
     DIGEST_BYTES,
@@ -53,12 +44,9 @@ from potluck.types.content import (
     Manifest,
     ReadingOrder,
 )
+from potluck.types.deployment import DeploymentRecord, ModelFingerprint, StageRecord
 from potluck.types.held_stage import HeldStage
-from potluck.types.memory import MemoryPlan
-from potluck.types.placement import LayoutStage, Prediction
-from potluck.types.program import GroupPart, Shard, group_ranges
-from potluck.types.quantization import Quantization
-from potluck.types.ranges import DEFAULT_RECOVERY_WAIT_SECONDS, DEFAULT_TARGET_STEP_MS
+from potluck.types.placement import Prediction
 
 _T = TypeVar("_T")
 
@@ -186,28 +174,6 @@ class CheckModel(msgspec.Struct, frozen=True, kw_only=True):
     """Ask whether a node can read a model."""
 
     model: str
-
-
-class ModelFingerprint(msgspec.Struct, frozen=True, kw_only=True):
-    """Equal for equal models.
-
-    ``digest`` covers the configuration and the tensors' names, shapes and types, ``weights`` a
-    sample of their values, ``text`` what turns text into tokens. For a model from the hub,
-    ``digest`` names the commit, which covers everything.
-    """
-
-    digest: str
-    weights: str = ""
-    text: str = ""
-
-    def difference(self, other: ModelFingerprint) -> str:
-        """Return why ``other`` cannot have stages of the same deployment, as text; empty if it can.
-
-        The text's digest does not matter for stages.
-        """
-        if self.digest != other.digest:
-            return "a different configuration, or tensors with different names, shapes or types"
-        return "" if self.weights == other.weights else "different weights"
 
 
 class ModelCheck(msgspec.Struct, frozen=True, kw_only=True):
@@ -431,221 +397,6 @@ class StageLost(msgspec.Struct, frozen=True, kw_only=True):
     is_held: bool = False
 
 
-class DeploymentState(enum.Enum):
-    """Whether a deployment can serve."""
-
-    LOADING = "loading"
-    READY = "ready"
-    DEGRADED = "degraded"
-    REMOVED = "removed"
-
-
-class LoadingStage(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a stage is: ``doing`` is ``fetching`` (from the hub), ``loading`` or ``warming up``.
-
-    ``total_bytes`` is 0 until it is known.
-    """
-
-    doing: str
-    done_bytes: int
-    total_bytes: int
-
-
-class StageRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A stage of the plan in force, or the part of a group member that holds one.
-
-    ``read_bytes`` from the model's files and ``load_seconds`` are None until it is loaded;
-    ``progress`` is None before it begins to load, and afterwards.
-    """
-
-    node_id: NodeId
-    unit_id: UnitId
-    start_layer: int
-    end_layer: int
-    memory: MemoryPlan
-    read_bytes: int | None = None
-    load_seconds: float | None = None
-    part: GroupPart | None = None
-    progress: LoadingStage | None = None
-
-
-class RejectionRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A unit that the plan leaves out."""
-
-    node_id: NodeId
-    unit_id: UnitId
-    reason: str
-
-
-class TransferRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """The progress of a node in getting the files that its stages need."""
-
-    node_id: NodeId
-    transfer: Transfer
-
-
-class Verification(enum.Enum):
-    """Whether files were found to match their SHA-256.
-
-    ``PARTLY``: no node needs all chunks of a file, so none has read all of it; the chunks in use
-    are as the hub, or the node that had them, sent them.
-    """
-
-    PENDING = "pending"
-    VERIFIED = "verified"
-    PARTLY = "partly"
-
-
-class DraftRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """The deployment of a small model that drafts for another one.
-
-    If it ``is_own``, it was deployed for that purpose, and is removed together with the other.
-    """
-
-    deployment: DeploymentId
-    context_tokens: int
-    is_own: bool
-
-
-class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """Figures for lists of models. ``stored_format`` is the format of most of the weights.
-
-    ``files`` is the format of the files: ``safetensors`` or ``gguf``. Without an argument, nothing
-    is known.
-    """
-
-    family: str = ""
-    num_parameters: int = 0
-    stored_format: str = ""
-    files: str = ""
-
-
-class DeploymentRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A deployment as every agent knows it. The record with the highest (epoch, revision) counts.
-
-    ``model`` is MODEL, ``model_id`` what clients call it, ``created`` seconds since 1970.
-    ``quantization`` is in force; with ``may_quantize`` every plan uses the most precise that fits.
-    If ``is_mapped``, weights stay in a file on every node. Every stage stores at most
-    ``cache_disk_bytes`` of cache blocks on disk, and has ``num_states`` state slots (0 for a model
-    without state). ``arithmetic`` is that of every stage on a CPU; None until the first plan has
-    chosen a fast one, which later plans keep. ``arithmetic_note`` is a line about what it gains or
-    costs, and may be empty. ``fingerprint`` is that of the model at the node from which it was
-    deployed; None if it was not computed. ``done_bytes`` and ``total_bytes`` are the weights loaded
-    so far. ``remarks`` say which weights have a format other than that of ``quantization``.
-    ``sampling_defaults`` and ``facts`` are the model's. Requests wait ``recovery_wait_seconds`` for
-    stages before they fail. ``num_spares`` additional nodes hold each stage. ``holders`` are the
-    nodes that knew of the deployment when its epoch was claimed; with ``has_quorum`` enough of them
-    agreed to it (see ``Claim``), and without it, any record that has one takes precedence.
-    ``num_recoveries`` counts how often it became ready again after a loss, the last time after
-    ``recovery_seconds``. ``ready_in_seconds`` is its coordinator's estimate when it published this,
-    if it is not ready and that is known. ``successor`` is the node that a leaving coordinator has
-    chosen to follow it. Plans optimize the ``objective``, with ``num_streams`` and
-    ``tensor_parallel`` as in ``Preferences``, or are the ``layout`` if there is one; ``prediction``
-    is for the plan in force, None if it was made without one. ``rebalance`` says whether it moves
-    to a better plan, which has to gain ``rebalance_threshold``, and ``rebalance_note``, in one
-    line, what such a plan would gain, or why the last one was abandoned. With ``prefix_cache``,
-    common prefixes of prompts are computed once. Prompts are split so that the time between the
-    tokens of others is about ``target_step_ms`` milliseconds. Tool calls are parsed in the format
-    ``tool_format``; None: in that of the chat template. Drafts come from ``draft`` (see
-    ``potluck.drafting.sources``); if that is a model, ``small`` is its deployment.
-
-    Nodes read ``model`` at their own path if there is no ``manifest``, or if they are among
-    ``own_files``; the others get the files of the ``manifest`` by content, and keep them in their
-    stores with ``keep_weights``. ``transfers`` are the progress of that, ``verification`` what is
-    known of the integrity of the files (None if nothing was fetched).
-
-    It has moved to a better plan ``num_moves`` times, the last time to one that was predicted to be
-    faster by the fraction ``last_gain``.
-    """
-
-    deployment: DeploymentId
-    epoch: Epoch
-    revision: int
-    model: str
-    model_id: str
-    created: int
-    context_tokens: int
-    cache_tokens: int
-    num_layers: int
-    quantization: Quantization
-    may_quantize: bool
-    is_mapped: bool
-    state: DeploymentState
-    cache_disk_bytes: int = 0
-    num_states: int = 0
-    arithmetic: Arithmetic | None = Arithmetic.EXACT
-    arithmetic_note: str = ""
-    reason: str = ""
-    stages: tuple[StageRecord, ...] = ()
-    rejections: tuple[RejectionRecord, ...] = ()
-    done_bytes: int = 0
-    total_bytes: int = 0
-    fingerprint: ModelFingerprint | None = None
-    remarks: tuple[str, ...] = ()
-    sampling_defaults: dict[str, float | int] = {}
-    facts: ModelFacts = ModelFacts()
-    recovery_wait_seconds: float = DEFAULT_RECOVERY_WAIT_SECONDS
-    num_spares: int = 0
-    holders: tuple[NodeId, ...] = ()
-    has_quorum: bool = True
-    num_recoveries: int = 0
-    recovery_seconds: float | None = None
-    ready_in_seconds: float | None = None
-    successor: NodeId | None = None
-    objective: Objective = Objective.LATENCY
-    num_streams: int = DEFAULT_NUM_STREAMS
-    tensor_parallel: int | None = None
-    layout: tuple[LayoutStage, ...] = ()
-    rebalance: Rebalance = Rebalance.AUTO
-    rebalance_threshold: float = DEFAULT_REBALANCE_THRESHOLD
-    prediction: Prediction | None = None
-    rebalance_note: str = ""
-    prefix_cache: bool = True
-    tool_format: str | None = None
-    target_step_ms: float = DEFAULT_TARGET_STEP_MS
-    draft: str = DEFAULT_DRAFT
-    small: DraftRecord | None = None
-    manifest: Manifest | None = None
-    own_files: tuple[NodeId, ...] = ()
-    keep_weights: bool = True
-    transfers: tuple[TransferRecord, ...] = ()
-    verification: Verification | None = None
-    num_moves: int = 0
-    last_gain: float | None = None
-
-    def manifest_for(self, node: NodeId) -> Manifest | None:
-        """Return the files that a node gets by content; None if it reads its own."""
-        return None if node in self.own_files else self.manifest
-
-    @property
-    def groups(self) -> tuple[range, ...]:
-        """Return, for each stage of the pipeline, the indices of the stages that together hold it.
-
-        There is one, or one for each member of a group, the leader first.
-        """
-        return group_ranges(stage.part for stage in self.stages)
-
-    def shard(self, index: int) -> Shard:
-        """Return the shard of a stage."""
-        stage, groups = self.stages[index], self.groups
-        return Shard(
-            start_layer=stage.start_layer,
-            end_layer=stage.end_layer,
-            num_layers=self.num_layers,
-            has_embedding=index in groups[0],
-            has_head=index in groups[-1],
-            part=stage.part,
-        )
-
-    def supersedes(self, other: DeploymentRecord) -> bool:
-        """Return whether this record replaces another one of the same deployment."""
-        return self._rank > other._rank
-
-    @property
-    def _rank(self) -> tuple[bool, Epoch, int]:
-        return (self.has_quorum, self.epoch, self.revision)
-
-
 class UnitChange(msgspec.Struct, frozen=True, kw_only=True):
     """A unit of the caller is out from now on, for a ``reason``, or used again if that is empty.
 
@@ -655,45 +406,6 @@ class UnitChange(msgspec.Struct, frozen=True, kw_only=True):
     node_name: str
     unit_id: UnitId
     reason: str
-
-
-class Deploy(msgspec.Struct, frozen=True, kw_only=True):
-    """Deploy a model, coordinated by the agent that receives this.
-
-    ``quantization`` None uses the most precise one that fits. ``num_states`` is the requested
-    number for a model with state, and refused for others; ``default_states`` is the default for the
-    former. ``tensor_parallel`` is that of ``Preferences``. Without ``keep_weights`` no node keeps
-    files that it gets by content.
-
-    If a deployment has the name ``model_id``, a number is appended to it, unless ``is_named``: then
-    it is refused. With ``replaces``, the new deployment takes over the name when it is ready.
-    """
-
-    model: str
-    model_id: str | None = None
-    is_named: bool = False
-    replaces: bool = False
-    context_tokens: int | None = None
-    cache_tokens: int | None = None
-    num_states: int | None = None
-    default_states: int | None = None
-    quantization: Quantization | None = Quantization.NONE
-    is_mapped: bool = False
-    cache_disk_bytes: int = 0
-    arithmetic: ArithmeticChoice = ArithmeticChoice.EXACT
-    recovery_wait_seconds: float = DEFAULT_RECOVERY_WAIT_SECONDS
-    num_spares: int = 0
-    objective: Objective = Objective.LATENCY
-    num_streams: int = DEFAULT_NUM_STREAMS
-    tensor_parallel: int | None = None
-    rebalance: Rebalance = Rebalance.AUTO
-    rebalance_threshold: float = DEFAULT_REBALANCE_THRESHOLD
-    layout: tuple[LayoutStage, ...] = ()
-    prefix_cache: bool = True
-    tool_format: str | None = None
-    target_step_ms: float = DEFAULT_TARGET_STEP_MS
-    draft: str = DEFAULT_DRAFT
-    keep_weights: bool = True
 
 
 class AskMetrics(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,12 +9,11 @@ from typing import Any
 import msgspec
 
 from potluck.catalog import ModelDescription, describe_model, read_profile
-from potluck.cluster.agent.new_deployment import name_of, new_record
+from potluck.cluster.agent.new_deployment import facts_of, name_of, new_record
 from potluck.cluster.agent.plan_view import PlanOutcome, plan_view
-from potluck.cluster.calls import Deploy, DeploymentRecord, ModelFingerprint
 from potluck.cluster.coordinator.counting import counting_of
 from potluck.cluster.coordinator.planning import (
-    placement_fields,
+    plan_record,
     preferences_of,
     size_of,
     without_memory_of,
@@ -30,6 +29,7 @@ from potluck.placement.links import LinkTable
 from potluck.placement.planned import PlannedModel
 from potluck.placement.survey import ClusterSurvey
 from potluck.types.cluster import NodeId
+from potluck.types.deployment import Deploy, DeploymentRecord, ModelFingerprint
 from potluck.types.node import NodeReport
 
 
@@ -76,7 +76,7 @@ def _planned(
     record = new_record(
         request,
         description,
-        ModelFingerprint(digest=description.files.pinned_name),
+        facts_of(description, profile, ModelFingerprint(digest=description.files.pinned_name)),
         model_id=name_of(request),
         coordinator=coordinator,
     )
@@ -91,7 +91,7 @@ def _planned(
         counting_of(profile, cost_of),
         surveyed,
         size_of(profile.config, record),
-        may_quantize=record.may_quantize,
-        arithmetic=record.arithmetic,
+        may_quantize=record.spec.quantization is None,
+        arithmetic=record.status.plan.arithmetic,
     )
-    return msgspec.structs.replace(record, **placement_fields(planned)), planned
+    return record.with_status(plan=plan_record(planned)), planned

@@ -14,7 +14,7 @@ UnitId = NewType("UnitId", str)
 
 DeploymentId = NewType("DeploymentId", str)
 
-WIRE_VERSION = 8
+WIRE_VERSION = 9
 """Version of frames and control messages. Nodes with different versions cannot work together."""
 
 

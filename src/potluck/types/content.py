@@ -164,3 +164,18 @@ def without(runs: ChunkRuns, others: ChunkRuns) -> ChunkRuns:
 def num_chunks(runs: ChunkRuns) -> int:
     """Return the number of chunks in ``runs``."""
     return sum(end - first for first, end in runs)
+
+
+class Transfer(msgspec.Struct, frozen=True, kw_only=True):
+    """How much of the required part of a model's files is on a node.
+
+    ``by_source`` are the bytes from each source: ``disk``, ``hub``, or a node's id.
+    ``bytes_per_second`` is the rate of the last seconds; ``seconds_left`` is None while it is
+    unknown.
+    """
+
+    done_bytes: int
+    total_bytes: int
+    by_source: dict[str, int] = {}
+    bytes_per_second: float = 0.0
+    seconds_left: float | None = None

@@ -5,19 +5,22 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 
-from potluck.cluster.calls import (
-    ClaimAnswer,
-    DeploymentRecord,
-    DeploymentState,
-    StageEnds,
-    StageRecord,
-    Unreachable,
-    encode,
-)
+from msgspec.structs import replace
+
+from potluck.cluster.calls import ClaimAnswer, StageEnds, Unreachable, encode
 from potluck.errors import NodeLostError
 from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
+from potluck.types.deployment import (
+    DeploymentRecord,
+    DeploymentSpec,
+    DeploymentState,
+    DeploymentStatus,
+    FilesRecord,
+    ModelFacts,
+    PlanRecord,
+    StageRecord,
+)
 from potluck.types.memory import MemoryPlan
-from potluck.types.quantization import Quantization
 
 A, B, C = NodeId("a" * 16), NodeId("b" * 16), NodeId("c" * 16)
 
@@ -84,15 +87,41 @@ def a_record(
         deployment=DeploymentId("d"),
         epoch=Epoch(number=number, coordinator=coordinator),
         revision=0,
-        model="demo",
         model_id="demo",
         created=0,
-        context_tokens=64,
-        cache_tokens=256,
-        num_layers=4,
-        quantization=Quantization.NONE,
-        may_quantize=False,
-        is_mapped=False,
-        state=state,
-        stages=stages,
+        spec=DeploymentSpec(model="demo"),
+        facts=ModelFacts(num_layers=4),
+        status=DeploymentStatus(
+            state=state, context_tokens=64, cache_tokens=256, plan=PlanRecord(stages=stages)
+        ),
     )
+
+
+def changed(record: DeploymentRecord, **changes: object) -> DeploymentRecord:
+    """The record with fields changed, in whichever of its parts they are.
+
+    A field that was asked for and is in force is changed where it is in force.
+    """
+    parts: dict[str, dict[str, object]] = {}
+    kinds = {
+        "record": DeploymentRecord,
+        "plan": PlanRecord,
+        "files": FilesRecord,
+        "status": DeploymentStatus,
+        "facts": ModelFacts,
+        "spec": DeploymentSpec,
+    }
+    for name, value in changes.items():
+        part = next(part for part, kind in kinds.items() if name in kind.__struct_fields__)
+        parts.setdefault(part, {})[name] = value
+    status = replace(
+        record.status,
+        plan=replace(record.status.plan, **parts.get("plan", {})),
+        files=replace(record.status.files, **parts.get("files", {})),
+    )
+    whole = {
+        "spec": replace(record.spec, **parts.get("spec", {})),
+        "facts": replace(record.facts, **parts.get("facts", {})),
+        "status": replace(status, **parts.get("status", {})),
+    }
+    return replace(record, **whole, **parts.get("record", {}))

@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import msgspec
 import pytest
+from support.cluster.calls import changed
 from support.scheduling.updates import start_of, tokens_of
 
 from potluck.cluster.agent import coordination as coordination_module
@@ -27,18 +28,11 @@ from potluck.cluster.agent.relaying import Relaying
 from potluck.cluster.agent.sequence_calls import SequenceCalls
 from potluck.cluster.agent.takeover import Takeovers
 from potluck.cluster.background import Background
-from potluck.cluster.calls import (
-    Claim,
-    ClaimAnswer,
-    DeploymentRecord,
-    DeploymentState,
-    ModelFingerprint,
-    decode,
-    encode,
-)
+from potluck.cluster.calls import Claim, ClaimAnswer, decode, encode
 from potluck.cluster.membership import MethodTable
 from potluck.errors import CallError, EngineError, MovedError, NodeLostError, PotluckError
 from potluck.types.cluster import DeploymentId, Epoch, NodeId
+from potluck.types.deployment import DeploymentRecord, DeploymentState, ModelFingerprint
 from potluck.types.sequence import (
     NOTHING_COMMITTED,
     Cancel,
@@ -226,10 +220,9 @@ class PlayedDeployment:
         if not self._end.done():
             self._end.set_result(error)
 
-    def _say(self, **changes: object) -> None:
-        self.record = msgspec.structs.replace(
-            self.record, revision=self.record.revision + 1, **changes
-        )
+    def _say(self, **status: object) -> None:
+        record = self.record.with_status(**status)
+        self.record = msgspec.structs.replace(record, revision=record.revision + 1)
         self._publish(self.record)
 
     async def _claim(self) -> None:
@@ -253,10 +246,10 @@ class PlayedDeployment:
             is_given_up = alone_since is not None and now - alone_since > MINORITY_SECONDS
             if links.node_id in granted and (has_quorum or is_given_up):
                 self.record = msgspec.structs.replace(
-                    self.record, epoch=epoch, revision=0, has_quorum=has_quorum, successor=None,
+                    self.record, epoch=epoch, revision=0, has_quorum=has_quorum,
                     holders=tuple(sorted(granted)) if has_quorum else self.record.holders,
                 )  # fmt: skip
-                self._say(state=DeploymentState.READY)
+                self._say(state=DeploymentState.READY, successor=None)
                 self._ready.set()
                 return
             await asyncio.sleep(0.05)
@@ -405,7 +398,7 @@ class PlayedCluster:
         """Have everybody know of a deployment that ``coordinator`` serves."""
         node = self[coordinator]
         holders = tuple(sorted(self.nodes))
-        first = msgspec.structs.replace(
+        first = changed(
             record,
             epoch=Epoch(number=0, coordinator=node.node_id),
             holders=holders,
@@ -423,7 +416,7 @@ class PlayedCluster:
             while not all(
                 (record := node.coordination.registry.find(deployment)) is not None
                 and record.epoch.coordinator == wanted
-                and record.state is DeploymentState.READY
+                and record.is_ready
                 for node in self.nodes.values()
                 if node.node_id not in self._dead
             ):

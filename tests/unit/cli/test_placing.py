@@ -10,8 +10,8 @@ import pytest
 
 from potluck.cli.options import Quant
 from potluck.cli.placing import deploy_params, draft_param
-from potluck.cluster.calls import Deploy
 from potluck.errors import ParameterError
+from potluck.types.deployment import Deploy
 
 NOTHING: dict[str, Any] = dict.fromkeys(
     ("context", "cache", "states", "arithmetic", "objective", "streams", "tensor_parallel")

@@ -19,11 +19,11 @@ from potluck.cluster.agent.observation import Observation
 from potluck.cluster.agent.service import Agent
 from potluck.cluster.agent.view import deployment_view
 from potluck.cluster.background import Background
-from potluck.cluster.calls import Deploy, DeploymentRecord
 from potluck.errors import ModelNotFoundError, OverloadedError, ParameterError
 from potluck.placement.layout import parse_layout, resolve_layout
 from potluck.types.cluster import DeploymentId, NodeId
 from potluck.types.console import Watch
+from potluck.types.deployment import Deploy, DeploymentRecord
 from potluck.uname import host_name
 
 _log = logging.getLogger(__name__)

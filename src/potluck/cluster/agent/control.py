@@ -35,10 +35,10 @@ from potluck.cluster.agent.rebalance_view import rebalance_view
 from potluck.cluster.agent.service import Agent
 from potluck.cluster.agent.state import StateDirectory
 from potluck.cluster.agent.view import deployment_view
-from potluck.cluster.calls import Deploy
 from potluck.cluster.invitations.ledger import DEFAULT_SECONDS
 from potluck.errors import PotluckError, UsageError
 from potluck.types.cluster import NodeId
+from potluck.types.deployment import Deploy
 
 _log = logging.getLogger(__name__)
 

@@ -26,16 +26,10 @@ from potluck.cluster.calls import (
     Claim,
     ClaimAnswer,
     CoordinatorView,
-    Deploy,
-    DeploymentRecord,
     DeploymentReference,
-    DeploymentState,
-    DraftRecord,
-    ModelFingerprint,
     RebalanceAnswer,
     RebalanceReport,
     RetireDeployment,
-    StageRecord,
     StageScope,
     TakeoverReadiness,
     decode,
@@ -45,7 +39,7 @@ from potluck.cluster.calls import (
 from potluck.cluster.coordinator.attempt import DeploymentDependencies
 from potluck.cluster.coordinator.counting import counting_of
 from potluck.cluster.coordinator.deployment import Deployment
-from potluck.cluster.coordinator.planning import placement_fields, preferences_of, size_of
+from potluck.cluster.coordinator.planning import plan_record, preferences_of, size_of
 from potluck.cluster.coordinator.survey import plan_model
 from potluck.cluster.coordinator.surveyed import explanation_of
 from potluck.cluster.edges.path_figures import PathFigures
@@ -57,6 +51,13 @@ from potluck.engines.costs import CostOf
 from potluck.errors import CallError, EngineError, NodeLostError, ParameterError, PotluckError
 from potluck.placement.planned import PlannedModel
 from potluck.types.cluster import DeploymentId, Epoch, NodeId
+from potluck.types.deployment import (
+    Deploy,
+    DeploymentRecord,
+    DeploymentState,
+    DraftRecord,
+    StageRecord,
+)
 from potluck.types.profile import ModelProfile
 
 if TYPE_CHECKING:
@@ -138,11 +139,9 @@ class Coordination:
         self._require_staying()
         read, profile = await self._read(request.model)
         self._require_staying()
-        record = self._new_record(request, read.description, read.fingerprint)
+        record = self._new_record(request, read, profile)
         small = await self._small_of(request, read.description)
-        facts = facts_of(profile, read.description.files.kind)
-        record = msgspec.structs.replace(record, small=small, facts=facts)
-        deployment = self._make(record, read, profile)
+        deployment = self._make(record.with_status(small=small), read, profile)
         self.coordinated[record.deployment] = deployment
         begun(record.deployment)
         try:
@@ -226,7 +225,9 @@ class Coordination:
         Raises ``ParameterError`` for a model with another vocabulary.
         """
         known = self.registry.find(request.draft)
-        named = request if known is None else msgspec.structs.replace(request, draft=known.model)
+        named = (
+            request if known is None else msgspec.structs.replace(request, draft=known.spec.model)
+        )
         small = await self._weights.read(named.draft, known)
         return await asyncio.to_thread(deploy_of, named, small.description, verified), known
 
@@ -266,21 +267,21 @@ class Coordination:
         also_planned: Sequence[StageRecord] = (),
     ) -> tuple[DeploymentRecord, PlannedModel]:
         """Return a record with the plan of a deployment, and the plan. Raises as ``plan_model``."""
-        record = self._new_record(request, read.description, read.fingerprint)
+        record = self._new_record(request, read, profile)
         size = size_of(profile.config, record)
         planned = await plan_model(
             self._membership,
-            record.model,
+            record.spec.model,
             counting_of(profile, self._cost_of),
             read.fingerprint,
             size,
-            may_quantize=record.may_quantize,
-            arithmetic=record.arithmetic,
+            may_quantize=record.spec.quantization is None,
+            arithmetic=record.status.plan.arithmetic,
             preferences=preferences_of(record),
             weights=read.weights,
             also_planned=also_planned,
         )
-        return msgspec.structs.replace(record, **placement_fields(planned)), planned
+        return record.with_status(plan=plan_record(planned)), planned
 
     def find(self, name: str | None) -> tuple[DeploymentRecord, ...]:
         """Return the deployments with a name, or all. Raise ``ParameterError`` if there is none."""
@@ -338,17 +339,13 @@ class Coordination:
             await self._remove(mine, UNDEPLOYED)
             return
         record = self.registry.records.get(deployment)
-        if record is not None and record.state is not DeploymentState.REMOVED:
-            self._publish(
-                msgspec.structs.replace(
-                    record, state=DeploymentState.REMOVED, reason=UNDEPLOYED, stages=()
-                )
-            )
+        if record is not None and not record.is_removed:
+            self._publish(record.removed(UNDEPLOYED))
 
     def is_live(self, deployment: DeploymentId) -> bool:
         """Whether this node knows of a deployment that was not removed."""
         record = self.registry.records.get(deployment)
-        return record is not None and record.state is not DeploymentState.REMOVED
+        return record is not None and not record.is_removed
 
     def begin_drain(self) -> None:
         """From now on, plan no stages on this node, and coordinate no new deployments here."""
@@ -393,7 +390,7 @@ class Coordination:
         self._require_staying()
         record = self.registry.records.get(deployment)
         own = self._membership.node_id
-        if record is None or own not in (record.successor, record.epoch.coordinator):
+        if record is None or own not in (record.status.successor, record.epoch.coordinator):
             raise EngineError(f"this node is not the successor of deployment {deployment}")
         if deployment not in self.coordinated:
             await self._adopt(record)
@@ -407,7 +404,7 @@ class Coordination:
         return (
             record is not None
             and record.epoch.coordinator == self._membership.node_id
-            and record.state is DeploymentState.READY
+            and record.is_ready
         )
 
     async def close(self) -> None:
@@ -433,7 +430,7 @@ class Coordination:
         self._promises = self._promises.seen(record.deployment, record.epoch)
         self._log_takeover(known, record)
         self._correct(known, record)
-        is_removed = record.state is DeploymentState.REMOVED
+        is_removed = record.is_removed
         mine = self.coordinated.get(record.deployment)
         is_others = record.epoch.coordinator != self._membership.node_id
         if (
@@ -454,8 +451,10 @@ class Coordination:
             self._unable.discard(record.deployment)
             epoch = self._promises.highest[record.deployment]
             self._spawn(self._stop_stages(StageScope(deployment=record.deployment, epoch=epoch)))
-        elif record.state is DeploymentState.READY and (
-            known is None or known.epoch != record.epoch or known.state is not record.state
+        elif record.is_ready and (
+            known is None
+            or known.epoch != record.epoch
+            or known.status.state is not record.status.state
         ):
             # Not earlier: until a new plan is loaded, the stages of the previous one may serve.
             self._spawn(self._stages.supersede(record.deployment, record.epoch))
@@ -467,7 +466,7 @@ class Coordination:
         """
         if wrong is None or right is None or wrong.epoch.coordinator == self._membership.node_id:
             return
-        is_revived = right.state is DeploymentState.REMOVED is not wrong.state
+        is_revived = right.status.state is DeploymentState.REMOVED is not wrong.status.state
         if is_revived or wrong.epoch.coordinator != right.epoch.coordinator:
             self._spawn(self._tell(wrong.epoch.coordinator, pack_record(right)))
 
@@ -556,7 +555,7 @@ class Coordination:
             raise EngineError("this node is leaving the cluster", hint="deploy from another node")
 
     def _new_record(
-        self, request: Deploy, description: ModelDescription, fingerprint: ModelFingerprint
+        self, request: Deploy, read: ReadModel, profile: ModelProfile
     ) -> DeploymentRecord:
         name = name_of(request)
         model_id = self.registry.free_model_id(name)
@@ -569,8 +568,8 @@ class Coordination:
             )
         return new_record(
             request,
-            description,
-            fingerprint,
+            read.description,
+            facts_of(read.description, profile, read.fingerprint),
             model_id=model_id,
             coordinator=self._membership.node_id,
         )
@@ -610,7 +609,7 @@ class Coordination:
             self._removal_reasons.pop(removed, None)
         # Not before: a record without a coordinator would be an orphan.
         self.coordinated.pop(removed, None)
-        small = deployment.record.small
+        small = deployment.record.status.small
         if small is not None and small.is_own:
             record = self.registry.records.get(small.deployment)
             if record is not None and self.is_live(small.deployment):
@@ -618,7 +617,7 @@ class Coordination:
 
     def _publish(self, record: DeploymentRecord, is_progress: bool = False) -> None:
         """Send a record to all other nodes; progress only as often as leaves room for the rest."""
-        is_removed = record.state is DeploymentState.REMOVED
+        is_removed = record.is_removed
         if record.epoch.coordinator != self._membership.node_id and not is_removed:
             return  # it belongs to another node until this one has an epoch of its own
         self.learn(record)
@@ -681,8 +680,8 @@ class Coordination:
 
         Raises an error if that is impossible here.
         """
-        read, profile = await self._read(record.model, record)
-        deployed = record.fingerprint
+        read, profile = await self._read(record.spec.model, record)
+        deployed = record.facts.fingerprint
         if deployed is not None and (found := deployed.difference(read.fingerprint)):
             raise EngineError(
                 f"this node's files of the model differ from those that were deployed: {found}"
@@ -691,16 +690,14 @@ class Coordination:
         if latest is None or self.is_draining:
             return
         own = self._membership.node_id
-        if self._is_orphan(latest) or (latest.successor == own and self._is_free(latest)):
-            mine = msgspec.structs.replace(latest, successor=None)
-            deployment = self._make(mine, read, profile)
+        if self._is_orphan(latest) or (latest.status.successor == own and self._is_free(latest)):
+            deployment = self._make(latest.with_status(successor=None), read, profile)
             deployment.resume()
             self.coordinated[latest.deployment] = deployment
 
     def _is_free(self, record: DeploymentRecord) -> bool:
         """Whether it is live and not coordinated here."""
-        is_removed = record.state is DeploymentState.REMOVED
-        return not is_removed and record.deployment not in self.coordinated
+        return not record.is_removed and record.deployment not in self.coordinated
 
     def _is_orphan(self, record: DeploymentRecord) -> bool:
         is_lost = record.epoch.coordinator not in self._membership.nodes()

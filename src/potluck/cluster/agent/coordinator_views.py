@@ -6,16 +6,11 @@ import asyncio
 from collections.abc import Mapping
 from functools import partial
 
-from potluck.cluster.calls import (
-    AskCoordinatorView,
-    CoordinatorView,
-    DeploymentRecord,
-    decode,
-    encode,
-)
+from potluck.cluster.calls import AskCoordinatorView, CoordinatorView, decode, encode
 from potluck.cluster.membership import Membership
 from potluck.errors import CallError
 from potluck.types.cluster import DeploymentId, Epoch, NodeId
+from potluck.types.deployment import DeploymentRecord
 
 _ASK_SECONDS = 1.0
 """The time limit for an answer. A node that is stopped is detected by its lease in about as long.

@@ -9,12 +9,10 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import msgspec
-
-from potluck.cluster.calls import DeploymentRecord, DeploymentState, StageRecord
 from potluck.quantities import format_count
 from potluck.types.cluster import DeploymentId, NodeId
 from potluck.types.cluster_events import EventContent, EventKind
+from potluck.types.deployment import DeploymentRecord, DeploymentState, StageRecord
 
 UNDEPLOYED = "undeployed"
 """The reason in the record of a deployment that a user removed."""
@@ -48,20 +46,20 @@ class DeploymentHistory:
         reported.
         """
         known = self._known.get(record.deployment)
-        if record.state is DeploymentState.REMOVED:
+        if record.is_removed:
             if self._known.pop(record.deployment, None) is None or known is None:
                 return ()
             return (_removed(self._named(record), known),)
         if known is None:
-            is_serving = record.state is DeploymentState.READY
+            is_serving = record.is_ready
             self._known[record.deployment] = _Known(
                 latest=record,
-                served=record if is_serving or record.num_recoveries else None,
-                is_degraded=record.state is DeploymentState.DEGRADED,
+                served=record if is_serving or record.status.num_recoveries else None,
+                is_degraded=record.status.state is DeploymentState.DEGRADED,
             )
             return () if is_serving else (_deploying(self._named(record)),)
         self._known[record.deployment] = _followed(known, record)
-        match record.state:
+        match record.status.state:
             case DeploymentState.READY:
                 return tuple(self._ready(known, record))
             case DeploymentState.DEGRADED if not known.is_degraded and known.served is not None:
@@ -71,23 +69,23 @@ class DeploymentHistory:
 
     def _named(self, record: DeploymentRecord) -> DeploymentRecord:
         """Return ``record`` with names instead of node ids in its reason."""
-        reason = _NODE.sub(lambda found: self._name(NodeId(found[1])), record.reason)
-        return msgspec.structs.replace(record, reason=reason)
+        reason = _NODE.sub(lambda found: self._name(NodeId(found[1])), record.status.reason)
+        return record.with_status(reason=reason)
 
     def _ready(self, known: _Known, record: DeploymentRecord) -> Iterator[EventContent]:
         served = known.served
         if served is None:
             yield _now_ready(record)
             return
-        if served.epoch == record.epoch and known.latest.state is DeploymentState.READY:
+        if served.epoch == record.epoch and known.latest.is_ready:
             return
         moved = [
             {"stage": index, "from": before, "to": after.node_id}
             for index, before, after in _moves(served, record)
         ]
         names = _names_of(moved, self._name)
-        if record.num_recoveries > served.num_recoveries:
-            seconds = record.recovery_seconds
+        if record.status.num_recoveries > served.status.num_recoveries:
+            seconds = record.status.recovery_seconds
             paused = "" if seconds is None else f" after a pause of {seconds:.1f} s"
             yield EventContent(
                 kind=EventKind.RECOVERED,
@@ -95,8 +93,12 @@ class DeploymentHistory:
                 model_id=record.model_id,
                 details={"paused_seconds": seconds, "moved": moved},
             )
-        elif moved or record.num_moves > served.num_moves:
-            gain = record.last_gain if record.num_moves > served.num_moves else None
+        elif moved or record.status.num_moves > served.status.num_moves:
+            gain = (
+                record.status.last_gain
+                if record.status.num_moves > served.status.num_moves
+                else None
+            )
             why = "to other units"
             if gain is not None:
                 pace = "faster" if gain >= 0 else "slower"
@@ -110,8 +112,8 @@ class DeploymentHistory:
 
 
 def _followed(known: _Known, record: DeploymentRecord) -> _Known:
-    is_serving = record.state is DeploymentState.READY
-    is_degraded = record.state is DeploymentState.DEGRADED
+    is_serving = record.is_ready
+    is_degraded = record.status.state is DeploymentState.DEGRADED
     return replace(
         known,
         latest=record,
@@ -124,8 +126,8 @@ def _followed(known: _Known, record: DeploymentRecord) -> _Known:
 def _deploying(record: DeploymentRecord) -> EventContent:
     kind = EventKind.DEPLOYING
     what = f"{record.model_id} is being deployed"
-    if record.state is DeploymentState.DEGRADED:
-        kind, what = EventKind.DEGRADED, f"{record.model_id} is not serving: {record.reason}"
+    if record.status.state is DeploymentState.DEGRADED:
+        kind, what = EventKind.DEGRADED, f"{record.model_id} is not serving: {record.status.reason}"
     return EventContent(
         kind=kind,
         message=f"{what.removesuffix('.')}.",
@@ -159,14 +161,14 @@ def _now_ready(record: DeploymentRecord) -> EventContent:
 def _degraded(record: DeploymentRecord) -> EventContent:
     return EventContent(
         kind=EventKind.DEGRADED,
-        message=f"{record.model_id} is not serving: {record.reason.removesuffix('.')}.",
+        message=f"{record.model_id} is not serving: {record.status.reason.removesuffix('.')}.",
         model_id=record.model_id,
-        details={"reason": record.reason},
+        details={"reason": record.status.reason},
     )
 
 
 def _removed(record: DeploymentRecord, known: _Known) -> EventContent:
-    reason = record.reason
+    reason = record.status.reason
     if known.served is None and reason != UNDEPLOYED:
         return EventContent(
             kind=EventKind.FAILED,

@@ -9,8 +9,6 @@ from contextlib import closing, suppress
 from functools import partial
 from typing import Any
 
-import msgspec
-
 from potluck.catalog import (
     ModelDescription,
     describe_model,
@@ -25,12 +23,12 @@ from potluck.cluster.agent.model_files import Fingerprints
 from potluck.cluster.agent.service import Agent
 from potluck.cluster.agent.view import as_seen, cluster_view
 from potluck.cluster.agent.weights import NodeWeights
-from potluck.cluster.calls import DeploymentRecord, DeploymentState
 from potluck.cluster.coordinator.survey import ask_report
 from potluck.errors import EngineError, ModelNotFoundError, PotluckError
 from potluck.placement.layout import LayoutNode, layout_nodes
 from potluck.types.cluster import DeploymentId, Epoch, NodeId
 from potluck.types.content import Manifest
+from potluck.types.deployment import DeploymentRecord, DeploymentState
 from potluck.types.gateway import (
     LiveSequence,
     ModelMetrics,
@@ -73,7 +71,7 @@ class AgentGateway:
         live = self._as_seen()
         if self._agent.coordination.is_draining:
             live = [
-                msgspec.structs.replace(record, state=DeploymentState.DEGRADED, reason=_LEAVING)
+                record.with_status(state=DeploymentState.DEGRADED, reason=_LEAVING)
                 for record in live
             ]
         self._note_expected(live)
@@ -82,17 +80,17 @@ class AgentGateway:
             ModelStatus(
                 model_id=record.model_id,
                 created=record.created,
-                context_tokens=record.context_tokens,
-                state=_STATES[record.state],
-                reason=names.in_text(record.reason),
-                sampling_defaults=record.sampling_defaults,
+                context_tokens=record.status.context_tokens,
+                state=_STATES[record.status.state],
+                reason=names.in_text(record.status.reason),
+                sampling_defaults=record.facts.sampling_defaults,
                 ready_in_seconds=self._ready_in_seconds(record),
-                weights_bytes=record.total_bytes,
+                weights_bytes=record.status.total_bytes,
                 weights_format=record.facts.files,
                 quantization=_format_of(record),
                 family=record.facts.family,
                 num_parameters=record.facts.num_parameters,
-                digest="" if record.fingerprint is None else record.fingerprint.digest,
+                digest="" if record.facts.fingerprint is None else record.facts.fingerprint.digest,
             )
             for record in live
         ]
@@ -117,7 +115,7 @@ class AgentGateway:
         Raises the error of the latter, or of the former if there is no other way, and
         ``EngineError`` while other nodes still hash the model's files.
         """
-        weights, manifest = self._agent.weights, record.manifest
+        weights, manifest = self._agent.weights, record.status.files.manifest
         can_get = manifest is not None and not weights.cannot
         try:
             load = partial(_load_own, record, self._agent.fingerprints, may_fetch=not can_get)
@@ -227,11 +225,11 @@ class AgentGateway:
             self._expected[record.deployment] = known
 
     def _ready_in_seconds(self, record: DeploymentRecord) -> float | None:
-        if record.state is DeploymentState.READY or self._agent.coordination.is_draining:
+        if record.is_ready or self._agent.coordination.is_draining:
             return None
-        expected = record.ready_in_seconds
-        if expected is None:
-            expected = record.recovery_seconds  # the next recovery may take as long as the last
+        expected = record.status.ready_in_seconds
+        if expected is None:  # the next recovery may take as long as the last
+            expected = record.status.recovery_seconds
         if expected is None:
             return None
         since = self._expected[record.deployment][2]
@@ -250,8 +248,8 @@ class AgentGateway:
 
 def _format_of(record: DeploymentRecord) -> str:
     """Return the format of most of the loaded weights."""
-    is_as_stored = record.quantization is Quantization.NONE
-    return record.facts.stored_format if is_as_stored else record.quantization.value
+    is_as_stored = record.status.plan.quantization is Quantization.NONE
+    return record.facts.stored_format if is_as_stored else record.status.plan.quantization.value
 
 
 def _load_own(
@@ -262,15 +260,15 @@ def _load_own(
     Raises ``EngineError`` if the model's tokenizer here differs from the deployment's.
     """
     fingerprints.check_text(record)
-    if not may_fetch and locate_on_disk(record.model) is None:
+    if not may_fetch and locate_on_disk(record.spec.model) is None:
         return None
-    return _served_model(record, describe_model(record.model))
+    return _served_model(record, describe_model(record.spec.model))
 
 
 def _load_by_content(
     record: DeploymentRecord, manifest: Manifest, weights: NodeWeights, job: str
 ) -> ServedModel:
-    view = weights.view(manifest, record.model, job, keep=record.keep_weights)
+    view = weights.view(manifest, record.spec.model, job, keep=record.spec.keep_weights)
     with closing(view):
         return _served_model(record, describe_view(view))
 
@@ -288,7 +286,7 @@ def _served_model(record: DeploymentRecord, description: ModelDescription) -> Se
     output_format = None
     if source is not None:
         output_format = choose_output_format(
-            source, tokenizer.special_tokens, tool_format=record.tool_format
+            source, tokenizer.special_tokens, tool_format=record.spec.tool_format
         )
     rerank = description.vectors.rerank
     if rerank is not None:
@@ -296,9 +294,11 @@ def _served_model(record: DeploymentRecord, description: ModelDescription) -> Se
     return ServedModel(
         model_id=record.model_id,
         tokenizer=tokenizer,
-        encode_chat=partial(prompt_chat, tokenizer, template, max_tokens=record.context_tokens - 1),
+        encode_chat=partial(
+            prompt_chat, tokenizer, template, max_tokens=record.status.context_tokens - 1
+        ),
         vocab_size=description.config.vocab_size,
-        context_tokens=record.context_tokens,
+        context_tokens=record.status.context_tokens,
         sampling_defaults=description.sampling_defaults,
         output_format=output_format,
         architecture=description.config.family,
@@ -314,7 +314,7 @@ def _served_model(record: DeploymentRecord, description: ModelDescription) -> Se
             encode_pair,
             tokenizer,
             rerank_template(rerank, template),
-            max_tokens=record.context_tokens,
+            max_tokens=record.status.context_tokens,
         ),
         fill_in=find_fill_in(tokenizer, load_fill_in_tokens(description.files)),
     )

@@ -13,11 +13,12 @@ from potluck.cluster.agent.deployment_history import DeploymentHistory
 from potluck.cluster.agent.event_log import EventLog
 from potluck.cluster.agent.node_history import NodeHistory
 from potluck.cluster.background import Spawn
-from potluck.cluster.calls import DeploymentRecord, UnitChange, decode, encode
+from potluck.cluster.calls import UnitChange, decode, encode
 from potluck.cluster.membership import Membership, MethodTable
 from potluck.errors import CallError
 from potluck.types.cluster import NodeId, UnitId
 from potluck.types.cluster_events import EventKind
+from potluck.types.deployment import DeploymentRecord
 from potluck.types.node import NodeReport
 from potluck.uname import host_name
 

@@ -14,10 +14,11 @@ from collections.abc import Callable
 
 from potluck.cluster.agent.coordination import Coordination
 from potluck.cluster.agent.relaying import Relaying
-from potluck.cluster.calls import ContinueWithout, DeploymentRecord, DeploymentState, encode
+from potluck.cluster.calls import ContinueWithout, encode
 from potluck.cluster.coordinator.deployment import Deployment
 from potluck.cluster.membership import Membership
 from potluck.errors import CallError
+from potluck.types.deployment import DeploymentRecord
 
 _log = logging.getLogger(__name__)
 
@@ -92,7 +93,7 @@ class Leaving:
                 return
             await self._coordination.changes.wait(_AGAIN_SECONDS)
             latest = self._coordination.registry.records.get(record.deployment)
-            if latest is None or latest.state is DeploymentState.REMOVED:
+            if latest is None or latest.is_removed:
                 return
             record = latest
             if not any(stage.node_id == own for stage in record.stages):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Iterable
 
-from potluck.cluster.calls import DeploymentRecord, DeploymentState
 from potluck.cluster.transfer.share import SLOW_BYTES_PER_SECOND
 from potluck.cluster.transfer.supervisor import TransferProcess
 from potluck.types.cluster import DeploymentId, NodeId
+from potluck.types.deployment import DeploymentRecord
 from potluck.types.speed import LinkSpeed
 
 _SHARE_SECONDS = 0.5
@@ -28,8 +28,7 @@ def serves(
     loading or recovering, nothing is served, and its sequences wait for the files.
     """
     return any(
-        record.state is DeploymentState.READY
-        and (record.epoch.coordinator == node or record.deployment in relayed)
+        record.is_ready and (record.epoch.coordinator == node or record.deployment in relayed)
         for record in records
     )
 

@@ -24,9 +24,9 @@ from potluck.catalog.fingerprint import (
     text_stamps,
     weight_stamps,
 )
-from potluck.cluster.calls import DeploymentRecord, ModelFingerprint
 from potluck.errors import EngineError, PotluckError
 from potluck.types.content import Manifest
+from potluck.types.deployment import DeploymentRecord, ModelFingerprint
 
 _MAX_KEPT = 64
 """The number of models whose digests are cached; a node serves a few."""
@@ -71,12 +71,12 @@ class Fingerprints:
         Then this node must not answer for it. Raises what ``catalog`` does if the model is not
         here.
         """
-        files = locate_on_disk(record.model)
-        if files is None or record.fingerprint is None or not record.fingerprint.text:
+        files = locate_on_disk(record.spec.model)
+        if files is None or record.facts.fingerprint is None or not record.facts.fingerprint.text:
             return
-        if self._text(files) != record.fingerprint.text:
+        if self._text(files) != record.facts.fingerprint.text:
             raise EngineError(
-                f"this node's tokenizer, chat template or sampling defaults of {record.model} "
+                f"this node's tokenizer, chat template or sampling defaults of {record.spec.model} "
                 "differ from those of the node that deployed it",
                 hint="copy the model's files from that node, or send requests to another node",
             )
@@ -86,7 +86,7 @@ class Fingerprints:
 
         With ``can_get``, missing files can be fetched by content, if the deployment has a manifest.
         """
-        if can_get and record.manifest is not None:
+        if can_get and record.status.files.manifest is not None:
             return ""
         try:
             self.check_text(record)

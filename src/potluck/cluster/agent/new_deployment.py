@@ -7,14 +7,9 @@ import time
 from collections import Counter
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from potluck.catalog import ModelDescription, looks_like_path
-from potluck.cluster.calls import (
-    Deploy,
-    DeploymentRecord,
-    DeploymentState,
-    ModelFacts,
-    ModelFingerprint,
-)
 from potluck.errors import ParameterError
 from potluck.models.names import FileKind
 from potluck.placement.layout import check_layout
@@ -23,6 +18,15 @@ from potluck.scheduling.limits import DEFAULT_CONTEXT_TOKENS
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.choices import ArithmeticChoice, Objective
 from potluck.types.cluster import DeploymentId, Epoch, NodeId
+from potluck.types.deployment import (
+    Deploy,
+    DeploymentRecord,
+    DeploymentState,
+    DeploymentStatus,
+    ModelFacts,
+    ModelFingerprint,
+    PlanRecord,
+)
 from potluck.types.model import ModelConfig
 from potluck.types.placement import wanted_streams
 from potluck.types.profile import ModelProfile
@@ -45,23 +49,28 @@ def name_of(request: Deploy) -> str:
     return path.stem if path.suffix.lower() == ".gguf" else path.name
 
 
-def facts_of(profile: ModelProfile, kind: FileKind) -> ModelFacts:
+def facts_of(
+    description: ModelDescription, profile: ModelProfile, fingerprint: ModelFingerprint
+) -> ModelFacts:
     """Return the facts of a model; a head tied to the embedding is counted once."""
     sizes: Counter[TensorFormat] = Counter()
     for tensor in profile.tensors.values():
         sizes[tensor.format] += tensor.num_rows * tensor.num_columns
     return ModelFacts(
+        num_layers=profile.config.num_layers,
         family=profile.config.family,
-        files="gguf" if kind is FileKind.GGUF else "safetensors",
         num_parameters=sizes.total(),
         stored_format=max(sizes, key=sizes.__getitem__).label if sizes else "",
+        files="gguf" if description.files.kind is FileKind.GGUF else "safetensors",
+        fingerprint=fingerprint,
+        sampling_defaults=dict(description.sampling_defaults),
     )
 
 
 def new_record(
     request: Deploy,
     description: ModelDescription,
-    fingerprint: ModelFingerprint,
+    facts: ModelFacts,
     *,
     model_id: str,
     coordinator: NodeId,
@@ -118,39 +127,26 @@ def new_record(
         )
     if request.layout:
         check_layout(request.layout, description.config)
+    plan = PlanRecord(
+        quantization=request.quantization or Quantization.NONE,
+        arithmetic=Arithmetic.EXACT if request.arithmetic is ArithmeticChoice.EXACT else None,
+    )
     return DeploymentRecord(
         deployment=DeploymentId(secrets.token_hex(4)),
         epoch=Epoch(number=0, coordinator=coordinator),
         revision=0,
-        # Nodes that read the model later, and a successor, use the same commit.
-        model=description.files.pinned_name,
         model_id=model_id,
         created=int(time.time()),
-        context_tokens=context,
-        cache_tokens=cache,
-        num_states=_num_states(request, description.config),
-        num_layers=description.config.num_layers,
-        quantization=request.quantization or Quantization.NONE,
-        may_quantize=request.quantization is None,
-        is_mapped=request.is_mapped,
-        cache_disk_bytes=request.cache_disk_bytes,
-        arithmetic=(Arithmetic.EXACT if request.arithmetic is ArithmeticChoice.EXACT else None),
-        state=DeploymentState.LOADING,
-        fingerprint=fingerprint,
-        sampling_defaults=dict(description.sampling_defaults),
-        recovery_wait_seconds=request.recovery_wait_seconds,
-        num_spares=request.num_spares,
-        objective=request.objective,
-        num_streams=request.num_streams,
-        tensor_parallel=request.tensor_parallel,
-        layout=request.layout,
-        rebalance=request.rebalance,
-        rebalance_threshold=request.rebalance_threshold,
-        prefix_cache=request.prefix_cache,
-        target_step_ms=request.target_step_ms,
-        tool_format=request.tool_format,
-        draft=request.draft,
-        keep_weights=request.keep_weights,
+        # Nodes that read the model later, and a successor, use the same commit.
+        spec=replace(request.spec, model=description.files.pinned_name),
+        facts=facts,
+        status=DeploymentStatus(
+            state=DeploymentState.LOADING,
+            context_tokens=context,
+            cache_tokens=cache,
+            num_states=_num_states(request, description.config),
+            plan=plan,
+        ),
     )
 
 

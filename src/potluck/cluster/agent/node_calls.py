@@ -18,17 +18,10 @@ from potluck.cluster.agent.node import NodeFacts, report
 from potluck.cluster.agent.stages import StageHost
 from potluck.cluster.agent.threads import NodeThreads
 from potluck.cluster.agent.units import NodeUnits
-from potluck.cluster.calls import (
-    AskSpeeds,
-    CheckConnection,
-    Clock,
-    DeploymentRecord,
-    Multicast,
-    decode,
-    encode,
-)
+from potluck.cluster.calls import AskSpeeds, CheckConnection, Clock, Multicast, decode, encode
 from potluck.cluster.membership import Membership, MethodTable
 from potluck.types.cluster import DeploymentId, NodeId
+from potluck.types.deployment import DeploymentRecord
 from potluck.types.speed import LinkSpeed, NodeSpeeds
 
 

@@ -21,10 +21,10 @@ from potluck.cluster.agent.series import Series
 from potluck.cluster.agent.service import Agent
 from potluck.cluster.agent.watching import Watcher, Watchers
 from potluck.cluster.background import Spawn
-from potluck.cluster.calls import DeploymentRecord
 from potluck.types.cluster import DeploymentId
 from potluck.types.cluster_events import ClusterEvent
 from potluck.types.console import Notice
+from potluck.types.deployment import DeploymentRecord
 from potluck.types.gateway import ModelMetrics
 from potluck.types.samples import ModelSample
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 from potluck.cluster.agent.speed_view import prediction_view, stage_predictions
 from potluck.cluster.agent.view import deployment_view, part_view, placed_view
-from potluck.cluster.calls import DeploymentRecord
 from potluck.placement.explain import ADDED_NODE, Alternative, Explanation
 from potluck.placement.layout import layout_nodes, written_layout
 from potluck.placement.side_by_side import Pipeline
 from potluck.types.cluster import NodeId
+from potluck.types.deployment import DeploymentRecord
 from potluck.types.node import NodeReport
 from potluck.types.placement import LayoutStage, PlacedStage, Prediction
 
@@ -69,15 +69,15 @@ def plan_view(outcome: PlanOutcome, coordinator: NodeId) -> dict[str, object]:
     added = {} if explanation is None else explanation.added_seconds
     return {
         **{name: view[name] for name in _SHARED},
-        "objective": record.objective.value,
-        "num_streams": record.num_streams,
-        "has_layout": bool(record.layout),
+        "objective": record.spec.objective.value,
+        "num_streams": record.spec.num_streams,
+        "has_layout": bool(record.spec.layout),
         "coordinator": coordinator,
         "nodes": [{"node_id": report.node_id, "name": report.name} for report in reports],
         "stages": stages,
         "draft": _draft_view(outcome),
-        "prediction": prediction_view(record.prediction),
-        "link_basis": _link_basis(record.prediction),
+        "prediction": prediction_view(record.status.plan.prediction),
+        "link_basis": _link_basis(record.status.plan.prediction),
         "one_unit_fewer": None if explanation is None else _view(explanation.one_unit_fewer),
         "one_unit_more": None if explanation is None else _view(explanation.one_unit_more),
         "side_by_side": None
@@ -94,7 +94,7 @@ def plan_view(outcome: PlanOutcome, coordinator: NodeId) -> dict[str, object]:
                 "reason": each.reason,
                 "added_seconds": added.get((each.node_id, each.unit_id)),
             }
-            for each in record.rejections
+            for each in record.status.plan.rejections
         ],
     }
 
@@ -105,7 +105,7 @@ def _draft_view(outcome: PlanOutcome) -> dict[str, object] | None:
     if draft is None:
         return None
     return {
-        "model": draft.model,
+        "model": draft.spec.model,
         "is_deployed": outcome.is_draft_deployed,
         "stages": [
             {

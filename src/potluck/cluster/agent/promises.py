@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from potluck.cluster.calls import Claim, ClaimAnswer, DeploymentRecord, DeploymentState
+from potluck.cluster.calls import Claim, ClaimAnswer
 from potluck.types.cluster import DeploymentId, Epoch
+from potluck.types.deployment import DeploymentRecord
 
 MAX_PROMISES = 1024
 """The number of deployments remembered: more than a cluster has in months, in some hundred KiB."""
@@ -52,9 +53,7 @@ class Promises:
         if record is not None and (highest is None or highest < record.epoch):
             highest = record.epoch
         later = None
-        if record is not None and (
-            record.epoch > claim.known or record.state is DeploymentState.REMOVED
-        ):
+        if record is not None and (record.epoch > claim.known or record.is_removed):
             later = record
         reason = self._objection(claim, record, highest, sees_coordinator=sees_coordinator)
         if reason:
@@ -78,11 +77,11 @@ class Promises:
         claimant = claim.epoch.coordinator
         if record is not None:
             coordinator = record.epoch.coordinator
-            if record.state is DeploymentState.REMOVED:
+            if record.is_removed:
                 return "the deployment was removed"
             if record.epoch > claim.known:
                 return f"it is already at epoch {record.epoch.number} of node {coordinator}"
-            may_follow = claimant in (coordinator, record.successor)
+            may_follow = claimant in (coordinator, record.status.successor)
             if sees_coordinator and not may_follow:
                 return f"node {coordinator} coordinates it"
         is_repeated = highest == claim.epoch and claim.deployment not in self.taken

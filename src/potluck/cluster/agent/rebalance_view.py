@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from potluck.cluster.agent.speed_view import prediction_view
-from potluck.cluster.calls import MoveOutcome, RebalanceReport, StageRecord
+from potluck.cluster.calls import MoveOutcome, RebalanceReport
+from potluck.types.deployment import StageRecord
 from potluck.types.placement import Prediction
 
 

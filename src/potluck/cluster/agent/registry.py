@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from potluck.cluster.calls import DeploymentRecord, DeploymentState
 from potluck.types.cluster import DeploymentId
+from potluck.types.deployment import DeploymentRecord
 
 MAX_REMOVED = 256
 """The number of removed deployments remembered; records of older ones no longer arrive."""
@@ -30,26 +30,22 @@ class Registry:
         """
         known = self.records.get(record.deployment)
         if known is not None:
-            if known.state is DeploymentState.REMOVED:
+            if known.is_removed:
                 return self
             is_same = record.epoch.coordinator == known.epoch.coordinator
             goes_on_alone = (is_coordinator_lost or is_same) and record.epoch > known.epoch
             is_news = record.supersedes(known) or goes_on_alone
-            if record.state is not DeploymentState.REMOVED and not is_news:
+            if not record.is_removed and not is_news:
                 return self
         records = {**self.records, record.deployment: record}
-        removed = [key for key, each in records.items() if each.state is DeploymentState.REMOVED]
+        removed = [key for key, each in records.items() if each.is_removed]
         for key in removed[:-MAX_REMOVED]:
             del records[key]
         return replace(self, records=records)
 
     def live(self) -> tuple[DeploymentRecord, ...]:
         """Return the deployments that are not removed, oldest first."""
-        live = [
-            record
-            for record in self.records.values()
-            if record.state is not DeploymentState.REMOVED
-        ]
+        live = [record for record in self.records.values() if not record.is_removed]
         return tuple(sorted(live, key=lambda record: (record.created, record.deployment)))
 
     def find(self, name: str) -> DeploymentRecord | None:

@@ -18,7 +18,7 @@ from potluck.cluster.agent.coordination import Coordination
 from potluck.cluster.agent.coordinator_views import CoordinatorViews
 from potluck.cluster.agent.progress import GapError, Patience, SequenceProgress
 from potluck.cluster.agent.remote_sequences import RemoteSequences
-from potluck.cluster.calls import DeploymentRecord, DeploymentState, encode
+from potluck.cluster.calls import encode
 from potluck.cluster.membership import MAX_PAYLOAD_BYTES, Membership
 from potluck.cluster.sequence_messages import Generate
 from potluck.errors import (
@@ -32,6 +32,7 @@ from potluck.errors import (
     SilentNodeError,
 )
 from potluck.types.cluster import DeploymentId
+from potluck.types.deployment import DeploymentRecord
 from potluck.types.sequence import (
     Cancel,
     CommittedToken,
@@ -136,7 +137,7 @@ class Relaying:
             self._ended.set()
 
     async def _see_through(self, record: DeploymentRecord, relayed: _Relayed) -> None:
-        patience = Patience(limit_seconds=record.recovery_wait_seconds)
+        patience = Patience(limit_seconds=record.spec.recovery_wait_seconds)
         failures = _Failures()
         pause_seconds = _FIRST_PAUSE_SECONDS
         idle_since = self._clock()
@@ -175,7 +176,7 @@ class Relaying:
 
     def _latest(self, record: DeploymentRecord) -> DeploymentRecord:
         latest = self._coordination.registry.records.get(record.deployment)
-        if latest is None or latest.state is DeploymentState.REMOVED:
+        if latest is None or latest.is_removed:
             raise EngineError("the model was undeployed")
         return latest
 

@@ -56,7 +56,7 @@ from potluck.cluster.agent.unit_outages import UnitOutages
 from potluck.cluster.agent.units import NodeUnits
 from potluck.cluster.agent.weights import NodeWeights
 from potluck.cluster.background import Background
-from potluck.cluster.calls import AskMetrics, DeploymentRecord, decode, encode
+from potluck.cluster.calls import AskMetrics, decode, encode
 from potluck.cluster.invitations.identity import Identity
 from potluck.cluster.invitations.ledger import LedgerFile
 from potluck.cluster.membership import Address, Membership, MembershipConfig, MethodTable, PemPaths
@@ -69,7 +69,7 @@ from potluck.cluster.transfer.supervisor import (
     TransferProgress,
 )
 from potluck.cluster.trust import pem_files
-from potluck.cluster.worker.messages import Stats, Transfer
+from potluck.cluster.worker.messages import Stats
 from potluck.engines.costs import cost_of
 from potluck.errors import CallError, PotluckError
 from potluck.probe.cache import ProbeCache, default_cache_path
@@ -78,6 +78,8 @@ from potluck.probe.machine.cores import threads_problem
 from potluck.probe.probe import Measuring, ProbeOptions
 from potluck.store.content_store import default_limit_bytes, default_store_folder
 from potluck.types.cluster import DeploymentId, NodeId
+from potluck.types.content import Transfer
+from potluck.types.deployment import DeploymentRecord
 from potluck.types.gateway import ModelMetrics
 from potluck.types.speed import LinkSpeed
 from potluck.types.unit import backend_of

@@ -12,13 +12,13 @@ from collections.abc import Callable, Mapping
 from potluck.catalog import ModelDescription
 from potluck.catalog.small_models import check_small
 from potluck.cluster.agent.remote_sequences import RemoteSequences
-from potluck.cluster.calls import Deploy, DeploymentRecord, DeploymentState, DraftRecord
 from potluck.cluster.coordinator.deployment import Deployment
 from potluck.cluster.membership import Membership
 from potluck.cluster.sequence_messages import Generate
 from potluck.errors import EngineError
 from potluck.types.choices import OFF
 from potluck.types.cluster import DeploymentId
+from potluck.types.deployment import Deploy, DeploymentRecord, DraftRecord
 from potluck.types.sequence import Cancel, OnUpdate, SequenceRequest
 
 
@@ -47,7 +47,7 @@ def deploy_of(request: Deploy, small: ModelDescription, verified: ModelDescripti
 def draft_record(record: DeploymentRecord, *, is_own: bool) -> DraftRecord:
     """Return the reference to a draft model's deployment."""
     return DraftRecord(
-        deployment=record.deployment, context_tokens=record.context_tokens, is_own=is_own
+        deployment=record.deployment, context_tokens=record.status.context_tokens, is_own=is_own
     )
 
 
@@ -75,7 +75,7 @@ class SmallModels:
         if mine is not None:
             return mine.start_sequence(request, on_update)
         record = self._find(deployment)
-        if record is None or record.state is not DeploymentState.READY:
+        if record is None or not record.is_ready:
             raise EngineError("the draft model is not deployed")
         generate = Generate(deployment=deployment, request=request)
         return self._remote.start(record.epoch.coordinator, generate, on_update)

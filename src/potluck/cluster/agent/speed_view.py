@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Iterable
 
-from potluck.cluster.calls import DeploymentRecord
+from potluck.types.deployment import DeploymentRecord
 from potluck.types.gateway import GenerationTotals, ModelMetrics, StageTimes, TokenSpeed
 from potluck.types.placement import Prediction, StagePrediction
 
@@ -32,7 +32,7 @@ def prediction_view(prediction: Prediction | None) -> dict[str, object] | None:
 
 def stage_predictions(record: DeploymentRecord) -> list[dict[str, object] | None]:
     """Return the prediction for each stage of ``record``."""
-    prediction = record.prediction
+    prediction = record.status.plan.prediction
     predicted: Iterable[StagePrediction] = ()
     if prediction is not None and _is_finite(prediction):
         predicted = prediction.stages

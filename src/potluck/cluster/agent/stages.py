@@ -55,10 +55,10 @@ from potluck.cluster.worker.messages import (
     Progress,
     StageSpec,
     Stats,
-    Transfer,
 )
 from potluck.errors import EngineError, PotluckError, StalledError, UnitFaultError
 from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
+from potluck.types.content import Transfer
 from potluck.types.node import CPU_UNIT
 from potluck.types.unit import Fault
 

@@ -14,9 +14,9 @@ from potluck.cluster.agent.coordination import Coordination
 from potluck.cluster.agent.coordinator_views import CoordinatorViews
 from potluck.cluster.agent.succession import Decision, Vacancy
 from potluck.cluster.background import Spawn
-from potluck.cluster.calls import DeploymentRecord
 from potluck.cluster.membership import Membership
 from potluck.types.cluster import DeploymentId
+from potluck.types.deployment import DeploymentRecord
 
 _SETTLE_SECONDS = 0.05
 """The time for other nodes to detect what this node has just detected."""

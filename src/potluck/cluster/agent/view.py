@@ -14,9 +14,9 @@ from potluck.cluster.agent.speed_view import (
     stage_predictions,
     stage_times,
 )
-from potluck.cluster.calls import DeploymentRecord, DeploymentState, StageRecord
 from potluck.cluster.coordinator.claiming import is_quorum
 from potluck.types.cluster import WIRE_VERSION, Epoch, NodeId
+from potluck.types.deployment import DeploymentRecord, DeploymentState, StageRecord
 from potluck.types.gateway import ModelMetrics
 from potluck.types.held_stage import HeldStage
 from potluck.types.node import NodeReport
@@ -100,12 +100,12 @@ def as_seen(record: DeploymentRecord, alive: Set[NodeId]) -> DeploymentRecord:
     this node is probably the one that is cut off.
     """
     coordinator = record.epoch.coordinator
-    if record.state is not DeploymentState.READY or coordinator in alive:
+    if not record.is_ready or coordinator in alive:
         return record
     reason = f"node {coordinator}, its coordinator, is lost; another node takes over"
     if not is_quorum(record, alive):
         reason = "partitioned: most nodes that knew of this deployment are unreachable from here"
-    return msgspec.structs.replace(record, state=DeploymentState.DEGRADED, reason=reason)
+    return record.with_status(state=DeploymentState.DEGRADED, reason=reason)
 
 
 def _spares(
@@ -200,50 +200,38 @@ def _stage_views(record: DeploymentRecord) -> list[dict[str, object]]:
 
 
 def deployment_view(record: DeploymentRecord) -> dict[str, object]:
-    """Return one deployment."""
+    """Return one deployment: what was asked for, replaced by what is in force."""
+    status, plan, files = record.status, record.status.plan, record.status.files
     return {
+        **msgspec.to_builtins(record.spec),
         "deployment": record.deployment,
-        "model": record.model,
         "model_id": record.model_id,
-        "state": record.state.value,
-        "reason": record.reason,
+        "state": status.state.value,
+        "reason": status.reason,
         "epoch": _epoch_view(record.epoch),
         "has_quorum": record.has_quorum,
         "created": record.created,
-        "context_tokens": record.context_tokens,
-        "cache_tokens": record.cache_tokens,
-        "num_states": record.num_states,
-        "num_layers": record.num_layers,
-        "quantization": record.quantization.value,
-        "is_mapped": record.is_mapped,
-        "cache_disk_bytes": record.cache_disk_bytes,
-        "arithmetic": None if record.arithmetic is None else record.arithmetic.value,
-        "arithmetic_note": record.arithmetic_note,
-        "done_bytes": record.done_bytes,
-        "total_bytes": record.total_bytes,
-        "recovery_wait_seconds": record.recovery_wait_seconds,
-        "num_recoveries": record.num_recoveries,
-        "recovery_seconds": record.recovery_seconds,
-        "num_spares": record.num_spares,
-        "rebalance": record.rebalance.value,
-        "rebalance_note": record.rebalance_note,
-        "prefix_cache": record.prefix_cache,
-        "target_step_ms": record.target_step_ms,
-        "tool_format": record.tool_format,
-        "draft": record.draft,
-        "remarks": list(record.remarks),
-        "keep_weights": record.keep_weights,
-        "verification": None if record.verification is None else record.verification.value,
+        "context_tokens": status.context_tokens,
+        "cache_tokens": status.cache_tokens,
+        "num_states": status.num_states,
+        "num_layers": record.facts.num_layers,
+        "quantization": plan.quantization.value,
+        "remarks": list(plan.remarks),
+        "arithmetic": None if plan.arithmetic is None else plan.arithmetic.value,
+        "arithmetic_note": plan.arithmetic_note,
+        "done_bytes": status.done_bytes,
+        "total_bytes": status.total_bytes,
+        "num_recoveries": status.num_recoveries,
+        "recovery_seconds": status.recovery_seconds,
+        "rebalance_note": status.rebalance_note,
+        "verification": None if files.verification is None else files.verification.value,
         "transfers": [
             {"node_id": each.node_id, **msgspec.to_builtins(each.transfer)}
-            for each in record.transfers
+            for each in files.transfers
         ],
-        "prediction": prediction_view(record.prediction),
+        "prediction": prediction_view(plan.prediction),
         "stages": _stage_views(record),
-        "rejections": [
-            {"node_id": each.node_id, "unit_id": each.unit_id, "reason": each.reason}
-            for each in record.rejections
-        ],
+        "rejections": msgspec.to_builtins(plan.rejections),
     }
 
 

@@ -38,7 +38,6 @@ from potluck.cluster.calls import (
     AskHoldings,
     CheckModel,
     ChunkDigests,
-    DeploymentRecord,
     DeploymentReference,
     DialBack,
     DiscardFile,
@@ -47,7 +46,6 @@ from potluck.cluster.calls import (
     HashState,
     ManifestEvent,
     ModelCheck,
-    ModelFingerprint,
     ModelFound,
     NamedFile,
     NodeHoldings,
@@ -66,7 +64,6 @@ from potluck.cluster.coordinator.weights import (
 )
 from potluck.cluster.membership import Membership, MethodTable
 from potluck.cluster.transfer.supervisor import TransferProcess
-from potluck.cluster.worker.messages import Transfer
 from potluck.errors import CallError, ModelNotFoundError, PotluckError, TransferError
 from potluck.placement.links import link_table
 from potluck.types.cluster import NodeId
@@ -75,8 +72,10 @@ from potluck.types.content import (
     Manifest,
     ReadingOrder,
     SourceKind,
+    Transfer,
     runs_in_order,
 )
+from potluck.types.deployment import DeploymentRecord, ModelFingerprint
 from potluck.types.program import Shard
 from potluck.types.speed import LinkSpeed, NodeSpeeds
 
@@ -171,8 +170,8 @@ class NodeWeights:
         ``record`` is an existing deployment of it, whose files these have to be. Raises the error
         that makes it unreadable.
         """
-        expected = None if record is None else record.fingerprint
-        known = None if record is None else record.manifest
+        expected = None if record is None else record.facts.fingerprint
+        known = None if record is None else record.status.files.manifest
         try:
             is_here = await asyncio.to_thread(locate_on_disk, model) is not None
             if is_here or self._files is None:

@@ -38,7 +38,6 @@ from potluck.cluster.worker.messages import (
     Report,
     Stats,
     ToWorker,
-    Transfer,
     checked_length,
     decode_from_worker,
     encode,
@@ -48,6 +47,7 @@ from potluck.errors import EngineError, PotluckError, StalledError, UnitFaultErr
 from potluck.probe.processes.child import signal_name
 from potluck.quantities import format_seconds
 from potluck.types.cluster import Epoch
+from potluck.types.content import Transfer
 from potluck.types.unit import Fault
 
 _log = logging.getLogger(__name__)

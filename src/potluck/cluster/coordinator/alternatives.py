@@ -9,10 +9,9 @@ import statistics
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
 
-from potluck.cluster.calls import DeploymentRecord, MoveOutcome, RebalanceReport, StageRecord
-from potluck.cluster.coordinator.planning import placement_fields
+from potluck.cluster.calls import MoveOutcome, RebalanceReport
+from potluck.cluster.coordinator.planning import plan_record
 from potluck.placement.grouping import prediction_of
 from potluck.placement.planned import PlannedModel, PlannedStage
 from potluck.placement.rebalancing import (
@@ -23,6 +22,7 @@ from potluck.placement.rebalancing import (
     rate_of,
 )
 from potluck.types.cluster import NodeId
+from potluck.types.deployment import DeploymentRecord, StageRecord
 from potluck.types.placement import PlacedStage, Prediction
 
 
@@ -119,7 +119,7 @@ def report_of(
     record: DeploymentRecord, alternative: Alternative, judged: Judgement, cost: MoveCost
 ) -> RebalanceReport:
     """Return the report about a better plan for users."""
-    after: Any = placement_fields(alternative.planned)["stages"]
+    after = plan_record(alternative.planned).stages
     return RebalanceReport(
         model_id=record.model_id,
         outcome=MoveOutcome.POSSIBLE,
@@ -130,8 +130,8 @@ def report_of(
         predicted=alternative.predicted,
         gain=judged.gain,
         net_gain=judged.net_gain,
-        rate=rate_of(alternative.in_force, record.objective),
-        new_rate=rate_of(alternative.predicted, record.objective),
+        rate=rate_of(alternative.in_force, record.spec.objective),
+        new_rate=rate_of(alternative.predicted, record.spec.objective),
         load_bytes=cost.num_bytes,
         load_seconds=cost.load_seconds,
         pause_seconds=cost.pause_seconds,

@@ -10,14 +10,6 @@ from functools import partial
 
 import msgspec
 
-from potluck.cluster.calls import (
-    DeploymentRecord,
-    LoadingStage,
-    ModelFingerprint,
-    StageRecord,
-    TransferRecord,
-    Verification,
-)
 from potluck.cluster.coordinator.alternatives import Alternative, compared
 from potluck.cluster.coordinator.answering import OnOver, OpenPipeline
 from potluck.cluster.coordinator.claiming import Grant, Refusal, claim
@@ -27,7 +19,7 @@ from potluck.cluster.coordinator.overdue import OverdueSteps
 from potluck.cluster.coordinator.pipeline import RemotePipeline
 from potluck.cluster.coordinator.planning import (
     DeploymentSize,
-    placement_fields,
+    plan_record,
     preferences_of,
     size_of,
 )
@@ -57,6 +49,14 @@ from potluck.serving.pipeline import OnOutcome, StepOutcome
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.choices import Objective
 from potluck.types.cluster import DeploymentId, Epoch, NodeId
+from potluck.types.deployment import (
+    DeploymentRecord,
+    LoadingStage,
+    ModelFingerprint,
+    StageRecord,
+    TransferRecord,
+    Verification,
+)
 from potluck.types.model import ModelConfig
 from potluck.types.sequence import Cancel, OnUpdate, SequenceRequest
 
@@ -125,8 +125,8 @@ class Attempt:
             max_step_tokens=self.size.max_step_tokens,
             max_step_sequences=self.size.max_step_sequences,
             max_steps_in_flight=self._steps_in_flight,
-            has_prefix_cache=self.record.prefix_cache,
-            target_step_seconds=self.record.target_step_ms / 1000,
+            has_prefix_cache=self.record.spec.prefix_cache,
+            target_step_seconds=self.record.spec.target_step_ms / 1000,
             disk_salt=self._disk_salt,
         )
 
@@ -145,12 +145,16 @@ class Attempt:
             (stage.start_layer, stage.end_layer, self._kept_blocks[index], stage.part)
             for index, stage in enumerate(record.stages)
         ]
-        model = (self._fingerprint.digest, self._fingerprint.weights, record.quantization)
+        model = (
+            self._fingerprint.digest,
+            self._fingerprint.weights,
+            record.status.plan.quantization,
+        )
         return msgspec.msgpack.encode((model, stages))
 
     @property
     def _wants_disk(self) -> bool:
-        return self.record.cache_disk_bytes > 0 and self.record.prefix_cache
+        return self.record.spec.cache_disk_bytes > 0 and self.record.spec.prefix_cache
 
     @property
     def _stage_without_disk(self) -> StageRecord | None:
@@ -163,8 +167,8 @@ class Attempt:
         """Return one per stage, whether or not its unit holds several; for a plan for several
         streams, the number that is best for them.
         """
-        prediction = self.record.prediction
-        if self.record.objective is Objective.THROUGHPUT and prediction is not None:
+        prediction = self.record.status.plan.prediction
+        if self.record.spec.objective is Objective.THROUGHPUT and prediction is not None:
             return max(1, prediction.steps_in_flight)
         return len(self.record.groups) if self._addresses else 1
 
@@ -181,15 +185,15 @@ class Attempt:
         from a distribution by memory, even if stages of an earlier attempt cannot stay then.
         """
         record = self.record
-        is_prescribed = bool(record.layout) or record.objective is Objective.MEMORY
+        is_prescribed = bool(record.spec.layout) or record.spec.objective is Objective.MEMORY
         planned = await plan_model(
             self._around.membership,
-            record.model,
+            record.spec.model,
             self._counting,
             self._fingerprint,
             self.size,
-            may_quantize=record.may_quantize,
-            arithmetic=record.arithmetic,
+            may_quantize=record.spec.quantization is None,
+            arithmetic=record.status.plan.arithmetic,
             preferences=preferences_of(record),
             left_out=left_out,
             record=record,
@@ -197,7 +201,7 @@ class Attempt:
             from_scratch=is_first and is_prescribed,
             weights=self._weights,
         )
-        if record.arithmetic is Arithmetic.EXACT:
+        if record.status.plan.arithmetic is Arithmetic.EXACT:
             # What another one would gain is shown by plans, not by deployments that do not want it.
             planned = replace(planned, arithmetic_note="")
         self._planned = planned
@@ -217,12 +221,12 @@ class Attempt:
         record = self.record
         planned = await plan_model(
             self._around.membership,
-            record.model,
+            record.spec.model,
             self._counting,
             self._fingerprint,
-            replace(self.size, quantization=record.quantization),
+            replace(self.size, quantization=record.status.plan.quantization),
             may_quantize=False,
-            arithmetic=record.arithmetic,
+            arithmetic=record.status.plan.arithmetic,
             preferences=preferences_of(record),
             left_out=left_out,
             record=record,
@@ -247,14 +251,19 @@ class Attempt:
             self.size = replace(
                 self.size, quantization=planned.quantization, arithmetic=planned.arithmetic
             )
+            status = self.record.status
             self.record = msgspec.structs.replace(
                 self.record,
                 epoch=result.epoch,
                 holders=result.holders,
                 has_quorum=result.has_quorum,
-                own_files=planned.own_files,
-                transfers=(),
-                **placement_fields(planned),
+                status=msgspec.structs.replace(
+                    status,
+                    plan=plan_record(planned),
+                    files=msgspec.structs.replace(
+                        status.files, own_files=planned.own_files, transfers=()
+                    ),
+                ),
             )
         return result
 
@@ -274,7 +283,9 @@ class Attempt:
             # Nothing is transferred for it any more, but its node's last report is older than the
             # last chunk. If another stage of the node is still loading, it reports again.
             node_id = stages[index].node_id
-            transfers = tuple(each for each in self.record.transfers if each.node_id != node_id)
+            transfers = tuple(
+                each for each in self.record.status.files.transfers if each.node_id != node_id
+            )
             stages[index] = msgspec.structs.replace(
                 stages[index],
                 memory=stage.memory,
@@ -282,8 +293,8 @@ class Attempt:
                 load_seconds=stage.seconds,
                 progress=None,
             )
-            self.record = msgspec.structs.replace(
-                self.record, stages=tuple(stages), transfers=transfers
+            self.record = self.record.with_plan(stages=tuple(stages)).with_files(
+                transfers=transfers
             )
             on_loaded()
 
@@ -303,9 +314,9 @@ class Attempt:
         stages = self.record.stages
         if weights is None or all(stage.node_id in planned.own_files for stage in stages):
             return
-        if self.record.manifest is None:
+        if self.record.status.files.manifest is None:
             manifest = await weights.manifest(partial(on_progress, "hashing"))
-            self.record = msgspec.structs.replace(self.record, manifest=manifest)
+            self.record = self.record.with_files(manifest=manifest)
         lacking = [
             (stage.node_id, self.record.shard(index))
             for index, (stage, planned_stage) in enumerate(zip(stages, planned.stages, strict=True))
@@ -320,8 +331,7 @@ class Attempt:
             )
         ]
         if lacking:
-            pending = Verification.PENDING
-            self.record = msgspec.structs.replace(self.record, verification=pending)
+            self.record = self.record.with_files(verification=Verification.PENDING)
         await prepare_weights(self._around.membership, self.record, weights, lacking, self.links)
 
     async def identify_files(self) -> bool:
@@ -329,25 +339,25 @@ class Attempt:
 
         Return whether the record has changed. Raises the errors of hashing.
         """
-        if self._weights is None or self.record.manifest is not None:
+        if self._weights is None or self.record.status.files.manifest is not None:
             return False
         if not await is_lacked(self._around.membership, self.record):
             return False
         manifest = await self._weights.manifest()
-        self.record = msgspec.structs.replace(self.record, manifest=manifest)
+        self.record = self.record.with_files(manifest=manifest)
         return True
 
     def note_transfers(self, transfers: tuple[TransferRecord, ...]) -> None:
         """Record how much of the model's files nodes fetched in total."""
-        self.record = msgspec.structs.replace(self.record, transfers=transfers)
+        self.record = self.record.with_files(transfers=transfers)
 
     def note_verification(self, verification: Verification) -> None:
         """Record what is known about the integrity of the model's files."""
-        self.record = msgspec.structs.replace(self.record, verification=verification)
+        self.record = self.record.with_files(verification=verification)
 
     def _progressed(self, index: int, progress: Progress) -> None:
         """Take note of how far a stage is, and its node with files that it gets by content."""
-        stages, transfers = list(self.record.stages), self.record.transfers
+        stages, transfers = list(self.record.stages), self.record.status.files.transfers
         node_id = stages[index].node_id
         stages[index] = msgspec.structs.replace(
             stages[index],
@@ -361,9 +371,7 @@ class Attempt:
             others = [each for each in transfers if each.node_id != node_id]
             own = TransferRecord(node_id=node_id, transfer=progress.transfer)
             transfers = tuple(sorted((*others, own), key=lambda each: each.node_id))
-        self.record = msgspec.structs.replace(
-            self.record, stages=tuple(stages), transfers=transfers
-        )
+        self.record = self.record.with_plan(stages=tuple(stages)).with_files(transfers=transfers)
 
     @property
     def links(self) -> LinkTable:
@@ -448,19 +456,13 @@ class Attempt:
             epoch=own.epoch,
             revision=record.revision if is_same else 0,
             holders=record.holders if is_same else own.holders,
-            successor=record.successor if is_same else None,
             has_quorum=own.has_quorum,
-            quantization=own.quantization,
-            remarks=own.remarks,
-            arithmetic=own.arithmetic,
-            arithmetic_note=own.arithmetic_note,
-            stages=own.stages,
-            rejections=own.rejections,
-            prediction=own.prediction,
-            manifest=own.manifest,
-            own_files=own.own_files,
-            transfers=own.transfers,
-            verification=own.verification,
+            status=msgspec.structs.replace(
+                record.status,
+                plan=own.status.plan,
+                files=own.status.files,
+                successor=record.status.successor if is_same else None,
+            ),
         )
 
     @property

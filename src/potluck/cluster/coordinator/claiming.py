@@ -11,10 +11,11 @@ import asyncio
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from potluck.cluster.calls import Claim, ClaimAnswer, DeploymentRecord, decode, encode
+from potluck.cluster.calls import Claim, ClaimAnswer, decode, encode
 from potluck.cluster.membership import Membership
 from potluck.errors import CallError
 from potluck.types.cluster import Epoch, NodeId
+from potluck.types.deployment import DeploymentRecord
 
 CLAIM_SECONDS = 1.0
 """The time for a node to answer; the lease detects a hung node in about as long."""

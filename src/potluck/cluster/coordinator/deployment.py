@@ -19,14 +19,7 @@ from typing import Any
 import msgspec
 
 from potluck.cluster.background import Background, in_loop
-from potluck.cluster.calls import (
-    DeploymentRecord,
-    DeploymentState,
-    ModelFingerprint,
-    RebalanceReport,
-    StageLost,
-    Verification,
-)
+from potluck.cluster.calls import RebalanceReport, StageLost
 from potluck.cluster.coordinator import actions, events, machine
 from potluck.cluster.coordinator.actions import Action
 from potluck.cluster.coordinator.alternatives import Alternative
@@ -62,6 +55,11 @@ from potluck.models.states import slot_bytes
 from potluck.placement.planned import PlannedModel
 from potluck.serving.dispatcher import Load
 from potluck.types.cluster import DeploymentId, Epoch, NodeId
+from potluck.types.deployment import (
+    DeploymentRecord,
+    ModelFingerprint,
+    Verification,
+)
 from potluck.types.drafting import DraftSource
 from potluck.types.gateway import ModelMetrics
 from potluck.types.profile import ModelProfile
@@ -139,7 +137,7 @@ class Deployment:
             self._attempt.limits,
             has_logits=profile.config.has_logits,
             drafts=self._draft_source(record),
-            recovery_wait_seconds=record.recovery_wait_seconds,
+            recovery_wait_seconds=record.spec.recovery_wait_seconds,
             why_not=self._why_not,
             no_plan=lambda: self._misfit is not None,
             retry_after=self._published.retry_after,
@@ -196,7 +194,7 @@ class Deployment:
         await self._answering.end(EngineError("the model was undeployed"))
         await stop_everything(self._membership, self.record)
         await end_weights(self._membership, self.record)
-        self._published.say(state=DeploymentState.REMOVED, reason=reason, stages=())
+        self._published.say_removed(reason)
 
     async def close(self, reason: PotluckError | None = None) -> None:
         """Hand the deployment to another node, leaving its stages as they are. Idempotent.
@@ -216,7 +214,7 @@ class Deployment:
     def rename(self, model_id: str) -> None:
         """Give the deployment another name for clients."""
         self._answering.model_id = model_id
-        self._published.say(model_id=model_id)
+        self._published.rename(model_id)
 
     def name_successor(self, node_id: NodeId) -> None:
         """Make all nodes agree that ``node_id`` claims the next epoch."""
@@ -278,7 +276,7 @@ class Deployment:
         self._holders.node_joined()
         self._rebalancing.node_joined(node_id)
         self._handle(events.NodeJoined())
-        if self.record.num_spares:
+        if self.record.spec.num_spares:
             self._background.spawn(self._load_spares())
         self._background.spawn(self._identify_files())
 
@@ -299,7 +297,7 @@ class Deployment:
         return own_metrics(
             record,
             load,
-            self._answering.rates.speed(record.num_streams),
+            self._answering.rates.speed(record.spec.num_streams),
             num_blocks=self._served.limits.num_blocks,
             num_spares=self._num_spares,
             slot_bytes=slot_bytes(self._config),
@@ -343,7 +341,9 @@ class Deployment:
         """Return how the time of the stages' steps compares with earlier times and the
         prediction.
         """
-        return paces_of(await stage_stats(self._membership, self.record), self.record.prediction)
+        return paces_of(
+            await stage_stats(self._membership, self.record), self.record.status.plan.prediction
+        )
 
     def begin_move(self, planned: PlannedModel, reason: str) -> None:
         """Move to a plan that was just made, unless something else is in progress."""
@@ -527,7 +527,7 @@ class Deployment:
         """Release what the plan does not use, and load its spares."""
         await self.release_unused()
         await self._load_spares()
-        if attempt.record.manifest is not None:
+        if attempt.record.status.files.manifest is not None:
             await self._publish_files(attempt)
         await self._identify_files()
 
@@ -551,7 +551,7 @@ class Deployment:
         await asyncio.sleep(_TRANSFERS_SECONDS)
         attempt.note_transfers(await gather_transfers(self._membership, attempt.record))
         self._published.say()
-        if attempt.record.verification is not Verification.PENDING:
+        if attempt.record.status.files.verification is not Verification.PENDING:
             return
         try:
             attempt.note_verification(await verify_files(self._membership, attempt.record))
@@ -562,7 +562,7 @@ class Deployment:
             self._published.say()
 
     async def _load_spares(self) -> None:
-        if self.record.num_spares and (attempt := self._in_force) is not None:
+        if self.record.spec.num_spares and (attempt := self._in_force) is not None:
             sparings = await attempt.sparings()
             self._num_spares = await load_spares(
                 self._membership,
@@ -683,9 +683,9 @@ class Deployment:
             _log.error("%s: %d tasks did not end", self.record.model_id, num_unwilling)
 
     def _draft_source(self, record: DeploymentRecord) -> DraftSource | None:
-        small, start = record.small, self._around.start_draft
-        if not names_model(record.draft):
-            return draft_source(record.draft)
+        small, start = record.status.small, self._around.start_draft
+        if not names_model(record.spec.draft):
+            return draft_source(record.spec.draft)
         if small is None or start is None:
             return None
         return ModelDrafts(

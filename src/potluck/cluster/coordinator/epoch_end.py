@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from potluck.cluster.calls import DeploymentRecord, StageEnds, StageScope, decode, encode
+from potluck.cluster.calls import StageEnds, StageScope, decode, encode
 from potluck.cluster.coordinator.excluded_units import (
     ExcludedUnits,
     NodeUnitId,
@@ -16,6 +16,7 @@ from potluck.cluster.coordinator.outages import units_out
 from potluck.cluster.membership import Membership
 from potluck.errors import CallError, EngineError, InsufficientMemoryError, PotluckError
 from potluck.types.cluster import NodeId
+from potluck.types.deployment import DeploymentRecord
 
 _SECONDS = 3.0
 """The time for a node to report how its stages ended."""

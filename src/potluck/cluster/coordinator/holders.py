@@ -30,7 +30,7 @@ class Holders:
         there = self._membership.nodes() | {*record.holders, self._membership.node_id}
         is_new = bool(record.holders) and there != {*record.holders}
         if self._published.is_own and record.has_quorum and is_new:
-            self._published.say(holders=tuple(sorted(there)))
+            self._published.count_holders(sorted(there))
 
     def node_left(self, node_id: NodeId) -> None:
         """Stop counting a node that has left, once it is clear that most holders are still
@@ -55,4 +55,4 @@ class Holders:
         left = [holder for holder in record.holders if holder in there]
         are_most = len(left) < len(record.holders) < 2 * len(left)
         if self._published.is_own and record.has_quorum and are_most:
-            self._published.say(holders=tuple(left))
+            self._published.count_holders(left)

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import msgspec
 
-from potluck.cluster.calls import DeploymentRecord, StageScope, StageStats, decode, encode
+from potluck.cluster.calls import StageScope, StageStats, decode, encode
 from potluck.cluster.coordinator.pipeline import SentTotals
 from potluck.cluster.membership import Membership
 from potluck.cluster.worker.messages import Stats
@@ -18,6 +18,7 @@ from potluck.errors import PotluckError
 from potluck.log_rate import LogRateFilter
 from potluck.serving.dispatcher import Load
 from potluck.types.cluster import NodeId
+from potluck.types.deployment import DeploymentRecord
 from potluck.types.expert_use import ExpertUse
 from potluck.types.gateway import (
     EdgeMetrics,
@@ -64,13 +65,13 @@ def own_metrics(
         states=replace(load.states, slot_bytes=slot_bytes),
         generated=generated,
         epoch=record.epoch.number,
-        num_recoveries=record.num_recoveries,
-        recovery_seconds=record.recovery_seconds,
+        num_recoveries=record.status.num_recoveries,
+        recovery_seconds=record.status.recovery_seconds,
         num_spares=num_spares,
         num_moves=num_moves,
         last_gain=last_gain,
         speed=speed,
-        prediction=record.prediction,
+        prediction=record.status.plan.prediction,
     )
 
 
@@ -126,7 +127,9 @@ async def with_stages(
                 ),
                 num_exchanges=stats[index].num_exchanges,
                 exchange_seconds=stats[index].exchange_seconds,
-                times=stage_times(stats[index].step_times, loaded_sequences(record.prediction)),
+                times=stage_times(
+                    stats[index].step_times, loaded_sequences(record.status.plan.prediction)
+                ),
             )
             for index, node in enumerate(nodes)
             if index in stats

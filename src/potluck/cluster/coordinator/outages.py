@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
-from potluck.cluster.calls import StageRecord, decode
+from potluck.cluster.calls import decode
 from potluck.cluster.membership import Membership
 from potluck.errors import CallError
 from potluck.types.cluster import NodeId, UnitId
+from potluck.types.deployment import StageRecord
 from potluck.types.node import NodeReport
 from potluck.types.unit import Role
 

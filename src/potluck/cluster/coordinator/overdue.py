@@ -13,15 +13,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
-from potluck.cluster.calls import (
-    AbandonStage,
-    DeploymentRecord,
-    StageCheck,
-    StageChecks,
-    StageScope,
-    decode,
-    encode,
-)
+from potluck.cluster.calls import AbandonStage, StageCheck, StageChecks, StageScope, decode, encode
 from potluck.cluster.coordinator.excluded_units import StageStalledError
 from potluck.cluster.coordinator.pipeline import OverdueStep
 from potluck.cluster.edges.options import STALL_SECONDS
@@ -29,6 +21,7 @@ from potluck.cluster.membership import Membership
 from potluck.errors import EngineError, PotluckError
 from potluck.quantities import format_seconds
 from potluck.types.cluster import NodeId
+from potluck.types.deployment import DeploymentRecord
 from potluck.types.step import StepId
 
 _log = logging.getLogger(__name__)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from potluck.cluster.calls import DeploymentRecord, RejectionRecord, StageRecord
 from potluck.cluster.edges.edge import EdgeLimits
 from potluck.cluster.steps import edge_limits
 from potluck.placement.keeping import reserved
@@ -13,6 +12,7 @@ from potluck.placement.planned import PlannedModel
 from potluck.scheduling.blocks import blocks_for
 from potluck.scheduling.step_limits import MAX_STEP_SEQUENCES, MAX_STEP_TOKENS
 from potluck.types.arithmetic import Arithmetic
+from potluck.types.deployment import DeploymentRecord, PlanRecord, RejectionRecord, StageRecord
 from potluck.types.model import ModelConfig
 from potluck.types.node import NodeReport
 from potluck.types.placement import Preferences
@@ -57,25 +57,25 @@ def size_of(config: ModelConfig, record: DeploymentRecord) -> DeploymentSize:
     """Return the size that a deployment's record asks for: not quantized, and exact, if
     undecided.
     """
-    num_blocks = blocks_for(max(record.cache_tokens, record.context_tokens))
-    max_step_tokens = min(MAX_STEP_TOKENS, record.context_tokens)
+    num_blocks = blocks_for(max(record.status.cache_tokens, record.status.context_tokens))
+    max_step_tokens = min(MAX_STEP_TOKENS, record.status.context_tokens)
     max_step_sequences = min(MAX_STEP_SEQUENCES, max_step_tokens)
     return DeploymentSize(
-        context_tokens=record.context_tokens,
+        context_tokens=record.status.context_tokens,
         num_blocks=num_blocks,
-        num_states=record.num_states,
+        num_states=record.status.num_states,
         max_step_tokens=max_step_tokens,
         max_step_sequences=max_step_sequences,
-        quantization=Quantization.NONE if record.may_quantize else record.quantization,
-        is_mapped=record.is_mapped,
-        arithmetic=record.arithmetic or Arithmetic.EXACT,
+        quantization=record.spec.quantization or Quantization.NONE,
+        is_mapped=record.spec.is_mapped,
+        arithmetic=record.status.plan.arithmetic or Arithmetic.EXACT,
         edge_limits=edge_limits(
             hidden_size=config.hidden_size,
-            context_tokens=record.context_tokens,
+            context_tokens=record.status.context_tokens,
             max_step_tokens=max_step_tokens,
             max_step_sequences=max_step_sequences,
             num_blocks=num_blocks,
-            num_states=record.num_states,
+            num_states=record.status.num_states,
         ),
     )
 
@@ -83,12 +83,12 @@ def size_of(config: ModelConfig, record: DeploymentRecord) -> DeploymentSize:
 def preferences_of(record: DeploymentRecord) -> Preferences:
     """Return what plans of a deployment are optimized for."""
     return Preferences(
-        objective=record.objective,
-        num_streams=record.num_streams,
-        tensor_parallel=record.tensor_parallel,
-        layout=record.layout,
-        context_tokens=min(_EXPECTED_TOKENS, record.context_tokens),
-        prompt_tokens=min(_EXPECTED_TOKENS, record.context_tokens),
+        objective=record.spec.objective,
+        num_streams=record.spec.num_streams,
+        tensor_parallel=record.spec.tensor_parallel,
+        layout=record.spec.layout,
+        context_tokens=min(_EXPECTED_TOKENS, record.status.context_tokens),
+        prompt_tokens=min(_EXPECTED_TOKENS, record.status.context_tokens),
     )
 
 
@@ -105,15 +105,15 @@ def without_memory_of(
     ]
 
 
-def placement_fields(planned: PlannedModel) -> dict[str, object]:
-    """Return the fields of a deployment's record that say where it is placed."""
+def plan_record(planned: PlannedModel) -> PlanRecord:
+    """Return a plan as the record of a deployment has it."""
     remarks = (remark for stage in planned.stages for remark in stage.plan.remarks)
-    return {
-        "quantization": planned.quantization,
-        "remarks": tuple(remark_lines(remarks)),
-        "arithmetic": planned.arithmetic,
-        "arithmetic_note": planned.arithmetic_note,
-        "stages": tuple(
+    return PlanRecord(
+        quantization=planned.quantization,
+        remarks=tuple(remark_lines(remarks)),
+        arithmetic=planned.arithmetic,
+        arithmetic_note=planned.arithmetic_note,
+        stages=tuple(
             StageRecord(
                 node_id=stage.node_id,
                 unit_id=stage.unit_id,
@@ -124,9 +124,9 @@ def placement_fields(planned: PlannedModel) -> dict[str, object]:
             )
             for stage in planned.stages
         ),
-        "prediction": planned.prediction,
-        "rejections": tuple(
+        prediction=planned.prediction,
+        rejections=tuple(
             RejectionRecord(node_id=each.node_id, unit_id=each.unit_id, reason=each.reason)
             for each in planned.rejections
         ),
-    }
+    )

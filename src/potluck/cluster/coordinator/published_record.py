@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
-import msgspec
+from msgspec.structs import replace
 
-from potluck.cluster.calls import DeploymentRecord, DeploymentState
 from potluck.errors import EngineError, InsufficientMemoryError, PotluckError
 from potluck.types.cluster import NodeId
+from potluck.types.deployment import DeploymentRecord, DeploymentState
 
 _log = logging.getLogger(__name__)
 
@@ -60,17 +60,31 @@ class PublishedRecord:
         """Return whether its epoch was claimed by this node."""
         return self._record.epoch.coordinator == self._node_id
 
-    def say(self, **changes: object) -> None:
-        """Change the record and publish it."""
-        self._say(changes, is_progress=False)
+    def say(self, **status: object) -> None:
+        """Change fields of the status, and publish the record."""
+        self._change(lambda record: record.with_status(**status))
 
-    def say_progress(self, **changes: object) -> None:
+    def say_progress(self, **status: object) -> None:
         """Publish the progress of stages; other nodes may learn of it later."""
-        self._say(changes, is_progress=True)
+        self._change(lambda record: record.with_status(**status), is_progress=True)
 
-    def _say(self, changes: Mapping[str, object], *, is_progress: bool) -> None:
-        record = self._placed(self._record)
-        self._record = msgspec.structs.replace(record, revision=record.revision + 1, **changes)
+    def say_removed(self, reason: str) -> None:
+        """Publish that the deployment has ended."""
+        self._change(lambda record: record.removed(reason))
+
+    def rename(self, model_id: str) -> None:
+        """Publish another name for clients."""
+        self._change(lambda record: replace(record, model_id=model_id))
+
+    def count_holders(self, holders: Iterable[NodeId]) -> None:
+        """Publish who knows of the deployment."""
+        self._change(lambda record: replace(record, holders=tuple(holders)))
+
+    def _change(
+        self, change: Callable[[DeploymentRecord], DeploymentRecord], *, is_progress: bool = False
+    ) -> None:
+        record = change(self._placed(self._record))
+        self._record = replace(record, revision=record.revision + 1)
         self._last_published = self._clock()
         if self.is_own:
             # Before its first epoch it must not publish: there may be another coordinator that is
@@ -90,13 +104,13 @@ class PublishedRecord:
                 state=DeploymentState.LOADING,
                 reason=published_reason,
                 done_bytes=0,
-                ready_in_seconds=self._record.recovery_seconds,
+                ready_in_seconds=self._record.status.recovery_seconds,
             )
 
     def publish_progress(self, doing: str, done_bytes: int, total_bytes: int) -> None:
         """Publish a new activity immediately, and its progress at intervals."""
         published_reason = self._because(doing)
-        if published_reason != self._record.reason:
+        if published_reason != self._record.status.reason:
             self.say(reason=published_reason, done_bytes=done_bytes, total_bytes=total_bytes)
         elif self._clock() - self._last_published > _PUBLISH_SECONDS:
             self.say_progress(done_bytes=done_bytes, total_bytes=total_bytes)
@@ -105,27 +119,25 @@ class PublishedRecord:
         """Publish when it may be ready: after a pause and as long as it took the last time; None if
         that depends on a node that joins.
         """
-        recovery_seconds = self._record.recovery_seconds or 0.0
+        recovery_seconds = self._record.status.recovery_seconds or 0.0
         self.say(ready_in_seconds=None if seconds is None else seconds + recovery_seconds)
 
     def note_recovery(self, seconds: float) -> None:
         """Count a recovery, to be published with the next change."""
         _log.warning("%s: ready again after %.1f s", self._record.model_id, seconds)
-        self._record = msgspec.structs.replace(
-            self._record,
-            num_recoveries=self._record.num_recoveries + 1,
-            recovery_seconds=seconds,
+        num_recoveries = self._record.status.num_recoveries + 1
+        self._record = self._record.with_status(
+            num_recoveries=num_recoveries, recovery_seconds=seconds
         )
 
     def note_move(self, gain: float) -> None:
         """Count a move to a better plan, to be published with the next change."""
-        self._record = msgspec.structs.replace(
-            self._record, num_moves=self._record.num_moves + 1, last_gain=gain
-        )
+        num_moves = self._record.status.num_moves + 1
+        self._record = self._record.with_status(num_moves=num_moves, last_gain=gain)
 
     def why_not(self) -> PotluckError:
         """Return the error for a request that no stages can compute."""
-        why = self._why or self._record.reason or self._record.state.value
+        why = self._why or self._record.status.reason or self._record.status.state.value
         return EngineError(
             f"the model {self._record.model_id} cannot answer now: {why}",
             hint="try again in a moment; potluck ps shows its state",
@@ -145,4 +157,4 @@ class PublishedRecord:
 
     def retry_after(self) -> int:
         """Return in how many whole seconds a request that is refused now may be accepted."""
-        return max(1, math.ceil(self._record.ready_in_seconds or _RETRY_AFTER_SECONDS))
+        return max(1, math.ceil(self._record.status.ready_in_seconds or _RETRY_AFTER_SECONDS))

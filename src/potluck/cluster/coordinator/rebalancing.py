@@ -19,11 +19,7 @@ from typing import Any, Protocol
 import msgspec
 
 from potluck.cluster.background import Spawn
-from potluck.cluster.calls import (
-    DeploymentRecord,
-    MoveOutcome,
-    RebalanceReport,
-)
+from potluck.cluster.calls import MoveOutcome, RebalanceReport
 from potluck.cluster.coordinator.alternatives import (
     Alternative,
     cost_of_move,
@@ -42,6 +38,7 @@ from potluck.placement.rebalancing import (
 )
 from potluck.types.choices import Objective, Rebalance
 from potluck.types.cluster import NodeId
+from potluck.types.deployment import DeploymentRecord
 
 _log = logging.getLogger(__name__)
 
@@ -111,7 +108,7 @@ class Rebalancing:
         self.last_gain: float | None = None
         self._deployment = deployment
         self._steadiness = MoveHistory(
-            policy=replace(policy, threshold=deployment.record.rebalance_threshold)
+            policy=replace(policy, threshold=deployment.record.spec.rebalance_threshold)
         )
         self._clock = clock
         self._spawn = spawn
@@ -215,7 +212,7 @@ class Rebalancing:
             return self._stays("the plan in force is the best one", alternative)
         judged, cost = self._judge(alternative)
         report = report_of(record, alternative, judged, cost)
-        is_wanted = record.objective is Objective.MEMORY or record.layout
+        is_wanted = record.spec.objective is Objective.MEMORY or record.spec.layout
         if judged.gain <= 0.0 and not is_wanted:
             return _with(report, MoveOutcome.STAYS, "no other plan is predicted to be faster")
         if is_dry_run:
@@ -227,7 +224,7 @@ class Rebalancing:
         failure = await asyncio.shield(moving)
         if failure:
             return _with(report, MoveOutcome.FAILED, failure)
-        return _with(report, MoveOutcome.MOVED, deployment.record.rebalance_note)
+        return _with(report, MoveOutcome.MOVED, deployment.record.status.rebalance_note)
 
     # Automatic searches.
 
@@ -239,7 +236,10 @@ class Rebalancing:
     def _is_automatic(self) -> bool:
         record = self._deployment.record
         # Dividing a model by memory does not optimize speed.
-        return record.rebalance is not Rebalance.NEVER and record.objective is not Objective.MEMORY
+        return (
+            record.spec.rebalance is not Rebalance.NEVER
+            and record.spec.objective is not Objective.MEMORY
+        )
 
     def _search_in(self, seconds: float) -> None:
         """Search after this time, or earlier if that was planned."""
@@ -331,7 +331,7 @@ class Rebalancing:
                 self._forget_note()
             self._search_when_it_pays(judged)
             return
-        if record.rebalance is Rebalance.ASK or record.layout:
+        if record.spec.rebalance is Rebalance.ASK or record.spec.layout:
             self._note_gain(judged, f"run potluck rebalance {record.model_id} to move it")
             return
         if self._promising_since is None:
@@ -374,7 +374,7 @@ class Rebalancing:
         judged = judge(
             alternative.in_force,
             alternative.predicted,
-            record.objective,
+            record.spec.objective,
             cost,
             horizon_seconds=self._steadiness.horizon(nodes, now),
             bar=self._steadiness.bar(now),
@@ -402,20 +402,20 @@ class Rebalancing:
             outcome=MoveOutcome.STAYS,
             reason=reason,
             stages=record.stages,
-            in_force=record.prediction if alternative is None else alternative.in_force,
+            in_force=record.status.plan.prediction if alternative is None else alternative.in_force,
         )
 
     def _automatic_action(self, judged: Judgement) -> str:
         """Return what the deployment would do automatically."""
         record, now = self._deployment.record, self._clock()
         cool_at = self._steadiness.cool_at(now)
-        if record.rebalance is Rebalance.NEVER:
+        if record.spec.rebalance is Rebalance.NEVER:
             return "it does not move automatically (rebalance is never)"
-        if record.rebalance is Rebalance.ASK:
+        if record.spec.rebalance is Rebalance.ASK:
             return "it does not move automatically (rebalance is ask)"
-        if record.objective is Objective.MEMORY:
+        if record.spec.objective is Objective.MEMORY:
             return "it does not move automatically, because it is divided by memory"
-        if record.layout:
+        if record.spec.layout:
             return "it does not move automatically, because its layout was given"
         if judged.net_gain < 0.0:
             return "it does not move automatically: the move costs more than it gains"
@@ -442,7 +442,7 @@ class Rebalancing:
             self._note("")
 
     def _note(self, note: str) -> None:
-        if note != self._deployment.record.rebalance_note:
+        if note != self._deployment.record.status.rebalance_note:
             self._deployment.say_rebalance(note)
 
 

@@ -8,11 +8,12 @@ from collections.abc import Sequence
 
 import msgspec
 
-from potluck.cluster.calls import DeploymentRecord, ReleaseStages, StageScope, encode
+from potluck.cluster.calls import ReleaseStages, StageScope, encode
 from potluck.cluster.membership import Membership
 from potluck.errors import CallError
 from potluck.placement.keeping import Holding
 from potluck.types.cluster import NodeId
+from potluck.types.deployment import DeploymentRecord
 from potluck.types.held_stage import HeldStage
 
 _log = logging.getLogger(__name__)
@@ -36,7 +37,7 @@ async def release_others(
             keep=tuple(
                 variant
                 for each in keep
-                if each.node_id == node or record.num_spares > 0
+                if each.node_id == node or record.spec.num_spares > 0
                 for variant in _variants(each.stage)
             ),
         )

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import msgspec
 
-from potluck.cluster.calls import DeploymentRecord
 from potluck.cluster.coordinator.planning import DeploymentSize
 from potluck.cluster.coordinator.starting import load_stage
 from potluck.cluster.coordinator.survey import gather_reports
@@ -20,6 +19,7 @@ from potluck.placement.keeping import Holding
 from potluck.placement.links import LinkTable
 from potluck.placement.offering import offers
 from potluck.types.cluster import NodeId
+from potluck.types.deployment import DeploymentRecord
 from potluck.types.held_stage import HeldStage
 from potluck.types.memory import MemoryPlan
 from potluck.types.node import NodeReport
@@ -124,14 +124,14 @@ async def load_spares(
     """
     reports, _ = await gather_reports(membership)
     num_spares = sum(len(_holders(each.stage, reports)) - 1 for each in stages)
-    for spare in missing_spares(stages, reports, record.num_spares):
+    for spare in missing_spares(stages, reports, record.spec.num_spares):
         there = list(record.stages)
         there[spare.index] = msgspec.structs.replace(
             there[spare.index], node_id=spare.node_id, memory=spare.memory
         )
-        elsewhere = msgspec.structs.replace(record, stages=tuple(there))
+        elsewhere = record.with_plan(stages=tuple(there))
         try:
-            if weights is not None and record.manifest_for(spare.node_id) is not None:
+            if weights is not None and record.status.files.manifest_for(spare.node_id) is not None:
                 lacking = [(spare.node_id, elsewhere.shard(spare.index))]
                 await prepare_weights(membership, elsewhere, weights, lacking, links)
             await load_stage(membership, elsewhere, size, spare.index, _ignore)

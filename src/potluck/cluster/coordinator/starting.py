@@ -7,14 +7,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import aclosing
 from itertools import pairwise
 
-from potluck.cluster.calls import (
-    ConnectStage,
-    DeploymentRecord,
-    Stalled,
-    StartEvent,
-    decode,
-    encode,
-)
+from potluck.cluster.calls import ConnectStage, Stalled, StartEvent, decode, encode
 from potluck.cluster.coordinator.edges import StageAddress, open_edges
 from potluck.cluster.coordinator.excluded_units import StageStalledError, StageStartError
 from potluck.cluster.coordinator.planning import DeploymentSize
@@ -34,6 +27,7 @@ from potluck.cluster.worker.messages import (
 )
 from potluck.errors import CallError, EngineError, SilentNodeError
 from potluck.types.cluster import NodeId
+from potluck.types.deployment import DeploymentRecord
 
 _CONNECT_SECONDS = 40.0
 
@@ -84,14 +78,14 @@ async def load_stages(
 def stage_spec(record: DeploymentRecord, size: DeploymentSize, index: int) -> StageSpec:
     """Return what the worker of one stage of ``record`` has to load."""
     stage = record.stages[index]
-    manifest = record.manifest_for(stage.node_id)
+    manifest = record.status.files.manifest_for(stage.node_id)
     return StageSpec(
         deployment=record.deployment,
         epoch=record.epoch,
         index=index,
         num_stages=len(record.stages),
         unit_id=stage.unit_id,
-        model=record.model,
+        model=record.spec.model,
         start_layer=stage.start_layer,
         end_layer=stage.end_layer,
         context_tokens=size.context_tokens,
@@ -102,13 +96,13 @@ def stage_spec(record: DeploymentRecord, size: DeploymentSize, index: int) -> St
         quantization=size.quantization,
         is_mapped=bool(stage.memory.mapped),
         arithmetic=size.arithmetic,
-        cache_disk_bytes=record.cache_disk_bytes,
+        cache_disk_bytes=record.spec.cache_disk_bytes,
         part=stage.part,
         num_bytes=stage.memory.host_bytes,
         device_bytes=stage.memory.device_bytes,
         files=None
         if manifest is None
-        else StageFiles(manifest=manifest, job=record.deployment, keep=record.keep_weights),
+        else StageFiles(manifest=manifest, job=record.deployment, keep=record.spec.keep_weights),
     )
 
 

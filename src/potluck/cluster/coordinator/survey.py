@@ -10,15 +10,7 @@ from types import MappingProxyType
 
 import msgspec
 
-from potluck.cluster.calls import (
-    SAME_VERSION,
-    AskSpeeds,
-    DeploymentRecord,
-    ModelFingerprint,
-    StageRecord,
-    decode,
-    encode,
-)
+from potluck.cluster.calls import SAME_VERSION, AskSpeeds, decode, encode
 from potluck.cluster.coordinator.excluded_units import NodeUnitId
 from potluck.cluster.coordinator.planning import DeploymentSize, without_memory_of
 from potluck.cluster.coordinator.surveyed import plan_surveyed
@@ -32,6 +24,7 @@ from potluck.placement.shapes import shapes_of
 from potluck.placement.survey import ClusterSurvey
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.cluster import DeploymentId, NodeId
+from potluck.types.deployment import DeploymentRecord, ModelFingerprint, StageRecord
 from potluck.types.node import CPU_UNIT, NodeReport
 from potluck.types.placement import Preferences, Rejection
 from potluck.types.speed import NodeSpeeds

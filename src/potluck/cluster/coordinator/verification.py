@@ -17,12 +17,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from potluck.cluster.calls import (
     ChunkDigests,
-    DeploymentRecord,
     DiscardFile,
     HashRange,
     HashState,
     NodeHoldings,
-    Verification,
     decode,
     encode,
 )
@@ -31,6 +29,7 @@ from potluck.cluster.membership import Membership
 from potluck.errors import CallError, ModelFileError, PotluckError
 from potluck.types.cluster import NodeId
 from potluck.types.content import ChunkRuns, FileContent, ManifestFile
+from potluck.types.deployment import DeploymentRecord, Verification
 
 _log = logging.getLogger(__name__)
 
@@ -68,7 +67,7 @@ async def verify_files(membership: Membership, record: DeploymentRecord) -> Veri
 
     Raise ``ModelFileError`` for a file that does not; every node then removes its chunks of it.
     """
-    manifest = record.manifest
+    manifest = record.status.files.manifest
     if manifest is None:
         return Verification.VERIFIED
     nodes = membership.nodes() | {membership.node_id}

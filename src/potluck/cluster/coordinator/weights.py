@@ -11,18 +11,15 @@ from typing import Protocol
 from potluck.cluster.calls import (
     AskHoldings,
     CheckModel,
-    DeploymentRecord,
     DeploymentReference,
     ModelCheck,
     NodeHoldings,
     PrepareWeights,
-    TransferRecord,
     decode,
     encode,
 )
 from potluck.cluster.coordinator.ways import OPEN_PORT_HINT, known_reachability
 from potluck.cluster.membership import Membership
-from potluck.cluster.worker.messages import Transfer
 from potluck.errors import CallError, EngineError, PotluckError
 from potluck.placement.links import LinkTable
 from potluck.placement.sources import Needs, SourcePlan, assign_sources
@@ -35,9 +32,11 @@ from potluck.types.content import (
     Manifest,
     ManifestFile,
     ReadingOrder,
+    Transfer,
     joined,
     num_chunks,
 )
+from potluck.types.deployment import DeploymentRecord, TransferRecord
 from potluck.types.program import Shard
 
 _log = logging.getLogger(__name__)
@@ -156,7 +155,7 @@ async def prepare_weights(
     the plan. Raise ``EngineError`` for bytes that neither a node nor a hub provides, and the errors
     of the nodes concerned.
     """
-    manifest = record.manifest
+    manifest = record.status.files.manifest
     if manifest is None or not stages:
         return
     needs: dict[NodeId, dict[str, tuple[tuple[int, int], ...]]] = {}
@@ -166,7 +165,7 @@ async def prepare_weights(
         of_node = needs.setdefault(node, {})
         for sha256, runs in (*stage.loaded, *stage.later):
             of_node[sha256] = joined(of_node.get(sha256, ()), runs)
-        if record.keep_weights:
+        if record.spec.keep_weights:
             ahead[node] = (*ahead.get(node, ()), *stage.loaded)
     nodes = membership.nodes() | {membership.node_id}
     found, plan = await find_sources(membership, nodes, manifest, needs, links)
@@ -239,7 +238,7 @@ async def gather_transfers(
         if transfer is not None and transfer.done_bytes >= transfer.total_bytes:
             found.append(TransferRecord(node_id=node, transfer=transfer))
 
-    nodes = {stage.node_id for stage in record.stages} - {*record.own_files}
+    nodes = {stage.node_id for stage in record.stages} - {*record.status.files.own_files}
     await asyncio.gather(*map(ask, nodes))
     return tuple(sorted(found, key=lambda each: each.node_id))
 
@@ -263,20 +262,20 @@ async def is_lacked(membership: Membership, record: DeploymentRecord) -> bool:
     async def lacks(node: NodeId) -> bool:
         try:
             check = await check_model(
-                membership, node, record.model, timeout_seconds=_CHECK_SECONDS
+                membership, node, record.spec.model, timeout_seconds=_CHECK_SECONDS
             )
         except PotluckError as error:
             _log.debug("node %s does not say whether it has files: %s", node, error.message)
             return False
         return check.fingerprint is None and not check.cannot_get
 
-    nodes = membership.nodes() - {*record.own_files}
+    nodes = membership.nodes() - {*record.status.files.own_files}
     return any(await asyncio.gather(*map(lacks, nodes)))
 
 
 async def end_weights(membership: Membership, record: DeploymentRecord) -> None:
     """Tell every node that nobody reads files of the deployment any more."""
-    if record.manifest is None:
+    if record.status.files.manifest is None:
         return
     request = encode(DeploymentReference(deployment=record.deployment))
 

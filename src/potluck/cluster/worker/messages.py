@@ -14,7 +14,7 @@ from potluck.cluster.edges.path_figures import PathFigures
 from potluck.cluster.edges.routed import RoutedConnections
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
-from potluck.types.content import Manifest
+from potluck.types.content import Manifest, Transfer
 from potluck.types.held_stage import HeldStage
 from potluck.types.memory import MemoryPlan
 from potluck.types.program import GroupPart
@@ -249,21 +249,6 @@ class Disconnect(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 class Report(msgspec.Struct, frozen=True, tag=True):
     """Report totals; the answer is ``Stats``. Only once the stage is loaded."""
-
-
-class Transfer(msgspec.Struct, frozen=True, kw_only=True):
-    """How much of the required part of a model's files is on a node.
-
-    ``by_source`` are the bytes from each source: ``disk``, ``hub``, or a node's id.
-    ``bytes_per_second`` is the rate of the last seconds; ``seconds_left`` is None while it is
-    unknown.
-    """
-
-    done_bytes: int
-    total_bytes: int
-    by_source: dict[str, int] = {}
-    bytes_per_second: float = 0.0
-    seconds_left: float | None = None
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -14,6 +14,7 @@ from typing import Any, cast
 import jsonschema
 import msgspec
 import pytest
+from support.cluster.calls import changed
 from support.cluster.node_reports import node_report
 from support.placement.predictions import prediction, stage_prediction
 from support.virtual_time.run import run_in_virtual_time
@@ -23,10 +24,18 @@ from potluck.cluster.agent import gateway as gateway_module
 from potluck.cluster.agent.gateway import AgentGateway
 from potluck.cluster.agent.model_files import Fingerprints
 from potluck.cluster.agent.view import as_seen, cluster_view, deployment_view
-from potluck.cluster.calls import DeploymentRecord, DeploymentState, StageRecord
 from potluck.errors import EngineError, ModelNotFoundError, PotluckError
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
+from potluck.types.deployment import (
+    DeploymentRecord,
+    DeploymentSpec,
+    DeploymentState,
+    DeploymentStatus,
+    ModelFacts,
+    PlanRecord,
+    StageRecord,
+)
 from potluck.types.gateway import (
     GenerationTotals,
     ModelMetrics,
@@ -73,19 +82,18 @@ def record(**changes: Any) -> DeploymentRecord:
         deployment=TALES,
         epoch=EPOCH,
         revision=1,
-        model="demo",
         model_id="tales",
         created=1_700_000_000,
-        context_tokens=64,
-        cache_tokens=256,
-        num_layers=9,
-        quantization=Quantization.NONE,
-        may_quantize=False,
-        is_mapped=False,
-        state=DeploymentState.READY,
-        stages=(placed(A, 0, 5), placed(B, 5, 9)),
+        spec=DeploymentSpec(model="demo"),
+        facts=ModelFacts(num_layers=9),
+        status=DeploymentStatus(
+            state=DeploymentState.READY,
+            context_tokens=64,
+            cache_tokens=256,
+            plan=PlanRecord(stages=(placed(A, 0, 5), placed(B, 5, 9))),
+        ),
     )
-    return msgspec.structs.replace(made, **changes)
+    return changed(made, **changes)
 
 
 def held(start: int, end: int, *, deployment: DeploymentId = TALES, epoch: int = 3) -> HeldStage:
@@ -451,5 +459,5 @@ def test_a_node_without_the_coordinator_knows_whether_it_is_cut_off(
     alive: set[NodeId], state: DeploymentState, reason: str
 ) -> None:
     seen = as_seen(record(holders=(A, B, C)), alive)
-    assert seen.state is state
-    assert reason in seen.reason
+    assert seen.status.state is state
+    assert reason in seen.status.reason

@@ -13,8 +13,8 @@ from support.processes.waiting import until
 
 from potluck.cluster.agent.control import serve_control
 from potluck.cluster.agent.state import StateDirectory
-from potluck.cluster.calls import Deploy
 from potluck.errors import EngineError
+from potluck.types.deployment import Deploy
 from potluck.types.node_names import NodeNames
 
 

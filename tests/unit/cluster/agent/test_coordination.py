@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import msgspec
 import pytest
-from support.cluster.calls import A, B, C, PlayedMembership, a_record, stage_on
+from support.cluster.calls import A, B, C, PlayedMembership, a_record, changed, stage_on
 from support.cluster.edges import credentials
 from support.machines import hardware
 from support.processes.waiting import until
@@ -25,19 +25,12 @@ from potluck.cluster.agent.takeover import Takeovers
 from potluck.cluster.agent.units import NodeUnits, UnitChoice
 from potluck.cluster.agent.worker_notes import WorkerNotes
 from potluck.cluster.background import Background
-from potluck.cluster.calls import (
-    DeploymentRecord,
-    DeploymentState,
-    ModelFingerprint,
-    StageLost,
-    encode,
-    pack_record,
-    unpack_record,
-)
+from potluck.cluster.calls import StageLost, encode, pack_record, unpack_record
 from potluck.engines.backends import BACKENDS
 from potluck.engines.costs import cost_of
 from potluck.errors import CallError, ModelNotFoundError
 from potluck.types.cluster import DeploymentId
+from potluck.types.deployment import DeploymentRecord, DeploymentState, ModelFingerprint
 
 
 class FakeDeployment:
@@ -201,7 +194,7 @@ def test_one_with_other_weights_does_not_take_over(
     async def run() -> None:
         node = make_node("a")
         deployed = ModelFingerprint(digest="d", weights="w", text="t")
-        record = msgspec.structs.replace(a_record(3, C), fingerprint=deployed)
+        record = changed(a_record(3, C), fingerprint=deployed)
         node.found = ModelFingerprint(digest="d", weights="other", text="t")
         node.coordination.learn(record)
         node.loses(C)
@@ -286,7 +279,7 @@ def test_a_removed_deployment_is_not_revived_and_whoever_tries_is_told(make_node
         assert node.coordination.registry.live() == ()
         (put_call,) = [call for call in node.membership.calls if call[1] == "deployment.put"]
         assert put_call[0] == B
-        assert unpack_record(put_call[2]).state is DeploymentState.REMOVED
+        assert unpack_record(put_call[2]).status.state is DeploymentState.REMOVED
 
     run_in_virtual_time(run())
 
@@ -307,12 +300,12 @@ def test_progress_is_sent_as_often_as_leaves_room(
         node.coordination.learn(a_record(3, C))
         assert await node.coordination.take_over(a_record(3, C))
         (publish,) = publishers
-        first = msgspec.structs.replace(a_record(4, A), stages=(stage_on(B),) * 14)
+        first = a_record(4, A, stages=(stage_on(B),) * 14)
         publish(first, False)
         num_updates = 500
         for done_bytes in range(1, num_updates + 1):
             await asyncio.sleep(0.001)
-            record = msgspec.structs.replace(first, revision=done_bytes, done_bytes=done_bytes)
+            record = changed(first, revision=done_bytes, done_bytes=done_bytes)
             publish(record, True)
             assert node.coordination.registry.live() == (record,)
         last = msgspec.structs.replace(first, revision=num_updates + 1)
@@ -329,7 +322,7 @@ def test_progress_is_sent_as_often_as_leaves_room(
 
 
 def test_records_are_sent_compressed() -> None:
-    record = msgspec.structs.replace(a_record(), stages=(stage_on(B),) * 14)
+    record = a_record(stages=(stage_on(B),) * 14)
     payload = pack_record(record)
     assert len(payload) < len(encode(record)) / 3
     assert unpack_record(payload) == record

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import msgspec
-from support.cluster.calls import A, B, a_record, stage_on
+from support.cluster.calls import A, B, a_record, changed, stage_on
 
 from potluck.cluster.agent.deployment_history import UNDEPLOYED, DeploymentHistory
-from potluck.cluster.calls import DeploymentRecord, DeploymentState
 from potluck.types.cluster_events import EventContent, EventKind
+from potluck.types.deployment import DeploymentRecord, DeploymentState
 
 LOADING, READY = DeploymentState.LOADING, DeploymentState.READY
 DEGRADED, REMOVED = DeploymentState.DEGRADED, DeploymentState.REMOVED
 SERVING = a_record(1, stages=(stage_on(A),))
-
-
-def changed(record: DeploymentRecord, **changes: object) -> DeploymentRecord:
-    return msgspec.structs.replace(record, **changes)
 
 
 def last_events(*records: DeploymentRecord) -> list[EventContent]:

@@ -11,9 +11,9 @@ from support.cluster.calls import A, B, a_record
 from support.virtual_time.run import run_in_virtual_time
 
 from potluck.cluster.agent.link_share import serves, share_links
-from potluck.cluster.calls import DeploymentRecord, DeploymentState
 from potluck.cluster.transfer.supervisor import TransferProcess
 from potluck.types.cluster import DeploymentId
+from potluck.types.deployment import DeploymentRecord, DeploymentState
 from potluck.types.speed import LinkSpeed
 
 READY = a_record(coordinator=A)

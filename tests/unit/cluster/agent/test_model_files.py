@@ -8,16 +8,16 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from support.cluster.calls import a_record
+from support.cluster.calls import a_record, changed
 from support.cluster.content_files import ContentFolder
 
 from potluck.catalog import ManifestView, describe_model, describe_view, manifest_digest
 from potluck.catalog.locate import DEMO_DIRECTORY
 from potluck.cluster.agent import model_files as module
 from potluck.cluster.agent.model_files import Fingerprints
-from potluck.cluster.calls import DeploymentRecord, ModelFingerprint
 from potluck.errors import EngineError
 from potluck.types.content import FileContent, HubOrigin, Manifest, ManifestFile
+from potluck.types.deployment import DeploymentRecord, ModelFingerprint
 
 
 @pytest.fixture
@@ -76,9 +76,7 @@ def test_files_are_read_once_until_they_change(demo: Path, monkeypatch: pytest.M
 
 
 def of_model(path: Path) -> DeploymentRecord:
-    return msgspec.structs.replace(
-        a_record(), model=str(path), fingerprint=fingerprint(DEMO_DIRECTORY)
-    )
+    return changed(a_record(), model=str(path), fingerprint=fingerprint(DEMO_DIRECTORY))
 
 
 def test_another_tokenizer_must_not_answer(demo: Path) -> None:
@@ -96,7 +94,7 @@ def test_another_tokenizer_must_not_answer(demo: Path) -> None:
 
 
 def test_of_the_hub_the_commit_is_compared(demo: Path) -> None:
-    record = msgspec.structs.replace(of_model(demo), model="org/name@0123")
+    record = changed(of_model(demo), model="org/name@0123")
     assert Fingerprints().text_problem(record) == ""
 
 
@@ -135,8 +133,8 @@ def test_the_main_file_of_a_hub_model_is_in_its_fingerprint() -> None:
 def test_a_node_that_can_get_files_answers_without_having_any(demo: Path) -> None:
     manifest = ContentFolder().add_model("demo")
     own = fingerprint(demo)
-    record = msgspec.structs.replace(a_record(), model=str(demo / "gone"), fingerprint=own)
-    by_content = msgspec.structs.replace(record, manifest=manifest)
+    record = changed(a_record(), model=str(demo / "gone"), fingerprint=own)
+    by_content = changed(record, manifest=manifest)
     fingerprints = Fingerprints()
     assert "no model found at" in fingerprints.text_problem(record, can_get=True)
     assert "no model found at" in fingerprints.text_problem(by_content)

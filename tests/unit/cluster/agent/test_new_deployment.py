@@ -5,26 +5,25 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import msgspec
 import pytest
 from support.models.recurrent_configs import MAMBA, hybrid_config
 
 from potluck.catalog import ModelDescription, describe_model
 from potluck.catalog.profile import read_profile
 from potluck.cluster.agent.new_deployment import facts_of, name_of, new_record
-from potluck.cluster.calls import (
-    Deploy,
-    DeploymentRecord,
-    ModelFacts,
-    ModelFingerprint,
-    StageRecord,
-)
 from potluck.cluster.coordinator.planning import size_of
 from potluck.cluster.coordinator.starting import stage_spec
 from potluck.errors import ParameterError
 from potluck.placement.keeping import is_of_size
 from potluck.types.choices import Objective
 from potluck.types.cluster import NodeId, UnitId
+from potluck.types.deployment import (
+    Deploy,
+    DeploymentRecord,
+    ModelFacts,
+    ModelFingerprint,
+    StageRecord,
+)
 from potluck.types.memory import MemoryPlan
 
 DEMO = describe_model("demo")
@@ -35,14 +34,21 @@ NODE = NodeId("a" * 16)
 def record(
     description: ModelDescription = HYBRID, name: str = "m", **options: Any
 ) -> DeploymentRecord:
-    fingerprint = ModelFingerprint(digest="d")
     request = Deploy(model="m", context_tokens=64, **options)
-    return new_record(request, description, fingerprint, model_id=name, coordinator=NODE)
+    facts = ModelFacts(num_layers=description.config.num_layers)
+    return new_record(request, description, facts, model_id=name, coordinator=NODE)
 
 
 def test_facts_are_those_of_the_files() -> None:
-    assert facts_of(read_profile(DEMO), DEMO.files.kind) == ModelFacts(
-        family="llama", num_parameters=7_608_576, stored_format="bf16", files="safetensors"
+    fingerprint = ModelFingerprint(digest="d")
+    assert facts_of(DEMO, read_profile(DEMO), fingerprint) == ModelFacts(
+        num_layers=DEMO.config.num_layers,
+        family="llama",
+        num_parameters=7_608_576,
+        stored_format="bf16",
+        files="safetensors",
+        fingerprint=fingerprint,
+        sampling_defaults=dict(DEMO.sampling_defaults),
     )
 
 
@@ -77,17 +83,17 @@ def test_the_default_name_is_the_same_wherever_the_files_are(model: str, name: s
 
 
 def test_small_states_are_as_many_as_a_step_has_sequences() -> None:
-    assert record().num_states == 64
+    assert record().status.num_states == 64
 
 
 def test_what_is_asked_for_is_taken_before_the_default_of_the_settings() -> None:
-    assert record(num_states=5, default_states=9).num_states == 5
-    assert record(default_states=9).num_states == 9
+    assert record(num_states=5, default_states=9).status.num_states == 5
+    assert record(default_states=9).status.num_states == 9
 
 
 def test_a_model_without_state_has_none_whatever_the_settings_say() -> None:
-    assert record(DEMO).num_states == 0
-    assert record(DEMO, default_states=9).num_states == 0
+    assert record(DEMO).status.num_states == 0
+    assert record(DEMO, default_states=9).status.num_states == 0
     with pytest.raises(ParameterError, match="have no state slots"):
         record(DEMO, num_states=9)
 
@@ -96,15 +102,15 @@ def test_a_model_without_state_has_none_whatever_the_settings_say() -> None:
 def test_streams_that_are_planned_for_can_all_be_live(wanted: dict[str, Any]) -> None:
     num_streams = wanted.get("num_streams", 8)
     needed = -(-num_streams * 4 // 3)
-    assert record(**wanted).num_states == max(64, needed)
-    assert record(default_states=2, **wanted).num_states == needed
+    assert record(**wanted).status.num_states == max(64, needed)
+    assert record(default_states=2, **wanted).status.num_states == needed
     with pytest.raises(ParameterError, match=f"{needed} are needed for {num_streams} streams"):
         record(num_states=needed - 1, **wanted)
-    assert record(num_states=needed, **wanted).num_states == needed
+    assert record(num_states=needed, **wanted).status.num_states == needed
 
 
 def test_streams_that_nobody_asked_for_need_nothing() -> None:
-    assert record(num_states=2).num_states == 2
+    assert record(num_states=2).status.num_states == 2
 
 
 def test_stages_get_as_many_as_the_record_has() -> None:
@@ -114,7 +120,7 @@ def test_stages_get_as_many_as_the_record_has() -> None:
     stage = StageRecord(
         node_id=NODE, unit_id=UnitId("u"), start_layer=0, end_layer=3, memory=memory
     )
-    placed = msgspec.structs.replace(record(num_states=5), stages=(stage,))
+    placed = record(num_states=5).with_plan(stages=(stage,))
     size = size_of(HYBRID.config, placed)
     spec = stage_spec(placed, size, 0)
     assert (size.num_states, size.of_stage.num_states, spec.num_states) == (5, 5, 5)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 from support.cluster.calls import A, B, C, a_record
 
 from potluck.cluster.agent import promises as module
 from potluck.cluster.agent.promises import Promises
-from potluck.cluster.calls import Claim, DeploymentRecord, DeploymentState
+from potluck.cluster.calls import Claim
 from potluck.types.cluster import DeploymentId, Epoch, NodeId
+from potluck.types.deployment import DeploymentRecord, DeploymentState
 
 D = DeploymentId("d")
 
@@ -93,7 +93,7 @@ def test_while_the_coordinator_is_seen_only_itself_or_its_successor_may_go_on() 
 
     assert is_granted(LOST, A)
     assert not is_granted(LOST, B)
-    leaving = msgspec.structs.replace(LOST, successor=B)
+    leaving = LOST.with_status(successor=B)
     assert is_granted(leaving, B)
     assert not is_granted(leaving, C)
 

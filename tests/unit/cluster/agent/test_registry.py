@@ -7,9 +7,14 @@ from itertools import pairwise
 import msgspec
 
 from potluck.cluster.agent.registry import MAX_REMOVED, Registry
-from potluck.cluster.calls import DeploymentRecord, DeploymentState
 from potluck.types.cluster import DeploymentId, Epoch, NodeId
-from potluck.types.quantization import Quantization
+from potluck.types.deployment import (
+    DeploymentRecord,
+    DeploymentSpec,
+    DeploymentState,
+    DeploymentStatus,
+    ModelFacts,
+)
 
 A, B = NodeId("a" * 16), NodeId("b" * 16)
 
@@ -26,16 +31,11 @@ def record(
         deployment=DeploymentId(deployment),
         epoch=Epoch(number=number, coordinator=coordinator),
         revision=revision,
-        model="demo",
         model_id="demo",
         created=0,
-        context_tokens=64,
-        cache_tokens=256,
-        num_layers=4,
-        quantization=Quantization.NONE,
-        may_quantize=False,
-        is_mapped=False,
-        state=state,
+        spec=DeploymentSpec(model="demo"),
+        facts=ModelFacts(num_layers=4),
+        status=DeploymentStatus(state=state, context_tokens=64, cache_tokens=256),
     )
 
 
@@ -69,7 +69,7 @@ def test_only_so_many_removals_are_remembered() -> None:
 def test_names_are_free_again_after_a_removal() -> None:
     registry = Registry().put(record())
     assert registry.free_model_id("demo") == "demo-2"
-    gone = msgspec.structs.replace(record(), state=DeploymentState.REMOVED)
+    gone = record().removed("undeployed")
     assert registry.put(gone).free_model_id("demo") == "demo"
 
 

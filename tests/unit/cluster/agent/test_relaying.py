@@ -9,15 +9,15 @@ from typing import Any
 
 import msgspec
 import pytest
-from support.cluster.calls import a_record
+from support.cluster.calls import a_record, changed
 from support.cluster.played_cluster import PlayedCluster, PlayedDeployment, undisturbed
 from support.virtual_time.run import run_in_virtual_time
 
 from potluck.cluster.agent import relaying as module
 from potluck.cluster.agent import remote_sequences
-from potluck.cluster.calls import DeploymentRecord, DeploymentState
 from potluck.errors import EngineError, OverloadedError, ParameterError, RefusedRequestError
 from potluck.types.cluster import NodeId
+from potluck.types.deployment import DeploymentRecord, DeploymentState
 from potluck.types.sequence import (
     NOTHING_COMMITTED,
     CommittedToken,
@@ -56,7 +56,7 @@ def a_request(num_tokens: int = 100, *, score_prompt: bool = False) -> SequenceR
 
 
 def waiting(seconds: float) -> DeploymentRecord:
-    return msgspec.structs.replace(a_record(), recovery_wait_seconds=seconds)
+    return changed(a_record(), recovery_wait_seconds=seconds)
 
 
 @pytest.mark.parametrize("score_prompt", [False, True])
@@ -425,7 +425,7 @@ def test_both_deployments_of_one_name_are_undeployed(run: Run) -> None:
         await asyncio.sleep(0.1)
         for node in cluster.nodes.values():
             assert node.coordination.registry.live() == ()
-            assert {each.state for each in node.coordination.registry.records.values()} == {
+            assert {each.status.state for each in node.coordination.registry.records.values()} == {
                 DeploymentState.REMOVED
             }
 

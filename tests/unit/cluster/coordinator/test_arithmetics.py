@@ -6,17 +6,18 @@ from collections.abc import Mapping
 
 import msgspec
 import pytest
-from support.cluster.calls import a_plan, a_record
+from support.cluster.calls import a_plan, a_record, changed
 from support.cluster.node_reports import node_report
 from support.machines import hardware
 
-from potluck.cluster.calls import DeploymentRecord, decode, encode
+from potluck.cluster.calls import decode, encode
 from potluck.cluster.coordinator.arithmetics import computing_in, plan_in
 from potluck.errors import EngineError, InsufficientMemoryError
 from potluck.loading import StagePlan, StageSize
 from potluck.placement.planned import PlannedModel, PlannedStage
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.cluster import UnitId
+from potluck.types.deployment import DeploymentRecord
 from potluck.types.hardware import Figure, Figures, Origin, Trial
 from potluck.types.node import NodeReport, UnitReport
 from potluck.types.program import Shard
@@ -201,5 +202,5 @@ def test_a_node_that_does_not_say_what_it_computes_in_is_left_out() -> None:
 
 @pytest.mark.parametrize("arithmetic", [None, *Arithmetic])
 def test_the_record_keeps_it_for_a_successor(arithmetic: Arithmetic | None) -> None:
-    record = msgspec.structs.replace(a_record(), arithmetic=arithmetic, arithmetic_note="so")
+    record = changed(a_record(), arithmetic=arithmetic, arithmetic_note="so")
     assert decode(encode(record), DeploymentRecord) == record

@@ -5,24 +5,22 @@ from __future__ import annotations
 import asyncio
 from typing import Any, cast
 
-import msgspec
 import pytest
-from support.cluster.calls import A, B, C, a_record, stage_on
+from support.cluster.calls import A, B, C, a_record, changed, stage_on
 from support.virtual_time.run import run_in_virtual_time
 
-from potluck.cluster.calls import Claim, ClaimAnswer, DeploymentRecord, decode, encode
+from potluck.cluster.calls import Claim, ClaimAnswer, decode, encode
 from potluck.cluster.coordinator.claiming import Grant, Refusal, claim, is_quorum
 from potluck.errors import CallError
 from potluck.types.cluster import Epoch, NodeId
+from potluck.types.deployment import DeploymentRecord
 
 D, E = NodeId("d" * 16), NodeId("e" * 16)
 GRANTED = ClaimAnswer(is_granted=True)
 
 
 def record(*holders: NodeId, stages: tuple[NodeId, ...] = (), **changes: Any) -> DeploymentRecord:
-    return msgspec.structs.replace(
-        a_record(3, A), holders=holders, stages=tuple(map(stage_on, stages)), **changes
-    )
+    return changed(a_record(3, A), holders=holders, stages=tuple(map(stage_on, stages)), **changes)
 
 
 @pytest.mark.parametrize(

@@ -11,20 +11,12 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any, ClassVar, cast
 
-import msgspec
 import pytest
-from support.cluster.calls import A, B, PlayedMembership, a_plan, a_record, stage_on
+from support.cluster.calls import A, B, PlayedMembership, a_plan, a_record, changed, stage_on
 from support.scheduling.updates import tokens_of
 from support.virtual_time.run import run_in_virtual_time
 
-from potluck.cluster.calls import (
-    DeploymentRecord,
-    DeploymentState,
-    LoadingStage,
-    ModelFingerprint,
-    StageLost,
-    TransferRecord,
-)
+from potluck.cluster.calls import StageLost
 from potluck.cluster.coordinator import attempt, epoch_end, excluded_units, holders, machine
 from potluck.cluster.coordinator.attempt import DeploymentDependencies
 from potluck.cluster.coordinator.deployment import Deployment
@@ -35,7 +27,7 @@ from potluck.cluster.coordinator.excluded_units import (
     StageStartError,
 )
 from potluck.cluster.edges.address import EdgeAddress
-from potluck.cluster.worker.messages import Progress, Transfer
+from potluck.cluster.worker.messages import Progress
 from potluck.engines.costs import cost_of
 from potluck.errors import (
     DefectError,
@@ -52,6 +44,15 @@ from potluck.serving.pipeline import OnOutcome, StepOutcome
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.choices import Objective
 from potluck.types.cluster import NodeId, UnitId
+from potluck.types.content import Transfer
+from potluck.types.deployment import (
+    DeploymentRecord,
+    DeploymentState,
+    LoadingStage,
+    ModelFingerprint,
+    PlanRecord,
+    TransferRecord,
+)
 from potluck.types.placement import LayoutStage, Preferences
 from potluck.types.program import Shard
 from potluck.types.quantization import Quantization
@@ -126,13 +127,14 @@ class Cluster:
         monkeypatch.setattr(attempt, "plan_model", self._plan)
         monkeypatch.setattr(attempt, "load_stages", self._load)
         monkeypatch.setattr(attempt, "connect_stages", self._connect)
-        monkeypatch.setattr(attempt, "placement_fields", lambda _: {"stages": (stage_on(B),)})
+        plan = PlanRecord(stages=(stage_on(B),))
+        monkeypatch.setattr(attempt, "plan_record", lambda _: plan)
         monkeypatch.setattr(attempt, "RemotePipeline", SilentPipeline)
         profile = SimpleNamespace(
             config=SimpleNamespace(hidden_size=8, vocab_size=100, num_layers=4, has_logits=True)
         )
         self.deployment = Deployment(
-            msgspec.structs.replace(
+            changed(
                 a_record(state=DeploymentState.LOADING),
                 recovery_wait_seconds=recovery_wait_seconds,
                 layout=layout,
@@ -202,7 +204,7 @@ class Cluster:
     async def reach(self, state: DeploymentState, *, epoch: int) -> None:
         async with asyncio.timeout(5):
             while (
-                self.deployment.record.state is not state
+                self.deployment.record.status.state is not state
                 or self.deployment.record.epoch.number != epoch
             ):
                 await asyncio.sleep(0.005)
@@ -312,7 +314,7 @@ def test_a_model_that_does_not_fit_any_more_refuses_at_once_after_the_wait(
             f"the model demo cannot answer: without node {B}, 200 bytes are missing"
         )
         assert raised.value.hint == "add a node"
-        assert cluster.deployment.record.ready_in_seconds is None
+        assert cluster.deployment.record.status.ready_in_seconds is None
         refused_at = loop.time()
         with pytest.raises(EngineError, match="200 bytes are missing"):
             await ask(cluster)
@@ -335,7 +337,7 @@ def test_removed_while_it_loads_nothing_goes_on(monkeypatch: pytest.MonkeyPatch)
         assert cluster.membership.called("stage.stop") == [A, B]
         cluster.may_load.set()
         await asyncio.sleep(0.05)
-        assert cluster.published_records[-1].state is DeploymentState.REMOVED
+        assert cluster.published_records[-1].status.state is DeploymentState.REMOVED
 
     run_in_virtual_time(run())
 
@@ -350,7 +352,7 @@ def test_cancelled_while_it_loads_it_can_be_removed(monkeypatch: pytest.MonkeyPa
         await asyncio.gather(starting, return_exceptions=True)
         await cluster.deployment.remove()
         assert cluster.num_loading == 0
-        assert cluster.published_records[-1].state is DeploymentState.REMOVED
+        assert cluster.published_records[-1].status.state is DeploymentState.REMOVED
 
     run_in_virtual_time(run())
 
@@ -362,7 +364,7 @@ def test_a_first_try_that_fails_is_raised_and_is_the_last(monkeypatch: pytest.Mo
         with pytest.raises(PotluckError, match="does not fit"):
             await cluster.deployment.start()
         await asyncio.sleep(0.05)
-        assert cluster.deployment.record.state is DeploymentState.LOADING
+        assert cluster.deployment.record.status.state is DeploymentState.LOADING
         assert cluster.num_loading == 0
 
     run_in_virtual_time(run())
@@ -402,7 +404,7 @@ def test_a_later_try_that_fails_is_repeated_without_a_new_epoch(
         cluster.failures = [failure]
         cluster.deployment.node_left(B)
         await cluster.reach(DeploymentState.READY, epoch=2)
-        reasons = [each.reason for each in cluster.published_records]
+        reasons = [each.status.reason for each in cluster.published_records]
         assert any(str(failure) in reason for reason in reasons)
         await cluster.deployment.close()
 
@@ -417,7 +419,7 @@ def test_a_node_that_joins_ends_the_pause(monkeypatch: pytest.MonkeyPatch) -> No
         cluster.failures = [PotluckError("no room"), PotluckError("no room")]
         cluster.deployment.node_left(B)
         await asyncio.sleep(0.05)
-        assert cluster.deployment.record.state is DeploymentState.DEGRADED
+        assert cluster.deployment.record.status.state is DeploymentState.DEGRADED
         cluster.deployment.node_joined(B)
         await cluster.reach(DeploymentState.READY, epoch=2)
         await cluster.deployment.close()
@@ -485,12 +487,12 @@ def test_a_first_try_that_lost_a_unit_is_followed_by_others(
         cluster = Cluster(monkeypatch)
         cluster.failures = [EngineError("no room on the first"), EngineError("nor on the second")]
         await cluster.deployment.start()
-        assert cluster.deployment.record.state is DeploymentState.READY
-        assert cluster.deployment.record.reason == ""
-        reasons = [each.reason for each in cluster.published_records]
+        assert cluster.deployment.record.is_ready
+        assert cluster.deployment.record.status.reason == ""
+        reasons = [each.status.reason for each in cluster.published_records]
         assert "being placed; no room on the first; gpu 0 is out" in reasons
         assert "being placed; nor on the second; gpu 0 is out; gpu 1 is out" in reasons
-        assert {each.state for each in cluster.published_records} == {
+        assert {each.status.state for each in cluster.published_records} == {
             DeploymentState.LOADING,
             DeploymentState.READY,
         }
@@ -509,7 +511,7 @@ def test_a_first_try_is_not_repeated_when_no_unit_was_lost_any_more(
         with pytest.raises(EngineError, match="no room at all; gpu 0 is out"):
             await cluster.deployment.start()
         await asyncio.sleep(0.05)
-        assert cluster.deployment.record.state is DeploymentState.LOADING
+        assert cluster.deployment.record.status.state is DeploymentState.LOADING
 
     some_units_are_out(monkeypatch, [("gpu 0 is out",)])
     run_in_virtual_time(run())
@@ -522,7 +524,7 @@ def test_a_plan_without_a_lost_unit_is_made_at_once(monkeypatch: pytest.MonkeyPa
         for epoch in (2, 3, 4):
             cluster.deployment.node_left(B)
             await cluster.reach(DeploymentState.READY, epoch=epoch)
-        assert any("gpu 2 is out" in each.reason for each in cluster.published_records)
+        assert any("gpu 2 is out" in each.status.reason for each in cluster.published_records)
         await cluster.deployment.close()
 
     monkeypatch.setattr(machine, "PAUSE_SECONDS", (60.0,))
@@ -546,7 +548,7 @@ def test_what_goes_on_is_told_at_once_and_how_far_it_is_now_and_then(
         monkeypatch.setattr(attempt, "load_stages", load)
         await cluster.deployment.start()
         await cluster.deployment.close()
-        return [(each.reason, each.done_bytes) for each in cluster.published_records]
+        return [(each.status.reason, each.status.done_bytes) for each in cluster.published_records]
 
     updates = run_in_virtual_time(run())
     # "loading" was said with the plan, a moment before.
@@ -569,8 +571,8 @@ def test_only_progress_may_reach_the_others_later(monkeypatch: pytest.MonkeyPatc
         await cluster.deployment.start()
         await cluster.deployment.close()
         rest = [each for each in cluster.published_records if each not in cluster.progress]
-        progress = [(each.reason, each.done_bytes) for each in cluster.progress]
-        return progress, [each.state for each in rest]
+        progress = [(each.status.reason, each.status.done_bytes) for each in cluster.progress]
+        return progress, [each.status.state for each in rest]
 
     progress, states = run_in_virtual_time(run())
     assert progress == [("loading", 2), ("loading", 2)]
@@ -628,7 +630,7 @@ def test_transfers_are_told_until_their_stage_is_loaded(monkeypatch: pytest.Monk
         monkeypatch.setattr(attempt, "load_stages", load)
         await cluster.deployment.start()
         await cluster.deployment.close()
-        return [each.transfers for each in cluster.published_records]
+        return [each.status.files.transfers for each in cluster.published_records]
 
     transfers = run_in_virtual_time(run())
     assert (TransferRecord(node_id=B, transfer=halfway),) in transfers
@@ -774,7 +776,7 @@ def test_a_unit_that_stalls_is_left_out_and_tried_again_later(
         await cluster.deployment.start()
         assert cluster.left_out == [{}, {unit: f"stage 0 on node {B}: it stood still"}]
         assert "it stood still; cpu/native on node" in " ".join(
-            each.reason for each in cluster.published_records
+            each.status.reason for each in cluster.published_records
         )
         monkeypatch.setattr(excluded_units, "PAUSE_SECONDS", (0.0,))
         cluster.failures = [StageStalledError(0, *unit, "again")]
@@ -904,7 +906,7 @@ def test_nodes_that_cannot_connect_are_news_for_the_next_plan(
         await cluster.deployment.start()
         assert sorted(cluster.membership.called("link.check")) == [A, B]
         assert f"node {A} cannot connect to node {B}" in " ".join(
-            each.reason for each in cluster.published_records
+            each.status.reason for each in cluster.published_records
         )
         await cluster.deployment.close()
 
@@ -995,7 +997,7 @@ def test_a_node_that_joins_is_asked_for_the_next_epoch(monkeypatch: pytest.Monke
         cluster.membership.others.discard(newcomer)
         cluster.deployment.name_successor(B)
         assert cluster.published_records[-1].holders == (A, B, newcomer), "it may only be cut off"
-        assert cluster.published_records[-1].successor == B
+        assert cluster.published_records[-1].status.successor == B
         await cluster.deployment.close()
 
     run_in_virtual_time(run())

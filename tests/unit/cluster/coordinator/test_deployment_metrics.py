@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import msgspec
 import pytest
-from support.cluster.calls import A, B, a_record, stage_on
+from support.cluster.calls import A, B, a_record, changed, stage_on
 from support.placement.predictions import prediction
 from support.virtual_time.run import run_in_virtual_time
 
@@ -105,9 +105,7 @@ class Membership:
 
 
 def collect_metrics(answers: dict[NodeId, bytes]) -> ModelMetrics:
-    record = msgspec.structs.replace(
-        a_record(3, stages=(stage_on(A), stage_on(B))), prediction=prediction(A, B)
-    )
+    record = changed(a_record(3, stages=(stage_on(A), stage_on(B))), prediction=prediction(A, B))
     own = own_metrics(
         record,
         Load(

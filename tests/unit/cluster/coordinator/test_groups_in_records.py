@@ -10,13 +10,14 @@ import pytest
 from support.cluster.calls import A, B, C, PlayedMembership, a_record, stage_on
 from support.models.configs import make_config
 
-from potluck.cluster.calls import ConnectStage, DeploymentRecord, StageRecord, decode
+from potluck.cluster.calls import ConnectStage, decode
 from potluck.cluster.coordinator import starting
 from potluck.cluster.coordinator.edges import StageAddress
 from potluck.cluster.coordinator.planning import size_of
 from potluck.cluster.coordinator.starting import connect_stages, stage_spec
 from potluck.cluster.edges.address import EdgeAddress
 from potluck.cluster.worker.messages import Connect, Peer
+from potluck.types.deployment import DeploymentRecord, StageRecord
 from potluck.types.program import GroupPart, Shard
 
 SIZE = size_of(make_config(num_layers=4), a_record())

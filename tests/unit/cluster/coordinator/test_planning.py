@@ -10,7 +10,7 @@ from support.models.sparse_models import SparseModel
 
 from potluck.catalog import describe_model, read_profile
 from potluck.cluster.coordinator.counting import counting_of
-from potluck.cluster.coordinator.planning import placement_fields
+from potluck.cluster.coordinator.planning import plan_record
 from potluck.cluster.worker import loading
 from potluck.cluster.worker.loading import load_for
 from potluck.cluster.worker.messages import Identity, Load, StageSpec
@@ -127,7 +127,7 @@ def test_weights_of_another_format_are_named_once(tmp_path: Path) -> None:
         rejections=(),
     )
     # Of three layers the last has more bits. The rows of attn.o and mlp.down are multiples of 256.
-    assert placement_fields(made)["remarks"] == (
+    assert plan_record(made).remarks == (
         "embed.weight and 1 more: q8_0 instead of q6_k, because rows of 96 are not a multiple of "
         "the block size 256",
         "layers.0.attn.q.weight and 13 more: q5_0 instead of q4_k, because rows of 96 are not a "

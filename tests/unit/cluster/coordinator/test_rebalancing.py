@@ -9,11 +9,11 @@ from typing import Any, cast
 
 import msgspec
 import pytest
-from support.cluster.calls import A, B, a_record, stage_on
+from support.cluster.calls import A, B, a_record, changed, stage_on
 from support.placement.predictions import prediction
 from support.virtual_time.run import run_in_virtual_time
 
-from potluck.cluster.calls import MoveOutcome, RebalanceReport, StageRecord
+from potluck.cluster.calls import MoveOutcome, RebalanceReport
 from potluck.cluster.coordinator import rebalancing
 from potluck.cluster.coordinator.alternatives import (
     Alternative,
@@ -33,6 +33,7 @@ from potluck.placement.rebalancing import (
 )
 from potluck.types.choices import Objective, Rebalance
 from potluck.types.cluster import Epoch, NodeId, UnitId
+from potluck.types.deployment import StageRecord
 from potluck.types.placement import LayoutStage
 from potluck.types.program import Shard
 from potluck.types.speed import StepTime
@@ -172,7 +173,7 @@ def test_a_pace_that_cannot_be_true_is_no_occasion_to_look(slowdown: float) -> N
 
 
 def test_plans_are_compared_only_where_both_are_predicted(monkeypatch: pytest.MonkeyPatch) -> None:
-    record = msgspec.structs.replace(a_record(), stages=(loaded(A, 0, 2), loaded(B, 2, 4)))
+    record = changed(a_record(), stages=(loaded(A, 0, 2), loaded(B, 2, 4)))
     predicted_stages: list[Any] = []
 
     def predict(_: object, stages: Any) -> Any:
@@ -215,7 +216,7 @@ class Played:
     num_live_tokens = 0
 
     def __init__(self, *plans: Any, **changes: Any) -> None:
-        self.record = msgspec.structs.replace(a_record(), stages=(loaded(A, 0, 4),), **changes)
+        self.record = changed(a_record(), stages=(loaded(A, 0, 4),), **changes)
         self.plans = list(plans)
         self.num_looks = 0
         self.moves: list[str] = []

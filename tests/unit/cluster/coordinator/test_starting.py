@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from potluck.cluster.coordinator.starting import _together
-from potluck.cluster.worker.messages import Progress, Transfer
+from potluck.cluster.worker.messages import Progress
 from potluck.types.cluster import NodeId
+from potluck.types.content import Transfer
 
 FETCHING = Progress(done_bytes=3, total_bytes=30, is_fetching=True)
 LOADING = Progress(done_bytes=10, total_bytes=100)

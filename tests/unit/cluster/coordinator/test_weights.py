@@ -10,24 +10,19 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.cluster.calls import stage_on
+from support.cluster.calls import changed, stage_on
 from support.cluster.node_reports import node_report
 from support.virtual_time.run import run_in_virtual_time
 
 from potluck.cluster.calls import (
     AskHoldings,
     ChunkDigests,
-    DeploymentRecord,
-    DeploymentState,
     DiscardFile,
     HashRange,
     HashState,
     ModelCheck,
-    ModelFingerprint,
     NodeHoldings,
     PrepareWeights,
-    TransferRecord,
-    Verification,
     decode,
     encode,
 )
@@ -35,7 +30,6 @@ from potluck.cluster.coordinator.survey import _nodes_with_model
 from potluck.cluster.coordinator.verification import holders_in_order, verify_files
 from potluck.cluster.coordinator.weights import StageNeeds, gather_transfers, prepare_weights
 from potluck.cluster.membership import Membership
-from potluck.cluster.worker.messages import Transfer
 from potluck.errors import CallError, EngineError, ModelFileError
 from potluck.kernels import Sha256State
 from potluck.placement.links import LinkTable
@@ -50,9 +44,20 @@ from potluck.types.content import (
     Manifest,
     ManifestFile,
     SourceKind,
+    Transfer,
+)
+from potluck.types.deployment import (
+    DeploymentRecord,
+    DeploymentSpec,
+    DeploymentState,
+    DeploymentStatus,
+    FilesRecord,
+    ModelFacts,
+    ModelFingerprint,
+    TransferRecord,
+    Verification,
 )
 from potluck.types.program import Shard
-from potluck.types.quantization import Quantization
 from potluck.types.speed import NodeSpeeds
 
 A, B, C = (NodeId(letter * 16) for letter in "abc")
@@ -67,17 +72,16 @@ RECORD = DeploymentRecord(
     deployment=DeploymentId("d"),
     epoch=Epoch(number=1, coordinator=A),
     revision=0,
-    model="table/model:m.gguf",
     model_id="m",
     created=0,
-    context_tokens=8,
-    cache_tokens=8,
-    num_layers=2,
-    quantization=Quantization.NONE,
-    may_quantize=False,
-    is_mapped=False,
-    state=DeploymentState.LOADING,
-    manifest=MANIFEST,
+    spec=DeploymentSpec(model="table/model:m.gguf"),
+    facts=ModelFacts(num_layers=2),
+    status=DeploymentStatus(
+        state=DeploymentState.LOADING,
+        context_tokens=8,
+        cache_tokens=8,
+        files=FilesRecord(manifest=MANIFEST),
+    ),
 )
 SHARD = Shard.whole(2)
 
@@ -195,7 +199,7 @@ def test_only_final_figures_of_transfers_are_gathered() -> None:
         C: Transfer(done_bytes=4, total_bytes=9, by_source={A: 4}),
     }
     stages = tuple(stage_on(node) for node in (A, B, C))
-    record = msgspec.structs.replace(RECORD, stages=stages, own_files=frozenset({A}))
+    record = changed(RECORD, stages=stages, own_files=frozenset({A}))
     assert run(nodes, gather_transfers, record) == (
         TransferRecord(node_id=B, transfer=nodes.transfers[B]),
     )

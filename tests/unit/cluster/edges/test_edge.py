@@ -177,7 +177,7 @@ def test_sending_beyond_the_limits_sends_nothing() -> None:
         (_preamble(payload_bytes=300_001), "payload of 300001 bytes, over"),
         (_preamble(payload_bytes=2**32 - 1), "payload of 4294967295 bytes, over"),
         (bytearray(b"GET / HTTP/1.1\r\nHost: a\r\n".ljust(80)), "does not speak Potluck"),
-        (_preamble()[:4] + b"\x09\x00" + _preamble()[6:], "wire version 9, and this node 8"),
+        (_preamble()[:4] + b"\x0a\x00" + _preamble()[6:], "wire version 10, and this node 9"),
         (_preamble()[:62] + b"\x63\x00" + _preamble()[64:], "unknown kind 99"),
     ],
 )

@@ -20,7 +20,7 @@ SCOPE = Scope(
 # By hand from the table in the module's docstring.
 BYTES = bytes.fromhex(
     "504c434b"  # PLCK
-    "0800"  # wire version 8
+    "0900"  # wire version 9
     + "64656d6f"
     + "00" * 36  # demo
     + "0201000000000000"  # 258
@@ -51,7 +51,7 @@ def test_layout() -> None:
     ("offset", "value", "reason"),
     [
         (0, b"HTTP", "does not speak Potluck's protocol"),
-        (4, b"\x09\x00", "wire version 9, and this node 8"),
+        (4, b"\x0a\x00", "wire version 10, and this node 9"),
         (6, b"\x00" * 40, "malformed deployment"),
         (6, b"d\x00m", "malformed deployment"),
         (6, b"\xff", "malformed deployment"),

@@ -217,7 +217,7 @@ _SOUND = encode_hello(HELLO)
     ("data", "reason"),
     [
         (b"GET / HTTP/1.1\r\n".ljust(80), "does not speak Potluck's protocol"),
-        (_SOUND[:4] + b"\x09\x00" + _SOUND[6:], "speaks wire version 9, and this node 8"),
+        (_SOUND[:4] + b"\x0a\x00" + _SOUND[6:], "speaks wire version 10, and this node 9"),
         (_SOUND[:62] + b"\x02\x00" + _SOUND[64:], "did not begin with a hello"),
         (encode_refusal(HELLO.scope, "no"), "did not begin with a hello"),
         (_SOUND[:72] + b"\x01\x04\x00\x00" + _SOUND[76:], "announced a header of 1025 bytes"),

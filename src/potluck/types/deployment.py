@@ -1,0 +1,357 @@
+"""A deployment: what was asked for, and what is."""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+from msgspec.structs import replace
+
+from potluck.types.arithmetic import Arithmetic
+from potluck.types.choices import (
+    DEFAULT_DRAFT,
+    DEFAULT_NUM_STREAMS,
+    DEFAULT_REBALANCE_THRESHOLD,
+    ArithmeticChoice,
+    Objective,
+    Rebalance,
+)
+from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
+from potluck.types.content import Manifest, Transfer
+from potluck.types.memory import MemoryPlan
+from potluck.types.placement import LayoutStage, Prediction
+from potluck.types.program import GroupPart, Shard, group_ranges
+from potluck.types.quantization import Quantization
+from potluck.types.ranges import DEFAULT_RECOVERY_WAIT_SECONDS, DEFAULT_TARGET_STEP_MS
+
+
+class DeploymentSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What was asked for. It does not change while the model is deployed.
+
+    ``model`` is MODEL. None leaves ``context_tokens``, ``cache_tokens`` and ``num_states`` to the
+    model, and ``quantization`` to the plans: each uses the most precise that fits. If it
+    ``is_mapped``, weights stay in a file on every node. Every stage stores at most
+    ``cache_disk_bytes`` of cache blocks on disk.
+
+    Plans optimize the ``objective``, with ``num_streams`` and ``tensor_parallel`` as in
+    ``Preferences``, or are the ``layout`` if there is one. ``rebalance`` says whether the model
+    moves to a better plan, which has to gain ``rebalance_threshold``. ``num_spares`` additional
+    nodes hold each stage. Requests wait ``recovery_wait_seconds`` for stages before they fail.
+
+    With ``prefix_cache``, common prefixes of prompts are computed once. Prompts are split so that
+    the time between the tokens of others is about ``target_step_ms`` milliseconds. Tool calls are
+    parsed in the format ``tool_format``; None: in that of the chat template. Drafts come from
+    ``draft`` (see ``potluck.drafting.sources``). Without ``keep_weights`` no node keeps files that
+    it gets by content.
+    """
+
+    model: str
+    context_tokens: int | None = None
+    cache_tokens: int | None = None
+    num_states: int | None = None
+    quantization: Quantization | None = Quantization.NONE
+    is_mapped: bool = False
+    cache_disk_bytes: int = 0
+    arithmetic: ArithmeticChoice = ArithmeticChoice.EXACT
+    recovery_wait_seconds: float = DEFAULT_RECOVERY_WAIT_SECONDS
+    num_spares: int = 0
+    objective: Objective = Objective.LATENCY
+    num_streams: int = DEFAULT_NUM_STREAMS
+    tensor_parallel: int | None = None
+    rebalance: Rebalance = Rebalance.AUTO
+    rebalance_threshold: float = DEFAULT_REBALANCE_THRESHOLD
+    layout: tuple[LayoutStage, ...] = ()
+    prefix_cache: bool = True
+    tool_format: str | None = None
+    target_step_ms: float = DEFAULT_TARGET_STEP_MS
+    draft: str = DEFAULT_DRAFT
+    keep_weights: bool = True
+
+
+class Deploy(DeploymentSpec, frozen=True, kw_only=True):
+    """Deploy a model, coordinated by the agent that receives this.
+
+    ``num_states`` is refused for models without a state; ``default_states`` is the default for the
+    others. If a deployment has the name ``model_id``, a number is appended to it, unless
+    ``is_named``: then it is refused. With ``replaces``, the new deployment takes over the name when
+    it is ready.
+    """
+
+    model_id: str | None = None
+    is_named: bool = False
+    replaces: bool = False
+    default_states: int | None = None
+
+    @property
+    def spec(self) -> DeploymentSpec:
+        """Return what remains of the request once the model is deployed."""
+        names = DeploymentSpec.__struct_fields__
+        return DeploymentSpec(**{name: getattr(self, name) for name in names})
+
+
+class DeploymentState(enum.Enum):
+    """Whether a deployment can serve."""
+
+    LOADING = "loading"
+    READY = "ready"
+    DEGRADED = "degraded"
+    REMOVED = "removed"
+
+
+class LoadingStage(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a stage is: ``doing`` is ``fetching`` (from the hub), ``loading`` or ``warming up``.
+
+    ``total_bytes`` is 0 until it is known.
+    """
+
+    doing: str
+    done_bytes: int
+    total_bytes: int
+
+
+class StageRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A stage of the plan in force, or the part of a group member that holds one.
+
+    ``read_bytes`` from the model's files and ``load_seconds`` are None until it is loaded;
+    ``progress`` is None before it begins to load, and afterwards.
+    """
+
+    node_id: NodeId
+    unit_id: UnitId
+    start_layer: int
+    end_layer: int
+    memory: MemoryPlan
+    read_bytes: int | None = None
+    load_seconds: float | None = None
+    part: GroupPart | None = None
+    progress: LoadingStage | None = None
+
+
+class RejectionRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A unit that the plan leaves out."""
+
+    node_id: NodeId
+    unit_id: UnitId
+    reason: str
+
+
+class PlanRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """The plan in force. Without stages there is none yet.
+
+    ``remarks`` say which weights have a format other than that of ``quantization``. ``arithmetic``
+    is that of every stage on a CPU; None until the first plan has chosen a fast one, which later
+    plans keep. ``arithmetic_note`` is a line about what it gains or costs, and may be empty.
+    ``prediction`` is None if the plan was made without one.
+    """
+
+    quantization: Quantization = Quantization.NONE
+    remarks: tuple[str, ...] = ()
+    arithmetic: Arithmetic | None = Arithmetic.EXACT
+    arithmetic_note: str = ""
+    stages: tuple[StageRecord, ...] = ()
+    prediction: Prediction | None = None
+    rejections: tuple[RejectionRecord, ...] = ()
+
+
+class TransferRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """The progress of a node in getting the files that its stages need."""
+
+    node_id: NodeId
+    transfer: Transfer
+
+
+class Verification(enum.Enum):
+    """Whether files were found to match their SHA-256.
+
+    ``PARTLY``: no node needs all chunks of a file, so none has read all of it; the chunks in use
+    are as the hub, or the node that had them, sent them.
+    """
+
+    PENDING = "pending"
+    VERIFIED = "verified"
+    PARTLY = "partly"
+
+
+class FilesRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """Where nodes get the model's files.
+
+    They read the model at their own path if there is no ``manifest``, or if they are among
+    ``own_files``; the others get the files of the ``manifest`` by content. ``transfers`` are the
+    progress of that, ``verification`` what is known of the integrity of the files (None if nothing
+    was fetched).
+    """
+
+    manifest: Manifest | None = None
+    own_files: tuple[NodeId, ...] = ()
+    transfers: tuple[TransferRecord, ...] = ()
+    verification: Verification | None = None
+
+    def manifest_for(self, node: NodeId) -> Manifest | None:
+        """Return the files that a node gets by content; None if it reads its own."""
+        return None if node in self.own_files else self.manifest
+
+
+class DraftRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """The deployment of a small model that drafts for another one.
+
+    If it ``is_own``, it was deployed for that purpose, and is removed together with the other.
+    """
+
+    deployment: DeploymentId
+    context_tokens: int
+    is_own: bool
+
+
+class ModelFingerprint(msgspec.Struct, frozen=True, kw_only=True):
+    """Equal for equal models.
+
+    ``digest`` covers the configuration and the tensors' names, shapes and types, ``weights`` a
+    sample of their values, ``text`` what turns text into tokens. For a model from the hub,
+    ``digest`` names the commit, which covers everything.
+    """
+
+    digest: str
+    weights: str = ""
+    text: str = ""
+
+    def difference(self, other: ModelFingerprint) -> str:
+        """Return why ``other`` cannot have stages of the same deployment, as text; empty if it can.
+
+        The text's digest does not matter for stages.
+        """
+        if self.digest != other.digest:
+            return "a different configuration, or tensors with different names, shapes or types"
+        return "" if self.weights == other.weights else "different weights"
+
+
+class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a model.
+
+    ``stored_format`` is the format of most of the weights, ``files`` that of the files:
+    ``safetensors`` or ``gguf``. ``fingerprint`` is that of the model at the node from which it was
+    deployed; None if it was not computed.
+    """
+
+    num_layers: int
+    family: str = ""
+    num_parameters: int = 0
+    stored_format: str = ""
+    files: str = ""
+    fingerprint: ModelFingerprint | None = None
+    sampling_defaults: dict[str, float | int] = {}
+
+
+class DeploymentStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """What is. Its coordinator changes it.
+
+    ``reason`` says why it does not serve. Every stage has ``num_states`` state slots (0 for a model
+    without state). ``done_bytes`` and ``total_bytes`` are the weights loaded so far. If the drafts
+    come from a model, ``small`` is its deployment. ``num_recoveries`` counts how often it became
+    ready again after a loss, the last time after ``recovery_seconds``. ``ready_in_seconds`` is its
+    coordinator's estimate when it published this, if it is not ready and that is known.
+    ``successor`` is the node that a leaving coordinator has chosen to follow it.
+    ``rebalance_note`` says, in one line, what a better plan would gain, or why the last one was
+    abandoned. It has moved to a better plan ``num_moves`` times, the last time to one that was
+    predicted to be faster by the fraction ``last_gain``.
+    """
+
+    state: DeploymentState
+    context_tokens: int
+    cache_tokens: int
+    num_states: int = 0
+    reason: str = ""
+    plan: PlanRecord = PlanRecord()
+    files: FilesRecord = FilesRecord()
+    done_bytes: int = 0
+    total_bytes: int = 0
+    small: DraftRecord | None = None
+    num_recoveries: int = 0
+    recovery_seconds: float | None = None
+    ready_in_seconds: float | None = None
+    successor: NodeId | None = None
+    rebalance_note: str = ""
+    num_moves: int = 0
+    last_gain: float | None = None
+
+
+class DeploymentRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A deployment as every agent knows it. The record with the highest (epoch, revision) counts.
+
+    ``model_id`` is what clients call it, ``created`` seconds since 1970. ``holders`` are the nodes
+    that knew of the deployment when its epoch was claimed; with ``has_quorum`` enough of them
+    agreed to it (see ``Claim``), and without it, any record that has one takes precedence.
+    """
+
+    deployment: DeploymentId
+    epoch: Epoch
+    revision: int
+    model_id: str
+    created: int
+    spec: DeploymentSpec
+    facts: ModelFacts
+    status: DeploymentStatus
+    holders: tuple[NodeId, ...] = ()
+    has_quorum: bool = True
+
+    @property
+    def stages(self) -> tuple[StageRecord, ...]:
+        """Return the stages of the plan in force."""
+        return self.status.plan.stages
+
+    @property
+    def is_ready(self) -> bool:
+        """Return whether it serves."""
+        return self.status.state is DeploymentState.READY
+
+    @property
+    def is_removed(self) -> bool:
+        """Return whether it has ended."""
+        return self.status.state is DeploymentState.REMOVED
+
+    @property
+    def groups(self) -> tuple[range, ...]:
+        """Return, for each stage of the pipeline, the indices of the stages that together hold it.
+
+        There is one, or one for each member of a group, the leader first.
+        """
+        return group_ranges(stage.part for stage in self.stages)
+
+    def shard(self, index: int) -> Shard:
+        """Return the shard of a stage."""
+        stage, groups = self.stages[index], self.groups
+        return Shard(
+            start_layer=stage.start_layer,
+            end_layer=stage.end_layer,
+            num_layers=self.facts.num_layers,
+            has_embedding=index in groups[0],
+            has_head=index in groups[-1],
+            part=stage.part,
+        )
+
+    def supersedes(self, other: DeploymentRecord) -> bool:
+        """Return whether this record replaces another one of the same deployment."""
+        return self._rank > other._rank
+
+    @property
+    def _rank(self) -> tuple[bool, Epoch, int]:
+        return (self.has_quorum, self.epoch, self.revision)
+
+    def with_status(self, **changes: object) -> DeploymentRecord:
+        """Return the record with these fields of its status changed."""
+        return replace(self, status=replace(self.status, **changes))
+
+    def removed(self, reason: str) -> DeploymentRecord:
+        """Return the record of a deployment that has ended."""
+        return self.with_status(
+            state=DeploymentState.REMOVED,
+            reason=reason,
+            plan=replace(self.status.plan, stages=()),
+        )
+
+    def with_plan(self, **changes: object) -> DeploymentRecord:
+        """Return the record with these fields of its plan changed."""
+        return self.with_status(plan=replace(self.status.plan, **changes))
+
+    def with_files(self, **changes: object) -> DeploymentRecord:
+        """Return the record with these fields of its files changed."""
+        return self.with_status(files=replace(self.status.files, **changes))
