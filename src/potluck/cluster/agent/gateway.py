@@ -29,13 +29,7 @@ from potluck.placement.layout import LayoutNode, layout_nodes
 from potluck.types.cluster import DeploymentId, Epoch, NodeId
 from potluck.types.content import Manifest
 from potluck.types.deployment import DeploymentRecord, DeploymentState
-from potluck.types.gateway import (
-    LiveSequence,
-    ModelMetrics,
-    ModelState,
-    ModelStatus,
-    ServedModel,
-)
+from potluck.types.gateway import LiveSequence, ModelMetrics, ModelState, ModelStatus, ServedModel
 from potluck.types.node import NodeReport
 from potluck.types.quantization import Quantization
 from potluck.types.sequence import Cancel, OnUpdate, SequenceUpdate

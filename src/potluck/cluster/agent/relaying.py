@@ -33,13 +33,7 @@ from potluck.errors import (
 )
 from potluck.types.cluster import DeploymentId
 from potluck.types.deployment import DeploymentRecord
-from potluck.types.sequence import (
-    Cancel,
-    CommittedToken,
-    OnUpdate,
-    SequenceRequest,
-    SequenceUpdate,
-)
+from potluck.types.sequence import Cancel, CommittedToken, OnUpdate, SequenceRequest, SequenceUpdate
 
 _log = logging.getLogger(__name__)
 

@@ -63,11 +63,7 @@ from potluck.cluster.membership import Address, Membership, MembershipConfig, Me
 from potluck.cluster.transfer.client import TransferClient
 from potluck.cluster.transfer.peer_frames import SERVER_NAME
 from potluck.cluster.transfer.settings import TransferSettings
-from potluck.cluster.transfer.supervisor import (
-    TransferEvents,
-    TransferProcess,
-    TransferProgress,
-)
+from potluck.cluster.transfer.supervisor import TransferEvents, TransferProcess, TransferProgress
 from potluck.cluster.trust import pem_files
 from potluck.cluster.worker.messages import Stats
 from potluck.engines.costs import cost_of

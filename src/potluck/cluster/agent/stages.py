@@ -20,12 +20,7 @@ import msgspec
 
 from potluck.catalog import check_manifest
 from potluck.cluster.agent.epochs_in_force import EpochsInForce
-from potluck.cluster.agent.hosted_stage import (
-    STATS_SECONDS,
-    HostedStage,
-    memory_of,
-    stats_of,
-)
+from potluck.cluster.agent.hosted_stage import STATS_SECONDS, HostedStage, memory_of, stats_of
 from potluck.cluster.agent.node import StageMemory
 from potluck.cluster.agent.orphans import ORPHAN_SECONDS, Orphans
 from potluck.cluster.agent.stage_checks import check_worker

@@ -24,12 +24,7 @@ from potluck.cluster.coordinator.planning import (
     size_of,
 )
 from potluck.cluster.coordinator.spares import SpareCandidate
-from potluck.cluster.coordinator.starting import (
-    connect_stages,
-    doing_of,
-    load_stages,
-    stage_spec,
-)
+from potluck.cluster.coordinator.starting import connect_stages, doing_of, load_stages, stage_spec
 from potluck.cluster.coordinator.survey import plan_model
 from potluck.cluster.coordinator.ways import ANY_WAY, checked_reachability, known_reachability
 from potluck.cluster.coordinator.weights import ModelWeights, is_lacked, prepare_weights

@@ -55,11 +55,7 @@ from potluck.models.states import slot_bytes
 from potluck.placement.planned import PlannedModel
 from potluck.serving.dispatcher import Load
 from potluck.types.cluster import DeploymentId, Epoch, NodeId
-from potluck.types.deployment import (
-    DeploymentRecord,
-    ModelFingerprint,
-    Verification,
-)
+from potluck.types.deployment import DeploymentRecord, ModelFingerprint, Verification
 from potluck.types.drafting import DraftSource
 from potluck.types.gateway import ModelMetrics
 from potluck.types.profile import ModelProfile

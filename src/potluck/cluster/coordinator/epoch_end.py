@@ -7,11 +7,7 @@ import time
 from collections.abc import Callable
 
 from potluck.cluster.calls import StageEnds, StageScope, decode, encode
-from potluck.cluster.coordinator.excluded_units import (
-    ExcludedUnits,
-    NodeUnitId,
-    StageError,
-)
+from potluck.cluster.coordinator.excluded_units import ExcludedUnits, NodeUnitId, StageError
 from potluck.cluster.coordinator.outages import units_out
 from potluck.cluster.membership import Membership
 from potluck.errors import CallError, EngineError, InsufficientMemoryError, PotluckError

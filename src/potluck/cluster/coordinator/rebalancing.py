@@ -29,13 +29,7 @@ from potluck.cluster.coordinator.alternatives import (
 from potluck.cluster.coordinator.paces import Paces, have_changed
 from potluck.errors import PotluckError
 from potluck.placement.planned import PlannedModel
-from potluck.placement.rebalancing import (
-    Judgement,
-    MoveCost,
-    MoveHistory,
-    RebalancePolicy,
-    judge,
-)
+from potluck.placement.rebalancing import Judgement, MoveCost, MoveHistory, RebalancePolicy, judge
 from potluck.types.choices import Objective, Rebalance
 from potluck.types.cluster import NodeId
 from potluck.types.deployment import DeploymentRecord

@@ -17,14 +17,7 @@ from potluck.cluster.edges.edge import IncomingEdge, OutgoingEdge
 from potluck.cluster.edges.routed import OpenRoute
 from potluck.cluster.membership import Membership
 from potluck.cluster.trust.credentials import Credentials
-from potluck.cluster.worker.messages import (
-    Connect,
-    Loaded,
-    Peer,
-    Progress,
-    StageFiles,
-    StageSpec,
-)
+from potluck.cluster.worker.messages import Connect, Loaded, Peer, Progress, StageFiles, StageSpec
 from potluck.errors import CallError, EngineError, SilentNodeError
 from potluck.types.cluster import NodeId
 from potluck.types.deployment import DeploymentRecord

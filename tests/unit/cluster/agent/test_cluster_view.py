@@ -14,7 +14,7 @@ from typing import Any, cast
 import jsonschema
 import msgspec
 import pytest
-from support.cluster.calls import changed
+from support.cluster.calls import a_record, changed
 from support.cluster.node_reports import node_report
 from support.placement.predictions import prediction, stage_prediction
 from support.virtual_time.run import run_in_virtual_time
@@ -27,15 +27,7 @@ from potluck.cluster.agent.view import as_seen, cluster_view, deployment_view
 from potluck.errors import EngineError, ModelNotFoundError, PotluckError
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
-from potluck.types.deployment import (
-    DeploymentRecord,
-    DeploymentSpec,
-    DeploymentState,
-    DeploymentStatus,
-    ModelFacts,
-    PlanRecord,
-    StageRecord,
-)
+from potluck.types.deployment import DeploymentRecord, DeploymentState, StageRecord
 from potluck.types.gateway import (
     GenerationTotals,
     ModelMetrics,
@@ -78,20 +70,14 @@ def placed(node_id: NodeId, start: int, end: int) -> StageRecord:
 
 
 def record(**changes: Any) -> DeploymentRecord:
-    made = DeploymentRecord(
+    made = changed(
+        a_record(stages=(placed(A, 0, 5), placed(B, 5, 9))),
         deployment=TALES,
         epoch=EPOCH,
         revision=1,
         model_id="tales",
         created=1_700_000_000,
-        spec=DeploymentSpec(model="demo"),
-        facts=ModelFacts(num_layers=9),
-        status=DeploymentStatus(
-            state=DeploymentState.READY,
-            context_tokens=64,
-            cache_tokens=256,
-            plan=PlanRecord(stages=(placed(A, 0, 5), placed(B, 5, 9))),
-        ),
+        num_layers=9,
     )
     return changed(made, **changes)
 

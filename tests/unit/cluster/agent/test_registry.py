@@ -5,16 +5,11 @@ from __future__ import annotations
 from itertools import pairwise
 
 import msgspec
+from support.cluster.calls import a_record, changed
 
 from potluck.cluster.agent.registry import MAX_REMOVED, Registry
-from potluck.types.cluster import DeploymentId, Epoch, NodeId
-from potluck.types.deployment import (
-    DeploymentRecord,
-    DeploymentSpec,
-    DeploymentState,
-    DeploymentStatus,
-    ModelFacts,
-)
+from potluck.types.cluster import DeploymentId, NodeId
+from potluck.types.deployment import DeploymentRecord, DeploymentState
 
 A, B = NodeId("a" * 16), NodeId("b" * 16)
 
@@ -27,16 +22,8 @@ def record(
     deployment: str = "d",
     state: DeploymentState = DeploymentState.READY,
 ) -> DeploymentRecord:
-    return DeploymentRecord(
-        deployment=DeploymentId(deployment),
-        epoch=Epoch(number=number, coordinator=coordinator),
-        revision=revision,
-        model_id="demo",
-        created=0,
-        spec=DeploymentSpec(model="demo"),
-        facts=ModelFacts(num_layers=4),
-        status=DeploymentStatus(state=state, context_tokens=64, cache_tokens=256),
-    )
+    made = a_record(number, coordinator, state=state)
+    return changed(made, deployment=DeploymentId(deployment), revision=revision)
 
 
 def test_the_higher_epoch_counts_then_the_later_revision() -> None:

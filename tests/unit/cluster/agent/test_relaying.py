@@ -18,12 +18,7 @@ from potluck.cluster.agent import remote_sequences
 from potluck.errors import EngineError, OverloadedError, ParameterError, RefusedRequestError
 from potluck.types.cluster import NodeId
 from potluck.types.deployment import DeploymentRecord, DeploymentState
-from potluck.types.sequence import (
-    NOTHING_COMMITTED,
-    CommittedToken,
-    Continuation,
-    SequenceRequest,
-)
+from potluck.types.sequence import NOTHING_COMMITTED, CommittedToken, Continuation, SequenceRequest
 from potluck.types.step import SamplingParams
 
 Body = Callable[[PlayedCluster], Awaitable[None]]

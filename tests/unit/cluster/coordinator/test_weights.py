@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.cluster.calls import changed, stage_on
+from support.cluster.calls import a_record, changed, stage_on
 from support.cluster.node_reports import node_report
 from support.virtual_time.run import run_in_virtual_time
 
@@ -34,7 +34,7 @@ from potluck.errors import CallError, EngineError, ModelFileError
 from potluck.kernels import Sha256State
 from potluck.placement.links import LinkTable
 from potluck.placement.sources import Needs
-from potluck.types.cluster import DeploymentId, Epoch, NodeId
+from potluck.types.cluster import NodeId
 from potluck.types.content import (
     CHUNK_BYTES,
     ChunkRuns,
@@ -46,17 +46,7 @@ from potluck.types.content import (
     SourceKind,
     Transfer,
 )
-from potluck.types.deployment import (
-    DeploymentRecord,
-    DeploymentSpec,
-    DeploymentState,
-    DeploymentStatus,
-    FilesRecord,
-    ModelFacts,
-    ModelFingerprint,
-    TransferRecord,
-    Verification,
-)
+from potluck.types.deployment import DeploymentState, ModelFingerprint, TransferRecord, Verification
 from potluck.types.program import Shard
 from potluck.types.speed import NodeSpeeds
 
@@ -68,20 +58,14 @@ HUB = HubOrigin(repo_id="table/model", commit="0" * 40)
 MANIFEST = Manifest(
     kind="gguf", files=(ManifestFile(name="m.gguf", content=CONTENT),), main="m.gguf", hub=HUB
 )
-RECORD = DeploymentRecord(
-    deployment=DeploymentId("d"),
-    epoch=Epoch(number=1, coordinator=A),
-    revision=0,
+RECORD = changed(
+    a_record(1, A, state=DeploymentState.LOADING),
+    model="table/model:m.gguf",
     model_id="m",
-    created=0,
-    spec=DeploymentSpec(model="table/model:m.gguf"),
-    facts=ModelFacts(num_layers=2),
-    status=DeploymentStatus(
-        state=DeploymentState.LOADING,
-        context_tokens=8,
-        cache_tokens=8,
-        files=FilesRecord(manifest=MANIFEST),
-    ),
+    context_tokens=8,
+    cache_tokens=8,
+    num_layers=2,
+    manifest=MANIFEST,
 )
 SHARD = Shard.whole(2)
 
