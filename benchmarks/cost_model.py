@@ -37,6 +37,7 @@ from potluck.placement.speed import unit_speed
 from potluck.placement.times import PartTimes, UnitTimes
 from potluck.placement.work import model_work
 from potluck.probe.machine.cpu_cache import last_level_cache_bytes
+from potluck.types.choices import Quantization
 from potluck.types.hardware import Figure, Figures, Origin, Rates
 from potluck.types.model import (
     ExpertsConfig,
@@ -47,7 +48,7 @@ from potluck.types.model import (
 )
 from potluck.types.profile import ModelProfile
 from potluck.types.program import Program, Shard
-from potluck.types.quantization import Quantization
+from potluck.types.quantization import target_format
 from potluck.types.step import (
     SamplingParams,
     SequenceId,
@@ -334,7 +335,7 @@ def loaded_engine(
     pieces: dict[tuple[TensorFormat, int, int, float], memoryview] = {}
     for spec in program.weights:
         info = stored(spec.name, spec.shape)
-        fmt = quantization.target(spec, info, config.num_layers)
+        fmt = target_format(quantization, spec, info, config.num_layers)
         info = TensorInfo(name=spec.name, shape=spec.shape, format=fmt)
         num_rows = min(info.num_rows, 512)
         key = (fmt, info.num_columns, num_rows, _vector_value(spec.name))

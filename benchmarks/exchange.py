@@ -33,7 +33,7 @@ from potluck.cluster.edges.listener import EdgeListener
 from potluck.cluster.trust.pem_files import read_pem_files, write_pem_files
 from potluck.cluster.worker.group import TURN_BYTES, ExchangeTotals, Group, mesh_limits
 from potluck.types.cluster import DeploymentId, Epoch, NodeId
-from potluck.types.program import GroupPart
+from potluck.types.groups import GroupPart
 from potluck.types.step import StepId
 
 SLICE_BYTES = (1024, 8192, 65_536, 1_048_576)

@@ -34,8 +34,8 @@ from model_shapes import SHAPES
 from potluck.engines.native.engine import NativeEngine, choose_isa
 from potluck.engines.native.pool import make_pool
 from potluck.models.division import group_shards
+from potluck.types.choices import Quantization
 from potluck.types.program import Shard
-from potluck.types.quantization import Quantization
 
 SCHEMA = "potluck.benchmark.group_engines/1"
 PROMPT_TOKENS = 512

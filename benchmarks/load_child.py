@@ -31,8 +31,8 @@ def potluck(path: Path, quantization: str) -> Loaded:
     from potluck.loading import StageSize, plan_stage
     from potluck.loading.load import load_stage
     from potluck.probe.machine.cores import default_num_threads
+    from potluck.types.choices import Quantization
     from potluck.types.program import Shard
-    from potluck.types.quantization import Quantization
 
     description = describe_model(str(path if path.suffix == ".gguf" else path.parent))
     size = StageSize(

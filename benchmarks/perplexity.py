@@ -35,9 +35,9 @@ from potluck.engines.backends import native_unit
 from potluck.engines.native.pool import make_pool
 from potluck.loading import StageSize, plan_stage
 from potluck.loading.load import load_stage
+from potluck.types.choices import Quantization
 from potluck.types.engine import Engine, LoadableEngine
 from potluck.types.program import Shard
-from potluck.types.quantization import Quantization
 from potluck.types.step import KV_BLOCK_TOKENS, SequenceId, SequenceSlice, Step, StepId
 
 SCHEMA = "potluck.benchmark.perplexity/1"

@@ -31,8 +31,9 @@ from potluck.engines.native.engine import NativeEngine, choose_isa
 from potluck.engines.native.pool import make_pool
 from potluck.models.program import build_program
 from potluck.models.rope import rope_tables
+from potluck.types.choices import Quantization
 from potluck.types.program import Program, Shard, WeightSpec
-from potluck.types.quantization import Quantization
+from potluck.types.quantization import target_format
 from potluck.types.step import (
     KV_BLOCK_TOKENS,
     SamplingParams,
@@ -141,7 +142,7 @@ def loaded_engine(shape: Shape, flatness: float, num_threads: int) -> NativeEngi
 
 def _write(engine: NativeEngine, program: Program, spec: WeightSpec, scale: float) -> None:
     info = stored(spec.name, spec.shape)
-    fmt = Quantization.Q4_0.target(spec, info, program.shard.num_layers)
+    fmt = target_format(Quantization.Q4_0, spec, info, program.shard.num_layers)
     info = TensorInfo(name=spec.name, shape=spec.shape, format=fmt)
     sink = engine.sink()
     sink.begin(info)

@@ -32,9 +32,9 @@ from potluck.engines.native.engine import NativeEngine, available_isas, choose_i
 from potluck.engines.native.pool import make_pool
 from potluck.kernels import Kernels, kernels_for
 from potluck.models.layers import with_layers
+from potluck.types.choices import Quantization
 from potluck.types.model import MambaConfig, ModelConfig
 from potluck.types.program import CausalConv, GatedDelta, Shard, StateScan
-from potluck.types.quantization import Quantization
 
 SCHEMA = "potluck.benchmark.state_ops/1"
 CASES = {"decode 1": (1, 1, 64), "decode 8": (8, 1, 64), "prefill 512": (1, 512, 512)}

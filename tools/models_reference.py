@@ -18,7 +18,7 @@ from potluck.engines.backends import BACKENDS
 from potluck.models.families import all_families
 from potluck.models.family import Family
 from potluck.types.backend import BackendSpec
-from potluck.types.quantization import Quantization
+from potluck.types.choices import Quantization
 from potluck.types.tensor import TensorFormat
 
 DIRECTORY = Path(__file__).parents[1] / "docs" / "reference"

@@ -30,8 +30,7 @@ if TYPE_CHECKING:
         TokenScore,
     )
     from potluck.types.capabilities import DeviceCapabilities
-    from potluck.types.choices import ArithmeticChoice
-    from potluck.types.quantization import Quantization
+    from potluck.types.choices import ArithmeticChoice, Quantization
     from potluck.types.step import SamplingParams
     from potluck.types.text import ChatMessage, Tool, ToolCall
 
@@ -46,7 +45,7 @@ _EXPORTS = {
     "Model": "potluck.local",
     "Piece": "potluck.local",
     "PotluckError": "potluck.errors",
-    "Quantization": "potluck.types.quantization",
+    "Quantization": "potluck.types.choices",
     "SamplingParams": "potluck.types.step",
     "Scores": "potluck.local",
     "TokenScore": "potluck.local",

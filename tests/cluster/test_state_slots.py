@@ -24,7 +24,7 @@ from potluck.cluster.trust.secret import generate_secret, parse_secret
 from potluck.errors import ParameterError
 from potluck.types.cluster import UnitId
 from potluck.types.deployment import Deploy, DeploymentRecord
-from potluck.types.placement import LayoutStage
+from potluck.types.groups import LayoutStage
 from potluck.types.sequence import CommittedToken, SequenceRequest
 from potluck.types.step import SamplingParams
 

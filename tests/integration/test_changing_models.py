@@ -21,8 +21,8 @@ from potluck.errors import ModelFileError
 from potluck.loading import PackedCache
 from potluck.local.loading import load_stages, plan_load
 from potluck.local.units import find_unit
+from potluck.types.choices import Quantization
 from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
-from potluck.types.quantization import Quantization
 
 NODE = NodeId("a" * 16)
 

@@ -22,7 +22,7 @@ from support.kernels.build import not_shown, require_tool
 from potluck.catalog.locate import DEMO_DIRECTORY
 from potluck.engines.native.engine import convert_on
 from potluck.formats.safetensors import open_safetensors
-from potluck.types.quantization import Quantization
+from potluck.types.choices import Quantization
 from potluck.types.tensor import TensorInfo
 from potluck.weights.load import STAGING_BYTES, load_weights
 

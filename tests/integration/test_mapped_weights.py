@@ -27,8 +27,8 @@ from potluck import Model
 from potluck.catalog.locate import DEMO_DIRECTORY
 from potluck.formats.source import FileTensorSource
 from potluck.local import LoadProgress
+from potluck.types.choices import Quantization
 from potluck.types.expert_use import NO_EXPERTS
-from potluck.types.quantization import Quantization
 
 MIB = 2**20
 PROMPT = ("-p", "Once upon a time", "-n", "12", "--temperature", "0", "--threads", "2")

@@ -35,10 +35,10 @@ from potluck.errors import PotluckError
 from potluck.loading import PackedCache, Room, StageSize
 from potluck.loading.load import LoadedStage
 from potluck.loading.prepare import PreparedStages, plan_stages, prepare_stages
+from potluck.types.choices import Quantization
 from potluck.types.content import Manifest, Transfer
 from potluck.types.memory import MemoryLimit
 from potluck.types.program import Shard
-from potluck.types.quantization import Quantization
 from potluck.types.step import SamplingParams, SequenceId, SequenceSlice, Step, StepId
 from potluck.types.tensor import TensorFormat
 

@@ -16,8 +16,8 @@ from potluck import Model
 from potluck.catalog import describe_model, open_headers, read_profile
 from potluck.errors import ModelFileError, UnsupportedModelError
 from potluck.loading import StageSize, plan_stage
+from potluck.types.choices import Quantization
 from potluck.types.program import Shard
-from potluck.types.quantization import Quantization
 
 SETTINGS = {
     "vocab_size": 760,

@@ -12,7 +12,7 @@ from support.models.random_models import RandomModel, torch_greedy
 from support.models.text_models import qwen2_json, write_model_directory
 
 from potluck import Model
-from potluck.types.quantization import Quantization
+from potluck.types.choices import Quantization
 
 SIZES: Mapping[str, Any] = {
     "vocab_size": 760,

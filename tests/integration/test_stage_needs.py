@@ -31,9 +31,9 @@ from potluck.engines.dequantize import dequantize
 from potluck.formats.gguf_metadata import HEADER_WINDOW_BYTES
 from potluck.loading.plan import program_to_count
 from potluck.models.division import group_shards
+from potluck.types.choices import Quantization
 from potluck.types.content import FileContent, Manifest
 from potluck.types.program import Shard
-from potluck.types.quantization import Quantization
 from potluck.types.tensor import TensorFormat, TensorInfo
 from potluck.weights.load import load_weights
 

@@ -33,8 +33,8 @@ from potluck.cluster.worker.messages import Stats
 from potluck.cluster.worker.step_times import LEAST_SAMPLES
 from potluck.models.shape import model_shape
 from potluck.types.arithmetic import Arithmetic
+from potluck.types.choices import Quantization
 from potluck.types.node import CPU_UNIT
-from potluck.types.quantization import Quantization
 from potluck.types.speed import LinkSpeed, NodeSpeeds, StepTime
 from potluck.types.step import SamplingParams, SequenceOpening
 

@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from potluck.kernels import PANEL_LAYOUT, convert_rows, pack_rows, panel_bytes
-from potluck.types.quantization import Quantization
+from potluck.types.choices import Quantization
 from potluck.types.tensor import COMPUTED_FORMATS, TensorFormat
 
 NUM_ROWS, NUM_COLUMNS = 19, 512

@@ -22,8 +22,8 @@ from potluck.loading import PackedCache, StageSize, plan_stage
 from potluck.loading.load import LoadedStage, load_stage
 from potluck.loading.pack import packed_weights
 from potluck.models.division import group_shards
+from potluck.types.choices import Quantization
 from potluck.types.program import Shard
-from potluck.types.quantization import Quantization
 from potluck.types.stage import StagePlan
 
 COMMON: dict[str, Any] = {"num_hidden_layers": 2, "hidden_size": 192, "vocab_size": 97}

@@ -18,8 +18,8 @@ from potluck.catalog import describe_model, open_weights, read_profile
 from potluck.engines.backends import native_unit
 from potluck.loading import StageSize, plan_stage
 from potluck.loading.load import load_stage
+from potluck.types.choices import Quantization
 from potluck.types.program import Shard
-from potluck.types.quantization import Quantization
 from potluck.types.step import KV_BLOCK_TOKENS, SequenceId, SequenceSlice, Step, StepId
 
 NUM_TOKENS = 40

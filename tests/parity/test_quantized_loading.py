@@ -17,8 +17,9 @@ from potluck.catalog import ModelDescription, describe_model, open_weights, read
 from potluck.engines.backends import native_unit
 from potluck.loading import StageSize, plan_stage
 from potluck.loading.load import load_stage
+from potluck.types.choices import Quantization
 from potluck.types.program import Shard
-from potluck.types.quantization import AUTOMATIC, Quantization
+from potluck.types.quantization import AUTOMATIC
 from potluck.types.step import KV_BLOCK_TOKENS, SequenceId, SequenceSlice, Step, StepId
 from potluck.types.tensor import TensorFormat
 

@@ -28,7 +28,7 @@ from potluck.errors import CallError, EngineError, ParameterError
 from potluck.kernels import runner
 from potluck.types.cluster import DeploymentId
 from potluck.types.deployment import DeploymentRecord
-from potluck.types.program import GroupPart
+from potluck.types.groups import GroupPart
 from potluck.types.ranges import RANGES, require_number
 from potluck.types.sampling import validate_sampling
 from potluck.types.sequence import SequenceRequest

@@ -68,19 +68,20 @@ from potluck.types.choices import Rebalance
 from potluck.types.cluster import DeploymentId, Epoch, NodeId
 from potluck.types.deployment import (
     DeploymentRecord,
-    DeploymentSpec,
     DeploymentState,
     DeploymentStatus,
     ModelFacts,
     ModelFingerprint,
 )
+from potluck.types.deployment_spec import DeploymentSpec
 from potluck.types.drafting import Drafter
+from potluck.types.groups import GroupPart
 from potluck.types.held_stage import HeldStage
 from potluck.types.memory import MemoryPlan
 from potluck.types.node import CPU_UNIT
 from potluck.types.placement import ModelCost, PlacedStage, Prediction, UnitOffer
 from potluck.types.profile import ModelProfile
-from potluck.types.program import GroupPart, Shard
+from potluck.types.program import Shard
 from potluck.types.sequence import SequenceRequest
 from potluck.types.step import SequenceId
 

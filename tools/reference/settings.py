@@ -33,15 +33,16 @@ cache_disk_bytes = 21474836480
 
 def page() -> str:
     """Return the text of the page."""
-    rows = [f"| {' | '.join(cells)} |" for cells in _rows()]
+    lines = [f"| {' | '.join(cells)} |" for cells in rows(Settings)]
     head = ["| name | values | default | meaning |", "|---|---|---|---|"]
-    return "\n".join([_HEAD, *head, *rows, ""])
+    return "\n".join([_HEAD, *head, *lines, ""])
 
 
-def _rows() -> Iterator[tuple[str, str, str, str]]:
-    described = inspect.type_info(Settings)
+def rows(settings: Any) -> Iterator[tuple[str, str, str, str]]:
+    """Yield the name, the values, the default and the meaning of each setting of a struct."""
+    described = inspect.type_info(settings)
     assert isinstance(described, inspect.StructType)
-    defaults = Settings()
+    defaults = settings()
     for field in described.fields:
         value = getattr(defaults, field.name)
         yield (

@@ -21,16 +21,17 @@ from potluck.cli.options import (
     LocalBackendOption,
     MmapOption,
     ModelArgument,
-    Quant,
     QuantOption,
     StagesOption,
     StatesOption,
     ThreadsOption,
+    resolve_arithmetic,
     resolve_backend,
     resolve_draft,
     settings,
 )
 from potluck.cli.output import emit_json, opened_model
+from potluck.cli.spec_options import Quant
 from potluck.errors import ParameterError
 from potluck.types.choices import NGRAM, OFF
 
@@ -118,7 +119,7 @@ def bench(
             allow_software=allow_software or chosen.allow_software,
             quantization=quant.quantization,
             mmap=mmap,
-            arithmetic=arithmetic or chosen.arithmetic,
+            arithmetic=resolve_arithmetic(arithmetic),
             packed_cache_bytes=chosen.packed_cache_bytes,
         ) as opened,
     ):

@@ -13,12 +13,12 @@ from potluck.cli.options import (
     JsonOption,
     MemoryLimitOption,
     ModelArgument,
-    Quant,
     QuantOption,
     StatesOption,
     settings,
 )
 from potluck.cli.output import emit_json
+from potluck.cli.spec_options import Quant
 from potluck.cli.tables import states_text
 from potluck.quantities import format_bytes, format_few
 from potluck.types.memory import MemoryLimit

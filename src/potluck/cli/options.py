@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import os
 import time
 from pathlib import Path
@@ -10,35 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from potluck.cli.settings import Settings, read_settings
+from potluck.cli.settings import NodeSettings, configured, read_settings
+from potluck.cli.spec_options import Quant, option
 from potluck.errors import UsageError
 from potluck.types.choices import ArithmeticChoice
 from potluck.types.ranges import MAX_THREADS
-from potluck.types.states import LEAST_DEFAULT_STATES, MOST_DEFAULT_STATES
 
 if TYPE_CHECKING:
     from potluck.cluster.agent.state import StateDirectory
-    from potluck.types.quantization import Quantization
-
-
-class Quant(enum.Enum):
-    """What ``--quant`` takes."""
-
-    NONE = "none"
-    Q8_0 = "q8_0"
-    Q6_K = "q6_k"
-    Q4_K = "q4_k"
-    IQ4_NL = "iq4_nl"
-    Q4_0 = "q4_0"
-    Q3_K = "q3_k"
-    AUTO = "auto"
-
-    @property
-    def quantization(self) -> Quantization | None:
-        """None for auto."""
-        from potluck.types.quantization import Quantization
-
-        return None if self is Quant.AUTO else Quantization(self.value)
 
 
 ModelArgument = Annotated[
@@ -53,25 +31,8 @@ ModelArgument = Annotated[
 StagesOption = Annotated[
     int, typer.Option("--stages", help="Split the model into this many stages in one process.")
 ]
-ContextOption = Annotated[
-    int | None,
-    typer.Option(
-        "--context",
-        help="Maximum context length in tokens. Default: what the model supports, at most 4096.",
-        show_default=False,
-    ),
-]
-StatesOption = Annotated[
-    int | None,
-    typer.Option(
-        "--states",
-        metavar="N",
-        help="State slots for sequences and their checkpoints (only for models with recurrent "
-        f"layers). Default: as many as fit in 512 MiB, {LEAST_DEFAULT_STATES} to "
-        f"{MOST_DEFAULT_STATES}.",
-        show_default=False,
-    ),
-]
+ContextOption = Annotated[int | None, option("context_tokens")]
+StatesOption = Annotated[int | None, option("num_states")]
 ThreadsOption = Annotated[
     int | None,
     typer.Option(
@@ -82,43 +43,10 @@ ThreadsOption = Annotated[
         show_default=False,
     ),
 ]
-QuantOption = Annotated[
-    Quant,
-    typer.Option(
-        "--quant",
-        help="Quantize floating-point weights while loading; auto: only as much as is needed for "
-        "the model to fit.",
-    ),
-]
-MmapOption = Annotated[
-    bool,
-    typer.Option(
-        "--mmap",
-        help="Memory-map the weights from a file in the cache: they use only memory that is "
-        "otherwise free, and the next start is fast.",
-    ),
-]
-ArithmeticOption = Annotated[
-    ArithmeticChoice | None,
-    typer.Option(
-        "--arithmetic",
-        help="exact: bit-identical on every CPU. fast: multiply in bf16 where the CPU supports it "
-        "(avx512_bf16, AMX, i8mm), which flushes subnormal numbers to zero; bit-identical only "
-        "among CPUs of the same kind. Default: exact.",
-        show_default=False,
-    ),
-]
-DraftOption = Annotated[
-    str | None,
-    typer.Option(
-        "--draft",
-        metavar="ngram|off|MODEL",
-        help="Speculative decoding, which does not change the output. ngram: draft tokens from "
-        "repetitions in the text; off: no drafts; MODEL: draft with a smaller model that has "
-        "the same vocabulary. Default: ngram.",
-        show_default=False,
-    ),
-]
+QuantOption = Annotated[Quant, option("quantization")]
+MmapOption = Annotated[bool, option("is_mapped")]
+ArithmeticOption = Annotated[ArithmeticChoice | None, option("arithmetic")]
+DraftOption = Annotated[str | None, option("draft")]
 MemoryLimitOption = Annotated[
     str | None,
     typer.Option(
@@ -205,10 +133,15 @@ def resolve_backend(option: str | None) -> str | None:
 
 def resolve_draft(option: str | None) -> str:
     """Where drafts come from: what the option says, else the settings."""
-    return settings().draft if option is None else option
+    return str(configured(settings())["draft"]) if option is None else option
 
 
-def settings() -> Settings:
+def resolve_arithmetic(option: ArithmeticChoice | None) -> ArithmeticChoice:
+    """The arithmetic that the option asks for, else the settings."""
+    return ArithmeticChoice(configured(settings())["arithmetic"]) if option is None else option
+
+
+def settings() -> NodeSettings:
     """Settings of this process's user and environment."""
     try:
         home = Path.home()

@@ -13,8 +13,7 @@ from potluck.types.choices import OFF
 
 if TYPE_CHECKING:
     from potluck.local import LoadPlan, LoadProgress, Model
-    from potluck.types.choices import ArithmeticChoice
-    from potluck.types.quantization import Quantization
+    from potluck.types.choices import ArithmeticChoice, Quantization
 
 
 def note(text: str) -> None:

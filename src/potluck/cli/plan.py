@@ -4,36 +4,17 @@ from __future__ import annotations
 
 import shutil
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from potluck.cli.options import (
-    ArithmeticOption,
-    ContextOption,
-    JsonOption,
-    MmapOption,
-    ModelArgument,
-    Quant,
-    QuantOption,
-    StateOption,
-    StatesOption,
-    state_directory,
-)
+from potluck.cli.options import JsonOption, ModelArgument, StateOption, state_directory
 from potluck.cli.output import emit_json
-from potluck.cli.placing import (
-    CacheOption,
-    LayoutOption,
-    ObjectiveOption,
-    StreamsOption,
-    TensorParallelOption,
-    deploy_params,
-    draft_param,
-    layout_params,
-    result_of,
-)
+from potluck.cli.placing import deploy_params, layout_params, result_of
 from potluck.cli.plan_output import plan_lines
+from potluck.cli.spec_options import takes_settings
 
 FleetOption = Annotated[
     Path | None,
@@ -46,49 +27,36 @@ FleetOption = Annotated[
 ]
 
 
-PlanDraftOption = Annotated[
-    str | None,
-    typer.Option(
-        "--draft",
-        metavar="ngram|off|MODEL",
-        help="What the deployment would draft with. MODEL: plan this draft model first, and leave "
-        "its memory to it; ngram and off need no memory. Default: the setting draft, or ngram.",
-        show_default=False,
-    ),
-]
+PLANNED = (
+    "objective",
+    "num_streams",
+    "tensor_parallel",
+    "layout",
+    "context_tokens",
+    "cache_tokens",
+    "num_states",
+    "quantization",
+    "is_mapped",
+    "arithmetic",
+    "draft",
+)
+"""The settings on which a plan depends."""
 
 
+@takes_settings(only=PLANNED)
 def plan(
     model: ModelArgument,
-    objective: ObjectiveOption = None,
-    streams: StreamsOption = None,
-    tensor_parallel: TensorParallelOption = None,
-    layout: LayoutOption = None,
+    *,
+    settings: Mapping[str, Any],
     fleet: FleetOption = None,
-    context: ContextOption = None,
-    cache: CacheOption = None,
-    states: StatesOption = None,
-    quant: QuantOption = Quant.NONE,
-    mmap: MmapOption = False,
-    arithmetic: ArithmeticOption = None,
-    draft: PlanDraftOption = None,
     json: JsonOption = False,
     state: StateOption = None,
 ) -> None:
-    """Show where MODEL would be placed, its predicted speed, and why; nothing is loaded."""
-    params = deploy_params(
-        model,
-        context=context,
-        cache=cache,
-        states=states,
-        quant=quant,
-        mmap=mmap,
-        arithmetic=arithmetic,
-        objective=objective,
-        streams=streams,
-        tensor_parallel=tensor_parallel,
-    )
-    params["draft"] = draft_param(draft)
+    """Show where MODEL would be placed, its predicted speed, and why; nothing is loaded.
+
+    With --draft MODEL, the draft model is planned first, and its memory is left to it.
+    """
+    params, layout = deploy_params(model, settings), settings["layout"]
     result: dict[str, Any]
     if fleet is None:
         directory = state_directory(state)

@@ -21,17 +21,18 @@ from potluck.cli.options import (
     LocalBackendOption,
     MmapOption,
     ModelArgument,
-    Quant,
     QuantOption,
     StagesOption,
     StatesOption,
     ThreadsOption,
+    resolve_arithmetic,
     resolve_backend,
     resolve_draft,
     settings,
 )
 from potluck.cli.output import emit_json, note, opened_model
 from potluck.cli.report import figures_line, run_document, sampling_line, stage_lines
+from potluck.cli.spec_options import Quant
 from potluck.errors import UsageError
 from potluck.types.sampling import default_sampling
 from potluck.types.text import ChatMessage
@@ -218,7 +219,7 @@ def run(
         allow_software=allow_software or chosen.allow_software,
         quantization=quant.quantization,
         mmap=mmap,
-        arithmetic=arithmetic or chosen.arithmetic,
+        arithmetic=resolve_arithmetic(arithmetic),
         draft=resolve_draft(draft),
         packed_cache_bytes=chosen.packed_cache_bytes,
     ) as opened:

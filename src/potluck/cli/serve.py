@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from potluck.cli.cluster import deploy, deploy_request, deployed
@@ -16,6 +15,7 @@ from potluck.cli.tables import stage_lines
 from potluck.cli.up import run_agent, up
 from potluck.errors import PotluckError
 from potluck.quantities import format_count
+from potluck.types.deployment_spec import DeploymentSpec, settings_of
 
 if TYPE_CHECKING:
     from potluck.cluster.agent.service import Agent
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 _NOT_OF_SERVE = frozenset({"no_http", "json"})
 """``serve`` is for clients, and prints their address."""
+
+_OF_BOTH = frozenset({"no_store"})
+"""Of ``up``; ``deploy`` has the same option."""
 
 _UNDEPLOY_SECONDS = 20.0
 """For other nodes to free their stages; a second Ctrl-C ends the wait."""
@@ -37,12 +40,13 @@ def serve(**options: Any) -> None:
     across that cluster, otherwise on this node alone. Ctrl-C stops both; potluck down hands the
     model over to other nodes first.
     """
-    of_agent = _taken(up, options)
-    of_model = _taken(deploy, options)
-    model, layout = of_model.pop("model"), of_model.pop("layout")
-    state: Path | None = of_model.pop("state")
-    request = deploy_request(model, **of_model)
-    task = _Deployed(state_directory(state), request, layout, is_joining=bool(options["join"]))
+    of_agent = _taken(up, {**options, "no_store": options["keep_weights"]})
+    given = {name: options[name] for name in settings_of(DeploymentSpec) if name in options}
+    request = deploy_request(
+        options["model"], given, name=options["name"], replace=options["replace"]
+    )
+    directory = state_directory(options["state"])
+    task = _Deployed(directory, request, given["layout"], is_joining=bool(options["join"]))
     run_agent(**of_agent, no_http=False, task=task)
 
 
@@ -106,7 +110,7 @@ def _with_options_of(
     parameters: dict[str, inspect.Parameter] = {}
     for command in commands:
         for name, parameter in inspect.signature(command, eval_str=True).parameters.items():
-            if name not in _NOT_OF_SERVE:
+            if name not in _NOT_OF_SERVE | _OF_BOTH:
                 parameters[name] = parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
     function.__signature__ = inspect.Signature(list(parameters.values()))  # type: ignore[attr-defined]
     function.__annotations__ = {name: each.annotation for name, each in parameters.items()}

@@ -10,33 +10,15 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
+from potluck.cli.spec_options import parse
 from potluck.errors import UsageError
-from potluck.types.choices import (
-    DEFAULT_DRAFT,
-    DEFAULT_NUM_STREAMS,
-    DEFAULT_REBALANCE_THRESHOLD,
-    ArithmeticChoice,
-    Objective,
-    Rebalance,
-)
-from potluck.types.ranges import (
-    DEFAULT_TARGET_STEP_MS,
-    MAX_CACHE_DISK_BYTES,
-    MAX_REBALANCE_THRESHOLD,
-    MAX_RECOVERY_WAIT_SECONDS,
-    MAX_SPARES,
-    MAX_STREAMS,
-    MAX_TARGET_STEP_MS,
-    MAX_TENSOR_PARALLEL,
-    MAX_THREADS,
-    MIN_REBALANCE_THRESHOLD,
-    MIN_TARGET_STEP_MS,
-)
+from potluck.types.deployment_spec import DeploymentSpec, Setting, settings_of, value_types
+from potluck.types.ranges import MAX_THREADS
 from potluck.types.states import MAX_STATES
 
 _PREFIX = "POTLUCK_"
@@ -44,11 +26,8 @@ _NOT_SETTINGS = frozenset({"POTLUCK_INVITATION", "POTLUCK_SECRET", "POTLUCK_STAT
 """Variables that single commands read."""
 
 
-class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Defaults for all commands; None leaves the choice to Potluck.
-
-    ``docs/reference/settings.md`` is generated from the fields and their descriptions.
-    """
+class NodeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Defaults that do not belong to a deployment; None leaves the choice to Potluck."""
 
     threads: Annotated[
         Annotated[int, Meta(ge=1, le=MAX_THREADS)] | None,
@@ -119,59 +98,55 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             "ignoring these tools"
         ),
     ] = False
-    arithmetic: Annotated[
-        ArithmeticChoice,
-        Meta(
-            description="see [exact and fast arithmetic]"
-            "(../guides/models.md#exact-and-fast-arithmetic)"
-        ),
-    ] = ArithmeticChoice.EXACT
-    recovery_wait_seconds: Annotated[
-        Annotated[float, Meta(ge=0, le=MAX_RECOVERY_WAIT_SECONDS)] | None,
-        Meta(description="seconds that requests wait while a deployment recovers; automatic: 60"),
-    ] = None
-    spares: Annotated[
-        Annotated[int, Meta(ge=0, le=MAX_SPARES)],
-        Meta(description="further nodes that keep the weights of each stage ready"),
-    ] = 0
-    objective: Annotated[Objective, Meta(description="what plans optimize")] = Objective.LATENCY
-    streams: Annotated[
-        Annotated[int, Meta(ge=1, le=MAX_STREAMS)],
-        Meta(description="concurrent streams that plans for throughput assume"),
-    ] = DEFAULT_NUM_STREAMS
-    tensor_parallel: Annotated[
-        Annotated[int, Meta(ge=1, le=MAX_TENSOR_PARALLEL)]
-        | Annotated[str, Meta(pattern="^(auto|off|[1-9][0-9]*)$")],
-        Meta(description="most units that share one stage"),
-    ] = "auto"
-    rebalance: Annotated[
-        Rebalance, Meta(description="whether a deployment moves to a faster plan")
-    ] = Rebalance.AUTO
-    rebalance_threshold: Annotated[
-        Annotated[float, Meta(ge=MIN_REBALANCE_THRESHOLD, le=MAX_REBALANCE_THRESHOLD)],
-        Meta(description="gain in tokens per second from which a move is worthwhile (0.2: 20 %)"),
-    ] = DEFAULT_REBALANCE_THRESHOLD
-    prefix_cache: Annotated[
-        bool, Meta(description="whether prompts with a common prefix share the cache")
-    ] = True
-    cache_disk_bytes: Annotated[
-        Annotated[int, Meta(ge=0, le=MAX_CACHE_DISK_BYTES)],
-        Meta(description="limit of the prefix cache that each stage keeps on disk; 0 keeps none"),
-    ] = 0
-    target_step_ms: Annotated[
-        Annotated[float, Meta(ge=MIN_TARGET_STEP_MS, le=MAX_TARGET_STEP_MS)],
-        Meta(description="milliseconds between tokens while long prompts are computed beside them"),
-    ] = DEFAULT_TARGET_STEP_MS
-    draft: Annotated[
-        str,
-        Meta(
-            description="source of [draft tokens](../guides/speculation.md): `ngram`, `off`, or a "
-            "model with the same vocabulary"
-        ),
-    ] = DEFAULT_DRAFT
 
 
-def read_settings(environ: Mapping[str, str], home: Path | None) -> Settings:
+def settings_struct(kind: type[DeploymentSpec]) -> Any:
+    """Return the struct of all settings: those of a node, and those of deployments of ``kind``."""
+    defaults = {field.name: field.default for field in msgspec.structs.fields(kind)}
+    types = value_types(kind)
+    fields = [
+        (setting.key, *_key(types[name], setting, defaults[name]))
+        for name, setting in settings_of(kind).items()
+        if setting.key
+    ]
+    return msgspec.defstruct(
+        "Settings",
+        fields,
+        bases=(NodeSettings,),
+        frozen=True,
+        forbid_unknown_fields=True,
+        kw_only=True,
+    )
+
+
+def _key(kind: Any, setting: Setting, default: object) -> tuple[Any, object]:
+    """Return the type and the default of a key."""
+    numbers = setting.numbers
+    if numbers is not None:
+        kind = Annotated[kind, Meta(ge=numbers.least, le=numbers.most)]
+    if setting.parse == "units":
+        kind |= Annotated[str, Meta(pattern="^(auto|off|[1-9][0-9]*)$")]
+        default = "auto"
+    return Annotated[kind, Meta(description=setting.meaning)], default
+
+
+Settings: Any = settings_struct(DeploymentSpec)
+"""All settings. ``docs/reference/settings.md`` is generated from the fields and their descriptions.
+"""
+
+
+def configured(
+    settings: NodeSettings, kind: type[DeploymentSpec] = DeploymentSpec
+) -> dict[str, Any]:
+    """Return the fields of a specification that the configuration sets, or else their defaults."""
+    return {
+        name: parse(setting, getattr(settings, setting.key))
+        for name, setting in settings_of(kind).items()
+        if setting.key
+    }
+
+
+def read_settings(environ: Mapping[str, str], home: Path | None) -> NodeSettings:
     """Settings from the file, then from the environment.
 
     ``home`` is the user's home directory, or None if there is none. See ``unknown_variables``.
@@ -184,7 +159,8 @@ def read_settings(environ: Mapping[str, str], home: Path | None) -> Settings:
         key = _key_of(name)
         if key in Settings.__struct_fields__ and text:
             values.update(_checked({key: text}, name))
-    return msgspec.convert(values, Settings)
+    read: NodeSettings = msgspec.convert(values, Settings)
+    return read
 
 
 def unknown_variables(environ: Mapping[str, str]) -> list[str]:

@@ -40,11 +40,11 @@ from potluck.quantities import format_bytes
 from potluck.scheduling.blocks import blocks_for
 from potluck.scheduling.limits import DEFAULT_CONTEXT_TOKENS
 from potluck.scheduling.step_limits import MAX_STEP_TOKENS
+from potluck.types.choices import Quantization
 from potluck.types.memory import MemoryLimit, MemoryPlan
 from potluck.types.model import ModelConfig
 from potluck.types.profile import ModelProfile
 from potluck.types.program import Shard
-from potluck.types.quantization import Quantization
 from potluck.types.stage import StagePlan
 from potluck.types.text import ChatMessage
 from potluck.weights.load import check_weights

@@ -23,6 +23,7 @@ from potluck.models.division_values import (
     find_values,
 )
 from potluck.models.shares import vocabulary_bounds
+from potluck.types.groups import GroupPart
 from potluck.types.program import (
     HIDDEN,
     AllGather,
@@ -30,7 +31,6 @@ from potluck.types.program import (
     CopyColumns,
     Embed,
     GatedActivation,
-    GroupPart,
     Head,
     HeadLinear,
     Linear,

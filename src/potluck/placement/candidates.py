@@ -10,9 +10,9 @@ from potluck.placement.speed import UnitSpeed, unit_speed
 from potluck.placement.times import UnitTimes
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.cluster import NodeId, UnitId
+from potluck.types.groups import GroupPart
 from potluck.types.node import UnitReport
 from potluck.types.placement import ModelCost
-from potluck.types.program import GroupPart
 
 DividedCost = Callable[[GroupPart], ModelCost]
 """Returns the cost of each part of a model on the group member that holds this part."""

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from potluck.placement.counting import Counting
+from potluck.types.groups import GroupPart
 from potluck.types.placement import ModelCost
-from potluck.types.program import GroupPart, Shard
+from potluck.types.program import Shard
 from potluck.types.stage import StageSize
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from potluck.placement.divided_work import DividedWork
 from potluck.placement.work import ModelWork
 from potluck.types.abilities import BackendAbilities
+from potluck.types.choices import Quantization
 from potluck.types.program import Shard
-from potluck.types.quantization import Quantization
 from potluck.types.stage import StagePlan, StageSize
 
 CountStage = Callable[[Shard, StageSize], StagePlan]

@@ -18,11 +18,12 @@ from potluck.placement.work import (
     PartWork,
     layer_of,
 )
+from potluck.types.choices import Quantization
+from potluck.types.groups import GroupPart
 from potluck.types.profile import ModelProfile
 from potluck.types.program import (
     AllGather,
     Embed,
-    GroupPart,
     Head,
     HeadLinear,
     Linear,
@@ -31,7 +32,7 @@ from potluck.types.program import (
     Program,
     Shard,
 )
-from potluck.types.quantization import Quantization
+from potluck.types.quantization import target_format
 from potluck.types.tensor import TensorFormat, TensorInfo
 
 BuildProgram = Callable[[Shard], Program]
@@ -278,7 +279,7 @@ class _MemberWalk:
         """Return the part of a weight that is loaded: the rows that this member holds."""
         spec = self._specs[name]
         info = self._profile.info(name)
-        format = self._quantization.target(spec, info, self._profile.config.num_layers)
+        format = target_format(self._quantization, spec, info, self._profile.config.num_layers)
         return TensorInfo(name=name, shape=spec.shape, format=format)
 
     def _bytes_for(self, name: str) -> float:

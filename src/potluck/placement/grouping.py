@@ -16,8 +16,8 @@ from potluck.placement.prediction import predict
 from potluck.placement.request import PlaceRequest
 from potluck.placement.sharing import Pool, fair_shares
 from potluck.placement.times import UnitTimes
+from potluck.types.groups import GroupPart, group_ranges
 from potluck.types.placement import ModelCost, PlacedStage, Prediction
-from potluck.types.program import GroupPart, group_ranges
 
 FULL = 1 << 40
 """The memory of a group: every member's memory is divided into this many parts."""

@@ -30,8 +30,8 @@ from potluck.placement.solver.budget import DEFAULT_ELEMENTS
 from potluck.placement.within_pools import Found, best_within, with_usable
 from potluck.quantities import format_bytes, format_count
 from potluck.types.choices import Objective
+from potluck.types.groups import group_ranges
 from potluck.types.placement import PlacedStage, Plan
-from potluck.types.program import group_ranges
 
 _MARGINAL = 0.02
 """A plan may be slower by this fraction if it then uses one unit fewer: less than the error of

@@ -39,8 +39,9 @@ from potluck.placement.request import Divide, PlaceRequest
 from potluck.placement.sizes import fitting_size_hint, on_unit, stronger_quantizations
 from potluck.placement.survey import ClusterSurvey
 from potluck.placement.times import UnitTimes
-from potluck.types.choices import Objective
+from potluck.types.choices import Objective, Quantization
 from potluck.types.cluster import NodeId
+from potluck.types.groups import GroupPart
 from potluck.types.node import NodeReport, UnitReport
 from potluck.types.placement import (
     ModelCost,
@@ -51,8 +52,6 @@ from potluck.types.placement import (
     UnitOffer,
     wanted_streams,
 )
-from potluck.types.program import GroupPart
-from potluck.types.quantization import Quantization
 from potluck.types.stage import StageSize
 from potluck.types.states import states_for
 

@@ -10,10 +10,10 @@ from potluck.placement.keeping import Holding
 from potluck.placement.request import PlaceRequest
 from potluck.placement.sizes import on_unit
 from potluck.types.arithmetic import Arithmetic
+from potluck.types.choices import Quantization
 from potluck.types.cluster import NodeId, UnitId
 from potluck.types.node import NodeReport
 from potluck.types.placement import Plan, Prediction, Rejection
-from potluck.types.quantization import Quantization
 from potluck.types.stage import StagePlan, StageSize
 
 

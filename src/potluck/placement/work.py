@@ -18,6 +18,7 @@ from potluck.models.work import (
     state_multiply_adds,
 )
 from potluck.types.arithmetic import Arithmetic
+from potluck.types.choices import Quantization
 from potluck.types.model import ModelConfig
 from potluck.types.profile import ModelProfile
 from potluck.types.program import (
@@ -35,7 +36,7 @@ from potluck.types.program import (
     StateScan,
     WeightSpec,
 )
-from potluck.types.quantization import Quantization
+from potluck.types.quantization import target_format
 from potluck.types.tensor import TensorFormat, TensorInfo
 
 LoadedBytes = Callable[[TensorInfo], int]
@@ -126,7 +127,7 @@ def model_work(
 
     def loaded(name: str) -> TensorInfo:
         info = profile.info(name)
-        format = quantization.target(specs[name], info, config.num_layers)
+        format = target_format(quantization, specs[name], info, config.num_layers)
         return TensorInfo(name=name, shape=info.shape, format=format)
 
     parts = [PartCounter(loaded, loaded_bytes, program) for _ in range(config.num_layers)]

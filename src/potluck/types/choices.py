@@ -43,3 +43,15 @@ class ArithmeticChoice(enum.Enum):
 
     EXACT = "exact"
     FAST = "fast"
+
+
+class Quantization(enum.Enum):
+    """The mixtures of formats by name, the most precise first (``types.quantization``)."""
+
+    NONE = "none"
+    Q8_0 = "q8_0"
+    Q6_K = "q6_k"
+    Q4_K = "q4_k"
+    IQ4_NL = "iq4_nl"
+    Q4_0 = "q4_0"
+    Q3_K = "q3_k"

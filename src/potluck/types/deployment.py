@@ -8,64 +8,14 @@ import msgspec
 from msgspec.structs import replace
 
 from potluck.types.arithmetic import Arithmetic
-from potluck.types.choices import (
-    DEFAULT_DRAFT,
-    DEFAULT_NUM_STREAMS,
-    DEFAULT_REBALANCE_THRESHOLD,
-    ArithmeticChoice,
-    Objective,
-    Rebalance,
-)
+from potluck.types.choices import Quantization
 from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
 from potluck.types.content import Manifest, Transfer
+from potluck.types.deployment_spec import DeploymentSpec
+from potluck.types.groups import GroupPart, group_ranges
 from potluck.types.memory import MemoryPlan
-from potluck.types.placement import LayoutStage, Prediction
-from potluck.types.program import GroupPart, Shard, group_ranges
-from potluck.types.quantization import Quantization
-from potluck.types.ranges import DEFAULT_RECOVERY_WAIT_SECONDS, DEFAULT_TARGET_STEP_MS
-
-
-class DeploymentSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What was asked for. It does not change while the model is deployed.
-
-    ``model`` is MODEL. None leaves ``context_tokens``, ``cache_tokens`` and ``num_states`` to the
-    model, and ``quantization`` to the plans: each uses the most precise that fits. If it
-    ``is_mapped``, weights stay in a file on every node. Every stage stores at most
-    ``cache_disk_bytes`` of cache blocks on disk.
-
-    Plans optimize the ``objective``, with ``num_streams`` and ``tensor_parallel`` as in
-    ``Preferences``, or are the ``layout`` if there is one. ``rebalance`` says whether the model
-    moves to a better plan, which has to gain ``rebalance_threshold``. ``num_spares`` additional
-    nodes hold each stage. Requests wait ``recovery_wait_seconds`` for stages before they fail.
-
-    With ``prefix_cache``, common prefixes of prompts are computed once. Prompts are split so that
-    the time between the tokens of others is about ``target_step_ms`` milliseconds. Tool calls are
-    parsed in the format ``tool_format``; None: in that of the chat template. Drafts come from
-    ``draft`` (see ``potluck.drafting.sources``). Without ``keep_weights`` no node keeps files that
-    it gets by content.
-    """
-
-    model: str
-    context_tokens: int | None = None
-    cache_tokens: int | None = None
-    num_states: int | None = None
-    quantization: Quantization | None = Quantization.NONE
-    is_mapped: bool = False
-    cache_disk_bytes: int = 0
-    arithmetic: ArithmeticChoice = ArithmeticChoice.EXACT
-    recovery_wait_seconds: float = DEFAULT_RECOVERY_WAIT_SECONDS
-    num_spares: int = 0
-    objective: Objective = Objective.LATENCY
-    num_streams: int = DEFAULT_NUM_STREAMS
-    tensor_parallel: int | None = None
-    rebalance: Rebalance = Rebalance.AUTO
-    rebalance_threshold: float = DEFAULT_REBALANCE_THRESHOLD
-    layout: tuple[LayoutStage, ...] = ()
-    prefix_cache: bool = True
-    tool_format: str | None = None
-    target_step_ms: float = DEFAULT_TARGET_STEP_MS
-    draft: str = DEFAULT_DRAFT
-    keep_weights: bool = True
+from potluck.types.placement import Prediction
+from potluck.types.program import Shard
 
 
 class Deploy(DeploymentSpec, frozen=True, kw_only=True):

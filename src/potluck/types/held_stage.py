@@ -7,9 +7,9 @@ from typing import Annotated
 import msgspec
 
 from potluck.types.arithmetic import Arithmetic
+from potluck.types.choices import Quantization
 from potluck.types.cluster import DeploymentId, Epoch, UnitId
-from potluck.types.program import GroupPart
-from potluck.types.quantization import Quantization
+from potluck.types.groups import GroupPart
 
 MAX_BYTES = 2**60
 """More memory than any machine has, and small enough that sums do not overflow an int64."""

@@ -8,26 +8,8 @@ from itertools import pairwise
 
 from potluck.types.choices import DEFAULT_NUM_STREAMS, Objective
 from potluck.types.cluster import NodeId, UnitId
-from potluck.types.program import GroupPart, Shard, group_ranges
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayoutStage:
-    """A stage of a layout that the user specified: a number of decoder layers on a unit.
-
-    The first stage of a layout also has the embedding, and the last one the head. The members of a
-    group are consecutive, the leader first; each has all of its layers, and its ``part`` of them.
-    """
-
-    node_id: NodeId
-    unit_id: UnitId
-    num_layers: int
-    part: GroupPart | None = None
-
-    @property
-    def is_led(self) -> bool:
-        """Whether another member of its group leads the stage."""
-        return self.part is not None and not self.part.is_leader
+from potluck.types.groups import LayoutStage, group_ranges
+from potluck.types.program import Shard
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,61 +13,55 @@ are not converted; llama.cpp converts them to F16.
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from potluck.types.choices import Quantization
 from potluck.types.program import WeightRole, WeightSpec
 from potluck.types.tensor import TensorFormat, TensorInfo
 
 _CONVERTED = frozenset({TensorFormat.F32, TensorFormat.F16, TensorFormat.BF16})
 
 
-class Quantization(enum.Enum):
-    """The mixtures of formats by name, the most precise first."""
+def wanted_format(
+    quantization: Quantization, weight: WeightSpec, stored: TensorInfo, num_layers: int
+) -> TensorFormat:
+    """Return the mixture's format for ``weight``, regardless of its number of columns.
 
-    NONE = "none"
-    Q8_0 = "q8_0"
-    Q6_K = "q6_k"
-    Q4_K = "q4_k"
-    IQ4_NL = "iq4_nl"
-    Q4_0 = "q4_0"
-    Q3_K = "q3_k"
-
-    def wanted(self, weight: WeightSpec, stored: TensorInfo, num_layers: int) -> TensorFormat:
-        """Return the mixture's format for ``weight``, regardless of its number of columns.
-
-        ``num_layers`` is the number of layers of the whole model. Vectors keep their ``stored``
-        format. So do weights that are already quantized, because quantizing twice loses precision
-        twice, if their format has kernels (``TensorFormat.loaded_as``). A router becomes float32.
-        """
-        if stored.format not in _CONVERTED:
-            return stored.format.loaded_as
-        if weight.role is WeightRole.ROUTER:
-            return TensorFormat.F32
-        is_vector = len(stored.shape) < 2 or weight.role is WeightRole.EXPERT_BIAS
-        if self is Quantization.NONE or is_vector:
-            return stored.format
-        mixture = _MIXTURES[self]
-        if weight.role is WeightRole.HEAD:
-            return mixture.head
-        if weight.role in _SENSITIVE and (
-            mixture.in_all_layers or _gets_more_bits(weight.layer, num_layers)
-        ):
-            return mixture.sensitive
-        return mixture.others
-
-    def target(self, weight: WeightSpec, stored: TensorInfo, num_layers: int) -> TensorFormat:
-        """Return the format in which a stored tensor is loaded.
-
-        It is the ``wanted`` format, or if rows do not consist of whole blocks of it, another one
-        that is at least as precise.
-        """
-        wanted = self.wanted(weight, stored, num_layers)
-        for format in (wanted, _FALLBACKS.get(wanted)):
-            if format is not None and stored.num_columns % format.block_elements == 0:
-                return format
+    ``num_layers`` is the number of layers of the whole model. Vectors keep their ``stored`` format.
+    So do weights that are already quantized, because quantizing twice loses precision twice, if
+    their format has kernels (``TensorFormat.loaded_as``). A router becomes float32.
+    """
+    if stored.format not in _CONVERTED:
+        return stored.format.loaded_as
+    if weight.role is WeightRole.ROUTER:
+        return TensorFormat.F32
+    is_vector = len(stored.shape) < 2 or weight.role is WeightRole.EXPERT_BIAS
+    if quantization is Quantization.NONE or is_vector:
         return stored.format
+    mixture = _MIXTURES[quantization]
+    if weight.role is WeightRole.HEAD:
+        return mixture.head
+    if weight.role in _SENSITIVE and (
+        mixture.in_all_layers or _gets_more_bits(weight.layer, num_layers)
+    ):
+        return mixture.sensitive
+    return mixture.others
+
+
+def target_format(
+    quantization: Quantization, weight: WeightSpec, stored: TensorInfo, num_layers: int
+) -> TensorFormat:
+    """Return the format in which a stored tensor is loaded.
+
+    It is that of ``wanted_format``, or if rows do not consist of whole blocks of it, another one
+    that is at least as precise.
+    """
+    wanted = wanted_format(quantization, weight, stored, num_layers)
+    for format in (wanted, _FALLBACKS.get(wanted)):
+        if format is not None and stored.num_columns % format.block_elements == 0:
+            return format
+    return stored.format
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -89,6 +89,15 @@ class NumberRange:
             return self.least <= value <= self.most and not (self.is_open and value == self.least)
         return False
 
+    def require(self, name: str, value: object) -> None:
+        """Raise ``ParameterError``, naming the parameter, if ``value`` is not in the range."""
+        if not self.holds(value):
+            raise ParameterError(
+                name,
+                f"{name} is {shown(value)}, but must be {self.words}",
+                hint=f"give another {name}",
+            )
+
 
 def _count(least: int = 1) -> NumberRange:
     words = f"an integer from {least} to 2^63 - 1"
@@ -150,42 +159,6 @@ RANGES: Mapping[str, NumberRange] = MappingProxyType(
         ),
         "stages": _count(),
         "threads": _threads(),
-        "recovery_wait": NumberRange(
-            least=0,
-            most=MAX_RECOVERY_WAIT_SECONDS,
-            words=f"a number of seconds from 0 to {MAX_RECOVERY_WAIT_SECONDS:g}",
-        ),
-        "spares": NumberRange(
-            least=0, most=MAX_SPARES, words=f"an integer from 0 to {MAX_SPARES}", is_whole=True
-        ),
-        "target_step_ms": NumberRange(
-            least=MIN_TARGET_STEP_MS,
-            most=MAX_TARGET_STEP_MS,
-            words=f"a number from {MIN_TARGET_STEP_MS:g} to {MAX_TARGET_STEP_MS:g}",
-        ),
-        "cache_disk": NumberRange(
-            least=0,
-            most=MAX_CACHE_DISK_BYTES,
-            words="a number of bytes, at most 1 PiB",
-            is_whole=True,
-        ),
-        "rebalance_threshold": NumberRange(
-            least=MIN_REBALANCE_THRESHOLD,
-            most=MAX_REBALANCE_THRESHOLD,
-            words=f"a number from {MIN_REBALANCE_THRESHOLD:g} to {MAX_REBALANCE_THRESHOLD:g}",
-        ),
-        "streams": NumberRange(
-            least=1,
-            most=MAX_STREAMS,
-            words=f"an integer from 1 to {MAX_STREAMS}",
-            is_whole=True,
-        ),
-        "tensor_parallel": NumberRange(
-            least=1,
-            most=MAX_TENSOR_PARALLEL,
-            words=f"auto, off, or an integer from 1 to {MAX_TENSOR_PARALLEL}",
-            is_whole=True,
-        ),
     }
 )
 """Ranges by parameter name. ``logprobs`` is the number in completion requests. ``logit_bias`` is
@@ -195,13 +168,7 @@ converted by adding 2^64 before they are checked."""
 
 def require_number(name: str, value: object) -> None:
     """Raise ``ParameterError``, naming the parameter, if ``value`` is not in its range."""
-    allowed = RANGES[name]
-    if not allowed.holds(value):
-        raise ParameterError(
-            name,
-            f"{name} is {shown(value)}, but must be {allowed.words}",
-            hint=f"give another {name}",
-        )
+    RANGES[name].require(name, value)
 
 
 def shown(value: object) -> str:

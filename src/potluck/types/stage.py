@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from potluck.types.arithmetic import Arithmetic
+from potluck.types.choices import Quantization
 from potluck.types.memory import MemoryPlan
 from potluck.types.program import Shard
-from potluck.types.quantization import Quantization
 from potluck.types.unit import NATIVE
 
 

@@ -12,9 +12,10 @@ from itertools import islice
 from typing import Protocol, runtime_checkable
 
 from potluck.errors import EngineError, ModelFileError, UnsupportedModelError
+from potluck.types.choices import Quantization
 from potluck.types.profile import ModelProfile
 from potluck.types.program import Program, WeightSpec
-from potluck.types.quantization import Quantization
+from potluck.types.quantization import target_format, wanted_format
 from potluck.types.stage import TensorRemark
 from potluck.types.tensor import TensorFormat, TensorInfo, TensorSink, TensorSource
 from potluck.weights.divided import DividedSource
@@ -134,7 +135,7 @@ def loaded_weights(
     """
     num_layers = program.shard.num_layers
     return tuple(
-        dataclasses.replace(info, format=quantization.target(weight, info, num_layers))
+        dataclasses.replace(info, format=target_format(quantization, weight, info, num_layers))
         for weight, info in zip(program.weights, stored, strict=True)
     )
 
@@ -151,8 +152,8 @@ def format_remarks(
     num_layers = program.shard.num_layers
     remarks = []
     for weight, info in zip(program.weights, stored, strict=True):
-        wanted = quantization.wanted(weight, info, num_layers)
-        loaded = quantization.target(weight, info, num_layers)
+        wanted = wanted_format(quantization, weight, info, num_layers)
+        loaded = target_format(quantization, weight, info, num_layers)
         if loaded is not wanted:
             remark = (
                 f"{loaded.label} instead of {wanted.label}, because rows of {info.num_columns} "

@@ -12,7 +12,6 @@ from potluck.errors import NodeLostError
 from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
 from potluck.types.deployment import (
     DeploymentRecord,
-    DeploymentSpec,
     DeploymentState,
     DeploymentStatus,
     FilesRecord,
@@ -20,6 +19,7 @@ from potluck.types.deployment import (
     PlanRecord,
     StageRecord,
 )
+from potluck.types.deployment_spec import DeploymentSpec
 from potluck.types.memory import MemoryPlan
 
 A, B, C = NodeId("a" * 16), NodeId("b" * 16), NodeId("c" * 16)

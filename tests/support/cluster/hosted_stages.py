@@ -29,10 +29,10 @@ from potluck.engines.backends import BACKENDS
 from potluck.engines.native.engine import available_isas
 from potluck.errors import PotluckError
 from potluck.types.backend import BackendSpec
+from potluck.types.choices import Quantization
 from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
 from potluck.types.hardware import Trial
 from potluck.types.node import CPU_UNIT
-from potluck.types.quantization import Quantization
 from potluck.types.step import (
     KV_BLOCK_TOKENS,
     SampledToken,

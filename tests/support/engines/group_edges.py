@@ -14,7 +14,7 @@ from potluck.cluster.edges.edge import EdgeLimits, IncomingEdge, OutgoingEdge
 from potluck.cluster.edges.frames import Frame, FrameKind
 from potluck.cluster.worker.group import TURN_BYTES, ExchangeTotals, Group, mesh_limits
 from potluck.types.cluster import NodeId
-from potluck.types.program import GroupPart
+from potluck.types.groups import GroupPart
 from potluck.types.step import StepId
 
 _T = TypeVar("_T")

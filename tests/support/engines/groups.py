@@ -16,7 +16,8 @@ from potluck.engines.reference.engine import ReferenceEngine
 from potluck.errors import EngineError
 from potluck.models.division import divide_program
 from potluck.types.engine import NO_MASKS, Engine, StepResult
-from potluck.types.program import GroupPart, Program
+from potluck.types.groups import GroupPart
+from potluck.types.program import Program
 from potluck.types.step import SequenceId, SequenceSlice, Step, StepId
 from potluck.types.tensor import TensorInfo, TensorSink
 from potluck.weights.divided import DividedSource

@@ -33,10 +33,10 @@ from potluck.cluster.transfer.client import TransferClient
 from potluck.engines.backends import native_unit
 from potluck.loading import StageSize, plan_stage
 from potluck.loading.load import load_stage
+from potluck.types.choices import Quantization
 from potluck.types.content import Manifest
 from potluck.types.engine import LoadableEngine
 from potluck.types.program import Shard
-from potluck.types.quantization import Quantization
 from potluck.types.step import (
     KV_BLOCK_TOKENS,
     SamplingParams,

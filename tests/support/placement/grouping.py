@@ -15,10 +15,10 @@ from potluck.placement.costs import member_cost, model_cost
 from potluck.placement.counting import Counting
 from potluck.placement.links import Link, LinkTable
 from potluck.placement.request import PlaceRequest
+from potluck.types.choices import Quantization
 from potluck.types.cluster import NodeId
 from potluck.types.model import ModelConfig
 from potluck.types.placement import Basis, ModelCost, Preferences
-from potluck.types.quantization import Quantization
 from potluck.types.stage import StageSize
 
 FAST = Link(latency_seconds=20e-6, bytes_per_second=1.2e9, basis=Basis.MEASURED)

@@ -12,13 +12,13 @@ from potluck.placement.candidates import Candidate
 from potluck.placement.speed import unit_speed
 from potluck.placement.times import UnitTimes
 from potluck.placement.work import ModelWork, model_work
+from potluck.types.choices import Quantization
 from potluck.types.cluster import NodeId, UnitId
 from potluck.types.hardware import Figure, Figures, Origin, Rates
 from potluck.types.model import ExpertsConfig, ModelConfig
 from potluck.types.placement import ModelCost
 from potluck.types.profile import ModelProfile
 from potluck.types.program import Shard
-from potluck.types.quantization import Quantization
 from potluck.types.tensor import TensorFormat, TensorInfo
 
 

@@ -8,19 +8,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from potluck.cli.options import Quant
-from potluck.cli.placing import deploy_params, draft_param
+from potluck.cli.placing import deploy_params
 from potluck.errors import ParameterError
 from potluck.types.deployment import Deploy
 
-NOTHING: dict[str, Any] = dict.fromkeys(
-    ("context", "cache", "states", "arithmetic", "objective", "streams", "tensor_parallel")
-)
 
-
-def make_deploy(model: str = "m", **options: Any) -> Deploy:
-    params = deploy_params(model, **{**NOTHING, "quant": Quant.NONE, "mmap": False, **options})
-    return msgspec.convert(params, Deploy)
+def make_deploy(model: str = "m", *, name: str | None = None, **given: Any) -> Deploy:
+    return msgspec.convert(deploy_params(model, given, name=name), Deploy)
 
 
 def test_states_are_asked_for_or_are_a_default(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -28,7 +22,7 @@ def test_states_are_asked_for_or_are_a_default(monkeypatch: pytest.MonkeyPatch) 
     assert (make_deploy().num_states, make_deploy().default_states) == (None, None)
     monkeypatch.setenv("POTLUCK_STATES", "12")
     assert (make_deploy().num_states, make_deploy().default_states) == (None, 12)
-    both = make_deploy(states=7)
+    both = make_deploy(num_states=7)
     assert (both.num_states, both.default_states) == (7, 12)
 
 
@@ -74,12 +68,12 @@ def test_the_path_of_a_draft_model_is_made_absolute(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "small.gguf").touch()
     (tmp_path / "small").mkdir()
-    assert draft_param("small.gguf") == str(tmp_path / "small.gguf")
-    assert draft_param("./small") == str(tmp_path / "small")
+    assert make_deploy(draft="small.gguf").draft == str(tmp_path / "small.gguf")
+    assert make_deploy(draft="./small").draft == str(tmp_path / "small")
     # It may be the name of a deployed model.
-    assert draft_param("small") == "small"
-    assert draft_param("org/name") == "org/name"
-    assert draft_param(None) == "ngram"
+    assert make_deploy(draft="small").draft == "small"
+    assert make_deploy(draft="org/name").draft == "org/name"
+    assert make_deploy().draft == "ngram"
     monkeypatch.setenv("POTLUCK_DRAFT", "small.gguf")
-    assert draft_param(None) == str(tmp_path / "small.gguf")
-    assert draft_param("off") == "off"
+    assert make_deploy().draft == str(tmp_path / "small.gguf")
+    assert make_deploy(draft="off").draft == "off"

@@ -13,7 +13,9 @@ from potluck.types.cluster import NodeId
 
 def test_serve_has_the_options_of_up_and_of_deploy() -> None:
     of_both = {**inspect.signature(deploy).parameters, **inspect.signature(up).parameters}
-    assert set(inspect.signature(serve).parameters) == set(of_both) - {"json", "no_http"}
+    # The option --no-store of both is the parameter keep_weights of deploy.
+    without = {"json", "no_http", "no_store"}
+    assert set(inspect.signature(serve).parameters) == set(of_both) - without
     for name, parameter in inspect.signature(serve).parameters.items():
         assert parameter.default == of_both[name].default
 

@@ -1,10 +1,17 @@
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from potluck.cli.settings import Settings, read_settings, unknown_variables
+from potluck.cli import settings as module
+from potluck.cli.settings import Settings, unknown_variables
 from potluck.errors import UsageError
 from potluck.types.choices import ArithmeticChoice, Objective, Rebalance
+
+
+def read_settings(environ: dict[str, str], home: Path | None) -> Any:
+    """Also with the fields of the settings of deployments, which no annotation has."""
+    return module.read_settings(environ, home)
 
 
 def write_config(home: Path, text: str) -> None:

@@ -7,8 +7,8 @@ import pytest
 from potluck.errors import InsufficientMemoryError, ParameterError
 from potluck.loading import Room, StageSize, combined, require_memory
 from potluck.placement.sizes import fitting_size_hint
+from potluck.types.choices import Quantization
 from potluck.types.memory import MemoryLimit, MemoryPlan
-from potluck.types.quantization import Quantization
 
 MIB = 2**20
 SIZE = StageSize(context_tokens=4096, num_blocks=1024, max_step_tokens=512, num_threads=2)

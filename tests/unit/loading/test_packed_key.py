@@ -15,8 +15,8 @@ from potluck.catalog.locate import DEMO_DIRECTORY
 from potluck.loading import StageSize, plan_stage
 from potluck.loading.packed_key import packed_key
 from potluck.loading.plan import program_to_count
+from potluck.types.choices import Quantization
 from potluck.types.program import Shard
-from potluck.types.quantization import Quantization
 from potluck.weights.load import check_weights, loaded_weights
 
 MIDDLE = Shard(start_layer=2, end_layer=4, num_layers=12, has_embedding=False, has_head=False)

@@ -12,9 +12,9 @@ from potluck.errors import EngineError, ParameterError, UnsupportedModelError
 from potluck.loading import StagePlan, StageSize, plan_stage
 from potluck.types.abilities import ALL_FEATURES, BackendAbilities
 from potluck.types.arithmetic import Arithmetic
+from potluck.types.choices import Quantization
 from potluck.types.engine import EngineCost
 from potluck.types.program import Program, Shard
-from potluck.types.quantization import Quantization
 from potluck.types.tensor import TensorFormat, TensorInfo
 from potluck.types.unit import NATIVE
 

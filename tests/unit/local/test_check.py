@@ -19,8 +19,8 @@ from potluck.catalog.locate import DEMO_DIRECTORY
 from potluck.cli.check import check_document, check_lines
 from potluck.errors import ModelNotFoundError, ParameterError
 from potluck.local.check import ModelCheck, Part, StateMemory, check_model
+from potluck.types.choices import Quantization
 from potluck.types.memory import MemoryLimit
-from potluck.types.quantization import Quantization
 
 PLENTY = MemoryLimit(bytes=2**40, reason="plenty")
 

@@ -14,6 +14,7 @@ from potluck.models.layers import with_attention, with_layers
 from potluck.models.program import build_program, weight_specs
 from potluck.models.rope import rope_tables
 from potluck.models.shares import head_bounds, unit_bounds, vocabulary_bounds
+from potluck.types.groups import GroupPart
 from potluck.types.model import ExpertsConfig, HeadNorm, ModelConfig
 from potluck.types.program import (
     HIDDEN,
@@ -24,7 +25,6 @@ from potluck.types.program import (
     CopyColumns,
     Embed,
     GatedActivation,
-    GroupPart,
     Head,
     HeadLinear,
     Linear,

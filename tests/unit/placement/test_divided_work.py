@@ -12,8 +12,8 @@ from support.placement.units import llama_config
 from potluck.placement.divided_work import DividedWork
 from potluck.placement.work import PartWork
 from potluck.types.arithmetic import Arithmetic
+from potluck.types.choices import Quantization
 from potluck.types.model import ExpertsConfig, ModelConfig
-from potluck.types.quantization import Quantization
 from potluck.types.stage import StageSize
 from potluck.types.tensor import TensorFormat
 

@@ -16,7 +16,8 @@ from potluck.placement.sharing import Pool
 from potluck.quantities import format_bytes
 from potluck.types.choices import Objective
 from potluck.types.cluster import NodeId, UnitId
-from potluck.types.placement import Basis, LayoutStage, Plan, Preferences
+from potluck.types.groups import LayoutStage
+from potluck.types.placement import Basis, Plan, Preferences
 
 WORK = work_of(llama_config(12))
 LAYER_BYTES = candidate("any", WORK).cost.layer_bytes[0]

@@ -17,8 +17,8 @@ from potluck.placement.request import PlaceRequest
 from potluck.placement.sharing import Pool
 from potluck.types.choices import Objective
 from potluck.types.cluster import NodeId
-from potluck.types.placement import LayoutStage, PlacedStage, Plan, Preferences
-from potluck.types.program import GroupPart
+from potluck.types.groups import GroupPart, LayoutStage
+from potluck.types.placement import PlacedStage, Plan, Preferences
 
 GIB = 2**30
 

@@ -23,13 +23,13 @@ from potluck.placement.keeping import (
     reserved,
 )
 from potluck.types.arithmetic import Arithmetic
+from potluck.types.choices import Quantization
 from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
+from potluck.types.groups import GroupPart
 from potluck.types.held_stage import HeldStage
 from potluck.types.memory import MemoryPlan
 from potluck.types.node import UnitReport
 from potluck.types.placement import ModelCost, UnitOffer
-from potluck.types.program import GroupPart
-from potluck.types.quantization import Quantization
 
 NUM_LAYERS = 8
 LAYER, EMBEDDING, HEAD, FIXED = 100, 30, 20, 7

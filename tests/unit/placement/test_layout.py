@@ -14,9 +14,8 @@ from potluck.placement.layout import (
     written_layout,
 )
 from potluck.types.cluster import NodeId, UnitId
+from potluck.types.groups import GroupPart, LayoutStage
 from potluck.types.model import AttentionConfig, ModelConfig, PerLayerInputs
-from potluck.types.placement import LayoutStage
-from potluck.types.program import GroupPart
 
 A, B, C = (NodeId(letter * 16) for letter in "abc")
 CPU, GPU = UnitId("cpu/native"), UnitId("gpu/tinygrad:CUDA")

@@ -29,7 +29,7 @@ from potluck.placement.sizes import on_unit
 from potluck.placement.survey import ClusterSurvey
 from potluck.types.abilities import ALL_FEATURES, BackendAbilities
 from potluck.types.arithmetic import Arithmetic
-from potluck.types.choices import Objective
+from potluck.types.choices import Objective, Quantization
 from potluck.types.cluster import NodeId, UnitId
 from potluck.types.engine import EngineCost
 from potluck.types.memory import MemoryPlan
@@ -37,7 +37,6 @@ from potluck.types.node import NodeReport, UnitReport
 from potluck.types.placement import Preferences, Rejection
 from potluck.types.profile import ModelProfile
 from potluck.types.program import Shard
-from potluck.types.quantization import Quantization
 from potluck.types.tensor import COMPUTED_FORMATS, TensorFormat
 from potluck.types.unit import NATIVE, Role
 

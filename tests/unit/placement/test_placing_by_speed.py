@@ -22,10 +22,11 @@ from potluck.placement.sizes import on_unit
 from potluck.placement.survey import ClusterSurvey
 from potluck.types.choices import Objective
 from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
+from potluck.types.groups import LayoutStage
 from potluck.types.held_stage import HeldStage
 from potluck.types.memory import MemoryPool
 from potluck.types.node import NodeReport, UnitReport
-from potluck.types.placement import Basis, LayoutStage, PlacedStage, Preferences
+from potluck.types.placement import Basis, PlacedStage, Preferences
 from potluck.types.program import Shard
 from potluck.types.speed import LinkSpeed, NodeSpeeds, StepTime
 from potluck.types.stage import StageSize

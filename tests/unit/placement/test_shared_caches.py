@@ -26,13 +26,13 @@ from potluck.placement.counting import Counting
 from potluck.placement.placing import Placed, Placement
 from potluck.placement.survey import ClusterSurvey
 from potluck.placement.work import model_work
-from potluck.types.choices import Objective
+from potluck.types.choices import Objective, Quantization
 from potluck.types.cluster import NodeId, UnitId
+from potluck.types.groups import LayoutStage
 from potluck.types.model import AttentionConfig, ModelConfig, PerLayerInputs
 from potluck.types.node import UnitReport
-from potluck.types.placement import LayoutStage, Preferences
+from potluck.types.placement import Preferences
 from potluck.types.program import Shard
-from potluck.types.quantization import Quantization
 from potluck.types.stage import StageSize
 
 NUM_LAYERS = 8

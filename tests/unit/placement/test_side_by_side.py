@@ -18,7 +18,8 @@ from potluck.placement.sharing import Pool
 from potluck.placement.side_by_side import Pipeline, _pipeline, side_by_side
 from potluck.types.choices import Objective
 from potluck.types.cluster import NodeId, UnitId
-from potluck.types.placement import Basis, LayoutStage, Plan, Preferences
+from potluck.types.groups import LayoutStage
+from potluck.types.placement import Basis, Plan, Preferences
 
 NUM_LAYERS = 8
 WORK = work_of(llama_config(NUM_LAYERS))

@@ -30,12 +30,12 @@ from potluck.placement.counting import Counting
 from potluck.placement.placing import Placement
 from potluck.placement.survey import ClusterSurvey
 from potluck.placement.work import ModelWork
+from potluck.types.choices import Quantization
 from potluck.types.cluster import NodeId, UnitId
 from potluck.types.model import LayerConfig, ModelConfig
 from potluck.types.node import UnitReport
 from potluck.types.placement import Preferences
 from potluck.types.program import Shard
-from potluck.types.quantization import Quantization
 from potluck.types.stage import StageSize
 
 SIZE = StageSize(

@@ -7,8 +7,8 @@ from support.placement.units import llama_config, profile_of, work_of
 
 from potluck.placement.work import model_work
 from potluck.types.arithmetic import Arithmetic
+from potluck.types.choices import Quantization
 from potluck.types.model import ExpertsConfig
-from potluck.types.quantization import Quantization
 from potluck.types.tensor import TensorFormat
 
 Q8 = 34 / 32

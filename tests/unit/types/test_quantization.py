@@ -6,8 +6,9 @@ import pytest
 from support.models.configs import make_config
 
 from potluck.models.program import weight_specs
+from potluck.types.choices import Quantization
 from potluck.types.program import Shard, WeightRole, WeightSpec
-from potluck.types.quantization import AUTOMATIC, Quantization
+from potluck.types.quantization import AUTOMATIC, target_format
 from potluck.types.tensor import TensorFormat, TensorInfo
 
 F32, F16, BF16 = TensorFormat.F32, TensorFormat.F16, TensorFormat.BF16
@@ -29,7 +30,7 @@ def target(
 ) -> TensorFormat:
     weight = WeightSpec(name="w", shape=shape, role=role, layer=layer)
     info = TensorInfo(name="w", shape=shape, format=stored)
-    return quantization.target(weight, info, num_layers)
+    return target_format(quantization, weight, info, num_layers)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +130,8 @@ def test_formats_do_not_depend_on_where_the_model_is_cut(is_tied: bool) -> None:
 
     def formats(shard: Shard) -> dict[str, TensorFormat]:
         return {
-            weight.name: Quantization.Q4_K.target(
+            weight.name: target_format(
+                Quantization.Q4_K,
                 weight,
                 TensorInfo(name=weight.name, shape=weight.shape, format=BF16),
                 shard.num_layers,

@@ -9,7 +9,7 @@ from support.engines.programs import program_reading
 from support.models.tensor_sources import MemorySource
 
 from potluck.errors import EngineError, ModelFileError, UnsupportedModelError
-from potluck.types.quantization import Quantization
+from potluck.types.choices import Quantization
 from potluck.types.tensor import TensorFormat, TensorInfo
 from potluck.weights import load
 from potluck.weights.load import (

@@ -26,12 +26,12 @@ from potluck.cluster.agent.weights import NodeWeights
 from potluck.cluster.coordinator.survey import ask_report
 from potluck.errors import EngineError, ModelNotFoundError, PotluckError
 from potluck.placement.layout import LayoutNode, layout_nodes
+from potluck.types.choices import Quantization
 from potluck.types.cluster import DeploymentId, Epoch, NodeId
 from potluck.types.content import Manifest
 from potluck.types.deployment import DeploymentRecord, DeploymentState
 from potluck.types.gateway import LiveSequence, ModelMetrics, ModelState, ModelStatus, ServedModel
 from potluck.types.node import NodeReport
-from potluck.types.quantization import Quantization
 from potluck.types.sequence import Cancel, OnUpdate, SequenceUpdate
 
 _log = logging.getLogger(__name__)

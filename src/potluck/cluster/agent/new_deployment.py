@@ -16,7 +16,7 @@ from potluck.placement.layout import check_layout
 from potluck.placement.states import num_states_of
 from potluck.scheduling.limits import DEFAULT_CONTEXT_TOKENS
 from potluck.types.arithmetic import Arithmetic
-from potluck.types.choices import ArithmeticChoice, Objective
+from potluck.types.choices import ArithmeticChoice, Objective, Quantization
 from potluck.types.cluster import DeploymentId, Epoch, NodeId
 from potluck.types.deployment import (
     Deploy,
@@ -27,11 +27,11 @@ from potluck.types.deployment import (
     ModelFingerprint,
     PlanRecord,
 )
+from potluck.types.deployment_spec import require_in_range
 from potluck.types.model import ModelConfig
 from potluck.types.placement import wanted_streams
 from potluck.types.profile import ModelProfile
-from potluck.types.quantization import Quantization
-from potluck.types.ranges import DEFAULT_CACHE_CONTEXTS, require_number
+from potluck.types.ranges import DEFAULT_CACHE_CONTEXTS
 from potluck.types.states import states_for
 from potluck.types.tensor import TensorFormat
 
@@ -81,19 +81,7 @@ def new_record(
     """
     _require_name(model_id)
     most = description.config.max_context_tokens
-    for name, number in (
-        ("context", request.context_tokens),
-        ("cache", request.cache_tokens),
-        ("recovery_wait", request.recovery_wait_seconds),
-        ("spares", request.num_spares),
-        ("rebalance_threshold", request.rebalance_threshold),
-        ("streams", request.num_streams),
-        ("tensor_parallel", request.tensor_parallel),
-        ("target_step_ms", request.target_step_ms),
-        ("cache_disk", request.cache_disk_bytes),
-    ):
-        if number is not None:
-            require_number(name, number)
+    require_in_range(request)
     if request.tool_format is not None:
         from potluck.text.tool_formats.choice import (
             require_format,

@@ -15,8 +15,9 @@ from potluck.placement.layout import layout_nodes, written_layout
 from potluck.placement.side_by_side import Pipeline
 from potluck.types.cluster import NodeId
 from potluck.types.deployment import DeploymentRecord
+from potluck.types.groups import LayoutStage
 from potluck.types.node import NodeReport
-from potluck.types.placement import LayoutStage, PlacedStage, Prediction
+from potluck.types.placement import PlacedStage, Prediction
 
 _SHARED = (
     "model",

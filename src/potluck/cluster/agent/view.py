@@ -18,9 +18,9 @@ from potluck.cluster.coordinator.claiming import is_quorum
 from potluck.types.cluster import WIRE_VERSION, Epoch, NodeId
 from potluck.types.deployment import DeploymentRecord, DeploymentState, StageRecord
 from potluck.types.gateway import ModelMetrics
+from potluck.types.groups import GroupPart
 from potluck.types.held_stage import HeldStage
 from potluck.types.node import NodeReport
-from potluck.types.program import GroupPart
 
 SLOW = 2.0
 """A stage is shown as slow if its steps take this many times as long as before. Other work on the

@@ -13,9 +13,10 @@ from potluck.placement.counting import Counting
 from potluck.placement.divided_work import DividedWork, divided_work
 from potluck.placement.work import ModelWork, model_work
 from potluck.types.arithmetic import Arithmetic
+from potluck.types.choices import Quantization
 from potluck.types.profile import ModelProfile
 from potluck.types.program import Program, Shard
-from potluck.types.quantization import Quantization
+from potluck.types.quantization import target_format
 from potluck.types.stage import StagePlan, StageSize
 from potluck.types.tensor import TensorFormat
 
@@ -40,7 +41,7 @@ def counting_of(profile: ModelProfile, cost_of: CostOf) -> Counting:
         specs = {spec.name: spec for spec in whole_program().weights}
         stored = [(specs[name], info) for name, info in profile.tensors.items() if name in specs]
         targets = (
-            replace(info, format=quantization.target(spec, info, profile.config.num_layers))
+            replace(info, format=target_format(quantization, spec, info, profile.config.num_layers))
             for spec, info in stored
         )
         return matrix_formats(targets)

@@ -12,11 +12,11 @@ from potluck.placement.planned import PlannedModel
 from potluck.scheduling.blocks import blocks_for
 from potluck.scheduling.step_limits import MAX_STEP_SEQUENCES, MAX_STEP_TOKENS
 from potluck.types.arithmetic import Arithmetic
+from potluck.types.choices import Quantization
 from potluck.types.deployment import DeploymentRecord, PlanRecord, RejectionRecord, StageRecord
 from potluck.types.model import ModelConfig
 from potluck.types.node import NodeReport
 from potluck.types.placement import Preferences
-from potluck.types.quantization import Quantization
 from potluck.types.stage import StageSize
 from potluck.weights.report import remark_lines
 

@@ -20,7 +20,7 @@ from potluck.cluster.edges.frames import Frame, FrameKind
 from potluck.cluster.steps import Restores, decode_failure, decode_restores, encode_restores
 from potluck.errors import EdgeError, EngineError
 from potluck.types.cluster import NodeId
-from potluck.types.program import GroupPart
+from potluck.types.groups import GroupPart
 from potluck.types.step import StepId
 
 TURN_BYTES = 2 * MAX_SLICE_BYTES

@@ -35,11 +35,12 @@ from potluck.models.program import weight_specs
 from potluck.models.shape import model_shape
 from potluck.probe.machine.memory import available_memory, held_bytes
 from potluck.quantities import format_bytes, format_seconds
+from potluck.types.choices import Quantization
 from potluck.types.engine import LoadableEngine
 from potluck.types.memory import MemoryLimit, MemoryPlan
 from potluck.types.profile import ModelProfile
 from potluck.types.program import Shard
-from potluck.types.quantization import Quantization
+from potluck.types.quantization import target_format
 from potluck.types.tensor import TensorFormat
 from potluck.weights.report import remark_lines
 
@@ -195,7 +196,7 @@ def _dominant_format(
     for weight in weight_specs(profile.config, shard):
         if weight.layer is not None and len(weight.shape) > 1:
             info = profile.info(weight.name)
-            target = quantization.target(weight, info, shard.num_layers)
+            target = target_format(quantization, weight, info, shard.num_layers)
             num_bytes[target.label] += replace(info, format=target).num_bytes
     return max(num_bytes, key=lambda label: (num_bytes[label], label), default=_NO_FORMAT)
 

@@ -13,12 +13,12 @@ from potluck.cluster.edges.address import EdgeAddress
 from potluck.cluster.edges.path_figures import PathFigures
 from potluck.cluster.edges.routed import RoutedConnections
 from potluck.types.arithmetic import Arithmetic
+from potluck.types.choices import Quantization
 from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
 from potluck.types.content import Manifest, Transfer
+from potluck.types.groups import GroupPart
 from potluck.types.held_stage import HeldStage
 from potluck.types.memory import MemoryPlan
-from potluck.types.program import GroupPart
-from potluck.types.quantization import Quantization
 from potluck.types.speed import StepTime
 from potluck.types.unit import UnitAddress
 

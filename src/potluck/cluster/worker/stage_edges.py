@@ -12,7 +12,7 @@ from potluck.cluster.worker.group import ExchangeTotals, FromLeader, Group, Null
 from potluck.cluster.worker.messages import Connect, Peer
 from potluck.errors import EngineError
 from potluck.types.cluster import NodeId
-from potluck.types.program import GroupPart
+from potluck.types.groups import GroupPart
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from potluck.types.exchange import Exchange
-    from potluck.types.program import GroupPart
+    from potluck.types.groups import GroupPart
 
     Floats = NDArray[np.float32]
     Ints = NDArray[np.int64]

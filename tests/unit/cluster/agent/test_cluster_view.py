@@ -26,6 +26,7 @@ from potluck.cluster.agent.model_files import Fingerprints
 from potluck.cluster.agent.view import as_seen, cluster_view, deployment_view
 from potluck.errors import EngineError, ModelNotFoundError, PotluckError
 from potluck.types.arithmetic import Arithmetic
+from potluck.types.choices import Quantization
 from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
 from potluck.types.deployment import DeploymentRecord, DeploymentState, StageRecord
 from potluck.types.gateway import (
@@ -41,7 +42,6 @@ from potluck.types.memory import MemoryPlan
 from potluck.types.node import NodeReport
 from potluck.types.node_names import NodeNames
 from potluck.types.placement import Prediction
-from potluck.types.quantization import Quantization
 from potluck.types.speed import LinkSpeed
 
 A, B, C = (NodeId(letter * 16) for letter in "abc")

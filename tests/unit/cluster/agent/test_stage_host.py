@@ -41,9 +41,9 @@ from potluck.cluster.worker.messages import (
 from potluck.engines.backends import BACKENDS
 from potluck.errors import EngineError, PotluckError, StalledError, UnitFaultError
 from potluck.types.backend import BackendSpec, DeviceKind
+from potluck.types.choices import Quantization
 from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
 from potluck.types.hardware import DetectorReport, Trial
-from potluck.types.quantization import Quantization
 from potluck.types.unit import Fault, Interface, UnitAddress
 
 GIB = 2**30

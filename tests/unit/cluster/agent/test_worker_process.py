@@ -29,8 +29,8 @@ from potluck.cluster.worker.messages import (
 )
 from potluck.engines.backends import native_unit
 from potluck.errors import EngineError, PotluckError, StalledError, UnitFaultError
+from potluck.types.choices import Quantization
 from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
-from potluck.types.quantization import Quantization
 from potluck.types.unit import Fault
 
 NODE = NodeId("a" * 16)

@@ -16,12 +16,12 @@ from potluck.errors import EngineError, InsufficientMemoryError
 from potluck.loading import StagePlan, StageSize
 from potluck.placement.planned import PlannedModel, PlannedStage
 from potluck.types.arithmetic import Arithmetic
+from potluck.types.choices import Quantization
 from potluck.types.cluster import UnitId
 from potluck.types.deployment import DeploymentRecord
 from potluck.types.hardware import Figure, Figures, Origin, Trial
 from potluck.types.node import NodeReport, UnitReport
 from potluck.types.program import Shard
-from potluck.types.quantization import Quantization
 from potluck.types.unit import Role
 
 EXACT, PAIRS, AMX, I8MM = Arithmetic

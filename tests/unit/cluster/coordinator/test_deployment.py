@@ -42,7 +42,7 @@ from potluck.errors import (
 from potluck.placement.planned import PlannedModel
 from potluck.serving.pipeline import OnOutcome, StepOutcome
 from potluck.types.arithmetic import Arithmetic
-from potluck.types.choices import Objective
+from potluck.types.choices import Objective, Quantization
 from potluck.types.cluster import NodeId, UnitId
 from potluck.types.content import Transfer
 from potluck.types.deployment import (
@@ -53,9 +53,9 @@ from potluck.types.deployment import (
     PlanRecord,
     TransferRecord,
 )
-from potluck.types.placement import LayoutStage, Preferences
+from potluck.types.groups import LayoutStage
+from potluck.types.placement import Preferences
 from potluck.types.program import Shard
-from potluck.types.quantization import Quantization
 from potluck.types.sequence import SequenceRequest
 from potluck.types.step import SampledToken, SamplingParams, Step
 

@@ -18,7 +18,8 @@ from potluck.cluster.coordinator.starting import connect_stages, stage_spec
 from potluck.cluster.edges.address import EdgeAddress
 from potluck.cluster.worker.messages import Connect, Peer
 from potluck.types.deployment import DeploymentRecord, StageRecord
-from potluck.types.program import GroupPart, Shard
+from potluck.types.groups import GroupPart
+from potluck.types.program import Shard
 
 SIZE = size_of(make_config(num_layers=4), a_record())
 

@@ -23,12 +23,12 @@ from potluck.placement.costs import model_cost
 from potluck.placement.planned import PlannedModel, PlannedStage
 from potluck.quantities import format_bytes
 from potluck.types.arithmetic import Arithmetic
+from potluck.types.choices import Quantization
 from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
 from potluck.types.memory import MemoryLimit
 from potluck.types.node import CPU_UNIT
 from potluck.types.profile import ModelProfile
 from potluck.types.program import Shard
-from potluck.types.quantization import Quantization
 
 NODE = NodeId("a" * 16)
 NUM_LAYERS = 3

@@ -34,7 +34,7 @@ from potluck.placement.rebalancing import (
 from potluck.types.choices import Objective, Rebalance
 from potluck.types.cluster import Epoch, NodeId, UnitId
 from potluck.types.deployment import StageRecord
-from potluck.types.placement import LayoutStage
+from potluck.types.groups import LayoutStage
 from potluck.types.program import Shard
 from potluck.types.speed import StepTime
 

@@ -8,11 +8,11 @@ from support.cluster.node_reports import node_report
 from potluck.cluster.coordinator.spares import SpareCandidate, missing_spares
 from potluck.placement.keeping import Holding
 from potluck.types.arithmetic import Arithmetic
+from potluck.types.choices import Quantization
 from potluck.types.cluster import DeploymentId, Epoch, NodeId
+from potluck.types.groups import GroupPart
 from potluck.types.held_stage import HeldStage
 from potluck.types.node import CPU_UNIT, NodeReport, UnitReport
-from potluck.types.program import GroupPart
-from potluck.types.quantization import Quantization
 
 
 def held(node: NodeId, part: GroupPart | None) -> SpareCandidate:

@@ -33,7 +33,8 @@ from potluck.grammars.step_masks import StepMasks
 from potluck.types.cluster import DeploymentId, Epoch, NodeId
 from potluck.types.engine import StepResult
 from potluck.types.exchange import Exchange
-from potluck.types.program import GroupPart, Shard
+from potluck.types.groups import GroupPart
+from potluck.types.program import Shard
 from potluck.types.step import (
     HashedBlock,
     SampledToken,
