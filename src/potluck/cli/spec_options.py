@@ -11,17 +11,15 @@ import inspect
 from collections.abc import Callable, Collection, Mapping
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import msgspec
 import typer
 from typer.models import OptionInfo
 
+from potluck.types.choices import Quantization
 from potluck.types.deployment_spec import DeploymentSpec, Setting, settings_of, value_types
 from potluck.types.ranges import MAX_WHOLE
-
-if TYPE_CHECKING:
-    from potluck.types.choices import Quantization
 
 
 class Quant(enum.Enum):
@@ -39,8 +37,6 @@ class Quant(enum.Enum):
     @property
     def quantization(self) -> Quantization | None:
         """None for auto."""
-        from potluck.types.choices import Quantization
-
         return None if self is Quant.AUTO else Quantization(self.value)
 
 
@@ -113,10 +109,13 @@ def spec_params(
 ) -> dict[str, Any]:
     """Return the fields of a specification that options or else the configuration set.
 
-    Raise ``ParameterError`` for options that cannot be parsed, and numbers out of their range.
+    It lacks the layout, which only means something with the nodes of a cluster. Raise
+    ``ParameterError`` for options that cannot be parsed, and numbers out of their range.
     """
     params = {}
     for name, setting in settings_of(kind).items():
+        if setting.parse == "layout":
+            continue
         if given.get(name) not in ((None, False) if setting.is_flag else (None,)):
             value = parse(setting, given[name])
         elif setting.key:

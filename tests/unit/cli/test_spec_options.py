@@ -67,6 +67,12 @@ def test_options_that_are_written_in_another_way(
     assert params[field] == value
 
 
+def test_a_layout_is_left_to_those_who_know_the_nodes() -> None:
+    given = given_to("--layout", "a=4")
+    assert given["layout"] == "a=4"
+    assert "layout" not in spec_params(given, configured(read_settings({}, None)))
+
+
 def test_an_option_that_is_not_given_leaves_the_default() -> None:
     params = spec_params(given_to(), configured(read_settings({}, None)))
     made = msgspec.convert({"model": "m", **params}, DeploymentSpec)
