@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from potluck.api.bodies import STRICT
-from potluck.api.errors import invalid
+from potluck.api.errors import ApiError, invalid
 from potluck.types.output import ToolMode, ToolUse
 from potluck.types.text import Tool
 
@@ -42,6 +42,11 @@ class FunctionBody(BaseModel):
         )
 
 
+def not_among(where: str, name: str, where_tools: str = "tools") -> ApiError:
+    """Return the error for the name of a tool that a request has not."""
+    return invalid(where, f"{where} names {name[:40]!r}, which is not in {where_tools}")
+
+
 def tool_use(
     tools: Sequence[Tool],
     *,
@@ -71,5 +76,5 @@ def tool_use(
     if not tools and mode is ToolMode.REQUIRED:
         raise invalid(where_chosen, f"{where_chosen} requires a tool call, but there are no tools")
     if name is not None and name not in seen:
-        raise invalid(where_chosen, f"{where_chosen} names {name[:40]!r}, which is not in {where}")
+        raise not_among(where_chosen, name, where)
     return ToolUse(tools=tuple(tools), mode=mode, name=name, is_parallel=is_parallel)

@@ -6,9 +6,11 @@ https://platform.openai.com/docs/api-reference/responses/create
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+from support.processes.proportion import assert_in_proportion
 
 from potluck import grammars
 from potluck.api.dialects.openai.responses.bodies import ResponseBody, parse_response
@@ -415,6 +417,26 @@ def test_a_choice_that_several_namespaces_have_is_refused() -> None:
     tools = [CRM, {**CRM, "name": "erp"}]
     with pytest.raises(ApiError, match="'find'"):
         to_request(tools=tools, tool_choice={"type": "function", "name": "find"})
+
+
+@pytest.mark.parametrize("is_in_namespace", [False, True])
+def test_a_choice_of_many_tools_takes_time_in_proportion(is_in_namespace: bool) -> None:
+    def prepared(count: int) -> Callable[[], object]:
+        tools: list[dict[str, Any]] = [{**FIND, "name": f"f{n}"} for n in range(count)]
+        entries = [{"type": "function", "name": tool["name"]} for tool in tools]
+        if is_in_namespace:
+            tools = [{"type": "namespace", "name": "n", "tools": tools}]
+            entries = [{"type": "namespace", "name": "n"}] * count
+        choice = {"type": "allowed_tools", "mode": "auto", "tools": entries}
+        body = parsed(tools=tools, tool_choice=choice)
+
+        def refused() -> None:
+            with pytest.raises(ApiError, match="the limit is 512"):
+                response_request(body, [])
+
+        return refused
+
+    assert_in_proportion(prepared, 600)
 
 
 def test_a_call_in_a_namespace_keeps_its_name() -> None:

@@ -7,9 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from potluck.api.bodies import FIRST_ERROR, STRICT, parse_object, validated
+from potluck.api.bodies import FIRST_ERROR, STRICT, check_type, parse_object, validated
 from potluck.api.dialects.anthropic.other_fields import BLOCK, BODY, TOOL
-from potluck.api.errors import invalid
 from potluck.api.other_fields import InertFields, drop_inert_fields
 
 
@@ -191,14 +190,7 @@ def _strip(owner: dict[str, Any], name: str, others: InertFields, where: str) ->
 
 def _check_types(content: object, where: str) -> None:
     for number, block in enumerate(_objects(content)):
-        kind = block.get("type")
-        if isinstance(kind, str) and kind not in _BLOCK_TYPES:
-            raise invalid(
-                f"{where}content[{number}].type",
-                f"{where}content[{number}] has the unsupported type {kind[:40]!r}; supported: "
-                f"{', '.join(_BLOCK_TYPES)}",
-                code="unsupported_value",
-            )
+        check_type(block, f"{where}content[{number}]", _BLOCK_TYPES)
 
 
 def _objects(value: object) -> Sequence[dict[str, Any]]:

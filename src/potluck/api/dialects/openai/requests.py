@@ -17,7 +17,7 @@ from potluck.api.dialects.openai.messages import chat_messages, prediction_text
 from potluck.api.dialects.openai.structured import requested_grammar
 from potluck.api.errors import invalid
 from potluck.api.requests import ChatRequest, CompletionRequest
-from potluck.api.tools import tool_use
+from potluck.api.tools import not_among, tool_use
 from potluck.text.chat import chat_ending
 from potluck.types.output import ToolMode, ToolUse
 from potluck.types.ranges import require_number
@@ -143,8 +143,7 @@ def _allowed(tools: Sequence[Tool], choice: AllowedTools) -> list[Tool]:
     allowed = {each.function.name: index for index, each in enumerate(choice.allowed_tools.tools)}
     for name, index in allowed.items():
         if name not in known:
-            where = f"tool_choice.allowed_tools.tools[{index}]"
-            raise invalid(where, f"{where} names {name[:40]!r}, which is not in tools")
+            raise not_among(f"tool_choice.allowed_tools.tools[{index}]", name)
     return [tool for tool in tools if tool.name in allowed]
 
 

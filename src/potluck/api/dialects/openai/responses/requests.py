@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -51,7 +52,7 @@ from potluck.api.dialects.openai.responses.tools import (
 from potluck.api.errors import invalid
 from potluck.api.grammars import schema_grammar
 from potluck.api.requests import ChatRequest
-from potluck.api.tools import tool_use
+from potluck.api.tools import not_among, tool_use
 from potluck.grammars import build
 from potluck.text.chat import chat_ending
 from potluck.types.output import ToolMode, ToolUse
@@ -64,6 +65,8 @@ _CallItem = FunctionCallItem | CustomCallItem | ShellCallItem | ApplyPatchCallIt
 
 UsableTool = ToolBody | CustomToolBody | NamespaceBody | ClientToolBody
 """A tool that the client executes."""
+
+_NAMESPACE = "namespace"
 
 _TEXT_TYPES = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 
@@ -267,12 +270,6 @@ class ClientTool:
     name: str
     namespace: str | None = None
 
-    def is_chosen(self, kind: str, name: str) -> bool:
-        """Return whether an entry of ``tool_choice`` means the tool, by any of its names."""
-        if kind == "namespace":
-            return self.namespace == name
-        return name in (self.function.name, self.name)
-
 
 def client_tools(body: ResponseBody) -> list[ClientTool]:
     """Return the tools that the model may call."""
@@ -322,8 +319,8 @@ def _tool_use(body: ResponseBody) -> ToolUse:
     mode, name = ToolMode.REQUIRED, None
     if isinstance(choice, NamedTool):
         name = choice.name or choice.type
-        chosen = [tool.function.name for tool in tools if tool.is_chosen(choice.type, name)]
-        name = chosen[0] if len(chosen) == 1 else name
+        named = _by_name(tools)[choice.type == _NAMESPACE, name]
+        name = named[0] if len(named) == 1 else name
     elif isinstance(choice, AllowedTools):
         tools, mode = _allowed(tools, choice), ToolMode(choice.mode)
     else:
@@ -334,13 +331,28 @@ def _tool_use(body: ResponseBody) -> ToolUse:
 
 def _allowed(tools: Sequence[ClientTool], choice: AllowedTools) -> list[ClientTool]:
     """Return the tools that may be called; the model is not shown the others."""
-    allowed: set[str] = set()
+    by_name = _by_name(tools)
+    entries: dict[tuple[bool, str], None] = {}  # a hostile body may repeat one many times
     for index, each in enumerate(choice.tools):
         name = each.name or each.type
-        chosen = [tool.function.name for tool in tools if tool.is_chosen(each.type, name)]
-        is_client_tool = each.type in ("function", "custom", "namespace", *CLIENT_TOOLS)
-        if is_client_tool and not chosen:
-            where = f"tool_choice.tools[{index}]"
-            raise invalid(where, f"{where} names {name[:40]!r}, which is not in tools")
-        allowed.update(chosen)
+        entry = (each.type == _NAMESPACE, name)
+        is_client_tool = each.type in ("function", "custom", _NAMESPACE, *CLIENT_TOOLS)
+        if is_client_tool and entry not in by_name:
+            raise not_among(f"tool_choice.tools[{index}]", name)
+        entries[entry] = None
+    allowed = {name for entry in entries for name in by_name[entry]}
     return [tool for tool in tools if tool.function.name in allowed]
+
+
+def _by_name(tools: Sequence[ClientTool]) -> Mapping[tuple[bool, str], list[str]]:
+    """Return the names of the functions that an entry of ``tool_choice`` means.
+
+    It is the name of a namespace (True), or one of the two names of a tool.
+    """
+    found: defaultdict[tuple[bool, str], list[str]] = defaultdict(list)
+    for tool in tools:
+        for name in {tool.name, tool.function.name}:
+            found[False, name].append(tool.function.name)
+        if tool.namespace is not None:
+            found[True, tool.namespace].append(tool.function.name)
+    return found
