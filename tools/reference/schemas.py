@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,26 +25,24 @@ def deploy_schema() -> str:
     return json.dumps(json_schema(Deploy), indent=2, ensure_ascii=False) + "\n"
 
 
-def _deployment(document: dict[str, Any]) -> dict[str, Any]:
-    return document
-
-
-def _deployments(document: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = document["properties"]["deployments"]["items"]
-    return found
-
-
-DOCUMENTS: Mapping[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
-    "deploy.json": _deployment,
-    "cluster.json": _deployments,
+DOCUMENTS: Mapping[str, tuple[str, ...]] = {
+    "deploy.json": (),
+    "cluster.json": ("properties", "deployments", "items"),
 }
-"""The schemas that have a deployment, and where."""
+"""The schemas that have a deployment, with the keys that lead to it."""
+
+
+def deployment_in(document: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return the schema of a deployment in that of the document ``name``."""
+    for key in DOCUMENTS[name]:
+        document = document[key]
+    return document
 
 
 def with_settings(name: str, kind: type[DeploymentSpec] = DeploymentSpec) -> str:
     """Return the text of a schema with the settings of ``kind`` as they are declared now."""
     document = json.loads((SCHEMAS / name).read_text("utf-8"))
-    deployment = DOCUMENTS[name](document)
+    deployment = deployment_in(document, name)
     schema = json_schema(kind)
     declared = schema["$defs"][kind.__name__]["properties"]
     for setting in settings_of(kind).keys() - _IN_FORCE:

@@ -11,6 +11,7 @@ from potluck.cli.cluster import deploy, deploy_request, deployed
 from potluck.cli.options import state_directory
 from potluck.cli.output import note
 from potluck.cli.placing import node_names
+from potluck.cli.spec_options import declare_parameters
 from potluck.cli.tables import stage_lines
 from potluck.cli.up import run_agent, up
 from potluck.errors import PotluckError
@@ -112,8 +113,7 @@ def _with_options_of(
         for name, parameter in inspect.signature(command, eval_str=True).parameters.items():
             if name not in _NOT_OF_SERVE | _OF_BOTH:
                 parameters[name] = parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-    function.__signature__ = inspect.Signature(list(parameters.values()))  # type: ignore[attr-defined]
-    function.__annotations__ = {name: each.annotation for name, each in parameters.items()}
+    declare_parameters(function, list(parameters.values()))
 
 
 _with_options_of(serve, (deploy, up))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import inspect
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any
@@ -65,20 +65,28 @@ def takes_settings(
         for name, parameter in inspect.signature(command, eval_str=True).parameters.items():
             own = parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
             parameters += options if name == "settings" else [own]
-        taking.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        taking.__annotations__ = {each.name: each.annotation for each in parameters}
+        declare_parameters(taking, parameters)
         return taking
 
     return decorate
 
 
+def declare_parameters(
+    function: Callable[..., None], parameters: Sequence[inspect.Parameter]
+) -> None:
+    """Make Typer see ``parameters`` as those of a function that takes any."""
+    function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    function.__annotations__ = {each.name: each.annotation for each in parameters}
+
+
 def _parameters(kind: type[DeploymentSpec], only: Collection[str]) -> list[inspect.Parameter]:
+    types = value_types(kind)
     return [
         inspect.Parameter(
             name,
             inspect.Parameter.KEYWORD_ONLY,
             default=False if setting.is_flag else None,
-            annotation=Annotated[_option_type(kind, name, setting), _option(setting)],
+            annotation=Annotated[_option_type(types[name], setting), _option(setting)],
         )
         for name, setting in settings_of(kind).items()
         if setting.option and (not only or name in only)
@@ -93,13 +101,13 @@ def _option(setting: Setting) -> OptionInfo:
     return made
 
 
-def _option_type(kind: type[DeploymentSpec], name: str, setting: Setting) -> Any:
+def _option_type(value_type: Any, setting: Setting) -> Any:
     """Return the type that Typer reads the option as."""
     if setting.is_flag:
         return bool
     if setting.parse == "quantization":
         return Quant | None
-    return (str if setting.parse else value_types(kind)[name]) | None
+    return (str if setting.parse else value_type) | None
 
 
 def spec_params(

@@ -24,7 +24,7 @@ from potluck.types.deployment_spec import (
     require_in_range,
 )
 from potluck.types.ranges import NumberRange
-from tools.reference.schemas import DOCUMENTS, SCHEMAS, with_settings
+from tools.reference.schemas import DOCUMENTS, SCHEMAS, deployment_in, with_settings
 from tools.reference.settings import rows
 
 
@@ -113,8 +113,8 @@ def test_it_is_documented() -> None:
         "maximum": 9,
     }
     assert properties["mood"]["description"] == "The mood."
-    for name, deployment in DOCUMENTS.items():
-        schema = deployment(json.loads(with_settings(name, WithTwoMore)))
+    for name in DOCUMENTS:
+        schema = deployment_in(json.loads(with_settings(name, WithTwoMore)), name)
         assert schema["properties"]["mood"] == {
             "enum": ["bold", "calm"],
             "description": "The mood.",

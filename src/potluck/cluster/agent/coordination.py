@@ -54,7 +54,6 @@ from potluck.types.cluster import DeploymentId, Epoch, NodeId
 from potluck.types.deployment import (
     Deploy,
     DeploymentRecord,
-    DeploymentState,
     DraftRecord,
     StageRecord,
 )
@@ -466,7 +465,7 @@ class Coordination:
         """
         if wrong is None or right is None or wrong.epoch.coordinator == self._membership.node_id:
             return
-        is_revived = right.status.state is DeploymentState.REMOVED is not wrong.status.state
+        is_revived = right.is_removed and not wrong.is_removed
         if is_revived or wrong.epoch.coordinator != right.epoch.coordinator:
             self._spawn(self._tell(wrong.epoch.coordinator, pack_record(right)))
 

@@ -80,12 +80,13 @@ class DeploymentHistory:
         if served.epoch == record.epoch and known.latest.is_ready:
             return
         moved = [
-            {"stage": index, "from": before, "to": after.node_id}
-            for index, before, after in _moves(served, record)
+            {"stage": index, "from": left, "to": after.node_id}
+            for index, left, after in _moves(served, record)
         ]
         names = _names_of(moved, self._name)
-        if record.status.num_recoveries > served.status.num_recoveries:
-            seconds = record.status.recovery_seconds
+        status, before = record.status, served.status
+        if status.num_recoveries > before.num_recoveries:
+            seconds = status.recovery_seconds
             paused = "" if seconds is None else f" after a pause of {seconds:.1f} s"
             yield EventContent(
                 kind=EventKind.RECOVERED,
@@ -93,12 +94,8 @@ class DeploymentHistory:
                 model_id=record.model_id,
                 details={"paused_seconds": seconds, "moved": moved},
             )
-        elif moved or record.status.num_moves > served.status.num_moves:
-            gain = (
-                record.status.last_gain
-                if record.status.num_moves > served.status.num_moves
-                else None
-            )
+        elif moved or status.num_moves > before.num_moves:
+            gain = status.last_gain if status.num_moves > before.num_moves else None
             why = "to other units"
             if gain is not None:
                 pace = "faster" if gain >= 0 else "slower"

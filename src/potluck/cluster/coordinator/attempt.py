@@ -246,19 +246,12 @@ class Attempt:
             self.size = replace(
                 self.size, quantization=planned.quantization, arithmetic=planned.arithmetic
             )
-            status = self.record.status
+            record = self.record.with_status(plan=plan_record(planned))
             self.record = msgspec.structs.replace(
-                self.record,
+                record.with_files(own_files=planned.own_files, transfers=()),
                 epoch=result.epoch,
                 holders=result.holders,
                 has_quorum=result.has_quorum,
-                status=msgspec.structs.replace(
-                    status,
-                    plan=plan_record(planned),
-                    files=msgspec.structs.replace(
-                        status.files, own_files=planned.own_files, transfers=()
-                    ),
-                ),
             )
         return result
 
@@ -446,18 +439,13 @@ class Attempt:
             return record
         own = self.record
         is_same = record.epoch == own.epoch
+        successor = record.status.successor if is_same else None
         return msgspec.structs.replace(
-            record,
+            record.with_status(plan=own.status.plan, files=own.status.files, successor=successor),
             epoch=own.epoch,
             revision=record.revision if is_same else 0,
             holders=record.holders if is_same else own.holders,
             has_quorum=own.has_quorum,
-            status=msgspec.structs.replace(
-                record.status,
-                plan=own.status.plan,
-                files=own.status.files,
-                successor=record.status.successor if is_same else None,
-            ),
         )
 
     @property
