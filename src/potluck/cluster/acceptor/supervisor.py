@@ -202,20 +202,18 @@ class AcceptorProcess:
 async def _spawn(server: socket.socket, settings: AcceptorSettings) -> _Child:
     ours, theirs = socket.socketpair()
     our_routes, their_routes = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with theirs, their_routes:
+    with theirs, their_routes, contextlib.ExitStack() as unless_started:
+        unless_started.callback(our_routes.close)
         reader, writer = await asyncio.open_connection(sock=ours)
+        unless_started.callback(writer.close)
         descriptors = (server.fileno(), theirs.fileno(), their_routes.fileno())
-        try:
-            process = await start_child(
-                ACCEPTOR_MODULE,
-                *map(str, descriptors),
-                json.dumps(asdict(settings)),
-                descriptors=descriptors,
-            )
-        except BaseException:
-            writer.close()
-            our_routes.close()
-            raise
+        process = await start_child(
+            ACCEPTOR_MODULE,
+            *map(str, descriptors),
+            json.dumps(asdict(settings)),
+            descriptors=descriptors,
+        )
+        unless_started.pop_all()
     return _Child(process=process, reader=reader, writer=writer, routes=_RouteSender(our_routes))
 
 

@@ -370,24 +370,22 @@ class TransferProcess:
     async def _spawn(self) -> None:
         control, control_theirs = socket.socketpair()
         doors, doors_theirs = socket.socketpair()
-        with control_theirs, doors_theirs:
+        with control_theirs, doors_theirs, contextlib.ExitStack() as unless_started:
+            unless_started.callback(doors.close)
             reader, writer = await asyncio.open_connection(sock=control)
+            unless_started.callback(writer.close)
             given = [control_theirs, doors_theirs]
             if self._connections is not None:
                 given.append(self._connections)
             descriptors = [each.fileno() for each in given]
-            try:
-                process = await start_child(
-                    TRANSFER_MODULE,
-                    json.dumps(asdict(self._settings)),
-                    *map(str, descriptors),
-                    descriptors=descriptors,
-                    may_fetch=True,
-                )
-            except BaseException:
-                writer.close()
-                doors.close()
-                raise
+            process = await start_child(
+                TRANSFER_MODULE,
+                json.dumps(asdict(self._settings)),
+                *map(str, descriptors),
+                descriptors=descriptors,
+                may_fetch=True,
+            )
+            unless_started.pop_all()
         self._child = _Child(process=process, reader=reader, writer=writer, doors=doors)
         try:
             async with asyncio.timeout(_START_SECONDS):
