@@ -20,15 +20,14 @@ import psutil
 import pytest
 from support.processes.command import run_command
 from support.processes.waiting import eventually
+from support.schemas import validate_document
 
-import potluck
 from potluck.cluster.acceptor.supervisor import ACCEPTOR_MODULE
 from potluck.cluster.agent.asking import RemoteError, ask
 from potluck.cluster.agent.state import StateDirectory
 from potluck.cluster.transfer.supervisor import TRANSFER_MODULE
 from potluck.cluster.trust.secret import generate_secret
 
-SCHEMAS = Path(potluck.__file__).parent / "cli" / "schemas"
 SECONDS = 60
 
 
@@ -69,7 +68,7 @@ class AgentProcess:
         completed = run_command(*arguments, "--json", "--state", str(self.state))
         assert completed.returncode == 0, completed.stderr
         document: dict[str, Any] = json.loads(completed.stdout)
-        validate(schema, document)
+        validate_document(document, schema)
         return document
 
     def state_document(self) -> dict[str, Any]:
@@ -87,10 +86,6 @@ class AgentProcess:
                 self.process.kill()
         assert self.process.stdout is not None
         self.process.stdout.close()
-
-
-def validate(schema: str, document: object) -> None:
-    jsonschema.validate(document, json.loads((SCHEMAS / f"{schema}.json").read_text()))
 
 
 @contextlib.contextmanager
@@ -147,7 +142,7 @@ def test_documents_fit_their_schemas_from_any_agent(
     assert [each["model_id"] for each in seen["deployments"]] == ["tales"]
     with urllib.request.urlopen(f"{first.address}/cluster", timeout=SECONDS) as response:
         served = json.load(response)
-    validate("cluster", served)
+    validate_document(served, "cluster")
     assert served["deployments"] == seen["deployments"]
     gone = run_command("undeploy", "tales", "--state", str(first.state))
     assert gone.stderr == "tales is undeployed\n"
@@ -188,7 +183,7 @@ def test_a_plan_predicts_speed_and_follows_a_layout(
 
 def test_a_schema_refuses_what_it_does_not_know() -> None:
     with pytest.raises(jsonschema.ValidationError):
-        validate("plan", {"schema": "potluck.plan/1", "model": "demo"})
+        validate_document({"schema": "potluck.plan/1", "model": "demo"})
 
 
 @pytest.mark.parametrize(

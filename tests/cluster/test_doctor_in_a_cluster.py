@@ -11,23 +11,20 @@ import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 
-import jsonschema
 import msgspec
 import pytest
 from support.cluster.agents import AgentProcess, Fleet
 from support.cluster.members import make_config, node_id
 from support.network.netns import Host, lan, require_namespaces
 from support.processes.waiting import until
+from support.schemas import validate_document
 
-import potluck
 from potluck.cluster.agent.diagnosis import connect_back, diagnose
 from potluck.cluster.calls import CheckConnection, Clock, ConnectionCheck, decode, encode
 from potluck.cluster.membership import Membership, MethodTable
 from potluck.errors import CallError
 from potluck.probe.doctor.case import Cluster, Peer
 from potluck.types.cluster import NodeId
-
-SCHEMA = Path(potluck.__file__).parent / "cli/schemas/doctor.json"
 
 AHEAD_SECONDS = 100.0
 AHEAD = (
@@ -82,7 +79,7 @@ def test_agents_on_loopback_and_a_clock_that_is_ahead(fleet: Fleet) -> None:
         assert abs(peer.skew_seconds - skew) <= peer.uncertainty_seconds + 0.01
     completed = first.command_line("doctor", "--json")
     document = json.loads(completed.stdout)
-    jsonschema.validate(document, json.loads(SCHEMA.read_text()))
+    validate_document(document)
     assert document["is_cluster_checked"]
     assert "clock" in [finding["check"] for finding in document["findings"]]
     for agent in (first, second):

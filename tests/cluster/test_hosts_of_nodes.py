@@ -8,21 +8,18 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import jsonschema
 import pytest
 from support.cluster.agents import AgentProcess, Fleet
 from support.kernels.build import require_tool
 from support.portability.local_index import local_index
 from support.portability.wheel_bytes import write_wheel
 from support.processes.waiting import eventually
+from support.schemas import validate_document
 
-import potluck
 from potluck.cluster.agent.asking import ask
 from potluck.portability.hosts.document import read_host
 from potluck.portability.hosts.installed import describe_host
 from potluck.portability.hosts.writing import MAX_DOCUMENT_BYTES
-
-SCHEMAS = Path(potluck.__file__).parent / "cli/schemas"
 
 CANNOT = (
     sys.executable,
@@ -64,7 +61,7 @@ def test_every_node_describes_itself_or_says_why_not(
     description = answers[sound.node_id]["description"]
     assert len(description.encode()) <= MAX_DOCUMENT_BYTES
     document = json.loads(description)
-    jsonschema.validate(document, json.loads((SCHEMAS / "host.json").read_text()))
+    validate_document(document)
     host, here = read_host(document), describe_host()
     assert (host.machine, host.libc_version) == (here.machine, here.libc_version)
     names = [(each.soname, each.versions, each.needed) for each in here.libraries]
@@ -93,7 +90,7 @@ def test_packages_are_planned_for_every_node(
         )
         assert completed.returncode == 1, "a node did not answer"
         document = json.loads(completed.stdout)
-        jsonschema.validate(document, json.loads((SCHEMAS / "wheel-plan.json").read_text()))
+        validate_document(document)
         (host,) = document["hosts"]
         assert host["machine"] == describe_host().machine
         (own,) = document["own"]
@@ -120,7 +117,7 @@ def test_a_wheel_is_checked_on_every_node(
     completed = sound.command_line("wheel", "check", str(library), "--cluster", "--json")
     assert completed.returncode == 1, completed.stderr
     document = json.loads(completed.stdout)
-    jsonschema.validate(document, json.loads((SCHEMAS / "wheel.json").read_text()))
+    validate_document(document)
     (report,) = document["wheels"]
     assert [each["verdict"] for each in report["hosts"]] == ["loads"]
     (silent,) = document["silent"]

@@ -8,18 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 from support.cluster.agents import AgentProcess, Fleet, no_end
 from support.processes.waiting import eventually
-
-import potluck
+from support.schemas import validate_document
 
 NUM_STREAMS = 4
 NUM_TOKENS = 400
-SCHEMA = json.loads(
-    (Path(potluck.__file__).parent / "cli" / "schemas" / "cluster.json").read_text("utf-8")
-)
 
 
 NUMBERS = itertools.count()
@@ -36,7 +31,7 @@ def generate(agent: AgentProcess, num_tokens: int = NUM_TOKENS) -> None:
 
 def shown(agent: AgentProcess) -> dict[str, Any]:
     cluster = agent.cluster()
-    jsonschema.validate({key: value for key, value in cluster.items() if key != "ok"}, SCHEMA)
+    validate_document({key: value for key, value in cluster.items() if key != "ok"})
     (deployment,) = cluster["deployments"]
     return dict(deployment)
 

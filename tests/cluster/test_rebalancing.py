@@ -8,19 +8,14 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-import jsonschema
 import pytest
 from support.cluster.agents import AgentProcess, Fleet, await_ready, no_end
 from support.processes.confinement import control_group, inside
 from support.processes.waiting import eventually
-
-import potluck
+from support.schemas import validate_document
 
 PROMPT = "The old boat. " * 10
 NUM_TOKENS = 600
-SCHEMA = json.loads(
-    (Path(potluck.__file__).parent / "cli" / "schemas" / "rebalance.json").read_text("utf-8")
-)
 
 
 @pytest.fixture
@@ -77,7 +72,7 @@ def test_a_user_sees_what_a_move_gains_and_has_it_done(tmp_path: Path, group: Pa
         fleet.await_members()
         shown = fast.command_line("rebalance", "demo", "--dry-run", "--json")
         document = json.loads(shown.stdout)
-        jsonschema.validate(document, SCHEMA)
+        validate_document(document)
         (deployment,) = document["deployments"]
         assert deployment["outcome"] == "possible"
         assert deployment["better"]["gain"] > 0.2

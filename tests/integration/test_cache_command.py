@@ -8,17 +8,15 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 from support.cluster.store_files import chunks_of, content_of, some_bytes, started
 from support.processes.command import assert_refused, run_command
 from support.processes.confinement import covered
+from support.schemas import validate_document
 
-import potluck
 from potluck.store.content_store import ContentStore
 from potluck.types.content import CHUNK_BYTES, FileContent
 
-SCHEMA = json.loads((Path(potluck.__file__).parent / "cli/schemas/cache.json").read_text())
 LIMIT = 20 * CHUNK_BYTES
 
 
@@ -46,7 +44,7 @@ def document(*arguments: str, env: dict[str, str]) -> dict[str, Any]:
     completed = run_command("cache", *arguments, "--json", env=env)
     assert completed.returncode == 0, completed.stderr
     found: dict[str, Any] = json.loads(completed.stdout)
-    jsonschema.validate(found, SCHEMA)
+    validate_document(found)
     return found
 
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-from importlib import resources
 from pathlib import Path
 
-import jsonschema
 import pytest
 from support.models.hub_models import DEMO, cut_demo, hub_environment
 from support.network.fake_hub import serve_hub
 from support.processes.command import assert_refused, run_command
+from support.schemas import validate_document
 
-SCHEMA = json.loads((resources.files("potluck.cli") / "schemas/check.json").read_text())
 WEIGHTS = "model.safetensors"
 
 
@@ -31,7 +29,7 @@ def test_one_that_does_not_fit() -> None:
     done = run_command("check", "demo", "--memory-limit", "20M", "--json")
     assert (done.returncode, done.stderr) == (1, "")
     document = json.loads(done.stdout)
-    jsonschema.validate(document, SCHEMA)
+    validate_document(document)
     assert not document["runs"]
     assert document["usable_bytes"] == 20 * 2**20
     (memory,) = document["memory"]
@@ -60,7 +58,7 @@ def test_of_a_hub_model_only_headers_are_fetched(kind: str, tmp_path: Path) -> N
         env = hub_environment(tmp_path, hub.endpoint)
         done = run_command("check", "org/fox", "--json", env=env)
         document = json.loads(done.stdout)
-        jsonschema.validate(document, SCHEMA)
+        validate_document(document)
         assert done.returncode == (1 if kind == "unsupported" else 0)
         assert document["pinned"].startswith("org/fox@")
         assert document["tokenizer_tokens"] == 2048

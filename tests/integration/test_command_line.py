@@ -6,25 +6,20 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 from support.processes.command import assert_refused, run_command
+from support.schemas import validate_document
 
 import potluck
 from potluck.kernels import available_isas
-
-SCHEMAS = Path(potluck.__file__).parent / "cli" / "schemas"
 
 
 def run_json(name: str, *arguments: str) -> dict[str, Any]:
     completed = run_command(*arguments, "--json")
     assert completed.returncode == 0, completed.stderr
-    document: dict[str, Any] = json.loads(completed.stdout)
-    jsonschema.validate(document, json.loads((SCHEMAS / f"{name}.json").read_text()))
-    return document
+    return validate_document(json.loads(completed.stdout), name)
 
 
 PROMPT = ("-p", "Once upon a time, there was a little fox who", "--temperature", "0", "-n", "24")

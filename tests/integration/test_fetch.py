@@ -10,7 +10,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 from support.kernels.build import not_shown
 from support.models.hub_models import DEMO, SMALL, WEIGHTS, hub_environment
@@ -18,10 +17,8 @@ from support.network.fake_hub import FakeHub, Repository, serve_hub
 from support.processes.command import COMMAND, assert_refused, run_command
 from support.processes.environment import environment
 from support.processes.waiting import eventually
+from support.schemas import validate_document
 
-import potluck
-
-SCHEMA = json.loads((Path(potluck.__file__).parent / "cli/schemas/fetch.json").read_text())
 MODEL = "org/fox"
 NUM_WEIGHTS_BYTES = len(DEMO[WEIGHTS])
 NUM_SMALL_BYTES = sum(map(len, SMALL.values()))
@@ -32,7 +29,7 @@ def fetch(env: dict[str, str], *arguments: str) -> dict[str, Any]:
     completed = run_command("fetch", *(arguments or (MODEL,)), "--json", env=env)
     assert completed.returncode == 0, completed.stderr
     document: dict[str, Any] = json.loads(completed.stdout)
-    jsonschema.validate(document, SCHEMA)
+    validate_document(document)
     for each in document["files"]:
         assert Path(each["path"]).read_bytes() == DEMO[each["name"]]
     return document

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from importlib import resources
 from pathlib import Path
 
-import jsonschema
 from support.processes.command import run_command
+from support.schemas import validate_document
 
 FLEET = """
 [[machines]]
@@ -57,8 +56,7 @@ def test_its_document_fits_the_schema(tmp_path: Path) -> None:
     code, out, err = plan(tmp_path, "--json", "--for", "throughput", "--layout", "board-2=12")
     assert (code, err) == (0, "")
     document = json.loads(out)
-    schema = json.loads((resources.files("potluck.cli") / "schemas/plan.json").read_text())
-    jsonschema.validate(document, schema)
+    validate_document(document)
     assert document["objective"] == "throughput"
     assert [stage["end_layer"] for stage in document["stages"]] == [12]
 

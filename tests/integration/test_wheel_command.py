@@ -5,15 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import jsonschema
 import pytest
 from support.portability.elf_bytes import Elf, Need, Symbol
 from support.portability.wheel_bytes import write_wheel
 from support.processes.command import assert_refused, run_command
+from support.schemas import validate_document
 
-import potluck
-
-SCHEMA = json.loads((Path(potluck.__file__).parent / "cli/schemas/wheel.json").read_text())
 OLD, NEW = "ubuntu-18.04-x86_64", "debian-12-x86_64"
 
 
@@ -33,7 +30,7 @@ def test_two_hosts_in_a_document(tmp_path: Path) -> None:
     completed = run_command("wheel", "check", wheel, "--host", NEW, "--host", OLD, "--json")
     assert (completed.returncode, completed.stderr) == (1, "")
     document = json.loads(completed.stdout)
-    jsonschema.validate(document, SCHEMA)
+    validate_document(document)
     (found,) = document["wheels"]
     assert [each["verdict"] for each in found["hosts"]] == ["loads", "will not load"]
     assert found["promise"] == "the tag claims compatibility that the files lack"

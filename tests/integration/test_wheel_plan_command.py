@@ -6,18 +6,13 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-import jsonschema
 import pytest
 from support.portability.elf_bytes import Elf
 from support.portability.local_index import IndexHandler, LocalIndex, hash_of, local_index
 from support.portability.wheel_bytes import write_wheel
 from support.processes.command import run_command
+from support.schemas import validate_document
 
-import potluck
-
-SCHEMA = json.loads(
-    (Path(potluck.__file__).parent / "cli/schemas/wheel-plan.json").read_text("utf-8")
-)
 TAG = "cp311-cp311-manylinux_2_17_x86_64"
 HOST = "debian-12-x86_64"
 
@@ -41,7 +36,7 @@ def test_a_plan_as_a_document(index: LocalIndex, tmp_path: Path) -> None:
         index, tmp_path, "app", "--host", HOST, "--host", "ubuntu-24.04-x86_64", "--json"
     )
     document = json.loads(output)
-    jsonschema.validate(document, SCHEMA)
+    validate_document(document)
     assert document["looked_up"] == ["app", "lib"]
     (problem,) = document["problems"]
     assert (problem["hosts"], status) == (["ubuntu-24.04-x86_64"], 1)
@@ -142,7 +137,7 @@ def test_variants_are_chosen_by_the_file_of_the_index(index: LocalIndex, tmp_pat
     assert constraints.read_text() == f"# For {HOST}\napp==1.0\n"
     status, output, _ = plan(index, tmp_path, *arguments, "--variants", "--json")
     document = json.loads(output)
-    jsonschema.validate(document, SCHEMA)
+    validate_document(document)
     (wheel,) = document["own"][0]["wheels"]
     assert (status, wheel["variant"], wheel["unused_variants"]) == (0, "mkl", [])
     described.write_bytes(b"{" + bytes(1 << 20))

@@ -67,7 +67,8 @@ def _made_here() -> str:
     parts.append(
         "## Output and exit codes\n\n"
         "Data goes to stdout, everything else to stderr. With `--json` a command prints one\n"
-        "document; its `schema` names a JSON Schema in the package (`potluck/cli/schemas`). An\n"
+        "document; its `schema`, such as `potluck.nodes/1`, names a JSON Schema, such as\n"
+        "[`nodes.json`](schemas/nodes.json). An\n"
         "error is one line that names the problem, followed by a line that begins with `hint:`.\n"
         "The exit code is 2 for incorrect usage, 1 for a failure and 130 after Ctrl-C.\n"
         "`potluck --debug …` shows the traceback."

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from tools.reference import commands, http_fields, metrics, schemas, settings
+from tools.reference import commands, http_fields, metrics, settings
 
 DIRECTORY = Path(__file__).parents[2] / "docs" / "reference"
 
 
 PAGES: Mapping[str, Callable[[], str]] = {
     "cli.md": commands.page,
-    "deploy.schema.json": schemas.deploy_schema,
     "http-fields.md": http_fields.page,
     "metrics.md": metrics.page,
     "settings.md": settings.page,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -21,6 +21,7 @@ from potluck.store.content_store import (
     default_limit_bytes,
     default_store_folder,
 )
+from potluck.types.documents.base import Count, Document, Sha256Text, document_of
 
 _SHORT_HASH = 12
 _AGES = ((86400, "d"), (3600, "h"), (60, "min"))
@@ -113,29 +114,54 @@ def cache_lines(store: ContentStore, files: Sequence[StoredFile], now: float) ->
     )
 
 
+class CachedFile(Document, frozen=True, kw_only=True):
+    """A file of the cache, or a part of one."""
+
+    sha256: Sha256Text
+    bytes: Count
+    """Size of the whole file."""
+    held_bytes: Count
+    """Bytes of the file that are kept here."""
+    label: str
+    """Name of the file when it was first fetched; may be empty."""
+    is_verified: bool
+    """The whole file has been hashed, so every part is known to belong to it."""
+    is_in_use: bool
+    """A process uses the file, so it is not removed."""
+    used_at: float
+    """Seconds since 1970."""
+
+
+class CacheDocument(Document, frozen=True, kw_only=True):
+    """The output of ``potluck cache --json`` and ``potluck cache prune --json``."""
+
+    schema: Literal["potluck.cache/1"] = "potluck.cache/1"
+    path: str
+    """The folder, which may not exist yet."""
+    limit_bytes: Count
+    """Maximum size (the setting ``weights_store``)."""
+    held_bytes: Count
+    """Size of all files together."""
+    removed_bytes: Count | None
+    """Bytes removed by ``potluck cache prune``; null for ``potluck cache``."""
+    files: tuple[CachedFile, ...]
+    """The most recently used file first."""
+
+
 def cache_document(
     store: ContentStore, files: Sequence[StoredFile], *, removed_bytes: int | None
-) -> dict[str, object]:
-    """Return the document of ``potluck cache --json`` (schema ``potluck.cache/1``)."""
-    return {
-        "schema": "potluck.cache/1",
-        "path": str(store.folder),
-        "limit_bytes": store.limit_bytes,
-        "held_bytes": _held_bytes(files),
-        "removed_bytes": removed_bytes,
-        "files": [
-            {
-                "sha256": file.content.sha256,
-                "bytes": file.content.num_bytes,
-                "held_bytes": file.held_bytes,
-                "label": file.label,
-                "is_verified": file.is_verified,
-                "is_in_use": file.is_in_use,
-                "used_at": file.used_at,
-            }
+) -> CacheDocument:
+    """Return the document of ``potluck cache --json``."""
+    return CacheDocument(
+        path=str(store.folder),
+        limit_bytes=store.limit_bytes,
+        held_bytes=_held_bytes(files),
+        removed_bytes=removed_bytes,
+        files=tuple(
+            document_of(CachedFile, file, sha256=file.content.sha256, bytes=file.content.num_bytes)
             for file in files
-        ],
-    }
+        ),
+    )
 
 
 def _held_bytes(files: Sequence[StoredFile]) -> int:

@@ -3,11 +3,30 @@
 from __future__ import annotations
 
 import ipaddress
+from typing import Annotated, Literal
 from urllib.parse import urlsplit, urlunsplit
+
+import msgspec
 
 from potluck.cli.options import JsonOption, StateOption, state_directory
 from potluck.cli.output import emit_json, note
 from potluck.cli.placing import result_of
+from potluck.types.documents.base import Document
+
+
+class DashboardDocument(Document, frozen=True, kw_only=True):
+    """The output of ``potluck dashboard --json``.
+
+    Anyone who has its token can administer the cluster until it expires.
+    """
+
+    schema: Literal["potluck.dashboard/1"] = "potluck.dashboard/1"
+    url: Annotated[str, msgspec.Meta(pattern="^https?://.*/#token=pt-")]
+    """Address of the page, with the token."""
+    token: Annotated[str, msgspec.Meta(pattern="^pt-[A-Za-z0-9_-]{43}$")]
+    """The token for ``Authorization: Bearer``."""
+    valid_seconds: float
+    """Validity while the agent runs."""
 
 
 def dashboard(json: JsonOption = False, state: StateOption = None) -> None:
@@ -19,14 +38,8 @@ def dashboard(json: JsonOption = False, state: StateOption = None) -> None:
     made = result_of(state_directory(state), "dashboard", {})
     url = f"{page_address(made['address'])}/#token={made['token']}"
     if json:
-        emit_json(
-            {
-                "schema": "potluck.dashboard/1",
-                "url": url,
-                "token": made["token"],
-                "valid_seconds": made["valid_seconds"],
-            }
-        )
+        seconds = made["valid_seconds"]
+        emit_json(DashboardDocument(url=url, token=made["token"], valid_seconds=seconds))
         return
     print(url)
     note(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from potluck.cli.options import JsonOption
 from potluck.cli.output import emit_json, note
 from potluck.quantities import format_bytes, format_count
+from potluck.types.documents.base import Count, Document, document_of
 
 if TYPE_CHECKING:
     from potluck.catalog import FetchedFile, ModelFiles
@@ -94,22 +95,42 @@ def _present_bytes(files: Sequence[FetchedFile]) -> int:
     return sum(max(0, each.num_bytes - each.fetched_bytes) for each in files)
 
 
-def _document(found: ModelFiles, fetched: Sequence[FetchedFile]) -> dict[str, object]:
-    """The document of ``potluck fetch --json`` (schema ``potluck.fetch/1``)."""
-    return {
-        "schema": "potluck.fetch/1",
-        "model": found.name,
-        "pinned": found.pinned_name,
-        "path": str(found.path),
-        "files": [
-            {
-                "name": each.name,
-                "path": str(each.path),
-                "bytes": each.num_bytes,
-                "fetched_bytes": each.fetched_bytes,
-            }
+class FetchedFileDocument(Document, frozen=True, kw_only=True):
+    """A file of the model."""
+
+    name: str
+    """Path in the repository."""
+    path: str
+    bytes: Count
+    fetched_bytes: Count
+    """Bytes downloaded now; more than ``bytes`` if a partial download could not be used."""
+
+
+class FetchDocument(Document, frozen=True, kw_only=True):
+    """The output of ``potluck fetch --json``."""
+
+    schema: Literal["potluck.fetch/1"] = "potluck.fetch/1"
+    model: str
+    """MODEL as given."""
+    pinned: str
+    """MODEL at its current commit."""
+    path: str
+    """The model's directory, or its (first) .gguf file."""
+    files: tuple[FetchedFileDocument, ...]
+    fetched_bytes: Count
+    present_bytes: Count
+    """Bytes that were on this disk before."""
+
+
+def _document(found: ModelFiles, fetched: Sequence[FetchedFile]) -> FetchDocument:
+    return FetchDocument(
+        model=found.name,
+        pinned=found.pinned_name,
+        path=str(found.path),
+        files=tuple(
+            document_of(FetchedFileDocument, each, path=str(each.path), bytes=each.num_bytes)
             for each in fetched
-        ],
-        "fetched_bytes": _fetched_bytes(fetched),
-        "present_bytes": _present_bytes(fetched),
-    }
+        ),
+        fetched_bytes=_fetched_bytes(fetched),
+        present_bytes=_present_bytes(fetched),
+    )

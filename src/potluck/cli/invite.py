@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 import typer
 
 from potluck.cli.options import JsonOption, StateOption, state_directory
@@ -16,6 +17,7 @@ from potluck.cli.placing import result_of
 from potluck.cli.tables import table
 from potluck.errors import UsageError, WheelFileError
 from potluck.quantities import format_count
+from potluck.types.documents.nodes import InviteDocument
 from potluck.types.node_names import names_of
 
 _WHERE = {
@@ -78,7 +80,7 @@ def invite(
             method, params = "withdraw", {"invitation_id": withdraw}
         result = result_of(directory, method, params)
         if json:
-            emit_json({"schema": "potluck.invitations/1", **result})
+            emit_json(result)
             return
         if withdraw is not None:
             note(f"invitation {withdraw} is revoked")
@@ -98,7 +100,7 @@ def invite(
     )
     lines = join_lines(made, with_software=problem is None)
     if json:
-        emit_json({"schema": "potluck.invite/1", **made, "lines": lines})
+        emit_json(msgspec.convert({**made, "lines": lines}, InviteDocument))
         return
     machines = format_count(uses, "machine")
     note(f"invitation {made['invitation_id']}: for {machines}, valid for {expires}")

@@ -34,7 +34,7 @@ def show(
         return
     result = result_of(state_directory(state), "nodes", {})
     if json:
-        emit_json({"schema": "potluck.nodes/1", **result})
+        emit_json(result)
         return
     for line in node_lines(result):
         print(line)

@@ -9,11 +9,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from potluck.types.choices import OFF
 
 if TYPE_CHECKING:
     from potluck.local import LoadPlan, LoadProgress, Model
     from potluck.types.choices import ArithmeticChoice, Quantization
+    from potluck.types.documents.base import Document
 
 
 def note(text: str) -> None:
@@ -29,10 +32,11 @@ def log_events(*, is_debugging: bool) -> None:
         logging.getLogger("potluck").setLevel(logging.INFO)
 
 
-def emit_json(document: dict[str, object]) -> None:
-    """One JSON document on stdout, escaped where the terminal's encoding has no place for it."""
+def emit_json(document: Document | dict[str, object]) -> None:
+    """Print a JSON document, escaped if the terminal's encoding is not UTF-8."""
     ascii_only = sys.stdout is None or sys.stdout.encoding.lower() != "utf-8"
-    print(json.dumps(document, ensure_ascii=ascii_only, indent=2, allow_nan=False))
+    built = msgspec.to_builtins(document)
+    print(json.dumps(built, ensure_ascii=ascii_only, indent=2, allow_nan=False))
 
 
 @contextmanager

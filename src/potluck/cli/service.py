@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -16,6 +16,7 @@ from potluck.child_environment import SECRET_VARIABLE
 from potluck.cli.options import JsonOption, state_directory
 from potluck.cli.output import emit_json, note
 from potluck.errors import PotluckError, UsageError
+from potluck.types.documents.base import Document, document_of
 
 _START_SECONDS = 3.0
 """In which a node that cannot start has ended: wrong options, a port that is taken."""
@@ -63,6 +64,20 @@ def install(
     _say_lingering(found.is_lingering)
 
 
+class ServiceDocument(Document, frozen=True, kw_only=True):
+    """The output of ``potluck service status --json``."""
+
+    schema: Literal["potluck.service/1"] = "potluck.service/1"
+    unit: str | None
+    """The unit's file; null if there is none."""
+    enabled: str
+    """The output of ``systemctl is-enabled``; ``unknown`` without a user manager."""
+    active: str
+    """The output of ``systemctl is-active``; ``unknown`` without a user manager."""
+    is_lingering: bool | None
+    """The user's services run without a login; null if that is unknown."""
+
+
 @service.command()
 def status(json: JsonOption = False) -> None:
     """Show whether this node runs as a service; exit code 1 if it does not."""
@@ -76,15 +91,8 @@ def status(json: JsonOption = False) -> None:
         found = UnitState(enabled="unknown", active="unknown", is_lingering=None)
         note(error.message)
     if json:
-        emit_json(
-            {
-                "schema": "potluck.service/1",
-                "unit": str(path) if is_installed else None,
-                "enabled": found.enabled,
-                "active": found.active,
-                "is_lingering": found.is_lingering,
-            }
-        )
+        unit = str(path) if is_installed else None
+        emit_json(document_of(ServiceDocument, found, unit=unit))
     elif not is_installed:
         print("the service is not installed; install it with potluck service install")
     else:

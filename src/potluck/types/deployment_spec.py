@@ -339,14 +339,3 @@ def require_in_range(spec: DeploymentSpec) -> None:
         value = getattr(spec, name)
         if setting.numbers is not None and value is not None:
             setting.numbers.require(setting.label, value)
-
-
-def json_schema(kind: type[DeploymentSpec]) -> dict[str, Any]:
-    """Return the JSON schema of a specification, with the settings' descriptions and ranges."""
-    schema = msgspec.json.schema(kind)
-    properties = schema["$defs"][kind.__name__]["properties"]
-    for name, setting in settings_of(kind).items():
-        properties[name]["description"] = setting.help
-        if setting.numbers is not None:
-            properties[name] |= {"minimum": setting.numbers.least, "maximum": setting.numbers.most}
-    return schema

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 from support.machines.icds import MALI, NVIDIA, build_icd
 from support.machines.whole_machine import Document, examine_machine
-
-import potluck
-
-SCHEMA = Path(potluck.__file__).parent / "cli/schemas/probe.json"
+from support.schemas import validate_document
 
 
 def examined(machine: str, vendors: Path, monkeypatch: pytest.MonkeyPatch) -> Document:
     monkeypatch.setenv("OCL_ICD_VENDORS", str(vendors))
     document = examine_machine(machine)
-    jsonschema.validate(document["probe"], json.loads(SCHEMA.read_text()))
+    validate_document(document["probe"])
     return document
 
 

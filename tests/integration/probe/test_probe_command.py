@@ -20,7 +20,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 from support.kernels.build import require_tool
 from support.machines.icds import build_icd
@@ -29,12 +28,11 @@ from support.processes.confinement import as_user, control_group, covered, insid
 from support.processes.environment import environment
 from support.processes.hidden_modules import REASON, hide_core
 from support.processes.waiting import done_within, eventually
+from support.schemas import validate_document
 
-import potluck
 from potluck.cli.options import seconds_to_wait
 from potluck.probe.all_detectors import DETECTORS
 
-SCHEMA = json.loads((Path(potluck.__file__).parent / "cli/schemas/probe.json").read_text())
 MIB = 2**20
 FIGURES = (
     "read_bytes_per_second",
@@ -70,7 +68,7 @@ def run_probe(
 def probe(*arguments: str, **how: Any) -> Document:
     """Its document, which is valid and has a CPU."""
     document: Document = json.loads(run_probe(*arguments, "--json", **how))
-    jsonschema.validate(document, SCHEMA)
+    validate_document(document)
     assert document["is_complete"]
     assert document["detectors"][0]["devices"][0]["device_id"] == "cpu"
     return document
@@ -396,7 +394,7 @@ def test_a_driver_that_hangs_is_named_and_not_waited_for(tmp_path: Path) -> None
         )
     assert (completed.returncode, completed.stderr) == (0, "")
     document = json.loads(completed.stdout)
-    jsonschema.validate(document, SCHEMA)
+    validate_document(document)
     (opencl,) = (detector for detector in document["detectors"] if detector["is_pending"])
     assert opencl["detector"] == "opencl"
     assert re.fullmatch(r"has not responded after \d s", opencl["problems"][-1])

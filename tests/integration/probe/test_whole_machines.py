@@ -7,21 +7,18 @@ devices are the detectors' own tests. A new machine is its file and a row here.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import jsonschema
 import pytest
 from support.machines.fake_nvml import build
 from support.machines.whole_machine import Document, examine_machine
+from support.schemas import validate_document
 
-import potluck
 from potluck.probe.all_detectors import DETECTORS
 
-SCHEMA = Path(potluck.__file__).parent / "cli/schemas/probe.json"
 CPU_FIRST = ["cpu", *(detector.name for detector in DETECTORS)]
 NO_BACKEND = "Potluck has no backend for it"
 NO_MEMORY = "/proc/meminfo cannot be read: is /proc mounted?"
@@ -271,14 +268,14 @@ def examined(
 
 def test_everything_that_is_said_of_a_machine(examined: tuple[Machine, Document]) -> None:
     machine, document = examined
-    check_document(machine, document["probe"])
+    check_whole(machine, document["probe"])
     check_table(machine, document["table"])
     for build_of, are_gpus_used in (("doctor", False), ("doctor_with_gpus", True)):
         check_doctor(machine, document[build_of], are_gpus_used=are_gpus_used)
 
 
-def check_document(machine: Machine, document: Document) -> None:
-    jsonschema.validate(document, json.loads(SCHEMA.read_text()))
+def check_whole(machine: Machine, document: Document) -> None:
+    validate_document(document)
     assert document["is_complete"]
     assert document["container"] == machine.container
     assert [detector["detector"] for detector in document["detectors"]] == CPU_FIRST

@@ -5,17 +5,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import jsonschema
 import pytest
 from support.machines.doctor_cases import NATIVE, a_case, a_gpu, a_report, a_system
+from support.schemas import validate_document
 
-import potluck
 from potluck.cli.doctor import gather, report
 from potluck.probe.doctor.case import Case, Cluster, Peer
 from potluck.types.hardware import ProbeReport
 from potluck.types.node_names import NodeNames
 
-SCHEMA = Path(potluck.__file__).parent / "cli/schemas/doctor.json"
 NO_AGENT = "no agent runs here: checks that involve other nodes need potluck up\n"
 
 
@@ -73,7 +71,7 @@ def test_the_document(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert report(a_machine_without_a_driver(tmp_path, is_used=True), as_json=True) == 1
     out, err = capsys.readouterr()
     document = json.loads(out)
-    jsonschema.validate(document, json.loads(SCHEMA.read_text()))
+    validate_document(document)
     assert err == ""
     assert document == {
         "schema": "potluck.doctor/1",

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from importlib import resources
 from pathlib import Path
 from typing import Any, cast
 
-import jsonschema
 import msgspec
 import pytest
+from support.schemas import validate_document
 
 from potluck.cli import invite as command
 from potluck.cli.invite import invitation_lines, join_lines, line_headings
@@ -27,17 +26,13 @@ from potluck.cluster.invitations.ledger import Ledger
 from potluck.cluster.trust.authority import derive_authority, issue_server_credentials
 from potluck.cluster.trust.secret import generate_secret, parse_secret
 from potluck.errors import UsageError, WheelFileError
+from potluck.types.cluster import NodeId
+from potluck.types.documents.nodes import NodesDocument
 from potluck.types.node_names import names_of
 
 NOW = 1_700_000_000.0
 HERE, AWAY, REMOVED, SILENT = "a" * 16, "b" * 16, "c" * 16, "d" * 16
 TEXT = f"10.0.0.7:7333/{'0123456789ABCDEFGHJKMNPQRSTVWXYZ'}/{'A' * 43}"
-
-
-def check(name: str, view: dict[str, Any]) -> None:
-    schema = json.loads((resources.files("potluck.cli") / f"schemas/{name}.json").read_text())
-    document = {"schema": f"potluck.{name}/1", **view}
-    jsonschema.validate(json.loads(json.dumps(document)), schema)
 
 
 def ledger() -> Ledger:
@@ -62,7 +57,7 @@ class PlayedInviting:
         return ledger().members
 
 
-def view() -> dict[str, Any]:
+def view() -> NodesDocument:
     state = {
         "nodes": [
             {"node_id": HERE, "name": "desk", "address": "10.0.0.7:7333", "state": "ready"},
@@ -75,7 +70,7 @@ def view() -> dict[str, Any]:
 def test_a_new_invitation() -> None:
     authority = derive_authority(parse_secret(generate_secret()))
     certificate, _ = issue_server_credentials(authority, ["10.0.0.7"])
-    made = new_invitation_view(
+    view = new_invitation_view(
         NewInvitation(
             invitation_id="0" * 8,
             invitation=parse_invitation(TEXT),
@@ -84,14 +79,15 @@ def test_a_new_invitation() -> None:
             certificate_pem=certificate.decode(),
         )
     )
+    made = msgspec.to_builtins(view)
     lines = join_lines(made, with_software=True)
-    check("invite", {**made, "lines": lines})
+    validate_document({**made, "lines": lines}, "invite")
     assert list(lines) == ["python", "shell", "potluck"]
     assert lines["potluck"] == f"potluck up --join {TEXT}"
     assert made["certificate_sha256"] in lines["python"]
     assert f"sha256//{made['key_sha256']};" in lines["shell"]
     alone = join_lines(made, with_software=False)
-    check("invite", {**made, "lines": alone})
+    validate_document({**made, "lines": alone}, "invite")
     assert list(alone) == ["potluck"]
 
 
@@ -123,13 +119,12 @@ def test_why_this_node_cannot_set_up_other_machines_is_said_without_a_file(
 
 
 def test_invitations_are_listed() -> None:
-    shown = invitations_view(ledger(), NOW + 120)
-    check("invitations", shown)
+    shown = validate_document(invitations_view(ledger(), NOW + 120), "invitations")
     first, second, third = invitation_lines(shown, NOW + 120)
     assert first.split() == ["INVITATION", "USED", "STATE", "NODES"]
     assert second.endswith(f"1 of 2  valid for 58 min  {AWAY}")
     assert third.endswith("0 of 1  it has expired    -")
-    named = names_of(view()["nodes"]).in_document(shown)
+    named = names_of(msgspec.to_builtins(view().nodes)).in_document(shown)
     assert list(invitation_lines(named, NOW + 120))[1].endswith("58 min  board")
     assert "no invitations" in next(invitation_lines({"invitations": []}, NOW))
 
@@ -138,7 +133,7 @@ def test_the_list_calls_nodes_by_their_names(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """Also those that have left."""
-    results = {"invitations": invitations_view(ledger(), NOW), "nodes": view()}
+    results = msgspec.to_builtins({"invitations": invitations_view(ledger(), NOW), "nodes": view()})
     monkeypatch.setattr(command, "result_of", lambda _, method, __: results[method])
     command.invite(list_all=True, state=tmp_path)
     _, first, _ = capsys.readouterr().out.splitlines()
@@ -148,8 +143,7 @@ def test_the_list_calls_nodes_by_their_names(
 
 
 def test_nodes_that_are_there_away_and_removed() -> None:
-    shown = view()
-    check("nodes", shown)
+    shown = validate_document(view(), "nodes")
     lines = list(node_lines(shown))
     assert lines[1].split() == [HERE, "desk", "ready", "secret", "10.0.0.7:7333"]
     assert lines[2].split() == [SILENT, "-", "silent", "-", "-"]
@@ -158,13 +152,15 @@ def test_nodes_that_are_there_away_and_removed() -> None:
 
 
 def test_a_node_is_found_by_its_id_its_beginning_or_its_name() -> None:
-    assert find_node(view(), HERE)["node_id"] == HERE
-    assert find_node(view(), "aaaa")["node_id"] == HERE
-    assert find_node(view(), "board")["node_id"] == AWAY
-    assert find_node(view(), "e" * 16)["node_id"] == "e" * 16  # never seen here
+    assert find_node(view(), HERE).node_id == HERE
+    assert find_node(view(), "aaaa").node_id == HERE
+    assert find_node(view(), "board").node_id == AWAY
+    assert find_node(view(), "e" * 16).node_id == "e" * 16  # never seen here
     for unknown in ("aaa", "nobody", "E" * 16, REMOVED):
         with pytest.raises(UsageError):
             find_node(view(), unknown)
-    several = {"nodes": [*view()["nodes"], {**view()["nodes"][0], "node_id": "f" * 16}]}
+    nodes = view().nodes
+    twin = msgspec.structs.replace(nodes[0], node_id=NodeId("f" * 16))
+    several = NodesDocument(nodes=(*nodes, twin))
     with pytest.raises(UsageError, match="several"):
         find_node(several, "desk")

@@ -1,11 +1,9 @@
 from __future__ import annotations
 
-import json
-from importlib import resources
 from typing import Any
 
-import jsonschema
 import pytest
+from support.schemas import validate_document
 
 from potluck.cli.plan_output import plan_lines
 
@@ -115,8 +113,7 @@ def plan(**changes: Any) -> dict[str, Any]:
 
 def lines(width: int | None = None, **changes: Any) -> list[str]:
     document = plan(**changes)
-    schema = json.loads((resources.files("potluck.cli") / "schemas/plan.json").read_text())
-    jsonschema.validate({"schema": "potluck.plan/1", **document}, schema)
+    validate_document({"schema": "potluck.plan/1", **document})
     return list(plan_lines(document, width))
 
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from importlib import resources
 from typing import Any
 
-import jsonschema
 import msgspec
 import pytest
 from support.cluster.calls import A, B, stage_on
 from support.placement.predictions import prediction
+from support.schemas import validate_document
 
 from potluck.cli.rebalance import rebalance_lines
 from potluck.cluster.agent.rebalance_view import rebalance_view
@@ -35,9 +33,8 @@ REPORT = RebalanceReport(
 def shown(**changes: Any) -> dict[str, Any]:
     """The view, checked against the schema."""
     view = rebalance_view(msgspec.structs.replace(REPORT, **changes))
-    schema = json.loads((resources.files("potluck.cli") / "schemas/rebalance.json").read_text())
     document = {"schema": "potluck.rebalance/1", "is_dry_run": True, "deployments": [view]}
-    jsonschema.validate(json.loads(json.dumps(document)), schema)
+    validate_document(document)
     return view
 
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-from importlib import resources
 from pathlib import Path
 
-import jsonschema
 import pytest
+from support.schemas import validate_document
 
 from potluck.cli import own_identity, service
 from potluck.cli.main import main
@@ -82,8 +81,7 @@ def test_a_unit_is_installed_shown_and_removed(
     (played / "linger").write_text("yes\n")
     assert run("status", "--json") == 0
     shown = json.loads(capsys.readouterr().out)
-    schema = json.loads((resources.files("potluck.cli") / "schemas/service.json").read_text())
-    jsonschema.validate(shown, schema)
+    validate_document(shown)
     assert shown["unit"] == str(unit(tmp_path))
     assert (shown["active"], shown["enabled"], shown["is_lingering"]) == ("active", "enabled", True)
     assert run("remove") == 0
@@ -164,8 +162,7 @@ def test_where_no_manager_runs_the_service_does_not_run(
     assert capsys.readouterr().out == f"{unit(tmp_path)}: unknown, unknown\n"
     assert run("status", "--json") == 1
     shown = json.loads(capsys.readouterr().out)
-    schema = json.loads((resources.files("potluck.cli") / "schemas/service.json").read_text())
-    jsonschema.validate(shown, schema)
+    validate_document(shown)
     assert (shown["unit"], shown["active"]) == (str(unit(tmp_path)), "unknown")
 
 

@@ -8,14 +8,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import jsonschema
 import pytest
 import typer
 from support.portability.elf_bytes import Elf, Need, Symbol
 from support.portability.linking import a_host, a_library
 from support.portability.wheel_bytes import write_wheel
+from support.schemas import validate_document
 
-import potluck
 from potluck.cli import wheel as command
 from potluck.cli.cluster_hosts import SilentNode
 from potluck.cli.wheel import check, check_on
@@ -27,7 +26,6 @@ from potluck.portability.hosts.host import Host
 from potluck.portability.linking.promises import Promise
 from potluck.portability.wheels import named_wheels
 
-SCHEMA = Path(potluck.__file__).parent / "cli/schemas/wheel.json"
 NEW = replace(
     a_host(a_library("libm.so.6", "exp@@GLIBC_2.29", versions=("GLIBC_2.29",))), name="new"
 )
@@ -99,7 +97,7 @@ def test_a_node_that_says_nothing_counts_as_one_where_it_does_not_load(
     assert last == f"node {'a' * 16} did not describe its host: it left"
     assert check_on([NEW], [wheel], silent=silent, as_json=True) == 1
     document = json.loads(capsys.readouterr().out)
-    jsonschema.validate(document, json.loads(SCHEMA.read_text()))
+    validate_document(document)
     assert document["silent"] == [{"node_id": "a" * 16, "problem": "it left"}]
 
 
@@ -112,7 +110,7 @@ def test_the_document(wheel: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert check_on([NEW, OLD], [wheel], as_json=True) == 1
     out, err = capsys.readouterr()
     document = json.loads(out)
-    jsonschema.validate(document, json.loads(SCHEMA.read_text()))
+    validate_document(document)
     assert err == ""
     assert document["schema"] == "potluck.wheel/1"
     assert document["hosts"][1] == {
@@ -336,7 +334,7 @@ def test_the_release_that_works_is_named(
     assert "works on new" not in err
     assert check_on([NEW, OLD], ["pack"], as_json=True) == 1
     document = json.loads(capsys.readouterr().out)
-    jsonschema.validate(document, json.loads(SCHEMA.read_text()))
+    validate_document(document)
     assert document["working_releases"] == [{"project": "pack", "host": "old", "version": "1.0"}]
 
 

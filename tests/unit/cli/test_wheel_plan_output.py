@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
-from pathlib import Path
 
-import jsonschema
 from support.portability.folder_index import PYTHON, a_host
+from support.schemas import validate_document
 
-import potluck
 from potluck.cli.cluster_hosts import SilentNode
 from potluck.cli.wheel_plan_output import plan_document, plan_lines
 from potluck.portability.planning.index import IndexFile
@@ -26,9 +23,6 @@ from potluck.portability.planning.plan import (
 from potluck.portability.planning.release_variants import UnusedVariant
 from potluck.portability.planning.target import target_of
 
-SCHEMA = json.loads(
-    (Path(potluck.__file__).parent / "cli/schemas/wheel-plan.json").read_text("utf-8")
-)
 TARGETS = [target_of(a_host(name), PYTHON) for name in ("a", "b")]
 
 
@@ -94,7 +88,7 @@ def test_the_label_of_a_variant_and_the_variants_that_are_not_used() -> None:
     assert lines[2].split() == ["app", "1.0", "a", "py3-none-any-x86_64_v3"]
     assert lines[3] == "  app 1.0 on a: the variants cu128, rocm are not used: it is invalid"
     document = plan_document(plan, TARGETS[:1], ["app"], [], ["app"])
-    jsonschema.validate(document, SCHEMA)
+    validate_document(document)
     (wheel,) = document["own"][0]["wheels"]
     assert wheel["variant"] == "x86_64_v3"
     assert wheel["unused_variants"][1] == {"label": "rocm", "reason": "it is invalid"}
@@ -115,5 +109,5 @@ def test_documents_keep_the_schema() -> None:
     silent = [SilentNode(node_id="n1", problem="no answer")]
     for plan in (BOTH, NONE):
         document = plan_document(plan, TARGETS, ["app"], silent, ["app"])
-        jsonschema.validate(document, SCHEMA)
+        validate_document(document)
     assert document["shared"] is None

@@ -1,20 +1,11 @@
 """The made-up documents that the page's views are looked at with are like those of an agent."""
 
-import json
-from importlib import resources
-from typing import Any
-
 import jsonschema
 import pytest
 from support.page import documents as page_documents
+from support.schemas import schema, validate_document
 
 SIZES = (1, 3, 14)
-
-
-def schema(name: str) -> dict[str, Any]:
-    text = resources.files("potluck.cli").joinpath(f"schemas/{name}.json").read_text("utf-8")
-    found: dict[str, Any] = json.loads(text)
-    return found
 
 
 @pytest.mark.slow
@@ -29,7 +20,7 @@ def test_clusters_have_the_schema_of_an_agents(num_nodes: int, is_loading: bool)
 
 @pytest.mark.parametrize("num_nodes", SIZES)
 def test_plans_have_the_schema_of_an_agents(num_nodes: int) -> None:
-    jsonschema.validate(page_documents.plan_document(num_nodes), schema("plan"))
+    validate_document(page_documents.plan_document(num_nodes), "plan")
 
 
 @pytest.mark.parametrize("num_nodes", SIZES)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import pytest
-from jsonschema import Draft202012Validator
 from support.models.small_lfm2 import SLOT_BYTES, write_small_lfm2
 from support.models.sparse_models import SparseModel
+from support.schemas import validate_document
 
 from potluck.errors import InsufficientMemoryError, ParameterError
 from potluck.fleet.planning import plan_fleet
@@ -57,15 +54,8 @@ def plan(
     path = tmp_path / "fleet.toml"
     path.write_text(fleet)
     document: dict[str, Any] = plan_fleet(path, {"model": model, **params}, layout)
-    validator().validate({"schema": "potluck.plan/1", **document})
+    validate_document({"schema": "potluck.plan/1", **document})
     return document
-
-
-@cache
-def validator() -> Draft202012Validator:
-    schema = json.loads((resources.files("potluck.cli") / "schemas/plan.json").read_text())
-    Draft202012Validator.check_schema(schema)
-    return Draft202012Validator(schema)
 
 
 @pytest.mark.slow

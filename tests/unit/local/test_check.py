@@ -5,15 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 from support.formats.safetensors_bytes import safetensors_bytes, tensor_entry
 from support.models.small_lfm2 import SLOT_BYTES, write_small_lfm2
 from support.models.sparse_models import SparseModel
+from support.schemas import validate_document
 
 from potluck.catalog.locate import DEMO_DIRECTORY
 from potluck.cli.check import check_document, check_lines
@@ -113,9 +112,8 @@ def test_what_states_take_is_told_in_text_and_in_json() -> None:
     assert [line.split(None, 1)[1] for line in shown] == [
         "10 x 50 MiB, 7 of them for live sequences; 214 fit with the shortest context"
     ]
-    schema = json.loads((resources.files("potluck.cli") / "schemas/check.json").read_text())
     for each in (plain, checked):
-        jsonschema.validate(check_document(each), schema)
+        validate_document(check_document(each))
     assert check_document(checked)["states"] == {
         "slot_bytes": 50 * mib,
         "num_states": 10,

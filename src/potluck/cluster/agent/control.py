@@ -37,7 +37,6 @@ from potluck.cluster.agent.state import StateDirectory
 from potluck.cluster.agent.view import deployment_view
 from potluck.cluster.invitations.ledger import DEFAULT_SECONDS
 from potluck.errors import PotluckError, UsageError
-from potluck.types.cluster import NodeId
 from potluck.types.deployment import Deploy
 
 _log = logging.getLogger(__name__)
@@ -290,7 +289,7 @@ class _Control:
         state = self._gateway.cluster_state()
         view = nodes_view(state, self._agent.removals, self._agent.inviting)
         node = find_node(view, name)
-        await self._agent.removals.remove(NodeId(node["node_id"]))
+        await self._agent.removals.remove(node.node_id)
         return node
 
     async def _dashboard(self, params: msgspec.Raw, send: _Send) -> object:

@@ -6,65 +6,65 @@ import base64
 import hashlib
 import ssl
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from potluck.cluster.agent.inviting import Inviting, NewInvitation
 from potluck.cluster.agent.removals import Removals
 from potluck.cluster.invitations.ledger import Ledger
 from potluck.errors import UsageError
 from potluck.types.cluster import NodeId
-from potluck.types.node_names import names_of
+from potluck.types.documents.base import document_of
+from potluck.types.documents.nodes import (
+    InvitationDocument,
+    InvitationsDocument,
+    NewInvitationDocument,
+    NodeDocument,
+    NodesDocument,
+)
+from potluck.types.node_names import NodeNames
 
 _LEAST_PREFIX = 4
 
 
-def new_invitation_view(made: NewInvitation) -> dict[str, Any]:
-    """Return a new invitation with its token, for the user who created it.
-
-    ``certificate_sha256`` is of the server's certificate (DER, hexadecimal), ``key_sha256`` of its
-    SubjectPublicKeyInfo (base64).
-    """
+def new_invitation_view(made: NewInvitation) -> NewInvitationDocument:
+    """Return a new invitation with its token."""
     certificate = ssl.PEM_cert_to_DER_cert(made.certificate_pem)
     invitation = made.invitation
-    return {
-        "invitation_id": made.invitation_id,
-        "invitation": str(invitation),
-        "addresses": [str(each) for each in invitation.addresses],
-        "token": invitation.token,
-        "key_sha256": base64.b64encode(invitation.key_sha256).decode("ascii"),
-        "certificate_sha256": hashlib.sha256(certificate).hexdigest(),
-        "expires": made.expires,
-        "num_uses": made.num_uses,
-    }
+    return document_of(
+        NewInvitationDocument,
+        made,
+        invitation=str(invitation),
+        addresses=tuple(str(each) for each in invitation.addresses),
+        token=invitation.token,
+        key_sha256=base64.b64encode(invitation.key_sha256).decode("ascii"),
+        certificate_sha256=hashlib.sha256(certificate).hexdigest(),
+    )
 
 
-def invitations_view(ledger: Ledger, now: float) -> dict[str, Any]:
-    """Return the invitations that this node has made, the latest last."""
-    return {
-        "invitations": [
-            {
-                "invitation_id": each.invitation_id,
-                "created": each.created,
-                "expires": each.expires,
-                "num_uses": each.num_uses,
-                "num_used": ledger.num_used(each),
-                "closed": ledger.closed(each, now) or None,
-                "nodes": [
+def invitations_view(ledger: Ledger, now: float) -> InvitationsDocument:
+    """Return the invitations that this node has made."""
+    return InvitationsDocument(
+        invitations=tuple(
+            document_of(
+                InvitationDocument,
+                each,
+                num_used=ledger.num_used(each),
+                closed=ledger.closed(each, now) or None,
+                nodes=tuple(
                     member.node_id
                     for member in ledger.members
                     if member.invitation_id == each.invitation_id
-                ],
-            }
+                ),
+            )
             for each in ledger.invitations
-        ]
-    }
+        )
+    )
 
 
-def nodes_view(state: Mapping[str, Any], removals: Removals, inviting: Inviting) -> dict[str, Any]:
-    """Return the current members, absent nodes that this node invited, and removed nodes.
+def nodes_view(state: Mapping[str, Any], removals: Removals, inviting: Inviting) -> NodesDocument:
+    """Return the members, the absent nodes that this node invited, and the removed nodes.
 
-    ``state`` is the cluster's state. ``membership`` is ``secret`` for nodes that have the cluster's
-    secret, ``invitation`` for invited ones, and None if it is not known.
+    ``state`` is the cluster's state.
     """
     removed = removals.times()
     invited = {each.node_id: each for each in inviting.members()}
@@ -73,53 +73,52 @@ def nodes_view(state: Mapping[str, Any], removals: Removals, inviting: Inviting)
     for node in dict.fromkeys((*sorted(here), *invited, *sorted(removed))):
         report, issued = here.get(node, {}), invited.get(node)
         holds_secret = removals.holds_secret(NodeId(node)) if node in here else None
-        membership = None
+        membership: Literal["secret", "invitation"] | None = None
         if holds_secret is not None:
             membership = "secret" if holds_secret else "invitation"
         elif issued is not None:
             membership = "invitation"
         nodes.append(
-            {
-                "node_id": node,
-                # Of a member that does not answer only the id is known.
-                "name": report.get("name", None if issued is None else issued.name),
-                "address": report.get("address"),
-                "state": "removed" if node in removed else report.get("state", "away"),
-                "membership": membership,
-                "invitation_id": None if issued is None else issued.invitation_id,
-                "joined_from": None if issued is None else issued.host,
-                "invited_at": None if issued is None else issued.time,
-                "removed_at": removed.get(node),
-            }
+            NodeDocument(
+                node_id=node,
+                name=report.get("name", None if issued is None else issued.name),
+                address=report.get("address"),
+                state="removed" if node in removed else report.get("state", "away"),
+                membership=membership,
+                invitation_id=None if issued is None else issued.invitation_id,
+                joined_from=None if issued is None else issued.host,
+                invited_at=None if issued is None else issued.time,
+                removed_at=removed.get(node),
+            )
         )
-    return {"nodes": nodes}
+    return NodesDocument(nodes=tuple(nodes))
 
 
-def find_node(view: Mapping[str, Any], wanted: str) -> dict[str, Any]:
+def find_node(view: NodesDocument, wanted: str) -> NodeDocument:
     """Return the node with a node id, a unique prefix of one, or a name, as ``NodeNames`` has it.
 
     A full node id need not be known here. Raises ``UsageError`` if none or several nodes match.
     """
     is_whole = len(wanted) == 16 and all(each in "0123456789abcdef" for each in wanted)
-    names = names_of(view["nodes"])
+    names = NodeNames({node.node_id: node.name or "" for node in view.nodes})
     found = [
         node
-        for node in view["nodes"]
-        if wanted in (node["node_id"], node["name"], names.of(node["node_id"]))
-        or (len(wanted) >= _LEAST_PREFIX and node["node_id"].startswith(wanted))
+        for node in view.nodes
+        if wanted in (node.node_id, node.name, names.of(node.node_id))
+        or (len(wanted) >= _LEAST_PREFIX and node.node_id.startswith(wanted))
     ]
-    exact = [node for node in found if node["node_id"] == wanted]
+    exact = [node for node in found if node.node_id == wanted]
     if len(exact) == 1:
         found = exact
     if len(found) > 1:
-        found = [node for node in found if node["state"] != "removed"] or found
+        found = [node for node in found if node.state != "removed"] or found
     if not found and is_whole:
-        return {"node_id": wanted, "name": None, "state": "away", "membership": None}
+        return NodeDocument(node_id=NodeId(wanted), state="away")
     if len(found) != 1:
         raise UsageError(
             f"{'several nodes match' if found else 'no known node matches'} {wanted[:64]!r}",
             hint="list them with potluck nodes, and give the full node id",
         )
-    if found[0]["state"] == "removed":
-        raise UsageError(f"node {found[0]['node_id']} has already been removed")
-    return dict(found[0])
+    if found[0].state == "removed":
+        raise UsageError(f"node {found[0].node_id} has already been removed")
+    return found[0]

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import json
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-import jsonschema
 import msgspec
 import pytest
 from support.cluster.calls import a_record, changed
 from support.cluster.node_reports import node_report
 from support.placement.predictions import prediction, stage_prediction
+from support.schemas import validate_document
 from support.virtual_time.run import run_in_virtual_time
 
-import potluck
 from potluck.cluster.agent import gateway as gateway_module
 from potluck.cluster.agent.gateway import AgentGateway
 from potluck.cluster.agent.model_files import Fingerprints
@@ -48,7 +45,6 @@ A, B, C = (NodeId(letter * 16) for letter in "abc")
 UNIT = UnitId("cpu/native")
 TALES = DeploymentId("00000001")
 EPOCH = Epoch(number=3, coordinator=A)
-SCHEMAS = Path(potluck.__file__).parent / "cli" / "schemas"
 
 
 def memory() -> MemoryPlan:
@@ -138,11 +134,7 @@ def metrics(epoch: int, *slowdowns: float | None) -> ModelMetrics:
 def view(
     *reports: NodeReport, of: DeploymentRecord | None = None, metrics: tuple[ModelMetrics, ...] = ()
 ) -> dict[str, Any]:
-    document = cluster_view(A, reports, [], {}, [of or record()], metrics)
-    schema = json.loads((SCHEMAS / "cluster.json").read_text())
-    decoded = json.loads(json.dumps(document))
-    jsonschema.validate(decoded, schema)
-    return cast(dict[str, Any], decoded)
+    return validate_document(cluster_view(A, reports, [], {}, [of or record()], metrics))
 
 
 def places(stages: list[Mapping[str, Any]]) -> list[tuple[object, ...]]:
@@ -227,9 +219,7 @@ def test_a_deployment_tells_how_it_recovers() -> None:
     assert (shown["num_recoveries"], shown["recovery_seconds"]) == (2, 1.25)
     assert (shown["num_spares"], shown["has_quorum"]) == (1, False)
     document = {"schema": "potluck.deploy/1", **deployment_view(recovering)}
-    jsonschema.validate(
-        json.loads(json.dumps(document)), json.loads((SCHEMAS / "deploy.json").read_text())
-    )
+    validate_document(document)
 
 
 def served(epoch: int) -> ModelMetrics:
@@ -277,8 +267,7 @@ def test_what_was_measured_is_shown_beside_what_was_predicted() -> None:
     }
     assert second["measured"]["decode_seconds"] == 0.03
     document = {"schema": "potluck.deploy/1", **deployment_view(planned)}
-    schema = json.loads((SCHEMAS / "deploy.json").read_text())
-    jsonschema.validate(json.loads(json.dumps(document)), schema)
+    validate_document(document)
 
 
 @pytest.mark.parametrize("known", [(), (served(2),)], ids=["unknown", "of an earlier epoch"])

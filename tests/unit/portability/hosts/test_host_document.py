@@ -9,18 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
+from support.schemas import validate_document
 
-import potluck
 from potluck.errors import HostError
 from potluck.portability.elf.defined_symbols import DefinedSymbol
 from potluck.portability.hosts.document import read_host, read_host_file
 from potluck.portability.hosts.host import Host, HostGpu, HostLibrary, HostPython
 from potluck.portability.hosts.symbol_set import SymbolsOfVersions, symbol_set
 from potluck.portability.hosts.writing import MAX_DOCUMENT_BYTES, host_document
-
-SCHEMA = json.loads((Path(potluck.__file__).parent / "cli/schemas/host.json").read_text())
 
 
 def library(soname: str, num_symbols: int, *versions: str) -> HostLibrary:
@@ -82,7 +79,7 @@ BARE = replace(
 @pytest.mark.parametrize("host", [FULL, BARE])
 def test_a_host_comes_back_as_it_was(host: Host) -> None:
     document = json.loads(json.dumps(host_document(host)))
-    jsonschema.validate(document, SCHEMA)
+    validate_document(document)
     assert read_host(document) == host
 
 

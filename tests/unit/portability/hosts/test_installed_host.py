@@ -11,19 +11,16 @@ import subprocess
 import sys
 from pathlib import Path
 
-import jsonschema
 import pytest
 from support.machines.machine_tree import machine_tree
+from support.schemas import validate_document
 
-import potluck
 from potluck.errors import HostError
 from potluck.portability.hosts.c_library import find_c_library, read_library
 from potluck.portability.hosts.host import Definition, Host, HostGpu, HostPython
 from potluck.portability.hosts.installed import describe_host
 from potluck.portability.hosts.root_files import RootFiles
 from potluck.portability.hosts.writing import MAX_DOCUMENT_BYTES, host_document
-
-SCHEMA = json.loads((Path(potluck.__file__).parent / "cli/schemas/host.json").read_text())
 
 OPENED = """
 import ctypes, os, sys
@@ -100,7 +97,7 @@ def test_every_symbol_of_the_c_library_is_told(this: Host) -> None:
 
 def test_the_document_of_this_machine_fits(this: Host) -> None:
     document = host_document(this)
-    jsonschema.validate(document, SCHEMA)
+    validate_document(document)
     assert len(json.dumps(document, separators=(",", ":"))) <= MAX_DOCUMENT_BYTES
 
 
@@ -245,7 +242,7 @@ def test_architectures_of_amd_are_those_of_its_driver(root: Path) -> None:
     machine_tree(root, {f"{nodes}/3/properties": "gfx_target_version 119900\n"})
     host = describe_host(root)
     assert host.amd_architectures == ("gfx1030", "gfx90a")
-    jsonschema.validate(host_document(host), SCHEMA)
+    validate_document(host_document(host))
 
 
 @pytest.mark.parametrize("missing", ["ld-linux", "libc.so"])

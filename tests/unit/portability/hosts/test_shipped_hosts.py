@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import jsonschema
 import pytest
+from support.schemas import validate_document
 
 import potluck
 from potluck.errors import HostError
@@ -16,9 +16,6 @@ from potluck.portability.hosts.shipped import load_shipped_host, shipped_hosts
 from potluck.portability.hosts.writing import MAX_DOCUMENT_BYTES
 
 PACKAGE = Path(potluck.__file__).parent
-SCHEMA = jsonschema.Draft202012Validator(
-    json.loads((PACKAGE / "cli/schemas/host.json").read_text())
-)
 FILES = sorted((PACKAGE / "portability/hosts/data").glob("*.json"))
 
 
@@ -36,7 +33,7 @@ def answer(host: Host, soname: str, name: str, version: str) -> Definition:
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_every_file_is_a_small_description_of_the_host_it_is_named_for(file: Path) -> None:
     document = json.loads(file.read_text())
-    SCHEMA.validate(document)
+    validate_document(document)
     assert len(json.dumps(document, separators=(",", ":"))) <= MAX_DOCUMENT_BYTES
     assert document["name"] == file.stem
     assert file.stem.endswith(document["machine"])

@@ -7,17 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-import jsonschema
 import pytest
+from support.schemas import validate_document
 
-import potluck
 from potluck.child_environment import child_environment
 from potluck.cluster.invitations.software.description import description_program
 from potluck.portability.hosts.document import read_host
 from potluck.portability.hosts.installed import describe_host
 from potluck.portability.hosts.writing import MAX_DOCUMENT_BYTES, host_document
-
-SCHEMA = json.loads((Path(potluck.__file__).parent / "cli/schemas/host.json").read_text())
 
 
 @pytest.mark.slow
@@ -34,7 +31,7 @@ def test_it_needs_the_standard_library_alone_and_says_what_the_probe_does(tmp_pa
     assert done.returncode == 0, done.stderr
     assert len(done.stdout) <= MAX_DOCUMENT_BYTES
     document = json.loads(done.stdout)
-    jsonschema.validate(document, SCHEMA)
+    validate_document(document)
     assert document == host_document(describe_host())
     assert read_host(document).machine == describe_host().machine
 

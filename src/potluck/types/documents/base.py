@@ -1,0 +1,47 @@
+"""The types of the JSON documents that commands and the HTTP API return.
+
+Each document is a ``Document``, declared next to the code that makes it. ``python -m
+tools.reference`` writes their JSON schemas to ``docs/reference/schemas``; the string below a field
+is its description there.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+
+from potluck.types.cluster import NodeId
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
+"""A number of things, bytes or tokens, or an index."""
+
+PositiveCount = Annotated[int, msgspec.Meta(ge=1)]
+
+Amount = Annotated[float, msgspec.Meta(ge=0)]
+"""A time in seconds, or a rate."""
+
+PositiveAmount = Annotated[float, msgspec.Meta(gt=0)]
+
+NodeIdText = Annotated[NodeId, msgspec.Meta(pattern="^[0-9a-f]{16}$")]
+
+Sha256Text = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+
+NonEmpty = Annotated[str, msgspec.Meta(min_length=1)]
+
+
+class Document(msgspec.Struct, frozen=True, kw_only=True):
+    """A JSON document, or an object in one.
+
+    It has all of its fields, also those with default values, unless they are ``msgspec.UNSET``.
+    The constraints of its fields describe it; they are not checked when it is made.
+    """
+
+
+_D = TypeVar("_D", bound=Document)
+
+
+def document_of(kind: type[_D], value: object, **fields: Any) -> _D:
+    """Return a document with ``fields``, and with the attributes of ``value`` as the others."""
+    others = (name for name in kind.__struct_fields__ if name not in fields)
+    return kind(**{name: getattr(value, name) for name in others if hasattr(value, name)}, **fields)

@@ -1,0 +1,30 @@
+"""Checks JSON documents by the schemas in ``docs/reference/schemas``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import msgspec
+
+SCHEMAS = Path(__file__).parents[2] / "docs" / "reference" / "schemas"
+
+
+def validate_document(document: Any, name: str | None = None) -> dict[str, Any]:
+    """Check a document by the schema ``name``, or else by its own, and return it as read."""
+    found: dict[str, Any] = json.loads(json.dumps(msgspec.to_builtins(document), allow_nan=False))
+    own = found["schema"].removeprefix("potluck.").partition("/")[0]
+    assert name in (None, own)
+    jsonschema.validate(found, schema(own))
+    return found
+
+
+def schema(name: str) -> dict[str, Any]:
+    """Return the schema of ``potluck.NAME/1``."""
+    path = SCHEMAS / f"{name}.json"
+    if not path.exists():  # until it is generated, too
+        path = Path(__file__).parents[2] / "src/potluck/cli/schemas" / f"{name}.json"
+    found: dict[str, Any] = json.loads(path.read_text("utf-8"))
+    return found
