@@ -165,7 +165,9 @@ def test_no_body_whatever_is_a_mistake_of_ours(
 
 def test_state_and_metrics(api: RunningApi, client: httpx2.Client) -> None:
     assert client.get("/health").json() == {"status": "ok"}
-    assert client.get("/cluster").json() == {"nodes": [{"node_id": "00000000000000aa"}]}
+    assert client.get("/cluster").json()["nodes"] == [
+        {"state": "silent", "node_id": "00000000000000aa"}
+    ]
     before = _samples(client)
     client.post("/v1/completions", json=completion(max_tokens=5, n=2))
     client.get("/v1/models/other")

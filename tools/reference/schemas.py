@@ -19,18 +19,24 @@ from potluck.cli.service import ServiceDocument
 from potluck.types.deployment import Deploy
 from potluck.types.deployment_spec import DeploymentSpec, settings_of
 from potluck.types.documents.base import Document
+from potluck.types.documents.cluster import ClusterDocument, DeployDocument
 from potluck.types.documents.nodes import InvitationsDocument, InviteDocument, NodesDocument
+from potluck.types.documents.plan import PlanDocument, RebalanceDocument
 
 SCHEMAS = Path(__file__).parents[2] / "docs" / "reference" / "schemas"
 
 DOCUMENTS: Mapping[str, type[msgspec.Struct]] = {
     "cache": CacheDocument,
+    "cluster": ClusterDocument,
     "dashboard": DashboardDocument,
+    "deploy": DeployDocument,
     "deploy-request": Deploy,
     "fetch": FetchDocument,
     "invitations": InvitationsDocument,
     "invite": InviteDocument,
     "nodes": NodesDocument,
+    "plan": PlanDocument,
+    "rebalance": RebalanceDocument,
     "service": ServiceDocument,
 }
 """Documents by the names of their schemas: ``NAME`` is also the name in ``potluck.NAME/1``."""

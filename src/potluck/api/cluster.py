@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine
+from typing import TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -102,13 +103,13 @@ class ClusterEndpoints:
         """``POST /cluster/deployments``: start a deployment."""
         self._rights.require_administrator(request.headers)
         view = await _with_api_errors(self._console.deploy(await self._body(request)))
-        return Response(_deployed(view), status_code=202, media_type="application/json")
+        return json_response(view, status=202)
 
     async def remove(self, request: Request) -> Response:
         """``DELETE /cluster/deployments/{name}``: undeploy, or cancel loading."""
         self._rights.require_administrator(request.headers)
         view = await _with_api_errors(self._console.undeploy(request.path_params["name"]))
-        return Response(_deployed(view), media_type="application/json")
+        return json_response(view)
 
     async def _body(self, request: Request) -> bytes:
         async with self._bodies.read(request) as body:
@@ -131,13 +132,10 @@ def _number(request: Request, name: str, most: int, *, default: int) -> int:
     return number
 
 
-def _deployed(view: Mapping[str, object]) -> bytes:
-    return msgspec.json.encode({"schema": "potluck.deploy/1", **view})
+_R = TypeVar("_R")
 
 
-async def _with_api_errors(
-    work: Coroutine[object, object, Mapping[str, object]],
-) -> Mapping[str, object]:
+async def _with_api_errors(work: Coroutine[object, object, _R]) -> _R:
     """Return the result of ``work``; convert its errors to ``ApiError``.
 
     An impossible plan is reported as a client error, because retrying would not help.

@@ -254,6 +254,6 @@ class ApiService:
         return to_api_error(error, prompt_param=prompt_param, status=status)
 
 
-def json_response(value: object) -> Response:
+def json_response(value: object, *, status: int = 200) -> Response:
     """Return ``value`` as a JSON response."""
-    return Response(msgspec.json.encode(value), media_type="application/json")
+    return Response(msgspec.json.encode(value), status, media_type="application/json")

@@ -65,7 +65,7 @@ def deploy(
         note("interrupted: removing what was deployed so far")
         raise typer.Exit(130) from None
     if json:
-        emit_json({"schema": "potluck.deploy/1", **result})
+        emit_json(result)
         return
     note(f"{result['model_id']} is ready on {format_count(len(result['stages']), 'stage')}")
     _print_lines(stage_lines(node_names(directory).in_document(result)))

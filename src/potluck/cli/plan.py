@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 import typer
 
 from potluck.cli.options import JsonOption, ModelArgument, StateOption, state_directory
@@ -64,9 +65,9 @@ def plan(
     else:
         from potluck.fleet.planning import plan_fleet
 
-        result = plan_fleet(fleet, params, layout)
+        result = msgspec.to_builtins(plan_fleet(fleet, params, layout))
     if json:
-        emit_json({"schema": "potluck.plan/1", **result})
+        emit_json(result)
         return
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     for line in plan_lines(result, width):

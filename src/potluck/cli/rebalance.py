@@ -53,7 +53,7 @@ def rebalance(
             note(f"{event['model_id']}: {event['doing']}")
         result = document.get("result") or result
     if json:
-        emit_json({"schema": "potluck.rebalance/1", **result})
+        emit_json(result)
     else:
         if not result["deployments"]:
             note("nothing is deployed")

@@ -30,11 +30,12 @@ from potluck.placement.planned import PlannedModel
 from potluck.placement.survey import ClusterSurvey
 from potluck.types.cluster import NodeId
 from potluck.types.deployment import Deploy, DeploymentRecord, ModelFingerprint
+from potluck.types.documents.plan import PlanDocument
 from potluck.types.node import NodeReport
 
 
-def plan_fleet(path: Path, params: Mapping[str, Any], layout: str | None) -> dict[str, object]:
-    """Return the document of schema ``potluck.plan/1``, without its schema name.
+def plan_fleet(path: Path, params: Mapping[str, Any], layout: str | None) -> PlanDocument:
+    """Return the plan on the machines that a file describes.
 
     ``params`` are the fields of ``calls.Deploy``, and ``layout`` is as ``parse_layout`` reads it. A
     draft model is planned first. Read the file and the models' headers. Raise ``UsageError`` for an

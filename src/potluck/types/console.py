@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from potluck.types.cluster import NodeId
+from potluck.types.documents.cluster import DeployDocument
+from potluck.types.documents.plan import PlanDocument
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,15 +77,15 @@ class Console(Protocol):
         """
         ...
 
-    async def plan(self, request: bytes) -> Mapping[str, object]:
-        """Return a document of schema ``potluck.plan/1`` for a JSON request.
+    async def plan(self, request: bytes) -> PlanDocument:
+        """Return the plan for a JSON request.
 
         Nothing is loaded. Raise ``ParameterError`` if fields are invalid, and any error that
         prevents planning.
         """
         ...
 
-    async def deploy(self, request: bytes) -> Mapping[str, object]:
+    async def deploy(self, request: bytes) -> DeployDocument:
         """Start a deployment, and return it when it has a plan.
 
         Loading continues in the background. Raise the errors of ``plan``, and any error that occurs
@@ -91,7 +93,7 @@ class Console(Protocol):
         """
         ...
 
-    async def undeploy(self, name: str) -> Mapping[str, object]:
+    async def undeploy(self, name: str) -> DeployDocument:
         """End every deployment with this name, including loading ones, and return the oldest.
 
         Raise ``ModelNotFoundError`` if there is none.

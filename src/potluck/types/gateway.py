@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from potluck.types.cluster import NodeId
+from potluck.types.documents.cluster import ClusterDocument
 from potluck.types.drafting import DraftTotals
 from potluck.types.expert_use import NO_EXPERTS, ExpertUse
 from potluck.types.model import EmbeddingConfig, RerankConfig
@@ -264,8 +265,8 @@ class Gateway(Protocol):
         """Update ``metrics``."""
         ...
 
-    def cluster_state(self) -> Mapping[str, object]:
-        """Return the cluster as shown by ``/cluster``, in JSON types, as of the last refresh."""
+    def cluster_state(self) -> ClusterDocument:
+        """Return the cluster as of the last refresh."""
         ...
 
     def metrics(self) -> Sequence[ModelMetrics]:

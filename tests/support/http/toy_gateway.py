@@ -21,7 +21,8 @@ from potluck.scheduling.limits import SchedulerLimits
 from potluck.serving.dispatcher import Dispatcher
 from potluck.serving.ledger import Update
 from potluck.serving.pipeline import OnOutcome, StepOutcome
-from potluck.types.cluster import NodeId
+from potluck.types.cluster import WIRE_VERSION, NodeId
+from potluck.types.documents.cluster import ClusterDocument, SilentNode
 from potluck.types.drafting import DraftTotals
 from potluck.types.gateway import (
     EdgeMetrics,
@@ -231,8 +232,16 @@ class ToyGateway:
     async def refresh_metrics(self) -> None:
         """Nothing, too."""
 
-    def cluster_state(self) -> Mapping[str, object]:
-        return {"nodes": [{"node_id": "00000000000000aa"}]}
+    def cluster_state(self) -> ClusterDocument:
+        node = NodeId("00000000000000aa")
+        return ClusterDocument(
+            node_id=node,
+            wire_version=WIRE_VERSION,
+            nodes=(SilentNode(node_id=node),),
+            incompatible=(),
+            links=(),
+            deployments=(),
+        )
 
     def metrics(self) -> Sequence[ModelMetrics]:
         node = NodeId("00000000000000aa")

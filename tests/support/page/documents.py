@@ -8,8 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+import msgspec
+from support.machines import hardware
+
+from potluck.types.backend import DeviceKind
+from potluck.types.hardware import CpuFacts, DetectorReport, DeviceMemory, ProbeReport, Trial
+from potluck.types.memory import MemoryFacts, MemoryLimit
 
 GIB = 2**30
 MIB = 2**20
@@ -218,58 +225,54 @@ def _node(index: int, deployments: list[dict[str, Any]]) -> dict[str, Any]:
         "version": "0.1.0",
         "host_id": machine.host or f"host-{index}",
         "available_bytes": free,
-        "available_reason": "free on this machine, less a reserve of 512 MiB for the system",
+        "available_reason": _FREE,
         "memory_limit_bytes": None if index % 5 else total // 2,
         "held": held,
         "units": _units(index, free),
-        "hardware": {
-            "host_name": machine.name,
-            "kernel": "6.12.48",
-            "container": "",
-            "cpu": {
-                "name": machine.cpu,
-                "architecture": machine.architecture,
-                "num_cores": machine.num_cores,
-                "num_usable_cores": machine.num_cores,
-                "usable_reason": "all",
-            },
-            "memory": {
-                "total_bytes": total,
-                "free_bytes": free + 512 * MIB,
-                "reserve_bytes": 512 * MIB,
-                "usable": {
-                    "bytes": free,
-                    "reason": "free on this machine, less a reserve of 512 MiB for the system",
-                },
-            },
-            "detectors": [{"detector": "cpu", "devices": _devices(index), "problems": []}],
-            "trials": [{"device_id": "cpu", "backend": "native", "works": True}],
-            "is_complete": True,
-        },
+        "hardware": _hardware(index, total, free),
     }
 
 
-def _devices(index: int) -> list[dict[str, Any]]:
+_FREE = "free on this machine, less a reserve of 512 MiB for the system"
+
+
+def _hardware(index: int, total: int, free: int) -> dict[str, Any]:
     machine = _MACHINES[index]
-    devices = [
-        {
-            "device_id": "cpu",
-            "kind": "cpu",
-            "name": machine.cpu,
-            "memory": {"total_bytes": int(machine.gib * GIB), "is_shared": True},
-        }
-    ]
+    cpu = hardware.device("cpu", DeviceKind.CPU)
+    devices = [replace(cpu, name=machine.cpu, memory=_memory(total, is_shared=True))]
     if machine.gpu is not None:
         name, gib = machine.gpu
-        devices.append(
-            {
-                "device_id": "gpu-0",
-                "kind": "gpu",
-                "name": name,
-                "memory": {"total_bytes": int(gib * GIB) or None, "is_shared": not gib},
-            }
-        )
-    return devices
+        memory = _memory(int(gib * GIB) or None, is_shared=not gib)
+        devices.append(replace(hardware.device("gpu-0"), name=name, memory=memory))
+    report = ProbeReport(
+        host_name=machine.name,
+        kernel="6.12.48",
+        container="",
+        cpu=CpuFacts(
+            name=machine.cpu,
+            architecture=machine.architecture,
+            num_cores=machine.num_cores,
+            num_usable_cores=machine.num_cores,
+            usable_reason="all",
+        ),
+        memory=MemoryFacts(
+            total_bytes=total,
+            free_bytes=free + 512 * MIB,
+            reserve_bytes=512 * MIB,
+            usable=MemoryLimit(bytes=free, reason=_FREE),
+        ),
+        detectors=(DetectorReport(detector="cpu", devices=tuple(devices)),),
+        trials=(Trial(device_id="cpu", backend="native", works=True),),
+        is_complete=True,
+    )
+    shown: dict[str, Any] = msgspec.to_builtins(report)
+    return shown
+
+
+def _memory(total_bytes: int | None, *, is_shared: bool) -> DeviceMemory:
+    return DeviceMemory(
+        total_bytes=total_bytes, free_bytes=None, is_shared=is_shared, source="made up"
+    )
 
 
 def _units(index: int, free: int) -> list[dict[str, Any]]:

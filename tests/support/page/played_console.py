@@ -5,11 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 
+from support.cluster.calls import a_record
+
 from potluck.cluster.agent.dashboard_tokens import DashboardTokens
+from potluck.cluster.agent.plan_view import PlanOutcome, plan_view
+from potluck.cluster.agent.view import deployment_view
 from potluck.cluster.agent.watching import Watcher, Watchers
 from potluck.errors import PotluckError
 from potluck.types.cluster import NodeId
 from potluck.types.console import Notice
+from potluck.types.documents.cluster import DeployDocument
+from potluck.types.documents.plan import PlanDocument
 
 
 class PlayedConsole:
@@ -42,17 +48,20 @@ class PlayedConsole:
     async def series(self, seconds: int, step_seconds: int) -> Mapping[str, object]:
         return {"schema": "potluck.series/1", "seconds": seconds, "step_seconds": step_seconds}
 
-    async def plan(self, request: bytes) -> Mapping[str, object]:
-        return self._answer("plan", request)
+    async def plan(self, request: bytes) -> PlanDocument:
+        self._ask("plan", request)
+        outcome = PlanOutcome(record=a_record(), reports=(), explanation=None)
+        return plan_view(outcome, self.node_id)
 
-    async def deploy(self, request: bytes) -> Mapping[str, object]:
-        return self._answer("deploy", request)
+    async def deploy(self, request: bytes) -> DeployDocument:
+        self._ask("deploy", request)
+        return deployment_view(a_record())
 
-    async def undeploy(self, name: str) -> Mapping[str, object]:
-        return self._answer("undeploy", name)
+    async def undeploy(self, name: str) -> DeployDocument:
+        self._ask("undeploy", name)
+        return deployment_view(a_record())
 
-    def _answer(self, what: str, request: object) -> Mapping[str, object]:
+    def _ask(self, what: str, request: object) -> None:
         self.requests.append((what, request))
         if self._error is not None:
             raise self._error
-        return {"model_id": "m"}

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import msgspec
 import pytest
+from support.cluster.node_reports import node_report
 from support.schemas import validate_document
 
 from potluck.cli import invite as command
@@ -21,6 +22,7 @@ from potluck.cluster.agent.nodes_view import (
     nodes_view,
 )
 from potluck.cluster.agent.removals import Removals
+from potluck.cluster.agent.view import cluster_view
 from potluck.cluster.invitations.invitation import parse_invitation
 from potluck.cluster.invitations.ledger import Ledger
 from potluck.cluster.trust.authority import derive_authority, issue_server_credentials
@@ -58,13 +60,11 @@ class PlayedInviting:
 
 
 def view() -> NodesDocument:
-    state = {
-        "nodes": [
-            {"node_id": HERE, "name": "desk", "address": "10.0.0.7:7333", "state": "ready"},
-            {"node_id": SILENT, "state": "silent"},
-        ]
-    }
-    return nodes_view(state, cast("Removals", PlayedRemovals()), cast("Inviting", PlayedInviting()))
+    here = msgspec.structs.replace(node_report(NodeId(HERE), name="desk"), address="10.0.0.7:7333")
+    cluster = cluster_view(NodeId(HERE), [here], [NodeId(SILENT)], {}, [])
+    return nodes_view(
+        cluster, cast("Removals", PlayedRemovals()), cast("Inviting", PlayedInviting())
+    )
 
 
 def test_a_new_invitation() -> None:

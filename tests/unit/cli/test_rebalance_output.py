@@ -13,6 +13,7 @@ from support.schemas import validate_document
 from potluck.cli.rebalance import rebalance_lines
 from potluck.cluster.agent.rebalance_view import rebalance_view
 from potluck.cluster.calls import MoveOutcome, RebalanceReport
+from potluck.types.documents.plan import RebalanceDocument
 
 REPORT = RebalanceReport(
     model_id="tales",
@@ -32,10 +33,10 @@ REPORT = RebalanceReport(
 
 def shown(**changes: Any) -> dict[str, Any]:
     """The view, checked against the schema."""
-    view = rebalance_view(msgspec.structs.replace(REPORT, **changes))
-    document = {"schema": "potluck.rebalance/1", "is_dry_run": True, "deployments": [view]}
-    validate_document(document)
-    return view
+    move = rebalance_view(msgspec.structs.replace(REPORT, **changes))
+    document = RebalanceDocument(is_dry_run=True, deployments=(move,))
+    found: dict[str, Any] = validate_document(document)["deployments"][0]
+    return found
 
 
 def test_both_plans_the_gain_and_the_cost_are_shown() -> None:

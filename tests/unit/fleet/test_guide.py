@@ -6,6 +6,7 @@ import json
 import re
 from pathlib import Path
 
+import msgspec
 import pytest
 from support.models.sparse_models import SparseModel
 from support.placement.fleets import probe_document
@@ -38,7 +39,7 @@ def test_the_keys_of_units_are_those_of_machines() -> None:
 def test_the_first_example_is_planned_and_shown_as_the_guide_says(tmp_path: Path) -> None:
     path = tmp_path / "home.toml"
     path.write_text(EXAMPLES[0])
-    lines = list(plan_lines(plan_fleet(path, {"model": "demo"}, None)))
+    lines = list(plan_lines(msgspec.to_builtins(plan_fleet(path, {"model": "demo"}, None))))
     sample = TEXT.partition("$ potluck plan llama-8b.gguf --fleet home.toml\n")[2]
     shown = sample.partition("```")[0].splitlines()
     assert lines[0].split() == shown[0].split()
@@ -63,7 +64,7 @@ def test_the_example_of_a_group_is_as_the_guide_says(tmp_path: Path) -> None:
     )
     fleet = GUIDE.parents[2] / "benchmarks" / "fleets" / "raspberry-pi-5.toml"
     params = {"model": str(model.write(tmp_path)), "context_tokens": 2048}
-    shown = "\n".join(plan_lines(plan_fleet(fleet, params, None)))
+    shown = "\n".join(plan_lines(msgspec.to_builtins(plan_fleet(fleet, params, None))))
     sample = TEXT.partition("--fleet raspberry-pi-5.toml --context 2048\n")[2]
     lines = [line for line in sample.partition("```")[0].splitlines() if line not in ("", "…")]
     assert len(lines) == 13
@@ -75,14 +76,14 @@ def test_the_example_of_a_group_is_as_the_guide_says(tmp_path: Path) -> None:
         path = tmp_path / "boards.toml"
         path.write_text(fleet.read_text().replace("count = 4", f"count = {number}"))
         document = plan_fleet(path, params, None)
-        prediction, first = document["prediction"], document["stages"]
-        assert isinstance(prediction, dict)
-        assert isinstance(first, list)
-        row = f"| {number} | {prediction['tokens_per_second']:.1f}"
+        prediction, first = document.prediction, document.stages[0].predicted
+        assert prediction is not None
+        assert first is not None
+        row = f"| {number} | {prediction.tokens_per_second:.1f}"
         assert row in TEXT
-        assert f"| {prediction['token_seconds'] * 1000:.0f} ms" in TEXT
+        assert f"| {prediction.token_seconds * 1000:.0f} ms" in TEXT
         if number > 1:
-            exchanges = first[0]["predicted"]["exchange_seconds"]
+            exchanges = first.exchange_seconds
             assert f", of which exchanges {exchanges * 1000:.0f} ms" in TEXT
 
 

@@ -53,9 +53,7 @@ def plan(
 ) -> dict[str, Any]:
     path = tmp_path / "fleet.toml"
     path.write_text(fleet)
-    document: dict[str, Any] = plan_fleet(path, {"model": model, **params}, layout)
-    validate_document({"schema": "potluck.plan/1", **document})
-    return document
+    return validate_document(plan_fleet(path, {"model": model, **params}, layout), "plan")
 
 
 @pytest.mark.slow

@@ -24,6 +24,8 @@ from potluck.placement.layout import parse_layout, resolve_layout
 from potluck.types.cluster import DeploymentId, NodeId
 from potluck.types.console import Watch
 from potluck.types.deployment import Deploy, DeploymentRecord
+from potluck.types.documents.cluster import DeployDocument
+from potluck.types.documents.plan import PlanDocument
 from potluck.uname import host_name
 
 _log = logging.getLogger(__name__)
@@ -86,15 +88,15 @@ class AgentConsole:
         """See ``Console``."""
         return await self._observation.series(seconds, step_seconds)
 
-    async def plan(self, request: bytes) -> Mapping[str, object]:
+    async def plan(self, request: bytes) -> PlanDocument:
         """See ``Console``."""
         from potluck.cluster.agent.plan_view import plan_view  # imported late: rarely used
 
         deploy = await self._parse_deploy(request)
         outcome = await self._agent.coordination.plan(deploy)
-        return {"schema": "potluck.plan/1", **plan_view(outcome, self.node_id)}
+        return plan_view(outcome, self.node_id)
 
-    async def deploy(self, request: bytes) -> Mapping[str, object]:
+    async def deploy(self, request: bytes) -> DeployDocument:
         """See ``Console``."""
         deploy = await self._parse_deploy(request)
         if len(self._deploying) >= _MAX_DEPLOYING:
@@ -131,7 +133,7 @@ class AgentConsole:
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.info("a deployment requested over HTTP failed: %s", error)
 
-    async def undeploy(self, name: str) -> Mapping[str, object]:
+    async def undeploy(self, name: str) -> DeployDocument:
         """See ``Console``."""
         try:
             return deployment_view(await self._agent.coordination.undeploy(name))

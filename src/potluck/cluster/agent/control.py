@@ -38,6 +38,7 @@ from potluck.cluster.agent.view import deployment_view
 from potluck.cluster.invitations.ledger import DEFAULT_SECONDS
 from potluck.errors import PotluckError, UsageError
 from potluck.types.deployment import Deploy
+from potluck.types.documents.plan import RebalanceDocument
 
 _log = logging.getLogger(__name__)
 
@@ -250,13 +251,13 @@ class _Control:
     async def _rebalance(self, params: msgspec.Raw, send: _Send) -> object:
         """Rebalance one deployment after the other, since moves would compete for memory."""
         request = _parse(params, _Rebalance)
-        views = []
+        moves = []
         for record in self._coordination.find(request.name):
             doing = "looking for a better plan" if request.is_dry_run else "rebalancing"
             await send({"event": {"model_id": record.model_id, "doing": doing}})
             report = await self._coordination.rebalance(record, is_dry_run=request.is_dry_run)
-            views.append(rebalance_view(report))
-        return {"is_dry_run": request.is_dry_run, "deployments": views}
+            moves.append(rebalance_view(report))
+        return RebalanceDocument(is_dry_run=request.is_dry_run, deployments=tuple(moves))
 
     async def _undeploy(self, params: msgspec.Raw, send: _Send) -> object:
         name = _parse(params, _Undeploy).name

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import closing, suppress
 from functools import partial
 from typing import Any
@@ -30,6 +30,7 @@ from potluck.types.choices import Quantization
 from potluck.types.cluster import DeploymentId, Epoch, NodeId
 from potluck.types.content import Manifest
 from potluck.types.deployment import DeploymentRecord, DeploymentState
+from potluck.types.documents.cluster import ClusterDocument
 from potluck.types.gateway import LiveSequence, ModelMetrics, ModelState, ModelStatus, ServedModel
 from potluck.types.node import NodeReport
 from potluck.types.sequence import Cancel, OnUpdate, SequenceUpdate
@@ -144,7 +145,7 @@ class AgentGateway:
 
         return self._agent.relaying.start(record, sequence.request, updated, sequence.committed)
 
-    def cluster_state(self, metrics: Sequence[ModelMetrics] | None = None) -> Mapping[str, object]:
+    def cluster_state(self, metrics: Sequence[ModelMetrics] | None = None) -> ClusterDocument:
         """Return the cluster as of the last ``refresh``; ``metrics``, if given, are more recent."""
         agent = self._agent
         alive = self._alive

@@ -5,8 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import ssl
-from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 from potluck.cluster.agent.inviting import Inviting, NewInvitation
 from potluck.cluster.agent.removals import Removals
@@ -14,6 +13,7 @@ from potluck.cluster.invitations.ledger import Ledger
 from potluck.errors import UsageError
 from potluck.types.cluster import NodeId
 from potluck.types.documents.base import document_of
+from potluck.types.documents.cluster import ClusterDocument, DrainingNode, ReadyNode, SilentNode
 from potluck.types.documents.nodes import (
     InvitationDocument,
     InvitationsDocument,
@@ -61,18 +61,16 @@ def invitations_view(ledger: Ledger, now: float) -> InvitationsDocument:
     )
 
 
-def nodes_view(state: Mapping[str, Any], removals: Removals, inviting: Inviting) -> NodesDocument:
-    """Return the members, the absent nodes that this node invited, and the removed nodes.
-
-    ``state`` is the cluster's state.
-    """
-    removed = removals.times()
-    invited = {each.node_id: each for each in inviting.members()}
-    here = {each["node_id"]: each for each in state["nodes"]}
+def nodes_view(cluster: ClusterDocument, removals: Removals, inviting: Inviting) -> NodesDocument:
+    """Return the members, the absent nodes that this node invited, and the removed nodes."""
+    removed = {NodeId(node): time for node, time in removals.times().items()}
+    invited = {NodeId(each.node_id): each for each in inviting.members()}
+    here = {each.node_id: each for each in cluster.nodes}
     nodes = []
     for node in dict.fromkeys((*sorted(here), *invited, *sorted(removed))):
-        report, issued = here.get(node, {}), invited.get(node)
-        holds_secret = removals.holds_secret(NodeId(node)) if node in here else None
+        member, issued = here.get(node), invited.get(node)
+        report = member if isinstance(member, ReadyNode) else None
+        holds_secret = removals.holds_secret(node) if node in here else None
         membership: Literal["secret", "invitation"] | None = None
         if holds_secret is not None:
             membership = "secret" if holds_secret else "invitation"
@@ -81,9 +79,9 @@ def nodes_view(state: Mapping[str, Any], removals: Removals, inviting: Inviting)
         nodes.append(
             NodeDocument(
                 node_id=node,
-                name=report.get("name", None if issued is None else issued.name),
-                address=report.get("address"),
-                state="removed" if node in removed else report.get("state", "away"),
+                name=report.name if report is not None else None if issued is None else issued.name,
+                address=None if report is None else report.address,
+                state="removed" if node in removed else _state(member),
                 membership=membership,
                 invitation_id=None if issued is None else issued.invitation_id,
                 joined_from=None if issued is None else issued.host,
@@ -92,6 +90,19 @@ def nodes_view(state: Mapping[str, Any], removals: Removals, inviting: Inviting)
             )
         )
     return NodesDocument(nodes=tuple(nodes))
+
+
+def _state(
+    member: ReadyNode | DrainingNode | SilentNode | None,
+) -> Literal["ready", "draining", "silent", "away"]:
+    match member:
+        case DrainingNode():
+            return "draining"
+        case ReadyNode():
+            return "ready"
+        case SilentNode():
+            return "silent"
+    return "away"
 
 
 def find_node(view: NodesDocument, wanted: str) -> NodeDocument:

@@ -188,7 +188,8 @@ class Observation:
         if now - self._nodes_refreshed_at >= _NODES_SECONDS or not self._shown:
             self._nodes_refreshed_at = now
             await self._gateway.refresh_nodes()
-        state = self._gateway.cluster_state(tuple(self._metrics.values()))
+        cluster = self._gateway.cluster_state(tuple(self._metrics.values()))
+        state = msgspec.to_builtins(cluster)
         document = msgspec.json.encode(state)
         if document == self._shown:
             return

@@ -1,4 +1,4 @@
-"""A plan as JSON, as shown by ``potluck plan``.
+"""A plan as shown by ``potluck plan``.
 
 Used for a running cluster and for machines described in a file.
 """
@@ -7,30 +7,33 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from potluck.cluster.agent.speed_view import prediction_view, stage_predictions
-from potluck.cluster.agent.view import deployment_view, part_view, placed_view
+from potluck.cluster.agent.view import fields_in_force, placed_fields
 from potluck.placement.explain import ADDED_NODE, Alternative, Explanation
 from potluck.placement.layout import layout_nodes, written_layout
 from potluck.placement.side_by_side import Pipeline
 from potluck.types.cluster import NodeId
 from potluck.types.deployment import DeploymentRecord
+from potluck.types.documents.base import document_of
+from potluck.types.documents.plan import (
+    AlternativeDocument,
+    AlternativeStage,
+    DraftDocument,
+    DraftStage,
+    OtherPlan,
+    PipelineDocument,
+    PlanDocument,
+    PlannedNode,
+    PlannedStage,
+    RejectedUnit,
+    SideBySide,
+)
+from potluck.types.documents.stages import GroupedPlace, StagePlace
 from potluck.types.groups import LayoutStage
 from potluck.types.node import NodeReport
-from potluck.types.placement import PlacedStage, Prediction
-
-_SHARED = (
-    "model",
-    "context_tokens",
-    "cache_tokens",
-    "num_states",
-    "num_layers",
-    "quantization",
-    "is_mapped",
-    "remarks",
-    "arithmetic",
-    "arithmetic_note",
-)
+from potluck.types.placement import PlacedStage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,143 +51,121 @@ class PlanOutcome:
     is_draft_deployed: bool = False
 
 
-def plan_view(outcome: PlanOutcome, coordinator: NodeId) -> dict[str, object]:
-    """Return the document of schema ``potluck.plan/1``, without its ``schema`` field."""
+def plan_view(outcome: PlanOutcome, coordinator: NodeId) -> PlanDocument:
+    """Return the plan, for the output of ``potluck plan``."""
     record, reports, explanation = outcome.record, outcome.reports, outcome.explanation
-    view = deployment_view(record)
     usable = {
         (report.node_id, unit.unit_id): unit.usable_bytes
         for report in reports
         for unit in report.units
     }
-    stages = [
-        {
-            **placed_view(index, stage),
-            "usable_bytes": usable.get((stage.node_id, stage.unit_id)),
-            "predicted": predicted,
-        }
-        for index, (stage, predicted) in enumerate(
-            zip(record.stages, stage_predictions(record), strict=True)
-        )
-    ]
-    added = {} if explanation is None else explanation.added_seconds
-    return {
-        **{name: view[name] for name in _SHARED},
-        "objective": record.spec.objective.value,
-        "num_streams": record.spec.num_streams,
-        "has_layout": bool(record.spec.layout),
-        "coordinator": coordinator,
-        "nodes": [{"node_id": report.node_id, "name": report.name} for report in reports],
-        "stages": stages,
-        "draft": _draft_view(outcome),
-        "prediction": prediction_view(record.status.plan.prediction),
-        "link_basis": _link_basis(record.status.plan.prediction),
-        "one_unit_fewer": None if explanation is None else _view(explanation.one_unit_fewer),
-        "one_unit_more": None if explanation is None else _view(explanation.one_unit_more),
-        "side_by_side": None
-        if explanation is None
-        else _side_by_side(explanation.side_by_side, reports),
-        "in_groups": None if explanation is None else _pipeline_view(explanation.in_groups),
-        "without_groups": None
-        if explanation is None
-        else _pipeline_view(explanation.without_groups),
-        "rejections": [
-            {
-                "node_id": each.node_id,
-                "unit_id": each.unit_id,
-                "reason": each.reason,
-                "added_seconds": added.get((each.node_id, each.unit_id)),
-            }
-            for each in record.status.plan.rejections
-        ],
+    explained: dict[str, Any] = {
+        "one_unit_fewer": None,
+        "one_unit_more": None,
+        "side_by_side": None,
+        "in_groups": None,
+        "without_groups": None,
     }
+    if explanation is not None:
+        explained = {
+            "one_unit_fewer": _alternative(explanation.one_unit_fewer),
+            "one_unit_more": _alternative(explanation.one_unit_more),
+            "side_by_side": _side_by_side(explanation.side_by_side, reports),
+            "in_groups": _other_plan(explanation.in_groups),
+            "without_groups": _other_plan(explanation.without_groups),
+        }
+    added = {} if explanation is None else explanation.added_seconds
+    prediction = record.status.plan.prediction
+    return PlanDocument(
+        model=record.spec.model,
+        is_mapped=record.spec.is_mapped,
+        objective=record.spec.objective,
+        num_streams=record.spec.num_streams,
+        has_layout=bool(record.spec.layout),
+        **fields_in_force(record),
+        coordinator=coordinator,
+        nodes=tuple(document_of(PlannedNode, report) for report in reports),
+        stages=tuple(
+            document_of(
+                PlannedStage,
+                stage,
+                **placed_fields(index, stage),
+                usable_bytes=usable.get((stage.node_id, stage.unit_id)),
+                predicted=predicted,
+            )
+            for index, (stage, predicted) in enumerate(
+                zip(record.stages, stage_predictions(record), strict=True)
+            )
+        ),
+        draft=_draft(outcome),
+        prediction=prediction_view(prediction),
+        link_basis=None if prediction is None else prediction.link_basis,
+        **explained,
+        rejections=tuple(
+            document_of(RejectedUnit, each, added_seconds=added.get((each.node_id, each.unit_id)))
+            for each in record.status.plan.rejections
+        ),
+    )
 
 
-def _draft_view(outcome: PlanOutcome) -> dict[str, object] | None:
-    """Return the draft model, and what its stages take."""
+def _draft(outcome: PlanOutcome) -> DraftDocument | None:
+    """Return the draft model, and its stages."""
     draft = outcome.draft
     if draft is None:
         return None
-    return {
-        "model": draft.spec.model,
-        "is_deployed": outcome.is_draft_deployed,
-        "stages": [
-            {
-                "node_id": stage.node_id,
-                "unit_id": stage.unit_id,
-                "start_layer": stage.start_layer,
-                "end_layer": stage.end_layer,
-                "part": part_view(stage.part),
-                "num_bytes": stage.memory.total_bytes,
-            }
+    return DraftDocument(
+        model=draft.spec.model,
+        is_deployed=outcome.is_draft_deployed,
+        stages=tuple(
+            document_of(DraftStage, stage, num_bytes=stage.memory.total_bytes)
             for stage in draft.stages
-        ],
-    }
-
-
-def _link_basis(prediction: Prediction | None) -> str | None:
-    """Return the basis of the hop times if it widens the margin; else None."""
-    if prediction is None or prediction.link_basis is None:
-        return None
-    return prediction.link_basis.value
+        ),
+    )
 
 
 def _side_by_side(
     pipelines: Sequence[Pipeline], reports: Sequence[NodeReport]
-) -> dict[str, object] | None:
+) -> SideBySide | None:
     """Return several pipelines, each with the layout that deploys it."""
     if not pipelines:
         return None
     nodes = layout_nodes(reports)
-    return {
-        "total_tokens_per_second": sum(
-            each.prediction.total_tokens_per_second for each in pipelines
-        ),
-        "pipelines": [
-            {
-                "layout": written_layout(_layout(each.stages), nodes),
-                "stages": [
-                    {
-                        "node_id": stage.node_id,
-                        "unit_id": stage.unit_id,
-                        "start_layer": stage.shard.start_layer,
-                        "end_layer": stage.shard.end_layer,
-                    }
-                    for stage in each.stages
-                ],
-                "num_streams": each.prediction.num_streams,
-                "token_seconds": each.prediction.token_seconds,
-                "first_token_seconds": each.prediction.first_token_seconds,
-                "total_tokens_per_second": each.prediction.total_tokens_per_second,
-            }
+    return SideBySide(
+        total_tokens_per_second=sum(each.prediction.total_tokens_per_second for each in pipelines),
+        pipelines=tuple(
+            document_of(
+                PipelineDocument,
+                each.prediction,
+                layout=written_layout(_layout(each.stages), nodes),
+                stages=tuple(
+                    document_of(StagePlace, stage, **_layers(stage)) for stage in each.stages
+                ),
+            )
             for each in pipelines
-        ],
-    }
+        ),
+    )
 
 
-def _pipeline_view(pipeline: Pipeline | None) -> dict[str, object] | None:
+def _other_plan(pipeline: Pipeline | None) -> OtherPlan | None:
     """Return a pipeline that was not chosen."""
     if pipeline is None:
         return None
     predicted = zip(pipeline.stages, pipeline.prediction.stages, strict=True)
-    return {
-        "stages": [
-            {
-                "node_id": stage.node_id,
-                "unit_id": stage.unit_id,
-                "start_layer": stage.shard.start_layer,
-                "end_layer": stage.shard.end_layer,
-                "part": part_view(stage.shard.part),
-            }
+    return document_of(
+        OtherPlan,
+        pipeline.prediction,
+        stages=tuple(
+            document_of(GroupedPlace, stage, **_layers(stage), part=stage.shard.part)
             for stage in pipeline.stages
-        ],
-        "token_seconds": pipeline.prediction.token_seconds,
-        "exchange_seconds": sum(
+        ),
+        exchange_seconds=sum(
             each.exchange_seconds for stage, each in predicted if not stage.shard.is_led
         ),
-        "first_token_seconds": pipeline.prediction.first_token_seconds,
-        "total_tokens_per_second": pipeline.prediction.total_tokens_per_second,
-    }
+    )
+
+
+def _layers(stage: PlacedStage) -> dict[str, Any]:
+    return {"start_layer": stage.shard.start_layer, "end_layer": stage.shard.end_layer}
 
 
 def _layout(stages: Sequence[PlacedStage]) -> list[LayoutStage]:
@@ -199,24 +180,21 @@ def _layout(stages: Sequence[PlacedStage]) -> list[LayoutStage]:
     ]
 
 
-def _view(alternative: Alternative | None) -> dict[str, object] | None:
+def _alternative(alternative: Alternative | None) -> AlternativeDocument | None:
     if alternative is None:
         return None
-    return {
-        "node_id": alternative.node_id,
-        "unit_id": alternative.unit_id,
-        "stages": [
-            {
-                "node_id": None if stage.node_id == ADDED_NODE else stage.node_id,
-                "unit_id": stage.unit_id,
-                "start_layer": stage.shard.start_layer,
-                "end_layer": stage.shard.end_layer,
-                "is_added": stage.node_id == ADDED_NODE,
-            }
+    return document_of(
+        AlternativeDocument,
+        alternative.prediction,
+        node_id=alternative.node_id,
+        unit_id=alternative.unit_id,
+        stages=tuple(
+            AlternativeStage(
+                node_id=None if stage.node_id == ADDED_NODE else stage.node_id,
+                unit_id=stage.unit_id,
+                **_layers(stage),
+                is_added=stage.node_id == ADDED_NODE,
+            )
             for stage in alternative.stages
-        ],
-        "token_seconds": alternative.prediction.token_seconds,
-        "tokens_per_second": alternative.prediction.tokens_per_second,
-        "first_token_seconds": alternative.prediction.first_token_seconds,
-        "total_tokens_per_second": alternative.prediction.total_tokens_per_second,
-    }
+        ),
+    )

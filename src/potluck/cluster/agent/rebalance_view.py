@@ -1,57 +1,44 @@
-"""The gain of a move to a better plan as JSON, as shown by ``potluck rebalance``."""
+"""The gain of a move to a better plan, as shown by ``potluck rebalance``."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from potluck.cluster.agent.speed_view import prediction_view
 from potluck.cluster.calls import MoveOutcome, RebalanceReport
 from potluck.types.deployment import StageRecord
+from potluck.types.documents.base import document_of
+from potluck.types.documents.plan import BetterPlan, MoveDocument, MovePlan, MoveStage
 from potluck.types.placement import Prediction
 
 
-def rebalance_view(report: RebalanceReport) -> dict[str, object]:
-    """Return one deployment of a document of schema ``potluck.rebalance/1``."""
-    return {
-        "model_id": report.model_id,
-        "outcome": report.outcome.value,
-        "reason": report.reason,
-        "in_force": _plan_view(report.stages, report.in_force),
-        "better": _better_view(report),
-    }
+def rebalance_view(report: RebalanceReport) -> MoveDocument:
+    """Return one deployment and the plan that it was moved to, or would be, if there is one."""
+    better = None
+    if report.outcome is not MoveOutcome.STAYS and report.new_stages:
+        better = document_of(BetterPlan, report, **_plan(report.new_stages, report.predicted))
+    in_force = MovePlan(**_plan(report.stages, report.in_force))
+    return document_of(
+        MoveDocument, report, outcome=report.outcome.value, in_force=in_force, better=better
+    )
 
 
-def _better_view(report: RebalanceReport) -> dict[str, object] | None:
-    """Return the plan that was moved to, or would be; None if there is none."""
-    if report.outcome is MoveOutcome.STAYS or not report.new_stages:
-        return None
-    return {
-        **_plan_view(report.new_stages, report.predicted),
-        "gain": report.gain,
-        "net_gain": report.net_gain,
-        "load_bytes": report.load_bytes,
-        "load_seconds": report.load_seconds,
-        "pause_seconds": report.pause_seconds,
-        "needs_room": report.needs_room,
-    }
-
-
-def _plan_view(stages: Sequence[StageRecord], prediction: Prediction | None) -> dict[str, object]:
+def _plan(stages: Sequence[StageRecord], prediction: Prediction | None) -> dict[str, Any]:
+    """Return the fields of ``MovePlan``."""
     seconds: list[float | None] = [None] * len(stages)
     if prediction is not None and len(prediction.stages) == len(stages):
         seconds = [each.decode_seconds for each in prediction.stages]
     return {
-        "stages": [
-            {
-                "stage": index,
-                "node_id": stage.node_id,
-                "unit_id": stage.unit_id,
-                "start_layer": stage.start_layer,
-                "end_layer": stage.end_layer,
-                "num_bytes": stage.memory.total_bytes,
-                "decode_seconds": decode_seconds,
-            }
+        "stages": tuple(
+            document_of(
+                MoveStage,
+                stage,
+                stage=index,
+                num_bytes=stage.memory.total_bytes,
+                decode_seconds=decode_seconds,
+            )
             for index, (stage, decode_seconds) in enumerate(zip(stages, seconds, strict=True))
-        ],
+        ),
         "prediction": prediction_view(prediction),
     }

@@ -1,58 +1,39 @@
-"""Predicted and measured speeds as JSON, for ``view`` and others that show a plan."""
+"""Predicted and measured speeds in documents, for ``view`` and others that show a plan."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from potluck.types.deployment import DeploymentRecord
+from potluck.types.documents.base import document_of
+from potluck.types.documents.cluster import SpeedDocument, StageTimesDocument
+from potluck.types.documents.stages import PredictionDocument, StagePredictionDocument
 from potluck.types.gateway import GenerationTotals, ModelMetrics, StageTimes, TokenSpeed
 from potluck.types.placement import Prediction, StagePrediction
 
 
-def prediction_view(prediction: Prediction | None) -> dict[str, object] | None:
+def prediction_view(prediction: Prediction | None) -> PredictionDocument | None:
     """Return the prediction for a plan as a whole; None if there is none."""
     if prediction is None or not _is_finite(prediction):
         return None
-    return {
-        "token_seconds": prediction.token_seconds,
-        "tokens_per_second": prediction.tokens_per_second,
-        "num_streams": prediction.num_streams,
-        "total_tokens_per_second": prediction.total_tokens_per_second,
-        "steps_in_flight": prediction.steps_in_flight,
-        "bottleneck": prediction.bottleneck,
-        "first_token_seconds": prediction.first_token_seconds,
-        "prompt_tokens": prediction.prompt_tokens,
-        "entry_seconds": prediction.entry_seconds,
-        "margin": prediction.margin,
-        "gap": prediction.gap,
-    }
+    return document_of(PredictionDocument, prediction)
 
 
-def stage_predictions(record: DeploymentRecord) -> list[dict[str, object] | None]:
+def stage_predictions(record: DeploymentRecord) -> Sequence[StagePredictionDocument | None]:
     """Return the prediction for each stage of ``record``."""
     prediction = record.status.plan.prediction
-    predicted: Iterable[StagePrediction] = ()
+    predicted: Sequence[StagePrediction] = ()
     if prediction is not None and _is_finite(prediction):
         predicted = prediction.stages
     units = [(stage.node_id, stage.unit_id) for stage in record.stages]
     if units != [(each.node_id, each.unit_id) for each in predicted]:
         return [None] * len(units)
-    return [
-        {
-            "decode_seconds": each.decode_seconds,
-            "exchange_seconds": each.exchange_seconds,
-            "loaded_seconds": each.loaded_seconds,
-            "prefill_seconds_per_token": each.prefill_seconds_per_token,
-            "hop_seconds": each.hop_seconds,
-            "basis": each.basis.value,
-        }
-        for each in predicted
-    ]
+    return [document_of(StagePredictionDocument, each) for each in predicted]
 
 
-def speed_view(record: DeploymentRecord, metrics: ModelMetrics | None) -> dict[str, object]:
+def speed_view(record: DeploymentRecord, metrics: ModelMetrics | None) -> SpeedDocument:
     """Return the measured speed of a deployment as a whole; nothing of an earlier epoch.
 
     ``first_token_seconds`` is the mean over the ``num_first_tokens`` sequences that were given
@@ -63,20 +44,24 @@ def speed_view(record: DeploymentRecord, metrics: ModelMetrics | None) -> dict[s
     if metrics is not None and metrics.epoch == record.epoch.number:
         speed, generated = metrics.speed, metrics.generated
     number = generated.num_first_tokens
-    return {
-        **dataclasses.asdict(speed),
-        "first_token_seconds": generated.first_token_seconds / number if number else None,
-        "num_first_tokens": number or None,
-    }
+    return document_of(
+        SpeedDocument,
+        speed,
+        first_token_seconds=generated.first_token_seconds / number if number else None,
+        num_first_tokens=number or None,
+    )
 
 
-def stage_times(record: DeploymentRecord, metrics: ModelMetrics | None) -> list[dict[str, object]]:
+def stage_times(
+    record: DeploymentRecord, metrics: ModelMetrics | None
+) -> Sequence[StageTimesDocument]:
     """Return the measured times of each stage of ``record`` in the current epoch."""
     times: dict[int, StageTimes] = {}
     if metrics is not None and metrics.epoch == record.epoch.number:
         times = {each.stage: each.times for each in metrics.stages}
     return [
-        dataclasses.asdict(times.get(index, StageTimes())) for index in range(len(record.stages))
+        document_of(StageTimesDocument, times.get(index, StageTimes()))
+        for index in range(len(record.stages))
     ]
 
 

@@ -1,12 +1,11 @@
-"""The cluster as seen by one agent, as JSON for ``/cluster`` and ``potluck ps``."""
+"""The cluster as seen by one agent, for ``/cluster`` and ``potluck ps``."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-
-import msgspec
+from typing import Any
 
 from potluck.cluster.agent.speed_view import (
     prediction_view,
@@ -15,10 +14,30 @@ from potluck.cluster.agent.speed_view import (
     stage_times,
 )
 from potluck.cluster.coordinator.claiming import is_quorum
-from potluck.types.cluster import WIRE_VERSION, Epoch, NodeId
+from potluck.types.cluster import WIRE_VERSION, NodeId
 from potluck.types.deployment import DeploymentRecord, DeploymentState, StageRecord
+from potluck.types.documents.base import document_of
+from potluck.types.documents.cluster import (
+    ClusterDeployment,
+    ClusterDocument,
+    DeployDocument,
+    DrainingNode,
+    IncompatibleNode,
+    LinkDocument,
+    LoadingDocument,
+    MeasuredStage,
+    NodeStage,
+    ReadyNode,
+    RefusingNode,
+    SilentNode,
+    SlowStage,
+    Spare,
+    StageDocument,
+    TransferDocument,
+    UnitDocument,
+)
+from potluck.types.documents.stages import StageMemory
 from potluck.types.gateway import ModelMetrics
-from potluck.types.groups import GroupPart
 from potluck.types.held_stage import HeldStage
 from potluck.types.node import NodeReport
 
@@ -34,63 +53,58 @@ def cluster_view(
     incompatible: Mapping[NodeId, int],
     deployments: Sequence[DeploymentRecord],
     metrics: Iterable[ModelMetrics] = (),
-) -> dict[str, object]:
-    """Return the document of schema ``potluck.cluster/1``. ``metrics`` show slow stages."""
+) -> ClusterDocument:
+    """Return the cluster. ``metrics`` show slow stages."""
     metrics_of = {each.model_id: each for each in metrics}
-    measured_of = {each.deployment: metrics_of.get(each.model_id) for each in deployments}
-    nodes: list[dict[str, object]] = [_node(report) for report in reports]
-    nodes += [{"node_id": node_id, "state": "silent"} for node_id in silent]
-    return {
-        "schema": "potluck.cluster/1",
-        "node_id": own,
-        "wire_version": WIRE_VERSION,
-        "nodes": nodes,
-        "incompatible": [
-            {"node_id": node_id, "wire_version": version}
+    return ClusterDocument(
+        node_id=own,
+        wire_version=WIRE_VERSION,
+        nodes=(
+            *(_node(report) for report in reports),
+            *(SilentNode(node_id=node_id) for node_id in silent),
+        ),
+        incompatible=tuple(
+            IncompatibleNode(node_id=node_id, wire_version=version)
             for node_id, version in sorted(incompatible.items())
-        ],
-        "links": [link for report in reports for link in _links(report)],
-        "deployments": [
-            {
-                **deployment_view(record),
-                "refused": [
-                    {"node_id": report.node_id, "reason": report.refused[record.deployment]}
-                    for report in reports
-                    if record.deployment in report.refused
-                ],
-                "spares": [
-                    {"node_id": node_id, **_held_view(held)}
-                    for node_id, held in _spares(record, reports)
-                ],
-                "slow_stages": list(_slow_stages(record, measured_of[record.deployment])),
-                "measured": speed_view(record, measured_of[record.deployment]),
-                "stages": [
-                    {**stage, "measured": times}
-                    for stage, times in zip(
-                        _stage_views(record),
-                        stage_times(record, measured_of[record.deployment]),
-                        strict=True,
-                    )
-                ],
-            }
+        ),
+        links=tuple(link for report in reports for link in _links(report)),
+        deployments=tuple(
+            _cluster_deployment(record, reports, metrics_of.get(record.model_id))
             for record in deployments
-        ],
-    }
+        ),
+    )
 
 
-def _links(report: NodeReport) -> Iterator[dict[str, object]]:
+def _cluster_deployment(
+    record: DeploymentRecord, reports: Sequence[NodeReport], metrics: ModelMetrics | None
+) -> ClusterDeployment:
+    shown = deployment_view(record)
+    return document_of(
+        ClusterDeployment,
+        shown,
+        stages=tuple(
+            document_of(MeasuredStage, stage, measured=times)
+            for stage, times in zip(shown.stages, stage_times(record, metrics), strict=True)
+        ),
+        measured=speed_view(record, metrics),
+        slow_stages=tuple(_slow_stages(record, metrics)),
+        refused=tuple(
+            RefusingNode(node_id=report.node_id, reason=report.refused[record.deployment])
+            for report in reports
+            if record.deployment in report.refused
+        ),
+        spares=tuple(
+            document_of(Spare, held, node_id=node_id) for node_id, held in _spares(record, reports)
+        ),
+    )
+
+
+def _links(report: NodeReport) -> Iterator[LinkDocument]:
     """Yield the links from a node as it has measured them, without impossible figures."""
     for link in report.links:
         figures = (link.latency_seconds, link.bytes_per_second, link.age_seconds)
         if all(math.isfinite(each) and each >= 0 for each in figures):
-            yield {
-                "from": report.node_id,
-                "to": link.node_id,
-                "latency_seconds": link.latency_seconds,
-                "bytes_per_second": link.bytes_per_second,
-                "num_samples": link.num_samples,
-                "age_seconds": link.age_seconds,
-            }
+            yield document_of(LinkDocument, link, source=report.node_id, target=link.node_id)
 
 
 def as_seen(record: DeploymentRecord, alive: Set[NodeId]) -> DeploymentRecord:
@@ -127,141 +141,81 @@ def _spares(
                 yield report.node_id, held
 
 
-def _slow_stages(
-    record: DeploymentRecord, metrics: ModelMetrics | None
-) -> Iterator[dict[str, object]]:
-    """Return the stages whose steps take much longer than they used to."""
+def _slow_stages(record: DeploymentRecord, metrics: ModelMetrics | None) -> Iterator[SlowStage]:
+    """Yield the stages whose steps take much longer than they used to."""
     if metrics is None or metrics.epoch != record.epoch.number:
         return
     for stage in metrics.stages:
         if stage.slowdown is not None and stage.slowdown >= SLOW:
-            yield {"stage": stage.stage, "node_id": stage.node_id, "slowdown": stage.slowdown}
+            yield document_of(SlowStage, stage)
 
 
-def _held_view(held: HeldStage) -> dict[str, object]:
-    return {
-        "unit_id": held.unit_id,
-        "start_layer": held.start_layer,
-        "end_layer": held.end_layer,
-        "part": part_view(held.part),
-        "epoch": _epoch_view(held.epoch),
-        "num_bytes": held.num_bytes,
-        "device_bytes": held.device_bytes,
-        "is_mapped": held.is_mapped,
-    }
-
-
-def _epoch_view(epoch: Epoch) -> dict[str, object]:
-    return {"number": epoch.number, "coordinator": epoch.coordinator}
-
-
-def part_view(part: GroupPart | None) -> dict[str, object] | None:
-    """Return the part of a stage that a member of a group has; None if one unit has all of it."""
-    return None if part is None else {"member": part.member, "shares": list(part.shares)}
-
-
-def placed_view(index: int, stage: StageRecord) -> dict[str, object]:
-    """Return where a stage is placed, and its memory."""
+def placed_fields(index: int, stage: StageRecord) -> dict[str, Any]:
+    """Return the fields of ``PlacedStageDocument`` that ``stage`` does not have as such."""
     memory = stage.memory
     return {
         "stage": index,
-        "node_id": stage.node_id,
-        "unit_id": stage.unit_id,
-        "start_layer": stage.start_layer,
-        "end_layer": stage.end_layer,
-        "part": part_view(stage.part),
         "num_bytes": memory.total_bytes,
-        "memory": {
-            "weights": dict(memory.weights),
-            "cache_bytes": memory.cache_bytes,
-            "state_bytes": memory.state_bytes,
-            "rope_bytes": memory.rope_bytes,
-            "scratch_bytes": memory.scratch_bytes,
-            "staging_bytes": memory.staging_bytes,
-            "process_bytes": memory.process_bytes,
-            "is_on_device": memory.is_on_device,
-        },
+        "memory": document_of(StageMemory, memory, weights=dict(memory.weights)),
     }
 
 
-def _stage_views(record: DeploymentRecord) -> list[dict[str, object]]:
-    return [
-        {
-            **placed_view(index, stage),
-            "read_bytes": stage.read_bytes,
-            "load_seconds": stage.load_seconds,
-            "progress": msgspec.to_builtins(stage.progress),
-            "predicted": predicted,
-        }
-        for index, (stage, predicted) in enumerate(
-            zip(record.stages, stage_predictions(record), strict=True)
-        )
-    ]
-
-
-def deployment_view(record: DeploymentRecord) -> dict[str, object]:
-    """Return one deployment: what was asked for, replaced by what is in force."""
-    status, plan, files = record.status, record.status.plan, record.status.files
+def fields_in_force(record: DeploymentRecord) -> dict[str, Any]:
+    """Return what is in force of the settings, as documents about the deployment show it."""
+    status, plan = record.status, record.status.plan
     return {
-        **msgspec.to_builtins(record.spec),
-        "deployment": record.deployment,
-        "model_id": record.model_id,
-        "state": status.state.value,
-        "reason": status.reason,
-        "epoch": _epoch_view(record.epoch),
-        "has_quorum": record.has_quorum,
-        "created": record.created,
         "context_tokens": status.context_tokens,
         "cache_tokens": status.cache_tokens,
         "num_states": status.num_states,
         "num_layers": record.facts.num_layers,
-        "quantization": plan.quantization.value,
-        "remarks": list(plan.remarks),
-        "arithmetic": None if plan.arithmetic is None else plan.arithmetic.value,
+        "quantization": plan.quantization,
+        "remarks": plan.remarks,
+        "arithmetic": plan.arithmetic,
         "arithmetic_note": plan.arithmetic_note,
-        "done_bytes": status.done_bytes,
-        "total_bytes": status.total_bytes,
-        "num_recoveries": status.num_recoveries,
-        "recovery_seconds": status.recovery_seconds,
-        "rebalance_note": status.rebalance_note,
-        "verification": None if files.verification is None else files.verification.value,
-        "transfers": [
-            {"node_id": each.node_id, **msgspec.to_builtins(each.transfer)}
+    }
+
+
+def deployment_view(record: DeploymentRecord) -> DeployDocument:
+    """Return one deployment: what was asked for, replaced by what is in force."""
+    status, plan, files = record.status, record.status.plan, record.status.files
+    spec = {name: getattr(record.spec, name) for name in record.spec.__struct_fields__}
+    return document_of(
+        DeployDocument,
+        status,
+        **{**spec, **fields_in_force(record)},
+        deployment=record.deployment,
+        model_id=record.model_id,
+        epoch=record.epoch,
+        has_quorum=record.has_quorum,
+        created=record.created,
+        verification=files.verification,
+        transfers=tuple(
+            document_of(TransferDocument, each.transfer, node_id=each.node_id)
             for each in files.transfers
-        ],
-        "prediction": prediction_view(plan.prediction),
-        "stages": _stage_views(record),
-        "rejections": msgspec.to_builtins(plan.rejections),
-    }
+        ),
+        prediction=prediction_view(plan.prediction),
+        stages=tuple(
+            document_of(
+                StageDocument,
+                stage,
+                **placed_fields(index, stage),
+                progress=None
+                if stage.progress is None
+                else document_of(LoadingDocument, stage.progress),
+                predicted=predicted,
+            )
+            for index, (stage, predicted) in enumerate(
+                zip(record.stages, stage_predictions(record), strict=True)
+            )
+        ),
+        rejections=plan.rejections,
+    )
 
 
-def _node(report: NodeReport) -> dict[str, object]:
-    return {
-        "node_id": report.node_id,
-        "state": "draining" if report.is_draining else "ready",
-        "name": report.name,
-        "address": report.address,
-        "http_address": report.http_address,
-        "version": report.version,
-        "host_id": report.host_id,
-        "available_bytes": report.available_bytes,
-        "available_reason": report.available_reason,
-        "memory_limit_bytes": report.memory_limit_bytes,
-        "held": [{"deployment": held.deployment, **_held_view(held)} for held in report.held],
-        "units": [
-            {
-                "unit_id": unit.unit_id,
-                "backend": unit.backend,
-                "description": unit.description,
-                "role": unit.role.value,
-                "reason": unit.reason,
-                "usable_bytes": unit.usable_bytes,
-                "is_shared": unit.is_shared,
-                "num_threads": unit.num_threads,
-                "rates": msgspec.to_builtins(unit.rates),
-                "arithmetics": [each.value for each in unit.arithmetics],
-            }
-            for unit in report.units
-        ],
-        "hardware": msgspec.to_builtins(report.hardware),
-    }
+def _node(report: NodeReport) -> ReadyNode:
+    return document_of(
+        DrainingNode if report.is_draining else ReadyNode,
+        report,
+        held=tuple(document_of(NodeStage, held) for held in report.held),
+        units=tuple(document_of(UnitDocument, unit) for unit in report.units),
+    )

@@ -25,6 +25,9 @@ PositiveAmount = Annotated[float, msgspec.Meta(gt=0)]
 
 NodeIdText = Annotated[NodeId, msgspec.Meta(pattern="^[0-9a-f]{16}$")]
 
+Tokens = Annotated[int, msgspec.Meta(ge=2)]
+"""A context length or a cache size."""
+
 Sha256Text = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 
 NonEmpty = Annotated[str, msgspec.Meta(min_length=1)]

@@ -7,7 +7,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 import pytest
@@ -147,8 +147,8 @@ def test_links_are_those_that_can_have_been_measured() -> None:
     )
     odd = dataclasses.replace(good, node_id=C, latency_seconds=math.nan)
     report = msgspec.structs.replace(node(A), links=(good, odd))
-    document = cluster_view(A, [report], [], {}, [])
-    assert document["links"] == [
+    document = msgspec.to_builtins(cluster_view(A, [report], [], {}, []))
+    assert [*document["links"]] == [
         {
             "from": A,
             "to": B,
@@ -218,8 +218,7 @@ def test_a_deployment_tells_how_it_recovers() -> None:
     assert shown["recovery_wait_seconds"] == 7.5
     assert (shown["num_recoveries"], shown["recovery_seconds"]) == (2, 1.25)
     assert (shown["num_spares"], shown["has_quorum"]) == (1, False)
-    document = {"schema": "potluck.deploy/1", **deployment_view(recovering)}
-    validate_document(document)
+    validate_document(deployment_view(recovering), "deploy")
 
 
 def served(epoch: int) -> ModelMetrics:
@@ -266,8 +265,7 @@ def test_what_was_measured_is_shown_beside_what_was_predicted() -> None:
         "prefill_seconds_per_token": 0.001,
     }
     assert second["measured"]["decode_seconds"] == 0.03
-    document = {"schema": "potluck.deploy/1", **deployment_view(planned)}
-    validate_document(document)
+    validate_document(deployment_view(planned), "deploy")
 
 
 @pytest.mark.parametrize("known", [(), (served(2),)], ids=["unknown", "of an earlier epoch"])
@@ -373,8 +371,8 @@ def test_a_model_is_not_ready_without_its_coordinator_nor_at_a_node_that_leaves(
 
         def seen() -> list[tuple[ModelState, str]]:
             (status,) = gateway.models()
-            (shown,) = cast(Any, gateway.cluster_state())["deployments"]
-            return [(status.state, status.reason), (ModelState(shown["state"]), shown["reason"])]
+            (shown,) = gateway.cluster_state().deployments
+            return [(status.state, status.reason), (ModelState(shown.state.value), shown.reason)]
 
         assert seen() == [(ModelState.READY, "")] * 2
         agent.membership.nodes = lambda: frozenset({B})
@@ -412,12 +410,12 @@ def test_a_stage_that_is_stuck_does_not_hold_up_what_is_shown(
         agent.metrics = slow_metrics
         gateway = AgentGateway(agent)
         await asyncio.wait_for(gateway.refresh_cluster(), 5)
-        (shown,) = cast(Any, gateway.cluster_state())["deployments"]
-        assert shown["slow_stages"] == []
+        (shown,) = gateway.cluster_state().deployments
+        assert not shown.slow_stages
         answers.set()
         await gateway.refresh_cluster()
-        (shown,) = cast(Any, gateway.cluster_state())["deployments"]
-        assert [each["slowdown"] for each in shown["slow_stages"]] == [3.0]
+        (shown,) = gateway.cluster_state().deployments
+        assert [each.slowdown for each in shown.slow_stages] == [3.0]
 
     run_in_virtual_time(main())
 
