@@ -153,7 +153,8 @@ class _Control:
             serving.add_done_callback(self._serving.discard)
 
         async def send(document: dict[str, Any]) -> None:
-            writer.write(json.dumps(document).encode() + b"\n")
+            line = json.dumps(msgspec.to_builtins(document))
+            writer.write(line.encode() + b"\n")
             await writer.drain()
 
         try:
@@ -215,14 +216,14 @@ class _Control:
         return self._gateway.cluster_state()
 
     async def _doctor(self, params: msgspec.Raw, send: _Send) -> object:
-        cluster = msgspec.to_builtins(await self._agent.diagnose())
+        cluster = await self._agent.diagnose()
         return {"cluster": cluster, "host_names": self._agent.known_nodes.host_names}
 
     async def _hosts(self, params: msgspec.Raw, send: _Send) -> object:
         """Send each node's answer as an event, so that none of them is kept."""
         async with aclosing(self._agent.hosts()) as answers:
             async for answer in answers:
-                await send({"event": msgspec.to_builtins(answer)})
+                await send({"event": answer})
         return None
 
     async def _plan(self, params: msgspec.Raw, send: _Send) -> object:
