@@ -15,6 +15,7 @@ import msgspec
 from potluck.cli.cache import CacheDocument
 from potluck.cli.dashboard import DashboardDocument
 from potluck.cli.fetch import FetchDocument
+from potluck.cli.report import RunDocument
 from potluck.cli.service import ServiceDocument
 from potluck.types.deployment import Deploy
 from potluck.types.deployment_spec import DeploymentSpec, settings_of
@@ -31,6 +32,7 @@ DOCUMENTS: Mapping[str, type[msgspec.Struct]] = {
     "invitations": InvitationsDocument,
     "invite": InviteDocument,
     "nodes": NodesDocument,
+    "run": RunDocument,
     "service": ServiceDocument,
 }
 """Documents by the names of their schemas: ``NAME`` is also the name in ``potluck.NAME/1``."""

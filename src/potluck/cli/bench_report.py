@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import potluck
-from potluck.cli.report import load_document
+from potluck.cli.report import load_documents
 from potluck.cli.tables import table
 from potluck.engines.arithmetic_choice import is_faster_for
 from potluck.engines.backends import abilities_of
@@ -52,7 +52,7 @@ def bench_document(model: Model, workload: Workload, result: BenchResult) -> dic
         "num_threads": min(model.plan.size.num_threads, default_num_threads()),
         "num_stages": len(model.plan.stages),
         "weights_bytes": sum(stage.memory.weights_bytes for stage in model.plan.stages),
-        "loads": [load_document(report) for report in model.load_reports],
+        "loads": load_documents(model),
         "prompt_tokens": workload.prompt_tokens,
         "decode_tokens": workload.decode_tokens,
         "depth_tokens": workload.depth_tokens,
