@@ -17,6 +17,7 @@ from potluck.cli.dashboard import DashboardDocument
 from potluck.cli.fetch import FetchDocument
 from potluck.cli.report import RunDocument
 from potluck.cli.service import ServiceDocument
+from potluck.local.check_document import CheckDocument
 from potluck.types.deployment import Deploy
 from potluck.types.deployment_spec import DeploymentSpec, settings_of
 from potluck.types.documents.base import Document
@@ -26,6 +27,7 @@ SCHEMAS = Path(__file__).parents[2] / "docs" / "reference" / "schemas"
 
 DOCUMENTS: Mapping[str, type[msgspec.Struct]] = {
     "cache": CacheDocument,
+    "check": CheckDocument,
     "dashboard": DashboardDocument,
     "deploy-request": Deploy,
     "fetch": FetchDocument,
