@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from potluck.cli.bench_report import BenchDocument
 from potluck.cli.cache import CacheDocument
 from potluck.cli.dashboard import DashboardDocument
 from potluck.cli.fetch import FetchDocument
@@ -26,6 +27,7 @@ from potluck.types.documents.nodes import InvitationsDocument, InviteDocument, N
 SCHEMAS = Path(__file__).parents[2] / "docs" / "reference" / "schemas"
 
 DOCUMENTS: Mapping[str, type[msgspec.Struct]] = {
+    "bench": BenchDocument,
     "cache": CacheDocument,
     "check": CheckDocument,
     "dashboard": DashboardDocument,
