@@ -12,10 +12,13 @@ from typing import Any
 
 import msgspec
 
+from potluck.cli.bench_report import BenchDocument
 from potluck.cli.cache import CacheDocument
 from potluck.cli.dashboard import DashboardDocument
 from potluck.cli.fetch import FetchDocument
+from potluck.cli.report import RunDocument
 from potluck.cli.service import ServiceDocument
+from potluck.local.check_document import CheckDocument
 from potluck.types.deployment import Deploy
 from potluck.types.deployment_spec import DeploymentSpec, settings_of
 from potluck.types.documents.base import Document
@@ -26,8 +29,10 @@ from potluck.types.documents.plan import PlanDocument, RebalanceDocument
 SCHEMAS = Path(__file__).parents[2] / "docs" / "reference" / "schemas"
 
 DOCUMENTS: Mapping[str, type[msgspec.Struct]] = {
+    "bench": BenchDocument,
     "cache": CacheDocument,
     "cluster": ClusterDocument,
+    "check": CheckDocument,
     "dashboard": DashboardDocument,
     "deploy": DeployDocument,
     "deploy-request": Deploy,
@@ -37,6 +42,7 @@ DOCUMENTS: Mapping[str, type[msgspec.Struct]] = {
     "nodes": NodesDocument,
     "plan": PlanDocument,
     "rebalance": RebalanceDocument,
+    "run": RunDocument,
     "service": ServiceDocument,
 }
 """Documents by the names of their schemas: ``NAME`` is also the name in ``potluck.NAME/1``."""

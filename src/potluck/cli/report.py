@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import msgspec
 
 from potluck.quantities import format_bytes, format_count, format_seconds
+from potluck.types.documents.base import Amount, Count, Document, document_of
 from potluck.types.expert_use import NO_EXPERTS, ExpertUse
 from potluck.types.sampling import default_sampling
+from potluck.types.sequence import FinishReason
 
 if TYPE_CHECKING:
-    from potluck.local import Generation, LoadPlan, Model, Piece, Timings
+    from potluck.local import Generation, LoadPlan, Model, Timings
     from potluck.types.memory import MemoryPlan
-    from potluck.weights.report import LoadReport
 
 
 def stage_lines(plan: LoadPlan) -> Iterator[str]:
@@ -91,72 +94,148 @@ def figures_line(
     return "; ".join(parts)
 
 
-def run_document(model: Model, generation: Generation, *, load_seconds: float) -> dict[str, object]:
-    """The document of ``potluck run --json`` (schema ``potluck.run/1``)."""
+class TokenProbability(Document, frozen=True, kw_only=True):
+    """A token and its probability."""
+
+    id: Count
+    logprob: Annotated[float, msgspec.Meta(le=0)]
+    """Natural logarithm of the probability."""
+
+
+class GeneratedToken(TokenProbability, frozen=True, kw_only=True):
+    """A new token."""
+
+    bytes: tuple[Annotated[int, msgspec.Meta(ge=0, le=255)], ...]
+    """The token's text in UTF-8; possibly only a part of a character."""
+    top: tuple[TokenProbability, ...]
+    """The most probable tokens; ``--top-logprobs`` is their number."""
+
+
+class SamplingDocument(Document, frozen=True, kw_only=True):
+    """How tokens were chosen."""
+
+    temperature: float
+    top_k: int | None
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    frequency_penalty: float
+    presence_penalty: float
+    seed: int
+    """The value for ``--seed`` that results in the same text again."""
+
+
+class Remark(Document, frozen=True, kw_only=True):
+    """A tensor that was not loaded in the requested format, and why."""
+
+    tensor: str
+    remark: str
+
+
+class LoadDocument(Document, frozen=True, kw_only=True):
+    """The result of loading a stage."""
+
+    read_bytes: Count
+    """Bytes read from the model's files."""
+    seconds: Amount
+    weights_bytes: Mapping[str, Count]
+    """Planned bytes of weights by format."""
+    remarks: tuple[Remark, ...]
+
+
+class LoadedStageDocument(Document, frozen=True, kw_only=True):
+    """A stage: the layers from ``start_layer`` to the one before ``end_layer``."""
+
+    start_layer: Count
+    end_layer: Count
+    weights_bytes: Count
+    """Weights in memory, without mapped ones."""
+    mapped_bytes: Count
+    cache_bytes: Count
+    state_bytes: Count
+    """Size of all state slots; 0 for a model without state."""
+    load: LoadDocument
+
+
+class TimingsDocument(Document, frozen=True, kw_only=True):
+    """Times of loading, of prefill up to the first new token, and of decode after it."""
+
+    load_seconds: Amount
+    prefill_seconds: Amount
+    prefill_tokens_per_second: Amount
+    """Rate of prefill without cached tokens."""
+    decode_seconds: Amount
+    decode_tokens_per_second: Amount | None
+    """Rate of decode; null for fewer than two new tokens."""
+    num_cached_tokens: Count
+    """Tokens of the prompt that were in the cache and not computed."""
+    num_drafted_tokens: Count
+    """Drafts; a step verifies several of them."""
+    num_accepted_tokens: Count
+    """Drafts that were right."""
+    tokens_per_step: Annotated[float, msgspec.Meta(ge=1)] | None
+    """New tokens after the first per step of decode; null for fewer than two."""
+
+
+class RunDocument(Document, frozen=True, kw_only=True):
+    """The output of ``potluck run --json``."""
+
+    schema: Literal["potluck.run/1"] = "potluck.run/1"
+    model: str
+    """MODEL as given."""
+    text: str
+    """The new text, without the stop string."""
+    finish_reason: FinishReason
+    prompt_tokens: tuple[Count, ...]
+    tokens: tuple[GeneratedToken, ...]
+    """The new tokens."""
+    sampling: SamplingDocument
+    stages: Annotated[tuple[LoadedStageDocument, ...], msgspec.Meta(min_length=1)]
+    timings: TimingsDocument
+    experts: ExpertUse
+
+
+def run_document(model: Model, generation: Generation, *, load_seconds: float) -> RunDocument:
+    """Return the document of ``potluck run --json``."""
     result = generation.result()
-    sampling = generation.sampling
-    timings = result.timings
-    return {
-        "schema": "potluck.run/1",
-        "model": model.description.files.name,
-        "text": result.text,
-        "finish_reason": result.finish_reason.value,
-        "prompt_tokens": list(result.prompt_tokens),
-        "tokens": [_token(model, piece) for piece in result.pieces],
-        "sampling": {
-            "temperature": sampling.temperature,
-            "top_k": sampling.top_k,
-            "top_p": sampling.top_p,
-            "min_p": sampling.min_p,
-            "repetition_penalty": sampling.repetition_penalty,
-            "frequency_penalty": sampling.frequency_penalty,
-            "presence_penalty": sampling.presence_penalty,
-            "seed": sampling.seed,
-        },
-        "stages": [
-            {
-                "start_layer": stage.shard.start_layer,
-                "end_layer": stage.shard.end_layer,
-                "weights_bytes": stage.memory.weights_bytes,
-                "mapped_bytes": stage.memory.mapped_bytes,
-                "cache_bytes": stage.memory.cache_bytes,
-                "state_bytes": stage.memory.state_bytes,
-                "load": load_document(report),
-            }
-            for stage, report in zip(model.plan.stages, model.load_reports, strict=True)
-        ],
-        "timings": {
-            "load_seconds": load_seconds,
-            "prefill_seconds": timings.prefill_seconds,
-            "prefill_tokens_per_second": timings.prefill_tokens_per_second,
-            "decode_seconds": timings.decode_seconds,
-            "decode_tokens_per_second": timings.decode_tokens_per_second,
-            "num_cached_tokens": timings.num_cached_tokens,
-            "num_drafted_tokens": timings.num_drafted_tokens,
-            "num_accepted_tokens": timings.num_accepted_tokens,
-            "tokens_per_step": timings.tokens_per_step,
-        },
-        "experts": {
-            "num_used": model.expert_use.num_used,
-            "num_in_memory": model.expert_use.num_in_memory,
-        },
-    }
+    return document_of(
+        RunDocument,
+        result,
+        model=model.description.files.name,
+        tokens=tuple(
+            document_of(
+                GeneratedToken,
+                piece,
+                id=piece.token,
+                bytes=tuple(model.tokenizer.token_bytes(piece.token)),
+                top=tuple(document_of(TokenProbability, each, id=each.token) for each in piece.top),
+            )
+            for piece in result.pieces
+        ),
+        sampling=document_of(SamplingDocument, generation.sampling),
+        stages=tuple(
+            document_of(
+                LoadedStageDocument,
+                stage.memory,
+                start_layer=stage.shard.start_layer,
+                end_layer=stage.shard.end_layer,
+                load=load,
+            )
+            for stage, load in zip(model.plan.stages, load_documents(model), strict=True)
+        ),
+        timings=document_of(TimingsDocument, result.timings, load_seconds=load_seconds),
+        experts=model.expert_use,
+    )
 
 
-def load_document(report: LoadReport) -> dict[str, object]:
-    """What loading one stage did."""
-    return {
-        "read_bytes": report.read_bytes,
-        "seconds": report.seconds,
-        "weights_bytes": dict(report.weights),
-        "remarks": [{"tensor": each.name, "remark": each.remark} for each in report.remarks],
-    }
-
-
-def _token(model: Model, piece: Piece) -> dict[str, object]:
-    return {
-        "id": piece.token,
-        "bytes": list(model.tokenizer.token_bytes(piece.token)),
-        "logprob": piece.logprob,
-        "top": [{"id": other.token, "logprob": other.logprob} for other in piece.top],
-    }
+def load_documents(model: Model) -> tuple[LoadDocument, ...]:
+    """Return the results of loading each stage."""
+    return tuple(
+        document_of(
+            LoadDocument,
+            report,
+            weights_bytes=dict(report.weights),
+            remarks=tuple(Remark(tensor=each.name, remark=each.remark) for each in report.remarks),
+        )
+        for report in model.load_reports
+    )

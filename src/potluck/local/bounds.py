@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from typing import Annotated
+
+import msgspec
 
 from potluck.engines.native.engine import NativeEngine
 from potluck.engines.native.products import Operands
@@ -11,35 +13,43 @@ from potluck.engines.native.roofline import Limits, Roofline
 from potluck.engines.native.step_work import Work, work_of
 from potluck.loading.load import LoadedStage
 from potluck.local.measuring import PhaseRun
+from potluck.types.documents.base import Document, PositiveAmount
 
 OUTSIDE = "outside the core"
 """An entry among the ops: passing steps on, and the overhead of Python."""
+
+PerRun = Annotated[
+    tuple[PositiveAmount, ...],
+    msgspec.Meta(min_length=1, description="One value per counted run."),
+]
 
 BoundSeconds = Mapping[str, float]
 """The minimum time of an op's bytes or products, by op; ops without a bound are omitted."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpFigures:
-    """One op in all runs of a phase. ``bound_seconds`` is None if it has no bound."""
+class OpDocument(Document, frozen=True, kw_only=True):
+    """An op in all runs of a phase."""
 
     op: str
-    seconds: float
-    bound_seconds: float | None
+    """A kind of op; for a matrix, its role in the layer."""
+    share: Annotated[float, msgspec.Meta(ge=0, le=1)]
+    """Fraction of the phase's time."""
+    fraction_of_bound: float | None
+    """The minimum time of the op divided by its time; null if it has no bound."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PhaseFigures:
-    """The bytes and operations of a phase per token, its fractions of the bound, and its ops.
-
-    ``fractions`` has one value per run; None if the limit of some product is unknown. ``ops`` has
-    the slowest op first.
-    """
+class PhaseDocument(Document, frozen=True, kw_only=True):
+    """The work of a phase, and its time compared with that at the machine's limits."""
 
     bytes_per_token: float
-    multiply_adds_per_token: float
-    fractions: tuple[float, ...] | None
-    ops: tuple[OpFigures, ...]
+    """Weights, read once per step, and the cached keys and values of the context."""
+    operations_per_token: float
+    """Operations of products with weights; a multiply-add is two."""
+    fraction_of_bound: PerRun | None
+    """The minimum time of each run divided by its time; null if the peak of a product is
+    unknown."""
+    ops: tuple[OpDocument, ...]
+    """The slowest op first."""
 
 
 class Bounds:
@@ -72,11 +82,11 @@ class Bounds:
         """Measure the current limits; see ``Roofline``."""
         return self._roofline.sample()
 
-    def prefill(self, runs: Sequence[PhaseRun], limits: Sequence[Limits]) -> PhaseFigures:
+    def prefill(self, runs: Sequence[PhaseRun], limits: Sequence[Limits]) -> PhaseDocument:
         """Compare prefill with the arithmetic peak. ``limits`` were measured with each run."""
         return _figures(self._work(runs[0], of_prompts=True), runs, limits, _seconds_of_products)
 
-    def decode(self, runs: Sequence[PhaseRun], limits: Sequence[Limits]) -> PhaseFigures:
+    def decode(self, runs: Sequence[PhaseRun], limits: Sequence[Limits]) -> PhaseDocument:
         """Compare decode with the memory rate; see ``prefill``."""
         return _figures(self._work(runs[0], of_prompts=False), runs, limits, _seconds_of_reads)
 
@@ -94,7 +104,7 @@ def _figures(
     runs: Sequence[PhaseRun],
     limits: Sequence[Limits],
     bound_of: Callable[[Work, Limits], BoundSeconds | None],
-) -> PhaseFigures:
+) -> PhaseDocument:
     bounds = [bound_of(work, limit) for limit in limits]
     known = [bound for bound in bounds if bound is not None]
     fractions = None
@@ -102,10 +112,10 @@ def _figures(
         pairs = zip(known, runs, strict=True)
         fractions = tuple(sum(bound.values()) / run.seconds for bound, run in pairs)
     num_tokens = runs[0].num_tokens
-    return PhaseFigures(
+    return PhaseDocument(
         bytes_per_token=sum(work.read_bytes.values()) / num_tokens,
-        multiply_adds_per_token=sum(work.multiply_adds.values()) / num_tokens,
-        fractions=fractions,
+        operations_per_token=2 * sum(work.multiply_adds.values()) / num_tokens,
+        fraction_of_bound=fractions,
         ops=_ops(runs, known if fractions else []),
     )
 
@@ -126,7 +136,7 @@ def _seconds_of_products(work: Work, limits: Limits) -> BoundSeconds | None:
     return seconds
 
 
-def _ops(runs: Sequence[PhaseRun], bounds: Sequence[BoundSeconds]) -> tuple[OpFigures, ...]:
+def _ops(runs: Sequence[PhaseRun], bounds: Sequence[BoundSeconds]) -> tuple[OpDocument, ...]:
     seconds: dict[str, float] = {}
     for run in runs:
         for op, of_op in (run.op_seconds or {}).items():
@@ -134,13 +144,16 @@ def _ops(runs: Sequence[PhaseRun], bounds: Sequence[BoundSeconds]) -> tuple[OpFi
     total = sum(run.seconds for run in runs)
     # Stages share the threads and take turns, so the times of their ops do not overlap.
     seconds[OUTSIDE] = max(0.0, total - sum(seconds.values()))
-    figures = [
-        OpFigures(
+    seconds = {op: of_op for op, of_op in seconds.items() if of_op > 0}
+    op_total = sum(seconds.values())
+    ops = [
+        OpDocument(
             op=op,
-            seconds=of_op,
-            bound_seconds=sum(each[op] for each in bounds) if bounds and op in bounds[0] else None,
+            share=of_op / op_total,
+            fraction_of_bound=sum(each[op] for each in bounds) / of_op
+            if bounds and op in bounds[0]
+            else None,
         )
         for op, of_op in seconds.items()
-        if of_op > 0
     ]
-    return tuple(sorted(figures, key=lambda each: -each.seconds))
+    return tuple(sorted(ops, key=lambda each: -each.share))

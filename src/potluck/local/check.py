@@ -6,11 +6,10 @@ once.
 
 from __future__ import annotations
 
-import enum
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TypeVar
 
@@ -30,6 +29,15 @@ from potluck.formats.encodings import read_encoding
 from potluck.formats.encodings.encoding import KEY as QUANTIZATION_KEY
 from potluck.loading import StageSize, plan_stage
 from potluck.loading.plan import program_to_count
+from potluck.local.check_document import (
+    BackendFit,
+    CheckDocument,
+    CheckedConfiguration,
+    ContextMemory,
+    Finding,
+    Part,
+    StateMemory,
+)
 from potluck.models.names import FileKind
 from potluck.models.registry import config_from_hugging_face
 from potluck.placement.sizes import fitting_size_hint, stronger_quantizations
@@ -41,7 +49,8 @@ from potluck.scheduling.blocks import blocks_for
 from potluck.scheduling.limits import DEFAULT_CONTEXT_TOKENS
 from potluck.scheduling.step_limits import MAX_STEP_TOKENS
 from potluck.types.choices import Quantization
-from potluck.types.memory import MemoryLimit, MemoryPlan
+from potluck.types.documents.base import document_of
+from potluck.types.memory import MemoryLimit
 from potluck.types.model import ModelConfig
 from potluck.types.profile import ModelProfile
 from potluck.types.program import Shard
@@ -58,91 +67,6 @@ _LONGER_CONTEXTS = (16_384, 65_536)
 _TRIAL_TIME = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-class Part(enum.Enum):
-    """The part of a model that a finding concerns."""
-
-    CONFIGURATION = "configuration"
-    TENSORS = "tensors"
-    TOKENIZER = "tokenizer"
-    CHAT_TEMPLATE = "chat template"
-    BACKEND = "backend"
-    MEMORY = "memory"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """A finding about a model. With ``stops``, it prevents the model from running here.
-
-    ``missing`` names the features that Potluck would have to support.
-    """
-
-    part: Part
-    problem: str
-    stops: bool
-    hint: str = ""
-    missing: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BackendFit:
-    """A backend of this build, and why it does not support the model; empty if it does."""
-
-    name: str
-    problem: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ContextMemory:
-    """The memory requirement of the whole model on the CPU for one sequence of
-    ``context_tokens``.
-    """
-
-    context_tokens: int
-    memory: MemoryPlan
-    fits: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StateMemory:
-    """The size of a state slot, the planned number of slots, and the number that would fit.
-
-    ``num_fitting`` is for the shortest context.
-    """
-
-    slot_bytes: int
-    num_states: int
-    num_fitting: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelCheck:
-    """The result of a check. ``config`` and dependent values are absent if it is refused.
-
-    ``stored`` and ``loaded`` are bytes of weights by format. ``contexts`` are ordered from the
-    shortest to the longest, and empty if the memory requirement is unknown. ``states`` is None
-    then, and for models without state. ``limit`` is this machine's usable memory.
-    """
-
-    files: ModelFiles
-    findings: tuple[Finding, ...]
-    limit: MemoryLimit
-    config: ModelConfig | None = None
-    encoding: str | None = None
-    num_parameters: int = 0
-    stored: tuple[tuple[str, int], ...] = ()
-    num_tokens: int | None = None
-    has_chat_template: bool = False
-    quantization: Quantization = Quantization.NONE
-    backends: tuple[BackendFit, ...] = ()
-    contexts: tuple[ContextMemory, ...] = ()
-    states: StateMemory | None = None
-
-    @property
-    def runs(self) -> bool:
-        """Whether this build runs the model on this machine with the shortest context."""
-        return not any(each.stops for each in self.findings)
-
-
 def check_model(
     name: str,
     *,
@@ -151,7 +75,7 @@ def check_model(
     default_states: int | None = None,
     quantization: Quantization | None = Quantization.NONE,
     limit: MemoryLimit | None = None,
-) -> ModelCheck:
+) -> CheckDocument:
     """Examine MODEL. Only small files and headers of a hub model are downloaded, no weights.
 
     ``context_tokens`` is the context that must fit, by default that of ``potluck run``; so must
@@ -166,24 +90,14 @@ def check_model(
     tokenizer = found.of(Part.TOKENIZER, lambda: load_tokenizer(files))
     has_template = _has_chat_template(files, found)
     usable = limit or available_memory()
-    if description is None:
-        return ModelCheck(
-            files=files,
-            findings=found.all(),
-            limit=usable,
-            num_tokens=None if tokenizer is None else tokenizer.vocab_size,
-            has_chat_template=has_template,
-        )
-    for skipped in description.skipped:
-        found.note(Part.TENSORS, f"{skipped} is ignored")
-    profile = found.of(Part.TENSORS, lambda: read_profile(description))
+    profile = None if description is None else _profile(description, found)
     fits: tuple[BackendFit, ...] = ()
     contexts: tuple[ContextMemory, ...] = ()
     slots = 0
     quantized = quantization or Quantization.NONE
     if profile is not None:
-        slots = num_states_of(description.config, num_states, default=default_states)
-        size = replace(_size(description.config, context_tokens, quantized), num_states=slots)
+        slots = num_states_of(profile.config, num_states, default=default_states)
+        size = replace(_size(profile.config, context_tokens, quantized), num_states=slots)
         if _check_tensors(profile, size, found):
             if quantization is None:
                 size = _quantized_to_fit(profile, size, usable)
@@ -200,24 +114,40 @@ def check_model(
                 )
                 if not contexts[0].fits:
                     _report_missing_memory(profile, size, contexts[0], usable, found)
-    return ModelCheck(
-        files=files,
-        findings=found.all(),
-        limit=usable,
-        config=description.config,
-        encoding=None if description.encoding is None else description.encoding.method,
-        num_parameters=0 if profile is None else _num_parameters(profile),
-        stored=() if profile is None else _stored(profile),
-        num_tokens=None if tokenizer is None else tokenizer.vocab_size,
+    findings = found.all()
+    return CheckDocument(
+        model=files.name,
+        pinned=files.pinned_name,
+        kind=files.kind,
+        runs=not any(each.stops for each in findings),
+        configuration=None
+        if description is None
+        else document_of(
+            CheckedConfiguration,
+            description.config,
+            num_parameters=0 if profile is None else _num_parameters(profile),
+            encoding=None if description.encoding is None else description.encoding.method,
+            quantization=quantized,
+        ),
+        stored_bytes={} if profile is None else _stored(profile),
+        tokenizer_tokens=None if tokenizer is None else tokenizer.vocab_size,
         has_chat_template=has_template,
-        quantization=quantized,
         backends=fits,
-        contexts=contexts,
-        states=_states(contexts[0].memory, slots, usable) if contexts and slots else None,
+        states=_states(contexts[0], slots, usable) if contexts and slots else None,
+        memory=contexts,
+        usable_bytes=usable.bytes,
+        usable_reason=usable.reason,
+        findings=findings,
     )
 
 
-def _states(memory: MemoryPlan, num_states: int, limit: MemoryLimit) -> StateMemory:
+def _profile(description: ModelDescription, found: _Findings) -> ModelProfile | None:
+    for skipped in description.skipped:
+        found.note(Part.TENSORS, f"{skipped} is ignored")
+    return found.of(Part.TENSORS, lambda: read_profile(description))
+
+
+def _states(memory: ContextMemory, num_states: int, limit: MemoryLimit) -> StateMemory:
     slot_bytes = memory.state_bytes // num_states
     room_bytes = limit.bytes - (memory.total_bytes - memory.state_bytes)
     return StateMemory(
@@ -347,9 +277,9 @@ def _backend_fits(
         except PotluckError as error:
             if spec.abilities.is_built_in:
                 found.add(Part.BACKEND, error, stops=True)
-            yield BackendFit(name=spec.name, problem=error.message), None
+            yield BackendFit(name=spec.name, computes=False, problem=error.message), None
         else:
-            yield BackendFit(name=spec.name), plan
+            yield BackendFit(name=spec.name, computes=True), plan
 
 
 def _quantized_to_fit(profile: ModelProfile, size: StageSize, limit: MemoryLimit) -> StageSize:
@@ -380,10 +310,13 @@ def _contexts(
     for context_tokens in sorted(lengths):
         wanted = replace(size, context_tokens=context_tokens, num_blocks=blocks_for(context_tokens))
         memory = plan_stage(profile, shard, wanted).memory
-        yield ContextMemory(
+        held_bytes = memory.weights_bytes + memory.cache_bytes + memory.state_bytes
+        yield document_of(
+            ContextMemory,
+            memory,
             context_tokens=context_tokens,
-            memory=memory,
             fits=memory.total_bytes <= limit.bytes,
+            other_bytes=memory.total_bytes - held_bytes,
         )
 
 
@@ -402,7 +335,7 @@ def _report_missing_memory(
         hint += "; --mmap is an option of potluck run"
     found.stop(
         Part.MEMORY,
-        f"{format_bytes(least.memory.total_bytes)} are needed for {least.context_tokens} "
+        f"{format_bytes(least.total_bytes)} are needed for {least.context_tokens} "
         f"tokens of context, but only {format_bytes(limit.bytes)} are usable ({limit.reason})",
         hint,
     )
@@ -413,8 +346,8 @@ def _num_parameters(profile: ModelProfile) -> int:
     return sum(math.prod(info.shape) for info in profile.tensors.values())
 
 
-def _stored(profile: ModelProfile) -> tuple[tuple[str, int], ...]:
+def _stored(profile: ModelProfile) -> dict[str, int]:
     num_bytes: Counter[str] = Counter()
     for info in profile.tensors.values():
         num_bytes[info.format.label] += info.num_bytes
-    return tuple(num_bytes.most_common())
+    return dict(num_bytes.most_common())

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from potluck.types.documents.base import Count
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertUse:
-    """The number of matrices of mapped experts used by steps, and how many were in memory.
+    """The use of mapped experts by all steps so far; 0 if no expert is mapped."""
 
-    The others had to be read from the file. Both are 0 if no expert is mapped.
-    """
-
-    num_used: int = 0
-    num_in_memory: int = 0
+    num_used: Count = 0
+    """Number of matrices of mapped experts that steps used."""
+    num_in_memory: Count = 0
+    """Number of them that were in memory; the others had to be read from the file."""
 
     def __add__(self, other: ExpertUse) -> ExpertUse:
         """Return the totals of both."""

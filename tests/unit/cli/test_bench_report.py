@@ -4,25 +4,45 @@ from __future__ import annotations
 
 from typing import Any
 
-from potluck.cli.bench_report import bench_lines
+import msgspec
+from support.schemas import validate_document
+
+from potluck.cli.bench_report import BenchDocument, DraftedDocument, SampledDocument, bench_lines
+from potluck.cli.report import LoadDocument
+from potluck.types.arithmetic import Arithmetic
 
 
-def document(**changes: Any) -> dict[str, Any]:
+def document(**changes: Any) -> BenchDocument:
     """Of a unit that is not native: no limits, and no times by op."""
-    return {
-        "unit_id": "x/tinygrad:CL",
-        "arithmetic": None,
-        "fast_arithmetic": None,
-        "prefill_tokens_per_second": [100.0, 300.0, 120.0],
-        "decode_tokens_per_second": [10.0, 30.0, 12.0],
-        "sampling": {"temperature": 0.8, "top_p": 0.95},
-        "sampled_tokens_per_second": [9.0, 29.0, 11.0],
-        "drafted": None,
-        "limits": None,
-        "prefill": None,
-        "decode": None,
-        **changes,
-    }
+    load = LoadDocument(read_bytes=0, seconds=0.1, weights_bytes={"f16": 9}, remarks=())
+    plain = BenchDocument(
+        version="1",
+        model="m",
+        machine="x86_64",
+        unit_id="x/tinygrad:CL",
+        isa="CL",
+        num_threads=1,
+        num_stages=1,
+        weights_bytes=9,
+        loads=(load,),
+        prompt_tokens=512,
+        decode_tokens=128,
+        depth_tokens=0,
+        num_sequences=1,
+        arithmetic=None,
+        fast_arithmetic=None,
+        prefill_tokens_per_second=(100.0, 300.0, 120.0),
+        decode_tokens_per_second=(10.0, 30.0, 12.0),
+        sampling=SampledDocument(temperature=0.8, top_p=0.95),
+        sampled_tokens_per_second=(9.0, 29.0, 11.0),
+        drafted=None,
+        limits=None,
+        prefill=None,
+        decode=None,
+    )
+    made = msgspec.structs.replace(plain, **changes)
+    validate_document(made)
+    return made
 
 
 def test_medians_stand_beside_the_least_and_the_most() -> None:
@@ -37,13 +57,13 @@ def test_medians_stand_beside_the_least_and_the_most() -> None:
 
 
 def test_drafts_have_a_row_with_their_gain() -> None:
-    drafted = {
-        "drafts_per_step": 7,
-        "tokens_per_second": [31.0, 50.0, 36.0],
-        "num_drafted": 336,
-        "num_accepted": 330,
-        "gain": [3.1, 1.7, 3.0],
-    }
+    drafted = DraftedDocument(
+        drafts_per_step=7,
+        tokens_per_second=(31.0, 50.0, 36.0),
+        num_drafted=336,
+        num_accepted=330,
+        gain=(3.1, 1.7, 3.0),
+    )
     (row,) = (line for line in bench_lines(document(drafted=drafted)) if "drafted" in line)
     assert row.split()[:5] == ["decode,", "drafted", "36.0", "31.0", "50.0"]
     assert row.endswith("3.00 times; drafted 336, right 330")
@@ -52,12 +72,12 @@ def test_drafts_have_a_row_with_their_gain() -> None:
 
 def test_the_arithmetic_is_said_and_what_would_be_faster() -> None:
     assert not any("arithmetic" in line for line in bench_lines(document()))  # it has its own
-    exact = list(bench_lines(document(arithmetic="exact")))
+    exact = list(bench_lines(document(arithmetic=Arithmetic.EXACT)))
     assert "arithmetic: exact, bit-identical on every CPU" in exact
     assert not any(line.startswith("faster") for line in exact)
-    could_be = document(arithmetic="exact", fast_arithmetic="avx512_bf16")
+    could_be = document(arithmetic=Arithmetic.EXACT, fast_arithmetic=Arithmetic.AVX512_BF16)
     assert "faster for these weights: avx512_bf16 (--arithmetic fast)" in list(
         bench_lines(could_be)
     )
-    fast = list(bench_lines(document(arithmetic="avx512_bf16")))
+    fast = list(bench_lines(document(arithmetic=Arithmetic.AVX512_BF16)))
     assert "arithmetic: avx512_bf16, bit-identical on CPUs that have it" in fast

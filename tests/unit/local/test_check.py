@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import shutil
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from support.formats.safetensors_bytes import safetensors_bytes, tensor_entry
 from support.models.small_lfm2 import SLOT_BYTES, write_small_lfm2
@@ -15,9 +15,10 @@ from support.models.sparse_models import SparseModel
 from support.schemas import validate_document
 
 from potluck.catalog.locate import DEMO_DIRECTORY
-from potluck.cli.check import check_document, check_lines
+from potluck.cli.check import check_lines
 from potluck.errors import ModelNotFoundError, ParameterError
-from potluck.local.check import ModelCheck, Part, StateMemory, check_model
+from potluck.local.check import check_model
+from potluck.local.check_document import CheckDocument, Part, StateMemory
 from potluck.types.choices import Quantization
 from potluck.types.memory import MemoryLimit
 
@@ -40,11 +41,11 @@ def change_config(model: Path, **changes: object) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
-def stops(checked: ModelCheck) -> list[tuple[Part, str]]:
+def stops(checked: CheckDocument) -> list[tuple[Part, str]]:
     return [(each.part, each.problem) for each in checked.findings if each.stops]
 
 
-def check(model: Path | str, **options: Any) -> ModelCheck:
+def check(model: Path | str, **options: Any) -> CheckDocument:
     return check_model(str(model), **{"limit": PLENTY, **options})
 
 
@@ -52,8 +53,8 @@ def test_a_model_that_runs() -> None:
     checked = check("demo")
     assert checked.runs
     assert checked.findings == ()
-    assert checked.config is not None
-    assert checked.config.family == "llama"
+    assert checked.configuration is not None
+    assert checked.configuration.family == "llama"
     header = (DEMO_DIRECTORY / "model.safetensors").read_bytes()
     tensors = json.loads(header[8 : 8 + int.from_bytes(header[:8], "little")])
     stored = sum(
@@ -61,19 +62,21 @@ def test_a_model_that_runs() -> None:
         for name, each in tensors.items()
         if name != "__metadata__"
     )
-    assert dict(checked.stored) == {"bf16": stored}
-    assert checked.num_parameters == stored // 2
-    assert checked.num_tokens == checked.config.vocab_size
+    assert checked.stored_bytes == {"bf16": stored}
+    assert checked.configuration.num_parameters == stored // 2
+    assert checked.tokenizer_tokens == checked.configuration.vocab_size
     assert checked.has_chat_template
     assert checked.backends[0].name == "native"
+    assert checked.backends[0].computes
     assert not checked.backends[0].problem
-    (context,) = checked.contexts
+    (context,) = checked.memory
     assert context.context_tokens == 2048
-    assert context.memory.weights_bytes >= stored
-    layers, width = checked.config.num_layers, 2 * 2  # keys and values, f16
-    kv_heads = checked.config.layers[0].grouped_attention.num_kv_heads
-    head_dim = checked.config.layers[0].grouped_attention.head_dim
-    assert context.memory.cache_bytes == layers * width * kv_heads * head_dim * 2048
+    assert context.weights_bytes >= stored
+    config = json.loads((DEMO_DIRECTORY / "config.json").read_text())
+    layers, width = checked.configuration.num_layers, 2 * 2  # keys and values, f16
+    kv_heads = config["num_key_value_heads"]
+    head_dim = config["head_dim"]
+    assert context.cache_bytes == layers * width * kv_heads * head_dim * 2048
 
 
 def test_states_are_not_given_to_a_model_without() -> None:
@@ -89,9 +92,9 @@ def test_states_of_a_model_are_counted_in_its_memory(tmp_path: Path) -> None:
     assert few.states is not None
     assert many.states is not None
     assert (few.states.slot_bytes, few.states.num_states) == (SLOT_BYTES, 4)
-    memory = few.contexts[0].memory
+    memory = few.memory[0]
     assert memory.state_bytes == 4 * SLOT_BYTES
-    assert many.contexts[0].memory.total_bytes - memory.total_bytes == 96 * SLOT_BYTES
+    assert many.memory[0].total_bytes - memory.total_bytes == 96 * SLOT_BYTES
     assert few.states.num_fitting == many.states.num_fitting
     limit = MemoryLimit(bytes=memory.total_bytes + SLOT_BYTES // 2, reason="as the test says")
     tight = check(stateful, num_states=4, limit=limit)
@@ -107,14 +110,14 @@ def test_what_states_take_is_told_in_text_and_in_json() -> None:
     mib = 2**20
     plain = check("demo")
     states = StateMemory(slot_bytes=50 * mib, num_states=10, num_fitting=214)
-    checked = dataclasses.replace(plain, states=states)
+    checked = msgspec.structs.replace(plain, states=states)
     shown = [line for line in check_lines(checked) if line.startswith("states")]
     assert [line.split(None, 1)[1] for line in shown] == [
         "10 x 50 MiB, 7 of them for live sequences; 214 fit with the shortest context"
     ]
     for each in (plain, checked):
-        validate_document(check_document(each))
-    assert check_document(checked)["states"] == {
+        validate_document(each)
+    assert validate_document(checked)["states"] == {
         "slot_bytes": 50 * mib,
         "num_states": 10,
         "num_fitting": 214,
@@ -135,14 +138,14 @@ def test_longer_contexts_take_more(tmp_path: Path) -> None:
         has_tied_head=True,
         stored="BF16",
     ).write(tmp_path)
-    contexts = check(path).contexts
+    contexts = check(path).memory
     assert [each.context_tokens for each in contexts] == [4096, 16_384, 40_000]
-    totals = [each.memory.total_bytes for each in contexts]
+    totals = [each.total_bytes for each in contexts]
     assert totals == sorted(set(totals))
     limit = MemoryLimit(bytes=totals[1], reason="as the test says")
     checked = check(path, limit=limit)
-    assert [each.fits for each in checked.contexts] == [True, True, False]
-    assert [each.context_tokens for each in check(path, context_tokens=100).contexts] == [100]
+    assert [each.fits for each in checked.memory] == [True, True, False]
+    assert [each.context_tokens for each in check(path, context_tokens=100).memory] == [100]
 
 
 def test_all_that_stands_in_the_way_is_named_at_once(model: Path) -> None:
@@ -154,8 +157,8 @@ def test_all_that_stands_in_the_way_is_named_at_once(model: Path) -> None:
     (model / "tokenizer.json").write_text("{")
     checked = check(model)
     assert not checked.runs
-    assert checked.config is None
-    assert checked.contexts == ()
+    assert checked.configuration is None
+    assert checked.memory == ()
     named = stops(checked)
     assert [part for part, _ in named] == [Part.CONFIGURATION, Part.CONFIGURATION, Part.TOKENIZER]
     assert "quantization_config=bitsandbytes" in named[0][1]
@@ -169,7 +172,7 @@ def test_a_family_that_is_not_known(model: Path) -> None:
     ((part, problem),) = stops(checked)
     assert part is Part.CONFIGURATION
     assert "MambaForCausalLM" in problem
-    assert checked.num_tokens == 2048, "what does not depend on the family is examined"
+    assert checked.tokenizer_tokens == 2048, "what does not depend on the family is examined"
 
 
 def test_a_broken_configuration(model: Path) -> None:
@@ -239,7 +242,7 @@ def test_a_chat_template_is_not_needed(model: Path) -> None:
 
 
 def test_memory_that_lacks() -> None:
-    needed = check("demo").contexts[0].memory.total_bytes
+    needed = check("demo").memory[0].total_bytes
     checked = check("demo", limit=MemoryLimit(bytes=needed - 1, reason="as the test says"))
     ((part, problem),) = stops(checked)
     assert part is Part.MEMORY
@@ -252,11 +255,12 @@ def test_memory_that_lacks() -> None:
 
 
 def test_the_quantization_that_fits_is_chosen() -> None:
-    quantized = check("demo", quantization=Quantization.Q8_0).contexts[0].memory.total_bytes
+    quantized = check("demo", quantization=Quantization.Q8_0).memory[0].total_bytes
     limit = MemoryLimit(bytes=quantized, reason="as the test says")
     checked = check("demo", limit=limit, quantization=None)
     assert checked.runs
-    assert checked.quantization is Quantization.Q8_0
+    assert checked.configuration is not None
+    assert checked.configuration.quantization is Quantization.Q8_0
     nothing = check("demo", limit=MemoryLimit(bytes=1, reason="nothing"), quantization=None)
     assert not nothing.runs
 
