@@ -22,6 +22,7 @@ from support.schemas import validate_document
 from potluck.cluster.agent.diagnosis import connect_back, diagnose
 from potluck.cluster.calls import CheckConnection, Clock, ConnectionCheck, decode, encode
 from potluck.cluster.membership import Membership, MethodTable
+from potluck.cluster.methods import CLOCK, REACH
 from potluck.errors import CallError
 from potluck.probe.doctor.case import Cluster, Peer
 from potluck.types.cluster import NodeId
@@ -147,27 +148,27 @@ def test_a_connection_is_tried_to_the_caller_and_to_nobody_else() -> None:
     tried: list[ConnectionCheck] = []
     methods = MethodTable()
 
-    async def on_clock(_: bytes) -> bytes:
-        return encode(Clock(seconds=0.0))
+    async def on_clock(_: None) -> Clock:
+        return Clock(seconds=0.0)
 
-    methods.register("node.clock", on_clock)
+    CLOCK.serve(methods, on_clock)
 
     async def run() -> None:
         async with members(methods) as (first, second):
 
-            async def on_reach(caller: NodeId, payload: bytes) -> bytes:
+            async def on_reach(caller: NodeId, request: CheckConnection) -> ConnectionCheck:
                 assert caller == first.node_id
                 assert second.peer_host(caller) == "127.0.0.1"
-                tried.append(await connect_back(second, caller, decode(payload, CheckConnection)))
-                return encode(tried[-1])
+                tried.append(await connect_back(second, caller, request))
+                return tried[-1]
 
-            methods.register_for_caller("node.reach", on_reach)
+            REACH.serve_for_caller(methods, on_reach)
             with socket.socket() as closed:
                 closed.bind(("127.0.0.1", 0))
                 request = CheckConnection(port=first.address.port)
-                await first.call(second.node_id, "node.reach", encode(request))
+                await REACH.call(first, second.node_id, request)
                 request = CheckConnection(port=closed.getsockname()[1])
-                await first.call(second.node_id, "node.reach", encode(request))
+                await REACH.call(first, second.node_id, request)
             stranger = node_id(7)
             assert second.peer_host(stranger) is None
             with pytest.raises(CallError, match="not connected"):

@@ -14,7 +14,7 @@ from support.network.netns import Host, require_namespaces
 from support.network.relay import CUT, PERFECT, Link, Relay, relayed_lan
 from support.processes.waiting import done_within, eventually
 
-from potluck.cluster.calls import AskSpeeds, decode, encode
+from potluck.cluster.calls import AskSpeeds
 from potluck.cluster.links.budget import SHARE, WINDOW_SECONDS
 from potluck.cluster.membership import (
     Address,
@@ -23,11 +23,12 @@ from potluck.cluster.membership import (
     PemPaths,
     parse_address,
 )
+from potluck.cluster.methods import SPEEDS
 from potluck.cluster.trust.authority import cluster_id, derive_authority, issue_credentials
 from potluck.cluster.trust.pem_files import write_pem_files
 from potluck.cluster.trust.secret import parse_secret
 from potluck.types.cluster import NodeId
-from potluck.types.speed import LinkSpeed, NodeSpeeds
+from potluck.types.speed import LinkSpeed
 
 OVERHEAD_SECONDS = 0.0005
 """Of a frame's way through the relay, TLS and two processes that wake up."""
@@ -165,10 +166,9 @@ async def links_of(
     )
     found = {}
     async with await Membership.open(config) as membership:
-        request = encode(AskSpeeds(model_shapes=(), may_wait=True))
+        request = AskSpeeds(model_shapes=(), may_wait=True)
         while membership.nodes() != frozenset(nodes):
             await asyncio.sleep(0.01)
         for node in map(NodeId, nodes):
-            answer = await membership.call(node, "node.speeds", request)
-            found[node] = decode(answer, NodeSpeeds).links
+            found[node] = (await SPEEDS.call(membership, node, request)).links
     return found

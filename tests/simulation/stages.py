@@ -26,10 +26,17 @@ from potluck.cluster.calls import (
     StageLost,
     StageScope,
     StageStats,
-    decode,
-    encode,
+    StartEvent,
 )
 from potluck.cluster.membership import Membership
+from potluck.cluster.methods import (
+    CONNECT_STAGE,
+    END_STAGES,
+    RELEASE_STAGES,
+    STAGE_STATS,
+    START_STAGE,
+    STOP_STAGES,
+)
 from potluck.cluster.worker.messages import Loaded, Progress, StageSpec, Stats
 from potluck.errors import CallError, EngineError, PotluckError
 from potluck.serving.pipeline import OnOutcome, StepOutcome
@@ -334,12 +341,12 @@ class StageHost:
         self._disturb = disturb
         self._highest: dict[DeploymentId, Epoch] = {}
         self._started: dict[tuple[DeploymentId, Epoch, int], Worker] = {}
-        process.methods.register_stream("stage.start", self._on_start)
-        process.methods.register("stage.connect", self._on_connect)
-        process.methods.register("stage.release", self._on_release)
-        process.methods.register("stage.stop", self._on_stop)
-        process.methods.register("stage.end", self._on_end)
-        process.methods.register("stage.stats", self._on_stats)
+        START_STAGE.serve(process.methods, self._on_start)
+        CONNECT_STAGE.serve(process.methods, self._on_connect)
+        RELEASE_STAGES.serve(process.methods, self._on_release)
+        STOP_STAGES.serve(process.methods, self._on_stop)
+        END_STAGES.serve(process.methods, self._on_end)
+        STAGE_STATS.serve(process.methods, self._on_stats)
 
     @property
     def free_bytes(self) -> int:
@@ -547,8 +554,7 @@ class StageHost:
         if not computed.is_skipped:
             self._network.send(self._process, worker.members[0], lambda process: process.take(part))
 
-    async def _on_start(self, payload: bytes) -> AsyncGenerator[bytes, None]:
-        spec = decode(payload, StageSpec)
+    async def _on_start(self, spec: StageSpec) -> AsyncGenerator[StartEvent, None]:
         self._require(spec.deployment, spec.epoch)
         key = (spec.deployment, spec.epoch, spec.index)
         for worker in self.workers:
@@ -560,7 +566,7 @@ class StageHost:
                     break
                 self._started[key] = worker
                 worker.requested_epoch = spec.epoch
-                yield encode(_loaded(worker, is_kept=True))
+                yield _loaded(worker, is_kept=True)
                 return
         if spec.num_bytes > self.free_bytes:
             raise CallError(
@@ -575,7 +581,7 @@ class StageHost:
         try:
             layers = spec.end_layer - spec.start_layer
             for done in range(layers):
-                yield encode(Progress(done_bytes=done, total_bytes=layers))
+                yield Progress(done_bytes=done, total_bytes=layers)
                 if spec.files is not None and self._get_chunk is not None:
                     await self._get_chunk(spec.deployment, spec.start_layer + done)
                 await asyncio.sleep(LOAD_SECONDS_PER_LAYER)
@@ -584,13 +590,12 @@ class StageHost:
                 self._require(spec.deployment, spec.epoch)
             worker.is_loaded = True
             self._started[key] = worker
-            yield encode(_loaded(worker, is_kept=False))
+            yield _loaded(worker, is_kept=False)
         finally:
             if not worker.is_loaded:
                 self._end(worker)
 
-    async def _on_connect(self, payload: bytes) -> bytes:
-        request = decode(payload, ConnectStage)
+    async def _on_connect(self, request: ConnectStage) -> None:
         deployment, connect = request.deployment, request.connect
         epoch = connect.epoch
         self._require(deployment, epoch)
@@ -631,13 +636,11 @@ class StageHost:
             if loop.time() > deadline or worker.epoch != epoch or worker.is_ended:
                 raise CallError("the edges could not be made")
             await asyncio.sleep(0.1)
-        return b""
 
-    async def _on_release(self, payload: bytes) -> bytes:
-        request = decode(payload, ReleaseStages)
+    async def _on_release(self, request: ReleaseStages) -> None:
         highest = self._highest.get(request.deployment)
         if highest is not None and request.epoch < highest:
-            return b""
+            return
         keep = {_identity(each) for each in request.keep}
         for worker in list(self.workers):
             is_over = (
@@ -646,39 +649,34 @@ class StageHost:
             )
             if is_over and (not worker.is_loaded or _identity(worker.held()) not in keep):
                 self._end(worker)
-        return b""
 
-    async def _on_stop(self, payload: bytes) -> bytes:
-        await self.stop(decode(payload, StageScope))
-        return encode(StageEnds())
+    async def _on_stop(self, scope: StageScope) -> StageEnds:
+        await self.stop(scope)
+        return StageEnds()
 
-    async def _on_end(self, payload: bytes) -> bytes:
+    async def _on_end(self, scope: StageScope) -> StageEnds:
         """Close the edges up to an epoch, and open none of them later."""
-        scope = decode(payload, StageScope)
         following = Epoch(
             number=scope.epoch.number, coordinator=NodeId(scope.epoch.coordinator + "!")
         )
         self._fence(scope.deployment, following)
-        return encode(StageEnds())
+        return StageEnds()
 
-    async def _on_stats(self, payload: bytes) -> bytes:
-        scope = decode(payload, StageScope)
-        return encode(
-            StageStats(
-                stages={
-                    worker.index: Stats(
-                        num_steps=0,
-                        num_tokens=0,
-                        compute_seconds=0.0,
-                        send_seconds=0.0,
-                        num_sent_bytes=0,
-                        resident_bytes=0,
-                        slowdown=self.slowness,
-                    )
-                    for worker in self.workers
-                    if worker.epoch == scope.epoch
-                }
-            )
+    async def _on_stats(self, scope: StageScope) -> StageStats:
+        return StageStats(
+            stages={
+                worker.index: Stats(
+                    num_steps=0,
+                    num_tokens=0,
+                    compute_seconds=0.0,
+                    send_seconds=0.0,
+                    num_sent_bytes=0,
+                    resident_bytes=0,
+                    slowdown=self.slowness,
+                )
+                for worker in self.workers
+                if worker.epoch == scope.epoch
+            }
         )
 
     def _require(self, deployment: DeploymentId, epoch: Epoch) -> None:

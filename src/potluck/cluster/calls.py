@@ -1,26 +1,4 @@
-"""What agents ask of one another: the payloads of control calls, msgpack documents.
-
-Methods: ``node.report`` () → NodeReport. ``model.check`` CheckModel → ModelCheck. ``node.speeds``
-AskSpeeds → NodeSpeeds. ``link.listen`` ListenForLink → LinkListening or LinkBusy. ``link.check``
-CheckLinks → Unreachable. ``node.host`` () → a document of schema ``potluck.host/1``, in JSON
-(``agent.hosts``). ``stage.start`` StageSpec → Progress …, then Loaded or Stalled. ``stage.connect``
-ConnectStage → (). ``node.clock`` () → Clock. ``node.reach`` CheckConnection → ConnectionCheck.
-``node.multicast`` Multicast → (). ``stage.stop`` StageScope → StageEnds. ``stage.end`` StageScope →
-StageEnds. ``stage.stats`` StageScope → StageStats. ``stage.check`` StageScope → StageChecks.
-``stage.abandon`` AbandonStage → (). ``stage.release`` ReleaseStages → (). ``weights.manifest``
-CheckModel → Hashing …, then ModelFound. ``weights.holdings`` AskHoldings → NodeHoldings.
-``weights.prepare`` PrepareWeights → (). ``weights.end`` DeploymentReference → ().
-``weights.transfer`` DeploymentReference → Transfer or nil. ``weights.digests`` NamedFile → the
-digest of every chunk one after the other, empty if they are not certain. ``weights.hash`` HashRange
-→ HashState. ``weights.verified`` ChunkDigests → (). ``weights.discard`` DiscardFile → ().
-``weights.dial`` DialBack → (). ``deployment.claim`` Claim → ClaimAnswer. ``deployment.take_over``
-DeploymentReference → (). ``deployment.coordinator_view`` AskCoordinatorView → CoordinatorView.
-``deployment.rebalance`` AskRebalance → Moving …, then RebalanceReport. To the coordinator:
-``stage.lost`` StageLost → (), ``deployment.remove`` DeploymentReference → (), ``deployment.retire``
-RetireDeployment → (), ``deployment.continue_without`` ContinueWithout → (). To everybody:
-``deployment.put`` DeploymentRecord (``pack_record``) → (). Calls about sequences are in
-``sequence_messages``.
-"""
+"""The requests and answers of the methods between nodes (``potluck.cluster.methods``)."""
 
 from __future__ import annotations
 
@@ -31,6 +9,7 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
+from potluck.cluster.trust.removals import Removal
 from potluck.cluster.worker.messages import Connect, Loaded, Progress, Stats
 from potluck.errors import CallError
 from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
@@ -406,6 +385,15 @@ class UnitChange(msgspec.Struct, frozen=True, kw_only=True):
     node_name: str
     unit_id: UnitId
     reason: str
+
+
+class RemovalList(msgspec.Struct, frozen=True, kw_only=True):
+    """What nodes exchange: all removals that they know, and whether they have the cluster's secret,
+    with which they could sign more.
+    """
+
+    removals: tuple[Removal, ...]
+    holds_secret: bool = True
 
 
 class AskMetrics(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,10 +1,4 @@
-"""Messages between gateways and coordinators about sequences: payloads of control calls.
-
-Methods of a coordinator: ``deployment.feed`` OpenFeed → Feed …. ``deployment.start`` StartSequence
-→ Started or GenerateFailure. ``deployment.stop`` StopSequence → (). ``deployment.generate``
-Generate → Tokens …, or GenerateFailure. Method of every node: ``deployment.relay``, the same as
-``deployment.generate``, which it forwards to the coordinator.
-"""
+"""Messages between gateways and coordinators about sequences: payloads of control calls."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
@@ -30,6 +31,7 @@ from potluck.cluster.agent.takeover import Takeovers
 from potluck.cluster.background import Background
 from potluck.cluster.calls import Claim, ClaimAnswer, decode, encode
 from potluck.cluster.membership import MethodTable
+from potluck.cluster.methods import TAKE_OVER
 from potluck.errors import CallError, EngineError, MovedError, NodeLostError, PotluckError
 from potluck.types.cluster import DeploymentId, Epoch, NodeId
 from potluck.types.deployment import DeploymentRecord, DeploymentState, ModelFingerprint
@@ -358,7 +360,8 @@ class PlayedCluster:
         monkeypatch.setattr(takeover, "_POLL_SECONDS", 0.02)
         monkeypatch.setattr(takeover, "_REST_SECONDS", 0.05)
         monkeypatch.setattr(succession, "TURN_SECONDS", TURN_SECONDS)
-        monkeypatch.setattr(coordination_module, "_TAKE_OVER_SECONDS", 2.0)
+        hasty = replace(TAKE_OVER, timeout_seconds=2.0)
+        monkeypatch.setattr(coordination_module, "TAKE_OVER", hasty)
         self.nodes: dict[NodeId, PlayedNode] = {}
         for name in names:
             self.nodes[NodeId(name * 16)] = PlayedNode(self, NodeId(name * 16))

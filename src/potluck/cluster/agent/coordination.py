@@ -27,13 +27,10 @@ from potluck.cluster.calls import (
     ClaimAnswer,
     CoordinatorView,
     DeploymentReference,
-    RebalanceAnswer,
     RebalanceReport,
     RetireDeployment,
     StageScope,
     TakeoverReadiness,
-    decode,
-    encode,
     pack_record,
 )
 from potluck.cluster.coordinator.attempt import DeploymentDependencies
@@ -45,6 +42,7 @@ from potluck.cluster.coordinator.surveyed import explanation_of
 from potluck.cluster.edges.path_figures import PathFigures
 from potluck.cluster.edges.routed import OpenRoute
 from potluck.cluster.membership import Membership
+from potluck.cluster.methods import PUT, REBALANCE, REMOVE, RETIRE, TAKE_OVER
 from potluck.cluster.trust.credentials import Credentials
 from potluck.drafting.sources import names_model
 from potluck.engines.costs import CostOf
@@ -63,11 +61,6 @@ if TYPE_CHECKING:
     from potluck.cluster.agent.plan_view import PlanOutcome
 
 _log = logging.getLogger(__name__)
-
-_REMOVE_SECONDS = 60.0
-_SILENCE_SECONDS = 30.0
-_TAKE_OVER_SECONDS = 90.0
-"""The time for planning, and for loading what only a leaving node had."""
 
 _PROGRESS_BYTES_PER_SECOND = 32 * 1024
 """How much of a node's link the progress of loading a model may take, for all other nodes together:
@@ -184,12 +177,7 @@ class Coordination:
             deployment=record.deployment, name=self.registry.free_model_id(name)
         )
         try:
-            await self._membership.call(
-                record.epoch.coordinator,
-                "deployment.retire",
-                encode(request),
-                timeout_seconds=_REMOVE_SECONDS,
-            )
+            await RETIRE.call(self._membership, record.epoch.coordinator, request)
         except NodeLostError:
             await self.remove(record.deployment)
 
@@ -301,15 +289,9 @@ class Coordination:
         Raises the error if it cannot be planned.
         """
         request = AskRebalance(deployment=record.deployment, is_dry_run=is_dry_run)
-        stream = self._membership.call_stream(
-            record.epoch.coordinator,
-            "deployment.rebalance",
-            encode(request),
-            silence_seconds=_SILENCE_SECONDS,
-        )
+        stream = REBALANCE.call(self._membership, record.epoch.coordinator, request)
         async with aclosing(stream):
-            async for part in stream:
-                answer: RebalanceAnswer = decode(part, RebalanceAnswer)
+            async for answer in stream:
                 if isinstance(answer, RebalanceReport):
                     return answer
         raise EngineError(f"the search for a better plan of {record.model_id} was not finished")
@@ -321,13 +303,9 @@ class Coordination:
         return records[0]
 
     async def _undeploy(self, record: DeploymentRecord) -> None:
+        request = DeploymentReference(deployment=record.deployment)
         try:
-            await self._membership.call(
-                record.epoch.coordinator,
-                "deployment.remove",
-                encode(DeploymentReference(deployment=record.deployment)),
-                timeout_seconds=_REMOVE_SECONDS,
-            )
+            await REMOVE.call(self._membership, record.epoch.coordinator, request)
         except NodeLostError:
             await self.remove(record.deployment)
 
@@ -367,12 +345,7 @@ class Coordination:
             deployment.name_successor(node)
             await self._tell_everybody(deployment)
             try:
-                await self._membership.call(
-                    node,
-                    "deployment.take_over",
-                    encode(DeploymentReference(deployment=own_id)),
-                    timeout_seconds=_TAKE_OVER_SECONDS,
-                )
+                await TAKE_OVER.call(self._membership, node, DeploymentReference(deployment=own_id))
             except CallError as error:
                 _log.info(
                     "node %s cannot take over %s: %s",
@@ -638,7 +611,7 @@ class Coordination:
 
     async def _tell(self, node: NodeId, payload: bytes) -> None:
         with suppress(CallError):  # a node that is lost now receives it when it rejoins
-            await self._membership.call(node, "deployment.put", payload)
+            await PUT.call(self._membership, node, payload)
 
     async def _stop_stages(self, scope: StageScope) -> None:
         await self._stages.stop(scope)

@@ -6,15 +6,11 @@ import asyncio
 from collections.abc import Mapping
 from functools import partial
 
-from potluck.cluster.calls import AskCoordinatorView, CoordinatorView, decode, encode
+from potluck.cluster.calls import AskCoordinatorView, CoordinatorView
 from potluck.cluster.membership import Membership
-from potluck.errors import CallError
+from potluck.cluster.methods import COORDINATOR_VIEW
 from potluck.types.cluster import DeploymentId, Epoch, NodeId
 from potluck.types.deployment import DeploymentRecord
-
-_ASK_SECONDS = 1.0
-"""The time limit for an answer. A node that is stopped is detected by its lease in about as long.
-"""
 
 _Question = tuple[DeploymentId, Epoch]
 
@@ -48,18 +44,6 @@ class CoordinatorViews:
             asking.exception()  # the callers get it; there may be none left
 
     async def _ask_all(self, record: DeploymentRecord) -> Mapping[NodeId, CoordinatorView]:
-        payload = encode(AskCoordinatorView(deployment=record.deployment, known=record.epoch))
-        nodes = sorted(self._membership.nodes())
-        answers = await asyncio.gather(*(self._ask(node, payload) for node in nodes))
-        return {
-            node: answer for node, answer in zip(nodes, answers, strict=True) if answer is not None
-        }
-
-    async def _ask(self, node: NodeId, payload: bytes) -> CoordinatorView | None:
-        try:
-            answer = await self._membership.call(
-                node, "deployment.coordinator_view", payload, timeout_seconds=_ASK_SECONDS
-            )
-            return decode(answer, CoordinatorView)
-        except CallError:
-            return None
+        request = AskCoordinatorView(deployment=record.deployment, known=record.epoch)
+        requests = dict.fromkeys(sorted(self._membership.nodes()), request)
+        return await COORDINATOR_VIEW.call_all(self._membership, requests)

@@ -11,17 +11,31 @@ from potluck.cluster.calls import (
     AskMetrics,
     AskRebalance,
     Claim,
+    ClaimAnswer,
     ContinueWithout,
+    CoordinatorView,
     DeploymentReference,
     Moving,
+    RebalanceAnswer,
     RetireDeployment,
     StageLost,
-    decode,
-    encode,
     unpack_record,
 )
 from potluck.cluster.membership import MethodTable
+from potluck.cluster.methods import (
+    CLAIM,
+    CONTINUE_WITHOUT,
+    COORDINATOR_VIEW,
+    METRICS,
+    PUT,
+    REBALANCE,
+    REMOVE,
+    RETIRE,
+    STAGE_LOST,
+    TAKE_OVER,
+)
 from potluck.errors import MovedError
+from potluck.types.gateway import ModelMetrics
 
 _TELL_SECONDS = 2.0
 """How often callers that wait for a move are told that it is still running."""
@@ -37,66 +51,55 @@ class DeploymentCalls:
 
     def register(self, methods: MethodTable) -> None:
         """Register the calls."""
-        methods.register("stage.lost", self._on_stage_lost)
-        methods.register("deployment.put", self._on_put)
-        methods.register("deployment.remove", self._on_remove)
-        methods.register("deployment.retire", self._on_retire)
-        methods.register("deployment.continue_without", self._on_continue_without)
-        methods.register("deployment.metrics", self._on_metrics)
-        methods.register("deployment.claim", self._on_claim)
-        methods.register("deployment.coordinator_view", self._on_coordinator_view)
-        methods.register("deployment.take_over", self._on_take_over)
-        methods.register_stream("deployment.rebalance", self._on_rebalance)
+        STAGE_LOST.serve(methods, self._on_stage_lost)
+        PUT.serve(methods, self._on_put)
+        REMOVE.serve(methods, self._on_remove)
+        RETIRE.serve(methods, self._on_retire)
+        CONTINUE_WITHOUT.serve(methods, self._on_continue_without)
+        METRICS.serve(methods, self._on_metrics)
+        CLAIM.serve(methods, self._on_claim)
+        COORDINATOR_VIEW.serve(methods, self._on_coordinator_view)
+        TAKE_OVER.serve(methods, self._on_take_over)
+        REBALANCE.serve(methods, self._on_rebalance)
 
-    async def _on_stage_lost(self, payload: bytes) -> bytes:
-        lost = decode(payload, StageLost)
+    async def _on_stage_lost(self, lost: StageLost) -> None:
         deployment = self._coordination.coordinated.get(lost.deployment)
         if deployment is not None:
             deployment.stage_lost(lost)
-        return b""
 
-    async def _on_put(self, payload: bytes) -> bytes:
-        self._coordination.learn(unpack_record(payload))
-        return b""
+    async def _on_put(self, packed: bytes) -> None:
+        self._coordination.learn(unpack_record(packed))
 
-    async def _on_remove(self, payload: bytes) -> bytes:
-        await self._coordination.remove(decode(payload, DeploymentReference).deployment)
-        return b""
+    async def _on_remove(self, request: DeploymentReference) -> None:
+        await self._coordination.remove(request.deployment)
 
-    async def _on_retire(self, payload: bytes) -> bytes:
-        request = decode(payload, RetireDeployment)
+    async def _on_retire(self, request: RetireDeployment) -> None:
         await self._coordination.retire(request.deployment, request.name)
-        return b""
 
-    async def _on_continue_without(self, payload: bytes) -> bytes:
-        request = decode(payload, ContinueWithout)
+    async def _on_continue_without(self, request: ContinueWithout) -> None:
         deployment = self._coordination.coordinated.get(request.deployment)
         if deployment is not None:
             await deployment.continue_without(request.node_id)
         elif self._coordination.is_live(request.deployment):
             raise MovedError("this node no longer coordinates the deployment")
-        return b""
 
-    async def _on_metrics(self, payload: bytes) -> bytes:
-        request = decode(payload, AskMetrics)
+    async def _on_metrics(self, request: AskMetrics) -> ModelMetrics | None:
         deployment = self._coordination.coordinated.get(request.deployment)
         if deployment is None:
-            return encode(None)
-        return encode(await deployment.metrics(max_age_seconds=request.max_age_seconds))
+            return None
+        return await deployment.metrics(max_age_seconds=request.max_age_seconds)
 
-    async def _on_claim(self, payload: bytes) -> bytes:
-        return encode(self._coordination.claimed(decode(payload, Claim)))
+    async def _on_claim(self, request: Claim) -> ClaimAnswer:
+        return self._coordination.claimed(request)
 
-    async def _on_coordinator_view(self, payload: bytes) -> bytes:
-        return encode(self._coordination.coordinator_view(decode(payload, AskCoordinatorView)))
+    async def _on_coordinator_view(self, request: AskCoordinatorView) -> CoordinatorView:
+        return self._coordination.coordinator_view(request)
 
-    async def _on_take_over(self, payload: bytes) -> bytes:
-        await self._coordination.succeed(decode(payload, DeploymentReference).deployment)
-        return b""
+    async def _on_take_over(self, request: DeploymentReference) -> None:
+        await self._coordination.succeed(request.deployment)
 
-    async def _on_rebalance(self, payload: bytes) -> AsyncGenerator[bytes, None]:
+    async def _on_rebalance(self, request: AskRebalance) -> AsyncGenerator[RebalanceAnswer, None]:
         """Move a deployment; the move continues even if the caller disconnects."""
-        request = decode(payload, AskRebalance)
         deployment = self._coordination.coordinated.get(request.deployment)
         if deployment is None:
             raise MovedError(
@@ -107,8 +110,8 @@ class DeploymentCalls:
             while not asking.done():
                 await asyncio.wait({asking}, timeout=_TELL_SECONDS)
                 if not asking.done():
-                    yield encode(Moving())
-            yield encode(await asking)
+                    yield Moving()
+            yield await asking
         finally:
             asking.cancel()
             await asyncio.gather(asking, return_exceptions=True)

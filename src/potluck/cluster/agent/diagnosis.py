@@ -20,14 +20,12 @@ from potluck.cluster.agent.own_address import is_own_address
 from potluck.cluster.calls import (
     NUM_NONCE_BYTES,
     CheckConnection,
-    Clock,
     ConnectionCheck,
     Multicast,
-    decode,
-    encode,
 )
 from potluck.cluster.coordinator.ways import known_reachability
 from potluck.cluster.membership import Address, Membership, unreachable
+from potluck.cluster.methods import CLOCK, MULTICAST, REACH
 from potluck.errors import CallError
 from potluck.probe.doctor.case import Cluster, Peer
 from potluck.probe.doctor.multicast import (
@@ -43,8 +41,6 @@ _log = logging.getLogger(__name__)
 _NUM_CLOCK_CALLS = 3
 """The number of clock readings. The quickest one bounds the error; the first also wakes idle CPUs.
 """
-
-_CALL_SECONDS = 5.0
 
 _NUM_DATAGRAMS = 3
 _PROBE_WAIT_SECONDS = 1.0
@@ -79,11 +75,10 @@ async def diagnose(membership: Membership) -> Cluster:
 
 
 async def _check_peer(membership: Membership, node: NodeId) -> Peer:
-    request = encode(CheckConnection(port=membership.address.port))
+    request = CheckConnection(port=membership.address.port)
     try:
         skew, uncertainty = await _skew(membership, node)
-        answer = await membership.call(node, "node.reach", request, timeout_seconds=_CALL_SECONDS)
-        reached = decode(answer, ConnectionCheck)
+        reached = await REACH.call(membership, node, request)
     except CallError as error:
         return Peer(node_id=node, problem=error.message)
     return Peer(
@@ -102,9 +97,9 @@ async def _skew(membership: Membership, node: NodeId) -> tuple[float, float]:
     measured = []
     for _ in range(_NUM_CLOCK_CALLS):
         sent_at, start = time.time(), time.monotonic()
-        answer = await membership.call(node, "node.clock", b"", timeout_seconds=_CALL_SECONDS)
+        clock = await CLOCK.call(membership, node, None)
         half = (time.monotonic() - start) / 2
-        measured.append((half, decode(answer, Clock).seconds - (sent_at + half)))
+        measured.append((half, clock.seconds - (sent_at + half)))
     half, skew = min(measured)
     return skew, half
 
@@ -147,10 +142,10 @@ async def _receives_from(
     membership: Membership, node: NodeId, nonce: bytes, arrival: asyncio.Event
 ) -> bool | None:
     """Have ``node`` send until a datagram arrives, a few times; None if it has no multicast."""
-    request = encode(Multicast(nonce=nonce))
+    request = Multicast(nonce=nonce)
     for _ in range(_NUM_DATAGRAMS):
         try:
-            await membership.call(node, "node.multicast", request, timeout_seconds=_CALL_SECONDS)
+            await MULTICAST.call(membership, node, request)
         except CallError:
             return None
         with contextlib.suppress(TimeoutError):

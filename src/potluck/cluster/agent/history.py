@@ -6,16 +6,15 @@ when one of its units fails or recovers.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 
 from potluck.cluster.agent.deployment_history import DeploymentHistory
 from potluck.cluster.agent.event_log import EventLog
 from potluck.cluster.agent.node_history import NodeHistory
 from potluck.cluster.background import Spawn
-from potluck.cluster.calls import UnitChange, decode, encode
+from potluck.cluster.calls import UnitChange
 from potluck.cluster.membership import Membership, MethodTable
-from potluck.errors import CallError
+from potluck.cluster.methods import FAREWELL, UNIT_CHANGED
 from potluck.types.cluster import NodeId, UnitId
 from potluck.types.cluster_events import EventKind
 from potluck.types.deployment import DeploymentRecord
@@ -24,19 +23,10 @@ from potluck.uname import host_name
 
 _log = logging.getLogger(__name__)
 
-METHOD = "node.farewell"
-UNIT_METHOD = "node.unit_changed"
-
-_UNIT_SECONDS = 10.0
-"""The time for a busy node to handle it. One that does not learns of it when its page is open."""
-
 _ENDS = {
     EventKind.LEFT: "left",
     EventKind.LOST: "was lost: it stopped, or can no longer be reached",
 }
-
-_FAREWELL_SECONDS = 0.5
-"""The longest wait for the other nodes when leaving."""
 
 
 class History:
@@ -52,14 +42,12 @@ class History:
 
     def register(self, methods: MethodTable) -> None:
         """Register the calls."""
-        methods.register_for_caller(METHOD, self._on_farewell)
-        methods.register_for_caller(UNIT_METHOD, self._on_unit_changed)
+        FAREWELL.serve_for_caller(methods, self._on_farewell)
+        UNIT_CHANGED.serve_for_caller(methods, self._on_unit_changed)
 
     async def announce_leaving(self) -> None:
         """Tell the others that this node is leaving, without waiting for long."""
-        await asyncio.gather(
-            *(self._tell(node, METHOD, b"", _FAREWELL_SECONDS) for node in self._membership.nodes())
-        )
+        await FAREWELL.call_all(self._membership, dict.fromkeys(self._membership.nodes()))
 
     def unit_changed(self, unit_id: UnitId, reason: str) -> None:
         """Log that a unit of this node is out, for ``reason``, or used again (empty), and tell all
@@ -67,8 +55,7 @@ class History:
         """
         change = UnitChange(node_name=host_name(), unit_id=unit_id, reason=reason)
         self._take(self._membership.node_id, change)
-        for node in self._membership.nodes():
-            self._spawn(self._tell(node, UNIT_METHOD, encode(change), _UNIT_SECONDS))
+        self._spawn(self._announce(change))
 
     def joined(self, node: NodeId) -> None:
         """Handle a node that joined."""
@@ -107,18 +94,13 @@ class History:
         for what in events:
             self.log.add(what)
 
-    async def _tell(self, node: NodeId, method: str, payload: bytes, seconds: float) -> None:
-        try:
-            await self._membership.call(node, method, payload, timeout_seconds=seconds)
-        except CallError as error:
-            _log.debug("%s: could not tell node %s: %s", method, node, error.message)
+    async def _announce(self, change: UnitChange) -> None:
+        await UNIT_CHANGED.call_all(
+            self._membership, dict.fromkeys(self._membership.nodes(), change)
+        )
 
-    async def _on_farewell(self, caller: NodeId, payload: bytes) -> bytes:
-        if payload:
-            _log.debug("ignored a farewell with a payload from node %s", caller)
+    async def _on_farewell(self, caller: NodeId, _: None) -> None:
         self._nodes.farewell(caller)
-        return b""
 
-    async def _on_unit_changed(self, caller: NodeId, payload: bytes) -> bytes:
-        self._take(caller, decode(payload, UnitChange))
-        return b""
+    async def _on_unit_changed(self, caller: NodeId, change: UnitChange) -> None:
+        self._take(caller, change)

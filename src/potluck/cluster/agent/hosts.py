@@ -12,13 +12,11 @@ from collections.abc import AsyncGenerator, Callable
 import msgspec
 
 from potluck.cluster.membership import Membership
+from potluck.cluster.methods import HOST
 from potluck.errors import CallError
 from potluck.probe.node_host import describe_node
 from potluck.types.cluster import NodeId
 from potluck.types.hardware import ProbeReport
-
-_DESCRIBE_SECONDS = 30.0
-"""Longer than a node tries before it gives up (``probe.node_host``)."""
 
 _MAX_CONCURRENT_CALLS = 16
 """The number of nodes asked at one time, so that answers do not pile up in an agent's memory."""
@@ -71,9 +69,7 @@ async def ask_hosts(membership: Membership) -> AsyncGenerator[HostAnswer, None]:
     async def ask(node: NodeId) -> HostAnswer:
         async with turns:
             try:
-                answer = await membership.call(
-                    node, "node.host", b"", timeout_seconds=_DESCRIBE_SECONDS
-                )
+                answer = await HOST.call(membership, node, None)
             except CallError as error:
                 return HostAnswer(node_id=node, problem=error.message)
         return HostAnswer(node_id=node, description=answer.decode("utf-8", errors="replace"))

@@ -14,9 +14,10 @@ from collections.abc import Callable
 
 from potluck.cluster.agent.coordination import Coordination
 from potluck.cluster.agent.relaying import Relaying
-from potluck.cluster.calls import ContinueWithout, encode
+from potluck.cluster.calls import ContinueWithout
 from potluck.cluster.coordinator.deployment import Deployment
 from potluck.cluster.membership import Membership
+from potluck.cluster.methods import CONTINUE_WITHOUT
 from potluck.errors import CallError
 from potluck.types.deployment import DeploymentRecord
 
@@ -75,15 +76,12 @@ class Leaving:
     async def _vacate(self, record: DeploymentRecord) -> None:
         """Ask the current coordinator to continue without this node's stages."""
         own = self._membership.node_id
-        request = encode(ContinueWithout(deployment=record.deployment, node_id=own))
+        request = ContinueWithout(deployment=record.deployment, node_id=own)
         deadline = self._clock() + _VACATE_SECONDS
         while (left := deadline - self._clock()) > 0:
             try:
-                await self._membership.call(
-                    record.epoch.coordinator,
-                    "deployment.continue_without",
-                    request,
-                    timeout_seconds=left,
+                await CONTINUE_WITHOUT.call(
+                    self._membership, record.epoch.coordinator, request, timeout_seconds=left
                 )
             except CallError as error:
                 _log.info(

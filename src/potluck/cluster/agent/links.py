@@ -26,8 +26,6 @@ from potluck.cluster.calls import (
     LinkListening,
     ListenForLink,
     Unreachable,
-    decode,
-    encode,
 )
 from potluck.cluster.edges.address import EdgeAddress
 from potluck.cluster.edges.connect import connect_both_ways
@@ -42,6 +40,7 @@ from potluck.cluster.links.exchange import LIMITS, SIZES, Measured, follow, lead
 from potluck.cluster.links.figures import LinkFigures, Sample
 from potluck.cluster.links.schedule import LinkSchedule
 from potluck.cluster.membership import Membership, MethodTable
+from potluck.cluster.methods import CHECK_LINKS, LISTEN
 from potluck.cluster.trust.credentials import Credentials
 from potluck.errors import CallError, EdgeError, PotluckError
 from potluck.types.cluster import DeploymentId, Epoch, NodeId
@@ -51,7 +50,6 @@ _log = logging.getLogger(__name__)
 
 _SCOPE_NAME = DeploymentId("link")
 
-_CALL_SECONDS = 5.0
 _CONNECT_SECONDS = 5.0
 """The time limit for connecting: TCP, TLS and hello take four round trips."""
 
@@ -256,8 +254,8 @@ class Links:
 
     def register(self, methods: MethodTable) -> None:
         """Register the calls of other agents."""
-        methods.register_for_caller("link.listen", self._on_listen)
-        methods.register("link.check", self._on_check)
+        LISTEN.serve_for_caller(methods, self._on_listen)
+        CHECK_LINKS.serve(methods, self._on_check)
 
     def joined(self, node_id: NodeId) -> None:
         """Schedule a measurement of the link to a node that has joined."""
@@ -356,12 +354,7 @@ class Links:
         budget_seconds = self._budget.available(self._clock())
         self._num_begun += 1
         request = ListenForLink(number=self._num_begun, budget_seconds=budget_seconds)
-        answer: LinkAnswer = decode(
-            await self._membership.call(
-                node_id, "link.listen", encode(request), timeout_seconds=_CALL_SECONDS
-            ),
-            LinkAnswer,
-        )
+        answer = await LISTEN.call(self._membership, node_id, request)
         if isinstance(answer, LinkBusy):
             wait_seconds = min(max(0.0, answer.wait_seconds), _LONGEST_WAIT_SECONDS)
             self._schedule.was_busy(node_id, self._clock(), wait_seconds=wait_seconds)
@@ -416,25 +409,18 @@ class Links:
                 return
             factor = min(2 * factor, _LONGEST_CHECK_FACTOR)
 
-    async def _on_check(self, payload: bytes) -> bytes:
+    async def _on_check(self, request: CheckLinks) -> Unreachable:
         """Try to connect to members now; answer which of them cannot be connected to."""
-        nodes = frozenset(decode(payload, CheckLinks).nodes) & self._membership.nodes()
+        nodes = frozenset(request.nodes) & self._membership.nodes()
         await asyncio.gather(*map(self._has_checked, nodes))
-        return encode(
-            Unreachable(nodes=tuple(each for each in self.unreachable() if each in nodes))
-        )
+        return Unreachable(nodes=tuple(each for each in self.unreachable() if each in nodes))
 
     async def _has_checked(self, node_id: NodeId) -> bool:
         """Try to connect to a node, and note the result; return whether it could be tried."""
         self._num_begun += 1
         request = ListenForLink(number=self._num_begun, budget_seconds=0.0, is_check=True)
         try:
-            answer: LinkAnswer = decode(
-                await self._membership.call(
-                    node_id, "link.listen", encode(request), timeout_seconds=_CALL_SECONDS
-                ),
-                LinkAnswer,
-            )
+            answer = await LISTEN.call(self._membership, node_id, request)
         except PotluckError as error:
             _log.debug("could not try to connect to node %s: %s", node_id, error.message)
             return False
@@ -454,14 +440,13 @@ class Links:
         self._note_reached(node_id, is_reached=is_reached)
         return True
 
-    async def _on_listen(self, caller: NodeId, payload: bytes) -> bytes:
-        request = decode(payload, ListenForLink)
+    async def _on_listen(self, caller: NodeId, request: ListenForLink) -> LinkAnswer:
         now = self._clock()
         wait_seconds = self._budget.wait_seconds(now)
         if request.is_check:
             wait_seconds = 0.0
         if self._is_closed or wait_seconds > 0 or self._is_occupied(request):
-            return encode(LinkBusy(wait_seconds=wait_seconds))
+            return LinkBusy(wait_seconds=wait_seconds)
         try:
             listener = listen_for_edges(self._listen_host, self._credentials, self._open_route)
         except OSError as error:
@@ -558,15 +543,13 @@ class Links:
         return _Allowed(seconds=seconds, unresolved_seconds=2 * most)
 
 
-def _listening(listener: EdgeListener, budget_seconds: float) -> bytes:
+def _listening(listener: EdgeListener, budget_seconds: float) -> LinkListening:
     address = listener.address
-    return encode(
-        LinkListening(
-            host=address.host,
-            port=address.port,
-            name=address.name,
-            budget_seconds=budget_seconds,
-        )
+    return LinkListening(
+        host=address.host,
+        port=address.port,
+        name=address.name,
+        budget_seconds=budget_seconds,
     )
 
 

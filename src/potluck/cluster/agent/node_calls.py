@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Protocol
 
 import msgspec
@@ -18,10 +19,12 @@ from potluck.cluster.agent.node import NodeFacts, report
 from potluck.cluster.agent.stages import StageHost
 from potluck.cluster.agent.threads import NodeThreads
 from potluck.cluster.agent.units import NodeUnits
-from potluck.cluster.calls import AskSpeeds, CheckConnection, Clock, Multicast, decode, encode
+from potluck.cluster.calls import AskSpeeds, Clock
 from potluck.cluster.membership import Membership, MethodTable
+from potluck.cluster.methods import CLOCK, HOST, MULTICAST, REACH, REPORT, SPEEDS
 from potluck.types.cluster import DeploymentId, NodeId
 from potluck.types.deployment import DeploymentRecord
+from potluck.types.node import NodeReport
 from potluck.types.speed import LinkSpeed, NodeSpeeds
 
 
@@ -75,14 +78,14 @@ class NodeCalls:
 
     def register(self, methods: MethodTable) -> None:
         """Register the calls."""
-        methods.register("node.report", self._on_report)
-        methods.register("node.speeds", self._on_speeds)
-        methods.register("node.host", self._on_host)
-        methods.register("node.clock", self._on_clock)
-        methods.register_for_caller("node.reach", self._on_reach)
-        methods.register("node.multicast", self._on_multicast)
+        REPORT.serve(methods, self._on_report)
+        SPEEDS.serve(methods, self._on_speeds)
+        HOST.serve(methods, self._on_host)
+        CLOCK.serve(methods, self._on_clock)
+        REACH.serve_for_caller(methods, partial(connect_back, self._membership))
+        MULTICAST.serve(methods, partial(send_multicast, self._membership))
 
-    async def _on_report(self, _: bytes) -> bytes:
+    async def _on_report(self, _: None) -> NodeReport:
         refused = await self._refused()
         own = report(
             self._facts,
@@ -95,7 +98,7 @@ class NodeCalls:
             stages=self._stages.memory,
             refused=refused,
         )
-        return encode(msgspec.structs.replace(own, links=await self._links(may_wait=False)))
+        return msgspec.structs.replace(own, links=await self._links(may_wait=False))
 
     async def _refused(self) -> dict[DeploymentId, str]:
         """Return the deployments that this node cannot answer for, and why; empty if it has no
@@ -111,34 +114,20 @@ class NodeCalls:
 
         return await asyncio.to_thread(look)
 
-    async def _on_speeds(self, payload: bytes) -> bytes:
-        request = decode(payload, AskSpeeds)
+    async def _on_speeds(self, request: AskSpeeds) -> NodeSpeeds:
         if request.may_wait:  # a stuck worker would make every caller wait
             await self._stages.collect()
-        return encode(
-            NodeSpeeds(
-                node_id=self._facts.node_id,
-                step_times={
-                    shape: times
-                    for shape in request.model_shapes
-                    if (times := self._speeds.of(shape))
-                },
-                links=await self._links(may_wait=request.may_wait),
-                unreachable=self._unreachable(),
-            )
+        return NodeSpeeds(
+            node_id=self._facts.node_id,
+            step_times={
+                shape: times for shape in request.model_shapes if (times := self._speeds.of(shape))
+            },
+            links=await self._links(may_wait=request.may_wait),
+            unreachable=self._unreachable(),
         )
 
-    async def _on_host(self, _: bytes) -> bytes:
+    async def _on_host(self, _: None) -> bytes:
         return await self._own_host.description()
 
-    async def _on_clock(self, _: bytes) -> bytes:
-        return encode(Clock(seconds=time.time()))
-
-    async def _on_reach(self, caller: NodeId, payload: bytes) -> bytes:
-        return encode(
-            await connect_back(self._membership, caller, decode(payload, CheckConnection))
-        )
-
-    async def _on_multicast(self, payload: bytes) -> bytes:
-        await send_multicast(self._membership, decode(payload, Multicast))
-        return b""
+    async def _on_clock(self, _: None) -> Clock:
+        return Clock(seconds=time.time())

@@ -9,20 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
 import secrets
 from collections.abc import Callable
 from contextlib import aclosing, suppress
 
-from potluck.cluster.calls import decode, encode
 from potluck.cluster.membership import Membership
+from potluck.cluster.methods import FEED, RELAY, START_SEQUENCE, STOP_SEQUENCE
 from potluck.cluster.sequence_messages import (
-    Feed,
     Generate,
     GenerateAnswer,
     GenerateFailure,
     OpenFeed,
-    StartAnswer,
     StartSequence,
     StopSequence,
 )
@@ -30,13 +27,8 @@ from potluck.errors import CallError, MovedError
 from potluck.types.cluster import NodeId
 from potluck.types.sequence import Cancel, OnUpdate
 
-_log = logging.getLogger(__name__)
-
 _IDLE_SECONDS = 30.0
 """How long an unused feed is kept open: opening one takes a round trip."""
-
-_START_SECONDS = 600.0
-"""The time limit for a request to reach its coordinator: 1 MiB over a slow link takes minutes."""
 
 
 class RemoteSequences:
@@ -70,12 +62,10 @@ class RemoteSequences:
             del self._feeds[feed.node_id]
 
     async def _read_relayed(self, node: NodeId, generate: Generate, on_update: OnUpdate) -> None:
-        stream = self._membership.call_stream(node, "deployment.relay", encode(generate))
         error: Exception = _cut_short()
         try:
-            async with aclosing(stream):
-                async for part in stream:
-                    answer: GenerateAnswer = decode(part, GenerateAnswer)
+            async with aclosing(RELAY.call(self._membership, node, generate)) as answers:
+                async for answer in answers:
                     if isinstance(answer, GenerateFailure):
                         error = answer.error()
                         break
@@ -142,15 +132,7 @@ class _Feed:
             return
         request = StartSequence(feed_id=self._feed_id, number=number, generate=generate)
         try:
-            answer: StartAnswer = decode(
-                await self._membership.call(
-                    self.node_id,
-                    "deployment.start",
-                    encode(request),
-                    timeout_seconds=_START_SECONDS,
-                ),
-                StartAnswer,
-            )
+            answer = await START_SEQUENCE.call(self._membership, self.node_id, request)
         except Exception as error:  # noqa: BLE001 - passed to the sequence
             self._end(number, error)
             self._stop(number)
@@ -161,20 +143,18 @@ class _Feed:
             self._stop(number)  # cancelled before it was started
 
     async def _ask_to_stop(self, number: int) -> None:
-        request = encode(StopSequence(feed_id=self._feed_id, number=number))
+        request = StopSequence(feed_id=self._feed_id, number=number)
         with suppress(CallError):  # it ends there with this feed
-            await self._membership.call(self.node_id, "deployment.stop", request)
+            await STOP_SEQUENCE.call(self._membership, self.node_id, request)
 
     async def _read(self) -> None:
         error: Exception = _cut_short()
         try:
-            stream = self._membership.call_stream(
-                self.node_id, "deployment.feed", encode(OpenFeed(feed_id=self._feed_id))
-            )
-            async with aclosing(stream):
-                async for part in stream:
+            request = OpenFeed(feed_id=self._feed_id)
+            async with aclosing(FEED.call(self._membership, self.node_id, request)) as parts:
+                async for part in parts:
                     self._opened.set()
-                    for fed in decode(part, Feed).fed:
+                    for fed in part.fed:
                         self._take(fed.number, fed.given)
         except Exception as failure:  # noqa: BLE001 - passed to the sequences
             error = failure

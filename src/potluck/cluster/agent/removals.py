@@ -13,13 +13,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
-
 from potluck.cluster.agent.member_events import MemberEvents
 from potluck.cluster.background import Spawn
-from potluck.cluster.calls import decode, encode
+from potluck.cluster.calls import RemovalList
 from potluck.cluster.invitations.identity import Identity
 from potluck.cluster.membership import Membership, MethodTable
+from potluck.cluster.methods import REMOVALS
 from potluck.cluster.trust.removals import (
     MOST_REMOVALS,
     Removal,
@@ -28,27 +27,16 @@ from potluck.cluster.trust.removals import (
     is_genuine,
     sign_removal,
 )
-from potluck.errors import CallError, PotluckError, RemovedFromClusterError, UsageError
+from potluck.errors import PotluckError, RemovedFromClusterError, UsageError
 from potluck.private_files import read_small_file, replace_file
 from potluck.types.cluster import NodeId
 
 _log = logging.getLogger(__name__)
 
-METHOD = "trust.removals"
 _MAX_FILE_BYTES = 1 << 21
 _TELL_SECONDS = 2.0
-_EXCHANGE_SECONDS = 5.0
 _ATTEMPTS = 5
 _AGAIN_SECONDS = 2.0
-
-
-class RemovalList(msgspec.Struct, frozen=True, kw_only=True):
-    """What nodes exchange: all removals that they know, and whether they have the cluster's secret,
-    with which they could sign more.
-    """
-
-    removals: tuple[Removal, ...]
-    holds_secret: bool = True
 
 
 class Removals:
@@ -85,7 +73,7 @@ class Removals:
 
     def register(self, methods: MethodTable) -> None:
         """Register the calls of other nodes."""
-        methods.register(METHOD, self._on_removals)
+        REMOVALS.serve(methods, self._on_removals)
 
     def times(self) -> dict[str, int]:
         """Return when each node was removed, in seconds since 1970."""
@@ -121,32 +109,22 @@ class Removals:
                 hint="start a new cluster with another secret (docs/design/security.md)",
             )
         removal = sign_removal(authority, self._identity.cluster_id, node, int(time.time()))
-        message = encode(self._list(removal))
         # The node itself, too, so that it exits with a message. Those that cannot be reached
         # now are told when they rejoin.
-        await asyncio.gather(
-            *(self._tell(each, message) for each in sorted(self._membership.nodes()))
+        await REMOVALS.call_all(
+            self._membership,
+            dict.fromkeys(sorted(self._membership.nodes()), self._list(removal)),
+            timeout_seconds=_TELL_SECONDS,
+            level=logging.INFO,
         )
         self._take((removal,))
-
-    async def _tell(self, node: NodeId, message: bytes) -> None:
-        try:
-            await self._membership.call(node, METHOD, message, timeout_seconds=_TELL_SECONDS)
-        except CallError as error:
-            _log.info(
-                "could not send the list of removed nodes to node %s: %s", node, error.message
-            )
 
     async def _exchange(self, node: NodeId) -> None:
         for _ in range(_ATTEMPTS):
             if node not in self._membership.nodes():
                 return
-            message = encode(self._list())
             try:
-                answer = await self._membership.call(
-                    node, METHOD, message, timeout_seconds=_EXCHANGE_SECONDS
-                )
-                theirs = decode(answer, RemovalList)
+                theirs = await REMOVALS.call(self._membership, node, self._list())
                 self._holders[node] = theirs.holds_secret
                 self._take(theirs.removals)
                 return
@@ -156,9 +134,9 @@ class Removals:
                 )
             await asyncio.sleep(_AGAIN_SECONDS)
 
-    async def _on_removals(self, request: bytes) -> bytes:
-        self._take(decode(request, RemovalList).removals)
-        return encode(self._list())
+    async def _on_removals(self, theirs: RemovalList) -> RemovalList:
+        self._take(theirs.removals)
+        return self._list()
 
     def _list(self, *further: Removal) -> RemovalList:
         return RemovalList(

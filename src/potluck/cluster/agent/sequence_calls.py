@@ -10,12 +10,15 @@ from functools import partial
 
 from potluck.cluster.agent.coordination import Coordination
 from potluck.cluster.agent.token_feed import TokenFeed, in_parts, updates_of
-from potluck.cluster.calls import decode, encode
 from potluck.cluster.membership import Membership, MethodTable
+from potluck.cluster.methods import FEED, GENERATE, RELAY, START_SEQUENCE, STOP_SEQUENCE
 from potluck.cluster.sequence_messages import (
+    Feed,
     Generate,
+    GenerateAnswer,
     GenerateFailure,
     OpenFeed,
+    StartAnswer,
     Started,
     StartSequence,
     StopSequence,
@@ -42,27 +45,26 @@ class SequenceCalls:
 
     def register(self, methods: MethodTable) -> None:
         """Register the calls."""
-        methods.register_stream("deployment.feed", self._on_feed)
-        methods.register("deployment.start", self._on_start)
-        methods.register("deployment.stop", self._on_stop)
-        methods.register_stream("deployment.generate", self._on_generate)
-        methods.register_stream("deployment.relay", self._on_relay)
+        FEED.serve(methods, self._on_feed)
+        START_SEQUENCE.serve(methods, self._on_start)
+        STOP_SEQUENCE.serve(methods, self._on_stop)
+        GENERATE.serve(methods, self._on_generate)
+        RELAY.serve(methods, self._on_relay)
 
-    async def _on_feed(self, payload: bytes) -> AsyncGenerator[bytes, None]:
-        feed_id = decode(payload, OpenFeed).feed_id
+    async def _on_feed(self, request: OpenFeed) -> AsyncGenerator[Feed, None]:
+        feed_id = request.feed_id
         if feed_id in self._feeds:
             raise CallError("a feed with that name already exists")
         feed = self._feeds[feed_id] = TokenFeed()
         try:
             async with aclosing(feed.parts()) as parts:
                 async for part in parts:
-                    yield encode(part)
+                    yield part
         finally:
             del self._feeds[feed_id]
             feed.close()
 
-    async def _on_start(self, payload: bytes) -> bytes:
-        request = decode(payload, StartSequence)
+    async def _on_start(self, request: StartSequence) -> StartAnswer:
         try:
             feed = self._feeds.get(request.feed_id)
             if feed is None:
@@ -70,15 +72,13 @@ class SequenceCalls:
             self._require_room()
             feed.start(request.number, partial(self._start, request.generate))
         except PotluckError as error:
-            return encode(GenerateFailure.of(error))
-        return encode(Started())
+            return GenerateFailure.of(error)
+        return Started()
 
-    async def _on_stop(self, payload: bytes) -> bytes:
-        request = decode(payload, StopSequence)
+    async def _on_stop(self, request: StopSequence) -> None:
         feed = self._feeds.get(request.feed_id)
         if feed is not None:
             feed.stop(request.number)
-        return b""
 
     def _start(self, generate: Generate, on_update: OnUpdate) -> Cancel:
         deployment = self._coordination.coordinated.get(generate.deployment)
@@ -88,46 +88,42 @@ class SequenceCalls:
             )
         return deployment.start_sequence(generate.request, on_update, generate.continuation)
 
-    async def _on_generate(self, payload: bytes) -> AsyncGenerator[bytes, None]:
-        generate = decode(payload, Generate)
+    async def _on_generate(self, generate: Generate) -> AsyncGenerator[GenerateAnswer, None]:
         self._num_streamed += 1
         try:
             self._require_room()
             async with aclosing(updates_of(partial(self._start, generate))) as updates:
                 async for update in updates:
                     for part in in_parts(update):
-                        yield encode(Tokens.of(part))
+                        yield Tokens.of(part)
         except PotluckError as error:
-            yield encode(GenerateFailure.of(error))
+            yield GenerateFailure.of(error)
         finally:
             self._num_streamed -= 1
 
-    async def _on_relay(self, payload: bytes) -> AsyncGenerator[bytes, None]:
+    async def _on_relay(self, generate: Generate) -> AsyncGenerator[GenerateAnswer, None]:
         """Relay a request to the coordinator, for a gateway that cannot reach it.
 
         A request is never relayed twice: this node asks the coordinator itself, and if that fails
         the gateway tries another node.
         """
-        request = decode(payload, Generate)
-        record = self._coordination.registry.records.get(request.deployment)
-        if request.deployment in self._coordination.coordinated or record is None:
-            async with aclosing(self._on_generate(payload)) as answers:
+        record = self._coordination.registry.records.get(generate.deployment)
+        if generate.deployment in self._coordination.coordinated or record is None:
+            async with aclosing(self._on_generate(generate)) as answers:
                 async for answer in answers:
                     yield answer
             return
         self._num_streamed += 1
         try:
             self._require_room()
-            stream = self._membership.call_stream(
-                record.epoch.coordinator, "deployment.generate", payload
-            )
+            stream = GENERATE.call(self._membership, record.epoch.coordinator, generate)
             async with aclosing(stream):
-                async for part in stream:
-                    yield part
+                async for answer in stream:
+                    yield answer
         except CallError as error:
-            yield encode(GenerateFailure.of(MovedError(error.message, hint=error.hint)))
+            yield GenerateFailure.of(MovedError(error.message, hint=error.hint))
         except PotluckError as error:
-            yield encode(GenerateFailure.of(error))
+            yield GenerateFailure.of(error)
         finally:
             self._num_streamed -= 1
 

@@ -46,7 +46,7 @@ from potluck.cluster.agent.own_address import OwnAddress
 from potluck.cluster.agent.relaying import Relaying
 from potluck.cluster.agent.removals import Removals
 from potluck.cluster.agent.sequence_calls import SequenceCalls
-from potluck.cluster.agent.stage_calls import StageCalls, report_lost
+from potluck.cluster.agent.stage_calls import report_lost, serve_stages
 from potluck.cluster.agent.stages import StageHost
 from potluck.cluster.agent.state import StateDirectory
 from potluck.cluster.agent.takeover import Takeovers
@@ -56,10 +56,11 @@ from potluck.cluster.agent.unit_outages import UnitOutages
 from potluck.cluster.agent.units import NodeUnits
 from potluck.cluster.agent.weights import NodeWeights
 from potluck.cluster.background import Background
-from potluck.cluster.calls import AskMetrics, decode, encode
+from potluck.cluster.calls import AskMetrics
 from potluck.cluster.invitations.identity import Identity
 from potluck.cluster.invitations.ledger import LedgerFile
 from potluck.cluster.membership import Address, Membership, MembershipConfig, MethodTable, PemPaths
+from potluck.cluster.methods import METRICS
 from potluck.cluster.transfer.client import TransferClient
 from potluck.cluster.transfer.peer_frames import SERVER_NAME
 from potluck.cluster.transfer.settings import TransferSettings
@@ -81,8 +82,6 @@ from potluck.types.speed import LinkSpeed
 from potluck.types.unit import backend_of
 
 _log = logging.getLogger(__name__)
-
-_METRICS_SECONDS = 4.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,7 +265,7 @@ class Agent:
                 unreachable=links.unreachable,
             )
             node_calls.register(methods)
-            StageCalls(stages).register(methods)
+            serve_stages(stages, methods)
             weights.register(methods)
             DeploymentCalls(coordination).register(methods)
             SequenceCalls(membership, coordination).register(methods)
@@ -385,17 +384,9 @@ class Agent:
         """Return the metrics by deployment. Coordinators may answer with figures up to this old."""
 
         async def ask(record: DeploymentRecord) -> ModelMetrics | None:
-            request = encode(
-                AskMetrics(deployment=record.deployment, max_age_seconds=max_age_seconds)
-            )
+            request = AskMetrics(deployment=record.deployment, max_age_seconds=max_age_seconds)
             try:
-                answer = await self.membership.call(
-                    record.epoch.coordinator,
-                    "deployment.metrics",
-                    request,
-                    timeout_seconds=_METRICS_SECONDS,
-                )
-                return decode(answer, ModelMetrics | None)
+                return await METRICS.call(self.membership, record.epoch.coordinator, request)
             except CallError:
                 return None
 

@@ -1,6 +1,4 @@
-"""Calls of coordinators about the stages that this node computes: ``stage.*``, except
-``stage.lost``, which goes in the other direction.
-"""
+"""Calls of coordinators about the stages that this node computes, and to them."""
 
 from __future__ import annotations
 
@@ -8,17 +6,19 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 
 from potluck.cluster.agent.stages import StageHost
-from potluck.cluster.calls import (
-    AbandonStage,
-    ConnectStage,
-    ReleaseStages,
-    StageLost,
-    StageScope,
-    Stalled,
-    decode,
-    encode,
-)
+from potluck.cluster.calls import StageLost, Stalled, StartEvent
 from potluck.cluster.membership import Membership, MethodTable
+from potluck.cluster.methods import (
+    ABANDON_STAGE,
+    CHECK_STAGES,
+    CONNECT_STAGE,
+    END_STAGES,
+    RELEASE_STAGES,
+    STAGE_LOST,
+    STAGE_STATS,
+    START_STAGE,
+    STOP_STAGES,
+)
 from potluck.cluster.worker.messages import StageSpec
 from potluck.errors import CallError, StalledError
 
@@ -26,54 +26,25 @@ from potluck.errors import CallError, StalledError
 async def report_lost(membership: Membership, lost: StageLost) -> None:
     """Tell the coordinator that a stage of this node exited unexpectedly."""
     with suppress(CallError):  # the coordinator itself is lost: its successor makes a new plan
-        await membership.call(lost.epoch.coordinator, "stage.lost", encode(lost))
+        await STAGE_LOST.call(membership, lost.epoch.coordinator, lost)
 
 
-class StageCalls:
-    """Answers calls about the stages. For use in the agent's event loop."""
+def serve_stages(stages: StageHost, table: MethodTable) -> None:
+    """Answer calls about the stages, in the agent's event loop."""
 
-    def __init__(self, stages: StageHost) -> None:
-        self._stages = stages
-
-    def register(self, methods: MethodTable) -> None:
-        """Register the calls."""
-        methods.register_stream("stage.start", self._on_start)
-        methods.register("stage.connect", self._on_connect)
-        methods.register("stage.stop", self._on_stop)
-        methods.register("stage.end", self._on_end)
-        methods.register("stage.release", self._on_release)
-        methods.register("stage.stats", self._on_stats)
-        methods.register("stage.check", self._on_check)
-        methods.register("stage.abandon", self._on_abandon)
-
-    async def _on_start(self, payload: bytes) -> AsyncGenerator[bytes, None]:
+    async def start(spec: StageSpec) -> AsyncGenerator[StartEvent, None]:
         try:
-            async with aclosing(self._stages.start(decode(payload, StageSpec))) as events:
+            async with aclosing(stages.start(spec)) as events:
                 async for event in events:
-                    yield encode(event)
+                    yield event
         except StalledError as error:
-            yield encode(Stalled(message=error.message))
+            yield Stalled(message=error.message)
 
-    async def _on_connect(self, payload: bytes) -> bytes:
-        await self._stages.connect(decode(payload, ConnectStage))
-        return b""
-
-    async def _on_stop(self, payload: bytes) -> bytes:
-        return encode(await self._stages.stop(decode(payload, StageScope)))
-
-    async def _on_end(self, payload: bytes) -> bytes:
-        return encode(await self._stages.end(decode(payload, StageScope)))
-
-    async def _on_release(self, payload: bytes) -> bytes:
-        await self._stages.release(decode(payload, ReleaseStages))
-        return b""
-
-    async def _on_stats(self, payload: bytes) -> bytes:
-        return encode(await self._stages.stats(decode(payload, StageScope)))
-
-    async def _on_check(self, payload: bytes) -> bytes:
-        return encode(await self._stages.check(decode(payload, StageScope)))
-
-    async def _on_abandon(self, payload: bytes) -> bytes:
-        await self._stages.abandon(decode(payload, AbandonStage))
-        return b""
+    START_STAGE.serve(table, start)
+    CONNECT_STAGE.serve(table, stages.connect)
+    STOP_STAGES.serve(table, stages.stop)
+    END_STAGES.serve(table, stages.end)
+    RELEASE_STAGES.serve(table, stages.release)
+    STAGE_STATS.serve(table, stages.stats)
+    CHECK_STAGES.serve(table, stages.check)
+    ABANDON_STAGE.serve(table, stages.abandon)

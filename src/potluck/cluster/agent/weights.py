@@ -50,19 +50,29 @@ from potluck.cluster.calls import (
     NamedFile,
     NodeHoldings,
     PrepareWeights,
-    decode,
-    encode,
 )
 from potluck.cluster.coordinator.ways import OPEN_PORT_HINT
 from potluck.cluster.coordinator.weights import (
     ModelWeights,
     OnHashed,
     StageNeeds,
-    check_model,
     find_sources,
     missing_text,
 )
 from potluck.cluster.membership import Membership, MethodTable
+from potluck.cluster.methods import (
+    CHECK_MODEL,
+    DIAL,
+    DIGESTS,
+    DISCARD,
+    END_WEIGHTS,
+    HASH,
+    HOLDINGS,
+    MANIFEST,
+    PREPARE,
+    TRANSFER,
+    VERIFIED,
+)
 from potluck.cluster.transfer.supervisor import TransferProcess
 from potluck.errors import CallError, ModelNotFoundError, PotluckError, TransferError
 from potluck.placement.links import link_table
@@ -83,19 +93,11 @@ _log = logging.getLogger(__name__)
 
 _CHECK_SECONDS = 5.0
 
-_DIGEST_SECONDS = 30.0
-"""The time limit for the digests of a file's chunks: a megabyte for a file of 32 GB."""
-
 _HUB_SECONDS = 4.0
 """The time limit for the hub: a slower one would not be of much use as a source."""
 
 _TELL_SECONDS = 1.0
 """How often those that wait for files to be hashed are told the progress."""
-
-_SILENCE_SECONDS = 30.0
-
-_DIAL_SECONDS = 8.0
-"""The time limit for a node that is asked to connect: its own limit for connecting is 5 seconds."""
 
 DESCRIBING = "describing "
 """The prefix of names of jobs that read a model's small files and headers for a coordinator."""
@@ -150,17 +152,17 @@ class NodeWeights:
 
     def register(self, methods: MethodTable) -> None:
         """Register the calls."""
-        methods.register("model.check", self._on_check)
-        methods.register_stream("weights.manifest", self._on_manifest)
-        methods.register("weights.holdings", self._on_holdings)
-        methods.register("weights.prepare", self._on_prepare)
-        methods.register("weights.end", self._on_end)
-        methods.register("weights.transfer", self._on_transfer)
-        methods.register("weights.digests", self._on_digests)
-        methods.register("weights.hash", self._on_hash)
-        methods.register("weights.verified", self._on_verified)
-        methods.register("weights.discard", self._on_discard)
-        methods.register_for_caller("weights.dial", self._on_dial)
+        CHECK_MODEL.serve(methods, self._on_check)
+        MANIFEST.serve(methods, self._on_manifest)
+        HOLDINGS.serve(methods, self._on_holdings)
+        PREPARE.serve(methods, self._on_prepare)
+        END_WEIGHTS.serve(methods, self._on_end)
+        TRANSFER.serve(methods, self._on_transfer)
+        DIGESTS.serve(methods, self._on_digests)
+        HASH.serve(methods, self._on_hash)
+        VERIFIED.serve(methods, self._on_verified)
+        DISCARD.serve(methods, self._on_discard)
+        DIAL.serve_for_caller(methods, self._on_dial)
 
     # What a coordinator needs.
 
@@ -227,29 +229,18 @@ class NodeWeights:
         self, model: str, expected: ModelFingerprint | None
     ) -> tuple[NodeId, ModelFound] | None:
         """Find a node that has a model at its path, and return the files that it has there."""
-
-        async def ask(node: NodeId) -> bool:
-            try:
-                check = await check_model(
-                    self._membership, node, model, timeout_seconds=_CHECK_SECONDS
-                )
-            except PotluckError:
-                return False
+        request = CheckModel(model=model)
+        requests = dict.fromkeys(sorted(self._membership.nodes()), request)
+        checks = await CHECK_MODEL.call_all(
+            self._membership, requests, timeout_seconds=_CHECK_SECONDS
+        )
+        for node, check in checks.items():
             found = check.fingerprint
-            return found is not None and not (expected and expected.difference(found))
-
-        nodes = sorted(self._membership.nodes())
-        having = await asyncio.gather(*map(ask, nodes))
-        request = encode(CheckModel(model=model))
-        for node in (node for node, has in zip(nodes, having, strict=True) if has):
+            if found is None or (expected and expected.difference(found)):
+                continue
             try:
-                async with aclosing(
-                    self._membership.call_stream(
-                        node, "weights.manifest", request, silence_seconds=_SILENCE_SECONDS
-                    )
-                ) as stream:
-                    async for part in stream:
-                        event: ManifestEvent = decode(part, ManifestEvent)
+                async with aclosing(MANIFEST.call(self._membership, node, request)) as events:
+                    async for event in events:
                         if isinstance(event, ModelFound):
                             return node, event
             except PotluckError as error:
@@ -308,11 +299,8 @@ class NodeWeights:
         """Ask a node to connect to this one's transfer process, which cannot connect to it."""
         process = self._process()
         host, port = process.address
-        request = encode(DialBack(host=host, port=port))
         try:
-            await self._membership.call(
-                node, "weights.dial", request, timeout_seconds=_DIAL_SECONDS
-            )
+            await DIAL.call(self._membership, node, DialBack(host=host, port=port))
         except PotluckError as error:
             process.dial_failed(node, error.message)
 
@@ -340,9 +328,7 @@ class NodeWeights:
 
     # What other nodes ask.
 
-    async def _on_check(self, payload: bytes) -> bytes:
-        request = decode(payload, CheckModel)
-
+    async def _on_check(self, request: CheckModel) -> ModelCheck:
         def check() -> ModelFingerprint | None:
             if self._files is not None and locate_on_disk(request.model) is None:
                 return None  # on the hub: known by content, and fetched once
@@ -352,11 +338,10 @@ class NodeWeights:
             found, problem = await asyncio.to_thread(check), ""
         except PotluckError as error:
             found, problem = None, error.message
-        return encode(ModelCheck(fingerprint=found, problem=problem, cannot_get=self.cannot))
+        return ModelCheck(fingerprint=found, problem=problem, cannot_get=self.cannot)
 
-    async def _on_manifest(self, payload: bytes) -> AsyncGenerator[bytes, None]:
-        model = decode(payload, CheckModel).model
-        description = await asyncio.to_thread(describe_model, model)
+    async def _on_manifest(self, request: CheckModel) -> AsyncGenerator[ManifestEvent, None]:
+        description = await asyncio.to_thread(describe_model, request.model)
         fingerprint = await asyncio.to_thread(self._fingerprints.of, description)
         latest = Hashing(done_bytes=0, total_bytes=0)
 
@@ -369,15 +354,14 @@ class NodeWeights:
             while not making.done():
                 await asyncio.wait({making}, timeout=_TELL_SECONDS)
                 if not making.done():
-                    yield encode(latest)
-            yield encode(ModelFound(manifest=await making, fingerprint=fingerprint))
+                    yield latest
+            yield ModelFound(manifest=await making, fingerprint=fingerprint)
         finally:
             making.cancel()
             await asyncio.gather(making, return_exceptions=True)
 
-    async def _on_holdings(self, payload: bytes) -> bytes:
+    async def _on_holdings(self, request: AskHoldings) -> NodeHoldings:
         process = self._process()
-        request = decode(payload, AskHoldings)
         found = await process.holdings(request.contents)
         reaches_hub = False
         if (hub := request.hub) is not None:
@@ -387,18 +371,15 @@ class NodeWeights:
                 may_fetch, hub.repo_id, hub.commit, request.hub_file, _HUB_SECONDS
             )
         host, port = process.address
-        return encode(
-            NodeHoldings(
-                held=dict(found.held),
-                verified=frozenset(found.verified),
-                reaches_hub=reaches_hub,
-                host=host,
-                port=port,
-            )
+        return NodeHoldings(
+            held=dict(found.held),
+            verified=frozenset(found.verified),
+            reaches_hub=reaches_hub,
+            host=host,
+            port=port,
         )
 
-    async def _on_prepare(self, payload: bytes) -> bytes:
-        request = decode(payload, PrepareWeights)
+    async def _on_prepare(self, request: PrepareWeights) -> None:
         check_manifest(request.manifest, f"deployment {request.deployment}")
         process = self._process()
         contents = [file.content for file in request.manifest.files]
@@ -413,63 +394,48 @@ class NodeWeights:
         process.set_sources(
             request.deployment, request.manifest, sources, request.peers, ahead=request.ahead
         )
-        return b""
 
     async def _learn_digests(self, content: FileContent, holder: NodeId) -> None:
         try:
-            answer = await self._membership.call(
-                holder,
-                "weights.digests",
-                encode(NamedFile(sha256=content.sha256)),
-                timeout_seconds=_DIGEST_SECONDS,
-            )
+            digests = await DIGESTS.call(self._membership, holder, NamedFile(sha256=content.sha256))
         except CallError as error:  # chunks are then checked against the digests of their sender
             _log.warning("node %s did not report what it verified: %s", holder, error.message)
             return
-        found = ChunkDigests(content=content, digests=answer)
+        found = ChunkDigests(content=content, digests=digests)
         if found.are_whole:
-            await self._process().add_digests(content, answer, verified=True)
+            await self._process().add_digests(content, digests, verified=True)
 
-    async def _on_end(self, payload: bytes) -> bytes:
+    async def _on_end(self, request: DeploymentReference) -> None:
         if self._files is not None:
-            job = decode(payload, DeploymentReference).deployment
-            self._files.end_job(job)
-            self._transfers.pop(job, None)
-        return b""
+            self._files.end_job(request.deployment)
+            self._transfers.pop(request.deployment, None)
 
-    async def _on_transfer(self, payload: bytes) -> bytes:
-        return encode(self._transfers.get(decode(payload, DeploymentReference).deployment))
+    async def _on_transfer(self, request: DeploymentReference) -> Transfer | None:
+        return self._transfers.get(request.deployment)
 
-    async def _on_digests(self, payload: bytes) -> bytes:
-        return await self._process().digests(decode(payload, NamedFile).sha256) or b""
+    async def _on_digests(self, request: NamedFile) -> bytes:
+        return await self._process().digests(request.sha256) or b""
 
-    async def _on_hash(self, payload: bytes) -> bytes:
-        request = decode(payload, HashRange)
+    async def _on_hash(self, request: HashRange) -> HashState:
         state, digests = await self._process().hash_chunks(
             request.sha256, request.first, request.end, request.state
         )
-        return encode(HashState(state=state, digests=digests))
+        return HashState(state=state, digests=digests)
 
-    async def _on_verified(self, payload: bytes) -> bytes:
-        request = decode(payload, ChunkDigests)
+    async def _on_verified(self, request: ChunkDigests) -> None:
         if request.are_whole:
             await self._process().add_digests(request.content, request.digests, verified=True)
-        return b""
 
-    async def _on_dial(self, caller: NodeId, payload: bytes) -> bytes:
-        request = decode(payload, DialBack)
+    async def _on_dial(self, caller: NodeId, request: DialBack) -> None:
         try:
             ipaddress.ip_address(request.host)
         except ValueError:
             raise TransferError(f"{request.host[:60]!r} is not an IP address") from None
         await self._process().serve_peer(caller, (request.host, request.port))
-        return b""
 
-    async def _on_discard(self, payload: bytes) -> bytes:
-        request = decode(payload, DiscardFile)
+    async def _on_discard(self, request: DiscardFile) -> None:
         _log.error("removing what was fetched of %s: %s", request.sha256, request.reason)
         await self._process().remove(request.sha256)
-        return b""
 
 
 class _OwnFiles:

@@ -11,14 +11,12 @@ import asyncio
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from potluck.cluster.calls import Claim, ClaimAnswer, decode, encode
+from potluck.cluster.calls import Claim, ClaimAnswer
 from potluck.cluster.membership import Membership
+from potluck.cluster.methods import CLAIM
 from potluck.errors import CallError
 from potluck.types.cluster import Epoch, NodeId
 from potluck.types.deployment import DeploymentRecord
-
-CLAIM_SECONDS = 1.0
-"""The time for a node to answer; the lease detects a hung node in about as long."""
 
 _MORE_SECONDS = 0.1
 """The time for others to object, if those who have agreed suffice only without an objection."""
@@ -88,9 +86,9 @@ async def claim(
     """
     own = membership.node_id
     epoch = Epoch(number=max(above, record.epoch).number + 1, coordinator=own)
-    payload = encode(Claim(deployment=record.deployment, epoch=epoch, known=record.epoch))
+    request = Claim(deployment=record.deployment, epoch=epoch, known=record.epoch)
     pending = {
-        asyncio.ensure_future(_ask(membership, node, payload))
+        asyncio.ensure_future(_ask(membership, node, request))
         for node in (membership.nodes() | {own})
     }
     granted: set[NodeId] = set()
@@ -145,12 +143,9 @@ async def claim(
 
 
 async def _ask(
-    membership: Membership, node: NodeId, payload: bytes
+    membership: Membership, node: NodeId, request: Claim
 ) -> tuple[NodeId, ClaimAnswer | None]:
     try:
-        answer = await membership.call(
-            node, "deployment.claim", payload, timeout_seconds=CLAIM_SECONDS
-        )
-        return node, decode(answer, ClaimAnswer)
+        return node, await CLAIM.call(membership, node, request)
     except CallError:
         return node, None

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable
 
-from potluck.cluster.calls import StageEnds, StageScope, decode, encode
+from potluck.cluster.calls import StageScope
 from potluck.cluster.coordinator.excluded_units import ExcludedUnits, NodeUnitId, StageError
 from potluck.cluster.coordinator.outages import units_out
 from potluck.cluster.membership import Membership
-from potluck.errors import CallError, EngineError, InsufficientMemoryError, PotluckError
+from potluck.cluster.methods import END_STAGES
+from potluck.errors import EngineError, InsufficientMemoryError, PotluckError
 from potluck.types.cluster import NodeId
 from potluck.types.deployment import DeploymentRecord
-
-_SECONDS = 3.0
-"""The time for a node to report how its stages ended."""
 
 
 class EpochEnds:
@@ -32,19 +29,10 @@ class EpochEnds:
 
     async def crashes(self, record: DeploymentRecord) -> list[str]:
         """Close the epoch's edges; return how its stages crashed, if any did."""
-        scope = encode(StageScope(deployment=record.deployment, epoch=record.epoch))
-
-        async def ask(node: NodeId) -> tuple[str, ...]:
-            try:
-                answer = await self._membership.call(
-                    node, "stage.end", scope, timeout_seconds=_SECONDS
-                )
-                return decode(answer, StageEnds).crashes
-            except CallError:
-                return ()
-
-        answers = await asyncio.gather(*map(ask, self._nodes_of(record)))
-        return [line for crashes in answers for line in crashes]
+        scope = StageScope(deployment=record.deployment, epoch=record.epoch)
+        scopes = dict.fromkeys(self._nodes_of(record), scope)
+        answers = await END_STAGES.call_all(self._membership, scopes)
+        return [line for ends in answers.values() for line in ends.crashes]
 
     async def outages(
         self, error: PotluckError, record: DeploymentRecord, *, is_first: bool = False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
 from collections.abc import Iterable
@@ -10,11 +9,11 @@ from dataclasses import replace
 
 import msgspec
 
-from potluck.cluster.calls import StageScope, StageStats, decode, encode
+from potluck.cluster.calls import StageScope
 from potluck.cluster.coordinator.pipeline import SentTotals
 from potluck.cluster.membership import Membership
+from potluck.cluster.methods import STAGE_STATS
 from potluck.cluster.worker.messages import Stats
-from potluck.errors import PotluckError
 from potluck.log_rate import LogRateFilter
 from potluck.serving.dispatcher import Load
 from potluck.types.cluster import NodeId
@@ -33,8 +32,6 @@ from potluck.types.speed import StepTime
 
 _log = logging.getLogger(__name__)
 _log.addFilter(LogRateFilter(600.0))
-
-_SECONDS = 2.0
 
 
 def own_metrics(
@@ -140,22 +137,14 @@ async def with_stages(
 
 async def stage_stats(membership: Membership, record: DeploymentRecord) -> dict[int, Stats]:
     """Return totals by stage, without implausible ones."""
-    scope = encode(StageScope(deployment=record.deployment, epoch=record.epoch))
-    stats: dict[int, Stats] = {}
-
-    async def ask(node: NodeId) -> None:
-        try:
-            answer = await membership.call(node, "stage.stats", scope, timeout_seconds=_SECONDS)
-            reported = decode(answer, StageStats).stages
-            own = (index for index, stage in enumerate(record.stages) if stage.node_id == node)
-            stats.update(
-                {index: _plausible(node, reported[index]) for index in own if index in reported}
-            )
-        except PotluckError:
-            return
-
-    await asyncio.gather(*(ask(node) for node in {stage.node_id for stage in record.stages}))
-    return stats
+    scope = StageScope(deployment=record.deployment, epoch=record.epoch)
+    nodes = {stage.node_id for stage in record.stages}
+    answers = await STAGE_STATS.call_all(membership, dict.fromkeys(nodes, scope))
+    return {
+        index: _plausible(stage.node_id, answers[stage.node_id].stages[index])
+        for index, stage in enumerate(record.stages)
+        if stage.node_id in answers and index in answers[stage.node_id].stages
+    }
 
 
 def _plausible(node: NodeId, stats: Stats) -> Stats:

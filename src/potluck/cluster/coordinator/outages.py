@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable
 
-from potluck.cluster.calls import decode
 from potluck.cluster.membership import Membership
-from potluck.errors import CallError
+from potluck.cluster.methods import REPORT
 from potluck.types.cluster import NodeId, UnitId
 from potluck.types.deployment import StageRecord
-from potluck.types.node import NodeReport
 from potluck.types.unit import Role
 
 _REPORT_SECONDS = 2.0
@@ -26,19 +23,12 @@ async def units_out(membership: Membership, stages: Iterable[StageRecord]) -> tu
     units: dict[NodeId, list[UnitId]] = {}
     for stage in stages:
         units.setdefault(stage.node_id, []).append(stage.unit_id)
-    reports = await asyncio.gather(*(_report(membership, node_id) for node_id in units))
+    reports = await REPORT.call_all(
+        membership, dict.fromkeys(units), timeout_seconds=_REPORT_SECONDS
+    )
     return tuple(
         f"{unit.unit_id} on node {report.node_id} is out: {unit.reason}"
-        for report in reports
-        if report is not None
+        for report in reports.values()
         for unit in report.units
         if unit.role is Role.OUT and unit.unit_id in units[report.node_id]
     )
-
-
-async def _report(membership: Membership, node_id: NodeId) -> NodeReport | None:
-    try:
-        answer = await membership.call(node_id, "node.report", b"", timeout_seconds=_REPORT_SECONDS)
-        return decode(answer, NodeReport)
-    except CallError:
-        return None

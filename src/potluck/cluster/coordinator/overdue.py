@@ -13,14 +13,14 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
-from potluck.cluster.calls import AbandonStage, StageCheck, StageChecks, StageScope, decode, encode
+from potluck.cluster.calls import AbandonStage, StageCheck, StageScope
 from potluck.cluster.coordinator.excluded_units import StageStalledError
 from potluck.cluster.coordinator.pipeline import OverdueStep
 from potluck.cluster.edges.options import STALL_SECONDS
 from potluck.cluster.membership import Membership
+from potluck.cluster.methods import ABANDON_STAGE, CHECK_STAGES
 from potluck.errors import EngineError, PotluckError
 from potluck.quantities import format_seconds
-from potluck.types.cluster import NodeId
 from potluck.types.deployment import DeploymentRecord
 from potluck.types.step import StepId
 
@@ -37,8 +37,6 @@ NOWHERE_SECONDS = float(STALL_SECONDS)
 """The maximum time while no stage computes or sends: the step may be in transit between two of
 them."""
 
-_ASK_SECONDS = 4.0
-_ABANDON_SECONDS = 2.0
 _AGAIN_SECONDS = 0.25
 """The interval for asking stages again that gave reason for doubt."""
 
@@ -152,17 +150,11 @@ async def ask_stages(
     membership: Membership, record: DeploymentRecord
 ) -> dict[int, StageCheck | None]:
     """Ask the nodes of all stages; for the answers see ``Evidence.verdict``."""
-    scope = encode(StageScope(deployment=record.deployment, epoch=record.epoch))
-    answers: dict[NodeId, Mapping[int, StageCheck]] = {}
-
-    async def ask(node: NodeId) -> None:
-        with suppress(PotluckError):
-            answer = await membership.call(node, "stage.check", scope, timeout_seconds=_ASK_SECONDS)
-            answers[node] = decode(answer, StageChecks).stages
-
-    await asyncio.gather(*(ask(node) for node in {stage.node_id for stage in record.stages}))
+    scope = StageScope(deployment=record.deployment, epoch=record.epoch)
+    nodes = {stage.node_id for stage in record.stages}
+    answers = await CHECK_STAGES.call_all(membership, dict.fromkeys(nodes, scope))
     return {
-        index: answers[stage.node_id].get(index)
+        index: answers[stage.node_id].stages.get(index)
         for index, stage in enumerate(record.stages)
         if stage.node_id in answers
     }
@@ -246,9 +238,7 @@ class OverdueSteps:
         # reason.
         self._on_lost(stalled)
         try:
-            await self._membership.call(
-                stage.node_id, "stage.abandon", encode(request), timeout_seconds=_ABANDON_SECONDS
-            )
+            await ABANDON_STAGE.call(self._membership, stage.node_id, request)
         except PotluckError as error:
             _log.warning("%s; it could not be killed: %s", stalled.message, error.message)
 

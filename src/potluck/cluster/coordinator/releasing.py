@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Sequence
 
 import msgspec
 
-from potluck.cluster.calls import ReleaseStages, StageScope, encode
+from potluck.cluster.calls import ReleaseStages, StageScope
 from potluck.cluster.membership import Membership
-from potluck.errors import CallError
+from potluck.cluster.methods import RELEASE_STAGES, STOP_STAGES
 from potluck.placement.keeping import Holding
 from potluck.types.cluster import NodeId
 from potluck.types.deployment import DeploymentRecord
 from potluck.types.held_stage import HeldStage
-
-_log = logging.getLogger(__name__)
-
-_SECONDS = 10.0
-"""The time for workers with gigabytes of memory to exit."""
 
 
 async def release_others(
@@ -29,9 +23,8 @@ async def release_others(
 
     A deployment with spares keeps these stages wherever they are held.
     """
-
-    async def tell(node: NodeId) -> None:
-        request = ReleaseStages(
+    requests = {
+        node: ReleaseStages(
             deployment=record.deployment,
             epoch=record.epoch,
             keep=tuple(
@@ -41,17 +34,16 @@ async def release_others(
                 for variant in _variants(each.stage)
             ),
         )
-        await _call(membership, node, "stage.release", encode(request))
-
-    await asyncio.gather(*(tell(node) for node in _everybody(membership)))
+        for node in _everybody(membership)
+    }
+    await RELEASE_STAGES.call_all(membership, requests, level=logging.INFO)
 
 
 async def stop_everything(membership: Membership, record: DeploymentRecord) -> None:
     """End every worker of the deployment, and let none start at this epoch or a lower one."""
-    scope = encode(StageScope(deployment=record.deployment, epoch=record.epoch))
-    await asyncio.gather(
-        *(_call(membership, node, "stage.stop", scope) for node in _everybody(membership))
-    )
+    scope = StageScope(deployment=record.deployment, epoch=record.epoch)
+    scopes = dict.fromkeys(_everybody(membership), scope)
+    await STOP_STAGES.call_all(membership, scopes, level=logging.INFO)
 
 
 def _variants(stage: HeldStage) -> tuple[HeldStage, ...]:
@@ -63,10 +55,3 @@ def _variants(stage: HeldStage) -> tuple[HeldStage, ...]:
 
 def _everybody(membership: Membership) -> list[NodeId]:
     return sorted(membership.nodes() | {membership.node_id})
-
-
-async def _call(membership: Membership, node: NodeId, method: str, payload: bytes) -> None:
-    try:
-        await membership.call(node, method, payload, timeout_seconds=_SECONDS)
-    except CallError as error:
-        _log.info("the stages on node %s could not be ended: %s", node, error.message)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import aclosing
 from itertools import pairwise
 
-from potluck.cluster.calls import ConnectStage, Stalled, StartEvent, decode, encode
+from potluck.cluster.calls import ConnectStage, Stalled
 from potluck.cluster.coordinator.edges import StageAddress, open_edges
 from potluck.cluster.coordinator.excluded_units import StageStalledError, StageStartError
 from potluck.cluster.coordinator.planning import DeploymentSize
@@ -16,17 +16,12 @@ from potluck.cluster.edges.address import EdgeAddress
 from potluck.cluster.edges.edge import IncomingEdge, OutgoingEdge
 from potluck.cluster.edges.routed import OpenRoute
 from potluck.cluster.membership import Membership
+from potluck.cluster.methods import CONNECT_STAGE, START_STAGE
 from potluck.cluster.trust.credentials import Credentials
 from potluck.cluster.worker.messages import Connect, Loaded, Peer, Progress, StageFiles, StageSpec
 from potluck.errors import CallError, EngineError, SilentNodeError
 from potluck.types.cluster import NodeId
 from potluck.types.deployment import DeploymentRecord
-
-_CONNECT_SECONDS = 40.0
-
-_SILENCE_SECONDS = 30.0
-"""The time for an agent to report the progress of its stage. It reports every few seconds even
-without progress (``agent.worker_process``), so a silent agent itself hangs."""
 
 
 async def load_stages(
@@ -112,12 +107,8 @@ async def load_stage(
     """
     stage, spec = record.stages[index], stage_spec(record, size, index)
     try:
-        stream = membership.call_stream(
-            stage.node_id, "stage.start", encode(spec), silence_seconds=_SILENCE_SECONDS
-        )
-        async with aclosing(stream):
-            async for part in stream:
-                event: StartEvent = decode(part, StartEvent)
+        async with aclosing(START_STAGE.call(membership, stage.node_id, spec)) as events:
+            async for event in events:
                 if isinstance(event, Loaded):
                     return event
                 if isinstance(event, Stalled):
@@ -155,13 +146,9 @@ async def connect_stages(
 
     async def connect(request: Connect) -> None:
         index, node_id = request.index, stages[request.index].node_id
+        connecting = ConnectStage(deployment=record.deployment, connect=request)
         try:
-            await membership.call(
-                node_id,
-                "stage.connect",
-                encode(ConnectStage(deployment=record.deployment, connect=request)),
-                timeout_seconds=_CONNECT_SECONDS,
-            )
+            await CONNECT_STAGE.call(membership, node_id, connecting)
         except CallError as error:
             raise EngineError(
                 f"stage {index} on node {node_id}: {error.message}", hint=error.hint

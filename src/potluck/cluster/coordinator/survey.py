@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import logging
 from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 
 import msgspec
 
-from potluck.cluster.calls import SAME_VERSION, AskSpeeds, decode, encode
+from potluck.cluster.calls import SAME_VERSION, AskSpeeds, CheckModel
 from potluck.cluster.coordinator.excluded_units import NodeUnitId
 from potluck.cluster.coordinator.planning import DeploymentSize, without_memory_of
 from potluck.cluster.coordinator.surveyed import plan_surveyed
-from potluck.cluster.coordinator.weights import ModelWeights, check_model
+from potluck.cluster.coordinator.weights import ModelWeights
 from potluck.cluster.membership import Membership
+from potluck.cluster.methods import CHECK_MODEL, REPORT, SPEEDS
 from potluck.errors import CallError, PotluckError
 from potluck.placement.counting import Counting
 from potluck.placement.keeping import Holding
@@ -31,10 +31,6 @@ from potluck.types.speed import NodeSpeeds
 from potluck.types.unit import Role
 
 _NOBODY: Mapping[NodeUnitId, str] = MappingProxyType({})
-_log = logging.getLogger(__name__)
-
-_REPORT_SECONDS = 5.0
-_SPEEDS_SECONDS = 5.0
 _KNOWN_SPEEDS_SECONDS = 1.0
 """While requests wait for stages to be replaced, a plan from what is already known comes sooner."""
 
@@ -121,21 +117,13 @@ async def _gather_speeds(
     may_wait: bool,
 ) -> dict[NodeId, NodeSpeeds]:
     """Ask nodes for their measurements; one that does not answer has none."""
-    seconds = _SPEEDS_SECONDS if may_wait else _KNOWN_SPEEDS_SECONDS
+    seconds = None if may_wait else _KNOWN_SPEEDS_SECONDS
     backends = {unit.backend for report in able for unit in report.units}
     shapes = await asyncio.to_thread(shapes_of, counting, size.of_stage, backends)
-    request = encode(AskSpeeds(model_shapes=shapes, may_wait=may_wait))
-    speeds: dict[NodeId, NodeSpeeds] = {}
-
-    async def ask(node: NodeId) -> None:
-        try:
-            answer = await membership.call(node, "node.speeds", request, timeout_seconds=seconds)
-            speeds[node] = dataclasses.replace(decode(answer, NodeSpeeds), node_id=node)
-        except PotluckError as error:
-            _log.debug("node %s does not report its measurements: %s", node, error.message)
-
-    await asyncio.gather(*(ask(report.node_id) for report in able))
-    return speeds
+    request = AskSpeeds(model_shapes=shapes, may_wait=may_wait)
+    requests = dict.fromkeys((report.node_id for report in able), request)
+    answers = await SPEEDS.call_all(membership, requests, timeout_seconds=seconds)
+    return {node: dataclasses.replace(each, node_id=node) for node, each in answers.items()}
 
 
 def held_of(deployment: DeploymentId, reports: Sequence[NodeReport]) -> list[Holding]:
@@ -184,8 +172,7 @@ def _without(
 
 async def ask_report(membership: Membership, node: NodeId) -> NodeReport:
     """Return the report of a node. Raise ``PotluckError`` if it does not answer or is malformed."""
-    answer = await membership.call(node, "node.report", b"", timeout_seconds=_REPORT_SECONDS)
-    report = decode(answer, NodeReport)
+    report = await REPORT.call(membership, node, None)
     if report.node_id != node:
         raise CallError(f"it reports a wrong node id: {report.node_id}", hint=SAME_VERSION)
     if len({unit.unit_id for unit in report.units}) < len(report.units):
@@ -232,8 +219,11 @@ async def _nodes_with_model(
 
     async def reason_against(report: NodeReport) -> str | None:
         try:
-            check = await check_model(
-                membership, report.node_id, model, timeout_seconds=_CHECK_SECONDS
+            check = await CHECK_MODEL.call(
+                membership,
+                report.node_id,
+                CheckModel(model=model),
+                timeout_seconds=_CHECK_SECONDS,
             )
         except PotluckError as error:
             return f"it cannot read the model: {error.message}"

@@ -13,20 +13,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from potluck.cluster.calls import (
     ChunkDigests,
     DiscardFile,
     HashRange,
-    HashState,
     NodeHoldings,
-    decode,
-    encode,
 )
 from potluck.cluster.coordinator.weights import gather_holdings
 from potluck.cluster.membership import Membership
-from potluck.errors import CallError, ModelFileError, PotluckError
+from potluck.cluster.methods import DISCARD, HASH, VERIFIED
+from potluck.errors import CallError, ModelFileError
 from potluck.types.cluster import NodeId
 from potluck.types.content import ChunkRuns, FileContent, ManifestFile
 from potluck.types.deployment import DeploymentRecord, Verification
@@ -35,9 +33,6 @@ _log = logging.getLogger(__name__)
 
 _RANGE_CHUNKS = 256
 """How many chunks one node hashes per call: a second or less, so that calls stay short."""
-
-_HASH_SECONDS = 60.0
-_TELL_SECONDS = 10.0
 
 
 def holders_in_order(
@@ -104,10 +99,7 @@ async def _verify(
     try:
         for node, first, end in _in_pieces(ranges):
             request = HashRange(sha256=content.sha256, first=first, end=end, state=state)
-            answer = await membership.call(
-                node, "weights.hash", encode(request), timeout_seconds=_HASH_SECONDS
-            )
-            hashed = decode(answer, HashState)
+            hashed = await HASH.call(membership, node, request)
             state = hashed.state
             digests += hashed.digests
         is_right = await asyncio.to_thread(_digest, state) == content.sha256
@@ -117,7 +109,8 @@ async def _verify(
     verified = ChunkDigests(content=content, digests=bytes(digests))
     if is_right and verified.are_whole:
         holders = [node for node, runs in held.items() if runs]
-        await _tell(membership, holders, "weights.verified", encode(verified), file)
+        told = dict.fromkeys(holders, verified)
+        await VERIFIED.call_all(membership, told, level=logging.WARNING)
     return is_right
 
 
@@ -139,19 +132,5 @@ def _digest(state: bytes) -> str:
 async def _discard(
     membership: Membership, nodes: Sequence[NodeId] | frozenset[NodeId], file: ManifestFile
 ) -> None:
-    request = encode(DiscardFile(sha256=file.content.sha256, reason=f"{file.name} is damaged"))
-    await _tell(membership, nodes, "weights.discard", request, file)
-
-
-async def _tell(
-    membership: Membership, nodes: Iterable[NodeId], call: str, request: bytes, file: ManifestFile
-) -> None:
-    async def tell(node: NodeId) -> None:
-        try:
-            await membership.call(node, call, request, timeout_seconds=_TELL_SECONDS)
-        except PotluckError as error:
-            _log.warning(
-                "node %s could not be told about %s (%s): %s", node, file.name, call, error
-            )
-
-    await asyncio.gather(*map(tell, nodes))
+    request = DiscardFile(sha256=file.content.sha256, reason=f"{file.name} is damaged")
+    await DISCARD.call_all(membership, dict.fromkeys(nodes, request), level=logging.WARNING)

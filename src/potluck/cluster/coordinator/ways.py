@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from potluck.cluster.calls import AskSpeeds, CheckLinks, Unreachable, decode, encode
+from potluck.cluster.calls import AskSpeeds, CheckLinks
 from potluck.cluster.membership import Membership
-from potluck.errors import EdgeError, PotluckError
+from potluck.cluster.methods import CHECK_LINKS, SPEEDS
+from potluck.errors import EdgeError
 from potluck.types.cluster import NodeId
-from potluck.types.speed import NodeSpeeds
-
-_log = logging.getLogger(__name__)
 
 _SECONDS = 4.0
 """The time for the nodes to answer, which takes them a millisecond if they are idle, and more than
 a second if every core starts workers. Without its answer a plan assumes that the node can connect
 to all others, which costs more time than to wait."""
-
-_CHECK_SECONDS = 15.0
-"""The time for nodes to try: a call, and a connection to an address that does not answer."""
 
 OPEN_PORT_HINT = (
     "open the cluster's port on one of them; potluck doctor shows which nodes can connect"
@@ -66,17 +59,9 @@ async def known_reachability(membership: Membership, nodes: Collection[NodeId]) 
 
     Plans continue without an answer: edges are then opened by their senders.
     """
-    request = encode(AskSpeeds(model_shapes=()))
-
-    async def ask(node: NodeId) -> Iterable[tuple[NodeId, NodeId]]:
-        try:
-            answer = await membership.call(node, "node.speeds", request, timeout_seconds=_SECONDS)
-            return [(node, each) for each in decode(answer, NodeSpeeds).unreachable]
-        except PotluckError as error:
-            _log.debug("node %s does not report whom it can connect to: %s", node, error.message)
-            return []
-
-    return _reachability(await asyncio.gather(*(ask(node) for node in set(nodes))))
+    requests = dict.fromkeys(nodes, AskSpeeds(model_shapes=()))
+    answers = await SPEEDS.call_all(membership, requests, timeout_seconds=_SECONDS)
+    return _reachability({node: each.unreachable for node, each in answers.items()})
 
 
 async def checked_reachability(membership: Membership, nodes: Collection[NodeId]) -> Reachability:
@@ -84,22 +69,15 @@ async def checked_reachability(membership: Membership, nodes: Collection[NodeId]
 
     An address or a firewall may have changed since they last tried.
     """
-
-    async def ask(node: NodeId) -> Iterable[tuple[NodeId, NodeId]]:
-        request = encode(CheckLinks(nodes=tuple(each for each in nodes if each != node)))
-        try:
-            answer = await membership.call(
-                node, "link.check", request, timeout_seconds=_CHECK_SECONDS
-            )
-            return [(node, each) for each in decode(answer, Unreachable).nodes]
-        except PotluckError as error:
-            _log.debug("node %s does not test its connections: %s", node, error.message)
-            return []
-
     if len(nodes) < 2:
         return ANY_WAY
-    return _reachability(await asyncio.gather(*(ask(node) for node in nodes)))
+    requests = {
+        node: CheckLinks(nodes=tuple(each for each in nodes if each != node)) for node in nodes
+    }
+    answers = await CHECK_LINKS.call_all(membership, requests)
+    return _reachability({node: each.nodes for node, each in answers.items()})
 
 
-def _reachability(answers: Iterable[Iterable[tuple[NodeId, NodeId]]]) -> Reachability:
-    return Reachability(closed=frozenset(pair for pairs in answers for pair in pairs))
+def _reachability(unreachable: Mapping[NodeId, Iterable[NodeId]]) -> Reachability:
+    closed = ((node, each) for node, others in unreachable.items() for each in others)
+    return Reachability(closed=frozenset(closed))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -12,15 +11,13 @@ from potluck.cluster.calls import (
     AskHoldings,
     CheckModel,
     DeploymentReference,
-    ModelCheck,
     NodeHoldings,
     PrepareWeights,
-    decode,
-    encode,
 )
 from potluck.cluster.coordinator.ways import OPEN_PORT_HINT, known_reachability
 from potluck.cluster.membership import Membership
-from potluck.errors import CallError, EngineError, PotluckError
+from potluck.cluster.methods import CHECK_MODEL, END_WEIGHTS, HOLDINGS, PREPARE, TRANSFER
+from potluck.errors import CallError, EngineError
 from potluck.placement.links import LinkTable
 from potluck.placement.sources import Needs, SourcePlan, assign_sources
 from potluck.quantities import format_bytes
@@ -32,24 +29,11 @@ from potluck.types.content import (
     Manifest,
     ManifestFile,
     ReadingOrder,
-    Transfer,
     joined,
     num_chunks,
 )
 from potluck.types.deployment import DeploymentRecord, TransferRecord
 from potluck.types.program import Shard
-
-_log = logging.getLogger(__name__)
-
-_HOLDINGS_SECONDS = 10.0
-"""A node may have to find out whether it can reach the hub, which takes some seconds if the hub
-does not answer."""
-
-_CHECK_SECONDS = 30.0
-"""A node may have to sample its own files."""
-
-_PREPARE_SECONDS = 60.0
-"""The digests of large files are sent along: a megabyte for 32 GB."""
 
 OnHashed = Callable[[int, int], None]
 """Called with the bytes of a model's files that were read for hashing, and the total."""
@@ -90,20 +74,8 @@ async def gather_holdings(
 
     With ``hub``, they are also asked whether they may fetch ``hub_file`` from there.
     """
-    request = encode(AskHoldings(contents=tuple(contents), hub=hub, hub_file=hub_file))
-    found: dict[NodeId, NodeHoldings] = {}
-
-    async def ask(node: NodeId) -> None:
-        try:
-            answer = await membership.call(
-                node, "weights.holdings", request, timeout_seconds=_HOLDINGS_SECONDS
-            )
-            found[node] = decode(answer, NodeHoldings)
-        except CallError as error:
-            _log.debug("node %s does not report which files it has: %s", node, error.message)
-
-    await asyncio.gather(*map(ask, nodes))
-    return {node: found[node] for node in sorted(found)}
+    request = AskHoldings(contents=tuple(contents), hub=hub, hub_file=hub_file)
+    return await HOLDINGS.call_all(membership, dict.fromkeys(sorted(nodes), request))
 
 
 async def find_sources(
@@ -200,9 +172,7 @@ async def prepare_weights(
             ahead=ahead.get(node, ()),
         )
         try:
-            await membership.call(
-                node, "weights.prepare", encode(request), timeout_seconds=_PREPARE_SECONDS
-            )
+            await PREPARE.call(membership, node, request)
         except CallError as error:
             raise EngineError(
                 f"node {node} cannot get the files of {record.model_id}: {error.message}",
@@ -223,34 +193,14 @@ async def gather_transfers(
 
     A node whose transfer process has not reported its final figures yet is left out.
     """
-    request = encode(DeploymentReference(deployment=record.deployment))
-    found: list[TransferRecord] = []
-
-    async def ask(node: NodeId) -> None:
-        try:
-            answer = await membership.call(
-                node, "weights.transfer", request, timeout_seconds=_HOLDINGS_SECONDS
-            )
-            transfer = decode(answer, Transfer | None)
-        except CallError as error:
-            _log.debug("node %s does not report what it fetched: %s", node, error.message)
-            return
-        if transfer is not None and transfer.done_bytes >= transfer.total_bytes:
-            found.append(TransferRecord(node_id=node, transfer=transfer))
-
+    request = DeploymentReference(deployment=record.deployment)
     nodes = {stage.node_id for stage in record.stages} - {*record.status.files.own_files}
-    await asyncio.gather(*map(ask, nodes))
-    return tuple(sorted(found, key=lambda each: each.node_id))
-
-
-async def check_model(
-    membership: Membership, node: NodeId, model: str, *, timeout_seconds: float
-) -> ModelCheck:
-    """Ask a node whether it has a model. Raises the errors of ``Membership.call``."""
-    answer = await membership.call(
-        node, "model.check", encode(CheckModel(model=model)), timeout_seconds=timeout_seconds
+    answers = await TRANSFER.call_all(membership, dict.fromkeys(sorted(nodes), request))
+    return tuple(
+        TransferRecord(node_id=node, transfer=transfer)
+        for node, transfer in answers.items()
+        if transfer is not None and transfer.done_bytes >= transfer.total_bytes
     )
-    return decode(answer, ModelCheck)
 
 
 async def is_lacked(membership: Membership, record: DeploymentRecord) -> bool:
@@ -258,36 +208,19 @@ async def is_lacked(membership: Membership, record: DeploymentRecord) -> bool:
 
     To answer clients it needs those of the tokenizer, even if it has no stage.
     """
-
-    async def lacks(node: NodeId) -> bool:
-        try:
-            check = await check_model(
-                membership, node, record.spec.model, timeout_seconds=_CHECK_SECONDS
-            )
-        except PotluckError as error:
-            _log.debug("node %s does not say whether it has files: %s", node, error.message)
-            return False
-        return check.fingerprint is None and not check.cannot_get
-
     nodes = membership.nodes() - {*record.status.files.own_files}
-    return any(await asyncio.gather(*map(lacks, nodes)))
+    request = CheckModel(model=record.spec.model)
+    checks = await CHECK_MODEL.call_all(membership, dict.fromkeys(nodes, request))
+    return any(check.fingerprint is None and not check.cannot_get for check in checks.values())
 
 
 async def end_weights(membership: Membership, record: DeploymentRecord) -> None:
     """Tell every node that nobody reads files of the deployment any more."""
     if record.status.files.manifest is None:
         return
-    request = encode(DeploymentReference(deployment=record.deployment))
-
-    async def tell(node: NodeId) -> None:
-        try:
-            await membership.call(node, "weights.end", request, timeout_seconds=_HOLDINGS_SECONDS)
-        except PotluckError as error:
-            _log.debug(
-                "node %s could not be told of the end of a transfer: %s", node, error.message
-            )
-
-    await asyncio.gather(*map(tell, membership.nodes() | {membership.node_id}))
+    request = DeploymentReference(deployment=record.deployment)
+    nodes = membership.nodes() | {membership.node_id}
+    await END_WEIGHTS.call_all(membership, dict.fromkeys(nodes, request))
 
 
 def missing_text(plan: SourcePlan, files: Sequence[ManifestFile]) -> str:

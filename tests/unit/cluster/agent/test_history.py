@@ -9,8 +9,9 @@ from typing import Any, cast
 import pytest
 from support.virtual_time.run import run_in_virtual_time
 
-from potluck.cluster.agent.history import METHOD, UNIT_METHOD, History
+from potluck.cluster.agent.history import History
 from potluck.cluster.membership import Membership, MethodTable
+from potluck.cluster.methods import FAREWELL, UNIT_CHANGED
 from potluck.errors import CallError
 from potluck.types.cluster import NodeId, UnitId
 from potluck.types.cluster_events import ClusterEvent, EventKind
@@ -95,8 +96,8 @@ def test_a_malformed_change_fails_its_own_call_only(payload: bytes) -> None:
         history = nodes.history(A)
         member = _Member(B, nodes.methods)
         with pytest.raises(CallError):
-            await member.call(A, UNIT_METHOD, payload, timeout_seconds=5)
-        await member.call(A, METHOD, b"", timeout_seconds=5)
+            await member.call(A, UNIT_CHANGED.name, payload, timeout_seconds=5)
+        await member.call(A, FAREWELL.name, b"", timeout_seconds=5)
         return history
 
     assert kinds(run_in_virtual_time(run())) == []
