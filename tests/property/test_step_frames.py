@@ -319,7 +319,7 @@ def test_every_field_of_a_step_has_a_place_in_its_header() -> None:
         "state",
         "num_drafts",
     }
-    assert {each.name for each in fields(SampledToken)} == {
+    assert {*SampledToken.__struct_fields__} == {
         "sequence_id",
         "position",
         "token",

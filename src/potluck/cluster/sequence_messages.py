@@ -14,89 +14,21 @@ from potluck.errors import (
 from potluck.types.cluster import DeploymentId
 from potluck.types.sequence import (
     NOTHING_COMMITTED,
-    CommittedToken,
     Continuation,
-    FinishReason,
     SequenceRequest,
     SequenceUpdate,
 )
-from potluck.types.step import SequenceId, TokenLogprob
 
 
 class Generate(msgspec.Struct, frozen=True, kw_only=True):
     """Compute a sequence, or what follows ``continuation``.
 
-    The answer is ``Tokens`` …, or a ``GenerateFailure``.
+    The answer is ``SequenceUpdate`` …, each with at least one token, or a ``GenerateFailure``.
     """
 
     deployment: DeploymentId
     request: SequenceRequest
     continuation: Continuation = NOTHING_COMMITTED
-
-
-class SentToken(msgspec.Struct, frozen=True, array_like=True):
-    """A ``CommittedToken`` in transit, without field names."""
-
-    sequence_id: SequenceId
-    token: int
-    position: int
-    finish_reason: FinishReason | None = None
-    logprob: float | None = None
-    top: tuple[tuple[int, float], ...] = ()
-    vector: bytes | None = None
-    num_drafted: int = 0
-    num_accepted: int = 0
-
-    @classmethod
-    def of(cls, token: CommittedToken) -> SentToken:
-        """Return ``token`` as it is sent."""
-        return cls(
-            token.sequence_id,
-            token.token,
-            token.position,
-            token.finish_reason,
-            token.logprob,
-            tuple((each.token, each.logprob) for each in token.top) if token.top else (),
-            token.vector,
-            token.num_drafted,
-            token.num_accepted,
-        )
-
-    def committed(self) -> CommittedToken:
-        """Return the token that was sent."""
-        return CommittedToken(
-            sequence_id=self.sequence_id,
-            token=self.token,
-            position=self.position,
-            logprob=self.logprob,
-            top=tuple(TokenLogprob(token=token, logprob=logprob) for token, logprob in self.top),
-            finish_reason=self.finish_reason,
-            vector=self.vector,
-            num_drafted=self.num_drafted,
-            num_accepted=self.num_accepted,
-        )
-
-
-class Tokens(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A part of a ``SequenceUpdate``; at least one token."""
-
-    tokens: tuple[SentToken, ...]
-    num_cached_tokens: int = 0
-
-    @classmethod
-    def of(cls, update: SequenceUpdate) -> Tokens:
-        """Return ``update`` as it is sent."""
-        return cls(
-            tokens=tuple(map(SentToken.of, update.tokens)),
-            num_cached_tokens=update.num_cached_tokens,
-        )
-
-    def update(self) -> SequenceUpdate:
-        """Return the update that was sent."""
-        return SequenceUpdate(
-            tokens=tuple(each.committed() for each in self.tokens),
-            num_cached_tokens=self.num_cached_tokens,
-        )
 
 
 class GenerateFailure(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -135,6 +67,9 @@ class GenerateFailure(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         return EngineError(self.message, hint=self.hint)
 
 
+GenerateAnswer = SequenceUpdate | GenerateFailure
+
+
 class OpenFeed(msgspec.Struct, frozen=True, kw_only=True):
     """Send the updates of a gateway's sequences here.
 
@@ -171,7 +106,7 @@ class FeedUpdate(msgspec.Struct, frozen=True, array_like=True):
     """The update of one sequence of a feed."""
 
     number: int
-    given: Tokens | GenerateFailure
+    given: GenerateAnswer
 
 
 class Feed(msgspec.Struct, frozen=True, array_like=True):
@@ -180,5 +115,4 @@ class Feed(msgspec.Struct, frozen=True, array_like=True):
     fed: tuple[FeedUpdate, ...] = ()
 
 
-GenerateAnswer = Tokens | GenerateFailure
 StartAnswer = Started | GenerateFailure

@@ -39,7 +39,6 @@ from potluck.types.step import (
     StateCopy,
     Step,
     StepId,
-    TokenLogprob,
 )
 
 MAX_WAITING_SEQUENCES = 256
@@ -158,18 +157,8 @@ encode_restored = msgspec.msgpack.Encoder().encode
 decode_restored = msgspec.msgpack.Decoder(Restored).decode
 
 
-class _Sampled(msgspec.Struct, frozen=True, array_like=True):
-    sequence_id: SequenceId
-    position: int
-    token: int
-    logprob: float | None = None
-    top: tuple[tuple[int, float], ...] = ()
-    vector: bytes | None = None
-    is_cut_off: bool = False
-
-
 class _Result(msgspec.Struct, frozen=True, array_like=True):
-    sampled: tuple[_Sampled, ...]
+    sampled: tuple[SampledToken, ...]
 
 
 _Tokens = tuple[tuple[int, ...], ...]
@@ -354,40 +343,12 @@ class StepDecoder:
 
 def encode_sampled(sampled: tuple[SampledToken, ...]) -> bytes:
     """Return the header of a result."""
-    return _encode(
-        _Result(
-            tuple(
-                _Sampled(
-                    each.sequence_id,
-                    each.position,
-                    each.token,
-                    each.logprob,
-                    tuple((one.token, one.logprob) for one in each.top) if each.top else (),
-                    each.vector,
-                    each.is_cut_off,
-                )
-                for each in sampled
-            )
-        )
-    )
+    return _encode(_Result(sampled))
 
 
 def decode_sampled(header: bytes | memoryview) -> tuple[SampledToken, ...]:
     """Return the content of a result's header. Raise ``ValueError`` if it is invalid."""
-    return tuple(
-        SampledToken(
-            sequence_id=each.sequence_id,
-            position=each.position,
-            token=each.token,
-            logprob=each.logprob,
-            top=tuple(TokenLogprob(token=token, logprob=logprob) for token, logprob in each.top)
-            if each.top
-            else (),
-            vector=each.vector,
-            is_cut_off=each.is_cut_off,
-        )
-        for each in _decode_result(header).sampled
-    )
+    return _decode_result(header).sampled
 
 
 def encode_failure(error: PotluckError, common: msgspec.Raw | None = None) -> bytes:

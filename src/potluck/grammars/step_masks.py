@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 
 from potluck.errors import EngineError, ParameterError
@@ -85,7 +86,7 @@ class StepMasks:
         if not self._cut_off:
             return tuple(sampled)
         return tuple(
-            replace(token, is_cut_off=True)
+            msgspec.structs.replace(token, is_cut_off=True)
             if (token.sequence_id, token.position) in self._cut_off
             else token
             for token in sampled

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
+
+import msgspec
 
 from potluck.scheduling.block_cache import BlockCache
 from potluck.scheduling.drafting import Drafting
@@ -57,7 +58,9 @@ def complete_part(
             len(committed),
             is_right_after=not part.is_dead if is_compared else None,
         )
-        committed[0] = replace(committed[0], num_drafted=num_drafted, num_accepted=num_accepted)
+        committed[0] = msgspec.structs.replace(
+            committed[0], num_drafted=num_drafted, num_accepted=num_accepted
+        )
     return committed
 
 

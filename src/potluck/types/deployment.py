@@ -14,7 +14,7 @@ from potluck.types.content import Manifest, Transfer
 from potluck.types.deployment_spec import DeploymentSpec
 from potluck.types.groups import GroupPart, group_ranges
 from potluck.types.memory import MemoryPlan
-from potluck.types.placement import Prediction
+from potluck.types.placement import Prediction, Rejection
 from potluck.types.program import Shard
 
 
@@ -77,14 +77,6 @@ class StageRecord(msgspec.Struct, frozen=True, kw_only=True):
     progress: LoadingStage | None = None
 
 
-class RejectionRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A unit that the plan leaves out."""
-
-    node_id: NodeId
-    unit_id: UnitId
-    reason: str
-
-
 class PlanRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The plan in force. Without stages there is none yet.
 
@@ -100,7 +92,7 @@ class PlanRecord(msgspec.Struct, frozen=True, kw_only=True):
     arithmetic_note: str = ""
     stages: tuple[StageRecord, ...] = ()
     prediction: Prediction | None = None
-    rejections: tuple[RejectionRecord, ...] = ()
+    rejections: tuple[Rejection, ...] = ()
 
 
 class TransferRecord(msgspec.Struct, frozen=True, kw_only=True):

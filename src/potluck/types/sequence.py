@@ -6,6 +6,8 @@ import enum
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import msgspec
+
 from potluck.types.step import Pooling, SamplingParams, SequenceId, TokenLogprob
 
 
@@ -83,8 +85,7 @@ class Continuation:
 NOTHING_COMMITTED = Continuation()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommittedToken:
+class CommittedToken(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """A committed token of a sequence; it never changes. The last one has a finish reason.
 
     A token whose ``position`` is within the prompt was not generated: it has a score, or the
@@ -97,16 +98,15 @@ class CommittedToken:
     sequence_id: SequenceId
     token: int
     position: int
-    logprob: float | None
-    top: tuple[TokenLogprob, ...]
-    finish_reason: FinishReason | None
+    finish_reason: FinishReason | None = None
+    logprob: float | None = None
+    top: tuple[TokenLogprob, ...] = ()
     vector: bytes | None = None
     num_drafted: int = 0
     num_accepted: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SequenceUpdate:
+class SequenceUpdate(msgspec.Struct, frozen=True, kw_only=True, tag="Tokens"):
     """The tokens that a step produced for a sequence, in order.
 
     ``num_cached_tokens`` tokens of its prompt were not computed, because they were in a cache. It

@@ -10,6 +10,8 @@ import enum
 from dataclasses import dataclass
 from typing import NewType
 
+import msgspec
+
 SequenceId = NewType("SequenceId", int)
 StepId = NewType("StepId", int)
 
@@ -255,16 +257,14 @@ class Step:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenLogprob:
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """A token and the natural logarithm of its probability."""
 
     token: int
     logprob: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SampledToken:
+class SampledToken(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """The last stage's result for a sequence's ``position``: the sampled or scored token.
 
     ``logprob`` is None and ``top`` empty unless the sampling parameters request them; scored tokens

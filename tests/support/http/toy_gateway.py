@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from dataclasses import replace
 from queue import SimpleQueue
 
+import msgspec
 from support.placement.predictions import prediction
 from support.scheduling.toy_pipeline import ToyPipeline, next_token
 from support.scheduling.updates import start_of
@@ -345,7 +346,7 @@ class _ToyThread:
         is_scored = sample.logprob is not None
         token = sample.token if is_scored else _seeded(sample.token, sampling.seed)
         if not sampling.logprobs:
-            return replace(sample, token=token)
+            return msgspec.structs.replace(sample, token=token)
         top = tuple(
             TokenLogprob(token=other, logprob=toy_logprob(other))
             for other in range(300, 300 + sampling.top_logprobs)

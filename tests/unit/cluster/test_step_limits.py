@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from potluck.cluster.steps import (
@@ -113,7 +114,7 @@ def test_the_largest_step_and_its_result_fit(context: int, num_states: int) -> N
     )
     assert len(encode_sampled((sample,) * num_tokens)) <= limits.max_header_bytes
     assert len(encode_sampled((sample,) * num_tokens)) <= result_bytes(num_tokens, 0, 64)
-    vectors = (replace(sample, vector=bytes(4 * 64)),) * num_sequences
+    vectors = (msgspec.structs.replace(sample, vector=bytes(4 * 64)),) * num_sequences
     results = encode_sampled((*vectors, *(sample,) * (num_tokens - num_sequences)))
     assert len(results) <= result_bytes(num_tokens, num_sequences, 64) <= limits.max_header_bytes
     assert limits.max_payload_bytes == 4 * 64 * num_tokens

@@ -69,7 +69,7 @@ class RemoteSequences:
                     if isinstance(answer, GenerateFailure):
                         error = answer.error()
                         break
-                    on_update(answer.update())
+                    on_update(answer)
         except Exception as failure:  # noqa: BLE001 - passed to the sequence
             error = failure
         on_update(error)
@@ -174,7 +174,7 @@ class _Feed:
             return
         if given.tokens[-1].finish_reason is not None:
             self._forget(number)
-        on_update(given.update())
+        on_update(given)
 
     def _end(self, number: int, error: Exception) -> None:
         on_update = self._forget(number)

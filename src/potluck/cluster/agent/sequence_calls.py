@@ -22,7 +22,6 @@ from potluck.cluster.sequence_messages import (
     Started,
     StartSequence,
     StopSequence,
-    Tokens,
 )
 from potluck.errors import CallError, MovedError, OverloadedError, PotluckError
 from potluck.types.sequence import Cancel, OnUpdate
@@ -95,7 +94,7 @@ class SequenceCalls:
             async with aclosing(updates_of(partial(self._start, generate))) as updates:
                 async for update in updates:
                     for part in in_parts(update):
-                        yield Tokens.of(part)
+                        yield part
         except PotluckError as error:
             yield GenerateFailure.of(error)
         finally:

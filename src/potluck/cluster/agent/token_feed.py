@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator
 
-from potluck.cluster.sequence_messages import Feed, FeedUpdate, GenerateFailure, Tokens
+from potluck.cluster.sequence_messages import Feed, FeedUpdate, GenerateFailure
 from potluck.errors import CallError, EngineError, PotluckError
 from potluck.types.sequence import Cancel, CommittedToken, OnUpdate, SequenceUpdate
 
@@ -144,7 +144,7 @@ def _in_feeds(waiting: list[tuple[int, SequenceUpdate | GenerateFailure]]) -> It
             if fed and count + here > MAX_PART_NUMBERS:
                 yield Feed(tuple(fed))
                 fed, count = [], 0
-            fed.append(FeedUpdate(number, Tokens.of(part)))
+            fed.append(FeedUpdate(number, part))
             count += here
     if fed:
         yield Feed(tuple(fed))

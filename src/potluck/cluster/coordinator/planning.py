@@ -13,7 +13,7 @@ from potluck.scheduling.blocks import blocks_for
 from potluck.scheduling.step_limits import MAX_STEP_SEQUENCES, MAX_STEP_TOKENS
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.choices import Quantization
-from potluck.types.deployment import DeploymentRecord, PlanRecord, RejectionRecord, StageRecord
+from potluck.types.deployment import DeploymentRecord, PlanRecord, StageRecord
 from potluck.types.model import ModelConfig
 from potluck.types.node import NodeReport
 from potluck.types.placement import Preferences
@@ -125,8 +125,5 @@ def plan_record(planned: PlannedModel) -> PlanRecord:
             for stage in planned.stages
         ),
         prediction=planned.prediction,
-        rejections=tuple(
-            RejectionRecord(node_id=each.node_id, unit_id=each.unit_id, reason=each.reason)
-            for each in planned.rejections
-        ),
+        rejections=tuple(planned.rejections),
     )

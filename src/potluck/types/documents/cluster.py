@@ -9,7 +9,7 @@ import msgspec
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.choices import Quantization
 from potluck.types.cluster import DeploymentId, Epoch, UnitId
-from potluck.types.deployment import DeploymentState, RejectionRecord, Verification
+from potluck.types.deployment import DeploymentState, Verification
 from potluck.types.deployment_spec import DeploymentSpec
 from potluck.types.documents.base import (
     Amount,
@@ -27,6 +27,7 @@ from potluck.types.documents.stages import (
 )
 from potluck.types.groups import GroupPart
 from potluck.types.hardware import ProbeReport, Rates
+from potluck.types.placement import Rejection
 from potluck.types.unit import Role
 
 
@@ -217,7 +218,7 @@ class DeploymentDocument(DeploymentSpec, Document, frozen=True, kw_only=True):
     prediction: PredictionDocument | None
     """The prediction for the plan in force; null if it was made without measurements."""
     stages: tuple[StageDocument, ...]
-    rejections: tuple[RejectionRecord, ...]
+    rejections: tuple[Rejection, ...]
     """Units without a stage."""
 
 

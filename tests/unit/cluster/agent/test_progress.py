@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from potluck.cluster.agent.progress import GapError, Patience, SequenceProgress
@@ -87,7 +88,7 @@ def test_a_vector_is_all_that_a_pooled_sequence_is_given() -> None:
     for pooling, position in ((Pooling.CLS, 0), (Pooling.MEAN, 2), (Pooling.LAST, 2)):
         progress = SequenceProgress(replace(request(), max_new_tokens=0, pooling=pooling))
         assert progress.continuation == NOTHING_COMMITTED
-        vector = replace(token(position, is_last=True), vector=b"1234")
+        vector = msgspec.structs.replace(token(position, is_last=True), vector=b"1234")
         assert progress.take(vector)
         assert progress.is_finished
         with pytest.raises(GapError):

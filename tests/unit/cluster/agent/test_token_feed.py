@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
-from dataclasses import replace
 
+import msgspec
 import pytest
 from support.virtual_time.run import run_in_virtual_time
 
 from potluck.cluster.agent import token_feed as module
 from potluck.cluster.agent.token_feed import TokenFeed, in_parts, updates_of
 from potluck.cluster.calls import decode, encode
-from potluck.cluster.sequence_messages import Feed, GenerateFailure, Tokens
+from potluck.cluster.sequence_messages import Feed, GenerateFailure
 from potluck.errors import CallError, EngineError, OverloadedError
 from potluck.types.sequence import Cancel, CommittedToken, FinishReason, OnUpdate, SequenceUpdate
 from potluck.types.step import SequenceId, TokenLogprob
@@ -68,7 +68,7 @@ def test_what_a_step_gives_all_sequences_is_one_part() -> None:
                 on_update(an_update(5))
             part = decode(encode(await anext(parts)), Feed)
             assert [(each.number, each.given) for each in part.fed] == [
-                (number, Tokens.of(an_update(5))) for number in (3, 4, 5)
+                (number, an_update(5)) for number in (3, 4, 5)
             ]
             sequences.callbacks[1](an_update(6, is_last=True))
             sequences.callbacks[2](EngineError("lost"))
@@ -89,7 +89,7 @@ def test_large_updates_are_cut_and_lose_nothing() -> None:
     )
     parts = list(in_parts(update))
     assert len(parts) == 4
-    assert all(len(encode(Tokens.of(part))) < 200_000 for part in parts)
+    assert all(len(encode(part)) < 200_000 for part in parts)
     assert [part.num_cached_tokens for part in parts] == [16, 0, 0, 0]
     assert tuple(token for part in parts for token in part.tokens) == update.tokens
 
@@ -101,8 +101,8 @@ def test_large_updates_are_cut_and_lose_nothing() -> None:
             sequences.callbacks[0](update)
             got = [await anext(sent) for _ in range(4)]
         given = [each.given for part in got for each in part.fed]
-        assert all(isinstance(each, Tokens) for each in given)
-        assert [each.update() for each in given if isinstance(each, Tokens)] == parts
+        assert all(isinstance(each, SequenceUpdate) for each in given)
+        assert [each for each in given if isinstance(each, SequenceUpdate)] == parts
 
     run(test)
 
@@ -110,7 +110,7 @@ def test_large_updates_are_cut_and_lose_nothing() -> None:
 @pytest.mark.parametrize("num_top", [0, 3])
 def test_tokens_are_the_same_after_the_way(num_top: int) -> None:
     update = an_update(5, 6, num_top=num_top, is_last=True)
-    assert decode(encode(Tokens.of(update)), Tokens).update() == update
+    assert decode(encode(update), SequenceUpdate) == update
 
 
 def test_a_gateway_that_takes_tokens_too_slowly_loses_its_feed(
@@ -170,9 +170,9 @@ def test_updates_end_with_the_last_token_or_an_error_and_are_cancelled_when_clos
 
 def test_vectors_arrive_and_count_by_their_size() -> None:
     vector = bytes(range(256)) * 64
-    token = replace(committed(4, is_last=True), vector=vector)
+    token = msgspec.structs.replace(committed(4, is_last=True), vector=vector)
     update = SequenceUpdate(tokens=(token,))
-    assert decode(encode(Tokens.of(update)), Tokens).update() == update
+    assert decode(encode(update), SequenceUpdate) == update
 
     async def test() -> None:
         feed, sequences = TokenFeed(), Sequences()
