@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
-from dataclasses import replace
 from queue import SimpleQueue
 
 import msgspec
@@ -351,7 +350,7 @@ class _ToyThread:
             TokenLogprob(token=other, logprob=toy_logprob(other))
             for other in range(300, 300 + sampling.top_logprobs)
         )
-        return replace(sample, token=token, logprob=toy_logprob(token), top=top)
+        return msgspec.structs.replace(sample, token=token, logprob=toy_logprob(token), top=top)
 
 
 def _seeded(token: int, seed: int) -> int:
