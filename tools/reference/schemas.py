@@ -14,6 +14,7 @@ import msgspec
 
 from potluck.cli.cache import CacheDocument
 from potluck.cli.dashboard import DashboardDocument
+from potluck.cli.doctor import DoctorDocument
 from potluck.cli.fetch import FetchDocument
 from potluck.cli.service import ServiceDocument
 from potluck.types.deployment import Deploy
@@ -27,6 +28,7 @@ DOCUMENTS: Mapping[str, type[msgspec.Struct]] = {
     "cache": CacheDocument,
     "dashboard": DashboardDocument,
     "deploy-request": Deploy,
+    "doctor": DoctorDocument,
     "fetch": FetchDocument,
     "invitations": InvitationsDocument,
     "invite": InviteDocument,
