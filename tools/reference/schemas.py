@@ -16,6 +16,7 @@ from potluck.cli.cache import CacheDocument
 from potluck.cli.dashboard import DashboardDocument
 from potluck.cli.doctor import DoctorDocument
 from potluck.cli.fetch import FetchDocument
+from potluck.cli.probe import ProbeDocument
 from potluck.cli.service import ServiceDocument
 from potluck.types.deployment import Deploy
 from potluck.types.deployment_spec import DeploymentSpec, settings_of
@@ -33,6 +34,7 @@ DOCUMENTS: Mapping[str, type[msgspec.Struct]] = {
     "invitations": InvitationsDocument,
     "invite": InviteDocument,
     "nodes": NodesDocument,
+    "probe": ProbeDocument,
     "service": ServiceDocument,
 }
 """Documents by the names of their schemas: ``NAME`` is also the name in ``potluck.NAME/1``."""
