@@ -18,6 +18,7 @@ from potluck.cli.doctor import DoctorDocument
 from potluck.cli.fetch import FetchDocument
 from potluck.cli.probe import ProbeDocument
 from potluck.cli.service import ServiceDocument
+from potluck.cli.wheel_document import WheelDocument
 from potluck.types.deployment import Deploy
 from potluck.types.deployment_spec import DeploymentSpec, settings_of
 from potluck.types.documents.base import Document
@@ -36,6 +37,7 @@ DOCUMENTS: Mapping[str, type[msgspec.Struct]] = {
     "nodes": NodesDocument,
     "probe": ProbeDocument,
     "service": ServiceDocument,
+    "wheel": WheelDocument,
 }
 """Documents by the names of their schemas: ``NAME`` is also the name in ``potluck.NAME/1``."""
 
