@@ -19,6 +19,7 @@ from potluck.cli.fetch import FetchDocument
 from potluck.cli.probe import ProbeDocument
 from potluck.cli.service import ServiceDocument
 from potluck.cli.wheel_document import WheelDocument
+from potluck.cli.wheel_plan_output import WheelPlanDocument
 from potluck.types.deployment import Deploy
 from potluck.types.deployment_spec import DeploymentSpec, settings_of
 from potluck.types.documents.base import Document
@@ -38,6 +39,7 @@ DOCUMENTS: Mapping[str, type[msgspec.Struct]] = {
     "probe": ProbeDocument,
     "service": ServiceDocument,
     "wheel": WheelDocument,
+    "wheel-plan": WheelPlanDocument,
 }
 """Documents by the names of their schemas: ``NAME`` is also the name in ``potluck.NAME/1``."""
 
