@@ -20,6 +20,7 @@ from potluck.cli.probe import ProbeDocument
 from potluck.cli.service import ServiceDocument
 from potluck.cli.wheel_document import WheelDocument
 from potluck.cli.wheel_plan_output import WheelPlanDocument
+from potluck.portability.hosts.document import HostDocument
 from potluck.types.deployment import Deploy
 from potluck.types.deployment_spec import DeploymentSpec, settings_of
 from potluck.types.documents.base import Document
@@ -33,6 +34,7 @@ DOCUMENTS: Mapping[str, type[msgspec.Struct]] = {
     "deploy-request": Deploy,
     "doctor": DoctorDocument,
     "fetch": FetchDocument,
+    "host": HostDocument,
     "invitations": InvitationsDocument,
     "invite": InviteDocument,
     "nodes": NodesDocument,
