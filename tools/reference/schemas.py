@@ -15,10 +15,15 @@ import msgspec
 from potluck.cli.bench_report import BenchDocument
 from potluck.cli.cache import CacheDocument
 from potluck.cli.dashboard import DashboardDocument
+from potluck.cli.doctor import DoctorDocument
 from potluck.cli.fetch import FetchDocument
+from potluck.cli.probe import ProbeDocument
 from potluck.cli.report import RunDocument
 from potluck.cli.service import ServiceDocument
+from potluck.cli.wheel_document import WheelDocument
+from potluck.cli.wheel_plan_output import WheelPlanDocument
 from potluck.local.check_document import CheckDocument
+from potluck.portability.hosts.document import HostDocument
 from potluck.types.deployment import Deploy
 from potluck.types.deployment_spec import DeploymentSpec, settings_of
 from potluck.types.documents.base import Document
@@ -36,14 +41,19 @@ DOCUMENTS: Mapping[str, type[msgspec.Struct]] = {
     "dashboard": DashboardDocument,
     "deploy": DeployDocument,
     "deploy-request": Deploy,
+    "doctor": DoctorDocument,
     "fetch": FetchDocument,
+    "host": HostDocument,
     "invitations": InvitationsDocument,
     "invite": InviteDocument,
     "nodes": NodesDocument,
     "plan": PlanDocument,
     "rebalance": RebalanceDocument,
     "run": RunDocument,
+    "probe": ProbeDocument,
     "service": ServiceDocument,
+    "wheel": WheelDocument,
+    "wheel-plan": WheelPlanDocument,
 }
 """Documents by the names of their schemas: ``NAME`` is also the name in ``potluck.NAME/1``."""
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import typer
 
@@ -22,12 +22,13 @@ from potluck.cli.options import (
 )
 from potluck.cli.output import emit_json, note
 from potluck.errors import PotluckError, UsageError
+from potluck.probe.doctor.finding import Finding, Severity
+from potluck.types.documents.base import Document
 from potluck.types.node_names import NodeNames
 
 if TYPE_CHECKING:
     from potluck.cluster.agent.state import StateDirectory
     from potluck.probe.doctor.case import Case, Cluster, Folder, LocalNetwork
-    from potluck.probe.doctor.finding import Finding
     from potluck.probe.machine.system import System
     from potluck.types.backend import BackendSpec
     from potluck.types.hardware import ProbeReport
@@ -120,7 +121,6 @@ def gather(
 def report(case: Case, names: NodeNames = _NO_NAMES, *, as_json: bool) -> int:
     """Print what the checks find, with nodes called by ``names``; return the exit code."""
     from potluck.probe.doctor.examine import examine
-    from potluck.probe.doctor.finding import Severity
 
     findings = [
         replace(
@@ -132,7 +132,8 @@ def report(case: Case, names: NodeNames = _NO_NAMES, *, as_json: bool) -> int:
         for finding in examine(case)
     ]
     if as_json:
-        emit_json(document(findings, is_cluster_checked=case.cluster is not None))
+        is_cluster_checked = case.cluster is not None
+        emit_json(DoctorDocument(is_cluster_checked=is_cluster_checked, findings=tuple(findings)))
     else:
         for line in finding_lines(findings):
             print(line)
@@ -154,23 +155,14 @@ def finding_lines(findings: Iterable[Finding]) -> Iterator[str]:
         yield "no problems found"
 
 
-def document(findings: Iterable[Finding], *, is_cluster_checked: bool) -> dict[str, object]:
-    """The document of ``potluck doctor --json`` (schema ``potluck.doctor/1``)."""
-    return {
-        "schema": "potluck.doctor/1",
-        "is_cluster_checked": is_cluster_checked,
-        "findings": [
-            {
-                "check": finding.check,
-                "severity": finding.severity.value,
-                "message": finding.message,
-                "command": finding.command,
-                "details": finding.details,
-                "device_id": finding.device_id or None,
-            }
-            for finding in findings
-        ],
-    }
+class DoctorDocument(Document, frozen=True, kw_only=True):
+    """The output of ``potluck doctor --json``."""
+
+    schema: Literal["potluck.doctor/1"] = "potluck.doctor/1"
+    is_cluster_checked: bool
+    """An agent runs here, so the other nodes were asked too."""
+    findings: tuple[Finding, ...]
+    """The most severe finding first."""
 
 
 def _state(path: Path | None) -> tuple[StateDirectory | None, str]:

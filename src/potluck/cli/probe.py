@@ -7,8 +7,9 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import msgspec
 import typer
 
 import potluck
@@ -29,8 +30,18 @@ from potluck.cli.tables import not_tested_reason, table
 from potluck.probe.choose import choose_units
 from potluck.quantities import format_bytes, format_number, format_rate
 from potluck.types.backend import DeviceKind
-from potluck.types.hardware import Device, DeviceMemory, Figure, Figures, ProbeReport, Trial
-from potluck.types.memory import MemoryLimit
+from potluck.types.documents.base import Document, document_of
+from potluck.types.hardware import (
+    CpuFacts,
+    DetectorReport,
+    Device,
+    DeviceMemory,
+    Figure,
+    Figures,
+    ProbeReport,
+    Trial,
+)
+from potluck.types.memory import MemoryFacts, MemoryLimit
 from potluck.types.unit import ChosenUnit, Interface, backend_of
 
 if TYPE_CHECKING:
@@ -113,22 +124,44 @@ def probed(
         )
 
 
+_HOST_SCHEMA = {"required": ["schema"], "properties": {"schema": {"const": "potluck.host/1"}}}
+
+
+class ProbeDocument(Document, frozen=True, kw_only=True):
+    """The output of ``potluck probe --json``."""
+
+    schema: Literal["potluck.probe/1"] = "potluck.probe/1"
+    version: str
+    host_name: str
+    kernel: str
+    container: str
+    """The kind of container that this is in; may be empty."""
+    cpu: CpuFacts
+    memory: MemoryFacts
+    detectors: Annotated[tuple[DetectorReport, ...], msgspec.Meta(min_length=1)]
+    trials: Annotated[tuple[Trial, ...], msgspec.Meta(min_length=1)]
+    is_complete: bool
+    """False while slow detectors are still running."""
+    units: tuple[ChosenUnit, ...]
+    """The unit of each trial, those that serve first."""
+    host: Annotated[dict[str, Any], msgspec.Meta(extra_json_schema=_HOST_SCHEMA)] | None
+    """The machine as builds see it (``host.json``)."""
+    host_problem: str
+    """Why there is no ``host``; empty if there is one."""
+
+
 def probe_document(
     report: ProbeReport, units: Sequence[ChosenUnit], host: NodeHost
-) -> dict[str, object]:
-    """The document of schema ``potluck.probe/1``: the report, the units that came of it, and the
-    machine as builds see it.
-    """
-    import msgspec
-
-    return {
-        "schema": "potluck.probe/1",
-        "version": potluck.__version__,
-        **msgspec.to_builtins(report),
-        "units": msgspec.to_builtins(units),
-        "host": host.document,
-        "host_problem": host.problem,
-    }
+) -> ProbeDocument:
+    """Return the report, the units chosen from it, and the machine as builds see it."""
+    return document_of(
+        ProbeDocument,
+        report,
+        version=potluck.__version__,
+        units=tuple(units),
+        host=host.document,
+        host_problem=host.problem,
+    )
 
 
 def report_lines(report: ProbeReport, units: Sequence[ChosenUnit]) -> Iterator[str]:

@@ -24,7 +24,7 @@ from potluck.cli.wheel_plan import plan
 from potluck.errors import UsageError, WheelDownloadError, WheelFileError
 
 if TYPE_CHECKING:
-    from potluck.cli.wheel_output import WorkingRelease
+    from potluck.cli.wheel_document import WorkingRelease
     from potluck.portability.checks.host_check import HostCheck
     from potluck.portability.checks.report import WheelReport
     from potluck.portability.hosts.host import Host
@@ -93,11 +93,8 @@ def check_on(
     Of ``silent`` nodes nothing is known but that they are there. Raises ``UsageError``,
     ``WheelFileError``, ``WheelDownloadError``.
     """
-    from potluck.cli.wheel_output import (
-        is_usable,
-        release_line,
-        wheel_document,
-    )
+    from potluck.cli.wheel_document import wheel_document
+    from potluck.cli.wheel_output import is_usable, release_line
     from potluck.portability.checks.check import check_on_hosts
     from potluck.portability.checks.host_check import HostCheck
     from potluck.portability.checks.needs_cache import cached_needs, default_needs_folder
@@ -168,7 +165,8 @@ def _working_releases(
     project: str, found: Sequence[WheelReport], checks: Sequence[HostCheck], cache: Path | None
 ) -> list[WorkingRelease]:
     """For each host that none of the newest wheels works on, the newest release that does."""
-    from potluck.cli.wheel_output import WorkingRelease, is_usable_on
+    from potluck.cli.wheel_document import WorkingRelease
+    from potluck.cli.wheel_output import is_usable_on
     from potluck.portability.checks.needs_cache import cached_needs
     from potluck.portability.checks.prepared_wheel import PreparedWheel
     from potluck.portability.hosts.installed import running_python

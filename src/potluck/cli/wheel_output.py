@@ -1,120 +1,21 @@
-"""The output of ``potluck wheel check``: the JSON document, and text for users."""
+"""The output of ``potluck wheel check`` as text."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
-import potluck
-from potluck.cli.cluster_hosts import SilentNode
 from potluck.cli.tables import table
+from potluck.cli.wheel_document import WorkingRelease
 from potluck.portability.checks.report import HostReport, WheelReport
 from potluck.portability.finding import Finding, Severity, Verdict
-from potluck.portability.hosts.host import Host
 from potluck.portability.linking.promises import Minimum
 from potluck.quantities import format_count, format_few
 
 _SHOWN_FILES = 3
 """Of those that one thing is said of."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkingRelease:
-    """The newest release of a project that was found to work on a host, where the newest wheels do
-    not.
-    """
-
-    project: str
-    host: str
-    version: str
-
-
-def wheel_document(
-    reports: Sequence[WheelReport],
-    hosts: Sequence[Host],
-    silent: Sequence[SilentNode],
-    releases: Sequence[WorkingRelease] = (),
-) -> dict[str, Any]:
-    """The document of ``potluck wheel check --json`` (schema ``potluck.wheel/1``)."""
-    return {
-        "schema": "potluck.wheel/1",
-        "version": potluck.__version__,
-        "hosts": [_host(each) for each in hosts],
-        "silent": [{"node_id": each.node_id, "problem": each.problem} for each in silent],
-        "wheels": [_wheel(each) for each in reports],
-        "working_releases": [
-            {"project": each.project, "host": each.host, "version": each.version}
-            for each in releases
-        ],
-    }
-
-
-def _host(host: Host) -> dict[str, Any]:
-    python = host.python
-    return {
-        "name": host.name,
-        "origin": host.origin,
-        "machine": host.machine,
-        "libc": f"{host.libc} {host.libc_version[0]}.{host.libc_version[1]}",
-        "python": None if python is None else python.version_text,
-    }
-
-
-def _wheel(report: WheelReport) -> dict[str, Any]:
-    distribution = report.distribution
-    return {
-        "file": report.file,
-        "name": None if distribution is None else distribution.name,
-        "version": None if distribution is None else distribution.version,
-        "tags": [] if distribution is None else list(distribution.tags),
-        "promise": report.promise.value,
-        "minima": [
-            {
-                "machine": each.machine,
-                "platform": each.platform,
-                "because": [{"version": version, "file": file} for version, file in each.because],
-                "libraries_outside": list(each.outside),
-            }
-            for each in report.minima
-        ],
-        "hosts": [_on_host(each) for each in report.hosts],
-    }
-
-
-def _on_host(report: HostReport) -> dict[str, Any]:
-    return {
-        "host": report.host,
-        "verdict": report.verdict.value,
-        "is_installed": report.is_installed,
-        "refusal": None if report.refusal is None else _finding(report.refusal),
-        "files": [
-            {
-                "path": each.path,
-                "machine": each.machine or None,
-                "verdict": each.verdict.value,
-                "opens_alone": each.opens_alone,
-                "findings": [_finding(finding) for finding in each.findings],
-            }
-            for each in report.files
-        ],
-        "features": [_finding(each) for each in report.features],
-    }
-
-
-def _finding(finding: Finding) -> dict[str, Any]:
-    return {
-        "code": finding.code,
-        "severity": finding.severity.value,
-        "message": finding.message,
-        "file": finding.file or None,
-        "library": finding.library or None,
-        "symbol": finding.symbol or None,
-        "feature": finding.feature or None,
-        "fix": finding.fix or None,
-    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,105 +2,130 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Literal
 
 import potluck
 from potluck.cli.cluster_hosts import SilentNode
 from potluck.cli.tables import table
+from potluck.cli.wheel_document import CheckedHost
 from potluck.portability.planning.index import parse_filename
+from potluck.portability.planning.judge import LostFeature
 from potluck.portability.planning.plan import Cost, HostPlan, Plan, PlannedWheel, Problem
 from potluck.portability.planning.release_variants import UnusedVariant
 from potluck.portability.planning.target import Target
 from potluck.quantities import format_few
+from potluck.types.documents.base import Document, document_of
 
 _SHOWN_HOSTS = 3
 """In a row of the table; more are counted."""
 
 
+class PlannedHost(CheckedHost, frozen=True, kw_only=True):
+    """A host for which versions are planned."""
+
+    python: str
+    """The Python version that wheels are installed for: ``3.12``, ``3.13t``."""
+    is_complete: bool
+    """False if the host may have more libraries than are described."""
+
+
+class UnusedVariantDocument(Document, frozen=True, kw_only=True):
+    """A variant whose metadata is invalid, or whose properties the host may or may not have."""
+
+    label: str
+    reason: str
+
+
+class PlannedWheelDocument(Document, frozen=True, kw_only=True):
+    """A wheel to install on a host."""
+
+    name: str
+    version: str
+    file: str
+    """Name of the wheel that installers choose."""
+    variant: str | None
+    """Label of the wheel's variant (PEP 825); null if it is not a variant."""
+    url: str
+    sha256: str | None
+    """As published by the index; null if it is not."""
+    needed_by: tuple[str, ...]
+    """The packages that require it; empty if only the user does."""
+    lost: tuple[LostFeature, ...]
+    """The features that will not work there."""
+    unused_variants: tuple[UnusedVariantDocument, ...]
+    """Variants of the release that are not chosen, although the host may have their properties."""
+
+
+class HostPlanDocument(Document, frozen=True, kw_only=True):
+    """All wheels to install on a host, by name."""
+
+    host: str
+    wheels: tuple[PlannedWheelDocument, ...]
+
+
+class WheelPlanDocument(Document, frozen=True, kw_only=True):
+    """The output of ``potluck wheel plan --json``."""
+
+    schema: Literal["potluck.wheel-plan/1"] = "potluck.wheel-plan/1"
+    version: str
+    """The version of Potluck."""
+    requirements: tuple[str, ...]
+    hosts: tuple[PlannedHost, ...]
+    silent: tuple[SilentNode, ...]
+    """With ``--cluster``: the nodes that did not describe their hosts."""
+    shared: tuple[HostPlanDocument, ...] | None
+    """One version of each package for all hosts; null if there is none."""
+    own: tuple[HostPlanDocument, ...]
+    """The newest versions for each host for which there is a solution."""
+    costs: tuple[Cost, ...]
+    problems: tuple[Problem, ...]
+    """Why there is no solution for a host."""
+    conflicts: tuple[Problem, ...]
+    """Why no single version works on all hosts."""
+    looked_up: tuple[str, ...]
+    """The projects that the index was asked for."""
+
+
 def plan_document(
     plan: Plan,
-    targets: Sequence[Target],
-    requirements: Sequence[str],
-    silent: Sequence[SilentNode],
-    looked_up: Sequence[str],
-) -> dict[str, Any]:
-    """Return the document of ``potluck wheel plan --json`` (schema ``potluck.wheel-plan/1``)."""
-    return {
-        "schema": "potluck.wheel-plan/1",
-        "version": potluck.__version__,
-        "requirements": list(requirements),
-        "hosts": [_host(each) for each in targets],
-        "silent": [{"node_id": each.node_id, "problem": each.problem} for each in silent],
-        "shared": None if plan.shared is None else [_host_plan(each) for each in plan.shared],
-        "own": [_host_plan(each) for each in plan.own],
-        "costs": [_cost(each) for each in plan.costs],
-        "problems": [_problem(each) for each in plan.problems],
-        "conflicts": [_problem(each) for each in plan.conflicts],
-        "looked_up": list(looked_up),
-    }
+    targets: Iterable[Target],
+    requirements: Iterable[str],
+    silent: Iterable[SilentNode],
+    looked_up: Iterable[str],
+) -> WheelPlanDocument:
+    """Return the document of ``potluck wheel plan --json``."""
+    return document_of(
+        WheelPlanDocument,
+        plan,
+        version=potluck.__version__,
+        requirements=tuple(requirements),
+        hosts=tuple(
+            document_of(PlannedHost, each.host, libc=each.host.libc_text, python=each.python.name)
+            for each in targets
+        ),
+        silent=tuple(silent),
+        shared=None if plan.shared is None else tuple(map(_host_plan, plan.shared)),
+        own=tuple(map(_host_plan, plan.own)),
+        looked_up=tuple(looked_up),
+    )
 
 
-def _host(target: Target) -> dict[str, Any]:
-    host = target.host
-    return {
-        "name": host.name,
-        "origin": host.origin,
-        "machine": host.machine,
-        "libc": f"{host.libc} {host.libc_version[0]}.{host.libc_version[1]}",
-        "python": target.python.name,
-        "is_complete": host.is_complete,
-    }
+def _host_plan(plan: HostPlan) -> HostPlanDocument:
+    return HostPlanDocument(host=plan.host, wheels=tuple(map(_wheel, plan.wheels)))
 
 
-def _host_plan(plan: HostPlan) -> dict[str, Any]:
-    return {"host": plan.host, "wheels": [_wheel(each) for each in plan.wheels]}
-
-
-def _wheel(wheel: PlannedWheel) -> dict[str, Any]:
-    return {
-        "name": wheel.name,
-        "version": wheel.version,
-        "file": wheel.file.filename,
-        "variant": wheel.label or None,
-        "url": wheel.file.url,
-        "sha256": wheel.file.sha256 or None,
-        "needed_by": list(wheel.parents),
-        "lost": [
-            {
-                "feature": each.feature or None,
-                "message": each.message,
-                "fix": each.fix or None,
-            }
-            for each in wheel.lost
-        ],
-        "unused_variants": [{"label": each.label, "reason": each.reason} for each in wheel.unused],
-    }
-
-
-def _cost(cost: Cost) -> dict[str, Any]:
-    return {
-        "host": cost.host,
-        "package": cost.package,
-        "shared_version": cost.shared_version,
-        "own_version": cost.own_version,
-        "features": list(cost.features),
-    }
-
-
-def _problem(problem: Problem) -> dict[str, Any]:
-    return {
-        "package": problem.package,
-        "hosts": list(problem.hosts),
-        "wanted": list(problem.wanted),
-        "reasons": [
-            {"message": each.message, "versions": list(each.versions)} for each in problem.reasons
-        ],
-        "nearest": [
-            {"kind": each.kind, "message": each.message, "version": each.version or None}
-            for each in problem.nearest
-        ],
-    }
+def _wheel(wheel: PlannedWheel) -> PlannedWheelDocument:
+    return document_of(
+        PlannedWheelDocument,
+        wheel,
+        file=wheel.file.filename,
+        variant=wheel.label or None,
+        url=wheel.file.url,
+        sha256=wheel.file.sha256 or None,
+        needed_by=wheel.parents,
+        unused_variants=tuple(document_of(UnusedVariantDocument, each) for each in wheel.unused),
+    )
 
 
 def plan_lines(plan: Plan, targets: Sequence[Target]) -> Iterator[str]:

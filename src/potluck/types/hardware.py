@@ -6,6 +6,7 @@ import enum
 from dataclasses import dataclass, field
 
 from potluck.types.backend import DeviceKind
+from potluck.types.documents.base import Count, NonEmpty, PositiveAmount, PositiveCount
 from potluck.types.memory import MemoryFacts
 from potluck.types.unit import Interface
 
@@ -27,9 +28,9 @@ class Figure:
     Unknown values are never given as 0 or as a guess.
     """
 
-    value: float | None = None
+    value: PositiveAmount | None = None
     origin: Origin = Origin.UNKNOWN
-    source: str = "not in any table; not measured"
+    source: NonEmpty = "not in any table; not measured"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,49 +51,47 @@ class Figures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceMemory:
-    """A device's memory in bytes; None means unknown.
+    """A device's memory; sizes are None if unknown."""
 
-    If ``is_shared``, it is the machine's memory, and the CPU and the device share one budget.
-    ``source`` is what reported the sizes, or says why they are unknown.
-    """
-
-    total_bytes: int | None
-    free_bytes: int | None
+    total_bytes: Count | None
+    free_bytes: Count | None
     is_shared: bool
+    """It is the machine's memory: the CPU and the device share one budget."""
     source: str
+    """The source of the sizes, or the reason why they are unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """A compute device of a node.
+    """A compute device of a node."""
 
-    ``device_id`` is unique on the node and stable across reboots if the hardware is unchanged:
-    ``cpu``, ``pci-0000:01:00.0``, ``of-fb000000.gpu`` (a node of the device tree),
-    ``pci-0000:01:00.0-mig-1-0`` (GPU and compute instance). ``name`` is normalized
-    (``probe.chips.names``), and ``reported_name`` is the name reported by the device or its driver;
-    empty if unknown. ``chip`` identifies the model exactly (``10de:2684``, ``gfx1100``,
-    ``mali-a867``). ``driver`` is the kernel driver bound to it, or empty. ``versions`` are those of
-    driver and firmware by name. ``problem`` says in one line why nothing can run on it, or is
-    empty. ``interfaces`` are the interfaces through which it can be used. ``is_software`` marks a
-    software-emulated GPU (such as PoCL or llvmpipe). ``compute_capability`` is that of an NVIDIA
-    GPU, such as (8, 9), or None.
-    """
-
-    device_id: str
+    device_id: NonEmpty
+    """Unique on the node, and stable across reboots if the hardware is unchanged: ``cpu``,
+    ``pci-0000:01:00.0``, ``of-fb000000.gpu`` (a node of the device tree),
+    ``pci-0000:01:00.0-mig-1-0`` (GPU and compute instance)."""
     kind: DeviceKind
     make: str
     name: str
+    """Normalized (``probe.chips.names``)."""
     reported_name: str
+    """As the device or its driver reports it; empty if unknown."""
     chip: str
+    """The exact model: ``10de:2684``, ``gfx1100``, ``mali-a867``."""
     driver: str
+    """The kernel driver bound to it; may be empty."""
     device_files: tuple[str, ...]
     memory: DeviceMemory
     figures: Figures = field(default_factory=Figures)
     versions: tuple[tuple[str, str], ...] = ()
+    """Versions of driver and firmware, by name."""
     problem: str = ""
+    """Why nothing can run on it, in one line; may be empty."""
     interfaces: tuple[Interface, ...] = ()
+    """The interfaces through which it can be used, the preferred one first."""
     is_software: bool = False
-    compute_capability: tuple[int, int] | None = None
+    """The CPU emulates this GPU, as with PoCL or llvmpipe."""
+    compute_capability: tuple[PositiveCount, Count] | None = None
+    """Major and minor version for an NVIDIA GPU, such as (8, 9)."""
 
     @property
     def own_free_bytes(self) -> int | None:
@@ -105,15 +104,14 @@ class Device:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DetectorReport:
-    """The result of one detector; ``problems`` says what it could not determine, and why.
-
-    If ``is_pending``, the detector was still running, and may find more.
-    """
+    """The result of one detector."""
 
     detector: str
     devices: tuple[Device, ...] = ()
     problems: tuple[str, ...] = ()
+    """Everything that it could not determine, and why."""
     is_pending: bool = False
+    """It was still running, and may find more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,24 +126,23 @@ class Rates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """The trial of a backend on a device: whether its results were correct, and if not, why.
-
-    ``reason`` is one line, empty if everything works; if only some variants failed, the backend
-    works and has a reason. ``variants`` are the instruction sets (or similar) that passed, slowest
-    first; no others may be used. ``figures`` and ``rates`` were measured through the backend.
-    ``interface`` is the interface through which the device was used. If ``is_pending``, it has not
-    been tested yet, for ``reason``, and may work; ``works`` is then false.
-    """
+    """The trial of a backend on a device: whether its results were correct, and if not, why."""
 
     device_id: str
     backend: str
     works: bool
     reason: str = ""
+    """Why it does not work or which variants failed, in one line; empty if everything works."""
     variants: tuple[str, ...] = ()
+    """The instruction sets (or similar) that passed, slowest first; no others may be used."""
     figures: Figures = field(default_factory=Figures)
+    """Measured through the backend."""
     rates: Rates = field(default_factory=Rates)
+    """Measured through the backend."""
     interface: Interface | None = None
+    """The interface through which the device was used."""
     is_pending: bool = False
+    """It has not been tested yet, for ``reason``, and may work; ``works`` is then false."""
 
     @property
     def unit_id(self) -> str:
@@ -155,16 +152,16 @@ class Trial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CpuFacts:
-    """The CPU and the part of it that this process may use.
-
-    The machine has ``num_cores``; ``num_usable_cores`` may be used (affinity, control groups).
-    """
+    """The CPU and the part of it that this process may use."""
 
     name: str
     architecture: str
-    num_cores: int
-    num_usable_cores: int
+    num_cores: PositiveCount
+    """Cores of the machine."""
+    num_usable_cores: PositiveCount
+    """Cores that may be used (affinity, control groups)."""
     usable_reason: str
+    """Why not all may be used; may be empty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from potluck.quantities import format_bytes
+from potluck.types.documents.base import Count, NonEmpty
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryLimit:
     """The number of ``bytes`` that may still be used, and the ``reason`` for messages."""
 
-    bytes: int
-    reason: str
+    bytes: Count
+    reason: NonEmpty
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,13 +99,10 @@ class MemoryPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryFacts:
-    """The machine's memory: the total, the free part, and the effective limit with its reason.
+    """The machine's memory: the total, the free part, and the effective limit with its reason."""
 
-    ``reserve_bytes`` are left to the system: they are subtracted from ``usable`` if the machine's
-    memory is the limit.
-    """
-
-    total_bytes: int
-    free_bytes: int
-    reserve_bytes: int
+    total_bytes: Count
+    free_bytes: Count
+    reserve_bytes: Count
+    """Left to the system: subtracted from ``usable`` if the machine's memory is the limit."""
     usable: MemoryLimit

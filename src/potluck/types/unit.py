@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from typing import Annotated
+
+import msgspec
+
+from potluck.types.documents.base import NonEmpty
 
 NATIVE = "native"
 """The backend that every build has, and the only one that can map weights."""
@@ -30,30 +35,29 @@ class Role(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChosenUnit:
-    """A unit, its role, and the one-line reason, empty if it serves without alternatives."""
+    """A unit and its role."""
 
-    unit_id: str
-    device_id: str
-    backend: str
+    unit_id: NonEmpty
+    device_id: NonEmpty
+    backend: NonEmpty
     role: Role
     reason: str = ""
+    """Why it has this role, in one line; empty if it serves without alternatives."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interface:
-    """An interface through which software uses a device.
+    """An interface through which software uses a device."""
 
-    ``api`` is ``opencl``, ``cuda``, ``kfd`` (AMD's compute driver) or ``kgsl`` (Qualcomm's).
-    ``address`` depends on the interface. For OpenCL it is ``/etc/OpenCL/vendors/pocl.icd#0:0``: the
-    file that names the library, and the indexes of the platform and the device, both from 0, when
-    only this library is loaded (the GPUs of a platform come first). For CUDA it is the device's
-    UUID or PCI address, or empty if there is only one device. For KFD it is the index of the node
-    among those that compute. ``description`` is the driver's description.
-    """
-
-    api: str
+    api: Annotated[str, msgspec.Meta(extra_json_schema={"enum": ["opencl", "cuda", "kfd", "kgsl"]})]
+    """``kfd`` is AMD's compute driver, ``kgsl`` Qualcomm's."""
     address: str
+    """For OpenCL ``/etc/OpenCL/vendors/pocl.icd#0:0``: the file that names the library, and the
+    indexes of the platform and the device, both from 0, when only this library is loaded (the GPUs
+    of a platform come first). For CUDA the device's UUID or PCI address, or empty if there is only
+    one device. For KFD the index of the node among those that compute."""
     description: str = ""
+    """The driver's description."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ import json
 import os
 from typing import Any
 
+import msgspec
 import pytest
 from support.machines.doctor_cases import FOR_GPUS, PlayedSystem, a_case
 from support.machines.umockdev import call_on_machine
@@ -68,7 +69,7 @@ def examine(system: System) -> Document:
         findings[name] = {"exit_code": exit_code, "lines": output.getvalue().splitlines()}
     units = choose_units(report, requested=None, allow_software=False)
     return {
-        "probe": probe_document(report, units, NO_LIBRARIES),
+        "probe": msgspec.to_builtins(probe_document(report, units, NO_LIBRARIES)),
         "table": list(report_lines(report, units)),
         **findings,
     }

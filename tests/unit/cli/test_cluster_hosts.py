@@ -13,7 +13,7 @@ import pytest
 from potluck.cli.cluster_hosts import SilentNode, gather_hosts
 from potluck.cluster.agent import asking
 from potluck.cluster.agent.state import StateDirectory
-from potluck.portability.hosts.host import Host, HostGpu
+from potluck.portability.hosts.host import Host, HostGpu, HostLibrary
 from potluck.portability.hosts.writing import host_document
 
 BOARD = Host(
@@ -23,7 +23,11 @@ BOARD = Host(
     libc="glibc",
     libc_version=(2, 36),
     is_complete=True,
-    libraries=(),
+    libraries=(
+        HostLibrary(
+            soname="libc.so.6", path="/libc.so.6", versions=frozenset(), needed=(), symbols=None
+        ),
+    ),
     other_libraries=frozenset({"libgone.so.1"}),
     cuda_version=(12, 2),
     gpus=(HostGpu(name="Orin", compute_capability=(8, 7)),),

@@ -87,8 +87,7 @@ def test_the_label_of_a_variant_and_the_variants_that_are_not_used() -> None:
     lines = list(plan_lines(plan, TARGETS[:1]))
     assert lines[2].split() == ["app", "1.0", "a", "py3-none-any-x86_64_v3"]
     assert lines[3] == "  app 1.0 on a: the variants cu128, rocm are not used: it is invalid"
-    document = plan_document(plan, TARGETS[:1], ["app"], [], ["app"])
-    validate_document(document)
+    document = validate_document(plan_document(plan, TARGETS[:1], ["app"], [], ["app"]))
     (wheel,) = document["own"][0]["wheels"]
     assert wheel["variant"] == "x86_64_v3"
     assert wheel["unused_variants"][1] == {"label": "rocm", "reason": "it is invalid"}
@@ -108,6 +107,5 @@ def test_why_nothing_fits_and_what_would() -> None:
 def test_documents_keep_the_schema() -> None:
     silent = [SilentNode(node_id="n1", problem="no answer")]
     for plan in (BOTH, NONE):
-        document = plan_document(plan, TARGETS, ["app"], silent, ["app"])
-        validate_document(document)
+        document = validate_document(plan_document(plan, TARGETS, ["app"], silent, ["app"]))
     assert document["shared"] is None

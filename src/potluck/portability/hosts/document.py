@@ -1,4 +1,4 @@
-"""Reads hosts from JSON of schema ``potluck.host/1`` (``cli/schemas/host.json``).
+"""Reads hosts from JSON of schema ``potluck.host/1``.
 
 Input is untrusted: everything is checked, and expands to a bounded size. ``hosts.writing`` makes
 the documents.
@@ -18,6 +18,7 @@ from potluck.errors import HostError
 from potluck.portability.hosts.host import Host, HostGpu, HostLibrary, HostPython, Symbols
 from potluck.portability.hosts.symbol_decoding import decoded_symbols
 from potluck.portability.hosts.symbol_set import CodedSymbols, symbols_of_versions
+from potluck.types.documents.base import Document, NonEmpty
 
 _MAX_FILE_BYTES = 1 << 22
 """Limit for a file that a user names: it may be indented, and may be the whole output of ``potluck
@@ -29,35 +30,61 @@ _MAX_NAMES_BYTES = 1 << 20
 
 Number = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 Architecture = Annotated[str, msgspec.Meta(pattern="^gfx[0-9a-f]{3,8}$")]
+DistinctNames = Annotated[
+    tuple[NonEmpty, ...], msgspec.Meta(extra_json_schema={"uniqueItems": True})
+]
+Base64 = Annotated[str, msgspec.Meta(extra_json_schema={"contentEncoding": "base64"})]
 
 
-class _Library(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    soname: str
+class HostLibraryDocument(Document, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A library that the loader of a host finds by its name."""
+
+    soname: NonEmpty
     path: str
-    versions: tuple[str, ...]
-    needed: tuple[str, ...]
+    """Its path on that host; empty for policies."""
+    versions: DistinctNames
+    """Its version definitions."""
+    needed: tuple[NonEmpty, ...]
+    """The libraries that it needs."""
     symbols: CodedSymbols | Literal["by-version"] | None
+    """``by-version``: all symbols of its versions; null if they are unknown."""
 
 
-class _Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class HostDocument(Document, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A host, as far as it determines which builds load there."""
+
     schema: Literal["potluck.host/1"] = "potluck.host/1"
-    name: str
-    origin: str
-    machine: str
-    libc: Annotated[str, msgspec.Meta(pattern="^(glibc|musl)$")]
+    name: NonEmpty
+    origin: NonEmpty
+    """The source of the description, such as the files of a system."""
+    machine: NonEmpty
+    """As reported by ``uname -m``."""
+    libc: Literal["glibc", "musl"]
     libc_version: tuple[Number, Number]
     is_complete: bool
-    libraries: tuple[_Library, ...]
-    other_libraries: str
+    """A library that is not named here does not exist there. It is false for policies, where such a
+    library is merely not promised."""
+    libraries: Annotated[tuple[HostLibraryDocument, ...], msgspec.Meta(min_length=1)]
+    """Those that most wheels need come first."""
+    other_libraries: Base64
+    """The names of all other libraries, one per line, compressed with zlib."""
     python: HostPython | None
-    cpu_features: tuple[str, ...] | None
-    page_bytes: Number | None
-    cuda_driver: tuple[Number, ...] | None
+    cpu_features: DistinctNames | None
+    """The features that all cores have, named as in ``/proc/cpuinfo``."""
+    page_bytes: Annotated[int, msgspec.Meta(ge=1, lt=1 << 31)] | None
+    """Size of the kernel's pages."""
+    cuda_driver: Annotated[tuple[Number, ...], msgspec.Meta(min_length=1)] | None
+    """The version of NVIDIA's driver."""
     cuda_version: tuple[Number, Number] | None
+    """The newest CUDA that the driver supports."""
     gpus: tuple[HostGpu, ...]
     # Omitted for other machines, so that versions without these fields can read their documents.
     tegra_release: tuple[Number, ...] | msgspec.UnsetType = msgspec.UNSET
-    amd_architectures: tuple[Architecture, ...] = ()
+    """Only on a Jetson or another Tegra: the release of Jetson Linux (L4T), empty if unknown."""
+    amd_architectures: (
+        Annotated[tuple[Architecture, ...], msgspec.Meta(min_length=1)] | msgspec.UnsetType
+    ) = msgspec.UNSET
+    """Only with AMD's compute driver: the architectures of the GPUs, named as in LLVM."""
 
 
 def read_host(document: object) -> Host:
@@ -65,8 +92,7 @@ def read_host(document: object) -> Host:
     invalid.
     """
     try:
-        read = msgspec.convert(document, _Document)
-        return _host(read)
+        return _host(msgspec.convert(document, HostDocument))
     except (msgspec.ValidationError, ValueError) as error:
         raise HostError(
             f"this is not a description of a host: {error}",
@@ -94,7 +120,7 @@ def read_host_file(path: Path) -> Host:
         ) from error
 
 
-def _host(document: _Document) -> Host:
+def _host(document: HostDocument) -> Host:
     """Raise ``ValueError`` if encoded data in the document is malformed."""
     features = document.cpu_features
     return Host(
@@ -113,11 +139,11 @@ def _host(document: _Document) -> Host:
         cuda_version=document.cuda_version,
         gpus=document.gpus,
         tegra_release=None if document.tegra_release is msgspec.UNSET else document.tegra_release,
-        amd_architectures=document.amd_architectures,
+        amd_architectures=document.amd_architectures or (),
     )
 
 
-def _read_library(library: _Library) -> HostLibrary:
+def _read_library(library: HostLibraryDocument) -> HostLibrary:
     versions = frozenset(library.versions)
     return HostLibrary(
         soname=library.soname,

@@ -107,3 +107,8 @@ class Host:
     gpus: tuple[HostGpu, ...] = ()
     tegra_release: tuple[int, ...] | None = None
     amd_architectures: tuple[str, ...] = ()
+
+    @property
+    def libc_text(self) -> str:
+        """The C library with its version: ``glibc 2.36``."""
+        return f"{self.libc} {self.libc_version[0]}.{self.libc_version[1]}"

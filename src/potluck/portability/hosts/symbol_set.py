@@ -33,11 +33,18 @@ MAX_SYMBOLS = 1 << (32 - FINGERPRINT_BITS)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodedSymbols:
-    """A ``SymbolSet`` as base64 text: low and high bits of fingerprints, and kinds."""
+    """The symbols of a library as base64 text."""
 
     count: int
+    """At most 2**18."""
     fingerprints: str
+    """The fingerprint of a name is its 64-bit BLAKE2b (little endian) times ``count << 14``,
+    shifted right by 64. The low 14 bits of all of them, sorted, are followed by 2 * ``count`` bits
+    that start at a whole byte: for each, the bit with the number (high bits + index) is set."""
     kinds: str
+    """16 bits for each fingerprint: twice the number of the symbol's version among the sorted
+    versions (from 1; 0: none), plus 1 if references without a version find it. All low bytes are
+    followed by all high bytes, and compressed with zlib."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,9 +31,9 @@ _MAX_PREPARED = 4
 class LostFeature:
     """A feature of a package that will not work on a host, and what to do about it."""
 
-    feature: str
+    feature: str | None
     message: str
-    fix: str = ""
+    fix: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,9 +177,9 @@ def _lost_feature(finding: Finding) -> LostFeature:
     message = f"{finding.file}: {finding.message}" if finding.file else finding.message
     is_use = finding.severity is Severity.FATAL
     return LostFeature(
-        feature=finding.feature or (f"what uses {finding.file}" if is_use else ""),
+        feature=finding.feature or (f"what uses {finding.file}" if is_use else None),
         message=finding.message if finding.feature else message,
-        fix=finding.fix,
+        fix=finding.fix or None,
     )
 
 

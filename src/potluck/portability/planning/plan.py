@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from potluck.portability.planning.index import IndexFile
 from potluck.portability.planning.judge import LostFeature
@@ -44,45 +45,46 @@ class HostPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reason:
-    """Why some releases of a package do not work on a host. ``versions`` are newest first."""
+    """Why some releases of a package do not work on a host."""
 
     message: str
     versions: tuple[str, ...]
+    """The releases, newest first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nearest:
-    """An alternative, described by ``message``. ``kind`` is ``release``, ``library``, ``python`` or
-    ``source``.
-    """
+    """An alternative that would work."""
 
-    kind: str
+    kind: Literal["release", "library", "python", "source"]
     message: str
-    version: str = ""
+    version: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """Why no version of ``package`` works on ``hosts`` (if several: each has some, but none is
-    common to all). ``wanted`` are the requirements for it and their origins.
-    """
+    """Why no version of a package works on hosts."""
 
     package: str
     hosts: tuple[str, ...]
+    """If there are several, each has some versions, but none is common to all."""
     wanted: tuple[str, ...]
+    """The requirements for it and their origins."""
     reasons: tuple[Reason, ...]
+    """The fewest that cover every release that was examined."""
     nearest: tuple[Nearest, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """What a host loses if all use the same version: a newer release, or features."""
+    """The loss of a host if all use the same version: a newer release, or features."""
 
     host: str
     package: str
     shared_version: str
     own_version: str
     features: tuple[str, ...]
+    """The features that the host's own version has and the shared one lacks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -171,7 +171,7 @@ def _costs(shared: Iterable[HostPlan], own: Iterable[HostPlan]) -> Iterator[Cost
             if newest is None or newest.version == wheel.version:
                 continue
             kept = {each.feature for each in newest.lost}
-            features = tuple(each.feature for each in wheel.lost if each.feature not in kept)
+            features = tuple(each.feature or "" for each in wheel.lost if each.feature not in kept)
             yield Cost(
                 host=plan.host,
                 package=wheel.name,

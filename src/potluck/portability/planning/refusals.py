@@ -76,7 +76,7 @@ def _unused_message(unused: Sequence[UnusedVariant]) -> str:
 
 def _libc_refusal(files: Sequence[IndexFile], target: Target) -> Incompatibility:
     host = target.host
-    there = f"{host.libc} {host.libc_version[0]}.{host.libc_version[1]}"
+    there = host.libc_text
     names = [tag.rpartition("-")[2] for each in files for tag in _tags(each)]
     if host.libc == "glibc":
         wanted = [glibc for each in names if (glibc := policy_glibc(each)) is not None]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+from potluck.types.documents.base import NonEmpty
+
 
 class Severity(enum.Enum):
     """How severe a finding is."""
@@ -18,15 +20,18 @@ class Severity(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One possible improvement.
+    """One possible improvement."""
 
-    ``message`` is one line. ``command`` is the command to run, as root if it begins with sudo;
-    ``details`` is one more line about it, or empty. ``device_id`` is the device concerned, if any.
-    """
-
-    check: str
+    check: NonEmpty
+    """The name of the check in ``docs/guides/doctor.md``."""
     severity: Severity
-    message: str
-    command: str
+    """``prevents``: a unit that could work does not, or this node cannot take part in a cluster
+    (exit code 1)."""
+    message: NonEmpty
+    """One line."""
+    command: NonEmpty
+    """The command to run, as root if it begins with sudo."""
     details: str = ""
-    device_id: str = ""
+    """One more line about the command; may be empty."""
+    device_id: NonEmpty | None = None
+    """The device concerned, if any."""
