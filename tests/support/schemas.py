@@ -23,8 +23,5 @@ def validate_document(document: Any, name: str | None = None) -> dict[str, Any]:
 
 def schema(name: str) -> dict[str, Any]:
     """Return the schema of ``potluck.NAME/1``."""
-    path = SCHEMAS / f"{name}.json"
-    if not path.exists():  # until it is generated, too
-        path = Path(__file__).parents[2] / "src/potluck/cli/schemas" / f"{name}.json"
-    found: dict[str, Any] = json.loads(path.read_text("utf-8"))
+    found: dict[str, Any] = json.loads((SCHEMAS / f"{name}.json").read_text("utf-8"))
     return found

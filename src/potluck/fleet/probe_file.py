@@ -61,9 +61,9 @@ def _require_consistent(probed: Probed) -> None:
     memory = probed.report.memory
     own = (device.own_free_bytes for device in probed.report.devices)
     sizes = [memory.total_bytes, memory.free_bytes, memory.usable.bytes, *own]
-    if any(size is not None and size > MAX_BYTES for size in sizes):
-        raise ValueError("it has more memory than any machine")
-    if probed.report.cpu.num_usable_cores > MAX_THREADS:
+    if not all(size is None or 0 <= size <= MAX_BYTES for size in sizes):
+        raise ValueError("it has more memory than any machine, or less than none")
+    if not 1 <= probed.report.cpu.num_usable_cores <= MAX_THREADS:
         raise ValueError(f"{probed.report.cpu.num_usable_cores} usable cores are not possible")
     if not any(unit.role in (Role.SERVES, Role.RESERVE) for unit in probed.units):
         raise ValueError("no unit of this machine works")

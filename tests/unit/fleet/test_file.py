@@ -237,7 +237,7 @@ def with_memory(**changes: int) -> dict[str, object]:
         (json.dumps(probe_document(units=[])), "no unit of this machine works"),
         (json.dumps(probe_document(memory=3)), "memory"),
         (json.dumps(with_memory(total_bytes=2**63)), "more memory than any machine"),
-        (json.dumps(with_memory(free_bytes=-1)), "Expected `int` >= 0 - at `$.memory.free_bytes`"),
+        (json.dumps(with_memory(free_bytes=-1)), "more memory than any machine"),
         (json.dumps(probe_document(detectors=[])), "it does not describe the unit cpu/native"),
     ],
 )
