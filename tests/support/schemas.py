@@ -17,11 +17,5 @@ def validate_document(document: Any, name: str | None = None) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(json.dumps(msgspec.to_builtins(document), allow_nan=False))
     own = found["schema"].removeprefix("potluck.").partition("/")[0]
     assert name in (None, own)
-    jsonschema.validate(found, schema(own))
-    return found
-
-
-def schema(name: str) -> dict[str, Any]:
-    """Return the schema of ``potluck.NAME/1``."""
-    found: dict[str, Any] = json.loads((SCHEMAS / f"{name}.json").read_text("utf-8"))
+    jsonschema.validate(found, json.loads((SCHEMAS / f"{own}.json").read_text("utf-8")))
     return found
