@@ -143,7 +143,7 @@ def test_sampling_that_is_accepted_passes_every_wire_and_the_core_takes_it(
         sequence_id=SequenceId(0), position=2, token=chosen.token, logprob=chosen.logprob, top=top
     )
     assert decode_sampled(encode_sampled((result,))) == (result,)
-    cut_off = replace(result, is_cut_off=True)
+    cut_off = msgspec.structs.replace(result, is_cut_off=True)
     assert decode_sampled(encode_sampled((cut_off,))) == (cut_off,)
 
 
@@ -236,6 +236,8 @@ def values_of(kind: msgspec.inspect.Type) -> st.SearchStrategy[Any]:
             return st.frozensets(values_of(kind.item_type), max_size=2)
         case inspect.DictType():
             return st.dictionaries(values_of(kind.key_type), values_of(kind.value_type), max_size=2)
+        case inspect.Metadata():
+            return values_of(kind.type)
         case inspect.UnionType():
             return st.one_of(*map(values_of, kind.types))
         case inspect.DataclassType(cls=cls) if cls is GroupPart:
