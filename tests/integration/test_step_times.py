@@ -84,7 +84,7 @@ async def query_speeds(ours: Node, shape: str = SHAPE, *, may_wait: bool = True)
         return (LINK,)
 
     calls = NodeCalls(
-        facts, unused, unused, unused, unused, ours.host, unused, unused, ours.speeds, links
+        facts, unused, unused, unused, unused, ours.host, unused, unused, ours.speeds, links, unused
     )
     calls.register(methods)
     handler = await methods.find("node.speeds")

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.cluster.edges import HELLO, LIMITS, RECEIVER, bare_edge
 
-from potluck.cluster.edges.edge import EdgeLimits, IncomingEdge, OutgoingEdge
+from potluck.cluster.edges.edge import IncomingEdge, OutgoingEdge
 from potluck.cluster.edges.frames import (
     PREAMBLE_BYTES,
     SCOPE_BYTES,
@@ -22,6 +22,7 @@ from potluck.cluster.edges.frames import (
     encode_scope,
 )
 from potluck.errors import EdgeError
+from potluck.scheduling.frame_limits import EdgeLimits
 from potluck.types.cluster import DeploymentId, Epoch, NodeId
 from potluck.types.step import StepId
 

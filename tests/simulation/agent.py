@@ -46,18 +46,18 @@ from potluck.cluster.agent.takeover import Takeovers
 from potluck.cluster.agent.weights import ReadModel
 from potluck.cluster.background import Background
 from potluck.cluster.calls import Claim, ClaimAnswer, ConnectStage, decode, encode
-from potluck.cluster.coordinator.alternatives import Alternative
 from potluck.cluster.coordinator.answering import OnOver, OpenPipeline
 from potluck.cluster.coordinator.attempt import Attempt, DeploymentDependencies
 from potluck.cluster.coordinator.claiming import Grant, Refusal
-from potluck.cluster.coordinator.counting import counting_of
 from potluck.cluster.coordinator.deployment import Deployment
 from potluck.cluster.coordinator.excluded_units import NodeUnitId
 from potluck.cluster.membership import Membership
 from potluck.cluster.worker.messages import Connect, Peer
 from potluck.errors import CallError, EngineError, PotluckError
 from potluck.loading import StagePlan
+from potluck.placement.comparison import PlanComparison
 from potluck.placement.keeping import Holding, is_of_size, keep_and_fill, kept
+from potluck.placement.model_counting import counting_of
 from potluck.placement.planned import PlannedModel, PlannedStage
 from potluck.placement.proportional import place
 from potluck.placement.rebalancing import RebalancePolicy
@@ -179,7 +179,7 @@ class ToyAttempt(Attempt):
         everything = await self._reports()
         reports = _usable(everything, without, left_out)
         held = self._held(reports)
-        size = self.size.of_stage
+        size = self.size
         keeping = kept([each for each in held if is_of_size(each.stage, size)], NUM_LAYERS)
         for needs_room in (False, True):
             freed = [each for each in held if each not in keeping] if needs_room else []
@@ -214,7 +214,7 @@ class ToyAttempt(Attempt):
 
     async def alternative(
         self, without: Collection[NodeId], left_out: Mapping[NodeUnitId, str]
-    ) -> Alternative | None:
+    ) -> PlanComparison | None:
         """The fastest nodes filled up, one after the other; a hop takes as long for all."""
         everything = await self._reports()
         reports = _usable(everything, without, left_out)
@@ -233,7 +233,7 @@ class ToyAttempt(Attempt):
                 start += count
         if start < NUM_LAYERS:
             return None
-        planned = self._planned_model(stages, self.size.of_stage, held, needs_room=False)
+        planned = self._planned_model(stages, self.size, held, needs_room=False)
         kept = {
             (each.node_id, each.stage.start_layer, each.stage.end_layer) for each in planned.kept
         }
@@ -242,7 +242,7 @@ class ToyAttempt(Attempt):
             for stage in stages
             if (stage.node_id, stage.shard.start_layer, stage.shard.end_layer) not in kept
         )
-        return Alternative(
+        return PlanComparison(
             planned=replace(planned, needs_room=not fits),
             predicted=_prediction(
                 [

@@ -6,9 +6,9 @@ import pytest
 from simulation.stages import NUM_LAYERS, STEP_SECONDS_PER_LAYER
 from simulation.world import World, room_for
 
-from potluck.cluster.calls import MoveOutcome, RebalanceReport
 from potluck.placement.rebalancing import RebalancePolicy
 from potluck.types.choices import Rebalance
+from potluck.types.deployment import MoveOutcome, RebalanceReport
 
 SEEDS = pytest.mark.parametrize("seed", range(3))
 

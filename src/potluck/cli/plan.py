@@ -63,7 +63,7 @@ def plan(
         directory = state_directory(state)
         result = result_of(directory, "plan", params | layout_params(directory, layout))
     else:
-        from potluck.fleet.planning import plan_fleet
+        from potluck.placement.fleet.planning import plan_fleet
 
         result = msgspec.to_builtins(plan_fleet(fleet, params, layout))
     if json:

@@ -23,9 +23,14 @@ from potluck.types.content import (
     Manifest,
     ReadingOrder,
 )
-from potluck.types.deployment import DeploymentRecord, ModelFingerprint, StageRecord
+from potluck.types.deployment import (
+    DeploymentRecord,
+    ModelFingerprint,
+    RebalanceReport,
+)
 from potluck.types.held_stage import HeldStage
-from potluck.types.placement import Prediction
+from potluck.types.node import NodeReport
+from potluck.types.speed import NodeSpeeds
 
 _T = TypeVar("_T")
 
@@ -108,6 +113,24 @@ class AskSpeeds(msgspec.Struct, frozen=True, kw_only=True):
 
     model_shapes: Annotated[tuple[str, ...], msgspec.Meta(max_length=MAX_SHAPES)]
     may_wait: bool = False
+
+
+class SurveyNode(msgspec.Struct, frozen=True, kw_only=True):
+    """Ask for all that a plan of ``model``, with these shapes (``model_shape``), needs to know."""
+
+    model: str
+    model_shapes: Annotated[tuple[str, ...], msgspec.Meta(max_length=MAX_SHAPES)]
+
+
+class NodeSurvey(msgspec.Struct, frozen=True, kw_only=True):
+    """A node's report, whether it has the model, and its measurements so far.
+
+    ``check`` is None if it takes longer, as it does if files have to be read or fetched first.
+    """
+
+    report: NodeReport
+    check: ModelCheck | None
+    speeds: NodeSpeeds
 
 
 class ListenForLink(msgspec.Struct, frozen=True, kw_only=True):
@@ -317,10 +340,12 @@ class StageEnds(msgspec.Struct, frozen=True, kw_only=True):
     """How a node's stages ended at the epoch that was stopped or has ended.
 
     ``crashes`` has one line for each worker that crashed by itself, or failed with an unexpected
-    exception; not for a lost node, a closed edge, or a signal from outside.
+    exception; not for a lost node, a closed edge, or a signal from outside. ``out`` are the units
+    of the node that are out by now, with the reasons.
     """
 
     crashes: tuple[str, ...] = ()
+    out: dict[UnitId, str] = {}
 
 
 class StageStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -488,43 +513,6 @@ class AskRebalance(msgspec.Struct, frozen=True, kw_only=True):
 
 class Moving(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The move is still in progress."""
-
-
-class MoveOutcome(enum.Enum):
-    """The outcome of a request to move."""
-
-    STAYS = "stays"
-    POSSIBLE = "possible"
-    MOVED = "moved"
-    FAILED = "failed"
-
-
-class RebalanceReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The plan in force of a deployment compared with the best one.
-
-    ``reason`` says why it stays or failed, or what the deployment would do automatically.
-    ``stages`` are those that served before, predicted from current figures to be ``in_force``. If
-    there is a better plan: ``new_stages`` are its stages, ``gain`` is the relative gain in tokens
-    per second (``rate`` becomes ``new_rate``), ``net_gain`` what is left of it after the cost.
-    ``load_bytes`` are loaded in ``load_seconds``, and no sequence gets a token for
-    ``pause_seconds``; with ``needs_room`` that includes the loading.
-    """
-
-    model_id: str
-    outcome: MoveOutcome
-    reason: str
-    stages: tuple[StageRecord, ...]
-    in_force: Prediction | None = None
-    new_stages: tuple[StageRecord, ...] = ()
-    predicted: Prediction | None = None
-    gain: float = 0.0
-    net_gain: float = 0.0
-    rate: float = 0.0
-    new_rate: float = 0.0
-    load_bytes: int = 0
-    load_seconds: float = 0.0
-    pause_seconds: float = 0.0
-    needs_room: bool = False
 
 
 LinkAnswer = LinkListening | LinkBusy

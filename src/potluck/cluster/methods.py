@@ -45,6 +45,7 @@ from potluck.cluster.calls import (
     Multicast,
     NamedFile,
     NodeHoldings,
+    NodeSurvey,
     PrepareWeights,
     RebalanceAnswer,
     ReleaseStages,
@@ -56,6 +57,7 @@ from potluck.cluster.calls import (
     StageScope,
     StageStats,
     StartEvent,
+    SurveyNode,
     UnitChange,
     Unreachable,
     decode,
@@ -211,6 +213,8 @@ def _unpacked(payload: bytes, kind: Any) -> Any:
 
 REPORT = Method("node.report", NoneType, NodeReport, 5.0)
 SPEEDS = Method("node.speeds", AskSpeeds, NodeSpeeds, 5.0)
+
+SURVEY = Method("node.survey", SurveyNode, NodeSurvey, 5.0)
 
 HOST = Method("node.host", NoneType, bytes, 30.0)
 """A document of schema ``potluck.host/1``, in JSON. The time is longer than a node tries before it

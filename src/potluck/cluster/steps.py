@@ -18,16 +18,9 @@ from typing import Annotated
 
 import msgspec
 
-from potluck.cluster.edges.edge import EdgeLimits
-from potluck.cluster.edges.frames import MAX_COUNT
-from potluck.errors import EngineError, ParameterError, PotluckError
-from potluck.grammars.limits import MAX_GRAMMAR_BYTES
-from potluck.scheduling.blocks import blocks_for
-from potluck.scheduling.step_limits import MAX_MOVED_BLOCKS, MAX_SAVED_STATES
-from potluck.types.ranges import MAX_TOP_LOGPROBS
-from potluck.types.sampling import MAX_LOGIT_BIAS_TOKENS
+from potluck.errors import EngineError, PotluckError
+from potluck.scheduling.frame_limits import MAX_FAILURE_CHARACTERS, MAX_TABLES
 from potluck.types.step import (
-    KV_BLOCK_TOKENS,
     BlockCopy,
     HashedBlock,
     HashedState,
@@ -40,26 +33,6 @@ from potluck.types.step import (
     Step,
     StepId,
 )
-
-MAX_WAITING_SEQUENCES = 256
-"""Per deployment. Beyond that a request is told to retry later: it would wait for minutes."""
-
-MAX_TABLES = 512
-"""Block tables remembered by an edge's ends: several times the number of sequences of a step. The
-least recently used one is dropped."""
-
-_MAX_FAILURE_CHARACTERS = 500
-_MAX_CANCELLED = 256
-"""Steps in flight, of which there are at most as many as a deployment has stages."""
-
-_INTEGER_BYTES = 9
-"""The maximum size of a msgpack integer."""
-_BLOCK_BYTES = 128
-"""Per hashed block, whose two hashes have 32 bytes each."""
-_TOKEN_BYTES = 48
-_TOP_BYTES = 20
-"""Per returned token, and per alternative."""
-
 
 StepKind = tuple[int, int]
 
@@ -353,7 +326,7 @@ def decode_sampled(header: bytes | memoryview) -> tuple[SampledToken, ...]:
 
 def encode_failure(error: PotluckError, common: msgspec.Raw | None = None) -> bytes:
     """Return the header of a frame that replaces a result."""
-    most = _MAX_FAILURE_CHARACTERS
+    most = MAX_FAILURE_CHARACTERS
     failure = _Failure(message=error.message[:most], hint=error.hint[:most])
     return _encode(_FailedStep(failure) if common is None else _FailedStep(failure, common))
 
@@ -467,74 +440,3 @@ def kind_of(step: Step) -> StepKind:
         if part.start_position + count > end:  # a call of max() would take as long as all the rest
             end = part.start_position + count
     return num_tokens.bit_length(), end.bit_length()
-
-
-def result_bytes(max_step_tokens: int, max_step_sequences: int, hidden_size: int) -> int:
-    """Return the maximum size of a result's header.
-
-    Every sequence may give a vector, which has at most as many numbers as the hidden state.
-    """
-    of_tokens = max_step_tokens * (_TOKEN_BYTES + _TOP_BYTES * MAX_TOP_LOGPROBS)
-    return of_tokens + max_step_sequences * 4 * hidden_size
-
-
-def edge_limits(
-    *,
-    hidden_size: int,
-    context_tokens: int,
-    max_step_tokens: int,
-    max_step_sequences: int,
-    num_blocks: int,
-    num_states: int = 0,
-) -> EdgeLimits:
-    """Return bounds on the frames of a deployment's edges: no step of its scheduler is larger.
-
-    Field names and the numbers besides lists take well under a kilobyte in a slice and an opening
-    together, including the copy of a block with which a sequence may begin. Sequences share blocks,
-    so the table of each may be as long as the context allows. Openings have whole prompts and
-    grammars. A sequence closes once, and at most those that hold blocks or wait do. As many blocks
-    are saved as the step computes, and a few more, and a state. No state slot is copied to twice.
-    If all of a step's tokens are scored, they are sent twice, and each is returned with 20
-    alternatives, and if sequences are pooled, each is returned with its vector.
-
-    Raise ``ParameterError`` for a context or a cache that is too large for one frame.
-    """
-    per_sequence = (
-        1024
-        + MAX_GRAMMAR_BYTES
-        + _INTEGER_BYTES * context_tokens
-        + (1 + 2 * _INTEGER_BYTES) * MAX_LOGIT_BIAS_TOKENS
-    )
-    num_tables = max_step_sequences * blocks_for(context_tokens)
-    num_integers = (
-        3 * max_step_tokens
-        + num_tables
-        + num_blocks
-        + 3 * num_states
-        + MAX_WAITING_SEQUENCES
-        + MAX_TABLES
-        + _MAX_CANCELLED
-    )
-    num_saved = max_step_tokens // KV_BLOCK_TOKENS + MAX_MOVED_BLOCKS + MAX_SAVED_STATES
-    max_header_bytes = (
-        8 * _MAX_FAILURE_CHARACTERS
-        + 4096
-        + max(
-            _INTEGER_BYTES * num_integers
-            + max_step_sequences * per_sequence
-            + _BLOCK_BYTES * num_saved,
-            result_bytes(max_step_tokens, max_step_sequences, hidden_size),
-        )
-    )
-    if max_header_bytes > MAX_COUNT:
-        raise ParameterError(
-            "cache",
-            f"a cache of {num_blocks * KV_BLOCK_TOKENS} tokens with contexts of {context_tokens} "
-            f"is too large: a step would take {max_header_bytes} bytes on the network, and at "
-            f"most {MAX_COUNT} are possible",
-            hint="use a smaller --cache or --context",
-        )
-    return EdgeLimits(
-        max_header_bytes=max_header_bytes,
-        max_payload_bytes=4 * hidden_size * max_step_tokens,
-    )

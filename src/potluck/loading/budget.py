@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from potluck.errors import InsufficientMemoryError, ParameterError
-from potluck.placement.sizes import fitting_size_hint
+from potluck.loading.sizes import fitting_size_hint
 from potluck.quantities import format_bytes
 from potluck.types.memory import MemoryLimit, MemoryPlan
 from potluck.types.stage import StageSize

@@ -29,6 +29,7 @@ from potluck.formats.encodings import read_encoding
 from potluck.formats.encodings.encoding import KEY as QUANTIZATION_KEY
 from potluck.loading import StageSize, plan_stage
 from potluck.loading.plan import program_to_count
+from potluck.loading.sizes import fitting_size_hint, stronger_quantizations
 from potluck.local.check_document import (
     BackendFit,
     CheckDocument,
@@ -40,8 +41,7 @@ from potluck.local.check_document import (
 )
 from potluck.models.names import FileKind
 from potluck.models.registry import config_from_hugging_face
-from potluck.placement.sizes import fitting_size_hint, stronger_quantizations
-from potluck.placement.states import num_states_of
+from potluck.models.states import num_states_of
 from potluck.probe.machine.cores import default_num_threads
 from potluck.probe.machine.memory import available_memory
 from potluck.quantities import format_bytes

@@ -14,9 +14,9 @@ from potluck.loading.prepare import (
     plan_stages,
     prepare_stages,
 )
+from potluck.loading.sizes import stronger_quantizations
 from potluck.local.stages import split_evenly
 from potluck.local.units import LocalUnit
-from potluck.placement.sizes import stronger_quantizations
 from potluck.probe.machine.cores import own_usable_cores
 from potluck.probe.machine.memory import available_memory
 from potluck.scheduling.blocks import blocks_for

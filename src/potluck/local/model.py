@@ -36,7 +36,7 @@ from potluck.local.scoring import Scores, score_tokens
 from potluck.local.tool_calls import ChatOutput, output_format, tool_use
 from potluck.local.units import find_unit
 from potluck.local.vectors import DocumentScore, Embeddings, embed_tokens, rank_documents
-from potluck.placement.states import num_states_of
+from potluck.models.states import num_states_of
 from potluck.probe.machine.cores import own_usable_cores, threads_problem
 from potluck.scheduling.limits import DEFAULT_CONTEXT_TOKENS, SchedulerLimits
 from potluck.scheduling.step_limits import MAX_STEP_SEQUENCES

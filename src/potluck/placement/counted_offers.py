@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from potluck.loading.sizes import on_unit
 from potluck.placement.costs import MixedCost, mixed_cost, model_cost, most_host_bytes
 from potluck.placement.counting import Counting
 from potluck.placement.keeping import Holding, released
 from potluck.placement.offering import Offered, offers, reason_against
-from potluck.placement.sizes import on_unit
 from potluck.types.node import NodeReport, UnitReport
 from potluck.types.placement import ModelCost, UnitOffer
 from potluck.types.stage import StageSize

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from potluck.loading.sizes import on_unit
 from potluck.placement.counting import Counting
 from potluck.placement.keeping import Holding
 from potluck.placement.request import PlaceRequest
-from potluck.placement.sizes import on_unit
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.choices import Quantization
 from potluck.types.cluster import NodeId, UnitId

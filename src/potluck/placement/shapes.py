@@ -6,8 +6,8 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from potluck.errors import EngineError, UnsupportedModelError
+from potluck.loading.sizes import stronger_quantizations
 from potluck.placement.counting import Counting
-from potluck.placement.sizes import stronger_quantizations
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.stage import StageSize
 

@@ -15,3 +15,8 @@ sequences wait meanwhile: 8 blocks of a 1B model are 4 MiB, about 5 ms from the 
 MAX_SAVED_STATES = 1
 """The maximum number of states that a step saves: one is as large as the blocks of some 1,000
 tokens."""
+
+
+def sequences_in_step(max_step_tokens: int) -> int:
+    """Return the maximum number of sequences in a step of at most ``max_step_tokens``."""
+    return min(MAX_STEP_SEQUENCES, max_step_tokens)

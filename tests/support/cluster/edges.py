@@ -11,13 +11,14 @@ from contextlib import contextmanager
 from functools import cache
 
 from potluck.cluster.edges.connect import connect_edge
-from potluck.cluster.edges.edge import EdgeLimits, IncomingEdge, OutgoingEdge
+from potluck.cluster.edges.edge import IncomingEdge, OutgoingEdge
 from potluck.cluster.edges.frames import Scope
 from potluck.cluster.edges.hello import Hello
 from potluck.cluster.edges.listener import EdgeListener
 from potluck.cluster.trust.authority import Authority, derive_authority, issue_credentials
 from potluck.cluster.trust.credentials import Credentials
 from potluck.cluster.trust.secret import parse_secret
+from potluck.scheduling.frame_limits import EdgeLimits
 from potluck.types.cluster import DeploymentId, Epoch, NodeId
 
 SECRET = "4f1d8a60b93ce27581f6d0ea427b9c35e8a71bd2064fc93d5e80a7b61c2f94d3"

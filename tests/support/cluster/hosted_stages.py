@@ -23,11 +23,12 @@ from potluck.cluster.coordinator.edges import StageAddress, open_edges
 from potluck.cluster.edges.address import EdgeAddress
 from potluck.cluster.edges.edge import IncomingEdge, OutgoingEdge
 from potluck.cluster.edges.frames import Frame, FrameKind
-from potluck.cluster.steps import StepEncoder, decode_sampled, edge_limits
+from potluck.cluster.steps import StepEncoder, decode_sampled
 from potluck.cluster.worker.messages import Connect, Loaded, Peer, StageSpec
 from potluck.engines.backends import BACKENDS
 from potluck.engines.native.engine import available_isas
 from potluck.errors import PotluckError
+from potluck.scheduling.frame_limits import edge_limits
 from potluck.types.backend import BackendSpec
 from potluck.types.choices import Quantization
 from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId

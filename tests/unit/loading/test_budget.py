@@ -6,7 +6,7 @@ import pytest
 
 from potluck.errors import InsufficientMemoryError, ParameterError
 from potluck.loading import Room, StageSize, combined, require_memory
-from potluck.placement.sizes import fitting_size_hint
+from potluck.loading.sizes import fitting_size_hint
 from potluck.types.choices import Quantization
 from potluck.types.memory import MemoryLimit, MemoryPlan
 

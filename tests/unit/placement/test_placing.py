@@ -13,22 +13,19 @@ from support.engines import reference_backend
 from support.models.sparse_models import SparseModel
 
 from potluck.catalog import describe_model, read_profile
-from potluck.cluster.coordinator.counting import counting_of
-from potluck.cluster.coordinator.planning import DeploymentSize
-from potluck.cluster.steps import edge_limits
-from potluck.cluster.worker.plan import plan_worker
 from potluck.engines.backends import BACKENDS
 from potluck.engines.costs import cost_of
 from potluck.errors import EngineError, InsufficientMemoryError, UnsupportedModelError
 from potluck.loading import StageSize
+from potluck.loading.sizes import on_unit
 from potluck.placement.costs import mixed_cost, model_cost, most_host_bytes
+from potluck.placement.model_counting import counting_of
 from potluck.placement.placing import Placed, Placement
 from potluck.placement.planned import planned_model
 from potluck.placement.shapes import shapes_of
-from potluck.placement.sizes import on_unit
 from potluck.placement.survey import ClusterSurvey
+from potluck.placement.worker_memory import plan_worker
 from potluck.types.abilities import ALL_FEATURES, BackendAbilities
-from potluck.types.arithmetic import Arithmetic
 from potluck.types.choices import Objective, Quantization
 from potluck.types.cluster import NodeId, UnitId
 from potluck.types.engine import EngineCost
@@ -250,24 +247,8 @@ def test_no_unit_is_given_more_than_a_stage_takes_on_it_whatever_its_backend(
     )
     found = placed(profile, *nodes)
     assert len(found.plan.stages) == 2
-    size = DeploymentSize(
-        context_tokens=SIZE.context_tokens,
-        num_blocks=SIZE.num_blocks,
-        num_states=SIZE.num_states,
-        max_step_tokens=SIZE.max_step_tokens,
-        max_step_sequences=8,
-        quantization=Quantization.NONE,
-        is_mapped=True,
-        arithmetic=Arithmetic.EXACT,
-        edge_limits=edge_limits(
-            hidden_size=1024,
-            context_tokens=512,
-            max_step_tokens=256,
-            max_step_sequences=8,
-            num_blocks=64,
-        ),
-    )
-    counted = planned_model(found.plan, size.of_stage, nodes, (), counting_of(profile, costs))
+    size = replace(SIZE, is_mapped=True)
+    counted = planned_model(found.plan, size, nodes, (), counting_of(profile, costs))
     for stage in counted.stages:
         (own,) = next(each for each in nodes if each.node_id == stage.node_id).units
         assert stage.plan.memory.total_bytes <= own.usable_bytes

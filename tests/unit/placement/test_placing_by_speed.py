@@ -11,14 +11,14 @@ from support.cluster.node_reports import node_report, own_pool
 from support.engines import reference_backend
 from support.placement.units import llama_config, profile_of, rates
 
-from potluck.cluster.coordinator.counting import counting_of
 from potluck.engines.backends import BACKENDS
 from potluck.engines.costs import cost_of
 from potluck.errors import InsufficientMemoryError, ParameterError
+from potluck.loading.sizes import on_unit
 from potluck.placement.keeping import Holding
+from potluck.placement.model_counting import counting_of
 from potluck.placement.placing import Placed, Placement
 from potluck.placement.prediction import MARGINS
-from potluck.placement.sizes import on_unit
 from potluck.placement.survey import ClusterSurvey
 from potluck.types.choices import Objective
 from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId

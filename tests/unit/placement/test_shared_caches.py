@@ -13,7 +13,6 @@ from support.cluster.node_reports import node_report
 from support.engines import reference_backend
 from support.placement.units import llama_config, profile_of, rates
 
-from potluck.cluster.coordinator.counting import counting_of
 from potluck.engines.backends import BACKENDS
 from potluck.engines.costs import cost_of
 from potluck.errors import InsufficientMemoryError, ParameterError
@@ -23,6 +22,7 @@ from potluck.models.program import build_program
 from potluck.models.rope import empty_rope_tables
 from potluck.placement.costs import model_cost
 from potluck.placement.counting import Counting
+from potluck.placement.model_counting import counting_of
 from potluck.placement.placing import Placed, Placement
 from potluck.placement.survey import ClusterSurvey
 from potluck.placement.work import model_work

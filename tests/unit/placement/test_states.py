@@ -16,8 +16,7 @@ from support.models.recurrent_configs import (
 )
 
 from potluck.errors import ParameterError
-from potluck.models.states import slot_bytes
-from potluck.placement.states import num_states_of
+from potluck.models.states import num_states_of, slot_bytes
 from potluck.types.states import MAX_STATES
 
 CONV_BYTES = 4 * 2 * make_config().hidden_size

@@ -20,13 +20,13 @@ from support.models.recurrent_configs import (
 )
 from support.placement.units import candidate, profile_of, rates, work_of
 
-from potluck.cluster.coordinator.counting import counting_of
 from potluck.engines.backends import BACKENDS
 from potluck.engines.costs import cost_of
 from potluck.errors import InsufficientMemoryError
 from potluck.models.states import slot_bytes
 from potluck.placement.costs import model_cost
 from potluck.placement.counting import Counting
+from potluck.placement.model_counting import counting_of
 from potluck.placement.placing import Placement
 from potluck.placement.survey import ClusterSurvey
 from potluck.placement.work import ModelWork

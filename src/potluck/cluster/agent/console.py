@@ -90,7 +90,7 @@ class AgentConsole:
 
     async def plan(self, request: bytes) -> PlanDocument:
         """See ``Console``."""
-        from potluck.cluster.agent.plan_view import plan_view  # imported late: rarely used
+        from potluck.placement.plan_view import plan_view  # imported late: rarely used
 
         deploy = await self._parse_deploy(request)
         outcome = await self._agent.coordination.plan(deploy)

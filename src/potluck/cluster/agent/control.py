@@ -31,12 +31,12 @@ from potluck.cluster.agent.nodes_view import (
     new_invitation_view,
     nodes_view,
 )
-from potluck.cluster.agent.rebalance_view import rebalance_view
 from potluck.cluster.agent.service import Agent
 from potluck.cluster.agent.state import StateDirectory
 from potluck.cluster.agent.view import deployment_view
 from potluck.cluster.invitations.ledger import DEFAULT_SECONDS
 from potluck.errors import PotluckError, UsageError
+from potluck.placement.plan_view import rebalance_view
 from potluck.types.deployment import Deploy
 from potluck.types.documents.plan import RebalanceDocument
 
@@ -227,7 +227,7 @@ class _Control:
         return None
 
     async def _plan(self, params: msgspec.Raw, send: _Send) -> object:
-        from potluck.cluster.agent.plan_view import plan_view  # most agents are never asked
+        from potluck.placement.plan_view import plan_view  # most agents are never asked
 
         outcome = await self._coordination.plan(_parse(params, Deploy))
         return plan_view(outcome, self._agent.node_id)

@@ -13,10 +13,9 @@ import msgspec
 from potluck.catalog import ModelDescription, read_profile
 from potluck.cluster.agent.changes import Changes
 from potluck.cluster.agent.deployment_history import UNDEPLOYED
-from potluck.cluster.agent.new_deployment import facts_of, name_of, new_record
 from potluck.cluster.agent.promises import Promises
 from potluck.cluster.agent.registry import Registry
-from potluck.cluster.agent.small_models import SmallModels, deploy_of, draft_record
+from potluck.cluster.agent.small_models import SmallModels
 from potluck.cluster.agent.stages import StageHost
 from potluck.cluster.agent.weights import NodeWeights, ReadModel
 from potluck.cluster.background import Spawn
@@ -27,18 +26,14 @@ from potluck.cluster.calls import (
     ClaimAnswer,
     CoordinatorView,
     DeploymentReference,
-    RebalanceReport,
     RetireDeployment,
     StageScope,
     TakeoverReadiness,
     pack_record,
 )
 from potluck.cluster.coordinator.attempt import DeploymentDependencies
-from potluck.cluster.coordinator.counting import counting_of
 from potluck.cluster.coordinator.deployment import Deployment
-from potluck.cluster.coordinator.planning import plan_record, preferences_of, size_of
 from potluck.cluster.coordinator.survey import plan_model
-from potluck.cluster.coordinator.surveyed import explanation_of
 from potluck.cluster.edges.path_figures import PathFigures
 from potluck.cluster.edges.routed import OpenRoute
 from potluck.cluster.membership import Membership
@@ -47,18 +42,29 @@ from potluck.cluster.trust.credentials import Credentials
 from potluck.drafting.sources import names_model
 from potluck.engines.costs import CostOf
 from potluck.errors import CallError, EngineError, NodeLostError, ParameterError, PotluckError
+from potluck.placement.model_counting import counting_of
+from potluck.placement.new_deployment import (
+    draft_record,
+    draft_request,
+    facts_of,
+    name_of,
+    new_record,
+)
 from potluck.placement.planned import PlannedModel
+from potluck.placement.planning import plan_record, preferences_of, size_of
+from potluck.placement.surveyed import explanation_of
 from potluck.types.cluster import DeploymentId, Epoch, NodeId
 from potluck.types.deployment import (
     Deploy,
     DeploymentRecord,
     DraftRecord,
+    RebalanceReport,
     StageRecord,
 )
 from potluck.types.profile import ModelProfile
 
 if TYPE_CHECKING:
-    from potluck.cluster.agent.plan_view import PlanOutcome
+    from potluck.placement.plan_view import PlanOutcome
 
 _log = logging.getLogger(__name__)
 
@@ -216,11 +222,11 @@ class Coordination:
             request if known is None else msgspec.structs.replace(request, draft=known.spec.model)
         )
         small = await self._weights.read(named.draft, known)
-        return await asyncio.to_thread(deploy_of, named, small.description, verified), known
+        return await asyncio.to_thread(draft_request, named, small.description, verified), known
 
     async def plan(self, request: Deploy) -> PlanOutcome:
         """Plan a deployment, and before it that of its draft model, without loading anything."""
-        from potluck.cluster.agent.plan_view import PlanOutcome  # imported late: rarely used
+        from potluck.placement.plan_view import PlanOutcome  # imported late: rarely used
 
         read, profile = await self._read(request.model)
         draft: DeploymentRecord | None = None

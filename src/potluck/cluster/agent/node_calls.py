@@ -19,13 +19,16 @@ from potluck.cluster.agent.node import NodeFacts, report
 from potluck.cluster.agent.stages import StageHost
 from potluck.cluster.agent.threads import NodeThreads
 from potluck.cluster.agent.units import NodeUnits
-from potluck.cluster.calls import AskSpeeds, Clock
+from potluck.cluster.calls import AskSpeeds, CheckModel, Clock, ModelCheck, NodeSurvey, SurveyNode
 from potluck.cluster.membership import Membership, MethodTable
-from potluck.cluster.methods import CLOCK, HOST, MULTICAST, REACH, REPORT, SPEEDS
+from potluck.cluster.methods import CLOCK, HOST, MULTICAST, REACH, REPORT, SPEEDS, SURVEY
 from potluck.types.cluster import DeploymentId, NodeId
 from potluck.types.deployment import DeploymentRecord
 from potluck.types.node import NodeReport
 from potluck.types.speed import LinkSpeed, NodeSpeeds
+
+_CHECK_SECONDS = 2.0
+"""How long a survey waits for the check of the model, so that it is answered in time."""
 
 
 class AskLinks(Protocol):
@@ -51,6 +54,7 @@ class NodeCalls:
         text_problem: Callable[[DeploymentRecord], str],
         speeds: MeasuredSpeeds,
         links: AskLinks,
+        check: Callable[[CheckModel], Awaitable[ModelCheck]],
         unreachable: Callable[[], tuple[NodeId, ...]] = tuple,
     ) -> None:
         self._facts = facts
@@ -63,6 +67,7 @@ class NodeCalls:
         self._text_problem = text_problem
         self._speeds = speeds
         self._links = links
+        self._check = check
         self._unreachable = unreachable
         self._own_host = OwnHost(lambda: hardware.report)
         self._http_address: str | None = None
@@ -80,6 +85,7 @@ class NodeCalls:
         """Register the calls."""
         REPORT.serve(methods, self._on_report)
         SPEEDS.serve(methods, self._on_speeds)
+        SURVEY.serve(methods, self._on_survey)
         HOST.serve(methods, self._on_host)
         CLOCK.serve(methods, self._on_clock)
         REACH.serve_for_caller(methods, partial(connect_back, self._membership))
@@ -125,6 +131,19 @@ class NodeCalls:
             links=await self._links(may_wait=request.may_wait),
             unreachable=self._unreachable(),
         )
+
+    async def _on_survey(self, request: SurveyNode) -> NodeSurvey:
+        checking = asyncio.ensure_future(self._check(CheckModel(model=request.model)))
+        try:
+            report, speeds, _ = await asyncio.gather(
+                self._on_report(None),
+                self._on_speeds(AskSpeeds(model_shapes=request.model_shapes)),
+                asyncio.wait({checking}, timeout=_CHECK_SECONDS),
+            )
+            check = checking.result() if checking.done() else None
+        finally:
+            checking.cancel()
+        return NodeSurvey(report=report, check=check, speeds=speeds)
 
     async def _on_host(self, _: None) -> bytes:
         return await self._own_host.description()

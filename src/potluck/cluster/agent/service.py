@@ -262,6 +262,7 @@ class Agent:
                 partial(fingerprints.text_problem, can_get=not weights.cannot),
                 speeds,
                 link_speeds,
+                weights.check,
                 unreachable=links.unreachable,
             )
             node_calls.register(methods)

@@ -2,35 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-import math
 from collections.abc import Sequence
 
 from potluck.types.deployment import DeploymentRecord
 from potluck.types.documents.base import document_of
 from potluck.types.documents.cluster import SpeedDocument, StageTimesDocument
-from potluck.types.documents.stages import PredictionDocument, StagePredictionDocument
 from potluck.types.gateway import GenerationTotals, ModelMetrics, StageTimes, TokenSpeed
-from potluck.types.placement import Prediction, StagePrediction
-
-
-def prediction_view(prediction: Prediction | None) -> PredictionDocument | None:
-    """Return the prediction for a plan as a whole; None if there is none."""
-    if prediction is None or not _is_finite(prediction):
-        return None
-    return document_of(PredictionDocument, prediction)
-
-
-def stage_predictions(record: DeploymentRecord) -> Sequence[StagePredictionDocument | None]:
-    """Return the prediction for each stage of ``record``."""
-    prediction = record.status.plan.prediction
-    predicted: Sequence[StagePrediction] = ()
-    if prediction is not None and _is_finite(prediction):
-        predicted = prediction.stages
-    units = [(stage.node_id, stage.unit_id) for stage in record.stages]
-    if units != [(each.node_id, each.unit_id) for each in predicted]:
-        return [None] * len(units)
-    return [document_of(StagePredictionDocument, each) for each in predicted]
 
 
 def speed_view(record: DeploymentRecord, metrics: ModelMetrics | None) -> SpeedDocument:
@@ -63,11 +40,3 @@ def stage_times(
         document_of(StageTimesDocument, times.get(index, StageTimes()))
         for index in range(len(record.stages))
     ]
-
-
-def _is_finite(prediction: Prediction) -> bool:
-    """Whether JSON can represent it: records come from other nodes."""
-    whole = dataclasses.asdict(prediction)
-    documents = (whole, *whole["stages"])
-    values = [value for document in documents for value in document.values()]
-    return all(math.isfinite(value) for value in values if isinstance(value, float))

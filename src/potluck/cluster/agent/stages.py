@@ -55,7 +55,7 @@ from potluck.errors import EngineError, PotluckError, StalledError, UnitFaultErr
 from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
 from potluck.types.content import Transfer
 from potluck.types.node import CPU_UNIT
-from potluck.types.unit import Fault
+from potluck.types.unit import Fault, Role
 
 _log = logging.getLogger(__name__)
 
@@ -244,7 +244,9 @@ class StageHost:
             if each.loaded is None and each.requested.epoch <= scope.epoch
         )
         await self._cut(scope)
-        return self._crashes.take(scope)
+        units = (each.chosen for each in self._units.all())
+        out = {each.unit_id: each.reason for each in units if each.role is Role.OUT}
+        return msgspec.structs.replace(self._crashes.take(scope), out=out)
 
     async def release(self, request: ReleaseStages) -> None:
         """Stop the workers of a deployment that hold none of the stages to be kept.

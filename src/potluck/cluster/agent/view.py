@@ -5,17 +5,17 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from typing import Any
 
-from potluck.cluster.agent.speed_view import (
-    prediction_view,
-    speed_view,
-    stage_predictions,
-    stage_times,
-)
+from potluck.cluster.agent.speed_view import speed_view, stage_times
 from potluck.cluster.coordinator.claiming import is_quorum
+from potluck.placement.plan_view import (
+    fields_in_force,
+    placed_fields,
+    prediction_view,
+    stage_predictions,
+)
 from potluck.types.cluster import WIRE_VERSION, NodeId
-from potluck.types.deployment import DeploymentRecord, DeploymentState, StageRecord
+from potluck.types.deployment import DeploymentRecord, DeploymentState
 from potluck.types.documents.base import document_of
 from potluck.types.documents.cluster import (
     ClusterDeployment,
@@ -36,7 +36,6 @@ from potluck.types.documents.cluster import (
     TransferDocument,
     UnitDocument,
 )
-from potluck.types.documents.stages import StageMemory
 from potluck.types.gateway import ModelMetrics
 from potluck.types.held_stage import HeldStage
 from potluck.types.node import NodeReport
@@ -148,31 +147,6 @@ def _slow_stages(record: DeploymentRecord, metrics: ModelMetrics | None) -> Iter
     for stage in metrics.stages:
         if stage.slowdown is not None and stage.slowdown >= SLOW:
             yield document_of(SlowStage, stage)
-
-
-def placed_fields(index: int, stage: StageRecord) -> dict[str, Any]:
-    """Return the fields of ``PlacedStageDocument`` that ``stage`` does not have as such."""
-    memory = stage.memory
-    return {
-        "stage": index,
-        "num_bytes": memory.total_bytes,
-        "memory": document_of(StageMemory, memory, weights=dict(memory.weights)),
-    }
-
-
-def fields_in_force(record: DeploymentRecord) -> dict[str, Any]:
-    """Return what is in force of the settings, as documents about the deployment show it."""
-    status, plan = record.status, record.status.plan
-    return {
-        "context_tokens": status.context_tokens,
-        "cache_tokens": status.cache_tokens,
-        "num_states": status.num_states,
-        "num_layers": record.facts.num_layers,
-        "quantization": plan.quantization,
-        "remarks": plan.remarks,
-        "arithmetic": plan.arithmetic,
-        "arithmetic_note": plan.arithmetic_note,
-    }
 
 
 def deployment_view(record: DeploymentRecord) -> DeployDocument:

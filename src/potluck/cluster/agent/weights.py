@@ -140,6 +140,7 @@ class NodeWeights:
         self._link_speeds = link_speeds
         self.cannot = cannot
         self._transfers: dict[str, Transfer] = {}
+        self._checks: dict[str, asyncio.Future[ModelCheck]] = {}
 
     @property
     def files(self) -> TransferProcess | None:
@@ -152,7 +153,7 @@ class NodeWeights:
 
     def register(self, methods: MethodTable) -> None:
         """Register the calls."""
-        CHECK_MODEL.serve(methods, self._on_check)
+        CHECK_MODEL.serve(methods, self.check)
         MANIFEST.serve(methods, self._on_manifest)
         HOLDINGS.serve(methods, self._on_holdings)
         PREPARE.serve(methods, self._on_prepare)
@@ -328,11 +329,20 @@ class NodeWeights:
 
     # What other nodes ask.
 
-    async def _on_check(self, request: CheckModel) -> ModelCheck:
+    async def check(self, request: CheckModel) -> ModelCheck:
+        """Return whether this node has a model. Concurrent questions share one answer."""
+        checking = self._checks.get(request.model)
+        if checking is None:
+            checking = asyncio.ensure_future(self._checked(request.model))
+            self._checks[request.model] = checking
+            checking.add_done_callback(lambda _: self._checks.pop(request.model))
+        return await asyncio.shield(checking)
+
+    async def _checked(self, model: str) -> ModelCheck:
         def check() -> ModelFingerprint | None:
-            if self._files is not None and locate_on_disk(request.model) is None:
+            if self._files is not None and locate_on_disk(model) is None:
                 return None  # on the hub: known by content, and fetched once
-            return self._fingerprints.of(describe_model(request.model))
+            return self._fingerprints.of(describe_model(model))
 
         try:
             found, problem = await asyncio.to_thread(check), ""

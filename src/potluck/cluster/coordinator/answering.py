@@ -20,7 +20,6 @@ from functools import partial
 from potluck.cluster.coordinator.pipeline import RemotePipeline, SentTotals
 from potluck.cluster.coordinator.token_rates import TokenRates
 from potluck.cluster.edges.path_figures import PathFigures
-from potluck.cluster.steps import MAX_WAITING_SEQUENCES
 from potluck.errors import (
     MovedError,
     OverloadedError,
@@ -29,6 +28,7 @@ from potluck.errors import (
     RefusedRequestError,
 )
 from potluck.grammars.limits import MAX_GRAMMAR_BYTES
+from potluck.scheduling.frame_limits import MAX_WAITING_SEQUENCES
 from potluck.scheduling.limits import SchedulerLimits
 from potluck.serving.dispatcher import Dispatcher, Load
 from potluck.serving.ledger import Update

@@ -10,19 +10,12 @@ from functools import partial
 
 import msgspec
 
-from potluck.cluster.coordinator.alternatives import Alternative, compared
 from potluck.cluster.coordinator.answering import OnOver, OpenPipeline
 from potluck.cluster.coordinator.claiming import Grant, Refusal, claim
 from potluck.cluster.coordinator.edges import StageAddress
 from potluck.cluster.coordinator.excluded_units import NodeUnitId
 from potluck.cluster.coordinator.overdue import OverdueSteps
 from potluck.cluster.coordinator.pipeline import RemotePipeline
-from potluck.cluster.coordinator.planning import (
-    DeploymentSize,
-    plan_record,
-    preferences_of,
-    size_of,
-)
 from potluck.cluster.coordinator.spares import SpareCandidate
 from potluck.cluster.coordinator.starting import connect_stages, doing_of, load_stages, stage_spec
 from potluck.cluster.coordinator.survey import plan_model
@@ -34,12 +27,20 @@ from potluck.cluster.membership import Membership
 from potluck.cluster.trust.credentials import Credentials
 from potluck.cluster.worker.messages import Loaded, Progress
 from potluck.engines.costs import CostOf
+from potluck.placement.comparison import PlanComparison, compared
 from potluck.placement.counting import Counting
 from potluck.placement.keeping import Holding
 from potluck.placement.links import LinkTable
 from potluck.placement.planned import PlannedModel, as_mapped
+from potluck.placement.planning import (
+    limits_of,
+    plan_record,
+    preferences_of,
+    size_of,
+)
 from potluck.placement.rebalancing import RebalancePolicy
 from potluck.scheduling.limits import SchedulerLimits
+from potluck.scheduling.step_limits import sequences_in_step
 from potluck.serving.pipeline import OnOutcome, StepOutcome
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.choices import Objective
@@ -54,6 +55,7 @@ from potluck.types.deployment import (
 )
 from potluck.types.model import ModelConfig
 from potluck.types.sequence import Cancel, OnUpdate, SequenceRequest
+from potluck.types.stage import StageSize
 
 _log = logging.getLogger(__name__)
 
@@ -102,7 +104,8 @@ class Attempt:
         self._around = around
         self._counting = counting
         self._fingerprint = fingerprint
-        self.size: DeploymentSize = size_of(config, record)
+        self.size: StageSize = size_of(config, record)
+        self._edge_limits = limits_of(config, self.size)
         self._planned: PlannedModel | None = None
         self._grant: Grant | None = None
         self._addresses: list[StageAddress] = []
@@ -118,7 +121,7 @@ class Attempt:
             num_states=self.size.num_states,
             context_tokens=self.size.context_tokens,
             max_step_tokens=self.size.max_step_tokens,
-            max_step_sequences=self.size.max_step_sequences,
+            max_step_sequences=sequences_in_step(self.size.max_step_tokens),
             max_steps_in_flight=self._steps_in_flight,
             has_prefix_cache=self.record.spec.prefix_cache,
             target_step_seconds=self.record.spec.target_step_ms / 1000,
@@ -208,7 +211,7 @@ class Attempt:
 
     async def alternative(
         self, without: Collection[NodeId], left_out: Mapping[NodeUnitId, str]
-    ) -> Alternative | None:
+    ) -> PlanComparison | None:
         """Return the best plan as if nothing was loaded; None if it cannot be compared.
 
         Weights and arithmetic do not change. Raises the same errors as ``plan_model``.
@@ -377,7 +380,7 @@ class Attempt:
             around.credentials,
             around.listen_host,
             self.record,
-            self.size,
+            self._edge_limits,
             self._addresses,
             open_route=around.open_route,
             ways=self._ways,

@@ -19,14 +19,12 @@ from typing import Any
 import msgspec
 
 from potluck.cluster.background import Background, in_loop
-from potluck.cluster.calls import RebalanceReport, StageLost
+from potluck.cluster.calls import StageLost
 from potluck.cluster.coordinator import actions, events, machine
 from potluck.cluster.coordinator.actions import Action
-from potluck.cluster.coordinator.alternatives import Alternative
 from potluck.cluster.coordinator.answering import Answering
 from potluck.cluster.coordinator.attempt import Attempt, DeploymentDependencies
 from potluck.cluster.coordinator.claiming import Grant, Refusal
-from potluck.cluster.coordinator.counting import counting_of
 from potluck.cluster.coordinator.epoch_end import EpochEnds
 from potluck.cluster.coordinator.events import Event
 from potluck.cluster.coordinator.excluded_units import StageStalledError, StageStartError
@@ -52,10 +50,17 @@ from potluck.errors import (
     PotluckError,
 )
 from potluck.models.states import slot_bytes
+from potluck.placement.comparison import PlanComparison
+from potluck.placement.model_counting import counting_of
 from potluck.placement.planned import PlannedModel
 from potluck.serving.dispatcher import Load
 from potluck.types.cluster import DeploymentId, Epoch, NodeId
-from potluck.types.deployment import DeploymentRecord, ModelFingerprint, Verification
+from potluck.types.deployment import (
+    DeploymentRecord,
+    ModelFingerprint,
+    RebalanceReport,
+    Verification,
+)
 from potluck.types.drafting import DraftSource
 from potluck.types.gateway import ModelMetrics
 from potluck.types.profile import ModelProfile
@@ -327,7 +332,7 @@ class Deployment:
         num_free = self._answering.load.num_free_blocks
         return (self._served.limits.num_blocks - num_free) * KV_BLOCK_TOKENS
 
-    async def alternative(self, without: Collection[NodeId]) -> Alternative | None:
+    async def alternative(self, without: Collection[NodeId]) -> PlanComparison | None:
         """Return the best plan on all other nodes; see ``Attempt.alternative``."""
         left_out = self._ends.left_out(is_first=False)
         without = {*without, *self._state.leaving}
@@ -598,7 +603,7 @@ class Deployment:
         attempt = self._attempt
         outages: tuple[str, ...] = ()
         try:
-            outages = await self._ends.outages(error, attempt.record, is_first=self._state.is_first)
+            outages = await self._ends.failed(error, attempt.record, is_first=self._state.is_first)
             outages += await self._closed_ways(number, attempt)
         except Exception:  # noqa: BLE001 - nobody else would ever try again
             _log.exception("%s: the state of its units could not be queried", self.record.model_id)
@@ -654,8 +659,10 @@ class Deployment:
         defect = error.message if isinstance(error, DefectError) else ""
         try:
             if error is not None:
-                defect = "; ".join(await self._ends.crashes(record)) or defect
-                await self._ends.outages(error, record)
+                ends = await self._ends.close(record)
+                crashes = (line for each in ends.values() for line in each.crashes)
+                defect = "; ".join(crashes) or defect
+                self._ends.outages(error, record, ends)
         except Exception:  # noqa: BLE001 - the next epoch shall begin, whatever it is
             _log.exception("%s: error while ending an epoch", self.record.model_id)
         finally:

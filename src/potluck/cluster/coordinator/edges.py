@@ -10,12 +10,13 @@ from functools import partial
 
 from potluck.cluster.edges.address import EdgeAddress
 from potluck.cluster.edges.connect import connect_end
-from potluck.cluster.edges.edge import EdgeLimits, IncomingEdge, OutgoingEdge
+from potluck.cluster.edges.edge import IncomingEdge, OutgoingEdge
 from potluck.cluster.edges.frames import Scope
 from potluck.cluster.edges.hello import Hello
 from potluck.cluster.edges.routed import OpenRoute, listen_for_edges
 from potluck.cluster.trust.credentials import Credentials
 from potluck.errors import EdgeError
+from potluck.scheduling.frame_limits import EdgeLimits
 from potluck.types.cluster import DeploymentId, Epoch, NodeId
 
 _SECONDS = 35.0

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
-from potluck.cluster.calls import StageScope
+from potluck.cluster.calls import StageEnds, StageScope
 from potluck.cluster.coordinator.excluded_units import ExcludedUnits, NodeUnitId, StageError
-from potluck.cluster.coordinator.outages import units_out
+from potluck.cluster.coordinator.outages import outage_lines, units_out
 from potluck.cluster.membership import Membership
 from potluck.cluster.methods import END_STAGES
 from potluck.errors import EngineError, InsufficientMemoryError, PotluckError
@@ -27,25 +27,41 @@ class EpochEnds:
         self._outages: tuple[str, ...] = ()  # since the deployment last served
         self._failure: StageError | None = None  # the latest since then
 
-    async def crashes(self, record: DeploymentRecord) -> list[str]:
-        """Close the epoch's edges; return how its stages crashed, if any did."""
+    async def close(self, record: DeploymentRecord) -> Mapping[NodeId, StageEnds]:
+        """Close the epoch's edges; return how its stages ended, by node."""
         scope = StageScope(deployment=record.deployment, epoch=record.epoch)
         scopes = dict.fromkeys(self._nodes_of(record), scope)
-        answers = await END_STAGES.call_all(self._membership, scopes)
-        return [line for ends in answers.values() for line in ends.crashes]
+        return await END_STAGES.call_all(self._membership, scopes)
 
-    async def outages(
+    async def failed(
         self, error: PotluckError, record: DeploymentRecord, *, is_first: bool = False
+    ) -> tuple[str, ...]:
+        """Ask which units are out after an attempt that failed; return as ``outages`` does."""
+        there = set(self._nodes_of(record))
+        stages = [stage for stage in record.stages if stage.node_id in there]
+        return self._outages_of(
+            error, record, await units_out(self._membership, stages), is_first=is_first
+        )
+
+    def outages(
+        self, error: PotluckError, record: DeploymentRecord, ends: Mapping[NodeId, StageEnds]
     ) -> tuple[str, ...]:
         """Return why the next plan has other units than the epoch's stages, one line each.
 
         Either their nodes say so, or a unit is temporarily excluded from now on because of
         ``error``.
         """
-        there = set(self._nodes_of(record))
-        outages = await units_out(
-            self._membership, [stage for stage in record.stages if stage.node_id in there]
-        )
+        out = {node: each.out for node, each in ends.items()}
+        return self._outages_of(error, record, outage_lines(out, record.stages), is_first=False)
+
+    def _outages_of(
+        self,
+        error: PotluckError,
+        record: DeploymentRecord,
+        outages: tuple[str, ...],
+        *,
+        is_first: bool,
+    ) -> tuple[str, ...]:
         if isinstance(error, StageError):
             self._failure = error
             before = self.left_out(is_first=False)

@@ -19,20 +19,19 @@ from typing import Any, Protocol
 import msgspec
 
 from potluck.cluster.background import Spawn
-from potluck.cluster.calls import MoveOutcome, RebalanceReport
-from potluck.cluster.coordinator.alternatives import (
-    Alternative,
+from potluck.cluster.coordinator.paces import Paces, have_changed
+from potluck.errors import PotluckError
+from potluck.placement.comparison import (
+    PlanComparison,
     cost_of_move,
     is_in_force,
     report_of,
 )
-from potluck.cluster.coordinator.paces import Paces, have_changed
-from potluck.errors import PotluckError
 from potluck.placement.planned import PlannedModel
 from potluck.placement.rebalancing import Judgement, MoveCost, MoveHistory, RebalancePolicy, judge
 from potluck.types.choices import Objective, Rebalance
 from potluck.types.cluster import NodeId
-from potluck.types.deployment import DeploymentRecord
+from potluck.types.deployment import DeploymentRecord, MoveOutcome, RebalanceReport
 
 _log = logging.getLogger(__name__)
 
@@ -57,7 +56,7 @@ class Movable(Protocol):
         """Return how many tokens would have to be prefilled again now."""
         ...
 
-    async def alternative(self, without: Collection[NodeId]) -> Alternative | None:
+    async def alternative(self, without: Collection[NodeId]) -> PlanComparison | None:
         """Return the best plan on all other nodes; None if nothing can be predicted.
 
         Raises the same errors as ``plan_model``.
@@ -309,7 +308,7 @@ class Rebalancing:
             self._has_joined = False
             await self._deployment.release_unused()
 
-    def _conclude(self, alternative: Alternative) -> None:
+    def _conclude(self, alternative: PlanComparison) -> None:
         record, now = self._deployment.record, self._clock()
         settled_at = self._steadiness.next_settled_at(now)
         if settled_at is not None:
@@ -356,7 +355,7 @@ class Rebalancing:
         if needed is not None and judged.horizon_seconds < needed <= self._policy.horizon_seconds:
             self._search_in(needed - judged.horizon_seconds)
 
-    def _judge(self, alternative: Alternative) -> tuple[Judgement, MoveCost]:
+    def _judge(self, alternative: PlanComparison) -> tuple[Judgement, MoveCost]:
         record, now = self._deployment.record, self._clock()
         cost = cost_of_move(
             alternative.planned,
@@ -375,7 +374,7 @@ class Rebalancing:
         )
         return judged, cost
 
-    def _move(self, alternative: Alternative, judged: Judgement) -> asyncio.Future[str]:
+    def _move(self, alternative: PlanComparison, judged: Judgement) -> asyncio.Future[str]:
         moving: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._moving = moving
         self._gain = judged.gain
@@ -389,7 +388,7 @@ class Rebalancing:
 
     # Reports and notes.
 
-    def _stays(self, reason: str, alternative: Alternative | None = None) -> RebalanceReport:
+    def _stays(self, reason: str, alternative: PlanComparison | None = None) -> RebalanceReport:
         record = self._deployment.record
         return RebalanceReport(
             model_id=record.model_id,

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import msgspec
 
-from potluck.cluster.coordinator.planning import DeploymentSize
 from potluck.cluster.coordinator.starting import load_stage
 from potluck.cluster.coordinator.survey import gather_reports
 from potluck.cluster.coordinator.weights import ModelWeights, prepare_weights
@@ -23,6 +22,7 @@ from potluck.types.deployment import DeploymentRecord
 from potluck.types.held_stage import HeldStage
 from potluck.types.memory import MemoryPlan
 from potluck.types.node import NodeReport
+from potluck.types.stage import StageSize
 
 _log = logging.getLogger(__name__)
 
@@ -112,7 +112,7 @@ def _holders(stage: Holding, reports: Sequence[NodeReport]) -> set[NodeId]:
 async def load_spares(
     membership: Membership,
     record: DeploymentRecord,
-    size: DeploymentSize,
+    size: StageSize,
     stages: Sequence[SpareCandidate],
     weights: ModelWeights | None = None,
     links: LinkTable = LinkTable(),  # noqa: B008 - it is frozen

@@ -10,7 +10,6 @@ from itertools import pairwise
 from potluck.cluster.calls import ConnectStage, Stalled
 from potluck.cluster.coordinator.edges import StageAddress, open_edges
 from potluck.cluster.coordinator.excluded_units import StageStalledError, StageStartError
-from potluck.cluster.coordinator.planning import DeploymentSize
 from potluck.cluster.coordinator.ways import ANY_WAY, Reachability
 from potluck.cluster.edges.address import EdgeAddress
 from potluck.cluster.edges.edge import IncomingEdge, OutgoingEdge
@@ -20,14 +19,17 @@ from potluck.cluster.methods import CONNECT_STAGE, START_STAGE
 from potluck.cluster.trust.credentials import Credentials
 from potluck.cluster.worker.messages import Connect, Loaded, Peer, Progress, StageFiles, StageSpec
 from potluck.errors import CallError, EngineError, SilentNodeError
+from potluck.scheduling.frame_limits import EdgeLimits
+from potluck.scheduling.step_limits import sequences_in_step
 from potluck.types.cluster import NodeId
 from potluck.types.deployment import DeploymentRecord
+from potluck.types.stage import StageSize
 
 
 async def load_stages(
     membership: Membership,
     record: DeploymentRecord,
-    size: DeploymentSize,
+    size: StageSize,
     on_progress: Callable[[str, int, int], None],
     on_loaded: Callable[[int, Loaded], None],
     on_stage: Callable[[int, Progress], None],
@@ -63,7 +65,7 @@ async def load_stages(
         raise
 
 
-def stage_spec(record: DeploymentRecord, size: DeploymentSize, index: int) -> StageSpec:
+def stage_spec(record: DeploymentRecord, size: StageSize, index: int) -> StageSpec:
     """Return what the worker of one stage of ``record`` has to load."""
     stage = record.stages[index]
     manifest = record.status.files.manifest_for(stage.node_id)
@@ -80,7 +82,7 @@ def stage_spec(record: DeploymentRecord, size: DeploymentSize, index: int) -> St
         num_blocks=size.num_blocks,
         num_states=size.num_states,
         max_step_tokens=size.max_step_tokens,
-        max_step_sequences=size.max_step_sequences,
+        max_step_sequences=sequences_in_step(size.max_step_tokens),
         quantization=size.quantization,
         is_mapped=bool(stage.memory.mapped),
         arithmetic=size.arithmetic,
@@ -97,7 +99,7 @@ def stage_spec(record: DeploymentRecord, size: DeploymentSize, index: int) -> St
 async def load_stage(
     membership: Membership,
     record: DeploymentRecord,
-    size: DeploymentSize,
+    size: StageSize,
     index: int,
     on_progress: Callable[[Progress], None],
 ) -> Loaded:
@@ -128,7 +130,7 @@ async def connect_stages(
     credentials: Credentials,
     listen_host: str,
     record: DeploymentRecord,
-    size: DeploymentSize,
+    limits: EdgeLimits,
     stages: Sequence[StageAddress],
     *,
     open_route: OpenRoute | None = None,
@@ -187,7 +189,7 @@ async def connect_stages(
         num_stages=len(stages),
         deployment=record.deployment,
         epoch=record.epoch,
-        limits=size.edge_limits,
+        limits=limits,
         awaits_first=is_reversed[0],
         dials_last=is_reversed[-1],
         tell_stages=connect_all,

@@ -4,36 +4,39 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
+from typing import TypeVar
 
 import msgspec
 
-from potluck.cluster.calls import SAME_VERSION, AskSpeeds, CheckModel
+from potluck.cluster.calls import SAME_VERSION, AskSpeeds, CheckModel, NodeSurvey, SurveyNode
 from potluck.cluster.coordinator.excluded_units import NodeUnitId
-from potluck.cluster.coordinator.planning import DeploymentSize, without_memory_of
-from potluck.cluster.coordinator.surveyed import plan_surveyed
 from potluck.cluster.coordinator.weights import ModelWeights
 from potluck.cluster.membership import Membership
-from potluck.cluster.methods import CHECK_MODEL, REPORT, SPEEDS
+from potluck.cluster.methods import CHECK_MODEL, REPORT, SPEEDS, SURVEY
+from potluck.engines.backends import BACKENDS
 from potluck.errors import CallError, PotluckError
 from potluck.placement.counting import Counting
 from potluck.placement.keeping import Holding
 from potluck.placement.planned import PlannedModel
+from potluck.placement.planning import without_memory_of
 from potluck.placement.shapes import shapes_of
 from potluck.placement.survey import ClusterSurvey
+from potluck.placement.surveyed import plan_surveyed
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.cluster import DeploymentId, NodeId
 from potluck.types.deployment import DeploymentRecord, ModelFingerprint, StageRecord
 from potluck.types.node import CPU_UNIT, NodeReport
 from potluck.types.placement import Preferences, Rejection
 from potluck.types.speed import NodeSpeeds
+from potluck.types.stage import StageSize
 from potluck.types.unit import Role
 
-_NOBODY: Mapping[NodeUnitId, str] = MappingProxyType({})
-_KNOWN_SPEEDS_SECONDS = 1.0
-"""While requests wait for stages to be replaced, a plan from what is already known comes sooner."""
+_T = TypeVar("_T")
 
+_NOBODY: Mapping[NodeUnitId, str] = MappingProxyType({})
 _CHECK_SECONDS = 300.0
 """For the check, a node may have to fetch the small files of a model from the hub, or the header of
 a GGUF file, if files are not passed on: some ten megabytes. Weights are fetched when a stage is
@@ -45,7 +48,7 @@ async def plan_model(
     model: str,
     counting: Counting,
     fingerprint: ModelFingerprint,
-    size: DeploymentSize,
+    size: StageSize,
     *,
     may_quantize: bool,
     arithmetic: Arithmetic | None,
@@ -70,8 +73,12 @@ async def plan_model(
     makes the model unreadable here, and ``EngineError`` if this node knows none of the backends or
     no unit has the arithmetic.
     """
-    reports, silent = await gather_reports(membership)
-    reports = [_leaving(each) if each.node_id in leaving else each for each in reports]
+    shapes = await asyncio.to_thread(shapes_of, counting, size, [each.name for each in BACKENDS])
+    request = SurveyNode(model=model, model_shapes=shapes)
+    surveys, silent = await _ask_all(membership, partial(_ask_survey, membership, request))
+    reports = [
+        _leaving(each.report) if node in leaving else each.report for node, each in surveys.items()
+    ]
     reports = without_memory_of(also_planned, reports)
     held = [] if record is None else held_of(record.deployment, reports)
     in_use = {
@@ -80,11 +87,13 @@ async def plan_model(
     }
     reports, absent = _without(reports, left_out)
     able, unable, own_files = await _nodes_with_model(
-        membership, model, fingerprint, reports, gets_files=weights is not None
+        membership, model, fingerprint, reports, surveys, gets_files=weights is not None
     )
-    # If stages were lost, requests wait for the plan.
-    may_wait = from_scratch or not held
-    speeds = await _gather_speeds(membership, able, counting, size, may_wait=may_wait)
+    speeds = {
+        node: dataclasses.replace(each.speeds, node_id=node) for node, each in surveys.items()
+    }
+    if from_scratch or not held:  # if stages were lost, requests wait for the plan
+        speeds |= await _latest_speeds(membership, able, shapes)
 
     surveyed = ClusterSurvey(
         reports=reports,
@@ -108,21 +117,13 @@ async def plan_model(
     return dataclasses.replace(planned, own_files=own_files)
 
 
-async def _gather_speeds(
-    membership: Membership,
-    able: Sequence[NodeReport],
-    counting: Counting,
-    size: DeploymentSize,
-    *,
-    may_wait: bool,
+async def _latest_speeds(
+    membership: Membership, able: Sequence[NodeReport], shapes: tuple[str, ...]
 ) -> dict[NodeId, NodeSpeeds]:
-    """Ask nodes for their measurements; one that does not answer has none."""
-    seconds = None if may_wait else _KNOWN_SPEEDS_SECONDS
-    backends = {unit.backend for report in able for unit in report.units}
-    shapes = await asyncio.to_thread(shapes_of, counting, size.of_stage, backends)
-    request = AskSpeeds(model_shapes=shapes, may_wait=may_wait)
+    """Have nodes ask their workers, and measure links to nodes that have just joined."""
+    request = AskSpeeds(model_shapes=shapes, may_wait=True)
     requests = dict.fromkeys((report.node_id for report in able), request)
-    answers = await SPEEDS.call_all(membership, requests, timeout_seconds=seconds)
+    answers = await SPEEDS.call_all(membership, requests)
     return {node: dataclasses.replace(each, node_id=node) for node, each in answers.items()}
 
 
@@ -172,7 +173,17 @@ def _without(
 
 async def ask_report(membership: Membership, node: NodeId) -> NodeReport:
     """Return the report of a node. Raise ``PotluckError`` if it does not answer or is malformed."""
-    report = await REPORT.call(membership, node, None)
+    return _sound(await REPORT.call(membership, node, None), node)
+
+
+async def _ask_survey(membership: Membership, request: SurveyNode, node: NodeId) -> NodeSurvey:
+    """Return the survey of a node. Raises as ``ask_report``."""
+    survey = await SURVEY.call(membership, node, request)
+    _sound(survey.report, node)
+    return survey
+
+
+def _sound(report: NodeReport, node: NodeId) -> NodeReport:
     if report.node_id != node:
         raise CallError(f"it reports a wrong node id: {report.node_id}", hint=SAME_VERSION)
     if len({unit.unit_id for unit in report.units}) < len(report.units):
@@ -182,24 +193,28 @@ async def ask_report(membership: Membership, node: NodeId) -> NodeReport:
 
 async def gather_reports(membership: Membership) -> tuple[list[NodeReport], list[Rejection]]:
     """Return the reports of all nodes, and rejections of those that do not answer."""
-    nodes = sorted(membership.nodes() | {membership.node_id})
-    reports: list[NodeReport] = []
+    reports, silent = await _ask_all(membership, partial(ask_report, membership))
+    return list(reports.values()), silent
+
+
+async def _ask_all(
+    membership: Membership, ask: Callable[[NodeId], Awaitable[_T]]
+) -> tuple[dict[NodeId, _T], list[Rejection]]:
+    """Return the answers of all nodes, and rejections of those that do not answer."""
     silent: list[Rejection] = []
 
-    async def ask(node: NodeId) -> None:
+    async def answer(node: NodeId) -> _T | None:
         try:
-            reports.append(await ask_report(membership, node))
+            return await ask(node)
         except PotluckError as error:
-            silent.append(
-                Rejection(
-                    node_id=node,
-                    unit_id=CPU_UNIT,
-                    reason=f"it does not answer: {error.message}",
-                )
-            )
+            reason = f"it does not answer: {error.message}"
+            silent.append(Rejection(node_id=node, unit_id=CPU_UNIT, reason=reason))
+            return None
 
-    await asyncio.gather(*(ask(node) for node in nodes))
-    return sorted(reports, key=lambda each: each.node_id), silent
+    nodes = sorted(membership.nodes() | {membership.node_id})
+    answers = await asyncio.gather(*map(answer, nodes))
+    found = zip(nodes, answers, strict=True)
+    return {node: each for node, each in found if each is not None}, silent
 
 
 async def _nodes_with_model(
@@ -207,6 +222,7 @@ async def _nodes_with_model(
     model: str,
     fingerprint: ModelFingerprint,
     reports: Sequence[NodeReport],
+    surveys: Mapping[NodeId, NodeSurvey],
     *,
     gets_files: bool,
 ) -> tuple[list[NodeReport], list[Rejection], tuple[NodeId, ...]]:
@@ -218,13 +234,15 @@ async def _nodes_with_model(
     own_files: set[NodeId] = set()
 
     async def reason_against(report: NodeReport) -> str | None:
+        check = surveys[report.node_id].check
         try:
-            check = await CHECK_MODEL.call(
-                membership,
-                report.node_id,
-                CheckModel(model=model),
-                timeout_seconds=_CHECK_SECONDS,
-            )
+            if check is None:
+                check = await CHECK_MODEL.call(
+                    membership,
+                    report.node_id,
+                    CheckModel(model=model),
+                    timeout_seconds=_CHECK_SECONDS,
+                )
         except PotluckError as error:
             return f"it cannot read the model: {error.message}"
         if check.fingerprint is not None:

@@ -20,7 +20,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from potluck.cluster.edges.frames import (
-    MAX_COUNT,
     PREAMBLE_BYTES,
     SCOPE_BYTES,
     SLICE_BYTES,
@@ -38,6 +37,7 @@ from potluck.cluster.edges.frames import (
 from potluck.cluster.edges.path_figures import PathFigures, path_figures
 from potluck.cluster.trust.handshakes import describe
 from potluck.errors import EdgeClosedError, EdgeError
+from potluck.scheduling.frame_limits import EdgeLimits
 from potluck.types.cluster import NodeId
 from potluck.types.step import StepId
 
@@ -66,19 +66,6 @@ _NO_INTEGER = bytes(_INTEGER.size)
 _PAYLOAD_ALIGNMENT = 16
 """The alignment of a received payload in memory, which is that of ``malloc``, hence of a bytearray.
 """
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EdgeLimits:
-    """The size limits of frames, from the plan. A buffer never grows beyond them."""
-
-    max_header_bytes: int
-    max_payload_bytes: int
-
-    def __post_init__(self) -> None:
-        for count in (self.max_header_bytes, self.max_payload_bytes):
-            if not 0 <= count <= MAX_COUNT:
-                raise ValueError(f"{count} bytes do not fit in a frame")
 
 
 class _Locks:

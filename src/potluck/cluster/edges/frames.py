@@ -39,8 +39,6 @@ No other header that a member may send instead is shorter."""
 
 _NUMBER_BYTES = SLICE_BYTES - PREAMBLE_BYTES
 MAX_DEPLOYMENT_BYTES = 40
-MAX_COUNT = 2**32 - 1
-"""The largest number of bytes of a header, and of a payload."""
 
 
 class FrameKind(enum.IntEnum):

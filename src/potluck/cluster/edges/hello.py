@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import msgspec
 
-from potluck.cluster.edges.edge import EdgeLimits
 from potluck.cluster.edges.frames import (
     PREAMBLE_BYTES,
     FrameKind,
@@ -22,6 +21,7 @@ from potluck.cluster.edges.frames import (
     encode_preamble_into,
     encode_scope,
 )
+from potluck.scheduling.frame_limits import EdgeLimits
 from potluck.types.step import StepId
 
 HELLO_LIMITS = EdgeLimits(max_header_bytes=1024, max_payload_bytes=0)

@@ -16,13 +16,7 @@ import time
 from collections.abc import Mapping
 
 from potluck.cluster.edges.address import EdgeAddress
-from potluck.cluster.edges.edge import (
-    EdgeLimits,
-    IncomingEdge,
-    OutgoingEdge,
-    both_ends,
-    check_counts,
-)
+from potluck.cluster.edges.edge import IncomingEdge, OutgoingEdge, both_ends, check_counts
 from potluck.cluster.edges.frames import PREAMBLE_BYTES, decode_preamble
 from potluck.cluster.edges.hello import (
     HELLO_LIMITS,
@@ -43,6 +37,7 @@ from potluck.cluster.trust.handshakes import (
     refusal_log,
 )
 from potluck.errors import EdgeClosedError, EdgeError
+from potluck.scheduling.frame_limits import EdgeLimits
 from potluck.types.cluster import NodeId
 
 

@@ -19,9 +19,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from potluck.cluster.edges.edge import EdgeLimits, IncomingEdge, OutgoingEdge
+from potluck.cluster.edges.edge import IncomingEdge, OutgoingEdge
 from potluck.cluster.edges.frames import FrameKind
 from potluck.errors import EdgeError
+from potluck.scheduling.frame_limits import EdgeLimits
 from potluck.types.step import StepId
 
 SIZES = (4 * 1024, 16 * 1024, 64 * 1024, 256 * 1024)

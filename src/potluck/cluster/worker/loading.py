@@ -23,7 +23,6 @@ from potluck.catalog import (
 from potluck.catalog.needs import sample_shard
 from potluck.cluster.worker.keeping import KeptBlocks, open_keeper
 from potluck.cluster.worker.messages import Load, StageSpec
-from potluck.cluster.worker.plan import plan_worker
 from potluck.engines.opening import open_engine
 from potluck.errors import EngineError, PotluckError
 from potluck.grammars.limits import grammar_bytes
@@ -33,6 +32,7 @@ from potluck.loading.load import LoadedStage
 from potluck.loading.prepare import plan_stages, prepare_stages
 from potluck.models.program import weight_specs
 from potluck.models.shape import model_shape
+from potluck.placement.worker_memory import plan_worker
 from potluck.probe.machine.memory import available_memory, held_bytes
 from potluck.quantities import format_bytes, format_seconds
 from potluck.types.choices import Quantization

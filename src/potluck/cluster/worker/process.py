@@ -18,7 +18,6 @@ from pathlib import Path
 import msgspec
 
 from potluck.cluster.edges.address import EdgeAddress
-from potluck.cluster.steps import edge_limits
 from potluck.cluster.transfer.client import TransferClient
 from potluck.cluster.trust.connection_sources import HandedConnections
 from potluck.cluster.trust.credentials import Credentials
@@ -47,6 +46,7 @@ from potluck.grammars.step_masks import StepMasks
 from potluck.loading.load import LoadedStage
 from potluck.probe.machine.memory import resident_bytes
 from potluck.quantities import format_seconds
+from potluck.scheduling.frame_limits import edge_limits
 from potluck.types.unit import Fault
 
 _log = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from queue import SimpleQueue
 
 from potluck.cluster.edges.address import EdgeAddress
 from potluck.cluster.edges.connect import connect_end
-from potluck.cluster.edges.edge import EdgeLimits, IncomingEdge, OutgoingEdge
+from potluck.cluster.edges.edge import IncomingEdge, OutgoingEdge
 from potluck.cluster.edges.frames import Scope
 from potluck.cluster.edges.hello import Hello
 from potluck.cluster.edges.listener import EdgeListener
@@ -32,6 +32,7 @@ from potluck.grammars.limits import STAGE_STACK_BYTES
 from potluck.grammars.step_masks import StepMasks
 from potluck.loading.load import LoadedStage
 from potluck.quantities import format_seconds
+from potluck.scheduling.frame_limits import EdgeLimits
 from potluck.types.cluster import DeploymentId, Epoch
 from potluck.types.expert_use import ExpertUse
 from potluck.types.program import Shard

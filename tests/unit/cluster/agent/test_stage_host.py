@@ -24,6 +24,7 @@ from potluck.cluster.calls import (
     ConnectStage,
     ReleaseStages,
     StageCheck,
+    StageEnds,
     StageLost,
     StageScope,
 )
@@ -377,7 +378,7 @@ def test_an_epoch_that_ends_leaves_what_is_loaded(make_host: MakeHost) -> None:
         await host.connect(connecting(at(1)))
         loading = host.start(msgspec.structs.replace(at(1), index=1, num_stages=2))
         await anext(loading)
-        assert (await host.end(scope)).crashes == ()
+        assert await host.end(scope) == StageEnds(out={UnitId("two/b"): "it hung"})
         assert FakeWorker.made[0].calls[1:] == ["disconnect 1", "wait"]
         assert alive() == [0]
         for refused in (start(host, at(1)), host.connect(connecting(at(1)))):

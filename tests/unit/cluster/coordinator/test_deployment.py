@@ -16,7 +16,7 @@ from support.cluster.calls import A, B, PlayedMembership, a_plan, a_record, chan
 from support.scheduling.updates import tokens_of
 from support.virtual_time.run import run_in_virtual_time
 
-from potluck.cluster.calls import StageLost
+from potluck.cluster.calls import StageEnds, StageLost
 from potluck.cluster.coordinator import attempt, epoch_end, excluded_units, holders, machine
 from potluck.cluster.coordinator.attempt import DeploymentDependencies
 from potluck.cluster.coordinator.deployment import Deployment
@@ -474,10 +474,14 @@ def test_what_no_stage_could_compute_is_refused(
 def some_units_are_out(monkeypatch: pytest.MonkeyPatch, outages: list[tuple[str, ...]]) -> None:
     """At the end of each epoch the next of ``outages``, and then none."""
 
-    async def units_out(*_: object) -> tuple[str, ...]:
+    def lines(*_: object) -> tuple[str, ...]:
         return outages.pop(0) if outages else ()
 
+    async def units_out(*_: object) -> tuple[str, ...]:
+        return lines()
+
     monkeypatch.setattr(epoch_end, "units_out", units_out)
+    monkeypatch.setattr(epoch_end, "outage_lines", lines)
 
 
 def test_a_first_try_that_lost_a_unit_is_followed_by_others(
@@ -732,7 +736,7 @@ def test_only_who_was_in_a_step_is_a_suspect(monkeypatch: pytest.MonkeyPatch) ->
     run_in_virtual_time(run())
 
 
-@pytest.mark.parametrize("place", ["units_out", "_crashes", "publish"])
+@pytest.mark.parametrize("place", ["outages", "close", "publish"])
 def test_whatever_goes_wrong_at_an_end_the_next_epoch_begins(
     monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
@@ -745,14 +749,18 @@ def test_whatever_goes_wrong_at_an_end_the_next_epoch_begins(
             if failures:
                 raise failures.pop()
 
-        async def fail_soon(*_: object) -> tuple[str, ...]:
+        def fail_at(*_: object) -> tuple[str, ...]:
             fail()
             return ()
 
-        if place == "units_out":
-            monkeypatch.setattr(epoch_end, "units_out", fail_soon)
-        elif place == "_crashes":
-            monkeypatch.setattr(epoch_end.EpochEnds, "crashes", fail_soon)
+        async def fail_soon(*_: object) -> Mapping[NodeId, StageEnds]:
+            fail()
+            return {}
+
+        if place == "outages":
+            monkeypatch.setattr(epoch_end, "outage_lines", fail_at)
+        elif place == "close":
+            monkeypatch.setattr(epoch_end.EpochEnds, "close", fail_soon)
         else:
             cluster.publish_failures = failures
         cluster.deployment.node_left(B)

@@ -13,15 +13,17 @@ from support.models.configs import make_config
 from potluck.cluster.calls import ConnectStage, decode
 from potluck.cluster.coordinator import starting
 from potluck.cluster.coordinator.edges import StageAddress
-from potluck.cluster.coordinator.planning import size_of
 from potluck.cluster.coordinator.starting import connect_stages, stage_spec
 from potluck.cluster.edges.address import EdgeAddress
 from potluck.cluster.worker.messages import Connect, Peer
+from potluck.placement.planning import limits_of, size_of
 from potluck.types.deployment import DeploymentRecord, StageRecord
 from potluck.types.groups import GroupPart
 from potluck.types.program import Shard
 
-SIZE = size_of(make_config(num_layers=4), a_record())
+CONFIG = make_config(num_layers=4)
+SIZE = size_of(CONFIG, a_record())
+LIMITS = limits_of(CONFIG, SIZE)
 
 
 def member(node: Any, start: int, end: int, number: int, *shares: int) -> StageRecord:
@@ -94,7 +96,7 @@ def connects(given: DeploymentRecord, monkeypatch: pytest.MonkeyPatch) -> list[C
         for index, stage in enumerate(given.stages)
     ]
     asyncio.run(
-        connect_stages(cast(Any, membership), cast(Any, None), "10.0.0.9", given, SIZE, addresses)
+        connect_stages(cast(Any, membership), cast(Any, None), "10.0.0.9", given, LIMITS, addresses)
     )
     leaders = [group[0] for group in given.groups]
     assert opened["first"] == addresses[leaders[0]]

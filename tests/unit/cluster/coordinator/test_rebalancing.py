@@ -13,18 +13,17 @@ from support.cluster.calls import A, B, a_record, changed, stage_on
 from support.placement.predictions import prediction
 from support.virtual_time.run import run_in_virtual_time
 
-from potluck.cluster.calls import MoveOutcome, RebalanceReport
 from potluck.cluster.coordinator import rebalancing
-from potluck.cluster.coordinator.alternatives import (
-    Alternative,
-    compared,
-    cost_of_move,
-    is_in_force,
-)
 from potluck.cluster.coordinator.paces import have_changed, paces_of
 from potluck.cluster.coordinator.rebalancing import Rebalancing
 from potluck.cluster.worker.messages import Stats
 from potluck.errors import EngineError
+from potluck.placement.comparison import (
+    PlanComparison,
+    compared,
+    cost_of_move,
+    is_in_force,
+)
 from potluck.placement.rebalancing import (
     LOAD_BYTES_PER_SECOND,
     SWITCH_SECONDS,
@@ -33,7 +32,7 @@ from potluck.placement.rebalancing import (
 )
 from potluck.types.choices import Objective, Rebalance
 from potluck.types.cluster import Epoch, NodeId, UnitId
-from potluck.types.deployment import StageRecord
+from potluck.types.deployment import MoveOutcome, RebalanceReport, StageRecord
 from potluck.types.groups import LayoutStage
 from potluck.types.program import Shard
 from potluck.types.speed import StepTime
@@ -180,7 +179,7 @@ def test_plans_are_compared_only_where_both_are_predicted(monkeypatch: pytest.Mo
         predicted_stages.extend(stages)
         return prediction(A, B)
 
-    monkeypatch.setattr("potluck.cluster.coordinator.alternatives.prediction_of", predict)
+    monkeypatch.setattr("potluck.placement.comparison.prediction_of", predict)
     units = {
         node: SimpleNamespace(
             candidates=[SimpleNamespace(node_id=each, unit_id=CPU) for each in node]
@@ -224,12 +223,12 @@ class Played:
         self.releases: list[float] = []
         self.rebalancing = Rebalancing(self, QUICK, clock=now, spawn=asyncio.ensure_future)
 
-    async def alternative(self, without: object) -> Alternative | None:
+    async def alternative(self, without: object) -> PlanComparison | None:
         self.num_looks += 1
         plan = self.plans.pop(0) if self.plans else None
         if isinstance(plan, Exception):
             raise plan
-        return cast(Alternative | None, plan)
+        return cast(PlanComparison | None, plan)
 
     async def paces(self) -> dict[tuple[int, str], float]:
         return {}
@@ -249,9 +248,9 @@ class Played:
         self.rebalancing.close()
 
 
-def better(rate: float) -> Alternative:
+def better(rate: float) -> PlanComparison:
     fast = dataclasses.replace(prediction(B), tokens_per_second=rate)
-    return Alternative(planned=planned((B, 0, 4)), predicted=fast, in_force=prediction(A))
+    return PlanComparison(planned=planned((B, 0, 4)), predicted=fast, in_force=prediction(A))
 
 
 def test_a_plan_that_is_better_twice_is_moved_to() -> None:
@@ -265,7 +264,7 @@ def test_a_plan_that_is_slower_is_called_so(monkeypatch: pytest.MonkeyPatch) -> 
     stays = RebalanceReport(model_id="", outcome=MoveOutcome.POSSIBLE, reason="", stages=())
     monkeypatch.setattr(rebalancing, "report_of", lambda *_: stays)
     slow = dataclasses.replace(prediction(B), tokens_per_second=9.0, total_tokens_per_second=9.0)
-    plan = Alternative(planned=planned((B, 0, 4)), predicted=slow, in_force=prediction(A))
+    plan = PlanComparison(planned=planned((B, 0, 4)), predicted=slow, in_force=prediction(A))
     played = Played(plan, objective=Objective.MEMORY)
 
     async def run() -> None:
@@ -302,7 +301,7 @@ def test_nothing_moves_that_was_placed_again_meanwhile(monkeypatch: pytest.Monke
     played = Played(better(90.0))
     looked = played.alternative
 
-    async def alternative(without: object) -> Alternative | None:
+    async def alternative(without: object) -> PlanComparison | None:
         found = await looked(without)
         later = Epoch(number=9, coordinator=A)
         played.record = msgspec.structs.replace(played.record, epoch=later)

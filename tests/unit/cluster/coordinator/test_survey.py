@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, cast
 
 import msgspec
@@ -9,11 +10,12 @@ import pytest
 from support.cluster.node_reports import node_report
 from support.virtual_time.run import run_in_virtual_time
 
-from potluck.cluster.calls import encode
-from potluck.cluster.coordinator.survey import gather_reports
+from potluck.cluster.calls import NodeSurvey, SurveyNode, encode
+from potluck.cluster.coordinator.survey import _ask_all, _ask_survey, gather_reports
 from potluck.cluster.membership import Membership
 from potluck.types.cluster import NodeId
 from potluck.types.node import CPU_UNIT, NodeReport, UnitReport
+from potluck.types.speed import NodeSpeeds
 
 OWN, OTHER = NodeId("a" * 16), NodeId("b" * 16)
 UNIT = UnitReport(
@@ -43,15 +45,22 @@ class Nodes:
         return frozenset(self._reports) - {OWN}
 
     async def call(self, node: NodeId, method: str, payload: bytes, **_: float) -> bytes:
-        return encode(self._reports[node])
+        if method == "node.report":
+            return encode(self._reports[node])
+        speeds = NodeSpeeds(node_id=node)
+        return encode(NodeSurvey(report=self._reports[node], check=None, speeds=speeds))
 
 
 def reasons_against(report: NodeReport) -> list[str]:
     """Return why the report of the node ``OTHER`` is not used; the own one is in any case."""
-    nodes = Nodes({OWN: report_of(OWN), OTHER: report})
-    reports, silent = run_in_virtual_time(gather_reports(cast(Membership, nodes)))
+    nodes = cast(Membership, Nodes({OWN: report_of(OWN), OTHER: report}))
+    reports, silent = run_in_virtual_time(gather_reports(nodes))
     assert OWN in [each.node_id for each in reports]
     assert len(reports) + len(silent) == 2
+    ask = partial(_ask_survey, nodes, SurveyNode(model="m", model_shapes=()))
+    surveys, unsurveyed = run_in_virtual_time(_ask_all(nodes, ask))
+    assert [each.report for each in surveys.values()] == reports
+    assert [each.node_id for each in unsurveyed] == [each.node_id for each in silent]
     return [each.reason for each in silent if each.node_id == OTHER]
 
 

@@ -22,6 +22,7 @@ from potluck.cluster.calls import (
     HashState,
     ModelCheck,
     NodeHoldings,
+    NodeSurvey,
     PrepareWeights,
     decode,
     encode,
@@ -296,7 +297,10 @@ def test_holders_in_order_cover_a_file_once_or_not_at_all(held: dict[NodeId, Chu
 
 
 @pytest.mark.parametrize("gets_files", [True, False])
-def test_a_node_has_the_model_or_can_get_it_or_says_why_not(gets_files: bool) -> None:
+@pytest.mark.parametrize("is_asked_again", [True, False])
+def test_a_node_has_the_model_or_can_get_it_or_says_why_not(
+    gets_files: bool, is_asked_again: bool
+) -> None:
     mine = ModelFingerprint(digest="d", weights="w")
     nodes = Nodes({A: (), B: (), C: ()})
     other = msgspec.structs.replace(mine, weights="v")
@@ -313,9 +317,20 @@ def test_a_node_has_the_model_or_can_get_it_or_says_why_not(gets_files: bool) ->
         for node in nodes.checks
     ]
 
+    surveys = {
+        report.node_id: NodeSurvey(
+            report=report,
+            check=None if is_asked_again else nodes.checks[report.node_id],
+            speeds=NodeSpeeds(node_id=report.node_id),
+        )
+        for report in reports
+    }
+    if not is_asked_again:
+        nodes.checks = {}
+
     async def ask() -> Any:
         return await _nodes_with_model(
-            cast(Membership, nodes), "/m", mine, reports, gets_files=gets_files
+            cast(Membership, nodes), "/m", mine, reports, surveys, gets_files=gets_files
         )
 
     able, unable, own_files = run_in_virtual_time(ask())

@@ -29,7 +29,7 @@ from support.cluster.edges import (
 from support.processes.waiting import done_within, eventually
 
 from potluck.cluster.edges import options
-from potluck.cluster.edges.edge import EdgeLimits, IncomingEdge, OutgoingEdge
+from potluck.cluster.edges.edge import IncomingEdge, OutgoingEdge
 from potluck.cluster.edges.frames import (
     PREAMBLE_BYTES,
     Frame,
@@ -40,6 +40,7 @@ from potluck.cluster.edges.frames import (
 )
 from potluck.cluster.trust.pem_files import write_pem_files
 from potluck.errors import EdgeClosedError, EdgeError
+from potluck.scheduling.frame_limits import EdgeLimits
 from potluck.types.cluster import DeploymentId, Epoch, NodeId
 from potluck.types.step import StepId
 

@@ -1,6 +1,6 @@
 import pytest
 
-from potluck.fleet.amounts import (
+from potluck.placement.fleet.amounts import (
     parse_byte_rate,
     parse_operation_rate,
     parse_seconds,

@@ -9,25 +9,25 @@ from typing import Any
 import msgspec
 
 from potluck.catalog import ModelDescription, describe_model, read_profile
-from potluck.cluster.agent.new_deployment import facts_of, name_of, new_record
-from potluck.cluster.agent.plan_view import PlanOutcome, plan_view
-from potluck.cluster.coordinator.counting import counting_of
-from potluck.cluster.coordinator.planning import (
+from potluck.drafting.sources import names_model
+from potluck.engines.costs import cost_of
+from potluck.placement.fleet.file import read_fleet
+from potluck.placement.fleet.links import fleet_links
+from potluck.placement.fleet.reports import coordinator_of, node_reports
+from potluck.placement.layout import layout_nodes, parse_layout, resolve_layout
+from potluck.placement.links import LinkTable
+from potluck.placement.model_counting import counting_of
+from potluck.placement.new_deployment import draft_request, facts_of, name_of, new_record
+from potluck.placement.plan_view import PlanOutcome, plan_view
+from potluck.placement.planned import PlannedModel
+from potluck.placement.planning import (
     plan_record,
     preferences_of,
     size_of,
     without_memory_of,
 )
-from potluck.cluster.coordinator.surveyed import explanation_of, plan_surveyed
-from potluck.drafting.sources import names_model
-from potluck.engines.costs import cost_of
-from potluck.fleet.file import read_fleet
-from potluck.fleet.links import fleet_links
-from potluck.fleet.reports import coordinator_of, node_reports
-from potluck.placement.layout import layout_nodes, parse_layout, resolve_layout
-from potluck.placement.links import LinkTable
-from potluck.placement.planned import PlannedModel
 from potluck.placement.survey import ClusterSurvey
+from potluck.placement.surveyed import explanation_of, plan_surveyed
 from potluck.types.cluster import NodeId
 from potluck.types.deployment import Deploy, DeploymentRecord, ModelFingerprint
 from potluck.types.documents.plan import PlanDocument
@@ -52,10 +52,8 @@ def plan_fleet(path: Path, params: Mapping[str, Any], layout: str | None) -> Pla
     links = fleet_links(fleet)
     draft: DeploymentRecord | None = None
     if names_model(request.draft):
-        from potluck.cluster.agent.small_models import deploy_of  # imported late: rarely used
-
         small = describe_model(request.draft)
-        wanted = deploy_of(request, small, description)
+        wanted = draft_request(request, small, description)
         draft, _ = _planned(wanted, small, reports, coordinator, links)
         reports = without_memory_of(draft.stages, reports)
     record, planned = _planned(request, description, reports, coordinator, links)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from potluck.cluster.steps import result_bytes
 from potluck.loading import plan_stage
+from potluck.scheduling.frame_limits import result_bytes
 from potluck.scheduling.step_limits import MAX_STEP_SEQUENCES
 from potluck.types.engine import EngineCost
 from potluck.types.profile import ModelProfile

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from potluck.fleet.file import read_fleet
-from potluck.fleet.links import fleet_links
-from potluck.fleet.reports import node_id_of
+from potluck.placement.fleet.file import read_fleet
+from potluck.placement.fleet.links import fleet_links
+from potluck.placement.fleet.reports import node_id_of
 from potluck.placement.links import LOOPBACK, NETWORK, Link, LinkTable
 from potluck.types.placement import Basis
 

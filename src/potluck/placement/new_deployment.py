@@ -10,19 +10,21 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from potluck.catalog import ModelDescription, looks_like_path
+from potluck.catalog.small_models import check_small
 from potluck.errors import ParameterError
 from potluck.models.names import FileKind
+from potluck.models.states import num_states_of
 from potluck.placement.layout import check_layout
-from potluck.placement.states import num_states_of
 from potluck.scheduling.limits import DEFAULT_CONTEXT_TOKENS
 from potluck.types.arithmetic import Arithmetic
-from potluck.types.choices import ArithmeticChoice, Objective, Quantization
+from potluck.types.choices import OFF, ArithmeticChoice, Objective, Quantization
 from potluck.types.cluster import DeploymentId, Epoch, NodeId
 from potluck.types.deployment import (
     Deploy,
     DeploymentRecord,
     DeploymentState,
     DeploymentStatus,
+    DraftRecord,
     ModelFacts,
     ModelFingerprint,
     PlanRecord,
@@ -160,4 +162,33 @@ def _num_states(request: Deploy, config: ModelConfig) -> int:
         default=request.default_states,
         least=states_for(num_streams),
         why=f"{num_streams} streams",
+    )
+
+
+def draft_request(request: Deploy, small: ModelDescription, verified: ModelDescription) -> Deploy:
+    """Return the request that deploys the draft model ``small`` for a deployment of ``verified``.
+
+    It reads files of both models. Raises as ``check_small``.
+    """
+    check_small(small, verified, draft_label=request.draft, label=request.model)
+    most = small.config.max_context_tokens
+    context = None if request.context_tokens is None else min(most, request.context_tokens)
+    name = request.draft.rstrip("/").rpartition("/")[2].removesuffix(".gguf")
+    return Deploy(
+        model=request.draft,
+        model_id=f"{name}-draft",
+        context_tokens=context,
+        default_states=request.default_states,
+        arithmetic=request.arithmetic,
+        recovery_wait_seconds=request.recovery_wait_seconds,
+        rebalance=request.rebalance,
+        keep_weights=request.keep_weights,
+        draft=OFF,
+    )
+
+
+def draft_record(record: DeploymentRecord, *, is_own: bool) -> DraftRecord:
+    """Return the reference to a draft model's deployment."""
+    return DraftRecord(
+        deployment=record.deployment, context_tokens=record.status.context_tokens, is_own=is_own
     )

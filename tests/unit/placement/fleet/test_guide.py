@@ -12,15 +12,15 @@ from support.models.sparse_models import SparseModel
 from support.placement.fleets import probe_document
 
 from potluck.cli.plan_output import plan_lines
-from potluck.fleet.description import Probed
-from potluck.fleet.file import read_fleet
-from potluck.fleet.keys import FLEET, LINKS, MACHINE, PAIR, UNIT, Table
-from potluck.fleet.planning import plan_fleet
+from potluck.placement.fleet.description import Probed
+from potluck.placement.fleet.file import read_fleet
+from potluck.placement.fleet.keys import FLEET, LINKS, MACHINE, PAIR, UNIT, Table
+from potluck.placement.fleet.planning import plan_fleet
 from potluck.placement.links import NETWORK
 from potluck.placement.speed import unit_speed
 from potluck.types.hardware import Figure, Figures, Origin, Rates
 
-GUIDE = Path(__file__).parents[3] / "docs" / "guides" / "planning.md"
+GUIDE = Path(__file__).parents[4] / "docs" / "guides" / "planning.md"
 TEXT = GUIDE.read_text(encoding="utf-8")
 EXAMPLES = re.findall(r"```toml\n(.*?)```", TEXT, re.DOTALL)
 

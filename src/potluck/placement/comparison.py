@@ -10,10 +10,9 @@ from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from potluck.cluster.calls import MoveOutcome, RebalanceReport
-from potluck.cluster.coordinator.planning import plan_record
 from potluck.placement.grouping import prediction_of
 from potluck.placement.planned import PlannedModel, PlannedStage
+from potluck.placement.planning import plan_record
 from potluck.placement.rebalancing import (
     LOAD_BYTES_PER_SECOND,
     SWITCH_SECONDS,
@@ -22,12 +21,12 @@ from potluck.placement.rebalancing import (
     rate_of,
 )
 from potluck.types.cluster import NodeId
-from potluck.types.deployment import DeploymentRecord, StageRecord
+from potluck.types.deployment import DeploymentRecord, MoveOutcome, RebalanceReport, StageRecord
 from potluck.types.placement import PlacedStage, Prediction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Alternative:
+class PlanComparison:
     """The best plan as if nothing was loaded, and predictions for both plans from current
     figures.
     """
@@ -37,7 +36,7 @@ class Alternative:
     in_force: Prediction
 
 
-def compared(planned: PlannedModel, record: DeploymentRecord) -> Alternative | None:
+def compared(planned: PlannedModel, record: DeploymentRecord) -> PlanComparison | None:
     """Return a plan to compare with that of ``record``, both predicted from the figures of the
     former.
 
@@ -58,7 +57,7 @@ def compared(planned: PlannedModel, record: DeploymentRecord) -> Alternative | N
         )
         for index, stage in enumerate(record.stages)
     ]
-    return Alternative(
+    return PlanComparison(
         planned=planned,
         predicted=planned.prediction,
         in_force=prediction_of(request, in_force),
@@ -116,7 +115,7 @@ def cost_of_move(
 
 
 def report_of(
-    record: DeploymentRecord, alternative: Alternative, judged: Judgement, cost: MoveCost
+    record: DeploymentRecord, alternative: PlanComparison, judged: Judgement, cost: MoveCost
 ) -> RebalanceReport:
     """Return the report about a better plan for users."""
     after = plan_record(alternative.planned).stages

@@ -11,9 +11,9 @@ from support.cluster.node_reports import node_report
 from support.machines import hardware
 
 from potluck.cluster.calls import decode, encode
-from potluck.cluster.coordinator.arithmetics import computing_in, plan_in
 from potluck.errors import EngineError, InsufficientMemoryError
 from potluck.loading import StagePlan, StageSize
+from potluck.placement.arithmetics import computing_in, plan_in
 from potluck.placement.planned import PlannedModel, PlannedStage
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.choices import Quantization

@@ -10,7 +10,13 @@ import hashlib
 from collections.abc import Iterator
 
 from potluck.engines.backends import abilities_of
-from potluck.fleet.description import DescribedUnit, Fleet, Machine, ManualDescription, Probed
+from potluck.placement.fleet.description import (
+    DescribedUnit,
+    Fleet,
+    Machine,
+    ManualDescription,
+    Probed,
+)
 from potluck.placement.offering import headroom_bytes
 from potluck.probe.machine.memory import reserve_bytes
 from potluck.types.arithmetic import Arithmetic, arithmetics_with

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from potluck.fleet.description import Fleet, LinkFigures, LinkPair, Machine
-from potluck.fleet.reports import node_id_of
+from potluck.placement.fleet.description import Fleet, LinkFigures, LinkPair, Machine
+from potluck.placement.fleet.reports import node_id_of
 from potluck.placement.links import NETWORK, Link, LinkTable
 from potluck.types.cluster import NodeId
 from potluck.types.placement import Basis

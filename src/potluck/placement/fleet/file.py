@@ -9,7 +9,7 @@ from typing import Any
 
 from potluck.engines.backends import BACKENDS, abilities_of
 from potluck.errors import UsageError
-from potluck.fleet.description import (
+from potluck.placement.fleet.description import (
     DescribedUnit,
     Fleet,
     LinkFigures,
@@ -19,8 +19,8 @@ from potluck.fleet.description import (
     OperationRates,
     Probed,
 )
-from potluck.fleet.keys import FLEET, LINKS, MACHINE, MAX_MACHINES, PAIR, UNIT
-from potluck.fleet.probe_file import read_probe_file
+from potluck.placement.fleet.keys import FLEET, LINKS, MACHINE, MAX_MACHINES, PAIR, UNIT
+from potluck.placement.fleet.probe_file import read_probe_file
 from potluck.quantities import format_few
 from potluck.types.unit import NATIVE
 

@@ -10,11 +10,11 @@ from support.models.recurrent_configs import MAMBA, hybrid_config
 
 from potluck.catalog import ModelDescription, describe_model
 from potluck.catalog.profile import read_profile
-from potluck.cluster.agent.new_deployment import facts_of, name_of, new_record
-from potluck.cluster.coordinator.planning import size_of
 from potluck.cluster.coordinator.starting import stage_spec
 from potluck.errors import ParameterError
 from potluck.placement.keeping import is_of_size
+from potluck.placement.new_deployment import facts_of, name_of, new_record
+from potluck.placement.planning import limits_of, size_of
 from potluck.types.choices import Objective
 from potluck.types.cluster import NodeId, UnitId
 from potluck.types.deployment import (
@@ -123,10 +123,11 @@ def test_stages_get_as_many_as_the_record_has() -> None:
     placed = record(num_states=5).with_plan(stages=(stage,))
     size = size_of(HYBRID.config, placed)
     spec = stage_spec(placed, size, 0)
-    assert (size.num_states, size.of_stage.num_states, spec.num_states) == (5, 5, 5)
-    assert is_of_size(spec.held, size.of_stage)
+    assert (size.num_states, spec.num_states) == (5, 5)
+    assert is_of_size(spec.held, size)
     other = size_of(HYBRID.config, record(num_states=6))
-    assert not is_of_size(spec.held, other.of_stage), "its engine has other slots"
-    assert other.edge_limits.max_header_bytes > size.edge_limits.max_header_bytes
+    assert not is_of_size(spec.held, other), "its engine has other slots"
+    first, second = (limits_of(HYBRID.config, each) for each in (size, other))
+    assert second.max_header_bytes > first.max_header_bytes
     again = stage_spec(placed, other, 0)
     assert not spec.is_same_holding(again)

@@ -6,13 +6,13 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from potluck.cluster.coordinator.arithmetics import computing_in, plan_in
-from potluck.cluster.coordinator.planning import DeploymentSize
+from potluck.placement.arithmetics import computing_in, plan_in
 from potluck.placement.counting import Counting
 from potluck.placement.planned import PlannedModel, planned_model
 from potluck.placement.survey import ClusterSurvey
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.placement import Rejection
+from potluck.types.stage import StageSize
 
 if TYPE_CHECKING:
     from potluck.placement.explain import Explanation
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def plan_surveyed(
     counting: Counting,
     surveyed: ClusterSurvey,
-    size: DeploymentSize,
+    size: StageSize,
     *,
     may_quantize: bool,
     arithmetic: Arithmetic | None,
@@ -41,10 +41,10 @@ def plan_surveyed(
         in_arithmetic = replace(size, arithmetic=arithmetic)
         computing = computing_in(arithmetic, surveyed.able)
         placement = Placement(counting, replace(surveyed, able=computing.reports))
-        placed = placement.of(in_arithmetic.of_stage, may_quantize=may_quantize)
+        placed = placement.of(in_arithmetic, may_quantize=may_quantize)
         planned = planned_model(
             placed.plan,
-            replace(in_arithmetic, quantization=placed.quantization).of_stage,
+            replace(in_arithmetic, quantization=placed.quantization),
             computing.reports,
             (*others, *computing.rejections, *placed.rejections),
             counting,

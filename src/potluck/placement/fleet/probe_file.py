@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from potluck.errors import UsageError
-from potluck.fleet.description import Probed
+from potluck.placement.fleet.description import Probed
 from potluck.types.hardware import ProbeReport
 from potluck.types.held_stage import MAX_BYTES
 from potluck.types.ranges import MAX_THREADS

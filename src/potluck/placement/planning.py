@@ -1,16 +1,14 @@
-"""The size of a deployment, the fields of its record that describe its plan, and its memory."""
+"""The size of a deployment's stages, and the fields of its record that describe its plan."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from potluck.cluster.edges.edge import EdgeLimits
-from potluck.cluster.steps import edge_limits
 from potluck.placement.keeping import reserved
 from potluck.placement.planned import PlannedModel
 from potluck.scheduling.blocks import blocks_for
-from potluck.scheduling.step_limits import MAX_STEP_SEQUENCES, MAX_STEP_TOKENS
+from potluck.scheduling.frame_limits import EdgeLimits, edge_limits
+from potluck.scheduling.step_limits import MAX_STEP_TOKENS, sequences_in_step
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.choices import Quantization
 from potluck.types.deployment import DeploymentRecord, PlanRecord, StageRecord
@@ -24,59 +22,37 @@ _EXPECTED_TOKENS = 512
 """The assumed length of a sequence, and of a prompt, if future ones are unknown."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeploymentSize:
-    """What every stage of a deployment allocates, and the maximum size of frames between them."""
+def size_of(config: ModelConfig, record: DeploymentRecord) -> StageSize:
+    """Return the size of every stage that a deployment's record asks for; ``sizes.on_unit`` adapts
+    it to a unit.
 
-    context_tokens: int
-    num_blocks: int
-    num_states: int
-    max_step_tokens: int
-    max_step_sequences: int
-    quantization: Quantization
-    is_mapped: bool
-    arithmetic: Arithmetic
-    edge_limits: EdgeLimits
-
-    @property
-    def of_stage(self) -> StageSize:
-        """Return the size of one stage; ``placement.sizes.on_unit`` adapts it to a unit."""
-        return StageSize(
-            context_tokens=self.context_tokens,
-            num_blocks=self.num_blocks,
-            num_states=self.num_states,
-            max_step_tokens=self.max_step_tokens,
-            num_threads=1,
-            quantization=self.quantization,
-            is_mapped=self.is_mapped,
-            arithmetic=self.arithmetic,
-        )
-
-
-def size_of(config: ModelConfig, record: DeploymentRecord) -> DeploymentSize:
-    """Return the size that a deployment's record asks for: not quantized, and exact, if
-    undecided.
+    It is not quantized, and exact, if these are undecided. Raise ``ParameterError`` if steps would
+    be too large for one frame.
     """
-    num_blocks = blocks_for(max(record.status.cache_tokens, record.status.context_tokens))
-    max_step_tokens = min(MAX_STEP_TOKENS, record.status.context_tokens)
-    max_step_sequences = min(MAX_STEP_SEQUENCES, max_step_tokens)
-    return DeploymentSize(
-        context_tokens=record.status.context_tokens,
-        num_blocks=num_blocks,
-        num_states=record.status.num_states,
-        max_step_tokens=max_step_tokens,
-        max_step_sequences=max_step_sequences,
+    status = record.status
+    size = StageSize(
+        context_tokens=status.context_tokens,
+        num_blocks=blocks_for(max(status.cache_tokens, status.context_tokens)),
+        num_states=status.num_states,
+        max_step_tokens=min(MAX_STEP_TOKENS, status.context_tokens),
+        num_threads=1,
         quantization=record.spec.quantization or Quantization.NONE,
         is_mapped=record.spec.is_mapped,
-        arithmetic=record.status.plan.arithmetic or Arithmetic.EXACT,
-        edge_limits=edge_limits(
-            hidden_size=config.hidden_size,
-            context_tokens=record.status.context_tokens,
-            max_step_tokens=max_step_tokens,
-            max_step_sequences=max_step_sequences,
-            num_blocks=num_blocks,
-            num_states=record.status.num_states,
-        ),
+        arithmetic=status.plan.arithmetic or Arithmetic.EXACT,
+    )
+    limits_of(config, size)
+    return size
+
+
+def limits_of(config: ModelConfig, size: StageSize) -> EdgeLimits:
+    """Return the limits of frames between stages of this size. Raise as ``edge_limits`` does."""
+    return edge_limits(
+        hidden_size=config.hidden_size,
+        context_tokens=size.context_tokens,
+        max_step_tokens=size.max_step_tokens,
+        max_step_sequences=sequences_in_step(size.max_step_tokens),
+        num_blocks=size.num_blocks,
+        num_states=size.num_states,
     )
 
 

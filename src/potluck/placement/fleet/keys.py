@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from potluck.errors import UsageError
-from potluck.fleet.amounts import (
+from potluck.placement.fleet.amounts import (
     parse_byte_rate,
     parse_operation_rate,
     parse_seconds,
     parse_size,
 )
-from potluck.fleet.description import OperationRates
+from potluck.placement.fleet.description import OperationRates
 from potluck.types.ranges import MAX_THREADS, shown
 
 MAX_MACHINES = 4096
