@@ -11,7 +11,7 @@ from support.placement.predictions import prediction
 from support.schemas import validate_document
 
 from potluck.cli.rebalance import rebalance_lines
-from potluck.placement.plan_view import rebalance_view
+from potluck.placement.views import rebalance_view
 from potluck.types.deployment import MoveOutcome, RebalanceReport
 from potluck.types.documents.plan import RebalanceDocument
 

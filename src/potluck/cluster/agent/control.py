@@ -36,7 +36,7 @@ from potluck.cluster.agent.state import StateDirectory
 from potluck.cluster.agent.view import deployment_view
 from potluck.cluster.invitations.ledger import DEFAULT_SECONDS
 from potluck.errors import PotluckError, UsageError
-from potluck.placement.plan_view import rebalance_view
+from potluck.placement.views import rebalance_view
 from potluck.types.deployment import Deploy
 from potluck.types.documents.plan import RebalanceDocument
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
 from potluck.cluster.agent.speed_view import speed_view, stage_times
 from potluck.cluster.coordinator.claiming import is_quorum
-from potluck.placement.plan_view import (
+from potluck.placement.views import (
     fields_in_force,
     placed_fields,
     prediction_view,
