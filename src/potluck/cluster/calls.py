@@ -125,7 +125,8 @@ class SurveyNode(msgspec.Struct, frozen=True, kw_only=True):
 class NodeSurvey(msgspec.Struct, frozen=True, kw_only=True):
     """A node's report, whether it has the model, and its measurements so far.
 
-    ``check`` is None if it takes longer, as it does if files have to be read or fetched first.
+    ``check`` is None if it takes longer, as it does if files have to be read or fetched first, or
+    if it fails unexpectedly.
     """
 
     report: NodeReport

@@ -63,13 +63,7 @@ def plan_view(outcome: PlanOutcome, coordinator: NodeId) -> PlanDocument:
         for report in reports
         for unit in report.units
     }
-    explained: dict[str, Any] = {
-        "one_unit_fewer": None,
-        "one_unit_more": None,
-        "side_by_side": None,
-        "in_groups": None,
-        "without_groups": None,
-    }
+    explained: dict[str, Any] = {}
     if explanation is not None:
         explained = {
             "one_unit_fewer": _alternative(explanation.one_unit_fewer),

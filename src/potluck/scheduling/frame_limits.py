@@ -24,7 +24,7 @@ least recently used one is dropped."""
 
 MAX_FAILURE_CHARACTERS = 500
 _MAX_CANCELLED = 256
-"""Steps in flight, of which there are at most as many as a deployment has stages."""
+"""More than the number of stages, which limits the number of steps in flight."""
 
 _INTEGER_BYTES = 9
 """The maximum size of a msgpack integer."""
@@ -68,8 +68,8 @@ def edge_limits(
 ) -> EdgeLimits:
     """Return bounds on the frames of a deployment's edges: no step of its scheduler is larger.
 
-    Field names and the numbers besides lists take well under a kilobyte in a slice and an opening
-    together, including the copy of a block with which a sequence may begin. Sequences share blocks,
+    Without its lists, a slice with its opening takes well under a kilobyte, including the copy of a
+    block with which a sequence may begin. Sequences share blocks,
     so the table of each may be as long as the context allows. Openings have whole prompts and
     grammars. A sequence closes once, and at most those that hold blocks or wait do. As many blocks
     are saved as the step computes, and a few more, and a state. No state slot is copied to twice.

@@ -134,7 +134,7 @@ class Trial:
     reason: str = ""
     """Why it does not work or which variants failed, in one line; empty if everything works."""
     variants: tuple[str, ...] = ()
-    """The instruction sets (or similar) that passed, slowest first; no others may be used."""
+    """Instruction sets (or similar) that passed, slowest first. Others are not used."""
     figures: Figures = field(default_factory=Figures)
     """Measured through the backend."""
     rates: Rates = field(default_factory=Rates)
@@ -159,9 +159,9 @@ class CpuFacts:
     num_cores: PositiveCount
     """Cores of the machine."""
     num_usable_cores: PositiveCount
-    """Cores that may be used (affinity, control groups)."""
+    """Cores that this process is allowed to use (affinity, control groups)."""
     usable_reason: str
-    """Why not all may be used; may be empty."""
+    """Reason why some cores cannot be used; may be empty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -140,7 +140,8 @@ class NodeCalls:
                 self._on_speeds(AskSpeeds(model_shapes=request.model_shapes)),
                 asyncio.wait({checking}, timeout=_CHECK_SECONDS),
             )
-            check = checking.result() if checking.done() else None
+            is_known = checking.done() and checking.exception() is None
+            check = checking.result() if is_known else None
         finally:
             checking.cancel()
         return NodeSurvey(report=report, check=check, speeds=speeds)

@@ -70,6 +70,7 @@ def nodes_view(cluster: ClusterDocument, removals: Removals, inviting: Inviting)
     for node in dict.fromkeys((*sorted(here), *invited, *sorted(removed))):
         member, issued = here.get(node), invited.get(node)
         report = member if isinstance(member, ReadyNode) else None
+        named = report or issued
         holds_secret = removals.holds_secret(node) if node in here else None
         membership: Literal["secret", "invitation"] | None = None
         if holds_secret is not None:
@@ -79,7 +80,7 @@ def nodes_view(cluster: ClusterDocument, removals: Removals, inviting: Inviting)
         nodes.append(
             NodeDocument(
                 node_id=node,
-                name=report.name if report is not None else None if issued is None else issued.name,
+                name=None if named is None else named.name,
                 address=None if report is None else report.address,
                 state="removed" if node in removed else _state(member),
                 membership=membership,

@@ -189,11 +189,10 @@ class Observation:
             self._nodes_refreshed_at = now
             await self._gateway.refresh_nodes()
         cluster = self._gateway.cluster_state(tuple(self._metrics.values()))
-        state = msgspec.to_builtins(cluster)
-        document = msgspec.json.encode(state)
+        document = msgspec.json.encode(cluster)
         if document == self._shown:
             return
-        steady = msgspec.json.encode(_without_drift(state))
+        steady = msgspec.json.encode(_without_drift(msgspec.to_builtins(cluster)))
         if steady == self._shown_steady and now - self._shown_at < _DRIFT_SECONDS:
             return
         self._shown, self._shown_steady, self._shown_at = document, steady, now

@@ -6,7 +6,8 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
-from potluck.cluster.agent.speed_view import speed_view, stage_times
+import msgspec
+
 from potluck.cluster.coordinator.claiming import is_quorum
 from potluck.placement.views import (
     fields_in_force,
@@ -32,11 +33,13 @@ from potluck.types.documents.cluster import (
     SilentNode,
     SlowStage,
     Spare,
+    SpeedDocument,
     StageDocument,
+    StageTimesDocument,
     TransferDocument,
     UnitDocument,
 )
-from potluck.types.gateway import ModelMetrics
+from potluck.types.gateway import GenerationTotals, ModelMetrics, StageTimes, TokenSpeed
 from potluck.types.held_stage import HeldStage
 from potluck.types.node import NodeReport
 
@@ -83,9 +86,9 @@ def _cluster_deployment(
         shown,
         stages=tuple(
             document_of(MeasuredStage, stage, measured=times)
-            for stage, times in zip(shown.stages, stage_times(record, metrics), strict=True)
+            for stage, times in zip(shown.stages, _stage_times(record, metrics), strict=True)
         ),
-        measured=speed_view(record, metrics),
+        measured=_speed(record, metrics),
         slow_stages=tuple(_slow_stages(record, metrics)),
         refused=tuple(
             RefusingNode(node_id=report.node_id, reason=report.refused[record.deployment])
@@ -140,6 +143,38 @@ def _spares(
                 yield report.node_id, held
 
 
+def _speed(record: DeploymentRecord, metrics: ModelMetrics | None) -> SpeedDocument:
+    """Return the measured speed of a deployment as a whole; nothing of an earlier epoch.
+
+    ``first_token_seconds`` is the mean over the ``num_first_tokens`` sequences that were given
+    their first token since the coordinator started, so it may include those of earlier epochs.
+    """
+    speed = TokenSpeed()
+    generated = GenerationTotals()
+    if metrics is not None and metrics.epoch == record.epoch.number:
+        speed, generated = metrics.speed, metrics.generated
+    number = generated.num_first_tokens
+    return document_of(
+        SpeedDocument,
+        speed,
+        first_token_seconds=generated.first_token_seconds / number if number else None,
+        num_first_tokens=number or None,
+    )
+
+
+def _stage_times(
+    record: DeploymentRecord, metrics: ModelMetrics | None
+) -> Sequence[StageTimesDocument]:
+    """Return the measured times of each stage of ``record`` in the current epoch."""
+    times: dict[int, StageTimes] = {}
+    if metrics is not None and metrics.epoch == record.epoch.number:
+        times = {each.stage: each.times for each in metrics.stages}
+    return [
+        document_of(StageTimesDocument, times.get(index, StageTimes()))
+        for index in range(len(record.stages))
+    ]
+
+
 def _slow_stages(record: DeploymentRecord, metrics: ModelMetrics | None) -> Iterator[SlowStage]:
     """Yield the stages whose steps take much longer than they used to."""
     if metrics is None or metrics.epoch != record.epoch.number:
@@ -152,11 +187,10 @@ def _slow_stages(record: DeploymentRecord, metrics: ModelMetrics | None) -> Iter
 def deployment_view(record: DeploymentRecord) -> DeployDocument:
     """Return one deployment: what was asked for, replaced by what is in force."""
     status, plan, files = record.status, record.status.plan, record.status.files
-    spec = {name: getattr(record.spec, name) for name in record.spec.__struct_fields__}
     return document_of(
         DeployDocument,
         status,
-        **{**spec, **fields_in_force(record)},
+        **(msgspec.structs.asdict(record.spec) | fields_in_force(record)),
         deployment=record.deployment,
         model_id=record.model_id,
         epoch=record.epoch,

@@ -662,7 +662,7 @@ class Deployment:
                 ends = await self._ends.close(record)
                 crashes = (line for each in ends.values() for line in each.crashes)
                 defect = "; ".join(crashes) or defect
-                self._ends.outages(error, record, ends)
+                self._ends.ended(error, record, ends)
         except Exception:  # noqa: BLE001 - the next epoch shall begin, whatever it is
             _log.exception("%s: error while ending an epoch", self.record.model_id)
         finally:

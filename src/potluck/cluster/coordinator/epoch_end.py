@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from potluck.cluster.calls import StageEnds, StageScope
 from potluck.cluster.coordinator.excluded_units import ExcludedUnits, NodeUnitId, StageError
-from potluck.cluster.coordinator.outages import outage_lines, units_out
 from potluck.cluster.membership import Membership
-from potluck.cluster.methods import END_STAGES
+from potluck.cluster.methods import END_STAGES, REPORT
 from potluck.errors import EngineError, InsufficientMemoryError, PotluckError
-from potluck.types.cluster import NodeId
-from potluck.types.deployment import DeploymentRecord
+from potluck.types.cluster import NodeId, UnitId
+from potluck.types.deployment import DeploymentRecord, StageRecord
+from potluck.types.unit import Role
+
+_REPORT_SECONDS = 2.0
+"""A node that is slower reports it when the next epoch is planned."""
 
 
 class EpochEnds:
@@ -36,25 +39,24 @@ class EpochEnds:
     async def failed(
         self, error: PotluckError, record: DeploymentRecord, *, is_first: bool = False
     ) -> tuple[str, ...]:
-        """Ask which units are out after an attempt that failed; return as ``outages`` does."""
-        there = set(self._nodes_of(record))
-        stages = [stage for stage in record.stages if stage.node_id in there]
-        return self._outages_of(
-            error, record, await units_out(self._membership, stages), is_first=is_first
-        )
-
-    def outages(
-        self, error: PotluckError, record: DeploymentRecord, ends: Mapping[NodeId, StageEnds]
-    ) -> tuple[str, ...]:
-        """Return why the next plan has other units than the epoch's stages, one line each.
+        """Return why the plan after a failed attempt has other units, one line each.
 
         Either their nodes say so, or a unit is temporarily excluded from now on because of
         ``error``.
         """
-        out = {node: each.out for node, each in ends.items()}
-        return self._outages_of(error, record, outage_lines(out, record.stages), is_first=False)
+        there = set(self._nodes_of(record))
+        stages = [stage for stage in record.stages if stage.node_id in there]
+        outages = await units_out(self._membership, stages)
+        return self._note_units(error, record, outages, is_first=is_first)
 
-    def _outages_of(
+    def ended(
+        self, error: PotluckError, record: DeploymentRecord, ends: Mapping[NodeId, StageEnds]
+    ) -> None:
+        """Note which units are out after an epoch whose stages ended like this."""
+        out = {node: each.out for node, each in ends.items()}
+        self._note_units(error, record, outage_lines(out, record.stages), is_first=False)
+
+    def _note_units(
         self,
         error: PotluckError,
         record: DeploymentRecord,
@@ -110,3 +112,33 @@ class EpochEnds:
         """Return the nodes of its stages that are members."""
         there = self._membership.nodes() | {self._membership.node_id}
         return sorted({stage.node_id for stage in record.stages} & there)
+
+
+async def units_out(membership: Membership, stages: Sequence[StageRecord]) -> tuple[str, ...]:
+    """Return why units of these stages are out by now, one line each, in the order of the stages.
+
+    Call it after the stages were stopped: their nodes have then seen how all of their workers
+    ended.
+    """
+    reports = await REPORT.call_all(
+        membership,
+        dict.fromkeys(stage.node_id for stage in stages),
+        timeout_seconds=_REPORT_SECONDS,
+    )
+    out = {
+        node: {unit.unit_id: unit.reason for unit in report.units if unit.role is Role.OUT}
+        for node, report in reports.items()
+    }
+    return outage_lines(out, stages)
+
+
+def outage_lines(
+    out: Mapping[NodeId, Mapping[UnitId, str]], stages: Iterable[StageRecord]
+) -> tuple[str, ...]:
+    """Return a line for each unit of ``stages`` that is ``out``, with its node's reason."""
+    units = dict.fromkeys((stage.node_id, stage.unit_id) for stage in stages)
+    return tuple(
+        f"{unit_id} on node {node_id} is out: {out[node_id][unit_id]}"
+        for node_id, unit_id in units
+        if unit_id in out.get(node_id, {})
+    )

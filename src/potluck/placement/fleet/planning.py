@@ -37,7 +37,7 @@ from potluck.types.node import NodeReport
 def plan_fleet(path: Path, params: Mapping[str, Any], layout: str | None) -> PlanDocument:
     """Return the plan on the machines that a file describes.
 
-    ``params`` are the fields of ``calls.Deploy``, and ``layout`` is as ``parse_layout`` reads it. A
+    ``params`` are the fields of ``Deploy``, and ``layout`` is as ``parse_layout`` reads it. A
     draft model is planned first. Read the file and the models' headers. Raise ``UsageError`` for an
     invalid file, and the same errors as planning on a cluster.
     """

@@ -21,6 +21,7 @@ from potluck.types.documents.base import (
     Tokens,
 )
 from potluck.types.documents.stages import (
+    LayerRange,
     PlacedStageDocument,
     PredictionDocument,
     StagePredictionDocument,
@@ -31,13 +32,9 @@ from potluck.types.placement import Rejection
 from potluck.types.unit import Role
 
 
-class HeldStageDocument(Document, frozen=True, kw_only=True):
+class HeldStageDocument(LayerRange, frozen=True, kw_only=True):
     """A stage that a worker has loaded."""
 
-    unit_id: UnitId
-    start_layer: Count
-    end_layer: Count
-    """Exclusive."""
     part: GroupPart | None
     """The part of a group's member; null for a unit that holds its layers alone."""
     epoch: Epoch

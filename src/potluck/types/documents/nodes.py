@@ -88,7 +88,7 @@ class NodesDocument(Document, frozen=True, kw_only=True):
 
 
 class JoinLines(Document, frozen=True, kw_only=True):
-    """The commands for a new machine, each of which is enough.
+    """The commands for a new machine. One of them is enough.
 
     The first two are missing if this node has no wheels of Potluck for others.
     """

@@ -21,6 +21,7 @@ from potluck.types.documents.base import (
 )
 from potluck.types.documents.stages import (
     GroupedPlace,
+    LayerRange,
     PlacedStageDocument,
     PredictionDocument,
     StagePlace,
@@ -65,15 +66,11 @@ class DraftDocument(Document, frozen=True, kw_only=True):
     stages: tuple[DraftStage, ...]
 
 
-class AlternativeStage(Document, frozen=True, kw_only=True):
+class AlternativeStage(LayerRange, frozen=True, kw_only=True):
     """A stage of an alternative."""
 
     node_id: NodeIdText | None
     """null for the added unit."""
-    unit_id: UnitId
-    start_layer: Count
-    end_layer: Count
-    """Exclusive."""
     is_added: bool
     """It is on the added unit."""
 
@@ -170,16 +167,16 @@ class PlanDocument(Document, frozen=True, kw_only=True):
     """null if the plan was made without regard to speed."""
     link_basis: Basis | None
     """The basis of the links, if it widens the margin."""
-    one_unit_fewer: AlternativeDocument | None
+    one_unit_fewer: AlternativeDocument | None = None
     """The best plan on all units but one; null if there is none."""
-    one_unit_more: AlternativeDocument | None
+    one_unit_more: AlternativeDocument | None = None
     """The best plan with another unit like the fastest; null if it was not searched."""
-    side_by_side: SideBySide | None
+    side_by_side: SideBySide | None = None
     """null if no such pipelines were found or the objective is not throughput."""
-    in_groups: OtherPlan | None
+    in_groups: OtherPlan | None = None
     """The best plan with groups that divide matrices, if the plan has no group; null if there is
     none or it was not searched."""
-    without_groups: OtherPlan | None
+    without_groups: OtherPlan | None = None
     """The best plan without groups, if the plan has one; null if there is none or it was not
     searched."""
     rejections: tuple[RejectedUnit, ...]

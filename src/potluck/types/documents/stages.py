@@ -14,14 +14,19 @@ from potluck.types.placement import Basis
 Tokens = Annotated[int, msgspec.Meta(ge=2)]
 
 
-class StagePlace(Document, frozen=True, kw_only=True):
-    """A stage and its unit."""
+class LayerRange(Document, frozen=True, kw_only=True):
+    """The decoder layers that a unit of a node has."""
 
-    node_id: NodeIdText
     unit_id: UnitId
     start_layer: Count
     end_layer: Count
     """Exclusive."""
+
+
+class StagePlace(LayerRange, frozen=True, kw_only=True):
+    """A stage and its unit."""
+
+    node_id: NodeIdText
 
 
 class GroupedPlace(StagePlace, frozen=True, kw_only=True):

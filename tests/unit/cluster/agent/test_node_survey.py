@@ -23,14 +23,22 @@ REPORT = node_report(NODE)
 CHECK = ModelCheck(fingerprint=ModelFingerprint(digest="d"))
 
 
-@pytest.mark.parametrize("seconds", [0.0, 60.0])
-def test_a_check_that_takes_long_holds_up_no_survey(
-    monkeypatch: pytest.MonkeyPatch, seconds: float
+@pytest.mark.parametrize(
+    ("seconds", "error", "expected"),
+    [(0.0, None, CHECK), (60.0, None, None), (0.0, RuntimeError("a defect"), None)],
+)
+def test_a_check_that_takes_long_or_fails_holds_up_no_survey(
+    monkeypatch: pytest.MonkeyPatch,
+    seconds: float,
+    error: Exception | None,
+    expected: ModelCheck | None,
 ) -> None:
     async def run() -> NodeSurvey:
         async def check(request: CheckModel) -> ModelCheck:
             assert request.model == "m"
             await asyncio.sleep(seconds)
+            if error is not None:
+                raise error
             return CHECK
 
         async def links(*, may_wait: bool) -> tuple[LinkSpeed, ...]:
@@ -53,7 +61,7 @@ def test_a_check_that_takes_long_holds_up_no_survey(
     survey = run_in_virtual_time(run())
     assert survey.report == REPORT
     assert survey.speeds.node_id == NODE
-    assert survey.check == (None if seconds else CHECK)
+    assert survey.check == expected
 
 
 def test_concurrent_checks_of_a_model_share_one_answer(monkeypatch: pytest.MonkeyPatch) -> None:
