@@ -66,6 +66,20 @@ class Demand:
             for chunk in range(first, end):
                 yield file, chunk
 
+    def take_over(self, other: Demand) -> None:
+        """Include what is here for a demand that this one replaces, and do not count it again."""
+        for file, others in other._wanted.items():
+            wanted = self._wanted.get(file)
+            if wanted is None:
+                continue
+            for chunk, state in enumerate(others):
+                if state == 2 and wanted[chunk] == 1 and file.holds(chunk):
+                    wanted[chunk] = 2
+                    self.total_bytes -= file.content.chunk_bytes(chunk)
+        self.total_bytes += other.done_bytes
+        self.done_bytes += other.done_bytes
+        self.by_label += other.by_label
+
     def count(self, file: SharedFile, chunk: int, label: str) -> None:
         """Count a chunk that is here, once."""
         wanted = self._wanted.get(file)

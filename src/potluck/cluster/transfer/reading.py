@@ -91,11 +91,13 @@ class Reading:
                         runs.append((file, first, last))
             demand = Demand(job, runs, keeps=keeps)
             old = reader.demands.pop(job, None)
+            if old is not None:
+                demand.take_over(old)
             reader.demands[job] = demand
             self._jobs.add(job)
             self._fetch_order.begin(demand)
             if old is not None:
-                old.by_label.clear()  # what arrived for it counts as present before
+                old.by_label.clear()  # the new one has taken it over
                 self._fetch_order.close(old)
             self._changes.wake()
 

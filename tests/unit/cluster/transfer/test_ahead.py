@@ -56,6 +56,26 @@ def test_a_reader_counts_what_was_fetched_ahead_for_its_source(tmp_path: Path) -
         eventually(lambda: node.progress().bytes_by_source == from_disk)
 
 
+def test_a_reader_that_wants_other_chunks_has_those_that_it_got(tmp_path: Path) -> None:
+    with nodes(tmp_path, 2) as [owner, node]:
+        owner.give("model.gguf", DATA)
+        node.set_sources(MANIFEST, [from_peer(CONTENT, owner)], [owner])
+        client = node.client()
+        seen = []
+        for first, end, num_chunks in ((0, 2, 2), (1, 4, 4), (5, 6, 5)):
+            client.want(JOB, {CONTENT: [(first * CHUNK_BYTES, end * CHUNK_BYTES)]}, keep=True)
+            expected = num_chunks * CHUNK_BYTES
+
+            def is_done(num_bytes: int = expected) -> bool:
+                return node.progress().done_bytes == num_bytes
+
+            eventually(is_done)
+            seen.append((node.progress().total_bytes, node.progress().bytes_by_source))
+        assert seen == [
+            (number * CHUNK_BYTES, {owner.node_id: number * CHUNK_BYTES}) for number in (2, 4, 5)
+        ]
+
+
 def test_a_peer_gets_what_is_fetched_ahead(tmp_path: Path) -> None:
     with nodes(tmp_path, 3) as [owner, node, other]:
         owner.give("model.gguf", DATA)
